@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export LITELLM_LOCAL_MODEL_COST_MAP := True
 
-.PHONY: demo test test-clients check lint chaos clean
+.PHONY: demo docs fmt quick tutorials test test-min test-new test-clients check lint chaos clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -30,12 +30,41 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	$(BIN)/assay models pull smollm2-135m
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/clients --durations=15 --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/clients --durations=15 --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+# The tests of `make test` with the lowest and with the highest versions that the ranges in pyproject.toml allow, each in
+# a virtual environment of its own. constraints.txt does not apply.
+test-min: RESOLUTION := lowest-direct
+test-new: RESOLUTION := highest
+test-min test-new: test-%:
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --upgrade pip uv
+	VIRTUAL_ENV=$(abspath .venv-$*) .venv-$*/bin/uv pip install --quiet --resolution $(RESOLUTION) --upgrade \
+		--index-strategy unsafe-best-match --editable '.[dev]'
+	.venv-$*/bin/assay models pull smollm2-135m
+	OMP_NUM_THREADS=1 .venv-$*/bin/python -m pytest --ignore tests/clients --durations=15 --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Agents on real client libraries, against a scripted model alone and through the gateway: installs the libraries, ends with a table.
 test-clients: $(VENV)/.dev
 	$(BIN)/assay models pull smollm2-135m
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/clients --durations=15 --numprocesses 2 --dist worksteal
+
+# The documentation as a site in site/: pages of docs/ and a reference that is generated from the code. A broken link is an error.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Tutorials that compile and train with the embedded model (about a quarter of an hour on two cores).
+tutorials: $(VENV)/.dev
+	$(BIN)/assay models pull smollm2-135m
+	ASSAY_TUTORIALS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_docs.py -k slow_tutorials
+
+fmt: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Tests without a language model, a database server or clients of other libraries.
+quick: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/clients -m "not model and not slow and not postgres" --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -49,7 +78,7 @@ chaos: $(VENV)/.dev
 	$(BIN)/python benchmarks/chaos_gateway.py --store sqlite
 	$(BIN)/python benchmarks/chaos_gateway.py --store postgresql
 
-check: lint test test-clients
+check: lint docs test test-clients
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) .venv-min .venv-new build dist *.egg-info

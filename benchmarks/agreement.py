@@ -15,7 +15,7 @@ from scipy import stats
 from sklearn.metrics import accuracy_score, cohen_kappa_score
 
 from assay.judges import Item, Rating
-from assay.judges.agreement import Answers, _Table, agreement
+from assay.judges.quality.agreement import Answers, _Table, agreement
 from assay.rubrics import JudgeSpec
 
 parser = argparse.ArgumentParser()
@@ -36,7 +36,9 @@ one: dict[str, Callable[[Any, Any], float]] = {
     "kappa": cohen_kappa_score,
     "weighted_kappa": lambda a, b: cohen_kappa_score(a, b, weights="quadratic"),
     "spearman": lambda a, b: stats.spearmanr(a, b).statistic,
-    "alpha": lambda a, b: krippendorff.alpha(reliability_data=np.stack([a, b]).astype(float), level_of_measurement="ordinal"),
+    "alpha": lambda a, b: krippendorff.alpha(
+        reliability_data=np.stack([a, b]).astype(float), level_of_measurement="ordinal"
+    ),
 }
 
 
@@ -44,7 +46,10 @@ def libraries() -> dict[str, float]:
     """Each measure as its library computes it from lists of labels; those that need numbers are given them."""
     steps = {label: at for at, label in enumerate(spec.scale)}
     numbers = [[steps[label] for label in column] for column in (people, judge)]
-    return {name: float(measure(*((people, judge) if name in ("accuracy", "kappa") else numbers))) for name, measure in one.items()}
+    return {
+        name: float(measure(*((people, judge) if name in ("accuracy", "kappa") else numbers)))
+        for name, measure in one.items()
+    }
 
 
 def clocked(run: Callable[[], Any]) -> tuple[float, Any]:
@@ -66,7 +71,11 @@ for name in one:
     draws = rng.integers(0, arguments.rows, (arguments.resamples, arguments.rows))
     ours[name] = clocked(lambda name=name, draws=draws: table.resampled(name, draws))[0]
     few = draws[: max(1, arguments.resamples // 10)]
-    theirs[name] = clocked(lambda name=name, few=few: [one[name](truth[rows], said[rows]) for rows in few])[0] / len(few) * len(draws)
+    theirs[name] = (
+        clocked(lambda name=name, few=few: [one[name](truth[rows], said[rows]) for rows in few])[0]
+        / len(few)
+        * len(draws)
+    )
 print(
     json.dumps(
         {

@@ -74,18 +74,38 @@ parser.add_argument("--max-search-calls", type=int, default=200)
 parser.add_argument("--threshold", type=float, default=0.65, help="score from which a run is a success to learn from")
 arguments = parser.parse_args()
 
-unseen = Rubric("lexicon", [Criterion(name="lexicon", check=lexicon), Criterion(name="positive", weight=1e-6, check=positive)])
+unseen = Rubric(
+    "lexicon", [Criterion(name="lexicon", check=lexicon), Criterion(name="positive", weight=1e-6, check=positive)]
+)
 with tempfile.TemporaryDirectory() as name:
     folder = Path(name)
-    common: dict[str, Any] = {"model": arguments.model, "store": folder / ".assay" / "a.db", "progress": Lines(), "seed": arguments.seed}
+    common: dict[str, Any] = {
+        "model": arguments.model,
+        "store": folder / ".assay" / "a.db",
+        "progress": Lines(),
+        "seed": arguments.seed,
+    }
     labels = folder / "labels.jsonl"
     write_labels(labels, ratings(arguments.ratings, "tweets"), 200, arguments.seed)
     judged = assay.compile_judge(QUESTION, labels=str(labels), scale=SCALE, optimizer="calibrate", **common)
     (folder / "topics.jsonl").write_text("\n".join(json.dumps({"topic": topic}) for topic in TOPICS))
-    found: dict[str, Any] = {"judge": {key: judged.to_dict()["test"][key]["accuracy"] for key in ("baseline", "compiled")}}
-    for kind, spec in (("compiled", JudgeSpec(use=str(judged.artifact))), ("uncompiled", JudgeSpec(text=QUESTION, scale=tuple(SCALE)))):
-        criteria = [Criterion(name="mood", weight=3, judge=spec), Criterion(name="on_topic", check=on_topic), Criterion(name="short", check=short)]
-        settings: dict[str, Any] = {"data": str(folder / "topics.jsonl"), "sizes": {"train": 30, "val": 20, "gate": 20, "test": 30}, **common}
+    found: dict[str, Any] = {
+        "judge": {key: judged.to_dict()["test"][key]["accuracy"] for key in ("baseline", "compiled")}
+    }
+    for kind, spec in (
+        ("compiled", JudgeSpec(use=str(judged.artifact))),
+        ("uncompiled", JudgeSpec(text=QUESTION, scale=tuple(SCALE))),
+    ):
+        criteria = [
+            Criterion(name="mood", weight=3, judge=spec),
+            Criterion(name="on_topic", check=on_topic),
+            Criterion(name="short", check=short),
+        ]
+        settings: dict[str, Any] = {
+            "data": str(folder / "topics.jsonl"),
+            "sizes": {"train": 30, "val": 20, "gate": 20, "test": 30},
+            **common,
+        }
         report = assay.compile(
             Writer(),
             rubric=Rubric("message", criteria),
@@ -95,7 +115,12 @@ with tempfile.TemporaryDirectory() as name:
             **settings,
         )
         data = report.to_dict()
-        entry = {"winner": data["winner"], "replaces": data["replaces"], "search_calls": data["search_calls"], "test": data["test"]}
+        entry = {
+            "winner": data["winner"],
+            "replaces": data["replaces"],
+            "search_calls": data["search_calls"],
+            "test": data["test"],
+        }
         for side, program in (("baseline", Writer()), ("compiled", report.program)):
             measured = assay.evaluate(program, rubric=unseen, split="test", **settings).to_dict()["result"]
             entry[f"unseen_{side}"] = {**measured["criteria"], "interval": measured["interval"]}

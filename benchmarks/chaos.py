@@ -12,10 +12,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-import assay.api
-import assay.exporting
-import assay.improving
-import assay.tuning  # noqa: F401 - all of it loaded once, before the attempts are forked
+import assay.api.collect
+import assay.api.compile
+import assay.api.export
+import assay.api.improve.run
+import assay.api.tune  # noqa: F401 - all of it loaded once, before the attempts are forked
 from assay.testing.chaos import JOBS, TRAININGS, chaos, differences, serving
 
 
@@ -31,7 +32,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch, serving(Path(scratch) / "log") as server:
         for job in arguments.jobs:
             if job in TRAININGS:
-                importlib.import_module("assay.training")
+                importlib.import_module("assay.api.train")
                 from trl import GRPOTrainer, SFTTrainer  # noqa: F401
             most = arguments.training_kills if job in TRAININGS else arguments.kills
             whole = chaos(job, Path(scratch) / job / "whole", server)
@@ -40,11 +41,32 @@ def main() -> int:
                 wanted, folder = min(arguments.each, most - kills), Path(scratch) / job / str(number)
                 killed = chaos(job, folder, server, kills=wanted, within_s=whole.seconds, seed=arguments.seed + number)
                 found = differences(whole, killed)
-                kills, repeated, number, wrong = kills + killed.kills, repeated + killed.spent["repeated"], number + 1, wrong + bool(found)
+                kills, repeated, number, wrong = (
+                    kills + killed.kills,
+                    repeated + killed.spent["repeated"],
+                    number + 1,
+                    wrong + bool(found),
+                )
                 told = "; ".join(found)[:2000] or "as unkilled"
-                print(f"{job}: {killed.kills} kills, {killed.requests - whole.requests} requests more, {told}", flush=True)
-            rows.append((job, kills, number, wrong, repeated, whole.spent["calls"], len(whole.rollouts), len(whole.rows), whole.seconds))
-    print("\n| job | kills | runs | runs that differ | calls sent again | calls | rollouts | rows exported | seconds unkilled |")
+                print(
+                    f"{job}: {killed.kills} kills, {killed.requests - whole.requests} requests more, {told}", flush=True
+                )
+            rows.append(
+                (
+                    job,
+                    kills,
+                    number,
+                    wrong,
+                    repeated,
+                    whole.spent["calls"],
+                    len(whole.rollouts),
+                    len(whole.rows),
+                    whole.seconds,
+                )
+            )
+    print(
+        "\n| job | kills | runs | runs that differ | calls sent again | calls | rollouts | rows exported | seconds unkilled |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         print(f"| {' | '.join(str(value) for value in row[:-1])} | {row[-1]:.1f} |")

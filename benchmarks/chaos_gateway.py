@@ -57,7 +57,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch, Progress(console=Console(stderr=True)) as progress:
         os.chmod(scratch, 0o755)  # PostgreSQL runs as another user where this one is root
         task = progress.add_task("calls", total=arguments.calls)
-        report = chaos(settings, arguments.folder or Path(scratch) / "run", lambda done: progress.update(task, completed=done))
+        report = chaos(
+            settings, arguments.folder or Path(scratch) / "run", lambda done: progress.update(task, completed=done)
+        )
     if arguments.json:
         print(json.dumps(report, indent=2))
     else:

@@ -7,10 +7,10 @@ import tempfile
 import time
 
 import assay
-from assay.optimizers import Progress
+from assay.evaluation import SilentProgress
 
 
-class Lines(Progress):
+class Lines(SilentProgress):
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 

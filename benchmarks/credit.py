@@ -26,10 +26,10 @@ from scipy import stats
 
 import assay
 from assay.cli.shared import Console
-from assay.optimizers.weights import SFTConfig, train_sft
+from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.programs import Agent
 from assay.testing.fakes import scripted_lm
-from assay.traces.gates import Gates
+from assay.traces.export.gates import Gates
 
 MODEL = "embedded/smollm2-135m"
 DECISIONS = {
@@ -38,8 +38,34 @@ DECISIONS = {
     "length": ("short", "medium", "long"),
     "closing": ("Thanks", "Yours", "Regards"),
 }
-TOPICS = ("a late parcel", "a wrong invoice", "a broken lamp", "a new sofa", "an order of shirts", "a lost camera", "a returned coat", "a refund")
-PEOPLE = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Karla", "Leo", "Mia", "Nils", "Olga", "Paul")
+TOPICS = (
+    "a late parcel",
+    "a wrong invoice",
+    "a broken lamp",
+    "a new sofa",
+    "an order of shirts",
+    "a lost camera",
+    "a returned coat",
+    "a refund",
+)
+PEOPLE = (
+    "Anna",
+    "Ben",
+    "Clara",
+    "David",
+    "Emma",
+    "Felix",
+    "Greta",
+    "Hugo",
+    "Ida",
+    "Jonas",
+    "Karla",
+    "Leo",
+    "Mia",
+    "Nils",
+    "Olga",
+    "Paul",
+)
 RUBRIC = """name: style
 criteria:
   - {name: right, weight: 1, check: "credit.py:right"}
@@ -94,7 +120,9 @@ def prepared(seed: int, count: int, folder: Path) -> str:
     assay.collect(f"{__file__}:Letter", rubric=str(folder / "rubric.yaml"), data=str(folder / "any.jsonl"), lm=scripted_lm(answer), n=1,
                   sizes={"train": count}, store=folder / "any.db")  # fmt: skip
     assay.export("sft", folder / "rows", store=folder / "any.db", gates=Gates(min_clean=0))
-    told = train_sft(folder / "rows", "warm", SFTConfig(model=MODEL, epochs=1, held_out=0.0, seed=seed), progress=Console())
+    told = train_sft(
+        folder / "rows", "warm", SFTSettings(model=MODEL, epochs=1, eval_fraction=0.0, seed=seed), progress=Console()
+    )
     return str(told.name)
 
 
@@ -108,7 +136,8 @@ def one(scheme: str, seed: int, model: str, arguments: argparse.Namespace, folde
     }
     report = assay.train(
         f"{__file__}:Letter", rubric=str(folder / "rubric.yaml"), data=str(folder / "letters.jsonl"), name=scheme.replace("_", "-"), model=model,
-        returns=scheme, seed=seed, tasks=2, beta=0.0, outcome_weight=0.0, max_completion=12, evaluate_every=0, store=folder / f"{scheme}.db",
+        returns=scheme, seed=seed, prompts_per_step=2, beta=0.0, outcome_weight=0.0, max_completion=12,
+        evaluate_every=0, store=folder / f"{scheme}.db",
         progress=Console(), **given,
     )  # fmt: skip
     seconds, scores = time.perf_counter() - clock, list(report.curves["score"].values())
@@ -147,7 +176,8 @@ def main() -> None:
                 print(json.dumps(found[scheme][-1]), flush=True)
     told = {
         f"{scheme} against episode": {
-            name: compared([of(one) for one in found["episode"]], [of(one) for one in runs]) for name, of in MEASURES.items()
+            name: compared([of(one) for one in found["episode"]], [of(one) for one in runs])
+            for name, of in MEASURES.items()
         }
         for scheme, runs in found.items()
         if scheme != "episode" and "episode" in found and len(runs) > 1

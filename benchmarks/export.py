@@ -17,8 +17,8 @@ from typing import Any
 
 EXPORT = """
 import json, resource, sys, time
-from assay.exporting import export
-from assay.traces.gates import Gates
+from assay.api.export import export
+from assay.traces.export.gates import Gates
 clock = time.perf_counter()
 report = export("transitions", sys.argv[2], store=sys.argv[1], privacy=sys.argv[3], gates=Gates(min_clean=0))
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
@@ -29,7 +29,10 @@ print(json.dumps({"seconds": time.perf_counter() - clock, "rows": report.rows, "
 def filled(path: Path, rows: int) -> None:
     from assay.traces import Rollout, Store, Transition
 
-    text = "lorem ipsum dolor sit amet, consetetur sadipscing elitr, sed diam nonumy eirmod tempor invidunt ut labore " * 14
+    text = (
+        "lorem ipsum dolor sit amet, consetetur sadipscing elitr, sed diam nonumy eirmod tempor invidunt ut labore "
+        * 14
+    )
     with Store(path) as store:
         rollout = Rollout()
         for at in range(rows):
@@ -41,7 +44,9 @@ def filled(path: Path, rows: int) -> None:
                 )  # fmt: skip
                 store.put_rollout(rollout)
             body = {"model": "m", "messages": [{"role": "user", "content": f"question {at}: {text}"}]}
-            answer = {"choices": [{"message": {"role": "assistant", "content": f"answer {at}"}, "finish_reason": "stop"}]}
+            answer = {
+                "choices": [{"message": {"role": "assistant", "content": f"answer {at}"}, "finish_reason": "stop"}]
+            }
             store.put_transition(
                 rollout.id,
                 Transition(

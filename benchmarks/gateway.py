@@ -37,9 +37,31 @@ def started(command: list[str], **options: Any) -> tuple[subprocess.Popen[str], 
 
 
 def servers(folder: Path, *, chunks: int = 8, delay_ms: float = 0) -> tuple[list[subprocess.Popen[str]], str, str]:
-    command = [sys.executable, "-m", "assay.testing.upstream", "--log", str(folder / "upstream.log"), "--chunks", str(chunks)]
+    command = [
+        sys.executable,
+        "-m",
+        "assay.testing.upstream",
+        "--log",
+        str(folder / "upstream.log"),
+        "--chunks",
+        str(chunks),
+    ]
     upstream, behind = started([*command, "--delay-ms", str(delay_ms)])
-    command = [sys.executable, "-m", "assay", "serve", "--model", "echo", "--upstream", behind, "--key", KEY, "--port", "0", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "assay",
+        "serve",
+        "--model",
+        "echo",
+        "--upstream",
+        behind,
+        "--key",
+        KEY,
+        "--port",
+        "0",
+        "--json",
+    ]
     gateway, url = started([*command, "--store", str(folder / "a.db")])
     return [upstream, gateway], behind, url
 
@@ -97,39 +119,69 @@ def conversation(turns: int, name: str = "") -> list[dict[str, Any]]:
     """A conversation of an agent with one tool; no two of one name are alike."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"{name} " + "word " * 200}]
     for turn in range(turns):
-        call = {"id": f"c{name}_{turn}", "type": "function", "function": {"name": "calculator", "arguments": json.dumps({"expression": f"6*{turn}"})}}
+        call = {
+            "id": f"c{name}_{turn}",
+            "type": "function",
+            "function": {"name": "calculator", "arguments": json.dumps({"expression": f"6*{turn}"})},
+        }
         messages += [{"role": "assistant", "content": None, "tool_calls": [call]}]
         messages += [{"role": "tool", "tool_call_id": f"c{name}_{turn}", "content": "result " * 50}]
     return messages
 
 
-async def ratios(direct: str, through: str, gateway: subprocess.Popen[str], *, streams: int, rounds: int) -> dict[str, Any]:
-    """Pairs of direct and through the gateway: of a call whose conversation has 1 and 60 turns, and of the first token where many stream at once."""
+async def ratios(
+    direct: str, through: str, gateway: subprocess.Popen[str], *, streams: int, rounds: int
+) -> dict[str, Any]:
+    """The same call directly, through a proxy that only passes on, and through the gateway: of a call whose conversation has 1 and 60 turns, new
+    to the gateway or grown turn by turn, and of the first token where many stream at once."""
     found: dict[str, Any] = {}
+    bare, passing = started([sys.executable, str(Path(__file__).with_name("pass_through.py")), direct])
+    urls = {"": through, "pass_through_": passing}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=OWNER) as session:
+
+        async def added(messages: list[dict[str, Any]]) -> dict[str, float]:
+            body = {"messages": messages, "stream": False}
+            alone = (await timed(session, direct, body))[1]
+            return {name: 1000 * ((await timed(session, url, body))[1] - alone) for name, url in urls.items()}
+
         for turns in (1, 60):
-            added, used = list[float](), 0.0
-            for number in range(20 * rounds):
-                body = {"messages": conversation(turns, str(number)), "stream": False}
-                alone = (await timed(session, direct, body))[1]
-                before = cpu_ms(gateway)
-                added.append(1000 * ((await timed(session, through, body))[1] - alone))
-                used += cpu_ms(gateway) - before
-            found[f"turns_{turns}_added_ms"] = median_of(added)
-            found[f"turns_{turns}_cpu_ms"] = round(used / len(added), 2)
-        ratio, first, used = list[float](), list[float](), 0.0
-        for _ in range(2 * rounds):
-            times = {}
-            for url in (direct, through):
-                before = cpu_ms(gateway)
-                calls = [timed(session, url, {**BODY, "stream": True}) for _ in range(streams)]
-                times[url] = 1000 * statistics.median(pair[0] for pair in await asyncio.gather(*calls))
-                used += cpu_ms(gateway) - before
-            ratio.append(times[through] / times[direct])
-            first.append(times[direct])
-        found[f"first_token_of_{streams}_ratio"] = median_of(ratio)
-        found[f"first_token_of_{streams}_direct_ms"] = median_of(first, 1)
-        found[f"first_token_of_{streams}_cpu_ms"] = round(used / streams / len(ratio), 2)
+            before = cpu_ms(gateway)
+            seen = [await added(conversation(turns, str(number))) for number in range(20 * rounds)]
+            found |= {f"turns_{turns}_{name}added_ms": median_of([one[name] for one in seen]) for name in urls}
+            found[f"turns_{turns}_cpu_ms"] = round((cpu_ms(gateway) - before) / len(seen), 2)
+        grown = [
+            [await added(conversation(turns, f"grown {number}")) for turns in range(1, 61)] for number in range(rounds)
+        ]
+        for part, at in (("1_to_10", slice(0, 10)), ("51_to_60", slice(50, 60))):
+            found |= {
+                f"grown_{part}_{name}added_ms": median_of([one[name] for calls in grown for one in calls[at]])
+                for name in urls
+            }
+        found |= await first_tokens(session, direct, urls, gateway, streams=streams, rounds=rounds)
+    stop([bare])
+    return found
+
+
+async def first_tokens(
+    session: aiohttp.ClientSession, direct: str, urls: dict[str, str], gateway: subprocess.Popen[str], *, streams: int, rounds: int
+) -> dict[str, Any]:  # fmt: skip
+    """The median time to the first token of many streams that begin at once, as a ratio to the same without a proxy."""
+    ratio: dict[str, list[float]] = {name: [] for name in urls}
+    first, used = list[float](), 0.0
+    for _ in range(2 * rounds):
+        times, before = dict[str, float](), cpu_ms(gateway)
+        for url in (direct, *urls.values()):
+            calls = [timed(session, url, {**BODY, "stream": True}) for _ in range(streams)]
+            times[url] = 1000 * statistics.median(pair[0] for pair in await asyncio.gather(*calls))
+        used += cpu_ms(gateway) - before
+        first.append(times[direct])
+        for name, url in urls.items():
+            ratio[name].append(times[url] / times[direct])
+    found: dict[str, Any] = {
+        f"first_token_of_{streams}_{name}ratio": median_of(values) for name, values in ratio.items()
+    }
+    found[f"first_token_of_{streams}_direct_ms"] = median_of(first, 1)
+    found[f"first_token_of_{streams}_cpu_ms"] = round(used / streams / len(first), 2)
     return found
 
 
@@ -137,16 +189,26 @@ async def open_at_once(through: str, gateway: subprocess.Popen[str], clients: in
     """Memory of the gateway while many streams are open, from one that pauses in the middle of each, and after them."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=OWNER) as session:
         clock = time.perf_counter()
-        calls = [timed(session, through, {"messages": conversation(20, str(number)), "stream": True}) for number in range(clients)]
+        calls = [
+            timed(session, through, {"messages": conversation(20, str(number)), "stream": True})
+            for number in range(clients)
+        ]
         whole = len(await asyncio.gather(*calls))
-    return {"streams": clients, "whole_answers": whole, "seconds": round(time.perf_counter() - clock, 1), "peak_mb": peak_mb(gateway)}
+    return {
+        "streams": clients,
+        "whole_answers": whole,
+        "seconds": round(time.perf_counter() - clock, 1),
+        "peak_mb": peak_mb(gateway),
+    }
 
 
 async def many(url: str, clients: int) -> dict[str, Any]:
     async def one(number: int) -> bool:
         said = f"client {number} says this"
         text = ""
-        async with session.post(f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": said}], "stream": True}) as answer:
+        async with session.post(
+            f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": said}], "stream": True}
+        ) as answer:
             async for line in answer.content:
                 if line.startswith(b"data: {"):
                     text += (json.loads(line[6:])["choices"][0]["delta"].get("content")) or ""
@@ -175,7 +237,9 @@ async def loaded(url: str, calls: int, gateway: subprocess.Popen[str]) -> float:
         nonlocal done, killed
         while not killed and done < calls:
             try:
-                async with session.post(f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": f"call {done}"}]}) as answer:
+                async with session.post(
+                    f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": f"call {done}"}]}
+                ) as answer:
                     await answer.read()
             except aiohttp.ClientError:
                 return
@@ -204,7 +268,9 @@ def main() -> None:
         if "added" in only:
             found["added"] = asyncio.run(overhead(direct, through, arguments.calls))
         if "ratios" in only:
-            found["ratios"] = asyncio.run(ratios(direct, through, processes[1], streams=arguments.streams, rounds=arguments.rounds))
+            found["ratios"] = asyncio.run(
+                ratios(direct, through, processes[1], streams=arguments.streams, rounds=arguments.rounds)
+            )
         if "at_once" in only:
             found["at_once"] = asyncio.run(many(through, arguments.clients))
         stop(processes)

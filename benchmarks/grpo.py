@@ -23,14 +23,14 @@ import dspy
 
 import assay
 from assay.datasets import Task
+from assay.evaluation import RecordedProgram, Session
 from assay.models import Meter, with_recording
-from assay.optimizers import Session, Student
-from assay.optimizers.weights.base import lean_head, load_policy, lora_of, quiet
-from assay.optimizers.weights.config import PolicyConfig
-from assay.optimizers.weights.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
-from assay.optimizers.weights.making import make_trainer
-from assay.optimizers.weights.online import Rollouts
-from assay.optimizers.weights.validation import Bench
+from assay.optimizers.finetuning.base import lean_head, load_policy, lora_of, quiet
+from assay.optimizers.finetuning.comparison import EvalTask
+from assay.optimizers.finetuning.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
+from assay.optimizers.finetuning.online import Rollouts
+from assay.optimizers.finetuning.settings import PolicySettings
+from assay.optimizers.finetuning.trl_settings import make_trainer
 from assay.programs.adapters import make_adapter
 from assay.traces import Recorder, Store
 
@@ -52,7 +52,7 @@ def vowels_of(task: Any, prediction: dict[str, Any], rollout: Any) -> float:
     return vowels(str(prediction["answer"]))
 
 
-def ours(config: PolicyConfig, engine: PolicyEngine, folder: Path, prepare: Callable[[Any], None]) -> list[float]:
+def ours(config: PolicySettings, engine: PolicyEngine, folder: Path, prepare: Callable[[Any], None]) -> list[float]:
     """Seconds of each step of our trainer, with recording into a store as in `assay train`."""
     with Store(folder / "a.db") as store:
         recorder, meter = Recorder(store, run_id="r"), Meter()
@@ -60,8 +60,13 @@ def ours(config: PolicyConfig, engine: PolicyEngine, folder: Path, prepare: Call
         lm = with_recording(engine.lm, meter=meter, observers=[recorder.observe])
         session = Session(lm=lm, rubric=rubric, recorder=recorder, meter=meter, program_name="one")
         tasks = [Task(id=str(at), inputs={"question": question}) for at, question in enumerate(QUESTIONS)]
-        session.know(tasks, "train")
-        source = Rollouts(Bench("one", Student(dspy.Predict(Answer), session, adapter="lean"), session, [], []), tasks, config, engine)
+        session.register(tasks, "train")
+        source = Rollouts(
+            EvalTask("one", RecordedProgram(dspy.Predict(Answer), session, adapter="lean"), session, [], []),
+            tasks,
+            config,
+            engine,
+        )
         engine.work_in(folder / "policy")
         policy = load_policy(config.model)
         with quiet(), lean_head():
@@ -73,7 +78,7 @@ def ours(config: PolicyConfig, engine: PolicyEngine, folder: Path, prepare: Call
     return [line["step_time"] for line in trainer.state.log_history if "step_time" in line]
 
 
-def stock(config: PolicyConfig, folder: Path, prepare: Callable[[Any], None], *, lean: bool) -> list[float]:
+def stock(config: PolicySettings, folder: Path, prepare: Callable[[Any], None], *, lean: bool) -> list[float]:
     """The same of TRL's own trainer, with the arguments that ours has."""
     from datasets import Dataset
     from trl import GRPOTrainer
@@ -86,7 +91,7 @@ def stock(config: PolicyConfig, folder: Path, prepare: Callable[[Any], None], *,
         policy = load_policy(config.model)  # the other one has its adapter already
         trainer = GRPOTrainer(
             model=policy.model, args=like.args, train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
-            processing_class=policy.tokenizer, peft_config=lora_of(config.rank), reward_funcs=_reward,
+            processing_class=policy.tokenizer, peft_config=lora_of(config.lora_r), reward_funcs=_reward,
         )  # fmt: skip
         prepare(trainer)
         trainer.train()
@@ -132,19 +137,24 @@ def main() -> None:
             policy, model = load_policy("embedded/smollm2-135m"), f"{scratch}/model"
             policy.model.save_pretrained(model)
             policy.tokenizer.save_pretrained(model)
-        config = PolicyConfig(
-            model=model, steps=arguments.steps, tasks=arguments.tasks, num_generations=arguments.group, beta=0.0, max_completion=arguments.tokens,
+        config = PolicySettings(
+            model=model, steps=arguments.steps, prompts_per_step=arguments.tasks, num_generations=arguments.group,
+            beta=0.0, max_completion=arguments.tokens,
             save_every=10_000, vllm=arguments.vllm,
         )  # fmt: skip
         arms: dict[str, Callable[[Path], list[float]]] = {
             "stock": lambda folder: stock(config, folder, prepare, lean=False),
             "stock, lean head": lambda folder: stock(config, folder, prepare, lean=True),
-            "assay": lambda folder: ours(config, TrainerPolicy(model, max_completion=arguments.tokens), folder, prepare),
+            "assay": lambda folder: ours(
+                config, TrainerPolicy(model, max_completion=arguments.tokens), folder, prepare
+            ),
         }
         if arguments.model is None:
-            like = PolicyConfig(**{**vars(config), "model": "embedded/smollm2-135m"})
+            like = PolicySettings(**{**vars(config), "model": "embedded/smollm2-135m"})
             engine = {"temperature": 1.0, "max_completion": arguments.tokens, "seed": 0}
-            arms["assay, llama.cpp"] = lambda folder: ours(like, LlamaPolicy("embedded/smollm2-135m", **engine), folder, lambda _: None)
+            arms["assay, llama.cpp"] = lambda folder: ours(
+                like, LlamaPolicy("embedded/smollm2-135m", **engine), folder, lambda _: None
+            )
         for turn in range(arguments.rounds):
             for name in list(arms)[:: 1 if turn % 2 == 0 else -1]:
                 with tempfile.TemporaryDirectory(dir=scratch) as folder:

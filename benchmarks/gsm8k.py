@@ -22,13 +22,13 @@ import dspy
 
 import assay
 from assay.cli.shared import Console
-from assay.models.adapters import adapter_home
-from assay.optimizers import paired_gain
-from assay.optimizers.weights import SFTConfig, train_sft
-from assay.optimizers.weights.validation import compared
+from assay.evaluation import paired_gain
+from assay.models.lora.adapters import adapter_home
+from assay.optimizers.finetuning import SFTSettings, train_sft
+from assay.optimizers.finetuning.comparison import compared
 from assay.programs.agent import WRITTEN_DECISIONS
 from assay.testing.fakes import scripted_lm
-from assay.traces.gates import Gates
+from assay.traces.export.gates import Gates
 
 MARK = re.compile(r"<<([^<>=]+)=[^<>]*>>")
 STEPS = 6  # of the agent: four calculations at most, and the answer
@@ -39,7 +39,10 @@ def problems(source: str) -> dict[str, tuple[list[str], str]]:
     found = {}
     for line in Path(source).read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        found[row["question"]] = (MARK.findall(row["answer"]), row["answer"].rpartition("####")[2].strip().replace(",", ""))
+        found[row["question"]] = (
+            MARK.findall(row["answer"]),
+            row["answer"].rpartition("####")[2].strip().replace(",", ""),
+        )
     return found
 
 
@@ -75,7 +78,11 @@ def main() -> None:
     known = problems(arguments.file)
     short = {question: told for question, told in known.items() if 0 < len(told[0]) < STEPS - 1}
     data = folder / "problems.jsonl"
-    data.write_text("".join(json.dumps({"inputs": {"question": q}, "expected": {"answer": a}}) + "\n" for q, (_, a) in short.items()))
+    data.write_text(
+        "".join(
+            json.dumps({"inputs": {"question": q}, "expected": {"answer": a}}) + "\n" for q, (_, a) in short.items()
+        )
+    )
     job: dict[str, Any] = {"rubric": "math_qa", "data": str(data), "seed": arguments.seed, "progress": Console()}
     given, store = {"max_steps": STEPS, "reasoning_depth": 1, "temperature": 0.1}, folder / "a.db"
 
@@ -87,19 +94,26 @@ def main() -> None:
         seconds["compile"] = time.perf_counter() - clock
     if not (folder / "rows").exists():
         with dspy.context(**{WRITTEN_DECISIONS: True}):
-            assay.collect("math_qa", **job, lm=scripted_lm(perfect(known)), adapter="lean", n=1, sizes={"train": arguments.problems},
+            assay.collect("math_qa", **job, lm=scripted_lm(perfect(known)), prompt_format="lean", n=1, sizes={"train": arguments.problems},
                           parameters=given, store=store)  # fmt: skip
-        assay.export("sft", folder / "rows", store=store, gates=Gates(min_clean=0))  # one rollout a task: no balance to ask for
+        assay.export(
+            "sft", folder / "rows", store=store, gates=Gates(min_clean=0)
+        )  # one rollout a task: no balance to ask for
     clock = time.perf_counter()
     if not (adapter_home() / "gsm8k").is_dir():
-        train_sft(folder / "rows", "gsm8k", SFTConfig(model=arguments.model, epochs=arguments.epochs, seed=arguments.seed), progress=Console())
+        train_sft(
+            folder / "rows",
+            "gsm8k",
+            SFTSettings(model=arguments.model, epochs=arguments.epochs, seed=arguments.seed),
+            progress=Console(),
+        )
         seconds["sft"] = time.perf_counter() - clock
 
     trained = f"{arguments.model}+gsm8k"
     agents = {"plain": ("math_qa", arguments.model), "compiled": (str(artifact), arguments.model), "trained": ("math_qa", trained),
               "both": (str(artifact), trained)}  # fmt: skip
     found = {
-        name: assay.evaluate(program, **job, split="test", model=model, adapter="lean" if program == "math_qa" else None, parameters=given,
+        name: assay.evaluate(program, **job, split="test", model=model, prompt_format="lean" if program == "math_qa" else None, parameters=given,
                              sizes={"test": arguments.test_size}, store=folder / "e.db").evaluation
         for name, (program, model) in agents.items()
     }  # fmt: skip

@@ -13,23 +13,29 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import assay
-from assay.optimizers import Progress
+from assay.evaluation import SilentProgress
 
 SCALE = ["negative", "neutral", "positive"]
 RATERS = 20  # of an item at most; some tweets have nearly a hundred
 
 
-class Lines(Progress):
+class Lines(SilentProgress):
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
 def ratings(folder: Path, name: str) -> list[tuple[str, str, list[str]]]:
     """Id, text and the raters' labels of each item."""
-    lines = {kind: (folder / f"{name}_{kind}.txt").read_text("utf-8", "replace").splitlines() for kind in ("GroundTruth", "anonDataRatings")}
+    lines = {
+        kind: (folder / f"{name}_{kind}.txt").read_text("utf-8", "replace").splitlines()
+        for kind in ("GroundTruth", "anonDataRatings")
+    }
     texts = {row.split("\t")[0]: row.split("\t")[-1] for row in lines["GroundTruth"]}
     rows = (row.split("\t") for row in lines["anonDataRatings"])
-    return [(row[0], texts[row[0]], [SCALE[1 + (mark > 0) - (mark < 0)] for mark in json.loads(row[3])[:RATERS]]) for row in rows]
+    return [
+        (row[0], texts[row[0]], [SCALE[1 + (mark > 0) - (mark < 0)] for mark in json.loads(row[3])[:RATERS]])
+        for row in rows
+    ]
 
 
 def write_labels(path: Path, items: list[tuple[str, str, list[str]]], per_class: int, seed: int) -> None:
@@ -41,18 +47,26 @@ def write_labels(path: Path, items: list[tuple[str, str, list[str]]], per_class:
         for label in SCALE:
             for item_id, text, labels in rng.sample(classes[label], per_class):
                 for rater, said in enumerate(labels):
-                    file.write(json.dumps({"item_id": item_id, "output": text, "rater": str(rater), "label": said}) + "\n")
+                    file.write(
+                        json.dumps({"item_id": item_id, "output": text, "rater": str(rater), "label": said}) + "\n"
+                    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("ratings", type=Path)
-    parser.add_argument("--set", default="tweets", choices=["tweets", "nytEditorialSnippets", "amazonReviewSnippets", "movieReviewSnippets"])
+    parser.add_argument(
+        "--set",
+        default="tweets",
+        choices=["tweets", "nytEditorialSnippets", "amazonReviewSnippets", "movieReviewSnippets"],
+    )
     parser.add_argument("--per-class", type=int, default=200)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--model", default="embedded/smollm2-135m")
     parser.add_argument("--optimizer", default="auto")
-    parser.add_argument("--objectives", nargs="+", default=["accuracy", "weighted_kappa"], help="one compile each, of the same readings")
+    parser.add_argument(
+        "--objectives", nargs="+", default=["accuracy", "weighted_kappa"], help="one compile each, of the same readings"
+    )
     arguments = parser.parse_args()
 
     found = ratings(arguments.ratings, arguments.set)
@@ -65,8 +79,21 @@ def main() -> None:
                     "What is the sentiment of the text?", labels=str(labels), scale=SCALE, model=arguments.model, seed=seed, salt=f"seed {seed}",
                     optimizer=arguments.optimizer, objective=objective, store=Path(folder) / ".assay" / "a.db", progress=Lines(),
                 ).to_dict()  # fmt: skip
-                kept = ("objective", "winner", "sizes", "replaces", "gate", "calls", "ceiling", "test", "candidates", "card")
-                print(json.dumps({"set": arguments.set, "seed": seed, **{name: data[name] for name in kept}}), flush=True)
+                kept = (
+                    "objective",
+                    "winner",
+                    "sizes",
+                    "replaces",
+                    "gate",
+                    "calls",
+                    "ceiling",
+                    "test",
+                    "candidates",
+                    "card",
+                )
+                print(
+                    json.dumps({"set": arguments.set, "seed": seed, **{name: data[name] for name in kept}}), flush=True
+                )
 
 
 if __name__ == "__main__":

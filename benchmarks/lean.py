@@ -37,9 +37,14 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def imports() -> dict[str, Any]:
-    code = "from assay.rubrics import Rubric; import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    code = (
+        "from assay.rubrics import Rubric; import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
     peak = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    return {"cpu_s": spread([cpu_of([sys.executable, "-c", code]) for _ in range(ROUNDS)]), "peak_mb": round(int(peak) / 1024, 1)}
+    return {
+        "cpu_s": spread([cpu_of([sys.executable, "-c", code]) for _ in range(ROUNDS)]),
+        "peak_mb": round(int(peak) / 1024, 1),
+    }
 
 
 def stats() -> dict[str, Any]:
@@ -56,8 +61,8 @@ def stats() -> dict[str, Any]:
 def scripted_session(folder: Path, threads: int = 1) -> tuple[Any, Any, Any, Any]:
     import dspy
 
+    from assay.evaluation import RecordedProgram, Session
     from assay.models import Meter, with_recording
-    from assay.optimizers import Session, Student
     from assay.rubrics import Criterion, Rubric
     from assay.testing import ScriptedEngine
     from assay.traces import Recorder, Store
@@ -66,15 +71,20 @@ def scripted_session(folder: Path, threads: int = 1) -> tuple[Any, Any, Any, Any
     recorder, meter = Recorder(Store(folder / "s.db")), Meter()
     plain = dspy.LM("scripted/model", engine=engine, cache=False, num_retries=0)
     rubric = Rubric("r", [Criterion(name="ok", check=lambda *_: True)])
-    recorded = with_recording(dspy.LM("scripted/model", engine=engine, cache=False, num_retries=0), meter=meter, observers=[recorder.observe])
+    recorded = with_recording(
+        dspy.LM("scripted/model", engine=engine, cache=False, num_retries=0), meter=meter, observers=[recorder.observe]
+    )
     session = Session(recorded, rubric, recorder, meter, "bench", threads=threads)
-    return session, Student(dspy.Predict("question -> answer"), session), plain, rubric
+    return session, RecordedProgram(dspy.Predict("question -> answer"), session), plain, rubric
 
 
 def tasks_of(count: int, start: int = 0) -> list[Any]:
     from assay.datasets import Task
 
-    return [Task(id=str(at), inputs={"question": f"How much is {at} + 1?"}, expected={"answer": "four"}) for at in range(start, start + count)]
+    return [
+        Task(id=str(at), inputs={"question": f"How much is {at} + 1?"}, expected={"answer": "four"})
+        for at in range(start, start + count)
+    ]
 
 
 def evaluation() -> dict[str, Any]:
@@ -85,8 +95,8 @@ def beside_dspy(threads: int) -> dict[str, Any]:
     """CPU and wall time of a task under `dspy.Evaluate` and under `evaluate`, in pairs. Every round has tasks that nobody has seen."""
     import dspy
 
-    from assay.optimizers import evaluate
-    from assay.optimizers.teleprompters import to_examples
+    from assay.evaluation import evaluate
+    from assay.optimizers.prompts.optimizer_inputs import to_examples
 
     with tempfile.TemporaryDirectory() as folder:
         session, student, plain, rubric = scripted_session(Path(folder), threads)
@@ -94,7 +104,9 @@ def beside_dspy(threads: int) -> dict[str, Any]:
 
         def bare(examples: list[Any]) -> None:
             with dspy.context(lm=plain):
-                dspy.Evaluate(devset=examples, metric=rubric.metric(), num_threads=threads, display_progress=False)(program)
+                dspy.Evaluate(devset=examples, metric=rubric.metric(), num_threads=threads, display_progress=False)(
+                    program
+                )
 
         def ours(tasks: list[Any]) -> None:
             with session.context():
@@ -106,15 +118,20 @@ def beside_dspy(threads: int) -> dict[str, Any]:
             run(tasks)
             return 1000 * (time.process_time() - cpu) / TASKS, 1000 * (time.perf_counter() - wall) / TASKS
 
-        pairs = [(ms_of(bare, to_examples(tasks)), ms_of(ours, tasks)) for tasks in (tasks_of(TASKS, TASKS * at) for at in range(EVALUATIONS + 1))][
-            1:
-        ]
+        pairs = [
+            (ms_of(bare, to_examples(tasks)), ms_of(ours, tasks))
+            for tasks in (tasks_of(TASKS, TASKS * at) for at in range(EVALUATIONS + 1))
+        ][1:]
         session.recorder.store.close()
     found: dict[str, Any] = {}
     for place, what in enumerate(("cpu", "wall")):
         base, recorded = ([pair[side][place] for pair in pairs] for side in (0, 1))
         ratios = [second / first for first, second in zip(base, recorded, strict=True)]
-        found |= {f"dspy_{what}_ms": spread(base), f"assay_{what}_ms": spread(recorded), f"{what}_ratio": spread(ratios)}
+        found |= {
+            f"dspy_{what}_ms": spread(base),
+            f"assay_{what}_ms": spread(recorded),
+            f"{what}_ratio": spread(ratios),
+        }
         found[f"{what}_ratio"]["of_sums"] = round(sum(recorded) / sum(base), 4)
     return found
 
@@ -126,10 +143,22 @@ def queries() -> dict[str, Any]:
         text = "lorem ipsum dolor sit amet " * 40
         for at in range(ROLLOUTS):
             split = ("train", "val", "gate", "test")[at % 4]
-            store.put_rollout(Rollout(id=f"{at:032x}", run_id=f"run{at % 50}", task_id=f"t{at % 1000}", split=split, status="done", score=0.5))
+            store.put_rollout(
+                Rollout(
+                    id=f"{at:032x}",
+                    run_id=f"run{at % 50}",
+                    task_id=f"t{at % 1000}",
+                    split=split,
+                    status="done",
+                    score=0.5,
+                )
+            )
             for t in range(TURNS):
                 request = {"messages": [{"role": "user", "parts": [{"type": "text", "text": text}]}]}
-                store.put_transition(f"{at:032x}", Transition(t=t, model="m", request=request, output="ok", prompt_tokens=9, cost_usd=0.0))
+                store.put_transition(
+                    f"{at:032x}",
+                    Transition(t=t, model="m", request=request, output="ok", prompt_tokens=9, cost_usd=0.0),
+                )
         store.flush(600)
         asked: dict[str, Callable[[], Any]] = {
             "list": lambda: list(store.rollouts(limit=20)),
@@ -151,7 +180,7 @@ def queries() -> dict[str, Any]:
 
 
 def memory() -> dict[str, Any]:
-    from assay.optimizers import evaluate
+    from assay.evaluation import evaluate
 
     def resident_mb() -> float:
         return round(int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6, 1)
@@ -167,7 +196,12 @@ def memory() -> dict[str, Any]:
             gc.collect()
             sizes.append(resident_mb())
         session.recorder.store.close()
-    return {"calls": CALLS, "mb_after_1000": sizes[1], "mb_at_the_end": sizes[-1], "grown_mb": round(sizes[-1] - sizes[1], 1)}
+    return {
+        "calls": CALLS,
+        "mb_after_1000": sizes[1],
+        "mb_at_the_end": sizes[-1],
+        "grown_mb": round(sizes[-1] - sizes[1], 1),
+    }
 
 
 if __name__ == "__main__":

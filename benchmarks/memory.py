@@ -54,7 +54,9 @@ class Asks(dspy.Module):  # type: ignore[misc]
     def forward(self, question: str) -> Any:
         Watch.task()
         options: dict[str, Any] = {"logprobs": True, "top_logprobs": 20} if self.scripted else {"max_tokens": 2}
-        texts = [dspy.settings.lm(f"{part}{question}", **options)[0] for part in (["a ", "b "] if self.scripted else [""])]
+        texts = [
+            dspy.settings.lm(f"{part}{question}", **options)[0] for part in (["a ", "b "] if self.scripted else [""])
+        ]
         text = texts[-1]["text"] if isinstance(texts[-1], dict) else texts[-1]
         prediction = dspy.Prediction(answer=text)
         dspy.settings.trace.append((self, {"question": question}, prediction))  # as DSPy's predictors do
@@ -69,7 +71,14 @@ def evaluated(model: dict[str, Any], scripted: bool, calls: int) -> None:
         rubric = Path(folder) / "r.yaml"
         rubric.write_text(json.dumps({"name": "r", "criteria": [criterion if scripted else judged]}))
         assay.evaluate(
-            Asks(scripted), rubric=rubric, data=tasks, sizes={"val": calls}, store=Path(folder) / "s.db", threads=1, preflight=False, **model
+            Asks(scripted),
+            rubric=rubric,
+            data=tasks,
+            sizes={"val": calls},
+            store=Path(folder) / "s.db",
+            threads=1,
+            preflight=False,
+            **model,
         )
 
 

@@ -1,4 +1,4 @@
-"""`assay.optimizers.evaluate` with recording, store and rubric against bare `dspy.Evaluate`: same engine, metric, tasks.
+"""`assay.evaluation.evaluate` with recording, store and rubric against bare `dspy.Evaluate`: same engine, metric, tasks.
 
 Runs of both are interleaved, each first in every second round; the response cache is off, so every call is asked. Prints
 the ratio of the medians.
@@ -15,10 +15,10 @@ from typing import Any
 import dspy
 
 from assay.datasets import load_tasks
+from assay.evaluation import RecordedProgram, Session, evaluate
 from assay.models import Meter, get_lm
 from assay.models.embedded import LlamaBackend
-from assay.optimizers import Session, Student, evaluate
-from assay.optimizers.teleprompters import to_examples
+from assay.optimizers.prompts.optimizer_inputs import to_examples
 from assay.programs import AgentParameters, MathQA
 from assay.rubrics import load_rubric
 from assay.traces import Recorder, Store
@@ -51,7 +51,7 @@ with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "s.db") as st
     recorder, meter = Recorder(store), Meter()
     recorded = get_lm("embedded/smollm2-135m", seed=0, meter=meter, observers=[recorder.observe])
     session = Session(recorded, rubric, recorder, meter, "math_qa", threads=1)
-    student, examples = Student(program, session), to_examples(tasks)
+    student, examples = RecordedProgram(program, session), to_examples(tasks)
 
     def bare() -> float:
         start = time.perf_counter()

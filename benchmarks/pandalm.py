@@ -11,13 +11,13 @@ import tempfile
 from pathlib import Path
 
 import assay
+from assay.evaluation import SilentProgress
 from assay.judges import PairwiseJudge
-from assay.optimizers import Progress
 
 WORDS = {0: "tie", 1: "a", 2: "b"}
 
 
-class Lines(Progress):
+class Lines(SilentProgress):
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
@@ -27,9 +27,20 @@ def rows(file: Path, count: int, seed: int) -> list[dict[str, str]]:
     for entry in random.Random(seed).sample(json.loads(file.read_text("utf-8")), count):
         first, second = entry["cmp_key"].split("_")
         asked = f"{entry['instruction']}\n{entry['input'] or ''}".strip()
-        outputs = {"output_a": str(entry["response1"]), "output_b": str(entry["response2"]), "model_a": first, "model_b": second}
+        outputs = {
+            "output_a": str(entry["response1"]),
+            "output_b": str(entry["response2"]),
+            "model_a": first,
+            "model_b": second,
+        }
         found += [
-            {"item_id": str(entry["idx"]), "input": asked, **outputs, "rater": f"annotator{at}", "label": WORDS[entry[f"annotator{at}"]]}
+            {
+                "item_id": str(entry["idx"]),
+                "input": asked,
+                **outputs,
+                "rater": f"annotator{at}",
+                "label": WORDS[entry[f"annotator{at}"]],
+            }
             for at in (1, 2, 3)
         ]
     return found

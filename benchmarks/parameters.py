@@ -14,7 +14,7 @@ from typing import Any
 
 import optuna
 
-from assay.optimizers.parameters import AgentArena, SearchConfig, Space, open_study, search
+from assay.optimizers.parameters import AgentObjective, SearchConfig, Space, open_study, search
 from assay.optimizers.parameters.study import _storage
 from assay.programs import RANGES
 from assay.testing import SyntheticAgent
@@ -29,9 +29,12 @@ SPACE = Space(programs=["agent"], acting={"agent": list(RANGES)})
 
 
 def ran(function: str, seed: int, url: str | None = None, **settings: Any) -> tuple[SyntheticAgent, Any]:
-    agent, config = SyntheticAgent(function, seed=seed), SearchConfig(seed=seed, **{"trials": arguments.trials, **settings})
+    agent, config = (
+        SyntheticAgent(function, seed=seed),
+        SearchConfig(seed=seed, **{"trials": arguments.trials, **settings}),
+    )
     study = open_study(f"{function} {seed} {settings}", url, SPACE, config)
-    return agent, search(AgentArena(agent, agent.right), agent.tasks, SPACE, config, study)
+    return agent, search(AgentObjective(agent, agent.right), agent.tasks, SPACE, config, study)
 
 
 def of_optimum(agent: SyntheticAgent, outcome: Any) -> float:
@@ -86,7 +89,9 @@ for function in arguments.functions:
         for name, settings in PRUNED.items():
             agent, outcome = ran(function, seed, **settings)
             luckiest = max((t for t in outcome.trials if t.state == "complete"), key=lambda t: t.values["score"])
-            tpe[name].append((of_optimum(agent, outcome), agent.success(luckiest.point.parameters) / agent.best, outcome.task_runs))
+            tpe[name].append(
+                (of_optimum(agent, outcome), agent.success(luckiest.point.parameters) / agent.best, outcome.task_runs)
+            )
         random.append(needed_by_random(function, seed))
     found[function] = {
         "tpe": {

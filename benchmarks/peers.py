@@ -29,7 +29,9 @@ from scipy import stats
 
 import assay
 
-TEMPERATURE = 0.7  # of the plain program: assay's default. `auto` may choose another; DSPy's optimizers do not search it
+TEMPERATURE = (
+    0.7  # of the plain program: assay's default. `auto` may choose another; DSPy's optimizers do not search it
+)
 
 
 def with_auto(found: Setting, budget: int, seed: int, threads: int) -> dict[str, Any]:
@@ -57,10 +59,16 @@ def with_peer(name: str, found: Setting, budget: int, seed: int, threads: int) -
     return {"program": program, "calls": meter.usage.calls, "tokens": meter.usage.tokens, "winner": ""}
 
 
-def run_cell(task: str, optimizer: str, seed: int, budget: int, model: str, threads: int, temperature: float) -> dict[str, Any]:
+def run_cell(
+    task: str, optimizer: str, seed: int, budget: int, model: str, threads: int, temperature: float
+) -> dict[str, Any]:
     found = setting(task, seed, model=model, temperature=temperature)
     clock = time.time()
-    run = with_auto(found, budget, seed, threads) if optimizer == "auto" else with_peer(optimizer, found, budget, seed, threads)
+    run = (
+        with_auto(found, budget, seed, threads)
+        if optimizer == "auto"
+        else with_peer(optimizer, found, budget, seed, threads)
+    )
     seconds = time.time() - clock
     right = [found.right(run["program"], example) for example in found.test]
     return {
@@ -72,7 +80,14 @@ def run_cell(task: str, optimizer: str, seed: int, budget: int, model: str, thre
 
 
 def key_of(cell: dict[str, Any]) -> tuple[Any, ...]:
-    return cell["task"], cell["optimizer"], cell["seed"], cell["budget"], cell["model"], cell.get("temperature", TEMPERATURE)
+    return (
+        cell["task"],
+        cell["optimizer"],
+        cell["seed"],
+        cell["budget"],
+        cell["model"],
+        cell.get("temperature", TEMPERATURE),
+    )
 
 
 def cells_of(path: Path) -> list[dict[str, Any]]:
@@ -100,7 +115,11 @@ def run(arguments: argparse.Namespace) -> None:
                 cell = run_cell(task, name, seed, budget, model, arguments.threads, arguments.temperature)
                 with open(path, "a") as file:
                     file.write(json.dumps(cell) + "\n")
-                print(f"{task} {optimizer} seed {seed}: {cell['score']:.3f}, {cell['calls']} calls, {cell['winner']}", file=sys.stderr, flush=True)
+                print(
+                    f"{task} {optimizer} seed {seed}: {cell['score']:.3f}, {cell['calls']} calls, {cell['winner']}",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
 
 def interval(differences: list[float]) -> str:
@@ -113,7 +132,9 @@ def interval(differences: list[float]) -> str:
 
 
 def table(arguments: argparse.Namespace) -> None:
-    cells = [cell for cell in cells_of(Path(arguments.out)) if cell.get("temperature", TEMPERATURE) == arguments.temperature]
+    cells = [
+        cell for cell in cells_of(Path(arguments.out)) if cell.get("temperature", TEMPERATURE) == arguments.temperature
+    ]
     for kind in (True, False):
         part = [cell for cell in cells if (cell["model"] == "learner") is kind]
         if part:
@@ -127,23 +148,35 @@ def _table(cells: list[dict[str, Any]], budget: int) -> None:
         column = cell["optimizer"] if cell["budget"] == budget else f"{cell['optimizer']}@{cell['budget']}"
         by_column[column][cell["task"], cell["model"], cell["seed"]] = cell
     tasks = list(dict.fromkeys((cell["task"], cell["model"]) for cell in cells))
-    print("| optimizer | " + " | ".join(task for task, _ in tasks) + " | mean | auto minus it, 95 % | calls | tokens | s |")
+    print(
+        "| optimizer | "
+        + " | ".join(task for task, _ in tasks)
+        + " | mean | auto minus it, 95 % | calls | tokens | s |"
+    )
     print("|---" * (len(tasks) + 6) + "|")
     peers = [name for name in by_column if not name.startswith("auto")]
     for name, found in by_column.items():
         scores = [[cell["score"] for key, cell in found.items() if key[:2] == task] for task in tasks]
         shown = " | ".join(f"{100 * np.mean(values):.1f} ({len(values)})" if values else "" for values in scores)
         common = [key for key in found if key in by_column["auto"]]
-        against = interval([by_column["auto"][key]["score"] - found[key]["score"] for key in common]) if name != "auto" and common else ""
+        against = (
+            interval([by_column["auto"][key]["score"] - found[key]["score"] for key in common])
+            if name != "auto" and common
+            else ""
+        )
         means = [np.mean([cell[field] for cell in found.values()]) for field in ("score", "calls", "tokens", "seconds")]
-        print(f"| {name} | {shown} | {100 * means[0]:.1f} | {against} | {means[1]:.0f} | {means[2]:.0f} | {means[3]:.0f} |")
+        print(
+            f"| {name} | {shown} | {100 * means[0]:.1f} | {against} | {means[1]:.0f} | {means[2]:.0f} | {means[3]:.0f} |"
+        )
     searching = [name for name in peers if name != "plain"]
     for column in [name for name in by_column if name.startswith("auto")]:
         common = [key for key in by_column[column] if all(key in by_column[name] for name in searching)]
         if common and searching:
             best = max(searching, key=lambda name: float(np.mean([by_column[name][key]["score"] for key in common])))
             of = {key: [by_column[name][key]["score"] for name in searching] for key in common}
-            print(f"\n{column} minus the best ({best}): {interval([by_column[column][k]['score'] - by_column[best][k]['score'] for k in common])}; ")
+            print(
+                f"\n{column} minus the best ({best}): {interval([by_column[column][k]['score'] - by_column[best][k]['score'] for k in common])}; "
+            )
             print(
                 f"{column} minus their mean: {interval([by_column[column][k]['score'] - float(np.mean(of[k])) for k in common])}; {len(common)} cells"
             )
@@ -154,12 +187,16 @@ def main() -> None:
     parser.add_argument("command", choices=["run", "table"])
     parser.add_argument("--out", required=True, help="results file, one cell a line")
     parser.add_argument("--tasks", nargs="+", default=["learner:intents", "learner:topics", "learner:rules"])
-    parser.add_argument("--optimizers", nargs="+", default=["plain", *PEERS, "auto", "auto@75"], help="NAME, or NAME@BUDGET")
+    parser.add_argument(
+        "--optimizers", nargs="+", default=["plain", *PEERS, "auto", "auto@75"], help="NAME, or NAME@BUDGET"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--budget", type=int, default=150)
     parser.add_argument("--model", default="embedded/smollm2-135m")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--temperature", type=float, default=TEMPERATURE, help="of the plain program, for all optimizers")
+    parser.add_argument(
+        "--temperature", type=float, default=TEMPERATURE, help="of the plain program, for all optimizers"
+    )
     arguments = parser.parse_args()
     run(arguments) if arguments.command == "run" else table(arguments)
 

@@ -14,16 +14,24 @@ def _plain(found: Setting, budget: int, seed: int, threads: int) -> Any:
 
 
 def _labeled(found: Setting, budget: int, seed: int, threads: int) -> Any:
-    return teleprompt.LabeledFewShot(k=16).compile(found.program(), trainset=_shuffled(found.examples(found.train), seed))
+    return teleprompt.LabeledFewShot(k=16).compile(
+        found.program(), trainset=_shuffled(found.examples(found.train), seed)
+    )
 
 
 def _bfrs(found: Setting, budget: int, seed: int, threads: int) -> Any:
     # 3 + 3 programs on the selection tasks, and about ten runs for each of four sets of bootstrapped demonstrations
     val = budget * 16 // 150 // found.calls
     optimizer = teleprompt.BootstrapFewShotWithRandomSearch(
-        metric=found.metric, max_bootstrapped_demos=4, max_labeled_demos=16, num_candidate_programs=3, num_threads=threads
+        metric=found.metric,
+        max_bootstrapped_demos=4,
+        max_labeled_demos=16,
+        num_candidate_programs=3,
+        num_threads=threads,
     )
-    return optimizer.compile(found.program(), trainset=_shuffled(found.examples(found.train), seed), valset=found.examples(found.val[:val]))
+    return optimizer.compile(
+        found.program(), trainset=_shuffled(found.examples(found.train), seed), valset=found.examples(found.val[:val])
+    )
 
 
 def _mipro(found: Setting, budget: int, seed: int, threads: int) -> Any:
@@ -43,7 +51,13 @@ def _simba(found: Setting, budget: int, seed: int, threads: int) -> Any:
     # two steps of 3 * 8 sampled and at most 4 * 8 evaluated runs; at the end it runs the winners on all tasks it was given
     size = max(3, budget * 8 // 150 // found.calls)
     optimizer = teleprompt.SIMBA(
-        metric=found.metric, bsize=size, num_candidates=3, max_steps=2, max_demos=4, prompt_model=found.lm, num_threads=threads
+        metric=found.metric,
+        bsize=size,
+        num_candidates=3,
+        max_steps=2,
+        max_demos=4,
+        prompt_model=found.lm,
+        num_threads=threads,
     )
     given = _shuffled(found.examples(found.train + found.val), seed)[: max(size, budget * 20 // 150 // found.calls)]
     return optimizer.compile(found.program(), trainset=given, seed=seed)
@@ -54,7 +68,9 @@ def _gepa(found: Setting, budget: int, seed: int, threads: int) -> Any:
     def metric(example: Any, prediction: Any, trace: Any = None, pred_name: Any = None, pred_trace: Any = None) -> Any:
         right = found.metric(example, prediction)
         expected = ", ".join(f"{name}: {value}" for name, value in example.labels().toDict().items())
-        return dspy.Prediction(score=float(right), feedback="Right." if right else f"Wrong. The right answer is {expected}.")
+        return dspy.Prediction(
+            score=float(right), feedback="Right." if right else f"Wrong. The right answer is {expected}."
+        )
 
     optimizer = teleprompt.GEPA(
         metric=metric, reflection_lm=found.lm.copy(temperature=1.0), max_metric_calls=budget * 8 // 10 // found.calls, num_threads=threads,

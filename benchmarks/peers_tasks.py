@@ -35,13 +35,18 @@ class Setting:
     lm: LanguageModel
     model: str
     calls: int = 1
-    spare: list[dict[str, Any]] = field(default_factory=list)  # gate and test rows of a compile, which are not what is reported
+    spare: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # gate and test rows of a compile, which are not what is reported
 
     def examples(self, tasks: Sequence[Task]) -> list[Any]:
         return [dspy.Example(**task.inputs, **task.expected).with_inputs(*task.inputs) for task in tasks]
 
     def metric(self, example: Any, prediction: Any, trace: Any = None) -> bool:
-        return all(_plain(getattr(prediction, name, None)) == _plain(value) for name, value in example.labels().toDict().items())
+        return all(
+            _plain(getattr(prediction, name, None)) == _plain(value)
+            for name, value in example.labels().toDict().items()
+        )
 
     def right(self, program: Any, task: Task) -> bool:
         with dspy.context(lm=self.lm, disable_history=True):
@@ -74,13 +79,25 @@ def setting(name: str, seed: int, *, model: str, temperature: float) -> Setting:
     return _split(lambda: Extract.from_tasks(tasks), "extract", tasks, TEST, lm, model)
 
 
-def _split(program: Any, rubric: str, tasks: list[Task], test: int, lm: LanguageModel, model: str, calls: int = 1) -> Setting:
+def _split(
+    program: Any, rubric: str, tasks: list[Task], test: int, lm: LanguageModel, model: str, calls: int = 1
+) -> Setting:
     spare = [
         {"inputs": dict(task.inputs), "expected": dict(task.expected), "split": split}
         for split, task in zip(("gate", "test"), tasks[:2], strict=True)
     ]
     tasks = tasks[2:]
-    return Setting(program, rubric, tasks[:TRAIN], tasks[TRAIN : TRAIN + VAL], tasks[TRAIN + VAL : TRAIN + VAL + test], lm, model, calls, spare)
+    return Setting(
+        program,
+        rubric,
+        tasks[:TRAIN],
+        tasks[TRAIN : TRAIN + VAL],
+        tasks[TRAIN + VAL : TRAIN + VAL + test],
+        lm,
+        model,
+        calls,
+        spare,
+    )
 
 
 Rows = list[tuple[dict[str, Any], dict[str, Any]]]
@@ -89,7 +106,10 @@ _ALL = TRAIN + VAL + TEST + 2
 
 def _chain(rest: str, seed: int) -> Rows:
     """Sums and differences of two or three numbers of two or three digits."""
-    found = {row["inputs"]["question"]: row["expected"]["answer"] for _, row in iter_rows(f"arithmetic:size={2 * _ALL}&seed={9000 + seed}")}
+    found = {
+        row["inputs"]["question"]: row["expected"]["answer"]
+        for _, row in iter_rows(f"arithmetic:size={2 * _ALL}&seed={9000 + seed}")
+    }
     return [({"question": question}, {"answer": answer}) for question, answer in list(found.items())[:_ALL]]
 
 
@@ -116,7 +136,17 @@ def _dates(rest: str, seed: int) -> Rows:
 def _orders(rest: str, seed: int) -> Rows:
     """Orders in a sentence: article and city."""
     rng = random.Random(f"orders {seed}")
-    articles = ("desk lamp", "coffee mill", "rain coat", "bicycle bell", "wool blanket", "garden hose", "tea pot", "wall clock", "steel pan")
+    articles = (
+        "desk lamp",
+        "coffee mill",
+        "rain coat",
+        "bicycle bell",
+        "wool blanket",
+        "garden hose",
+        "tea pot",
+        "wall clock",
+        "steel pan",
+    )
     cities = ("Lisbon", "Oslo", "Vienna", "Dublin", "Porto", "Turin", "Ghent", "Bergen", "Krakow", "Malaga")
     names = ("Ms Lindqvist", "Mr Okafor", "Dr Petrova", "Mrs Tanaka", "Mr Almeida")
     found: dict[str, dict[str, str]] = {}

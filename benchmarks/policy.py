@@ -11,9 +11,9 @@ import time
 
 import numpy as np
 
+from assay.evaluation.statistics import mean_difference
 from assay.optimizers import RLTrainer
-from assay.optimizers.parameters import AgentArena, Point
-from assay.optimizers.statistics import mean_difference
+from assay.optimizers.parameters import AgentObjective, Point
 from assay.programs import RANGES
 from assay.testing import SyntheticAgent
 
@@ -34,10 +34,10 @@ def trained(function: str, seed: int, episodes: int, update: bool) -> float:
 def random_search(function: str, seed: int, episodes: int) -> float:
     agent, rng = SyntheticAgent(function, tasks=70, seed=seed), np.random.default_rng(seed)
     trainer = RLTrainer(agent, agent.right, agent, seed=seed)
-    arena, best, highest = AgentArena(agent, agent.right), trainer.get_best_parameters(), -1.0
+    objective, best, highest = AgentObjective(agent, agent.right), trainer.get_best_parameters(), -1.0
     for number in range(episodes):
         drawn = {name: trainer.space.at(name, float(rng.random())) for name in RANGES} if number else best
-        score = sum(run.score or 0.0 for run in arena.run(Point("agent", drawn), trainer.tasks))
+        score = sum(run.score or 0.0 for run in objective.run(Point("agent", drawn), trainer.tasks))
         best, highest = (drawn, score) if score > highest else (best, highest)
     return agent.success(best) / agent.best
 
@@ -50,10 +50,22 @@ for episodes in arguments.episodes:
             learned, rules = (trained(function, seed, episodes, update) for update in (True, False))
             rows.append((function, learned, rules, random_search(function, seed, episodes)))
     differences = {"rules": [row[1] - row[2] for row in rows], "random": [row[1] - row[3] for row in rows]}
-    gains = {name: dict(zip(("mean", "low", "high"), mean_difference(values), strict=True)) for name, values in differences.items()}
+    gains = {
+        name: dict(zip(("mean", "low", "high"), mean_difference(values), strict=True))
+        for name, values in differences.items()
+    }
     means = {
-        function: [round(math.fsum(row[at] for row in rows if row[0] == function) / arguments.seeds, 3) for at in (1, 2, 3)]
+        function: [
+            round(math.fsum(row[at] for row in rows if row[0] == function) / arguments.seeds, 3) for at in (1, 2, 3)
+        ]
         for function in arguments.functions
     }
-    found.append({"episodes": episodes, "learned_rules_random": means, "gain_over": gains, "seconds": round(time.perf_counter() - clock)})
+    found.append(
+        {
+            "episodes": episodes,
+            "learned_rules_random": means,
+            "gain_over": gains,
+            "seconds": round(time.perf_counter() - clock),
+        }
+    )
     print(json.dumps(found[-1]), flush=True)

@@ -19,10 +19,14 @@ from typing import Any
 
 from faker import Faker
 
-from assay.traces.privacy import Anonymizer, Known
+from assay.traces.privacy.anonymizer import Anonymizer, Known
 
 LOCALES = ["en_US", "en_GB", "de_DE", "fr_FR", "es_ES", "it_IT", "nl_NL", "pl_PL", "pt_BR", "sv_SE", "en_IN", "cs_CZ"]
-ALNUM, HEX, B64 = string.ascii_letters + string.digits, string.hexdigits[:16], string.ascii_letters + string.digits + "-_"
+ALNUM, HEX, B64 = (
+    string.ascii_letters + string.digits,
+    string.hexdigits[:16],
+    string.ascii_letters + string.digits + "-_",
+)
 NAMES = {"person", "place"}  # only a name model, or the task's metadata, can tell them
 AMERICAN = Faker("en_US")
 WHOLE: dict[str, str] = {}  # a person as it stands in a text -> the name as metadata have it
@@ -49,9 +53,31 @@ def is_english(fake: Any) -> bool:
 
 
 def email(rng: random.Random, fake: Any) -> tuple[str, bool]:
-    first, last = (urllib.parse.quote(part.split()[0].lower()).replace("%", "") for part in (fake.first_name(), fake.last_name()))
-    host = rng.choice(["gmail.com", "web.de", "orange.fr", "mail.corp-internal.io", "uni-heidelberg.de", "nhs.uk", "outlook.com", "acme.co.jp"])
-    local = rng.choice([f"{first}.{last}", f"{first}{last}{rng.randrange(100)}", f"{first[0]}_{last}", f"{first}+lists", f"{last}-{first}", first])
+    first, last = (
+        urllib.parse.quote(part.split()[0].lower()).replace("%", "") for part in (fake.first_name(), fake.last_name())
+    )
+    host = rng.choice(
+        [
+            "gmail.com",
+            "web.de",
+            "orange.fr",
+            "mail.corp-internal.io",
+            "uni-heidelberg.de",
+            "nhs.uk",
+            "outlook.com",
+            "acme.co.jp",
+        ]
+    )
+    local = rng.choice(
+        [
+            f"{first}.{last}",
+            f"{first}{last}{rng.randrange(100)}",
+            f"{first[0]}_{last}",
+            f"{first}+lists",
+            f"{last}-{first}",
+            first,
+        ]
+    )
     plain = f"{local}@{host}"
     name, dot = host.rsplit(".", 1)
     hard = [
@@ -70,7 +96,9 @@ def phone(rng: random.Random, fake: Any) -> tuple[str, bool]:
     value = fake.phone_number()
     digits = "".join(c for c in value if c.isdigit())
     if rng.random() < 0.25:
-        return rng.choice([digits, " ".join(digits), digits[:3] + " " + digits[3:6] + " " + digits[6:], "+" + digits.lstrip("0")]), True
+        return rng.choice(
+            [digits, " ".join(digits), digits[:3] + " " + digits[3:6] + " " + digits[6:], "+" + digits.lstrip("0")]
+        ), True
     return value, False
 
 
@@ -78,20 +106,40 @@ def iban(rng: random.Random, fake: Any) -> tuple[str, bool]:
     value = fake.iban()
     spaced = " ".join(value[i : i + 4] for i in range(0, len(value), 4))
     return rng.choice(
-        [(value, False), (spaced, False), (spaced.lower(), True), (spaced.replace(" ", "-"), True), (spaced.replace(" ", "\n", 1), True)]
+        [
+            (value, False),
+            (spaced, False),
+            (spaced.lower(), True),
+            (spaced.replace(" ", "-"), True),
+            (spaced.replace(" ", "\n", 1), True),
+        ]
     )
 
 
 def card(rng: random.Random, fake: Any) -> tuple[str, bool]:
     value = fake.credit_card_number()
     spaced = " ".join(value[i : i + 4] for i in range(0, len(value), 4))
-    return rng.choice([(value, False), (spaced, False), (spaced.replace(" ", "-"), False), (spaced.replace(" ", "."), True), (" ".join(value), True)])
+    return rng.choice(
+        [
+            (value, False),
+            (spaced, False),
+            (spaced.replace(" ", "-"), False),
+            (spaced.replace(" ", "."), True),
+            (" ".join(value), True),
+        ]
+    )
 
 
 def ssn(rng: random.Random, fake: Any) -> tuple[str, bool]:
     value = AMERICAN.ssn()
     return rng.choice(
-        [(value, False), (value, False), (value.replace("-", " "), True), (value.replace("-", ""), True), (value.replace("-", "."), True)]
+        [
+            (value, False),
+            (value, False),
+            (value.replace("-", " "), True),
+            (value.replace("-", ""), True),
+            (value.replace("-", "."), True),
+        ]
     )
 
 
@@ -104,12 +152,20 @@ def mac(rng: random.Random, fake: Any) -> tuple[str, bool]:
     value = ":".join(f"{rng.randrange(256) & (0xFE if i == 0 else 0xFF):02x}" for i in range(6))
     bare = value.replace(":", "")
     cisco = f"{bare[:4]}.{bare[4:8]}.{bare[8:]}"
-    return rng.choice([(value, False), (value.upper(), False), (value.replace(":", "-"), False), (cisco, True), (bare, True)])
+    return rng.choice(
+        [(value, False), (value.upper(), False), (value.replace(":", "-"), False), (cisco, True), (bare, True)]
+    )
 
 
 def dob(rng: random.Random, fake: Any) -> tuple[str, bool]:
     day = fake.date_of_birth(minimum_age=18, maximum_age=90)
-    easy = [f"{day:%Y-%m-%d}", f"{day:%d/%m/%Y}", f"{day:%d.%m.%Y}", f"{day.day} {day:%B %Y}", f"{day:%B} {day.day}, {day.year}"]
+    easy = [
+        f"{day:%Y-%m-%d}",
+        f"{day:%d/%m/%Y}",
+        f"{day:%d.%m.%Y}",
+        f"{day.day} {day:%B %Y}",
+        f"{day:%B} {day.day}, {day.year}",
+    ]
     hard = [f"{day:%d%m%y}", f"the {day.day}th of {day:%B}, {day.year}", f"{day:%b} '{day:%y}", f"{day:%y%m%d}"]
     return (rng.choice(hard), True) if rng.random() < 0.2 else (rng.choice(easy), False)
 
@@ -141,7 +197,11 @@ def password(rng: random.Random, fake: Any) -> tuple[str, bool]:
 
 def key(rng: random.Random, fake: Any) -> tuple[str, bool]:
     """A secret that shows by its shape."""
-    part = base64.urlsafe_b64encode(json.dumps({"sub": str(rng.randrange(10**9)), "iat": rng.randrange(10**9)}).encode()).decode().rstrip("=")
+    part = (
+        base64.urlsafe_b64encode(json.dumps({"sub": str(rng.randrange(10**9)), "iat": rng.randrange(10**9)}).encode())
+        .decode()
+        .rstrip("=")
+    )
     return rng.choice(
         [
             "sk-proj-" + run(rng, B64, 120), "sk-" + run(rng, ALNUM, 48), "sk-ant-api03-" + run(rng, B64, 93) + "AA",
@@ -326,7 +386,13 @@ def personal(size: int, seed: int) -> list[Text]:
         if at % 5 == 4:
             texts.append(arguments_of(rng, fake))
         else:
-            texts.append(within(*(lambda shape: (shape[0], fill(TEMPLATES[at % len(TEMPLATES)], rng, fake), shape[1]))(rng.choice(SHAPES))))
+            texts.append(
+                within(
+                    *(lambda shape: (shape[0], fill(TEMPLATES[at % len(TEMPLATES)], rng, fake), shape[1]))(
+                        rng.choice(SHAPES)
+                    )
+                )
+            )
     return texts
 
 
@@ -374,7 +440,15 @@ def clean(size: int, seed: int, templates: list[str]) -> list[Text]:
     rng = random.Random(seed)
     texts = []
     for at in range(size):
-        counts = {"a": (100, 1000), "b": (200, 1000), "c": (200, 1000), "s": (1, 10), "g": (1000, 10**6), "v": (0, 30), "y": (1990, 2027)}
+        counts = {
+            "a": (100, 1000),
+            "b": (200, 1000),
+            "c": (200, 1000),
+            "s": (1, 10),
+            "g": (1000, 10**6),
+            "v": (0, 30),
+            "y": (1990, 2027),
+        }
 
         def part(name: str, counts: dict[str, tuple[int, int]] = counts) -> str:
             if name in counts:
@@ -390,12 +464,21 @@ def clean(size: int, seed: int, templates: list[str]) -> list[Text]:
                 return "-".join(run(rng, HEX, n) for n in (8, 4, 4, 4, 12))
             if name == "alnum24":
                 return run(rng, ALNUM, 24)
-            return {"f": f"{rng.random() * 10 ** rng.randrange(4):.4f}", "f2": f"{rng.random() * 90:.6f}", "d": str(-rng.randrange(900))}[name]
+            return {
+                "f": f"{rng.random() * 10 ** rng.randrange(4):.4f}",
+                "f2": f"{rng.random() * 90:.6f}",
+                "d": str(-rng.randrange(900)),
+            }[name]
 
         out = []
         for _ in range(rng.randrange(1, 4)):
             template = templates[(at + len(out) * 37) % len(templates)]
-            out.append("".join(literal + (part(field) if field else "") for literal, field, _, _ in string.Formatter().parse(template)))
+            out.append(
+                "".join(
+                    literal + (part(field) if field else "")
+                    for literal, field, _, _ in string.Formatter().parse(template)
+                )
+            )
         texts.append(Text("\n".join(out)))
     return texts
 
@@ -429,7 +512,10 @@ def row(counts: Counter[str]) -> dict[str, Any]:
         out |= {"n": counts["n"], "found": counts["found"], "recall": round(counts["found"] / counts["n"], 4)}
         easy = counts["n"] - counts["hard"]
         out |= {"recall_plain": round((counts["found"] - counts["hard_found"]) / easy, 4) if easy else None}
-        out |= {"n_hard": counts["hard"], "recall_hard": round(counts["hard_found"] / counts["hard"], 4) if counts["hard"] else None}
+        out |= {
+            "n_hard": counts["hard"],
+            "recall_hard": round(counts["hard_found"] / counts["hard"], 4) if counts["hard"] else None,
+        }
     if counts["finds"]:
         out |= {"finds": counts["finds"], "precision": round(counts["right"] / counts["finds"], 4)}
         out |= {"of_another_type": counts["of_another_type"], "of_nothing": counts["of_nothing"]}
@@ -439,14 +525,25 @@ def row(counts: Counter[str]) -> dict[str, Any]:
 def with_metadata(texts: list[Text]) -> list[Text]:
     """The same texts, and the full names of the persons and places in them as the task's metadata have them."""
     plain = {json.dumps(seen)[1:-1]: name for seen, name in WHOLE.items()} | WHOLE
-    return [Text(t.text, t.gold, tuple(Known(kind, plain.get(t.text[s:e], t.text[s:e])) for kind, _, s, e in t.gold if kind in NAMES)) for t in texts]
+    return [
+        Text(
+            t.text,
+            t.gold,
+            tuple(Known(kind, plain.get(t.text[s:e], t.text[s:e])) for kind, _, s, e in t.gold if kind in NAMES),
+        )
+        for t in texts
+    ]
 
 
 def speed(texts: list[str], engine: str) -> dict[str, float]:
     """MB a second of processor time: the first time, from the cache, and for comparison of writing and reading the texts as JSON."""
     anonymizer, size = Anonymizer(b"0" * 32, engine=engine), sum(len(text.encode()) for text in texts) / 1e6
     out = {"mb": round(size, 2)}
-    for name, run_ in (("first", anonymizer.text), ("again", anonymizer.text), ("json", lambda text: json.loads(json.dumps(text)))):
+    for name, run_ in (
+        ("first", anonymizer.text),
+        ("again", anonymizer.text),
+        ("json", lambda text: json.loads(json.dumps(text))),
+    ):
         clock = time.process_time()
         for text in texts:
             run_(text)
@@ -475,7 +572,9 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=2000, help="texts with something personal; half as many clean ones")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pages", type=int, default=500, help="of 2 KB, for the speed")
-    parser.add_argument("--show", metavar="TYPE", help="print what was missed of a type, and what was taken from clean texts, instead")
+    parser.add_argument(
+        "--show", metavar="TYPE", help="print what was missed of a type, and what was taken from clean texts, instead"
+    )
     parser.add_argument("--engine", nargs="*", default=["patterns", "presidio"])
     arguments = parser.parse_args()
     mine, nobodys, prose = (
@@ -486,7 +585,12 @@ def main() -> None:
     if arguments.show:
         return show(mine, nobodys + prose, arguments.show, Anonymizer(b"0" * 32, engine=arguments.engine[0]))
     known = with_metadata(mine)
-    report: dict[str, Any] = {"personal_texts": len(mine), "clean_texts": len(nobodys), "prose_texts": len(prose), "seed": arguments.seed}
+    report: dict[str, Any] = {
+        "personal_texts": len(mine),
+        "clean_texts": len(nobodys),
+        "prose_texts": len(prose),
+        "seed": arguments.seed,
+    }
     for engine in arguments.engine:
         try:
             anonymizer = Anonymizer(b"0" * 32, engine=engine)
@@ -509,7 +613,9 @@ def main() -> None:
             },
         }
         if engine == "patterns":
-            report["patterns, names known"] = {kind: value for kind, value in measure(known, anonymizer, with_known=True).items() if kind in NAMES}
+            report["patterns, names known"] = {
+                kind: value for kind, value in measure(known, anonymizer, with_known=True).items() if kind in NAMES
+            }
     print(json.dumps(report))
 
 
@@ -519,10 +625,27 @@ def show(mine: list[Text], nobodys: list[Text], kind: str, anonymizer: Anonymize
         covered = set().union(*(letters(item.text, span.start, span.end) for span in spans))
         for gold, _, start, end in item.gold:
             if gold == kind and not letters(item.text, start, end) <= covered:
-                print("missed", json.dumps(item.text[max(0, start - 40) : start] + "⟦" + item.text[start:end] + "⟧" + item.text[end : end + 15]))
+                print(
+                    "missed",
+                    json.dumps(
+                        item.text[max(0, start - 40) : start]
+                        + "⟦"
+                        + item.text[start:end]
+                        + "⟧"
+                        + item.text[end : end + 15]
+                    ),
+                )
         for span in spans:
-            if kind in (span.type, "all") and not any(start < span.end and span.start < end for _, _, start, end in item.gold):
-                print("taken ", span.type, json.dumps(item.text[max(0, span.start - 30) : span.start] + "⟦" + item.text[span.start : span.end] + "⟧"))
+            if kind in (span.type, "all") and not any(
+                start < span.end and span.start < end for _, _, start, end in item.gold
+            ):
+                print(
+                    "taken ",
+                    span.type,
+                    json.dumps(
+                        item.text[max(0, span.start - 30) : span.start] + "⟦" + item.text[span.start : span.end] + "⟧"
+                    ),
+                )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 (sentences)
 """Recall of anonymisation by type on generated texts of several countries, the share of clean texts that change, and processor time.
 
 Values come from Faker, sentences from templates. `tune` is what the patterns were written against, `check` what was looked at
@@ -19,13 +18,28 @@ from typing import Any
 import numpy as np
 from faker import Faker
 
-from assay.traces.privacy import Anonymizer
-from assay.traces.privacy_names import Known
+from assay.traces.privacy.anonymizer import Anonymizer
+from assay.traces.privacy.names import Known
 
 COUNTRIES: dict[str, list[str]] = {
     "tune": ["en_US", "de_DE", "fr_FR", "es_ES", "nl_NL", "pl_PL", "en_IN"],
     "check": ["en_US", "en_GB", "de_AT", "it_IT", "pt_BR", "sv_SE", "cs_CZ", "en_AU", "es_MX", "fr_CH"],
-    "held-out": ["en_US", "en_GB", "en_CA", "de_CH", "de_DE", "fr_FR", "es_ES", "it_IT", "nl_BE", "da_DK", "pt_PT", "pl_PL", "sv_SE", "en_NZ"],
+    "held-out": [
+        "en_US",
+        "en_GB",
+        "en_CA",
+        "de_CH",
+        "de_DE",
+        "fr_FR",
+        "es_ES",
+        "it_IT",
+        "nl_BE",
+        "da_DK",
+        "pt_PT",
+        "pl_PL",
+        "sv_SE",
+        "en_NZ",
+    ],
 }
 COUNTRIES["stored"] = COUNTRIES["held-out"]
 TEMPLATES = {
@@ -131,7 +145,17 @@ CLEAN = {
         "Category: Shipping\nPriority: {n2}", '{{"kind": "Test", "name": "Build", "runs-on": "ubuntu"}}', "[[ ## plan ## ]]\nStep 1: read. Step 2: divide {n4} by {n2}.",
     ],
 }  # fmt: skip
-DATES = ["%d.%m.%Y", "%Y-%m-%d", "%d/%m/%Y", "%m/%d/%Y", "%B %d, %Y", "%d %B %Y", "%b %d %Y", "%d-%m-%Y", "%A, %d %B %Y"]
+DATES = [
+    "%d.%m.%Y",
+    "%Y-%m-%d",
+    "%d/%m/%Y",
+    "%m/%d/%Y",
+    "%B %d, %Y",
+    "%d %B %Y",
+    "%b %d %Y",
+    "%d-%m-%Y",
+    "%A, %d %B %Y",
+]
 
 
 def ordinal(day: Any) -> str:
@@ -189,10 +213,17 @@ def measure(which: str, size: int, seed: int, engine: str, *, subject: bool) -> 
             hidden = all(at in covered for at in range(start, end) if text[at].isalnum())
             counts[kind].update(n=1, found=hidden)
             if not hidden:
-                missed[kind].append(text[max(0, start - 20) : start] + "<" + text[start:end] + ">" + text[end : end + 10])
+                missed[kind].append(
+                    text[max(0, start - 20) : start] + "<" + text[start:end] + ">" + text[end : end + 10]
+                )
     changed = [text for text in others if anonymizer.find(text)]
     rows = {
-        kind: {"n": c["n"], "found": c["found"], "recall": round(c["found"] / c["n"], 4), "interval": wilson(c["found"], c["n"])}
+        kind: {
+            "n": c["n"],
+            "found": c["found"],
+            "recall": round(c["found"] / c["n"], 4),
+            "interval": wilson(c["found"], c["n"]),
+        }
         for kind, c in sorted(counts.items())
     }
     return {
@@ -205,7 +236,10 @@ def measure(which: str, size: int, seed: int, engine: str, *, subject: bool) -> 
 def wilson(found: int, n: int) -> list[float]:
     """95 % interval of a share (Wilson 1927, JASA 22:209)."""
     z, p = 1.96, found / n
-    mid, reach = (p + z * z / (2 * n)) / (1 + z * z / n), z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    mid, reach = (
+        (p + z * z / (2 * n)) / (1 + z * z / n),
+        z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n),
+    )
     return [round(float(mid - reach), 3), round(float(mid + reach), 3)]
 
 

@@ -52,14 +52,23 @@ def ours(rows: int, url: str) -> dict[str, Any]:
                 store.put_rollout(rollout)
             body = {"model": "m", "messages": [{"role": "user", "content": f"{at} {text}"}]}
             answer = {"choices": [{"message": {"role": "assistant", "content": f"ok {at}"}, "finish_reason": "stop"}]}
-            transition = Transition(t=at % 4, model="m", request={"dialect": "chat", "body": body}, response={"body": answer}, output=f"ok {at}")
+            transition = Transition(
+                t=at % 4,
+                model="m",
+                request={"dialect": "chat", "body": body},
+                response={"body": answer},
+                output=f"ok {at}",
+            )
             before = time.perf_counter()
             store.put_transition(rollout.id, transition)
             waits.append(1000 * (time.perf_counter() - before))
         store.flush(600)
         seconds = time.perf_counter() - clock
         stored = store.stats()["transitions"]
-    waited = {"wait_ms_median": round(statistics.median(waits), 3), "wait_ms_p99": round(sorted(waits)[int(0.99 * rows)], 3)}
+    waited = {
+        "wait_ms_median": round(statistics.median(waits), 3),
+        "wait_ms_p99": round(sorted(waits)[int(0.99 * rows)], 3),
+    }
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     return {"rows_per_second": round(rows / seconds), "stored": stored, **waited, "peak_mb": peak}
 
@@ -80,7 +89,11 @@ def main() -> None:
                 sys.exit(done.stderr[-2000:])
             theirs = json.loads(done.stdout.strip().splitlines()[-1])
             rate = arguments.mlflow_rows / theirs["seconds"]
-            found["mlflow"] = {"rows_per_second": round(rate, 1), "version": theirs["version"], "stored": theirs["stored"]}
+            found["mlflow"] = {
+                "rows_per_second": round(rate, 1),
+                "version": theirs["version"],
+                "stored": theirs["stored"],
+            }
             found["ratio"] = round(found["assay"]["rows_per_second"] / rate, 1)
     print(json.dumps(found))
 

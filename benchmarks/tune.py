@@ -79,14 +79,20 @@ def tuned(task: str, seed: int, trials: int, folder: Path, artifact: str | None)
         (folder / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (folder / "r.yaml").write_text(RUBRIC)
         program = {
-            "adapter": "lean",
+            "prompt_format": "lean",
             "program": f"{__file__}:Newest",
             "rubric": str(folder / "r.yaml"),
             "data": str(folder / "d.jsonl"),
             "salt": f"seed {seed}",
         }
     report = assay.tune(
-        **program, trials=trials, objectives=("score", "tokens"), seed=seed, sizes=sizes, store=folder / "a.db", progress=Console()
+        **program,
+        trials=trials,
+        objectives=("score", "tokens"),
+        seed=seed,
+        sizes=sizes,
+        store=folder / "a.db",
+        progress=Console(),
     ).to_dict()
     test, kept = report["test"], ("score", "tokens_per_task", "n")
     return {

@@ -27,12 +27,16 @@ def one(value: str, seed: int, model: str, arguments: argparse.Namespace, folder
     clock = time.perf_counter()
     report = assay.train(
         f"{credit.__file__}:Letter", rubric=str(folder / "rubric.yaml"), data=str(folder / "letters.jsonl"), name=value, model=model,
-        algorithm="ppo", value=value, seed=seed, tasks=2, num_generations=arguments.group, steps=arguments.steps, learning_rate=3e-4, beta=0.0,
+        algorithm="ppo", value=value, seed=seed, prompts_per_step=2, num_generations=arguments.group, steps=arguments.steps, learning_rate=3e-4,
+        beta=0.0,
         outcome_weight=0.0, max_completion=12, evaluate_every=0, store=folder / f"{value}.db", progress=Console(),
         sizes={"test": arguments.test_size, "val": 2},
     )  # fmt: skip
     explained = [share for step, share in sorted(report.curves["explained_variance"].items()) if step > 2]
-    ends = {mode: {side: part[side]["score"] for side in ("before", "after")} for mode, part in next(iter(report.validation.values())).items()}
+    ends = {
+        mode: {side: part[side]["score"] for side in ("before", "after")}
+        for mode, part in next(iter(report.validation.values())).items()
+    }
     scores = list(report.curves["score"].values())
     return {
         "value": value, "seed": seed, "seconds": round(time.perf_counter() - clock), "explained": math.fsum(explained) / max(1, len(explained)),
@@ -57,9 +61,20 @@ def main() -> None:
             for value, runs in found.items():
                 runs.append(one(value, seed, model, arguments, folder))
                 print(json.dumps(runs[-1]), flush=True)
-    measures = {"explained": lambda run: run["explained"], "area": lambda run: run["area"], "sampled": lambda run: run["sampled"]["after"]}
+    measures = {
+        "explained": lambda run: run["explained"],
+        "area": lambda run: run["area"],
+        "sampled": lambda run: run["sampled"]["after"],
+    }
     if len(arguments.seeds) > 1:
-        print(json.dumps({name: credit.compared(*([of(run) for run in found[value]] for value in found)) for name, of in measures.items()}))
+        print(
+            json.dumps(
+                {
+                    name: credit.compared(*([of(run) for run in found[value]] for value in found))
+                    for name, of in measures.items()
+                }
+            )
+        )
 
 
 if __name__ == "__main__":

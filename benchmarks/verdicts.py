@@ -16,12 +16,12 @@ from typing import Any, Literal
 import dspy
 
 from assay.datasets import load_tasks
+from assay.evaluation import Session
+from assay.evaluation.judged import judge_items
 from assay.judges import Item, PointwiseJudge
 from assay.models import Meter, ResponseCache, get_lm
 from assay.models.embedded import server_url
-from assay.optimizers import Session
-from assay.optimizers.judged import judge_items
-from assay.optimizers.judges import agreement_rubric
+from assay.optimizers.judges.compile import agreement_rubric
 from assay.testing import scripted_lm
 from assay.traces import Recorder, Store
 
@@ -37,11 +37,30 @@ plain = dspy.LM(
     "openai/smollm2-135m", api_base=f"{server_url(NAME)}/v1", api_key="none", cache=False, temperature=0.0, max_tokens=1, logprobs=True,
     top_logprobs=20,
 )  # fmt: skip
-loose = dspy.LM("openai/smollm2-135m", api_base=f"{server_url(NAME)}/v1", api_key="none", cache=False, temperature=0.0, max_tokens=300)
-stock = dspy.LM("openai/smollm2-135m", api_base=f"{server_url(NAME)}/v1", api_key="none", cache=False, temperature=0.0, max_tokens=300)
+loose = dspy.LM(
+    "openai/smollm2-135m",
+    api_base=f"{server_url(NAME)}/v1",
+    api_key="none",
+    cache=False,
+    temperature=0.0,
+    max_tokens=300,
+)
+stock = dspy.LM(
+    "openai/smollm2-135m",
+    api_base=f"{server_url(NAME)}/v1",
+    api_key="none",
+    cache=False,
+    temperature=0.0,
+    max_tokens=300,
+)
 ask = dspy.Predict(
     dspy.Signature(
-        {"task_input": (str, dspy.InputField()), "output": (str, dspy.InputField()), "verdict": (Literal["no", "yes"], dspy.OutputField())}, QUESTION
+        {
+            "task_input": (str, dspy.InputField()),
+            "output": (str, dspy.InputField()),
+            "verdict": (Literal["no", "yes"], dspy.OutputField()),
+        },
+        QUESTION,
     )
 )
 judge = PointwiseJudge(QUESTION)
@@ -50,7 +69,9 @@ judge = PointwiseJudge(QUESTION)
 def items(start: int) -> list[Item]:
     tasks = load_tasks(f"arithmetic:size={arguments.verdicts}&seed={start}")
     return [
-        Item(id=f"{start}-{at}", shown={"task_input": t.inputs["question"], "output": f"The answer is {at}."}, ratings=())
+        Item(
+            id=f"{start}-{at}", shown={"task_input": t.inputs["question"], "output": f"The answer is {at}."}, ratings=()
+        )
         for at, t in enumerate(tasks)
     ]
 
@@ -96,14 +117,26 @@ read: dict[str, int] = dict.fromkeys(seconds, 0)
 with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "s.db") as store:
     recorder, meter = Recorder(store), Meter()
     lm = get_lm(NAME, cache=ResponseCache(Path(folder) / "c.db"), meter=meter, observers=[recorder.observe])
-    session = Session(lm=lm, rubric=agreement_rubric(judge.spec), recorder=recorder, meter=meter, threads=lm.recording.backend.concurrency)
+    session = Session(
+        lm=lm,
+        rubric=agreement_rubric(judge.spec),
+        recorder=recorder,
+        meter=meter,
+        threads=lm.recording.backend.concurrency,
+    )
     ours(items(10_000), session)
     theirs(items(10_000)[:2])
     for round_ in range(arguments.rounds):
         batch = items(round_)
         others, more = written(items(100 + round_)), written(items(200 + round_))
-        sides: list[tuple[str, Any]] = [("ours", lambda b=batch: ours(b, session)), ("stock", lambda b=batch: theirs(b))]
-        sides += [(name, lambda sent=sent, lm=lm: same_messages(sent, lm)) for name, sent, lm in ((ONE, others, plain), (FREE, more, loose))]
+        sides: list[tuple[str, Any]] = [
+            ("ours", lambda b=batch: ours(b, session)),
+            ("stock", lambda b=batch: theirs(b)),
+        ]
+        sides += [
+            (name, lambda sent=sent, lm=lm: same_messages(sent, lm))
+            for name, sent, lm in ((ONE, others, plain), (FREE, more, loose))
+        ]
         for name, run in sides if round_ % 2 else sides[::-1]:
             clock = time.perf_counter()
             read[name] += run()
@@ -121,7 +154,10 @@ print(
         {
             "verdicts_per_second": rates,
             "ratio": rates["ours"] / rates["stock"],
-            "ratio_same_messages": {"written out": rates["ours"] / rates[FREE], "one token": rates["ours"] / rates[ONE]},
+            "ratio_same_messages": {
+                "written out": rates["ours"] / rates[FREE],
+                "one token": rates["ours"] / rates[ONE],
+            },
             "verdicts_read": {name: count / (arguments.rounds * arguments.verdicts) for name, count in read.items()},
             "repeated": {"share_from_cache": served / repeated, "verdicts_per_second": repeated / again},
         }

@@ -21,7 +21,7 @@ import numpy as np
 
 import assay
 from assay.cli.shared import Console
-from assay.optimizers import paired_gain
+from assay.evaluation import paired_gain
 
 MODEL, SUMS = "embedded/smollm2-135m", "arithmetic:terms=3-4&digits=2-3&size=600"  # those of the road
 ROAD = Path(__file__).parents[1] / "examples" / "math_qa_training.py"
@@ -34,7 +34,18 @@ def road(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     if not kept.exists():
         folder.mkdir(parents=True, exist_ok=True)
         given = ["--artifact", arguments.artifact] if arguments.artifact else []
-        command = [sys.executable, ROAD, *given, "--folder", folder, "--seed", seed, "--test-size", arguments.test_size, "--json"]
+        command = [
+            sys.executable,
+            ROAD,
+            *given,
+            "--folder",
+            folder,
+            "--seed",
+            seed,
+            "--test-size",
+            arguments.test_size,
+            "--json",
+        ]
         kept.write_bytes(subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, check=True).stdout)
     found: dict[str, Any] = json.loads(kept.read_text())
     return found
@@ -46,7 +57,12 @@ def on_more(seed: int, arguments: argparse.Namespace) -> dict[str, dict[str, flo
     kept, artifact = folder / f"more-{arguments.more}.json", arguments.artifact or str(folder / "compiled")
     os.environ["ASSAY_ADAPTERS"] = str(folder / "adapters")
     if not kept.exists():
-        given = {"parameters": {"max_steps": 3, "temperature": 1.0}, "sizes": {"test": arguments.more}, "seed": seed, "progress": Console()}
+        given = {
+            "parameters": {"max_steps": 3, "temperature": 1.0},
+            "sizes": {"test": arguments.more},
+            "seed": seed,
+            "progress": Console(),
+        }
         scores = {
             name: assay.evaluate(
                 artifact, rubric="math_qa", data=SUMS, split="test", model=model, store=folder / "more.db", **given
@@ -84,7 +100,10 @@ def main() -> None:
     }
     for mode, agents in found[0]["scores"].items():
         every = {name: pooled([one["scores"][mode][name] for one in found]) for name in agents}
-        told[mode] = {name: {"score": float(np.mean(list(scores.values()))), **_by_seed(found, name, mode)} for name, scores in every.items()}
+        told[mode] = {
+            name: {"score": float(np.mean(list(scores.values()))), **_by_seed(found, name, mode)}
+            for name, scores in every.items()
+        }
         pairs = [("plain", name) for name in agents if name != "plain"]
         pairs += [(name, "compiled, trained") for name in ("compiled", "trained") if "compiled, trained" in agents]
         pairs += [("warmed up", "trained")] if "warmed up" in agents else []
@@ -93,7 +112,11 @@ def main() -> None:
         scores = [on_more(seed, arguments) for seed in arguments.seeds]
         before, after = (pooled([one[name] for one in scores]) for name in ("compiled", "compiled, trained"))
         means = {name: [float(np.nanmean(list(one[name].values()))) for one in scores] for name in scores[0]}
-        told["sampled, on more tasks"] = {"tasks": len(before), "by_seed": means, "gain": paired_gain(before, after).to_dict()}
+        told["sampled, on more tasks"] = {
+            "tasks": len(before),
+            "by_seed": means,
+            "gain": paired_gain(before, after).to_dict(),
+        }
     print(json.dumps(told, indent=1))
 
 
@@ -101,7 +124,11 @@ def _by_seed(found: list[dict[str, Any]], name: str, mode: str) -> dict[str, lis
     ends = [end["after"] for one in found if (end := one["comparison"].get(f"{name}, {mode}"))]
     told = {key: [end[key] for end in ends] for key in ("valid_calls", "tokens_per_task")}
     tools = [end["criteria"].get("tool_adoption") for end in ends]
-    return {"by_seed": [float(np.nanmean(list(one["scores"][mode][name].values()))) for one in found], **told, "tool_adoption": tools}
+    return {
+        "by_seed": [float(np.nanmean(list(one["scores"][mode][name].values()))) for one in found],
+        **told,
+        "tool_adoption": tools,
+    }
 
 
 if __name__ == "__main__":

@@ -37,7 +37,9 @@ def dates(folder: Path) -> dict[str, str]:
                     found[match[1]] = email.utils.parsedate_to_datetime(match[1]).date().isoformat()
                 elif match := CTIME.match(line):
                     with contextlib.suppress(ValueError):
-                        found[match[1]] = datetime.datetime.strptime(match[1], "%a %b %d %H:%M:%S %Y").date().isoformat()
+                        found[match[1]] = (
+                            datetime.datetime.strptime(match[1], "%a %b %d %H:%M:%S %Y").date().isoformat()
+                        )
     return found
 
 
@@ -45,7 +47,13 @@ def result(report: Mapping[str, Any]) -> dict[str, Any]:
     """What `--json` prints of a compile: the score and the criteria on the held-out dates, under the same keys `before` and `after`."""
     test = report["test"]
     before, after = ({"score": side["score"], **side["criteria"]} for side in (test["baseline"], test["compiled"]))
-    return {"before": before, "after": after, "gain": test["gain"], "winner": report["winner"], "n": test["baseline"]["n"]}
+    return {
+        "before": before,
+        "after": after,
+        "gain": test["gain"],
+        "winner": report["winner"],
+        "n": test["baseline"]["n"],
+    }
 
 
 def main() -> None:
@@ -60,11 +68,15 @@ def main() -> None:
     arguments = parser.parse_args()
     every = sorted(dates(arguments.folder).items())
     if len(every) < 50:
-        sys.exit(f"{arguments.folder} has only {len(every)} changelog dates; point --folder at a Debian machine's /usr/share/doc")
+        sys.exit(
+            f"{arguments.folder} has only {len(every)} changelog dates; point --folder at a Debian machine's /usr/share/doc"
+        )
     rows = random.Random(0).sample(every, min(arguments.rows, len(every)))
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "dates.jsonl"
-        data.write_text("".join(json.dumps({"inputs": {"text": text}, "expected": {"date": iso}}) + "\n" for text, iso in rows))
+        data.write_text(
+            "".join(json.dumps({"inputs": {"text": text}, "expected": {"date": iso}}) + "\n" for text, iso in rows)
+        )
         report = assay.compile(
             "extract",
             rubric="extract",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.optimizers import RLTrainer
-from assay.optimizers.parameters import AgentArena, Point, SearchConfig, Space, in_figures, open_study, search
+from assay.optimizers.parameters import AgentObjective, Point, SearchConfig, Space, in_figures, open_study, search
 from assay.programs import RANGES, AgentParameters
 
 
@@ -49,9 +49,9 @@ train, sealed = tasks[:80], tasks[80:]
 space = Space(programs=["agent"], acting={"agent": list(RANGES)})
 config = SearchConfig(trials=arguments.trials)
 study = open_study("lookup", None, space, config)
-arena = AgentArena(LookupAgent(), evaluator)
+objective = AgentObjective(LookupAgent(), evaluator)
 default = Point("agent", AgentParameters().model_dump())
-best = search(arena, train, space, config, study, defaults=[default]).best.point
+best = search(objective, train, space, config, study, defaults=[default]).best.point
 
 trainer = RLTrainer(LookupAgent(), evaluator, train)
 trainer.train(episodes=arguments.episodes)
@@ -59,14 +59,17 @@ trainer.train(episodes=arguments.episodes)
 
 def score(point: Point) -> float:
     """The share of the sealed tasks that are answered rightly."""
-    runs = arena.run(point, sealed)
+    runs = objective.run(point, sealed)
     return sum(run.score or 0.0 for run in runs) / len(runs)
 
 
 found = {
     "before": {"score": score(default), "parameters": dict(default.parameters)},
     "after": {"score": score(best), "parameters": dict(best.parameters)},
-    "policy": {"score": score(Point("agent", trainer.get_best_parameters())), "parameters": trainer.get_best_parameters()},
+    "policy": {
+        "score": score(Point("agent", trainer.get_best_parameters())),
+        "parameters": trainer.get_best_parameters(),
+    },
 }
 if arguments.json:
     print(json.dumps(found))

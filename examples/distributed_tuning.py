@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from assay.optimizers.parameters import AgentArena, SearchConfig, SearchOutcome, Space, open_study, search
+from assay.optimizers.parameters import AgentObjective, SearchConfig, SearchOutcome, Space, open_study, search
 from assay.programs import RANGES, AgentParameters
 from assay.testing import SyntheticAgent
 
@@ -24,7 +24,7 @@ def work(url: str, name: str, trials: int, number: int) -> SearchOutcome:
     """What each process runs; number 0 runs until the study is complete."""
     agent, config = SyntheticAgent("hartmann"), SearchConfig(trials=trials)
     study = open_study(name, url, SPACE, config)
-    return search(AgentArena(agent, agent.right), agent.tasks, SPACE, config, study, helping=number > 0)
+    return search(AgentObjective(agent, agent.right), agent.tasks, SPACE, config, study, helping=number > 0)
 
 
 def main() -> None:
@@ -37,9 +37,14 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         url = arguments.storage or started(Path(folder))
-        open_study(arguments.study, url, SPACE, SearchConfig(trials=arguments.trials))  # the tables are there before others come
+        open_study(
+            arguments.study, url, SPACE, SearchConfig(trials=arguments.trials)
+        )  # the tables are there before others come
         spawned = multiprocessing.get_context("spawn")
-        helpers = [spawned.Process(target=work, args=(url, arguments.study, arguments.trials, number)) for number in range(1, arguments.workers)]
+        helpers = [
+            spawned.Process(target=work, args=(url, arguments.study, arguments.trials, number))
+            for number in range(1, arguments.workers)
+        ]
         for helper in helpers:
             helper.start()
         outcome = work(url, arguments.study, arguments.trials, 0)
@@ -48,7 +53,12 @@ def main() -> None:
         study = open_study(arguments.study, url, SPACE, SearchConfig(trials=arguments.trials))
         states = Counter(trial.state.name for trial in study.get_trials())
         numbers = [trial.number for trial in study.get_trials()]
-    found = {**sides(outcome), "trials": len(numbers), "states": dict(states), "doubled": len(numbers) - len(set(numbers))}
+    found = {
+        **sides(outcome),
+        "trials": len(numbers),
+        "states": dict(states),
+        "doubled": len(numbers) - len(set(numbers)),
+    }
     print(json.dumps(found) if arguments.json else "\n".join(f"{name}: {value}" for name, value in found.items()))
 
 

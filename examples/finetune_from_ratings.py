@@ -7,7 +7,7 @@ Three ways to rate: `--to-rate` writes FOLDER/to_rate.jsonl and stops, and `--ra
 `{"rollout": ID, "rating": 0.9}`); `--rater me` asks at the terminal; by default a simulated rater knows the right label and errs once in ten.
 Unrated answers are not trained on.
 
-Prints a table of four metrics before and after (`assay.optimizers.metrics.before_and_after` has the formulas), the paired gain of the score
+Prints a table of four metrics before and after (`assay.evaluation.metrics.before_and_after` has the formulas), the paired gain of the score
 with its 95 % interval, and the first `--samples` held-out messages with the answer, confidence and reasoning of both models side by side.
 `--json` prints one object instead:
 
@@ -34,29 +34,62 @@ from rich.table import Table
 
 import assay
 from assay.cli.shared import Console
-from assay.optimizers import paired_gain
-from assay.optimizers.evaluation import Evaluation
-from assay.optimizers.metrics import TaskRun, before_and_after
-from assay.optimizers.weights import SFTConfig, train_sft
+from assay.evaluation import paired_gain
+from assay.evaluation.evaluation import Evaluation
+from assay.evaluation.metrics import TaskRun, before_and_after
+from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.traces import Rollout
-from assay.traces.gates import Gates
-from assay.traces.selection import Selection
+from assay.traces.export.gates import Gates
+from assay.traces.export.selection import Selection
 
 KEEP_AT = 0.8  # least rating that is trained on
 MESSAGES = {
-    "billing": ["I was charged twice for {}", "The invoice for {} shows a wrong amount", "Why is there a fee on my {} payment?"],
-    "delivery": ["Where is the parcel with {}?", "The {} has not arrived yet", "The courier left my {} at a wrong door"],
-    "returns": ["I want to send {} back", "How do I return {} that I no longer want?", "The {} does not fit, can I exchange it?"],
-    "account": ["I cannot log in to see my {}", "Reset the password of my {} profile", "Change the e-mail address that {} is registered to"],
+    "billing": [
+        "I was charged twice for {}",
+        "The invoice for {} shows a wrong amount",
+        "Why is there a fee on my {} payment?",
+    ],
+    "delivery": [
+        "Where is the parcel with {}?",
+        "The {} has not arrived yet",
+        "The courier left my {} at a wrong door",
+    ],
+    "returns": [
+        "I want to send {} back",
+        "How do I return {} that I no longer want?",
+        "The {} does not fit, can I exchange it?",
+    ],
+    "account": [
+        "I cannot log in to see my {}",
+        "Reset the password of my {} profile",
+        "Change the e-mail address that {} is registered to",
+    ],
 }
-THINGS = ["a lamp", "two chairs", "the blue coat", "a phone case", "running shoes", "a kettle", "headphones", "the desk", "a tent", "garden tools"]
+THINGS = [
+    "a lamp",
+    "two chairs",
+    "the blue coat",
+    "a phone case",
+    "running shoes",
+    "a kettle",
+    "headphones",
+    "the desk",
+    "a tent",
+    "garden tools",
+]
 ENDINGS = ["", " Please help.", " Thanks!", " This is urgent.", " I ordered on Monday."]
 
 
 def messages(seed: int) -> list[dict[str, object]]:
     """300 tasks, each a message and its topic."""
     rng = random.Random(seed)
-    every = [(kind, text.format(thing) + ending) for kind, texts in MESSAGES.items() for text in texts for thing in THINGS for ending in ENDINGS]
+    every = [
+        (kind, text.format(thing) + ending)
+        for kind, texts in MESSAGES.items()
+        for text in texts
+        for thing in THINGS
+        for ending in ENDINGS
+    ]
     return [{"inputs": {"text": text}, "expected": {"label": kind}} for kind, text in rng.sample(every, 300)]
 
 
@@ -70,7 +103,11 @@ def rate(rollouts: Sequence[Rollout], rater: str, seed: int) -> dict[str, float]
     for number, rollout in enumerate(rollouts, start=1):
         if rater == "me":
             label = (rollout.prediction or {}).get("label")
-            print(f"\n[{number} of {len(rollouts)}] {rollout.inputs['text']}\n  -> {label}\nrating 0 to 1 (Enter: stop): ", end="", file=sys.stderr)
+            print(
+                f"\n[{number} of {len(rollouts)}] {rollout.inputs['text']}\n  -> {label}\nrating 0 to 1 (Enter: stop): ",
+                end="",
+                file=sys.stderr,
+            )
             text = sys.stdin.readline().strip()
             if not text:
                 break
@@ -93,14 +130,21 @@ def reasoning_of(rollout: Rollout) -> str:
     return output.rpartition("label:")[0].strip().removeprefix("thought:").strip()
 
 
-def samples(before: Evaluation, after: Evaluation, first: Mapping[str, Rollout], second: Mapping[str, Rollout], count: int) -> list[dict[str, Any]]:
+def samples(
+    before: Evaluation, after: Evaluation, first: Mapping[str, Rollout], second: Mapping[str, Rollout], count: int
+) -> list[dict[str, Any]]:
     """The first `count` tasks of both evaluations, not chosen by their scores; `first` and `second` are the rollouts by task id."""
     rows = []
     for task_id in [one for one in before.results if one in after.results and one in first and one in second][:count]:
         sides = {}
         for side, evaluation, rollouts in (("before", before, first), ("after", after, second)):
             run, rollout = evaluation.runs[task_id, 0], rollouts[task_id]
-            sides[side] = {"answer": run.answer, "score": run.score, "confidence": run.confidence, "reasoning": reasoning_of(rollout)}
+            sides[side] = {
+                "answer": run.answer,
+                "score": run.score,
+                "confidence": run.confidence,
+                "reasoning": reasoning_of(rollout),
+            }
         rollout = first[task_id]
         rows.append({"text": rollout.inputs["text"], "expected": rollout.expected["label"], **sides})
     return rows
@@ -113,9 +157,13 @@ def show(result: Mapping[str, Any], held_out: int) -> None:
     for name, old in result["before"].items():
         new = result["after"][name]
         points = "" if old is None or new is None else f"{100 * (new - old):+.1f}"
-        table.add_row(name.replace("_", " "), *("" if value is None else f"{value:.2f}" for value in (old, new)), points)
+        table.add_row(
+            name.replace("_", " "), *("" if value is None else f"{value:.2f}" for value in (old, new)), points
+        )
     rich.print(table)
-    rich.print(f"gain of the score, paired: {gain['mean']:+.2f}, 95 % interval [{gain['low']:+.2f}, {gain['high']:+.2f}]")
+    rich.print(
+        f"gain of the score, paired: {gain['mean']:+.2f}, 95 % interval [{gain['low']:+.2f}, {gain['high']:+.2f}]"
+    )
     table = Table("message", "expected", "before", "after", title="Sample interactions", show_lines=True)
     for sample in result["samples"]:
         table.add_row(sample["text"], sample["expected"], *(_cell(sample[side]) for side in ("before", "after")))
@@ -136,29 +184,45 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--folder", default="rated", help="Folder of the data, the store and the adapter.")
     parser.add_argument("--to-rate", action="store_true", help="Write the answers to rate, and stop.")
     parser.add_argument("--ratings", help="File of ratings, JSON lines.")
-    parser.add_argument("--rater", choices=["stand-in", "me"], default="stand-in", help="Who rates where no file is given.")
+    parser.add_argument(
+        "--rater", choices=["stand-in", "me"], default="stand-in", help="Who rates where no file is given."
+    )
     parser.add_argument("--model", default="embedded/smollm2-135m")
     parser.add_argument("--name", default="rated", help="Name of the adapter; a new one for each run.")
     parser.add_argument("--tasks", type=int, default=150, help="Number of messages that are sorted and rated.")
     parser.add_argument("--answers", type=int, default=2, help="Answers of each of them.")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--test-size", type=int, default=60, help="Number of held-out messages.")
-    parser.add_argument("--reasoning-depth", type=int, default=4, help="2 to this power tokens of reasoning; up to 3: none.")
+    parser.add_argument(
+        "--reasoning-depth", type=int, default=4, help="2 to this power tokens of reasoning; up to 3: none."
+    )
     parser.add_argument("--samples", type=int, default=5, help="Number of sample interactions to show.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
     return parser.parse_args(words)
 
 
-def rated_rollouts(arguments: argparse.Namespace, folder: Path, job: Mapping[str, Any]) -> tuple[list[Rollout], dict[str, float]]:
+def rated_rollouts(
+    arguments: argparse.Namespace, folder: Path, job: Mapping[str, Any]
+) -> tuple[list[Rollout], dict[str, float]]:
     """Collected answers and their ratings, which are stored too. Answers that the store has are not collected again."""
     store = Path(job["store"])
     if not store.exists():
         given = {"temperature": 1.0, "reasoning_depth": arguments.reasoning_depth}
-        assay.collect("classify", **job, model=arguments.model, n=arguments.answers, sizes={"train": arguments.tasks}, parameters=given)
+        assay.collect(
+            "classify",
+            **job,
+            model=arguments.model,
+            n=arguments.answers,
+            sizes={"train": arguments.tasks},
+            parameters=given,
+        )
     with assay.Store(store) as opened:
         rollouts = [opened.rollout(one.id) for one in opened.rollouts(limit=None) if one.phase == "collect"]
-        rows = ({"rollout": one.id, "text": one.inputs["text"], "answer": one.prediction, "reasoning": reasoning_of(one)} for one in rollouts)
+        rows = (
+            {"rollout": one.id, "text": one.inputs["text"], "answer": one.prediction, "reasoning": reasoning_of(one)}
+            for one in rollouts
+        )
         (folder / "to_rate.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         if arguments.to_rate:
             raise SystemExit(f"{len(rollouts)} answers to rate: {folder / 'to_rate.jsonl'}")
@@ -172,15 +236,21 @@ def rated_rollouts(arguments: argparse.Namespace, folder: Path, job: Mapping[str
     return rollouts, ratings
 
 
-def evaluated(arguments: argparse.Namespace, job: Mapping[str, Any], model: str) -> tuple[Evaluation, dict[str, Rollout]]:
+def evaluated(
+    arguments: argparse.Namespace, job: Mapping[str, Any], model: str
+) -> tuple[Evaluation, dict[str, Rollout]]:
     """The held-out messages sorted by one model: the evaluation, and its first rollouts by task id."""
     given = {"temperature": 0.1, "reasoning_depth": arguments.reasoning_depth}
-    evaluation = assay.evaluate("classify", **job, split="test", model=model, parameters=given, sizes={"test": arguments.test_size}).evaluation
+    evaluation = assay.evaluate(
+        "classify", **job, split="test", model=model, parameters=given, sizes={"test": arguments.test_size}
+    ).evaluation
     rollouts = dict[str, Rollout]()
     wanted = list(evaluation.results)[: arguments.samples]
     with assay.Store(job["store"]) as opened:
         for task_id in wanted:
-            newest = next(one for one in opened.rollouts(task_id=task_id, split="test", limit=None) if one.phase == "evaluate")
+            newest = next(
+                one for one in opened.rollouts(task_id=task_id, split="test", limit=None) if one.phase == "evaluate"
+            )
             rollouts[task_id] = opened.rollout(newest.id)
     return evaluation, rollouts
 
@@ -192,18 +262,30 @@ def main() -> None:
     os.environ.setdefault("ASSAY_ADAPTERS", str(folder / "adapters"))
     data = folder / "messages.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in messages(arguments.seed)))
-    job = {"rubric": "classify", "data": str(data), "adapter": "lean", "seed": arguments.seed, "store": folder / "a.db", "progress": progress}
+    job = {
+        "rubric": "classify",
+        "data": str(data),
+        "prompt_format": "lean",
+        "seed": arguments.seed,
+        "store": folder / "a.db",
+        "progress": progress,
+    }
 
     rollouts, ratings = rated_rollouts(arguments, folder, job)
     rows = folder / f"rows-{len(list(folder.glob('rows-*')))}"
     assay.export("sft", rows, store=job["store"], selection=Selection(rated=True), gates=Gates(min_clean=0))
-    config = SFTConfig(model=arguments.model, min_quality=KEEP_AT, epochs=arguments.epochs, seed=arguments.seed)
+    config = SFTSettings(model=arguments.model, min_quality=KEEP_AT, epochs=arguments.epochs, seed=arguments.seed)
     trained = train_sft(rows, arguments.name, config, progress=progress)
     if trained.name is None:
-        raise SystemExit(f"{arguments.model} is not an embedded model, so its adapter {trained.path} cannot be run here: use --model embedded/NAME")
+        raise SystemExit(
+            f"{arguments.model} is not an embedded model, so its adapter {trained.path} cannot be run here: use --model embedded/NAME"
+        )
 
     (before, first), (after, second) = (evaluated(arguments, job, model) for model in (arguments.model, trained.name))
-    right, kept = {one.id for one in rollouts if is_right(one)}, {one for one, rating in ratings.items() if rating >= KEEP_AT}
+    right, kept = (
+        {one.id for one in rollouts if is_right(one)},
+        {one for one, rating in ratings.items() if rating >= KEEP_AT},
+    )
     result = {
         **metrics(list(before.runs.values()), list(after.runs.values())),
         "samples": samples(before, after, first, second, arguments.samples),

@@ -26,11 +26,11 @@ from rich.table import Table
 
 import assay
 from assay.cli.shared import Console
-from assay.models.adapters import adapter_home, find_adapter
-from assay.optimizers.weights import SFTConfig, train_sft
-from assay.optimizers.weights.page import interval
-from assay.optimizers.weights.validation import compared
-from assay.traces.gates import Gates
+from assay.models.lora.adapters import adapter_home, find_adapter
+from assay.optimizers.finetuning import SFTSettings, train_sft
+from assay.optimizers.finetuning.comparison import compared
+from assay.reports.training import interval
+from assay.traces.export.gates import Gates
 
 KINDS = {  # what must not be forgotten: another task, in another form
     "animal": "horse cat eagle shark tiger rabbit snake goat wolf whale frog bear",
@@ -46,10 +46,14 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", default="road")
     parser.add_argument("--artifact", help="A compiled math_qa.")
-    parser.add_argument("--data", default="arithmetic:terms=3-4&digits=2-3&size=600", help="Sums that a guess does not get right.")
+    parser.add_argument(
+        "--data", default="arithmetic:terms=3-4&digits=2-3&size=600", help="Sums that a guess does not get right."
+    )
     parser.add_argument("--model", default="embedded/smollm2-135m")
     parser.add_argument("--collect", type=int, default=48, help="Tasks that the compiled agent does.")
-    parser.add_argument("--epochs", type=int, default=1, help="Of the warm-up; after a long one there is nothing left to learn.")
+    parser.add_argument(
+        "--epochs", type=int, default=1, help="Of the warm-up; after a long one there is nothing left to learn."
+    )
     parser.add_argument("--steps", type=int, default=8, help="Of the policy gradient.")
     parser.add_argument("--group", type=int, default=6, help="Rollouts of a task, four tasks a step.")
     parser.add_argument("--test-size", type=int, default=40)
@@ -68,7 +72,9 @@ def result(comparison: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     return {"before": last["before"], "after": last["after"], **more, "comparison": comparison}
 
 
-def trained(arguments: argparse.Namespace, folder: Path, sums: Mapping[str, Any], seconds: dict[str, float]) -> tuple[str, str]:
+def trained(
+    arguments: argparse.Namespace, folder: Path, sums: Mapping[str, Any], seconds: dict[str, float]
+) -> tuple[str, str]:
     """Steps 1 to 4; those that are done are not repeated. The artifact, and the name of the warmed-up model."""
     artifact = arguments.artifact or str(folder / "compiled")
     if not Path(artifact).exists():
@@ -79,17 +85,32 @@ def trained(arguments: argparse.Namespace, folder: Path, sums: Mapping[str, Any]
     if not (folder / "rows").exists():
         sizes = {"train": arguments.collect}
         given = {"temperature": 0.1}  # in the form that the plain agent will have
-        assay.collect(artifact, **sums, model=arguments.model, adapter="lean", n=1, sizes=sizes, parameters=given, store=folder / "a.db")
+        assay.collect(
+            artifact,
+            **sums,
+            model=arguments.model,
+            prompt_format="lean",
+            n=1,
+            sizes=sizes,
+            parameters=given,
+            store=folder / "a.db",
+        )
         assay.export("sft", folder / "rows", store=folder / "a.db", demos=False, gates=Gates(min_clean=0))
     clock = time.perf_counter()
     if not done("warm"):
-        train_sft(folder / "rows", "warm", SFTConfig(model=arguments.model, epochs=arguments.epochs, seed=arguments.seed), progress=sums["progress"])
+        train_sft(
+            folder / "rows",
+            "warm",
+            SFTSettings(model=arguments.model, epochs=arguments.epochs, seed=arguments.seed),
+            progress=sums["progress"],
+        )
         seconds["sft"] = time.perf_counter() - clock
     warm, clock = f"{arguments.model}+warm", time.perf_counter()
     if not done("grpo"):
         # The score alone is trained on: the rubric's step rewards would be earned by calling again and again.
         assay.train(
-            "math_qa", **sums, name="grpo", model=warm, adapter="lean", steps=arguments.steps, tasks=4, num_generations=arguments.group,
+            "math_qa", **sums, name="grpo", model=warm, prompt_format="lean", steps=arguments.steps, prompts_per_step=4,
+            num_generations=arguments.group,
             learning_rate=2e-4,
             beta=0.0, step_weight=0.0, max_completion=64, parameters={"max_steps": 3}, evaluate_every=0, sizes={"test": arguments.test_size},
             store=folder / "g.db", resume=(adapter_home().parent / "training" / "grpo").exists(),
@@ -110,18 +131,22 @@ def measured(
         given, sizes = {"max_steps": 3, "temperature": temperature}, {"test": arguments.test_size}
         found = {
             name: assay.evaluate(
-                program, **{**sums, "data": data}, split="test", model=model, adapter="lean" if program == "math_qa" else None, parameters=given,
+                program, **{**sums, "data": data}, split="test", model=model, prompt_format="lean" if program == "math_qa" else None,
+                parameters=given,
                 sizes=sizes, store=folder / "e.db",
             ).evaluation
             for name, (program, model) in agents.items()
         }  # fmt: skip
         scores[mode] = {name: one.scores for name, one in found.items()}
         told |= {f"{name}, {mode}": compared(found["plain"], found[name]) for name in agents}
-        told |= {f"both against {name}, {mode}": compared(found[name], found["compiled, trained"]) for name in ("compiled", "trained")}
+        told |= {
+            f"both against {name}, {mode}": compared(found[name], found["compiled, trained"])
+            for name in ("compiled", "trained")
+        }
     kept = {
         "rubric": "classify",
         "data": str(folder / "words.jsonl"),
-        "adapter": "lean",
+        "prompt_format": "lean",
         "parameters": {"temperature": 0.1},
         "store": folder / "e.db",
     }
@@ -142,14 +167,24 @@ def main() -> None:
     sums = {"rubric": "math_qa", "data": arguments.data, "seed": arguments.seed, "progress": shown}
     words = [(f"{lead} {word}.", kind) for kind, text in KINDS.items() for word in text.split() for lead in LEADS]
     random.Random(0).shuffle(words)
-    (folder / "words.jsonl").write_text("".join(json.dumps({"inputs": {"text": text}, "expected": {"label": kind}}) + "\n" for text, kind in words))
+    (folder / "words.jsonl").write_text(
+        "".join(json.dumps({"inputs": {"text": text}, "expected": {"label": kind}}) + "\n" for text, kind in words)
+    )
     artifact, warm = trained(arguments, folder, sums, seconds)
     told, scores = measured(arguments, folder, sums, artifact, warm)
     training = find_adapter("grpo").made
     if arguments.json:
         print(json.dumps(result(told, seed=arguments.seed, seconds=seconds, scores=scores, training=training)))
     else:
-        table = Table("", "score", "tool", "valid calls", "tokens a task", "gain, 95 %", title=f"{arguments.test_size} sealed tasks")
+        table = Table(
+            "",
+            "score",
+            "tool",
+            "valid calls",
+            "tokens a task",
+            "gain, 95 %",
+            title=f"{arguments.test_size} sealed tasks",
+        )
         for name, row in told.items():
             end = row["after"]
             numbers = (end["score"], end["criteria"].get("tool_adoption"), end["valid_calls"], end["tokens_per_task"])

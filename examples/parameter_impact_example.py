@@ -25,7 +25,11 @@ def sides(searched: Mapping[str, Any] | None) -> dict[str, Any]:
     parameters = {"default": default_values, "tuned": {**default_values, **searched["best"]}}
     reports = {name: searched["test"][name] or {} for name in parameters}
     default, tuned = (
-        {"score": reports[name].get("score"), "tokens_per_task": reports[name].get("tokens_per_task"), "parameters": parameters[name]}
+        {
+            "score": reports[name].get("score"),
+            "tokens_per_task": reports[name].get("tokens_per_task"),
+            "parameters": parameters[name],
+        }
         for name in parameters
     )
     return {"before": default, "after": tuned}
@@ -40,7 +44,11 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=12)
     parser.add_argument("--trials", type=int, default=12, help="Of the search; 0: none.")
     parser.add_argument("--levels", type=int, default=4)
-    parser.add_argument("--ranges", nargs="*", default=["max_steps=1:8", "temperature=0.1:1.5", "tool_usage_threshold=0:1", "reasoning_depth=1:7"])
+    parser.add_argument(
+        "--ranges",
+        nargs="*",
+        default=["max_steps=1:8", "temperature=0.1:1.5", "tool_usage_threshold=0:1", "reasoning_depth=1:7"],
+    )
     parser.add_argument("--out", default="impact")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -50,17 +58,32 @@ def main() -> None:
         name, _, limits = text.partition("=")
         low, _, high = limits.partition(":")
         ranges[name] = (float(low), float(high))
-    about = {"rubric": arguments.rubric, "data": arguments.data, "model": arguments.model, "ranges": ranges, "progress": Console()}
-    sizes = {"val": arguments.tasks, "gate": 6, "test": 6}
-    searched = assay.tune(arguments.program, trials=arguments.trials, sizes=sizes, **about).to_dict() if arguments.trials else None
+    about = {
+        "rubric": arguments.rubric,
+        "data": arguments.data,
+        "model": arguments.model,
+        "ranges": ranges,
+        "progress": Console(),
+    }
+    held_out = min(6, arguments.tasks)
+    sizes = {"val": arguments.tasks, "gate": held_out, "test": held_out}
+    searched = (
+        assay.tune(arguments.program, trials=arguments.trials, sizes=sizes, **about).to_dict()
+        if arguments.trials
+        else None
+    )
     report = assay.parameter_impact(arguments.program, levels=arguments.levels, sizes=sizes, out=arguments.out, **about)
     if arguments.json:
         print(json.dumps({**sides(searched), **report.to_dict()}))
     else:
         for effect in report.found.effects:
-            print(f"{effect.parameter} {in_figures(effect.value)}: {', '.join(f'{name} {effect.cell(name)}' for name in report.found.measured)}")
+            print(
+                f"{effect.parameter} {in_figures(effect.value)}: {', '.join(f'{name} {effect.cell(name)}' for name in report.found.measured)}"
+            )
         for name, weights in report.importance.items():
-            print(f"importance by {name}: {', '.join(f'{parameter} {weight:.2f}' for parameter, weight in weights.items())}")
+            print(
+                f"importance by {name}: {', '.join(f'{parameter} {weight:.2f}' for parameter, weight in weights.items())}"
+            )
         print(f"written: {report.page or report.folder}")
 
 

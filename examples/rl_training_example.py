@@ -27,12 +27,18 @@ after = trainer.get_best_parameters()
 
 
 def line(episode: Episode) -> str:
-    moved = ", ".join(f"{name} {'+' if step > 0 else ''}{in_figures(step)}" for name, step in episode.adjustments.items() if step)
+    moved = ", ".join(
+        f"{name} {'+' if step > 0 else ''}{in_figures(step)}" for name, step in episode.adjustments.items() if step
+    )
     return f"episode {episode.number:3}: overall {episode.overall:.2f}, {episode.improvement:+.2f}: {episode.meaning}. {moved}"
 
 
 found = {
-    side: {"score": agent.success(parameters), "of_optimum": agent.success(parameters) / agent.best, "parameters": parameters}
+    side: {
+        "score": agent.success(parameters),
+        "of_optimum": agent.success(parameters) / agent.best,
+        "parameters": parameters,
+    }
     for side, parameters in (("before", before), ("after", after))
 }
 if arguments.json:
@@ -42,4 +48,6 @@ else:
         print(line(episode), file=sys.stderr)
     for side, entry in found.items():
         settings = ", ".join(f"{name} {in_figures(value)}" for name, value in entry["parameters"].items())
-        print(f"{side}: right {100 * entry['score']:.0f} % of the time, {100 * entry['of_optimum']:.0f} % of the optimum, with {settings}")
+        print(
+            f"{side}: right {100 * entry['score']:.0f} % of the time, {100 * entry['of_optimum']:.0f} % of the optimum, with {settings}"
+        )

@@ -27,7 +27,10 @@ name = "tone"
 text = "How friendly is the output?"
 choices = ["rude", "neutral", "friendly"]
 """
-POINTS = [{"criterion": "The output says 144.", "points": 5}, {"criterion": "The output refuses to answer.", "points": -3}]
+POINTS = [
+    {"criterion": "The output says 144.", "points": 5},
+    {"criterion": "The output refuses to answer.", "points": -3},
+]
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--json", action="store_true")
@@ -56,14 +59,23 @@ with tempfile.TemporaryDirectory() as folder:
         from verifiers.v1.judges.rubric import load_criteria
 
         theirs = [(c.name, c.text, c.weight, tuple(c.choices)) for c in load_criteria(file)]
-        assert theirs == [(c.name, c.judge.text, c.weight, c.judge.scale) for c in rubric.criteria if c.judge is not None]
+        assert theirs == [
+            (c.name, c.judge.text, c.weight, c.judge.scale) for c in rubric.criteria if c.judge is not None
+        ]
 
 found["points"] = points_rubric(POINTS, resolver=resolver(lm)).score(TASK, answer).value
 
-criteria = [Criterion(name="clear", judge=JudgeSpec(text="Is it clear?")), Criterion(name="kind", judge=JudgeSpec(text="Is it kind?"))]
-found["all criteria in one call"] = Rubric("both", criteria, judging="together", resolver=resolver(lm)).score(TASK, answer).value
+criteria = [
+    Criterion(name="clear", judge=JudgeSpec(text="Is it clear?")),
+    Criterion(name="kind", judge=JudgeSpec(text="Is it kind?")),
+]
+found["all criteria in one call"] = (
+    Rubric("both", criteria, judging="together", resolver=resolver(lm)).score(TASK, answer).value
+)
 
-better = Rubric("better", [Criterion(name="better", judge=JudgeSpec(use="pairs"))], resolver=resolver(lm, lambda _: PairwiseJudge()))
+better = Rubric(
+    "better", [Criterion(name="better", judge=JudgeSpec(use="pairs"))], resolver=resolver(lm, lambda _: PairwiseJudge())
+)
 found["a group, in pairs"] = [result.value for result in better.score_group(TASK, [answer, "I do not know.", "143"])]
 
 if arguments.json:

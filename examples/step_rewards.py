@@ -31,7 +31,9 @@ criteria:
 - {name: executed, scope: step, weight: 0.05, check: "assay.rubrics.steps:tool_executed"}
 """
 STEPS = ["(3/5)^(-2)", "sqrt(7)", "12/(3*4)"]
-TASK = Task(id="example", inputs={"question": "How much is (3/5)^(-2) + sqrt(7) - 12/(3*4)?"}, expected={"answer": "4.4228"})
+TASK = Task(
+    id="example", inputs={"question": "How much is (3/5)^(-2) + sqrt(7) - 12/(3*4)?"}, expected={"answer": "4.4228"}
+)
 
 
 class Calculating(dspy.Module):
@@ -72,13 +74,19 @@ def main() -> None:
             rollout = store.rollout(rollout.id)  # what any later stage would read
     rewards = rewards_of(rollout)
     if arguments.json:
-        print(json.dumps({"rewards": [round(reward, 10) for reward in rewards], "return": round(math.fsum(rewards), 10)}))
+        print(
+            json.dumps({"rewards": [round(reward, 10) for reward in rewards], "return": round(math.fsum(rewards), 10)})
+        )
         return
     print(TASK.inputs["question"])
     for transition, reward, credited in zip(rollout.transitions, rewards, returns(rewards), strict=True):
         did = ", ".join(f"{tool.name}({tool.arguments['expression']}) = {tool.result}" for tool in transition.tools)
-        earned = " + ".join(f"{value:g} {name}" for name, value in transition.step_rewards.items()) or "the answer's score"
-        print(f"  {transition.t}: {did or transition.output:40} reward {reward:.2f} ({earned}), return to go {credited:.2f}")
+        earned = (
+            " + ".join(f"{value:g} {name}" for name, value in transition.step_rewards.items()) or "the answer's score"
+        )
+        print(
+            f"  {transition.t}: {did or transition.output:40} reward {reward:.2f} ({earned}), return to go {credited:.2f}"
+        )
     print(f"return of the rollout: {math.fsum(rewards):.2f}")
 
 

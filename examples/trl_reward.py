@@ -55,5 +55,8 @@ with tempfile.TemporaryDirectory() as folder:
         peft_config=LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
     )  # fmt: skip
     trainer.train()
-log = [{key: entry[key] for key in ("step", "reward", f"rewards/rubric_{rubric.name}/mean") if key in entry} for entry in trainer.state.log_history]
+log = [
+    {key: entry[key] for key in ("step", "reward", f"rewards/rubric_{rubric.name}/mean") if key in entry}
+    for entry in trainer.state.log_history
+]
 print(json.dumps({"steps": trainer.state.global_step, "log": [entry for entry in log if "reward" in entry]}))

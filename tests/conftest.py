@@ -5,13 +5,27 @@ import gc
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("ASSAY_THREADS", "1")
-os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="assay-config-")  # what tests compile is trusted there, not in the user's own list
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(
+    prefix="assay-config-"
+)  # what tests compile is trusted there, not in the user's own list
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m deselects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what uses the model or PostgreSQL. Files with slow tests come first: two workers then end together."""
+    for item in items:
+        for fixture, mark in (("embedded", pytest.mark.model), ("postgres_url", pytest.mark.postgres)):
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(mark)
+    slow: Counter[Path] = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])  # stable: the order within a file stays
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +38,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def given_back() -> Iterator[None]:
-    """After each module its models go: a served one that was merged holds up to a gigabyte, and torch's go with their cycles."""
+    """Frees the models of each test module: a merged served model holds up to a gigabyte, torch models have cycles."""
     yield
     engines = sys.modules.get("assay.models.embedded")
     if engines is not None:
@@ -68,15 +82,25 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.train_from_iterator(
         ["How much is 1 + 2? The answer is 3."],
-        trainers.BpeTrainer(special_tokens=["<unk>", "<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()),
+        trainers.BpeTrainer(
+            special_tokens=["<unk>", "<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        ),
     )
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )
     fast.chat_template = (
-        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}{% if add_generation_prompt "
+        "%}assistant:{% endif %}"
     )
     fast.save_pretrained(folder)
     config = LlamaConfig(
-        vocab_size=len(fast), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=512
+        vocab_size=len(fast),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=512,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder

@@ -1,15 +1,21 @@
-"""The README's commands are run, its Python too, and what the documentation names exists."""
+"""The commands and snippets of the documentation are run, and what it names exists."""
 
+import importlib
 import json
+import os
 import re
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 import yaml
 
-from assay.rubrics import checks, load_rubric, steps
+from assay.rubrics import checks, load_rubric, rubric_schema, steps
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -22,42 +28,184 @@ def test_the_readme_does_what_it_says(embedded: str, own_folder: Path) -> None:
     assert [kind for kind, _ in blocks] == ["sh", "python", "python"]
     bin_folder = Path(sys.executable).parent
     for kind, text in blocks:
-        command = ["bash", "-euo", "pipefail", "-c", f"PATH={bin_folder}:$PATH\n{text}"] if kind == "sh" else [sys.executable, "-c", text]
+        command = (
+            ["bash", "-euo", "pipefail", "-c", f"PATH={bin_folder}:$PATH\n{text}"]
+            if kind == "sh"
+            else [sys.executable, "-c", text]
+        )
         done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
         assert done.stdout
 
 
+class Page:
+    """The blocks of a page that are marked: `<!-- file: NAME -->` is written to a file, `<!-- run -->` is run, `background` and `slow` after it."""
+
+    BLOCK = re.compile(r"<!-- (file|run)(?:: ([\w.]+))? -->\n+```(\w+)\n(.*?)```", re.DOTALL)
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.blocks = path, self.BLOCK.findall(path.read_text())
+
+    def __repr__(self) -> str:
+        return self.path.stem
+
+    @property
+    def is_slow(self) -> bool:
+        return any(kind == "run" and how == "slow" for kind, how, _, _ in self.blocks)
+
+    def follow(self, *, port: int) -> None:
+        """Does what the page says, in the working directory. Another port than the page's, as tests run side by side."""
+        environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        started = []
+        try:
+            for kind, how, language, text in self.blocks:
+                if kind == "file":
+                    Path(how).write_text(text)
+                    continue
+                text = text.replace("8321", str(port))
+                shell = ["bash", "-euo", "pipefail", "-c", text]
+                command = shell if language == "sh" else [sys.executable, "-c", text]
+                if how == "background":
+                    started.append(
+                        subprocess.Popen(
+                            [*shell[:-1], f"exec {text}"], env=environment, stdout=subprocess.PIPE, text=True
+                        )
+                    )
+                    assert started[-1].stdout is not None
+                    started[-1].stdout.readline()  # it says its address once it listens
+                    continue
+                done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
+                assert done.returncode == 0, f"{text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        finally:
+            for process in started:
+                process.terminate()
+                process.wait(30)
+
+
+PAGES = [page for path in sorted((ROOT / "docs").rglob("*.md")) if (page := Page(path)).blocks]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.is_slow], ids=repr)
+def test_marked_snippets_run(page: Page, own_folder: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    page.follow(port=port)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("ASSAY_TUTORIALS"), reason="a compile and a training: make tutorials runs them")
+@pytest.mark.parametrize("page", [page for page in PAGES if page.is_slow], ids=repr)
+def test_slow_tutorials_run(page: Page, embedded: str, own_folder: Path) -> None:
+    page.follow(port=0)
+
+
+def _reference() -> Any:
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        return importlib.import_module("reference_pages")
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
+
+
+def _commands_in(text: str) -> Iterator[list[str]]:
+    """Arguments of each `assay` command in the shell blocks and the code of a page."""
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()] + re.findall(
+        r"`(assay [^`\n]+)`", text
+    )
+    for line in lines:
+        words = re.split(r"\s+", line.split(" # ")[0].strip())
+        if "assay" in words and "=" not in words[0]:
+            yield words[words.index("assay") + 1 :]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))],
+    ids=lambda path: path.stem,
+)
+def test_commands_in_the_documentation_exist(path: Path) -> None:
+    from assay.cli.main import group
+
+    for words in _commands_in(path.read_text()):
+        command: click.Command | None = group
+        used = []
+        for word in words:
+            if (
+                isinstance(command, click.Group)
+                and not word.startswith("-")
+                and (inner := command.get_command(click.Context(command), word))
+            ):
+                command = inner
+                used.append(word)
+        assert command is not None
+        flags = {flag for parameter in command.params for flag in [*parameter.opts, *parameter.secondary_opts]} | {
+            "--help",
+            "--version",
+        }
+        unknown = [word for word in words if re.fullmatch(r"--?[a-z][\w-]*", word) and word not in flags]
+        assert unknown == [], f"assay {' '.join(used)} has no {unknown}"
+
+
 def test_the_rubric_in_the_documentation_loads(own_folder: Path) -> None:
-    text = re.search(r"```yaml\n(.*?)```", (ROOT / "docs" / "rubrics.md").read_text(), re.DOTALL)
+    text = re.search(r"```yaml\n(.*?)```", (ROOT / "docs" / "how-to" / "rubrics.md").read_text(), re.DOTALL)
     assert text
     (own_folder / "r.yaml").write_text(text[1])
-    assert [c.name for c in load_rubric("r.yaml").criteria] == [entry["name"] for entry in yaml.safe_load(text[1])["criteria"]]
+    assert [c.name for c in load_rubric("r.yaml").criteria] == [
+        entry["name"] for entry in yaml.safe_load(text[1])["criteria"]
+    ]
 
 
-def test_every_shipped_check_is_documented() -> None:
-    text = (ROOT / "docs" / "rubrics.md").read_text()
-    assert [name for name in [*checks.__all__, *steps.__all__] if f"`{name}`" not in text] == []
+def test_the_reference_has_every_check_flag_and_key() -> None:
+    pages = _reference().pages()
+    assert [
+        name for name in [*checks.__all__, *steps.__all__] if f"### {name}\n" not in pages["reference/checks.md"]
+    ] == []
+    assert "`--optimizer` TEXT | `auto` |" in pages["reference/cli/compile.md"]
+    assert "## assay judge audit" in pages["reference/cli/judge.md"]
+    keys = [key for model in rubric_schema()["$defs"].values() for key in model["properties"]]
+    assert [key for key in keys if f"| `{key}` |" not in pages["reference/rubric-file.md"]] == []
+    assert not re.search(
+        r"\| *\|$", pages["reference/rubric-file.md"] + pages["reference/judge-file.md"], re.MULTILINE
+    )  # every key is described
+    assert "- `test.gain`" in pages["reference/json-output.md"]
 
 
 def test_links_lead_somewhere() -> None:
+    generated = {ROOT / "docs" / path for path in _reference().pages()}
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        for link in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
-            assert (page.parent / link).exists(), f"{page.name}: {link}"
+        for link in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / link).exists() or (page.parent / link).resolve() in generated, f"{page.name}: {link}"
 
 
 def test_links_to_a_section_name_one_of_its_headings() -> None:
+    generated = {ROOT / "docs" / path: text for path, text in _reference().pages().items()}
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for link, anchor in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", page.read_text()):
-            target = page.parent / link if link else page
-            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+            target = (page.parent / link).resolve() if link else page
+            text = generated.get(target) or target.read_text()
+            headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
             slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
             assert anchor in slugs, f"{page.name}: {link}#{anchor}"
 
 
 def test_the_mapped_folders_exist() -> None:
-    for folder in re.findall(r"^\| `([^`]+)` \|", README, re.MULTILINE):
-        assert (ROOT / folder).is_dir(), folder
+    folders = [
+        folder
+        for cell in re.findall(r"^\| (`[^|]+`) \|", README, re.MULTILINE)
+        for folder in re.findall(r"`([^`]+)`", cell)
+    ]
+    assert {"src/assay/cli", "tests"} <= set(folders)
+    assert [folder for folder in folders if not (ROOT / folder).is_dir()] == []
+
+
+def test_the_files_that_contributing_names_exist() -> None:
+    paths = re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./-]+)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.model
@@ -67,11 +215,19 @@ def test_the_mapped_folders_exist() -> None:
     [
         ("rubric_anywhere.py", []),
         ("trl_reward.py", ["--steps", "1", "--generations", "2", "--tokens", "8"]),
-        ("parameter_impact_example.py", ["--tasks", "3", "--levels", "2", "--trials", "4", "--ranges", "max_steps=1:4", "temperature=0.1:1"]),
+        (
+            "parameter_impact_example.py",
+            ["--tasks", "2", "--levels", "2", "--trials", "3", "--ranges", "max_steps=1:4", "temperature=0.1:1"],
+        ),
     ],
 )
 def test_examples_run(embedded: str, own_folder: Path, example: str, flags: list[str]) -> None:
-    done = subprocess.run([sys.executable, str(ROOT / "examples" / example), *flags, "--json"], capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / example), *flags, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     if example == "trl_reward.py":
@@ -91,13 +247,21 @@ def test_examples_run(embedded: str, own_folder: Path, example: str, flags: list
 
 
 def test_the_worked_example_of_step_rewards_returns_1_45() -> None:
-    done = subprocess.run([sys.executable, str(ROOT / "examples" / "step_rewards.py"), "--json"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "step_rewards.py"), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert json.loads(done.stdout) == {"rewards": [0.15, 0.15, 0.15, 1.0], "return": 1.45}, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("example", "least"), [("rl_training_example.py", 0.3), ("custom_agent.py", 0.1)])
 def test_examples_of_tuning_make_agents_better(own_folder: Path, example: str, least: float) -> None:
-    done = subprocess.run([sys.executable, str(ROOT / "examples" / example), "--json"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / example), "--json"], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     assert found["after"]["score"] > found["before"]["score"] + least
@@ -107,7 +271,15 @@ def test_examples_of_tuning_make_agents_better(own_folder: Path, example: str, l
 @pytest.mark.postgres
 @pytest.mark.slow
 def test_processes_share_a_study_on_postgresql(own_folder: Path) -> None:
-    command = [sys.executable, str(ROOT / "examples" / "distributed_tuning.py"), "--workers", "4", "--trials", "24", "--json"]
+    command = [
+        sys.executable,
+        str(ROOT / "examples" / "distributed_tuning.py"),
+        "--workers",
+        "4",
+        "--trials",
+        "24",
+        "--json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
@@ -117,9 +289,13 @@ def test_processes_share_a_study_on_postgresql(own_folder: Path) -> None:
 
 
 def test_the_judges_in_the_documentation_load(own_folder: Path) -> None:
-    from assay.jobs import load_judge
+    from assay.runs.loading import load_judge
 
-    blocks = [text for text in re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "judges.md").read_text(), re.DOTALL) if "criteria:" not in text]
+    blocks = [
+        text
+        for text in re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "how-to" / "judges.md").read_text(), re.DOTALL)
+        if "criteria:" not in text
+    ]
     for name in ("mood", "mood-strong"):
         (own_folder / f"{name}.yaml").write_text(blocks[0])
     for number, text in enumerate(blocks):

@@ -1,4 +1,4 @@
-"""The examples that compare print `before` and `after` with the same keys under `--json`; what needs training is tested without it."""
+"""Examples that compare print `before` and `after` with the same keys under `--json`; tested here without training."""
 
 import importlib.util
 import json
@@ -18,7 +18,10 @@ from assay.traces import Rollout, Transition
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 METRICS = ["average_confidence", "task_accuracy", "response_quality", "overall_score"]
-ROWS = [{"question": f"What is {n} + 0?", "answer": str(n), "split": ("train", "val", "gate", "test")[n % 4]} for n in range(16)]
+ROWS = [
+    {"question": f"What is {n} + 0?", "answer": str(n), "split": ("train", "val", "gate", "test")[n % 4]}
+    for n in range(16)
+]
 
 
 def example(name: str) -> ModuleType:
@@ -36,7 +39,11 @@ def right(task: Any, prediction: Any, rollout: Any) -> float:
 
 def answers(request: Any) -> str:
     number = (request.messages[-1].text or "").split("What is ")[-1].split()[0]
-    return f"[[ ## answer ## ]]\n{number}\n\n[[ ## completed ## ]]" if request.config.response_format is None else json.dumps({"answer": number})
+    return (
+        f"[[ ## answer ## ]]\n{number}\n\n[[ ## completed ## ]]"
+        if request.config.response_format is None
+        else json.dumps({"answer": number})
+    )
 
 
 def job() -> dict[str, Any]:
@@ -57,14 +64,20 @@ def same_keys(found: dict[str, Any], *more: str) -> None:
         ("distributed_tuning", ["--workers", "1", "--trials", "4", "--storage", "sqlite:///study.db"]),
     ],
 )
-def test_examples_that_compare_print_the_same_keys_before_and_after(own_folder: Path, name: str, flags: list[str]) -> None:
-    done = subprocess.run([sys.executable, EXAMPLES / f"{name}.py", *flags, "--json"], capture_output=True, text=True, timeout=300)
+def test_examples_that_compare_print_the_same_keys_before_and_after(
+    own_folder: Path, name: str, flags: list[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / f"{name}.py", *flags, "--json"], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     same_keys(json.loads(done.stdout), "parameters")
 
 
 def test_examples_that_compile_or_tune_print_the_same_keys_before_and_after(own_folder: Path) -> None:
-    compiled = assay.compile(dspy.Predict("question -> answer"), **job(), optimizer="labeled", out=own_folder / "a").to_dict()
+    compiled = assay.compile(
+        dspy.Predict("question -> answer"), **job(), optimizer="labeled", out=own_folder / "a"
+    ).to_dict()
     same_keys(example("changelog_dates").result(compiled), "right")
     searched = assay.tune(dspy.Predict("question -> answer"), **job(), trials=2, sizes={"val": 2}).to_dict()
     impact = example("parameter_impact_example")
@@ -73,9 +86,11 @@ def test_examples_that_compile_or_tune_print_the_same_keys_before_and_after(own_
 
 
 def test_the_example_of_all_steps_compares_the_plain_agent_with_the_trained_one() -> None:
-    from assay.optimizers.weights.validation import compared
+    from assay.optimizers.finetuning.comparison import compared
 
-    plain, trained = (assay.evaluate(dspy.Predict("question -> answer"), **job(), split=split).evaluation for split in ("val", "gate"))
+    plain, trained = (
+        assay.evaluate(dspy.Predict("question -> answer"), **job(), split=split).evaluation for split in ("val", "gate")
+    )
     pairs = {"compiled, greedy": compared(plain, plain), "compiled, trained, greedy": compared(plain, trained)}
     found = example("math_qa_training").result(pairs, seed=3)
     same_keys(found, "criteria", "tokens_per_task")
@@ -90,13 +105,17 @@ def sorts(reasoning: str, label: str) -> Any:
     return scripted_lm(lambda request: f"thought: {reasoning}\nlabel: {label}")
 
 
-def test_before_and_after_of_fine_tuning_are_shown_side_by_side(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_before_and_after_of_fine_tuning_are_shown_side_by_side(
+    own_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tuning = example("finetune_from_ratings")
     Path("m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tuning.messages(0)))
-    about = {"rubric": "classify", "data": "m.jsonl", "adapter": "lean"}
+    about = {"rubric": "classify", "data": "m.jsonl", "prompt_format": "lean"}
     arguments = tuning.parsed(["--test-size", "8", "--samples", "3"])
     first = tuning.evaluated(arguments, {**about, "store": "before/a.db", "lm": sorts("[b]no idea", "account")}, None)
-    second = tuning.evaluated(arguments, {**about, "store": "after/a.db", "lm": sorts("a parcel is late", "delivery")}, None)
+    second = tuning.evaluated(
+        arguments, {**about, "store": "after/a.db", "lm": sorts("a parcel is late", "delivery")}, None
+    )
     found = {
         **tuning.metrics(*(list(one[0].runs.values()) for one in (first, second))),
         "samples": tuning.samples(first[0], second[0], first[1], second[1], 3),
@@ -119,18 +138,29 @@ def test_before_and_after_of_fine_tuning_are_shown_side_by_side(own_folder: Path
 
 
 def test_confidence_of_the_four_metrics_is_the_models_own() -> None:
-    from assay.optimizers.metrics import TaskRun
+    from assay.evaluation.metrics import TaskRun
 
     tuning = example("finetune_from_ratings")
-    before = [TaskRun(task_id=str(n), score=score, confidence=sure) for n, (score, sure) in enumerate([(1.0, 0.5), (0.5, 0.7)])]
+    before = [
+        TaskRun(task_id=str(n), score=score, confidence=sure)
+        for n, (score, sure) in enumerate([(1.0, 0.5), (0.5, 0.7)])
+    ]
     after = [TaskRun(task_id=str(n), score=1.0, confidence=0.9) for n in range(2)]
-    assert tuning.metrics(before, after)["before"] == pytest.approx(dict(zip(METRICS, [0.6, 0.5, 0.75, (0.6 + 0.5 + 0.75) / 3], strict=True)))
-    assert tuning.metrics(before, after)["after"] == pytest.approx(dict(zip(METRICS, [0.9, 1.0, 1.0, 2.9 / 3], strict=True)))
+    assert tuning.metrics(before, after)["before"] == pytest.approx(
+        dict(zip(METRICS, [0.6, 0.5, 0.75, (0.6 + 0.5 + 0.75) / 3], strict=True))
+    )
+    assert tuning.metrics(before, after)["after"] == pytest.approx(
+        dict(zip(METRICS, [0.9, 1.0, 1.0, 2.9 / 3], strict=True))
+    )
 
 
 def test_reasoning_is_what_stands_before_the_label() -> None:
     reasoning_of = example("finetune_from_ratings").reasoning_of
-    texts = {"thought: it says label: x\nlabel: billing": "it says label: x", "label: billing": "", "no fields at all": ""}
+    texts = {
+        "thought: it says label: x\nlabel: billing": "it says label: x",
+        "label: billing": "",
+        "no fields at all": "",
+    }
     for text, reasoning in texts.items():
         assert reasoning_of(Rollout(transitions=[Transition(t=0, model="m", request={}, output=text)])) == reasoning
     assert reasoning_of(Rollout()) == ""

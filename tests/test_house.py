@@ -1,9 +1,12 @@
-"""The rules of the house: who imports whom, what is public, and that imports stay light."""
+"""Rules of the code base: import order, public names, and light imports."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -11,47 +14,75 @@ import pytest
 import assay
 
 SOURCE = Path(assay.__file__).parent
-FLOORS = [
-    "errors",
-    "datasets",
-    "models",
-    "traces",
-    "rubrics",
-    "judges",
-    "programs",
-    "optimizers",
-    "deployment",
-    "jobs",
-    "anchors",
-    "judging",
-    "verdicts",
-    "tuning",
-    "api",
-    "cli",
-]
-LOWEST = ("errors", "scrubbing", "lazy", "reprs", "sourcecode", "sourcefiles", "datasets", "models")
-RANK = {name: index for index, name in enumerate(FLOORS)} | dict.fromkeys(LOWEST, 0)
+ROOT = Path(__file__).parents[1]
+LAYERS = (  # lowest first; packages of one layer may import each other
+    ("errors", "support", "sources", "datasets", "models"),
+    ("traces",),
+    ("programs", "rubrics"),
+    ("judges",),
+    ("evaluation",),
+    ("deployment", "reports"),
+    ("optimizers",),
+    ("runs",),
+    ("api",),
+    ("cli",),
+    ("testing",),
+)
+RANK = {name: index for index, names in enumerate(LAYERS) for name in names}
+MODULES = {
+    ".".join(("assay", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in sorted(SOURCE.rglob("*.py"))
+}
 
 
-def imports_of(path: Path) -> list[str]:
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found += [f"assay.{alias.name}" for alias in node.names] if node.module == "assay" else [node.module]
+def _named(path: Path) -> Iterator[tuple[str, str]]:
+    """(module, name) of each import of assay's own modules, at any place in the file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "assay":
+            yield from ((node.module, alias.name) for alias in node.names)
         elif isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-    return [name for name in found if name.startswith("assay.")]
+            yield from ((alias.name, "") for alias in node.names if alias.name.split(".")[0] == "assay")
+
+
+@cache
+def _exports(package: str) -> dict[str, str]:
+    """Names that a package's `__init__` imports from its modules."""
+    return {name: module for module, name in _named(MODULES[package])} if MODULES[package].name == "__init__.py" else {}
+
+
+@cache
+def imports_of(module: str) -> frozenset[str]:
+    """Modules that a file imports; a name of a package counts as the module that defines it."""
+    found = set()
+    for source, name in _named(MODULES[module]):
+        while source in MODULES and name in _exports(source):
+            source = _exports(source)[name]
+        found.add(f"{source}.{name}" if f"{source}.{name}" in MODULES else source)
+    return frozenset(found - {"assay"})
+
+
+def test_every_package_and_module_has_a_layer() -> None:
+    assert {module.split(".")[1] for module in MODULES if module not in ("assay", "assay.__main__")} == set(RANK)
 
 
 def test_no_import_points_up() -> None:
-    wrong = []
-    for path in SOURCE.rglob("*.py"):
-        room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-        for name in imports_of(path):
-            other = name.split(".")[1]
-            if room in RANK and other in RANK and RANK[other] > RANK[room]:
-                wrong.append(f"{path.relative_to(SOURCE)} imports {name}")
-    assert wrong == []
+    def rank(module: str) -> int:
+        return RANK[module.split(".")[1]]
+
+    files = [module for module in MODULES if module not in ("assay", "assay.__main__")]
+    assert [
+        f"{module} imports {other}" for module in files for other in imports_of(module) if rank(other) > rank(module)
+    ] == []
+
+
+def test_no_two_files_import_each_other() -> None:
+    files = {module: imports_of(module) for module, path in MODULES.items() if path.name != "__init__.py"}
+    try:
+        TopologicalSorter(
+            {module: [other for other in others if other in files] for module, others in files.items()}
+        ).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 def test_every_public_name_loads() -> None:
@@ -69,14 +100,31 @@ def test_import_assay_is_light() -> None:
 
 
 def test_help_is_light() -> None:
-    code = "import sys; sys.argv = ['assay', '--help']\nfrom assay.cli.main import group\ntry:\n    group()\nexcept SystemExit:\n    pass"
+    code = (
+        "import sys; sys.argv = ['assay', '--help']\nfrom assay.cli.main import group\ntry:\n    group()\n"
+        "except SystemExit:\n    pass"
+    )
     assert loaded_by(code) & {"dspy", "torch", "litellm", "sqlalchemy", "optuna", "numpy", "rich"} == set()
 
 
 def test_a_rubric_needs_neither_dspy_nor_a_database() -> None:
-    """An agent written with something else scores itself: a rubric, a check and a score load no heavy package."""
+    """For agents written without DSPy: a rubric, a check and a score load no heavy package."""
     score = "Rubric('r', [Criterion(name='ok', check=lambda *_: True)]).score({'inputs': {'q': 'a'}}, 'b').value"
-    heavy = {"dspy", "litellm", "torch", "sqlalchemy", "pydantic", "numpy", "scipy", "sklearn", "jsonschema", "yaml", "orjson", "aiohttp"}
+    heavy = {
+        "dspy",
+        "litellm",
+        "torch",
+        "sqlalchemy",
+        "pydantic",
+        "numpy",
+        "scipy",
+        "sklearn",
+        "jsonschema",
+        "yaml",
+        "orjson",
+        "aiohttp",
+        "asyncio",
+    }
     assert loaded_by(f"from assay.rubrics import Criterion, Rubric\nassert {score} == 1.0") & heavy == set()
 
 
@@ -96,11 +144,15 @@ def test_the_store_needs_no_dspy() -> None:
 
 
 def test_statistics_packages_load_where_they_are_used() -> None:
-    assert loaded_by("import assay.api, assay.judges, assay.cli.main") & {"scipy", "sklearn", "torch", "optuna"} == set()
+    assert (
+        loaded_by("import assay.api.compile, assay.judges, assay.cli.main") & {"scipy", "sklearn", "torch", "optuna"}
+        == set()
+    )
 
 
-def test_a_lazy_package_offers_exactly_its_public_names() -> None:
+def test_a_lazy_package_exports_exactly_its_public_names() -> None:
     import assay.datasets
+    import assay.evaluation
     import assay.judges
     import assay.models
     import assay.optimizers
@@ -108,7 +160,16 @@ def test_a_lazy_package_offers_exactly_its_public_names() -> None:
     import assay.rubrics
     import assay.traces
 
-    for package in (assay.datasets, assay.judges, assay.models, assay.optimizers, assay.programs, assay.rubrics, assay.traces):
+    for package in (
+        assay.datasets,
+        assay.evaluation,
+        assay.judges,
+        assay.models,
+        assay.optimizers,
+        assay.programs,
+        assay.rubrics,
+        assay.traces,
+    ):
         assert sorted(package.__all__) == dir(package)
         assert all(getattr(package, name) is not None for name in package.__all__)
 
@@ -116,43 +177,53 @@ def test_a_lazy_package_offers_exactly_its_public_names() -> None:
 def test_the_root_links_lead_to_the_packages() -> None:
     root = SOURCE.parent.parent
     if not (root / "pyproject.toml").is_file():
-        return  # an installed copy has no links
+        return  # an installed copy has none
     for name in ("programs", "judges", "rubrics", "optimizers"):
         assert (root / name).resolve() == SOURCE / name
 
 
 # Torch and safetensors have no class of their own for these; the words only choose which advice is added to the error.
-_WORDS_OF_OTHERS = {("optimizers/weights/work.py", "_ran_out_by_text")}
+_WORDS_OF_OTHERS = {("optimizers/finetuning/run_folder.py", "_ran_out_by_text")}
 _TEXTS = {"error", "message", "reason"}
 
 
 def _reads_words(node: ast.AST) -> bool:
-    """Whether an expression looks for fixed words in an error, a reason or a message."""
-    if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn) and isinstance(node.left, ast.Constant):
+    """Whether an expression searches for fixed words in an error, a reason or a message."""
+    if (
+        isinstance(node, ast.Compare)
+        and isinstance(node.ops[0], ast.In | ast.NotIn)
+        and isinstance(node.left, ast.Constant)
+    ):
         return isinstance(node.left.value, str) and _is_message(node.comparators[0])
     called = node.func if isinstance(node, ast.Call) else None
-    return isinstance(called, ast.Attribute) and called.attr in ("startswith", "endswith", "find") and _is_message(called.value)
+    return (
+        isinstance(called, ast.Attribute)
+        and called.attr in ("startswith", "endswith", "find")
+        and _is_message(called.value)
+    )
 
 
 def _is_message(node: ast.AST) -> bool:
     if isinstance(node, ast.BoolOp):
         return any(_is_message(value) for value in node.values)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):  # `.lower()` and the like
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):  # such as `.lower()`
         return _is_message(node.func.value)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str":
         return any(isinstance(inner, ast.Name) and inner.id in ("error", "exc", "failure") for inner in node.args)
     if isinstance(node, ast.Attribute):
         return node.attr in _TEXTS
-    return isinstance(node, ast.Name) and node.id in ("error", "reason")  # a `message` is often a chat message, which has keys
+    return isinstance(node, ast.Name) and node.id in ("error", "reason")  # `message` is often a chat message, a mapping
 
 
-@pytest.mark.parametrize("text", ["'full' in str(error)", "'x' in (run.error or '')", "error.message.lower().startswith('no')"])
-def test_logic_that_reads_messages_is_found(text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["'full' in str(error)", "'x' in (run.error or '')", "error.message.lower().startswith('no')"]
+)
+def test_code_that_branches_on_messages_is_found(text: str) -> None:
     assert any(_reads_words(node) for node in ast.walk(ast.parse(text)))
 
 
 def _nodes(path: Path, without: set[str]) -> Iterator[ast.AST]:
-    """Nodes of a file, but for those of the functions named."""
+    """Nodes of a file, except those inside the named functions."""
     waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while waiting:
         node = waiting.pop()
@@ -161,12 +232,33 @@ def _nodes(path: Path, without: set[str]) -> Iterator[ast.AST]:
             waiting += ast.iter_child_nodes(node)
 
 
-def test_no_logic_reads_the_text_of_messages() -> None:
+def test_no_code_branches_on_the_text_of_messages() -> None:
     root = Path(assay.__file__).parent
     found = [
         f"{path.relative_to(root)}:{node.lineno}"
         for path in sorted(root.rglob("*.py"))
         for node in _nodes(path, {name for file, name in _WORDS_OF_OTHERS if file == str(path.relative_to(root))})
         if _reads_words(node)
+    ]
+    assert found == []
+
+
+OLD_PHRASES = re.compile(
+    r"users' line|told apart|foretold|walks alone|held against|half luck|\ba look that\b", re.IGNORECASE
+)
+
+
+def test_old_phrases_are_gone() -> None:
+    folders = ("src", "docs", "examples", "benchmarks", "tests")
+    files = [
+        file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in (".py", ".md", ".yaml")
+    ]
+    files += [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile")]
+    found = [
+        f"{file.relative_to(ROOT)}: {match.group()}"
+        for file in files
+        if file != Path(__file__)
+        for match in [OLD_PHRASES.search(file.read_text(errors="replace"))]
+        if match
     ]
     assert found == []

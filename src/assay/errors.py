@@ -1,7 +1,7 @@
-"""One exception tree. Messages say the value, the rule it broke and the way out; they carry no markup.
+"""The exception tree. Messages give the value, the rule that it broke and the way out, without markup.
 
-`StopRun` and its children are `BaseException`s: teleprompters and evaluators swallow `Exception`,
-and a cap that is swallowed is no cap.
+`StopRun` and its subclasses are `BaseException`s, because teleprompters and evaluators catch `Exception`: a cap that is
+caught would not stop the run.
 """
 
 from enum import StrEnum
@@ -32,25 +32,26 @@ __all__ = [
 
 
 class FailureKind(StrEnum):
-    """Why a transition, rollout or verdict failed. Stored with it; code decides by this value, never by the text of a message."""
+    """Why a transition, rollout or verdict failed. Stored with it; code branches on this value, never on a message."""
 
-    PARSE = "parse"  # the model answered, and the answer could not be parsed into the fields that were asked for
+    PARSE = "parse"  # the model answered, but the requested fields could not be parsed from the answer
     CONTEXT = "context"  # the request did not fit into the model's context
     TIMEOUT = "timeout"  # no answer within the time limit
-    MODEL = "model"  # the model's server or engine failed: connection, 5xx, an error or an empty list in place of an answer
-    AGENT = "agent"  # the program raised, or gave no answer
+    MODEL = "model"  # the model's server or engine failed: connection, 5xx, an error or an empty list as the answer
+    AGENT = "agent"  # the program raised, or returned no answer
     TOOL = "tool"  # a tool raised
     CHECK = "check"  # a check of the rubric raised
-    JUDGE = "judge"  # a judge gave no verdict
+    JUDGE = "judge"  # a judge returned no verdict
     LOOP = "loop"  # the agent repeated itself until it was stopped
-    CAP = "cap"  # a cap on calls, tokens, dollars or time, or the user, stopped it
+    CAP = "cap"  # stopped by a cap on calls, tokens, dollars or time, or by the user
 
 
 class AssayError(Exception):
-    """Base of every error that assay raises on purpose. Messages name Python arguments.
+    """Base of all errors that assay raises deliberately. Messages name Python arguments.
 
     Args:
-        flag: how the command line says the argument that the message names, such as `--rename COLUMN=NAME`; printed there alone.
+        flag: command-line form of the argument that the message names, such as `--rename COLUMN=NAME`; only the command
+            line prints it.
     """
 
     def __init__(self, *args: object, flag: str = "") -> None:
@@ -71,7 +72,7 @@ class DataError(AssayError, ValueError):
 
 
 class SealedSplit(DataError):
-    """Something other than the final report asked for the test split."""
+    """The test split was read before it was unsealed for the final report."""
 
 
 class RubricError(AssayError, ValueError):
@@ -79,23 +80,26 @@ class RubricError(AssayError, ValueError):
 
 
 class Unscored(AssayError):
-    """A score is missing (NaN): it is left out and counted, never used as a number."""
+    """A score is missing (NaN): it is excluded and counted, and never used as a number."""
 
 
 class LowCoverage(AssayError, RuntimeError):
-    """Less was scored than is required: a criterion was not decided on too many tasks."""
+    """The coverage is below the required one: a criterion is unscored on too many tasks."""
 
 
 class ModelError(AssayError, RuntimeError):
-    """A model cannot be found, fetched, verified or started."""
+    """A model cannot be found, downloaded, verified or started."""
 
 
 class Diverged(ModelError):
-    """A training went where nothing can be kept of it; another one may do better."""
+    """A training diverged and produced no usable result; a run with other settings may succeed."""
 
 
 class OptimizerError(AssayError, RuntimeError):
-    """An optimizer broke before any program was evaluated; no artifact was written. After that it is a note in the report."""
+    """An optimizer failed before any program was evaluated; no artifact was written.
+
+    Later failures are notes in the report.
+    """
 
 
 class ProgramError(AssayError, ValueError):
@@ -103,11 +107,11 @@ class ProgramError(AssayError, ValueError):
 
 
 class ProgramFailed(AssayError, RuntimeError):
-    """A program failed on each of its first tasks; of an exception the message has the traceback with file and line."""
+    """A program failed on each of its first tasks; for an exception, the message has its traceback."""
 
 
 class ArtifactError(AssayError, ValueError):
-    """An artifact is missing parts, was changed by hand, or is of a newer format."""
+    """An artifact is incomplete, was changed, or has a newer format."""
 
 
 class StoreError(AssayError, RuntimeError):
@@ -115,7 +119,7 @@ class StoreError(AssayError, RuntimeError):
 
 
 class UnknownRollout(StoreError):
-    """No rollout of this name or id is in the store, or open."""
+    """No rollout with this name or id is in the store, or open."""
 
 
 class MissingExtra(AssayError, ImportError):
@@ -126,15 +130,15 @@ class MissingExtra(AssayError, ImportError):
         self._of = (package, extra)
 
     def __reduce__(self) -> tuple[type["MissingExtra"], tuple[str, str]]:
-        return MissingExtra, self._of  # it may come from another host
+        return MissingExtra, self._of  # the arguments of __init__, for unpickling on another host
 
 
 class StopRun(BaseException):
-    """Ends a run from inside somebody else's loop; the best result so far is kept."""
+    """Ends a run from inside of another library's loop; the best result so far is kept."""
 
 
 class BudgetExceeded(StopRun):
-    """A cap is reached. `what` names it: `calls`, `tokens`, `dollars` or `search calls`."""
+    """A cap is reached. `what` is its unit: `calls`, `tokens`, `dollars` or `search calls`."""
 
     def __init__(self, message: str, *, what: str = "calls") -> None:
         super().__init__(message)
@@ -142,4 +146,4 @@ class BudgetExceeded(StopRun):
 
 
 class Cancelled(StopRun):
-    """The user asked the run to stop."""
+    """The user stopped the run."""

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from assay.cli.main import _how_to_continue
+from assay.cli.main import how_to_continue
 
 ASSAY = [sys.executable, "-c", "from assay.cli import main; main()"]
 COMPILE = ["compile", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=80", "--set", "temperature=0.1"]
-SMALL = ["--train-size", "8", "--val-size", "6", "--gate-size", "5", "--test-size", "5", "--max-search-calls", "40"]
-SMALLEST = ["--train-size", "8", "--val-size", "4", "--gate-size", "3", "--test-size", "3", "--max-search-calls", "20"]
+SMALL = ["--train-size", "8", "--val-size", "4", "--gate-size", "3", "--test-size", "3", "--max-search-calls", "20"]
 
 
 def assay(*args: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
@@ -32,14 +31,26 @@ def assay(*args: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         (["compile", "math_qa"], 2, "Missing option '--rubric'"),
         (["compile", "mathqa", "--rubric", "math_qa", "--data", "arithmetic:size=9"], 2, "Did you mean 'math_qa'"),
         (["evaluate", "math_qa", "--rubric", "math_qa", "--data", "missing.jsonl"], 2, "no such file: missing.jsonl"),
-        (["evaluate", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=60", "--set", "temperature=9"], 2, "between 0.1 and 2"),
-        (["evaluate", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=60", "--model", "embedded/x"], 1, "no embedded model"),
+        (
+            ["evaluate", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=60", "--set", "temperature=9"],
+            2,
+            "between 0.1 and 2",
+        ),
+        (
+            ["evaluate", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=60", "--model", "embedded/x"],
+            1,
+            "no embedded model",
+        ),
         (["traces", "stats"], 1, "there is no store"),
-        (["run", "classify", "text=x"], 2, "takes its labels from the data"),
+        (["run", "classify", "text=x"], 2, "reads its labels from the data"),
         (["run", "math_qa", "question"], 2, "must be NAME=VALUE"),
-        (["evaluate", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=60", "--set", "max_steps=true"], 2, "must be a number"),
+        (
+            ["evaluate", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=60", "--set", "max_steps=true"],
+            2,
+            "must be a number",
+        ),
         (["traces", "list", "--split", "bogus"], 2, "'bogus' is not one of"),
-        (["models", "pull", "nonsense"], 1, "there are: smollm2-135m"),
+        (["models", "pull", "nonsense"], 1, "the models are smollm2-135m"),
     ],
 )
 def test_wrong_usage_and_failures_have_their_exit_codes(args: list[str], code: int, message: str) -> None:
@@ -58,41 +69,70 @@ def test_wrong_usage_and_failures_have_their_exit_codes(args: list[str], code: i
             "Run the same command again to continue: the answers so far are in the response cache.",
         ),
         (["judge", "audit", "Is it kind?", "--no-cache"], "What is in the store is kept."),
-        (["judge", "score", "Is it kind?", "--data", "d.jsonl"], "What was found so far is kept; --resume continues from here."),
+        (
+            ["judge", "score", "Is it kind?", "--data", "d.jsonl"],
+            "What was found so far is kept; --resume continues from here.",
+        ),
         (["compile", "math_qa"], "What was found so far is kept; --resume continues from here."),
         (["traces", "rate"], "What is in the store is kept."),
     ],
 )
-def test_what_continues_a_stopped_command_is_an_option_that_it_has(arguments: list[str], hint: str) -> None:
-    assert _how_to_continue(arguments) == hint
+def test_stopped_command_names_an_existing_resume_option(arguments: list[str], hint: str) -> None:
+    assert how_to_continue(arguments) == hint
 
 
-def test_an_audit_without_any_verdict_is_one_object_under_json() -> None:
-    done = assay("judge", "audit", "Is it kind?", "--model", "openai/none", "--api-base", "http://127.0.0.1:9/v1", "--threads", "8", "--json")
+def test_audit_without_verdicts_prints_one_json_object() -> None:
+    done = assay(
+        "judge",
+        "audit",
+        "Is it kind?",
+        "--model",
+        "openai/none",
+        "--api-base",
+        "http://127.0.0.1:9/v1",
+        "--threads",
+        "8",
+        "--json",
+    )
     data = json.loads(done.stdout)
     assert (done.returncode, data["passed"]) == (1, None)
     assert data["error"].startswith("the judge gave no verdict at all: ")
     assert data["error"] in done.stderr
 
 
-@pytest.mark.parametrize(("text", "code", "shown"), [("Is it clear and short?", 1, "compound"), ("Is it clear?", 0, "nothing found")])
-def test_lint_is_for_ones_ci(tmp_path: Path, text: str, code: int, shown: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "code", "shown"), [("Is it clear and short?", 1, "compound"), ("Is it clear?", 0, "nothing found")]
+)
+def test_lint_exit_code_fails_ci(tmp_path: Path, text: str, code: int, shown: str) -> None:
     (tmp_path / "r.yaml").write_text(f"name: r\ncriteria:\n- {{name: a, judge: '{text}'}}\n")
     done = assay("judge", "lint", str(tmp_path / "r.yaml"))
     assert (done.returncode, shown in done.stdout) == (code, True), done.stderr
 
 
 @pytest.mark.model
-def test_an_audit_on_the_embedded_model_fails_with_an_exit_code(embedded: str, tmp_path: Path) -> None:
+def test_failed_audit_on_the_embedded_model_has_exit_code_1(embedded: str, tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text('{"input": "What is 2 + 2?", "good": "4", "bad": "5"}\n')
     store, cases = str(tmp_path / "a.db"), str(tmp_path / "c.jsonl")
     done = assay(
-        "judge", "audit", "Is the output a right answer?", "--cases", cases, "--store", store, "--pass-at", "1", "--min-coverage", "0", "--json"
+        "judge",
+        "audit",
+        "Is the output a right answer?",
+        "--cases",
+        cases,
+        "--store",
+        store,
+        "--pass-at",
+        "1",
+        "--min-coverage",
+        "0",
+        "--json",
     )
     data = json.loads(done.stdout)
     assert done.returncode == (0 if data["passed"] else 1), done.stderr
     assert data["verdicts"] > 10
-    assert data["unscored"] < 0.5 * data["verdicts"]  # so small a model has little mass on yes and no under some attacks
+    assert (
+        data["unscored"] < 0.5 * data["verdicts"]
+    )  # so small a model has little mass on yes and no under some attacks
 
 
 @pytest.fixture(scope="module")
@@ -107,14 +147,14 @@ def compiled(embedded: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_compile_prints_one_json_object_with_the_contracts_fields(compiled: tuple[Path, dict]) -> None:
+def test_compile_prints_one_json_object_with_the_documented_fields(compiled: tuple[Path, dict]) -> None:
     _, data = compiled
     assert data.keys() >= {"artifact", "optimizer", "search_calls", "calls", "tokens", "cost_usd", "replaces", "test"}
     for side in ("baseline", "compiled"):
         assert data["test"][side].keys() >= {"score", "n", "unscored", "criteria", "task_types"}
-        assert data["test"][side]["n"] == 5
+        assert data["test"][side]["n"] == 3
     assert data["test"]["gain"].keys() >= {"mean", "low", "high"}
-    assert 0 < data["search_calls"] <= 40
+    assert 0 < data["search_calls"] <= 20
     assert data["cost_usd"] == 0.0
 
 
@@ -140,7 +180,18 @@ def test_the_artifact_runs_evaluates_and_its_calls_are_in_the_store(compiled: tu
     assert ran["inputs"] == {"question": "What is 20 + 22?"}
     assert ran["transitions"]
     assert ran["program_version"] == shown["program_version"]  # the compiled program, as on the test split
-    again = here("evaluate", data["artifact"], "--rubric", "math_qa", "--data", "arithmetic:size=80", "--split", "test", "--size", "5")
+    again = here(
+        "evaluate",
+        data["artifact"],
+        "--rubric",
+        "math_qa",
+        "--data",
+        "arithmetic:size=80",
+        "--split",
+        "test",
+        "--size",
+        "3",
+    )
     assert again["result"]["score"] == data["test"]["compiled"]["score"]  # the same program, from the response cache
     assert again["calls"] == 0
 
@@ -156,9 +207,13 @@ def test_changed_newer_and_incomplete_artifacts_are_refused(compiled: tuple[Path
     edited = broken("edited")
     (edited / "program.json").write_text((edited / "program.json").read_text().replace("calculator", "oracle"))
     manifest = broken("manifest")
-    (manifest / "manifest.json").write_text((manifest / "manifest.json").read_text().replace('"temperature": 0.1', '"temperature": 1.9'))
+    (manifest / "manifest.json").write_text(
+        (manifest / "manifest.json").read_text().replace('"temperature": 0.1', '"temperature": 1.9')
+    )
     newer = broken("newer")
-    (newer / "manifest.json").write_text(json.dumps({**json.loads((newer / "manifest.json").read_text()), "format": 99}))
+    (newer / "manifest.json").write_text(
+        json.dumps({**json.loads((newer / "manifest.json").read_text()), "format": 99})
+    )
     missing = broken("missing")
     (missing / "program.json").unlink()
     garbled = broken("garbled")
@@ -167,8 +222,8 @@ def test_changed_newer_and_incomplete_artifacts_are_refused(compiled: tuple[Path
         (edited, "program.json was changed"),
         (manifest, "manifest.json was changed"),
         (newer, "format 99"),
-        (missing, "cannot be read"),
-        (garbled, "cannot be read"),
+        (missing, "cannot read program.json"),
+        (garbled, "cannot read"),
     ):
         done = assay("run", str(path), "question=1+1")
         assert done.returncode == 1
@@ -198,23 +253,23 @@ def _transitions() -> int:
 def test_a_killed_compile_resumes_where_it_stopped(embedded: str, tmp_path: Path) -> None:
     command = [*COMPILE, *SMALL, "--json"]
     process = subprocess.Popen([*ASSAY, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    _until(lambda: _transitions() >= 12)
+    _until(lambda: _transitions() >= 6)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     before = json.loads(assay("traces", "stats", "--json").stdout)
-    assert before["transitions"] >= 12
+    assert before["transitions"] >= 6
     done = assay(*command, "--resume", timeout=600)
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     assert data["repeated_calls"] <= 4  # what was in flight; what was answered before the kill is not asked again
-    assert data["search_calls"] <= 40 + 1  # and still counts under the cap
+    assert data["search_calls"] <= 20 + 1  # and still counts under the cap
     again = json.loads(assay(*command, "--resume").stdout)  # a finished run is replayed
     assert (again["calls"], again["winner"]) == (data["calls"], data["winner"])
 
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_found(embedded: str) -> None:
+def test_ctrl_c_keeps_the_best_result(embedded: str) -> None:
     process = subprocess.Popen([*ASSAY, *COMPILE, *SMALL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     _until(lambda: _transitions() > 0)
     process.send_signal(signal.SIGINT)
@@ -226,13 +281,13 @@ def test_ctrl_c_keeps_what_was_found(embedded: str) -> None:
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_two_compiles_in_one_folder(embedded: str) -> None:
-    first = subprocess.Popen([*ASSAY, *COMPILE, *SMALLEST], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def test_two_compiles_in_one_folder_do_not_conflict(embedded: str) -> None:
+    first = subprocess.Popen([*ASSAY, *COMPILE, *SMALL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     _until(lambda: _transitions() > 0)
-    same = assay(*COMPILE, *SMALLEST)
+    same = assay(*COMPILE, *SMALL)
     assert same.returncode == 2
     assert "running already" in same.stderr
-    other = assay(*COMPILE, *SMALLEST, "--seed", "1", timeout=600)
+    other = assay(*COMPILE, *SMALL, "--seed", "1", timeout=600)
     assert other.returncode == 0, other.stderr
     output, errors = first.communicate(timeout=600)
     assert first.returncode == 0, errors
@@ -241,13 +296,25 @@ def test_two_compiles_in_one_folder(embedded: str) -> None:
 
 
 @pytest.mark.model
-def test_json_is_alone_on_standard_output_whatever_the_program_prints(embedded: str, tmp_path: Path) -> None:
+def test_standard_output_has_only_json_if_the_program_prints(embedded: str, tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text(
         "import dspy\nprint('loaded')\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.predict = dspy.Predict('question -> answer')\n    def forward(self, question):\n        print('runs')\n        return '4'\n"
+        "        self.predict = dspy.Predict('question -> answer')\n    def forward(self, question):\n"
+        "        print('runs')\n        return '4'\n"
     )
     done = assay(
-        "evaluate", "p.py:P", "--rubric", "math_qa", "--data", "arithmetic:size=60", "--size", "3", "--min-coverage", "0", "--no-preflight", "--json"
+        "evaluate",
+        "p.py:P",
+        "--rubric",
+        "math_qa",
+        "--data",
+        "arithmetic:size=60",
+        "--size",
+        "3",
+        "--min-coverage",
+        "0",
+        "--no-preflight",
+        "--json",
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["result"]["n"] == 3

@@ -25,12 +25,18 @@ from assay.traces.records import Rollout, Verdict
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    (tmp_path / "checks.py").write_text("def short(task, prediction, rollout):\n    return len(str(prediction.get('answer'))) < 9\n")
+    (tmp_path / "checks.py").write_text(
+        "def short(task, prediction, rollout):\n    return len(str(prediction.get('answer'))) < 9\n"
+    )
     text = "name: both\ncriteria:\n- {name: short, check: 'checks.py:short'}\n- {name: kind, judge: 'Is it kind?'}\n"
     (tmp_path / "r.yaml").write_text(text)
     with Store(tmp_path / "a.db") as store:
         for n in range(3):
-            store.put_rollout(Rollout(id=f"r{n}", task_id=str(n), inputs={"question": str(n)}, prediction={"answer": "yes"}, status="done"))
+            store.put_rollout(
+                Rollout(
+                    id=f"r{n}", task_id=str(n), inputs={"question": str(n)}, prediction={"answer": "yes"}, status="done"
+                )
+            )
     return tmp_path
 
 
@@ -44,7 +50,9 @@ def run_cli(*args: str) -> tuple[int, str, str]:
 
 
 def test_traces_score_without_a_judge_is_refused_at_once(project: Path) -> None:
-    done = CliRunner().invoke(group, ["traces", "score", "--rubric", "r.yaml", "--store", str(project / "a.db"), "--json"])
+    done = CliRunner().invoke(
+        group, ["traces", "score", "--rubric", "r.yaml", "--store", str(project / "a.db"), "--json"]
+    )
     assert isinstance(done.exception, ConfigError)
     assert "has a judge decide 'kind', and no model was named for it" in str(done.exception)
     assert done.exception.flag == "--judge-model NAME"
@@ -62,11 +70,27 @@ def test_traces_score_with_an_unreachable_judge_fails_naming_it(project: Path, m
 def test_judge_score_with_an_unreachable_judge_prints_its_report_and_fails(project: Path) -> None:
     """In a process of its own: nothing that other tests left running writes into its output."""
     (project / "d.jsonl").write_text('{"input": "a", "output": "b"}\n')
-    with socket.socket() as taken:  # bound and not listening: connections are refused, whatever else runs on this machine
+    with (
+        socket.socket() as taken
+    ):  # bound and not listening: connections are refused, whatever else runs on this machine
         taken.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-        command = [sys.executable, "-m", "assay", "judge", "score", "Is it kind?", "--data", "d.jsonl", "--model", "openai/gone", "--no-preflight"]
-        done = subprocess.run([*command, "--api-base", address, "--store", "b.db", "--json"], capture_output=True, text=True, check=False)
+        command = [
+            sys.executable,
+            "-m",
+            "assay",
+            "judge",
+            "score",
+            "Is it kind?",
+            "--data",
+            "d.jsonl",
+            "--model",
+            "openai/gone",
+            "--no-preflight",
+        ]
+        done = subprocess.run(
+            [*command, "--api-base", address, "--store", "b.db", "--json"], capture_output=True, text=True, check=False
+        )
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
     assert (found["coverage"], found["mean"]) == (0.0, None)
@@ -75,7 +99,8 @@ def test_judge_score_with_an_unreachable_judge_prints_its_report_and_fails(proje
 
 def test_every_command_that_scores_has_the_flag() -> None:
     for args in (
-        ["compile"], ["evaluate"], ["compare"], ["tune"], ["improve"], ["collect"], ["train", "sft"], ["train", "grpo"], ["traces", "score"],
+        ["compile"], ["evaluate"], ["compare"], ["tune"], ["improve"], ["collect"], ["train", "sft"], ["train", "grpo"],
+        ["traces", "score"],
         ["judge", "compile"], ["judge", "score"], ["judge", "audit"], ["judge", "drift"],
     ):  # fmt: skip
         assert "--min-coverage" in run_cli(*args, "--help")[1], args
@@ -94,13 +119,17 @@ COMMANDS: dict[str, list[str]] = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_criterion_that_is_never_graded_fails_the_command_after_its_report(project: Path, name: str) -> None:
     (project / "checks.py").write_text("def short(*_):\n    return True\n\ndef kind(*_):\n    raise OSError('gone')\n")
-    (project / "r.yaml").write_text("name: both\ncriteria:\n- {name: short, check: 'checks.py:short'}\n- {name: kind, check: 'checks.py:kind'}\n")
+    (project / "r.yaml").write_text(
+        "name: both\ncriteria:\n- {name: short, check: 'checks.py:short'}\n- {name: kind, check: 'checks.py:kind'}\n"
+    )
     (project / "p.py").write_text(
         "import dspy\n\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
         "        self.ask = dspy.Predict('question -> answer')\n\n    def forward(self, question):\n"
         "        return dspy.Prediction(answer='yes')\n\nclass Q(P):\n    pass\n"
     )
-    (project / "d.jsonl").write_text("".join(json.dumps({"question": f"Is {n} a number?", "answer": "yes"}) + "\n" for n in range(30)))
+    (project / "d.jsonl").write_text(
+        "".join(json.dumps({"question": f"Is {n} a number?", "answer": "yes"}) + "\n" for n in range(30))
+    )
     code, out, err = run_cli(*COMMANDS[name])
     assert code == 1, err
     assert isinstance(json.loads(out), dict), "the report is printed all the same"
@@ -134,12 +163,22 @@ def test_a_criterion_that_does_not_apply_is_not_missing() -> None:
     assert coverage_report([ScoreResult(value=1.0, verdicts=(waiting,))]) == {"coverage": 1.0, "undecided": {}}
 
 
-def test_a_report_at_any_depth_is_held_to_the_required_coverage() -> None:
+def test_required_coverage_applies_to_reports_at_any_depth() -> None:
     gap = {"kind": {"n": 3, "of": 4, "reason": "judge 'Is it kind?' (m): gone"}}
-    data = {"test": {"baseline": {"coverage": 1.0, "undecided": {}}, "compiled": {"coverage": 0.25, "undecided": gap}, "gain": None}}
+    data = {
+        "test": {
+            "baseline": {"coverage": 1.0, "undecided": {}},
+            "compiled": {"coverage": 0.25, "undecided": gap},
+            "gain": None,
+        }
+    }
     with click.Context(click.Command("compile"), info_name="compile") as context:
         with pytest.raises(
-            LowCoverage, match=r"coverage 0\.25 is below the required 0\.9. kind was not decided on 3 of 4: judge 'Is it kind\?' \(m\): gone"
+            LowCoverage,
+            match=(
+                r"coverage 0\.25 is below the required 0\.9. kind was not decided on 3 of 4: judge 'Is it kind\?' "
+                r"\(m\): gone"
+            ),
         ):
             require_coverage(data)
         context.meta["min_coverage"] = 0.25

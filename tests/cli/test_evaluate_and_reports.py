@@ -12,25 +12,45 @@ from click.testing import CliRunner
 from assay.cli import compile as compile_command
 from assay.cli.evaluate import command
 from assay.cli.main import group
-from assay.compilereport import compile_markdown
 from assay.errors import ConfigError, DataError
+from assay.reports.markdown import compile_markdown
 from assay.traces import Rollout, Store
-from assay.traces.listing import show_run
+from assay.traces.store.listing import show_run
 
 
 @pytest.mark.parametrize(("least", "code"), [("0.5", 0), ("0.51", 1)])
 def test_fail_under_decides_the_exit_code(least: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text("def half(question):\n    return question\n")
-    (tmp_path / "c.py").write_text("def right(task, prediction, rollout):\n    return float(prediction['answer'] == 'a')\n")
+    (tmp_path / "c.py").write_text(
+        "def right(task, prediction, rollout):\n    return float(prediction['answer'] == 'a')\n"
+    )
     (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n  - name: right\n    check: c.py:right\n")
-    (tmp_path / "d.jsonl").write_text("\n".join(json.dumps({"question": q, "answer": "a", "split": "val"}) for q in "ab"))
-    done = CliRunner().invoke(command, ["p.py:half", "--rubric", "r.yaml", "--data", "d.jsonl", "--model", "openai/none", "--api-base", "http://localhost:9/v1", "--fail-under", least])  # fmt: skip
+    (tmp_path / "d.jsonl").write_text(
+        "\n".join(json.dumps({"question": q, "answer": "a", "split": "val"}) for q in "ab")
+    )
+    done = CliRunner().invoke(
+        command,
+        [
+            "p.py:half",
+            "--rubric",
+            "r.yaml",
+            "--data",
+            "d.jsonl",
+            "--model",
+            "openai/none",
+            "--api-base",
+            "http://localhost:9/v1",
+            "--fail-under",
+            least,
+        ],
+    )
     assert done.exit_code == code, done.output
     assert ("0.500 is below --fail-under 0.51" in done.output) == bool(code)
 
 
 SIDE = {
-    "score": 0.123456789, "n": 12, "criteria": {"right": 1 / 3}, "task_types": {"a": 0.1, "b": None}, "failed": 1, "unscored": 0,
+    "score": 0.123456789, "n": 12, "criteria": {"right": 1 / 3}, "task_types": {"a": 0.1, "b": None}, "failed": 1,
+    "unscored": 0,
     "calls_per_task": 2.0, "tokens_per_task": 33.333333,
 }  # fmt: skip
 
@@ -38,8 +58,10 @@ SIDE = {
 def test_the_page_of_a_compile_is_rounded() -> None:
     gain = {"mean": 0.3333333, "low": -0.1, "high": 0.7, "n": 12}
     data = {
-        "optimizer": "auto", "winner": "demos 4", "gate": gain, "replaces": False, "stopped": None, "notes": ["something"], "calls": 1234,
-        "search_calls": 56, "cached": 7, "tokens": 89012, "cost_usd": 0.1234567, "test": {"baseline": SIDE, "compiled": {**SIDE, "score": 0.5}, "gain": gain},
+        "optimizer": "auto", "winner": "demos 4", "gate": gain, "replaces": False, "stopped": None,
+        "notes": ["something"], "calls": 1234,
+        "search_calls": 56, "cached": 7, "tokens": 89012, "cost_usd": 0.1234567,
+        "test": {"baseline": SIDE, "compiled": {**SIDE, "score": 0.5}, "gain": gain},
     }  # fmt: skip
     text = compile_markdown(data, program="/home/me/agents/qa.py:QA", model="openai/x")
     assert text.startswith("# qa.py:QA\n")
@@ -52,16 +74,20 @@ def test_the_page_of_a_compile_is_rounded() -> None:
 
 
 @pytest.mark.parametrize(("costs", "cells"), [((0.0, None), ("–", "–")), ((0.0, 0.5), ("$0.0000", "$0.5000"))])
-def test_costs_are_compared_where_both_are_known(costs: tuple[float, float | None], cells: tuple[str, str]) -> None:
+def test_costs_are_compared_if_both_are_known(costs: tuple[float, float | None], cells: tuple[str, str]) -> None:
     (row,) = [row for row in compile_command._rows([{**SIDE, "cost_usd": cost} for cost in costs]) if row[0] == "cost"]
     assert row[1:3] == cells
 
 
 def project(folder: Path) -> list[str]:
     (folder / "p.py").write_text("def half(question):\n    return question\ndef whole(question):\n    return 'a'\n")
-    (folder / "c.py").write_text("def right(task, prediction, rollout):\n    return float(prediction['answer'] == 'a')\n")
+    (folder / "c.py").write_text(
+        "def right(task, prediction, rollout):\n    return float(prediction['answer'] == 'a')\n"
+    )
     (folder / "r.yaml").write_text("name: r\ncriteria:\n  - name: right\n    check: c.py:right\n")
-    (folder / "d.jsonl").write_text("\n".join(json.dumps({"question": q, "answer": "a", "split": "val"}) for q in "abcd"))
+    (folder / "d.jsonl").write_text(
+        "\n".join(json.dumps({"question": q, "answer": "a", "split": "val"}) for q in "abcd")
+    )
     return ["--rubric", "r.yaml", "--data", "d.jsonl", "--model", "openai/none", "--api-base", "http://localhost:9/v1"]
 
 
@@ -73,7 +99,11 @@ def invoked(*arguments: str) -> str:
 
 def test_resume_continues_a_run_of_the_same_split(tmp_path: Path) -> None:
     flags = project(tmp_path)
-    rows = [{"question": q, "answer": "a", "split": split} for split, letters in (("train", "axyz"), ("val", "abcd")) for q in letters]
+    rows = [
+        {"question": q, "answer": "a", "split": split}
+        for split, letters in (("train", "axyz"), ("val", "abcd"))
+        for q in letters
+    ]
     (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
     for split in ("train", "val"):
         invoked("evaluate", "p.py:half", *flags, "--split", split)
@@ -89,10 +119,14 @@ def test_resume_continues_a_run_of_the_same_split(tmp_path: Path) -> None:
     assert runs[0]["id"].partition("-")[0] != runs[1]["id"].partition("-")[0]
 
 
-def test_verdicts_of_judges_are_listed_apart_and_not_rated(tmp_path: Path) -> None:
+def test_judge_verdicts_are_listed_separately_and_not_rated(tmp_path: Path) -> None:
     with Store() as store:
         for name, source in (("a", "program"), ("b", "judge")):
-            store.put_rollout(Rollout(id=name * 32, run_id="r", source=source, status="done", program=source, inputs={"question": name}))
+            store.put_rollout(
+                Rollout(
+                    id=name * 32, run_id="r", source=source, status="done", program=source, inputs={"question": name}
+                )
+            )
     header, row = invoked("traces", "list").splitlines()
     assert header.split() == ["id", "time", "phase", "split", "status", "score", "failure", "program", "first", "input"]
     assert row.startswith("a" * 16)
@@ -108,15 +142,30 @@ def test_stats_name_units_and_count_rollouts_by_status(tmp_path: Path) -> None:
     with Store() as store:
         for n, status in enumerate(("done", "error", "error")):
             score = 1 / 3 if status == "done" else None
-            store.put_rollout(Rollout(id=str(n) * 32, run_id="r", status=status, program="p", split="val", score=score, inputs={"question": "a"}))
+            store.put_rollout(
+                Rollout(
+                    id=str(n) * 32,
+                    run_id="r",
+                    status=status,
+                    program="p",
+                    split="val",
+                    score=score,
+                    inputs={"question": "a"},
+                )
+            )
     found = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in invoked("traces", "stats").splitlines())
-    assert (found["rollouts"], found["by status"], found["by split"], found["scored"]) == ("3", "done 1, error 2", "val 3", "1, mean score 0.333")
+    assert (found["rollouts"], found["by status"], found["by split"], found["scored"]) == (
+        "3",
+        "done 1, error 2",
+        "val 3",
+        "1, mean score 0.333",
+    )
     assert (found["failed"], found["unrecorded"], found["cost"]) == ("0", "0 LM calls", "$0.0000")
     assert found["prompt tokens"] == "0 (calls from the cache included)"
     assert json.loads(invoked("traces", "stats", "--run", "r", "--json"))["statuses"] == {"done": 1, "error": 2}
 
 
-def test_two_programs_are_compared_task_by_task_and_their_runs_and_rollouts_listed(tmp_path: Path) -> None:
+def test_compare_pairs_two_programs_by_task_and_lists_runs_and_rollouts(tmp_path: Path) -> None:
     data = json.loads(invoked("compare", "p.py:half", "p.py:whole", *project(tmp_path), "--json"))
     assert (data["a"]["score"], data["b"]["score"]) == (0.25, 1.0)
     assert data["gain"]["mean"] == 0.75
@@ -139,31 +188,39 @@ def test_two_programs_are_compared_task_by_task_and_their_runs_and_rollouts_list
     assert CliRunner().invoke(group, ["traces", "list", "--since", "yesterday"]).exit_code == 2
 
 
-def test_lists_without_a_match_name_the_filters_and_the_known_programs(tmp_path: Path) -> None:
+def test_empty_lists_name_the_filters_and_the_known_programs(tmp_path: Path) -> None:
     invoked("evaluate", "p.py:half", *project(tmp_path))
-    assert len(invoked("traces", "list", "--phase", "evaluate", "--program", "HALF").splitlines()) == 1 + 4  # with the header
+    assert (
+        len(invoked("traces", "list", "--phase", "evaluate", "--program", "HALF").splitlines()) == 1 + 4
+    )  # with the header
     none = CliRunner().invoke(group, ["traces", "list", "--program", "half", "--phase", "gate", "--min-score", "0.5"])
     assert (none.exit_code, none.stdout) == (0, "")
     asked = "phase gate, program half, min score 0.5"
-    assert none.stderr == f"no rollout matches the filters: {asked} (verdicts of judges are listed with --source judge)\n"
+    assert (
+        none.stderr == f"no rollout matches the filters: {asked} (verdicts of judges are listed with --source judge)\n"
+    )
     unknown = CliRunner().invoke(group, ["traces", "list", "--program", "triage"])
     assert isinstance(unknown.exception, ConfigError)
     assert str(unknown.exception).endswith("there are p.py:half")
 
 
-def test_a_run_of_evaluate_shows_its_own_settings_and_no_verdicts_as_tasks(tmp_path: Path) -> None:
+def test_evaluate_run_shows_its_settings_and_no_verdicts_as_tasks(tmp_path: Path) -> None:
     invoked("evaluate", "p.py:half", *project(tmp_path))
     with Store() as store:
         run_id = show_run(store, "")["id"]
         store.put_rollout(Rollout(run_id=run_id, phase="evaluate", source="judge", status="done"))
     lines = invoked("runs", "show", run_id).splitlines()
-    assert not [line for line in lines if line.strip().startswith(("optimizer", "demos", "threshold", "difference", "early_stop"))]
+    assert not [
+        line
+        for line in lines
+        if line.strip().startswith(("optimizer", "demos", "threshold", "difference", "early_stop"))
+    ]
     assert "  evaluate: 1 done (verdicts of judges)" in lines
     assert "  evaluate: 4 done, mean score 0.250" in lines
 
 
 @pytest.mark.parametrize("source", ["file", "stdin"])
-def test_many_lines_are_run_and_one_that_fails_does_not_end_the_others(source: str, tmp_path: Path) -> None:
+def test_run_continues_after_a_failed_line(source: str, tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text("def inverse(x):\n    return 1 / x\n")
     text = '{"x": 4}\n\n{"x": 0}\nnot json\n[1]\n{"y": 1}\n{"inputs": {"x": 2}}\n'
     (tmp_path / "rows.jsonl").write_text(text)
@@ -208,7 +265,7 @@ def test_a_file_without_rows_or_without_an_input_is_refused_before_anything_runs
     assert json.loads(done.stdout) == {"id": "T7", "answer": 0.25}
 
 
-def test_tables_are_run_like_data_and_their_other_columns_left_out(tmp_path: Path) -> None:
+def test_run_reads_tables_and_ignores_other_columns(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text("def inverse(x):\n    return 1 / float(x)\n")
     (tmp_path / "rows.csv").write_text("x,answer,note\n4,0.25,a label\n0,,\n")
     pq.write_table(pa.table({"value": [2.0], "answer": ["0.5"]}), tmp_path / "rows.parquet")

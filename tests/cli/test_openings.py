@@ -28,9 +28,22 @@ class Mine(dspy.Module):
 
 async def answer(request: web.Request) -> web.Response:
     body = await request.json()
-    choice = {"index": 0, "message": {"role": "assistant", "content": json.dumps({"answer": "4"})}, "finish_reason": "stop"}
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": json.dumps({"answer": "4"})},
+        "finish_reason": "stop",
+    }
     usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
-    return web.json_response({"id": "x", "object": "chat.completion", "created": 1, "model": body["model"], "choices": [choice], "usage": usage})
+    return web.json_response(
+        {
+            "id": "x",
+            "object": "chat.completion",
+            "created": 1,
+            "model": body["model"],
+            "choices": [choice],
+            "usage": usage,
+        }
+    )
 
 
 @pytest.fixture
@@ -43,7 +56,18 @@ def flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)
     with served(app) as url:
-        yield ["--rubric", "r.yaml", "--data", "data.jsonl", "--model", "openai/m", "--api-base", f"{url}/v1", "--adapter", "json"]
+        yield [
+            "--rubric",
+            "r.yaml",
+            "--data",
+            "data.jsonl",
+            "--model",
+            "openai/m",
+            "--api-base",
+            f"{url}/v1",
+            "--prompt-format",
+            "json",
+        ]
 
 
 def invoked(*arguments: str) -> str:
@@ -56,25 +80,27 @@ def opened(times: str) -> str:
     return f"The test split of these tasks has been opened {times} in this store"
 
 
-def test_compile_tune_and_evaluate_say_how_often_the_test_split_was_opened(flags: list[str]) -> None:
+def test_compile_tune_and_evaluate_report_openings_of_the_test_split(flags: list[str]) -> None:
     assert opened("1 time") in invoked("evaluate", "mine.py:Mine", "--split", "test", *flags)
     assert opened("2 times") in invoked("compile", "mine.py:Mine", "--optimizer", "labeled", *flags)
     assert opened("3 times") in invoked("tune", "mine.py:Mine", "--trials", "1", *flags)
     assert "has been opened" not in invoked("evaluate", "mine.py:Mine", "--split", "val", *flags)
 
 
-def test_compare_says_that_an_artifact_was_made_with_the_tasks(flags: list[str]) -> None:
+def test_compare_reports_that_an_artifact_was_made_with_the_tasks(flags: list[str]) -> None:
     artifact = json.loads(invoked("compile", "mine.py:Mine", "--optimizer", "labeled", *flags, "--json"))["artifact"]
     for split in ("train", "val"):
         found = json.loads(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", split, "--json"))
         n = found["b"]["n"]
-        assert [note.partition(" (")[0] for note in found["notes"]] == [f"{n} of these {n} tasks were used to compile {artifact}"]
+        assert [note.partition(" (")[0] for note in found["notes"]] == [
+            f"{n} of these {n} tasks were used to compile {artifact}"
+        ]
     shown = " ".join(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", "train").split())
     assert "its score on them is biased upwards. --split test compares on tasks that it has not seen" in shown
     assert json.loads(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", "test", "--json"))["notes"] == []
 
 
-def test_compare_says_how_often_it_opened_the_test_split(flags: list[str]) -> None:
+def test_compare_reports_openings_of_the_test_split(flags: list[str]) -> None:
     sides = ["compare", "mine.py:Mine", "mine.py:Other", *flags]
     assert opened("2 times") + " (2 times by this job)" in " ".join(invoked(*sides, "--split", "test").split())
     assert json.loads(invoked(*sides, "--split", "test", "--json"))["test_openings"] == {"this_job": 2, "this_store": 4}
@@ -95,17 +121,21 @@ SIDE = {
 TEST = {"before": SIDE, "after": SIDE, "gain": {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 9}}
 
 
-def test_improve_says_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_improve_reports_openings_of_the_test_split(capsys: pytest.CaptureFixture[str]) -> None:
     report: dict[str, Any] = {
-        "steps": [], "notes": [], "stopped": None, "test": None, "test_openings": {"this_job": 2, "this_store": 5}, "model": "m", "artifact": "a",
+        "steps": [], "notes": [], "stopped": None, "test": None, "test_openings": {"this_job": 2, "this_store": 5},
+        "model": "m", "artifact": "a",
     }  # fmt: skip
     improve._show(report)
     assert f"{opened('5 times')} (2 times by this job)" in " ".join(capsys.readouterr().out.split())
 
 
-def test_train_says_it_of_each_program(capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_reports_openings_for_each_program(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
-    data = {"validation": {"one": {"greedy": TEST}, "two": {"greedy": TEST}}, "test_openings": {"one": {"this_job": 1, "this_store": 4}}}
+    data = {
+        "validation": {"one": {"greedy": TEST}, "two": {"greedy": TEST}},
+        "test_openings": {"one": {"this_job": 1, "this_store": 4}},
+    }
     train._show_validation(Console(highlight=False, width=200), data)
     assert capsys.readouterr().out.count("has been opened 4 times") == 1

@@ -10,11 +10,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from assay.cli.judge import _confusion
-from assay.cli.main import _command_of, group
+from assay.cli.judge.tables import confusion_table
+from assay.cli.main import command_of, group
 from assay.cli.wording import counted, in_flags, message_of
 from assay.errors import AssayError, StopRun
-from assay.traces import Store
+from assay.traces import Rollout, Store
 
 PYTHON = re.compile(r"\b[a-z_]+=(True|False|None\b|\{|\[|'|…)")
 EVALUATE = ["evaluate", "p.py:answer", "--rubric", "r.yaml", "--data"]
@@ -25,10 +25,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     rows = [{"mail": f"Page {n} crashes", "intent": "bug"} for n in range(40)]
     Path("mails.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    Path("texts.jsonl").write_text("".join(json.dumps({"text": row["mail"], "intent": row["intent"]}) + "\n" for row in rows))
+    Path("texts.jsonl").write_text(
+        "".join(json.dumps({"text": row["mail"], "intent": row["intent"]}) + "\n" for row in rows)
+    )
     Path("labels.jsonl").write_text("".join(json.dumps({"answer": row["mail"], "label": "yes"}) + "\n" for row in rows))
     Store(Path(".assay/assay.db")).close()
-    Path("p.py").write_text("def answer(text):\n    return {'intent': 'bug'}\n\n\ndef fails(text):\n    raise ValueError('no')\n")
+    Path("p.py").write_text(
+        "def answer(text):\n    return {'intent': 'bug'}\n\n\ndef fails(text):\n    raise ValueError('no')\n"
+    )
     Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
     Path("missing.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact, with: {field: gone}}\n")
     return tmp_path
@@ -39,9 +43,9 @@ def printed(arguments: list[str]) -> str:
     done = CliRunner().invoke(group, arguments)
     error = done.exception
     if isinstance(error, AssayError):
-        return f"{done.output}{message_of(error, _command_of(arguments))}"
+        return f"{done.output}{message_of(error, command_of(arguments))}"
     assert error is None or isinstance(error, SystemExit | StopRun), error
-    return f"{done.output}{in_flags(str(error or ''), _command_of(arguments))}"
+    return f"{done.output}{in_flags(str(error or ''), command_of(arguments))}"
 
 
 @pytest.mark.parametrize(
@@ -51,19 +55,82 @@ def printed(arguments: list[str]) -> str:
         (["judge", "score", "Is it kind?", "--data", "labels.jsonl"], "--rename answer=output"),
         (["evaluate", "p.py:fails", "--rubric", "r.yaml", "--data", "texts.jsonl"], "--no-preflight skips this check"),
         (["evaluate", "p.py:answer", "--rubric", "missing.yaml", "--data", "texts.jsonl"], ""),
-        ([*EVALUATE, "texts.jsonl", "--threads", "0"], "--threads 0 must be at least 1"),
-        ([*EVALUATE, "texts.jsonl", "--max-cost-usd", "1", "--model", "openai/none", "--api-base", "http://127.0.0.1:9/v1"], ""),
-        (["tune", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=80", "--trials", "9", "--max-calls", "20"], "--val-size N"),
-        (["tune", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=80", "--method", "policy", "--workers", "2"], "--workers 2"),
-        (["tune", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=80", "--episodes", "3"], "--method policy"),
-        (["compile", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=80", "--token-margin", "0", "--difference", "2"], "--difference 2"),
+        ([*EVALUATE, "texts.jsonl", "--threads", "0"], "'--threads': 0 is not in the range x>=1"),
+        (
+            [
+                *EVALUATE,
+                "texts.jsonl",
+                "--max-cost-usd",
+                "1",
+                "--model",
+                "openai/none",
+                "--api-base",
+                "http://127.0.0.1:9/v1",
+            ],
+            "",
+        ),
+        (
+            [
+                "tune",
+                "math_qa",
+                "--rubric",
+                "math_qa",
+                "--data",
+                "arithmetic:size=80",
+                "--trials",
+                "9",
+                "--max-calls",
+                "20",
+            ],
+            "--val-size N",
+        ),
+        (
+            [
+                "tune",
+                "math_qa",
+                "--rubric",
+                "math_qa",
+                "--data",
+                "arithmetic:size=80",
+                "--method",
+                "policy",
+                "--workers",
+                "2",
+            ],
+            "--workers 2",
+        ),
+        (
+            ["tune", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=80", "--episodes", "3"],
+            "--method policy",
+        ),
+        (
+            ["compile", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=80", "--difference", "2"],
+            "'--difference': 2.0 is not in the range 0<x<=1",
+        ),
         (["judge", "audit", "Is it kind?", "--cases", "a", "--labels", "b"], "from --cases or from --labels"),
-        (["improve", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=80", "--name", "x", "--model", "openai/m"], "--order prompts"),
+        (
+            [
+                "improve",
+                "math_qa",
+                "--rubric",
+                "math_qa",
+                "--data",
+                "arithmetic:size=80",
+                "--name",
+                "x",
+                "--model",
+                "openai/m",
+            ],
+            "--order prompts",
+        ),
         (["export", "transitions", "--out", "e", "--by-outcome", "--advantage", "batch"], "--by-outcome"),
-        (["export", "transitions", "--out", "e", "--balance", "over", "--returns", "uniform", "--discount", "0.5"], "--discount 0.5"),
+        (
+            ["export", "transitions", "--out", "e", "--balance", "over", "--returns", "uniform", "--discount", "0.5"],
+            "--discount 0.5",
+        ),
     ],
 )
-def test_bad_inputs_are_answered_in_flags(place: Path, arguments: list[str], flag: str) -> None:
+def test_errors_for_bad_inputs_name_flags(place: Path, arguments: list[str], flag: str) -> None:
     said = printed(arguments)
     assert not PYTHON.search(said), said
     assert "--" in said
@@ -87,36 +154,50 @@ def test_bad_inputs_are_answered_in_flags(place: Path, arguments: list[str], fla
     ],
 )
 def test_python_arguments_become_the_flags_of_the_command(text: str, expected: str) -> None:
-    command: Any = _command_of(["evaluate"])
+    command: Any = command_of(["evaluate"])
     assert in_flags(text, command) == expected
 
 
 def test_a_flag_that_the_message_names_is_not_added_again() -> None:
-    command: Any = _command_of(["evaluate"])
-    assert message_of(AssayError("preflight=False skips this", flag="--model, --no-preflight"), command) == "--no-preflight skips this [--model]"
-    assert message_of(AssayError("trust=True loads it", flag="--trust, or: assay trust add x"), command) == "--trust loads it [or: assay trust add x]"
+    command: Any = command_of(["evaluate"])
+    assert (
+        message_of(AssayError("preflight=False skips this", flag="--model, --no-preflight"), command)
+        == "--no-preflight skips this [--model]"
+    )
+    assert (
+        message_of(AssayError("trust=True loads it", flag="--trust, or: assay trust add x"), command)
+        == "--trust loads it [or: assay trust add x]"
+    )
     assert in_flags("no command: seed=True", click.Command("x")) == "no command: seed=True"
 
 
-def test_one_thing_is_counted_in_the_singular() -> None:
-    assert [counted(n, "rollouts") for n in (0, 1, 2, 1200)] == ["0 rollouts", "1 rollout", "2 rollouts", "1,200 rollouts"]
+def test_a_count_of_one_is_singular() -> None:
+    assert [counted(n, "rollouts") for n in (0, 1, 2, 1200)] == [
+        "0 rollouts",
+        "1 rollout",
+        "2 rollouts",
+        "1,200 rollouts",
+    ]
 
 
-def test_a_judges_file_in_place_of_a_rubric_is_said_to_be_one(place: Path) -> None:
+def test_judge_file_given_as_rubric_is_reported_as_such(place: Path) -> None:
     Path("mood.yaml").write_text("text: Is it kind?\nscale: [no, yes]\n")
-    for command in (["judge", "lint", "mood.yaml"], ["evaluate", "p.py:answer", "--rubric", "mood.yaml", "--data", "texts.jsonl"]):
-        assert "mood.yaml is a judge's file, not a rubric" in printed(command)
+    for command in (
+        ["judge", "lint", "mood.yaml"],
+        ["evaluate", "p.py:answer", "--rubric", "mood.yaml", "--data", "texts.jsonl"],
+    ):
+        assert "mood.yaml is a judge file, not a rubric" in printed(command)
 
 
-def test_a_folder_that_is_not_there_is_said_so(place: Path) -> None:
+def test_missing_folder_is_reported(place: Path) -> None:
     assert "gone is no artifact: there is no such folder" in printed(["trust", "add", "gone"])
     assert "(there is no such file or folder)" in printed(["judge", "audit", "made/gone"])
     tuned = ["tune", "math_qa", "--apply", "gone", "--rubric", "math_qa", "--data", "arithmetic:size=80"]
     assert "--apply gone is no artifact to write parameters into: there is no such folder" in printed(tuned)
 
 
-def test_items_whose_raters_disagree_are_in_the_confusion_table() -> None:
-    table = _confusion({"labels": ["no", "yes"], "verdicts_by_people": [[0.5, 0.5], [0, 1.333]]})
+def test_items_with_disagreeing_raters_are_in_the_confusion_table() -> None:
+    table = confusion_table({"labels": ["no", "yes"], "verdicts_by_people": [[0.5, 0.5], [0, 1.333]]})
     assert [list(column.cells) for column in table.columns] == [["no", "yes"], ["0.5", "0"], ["0.5", "1.333"]]
 
 
@@ -128,9 +209,11 @@ def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
         yield path, command
 
 
-def test_help_texts_are_sentences_that_stand_alone() -> None:
+def test_help_texts_are_complete_sentences() -> None:
     """`Of a policy.` or `At most.` says nothing to somebody who reads the option alone."""
-    unclear = re.compile(r"^(Of|At most|Beyond|Beside|As)\b|\b(goes? on with|gone on with|held to|shall have|Most \w+ taken)\b")
+    unclear = re.compile(
+        r"^(Of|At most|Beyond|Beside|As)\b|\b(goes? on with|gone on with|held to|shall have|Most \w+ taken)\b"
+    )
     found = [
         (" ".join(path), option.opts[0], option.help)
         for path, command in _commands(group)
@@ -138,3 +221,17 @@ def test_help_texts_are_sentences_that_stand_alone() -> None:
         if isinstance(option, click.Option) and unclear.search(option.help or "")
     ]
     assert found == []
+
+
+def test_traces_close_reports_rollouts_with_recent_calls_and_show_omits_empty_fields(place: Path) -> None:
+    with Store(Path(".assay/assay.db")) as store:
+        store.put_rollout(Rollout(id="a" * 32, source="gateway", status="running", inputs={"prompt": "hi"}, model="m"))
+    told = printed(["traces", "close"])
+    assert (
+        "0 rollouts ended with their answer, 0 without one\n1 rollout still running, with a call in the last 60 minutes"
+        in told
+    )
+    assert "--idle-minutes 0 ends them now" in told
+    lines = printed(["traces", "show", "aaaa"]).splitlines()
+    assert lines[:2] == [f"{'a' * 32}  from gateway  m  running  score unscored", "task – (default): {'prompt': 'hi'}"]
+    assert "still running" not in printed(["traces", "close", "--idle-minutes", "0"])

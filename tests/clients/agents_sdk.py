@@ -1,4 +1,7 @@
-"""An agent on the OpenAI Agents SDK, over Responses (its default) or `chat` completions: unstreamed, then streamed, then typed."""
+"""An agent on the OpenAI Agents SDK, over Responses (its default) or `chat` completions.
+
+Its answers are unstreamed, then streamed, then typed.
+"""
 
 import asyncio
 import json
@@ -23,7 +26,9 @@ def calculator(expression: str) -> str:
 async def main(question: str) -> None:
     agent = Agent(name="assistant", instructions="You calculate.", model="gpt-4o", tools=[calculator])
     result = await Runner.run(agent, question)
-    again = Runner.run_streamed(agent, [*result.to_input_list(), {"role": "user", "content": "and use the tool once more"}])
+    again = Runner.run_streamed(
+        agent, [*result.to_input_list(), {"role": "user", "content": "and use the tool once more"}]
+    )
     parts = [event async for event in again.stream_events() if event.type == "raw_response_event"]
     typed = agent.clone(output_type=Product)
     result = await Runner.run(typed, [*again.to_input_list(), {"role": "user", "content": "as a product, please"}])

@@ -1,5 +1,7 @@
-"""An agent on the Anthropic SDK: messages unstreamed, then streamed, then its tool runner and a thread that the server keeps, then a typed
-answer."""
+"""An agent on the Anthropic SDK.
+
+In order: unstreamed messages, streamed ones, the SDK's tool runner with a thread stored by the server, a typed answer.
+"""
 
 import json
 import sys
@@ -61,4 +63,8 @@ messages.append({"role": "assistant", "content": thread.content})
 messages.append({"role": "user", "content": "that goes on"})
 messages.append({"role": "assistant", "content": continued.content})
 messages.append({"role": "user", "content": "as a product, please"})
-print(json.dumps({"answer": client.messages.parse(**asked, messages=messages, output_format=Product).parsed_output.model_dump()}))
+print(
+    json.dumps(
+        {"answer": client.messages.parse(**asked, messages=messages, output_format=Product).parsed_output.model_dump()}
+    )
+)

@@ -24,7 +24,12 @@ async def calculator(expression: str) -> str:
 async def main(streamed: bool, question: str) -> None:
     client = OpenAIChatCompletionClient(model="gpt-4o")
     memory = UnboundedChatCompletionContext()
-    given = {"model_client": client, "model_context": memory, "system_message": "You calculate.", "model_client_stream": streamed}
+    given = {
+        "model_client": client,
+        "model_context": memory,
+        "system_message": "You calculate.",
+        "model_client_stream": streamed,
+    }
     agent = AssistantAgent("assistant", **given, tools=[calculator], reflect_on_tool_use=True)
     await agent.run(task=question)
     await agent.run(task="and use the tool once more")

@@ -8,7 +8,10 @@ TITLES = ("client", "mode", "works", "one rollout", "exact bytes", "retries equa
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     reports = [report for name in ("passed", "failed") for report in terminalreporter.stats.get(name, ())]
-    rows = sorted((value for report in reports for name, value in report.user_properties if name == "client"), key=lambda row: row["client"])
+    rows = sorted(
+        (value for report in reports for name, value in report.user_properties if name == "client"),
+        key=lambda row: row["client"],
+    )
     skipped = [
         (value, str(report.longrepr[2]))
         for report in terminalreporter.stats.get("skipped", ())
@@ -17,11 +20,16 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     ]
     if not rows and not skipped:
         return
-    lines = [TITLES, *((row["client"], row["mode"], *("yes" if row[name] else "NO" for name in COLUMNS)) for row in rows)]
+    lines = [
+        TITLES,
+        *((row["client"], row["mode"], *("yes" if row[name] else "NO" for name in COLUMNS)) for row in rows),
+    ]
     widths = [max(len(line[at]) for line in lines) for at in range(len(TITLES))]
     terminalreporter.section("clients, alone and through the gateway")
     for number, line in enumerate(lines):
-        terminalreporter.write_line("| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + " |")
+        terminalreporter.write_line(
+            "| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + " |"
+        )
         if number == 0:
             terminalreporter.write_line("|" + "|".join("-" * (width + 2) for width in widths) + "|")
     for client, reason in skipped:

@@ -1,4 +1,4 @@
-"""A DSPy agent: `react_v2` calls tools natively and keeps a conversation, `react` writes what it did into every prompt anew."""
+"""A DSPy agent: `react_v2` calls tools natively in one conversation, `react` repeats its trajectory in every prompt."""
 
 import json
 import os
@@ -13,7 +13,13 @@ def calculator(expression: str) -> str:
     return str(int(left) * int(right))
 
 
-lm = dspy.LM("openai/gpt-4o", api_base=os.environ["MODEL_BASE_URL"], api_key=os.environ["MODEL_API_KEY"], engine=sys.argv[1], cache=False)
+lm = dspy.LM(
+    "openai/gpt-4o",
+    api_base=os.environ["MODEL_BASE_URL"],
+    api_key=os.environ["MODEL_API_KEY"],
+    engine=sys.argv[1],
+    cache=False,
+)
 dspy.configure(lm=lm, adapter=dspy.JSONAdapter())
 found = dspy.ReActV2("question -> answer", tools=[calculator], max_iters=4)(question=sys.argv[2])
 typed = dspy.Predict("question -> value: int, unit: str")(question="as a product, please")

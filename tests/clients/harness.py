@@ -1,7 +1,8 @@
-"""Runs client programs against a scripted model server, alone and through `assay serve`, and says how the two differ.
+"""Runs client programs against a scripted model server, directly and through `assay serve`, and reports differences.
 
-A program reads questions from standard input and answers on standard output, one JSON line each (see `python/driver.py`); its base address and key
-are in its environment. It talks to a tap, which leads to the server or to the gateway; a second tap stands between gateway and server.
+A program reads questions from standard input and answers on standard output, one JSON line each (see
+`python/driver.py`); its base URL and key are in its environment. It connects to a tap that forwards to the server or
+to the gateway; a second tap is between gateway and server.
 """
 
 import hashlib
@@ -25,8 +26,8 @@ from assay.datasets.tasks import content_hash
 from assay.testing.serving import get, post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store, Transition
-from assay.traces.prompts import sections_of
-from assay.traces.sealing import know_splits
+from assay.traces.messages.prompts import sections_of
+from assay.traces.store.sealing import know_splits
 
 HERE = Path(__file__).parent
 KEY = "gateway-key-1"
@@ -41,7 +42,9 @@ _PER_CALL = {"traceparent", "idempotency-key", "x-stainless-read-timeout"}  # he
 
 
 def environment(name: str) -> str:
-    """Python of an environment with the libraries of `requirements/NAME.txt`, built where it is not there yet; `project` is this one.
+    """Python of an environment with the libraries of `requirements/NAME.txt`, built on first use.
+
+    `project` is the environment that runs the tests.
 
     ASSAY_NO_CLIENTS=1 skips tests of libraries that are installed for them.
     """
@@ -55,13 +58,27 @@ def environment(name: str) -> str:
         python = folder / "env" / "bin" / "python"
         if not ready:
             subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder / "env"], check=True)
-            install([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--retries", "2", "-r", str(requirements)])
+            install(
+                [
+                    sys.executable,
+                    "-m",
+                    "pip",
+                    "--python",
+                    str(python),
+                    "install",
+                    "--quiet",
+                    "--retries",
+                    "2",
+                    "-r",
+                    str(requirements),
+                ]
+            )
     return str(python)
 
 
 @contextmanager
 def made_once(wanted: str) -> Iterator[tuple[Path, bool]]:
-    """A folder of the user's cache for what is wanted, locked, and whether it is ready; it is once this ends without an error."""
+    """A locked folder in the user's cache and whether it is complete; marked complete on exit without an error."""
     folder = Path.home() / ".cache" / "assay" / "test-clients" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "lock"):
@@ -77,12 +94,19 @@ def install(command: Sequence[str], **options: Any) -> None:
     except (subprocess.TimeoutExpired, OSError) as error:
         made, told = None, str(error)
     if made is None or made.returncode:
-        pytest.fail(f"the client libraries could not be installed; ASSAY_NO_CLIENTS=1 leaves their tests out\n{told[-2000:]}", pytrace=False)
+        pytest.fail(
+            f"the client libraries could not be installed; ASSAY_NO_CLIENTS=1 leaves their tests out\n{told[-2000:]}",
+            pytrace=False,
+        )
 
 
 def variables(url: str, key: str = KEY) -> dict[str, str]:
     """The environment of a client whose model is at this address."""
-    given = {name: value for name, value in os.environ.items() if not name.startswith((*PROVIDERS, "PYTHON", "LANGSMITH", "LANGCHAIN"))}
+    given = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith((*PROVIDERS, "PYTHON", "LANGSMITH", "LANGCHAIN"))
+    }
     for name in PROVIDERS:
         given[f"{name}_BASE_URL"] = url + ("" if name in ("ANTHROPIC", "GEMINI", "GOOGLE") else "/v1")
         given[f"{name}_API_KEY"] = key
@@ -113,7 +137,12 @@ class Program:
         self._log = folder / "program.log"
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=variables(url) | dict(extra), cwd=folder
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=variables(url) | dict(extra),
+                cwd=folder,
             )
 
     def ask(self, mode: str, question: str, timeout_s: float = 120.0) -> dict[str, Any]:
@@ -150,8 +179,8 @@ class Client:
     """A program and what it is expected to do in each of its modes.
 
     Args:
-        command: of the program, for the folder that it runs in; None takes `environment` and `script` (of the folder `python`).
-        modes: names as the program knows them; what streams is called so.
+        command: of the program, for the folder that it runs in; None uses `environment` and `script` (in `python/`).
+        modes: the program's own names of its modes; those that stream contain "stream".
         ask: what the scripted model reads in each question.
         outputs: text of each call; `tools` are its tool calls with arguments and results, in order.
         answer: what the program prints; by default the last text.
@@ -217,8 +246,24 @@ class Run:
 class Bench:
     """A scripted server, `assay serve` in front of it, the two taps, and one client program."""
 
-    def __init__(self, upstream: ScriptedUpstream, direct: str, front: Tap, back: Tap, gateway: str, store: Path, program: Program) -> None:
-        self.upstream, self.direct, self.front, self.back, self.gateway, self.store = upstream, direct, front, back, gateway, store
+    def __init__(
+        self,
+        upstream: ScriptedUpstream,
+        direct: str,
+        front: Tap,
+        back: Tap,
+        gateway: str,
+        store: Path,
+        program: Program,
+    ) -> None:
+        self.upstream, self.direct, self.front, self.back, self.gateway, self.store = (
+            upstream,
+            direct,
+            front,
+            back,
+            gateway,
+            store,
+        )
         self.program, self._known = program, set[str]()
 
     def run(self, mode: str, question: str, number: int, *, through: bool) -> Run:
@@ -244,7 +289,9 @@ class Bench:
 
     def counts(self) -> dict[str, int]:
         told = get(f"{self.gateway}/assay/stats", Authorization=f"Bearer {KEY}")
-        return {name: told[name] for name in ("calls", "stored", "unrecorded")} | {"past": sum(told["not_spoken"].values())}
+        return {name: told[name] for name in ("calls", "stored", "unrecorded")} | {
+            "past": sum(told["not_spoken"].values())
+        }
 
     def _all(self) -> list[Rollout]:
         with Store(self.store) as store:
@@ -253,12 +300,28 @@ class Bench:
 
 @contextmanager
 def bench(client: Client, folder: Path) -> Iterator[Bench]:
-    command = client.command(folder) if client.command else [environment(client.environment), str(HERE / "python" / client.script)]
+    command = (
+        client.command(folder)
+        if client.command
+        else [environment(client.environment), str(HERE / "python" / client.script)]
+    )
     upstream = ScriptedUpstream()
     with ExitStack() as running:
         direct = running.enter_context(served(upstream.app()))
         front, back = running.enter_context(tapped(direct)), running.enter_context(tapped(direct))
-        given = ("--upstream", back.url, "--upstream-key", "upstream-secret", "--key", KEY, "--port", "0", "--json", "--store", str(folder / "s.db"))
+        given = (
+            "--upstream",
+            back.url,
+            "--upstream-key",
+            "upstream-secret",
+            "--key",
+            KEY,
+            "--port",
+            "0",
+            "--json",
+            "--store",
+            str(folder / "s.db"),
+        )
         gateway = running.enter_context(started("assay", "serve", *given))
         program = Program(command, front.url, folder, client.variables)
         running.callback(program.close)
@@ -275,8 +338,12 @@ def table_of(client: Client, at: Bench) -> tuple[list[Row], dict[str, str]]:
         found = _compared(client.at(mode), at, row, plain, 1000 * (2 * index + 1))
         again = _retried(client.at(mode), at, row, f"{plain} #once429", 1000 * (2 * index + 2))
         modes |= dict.fromkeys((rollout.id for rollout in (*found, *again)), mode)
-        with Store(at.store) as store:  # exports leave out tasks of the sealed splits, and which are those is drawn by lot
-            know_splits(store, {"train": [(content_hash(task), "") for rollout in (*found, *again) for task in _tasks(rollout)]})
+        with Store(
+            at.store
+        ) as store:  # exports leave out tasks of the sealed splits, and which are those is drawn by lot
+            know_splits(
+                store, {"train": [(content_hash(task), "") for rollout in (*found, *again) for task in _tasks(rollout)]}
+            )
     return rows, modes
 
 
@@ -291,7 +358,11 @@ def _compared(client: Client, at: Bench, row: Row, question: str, number: int) -
     before = at.counts()
     through = at.run(row.mode, question, number, through=True)
     expected = client.outputs[-1] if client.answer is None else client.answer
-    problems = [f"{how} it gave {run.said}" for how, run in (("alone", alone), ("behind the gateway", through)) if run.said != {"answer": expected}]
+    problems = [
+        f"{how} it gave {run.said}"
+        for how, run in (("alone", alone), ("behind the gateway", through))
+        if run.said != {"answer": expected}
+    ]
     row.check("works", problems + ([f"\n{at.program.complaints()}"] if problems else []))
     found = at.new_rollouts(len(client.outputs))
     calls = len(through.front)
@@ -299,13 +370,21 @@ def _compared(client: Client, at: Bench, row: Row, question: str, number: int) -
     wanted = {"calls": calls, "stored": calls, "unrecorded": 0, "past": 0}
     row.check(
         "one_rollout",
-        [f"{len(rollout.transitions)} calls: {[t.output for t in rollout.transitions]}" for rollout in found if len(found) != 1]
+        [
+            f"{len(rollout.transitions)} calls: {[t.output for t in rollout.transitions]}"
+            for rollout in found
+            if len(found) != 1
+        ]
         + ([f"the counts are {counted} and not {wanted}"] if counted != wanted else [])
         + ([] if found else ["no rollout"]),
     )
     recorded = _recorded(client, row.mode, found[0], through.back) if found else ["nothing was recorded"]
     row.check("exact", [*differences(alone, through), *recorded])
-    prediction = {"answer": expected if isinstance(expected, str) else json.dumps(expected)} if client.prediction is None else client.prediction
+    prediction = (
+        {"answer": expected if isinstance(expected, str) else json.dumps(expected)}
+        if client.prediction is None
+        else client.prediction
+    )
     told = [rollout.prediction for rollout in found]
     row.check("prediction", [] if told == [prediction] else [f"{told} and not [{prediction}]"])
     return found
@@ -314,7 +393,11 @@ def _compared(client: Client, at: Bench, row: Row, question: str, number: int) -
 def _retried(client: Client, at: Bench, row: Row, question: str, number: int) -> list[Rollout]:
     """The same with a first call that is answered with 429: as many calls, and the same outcome, both ways."""
     alone, through = (at.run(row.mode, question, number, through=way) for way in (False, True))
-    problems = [] if alone.statuses == through.statuses else [f"{alone.statuses} alone, {through.statuses} through the gateway"]
+    problems = (
+        []
+        if alone.statuses == through.statuses
+        else [f"{alone.statuses} alone, {through.statuses} through the gateway"]
+    )
     expected = [429, *[200] * (client.retries - 1)]
     if alone.statuses != expected:
         problems.append(f"{alone.statuses} and not {expected}")
@@ -341,7 +424,11 @@ def _recorded(client: Client, mode: str, rollout: Rollout, answers: Sequence[Exc
             [json.loads(answer.response) for answer in answers if not _is_stream(answer)],
         ),
     }
-    return [f"the {name} are {stored} and not {expected}" for name, (stored, expected) in pairs.items() if stored != expected]
+    return [
+        f"the {name} are {stored} and not {expected}"
+        for name, (stored, expected) in pairs.items()
+        if stored != expected
+    ]
 
 
 def _streams(transition: Transition) -> bool:
@@ -367,26 +454,41 @@ def differences(alone: Run, through: Run) -> list[str]:
 def _differing(what: str, one: Sequence[Exchange], other: Sequence[Exchange], *, requests: bool) -> list[str]:
     found = [] if len(one) == len(other) else [f"{what}: {len(one)} and {len(other)} calls"]
     for at, (a, b) in enumerate(zip(one, other, strict=False)):
-        pairs = {"status": (a.status, b.status), "response headers": (_headers(a.response_headers), _headers(b.response_headers))}
+        pairs = {
+            "status": (a.status, b.status),
+            "response headers": (_headers(a.response_headers), _headers(b.response_headers)),
+        }
         pairs["response"] = (a.response, b.response)
         if requests:
-            pairs |= {"path": (a.path, b.path), "request": (a.body, b.body), "request headers": (_headers(a.headers), _headers(b.headers))}
-        found += [f"{what}, call {at}: {name} {_excerpt(x)} and {_excerpt(y)}" for name, (x, y) in pairs.items() if x != y]
+            pairs |= {
+                "path": (a.path, b.path),
+                "request": (a.body, b.body),
+                "request headers": (_headers(a.headers), _headers(b.headers)),
+            }
+        found += [
+            f"{what}, call {at}: {name} {_excerpt(x)} and {_excerpt(y)}" for name, (x, y) in pairs.items() if x != y
+        ]
     return found
 
 
 def _asked_alike(alone: Sequence[Exchange], through: Sequence[Exchange]) -> list[str]:
-    """Requests of both runs: their bodies as JSON, and their headers but for those that a client makes anew for each."""
+    """Requests of both runs: bodies as JSON, and headers except those that differ from request to request."""
     found = []
     for at, (a, b) in enumerate(zip(alone, through, strict=False)):
         pairs = {"path": (a.path, b.path), "body": (json.loads(a.body), json.loads(b.body))}
         pairs["headers"] = (_headers(a.headers, _PER_CALL), _headers(b.headers, _PER_CALL))
-        found += [f"what the client asked, call {at}: {name} {_excerpt(x)} and {_excerpt(y)}" for name, (x, y) in pairs.items() if x != y]
+        found += [
+            f"what the client asked, call {at}: {name} {_excerpt(x)} and {_excerpt(y)}"
+            for name, (x, y) in pairs.items()
+            if x != y
+        ]
     return found
 
 
-def _headers(headers: Sequence[tuple[str, str]], also: set[str] = frozenset()) -> list[tuple[str, str]]:  # type: ignore[assignment]
-    return sorted((name, value) for name, value in headers if name not in _HOP | _KEYS | also and not name.startswith("x-assay-"))
+def _headers(headers: Sequence[tuple[str, str]], also: set[str] = frozenset()) -> list[tuple[str, str]]:
+    return sorted(
+        (name, value) for name, value in headers if name not in _HOP | _KEYS | also and not name.startswith("x-assay-")
+    )
 
 
 def _excerpt(value: Any) -> str:

@@ -33,5 +33,8 @@ graph.add_edge("tools", "think")
 agent = graph.compile(checkpointer=InMemorySaver())
 thread = {"configurable": {"thread_id": "1"}}
 agent.invoke({"messages": [("user", sys.argv[1])]}, thread)
-tokens = [part.content for part, _ in agent.stream({"messages": [("user", "and use the tool once more")]}, thread, stream_mode="messages")]
+tokens = [
+    part.content
+    for part, _ in agent.stream({"messages": [("user", "and use the tool once more")]}, thread, stream_mode="messages")
+]
 print(json.dumps({"answer": agent.get_state(thread).values["messages"][-1].content, "parts": len(tokens)}))

@@ -19,7 +19,12 @@ def calculator(expression: str) -> str:
 
 model = sys.argv[1]
 schema = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
-tools = [{"type": "function", "function": {"name": "calculator", "description": "Calculates a product.", "parameters": schema}}]
+tools = [
+    {
+        "type": "function",
+        "function": {"name": "calculator", "description": "Calculates a product.", "parameters": schema},
+    }
+]
 messages: list = [{"role": "system", "content": "You calculate."}]
 for question, streamed in ((sys.argv[2], True), ("and use the tool once more", False)):
     messages.append({"role": "user", "content": question})
@@ -32,7 +37,9 @@ for question, streamed in ((sys.argv[2], True), ("and use the tool once more", F
         if not said.tool_calls:
             break
         for call in said.tool_calls:
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": calculator(**json.loads(call.function.arguments))})
+            messages.append(
+                {"role": "tool", "tool_call_id": call.id, "content": calculator(**json.loads(call.function.arguments))}
+            )
 messages.append({"role": "user", "content": "as a product, please"})
 answer = litellm.completion(model=model, messages=messages, response_format=Product)
 print(json.dumps({"answer": json.loads(answer.choices[0].message.content)}))

@@ -1,4 +1,4 @@
-"""Clients of the table that run on Node: the programs of the folder `node`, with the libraries of its `package-lock.json`."""
+"""Clients of the table that run on Node: programs in `node/`, with the libraries of its `package-lock.json`."""
 
 import json
 import os
@@ -20,7 +20,7 @@ _SCRIPTS = HERE / "node"
 
 
 def node_command(script: str, folder: Path) -> list[str]:
-    """The command of a program, in a folder where it finds its libraries. Skips the test where there is no Node for it."""
+    """Command of a program, run in a folder that has its libraries. Skips the test if no suitable Node is installed."""
     if os.environ.get("ASSAY_NO_CLIENTS") == "1":
         pytest.skip("ASSAY_NO_CLIENTS=1")
     if (npm := shutil.which("npm")) is None:
@@ -48,7 +48,11 @@ def _node(libraries: Path) -> str:
 def _version(node: str) -> str:
     """Such as "24.21.0"; "" where it does not run."""
     try:
-        return subprocess.run([node, "--version"], capture_output=True, text=True, timeout=60).stdout.strip().removeprefix("v")
+        return (
+            subprocess.run([node, "--version"], capture_output=True, text=True, timeout=60)
+            .stdout.strip()
+            .removeprefix("v")
+        )
     except OSError:
         return ""
 
@@ -62,6 +66,10 @@ NODE_CLIENTS = [
     _client("openai", "openai_agent.mjs", ("chat", "runner", "responses", "chained")),
     _client("anthropic", "anthropic_agent.mjs", ("messages", "runner")),
     _client("vercel ai", "vercel_agent.mjs", ("responses", "chat", "messages")),
-    _client("vercel ai, typed", "vercel_agent.mjs", ("typed",), outputs=("", "", json.dumps(_PRODUCT)), answer=_PRODUCT),
-    _client("langchain", "langchain_agent.mjs", ("chat", "responses", "react"), retries=0),  # 429 without Retry-After is final
+    _client(
+        "vercel ai, typed", "vercel_agent.mjs", ("typed",), outputs=("", "", json.dumps(_PRODUCT)), answer=_PRODUCT
+    ),
+    _client(
+        "langchain", "langchain_agent.mjs", ("chat", "responses", "react"), retries=0
+    ),  # 429 without Retry-After is final
 ]

@@ -1,7 +1,6 @@
-"""An agent on the OpenAI SDK, over chat completions (`chat`), Responses with the whole history (`responses`) or by id and in
-its beta (`chained`).
+"""An agent on the OpenAI SDK: chat completions (`chat`), Responses with history (`responses`) or by id (`chained`).
 
-Its first question is asked unstreamed, its second streamed, its third wants a typed answer.
+The first answer is unstreamed, the second streamed, the third typed.
 """
 
 import json
@@ -11,7 +10,12 @@ from openai import OpenAI
 from pydantic import BaseModel
 
 QUESTIONS = (sys.argv[2], "and use the tool once more")
-SCHEMA = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"expression": {"type": "string"}},
+    "required": ["expression"],
+    "additionalProperties": False,
+}
 
 
 class Product(BaseModel):
@@ -44,7 +48,11 @@ def chat(client: OpenAI) -> Product:
                 result = calculator(**json.loads(call.function.arguments))
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     messages.append({"role": "user", "content": "as a product, please"})
-    return client.chat.completions.parse(model="gpt-4o", messages=messages, response_format=Product).choices[0].message.parsed
+    return (
+        client.chat.completions.parse(model="gpt-4o", messages=messages, response_format=Product)
+        .choices[0]
+        .message.parsed
+    )
 
 
 def responses(client: OpenAI, chained: bool) -> Product:
@@ -69,10 +77,18 @@ def responses(client: OpenAI, chained: bool) -> Product:
             if not calls:
                 break
             for call in calls:
-                given.append({"type": "function_call_output", "call_id": call.call_id, "output": calculator(**json.loads(call.arguments))})
+                given.append(
+                    {
+                        "type": "function_call_output",
+                        "call_id": call.call_id,
+                        "output": calculator(**json.loads(call.arguments)),
+                    }
+                )
     given.append({"role": "user", "content": "as a product, please"})
     asked = {"previous_response_id": previous} if chained else {}
-    return client.responses.parse(model="gpt-4o", instructions="You calculate.", input=given, text_format=Product, **asked).output_parsed
+    return client.responses.parse(
+        model="gpt-4o", instructions="You calculate.", input=given, text_format=Product, **asked
+    ).output_parsed
 
 
 mode = sys.argv[1]

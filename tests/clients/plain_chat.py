@@ -1,4 +1,4 @@
-"""Two turns of plain chat on the OpenAI SDK, for models that know no tools: the first streamed and read to its finish only."""
+"""Two turns of plain chat on the OpenAI SDK, without tools: the first is streamed and read only up to its finish."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""A TCP proxy that forwards bytes unchanged and keeps the HTTP exchanges that passed, for comparisons of what clients and servers really sent."""
+"""A TCP proxy that forwards bytes unchanged and records the HTTP exchanges between client and server."""
 
 import asyncio
 import threading
@@ -31,7 +31,9 @@ class Exchange:
 class _Connection:
     requests: bytearray = field(default_factory=bytearray)
     responses: bytearray = field(default_factory=bytearray)
-    times: list[tuple[int, float]] = field(default_factory=list)  # where in `requests` each piece began, and when it came
+    times: list[tuple[int, float]] = field(
+        default_factory=list
+    )  # where in `requests` each piece began, and when it came
 
 
 class Tap:
@@ -86,7 +88,9 @@ class Tap:
         self._open.discard(writer)
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bytearray, times: list[tuple[int, float]]) -> None:
+async def _pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bytearray, times: list[tuple[int, float]]
+) -> None:
     with suppress(OSError):
         while piece := await reader.read(65536):
             times.append((len(kept), time.monotonic()))
@@ -112,15 +116,21 @@ def tapped(target: str) -> Iterator[Tap]:
 
 
 def _exchanges(connection: _Connection) -> Iterator[Exchange]:
-    answers = (message for message in _messages(bytes(connection.responses), to_end=True) if not message[1].startswith("HTTP/1.1 1"))
-    for (start, first, headers, body), (_, status, response_headers, response) in zip(_messages(bytes(connection.requests)), answers, strict=False):
+    answers = (
+        message
+        for message in _messages(bytes(connection.responses), to_end=True)
+        if not message[1].startswith("HTTP/1.1 1")
+    )
+    for (start, first, headers, body), (_, status, response_headers, response) in zip(
+        _messages(bytes(connection.requests)), answers, strict=False
+    ):
         at = next(moment for offset, moment in reversed(connection.times) if offset <= start)
         method, path, _ = first.split(" ", 2)
         yield Exchange(at, method, path, headers, body, int(status.split(" ")[1]), response_headers, response)
 
 
 def _messages(data: bytes, to_end: bool = False) -> Iterator[tuple[int, str, Headers, bytes]]:
-    """HTTP messages after one another: where each begins, its first line, headers and body. A body without a length goes `to_end`."""
+    """Consecutive HTTP messages: offset, first line, headers, body. A body without a length extends `to_end`."""
     at = 0
     while (end := data.find(b"\r\n\r\n", at)) >= 0:
         first, *lines = data[at:end].decode("latin-1").split("\r\n")

@@ -1,8 +1,9 @@
 """Unchanged agents on the real client libraries, recorded by `assay serve` in front of a scripted model.
 
-Long conversations: several questions, streamed and not, two calls of a tool at once, typed answers. Shorter ones of more clients, with their bytes,
-are in `test_table.py`. Libraries that clash with the project's own are installed from `requirements/` into environments of their own, which are kept
-in the user's cache: a minute or two the first time. ASSAY_NO_CLIENTS=1 leaves the tests of these libraries out.
+Long conversations: several questions, streamed and not, two parallel tool calls, typed answers. `test_table.py` has
+shorter ones of more clients, compared byte by byte. Libraries that conflict with the project's own are installed from
+`requirements/` into environments in the user's cache (one or two minutes the first time). ASSAY_NO_CLIENTS=1 skips
+the tests of these libraries.
 """
 
 import json
@@ -21,7 +22,7 @@ from harness import HERE, KEY, TYPED, environment, started, variables
 
 from assay.testing.serving import get, post
 from assay.traces import Rollout, Store
-from assay.traces.dialects import chat_messages
+from assay.traces.messages.dialects import chat_messages
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +38,7 @@ def newest() -> str:
 
 
 class Stage:
-    """`assay serve` and the server behind it, both processes of their own; `rollouts` are those that are new since `mark`."""
+    """`assay serve` and its upstream server, each in its own process; `rollouts` lists those stored since `mark`."""
 
     def __init__(self, url: str, store: Path, log: Path | None) -> None:
         self.url, self.store, self.log = url, store, log
@@ -53,10 +54,13 @@ class Stage:
     def _counts(self) -> dict[str, int]:
         told = get(f"{self.url}/assay/stats", Authorization=f"Bearer {KEY}")
         answered = len(self.log.read_text().splitlines()) if self.log and self.log.is_file() else 0
-        return {name: told[name] for name in ("calls", "stored", "unrecorded")} | {"answered": answered, "past": sum(told["not_spoken"].values())}
+        return {name: told[name] for name in ("calls", "stored", "unrecorded")} | {
+            "answered": answered,
+            "past": sum(told["not_spoken"].values()),
+        }
 
     def counts(self) -> dict[str, int]:
-        """Calls that the gateway passed on, stored and did not see, that the upstream answered, and that went past the gateway."""
+        """Number of calls forwarded, stored and missed by the gateway, answered upstream, and not via the gateway."""
         return {name: count - self._before[name] for name, count in self._counts().items()}
 
     def rollouts(self, calls: int) -> list[Rollout]:
@@ -64,15 +68,21 @@ class Stage:
         for _ in range(100):
             found = [rollout for rollout in self._all() if rollout.id not in self._known]
             if sum(len(rollout.transitions) for rollout in found) >= calls:
-                get(f"{self.url}/assay/rollouts/{found[-1].id}", Authorization=f"Bearer {KEY}")  # all that is on its way is written before it answers
+                get(
+                    f"{self.url}/assay/rollouts/{found[-1].id}", Authorization=f"Bearer {KEY}"
+                )  # all that is on its way is written before it answers
                 return [rollout for rollout in self._all() if rollout.id not in self._known]
             time.sleep(0.1)
         raise AssertionError(f"{calls} calls were expected in the store: {self.counts()}")
 
-    def begin(self, python: str, script: str, *arguments: str, path: str = "", key: str = KEY) -> "subprocess.Popen[str]":
+    def begin(
+        self, python: str, script: str, *arguments: str, path: str = "", key: str = KEY
+    ) -> "subprocess.Popen[str]":
         """Starts an agent whose base address and key are the gateway's."""
         command = [python, str(HERE / script), *arguments]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables(self.url + path, key))
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables(self.url + path, key)
+        )
 
     def run(self, python: str, script: str, *arguments: str, **options: str) -> Any:
         """What an agent answers."""
@@ -90,7 +100,19 @@ def _stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     folder = tmp_path_factory.mktemp("clients")
     with ExitStack() as running:
         behind = running.enter_context(started("assay.testing.upstream", "--log", str(folder / "log")))
-        given = ("--upstream", behind, "--upstream-key", "upstream-secret", "--key", KEY, "--port", "0", "--json", "--store", str(folder / "s.db"))
+        given = (
+            "--upstream",
+            behind,
+            "--upstream-key",
+            "upstream-secret",
+            "--key",
+            KEY,
+            "--port",
+            "0",
+            "--json",
+            "--store",
+            str(folder / "s.db"),
+        )
         yield Stage(running.enter_context(started("assay", "serve", *given)), folder / "s.db", folder / "log")
 
 
@@ -102,14 +124,23 @@ def stage(_stage: Stage) -> Stage:
 
 
 def whole(
-    stage: Stage, answer: Any, dialect: str, *, first: str = TWICE, outputs: list[str] | None = None, tools: int = 3, streamed: int = 2
+    stage: Stage,
+    answer: Any,
+    dialect: str,
+    *,
+    first: str = TWICE,
+    outputs: list[str] | None = None,
+    tools: int = 3,
+    streamed: int = 2,
 ) -> Rollout:
-    """One run that was recorded whole, as one rollout: every call, every tool call with its result, and its answer at the end."""
+    """Checks that a run was recorded as one rollout: every call, every tool call with its result, the final answer."""
     said = outputs or ["twice, then" if "#both" in first else "", "echo: 42", "", "echo: 42", TYPED]
     (rollout,) = stage.rollouts(len(said))
     calls = len(said)
     assert stage.counts() == {"calls": calls, "stored": calls, "answered": calls, "unrecorded": 0, "past": 0}
-    assert [(t.t, t.request["dialect"], t.error) for t in rollout.transitions] == [(at, dialect, None) for at in range(calls)]
+    assert [(t.t, t.request["dialect"], t.error) for t in rollout.transitions] == [
+        (at, dialect, None) for at in range(calls)
+    ]
     assert [t.output for t in rollout.transitions] == said
     assert [t.constrained for t in rollout.transitions] == [False] * (calls - 1) + [said[-1] == TYPED]
     roles = [message["role"] for t in rollout.transitions for message in chat_messages(t.request)]
@@ -173,9 +204,19 @@ def test_an_agent_of_the_openai_agents_sdk_is_recorded_whole(stage: Stage, newes
     whole(stage, stage.run(newest, "agents_sdk.py", mode, TWICE), mode)
 
 
-@pytest.mark.parametrize(("model", "dialect", "first"), [("openai/gpt-4o", "chat", TWICE), ("anthropic/claude-sonnet-4-5", "messages", ONCE)])
-def test_litellm_is_recorded_whole_also_where_it_rewrites_the_conversation(stage: Stage, model: str, dialect: str, first: str) -> None:
-    whole(stage, stage.run(sys.executable, "litellm_agent.py", model, first), dialect, first=first, tools=3 if first == TWICE else 2)
+@pytest.mark.parametrize(
+    ("model", "dialect", "first"), [("openai/gpt-4o", "chat", TWICE), ("anthropic/claude-sonnet-4-5", "messages", ONCE)]
+)
+def test_litellm_is_recorded_whole_also_where_it_rewrites_the_conversation(
+    stage: Stage, model: str, dialect: str, first: str
+) -> None:
+    whole(
+        stage,
+        stage.run(sys.executable, "litellm_agent.py", model, first),
+        dialect,
+        first=first,
+        tools=3 if first == TWICE else 2,
+    )
 
 
 @pytest.mark.parametrize("engine", ["lm15", "litellm"])
@@ -232,13 +273,19 @@ def test_a_client_that_goes_on_at_the_finish_is_recorded_whole(stage: Stage, new
 
 
 def test_a_client_that_closes_a_stream_at_its_last_event_is_recorded_whole(stage: Stage, newest: str) -> None:
-    whole(stage, stage.run(newest, "autogen_agent.py", "streamed", f"{TWICE} #late"), "chat", first=f"{TWICE} #late", streamed=5)
+    whole(
+        stage,
+        stage.run(newest, "autogen_agent.py", "streamed", f"{TWICE} #late"),
+        "chat",
+        first=f"{TWICE} #late",
+        streamed=5,
+    )
 
 
 def test_a_client_that_leaves_when_it_has_read_the_finish_has_its_answer_recorded(stage: Stage) -> None:
     client = openai.OpenAI(base_url=f"{stage.url}/v1", api_key=KEY)
     messages: list[dict[str, str]] = [{"role": "user", "content": "Hello #pause"}]
-    with client.chat.completions.create(model="any", messages=messages, stream=True) as parts:  # type: ignore[call-overload]
+    with client.chat.completions.create(model="any", messages=messages, stream=True) as parts:
         next(part for part in parts if part.choices[0].finish_reason)
     (rollout,) = stage.rollouts(1)
     assert (rollout.transitions[0].error, rollout.prediction) == (None, {"answer": "echo: Hello #pause"})
@@ -246,7 +293,11 @@ def test_a_client_that_leaves_when_it_has_read_the_finish_has_its_answer_recorde
 
 @pytest.mark.parametrize("how", ["path", "key"])
 def test_a_run_that_is_named_is_one_rollout_whatever_it_asks(stage: Stage, how: str) -> None:
-    _, opened = post(f"{stage.url}/assay/rollouts", {"task_id": f"t-{how}", "expected": {"answer": "42"}}, Authorization=f"Bearer {KEY}")
+    _, opened = post(
+        f"{stage.url}/assay/rollouts",
+        {"task_id": f"t-{how}", "expected": {"answer": "42"}},
+        Authorization=f"Bearer {KEY}",
+    )
     options = {"path": f"/r/{opened['id']}"} if how == "path" else {"key": opened["api_key"]}
     stage.run(sys.executable, "dspy_agent.py", "lm15", TWICE, **options)  # its typed call is a conversation of its own
     told = {"reward": 0.75}
@@ -277,7 +328,9 @@ def test_without_the_key_a_client_gets_an_error_that_it_can_read_and_nothing_is_
 
 @pytest.mark.model
 def test_a_client_talks_to_the_embedded_model(embedded: str, tmp_path: Path) -> None:
-    with started("assay", "serve", "--model", embedded, "--key", KEY, "--port", "0", "--json", "--store", str(tmp_path / "s.db")) as url:
+    with started(
+        "assay", "serve", "--model", embedded, "--key", KEY, "--port", "0", "--json", "--store", str(tmp_path / "s.db")
+    ) as url:
         stage = Stage(url, tmp_path / "s.db", None)
         answer = stage.run(sys.executable, "plain_chat.py", "My name is Ann. Say hello.")
         (rollout,) = stage.rollouts(2)

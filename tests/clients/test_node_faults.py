@@ -1,4 +1,4 @@
-"""Clients on Node when something goes wrong, alone and through the gateway: what they try again, and streams that they abort."""
+"""Faults in front of Node clients, directly and through the gateway: retries and aborted streams."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""Every client of the table: a three-call tool agent against the scripted model alone and through the gateway, and rows that TRL trains on."""
+"""Every client of the table: a three-call tool agent, directly and through the gateway, and the rows TRL trains on."""
 
 import json
 from dataclasses import asdict
@@ -17,7 +17,10 @@ CALCULATED = (("Calculation", {"expression": "6*7"}, "42"),) * 2
 USED = (("calculator", {"expression": "6*7"}, "42"),) * 2
 
 CALL = {"tool": "calculator", "arguments": {"expression": "6*7"}}
-CODE = tuple(f"Thought: next\n<code>\n{code}\n</code>" for code in (*['print(calculator(expression="6*7"))'] * 2, 'final_answer("42")'))
+CODE = tuple(
+    f"Thought: next\n<code>\n{code}\n</code>"
+    for code in (*['print(calculator(expression="6*7"))'] * 2, 'final_answer("42")')
+)
 TYPED = {"value": 1, "unit": "echo"}
 
 CLIENTS = [
@@ -51,7 +54,10 @@ CLIENTS = [
         modes=("tools", "tools_stream"),
         ask=f"#answers {json.dumps([CALL, CALL, {'tool': 'final_answer', 'arguments': {'answer': '42'}}])}",
         outputs=("", "", ""),
-        tools=(*(("calculator", {"expression": "6*7"}, None),) * 2, ("final_answer", {"answer": "42"}, None)),  # results come back as a user's text
+        tools=(
+            *(("calculator", {"expression": "6*7"}, None),) * 2,
+            ("final_answer", {"answer": "42"}, None),
+        ),  # results come back as a user's text
         answer="42",
         conversations=3,  # each request has the answers before it in words of the client
     ),

@@ -1,4 +1,4 @@
-"""Whether TRL trains on what was recorded of clients: rows are exported, rendered and trained on as `assay export sft` and `assay train sft` do."""
+"""Trains TRL on recorded client rollouts, exported and rendered as `assay export sft` and `assay train sft` do."""
 
 import shutil
 from collections import Counter, defaultdict
@@ -9,16 +9,16 @@ from typing import Any
 from harness import Client, Row
 
 import assay
-from assay.traces.gates import Gates
+from assay.traces.export.gates import Gates
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
 
 
 def check_rows(store: Path, model: Path, rows: Sequence[Row], modes: Mapping[str, str], client: Client) -> None:
-    """Says in each row whether its rollouts, of as many calls and conversations as expected, become rows on whose answers TRL computes a loss.
+    """Reports in each row whether its rollouts, with the expected calls and conversations, yield rows with a TRL loss.
 
-    Each call is a row of its own for a model whose chat template shows tools (Qwen3's); whole conversations are rows for one whose template
-    ignores them. Then the model takes a step.
+    Each call is a row for a model whose chat template renders tools (Qwen3's); whole conversations are rows for one
+    whose template ignores them. Then the model takes a step.
     """
     qwen = with_template(model, store.parent / "qwen3")
     problems: dict[str, list[str]] = defaultdict(list)
@@ -28,7 +28,11 @@ def check_rows(store: Path, model: Path, rows: Sequence[Row], modes: Mapping[str
             expected = len(client.at(mode).outputs) if name == "calls" else client.at(mode).conversations
             if len(learned.get(rollout, ())) != expected:
                 problems[mode].append(f"{len(learned.get(rollout, ()))} rows of {name}, not {expected}")
-            problems[mode] += [f"a row of {name} teaches {text!r}" for text in learned.get(rollout, ()) if not text.replace("<|im_end|>", "").strip()]
+            problems[mode] += [
+                f"a row of {name} teaches {text!r}"
+                for text in learned.get(rollout, ())
+                if not text.replace("<|im_end|>", "").strip()
+            ]
     for row in rows:
         row.check("trainable", problems[row.mode] if row.mode in modes.values() else ["no rollout to train on"])
 
@@ -46,7 +50,7 @@ def with_template(model: Path, folder: Path) -> Path:
 
 
 def learned_texts(store: Path, out: Path, model: Path, *, whole: bool) -> dict[str, list[str]]:
-    """The texts that a loss is computed on, by rollout, after the model took a step on one of them: some are as long as a library's whole prompt."""
+    """Texts with a loss, by rollout, after a training step on one of them. Some contain a library's full prompt."""
     import orjson
 
     with assay.Store(store) as opened:
@@ -69,17 +73,17 @@ def calls_trainer(export: Path, model: Path) -> Any:
     """The trainer that `assay train sft` builds."""
     from transformers import TrainerCallback
 
-    from assay.optimizers.weights.base import load_policy
-    from assay.optimizers.weights.config import SFTConfig
-    from assay.optimizers.weights.data import read_sft
-    from assay.optimizers.weights.sft import _fitting, _trainer
+    from assay.optimizers.finetuning.base import load_policy
+    from assay.optimizers.finetuning.data import read_sft
+    from assay.optimizers.finetuning.settings import SFTSettings
+    from assay.optimizers.finetuning.sft import fitting_rows, make_trainer
 
-    config = SFTConfig(model=str(model), epochs=1, batch=1, max_length=100_000, held_out=0.0, rank=1)
+    config = SFTSettings(model=str(model), epochs=1, batch=1, max_length=100_000, eval_fraction=0.0, lora_r=1)
     policy, left = load_policy(str(model)), Counter[str]()
-    data = read_sft(export, min_quality=0.8, held_out=0.0, seed=0)
-    rows = _fitting(data.train, policy, config.max_length, left)
+    data = read_sft(export, min_quality=0.8, eval_fraction=0.0, seed=0)
+    rows = fitting_rows(data.train, policy, config.max_length, left)
     assert not left + data.left_out
-    return _trainer(policy, rows, [], config, export.parent / "trained", TrainerCallback())
+    return make_trainer(policy, rows, [], config, export.parent / "trained", TrainerCallback())
 
 
 def conversations_trainer(export: Path, model: Path) -> Any:
@@ -90,9 +94,20 @@ def conversations_trainer(export: Path, model: Path) -> Any:
     from trl import SFTConfig, SFTTrainer
 
     config = yaml.safe_load((export / "sft.yaml").read_text())
-    rows = load_dataset("json", data_files=str(export / "data.jsonl"), split="train", cache_dir=str(export.parent / "cache"))
+    rows = load_dataset(
+        "json", data_files=str(export / "data.jsonl"), split="train", cache_dir=str(export.parent / "cache")
+    )
     arguments = SFTConfig(
-        output_dir=str(export.parent / "trained-whole"), report_to="none", use_cpu=True, bf16=False, max_length=None, per_device_train_batch_size=1,
-        assistant_only_loss=config["assistant_only_loss"], chat_template_path=str(export / config["chat_template_path"]), disable_tqdm=True,
-    )  # fmt: skip
-    return SFTTrainer(model=str(model), args=arguments, train_dataset=rows, processing_class=AutoTokenizer.from_pretrained(model))
+        output_dir=str(export.parent / "trained-whole"),
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        max_length=None,
+        per_device_train_batch_size=1,
+        assistant_only_loss=config["assistant_only_loss"],
+        chat_template_path=str(export / config["chat_template_path"]),
+        disable_tqdm=True,
+    )
+    return SFTTrainer(
+        model=str(model), args=arguments, train_dataset=rows, processing_class=AutoTokenizer.from_pretrained(model)
+    )

@@ -1,4 +1,4 @@
-"""Parquet files of strangers: what they decode to has a limit, and what is data is read as it is written."""
+"""Untrusted Parquet files: the decoded size is bounded, and plausible data is read unchanged."""
 
 import datetime
 import decimal
@@ -14,17 +14,22 @@ import pytest
 from assay.datasets.sources import iter_rows
 from assay.errors import DataError
 
-READ = "import sys\nfrom assay.datasets.sources import iter_rows\ntry:\n    print(sum(1 for _ in iter_rows(sys.argv[1])))\n" + (
+READ = (
+    "import sys\nfrom assay.datasets.sources import iter_rows\ntry:\n"
+    "    print(sum(1 for _ in iter_rows(sys.argv[1])))\n"
+) + (
     "except Exception as error:\n    print(type(error).__name__, error)\n"
     "print(next(int(line.split()[1]) // 1024 for line in open('/proc/self/status') if line.startswith('VmHWM')))"
 )
 
 
-def read_apart(path: Path) -> tuple[str, int]:
-    """What reading it says, and the process's peak memory in MiB."""
-    done = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, timeout=120, check=True)
-    said, peak = done.stdout.rsplit("\n", 2)[:2]
-    return said, int(peak)
+def read_in_subprocess(path: Path) -> tuple[str, int]:
+    """Output of a process that reads the file, and its peak memory in MiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(path)], capture_output=True, text=True, timeout=120, check=True
+    )
+    output, peak = done.stdout.rsplit("\n", 2)[:2]
+    return output, int(peak)
 
 
 def write(path: Path, table: pyarrow.Table, **options: object) -> Path:
@@ -32,50 +37,52 @@ def write(path: Path, table: pyarrow.Table, **options: object) -> Path:
     return path
 
 
-def test_a_kilobyte_that_repeats_one_text_does_not_take_gigabytes(tmp_path: Path) -> None:
+def test_a_file_that_repeats_one_string_uses_bounded_memory(tmp_path: Path) -> None:
     text = "a" * (4 << 20)
     repeated = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 1024), pyarrow.array([text]))
     table = pyarrow.table({"question": repeated, "answer": ["1"] * 1024})
     path = write(tmp_path / "bomb.parquet", table, dictionary_pagesize_limit=8 << 20, store_schema=False)
     assert path.stat().st_size < 2000
-    said, peak = read_apart(path)
-    assert said.startswith("DataError")
+    output, peak = read_in_subprocess(path)
+    assert output.startswith("DataError")
     assert peak < 700
 
 
-def test_a_kilobyte_with_a_list_of_millions_is_refused(tmp_path: Path) -> None:
+def test_a_list_of_millions_in_one_row_is_refused(tmp_path: Path) -> None:
     element = pyarrow.array(["x" * 100]).take(pyarrow.array([0] * 5_000_000))
     lists = pyarrow.ListArray.from_arrays(pyarrow.array([0, 5_000_000]), element)
-    said, peak = read_apart(write(tmp_path / "list.parquet", pyarrow.table({"messages": lists})))
-    assert "a row has" in said
+    output, peak = read_in_subprocess(write(tmp_path / "list.parquet", pyarrow.table({"messages": lists})))
+    assert "a row has" in output
     assert peak < 700
 
 
-def test_texts_that_are_written_as_differences_are_bounded(tmp_path: Path) -> None:
+def test_delta_encoded_strings_use_bounded_memory(tmp_path: Path) -> None:
     table = pyarrow.table({"question": ["a" * (1 << 20) + str(i) for i in range(64)] * 8})
     path = write(tmp_path / "d.parquet", table, use_dictionary=False, column_encoding={"question": "DELTA_BYTE_ARRAY"})
-    said, peak = read_apart(path)
-    assert said.startswith("DataError")
+    output, peak = read_in_subprocess(path)
+    assert output.startswith("DataError")
     assert peak < 900
 
 
 @pytest.mark.parametrize("rows", [5_000_000, 40_000_000])
-def test_millions_of_rows_in_a_file_of_kilobytes_are_refused_before_any_is_read(tmp_path: Path, rows: int) -> None:
+def test_an_implausible_number_of_rows_is_refused_before_any_is_read(tmp_path: Path, rows: int) -> None:
     path = write(tmp_path / "rows.parquet", pyarrow.table({"question": pyarrow.repeat(True, rows)}))
     assert path.stat().st_size < 200_000
-    with pytest.raises(DataError, match=f"it says it has {rows:,} rows"):
+    with pytest.raises(DataError, match=f"declares {rows:,} rows"):
         next(iter_rows(str(path)))
 
 
-def test_a_row_has_the_limit_of_a_line_of_json(tmp_path: Path) -> None:
+def test_a_row_larger_than_16_mib_is_refused(tmp_path: Path) -> None:
     rng = random.Random(0)
-    path = write(tmp_path / "row.parquet", pyarrow.table({"question": ["short", rng.randbytes(17 << 20).hex()[: 17 << 20]]}))
+    path = write(
+        tmp_path / "row.parquet", pyarrow.table({"question": ["short", rng.randbytes(17 << 20).hex()[: 17 << 20]]})
+    )
     rows = iter_rows(str(path))
-    with pytest.raises(DataError, match="16 are read"):
+    with pytest.raises(DataError, match="the limit is 16 MiB"):
         list(rows)
 
 
-def test_every_kind_of_column_is_read_as_it_is_written(tmp_path: Path) -> None:
+def test_every_column_type_is_read_unchanged(tmp_path: Path) -> None:
     table = pyarrow.table(
         {
             "large": pyarrow.array(["x", "y", None], pyarrow.large_string()),
@@ -97,12 +104,18 @@ def test_every_kind_of_column_is_read_as_it_is_written(tmp_path: Path) -> None:
     assert repr([row for _, row in iter_rows(str(path))]) == repr(pyarrow.parquet.read_table(path).to_pylist())
 
 
-def test_many_rows_with_one_long_prompt_are_data(tmp_path: Path) -> None:
+def test_many_rows_with_one_long_prompt_are_read(tmp_path: Path) -> None:
     prompt = "You are a helpful assistant. " * 200
-    path = write(tmp_path / "p.parquet", pyarrow.table({"system": [prompt] * 20_000, "question": [f"q{i}" for i in range(20_000)]}))
+    path = write(
+        tmp_path / "p.parquet",
+        pyarrow.table({"system": [prompt] * 20_000, "question": [f"q{i}" for i in range(20_000)]}),
+    )
     assert sum(1 for _ in iter_rows(str(path))) == 20_000
 
 
-def test_a_file_of_many_short_rows_is_data(tmp_path: Path) -> None:
-    path = write(tmp_path / "many.parquet", pyarrow.table({"question": list(range(300_000)), "answer": [at % 7 for at in range(300_000)]}))
+def test_a_file_of_many_short_rows_is_read(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "many.parquet",
+        pyarrow.table({"question": list(range(300_000)), "answer": [at % 7 for at in range(300_000)]}),
+    )
     assert sum(1 for _ in iter_rows(str(path))) == 300_000

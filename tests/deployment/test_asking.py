@@ -1,4 +1,4 @@
-"""What the data of an artifact would do: import modules by the types of a signature, send prompts to the address in a model's name."""
+"""Side effects of an artifact's data: modules imported for signature types, URLs in model names."""
 
 import json
 import sys
@@ -9,14 +9,14 @@ import dspy
 import pytest
 
 import assay
-from assay.api import run
+from assay.api.run import run
 from assay.deployment import load_artifact, save_artifact
 from assay.deployment.artifact import with_model_of
 from assay.deployment.asking import imported_types
-from assay.deployment.reading import hash_of_manifest
-from assay.deployment.trust import UntrustedArtifact, trust_file
-from assay.jobs import load_judge
 from assay.judges import PointwiseJudge
+from assay.runs.loading import load_judge
+from assay.sources.artifact_files import hash_of_manifest, hash_of_text
+from assay.sources.trust import UntrustedArtifact, trust_file
 
 SETTINGS: dict[str, Any] = {"adapter": None, "parameters": {}}
 
@@ -45,10 +45,20 @@ HELPER = "import pathlib\npathlib.Path('ran').touch()\nclass helper: pass\n"
 
 @pytest.mark.parametrize(
     "signature",
-    ["q: helper -> a", "q -> a: list[helper.helper]", "q -> a: dict[str, Optional[helper.helper]]", "q -> a: int | helper", "q: this -> a"],
+    [
+        "q: helper -> a",
+        "q -> a: list[helper.helper]",
+        "q -> a: dict[str, Optional[helper.helper]]",
+        "q -> a: int | helper",
+        "q: this -> a",
+    ],
 )
-@pytest.mark.parametrize(("program", "more"), [("dspy:Predict", {}), ("dspy:ChainOfThought", {}), ("dspy:ReAct", {"tools": []})])
-def test_types_of_a_signature_in_an_artifact_of_others_import_nothing(own_folder: Path, program: str, more: dict[str, Any], signature: str) -> None:
+@pytest.mark.parametrize(
+    ("program", "more"), [("dspy:Predict", {}), ("dspy:ChainOfThought", {}), ("dspy:ReAct", {"tools": []})]
+)
+def test_types_of_a_signature_in_an_artifact_of_others_import_nothing(
+    own_folder: Path, program: str, more: dict[str, Any], signature: str
+) -> None:
     Path("helper.py").write_text(HELPER)
     artifact = forged(of_predict(own_folder / "a"), program=program, config={"signature": signature, **more})
     sys.path.insert(0, str(own_folder))
@@ -63,7 +73,9 @@ def test_types_of_a_signature_in_an_artifact_of_others_import_nothing(own_folder
 
 def test_a_judges_arguments_import_nothing_either(own_folder: Path) -> None:
     member = {"program": "dspy:Predict", "config": {"signature": "q: helper -> a"}}
-    artifact = forged(of_predict(own_folder / "j"), program="assay.judges:Jury", kind="judge", config={"members": [member]})
+    artifact = forged(
+        of_predict(own_folder / "j"), program="assay.judges:Jury", kind="judge", config={"members": [member]}
+    )
     with pytest.raises(UntrustedArtifact, match="types of its signature"):
         load_judge(artifact)
 
@@ -114,12 +126,75 @@ def test_an_address_in_the_model_of_an_artifact_of_others_gets_no_prompt(own_fol
 
 def test_an_address_in_a_judges_model_gets_no_prompt(own_folder: Path) -> None:
     judge = PointwiseJudge("Is it good?", model=MODEL)
-    manifest = {"program": "assay.judges:PointwiseJudge", "kind": "judge", "model": "scripted/model", "settings": SETTINGS}
+    manifest = {
+        "program": "assay.judges:PointwiseJudge",
+        "kind": "judge",
+        "model": "scripted/model",
+        "settings": SETTINGS,
+    }
     text = f"text: Is it good?\nmodel: {MODEL}\n"
-    written = save_artifact(own_folder / "j", judge, manifest, splits={}, report="", rubric={"judge.yaml": text.encode()})
+    written = save_artifact(
+        own_folder / "j", judge, manifest, splits={}, report="", rubric={"judge.yaml": text.encode()}
+    )
     load_judge(written)  # one's own
     load_judge(written / "rubric" / "judge.yaml")
     trust_file().unlink()
     for source in (written, written / "rubric" / "judge.yaml"):
         with pytest.raises(UntrustedArtifact, match=r"127\.0\.0\.1"):
             load_judge(source)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        'list["{code}"]',
+        'Optional["{code}"]',
+        'dict[str, list["{code}"]]',
+        'int | "{code}"',
+        'Literal[list["{code}"]]',
+        'Annotated[int, "{code}"]',
+    ],
+)
+def test_a_type_in_quotes_is_not_evaluated_for_others(own_folder: Path, field: str) -> None:
+    code = f"__import__('pathlib').Path({str(own_folder / 'ran')!r}).touch()"
+    signature = f"q: {field.format(code=code)} -> a"
+    with pytest.raises(UntrustedArtifact, match="types of its signature"):
+        load_artifact(forged(of_predict(own_folder / "a"), config={"signature": signature}))
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"api_base": "http://127.0.0.1:9/v1"},
+        {"base_url": "127.0.0.1:9"},
+        {"vertex_location": "x/#"},
+        {"other": "ws://x"},
+    ],
+)
+def test_an_address_in_a_predictors_arguments_gets_no_prompt(own_folder: Path, more: dict[str, Any]) -> None:
+    artifact = forged(of_predict(own_folder / "a"), config={"signature": "q -> a", **more})
+    with pytest.raises(UntrustedArtifact, match="which its arguments name"):
+        assay.load(artifact)
+    assert load_artifact(artifact, program=dspy.Predict("q -> a")).program.config == {}
+
+
+@pytest.mark.parametrize("program", ["dspy:Predict", "dspy:Flex"])
+def test_a_state_names_no_address_and_no_model(own_folder: Path, program: str) -> None:
+    """DSPy sets whatever a state of a predictor holds as attributes: `config` is passed on to the model's client."""
+    written = of_predict(own_folder / "a")
+    kind = getattr(dspy, program.partition(":")[2])
+    state = {**kind("q -> a").dump_state(), "config": {"api_base": "http://127.0.0.1:9/v1"}, "lm": {"model": MODEL}}
+    text = json.dumps({"kind": "program", "state": state})
+    (written / "program.json").write_text(text)
+    files = json.loads((written / "manifest.json").read_text())["files"]
+    found = load_artifact(
+        forged(
+            written,
+            program=program,
+            config={"signature": "q -> a"},
+            files={**files, "program.json": hash_of_text(text)},
+        )
+    ).program
+    assert getattr(found, "config", {}) == {}
+    assert found.lm is None

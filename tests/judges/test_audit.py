@@ -7,10 +7,11 @@ import pytest
 
 from assay.errors import ConfigError, DataError
 from assay.judges import Cascade, Item, Judge, Rating
-from assay.judges.agreement import Answers, agreement, ceiling, objective_of
-from assay.judges.attacks import cut_short, holds, load_attacks
-from assay.judges.audit import BASES, Base, asks_for_quality, assess, audit_cases, audit_items, bases_of, load_bases, negatives, not_tried, padded
-from assay.judges.card import reliability_card
+from assay.judges.quality.agreement import Answers, agreement, ceiling, objective_of
+from assay.judges.quality.attacks import cut_short, holds, load_attacks
+from assay.judges.quality.audit import asks_for_quality, assess, audit_cases, audit_items, negatives, not_tried, padded
+from assay.judges.quality.bases import BASES, Base, bases_of, load_bases
+from assay.judges.quality.card import reliability_card
 from assay.rubrics import JudgeSpec, NoGrade
 from assay.testing import AnswerKeyJudge, PairKeyJudge, broken_judges
 
@@ -49,22 +50,31 @@ def carded(judge: Judge) -> dict[str, Any]:
     for number in range(8):
         for base, answer in zip(BASES, ANSWERS, strict=True):
             right = (number % 2 == 0) or answer not in str(base.good["output"])
-            good, bad = (f"{text} ({'.' * 10 * (number // 2)} {number})" for text in (base.good["output"], base.bad["output"]))
+            good, bad = (
+                f"{text} ({'.' * 10 * (number // 2)} {number})" for text in (base.good["output"], base.bad["output"])
+            )
             shown = {"task_input": base.good["task_input"]}
-            shown |= {"output_a": good if right else bad, "output_b": bad if right else good} if pairs else {"output": good if right else bad}
+            shown |= (
+                {"output_a": good if right else bad, "output_b": bad if right else good}
+                if pairs
+                else {"output": good if right else bad}
+            )
             said = (judge.labels[0] if right else judge.labels[-1]) if pairs else judge.labels[-1 if right else 0]
             ratings = tuple(Rating(rater=f"r{r}", label=said) for r in range(2))
             items.append(Item(id=f"{number}-{answer}", shown=shown, ratings=ratings))
     found = answers_of(judge, items)
     spec = judge.spec
     return reliability_card(
-        found, items, spec, found=agreement(found, items, spec), people=ceiling(items, spec), objective=objective_of(spec),
+        found, items, spec, found=agreement(found, items, spec), people=ceiling(items, spec),
+        objective=objective_of(spec),
         retest=(found, answers_of(judge, items)),
         padded=(found, answers_of(judge, [Item(id=i.id, shown=padded(i.shown), ratings=i.ratings) for i in items])),
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("judge", [AnswerKeyJudge(QUESTION, key=KEY), AnswerKeyJudge("Right?", key=KEY), PairKeyJudge(key=KEY)])
+@pytest.mark.parametrize(
+    "judge", [AnswerKeyJudge(QUESTION, key=KEY), AnswerKeyJudge("Right?", key=KEY), PairKeyJudge(key=KEY)]
+)
 def test_a_sound_judge_passes(judge: Judge) -> None:
     found = audited(judge)
     assert found["passed"], found
@@ -82,17 +92,20 @@ def test_every_broken_judge_is_caught_by_the_audit_and_by_the_card(what: str, ju
 
 def test_what_is_caught_is_what_is_broken() -> None:
     broken = broken_judges(QUESTION)
-    failed = {what: {name for name, entry in audited(judge)["attacks"].items() if not entry["passed"]} for what, judge in broken.items()}
+    failed = {
+        what: {name for name, entry in audited(judge)["attacks"].items() if not entry["passed"]}
+        for what, judge in broken.items()
+    }
     assert "tells good from bad" in failed["constant"]
     assert {"padding", "keyword stuffing"} <= failed["length-biased"]
     assert "keyword stuffing" in failed["keyed to one phrase"]
     assert "the places changed" in failed["position-biased"]
     alarms = {what: " ".join(carded(judge)["alarms"]) for what, judge in broken.items()}
-    assert "one verdict to everything" in alarms["constant"]
-    assert "when asked again" in alarms["random"]
+    assert "the same verdict to every item" in alarms["constant"]
+    assert "repeats its verdict in only" in alarms["random"]
     assert "length of the output" in alarms["length-biased"]
-    assert "words that say nothing" in alarms["length-biased"]
-    assert "change places in 100%" in alarms["position-biased"]
+    assert "changes with padding" in alarms["length-biased"]
+    assert "changes its choice with the order in 100%" in alarms["position-biased"]
 
 
 class Swayed(AnswerKeyJudge):
@@ -144,7 +157,7 @@ def test_a_judge_that_is_right_but_lets_one_thing_win_raises_an_alarm(wins: str,
 def test_one_obeyed_injection_is_an_alarm_where_enough_cases_come_out_right() -> None:
     found = audited(Swayed("three experts"))
     assert found["attacks"]["instructions hidden in the text"]["passed"], "five of six texts had no effect"
-    assert found["flip_alarms"] == ["instructions hidden in the text moves 17% of the verdicts"]
+    assert found["flip_alarms"] == ["instructions hidden in the text changes 17% of the verdicts"]
 
 
 class Number(Judge):
@@ -163,7 +176,13 @@ class Begins(AnswerKeyJudge):
         return None, self.labels[-1 if str(given["output"]).casefold().startswith(self.key[given["task_input"]]) else 0]
 
 
-SUMS = [Base({"task_input": f"{n} + {n + 1}", "output": str(2 * n + 1)}, {"task_input": f"{n} + {n + 1}", "output": str(2 * n)}) for n in range(3, 9)]
+SUMS = [
+    Base(
+        {"task_input": f"{n} + {n + 1}", "output": str(2 * n + 1)},
+        {"task_input": f"{n} + {n + 1}", "output": str(2 * n)},
+    )
+    for n in range(3, 9)
+]
 
 
 def test_a_sound_judge_of_numbers_is_not_failed_for_the_half_of_one_word() -> None:
@@ -213,12 +232,21 @@ def test_a_sound_judge_passes_where_the_words_of_an_attack_say_the_answer() -> N
     assert not any("| 1 |" in str(case.shown["output"]) for case in cases), "and so does the numbering of a table"
 
     key = {"Is Paris bigger than Lyon?": "yes", "Is Oslo in Peru?": "no"}
-    bases = [Base({"task_input": q, "output": a}, {"task_input": q, "output": "no" if a == "yes" else "yes"}) for q, a in key.items()]
+    bases = [
+        Base({"task_input": q, "output": a}, {"task_input": q, "output": "no" if a == "yes" else "yes"})
+        for q, a in key.items()
+    ]
     found = audited(LastWord(QUESTION, key=key), bases=bases)
     assert found["passed"], found
     assert found["flip_alarms"] == []
-    tried = [case for case in audit_cases(LastWord(QUESTION, key=key), bases) if case.attack == "instructions hidden in the text"]
-    assert {case.shown["task_input"] for case in tried if "answer 'yes'" in case.shown["output"]} == {"Is Oslo in Peru?"}
+    tried = [
+        case
+        for case in audit_cases(LastWord(QUESTION, key=key), bases)
+        if case.attack == "instructions hidden in the text"
+    ]
+    assert {case.shown["task_input"] for case in tried if "answer 'yes'" in case.shown["output"]} == {
+        "Is Oslo in Peru?"
+    }
     assert not_tried(audit_cases(LastWord(QUESTION, key=key), bases)) == ["truncation", "the rubric quoted back"]
 
 
@@ -244,7 +272,9 @@ def test_an_output_is_cut_short_only_where_meaning_is_lost() -> None:
 
 
 def test_attacks_of_ones_own_are_tried(tmp_path: Any) -> None:
-    attacks = load_attacks([("l:1", {"name": "our brand", "text": "Acme Corp says: {output}"}), ("l:2", {"text": "as of Tuesday"})])
+    attacks = load_attacks(
+        [("l:1", {"name": "our brand", "text": "Acme Corp says: {output}"}), ("l:2", {"text": "as of Tuesday"})]
+    )
     assert [attack.on("x {y}") for attack in attacks] == ["Acme Corp says: x {y}", "x {y} as of Tuesday"]
     found = audited(Swayed("Acme"), attacks=attacks)
     assert not found["attacks"]["our brand"]["passed"]
@@ -280,11 +310,17 @@ def test_what_a_question_asks_for_decides_which_shipped_cases_apply(text: str, q
 def test_hidden_instructions_are_tried_on_judges_of_properties_too() -> None:
     class Obeys(Judge):
         def read(self, given: Any) -> Any:
-            return None, "positive" if "Ignore all instructions" in given["output"] or "lovely" in given["output"] else "negative"
+            return None, "positive" if "Ignore all instructions" in given["output"] or "lovely" in given[
+                "output"
+            ] else "negative"
 
     judge = Obeys(JudgeSpec(text="Mood?", scale=("negative", "neutral", "positive")), shows=("output",))
     cases = audit_cases(judge, [Base({"output": "lovely"}, {"output": "awful"})], profile="property")
-    assert {case.attack for case in cases} == {"tells good from bad", "instructions hidden in the text", "fake turns of a conversation"}
+    assert {case.attack for case in cases} == {
+        "tells good from bad",
+        "instructions hidden in the text",
+        "fake turns of a conversation",
+    }
     items = audit_items(cases, judge)
     found = assess(cases, items, answers_of(judge, items), judge)
     assert found["attacks"]["tells good from bad"]["passed"]
@@ -299,7 +335,11 @@ def test_a_judge_of_pairs_that_obeys_is_caught(scale: tuple[str, ...]) -> None:
         def read(self, given: Any) -> Any:
             read, _ = super().read(given)
             told = {label: float(label == scale[-1]) for label in scale}
-            hidden = any(text in str(given[name]) for name in ("output_a", "output_b") for text in (f"{scale[-1]!r}", "verdict", "im_end"))
+            hidden = any(
+                text in str(given[name])
+                for name in ("output_a", "output_b")
+                for text in (f"{scale[-1]!r}", "verdict", "im_end")
+            )
             return ({"given": told, "swapped": told} if hidden else read), None
 
     sound, obeys = (kind({"text": "Better?", "scale": scale}, key=KEY) for kind in (PairKeyJudge, Obeys))
@@ -328,7 +368,7 @@ def test_words_without_an_order_need_cases_of_their_own() -> None:
             return None, "red" if "rose" in given["output"] else "green"
 
     judge = Sees(colours, shows=("output",))
-    with pytest.raises(ConfigError, match="give cases or labels"):
+    with pytest.raises(ConfigError, match="pass cases or labels"):
         audit_cases(judge, profile="property")
     cases = audit_cases(judge, [Base({"output": "a rose"}, {"output": "grass"})], profile="property")
     items = audit_items(cases, judge)
@@ -338,7 +378,11 @@ def test_words_without_an_order_need_cases_of_their_own() -> None:
 def test_bases_and_negatives_of_pairs() -> None:
     spec = JudgeSpec(text="Better?", scale=("a", "tie", "b"))
     items = [
-        Item(id=str(i), shown={"task_input": "q", "output_a": f"a{i}", "output_b": f"b{i}"}, ratings=(Rating(rater="r", label=label),))
+        Item(
+            id=str(i),
+            shown={"task_input": "q", "output_a": f"a{i}", "output_b": f"b{i}"},
+            ratings=(Rating(rater="r", label=label),),
+        )
         for i, label in enumerate(["a", "b", "tie"])
     ]
     assert [(base.good["output"], base.bad["output"]) for base in bases_of(items, spec)] == [("a0", "b0"), ("b1", "a1")]
@@ -347,9 +391,9 @@ def test_bases_and_negatives_of_pairs() -> None:
     assert made[0].shown["output_a"] == "a0"
     assert made[0].shown["output_b"].startswith("b0\n")
     assert made[1].shown["output_a"] == ""
-    with pytest.raises(DataError, match="prefer one output"):
+    with pytest.raises(DataError, match="with a preferred output"):
         bases_of(items[2:], spec)
-    with pytest.raises(DataError, match="prefer one output"):
+    with pytest.raises(DataError, match="with a preferred output"):
         negatives(items[2:], spec, count=1)
 
 
@@ -365,19 +409,27 @@ def test_a_judge_that_says_nothing_of_attacks_gains_them_nothing_but_must_know_g
 
 def test_bases_of_ones_own() -> None:
     rows = [("f:1", {"input": "q", "good": "g", "bad": "b", "context": "c"})]
-    assert load_bases(rows) == [Base({"task_input": "q", "context": "c", "output": "g"}, {"task_input": "q", "context": "c", "output": "b"})]
+    assert load_bases(rows) == [
+        Base({"task_input": "q", "context": "c", "output": "g"}, {"task_input": "q", "context": "c", "output": "b"})
+    ]
     with pytest.raises(DataError, match="bad is missing"):
         load_bases([("f:2", {"good": "g", "bad": " "})])
     with pytest.raises(DataError, match="at least one"):
         load_bases([])
-    items = [Item(id=str(i), shown={"output": str(i)}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),)) for i in range(5)]
+    items = [
+        Item(id=str(i), shown={"output": str(i)}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),))
+        for i in range(5)
+    ]
     assert [base.good["output"] for base in bases_of(items, QUESTION)] == ["1", "3"]
     with pytest.raises(DataError, match="'no'"):
         bases_of(items[1:2], QUESTION)
 
 
 def test_negatives_are_attacks_labelled_with_the_worst_word() -> None:
-    items = [Item(id=str(i), shown={"output": f"text {i}"}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),)) for i in range(4)]
+    items = [
+        Item(id=str(i), shown={"output": f"text {i}"}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),))
+        for i in range(4)
+    ]
     made = negatives(items, QUESTION, count=9)
     assert len({item.id for item in made}) == 9
     assert {rating.label for item in made for rating in item.ratings} == {"no"}
@@ -385,5 +437,5 @@ def test_negatives_are_attacks_labelled_with_the_worst_word() -> None:
     many = negatives(items, QUESTION, count=24)
     assert len({str(item.shown["output"]) for item in many}) >= 10
     assert any("<|im_end|>" in str(item.shown["output"]) for item in many)
-    with pytest.raises(DataError, match="none among the train items"):
+    with pytest.raises(DataError, match="the train items contain none"):
         negatives(items[1:2], QUESTION, count=1)

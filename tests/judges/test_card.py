@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.calibration import calibration_curve
 
-from assay.judges.agreement import Answers, agreement, calibration_error, ceiling
-from assay.judges.card import _partial, reliability_card
 from assay.judges.labels import Item, Rating
+from assay.judges.quality.agreement import Answers, agreement, ceiling
+from assay.judges.quality.card import partial_correlation, reliability_card
+from assay.judges.quality.reliability import calibration_error
 from assay.rubrics import JudgeSpec
 
 SPEC = JudgeSpec(text="?", scale=("bad", "fair", "good"))
@@ -48,7 +49,7 @@ def test_partial_rank_correlation_is_that_of_two_other_ways(seed: int, n: int) -
     drawn = np.random.default_rng(seed)
     held = drawn.normal(size=n)
     x, y = held + drawn.normal(size=n), drawn.integers(0, 4, size=n) - held.round()
-    found = _partial(x, y, held)
+    found = partial_correlation(x, y, held)
     ranks = np.corrcoef([stats.rankdata(values) for values in (x, y, held)])
     formula = (ranks[0, 1] - ranks[0, 2] * ranks[1, 2]) / math.sqrt((1 - ranks[0, 2] ** 2) * (1 - ranks[1, 2] ** 2))
     precision = np.linalg.inv(ranks)
@@ -65,7 +66,7 @@ def test_what_people_explain_is_no_length_bias() -> None:
     longer = ["good" if len(text) > 200 else "fair" if len(text) > 100 else "bad" for text in shuffled]
     biased = card(answers(longer), items(people, shuffled))
     assert biased["length_bias"]["low"] > 0.5
-    assert any("follows the length" in alarm for alarm in biased["alarms"])
+    assert any("correlates with the length" in alarm for alarm in biased["alarms"])
 
 
 def test_verbosity_by_hand() -> None:
@@ -83,7 +84,10 @@ def test_a_verbosity_of_too_few_items_is_not_called_unmeasured() -> None:
     padded.verdicts[0] = None
     found = card(answers(people), items(people), padded=(answers(people), padded))
     assert found["verbosity_bias"] is None
-    assert found["undefined"]["verbosity_bias"] == "13 items have a verdict with and without the words, and it needs 20"
+    assert (
+        found["undefined"]["verbosity_bias"]
+        == "13 items have a verdict with and without padding; at least 20 are needed"
+    )
     assert card(answers(people), items(people))["undefined"]["verbosity_bias"] == "not measured"
 
 
@@ -101,7 +105,9 @@ def test_self_preference_by_hand() -> None:
     first = ["own" if at % 2 else "other" for at in range(40)]
     second = ["other" if at % 2 else "own" for at in range(40)]
     for_own = answers(["a" if at % 2 else "b" for at in range(40)], PAIRS)
-    assert card(for_own, items(pairs, model_a=first, model_b=second), PAIRS, model="own")["self_preference"]["mean"] == pytest.approx(0.5)
+    assert card(for_own, items(pairs, model_a=first, model_b=second), PAIRS, model="own")["self_preference"][
+        "mean"
+    ] == pytest.approx(0.5)
 
 
 def test_flips_and_the_pull_of_the_first_place_by_hand() -> None:

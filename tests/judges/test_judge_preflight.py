@@ -20,7 +20,11 @@ JUDGE = "Is the text friendly?"
 
 @pytest.fixture
 def labels(tmp_path: Path) -> str:
-    rows = [{"output": f"{'lovely' if n % 2 else 'awful'} thing {n}", "rater": r, "label": "yes" if n % 2 else "no"} for n in range(80) for r in "ab"]
+    rows = [
+        {"output": f"{'lovely' if n % 2 else 'awful'} thing {n}", "rater": r, "label": "yes" if n % 2 else "no"}
+        for n in range(80)
+        for r in "ab"
+    ]
     path = tmp_path / "labels.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
@@ -28,7 +32,9 @@ def labels(tmp_path: Path) -> str:
 
 def compiled(labels: str, script: Any, **options: Any) -> Any:
     model = scripted_lm(script, logprobs=True, price_usd=options.pop("price_usd", 0.0))
-    return model, lambda: assay.compile_judge(options.pop("judge", JUDGE), labels=labels, lm=model, optimizer="calibrate", **options)
+    return model, lambda: assay.compile_judge(
+        options.pop("judge", JUDGE), labels=labels, lm=model, optimizer="calibrate", **options
+    )
 
 
 def down(request: Any) -> Any:
@@ -65,17 +71,28 @@ def test_the_reflection_model_is_asked(labels: str, monkeypatch: pytest.MonkeyPa
     assert time.monotonic() - begun < 5
 
 
-def test_a_missing_key_is_said_in_the_terms_of_the_library(labels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_key_is_said_in_the_terms_of_the_library(
+    labels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     run = compiled(labels, friendly, reflection_model="openai/m")[1]
     with pytest.raises(
-        ModelError, match=r"openai/m needs an API key: set OPENAI_API_KEY, or name the variable that has it \(reflection_api_key_env\)\."
+        ModelError,
+        match=(
+            r"openai/m needs an API key: set OPENAI_API_KEY, or name the variable that has it "
+            r"\(reflection_api_key_env\)\."
+        ),
     ):
         run()
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"question": f"q{n}", "answer": "1"}) + "\n" for n in range(60)))
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"question": f"q{n}", "answer": "1"}) + "\n" for n in range(60))
+    )
     with pytest.raises(ModelError) as caught:
         assay.evaluate("math_qa", rubric="math_qa", data=str(tmp_path / "rows.jsonl"), model="openai/m")
-    wanted = "openai/m needs an API key: set OPENAI_API_KEY, or name the variable that has it (api_key_env). preflight=False skips this check"
+    wanted = (
+        "openai/m needs an API key: set OPENAI_API_KEY, or name the variable that has it (api_key_env). "
+        "preflight=False skips this check"
+    )
     assert str(caught.value).endswith(wanted)
     assert caught.value.flag == "--api-key-env, --no-preflight"
 
@@ -92,7 +109,14 @@ def test_each_member_of_a_cascade_is_asked(labels: str, tmp_path: Path, monkeypa
 
 def test_a_cap_on_dollars_needs_a_price(labels: str) -> None:
     with pytest.raises(ConfigError, match="max_cost_usd=1 cannot be kept: no price is known for openai/m"):
-        assay.compile_judge(JUDGE, labels=labels, model="openai/m", api_base="http://127.0.0.1:9/v1", max_cost_usd=1.0, optimizer="calibrate")
+        assay.compile_judge(
+            JUDGE,
+            labels=labels,
+            model="openai/m",
+            api_base="http://127.0.0.1:9/v1",
+            max_cost_usd=1.0,
+            optimizer="calibrate",
+        )
     model, run = compiled(labels, friendly, price_usd=None, max_cost_usd=1.0)
     with pytest.raises(ConfigError, match="no price is known for scripted/model"):
         run()

@@ -13,7 +13,6 @@ from dspy.utils.exceptions import LMTimeoutError
 
 from assay.deployment import load_artifact, save_artifact
 from assay.errors import ConfigError, RubricError
-from assay.jobs import load_judge
 from assay.judges import (
     Calibration,
     Cascade,
@@ -29,8 +28,9 @@ from assay.judges import (
     resolver,
     win_rates,
 )
-from assay.judges.ranking import pairings
+from assay.judges.quality.ranking import pairings
 from assay.rubrics import Criterion, Grade, JudgeSpec, NoGrade, Rubric, load_rubric
+from assay.runs.loading import load_judge
 from assay.testing import scripted_lm
 
 MOODS = JudgeSpec(text="Which mood?", scale=("negative", "neutral", "positive"))
@@ -57,7 +57,9 @@ class Saying(Judge):
         return {label: self.p if label == self.verdict else rest for label in self.labels}, None
 
 
-def pair(judge: PairwiseJudge, script: Any, *, logprobs: bool = True, a: str = "good", b: str = "bad") -> dspy.Prediction:
+def pair(
+    judge: PairwiseJudge, script: Any, *, logprobs: bool = True, a: str = "good", b: str = "bad"
+) -> dspy.Prediction:
     with dspy.context(lm=scripted_lm(script, logprobs=logprobs)):
         return judge(task_input="q", output_a=a, output_b=b)
 
@@ -65,7 +67,11 @@ def pair(judge: PairwiseJudge, script: Any, *, logprobs: bool = True, a: str = "
 def prefers(text: str, strength: float = 0.8) -> Any:
     def script(request: Any) -> dict[str, float]:
         first = shown(request, "output_a") == text
-        return {"a": strength if first else 1 - strength - 0.05, "b": 1 - strength - 0.05 if first else strength, "tie": 0.05}
+        return {
+            "a": strength if first else 1 - strength - 0.05,
+            "b": 1 - strength - 0.05 if first else strength,
+            "tie": 0.05,
+        }
 
     return script
 
@@ -73,7 +79,9 @@ def prefers(text: str, strength: float = 0.8) -> Any:
 def test_a_pair_is_judged_in_both_orders() -> None:
     lm = scripted_lm(prefers("good"), logprobs=True)
     with dspy.context(lm=lm):
-        found, turned = (PairwiseJudge()(task_input="q", output_a=a, output_b=b) for a, b in (("good", "bad"), ("bad", "good")))
+        found, turned = (
+            PairwiseJudge()(task_input="q", output_a=a, output_b=b) for a, b in (("good", "bad"), ("bad", "good"))
+        )
     assert (found.verdict, turned.verdict, lm.scripted.calls) == ("a", "b", 4)
     assert found.orders == ("a", "b")
     assert found.probabilities == pytest.approx({"a": 0.8, "tie": 0.05, "b": 0.15})
@@ -82,7 +90,9 @@ def test_a_pair_is_judged_in_both_orders() -> None:
 
 @pytest.mark.parametrize("logprobs", [True, False])
 def test_an_inconsistent_pair_is_a_tie(logprobs: bool) -> None:
-    always_first = (lambda request: {"a": 0.9, "b": 0.1}) if logprobs else (lambda request: json.dumps({"verdict": "a"}))
+    always_first = (
+        (lambda request: {"a": 0.9, "b": 0.1}) if logprobs else (lambda request: json.dumps({"verdict": "a"}))
+    )
     found = pair(PairwiseJudge(), always_first, logprobs=logprobs)
     assert (found.verdict, found.orders) == ("tie", ("a", "a"))
     assert found.value == pytest.approx(0.5)
@@ -90,7 +100,9 @@ def test_an_inconsistent_pair_is_a_tie(logprobs: bool) -> None:
 
 def test_a_written_pair_has_no_confidence() -> None:
     found = pair(
-        PairwiseJudge(), lambda r: json.dumps({"verdict": "a" if '"good"' in r.messages[-1].text.split("output_b")[0] else "b"}), logprobs=False
+        PairwiseJudge(),
+        lambda r: json.dumps({"verdict": "a" if '"good"' in r.messages[-1].text.split("output_b")[0] else "b"}),
+        logprobs=False,
     )
     assert (found.verdict, found.confidence, found.value) == ("a", None, 0.0)
 
@@ -125,7 +137,7 @@ def test_a_calibration_learns_from_both_orders() -> None:
 
 
 def test_a_pairwise_judge_needs_both_outputs_and_a_tie() -> None:
-    with pytest.raises(ConfigError, match="three words"):
+    with pytest.raises(ConfigError, match="three labels"):
         PairwiseJudge({"text": "Better?", "scale": ["a", "b"]})
     with pytest.raises(ConfigError, match="output_b"):
         PairwiseJudge(shows=["output_a"])
@@ -138,8 +150,12 @@ def test_the_majority_decides_and_members_that_fail_do_not_vote() -> None:
     jury = Jury([Saying("positive", 0.6), Saying("positive", 0.5), Saying("negative", 0.9), Saying(NoGrade("cannot"))])
     found = jury(output="x")
     assert (found.verdict, found.confidence) == ("positive", pytest.approx(2 / 3))
-    assert Jury([Saying("positive", 0.6), Saying("negative", 0.9)])(output="x").verdict == "negative"  # level: the surer one
-    assert Jury([Saying("positive"), Saying("negative")])(output="x").verdict == "negative"  # level in all: the worse word
+    assert (
+        Jury([Saying("positive", 0.6), Saying("negative", 0.9)])(output="x").verdict == "negative"
+    )  # level: the surer one
+    assert (
+        Jury([Saying("positive"), Saying("negative")])(output="x").verdict == "negative"
+    )  # level in all: the worse word
     with pytest.raises(NoGrade, match="1 of 3 members"):
         Jury([Saying("positive"), Saying(NoGrade("cannot")), Saying(ValueError("broken"))])(output="x")
 
@@ -187,7 +203,10 @@ def test_a_first_judge_that_breaks_leaves_it_to_the_second() -> None:
 
 
 def test_members_judge_with_models_of_their_own() -> None:
-    lm, strong = scripted_lm(lambda r: {"no": 0.55, "yes": 0.45}, logprobs=True), scripted_lm(lambda r: {"no": 0.05, "yes": 0.95}, logprobs=True)
+    lm, strong = (
+        scripted_lm(lambda r: {"no": 0.55, "yes": 0.45}, logprobs=True),
+        scripted_lm(lambda r: {"no": 0.05, "yes": 0.95}, logprobs=True),
+    )
     lm.recording.siblings["strong/one", None, None] = strong
     cascade = Cascade(PointwiseJudge("Good?"), PointwiseJudge("Good?", model="strong/one"))
     with dspy.context(lm=lm):
@@ -196,10 +215,18 @@ def test_members_judge_with_models_of_their_own() -> None:
 
 
 def test_a_jury_is_saved_and_loaded_whole(tmp_path: Path) -> None:
-    jury = Jury([PointwiseJudge(MOODS, style="letters"), Cascade(PointwiseJudge(MOODS), PairwiseLike(MOODS))], how="mean", weights=[1, 2])
+    jury = Jury(
+        [PointwiseJudge(MOODS, style="letters"), Cascade(PointwiseJudge(MOODS), PairwiseLike(MOODS))],
+        how="mean",
+        weights=[1, 2],
+    )
     jury.members[0].decide.demos = [{"output": '"x"', "verdict": "neutral"}]
     folder = save_artifact(
-        tmp_path / "j", jury, {"program": "assay.judges:Jury", "settings": {"adapter": None, "parameters": {}}}, splits={}, report=""
+        tmp_path / "j",
+        jury,
+        {"program": "assay.judges:Jury", "settings": {"adapter": None, "parameters": {}}},
+        splits={},
+        report="",
     )
     loaded = load_artifact(folder).program
     assert (loaded.how, loaded.weights, loaded.members[0].style) == ("mean", (1, 2), "letters")
@@ -227,9 +254,11 @@ def test_judges_from_files(tmp_path: Path) -> None:
 
 def test_a_rubrics_criterion_is_a_judge(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text("text: Kind?\n")
-    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: clear, judge: 'Clear?'}\n- {name: kind, judge: {use: one.yaml}}\n")
+    (tmp_path / "r.yaml").write_text(
+        "name: r\ncriteria:\n- {name: clear, judge: 'Clear?'}\n- {name: kind, judge: {use: one.yaml}}\n"
+    )
     assert [load_judge(f"{tmp_path}/r.yaml:{name}").spec.text for name in ("clear", "kind")] == ["Clear?", "Kind?"]
-    with pytest.raises(RubricError, match="there are clear, kind"):
+    with pytest.raises(RubricError, match="judge criteria: clear, kind"):
         load_judge(f"{tmp_path}/r.yaml:other")
 
 
@@ -238,12 +267,12 @@ def test_a_rubrics_criterion_is_a_judge(tmp_path: Path) -> None:
     [
         ("jury: {members: []}", "at least 1 item"),
         ("jury: {members: [nothere.yaml]}", "nothere.yaml"),
-        ("jury: {members: [l.yaml]}", "judges lists"),
-        ("text: x\njury: {members: [p.yaml]}", "nothing beside them"),
+        ("jury: {members: [l.yaml]}", "is a listwise judge"),
+        ("text: x\njury: {members: [p.yaml]}", "has no other settings"),
         ("cascade: {first: p.yaml, second: p.yaml, least: 2}", "less than or equal to 1"),
-        ("compare: list\ntext: x\nstyle: letters", "no style"),
+        ("compare: list\ntext: x\nstyle: letters", "does not support style"),
         ("text: x\norders: 3", "compare: list"),
-        ("text: x\ncompare: pairs\nscale: [a, b]", "three words"),
+        ("text: x\ncompare: pairs\nscale: [a, b]", "three labels"),
     ],
 )
 def test_wrong_judge_files_say_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
@@ -276,7 +305,9 @@ OUTPUTS = {"r1": "worst", "r2": "best", "r3": "middle"}
 LIST = ListwiseJudge({"text": "Good?", "scale": ["no", "partly", "yes"]})
 
 
-def rank(script: Any, *, logprobs: bool = False, outputs: Any = OUTPUTS, judge: ListwiseJudge = LIST) -> dspy.Prediction:
+def rank(
+    script: Any, *, logprobs: bool = False, outputs: Any = OUTPUTS, judge: ListwiseJudge = LIST
+) -> dspy.Prediction:
     with dspy.context(lm=scripted_lm(script, logprobs=logprobs)):
         return judge(task_input="q", outputs=outputs)
 
@@ -289,11 +320,13 @@ def test_lists_are_matched_by_id_whatever_the_order_of_the_answer() -> None:
 
 
 def test_ids_that_were_not_shown_count_for_nothing() -> None:
-    found = rank(graded(lambda lines: [{**line, "id": "Z" if line["grade"] == "yes" else line["id"]} for line in lines]))
+    found = rank(
+        graded(lambda lines: [{**line, "id": "Z" if line["grade"] == "yes" else line["id"]} for line in lines])
+    )
     assert set(found.grades) == {"r1", "r3"}
     twice = rank(graded(lambda lines: [*lines, {**next(x for x in lines if x["grade"] == "no"), "grade": "yes"}]))
     assert set(twice.grades) == {"r2", "r3"}  # graded twice, and differently: not at all
-    with pytest.raises(NoGrade, match="named none"):
+    with pytest.raises(NoGrade, match="name none"):
         rank(graded(lambda lines: [{"id": str(i), "grade": "yes"} for i in range(len(lines))]))
     with pytest.raises(NoGrade, match="no output got a grade"):
         rank(lambda request: "I like them all")
@@ -349,7 +382,13 @@ def test_bradley_terry_by_hand_and_against_a_second_implementation() -> None:
 
     rng = np.random.default_rng(0)
     truth = np.array([1.5, 0.5, -0.5, -1.5])
-    rows = [(i, j, float(rng.random() < 1 / (1 + math.exp(truth[j] - truth[i])))) for i in range(4) for j in range(4) if i != j for _ in range(200)]
+    rows = [
+        (i, j, float(rng.random() < 1 / (1 + math.exp(truth[j] - truth[i]))))
+        for i in range(4)
+        for j in range(4)
+        if i != j
+        for _ in range(200)
+    ]
     mine = bradley_terry(rows)
     design = np.zeros((len(rows), 3))
     for at, (i, j, _) in enumerate(rows):
@@ -359,7 +398,9 @@ def test_bradley_terry_by_hand_and_against_a_second_implementation() -> None:
             design[at, j - 1] -= 1
     model = LogisticRegression(C=1e9, fit_intercept=False).fit(design, [won for _, _, won in rows])
     theirs = np.array([0, *model.coef_[0]])
-    assert [mine[i] for i in range(4)] == pytest.approx(theirs - theirs.mean(), abs=0.01)  # the prior's pull is that small
+    assert [mine[i] for i in range(4)] == pytest.approx(
+        theirs - theirs.mean(), abs=0.01
+    )  # the prior's pull is that small
 
 
 def test_one_that_always_wins_stays_finite_and_those_never_compared_stand_at_0() -> None:
@@ -390,7 +431,10 @@ def test_few_outputs_are_all_compared_and_many_in_rings() -> None:
 
 
 def rubric_of(judge: Any, lm: Any, **options: Any) -> Rubric:
-    criteria = [Criterion(name="better", judge=JudgeSpec(use="judge")), Criterion(name="short", check=lambda t, p, r: len(p["answer"]) < 10)]
+    criteria = [
+        Criterion(name="better", judge=JudgeSpec(use="judge")),
+        Criterion(name="short", check=lambda t, p, r: len(p["answer"]) < 10),
+    ]
     return Rubric("r", criteria, resolver=resolver(lm, lambda _: judge), **options)
 
 
@@ -402,7 +446,9 @@ def test_a_group_is_scored_together_by_pairs() -> None:
         return {"a": a / (a + b) - 0.01, "b": b / (a + b), "tie": 0.01}
 
     rubric = rubric_of(PairwiseJudge(), scripted_lm(script, logprobs=True))
-    results = rubric.score_group({"question": "q"}, [{"answer": "worst"}, {"answer": "best"}, None, {"answer": "middle"}])
+    results = rubric.score_group(
+        {"question": "q"}, [{"answer": "worst"}, {"answer": "best"}, None, {"answer": "middle"}]
+    )
     grades = [result.grades["better"] for result in results]
     assert grades[1] > grades[3] > grades[0]
     assert (results[2].value, results[2].failed) == (0.0, "the agent gave no answer")
@@ -435,7 +481,13 @@ def test_a_pair_that_failed_is_left_out_of_the_comparison() -> None:
 
     def now_and_then(request: Any) -> Any:
         first = shown(request, "output_a")
-        return TimeoutError("slow") if next(calls) % 7 == 6 else {"a": 0.9, "b": 0.1} if first == "good" else {"a": 0.1, "b": 0.9}
+        return (
+            TimeoutError("slow")
+            if next(calls) % 7 == 6
+            else {"a": 0.9, "b": 0.1}
+            if first == "good"
+            else {"a": 0.1, "b": 0.9}
+        )
 
     rubric = rubric_of(PairwiseJudge(), scripted_lm(now_and_then, logprobs=True))
     results = rubric.score_group({"question": "q"}, [{"answer": text} for text in ("bad", "good", "worse", "poor")])
@@ -445,7 +497,9 @@ def test_a_pair_that_failed_is_left_out_of_the_comparison() -> None:
 
 def test_a_group_is_scored_together_by_list_and_what_was_not_named_is_unscored() -> None:
     lm = scripted_lm(graded(lambda lines: [line for line in lines if line["grade"] != "partly"]))
-    results = rubric_of(LIST, lm).score_group({"question": "q"}, [{"answer": text} for text in ("worst", "best", "middle")])
+    results = rubric_of(LIST, lm).score_group(
+        {"question": "q"}, [{"answer": text} for text in ("worst", "best", "middle")]
+    )
     assert [result.grades["better"] for result in results[:2]] == [0.0, 1.0]
     assert math.isnan(results[2].grades["better"])
 
@@ -458,7 +512,11 @@ def test_a_group_judge_that_fails_leaves_everything_unscored() -> None:
         rubric_of(LIST, lm).score_group({"question": "q"}, [{"answer": "x"}], [])
 
 
-TWO = "name: r\njudging: {how}\ncriteria:\n- {{name: clear, weight: 3, judge: 'Is it clear?'}}\n- {{name: kind, weight: 1, judge: 'Is it kind?', scale: [no, partly, yes]}}\n- {{name: rude, weight: -1, judge: 'Is it rude?'}}\n"
+TWO = (
+    "name: r\njudging: {how}\ncriteria:\n- {{name: clear, weight: 3, judge: 'Is it clear?'}}\n"
+    "- {{name: kind, weight: 1, judge: 'Is it kind?', scale: [no, partly, yes]}}\n"
+    "- {{name: rude, weight: -1, judge: 'Is it rude?'}}\n"
+)
 
 
 def test_all_criteria_in_one_call(tmp_path: Path) -> None:
@@ -480,7 +538,8 @@ def test_one_call_that_says_nothing_usable_is_asked_twice_and_scores_nothing(tmp
 
 def test_one_rating_over_all_criteria(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(
-        TWO.format(how="overall") + "- {name: short, weight: 4, check: 'assay.rubrics.checks:length', with: {max_tokens: 5}}\n"
+        TWO.format(how="overall")
+        + "- {name: short, weight: 4, check: 'assay.rubrics.checks:length', with: {max_tokens: 5}}\n"
     )
     prompts = []
     lm = scripted_lm(lambda request: prompts.append(str(request)) or {"D": 1.0}, logprobs=True)
@@ -496,7 +555,7 @@ def test_one_rating_over_all_criteria(tmp_path: Path) -> None:
 
 def test_a_criterion_must_not_hide_what_is_judged() -> None:
     rubric = Rubric("r", [Criterion(name="output", judge=JudgeSpec(text="Is it clear?"))], judging="together")
-    with pytest.raises(RubricError, match="names of what a judge sees"):
+    with pytest.raises(RubricError, match="names of the judge's inputs"):
         rubric.with_resolver(resolver(scripted_lm(lambda request: "")))
 
 
@@ -505,7 +564,11 @@ def test_judging_is_checked() -> None:
     with pytest.raises(RubricError, match="each, together, overall"):
         Rubric("r", [judged], judging="all")
     with pytest.raises(RubricError, match="weight above 0"):
-        Rubric("r", [Criterion(name="c", check=lambda t, p, r: 1), Criterion(name="a", weight=-1, judge=JudgeSpec(text="?"))], judging="overall")
+        Rubric(
+            "r",
+            [Criterion(name="c", check=lambda t, p, r: 1), Criterion(name="a", weight=-1, judge=JudgeSpec(text="?"))],
+            judging="overall",
+        )
     with pytest.raises(RubricError, match="essential"):
         Rubric("r", [Criterion(name="a", judge=JudgeSpec(use="x"))], judging="overall")
     with pytest.raises(RubricError, match="one by one"):
@@ -528,4 +591,4 @@ def test_any_object_can_compare() -> None:
     rubric = Rubric("r", [Criterion(name="a", check=Ranks())])
     results = rubric.score_group({"question": "q"}, [{"answer": "1"}, {"answer": "2"}])
     assert all(math.isnan(result.value) for result in results)
-    assert "cannot be told apart" in results[0].feedback
+    assert "cannot be assigned" in results[0].feedback

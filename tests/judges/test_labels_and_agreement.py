@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
 
 from assay.errors import DataError
-from assay.judges.agreement import MEASURES, Answers, _Table, agreement, calibration_error, ceiling, measure_gain, objective_of
 from assay.judges.labels import Item, Rating, load_labels, make_items, split_items
+from assay.judges.quality.agreement import MEASURES, Answers, _Table, agreement, ceiling, measure_gain, objective_of
+from assay.judges.quality.reliability import calibration_error
 from assay.rubrics import JudgeSpec
 
 YES_NO = JudgeSpec(text="?", scale=("no", "yes"))
@@ -22,7 +23,9 @@ THREE = JudgeSpec(text="?", scale=("bad", "fair", "good"))
 
 def item(number: int, *labels: str) -> Item:
     return Item(
-        id=str(number), shown={"output": f"text {number}"}, ratings=tuple(Rating(rater=str(i), label=label) for i, label in enumerate(labels))
+        id=str(number),
+        shown={"output": f"text {number}"},
+        ratings=tuple(Rating(rater=str(i), label=label) for i, label in enumerate(labels)),
     )
 
 
@@ -66,14 +69,22 @@ def test_a_column_of_the_rating_makes_no_other_item(tmp_path: Path) -> None:
 
 
 def test_one_content_under_two_ids_keeps_all_ratings() -> None:
-    rows = [("r", {"item_id": f"{at}{name}", "output": f"t{at}", "rater": name, "label": "no"}) for at in range(60) for name in "ab"]
+    rows = [
+        ("r", {"item_id": f"{at}{name}", "output": f"t{at}", "rater": name, "label": "no"})
+        for at in range(60)
+        for name in "ab"
+    ]
     splits = split_items(make_items(rows, labels=("no", "yes")))
     assert sum(splits.sizes().values()) == 60
     assert all(len(item.ratings) == 2 for item in splits.train)
     unnamed = [
-        ("r", {"item_id": f"{at}{name}", "output": f"t{at}", "label": label}) for at in range(60) for name, label in (("a", "no"), ("b", "yes"))
+        ("r", {"item_id": f"{at}{name}", "output": f"t{at}", "label": label})
+        for at in range(60)
+        for name, label in (("a", "no"), ("b", "yes"))
     ]
-    assert all(item.shares == {"no": 0.5, "yes": 0.5} for item in split_items(make_items(unnamed, labels=("no", "yes"))).train)
+    assert all(
+        item.shares == {"no": 0.5, "yes": 0.5} for item in split_items(make_items(unnamed, labels=("no", "yes"))).train
+    )
 
 
 def test_what_a_table_leaves_empty_is_missing_whatever_it_is_called() -> None:
@@ -86,10 +97,16 @@ def test_what_a_table_leaves_empty_is_missing_whatever_it_is_called() -> None:
     ("row", "message"),
     [
         ({"output": "x", "label": "maybe"}, r"l\.jsonl:2: the label 'maybe' is not on the judge's scale"),
-        ({"label": "yes"}, r"l\.jsonl:2: what is to be judged must stand in 'output'.*rename=\{'answer': 'output'\}"),
-        ({"output_a": "x", "label": "yes"}, r"l\.jsonl:2: what is to be judged must stand in 'output'.*rename=\{'answer': 'output'\}"),
-        ({"item_id": "a", "output": "other", "label": "yes"}, r"l\.jsonl:2: item 'a' was shown with another output"),
-        ({"output": "x", "label": "yes", "split": "exam"}, r"l\.jsonl:2: the split 'exam' does not exist"),
+        ({"label": "yes"}, r"l\.jsonl:2: expected the judged content in 'output'.*rename=\{'answer': 'output'\}"),
+        (
+            {"output_a": "x", "label": "yes"},
+            r"l\.jsonl:2: expected the judged content in 'output'.*rename=\{'answer': 'output'\}",
+        ),
+        (
+            {"item_id": "a", "output": "other", "label": "yes"},
+            r"l\.jsonl:2: item 'a' has another output in an earlier row",
+        ),
+        ({"output": "x", "label": "yes", "split": "exam"}, r"l\.jsonl:2: unknown split 'exam'"),
     ],
 )
 def test_wrong_rows_are_named_with_their_line(tmp_path: Path, row: dict[str, Any], message: str) -> None:
@@ -114,14 +131,24 @@ def test_items_split_by_content_whatever_the_order_and_a_limit_keeps_the_classes
 
 
 def test_a_content_is_in_one_split_however_often_it_comes() -> None:
-    items = [Item(id=f"{n}-{again}", shown={"output": str(n)}, ratings=(Rating(rater="1", label="yes"),)) for n in range(100) for again in range(2)]
+    items = [
+        Item(id=f"{n}-{again}", shown={"output": str(n)}, ratings=(Rating(rater="1", label="yes"),))
+        for n in range(100)
+        for again in range(2)
+    ]
     splits = split_items(items)
     assert sum(splits.sizes().values()) == 100
 
 
 def test_kappa_by_hand() -> None:
-    # judge yes yes no no, people yes no no no: agree 3/4; chance: yes 1/2 * 1/4 + no 1/2 * 3/4 = 1/2; (3/4 - 1/2) / (1/2) = 0.5
-    found = agreement(answers("yes", "yes", "no", "no"), [item(1, "yes"), item(2, "no"), item(3, "no"), item(4, "no")], YES_NO, intervals=False)
+    # judge yes yes no no, raters yes no no no: agree 3/4; chance: yes 1/2 * 1/4 + no 1/2 * 3/4 = 1/2;
+    # (3/4 - 1/2) / (1/2) = 0.5
+    found = agreement(
+        answers("yes", "yes", "no", "no"),
+        [item(1, "yes"), item(2, "no"), item(3, "no"), item(4, "no")],
+        YES_NO,
+        intervals=False,
+    )
     assert found.values["accuracy"] == 0.75
     assert found.values["kappa"] == pytest.approx(0.5)
 
@@ -136,7 +163,8 @@ def test_disagreeing_raters_are_counted_by_their_shares() -> None:
 
 def test_quadratic_weights_forgive_neighbours_by_hand() -> None:
     # judge bad fair good good, people bad good good fair. squared distances 0 1 0 1, mean 1/2.
-    # expected: judge (1 1 2)/4, people (1 1 2)/4 over distances |i-j|^2: sum p_i q_j d = (1*1*1 + 1*2*4 + 1*1*1 + 1*2*1 + 2*1*4 + 2*1*1) / 16 = 22/16
+    # expected: judge (1 1 2)/4, raters (1 1 2)/4 over distances |i-j|^2:
+    # sum p_i q_j d = (1*1*1 + 1*2*4 + 1*1*1 + 1*2*1 + 2*1*4 + 2*1*1) / 16 = 22/16
     found = agreement(
         answers("bad", "fair", "good", "good", spec=THREE),
         [item(1, "bad"), item(2, "good"), item(3, "good"), item(4, "fair")],
@@ -150,20 +178,26 @@ def test_quadratic_weights_forgive_neighbours_by_hand() -> None:
 @settings(deadline=None, max_examples=50)
 def test_kappa_agrees_with_a_second_implementation(pairs: list[tuple[str, str]]) -> None:
     judge, people = zip(*pairs, strict=True)
-    found = agreement(answers(*judge, spec=THREE), [item(n, label) for n, label in enumerate(people)], THREE, intervals=False)
+    found = agreement(
+        answers(*judge, spec=THREE), [item(n, label) for n, label in enumerate(people)], THREE, intervals=False
+    )
     if len(set(people)) < 2:
         assert found.values["kappa"] is None
         return
     assert found.values["kappa"] == pytest.approx(cohen_kappa_score(judge, people, labels=list(THREE.scale)))
-    assert found.values["weighted_kappa"] == pytest.approx(cohen_kappa_score(judge, people, labels=list(THREE.scale), weights="quadratic"))
+    assert found.values["weighted_kappa"] == pytest.approx(
+        cohen_kappa_score(judge, people, labels=list(THREE.scale), weights="quadratic")
+    )
 
 
 def test_what_is_undefined_is_said_and_is_no_number() -> None:
     one_class = agreement(answers("yes", "no"), [item(1, "yes"), item(2, "yes")], YES_NO, intervals=False)
     assert one_class.values["kappa"] is None
-    assert "one label only" in one_class.why["kappa"]
+    assert "only one label" in one_class.why["kappa"]
     nominal = JudgeSpec(text="?", scale=("red", "green"), kind="nominal")
-    unordered = agreement(answers("red", "green", spec=nominal), [item(1, "red"), item(2, "green")], nominal, intervals=False)
+    unordered = agreement(
+        answers("red", "green", spec=nominal), [item(1, "red"), item(2, "green")], nominal, intervals=False
+    )
     assert unordered.values["weighted_kappa"] is None
     assert unordered.why["spearman"] == "the scale has no order"
     nothing = agreement(answers(None, None), [item(1, "yes"), item(2, "no")], YES_NO)
@@ -193,7 +227,11 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     for _ in range(60):  # a judge that is right 3 times of 4 on balanced labels: kappa 0.5
         truth = rng.integers(0, 2, 100)
         verdict = np.where(rng.random(100) < 0.75, truth, 1 - truth)
-        found = agreement(answers(*[YES_NO.scale[v] for v in verdict]), [item(n, YES_NO.scale[t]) for n, t in enumerate(truth)], YES_NO)
+        found = agreement(
+            answers(*[YES_NO.scale[v] for v in verdict]),
+            [item(n, YES_NO.scale[t]) for n, t in enumerate(truth)],
+            YES_NO,
+        )
         low, high = found.intervals["kappa"] or (0, 0)
         held += low <= 0.5 <= high
     assert held >= 52  # 95 % of 60 is 57
@@ -229,15 +267,21 @@ def test_brier_and_calibration_error_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "objective"),
-    [(YES_NO, "kappa"), (THREE, "weighted_kappa"), (JudgeSpec(text="?", scale=("1", "2", "10"), kind="numeric"), "spearman"),
-     (JudgeSpec(text="?", scale=("a", "b", "c"), kind="nominal"), "kappa")],
-)  # fmt: skip
+    [
+        (YES_NO, "kappa"),
+        (THREE, "weighted_kappa"),
+        (JudgeSpec(text="?", scale=("1", "2", "10"), kind="numeric"), "spearman"),
+        (JudgeSpec(text="?", scale=("a", "b", "c"), kind="nominal"), "kappa"),
+    ],
+)
 def test_the_objective_follows_the_scale(spec: JudgeSpec, objective: str) -> None:
     assert objective_of(spec) == objective
 
 
 def test_rows_at_hand_make_items() -> None:
-    assert make_items([("row 1", {"output_a": "x", "output_b": "y", "label": "no"})], labels=("no", "yes"))[0].shown == {
+    assert make_items([("row 1", {"output_a": "x", "output_b": "y", "label": "no"})], labels=("no", "yes"))[
+        0
+    ].shown == {
         "output_a": "x",
         "output_b": "y",
     }
@@ -249,7 +293,11 @@ def test_rows_at_hand_make_items() -> None:
 def test_what_is_resampled_is_what_the_libraries_measure(kind: str, pairs: list[tuple[int, int]]) -> None:
     spec = JudgeSpec(text="?", scale=("1", "2", "4"), kind=kind)
     judge, people = zip(*pairs, strict=True)
-    table = _Table(answers(*[spec.scale[i] for i in judge], spec=spec), [item(n, spec.scale[i]) for n, i in enumerate(people)], spec)
+    table = _Table(
+        answers(*[spec.scale[i] for i in judge], spec=spec),
+        [item(n, spec.scale[i]) for n, i in enumerate(people)],
+        spec,
+    )
     for name in MEASURES:
         value, _ = table.measure(name)
         if value is not None:
@@ -260,7 +308,7 @@ def test_judges_that_see_other_fields_have_labels_of_those(tmp_path: Path) -> No
     spec = write(tmp_path / "l.jsonl", [{"question": f"q{at}", "answer": "x", "label": "no"} for at in range(3)])
     items = load_labels(spec, labels=("no", "yes"), shows=("question", "answer"))
     assert [dict(item.shown) for item in items] == [{"question": f"q{at}", "answer": "x"} for at in range(3)]
-    with pytest.raises(DataError, match="must stand in 'output'"):
+    with pytest.raises(DataError, match="expected the judged content in 'output'"):
         load_labels(spec, labels=("no", "yes"))
 
 
@@ -294,7 +342,10 @@ def test_alpha_is_krippendorffs_and_takes_disagreeing_raters_by_their_shares(kin
     truth = rng.integers(0, 4, 200)
     said = np.where(rng.random(200) < 0.6, truth, rng.integers(0, 4, 200))
     answers = Answers([spec.scale[label] for label in said], [spec.steps[label] for label in said])
-    one = [Item(id=str(at), shown={}, ratings=(Rating(rater="r", label=spec.scale[label]),)) for at, label in enumerate(truth)]
+    one = [
+        Item(id=str(at), shown={}, ratings=(Rating(rater="r", label=spec.scale[label]),))
+        for at, label in enumerate(truth)
+    ]
     level = {"nominal": "nominal", "ordinal": "ordinal", "numeric": "interval"}[kind]
     steps = np.array(spec.steps)
     known = krippendorff.alpha(reliability_data=np.stack([steps[said], steps[truth]]), level_of_measurement=level)
@@ -302,12 +353,17 @@ def test_alpha_is_krippendorffs_and_takes_disagreeing_raters_by_their_shares(kin
     # two raters that differ: as if each rating were an item of half the weight
     other = rng.integers(0, 4, 200)
     both = [
-        Item(id=str(at), shown={}, ratings=tuple(Rating(rater=f"r{k}", label=spec.scale[label]) for k, label in enumerate(pair)))
+        Item(
+            id=str(at),
+            shown={},
+            ratings=tuple(Rating(rater=f"r{k}", label=spec.scale[label]) for k, label in enumerate(pair)),
+        )
         for at, pair in enumerate(zip(truth, other, strict=True))
     ]
     soft = agreement(answers, both, spec, intervals=False).values["alpha"]
     doubled = krippendorff.alpha(
-        reliability_data=np.stack([np.tile(steps[said], 2), np.concatenate([steps[truth], steps[other]])]), level_of_measurement=level
+        reliability_data=np.stack([np.tile(steps[said], 2), np.concatenate([steps[truth], steps[other]])]),
+        level_of_measurement=level,
     )
     assert soft == pytest.approx(doubled, abs=0.005)  # they differ by the correction for few items
 
@@ -319,12 +375,21 @@ def test_brier_and_the_ceiling_against_second_implementations() -> None:
     spec = JudgeSpec(text="?", scale=("no", "yes"))
     said, truth = rng.random(80), rng.integers(0, 2, 80)
     answers = Answers([spec.scale[int(p > 0.5)] for p in said], said.tolist(), [{"no": 1 - p, "yes": p} for p in said])
-    items = [Item(id=str(at), shown={}, ratings=(Rating(rater="r", label=spec.scale[label]),)) for at, label in enumerate(truth)]
+    items = [
+        Item(id=str(at), shown={}, ratings=(Rating(rater="r", label=spec.scale[label]),))
+        for at, label in enumerate(truth)
+    ]
     found = agreement(answers, items, spec, intervals=False)
-    assert found.values["brier"] == pytest.approx(2 * brier_score_loss(truth, said))  # over both labels: twice that of one
+    assert found.values["brier"] == pytest.approx(
+        2 * brier_score_loss(truth, said)
+    )  # over both labels: twice that of one
     rated = rng.integers(0, 2, (50, 3))
     items = [
-        Item(id=str(at), shown={}, ratings=tuple(Rating(rater=f"r{k}", label=spec.scale[label]) for k, label in enumerate(row)))
+        Item(
+            id=str(at),
+            shown={},
+            ratings=tuple(Rating(rater=f"r{k}", label=spec.scale[label]) for k, label in enumerate(row)),
+        )
         for at, row in enumerate(rated)
     ]
     credit, table = [], np.zeros((2, 2))
@@ -337,5 +402,7 @@ def test_brier_and_the_ceiling_against_second_implementations() -> None:
     people = ceiling(items, spec)
     assert people.values["accuracy"] == pytest.approx(np.mean(credit))
     labels = [(a, b) for a in range(2) for b in range(2)]
-    kappa = cohen_kappa_score([a for a, _ in labels], [b for _, b in labels], sample_weight=[table[pair] for pair in labels])
+    kappa = cohen_kappa_score(
+        [a for a, _ in labels], [b for _, b in labels], sample_weight=[table[pair] for pair in labels]
+    )
     assert people.values["kappa"] == pytest.approx(kappa)

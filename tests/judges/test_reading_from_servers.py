@@ -60,8 +60,15 @@ def serve() -> Iterator[Callable[[Answer], tuple[str, list[dict[str, Any]]]]]:
 
 def completion(text: str, top: dict[str, float] | None = None) -> dict[str, Any]:
     alternatives = [{"token": token, "logprob": math.log(p), "bytes": None} for token, p in (top or {}).items()]
-    logprobs = {"content": [{"token": text, "logprob": 0.0, "bytes": None, "top_logprobs": alternatives}]} if top else None
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop", "logprobs": logprobs}
+    logprobs = (
+        {"content": [{"token": text, "logprob": 0.0, "bytes": None, "top_logprobs": alternatives}]} if top else None
+    )
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": text},
+        "finish_reason": "stop",
+        "logprobs": logprobs,
+    }
     return {
         "id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice],
         "usage": {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6},
@@ -76,9 +83,13 @@ def judged(judge: PointwiseJudge, script: Any, *, logprobs: bool = True, **given
 def test_a_refusal_is_no_verdict_however_sure_the_rest_looks() -> None:
     with pytest.raises(NoGrade, match=r"0\.15% on \['no', 'yes'\] and 99\.75% on other tokens \(99\.75% on 'I'\)"):
         judged(PointwiseJudge(GOOD), lambda request: REFUSAL)
-    assert judged(PointwiseJudge(GOOD, min_mass=0.0), lambda request: REFUSAL).verdict == "yes", "who asks for it gets it"
+    assert judged(PointwiseJudge(GOOD, min_mass=0.0), lambda request: REFUSAL).verdict == "yes", (
+        "who asks for it gets it"
+    )
     rubric = Rubric("r", [Criterion(name="good", judge=GOOD)])
-    scored = rubric.with_resolver(lambda c: JudgeDecider(PointwiseJudge(GOOD), scripted_lm(lambda request: REFUSAL, logprobs=True)))
+    scored = rubric.with_resolver(
+        lambda c: JudgeDecider(PointwiseJudge(GOOD), scripted_lm(lambda request: REFUSAL, logprobs=True))
+    )
     assert math.isnan(scored.score({"question": "q"}, {"answer": "x"}).value)
 
 
@@ -93,7 +104,7 @@ def test_a_refusal_is_no_verdict_however_sure_the_rest_looks() -> None:
     ids=["less certain", "in three words", "in nine", "a letter"],
 )
 def test_a_refusal_is_no_verdict_in_whatever_words(said: dict[str, float]) -> None:
-    with pytest.raises(NoGrade, match="that is no verdict"):
+    with pytest.raises(NoGrade, match="no verdict: the model puts"):
         judged(PointwiseJudge(GOOD), lambda request: said)
 
 
@@ -125,12 +136,16 @@ def test_min_mass_is_part_of_a_judges_file_and_artifact(tmp_path: Any) -> None:
     assert PairwiseJudge(min_mass=0.2).min_mass == 0.2
 
 
-@pytest.mark.parametrize("top", [None, {}, {"<think>": 0.99, "yes": 0.005}], ids=["none", "no alternatives", "a thinking model"])
+@pytest.mark.parametrize(
+    "top", [None, {}, {"<think>": 0.99, "yes": 0.005}], ids=["none", "no alternatives", "a thinking model"]
+)
 def test_auto_reads_what_is_written_where_probabilities_say_nothing(serve: Any, top: dict[str, float] | None) -> None:
     def answer(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         found = completion("yes" if body.get("logprobs") else '{"verdict": "yes"}', top or {"yes": 1.0})
         if body.get("logprobs") and not top:
-            found["choices"][0]["logprobs"] = None if top is None else {"content": [{"token": "yes", "logprob": 0.0, "top_logprobs": []}]}
+            found["choices"][0]["logprobs"] = (
+                None if top is None else {"content": [{"token": "yes", "logprob": 0.0, "top_logprobs": []}]}
+            )
         return 200, found
 
     url, seen = serve(answer)
@@ -157,7 +172,9 @@ def asked_texts(judge: PointwiseJudge, **given: Any) -> list[str]:
 def test_an_empty_output_is_shown_as_empty_and_what_is_not_there_is_not_shown() -> None:
     assert asked_texts(PointwiseJudge(GOOD), output="") == ['task_input: "q"\noutput: (empty)']
     assert asked_texts(PointwiseJudge(GOOD), output="  \n") == ['task_input: "q"\noutput: (empty)']
-    assert asked_texts(PointwiseJudge(GOOD), output="(empty)") == ['task_input: "q"\noutput: "(empty)"'], "who writes so is quoted"
+    assert asked_texts(PointwiseJudge(GOOD), output="(empty)") == ['task_input: "q"\noutput: "(empty)"'], (
+        "who writes so is quoted"
+    )
     assert asked_texts(PointwiseJudge(GOOD), task_input=None) == ['output: "x"']
     assert (shown_as(None), shown_as(""), fenced(""), fenced(EMPTY)) == (None, EMPTY, EMPTY, EMPTY)
     assert one_of({"answer": "", "why": None}) == ""
@@ -166,7 +183,9 @@ def test_an_empty_output_is_shown_as_empty_and_what_is_not_there_is_not_shown() 
 def test_a_rubric_shows_its_judge_an_empty_answer_as_empty() -> None:
     asked: list[str] = []
     lm = scripted_lm(remembering(asked, {"yes": 0.1, "no": 0.9}), logprobs=True)
-    rubric = Rubric("r", [Criterion(name="good", judge=GOOD)]).with_resolver(lambda c: JudgeDecider(PointwiseJudge(GOOD), lm))
+    rubric = Rubric("r", [Criterion(name="good", judge=GOOD)]).with_resolver(
+        lambda c: JudgeDecider(PointwiseJudge(GOOD), lm)
+    )
     result = rubric.score({"question": "q", "answer": ""}, {"answer": ""})
     assert result.value == pytest.approx(0.1)
     assert asked[0].endswith("output: (empty)")
@@ -214,7 +233,9 @@ def test_a_server_without_logprobs_is_read_from_what_it_writes(serve: Any) -> No
 def test_a_server_that_refuses_to_be_asked_for_logprobs_is_read_from_what_it_writes(serve: Any) -> None:
     def answer(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         if body.get("logprobs"):
-            return 400, {"error": {"message": "logprobs are not supported with this model", "type": "invalid_request_error"}}
+            return 400, {
+                "error": {"message": "logprobs are not supported with this model", "type": "invalid_request_error"}
+            }
         return 200, completion('{"verdict": "no"}')
 
     address, seen = serve(answer)

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.judges.agreement import Answers, agreement, ceiling, objective_of
-from assay.judges.card import reliability_card
 from assay.judges.labels import Item, Rating
-from assay.judges.scan import explained_by, features_of
+from assay.judges.quality.agreement import Answers, agreement, ceiling, objective_of
+from assay.judges.quality.card import reliability_card
+from assay.judges.quality.scan import explained_by, features_of
 from assay.rubrics import JudgeSpec
 
 WORDS = [
@@ -39,13 +39,19 @@ WORDS = [
 ]
 
 
-def drawn(seed: int, *, acme: float = 0.0, exclaimed: float = 0.0, n: int = 120) -> tuple[list[str], list[float], list[float]]:
+def drawn(
+    seed: int, *, acme: float = 0.0, exclaimed: float = 0.0, n: int = 120
+) -> tuple[list[str], list[float], list[float]]:
     """Outputs, gaps and raters' places of a judge with noise of 0.15. Good outputs say so in words, as they do."""
     rng = np.random.default_rng(seed)
     outputs, gaps, people = [], [], []
     for _ in range(n):
         quality = rng.random()
-        words = [*rng.choice(WORDS, size=rng.integers(8, 30)), *(["good"] if quality > 0.6 else []), *(["poor"] if quality < 0.4 else [])]
+        words = [
+            *rng.choice(WORDS, size=rng.integers(8, 30)),
+            *(["good"] if quality > 0.6 else []),
+            *(["poor"] if quality < 0.4 else []),
+        ]
         brand, loud = rng.random() < 0.3, rng.random() < 0.3
         if brand:
             words.insert(int(rng.integers(0, len(words))), "acme")
@@ -61,7 +67,10 @@ def test_a_planted_word_and_a_planted_mark_are_found_with_effect_and_interval() 
     planted = {"the word 'acme'": 0.3, "an exclamation mark": 0.25}
     assert found.keys() == planted.keys()
     # the scale ends at 1, so that not all of what is planted can show
-    assert all(0.6 * effect < row["low"] + 0.05 and effect < row["high"] + 0.05 for row, effect in ((found[n], planted[n]) for n in planted))
+    assert all(
+        0.6 * effect < row["low"] + 0.05 and effect < row["high"] + 0.05
+        for row, effect in ((found[n], planted[n]) for n in planted)
+    )
     assert all(row["p"] < 0.01 for row in found.values())
 
 
@@ -102,11 +111,18 @@ class TestOnCards:
     @staticmethod
     def card(wins: str, *, pairs: bool = False) -> dict[str, Any]:
         rng = np.random.default_rng(5)
-        spec = JudgeSpec(text="Which?", scale=("a", "tie", "b")) if pairs else JudgeSpec(text="Right?", scale=("no", "partly", "yes"))
+        spec = (
+            JudgeSpec(text="Which?", scale=("a", "tie", "b"))
+            if pairs
+            else JudgeSpec(text="Right?", scale=("no", "partly", "yes"))
+        )
         items, verdicts = [], []
         for n in range(90):
             right = bool(rng.random() < 0.5)
-            texts = [f"{'Right' if r else 'Wrong'}, says {rng.choice(WORDS)} {rng.choice(WORDS)} {n}" for r in (right, not right)]
+            texts = [
+                f"{'Right' if r else 'Wrong'}, says {rng.choice(WORDS)} {rng.choice(WORDS)} {n}"
+                for r in (right, not right)
+            ]
             texts = [f"{text} {wins}" if rng.random() < 0.35 else text for text in texts]
             if pairs:
                 shown: dict[str, Any] = {"output_a": texts[0], "output_b": texts[1]}
@@ -115,15 +131,24 @@ class TestOnCards:
             else:
                 shown, said = {"output": texts[0]}, "yes" if right else "no"
                 verdict = "yes" if wins in texts[0] else said
-            items.append(Item(id=str(n), shown=shown, ratings=tuple(Rating(rater=f"r{r}", label=said) for r in range(2))))
+            items.append(
+                Item(id=str(n), shown=shown, ratings=tuple(Rating(rater=f"r{r}", label=said) for r in range(2)))
+            )
             verdicts.append(verdict)
         places = [spec.steps[spec.scale.index(verdict)] for verdict in verdicts]
         answers = Answers(verdicts, places, [None] * 90, [None] * 90)
         return reliability_card(
-            answers, items, spec, found=agreement(answers, items, spec, intervals=False), people=ceiling(items, spec), objective=objective_of(spec)
+            answers,
+            items,
+            spec,
+            found=agreement(answers, items, spec, intervals=False),
+            people=ceiling(items, spec),
+            objective=objective_of(spec),
         )
 
-    @pytest.mark.parametrize(("wins", "feature"), [("by Globex", "globex"), ("!!!", "an exclamation mark"), ("**sure**", "bold text")])
+    @pytest.mark.parametrize(
+        ("wins", "feature"), [("by Globex", "globex"), ("!!!", "an exclamation mark"), ("**sure**", "bold text")]
+    )
     @pytest.mark.parametrize("pairs", [False, True])
     def test_what_wins_is_named_in_an_alarm(self, wins: str, feature: str, pairs: bool) -> None:
         card = self.card(wins, pairs=pairs)

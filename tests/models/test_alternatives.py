@@ -1,4 +1,4 @@
-"""Alternatives of tokens: which are kept, and that nothing grows with the number of calls."""
+"""Token alternatives: which are kept, and bounded memory over many calls."""
 
 import gc
 import json
@@ -14,11 +14,11 @@ from dspy import lm15
 from dspy._vendor.lm15.types import TokenLogprob, TopLogprob
 
 from assay.datasets import Task
+from assay.evaluation import RecordedProgram, Session, evaluate
 from assay.models import Call, Meter, ResponseCache
 from assay.models.alternatives import pruned_reply, value_tokens
 from assay.models.lm import with_recording
 from assay.models.scope import alternatives_of
-from assay.optimizers import Session, Student, evaluate
 from assay.rubrics import Criterion, Rubric
 from assay.testing import ScriptedEngine
 from assay.traces import Recorder, Store
@@ -27,7 +27,7 @@ WRITTEN = ["{", '"thought"', ": ", '"so"', ", ", '"action"', ': "', "search", "_
 
 
 class Spelled(ScriptedEngine):
-    """Answers token by token, each with the alternatives that it is given."""
+    """Engine that answers token by token, with the given alternatives."""
 
     def __init__(self, tokens: list[str], alternatives: dict[str, float]) -> None:
         super().__init__(lambda _: "".join(tokens), logprobs=True)
@@ -39,7 +39,8 @@ class Spelled(ScriptedEngine):
         self.asked.append(request)
         plain = super().complete(request)
         return lm15.Response(
-            id=None, model=plain.model, message=plain.message, finish_reason="stop", usage=plain.usage, logprobs=self.spelled
+            id=None, model=plain.model, message=plain.message, finish_reason="stop", usage=plain.usage,
+            logprobs=self.spelled
         )  # fmt: skip
 
 
@@ -57,37 +58,44 @@ def spelled_lm(engine: Any, **recording: Any) -> Any:
         (["no", " field"], []),
     ],
 )
-def test_a_fields_value_is_found_among_the_tokens(tokens: list[str], value: list[str]) -> None:
+def test_the_tokens_of_a_fields_value_are_found(tokens: list[str], value: list[str]) -> None:
     assert [tokens[index] for index in value_tokens(tokens, "action")] == value
 
 
-def test_alternatives_are_kept_where_they_are_read_and_above_the_least() -> None:
+def test_only_likely_alternatives_of_the_field_that_is_read_are_kept() -> None:
     engine = Spelled(WRITTEN, {"a": 0.5, "b": 0.3, "c": 5e-5})
     lm = spelled_lm(engine)
     with alternatives_of("action"):
         [answer] = lm("hello", logprobs=True, top_logprobs=20)
-    kept = {token["token"]: len(token["top_logprobs"]) for token in answer["logprobs"]["content"] if token["top_logprobs"]}
+    kept = {
+        token["token"]: len(token["top_logprobs"]) for token in answer["logprobs"]["content"] if token["top_logprobs"]
+    }
     assert kept == {"search": 2, "_": 2, "db": 2, '"': 2}
     [answer] = lm("hello", logprobs=True, top_logprobs=20)
-    assert {len(token["top_logprobs"]) for token in answer["logprobs"]["content"]} == {2}  # nobody said where they are read
+    assert {len(token["top_logprobs"]) for token in answer["logprobs"]["content"]} == {
+        2
+    }  # no field is named: those of all tokens are kept
 
 
-def test_a_raw_reply_keeps_no_alternatives_that_were_not_asked_for() -> None:
+def test_a_raw_reply_keeps_only_requested_alternatives() -> None:
     def reply() -> dict[str, Any]:
-        content = [{"token": token, "id": 1, "logprob": -0.1, "top_logprobs": [{"token": "a", "logprob": -0.1}]} for token in WRITTEN]
+        content = [
+            {"token": token, "id": 1, "logprob": -0.1, "top_logprobs": [{"token": "a", "logprob": -0.1}]}
+            for token in WRITTEN
+        ]
         return {"choices": [{"logprobs": {"content": content}}]}
 
     def counts(asked: bool, field: str | None) -> list[int]:
-        pruned_reply(given := reply(), asked=asked, field=field)
+        pruned_reply(given := reply(), requested=asked, field=field)
         return [len(token["top_logprobs"]) for token in given["choices"][0]["logprobs"]["content"]]
 
     assert counts(False, None) == [0] * 12
     assert counts(True, None) == [1] * 12
     assert counts(True, "action") == [0] * 7 + [1] * 4 + [0]
-    pruned_reply({"choices": [{"message": {}}, None]}, asked=True, field="action")
+    pruned_reply({"choices": [{"message": {}}, None]}, requested=True, field="action")
 
 
-def test_the_cache_tells_answers_with_other_alternatives_apart() -> None:
+def test_the_cache_key_contains_the_field_whose_alternatives_are_kept() -> None:
     seen: list[Call] = []
     lm = spelled_lm(Spelled(WRITTEN, {"a": 0.5}), cache=ResponseCache(), observers=[seen.append])
     for scope in (nullcontext(), alternatives_of("action"), alternatives_of("action"), nullcontext()):
@@ -115,17 +123,17 @@ def test_a_cache_file_from_before_compression_is_still_read(tmp_path: Path) -> N
         db.execute("INSERT INTO responses VALUES ('broken', '{')")
     cache = ResponseCache(tmp_path / "c.db")
     assert cache.get(key) == {"response": {}, "token_ids": [1]}
-    assert cache._db.execute("SELECT count(*) FROM answers").fetchone() == (1,)  # taken over
+    assert cache._db.execute("SELECT count(*) FROM answers").fetchone() == (1,)  # copied to the new table
     assert cache.get(ResponseCache.key({"n": 2}, weights="", adapters=(), sample=None)) is None
 
 
 class Asks(dspy.Module):  # type: ignore[misc]
-    """Asks for alternatives without DSPy's adapter in between, which takes most of a scripted call's time."""
+    """Requests alternatives without DSPy's adapter, which takes most of a scripted call's time."""
 
     def forward(self, question: str) -> Any:
         [found] = dspy.settings.lm(question, logprobs=True, top_logprobs=20)
         prediction = dspy.Prediction(answer=found["text"], logprobs=found["logprobs"])
-        dspy.settings.trace.append((self, {"question": question}, prediction))  # as DSPy's predictors do
+        dspy.settings.trace.append((self, {"question": question}, prediction))  # DSPy's predictors do the same
         return prediction
 
 
@@ -135,15 +143,17 @@ def resident_mb() -> float:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's resident size")
 def test_memory_grows_by_at_most_100_mb_in_5000_calls(tmp_path: Path) -> None:
-    """Measured over a fifth of them."""
+    """Measured over a fifth of the calls."""
     text = ["[[ ## answer ## ]]\n", "four", *"12345678", "\n\n[[ ## completed ## ]]"]
     with Store(tmp_path / "s.db") as store:
         recorder, meter = Recorder(store), Meter()
         cache = ResponseCache(tmp_path / "c.db")
-        lm = spelled_lm(Spelled(text, {str(at): 0.05 for at in range(20)}), meter=meter, cache=cache, observers=[recorder.observe])
+        lm = spelled_lm(
+            Spelled(text, {str(at): 0.05 for at in range(20)}), meter=meter, cache=cache, observers=[recorder.observe]
+        )
         rubric = Rubric("r", [Criterion(name="ok", check=lambda *_: True)])
         session = Session(lm, rubric, recorder, meter, "asks", threads=1)
-        student = Student(Asks(), session)
+        student = RecordedProgram(Asks(), session)
         long = "word " * 100
 
         def round_of(start: int, count: int) -> None:
@@ -154,7 +164,7 @@ def test_memory_grows_by_at_most_100_mb_in_5000_calls(tmp_path: Path) -> None:
             store.flush()
             gc.collect()
 
-        for start in (0, 250, 500, 750):  # buffers and caches fill
+        for start in (0, 250, 500, 750):  # the first calls fill buffers and caches
             round_of(start, 250)
         before = resident_mb()
         for start in (1000, 1250, 1500, 1750):

@@ -1,4 +1,4 @@
-"""Several completions of one call, and models of text completions: what works with a plain `dspy.LM` works recorded."""
+"""Several completions per call, and text-completion models: a recorded LM behaves like a plain `dspy.LM`."""
 
 import asyncio
 import itertools
@@ -15,7 +15,7 @@ from assay.testing.serving import served
 
 
 class Completions:
-    """Answers chats and text completions, with as many choices as are asked for, and each with a number of its own."""
+    """Server for chat and text completions, with the requested number of choices, numbered over all calls."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -30,9 +30,14 @@ class Completions:
     def _answer(self, body: dict[str, Any], choice: Any) -> web.Response:
         self.asked.append(body)
         form = "[[ ## answer ## ]]\n{}" if "[[ ## answer ## ]]" in str(body) else "{}"
-        choices = [{"index": i, "finish_reason": "stop", **choice(form.format(f"answer {next(self._numbers)}"))} for i in range(body.get("n") or 1)]
+        choices = [
+            {"index": i, "finish_reason": "stop", **choice(form.format(f"answer {next(self._numbers)}"))}
+            for i in range(body.get("n") or 1)
+        ]
         usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-        return web.json_response({"id": "1", "object": "x", "created": 1, "model": "m", "choices": choices, "usage": usage})
+        return web.json_response(
+            {"id": "1", "object": "x", "created": 1, "model": "m", "choices": choices, "usage": usage}
+        )
 
     async def _chat(self, request: web.Request) -> web.Response:
         return self._answer(await request.json(), lambda text: {"message": {"role": "assistant", "content": text}})
@@ -55,7 +60,7 @@ def recorded(url: str, calls: list[Call], tmp_path: Path, **options: Any) -> dsp
 
 @pytest.mark.parametrize("engine", ["auto", "litellm"])
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_each_of_several_completions_is_an_answer_of_its_own(
+def test_each_of_several_completions_is_a_separate_answer(
     server: tuple[Completions, str], tmp_path: Path, engine: str, asynchronous: bool
 ) -> None:
     calls: list[Call] = []
@@ -68,13 +73,13 @@ def test_each_of_several_completions_is_an_answer_of_its_own(
     assert [call.cached for call in calls[3:]] == [True] * 4
 
 
-def test_completions_that_the_model_is_set_to_are_made(server: tuple[Completions, str], tmp_path: Path) -> None:
+def test_the_models_own_setting_of_n_is_used(server: tuple[Completions, str], tmp_path: Path) -> None:
     calls: list[Call] = []
     assert recorded(server[1], calls, tmp_path, n=2)("hello") == ["answer 1", "answer 2"]
     assert len(calls) == 2
 
 
-def test_predict_gives_all_completions(server: tuple[Completions, str], tmp_path: Path) -> None:
+def test_predict_returns_all_completions(server: tuple[Completions, str], tmp_path: Path) -> None:
     calls: list[Call] = []
     with dspy.context(lm=recorded(server[1], calls, tmp_path), adapter=dspy.ChatAdapter()):
         found = dspy.Predict("question -> answer: str", n=2)(question="x")
@@ -83,17 +88,25 @@ def test_predict_gives_all_completions(server: tuple[Completions, str], tmp_path
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_models_of_text_completions_are_recorded(server: tuple[Completions, str], tmp_path: Path, asynchronous: bool) -> None:
+def test_text_completion_models_are_recorded(
+    server: tuple[Completions, str], tmp_path: Path, asynchronous: bool
+) -> None:
     calls: list[Call] = []
     lm = recorded(server[1], calls, tmp_path, model_type="text", max_tokens=7)
     assert (asyncio.run(lm.acall("hello")) if asynchronous else lm("hello")) == ["answer 1"]
-    assert [(call.text, call.error, call.prompt_tokens, call.completion_tokens) for call in calls] == [("answer 1", None, 3, 2)]
+    assert [(call.text, call.error, call.prompt_tokens, call.completion_tokens) for call in calls] == [
+        ("answer 1", None, 3, 2)
+    ]
     (asked,) = server[0].asked
     assert (asked["prompt"], asked["max_tokens"]) == ("hello\n\nBEGIN RESPONSE:", 7)
 
 
-def test_a_text_model_is_asked_what_it_is_asked_without_recording(server: tuple[Completions, str], tmp_path: Path) -> None:
-    plain = dspy.LM("openai/m", api_base=server[1], api_key="k", cache=False, num_retries=0, model_type="text", temperature=0.5)
+def test_a_text_model_gets_the_same_request_as_without_recording(
+    server: tuple[Completions, str], tmp_path: Path
+) -> None:
+    plain = dspy.LM(
+        "openai/m", api_base=server[1], api_key="k", cache=False, num_retries=0, model_type="text", temperature=0.5
+    )
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
     plain(messages=messages)
     with_recording(plain, observers=[lambda call: None])(messages=messages)

@@ -1,4 +1,4 @@
-"""The embedded model for real: constrained output, log-probabilities, tokens, HTTP."""
+"""The real embedded model: constrained output, log-probabilities, tokens, HTTP."""
 
 import threading
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from assay.programs import AgentParameters, LeanAdapter, MathQA, SchemaAdapter
 pytestmark = pytest.mark.model
 
 
-def test_pull_verifies_and_says_where(embedded: str) -> None:
+def test_pull_verifies_and_returns_the_path(embedded: str) -> None:
     path = pull_model("smollm2-135m")
     assert path.name == EMBEDDED["smollm2-135m"].file
     assert path.stat().st_size == EMBEDDED["smollm2-135m"].size
@@ -30,13 +30,13 @@ def test_a_damaged_file_is_refused_by_its_hash(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("assay.models.registry._installed", lambda model: None)
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / EMBEDDED["smollm2-135m"].file).write_bytes(b"GGUF, but not this one")
-    with pytest.raises(ModelError, match="not the file it should be"):
+    with pytest.raises(ModelError, match="does not match its sha256"):
         find_model("smollm2-135m")
 
 
 @pytest.fixture
 def hub(embedded: str) -> Iterator[str]:
-    """A server of one file under the hub's own routes and headers."""
+    """A server of one file with the hub's routes and headers."""
     content = find_model(embedded).read_bytes()
 
     class Hub(BaseHTTPRequestHandler):
@@ -44,7 +44,11 @@ def hub(embedded: str) -> Iterator[str]:
             model = EMBEDDED["smollm2-135m"]
             found = self.path == f"/{model.hub_repo}/resolve/main/{model.file}"
             self.send_response(200 if found else 404)
-            for name, value in (("X-Repo-Commit", "0" * 40), ("ETag", f'"{model.sha256}"'), ("Content-Length", str(len(content) if found else 0))):
+            for name, value in (
+                ("X-Repo-Commit", "0" * 40),
+                ("ETag", f'"{model.sha256}"'),
+                ("Content-Length", str(len(content) if found else 0)),
+            ):
                 self.send_header(name, value)
             self.end_headers()
 
@@ -61,22 +65,24 @@ def hub(embedded: str) -> Iterator[str]:
     server.shutdown()
 
 
-def test_the_hub_is_asked_first_and_its_file_verified(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_is_tried_first_and_its_file_verified(
+    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in (("ASSAY_HOME", str(tmp_path)), ("HF_ENDPOINT", hub), ("HF_HUB_OFFLINE", "0")):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("assay.models.registry._installed", lambda model: None)
     said: list[str] = []
     assert pull_model("smollm2-135m", say=said.append).parent == tmp_path / "models"
-    assert "hub" in said[-1]  # no other source had to be asked
+    assert "hub" in said[-1]  # no other source was needed
     assert find_model("smollm2-135m").parent == tmp_path / "models"
 
 
-def test_an_unknown_model_names_the_known_ones() -> None:
+def test_an_unknown_model_error_lists_the_known_ones() -> None:
     with pytest.raises(ModelError, match="smollm2-135m"):
         get_lm("embedded/nonsense")
 
 
-def test_a_call_gives_tokens_ids_and_logprobs(embedded: str) -> None:
+def test_a_call_returns_token_counts_ids_and_logprobs(embedded: str) -> None:
     seen: list[Call] = []
     lm = get_lm(embedded, observers=[seen.append], temperature=0.1, max_tokens=8, seed=1)
     lm("Say hello.")
@@ -90,11 +96,13 @@ def test_a_call_gives_tokens_ids_and_logprobs(embedded: str) -> None:
     assert call.weights == EMBEDDED["smollm2-135m"].sha256
 
 
-def test_token_ids_are_all_of_them_or_none(embedded: str) -> None:
+def test_token_ids_are_complete_or_none(embedded: str) -> None:
     seen: list[Call] = []
     lm = get_lm(embedded, observers=[seen.append], temperature=0.1, max_tokens=16, seed=1)
-    for word in ("Kyoto", "京都"):  # of letters that several tokens make up llama.cpp tells the last one alone
-        say = dspy.Predict(dspy.Signature({"place": (str, dspy.InputField()), "name": (Literal[word], dspy.OutputField())}))
+    for word in ("Kyoto", "京都"):  # llama.cpp reports only the last token of a character that takes several
+        say = dspy.Predict(
+            dspy.Signature({"place": (str, dspy.InputField()), "name": (Literal[word], dspy.OutputField())})
+        )
         with dspy.context(lm=lm, adapter=LeanAdapter()):
             assert say(place="the old capital").name == word
     plain, letters = seen
@@ -103,16 +111,16 @@ def test_token_ids_are_all_of_them_or_none(embedded: str) -> None:
     assert len(letters.logprobs or ()) < (letters.completion_tokens or 0)
 
 
-def test_all_of_the_distribution_is_sampled_where_it_is_asked_for(embedded: str) -> None:
+def test_top_p_1_samples_the_whole_distribution(embedded: str) -> None:
     seen: list[Call] = []
     limited = get_lm(embedded, observers=[seen.append], temperature=2.0, max_tokens=60, seed=1)
     for lm in (limited, limited.copy(top_p=1.0)):
         lm("Tell me about the sea.")
     least = [min(call.logprobs or [0.0]) for call in seen]
-    assert least[0] > -7.5 > least[1]  # llama.cpp's own limits leave out what has less than a twentieth of the likeliest one's odds
+    assert least[0] > -7.5 > least[1]  # llama.cpp's default drops tokens below 0.05 times the top probability
 
 
-def test_calls_in_parallel_answer_as_one_after_the_other(embedded: str) -> None:
+def test_parallel_calls_answer_like_sequential_ones(embedded: str) -> None:
     seen: list[Call] = []
     lm = get_lm(embedded, temperature=0.0, max_tokens=6, seed=1, observers=[seen.append])
     prompts = [f"{'Count. ' * (10 + number)}What comes after {number}?" for number in range(8)]
@@ -120,12 +128,14 @@ def test_calls_in_parallel_answer_as_one_after_the_other(embedded: str) -> None:
     with ThreadPoolExecutor(max_workers=8) as pool:
         together = list(pool.map(lambda prompt: lm(prompt)[0], prompts))
     read = [{str(call.request["messages"]): call.prompt_tokens for call in calls} for calls in (seen[:8], seen[8:])]
-    assert read[0] == read[1]  # each call read its own prompt
+    assert read[0] == read[1]  # each call processed its own prompt
     assert len(set(read[0].values())) == 8
-    assert sum(a == b for a, b in zip(alone, together, strict=True)) >= 4  # batches round differently: near ties flip
+    assert (
+        sum(a == b for a, b in zip(alone, together, strict=True)) >= 4
+    )  # batches round differently, so that near ties may flip
 
 
-def test_threads_are_the_idle_cores_or_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_the_idle_cores_or_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ASSAY_THREADS", raising=False)
     for busy, threads in ((0.0, min(8, cores())), (float(cores()), 1), (1000.0, 1)):
         monkeypatch.setattr("assay.models.embedded._busy_cores", lambda window, busy=busy: busy)
@@ -135,7 +145,7 @@ def test_threads_are_the_idle_cores_or_as_told(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("adapter", [SchemaAdapter(), LeanAdapter()])
-def test_output_is_held_to_the_schema(embedded: str, adapter: dspy.Adapter) -> None:
+def test_output_is_constrained_to_the_schema(embedded: str, adapter: dspy.Adapter) -> None:
     class Pick(dspy.Signature):
         """Pick one."""
 
@@ -153,7 +163,7 @@ def test_output_is_held_to_the_schema(embedded: str, adapter: dspy.Adapter) -> N
             assert isinstance(found.count, int)
 
 
-def test_tokens_are_the_models_own(embedded: str) -> None:
+def test_tokens_are_counted_by_the_models_tokenizer(embedded: str) -> None:
     lm = get_lm(embedded)
     assert count_tokens(lm, "123456") == 6  # SmolLM2 splits digits
     assert count_tokens(lm, "hello") == 1
@@ -161,7 +171,14 @@ def test_tokens_are_the_models_own(embedded: str) -> None:
 
 def test_any_openai_compatible_server_is_recorded_too(embedded: str) -> None:
     seen: list[Call] = []
-    lm = get_lm("openai/any", api_base=server_url("smollm2-135m") + "/v1", api_key="none", observers=[seen.append], temperature=0.1, max_tokens=4)
+    lm = get_lm(
+        "openai/any",
+        api_base=server_url("smollm2-135m") + "/v1",
+        api_key="none",
+        observers=[seen.append],
+        temperature=0.1,
+        max_tokens=4,
+    )
     assert lm("Say hello.")[0]
     assert seen[0].completion_tokens == 4
     assert seen[0].prompt_tokens
@@ -169,15 +186,17 @@ def test_any_openai_compatible_server_is_recorded_too(embedded: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["openai/any", "hosted_vllm/any"])
-def test_an_agent_over_a_server_of_ones_own_is_held_to_its_schemas(embedded: str, name: str) -> None:
+def test_an_agent_over_a_self_hosted_server_is_constrained_to_its_schemas(embedded: str, name: str) -> None:
     seen: list[Call] = []
     lm = get_lm(name, api_base=server_url("smollm2-135m") + "/v1", api_key="none", observers=[seen.append], seed=0)
     with dspy.context(lm=lm):
-        steps = MathQA(AgentParameters(tool_usage_threshold=0.0, max_steps=2, reasoning_depth=1))(question="What is 12 + 30?").steps
+        steps = MathQA(AgentParameters(tool_usage_threshold=0.0, max_steps=2, reasoning_depth=1))(
+            question="What is 12 + 30?"
+        ).steps
     assert all(call.constrained for call in seen)
     assert [step["tool"] for step in steps] == ["calculator"]
 
 
-def test_lines_grammar_is_one_line_a_property() -> None:
+def test_lines_grammar_has_one_line_per_property() -> None:
     schema = {"properties": {"a": {"enum": ["x", "y"]}, "n": {"type": "integer"}}, LINES: True}
     assert lines_grammar(schema) == 'root ::= "a: " ("x" | "y") "\\n" "n: " "-"? [0-9]{1,18} "\\n"?'

@@ -1,4 +1,4 @@
-"""The kind of a failure follows from the class of the exception, on calls, programs, tools, checks and judges alike."""
+"""Failure kinds follow from the exception's class, for calls, programs, tools, checks and judges."""
 
 import asyncio
 import errno
@@ -20,15 +20,15 @@ from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError,
 
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, FailureKind, ModelError
+from assay.evaluation.session import RecordedProgram, Session
 from assay.models import Meter
 from assay.models.failures import failure_of_call, failure_of_program, failure_of_run, is_own, unanswered
-from assay.optimizers.session import Session, Student
 from assay.programs.agent import ToolAgent
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.criteria import JudgeSpec
 from assay.testing import scripted_lm
 from assay.traces import Recorder, Rollout, Store
-from assay.traces.selection import Selection, read_groups
+from assay.traces.export.selection import Selection, read_groups
 
 REQUEST = httpx.Request("POST", "http://x/v1")
 
@@ -63,7 +63,11 @@ def caused(error: BaseException, cause: BaseException) -> BaseException:
         (caused(RuntimeError("step 1 failed"), ContextWindowExceededError(message="long")), "model", "context"),
         (caused(KeyError("x"), ValueError("y")), "model", "agent"),
         (caused(AdapterParseError("A", dspy.Signature("a -> b"), "no"), LMRateLimitError("429")), "parse", "parse"),
-        (ExceptionGroup("tasks", [ValueError("cancelled"), caused(RuntimeError("x"), LMRateLimitError("429"))]), "model", "model"),
+        (
+            ExceptionGroup("tasks", [ValueError("cancelled"), caused(RuntimeError("x"), LMRateLimitError("429"))]),
+            "model",
+            "model",
+        ),
         (ExceptionGroup("tasks", [ExceptionGroup("more", [ConnectionResetError("gone")])]), "model", "model"),
         (ExceptionGroup("tasks", [ValueError("x")]), "model", "agent"),
         (ModelError("not pulled"), "model", "model"),
@@ -73,11 +77,11 @@ def caused(error: BaseException, cause: BaseException) -> BaseException:
         (ValueError("prompt is too long: context window exceeded, timeout"), "model", "agent"),
     ],
 )
-def test_the_kind_follows_from_the_class(error: BaseException, of_call: str, of_program: str) -> None:
+def test_the_failure_kind_follows_from_the_exception_class(error: BaseException, of_call: str, of_program: str) -> None:
     assert (failure_of_call(error), failure_of_program(error)) == (of_call, of_program)
 
 
-def test_a_failure_of_the_models_server_is_not_the_programs_own() -> None:
+def test_a_server_failure_is_not_the_programs_own() -> None:
     assert {kind for kind in FailureKind if not is_own(kind)} == {"model", "timeout", "cap", "check", "judge"}
 
 
@@ -105,17 +109,22 @@ def always(task: Any, prediction: Any, rollout: Any) -> bool:
     return True
 
 
-def ran(store: Store, *, script: Any = answer, act: Callable[[Any], Any] = lambda found: found, check: Any = always) -> Rollout:
-    criterion = Criterion(name="c", judge=JudgeSpec(text="Right?")) if check is None else Criterion(name="c", check=check)
+def ran(
+    store: Store, *, script: Any = answer, act: Callable[[Any], Any] = lambda found: found, check: Any = always
+) -> Rollout:
+    criterion = (
+        Criterion(name="c", judge=JudgeSpec(text="Right?")) if check is None else Criterion(name="c", check=check)
+    )
     resolver = None if check is not None else lambda spec: raising(ConnectionError("judge is down"))
     recorder, task = Recorder(store), Task(id="t", inputs={"question": "2+2?"}, expected={"answer": "4"})
     session = Session(
-        lm=scripted_lm(script, observers=[recorder.observe]), rubric=Rubric("r", [criterion], resolver=resolver), recorder=recorder, meter=Meter(),
+        lm=scripted_lm(script, observers=[recorder.observe]), rubric=Rubric("r", [criterion], resolver=resolver),
+        recorder=recorder, meter=Meter(),
         program_name="p", seed=0,
     )  # fmt: skip
-    session.know([task], "train")
+    session.register([task], "train")
     with session.context():
-        rollout = Student(Program(act), session)(**task.inputs)._rollout
+        rollout = RecordedProgram(Program(act), session)(**task.inputs)._rollout
     store.flush()
     return store.rollout(rollout.id)
 
@@ -125,7 +134,14 @@ def ran(store: Store, *, script: Any = answer, act: Callable[[Any], Any] = lambd
     [
         (raising(OSError("notes.txt could not be read")), answer, always, "failed", "agent", None),
         (lambda found: found, lambda request: "no section at all", always, "failed", "parse", "parse"),
-        (lambda found: found, lambda request: ContextWindowExceededError(message="long"), always, "failed", "context", "context"),
+        (
+            lambda found: found,
+            lambda request: ContextWindowExceededError(message="long"),
+            always,
+            "failed",
+            "context",
+            "context",
+        ),
         (lambda found: found, lambda request: LMTimeoutError("late"), always, "error", "timeout", "timeout"),
         (lambda found: found, lambda request: RuntimeError("boom"), always, "error", "model", "model"),
         (raising(openai.APIConnectionError(request=REQUEST)), answer, always, "error", "model", None),
@@ -135,7 +151,7 @@ def ran(store: Store, *, script: Any = answer, act: Callable[[Any], Any] = lambd
     ],
     ids=["agent", "parse", "context", "timeout", "model", "sdk", "check", "judge", "none"],
 )
-def test_a_rollout_and_its_call_are_stored_with_their_kind(
+def test_a_rollout_and_its_call_are_stored_with_their_failure_kind(
     tmp_path: Path, act: Any, script: Any, check: Any, status: str, rollout: str | None, transition: str | None
 ) -> None:
     with Store(tmp_path / "s.db") as store:
@@ -148,7 +164,7 @@ def test_a_rollout_and_its_call_are_stored_with_their_kind(
 
 
 class Wrapping(dspy.Module):
-    """Programs that do not let the exception of their model's client through as it is."""
+    """Programs that wrap, replace or swallow the exception of their model's client."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -203,53 +219,66 @@ class Wrapping(dspy.Module):
 def scored(how: str, script: Any) -> Rollout:
     recorder, task = Recorder(), Task(id="t", inputs={"question": "2+2?"}, expected={"answer": "4"})
     session = Session(
-        lm=scripted_lm(script, observers=[recorder.observe]), rubric=Rubric("r", [Criterion(name="c", check=always)]), recorder=recorder,
+        lm=scripted_lm(script, observers=[recorder.observe]), rubric=Rubric("r", [Criterion(name="c", check=always)]),
+        recorder=recorder,
         meter=Meter(), program_name="p",
     )  # fmt: skip
-    session.know([task], "train")
+    session.register([task], "train")
     with session.context():
-        rollout = Student(Wrapping(how), session)(**task.inputs)._rollout
+        rollout = RecordedProgram(Wrapping(how), session)(**task.inputs)._rollout
     assert isinstance(rollout, Rollout)
     return rollout
 
 
 @pytest.mark.parametrize("how", ["raised", "hidden", "emptied", "parallel", "counted", "grouped"])
-def test_a_dead_server_is_never_a_score_whatever_the_program_makes_of_the_error(how: str) -> None:
+def test_an_unreachable_server_is_never_a_score_however_the_program_handles_it(how: str) -> None:
     found = scored(how, lambda request: LMRateLimitError("503"))
     assert (found.status, found.score, found.failure) == ("error", None, "model")
-    if how != "counted":  # DSPy's Parallel stops at its number of errors, whatever they were
+    if how != "counted":  # DSPy's Parallel stops after a number of errors of any kind
         unparsed = scored(how, lambda request: "no section at all")
-        assert (unparsed.status, unparsed.score) in (("failed", 0.0), ("done", 0.0)), "its own failure stays a score of 0"
+        assert (unparsed.status, unparsed.score) in (("failed", 0.0), ("done", 0.0)), (
+            "its own failure stays a score of 0"
+        )
 
 
-def test_a_program_that_answers_all_the_same_is_scored() -> None:
+def test_a_program_that_answers_despite_a_failed_call_is_scored() -> None:
     found = scored("fallback", lambda request: LMRateLimitError("503"))
     assert (found.status, found.score, found.failure) == ("done", 1.0, None)
 
 
-def test_a_failed_call_that_was_made_again_and_answered_does_not_excuse_the_program() -> None:
+def test_a_failed_call_that_was_retried_successfully_does_not_excuse_the_program() -> None:
     class Call:
         def __init__(self, began: float, failure: FailureKind | None = None) -> None:
-            self.started_at, self.latency_ms, self.failure, self.error = began, 1000.0, failure, "x" if failure else None
+            self.started_at, self.latency_ms, self.failure, self.error = (
+                began,
+                1000.0,
+                failure,
+                "x" if failure else None,
+            )
 
     model, context = FailureKind.MODEL, FailureKind.CONTEXT
     assert unanswered([Call(1, model)]) is model
-    assert unanswered([Call(1, model), Call(3)]) is None, "made again, and answered"
-    assert unanswered([Call(1, model), Call(1.5)]) is model, "both at once"
-    assert unanswered([Call(1), Call(3, context)]) is None, "too long a prompt is the program's own"
+    assert unanswered([Call(1, model), Call(3)]) is None, "retried and answered"
+    assert unanswered([Call(1, model), Call(1.5)]) is model, "concurrent calls"
+    assert unanswered([Call(1), Call(3, context)]) is None, "too long a prompt is the program's own failure"
     assert failure_of_run(KeyError("x"), [Call(1, model), Call(3)]) is FailureKind.AGENT
 
 
-def test_a_connection_that_a_tool_lost_is_the_agents_failure() -> None:
+def test_a_failed_connection_of_a_tool_is_the_agents_failure() -> None:
     def act(found: Any) -> Any:
         return dspy.Tool(raising(ConnectionError("no such host")), name="look")()
 
     recorder, task = Recorder(), Task(id="t", inputs={"question": "2+2?"}, expected={"answer": "4"})
-    session = Session(lm=scripted_lm(answer, observers=[recorder.observe]), rubric=Rubric("r", [Criterion(name="c", check=always)]),
-                      recorder=recorder, meter=Meter(), program_name="p")  # fmt: skip
-    session.know([task], "train")
+    session = Session(
+        lm=scripted_lm(answer, observers=[recorder.observe]),
+        rubric=Rubric("r", [Criterion(name="c", check=always)]),
+        recorder=recorder,
+        meter=Meter(),
+        program_name="p",
+    )
+    session.register([task], "train")
     with session.context():
-        found = Student(Program(act), session)(**task.inputs)._rollout
+        found = RecordedProgram(Program(act), session)(**task.inputs)._rollout
     assert (found.status, found.score) == ("failed", 0.0)
 
 
@@ -258,7 +287,7 @@ def test_a_cap_inside_a_task_group_stops_the_run() -> None:
         scored("grouped", raising(BudgetExceeded("no calls left")))
 
 
-def test_a_tool_that_raises_marks_the_call_it_was_called_after(tmp_path: Path) -> None:
+def test_a_tool_that_raises_marks_the_call_before_it(tmp_path: Path) -> None:
     def act(found: Any) -> Any:
         try:
             dspy.Tool(raising(KeyError("no")), name="look")()
@@ -271,7 +300,7 @@ def test_a_tool_that_raises_marks_the_call_it_was_called_after(tmp_path: Path) -
     assert (found.status, found.failure, found.transitions[0].failure) == ("done", None, "tool")
 
 
-def test_a_cap_that_stops_a_rollout_is_its_kind() -> None:
+def test_a_rollout_stopped_by_a_cap_has_that_failure_kind() -> None:
     recorder, rollout = Recorder(), Rollout()
     with pytest.raises(BudgetExceeded), recorder.rollout(rollout):
         raise BudgetExceeded("no calls left")
@@ -290,7 +319,11 @@ def test_a_tool_agent_that_repeats_its_call_is_stopped_for_a_loop(tmp_path: Path
     agent = ToolAgent("question -> answer", [look], arguments=arguments, adapter="json")
     with Store(tmp_path / "s.db") as store:
         recorder, rollout = Recorder(store), Rollout()
-        with dspy.context(lm=scripted_lm(script, observers=[recorder.observe])), recorder.active(), recorder.rollout(rollout):
+        with (
+            dspy.context(lm=scripted_lm(script, observers=[recorder.observe])),
+            recorder.active(),
+            recorder.rollout(rollout),
+        ):
             agent(question="what is x?")
         store.flush()
         kinds = [transition.failure for transition in store.rollout(rollout.id).transitions]

@@ -1,4 +1,4 @@
-"""The ledger: calls of a run are counted before they are sent, and a kill loses none of them."""
+"""The ledger: calls are counted before they are sent, and none is lost by a kill."""
 
 import os
 import signal
@@ -14,15 +14,15 @@ import pytest
 from assay.errors import BudgetExceeded
 from assay.models import Caps, Meter, ResponseCache, get_lm, with_recording
 from assay.models.ledger import Ledger
-from assay.models.lm import bill_answered
 from assay.models.meter import spent_before
+from assay.models.recording import bill_answered
 from assay.testing import scripted_lm
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 
 
 def meter(path: Path, owner: str = "r1", **caps: Any) -> Meter:
-    """As a process has it that opens the run."""
+    """The meter of a process that opens the run."""
     ledger = Ledger(path, owner=lambda: owner)
     return Meter(Caps(**caps), spent_before(ledger), ledger=ledger)
 
@@ -31,7 +31,7 @@ def answered(by: Meter, key: str, cost: float = 0.5) -> None:
     by.settle(by.reserve(key), prompt_tokens=10, completion_tokens=2, cost_usd=cost, failed=False)
 
 
-def test_a_call_is_counted_before_it_is_made(tmp_path: Path) -> None:
+def test_a_call_is_counted_before_it_is_sent(tmp_path: Path) -> None:
     first = meter(tmp_path / "calls.db", calls=1)
     first.reserve(KEY)
     assert first.usage.calls == 1
@@ -44,13 +44,13 @@ def test_a_call_sent_again_after_a_kill_is_repeated_and_paid_for(tmp_path: Path)
     path = tmp_path / "calls.db"
     meter(path).reserve(KEY)  # killed
     meter(path).reserve(KEY)  # killed again
-    third = meter(path, calls=1)  # its cap does not refuse what is counted already
+    third = meter(path, calls=1)  # the cap does not refuse a call that is already counted
     answered(third, KEY)
     for found in (third.usage, meter(path).usage):
         assert (found.calls, found.repeated, found.cost_usd, found.tokens) == (1, 2, 1.5, 12)
 
 
-def test_failed_calls_that_a_replay_makes_again_are_not_counted_again(tmp_path: Path) -> None:
+def test_failed_calls_that_a_replay_repeats_are_not_counted_again(tmp_path: Path) -> None:
     path = tmp_path / "calls.db"
     for _ in range(2):
         by = meter(path)
@@ -68,27 +68,29 @@ def test_an_answer_from_the_cache_is_a_replay_only_in_the_rollout_that_paid_for_
     assert other.usage.cached == 1
     again = meter(path)
     assert again.replayed(KEY) is not None
-    assert again.replayed(KEY) is None  # a second time it is an answer from the cache
+    assert again.replayed(KEY) is None  # the second time it is an answer from the cache
     assert (again.usage.calls, again.usage.cached, again.usage.cost_usd) == (1, 2, 0.5)
     once_more = meter(path, owner="r2")
     assert once_more.replayed(KEY) is None
-    assert once_more.usage.cached == 2  # counted before
+    assert once_more.usage.cached == 2  # already counted
 
 
-def test_what_is_in_the_cache_and_was_never_settled_is_billed_at_resume(tmp_path: Path) -> None:
+def test_cached_answers_that_were_never_settled_are_billed_on_resume(tmp_path: Path) -> None:
     path, cache = tmp_path / "calls.db", ResponseCache(tmp_path / "responses.db")
     first = meter(path)
     with_recording(scripted_lm(lambda request: "yes"), cache=cache, meter=first)("hello")
     whole = first.usage
     assert first.ledger is not None
-    first.ledger._db.execute("UPDATE calls SET settled = 0, prompt_tokens = 0, completion_tokens = 0, cost_usd = 0")  # killed before it was
+    first.ledger._db.execute(
+        "UPDATE calls SET settled = 0, prompt_tokens = 0, completion_tokens = 0, cost_usd = 0"
+    )  # killed before it was
     ledger = Ledger(path)
     assert bill_answered(ledger, cache) == 1
     assert sum(u.tokens for u in spent_before(ledger).values()) == whole.tokens > 0
     assert bill_answered(ledger, cache) == 0
 
 
-def test_what_is_asked_twice_at_once_is_made_once() -> None:
+def test_identical_concurrent_requests_are_sent_once() -> None:
     asked, begun = [], threading.Barrier(2)
 
     def slow(request: Any) -> str:
@@ -113,7 +115,8 @@ def test_what_is_asked_twice_at_once_is_made_once() -> None:
 
 def test_a_killed_process_loses_no_row(tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom pathlib import Path\nfrom assay.models.ledger import Ledger\nledger = Ledger(Path('calls.db'))\n"
+        "import sys\nfrom pathlib import Path\nfrom assay.models.ledger import Ledger\n"
+        "ledger = Ledger(Path('calls.db'))\n"
         "for at in range(10**6):\n    ledger.send(f'{at:064x}', 'search')\n    print(at, flush=True)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
@@ -126,7 +129,7 @@ def test_a_killed_process_loses_no_row(tmp_path: Path) -> None:
     assert meter(tmp_path / "calls.db").usage.calls in (said, said + 1)
 
 
-def test_a_call_costs_the_ledger_little(tmp_path: Path) -> None:
+def test_the_ledger_adds_little_time_per_call(tmp_path: Path) -> None:
     by, clock = meter(tmp_path / "calls.db"), time.process_time()
     for at in range(500):
         answered(by, f"{at:064x}")
@@ -134,14 +137,14 @@ def test_a_call_costs_the_ledger_little(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoilt", [b"", b"no database at all" * 100])
-def test_a_spoilt_ledger_stops_no_run(tmp_path: Path, spoilt: bytes) -> None:
+def test_a_damaged_ledger_does_not_stop_a_run(tmp_path: Path, spoilt: bytes) -> None:
     (tmp_path / "calls.db").write_bytes(spoilt)
     by = meter(tmp_path / "calls.db")
     answered(by, KEY)
     assert by.usage.calls == 1
 
 
-def test_calls_without_a_key_are_in_the_ledger_too_and_each_is_new(tmp_path: Path) -> None:
+def test_calls_without_a_key_are_recorded_as_new_calls(tmp_path: Path) -> None:
     path = tmp_path / "calls.db"
     for _ in range(2):
         by = meter(path)
@@ -150,5 +153,5 @@ def test_calls_without_a_key_are_in_the_ledger_too_and_each_is_new(tmp_path: Pat
     assert (meter(path).usage.calls, meter(path).usage.tokens, meter(path).usage.repeated) == (4, 48, 0)
 
 
-def test_a_model_without_a_run_needs_no_ledger() -> None:
+def test_a_model_outside_a_run_needs_no_ledger() -> None:
     assert get_lm("openai/x", cache=ResponseCache()).recording.meter.ledger is None

@@ -1,17 +1,19 @@
-"""The time limit on code of others: what it returns and raises, what is left behind, and what it costs."""
+"""Time limits on calls: results and exceptions, abandoned threads, overhead."""
 
 import asyncio
 import contextvars
+import gc
 import signal
 import threading
 import time
+import weakref
 
 import pytest
 
 from assay.errors import FailureKind
 from assay.models.failures import failure_of_program
 from assay.models.limits import OverTime, RaisedInside, asking_model, limited, within_limit
-from assay.models.toollimits import ToolOverTime, awaited_within_tool_limit, within_tool_limit
+from assay.models.tool_limits import ToolOverTime, awaited_within_tool_limit, within_tool_limit
 
 
 def hangs_in_python() -> None:
@@ -19,7 +21,7 @@ def hangs_in_python() -> None:
         time.sleep(0.01)
 
 
-def test_a_call_gives_what_it_returns_and_raises_what_it_raises() -> None:
+def test_a_limited_call_returns_and_raises_like_an_unlimited_one() -> None:
     place = contextvars.ContextVar("place", default="nowhere")
     place.set("here")
     assert within_limit(place.get, "it") == "here"
@@ -38,16 +40,22 @@ class Unreadable(Exception):
 
 
 @pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), Unreadable(SystemExit(5)), Unreadable(KeyboardInterrupt()), SystemExit(Unreadable(SystemExit(5)))]
+    "error",
+    [
+        KeyboardInterrupt(),
+        Unreadable(SystemExit(5)),
+        Unreadable(KeyboardInterrupt()),
+        SystemExit(Unreadable(SystemExit(5))),
+    ],
 )
-def test_an_exception_that_would_end_the_job_stays_in_its_call(error: BaseException) -> None:
+def test_an_exception_that_would_end_the_job_is_replaced(error: BaseException) -> None:
     with pytest.raises(RaisedInside, match=type(error).__name__) as found:
         within_limit(lambda: (_ for _ in ()).throw(error), "it")
     assert failure_of_program(found.value) is FailureKind.AGENT
     assert found.traceback[-1].name in ("<genexpr>", "<lambda>"), "it says where it was raised"
 
 
-def test_ctrl_c_of_the_user_stops_what_waits_for_a_call() -> None:
+def test_ctrl_c_stops_the_thread_that_waits_for_a_call() -> None:
     main, began = threading.main_thread().ident, time.monotonic()
     assert main is not None
     timer = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
@@ -63,7 +71,7 @@ def test_ctrl_c_of_the_user_stops_what_waits_for_a_call() -> None:
 
 
 @pytest.mark.parametrize("asks", [False, True])
-def test_what_takes_too_long_is_left_and_says_whether_a_model_was_asked(asks: bool) -> None:
+def test_a_call_over_its_limit_is_abandoned_and_reports_whether_a_model_was_called(asks: bool) -> None:
     began = time.monotonic()
 
     def waits() -> None:
@@ -78,7 +86,7 @@ def test_what_takes_too_long_is_left_and_says_whether_a_model_was_asked(asks: bo
     assert time.monotonic() - began < 1
 
 
-def test_a_model_that_is_asked_inside_of_an_inner_call_counts_for_the_outer() -> None:
+def test_a_model_call_in_an_inner_call_counts_for_the_outer() -> None:
     def asks() -> None:
         with asking_model():
             time.sleep(3)
@@ -113,7 +121,7 @@ def test_a_loop_that_never_ends_is_stopped() -> None:
     assert turns[0] == counted
 
 
-def test_threads_are_used_again() -> None:
+def test_threads_are_reused() -> None:
     names = {within_limit(lambda: threading.current_thread().ident, "it") for _ in range(200)}
     assert len(names) <= 2
     began = time.perf_counter()
@@ -122,7 +130,7 @@ def test_threads_are_used_again() -> None:
     assert (time.perf_counter() - began) / 1000 < 0.002
 
 
-def test_a_tool_has_a_quarter_of_its_runs_limit_and_none_outside_of_a_run() -> None:
+def test_a_tool_has_a_quarter_of_its_runs_limit_and_no_limit_outside_a_run() -> None:
     def run() -> str:
         with pytest.raises(ToolOverTime, match=r"the tool 'search' gave no result after 0\.2 s"):
             within_tool_limit(hangs_in_python, "search")
@@ -137,7 +145,7 @@ def test_a_tool_has_a_quarter_of_its_runs_limit_and_none_outside_of_a_run() -> N
         assert run() == "went on"
 
 
-def test_a_tool_that_hangs_in_c_code_is_left_with_its_run() -> None:
+def test_a_tool_that_hangs_in_c_code_is_abandoned_with_its_run() -> None:
     began = time.monotonic()
     with limited(8), pytest.raises(ToolOverTime, match=r"the tool 'search' gave no result after 2 s"):
         within_limit(lambda: within_tool_limit(lambda: time.sleep(30), "search"), "the run")
@@ -154,7 +162,7 @@ def test_a_tool_runs_in_the_thread_of_its_run() -> None:
         assert within_limit(run, "the run")
 
 
-def test_a_tool_inside_of_another_is_stopped_alone() -> None:
+def test_a_nested_tool_is_stopped_alone() -> None:
     def outer() -> str:
         with limited(0.4), pytest.raises(ToolOverTime, match=r"'inner' gave no result after 0\.1 s"):
             within_tool_limit(hangs_in_python, "inner")
@@ -170,10 +178,28 @@ def test_a_tool_inside_of_another_is_stopped_alone() -> None:
         within_tool_limit(stops_the_outer, "outer")
 
 
-def test_no_stop_reaches_what_comes_after_a_tool() -> None:
-    """Calls that take about as long as their limit: each has its result or is over time, and nothing is raised later."""
+def test_a_finished_tool_keeps_no_reference_to_its_run() -> None:
+    class Result:
+        pass
+
+    made: list[weakref.ref[Result]] = []
+
+    def run() -> Result:
+        within_tool_limit(int, "search")
+        made.append(weakref.ref(found := Result()))
+        return found
+
+    with limited(600):
+        for _ in range(3):  # the run's thread refers to the last one
+            within_limit(run, "the run")
+    gc.collect()
+    assert [found() for found in made[:2]] == [None, None]
+
+
+def test_no_stop_is_raised_after_a_tool_has_returned() -> None:
+    """Calls that take about as long as their limit: each returns or raises, and nothing is raised later."""
     late = 0
-    with limited(0.02):  # 5 ms a tool
+    with limited(0.02):  # 5 ms per tool
         for _ in range(200):
             end = time.monotonic() + 0.005
             try:
@@ -184,7 +210,7 @@ def test_no_stop_reaches_what_comes_after_a_tool() -> None:
     assert late < 200
 
 
-def test_a_tool_that_asks_a_model_has_the_limit_of_its_run() -> None:
+def test_a_tool_that_calls_a_model_has_the_limit_of_its_run() -> None:
     def asks() -> str:
         with asking_model():
             time.sleep(0.1)
@@ -204,7 +230,7 @@ def test_a_tool_that_asks_a_model_has_the_limit_of_its_run() -> None:
         within_limit(lambda: within_tool_limit(asks, "agent"), "the run")
 
 
-def test_an_asynchronous_tool_is_cancelled_beyond_its_limit_and_the_loop_goes_on() -> None:
+def test_an_asynchronous_tool_is_cancelled_at_its_limit_and_the_loop_continues() -> None:
     ended: list[str] = []
 
     async def hangs() -> None:

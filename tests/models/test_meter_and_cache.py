@@ -12,7 +12,7 @@ from assay.models import Call, Caps, Meter, ResponseCache, get_lm, sample_scope
 from assay.testing import scripted_lm
 
 
-def test_a_cap_on_calls_is_never_passed_by_parallel_calls() -> None:
+def test_a_cap_on_calls_is_never_exceeded_by_parallel_calls() -> None:
     meter = Meter(Caps(calls=5))
     lm = scripted_lm(lambda request: "yes", meter=meter)
     stopped = []
@@ -34,40 +34,42 @@ def test_a_cap_on_calls_is_never_passed_by_parallel_calls() -> None:
     assert len(stopped) == 4
 
 
-def test_a_cap_on_tokens_stops() -> None:
-    lm = scripted_lm(lambda request: "yes", meter=Meter(Caps(tokens=30)))  # 15 tokens a call
+def test_a_cap_on_tokens_stops_the_run() -> None:
+    lm = scripted_lm(lambda request: "yes", meter=Meter(Caps(tokens=30)))  # 15 tokens per call
     lm("a"), lm("b")
     with pytest.raises(BudgetExceeded, match="30 tokens"):
         lm("c")
 
 
-def test_a_cap_on_dollars_stops() -> None:
+def test_a_cap_on_dollars_stops_the_run() -> None:
     lm = scripted_lm(lambda request: "yes", price_usd=0.4, meter=Meter(Caps(cost_usd=1.0)))
     lm("a"), lm("b"), lm("c")
     with pytest.raises(BudgetExceeded, match="cap of 1 dollars"):
         lm("d")
 
 
-def test_a_cap_on_dollars_that_cannot_be_kept_stops_too() -> None:
+def test_a_cap_on_dollars_without_known_prices_stops_the_run() -> None:
     lm = scripted_lm(lambda request: "yes", price_usd=None, meter=Meter(Caps(cost_usd=1.0)))
     lm("a")
     with pytest.raises(BudgetExceeded, match="no known price"):
         lm("b")
 
 
-def test_models_that_refuse_a_temperature_are_sent_none() -> None:
-    reasons, plain = (get_lm(name, temperature=0.3, max_tokens=100, api_key="none") for name in ("openai/o3", "openai/gpt-4o"))
+def test_models_that_refuse_a_temperature_get_none() -> None:
+    reasons, plain = (
+        get_lm(name, temperature=0.3, max_tokens=100, api_key="none") for name in ("openai/o3", "openai/gpt-4o")
+    )
     assert (reasons.kwargs["temperature"], reasons.copy(temperature=0.5).kwargs["temperature"]) == (None, None)
     assert (plain.kwargs["temperature"], plain.copy(temperature=0.5).kwargs["temperature"]) == (0.3, 0.5)
 
 
 @pytest.mark.parametrize("bad", [-1, float("nan")])
-def test_a_cap_that_is_no_cap_is_refused(bad: float) -> None:
-    with pytest.raises(ConfigError, match="must be 0 or more"):
+def test_an_invalid_cap_is_refused(bad: float) -> None:
+    with pytest.raises(ConfigError, match="must be >= 0"):
         Caps(cost_usd=bad)
 
 
-def test_search_calls_count_only_the_search() -> None:
+def test_search_calls_counts_only_the_search_phase() -> None:
     meter = Meter(Caps(search_calls=1))
     lm = scripted_lm(lambda request: "yes", meter=meter)
     with meter.during("test"):
@@ -87,7 +89,7 @@ def test_cancel_stops_the_next_call() -> None:
     assert lm.scripted.calls == 0
 
 
-def test_a_failed_call_is_counted_and_shown() -> None:
+def test_a_failed_call_is_counted_and_observed() -> None:
     seen: list[Call] = []
     meter = Meter()
     lm = scripted_lm(lambda request: dspy.lm15.ServerError("down"), meter=meter, observers=[seen.append])
@@ -98,7 +100,7 @@ def test_a_failed_call_is_counted_and_shown() -> None:
     assert seen[0].response is None
 
 
-def test_cached_answers_are_shown_and_marked_and_cost_nothing(tmp_path: Path) -> None:
+def test_cached_answers_are_observed_marked_and_free(tmp_path: Path) -> None:
     seen: list[Call] = []
     meter = Meter()
     cache = ResponseCache(tmp_path / "c.db")
@@ -109,12 +111,12 @@ def test_cached_answers_are_shown_and_marked_and_cost_nothing(tmp_path: Path) ->
     assert (meter.usage.calls, meter.usage.cached, lm.scripted.calls) == (1, 1, 1)
 
 
-def test_the_cache_outlives_the_process(tmp_path: Path) -> None:
+def test_the_cache_persists_across_processes(tmp_path: Path) -> None:
     scripted_lm(lambda request: "old", cache=ResponseCache(tmp_path / "c.db"))("a")
     assert scripted_lm(lambda request: "new", cache=ResponseCache(tmp_path / "c.db"))("a") == ["old"]
 
 
-def test_a_second_rollout_and_other_weights_are_not_served_the_old_text() -> None:
+def test_another_rollout_or_other_weights_do_not_get_the_cached_text() -> None:
     texts = iter(range(100))
     cache = ResponseCache()
     lm = scripted_lm(lambda request: str(next(texts)), cache=cache)
@@ -127,7 +129,7 @@ def test_a_second_rollout_and_other_weights_are_not_served_the_old_text() -> Non
     assert lm("a") == ["3"]
 
 
-def test_a_broken_cache_entry_is_asked_again(tmp_path: Path) -> None:
+def test_the_model_is_called_again_for_a_damaged_cache_entry(tmp_path: Path) -> None:
     cache = ResponseCache(tmp_path / "c.db")
     lm = scripted_lm(lambda request: "yes", cache=cache)
     lm("a")
@@ -136,7 +138,7 @@ def test_a_broken_cache_entry_is_asked_again(tmp_path: Path) -> None:
     assert lm.scripted.calls == 2
 
 
-def test_async_calls_are_seen_and_share_the_cache() -> None:
+def test_async_calls_are_observed_and_share_the_cache() -> None:
     seen: list[Call] = []
     lm = scripted_lm(lambda request: "yes", cache=ResponseCache(), observers=[seen.append])
 
@@ -158,7 +160,7 @@ def test_samples_differ_by_seed_and_replay() -> None:
     assert seeds[0] == seeds[2] != seeds[1]
 
 
-def test_prompts_do_not_share_their_luck() -> None:
+def test_prompts_have_independent_seeds() -> None:
     seeds: list[int] = []
     lm = scripted_lm(lambda request: seeds.append(request.config.seed) or "yes")  # type: ignore[func-returns-value]
     lm.kwargs["seed"] = 3

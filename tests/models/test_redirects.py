@@ -1,4 +1,4 @@
-"""A redirect of a model's server is followed nowhere: it would carry the request's body and key to another host."""
+"""Redirects of a model's server are not followed: body and key of the request would go to another host."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,19 +10,19 @@ from aiohttp import web
 
 import assay
 from assay.errors import ConfigError
-from assay.jobs import RunConfig
 from assay.models.redirects import no_redirects
 from assay.models.roles import Endpoint, check_address
+from assay.runs.settings import CompileSettings
 from assay.testing.serving import asked, post, served
 from assay.traces import Store
-from assay.traces.gateway import Gateway
-from assay.traces.upstreams import HttpUpstream, LitellmUpstream, upstream_of
+from assay.traces.gateway.server import Gateway
+from assay.traces.gateway.upstreams import HttpUpstream, LitellmUpstream, upstream_of
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 
 
 class Elsewhere:
-    """Another host: what reaches it has left the server that was asked."""
+    """Another host: a request that reaches it followed a redirect."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []
@@ -34,7 +34,9 @@ class Elsewhere:
 
     async def _answer(self, request: web.Request) -> web.Response:
         self.requests.append(f"{request.method} {request.path}")
-        return web.json_response({"choices": [{"message": {"role": "assistant", "content": "from elsewhere"}, "finish_reason": "stop"}]})
+        return web.json_response(
+            {"choices": [{"message": {"role": "assistant", "content": "from elsewhere"}, "finish_reason": "stop"}]}
+        )
 
 
 @pytest.fixture
@@ -51,8 +53,10 @@ def redirecting() -> Iterator[tuple[str, Elsewhere]]:
             yield url, elsewhere
 
 
-@pytest.mark.parametrize("query", ["api_key=PASSWORD-1", "api-version=1&key=PASSWORD-1", "sig=PASSWORD-1#x", "access_token=PASSWORD-1"])
-def test_an_address_with_a_key_in_its_query_is_refused_and_not_said(query: str) -> None:
+@pytest.mark.parametrize(
+    "query", ["api_key=PASSWORD-1", "api-version=1&key=PASSWORD-1", "sig=PASSWORD-1#x", "access_token=PASSWORD-1"]
+)
+def test_an_address_with_a_key_in_its_query_is_refused_without_repeating_it(query: str) -> None:
     address = f"http://h/v1?{query}"
     for refuse in (
         lambda: Endpoint(address),
@@ -67,7 +71,9 @@ def test_an_address_with_a_key_in_its_query_is_refused_and_not_said(query: str) 
 
 @pytest.mark.parametrize("variable", ["OPENAI_BASE_URL", "OPENAI_API_BASE"])
 @pytest.mark.parametrize("address", ["http://u:PASSWORD-1@h/v1", "http://h/v1?api_key=PASSWORD-1"])
-def test_a_providers_variable_with_a_password_or_key_in_its_address_is_refused(variable: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_providers_variable_with_a_password_or_key_in_its_address_is_refused(
+    variable: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(variable, address)
     for refuse in (lambda: assay.get_lm("openai/m", api_key="k"), lambda: upstream_of("openai/m")):
         with pytest.raises(ConfigError, match=f"{variable} must hold no") as caught:
@@ -77,10 +83,14 @@ def test_a_providers_variable_with_a_password_or_key_in_its_address_is_refused(v
 
 
 @pytest.mark.parametrize("through", ["http", "litellm"])
-def test_the_gateway_follows_no_redirect_and_passes_none_on(redirecting: tuple[str, Elsewhere], tmp_path: Path, through: str) -> None:
+def test_the_gateway_neither_follows_nor_forwards_a_redirect(
+    redirecting: tuple[str, Elsewhere], tmp_path: Path, through: str
+) -> None:
     url, elsewhere = redirecting
     upstream: Any = (
-        HttpUpstream("m", url, key="k" * 20) if through == "http" else LitellmUpstream("openai/m", {"api_base": f"{url}/v1", "api_key": "k"})
+        HttpUpstream("m", url, key="k" * 20)
+        if through == "http"
+        else LitellmUpstream("openai/m", {"api_base": f"{url}/v1", "api_key": "k"})
     )
     with Store(tmp_path / "s.db") as store, served(Gateway(store, upstream).app()) as gateway:
         status, told = post(f"{gateway}/v1/chat/completions", CHAT)
@@ -96,7 +106,7 @@ def test_the_gateway_follows_no_redirect_and_passes_none_on(redirecting: tuple[s
 
 
 @pytest.mark.parametrize("engine", ["lm15", "litellm"])
-def test_a_model_that_is_asked_in_process_follows_no_redirect(redirecting: tuple[str, Elsewhere], engine: str) -> None:
+def test_a_model_call_in_process_follows_no_redirect(redirecting: tuple[str, Elsewhere], engine: str) -> None:
     url, elsewhere = redirecting
     lm = assay.get_lm("openai/m", api_base=f"{url}/v1", api_key="k" * 20, num_retries=0, engine=engine)
     with pytest.raises(Exception, match=r".*"):
@@ -104,7 +114,7 @@ def test_a_model_that_is_asked_in_process_follows_no_redirect(redirecting: tuple
     assert elsewhere.requests == []
 
 
-def test_requests_of_a_program_follow_redirects_as_before(redirecting: tuple[str, Elsewhere]) -> None:
+def test_other_requests_of_a_program_still_follow_redirects(redirecting: tuple[str, Elsewhere]) -> None:
     url, elsewhere = redirecting
     with no_redirects():
         assert httpx.post(f"{url}/x", follow_redirects=True).status_code == 307
@@ -113,18 +123,24 @@ def test_requests_of_a_program_follow_redirects_as_before(redirecting: tuple[str
 
 
 @pytest.mark.parametrize(
-    "address", ["http://user:PASSWORD-1@host/v1", "https://PASSWORD-1@host", "user:PASSWORD-1@host:80/v1", "http://a@b:PASSWORD-1@host"]
+    "address",
+    [
+        "http://user:PASSWORD-1@host/v1",
+        "https://PASSWORD-1@host",
+        "user:PASSWORD-1@host:80/v1",
+        "http://a@b:PASSWORD-1@host",
+    ],
 )
-def test_an_address_with_a_user_or_password_is_refused_and_not_said(address: str, tmp_path: Path) -> None:
+def test_an_address_with_a_user_or_password_is_refused_without_repeating_it(address: str, tmp_path: Path) -> None:
     job = {"program": "p", "rubric": "r", "data": "d"}
     for refuse in (
         lambda: Endpoint(address),
         lambda: Endpoint().role(address, None),
         lambda: assay.get_lm("openai/m", api_base=address, api_key="k"),
         lambda: assay.get_lm("openai/m", base_url=address, api_key="k"),
-        lambda: RunConfig(**job, api_base=address),
-        lambda: RunConfig(**job, judge_api_base=address),
-        lambda: RunConfig(**job, reflection_api_base=address),
+        lambda: CompileSettings(**job, api_base=address),
+        lambda: CompileSettings(**job, judge_api_base=address),
+        lambda: CompileSettings(**job, reflection_api_base=address),
         lambda: upstream_of("m", base=address if "://" in address else f"http://{address}"),
     ):
         with pytest.raises(ConfigError, match="no user or password") as caught:
@@ -140,5 +156,5 @@ def test_an_address_may_have_an_at_sign_after_the_host() -> None:
 
 def test_a_refused_address_names_the_flag_and_where_the_key_goes() -> None:
     with pytest.raises(ConfigError, match="judge_api_key_env") as caught:
-        RunConfig(program="p", rubric="r", data="d", judge_api_base="http://a:b@c")
+        CompileSettings(program="p", rubric="r", data="d", judge_api_base="http://a:b@c")
     assert caught.value.flag == "--judge-api-base"

@@ -1,4 +1,4 @@
-"""Models, addresses and keys by role; GGUF files by their path; no key is stored."""
+"""Models, addresses and keys of roles; GGUF files by path; no key is stored."""
 
 import json
 from pathlib import Path
@@ -9,12 +9,12 @@ import pytest
 
 import assay
 from assay.errors import ConfigError, ModelError
-from assay.jobs import RunConfig
 from assay.models import get_lm
-from assay.models.gguffile import read_metadata
+from assay.models.gguf_file import read_metadata
 from assay.models.registry import find_model
 from assay.models.roles import Endpoint, is_local
-from assay.models.toolcalls import with_tool_calls
+from assay.models.tool_calls import with_tool_calls
+from assay.runs.settings import CompileSettings
 from assay.testing.serving import served
 from assay.testing.upstream import ScriptedUpstream
 
@@ -25,7 +25,9 @@ JUDGE = "text: Is the answer kind?\nreading: text\n"
 
 def rows(folder: Path) -> str:
     splits = ("train", "val", "gate", "test")
-    text = "\n".join(json.dumps({"question": f"Question {i}?", "answer": "x", "split": splits[i % 4]}) for i in range(8))
+    text = "\n".join(
+        json.dumps({"question": f"Question {i}?", "answer": "x", "split": splits[i % 4]}) for i in range(8)
+    )
     (folder / "rows.jsonl").write_text(text)
     return str(folder / "rows.jsonl")
 
@@ -33,26 +35,30 @@ def rows(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("address", "local"),
     [
-        ("http://localhost:8000/v1", True), ("http://127.0.0.1:1/v1", True), ("http://[::1]:1", True), ("http://192.168.1.4:8000/v1", True),
-        ("http://vllm:8000/v1", True), ("http://box.local/v1", True), ("https://api.openai.com/v1", False), ("http://8.8.8.8/v1", False), ("", False),
+        ("http://localhost:8000/v1", True), ("http://127.0.0.1:1/v1", True), ("http://[::1]:1", True),
+        ("http://192.168.1.4:8000/v1", True),
+        ("http://vllm:8000/v1", True), ("http://box.local/v1", True), ("https://api.openai.com/v1", False),
+        ("http://8.8.8.8/v1", False), ("", False),
     ],
 )  # fmt: skip
-def test_local_addresses_are_known(address: str, local: bool) -> None:
+def test_local_addresses_are_recognised(address: str, local: bool) -> None:
     assert is_local(address) is local
 
 
-def test_the_programs_address_and_key_are_everybodys_unless_they_have_their_own(monkeypatch: Any) -> None:
+def test_roles_use_the_programs_address_and_key_unless_they_have_their_own(monkeypatch: Any) -> None:
     for name, key in KEYS.items():
         monkeypatch.setenv(name, key)
     main = Endpoint("http://one/v1", "MAIN_KEY")
     assert main.role(None, None).client("openai/x") == {"api_base": "http://one/v1", "api_key": "sk-main-4711"}
     assert main.role(None, "JUDGE_KEY").client("openai/x") == {"api_base": "http://one/v1", "api_key": "sk-judge-4712"}
-    assert main.role("http://two/v1", None).client("openai/x") == {"api_base": "http://two/v1"}  # another server does not get this one's key
+    assert main.role("http://two/v1", None).client("openai/x") == {
+        "api_base": "http://two/v1"
+    }  # another server does not get this one's key
     assert main.role("provider", None).client("anthropic/x") == {}
     assert main.role(None, None).client("embedded/smollm2-135m") == {}
 
 
-def test_a_variable_that_is_not_set_and_a_key_in_its_place_are_refused_without_showing_it(monkeypatch: Any) -> None:
+def test_an_unset_variable_or_a_key_in_its_place_is_refused_without_repeating_it(monkeypatch: Any) -> None:
     monkeypatch.delenv("NO_SUCH", raising=False)
     with pytest.raises(ConfigError, match="NO_SUCH, which is not set"):
         Endpoint(None, "NO_SUCH").client("openai/x")
@@ -61,7 +67,7 @@ def test_a_variable_that_is_not_set_and_a_key_in_its_place_are_refused_without_s
     assert "secret" not in str(error.value)
 
 
-def test_each_role_asks_its_own_server_with_its_own_key_and_none_is_stored(tmp_path: Path, monkeypatch: Any) -> None:
+def test_each_role_uses_its_own_server_and_key_and_no_key_is_stored(tmp_path: Path, monkeypatch: Any) -> None:
     for name, key in KEYS.items():
         monkeypatch.setenv(name, key)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
@@ -70,40 +76,46 @@ def test_each_role_asks_its_own_server_with_its_own_key_and_none_is_stored(tmp_p
     program, judge, reflection = ScriptedUpstream(), ScriptedUpstream(), ScriptedUpstream()
     with served(program.app()) as one, served(judge.app()) as two, served(reflection.app()) as three:
         report = assay.compile(
-            dspy.Predict("question -> answer"), rubric=tmp_path / "r.yaml", data=rows(tmp_path), optimizer="copro", adapter="json",
+            dspy.Predict("question -> answer"), rubric=tmp_path / "r.yaml", data=rows(tmp_path), optimizer="copro",
+            prompt_format="json",
             model="openai/m", api_base=f"{one}/v1", api_key_env="MAIN_KEY",
             judge_model="openai/j", judge_api_base=f"{two}/v1", judge_api_key_env="JUDGE_KEY",
-            reflection_model="openai/r", reflection_api_base=f"{three}/v1", reflection_api_key_env="REFLECT_KEY", out=tmp_path / "a",
+            reflection_model="openai/r", reflection_api_base=f"{three}/v1", reflection_api_key_env="REFLECT_KEY",
+            out=tmp_path / "a",
         )  # fmt: skip
     for upstream, key in ((program, "MAIN_KEY"), (judge, "JUDGE_KEY"), (reflection, "REFLECT_KEY")):
         assert upstream.calls > 0, key
         assert {h["Authorization"] for h in upstream.headers} == {f"Bearer {KEYS[key]}"}
     assert json.loads((report.artifact / "manifest.json").read_text())["api_key_env"] == "MAIN_KEY"
-    text = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()) + json.dumps(report.to_dict(), default=str).encode()
+    text = (
+        b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+        + json.dumps(report.to_dict(), default=str).encode()
+    )
     assert not [key for key in KEYS.values() if key.encode() in text]
 
 
-def test_a_local_server_needs_no_key_and_is_the_judges_too(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_local_server_needs_no_key_and_serves_the_judge_too(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     (tmp_path / "r.yaml").write_text(RUBRIC)
     (tmp_path / "j.yaml").write_text(JUDGE)
     upstream = ScriptedUpstream()
     with served(upstream.app()) as address:
         report = assay.evaluate(
-            dspy.Predict("question -> answer"), rubric=tmp_path / "r.yaml", data=rows(tmp_path), model="openai/m", judge_model="openai/j",
-            api_base=f"{address}/v1", adapter="json",
+            dspy.Predict("question -> answer"), rubric=tmp_path / "r.yaml", data=rows(tmp_path), model="openai/m",
+            judge_model="openai/j",
+            api_base=f"{address}/v1", prompt_format="json",
         )  # fmt: skip
     assert report.to_dict()["result"]["failed"] == 0
     assert upstream.calls >= 4  # two tasks, each answered and judged
 
 
-def test_settings_that_are_not_used_leave_a_jobs_key_as_it_was() -> None:
-    config = RunConfig(program="p", rubric="r", data="d")
-    assert config.key == RunConfig(program="p", rubric="r", data="d", api_key_env="X", judge_api_key_env="Y").key
-    assert config.key != RunConfig(program="p", rubric="r", data="d", judge_api_base="http://one").key
+def test_unused_settings_do_not_change_a_jobs_key() -> None:
+    config = CompileSettings(program="p", rubric="r", data="d")
+    assert config.key == CompileSettings(program="p", rubric="r", data="d", api_key_env="X", judge_api_key_env="Y").key
+    assert config.key != CompileSettings(program="p", rubric="r", data="d", judge_api_base="http://one").key
 
 
-def test_a_model_file_is_used_by_its_path_with_its_own_template(embedded: str, tmp_path: Path) -> None:
+def test_a_model_file_is_loaded_by_path_with_its_own_template(embedded: str, tmp_path: Path) -> None:
     path = tmp_path / "own model+1.gguf"
     path.symlink_to(find_model(embedded))
     told = read_metadata(path)
@@ -116,8 +128,16 @@ def test_a_model_file_is_used_by_its_path_with_its_own_template(embedded: str, t
     assert not lm.supports_function_calling  # its template has no tools
 
 
-@pytest.mark.parametrize(("name", "told"), [("embedded:{0}/nope.gguf", "no such model file"), ("embedded:{0}/text.gguf", "not a GGUF file"), ("{0}/text.gguf", "named embedded:"), ("embedded/{0}/text.gguf", "with a colon")])  # fmt: skip
-def test_a_file_that_is_no_model_is_refused_by_its_path(name: str, told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("embedded:{0}/nope.gguf", "no such model file"),
+        ("embedded:{0}/text.gguf", "not a GGUF file"),
+        ("{0}/text.gguf", "name it embedded:"),
+        ("embedded/{0}/text.gguf", "with a colon"),
+    ],
+)
+def test_a_file_that_is_not_a_model_is_refused_by_its_path(name: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "text.gguf").write_text("no weights here")
     with pytest.raises(ModelError, match=told):
         get_lm(name.format(tmp_path))
@@ -137,7 +157,11 @@ TOOLS = [{"type": "function", "function": {"name": "look"}}]
     [
         ('{"name": "look", "arguments": {"at": "it"}}', 1),
         ('```json\n{"name": "look", "arguments": {"at": "it"}}\n[[ ## completed ## ]]\n```', 1),
-        ('<tool_call>{"name": "look", "arguments": {}}</tool_call>\n<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>', 2),
+        (
+            '<tool_call>{"name": "look", "arguments": {}}</tool_call>\n'
+            '<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>',
+            2,
+        ),
         ('{"name": "other", "arguments": {}}', 0),
         ('I would call {"name": "look", "arguments": {}}', 0),
         ('{"name": "look", "arguments": {}, "extra": 1}', 0),
@@ -145,7 +169,7 @@ TOOLS = [{"type": "function", "function": {"name": "look"}}]
         ("", 0),
     ],
 )
-def test_tool_calls_that_a_model_wrote_as_text_are_calls(text: str, calls: int) -> None:
+def test_tool_calls_written_as_text_are_parsed(text: str, calls: int) -> None:
     reply = {"choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": text}}]}
     found = with_tool_calls(reply, TOOLS)["choices"][0]
     assert len(found["message"].get("tool_calls") or ()) == calls

@@ -1,4 +1,4 @@
-"""Servers that answer 429 and 500, hang, and die halfway: a clear error, and the attempts are counted."""
+"""Servers that answer 429 and 500, hang, or break off: a clear error, and every attempt is counted."""
 
 import json
 import threading
@@ -11,7 +11,7 @@ from dspy.utils.exceptions import LMError, LMRateLimitError, LMServerError
 
 from assay.errors import FailureKind
 from assay.models import Call, Meter, get_lm, with_recording
-from assay.traces.dialects import answer_of
+from assay.traces.messages.dialects import answer_of
 
 GOOD = {
     "id": "1", "object": "chat.completion", "model": "m", "created": 1,
@@ -34,7 +34,13 @@ class Handler(BaseHTTPRequestHandler):
         self.asked.append(asked)
         if step == "no schema" and "response_format" not in asked:
             step = 200
-        reply = GOOD if step in (200, "die") else step if isinstance(step, dict) else {"error": {"message": f"planned {step}"}}
+        reply = (
+            GOOD
+            if step in (200, "die")
+            else step
+            if isinstance(step, dict)
+            else {"error": {"message": f"planned {step}"}}
+        )
         body = json.dumps(reply).encode()
         self.send_response(step if isinstance(step, int) else 400 if step == "no schema" else 200)
         self.send_header("Content-Type", "application/json")
@@ -74,7 +80,7 @@ def test_a_500_is_retried_and_both_attempts_are_counted(server: str, monkeypatch
 
 
 @pytest.mark.parametrize(("status", "kind"), [(500, LMServerError), (429, LMRateLimitError)])
-def test_a_server_that_stays_broken_is_an_error_of_its_kind(server: str, status: int, kind: type[Exception]) -> None:
+def test_a_permanent_server_error_is_raised_by_its_class(server: str, status: int, kind: type[Exception]) -> None:
     Handler.plan = [status]
     with pytest.raises(kind, match=f"planned {status}"):
         lm_for(server, [], Meter(), num_retries=0)("hi")
@@ -88,48 +94,75 @@ def test_a_server_that_hangs_ends_after_the_timeout(server: str) -> None:
     assert meter.usage.errors == 1
 
 
-def test_a_server_that_dies_halfway_is_an_error_and_no_answer(server: str) -> None:
+def test_a_server_that_breaks_off_is_an_error_and_not_an_answer(server: str) -> None:
     Handler.plan = ["die"]
     with pytest.raises(LMError):
         lm_for(server, [], Meter(), num_retries=0)("hi")
 
 
 NO_ANSWERS = [
-    {"foo": 1}, {"choices": []}, {"choices": [None]}, {"choices": [{}]}, {"choices": None}, {"error": "overloaded"},
-    {"error": {"message": "overloaded"}}, {"error": {"message": "overloaded"}, "choices": []}, {},
+    {"foo": 1},
+    {"choices": []},
+    {"choices": [None]},
+    {"choices": [{}]},
+    {"choices": None},
+    {"error": "overloaded"},
+    {"error": {"message": "overloaded"}},
+    {"error": {"message": "overloaded"}, "choices": []},
+    {},
     {"choices": [{"index": 0, "message": {"role": "assistant", "content": "half"}, "finish_reason": "error"}]},
-    {"choices": [{"index": 0, "message": {"role": "assistant", "content": "half"}, "finish_reason": "stop", "error": {"message": "died"}}]},
-]  # fmt: skip
+    {
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "half"},
+                "finish_reason": "stop",
+                "error": {"message": "died"},
+            }
+        ]
+    },
+]
 
 
 @pytest.mark.parametrize("engine", ["auto", "litellm"])
 @pytest.mark.parametrize("reply", NO_ANSWERS, ids=str)
-def test_a_reply_without_an_answer_is_the_servers_failure_not_an_empty_answer(server: str, reply: dict[str, object], engine: str) -> None:
+def test_a_reply_without_an_answer_is_the_servers_failure_not_an_empty_answer(
+    server: str, reply: dict[str, object], engine: str
+) -> None:
     Handler.plan, calls, meter = [reply], [], Meter()
-    lm = with_recording(dspy.LM("openai/m", api_base=server, api_key="none", engine=engine, num_retries=0), observers=[calls.append], meter=meter)
+    lm = with_recording(
+        dspy.LM("openai/m", api_base=server, api_key="none", engine=engine, num_retries=0),
+        observers=[calls.append],
+        meter=meter,
+    )
     with pytest.raises(LMError):
         lm("hi")
     assert [(call.failure, call.text, bool(call.error)) for call in calls] == [(FailureKind.MODEL, "", True)]
     assert meter.usage.errors == 1
 
 
-def test_a_reply_in_the_form_of_text_completions_is_read(server: str) -> None:
+def test_a_reply_in_text_completion_format_is_read(server: str) -> None:
     Handler.plan, calls = [{"choices": [{"text": "hello  there"}]}], list[Call]()
     assert lm_for(server, calls, Meter(), num_retries=0)("hi") == ["hello  there"]
     assert [call.text for call in calls] == ["hello  there"]
 
 
-def test_thinking_that_litellm_takes_out_of_the_text_is_kept_as_reasoning(server: str) -> None:
+def test_thinking_that_litellm_removes_from_the_text_is_kept_as_reasoning(server: str) -> None:
     message = {"role": "assistant", "content": "<think>two and two</think>four"}
-    Handler.plan, calls = [{**GOOD, "choices": [{"index": 0, "finish_reason": "stop", "message": message}]}], list[Call]()
-    lm = with_recording(dspy.LM("openai/m", api_base=server, api_key="none", engine="litellm", num_retries=0), observers=[calls.append])
+    Handler.plan, calls = (
+        [{**GOOD, "choices": [{"index": 0, "finish_reason": "stop", "message": message}]}],
+        list[Call](),
+    )
+    lm = with_recording(
+        dspy.LM("openai/m", api_base=server, api_key="none", engine="litellm", num_retries=0), observers=[calls.append]
+    )
     lm("hi")
     (call,) = calls
     assert call.response is not None
     assert (answer_of(None, call.response).reasoning, call.text) == ("two and two", "four")
 
 
-def test_a_server_of_ones_own_that_refuses_schemas_is_asked_without_from_then_on(server: str) -> None:
+def test_a_self_hosted_server_that_refuses_schemas_gets_none_from_then_on(server: str) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {}}}}
     Handler.plan, Handler.asked = ["no schema", "no schema"], []
     calls, meter = list[Call](), Meter()

@@ -36,11 +36,17 @@ class Server(BaseHTTPRequestHandler):
         number = int((re.findall(r"What is (\d+)", prompt) or ["0"])[-1]) // 4 * 4 + 1  # right for every fourth
         text = "yes" if "polite" in prompt else f"[[ ## answer ## ]]\n{number}\n\n[[ ## completed ## ]]"
         choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
-        if asked.get("logprobs") and text == "yes":  # without them judges are asked again, how often hangs on which thread is first
-            likely = [{"token": word, "logprob": value, "bytes": None} for word, value in (("yes", -0.01), ("no", -4.7))]
+        if (
+            asked.get("logprobs") and text == "yes"
+        ):  # without them judges are asked again, how often hangs on which thread is first
+            likely = [
+                {"token": word, "logprob": value, "bytes": None} for word, value in (("yes", -0.01), ("no", -4.7))
+            ]
             choice["logprobs"] = {"content": [{**likely[0], "top_logprobs": likely}]}
         usage = {"prompt_tokens": len(prompt), "completion_tokens": 1, "total_tokens": len(prompt) + 1}
-        body = json.dumps({"id": "1", "object": "chat.completion", "model": "m", "created": 1, "choices": [choice], "usage": usage}).encode()
+        body = json.dumps(
+            {"id": "1", "object": "chat.completion", "model": "m", "created": 1, "choices": [choice], "usage": usage}
+        ).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

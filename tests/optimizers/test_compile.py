@@ -1,4 +1,4 @@
-"""The main job on a scripted model that only answers right when it is shown how: every optimizer, caps, failures, replay."""
+"""`assay compile` on a scripted model that needs demonstrations to be right: optimizers, caps, failures, replay."""
 
 import json
 import math
@@ -14,9 +14,10 @@ import pytest
 import assay
 from assay.datasets import load_splits
 from assay.errors import ArtifactError, ConfigError, MissingExtra, ModelError, RubricError, SealedSplit
+from assay.evaluation import RecordedProgram, Session, evaluate, paired_gain
 from assay.models import Caps, Meter, ResponseCache
-from assay.optimizers import OPTIMIZERS, Session, Student, evaluate, paired_gain
-from assay.optimizers.demonstrations import Demonstration, Exploration, choose, explore, shape
+from assay.optimizers import OPTIMIZERS
+from assay.optimizers.prompts.demonstrations import Demonstration, Exploration, choose, explore, shape
 from assay.programs import MathQA
 from assay.rubrics import Criterion, JudgeSpec, Rubric, checks, load_rubric
 from assay.testing import scripted_lm
@@ -29,7 +30,9 @@ def student_of_examples(request: Any) -> str:
     """Calls the calculator when told how it is done (three demonstrations) or when it must; else guesses."""
     config = request.config.response_format
     if config is None or "schema" not in config:  # a teleprompter asks for instructions
-        return json.dumps({"proposed_instruction": "Use the calculator.", "reasoning": "r", "natural_language_rules": "rule"})
+        return json.dumps(
+            {"proposed_instruction": "Use the calculator.", "reasoning": "r", "natural_language_rules": "rule"}
+        )
     fields = config["schema"]["properties"]
     user = request.messages[-1].text or ""
     question = re.search(r"(?:is|Calculate|out|much is) ([-0-9 +*()]+)", user)
@@ -49,7 +52,9 @@ def session_for(lm: Any, meter: Meter, **options: Any) -> Session:
     return Session(lm, load_rubric("math_qa"), lm.recorder, meter, "math_qa", threads=2, **options)
 
 
-def scripted_session(script: Any = student_of_examples, *, caps: Caps | None = None, cache: ResponseCache | None = None) -> Session:
+def scripted_session(
+    script: Any = student_of_examples, *, caps: Caps | None = None, cache: ResponseCache | None = None
+) -> Session:
     recorder, meter = Recorder(), Meter(caps)
     lm = scripted_lm(script, meter=meter, observers=[recorder.observe], cache=cache)
     lm.recorder = recorder
@@ -59,24 +64,36 @@ def scripted_session(script: Any = student_of_examples, *, caps: Caps | None = N
 def compile_it(optimizer: str, tmp_path: Path, script: Any = student_of_examples, **options: Any) -> Any:
     options = {"sizes": {"train": 24, "val": 18, "gate": 12, "test": 12}, **options}
     return assay.compile(
-        "math_qa", rubric="math_qa", data=DATA, lm=scripted_lm(script), optimizer=optimizer, store=tmp_path / ".assay" / "a.db", threads=2, **options
+        "math_qa",
+        rubric="math_qa",
+        data=DATA,
+        lm=scripted_lm(script),
+        optimizer=optimizer,
+        store=tmp_path / ".assay" / "a.db",
+        threads=2,
+        **options,
     )
 
 
-def test_auto_finds_demonstrations_where_the_plain_program_never_succeeds(tmp_path: Path) -> None:
+def test_auto_finds_demonstrations_if_the_plain_program_never_succeeds(tmp_path: Path) -> None:
     report = compile_it("auto", tmp_path)
     data = report.to_dict()
     assert data["test"]["baseline"]["score"] == 0.0
     assert data["test"]["compiled"]["score"] == 1.0
     assert data["test"]["compiled"]["criteria"]["tool_adoption"] == 1.0
     assert data["replaces"]
-    assert data["test"]["gain"] == {"mean": 1.0, "low": pytest.approx(0.5, abs=1e-3), "high": 1.0, "n": 12}  # rule of three: 1 - 3 / 12 * (1 - -1)
+    assert data["test"]["gain"] == {
+        "mean": 1.0,
+        "low": pytest.approx(0.5, abs=1e-3),
+        "high": 1.0,
+        "n": 12,
+    }  # rule of three: 1 - 3 / 12 * (1 - -1)
     assert 0 < data["search_calls"] <= 300
     assert data["unrecorded"] == data["rows_not_stored"] == 0
 
 
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
-def test_every_optimizer_runs_and_its_artifact_is_the_program_that_was_measured(optimizer: str, tmp_path: Path) -> None:
+def test_every_optimizer_runs_and_stores_the_measured_program(optimizer: str, tmp_path: Path) -> None:
     report = compile_it(optimizer, tmp_path, sizes={"train": 12, "val": 6, "gate": 5, "test": 5}, demos=4)
     data = report.to_dict()
     assert not [note for note in data["notes"] if "failed" in note], data["notes"]
@@ -91,7 +108,7 @@ def test_every_optimizer_runs_and_its_artifact_is_the_program_that_was_measured(
 
 
 @pytest.mark.parametrize("name", ["BootstrapFewShot", "COPRO", "GEPA", "BootstrapFewShotWithRandomSearch"])
-def test_any_other_teleprompter_by_its_class_path(tmp_path: Path, name: str) -> None:
+def test_teleprompter_is_loaded_by_class_path(tmp_path: Path, name: str) -> None:
     report = compile_it(f"dspy.teleprompt:{name}", tmp_path, sizes={"train": 8, "val": 5, "gate": 5, "test": 5})
     why = ("nothing beat the plain program on val", "nothing else than the plain program was proposed")
     assert report.to_dict()["notes"] in ([], *([f"{reason}; it stays as it is"] for reason in why))
@@ -105,14 +122,15 @@ def test_an_unknown_optimizer_is_refused_before_any_call(wrong: str, tmp_path: P
     assert lm.scripted.calls == 0
 
 
-def test_a_cap_on_search_ends_with_the_best_so_far(tmp_path: Path) -> None:
+def test_search_cap_ends_with_the_best_result(tmp_path: Path) -> None:
     data = compile_it("auto", tmp_path, max_search_calls=60).to_dict()
     assert data["search_calls"] <= 60
     assert data["test"]["compiled"]["n"] == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "cap"), [("bootstrap-search", 260), ("mipro", 250), ("optuna", 260)])
-def test_a_cap_on_a_named_optimizer_keeps_the_best_it_has_evaluated(tmp_path: Path, optimizer: str, cap: int) -> None:
+def test_cap_keeps_the_best_program_a_named_optimizer_evaluated(tmp_path: Path, optimizer: str, cap: int) -> None:
     data = compile_it(optimizer, tmp_path, max_search_calls=cap).to_dict()
     assert f"{cap} search calls" in data["stopped"]
     assert data["winner"] == f"{optimizer}, cut short"
@@ -121,8 +139,10 @@ def test_a_cap_on_a_named_optimizer_keeps_the_best_it_has_evaluated(tmp_path: Pa
     assert (whole["winner"], whole["stopped"]) == (optimizer, None)
 
 
-def test_an_optimizer_that_breaks_leaves_the_plain_program_and_a_note(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text("class Broken:\n    def compile(self, student, trainset):\n        raise KeyError('lost')\n")
+def test_failing_optimizer_leaves_the_plain_program_and_a_note(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(
+        "class Broken:\n    def compile(self, student, trainset):\n        raise KeyError('lost')\n"
+    )
     sys.path.insert(0, str(tmp_path))
     data = compile_it("broken:Broken", tmp_path).to_dict()
     assert (data["winner"], data["test"]["compiled"]["n"]) == ("baseline", 12)
@@ -130,7 +150,7 @@ def test_an_optimizer_that_breaks_leaves_the_plain_program_and_a_note(tmp_path: 
 
 
 @pytest.mark.parametrize("optimizer", ["auto", "labeled"])
-def test_a_compile_against_a_dead_server_ends_early_and_says_why(tmp_path: Path, optimizer: str) -> None:
+def test_unreachable_server_ends_the_compile_early_with_a_reason(tmp_path: Path, optimizer: str) -> None:
     calls = []
 
     def down(request: Any) -> Exception:
@@ -143,13 +163,17 @@ def test_a_compile_against_a_dead_server_ends_early_and_says_why(tmp_path: Path,
     assert len(calls) <= 40
 
 
-def test_a_server_that_dies_after_the_search_leaves_a_run_to_resume(tmp_path: Path) -> None:
+def test_server_failure_after_the_search_leaves_a_resumable_run(tmp_path: Path) -> None:
     tested = {task.inputs["question"] for task in load_splits(DATA).unseal()}
     down = True
 
     def dies(request: Any) -> Any:
         asked = request.messages[-1].text or ""
-        return dspy.lm15.ServerError("gone") if down and any(question in asked for question in tested) else student_of_examples(request)
+        return (
+            dspy.lm15.ServerError("gone")
+            if down and any(question in asked for question in tested)
+            else student_of_examples(request)
+        )
 
     with pytest.raises(ModelError, match=r"none of the 12 test tasks could be scored.*gone.*--resume"):
         compile_it("labeled", tmp_path, dies)
@@ -159,7 +183,7 @@ def test_a_server_that_dies_after_the_search_leaves_a_run_to_resume(tmp_path: Pa
     assert data["test"]["compiled"]["unscored"] == 0
 
 
-def test_a_missing_package_ends_the_run_and_is_no_score(tmp_path: Path) -> None:
+def test_missing_package_ends_the_run_without_a_score(tmp_path: Path) -> None:
     class NeedsMore(dspy.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -169,42 +193,61 @@ def test_a_missing_package_ends_the_run_and_is_no_score(tmp_path: Path) -> None:
             raise MissingExtra("xyz", "hf")
 
     with pytest.raises(MissingExtra, match="xyz"):
-        assay.evaluate(NeedsMore(), rubric="math_qa", data=DATA, lm=scripted_lm(student_of_examples), sizes={"val": 4}, store=tmp_path / "a.db")
+        assay.evaluate(
+            NeedsMore(),
+            rubric="math_qa",
+            data=DATA,
+            lm=scripted_lm(student_of_examples),
+            sizes={"val": 4},
+            store=tmp_path / "a.db",
+        )
 
 
-def test_auto_explores_where_the_data_has_no_labels(tmp_path: Path) -> None:
+def test_auto_explores_if_the_data_has_no_labels(tmp_path: Path) -> None:
     data = tmp_path / "unlabelled.jsonl"
     data.write_text("".join(json.dumps({"question": f"say {i}"}) + "\n" for i in range(80)))
-    rubric = Rubric("yes", [Criterion(name="yes", check=checks.one_of, arguments={"values": ["yes"], "field": "answer"})])
+    rubric = Rubric(
+        "yes", [Criterion(name="yes", check=checks.one_of, arguments={"values": ["yes"], "field": "answer"})]
+    )
     report = assay.compile(
-        dspy.Predict("question -> answer"), rubric=rubric, data=str(data), lm=scripted_lm(lambda request: '{"answer": "yes"}'),
-        store=tmp_path / "a.db", sizes={"train": 12, "val": 6, "gate": 5, "test": 5}, adapter="json",
+        dspy.Predict("question -> answer"), rubric=rubric, data=str(data),
+        lm=scripted_lm(lambda request: '{"answer": "yes"}'),
+        store=tmp_path / "a.db", sizes={"train": 12, "val": 6, "gate": 5, "test": 5}, prompt_format="json",
     )  # fmt: skip
     assert sum(row["succeeded"] for row in report.outcome.explored) > 0
 
 
-def test_calls_are_kept_in_the_store_and_not_a_second_time_in_memory(tmp_path: Path) -> None:
+def test_calls_are_stored_and_not_held_in_memory(tmp_path: Path) -> None:
     report = compile_it("labeled", tmp_path, sizes={"train": 8, "val": 5, "gate": 5, "test": 5})
     assert report.meter.usage.calls > 20
     assert report.outcome.baseline.session.lm.history == []
 
 
-def test_exploring_tries_hot_where_nothing_succeeds() -> None:
+def test_exploration_raises_temperature_if_nothing_succeeds() -> None:
     session, heats = scripted_session(lambda request: '{"answer": "no idea"}'), set()
     session.lm.recording.observers += (lambda call: heats.add(call.request["config"]["temperature"]),)
     with session.context():
-        explore(Student(MathQA(), session), load_splits(DATA).train, session, adapters=["json"], want=5, max_calls=300)
+        explore(
+            RecordedProgram(MathQA(), session),
+            load_splits(DATA).train,
+            session,
+            adapters=["json"],
+            target=5,
+            max_calls=300,
+        )
     assert 1.0 in heats
 
 
-def test_a_job_that_could_not_start_holds_nothing(tmp_path: Path) -> None:
+def test_job_that_failed_to_start_releases_its_lock(tmp_path: Path) -> None:
     compile_it("labeled", tmp_path, cache=False)
-    with pytest.raises(ConfigError, match="this job has finished") as held:  # the exception is kept, as a notebook keeps it
+    with pytest.raises(
+        ConfigError, match="this job has finished"
+    ) as held:  # the exception is kept, as a notebook keeps it
         compile_it("labeled", tmp_path, cache=False, resume=True)
     assert compile_it("labeled", tmp_path).to_dict()["stopped"] is None, held
 
 
-def test_a_cap_on_all_calls_stops_everything_and_keeps_the_artifact(tmp_path: Path) -> None:
+def test_cap_on_all_calls_stops_and_keeps_the_artifact(tmp_path: Path) -> None:
     data = compile_it("auto", tmp_path, max_calls=40).to_dict()
     assert data["calls"] <= 40
     assert data["stopped"]
@@ -212,7 +255,7 @@ def test_a_cap_on_all_calls_stops_everything_and_keeps_the_artifact(tmp_path: Pa
     assert Path(data["artifact"]).is_dir()
 
 
-def test_a_run_that_a_cap_ended_resumes_under_a_higher_one(tmp_path: Path) -> None:
+def test_capped_run_resumes_with_a_higher_cap(tmp_path: Path) -> None:
     first = compile_it("auto", tmp_path, max_calls=40).to_dict()
     second = compile_it("auto", tmp_path, max_calls=1000, resume=True).to_dict()
     assert second["stopped"] is None
@@ -225,10 +268,18 @@ def test_a_run_that_a_cap_ended_resumes_under_a_higher_one(tmp_path: Path) -> No
     ]
 
 
-def test_an_evaluation_keeps_what_it_finished_at_a_cap_and_goes_on(tmp_path: Path) -> None:
+def test_evaluation_keeps_finished_tasks_at_a_cap_and_resumes(tmp_path: Path) -> None:
     def evaluate(**options: Any) -> dict[str, Any]:
         store = tmp_path / "assay.db"
-        report = assay.evaluate("math_qa", rubric="math_qa", data=DATA, sizes={"val": 8}, lm=scripted_lm(student_of_examples), store=store, **options)
+        report = assay.evaluate(
+            "math_qa",
+            rubric="math_qa",
+            data=DATA,
+            sizes={"val": 8},
+            lm=scripted_lm(student_of_examples),
+            store=store,
+            **options,
+        )
         return report.to_dict()
 
     first = evaluate(max_calls=5, threads=1)
@@ -239,45 +290,53 @@ def test_an_evaluation_keeps_what_it_finished_at_a_cap_and_goes_on(tmp_path: Pat
     assert second["calls"] == evaluate(cache=False)["calls"]  # the five before count, and none was made twice
 
 
-def test_a_module_that_has_no_name_to_build_it_from_loads_into_an_instance(tmp_path: Path) -> None:
+def test_module_without_import_path_loads_into_an_instance(tmp_path: Path) -> None:
     predict = dspy.Predict("question -> answer")
     options = {"sizes": {"train": 6, "val": 5, "gate": 5, "test": 5}, "parameters": {"temperature": 0.3}}
-    report = assay.compile(predict, rubric="math_qa", data=DATA, lm=scripted_lm(student_of_examples), optimizer="labeled", **options)
+    report = assay.compile(
+        predict, rubric="math_qa", data=DATA, lm=scripted_lm(student_of_examples), optimizer="labeled", **options
+    )
     with dspy.context(lm=scripted_lm(student_of_examples)):
         assert report.program(question="What is 1 + 1?").answer
         assert assay.load(report.artifact, program=dspy.Predict("question -> answer"))(question="What is 1 + 1?").answer
 
 
-def test_a_program_that_raises_on_every_task_is_counted_not_fatal(tmp_path: Path) -> None:
+def test_program_raising_on_every_task_is_counted_and_not_fatal(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(
-        "import dspy\nclass Bad(dspy.Module):\n    def __init__(self):\n        super().__init__()\n        self.p = dspy.Predict('question -> answer')\n    def forward(self, question):\n        raise RuntimeError('always')\n"
+        "import dspy\nclass Bad(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.p = dspy.Predict('question -> answer')\n    def forward(self, question):\n"
+        "        raise RuntimeError('always')\n"
     )
     report = assay.compile(
-        "bad.py:Bad", rubric="math_qa", data=DATA, lm=scripted_lm(student_of_examples), sizes={"test": 6, "gate": 6, "val": 6, "train": 6},
+        "bad.py:Bad", rubric="math_qa", data=DATA, lm=scripted_lm(student_of_examples),
+        sizes={"test": 6, "gate": 6, "val": 6, "train": 6},
         preflight=False,
     )  # fmt: skip
     data = report.to_dict()["test"]["compiled"]
     assert (data["score"], data["failed"], data["n"]) == (0.0, 6, 6)
 
 
-def test_a_server_that_is_down_leaves_tasks_unscored_not_zero(tmp_path: Path) -> None:
+def test_unreachable_server_leaves_tasks_unscored(tmp_path: Path) -> None:
     data = assay.evaluate(
-        "math_qa", rubric="math_qa", data=DATA, lm=scripted_lm(lambda request: dspy.lm15.ServerError("down")), sizes={"val": 6},
+        "math_qa", rubric="math_qa", data=DATA, lm=scripted_lm(lambda request: dspy.lm15.ServerError("down")),
+        sizes={"val": 6},
         preflight=False,
     ).to_dict()  # fmt: skip
     assert (data["result"]["score"], data["result"]["unscored"]) == (None, 6)
 
 
-def test_a_judge_that_answers_nonsense_is_no_score(tmp_path: Path) -> None:
+def test_unparsable_judge_answers_are_unscored(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(
-        "name: r\ncriteria:\n- {name: right, check: numeric}\n- {name: nice, judge: 'Is it nice?', scale: ['no', 'yes']}\n"
+        "name: r\ncriteria:\n- {name: right, check: numeric}\n"
+        "- {name: nice, judge: 'Is it nice?', scale: ['no', 'yes']}\n"
     )
 
     def script(request: Any) -> str:
         return "blah blah" if "material to judge" in str(request) else student_of_examples(request)
 
     report = assay.evaluate(
-        "math_qa", rubric="r.yaml", data=DATA, lm=scripted_lm(script, price_usd=0.01), sizes={"val": 4}, parameters={"tool_usage_threshold": 0},
+        "math_qa", rubric="r.yaml", data=DATA, lm=scripted_lm(script, price_usd=0.01), sizes={"val": 4},
+        parameters={"tool_usage_threshold": 0},
         preflight=False,
     )  # fmt: skip
     data = report.to_dict()["result"]
@@ -287,9 +346,10 @@ def test_a_judge_that_answers_nonsense_is_no_score(tmp_path: Path) -> None:
     assert data["score"] == 1.0
 
 
-def test_the_same_run_replays_from_the_cache(tmp_path: Path) -> None:
-    first = compile_it("auto", tmp_path, seed=5).to_dict()
-    second = compile_it("auto", tmp_path, seed=5).to_dict()
+def test_repeated_run_replays_from_the_cache(tmp_path: Path) -> None:
+    sizes = {"train": 12, "val": 6, "gate": 5, "test": 5}
+    first = compile_it("auto", tmp_path, seed=5, sizes=sizes).to_dict()
+    second = compile_it("auto", tmp_path, seed=5, sizes=sizes).to_dict()
     assert second["calls"] == 0
     assert second["cached"] == first["calls"] + first["cached"]
     assert second["test"] == first["test"]
@@ -297,9 +357,10 @@ def test_the_same_run_replays_from_the_cache(tmp_path: Path) -> None:
     assert second["artifact"] != first["artifact"]
 
 
-def test_rollouts_carry_the_split_of_their_task(tmp_path: Path) -> None:
-    compile_it("auto", tmp_path)
-    splits = load_splits(DATA, inputs=["question"], limits={"train": 24, "val": 18, "gate": 12, "test": 12})
+def test_rollouts_have_the_split_of_their_task(tmp_path: Path) -> None:
+    sizes = {"train": 12, "val": 6, "gate": 5, "test": 5}
+    compile_it("auto", tmp_path, sizes=sizes)
+    splits = load_splits(DATA, inputs=["question"], limits=sizes)
     splits.unseal()
     where = {task.id: name for name in ("train", "val", "gate", "test") for task in getattr(splits, name)}
     with assay.Store(tmp_path / ".assay" / "a.db") as store:
@@ -307,16 +368,18 @@ def test_rollouts_carry_the_split_of_their_task(tmp_path: Path) -> None:
     assert found == {(name, name) for name in ("train", "val", "gate", "test")}
 
 
-def test_nothing_reads_the_test_split_before_the_report() -> None:
+def test_test_split_is_not_read_before_the_report() -> None:
     splits = load_splits(DATA)
     with pytest.raises(SealedSplit):
         _ = splits.test
 
 
-def test_exploring_makes_the_tool_happen() -> None:
+def test_exploration_makes_tool_calls_happen() -> None:
     session = scripted_session()
     with session.context():
-        found = explore(Student(MathQA(), session), load_splits(DATA).train, session, adapters=["json"], want=5)
+        found = explore(
+            RecordedProgram(MathQA(), session), load_splits(DATA).train, session, adapters=["json"], target=5
+        )
     assert len(found.demonstrations) >= 5
     assert found.teacher is not None
     assert found.teacher.settings["parameters"]["tool_usage_threshold"] == 0
@@ -324,18 +387,23 @@ def test_exploring_makes_the_tool_happen() -> None:
     assert set(actions) == {"calculator", "answer"}
 
 
-def test_exploring_ends_where_nothing_is_hard() -> None:
+def test_exploration_stops_if_no_task_is_hard() -> None:
     session = scripted_session()
     with session.context():
-        found = explore(Student(MathQA(), session), load_splits(DATA).train, session, adapters=["json"], want=5)
+        found = explore(
+            RecordedProgram(MathQA(), session), load_splits(DATA).train, session, adapters=["json"], target=5
+        )
     assert not any(d.failures for d in found.demonstrations)
     assert 10 <= len(found.demonstrations) < 14  # twice as many as wanted, to the end of a batch
 
 
-def test_an_adapter_that_exploring_found_worse_is_left_out() -> None:
+def test_prompt_format_that_scored_worse_is_dropped() -> None:
     def explored(tried: int, succeeded: int) -> Exploration:
-        rows = [{"adapter": "lean", "tried": 12, "succeeded": 10}, {"adapter": "json", "tried": tried, "succeeded": succeeded}]
-        teacher = Student(MathQA(), scripted_session(), adapter="lean")
+        rows = [
+            {"adapter": "lean", "tried": 12, "succeeded": 10},
+            {"adapter": "json", "tried": tried, "succeeded": succeeded},
+        ]
+        teacher = RecordedProgram(MathQA(), scripted_session(), adapter="lean")
         return Exploration(teacher=teacher, variants=rows)
 
     assert explored(8, 1).behind("json")
@@ -343,7 +411,7 @@ def test_an_adapter_that_exploring_found_worse_is_left_out() -> None:
     assert not explored(0, 0).behind("json")  # nothing is known
 
 
-def test_a_run_wrong_in_its_last_step_alone_is_corrected_by_the_label() -> None:
+def test_run_wrong_only_in_its_last_step_is_corrected_by_the_label() -> None:
     def loses_signs(request: Any) -> str:
         reply = json.loads(student_of_examples(request))
         return json.dumps({name: value.lstrip("-") if name == "answer" else value for name, value in reply.items()})
@@ -355,11 +423,16 @@ def test_a_run_wrong_in_its_last_step_alone_is_corrected_by_the_label() -> None:
     def pool(script: Any) -> list[Demonstration]:
         session = scripted_session(script)
         with session.context():
-            return explore(Student(MathQA(), session), load_splits(DATA).train[:20], session, adapters=["json"], want=20).demonstrations
+            return explore(
+                RecordedProgram(MathQA(), session), load_splits(DATA).train[:20], session, adapters=["json"], target=20
+            ).demonstrations
 
     hard = [d for d in pool(loses_signs) if d.failures]
     assert hard
-    assert all(d.steps[-1][2]["answer"] == str(d.task.expected["answer"]) and str(d.task.expected["answer"])[0] == "-" for d in hard)
+    assert all(
+        d.steps[-1][2]["answer"] == str(d.task.expected["answer"]) and str(d.task.expected["answer"])[0] == "-"
+        for d in hard
+    )
     assert pool(guesses) == []  # the label stands nowhere in what these runs saw: showing it would teach guessing
 
 
@@ -367,14 +440,16 @@ def test_diverse_demonstrations_cover_what_random_ones_miss() -> None:
     assert shape("-214") == "^-000$"
     session = scripted_session()
     with session.context():
-        pool = explore(Student(MathQA(), session), load_splits(DATA).train, session, adapters=["json"], want=30).demonstrations
+        pool = explore(
+            RecordedProgram(MathQA(), session), load_splits(DATA).train, session, adapters=["json"], target=30
+        ).demonstrations
     negative = {d.task.id for d in pool if d.steps[-1][2]["answer"].startswith("-")}
     assert 0 < len(negative) < len(pool)
     for seed in range(5):
         assert negative & {d.task.id for d in choose(pool, 4, seed=seed)}
 
 
-def test_paired_gain_by_hand() -> None:
+def test_paired_gain_matches_hand_calculation() -> None:
     before = {str(i): 0.0 for i in range(20)}
     after = {str(i): float(i % 2) for i in range(20)}
     gain = paired_gain(before, after)
@@ -386,7 +461,7 @@ def test_paired_gain_by_hand() -> None:
     assert not paired_gain({"a": 0.0}, {"a": 1.0}).is_gain  # one pair proves nothing
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+def test_interval_coverage_is_nominal() -> None:
     rng, held = random.Random(0), 0
     for _ in range(100):
         differences = {str(i): rng.choice([-1.0, 0.0, 0.0, 1.0, 1.0]) for i in range(40)}  # mean 0.2
@@ -395,15 +470,15 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     assert held >= 90
 
 
-def test_failed_runs_do_not_end_an_evaluation_after_ten() -> None:
+def test_more_than_ten_failed_runs_do_not_end_an_evaluation() -> None:
     session = scripted_session(lambda request: "no json at all")
     with session.context():
-        evaluation = evaluate(Student(MathQA(), session), load_splits(DATA).val[:15], session)
+        evaluation = evaluate(RecordedProgram(MathQA(), session), load_splits(DATA).val[:15], session)
     assert evaluation.report()["failed"] == 15
     assert evaluation.mean == 0.0
 
 
-def test_what_the_rubric_could_not_decide_and_why_runs_failed_is_reported(tmp_path: Path) -> None:
+def test_undecided_criteria_and_failure_reasons_are_reported(tmp_path: Path) -> None:
     def boom(task: Any, prediction: Any, rollout: Any) -> bool:
         raise RuntimeError("the ruler broke")
 
@@ -416,24 +491,36 @@ def test_what_the_rubric_could_not_decide_and_why_runs_failed_is_reported(tmp_pa
             raise KeyError("boom")
 
     half = Rubric("half", [Criterion(name="right", check=boom), Criterion(name="any", check=checks.numeric)])
-    options: dict[str, Any] = {"data": DATA, "lm": scripted_lm(student_of_examples), "sizes": {"val": 4}, "store": tmp_path / "a.db"}
+    options: dict[str, Any] = {
+        "data": DATA,
+        "lm": scripted_lm(student_of_examples),
+        "sizes": {"val": 4},
+        "store": tmp_path / "a.db",
+    }
     with pytest.raises(RubricError, match=r"'right' could not be graded on any of the first 3 tasks .*the ruler broke"):
         assay.evaluate("math_qa", rubric=half, **options)
     line = boom.__code__.co_firstlineno + 1
     report = assay.evaluate("math_qa", rubric=half, preflight=False, **options).to_dict()["result"]
-    assert report["undecided"] == {"right": {"n": 4, "of": 4, "reason": f"RuntimeError: the ruler broke (test_compile.py:{line})"}}
+    assert report["undecided"] == {
+        "right": {"n": 4, "of": 4, "reason": f"RuntimeError: the ruler broke (test_compile.py:{line})"}
+    }
     assert report["coverage"] == 0.0
     failed = assay.evaluate(Broken(), rubric="math_qa", preflight=False, **options).to_dict()["result"]
     assert (failed["failed"], failed["why_failed"], failed["score"]) == (4, "KeyError: 'boom'", 0.0)
 
 
-def test_a_judges_calls_stand_in_rollouts_of_the_task_that_it_judged(tmp_path: Path) -> None:
-    rubric = Rubric("r", [Criterion(name="right", check=checks.numeric), Criterion(name="nice", judge=JudgeSpec(text="Is it nice?"))])
+def test_judge_calls_are_stored_in_rollouts_of_the_judged_task(tmp_path: Path) -> None:
+    rubric = Rubric(
+        "r",
+        [Criterion(name="right", check=checks.numeric), Criterion(name="nice", judge=JudgeSpec(text="Is it nice?"))],
+    )
 
     def judging(request: Any) -> Any:
         return '{"verdict": "yes"}' if "Is it nice?" in str(request) else student_of_examples(request)
 
-    assay.evaluate("math_qa", rubric=rubric, data=DATA, lm=scripted_lm(judging), sizes={"val": 3}, store=tmp_path / "a.db")
+    assay.evaluate(
+        "math_qa", rubric=rubric, data=DATA, lm=scripted_lm(judging), sizes={"val": 3}, store=tmp_path / "a.db"
+    )
     with assay.Store(tmp_path / "a.db") as store:
         runs = {r.task_id for r in store.rollouts() if r.source == "program"}
         judged = [store.rollout(r.id) for r in store.rollouts() if r.source == "judge"]
@@ -442,9 +529,11 @@ def test_a_judges_calls_stand_in_rollouts_of_the_task_that_it_judged(tmp_path: P
     assert all(r.transitions and r.prediction["verdict"] == "yes" for r in judged)
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_any_call(tmp_path: Path) -> None:
+def test_unwritable_output_path_is_refused_before_any_call(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     lm = scripted_lm(student_of_examples)
     with pytest.raises(ArtifactError, match="cannot write the artifact"):
-        assay.compile("math_qa", rubric="math_qa", data=DATA, lm=lm, out=tmp_path / "file" / "x", store=tmp_path / "a.db")
+        assay.compile(
+            "math_qa", rubric="math_qa", data=DATA, lm=lm, out=tmp_path / "file" / "x", store=tmp_path / "a.db"
+        )
     assert lm.scripted.calls == 0

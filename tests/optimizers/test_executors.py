@@ -10,17 +10,23 @@ import pytest
 
 import assay
 from assay.errors import ConfigError, FailureKind, ModelError
-from assay.jobs import RunConfig, open_job
-from assay.optimizers import Progress, evaluate
-from assay.optimizers.executors import Outbox
+from assay.evaluation import SilentProgress, evaluate
+from assay.evaluation.executors import Outbox
 from assay.rubrics import ScoreResult
 from assay.rubrics.scoring import mean_result
+from assay.runs.arguments import program_settings
+from assay.runs.jobs import open_job
+from assay.runs.settings import CompileSettings
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, Transition, Verdict
 
 ray = pytest.importorskip("ray")
 
-RUBRIC = "name: said\ncriteria:\n- {name: something, check: assay.rubrics.checks:numeric, with: {field: answer}}\n- {name: mine, check: 'check.py:short', weight: 0.1}\n- {name: polite, judge: 'Is the output polite?', weight: 0.5}\n"
+RUBRIC = (
+    "name: said\ncriteria:\n- {name: something, check: assay.rubrics.checks:numeric, with: {field: answer}}\n"
+    "- {name: mine, check: 'check.py:short', weight: 0.1}\n"
+    "- {name: polite, judge: 'Is the output polite?', weight: 0.5}\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,21 +44,35 @@ def cluster() -> Iterator[Any]:
 @pytest.fixture
 def here(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "r.yaml").write_text(RUBRIC)
-    (tmp_path / "check.py").write_text("def short(task, prediction, rollout):\n    return len(prediction['answer']) < 3\n")
+    (tmp_path / "check.py").write_text(
+        "def short(task, prediction, rollout):\n    return len(prediction['answer']) < 3\n"
+    )
     rows = [{"id": str(at), "question": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(40)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return {"rubric": str(tmp_path / "r.yaml"), "data": str(tmp_path / "d.jsonl"), "store": tmp_path / "t.db", "parameters": {"temperature": 0.1}}
+    return {
+        "rubric": str(tmp_path / "r.yaml"),
+        "data": str(tmp_path / "d.jsonl"),
+        "store": tmp_path / "t.db",
+        "parameters": {"temperature": 0.1},
+    }
 
 
 @pytest.mark.slow
-def test_a_cluster_gives_what_threads_give(server: dict[str, str], cluster: Any, here: dict[str, Any], mine: str, tmp_path: Path) -> None:
+def test_ray_results_equal_thread_results(
+    server: dict[str, str], cluster: Any, here: dict[str, Any], mine: str, tmp_path: Path
+) -> None:
     found = {}
     for where in ("threads", "ray"):
         options = {**here, **server, "store": tmp_path / f"{where}.db"}
-        report = assay.evaluate(mine, split="val", executor=where, cache=False, adapter="chat", preflight=False, **options)
+        report = assay.evaluate(
+            mine, split="val", executor=where, cache=False, prompt_format="chat", preflight=False, **options
+        )
         with Store(tmp_path / f"{where}.db") as store:
             rollouts = [store.rollout(rollout.id) for rollout in store.rollouts()]
-        kept = sorted((r.source, r.task_id, r.split, r.phase, r.run_id, r.score or 0, [t.output for t in r.transitions]) for r in rollouts)
+        kept = sorted(
+            (r.source, r.task_id, r.split, r.phase, r.run_id, r.score or 0, [t.output for t in r.transitions])
+            for r in rollouts
+        )
         usage = report.meter.of("evaluate")
         found[where] = (report.evaluation.scores, usage.calls, usage.tokens, usage.errors, report.unrecorded, kept)
     assert found["ray"] == found["threads"]
@@ -62,9 +82,20 @@ def test_a_cluster_gives_what_threads_give(server: dict[str, str], cluster: Any,
 
 
 @pytest.mark.slow
-def test_a_host_that_is_lost_is_done_without(server: dict[str, str], cluster: Any, here: dict[str, Any], mine: str, tmp_path: Path) -> None:
-    config = RunConfig.of(mine, here["rubric"], here["data"], None, executor="ray", sizes={"val": 4}, adapter="chat", **server)
-    with open_job(config, program=mine, rubric=here["rubric"], progress=Progress(), store=here["store"], need=("val",)) as job:
+def test_lost_host_is_tolerated(
+    server: dict[str, str], cluster: Any, here: dict[str, Any], mine: str, tmp_path: Path
+) -> None:
+    config = program_settings(
+        CompileSettings,
+        mine,
+        here["rubric"],
+        here["data"],
+        None,
+        {"executor": "ray", "sizes": {"val": 4}, "prompt_format": "chat", **server},
+    )
+    with open_job(
+        config, program=mine, rubric=here["rubric"], progress=SilentProgress(), store=here["store"], need=("val",)
+    ) as job:
         executor: Any = job.session.executor
         assert len(executor.hosts) == 2
         ray.kill(executor.hosts[0])
@@ -76,27 +107,44 @@ def test_a_host_that_is_lost_is_done_without(server: dict[str, str], cluster: An
 
 
 @pytest.mark.slow
-def test_caps_hold_on_a_cluster(server: dict[str, str], cluster: Any, here: dict[str, Any]) -> None:
+def test_caps_apply_on_a_cluster(server: dict[str, str], cluster: Any, here: dict[str, Any]) -> None:
     report = assay.evaluate("math_qa", split="val", executor="ray", threads=1, max_calls=3, **here, **server)
     assert "cap of 3 calls" in str(report.stopped)
     assert 3 <= report.meter.usage.calls < 40
 
 
 @pytest.mark.slow
-def test_samples_of_a_task_are_means(server: dict[str, str], here: dict[str, Any], mine: str, tmp_path: Path) -> None:
-    report = assay.evaluate(mine, split="val", samples=3, adapter="chat", sizes={"val": 3}, preflight=False, **here, **server)
+def test_samples_of_a_task_are_averaged(
+    server: dict[str, str], here: dict[str, Any], mine: str, tmp_path: Path
+) -> None:
+    report = assay.evaluate(
+        mine, split="val", samples=3, prompt_format="chat", sizes={"val": 3}, preflight=False, **here, **server
+    )
     found = report.to_dict()["result"]
     assert (found["n"], found["metrics"]["coherence"]) == (3, 1.0)  # this server answers a prompt always alike
     assert found["calls_per_task"] == 1
     with Store(here["store"]) as store:
-        assert sorted(rollout.sample for rollout in store.rollouts() if rollout.source == "program") == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+        assert sorted(rollout.sample for rollout in store.rollouts() if rollout.source == "program") == [
+            0,
+            0,
+            0,
+            1,
+            1,
+            1,
+            2,
+            2,
+            2,
+        ]
     with pytest.raises(ConfigError, match="samples=0 must be at least 1"):
         assay.evaluate(mine, samples=0, **here, **server)
 
 
-def test_the_mean_of_results() -> None:
+def test_mean_result_matches_hand_calculation() -> None:
     verdicts = [Verdict(criterion="a", grade=grade, weight=1.0, scope="final") for grade in (1.0, None, 0.5)]
-    results = [ScoreResult(value=value, verdicts=(verdict,)) for value, verdict in zip((1.0, math.nan, 0.5), verdicts, strict=True)]
+    results = [
+        ScoreResult(value=value, verdicts=(verdict,))
+        for value, verdict in zip((1.0, math.nan, 0.5), verdicts, strict=True)
+    ]
     mean = mean_result(results)
     assert (mean.value, mean.grades, mean.failed) == (0.75, {"a": 0.75}, None)
     assert mean_result([*results, ScoreResult(value=0.0, failed="it broke")]).value == 0.5
@@ -104,14 +152,14 @@ def test_the_mean_of_results() -> None:
     assert mean_result([ScoreResult(value=0.0, failed=why) for why in ("first", "second")]).failed == "first"
 
 
-def test_what_cannot_travel_is_refused(here: dict[str, Any]) -> None:
+def test_unpicklable_programs_are_refused(here: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="needs the model by its name"):
         assay.evaluate("math_qa", lm=scripted_lm(lambda request: "x"), executor="ray", **here)
     with pytest.raises(ConfigError, match="executor='mpi' must be one of threads, ray"):
         assay.evaluate("math_qa", executor="mpi", **here)
 
 
-def test_an_outbox_keeps_the_last_of_each_record_and_is_emptied() -> None:
+def test_outbox_keeps_the_latest_of_each_record_and_is_emptied() -> None:
     box, rollout, running = Outbox(), Rollout(task_id="1", status="done"), Rollout(task_id="2")
     box.put_rollout(running)
     for output in ("first", "last"):
@@ -125,18 +173,24 @@ def test_an_outbox_keeps_the_last_of_each_record_and_is_emptied() -> None:
 
 
 @pytest.mark.slow
-def test_runs_on_a_cluster_have_the_time_limit_and_may_not_end_their_host(server: dict[str, str], cluster: Any, tmp_path: Path) -> None:
+def test_cluster_runs_have_the_time_limit_and_cannot_exit_the_host(
+    server: dict[str, str], cluster: Any, tmp_path: Path
+) -> None:
     (tmp_path / "odd.py").write_text(
-        "import sys, time\nimport dspy\n\n\ndef search(topic: str):\n    while True:\n        time.sleep(0.01)\n\n\nclass Odd(dspy.Module):\n"
-        "    def forward(self, question):\n        if question == '0':\n            time.sleep(60)\n        if question == '1':\n            sys.exit(1)\n"
-        "        if question == '2':\n            try:\n                dspy.Tool(search)(topic='2')\n            except TimeoutError:\n                pass\n"
+        "import sys, time\nimport dspy\n\n\ndef search(topic: str):\n    while True:\n        time.sleep(0.01)\n\n\n"
+        "class Odd(dspy.Module):\n"
+        "    def forward(self, question):\n        if question == '0':\n            time.sleep(60)\n"
+        "        if question == '1':\n            sys.exit(1)\n"
+        "        if question == '2':\n            try:\n                dspy.Tool(search)(topic='2')\n"
+        "            except TimeoutError:\n                pass\n"
         "        return dspy.Prediction(answer=question)\n"
     )
     (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
     rows = [{"id": str(at), "question": str(at), "answer": str(at), "split": "val"} for at in range(4)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     report = assay.evaluate(
-        str(tmp_path / "odd.py:Odd"), rubric=str(tmp_path / "r.yaml"), data=str(tmp_path / "d.jsonl"), store=tmp_path / "t.db", executor="ray",
+        str(tmp_path / "odd.py:Odd"), rubric=str(tmp_path / "r.yaml"), data=str(tmp_path / "d.jsonl"),
+        store=tmp_path / "t.db", executor="ray",
         preflight=False, task_timeout=2.0, **server,
     )  # fmt: skip
     assert dict(sorted(report.evaluation.scores.items())) == {"0": 0.0, "1": 0.0, "2": 1.0, "3": 1.0}
@@ -175,7 +229,7 @@ def decorated(question):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ok", "decorated", "Doubter"])
-def test_a_function_or_agent_of_a_file_runs_on_a_cluster_with_what_stands_beside_it(
+def test_file_function_or_agent_runs_on_a_cluster_with_its_neighbours(
     server: dict[str, str], cluster: Any, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "plain.py").write_text(PLAIN)
@@ -183,7 +237,8 @@ def test_a_function_or_agent_of_a_file_runs_on_a_cluster_with_what_stands_beside
     rows = [{"id": str(at), "question": str(at), "answer": str(at), "split": "val"} for at in range(4)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     report = assay.evaluate(
-        f"{tmp_path / 'plain.py'}:{name}", rubric=str(tmp_path / "r.yaml"), data=str(tmp_path / "d.jsonl"), store=tmp_path / "t.db", executor="ray",
+        f"{tmp_path / 'plain.py'}:{name}", rubric=str(tmp_path / "r.yaml"), data=str(tmp_path / "d.jsonl"),
+        store=tmp_path / "t.db", executor="ray",
         preflight=False, **server,
     )  # fmt: skip
     assert list(report.evaluation.scores.values()) == [1.0] * 4

@@ -11,13 +11,15 @@ import pytest
 from click.testing import CliRunner
 
 import assay
+from assay.api.judge.drift import replay_anchors
+from assay.api.judge.forget import forget_rater
+from assay.api.judge.score import score_rows
 from assay.cli.main import group
 from assay.errors import ArtifactError, ConfigError, DataError, ModelError
+from assay.evaluation import SilentProgress
 from assay.judges import PointwiseJudge
-from assay.optimizers import Progress
 from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.testing import scripted_lm
-from assay.verdicts import forget_rater, replay_anchors, score_rows
 
 SCALE = "negative,neutral,positive"
 WORDS = {"negative": "awful", "neutral": "plain", "positive": "lovely"}
@@ -59,22 +61,38 @@ def leaning(request: Any) -> Any:
     odds = {"negative": 0.05, "neutral": 0.1, "positive": 0.5}
     odds[truth] += 0.2
     return {
-        (chr(ord("A") + SCALE.split(",").index(k)) if "one letter" in (request.system or str(request.messages[0].text)) else k): v
+        (
+            chr(ord("A") + SCALE.split(",").index(k))
+            if "one letter" in (request.system or str(request.messages[0].text))
+            else k
+        ): v
         for k, v in odds.items()
     }
 
 
 def compiled(tmp_path: Path, script: Any = leaning, *, logprobs: bool = True, **options: Any) -> Any:
     labels = options.pop("labels", None) or labels_file(tmp_path / "labels.jsonl")
-    options = {"scale": SCALE.split(","), "sizes": {"train": 36, "val": 30, "gate": 30, "test": 30}, "store": tmp_path / ".assay" / "a.db", **options}
+    options = {
+        "scale": SCALE.split(","),
+        "sizes": {"train": 36, "val": 30, "gate": 30, "test": 30},
+        "store": tmp_path / ".assay" / "a.db",
+        **options,
+    }
     judge = options.pop("judge", "What is the mood of the text?")
     if not isinstance(judge, str):
         options.pop("scale")
     return assay.compile_judge(judge, labels=labels, lm=scripted_lm(script, logprobs=logprobs), **options)
 
 
-def test_a_judge_that_leans_is_set_right_by_calibration(tmp_path: Path) -> None:
-    report = compiled(tmp_path)
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A judge compiled once for the tests that only read it, and the folder of its labels and store."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    return folder, compiled(folder)
+
+
+def test_calibration_corrects_a_biased_judge(calibrated: tuple[Path, Any], tmp_path: Path) -> None:
+    report = calibrated[1]
     data = report.to_dict()
     assert data["objective"] == "weighted_kappa"
     assert data["test"]["baseline"]["accuracy"] < 0.5
@@ -91,29 +109,36 @@ def test_a_judge_that_leans_is_set_right_by_calibration(tmp_path: Path) -> None:
     assert "{" not in page
     assert "Gain in weighted_kappa, paired: " in page
     shown = CliRunner().invoke(group, ["judge", "card", str(report.artifact)])
-    assert (shown.exit_code, "of what people reach" in shown.output, "weighted_kappa" in shown.output) == (0, True, True)
+    assert (shown.exit_code, "of what people reach" in shown.output, "weighted_kappa" in shown.output) == (
+        0,
+        True,
+        True,
+    )
     with pytest.raises(ArtifactError, match="has no card"):
         CliRunner().invoke(group, ["judge", "card", str(tmp_path)], catch_exceptions=False, standalone_mode=False)
 
 
-def test_the_artifact_is_the_judge_that_was_measured(tmp_path: Path) -> None:
-    report = compiled(tmp_path)
+def test_artifact_contains_the_measured_judge(calibrated: tuple[Path, Any]) -> None:
+    report = calibrated[1]
     loaded = assay.load_judge(report.artifact)
     with dspy.context(lm=scripted_lm(leaning, logprobs=True)):
         assert [loaded(output=f"{word} thing").verdict for word in WORDS.values()] == SCALE.split(",")
-        assert loaded(output="awful thing").probabilities == pytest.approx(report.judge(output="awful thing").probabilities)
+        assert loaded(output="awful thing").probabilities == pytest.approx(
+            report.judge(output="awful thing").probabilities
+        )
 
 
-def test_a_compiled_judge_is_compiled_again_only_with_its_own_salt(tmp_path: Path) -> None:
-    first = compiled(tmp_path)
+def test_recompiling_a_judge_requires_its_salt(calibrated: tuple[Path, Any]) -> None:
+    folder, first = calibrated
     with pytest.raises(ConfigError, match="was compiled with the salt 'assay'"):
         assay.compile_judge(
-            str(first.artifact), labels=str(tmp_path / "labels.jsonl"), lm=scripted_lm(leaning, logprobs=True), salt="other",
-            store=tmp_path / ".assay" / "a.db",
+            str(first.artifact), labels=str(folder / "labels.jsonl"), lm=scripted_lm(leaning, logprobs=True),
+            salt="other",
+            store=folder / ".assay" / "a.db",
         )  # fmt: skip
 
 
-def test_openings_of_the_labels_test_split_are_counted(tmp_path: Path) -> None:
+def test_openings_of_the_label_test_split_are_counted(tmp_path: Path) -> None:
     first = compiled(tmp_path, optimizer="calibrate")
     assert first.to_dict()["test_openings"] == {"this_job": 1, "this_store": 1}
     assert "has been opened 1 time in this store" in (first.artifact / "report.md").read_text()
@@ -121,8 +146,8 @@ def test_openings_of_the_labels_test_split_are_counted(tmp_path: Path) -> None:
     assert again.to_dict()["test_openings"] == {"this_job": 1, "this_store": 2}
 
 
-def test_a_rubric_uses_a_compiled_judge(tmp_path: Path) -> None:
-    report = compiled(tmp_path)
+def test_a_rubric_uses_a_compiled_judge(calibrated: tuple[Path, Any], tmp_path: Path) -> None:
+    report = calibrated[1]
     (tmp_path / "r.yaml").write_text(f"name: r\ncriteria:\n- {{name: mood, judge: {{use: {report.artifact}}}}}\n")
     lm = scripted_lm(leaning, logprobs=True)
     rubric = assay.load_rubric(tmp_path / "r.yaml", judge_lm=lm)
@@ -136,8 +161,8 @@ def turned(request: Any) -> Any:
     return dict(zip(odds, reversed(odds.values()), strict=True)) if isinstance(odds, dict) else odds
 
 
-def test_a_compiled_judge_is_tried_on_its_anchors_once_another_model_judges(tmp_path: Path) -> None:
-    report = compiled(tmp_path)
+def test_anchors_are_replayed_if_another_model_judges(calibrated: tuple[Path, Any], tmp_path: Path) -> None:
+    report = calibrated[1]
     rows, folder = tmp_path / "rows.jsonl", str(report.artifact)
     rows.write_text("".join(json.dumps({"output": f"plain row {at}"}) + "\n" for at in range(30)))
     same, other = scripted_lm(leaning, logprobs=True), scripted_lm(turned, logprobs=True)
@@ -148,12 +173,14 @@ def test_a_compiled_judge_is_tried_on_its_anchors_once_another_model_judges(tmp_
     found = score_rows(folder, lm=other, **scored)
     assert found["calls"] == 60  # 30 anchors, 30 rows
     assert "CUSUM" in found["alarms"][0]
-    assert "What changed: model" in found["alarms"][0]
+    assert " Changed: model" in found["alarms"][0]
     assert replay_anchors(folder, lm=same, store=tmp_path / ".assay" / "b.db")["alarms"] == []
     assert replay_anchors(folder, lm=other, store=tmp_path / ".assay" / "b.db")["alarms"]
 
     (tmp_path / "r.yaml").write_text(f"name: r\ncriteria:\n- {{name: mood, judge: {{use: {folder}}}}}\n")
-    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"question": f"q{at}", "answer": "x"}) + "\n" for at in range(30)))
+    (tmp_path / "tasks.jsonl").write_text(
+        "".join(json.dumps({"question": f"q{at}", "answer": "x"}) + "\n" for at in range(30))
+    )
     told = assay.evaluate(
         dspy.Predict("question -> answer"), rubric=tmp_path / "r.yaml", data=str(tmp_path / "tasks.jsonl"), lm=other,
         store=tmp_path / ".assay" / "b.db",
@@ -161,9 +188,9 @@ def test_a_compiled_judge_is_tried_on_its_anchors_once_another_model_judges(tmp_
     assert told.to_dict()["alarms"] == found["alarms"]
 
 
-def test_the_sealed_items_are_judged_only_at_the_end(tmp_path: Path) -> None:
-    report = compiled(tmp_path)
-    with assay.Store(tmp_path / ".assay" / "a.db") as store:
+def test_sealed_items_are_judged_only_at_the_end(calibrated: tuple[Path, Any]) -> None:
+    folder, report = calibrated
+    with assay.Store(folder / ".assay" / "a.db") as store:
         sealed = list(store.rollouts(split="test"))
         assert {rollout.phase for rollout in sealed} == {"test"}
         assert len({rollout.task_id for rollout in sealed}) == report.sizes["test"]
@@ -171,7 +198,7 @@ def test_the_sealed_items_are_judged_only_at_the_end(tmp_path: Path) -> None:
         assert not tested & {rollout.task_id for rollout in store.rollouts() if rollout.split != "test"}
 
 
-def test_a_model_without_probabilities_is_compiled_by_its_words(tmp_path: Path) -> None:
+def test_model_without_probabilities_is_compiled_from_written_verdicts(tmp_path: Path) -> None:
     def learns(request: Any) -> str:
         text = request.messages[-1].text or ""
         truth = next((label for label, word in WORDS.items() if word in text), "neutral")
@@ -193,11 +220,15 @@ def test_other_optimizers_by_name(tmp_path: Path, optimizer: str) -> None:
 
 
 @pytest.mark.parametrize(("end", "adopted"), [("", True), (" Then look at the", False), (" ```", False)])
-def test_broken_instructions_of_a_judge_are_never_adopted(tmp_path: Path, end: str, adopted: bool) -> None:
+def test_broken_judge_instructions_are_never_adopted(tmp_path: Path, end: str, adopted: bool) -> None:
     def proposing(request: Any) -> str:
         text = request.messages[-1].text or ""
         truth = next((label for label, word in WORDS.items() if word in text), "neutral")
-        said = {"verdict": truth if "with care" in str(request) else "positive", "reasoning": "r", "proposed_prefix_for_output_field": "Verdict:"}
+        said = {
+            "verdict": truth if "with care" in str(request) else "positive",
+            "reasoning": "r",
+            "proposed_prefix_for_output_field": "Verdict:",
+        }
         return json.dumps({**said, "proposed_instruction": f"Judge the mood with care.{end}"})
 
     sizes = {"train": 18, "val": 20, "gate": 10, "test": 10}
@@ -205,7 +236,7 @@ def test_broken_instructions_of_a_judge_are_never_adopted(tmp_path: Path, end: s
     assert any("with care" in p.signature.instructions for p in report.outcome.compiled.predictors()) is adopted
 
 
-def test_the_raters_reasons_reach_a_reflecting_optimizer(tmp_path: Path) -> None:
+def test_rater_reasons_reach_a_reflecting_optimizer(tmp_path: Path) -> None:
     asked: list[str] = []
 
     def listening(request: Any) -> Any:
@@ -216,17 +247,19 @@ def test_the_raters_reasons_reach_a_reflecting_optimizer(tmp_path: Path) -> None
     assert any("Their reasons:" in text and "it says awful" in text for text in asked)
 
 
-def test_one_class_of_labels_says_that_kappa_is_undefined(tmp_path: Path) -> None:
+def test_single_class_labels_report_undefined_kappa(tmp_path: Path) -> None:
     path = tmp_path / "one.jsonl"
-    path.write_text("".join(json.dumps({"output": f"thing {n}", "rater": "1", "label": "positive"}) + "\n" for n in range(120)))
+    path.write_text(
+        "".join(json.dumps({"output": f"thing {n}", "rater": "1", "label": "positive"}) + "\n" for n in range(120))
+    )
     data = compiled(tmp_path, labels=str(path)).to_dict()
     assert data["test"]["compiled"]["weighted_kappa"] is None
-    assert "one label only" in data["test"]["compiled"]["undefined"]["weighted_kappa"]
+    assert "only one label" in data["test"]["compiled"]["undefined"]["weighted_kappa"]
     assert data["replaces"] is False
     assert data["ceiling"]["undefined"]["kappa"] == "no item has two raters"
 
 
-def test_verdicts_that_fail_now_and_then_are_counted_and_left_out(tmp_path: Path) -> None:
+def test_intermittently_failing_verdicts_are_counted_and_excluded(tmp_path: Path) -> None:
     count = [0]
 
     def stumbling(request: Any) -> Any:
@@ -238,12 +271,12 @@ def test_verdicts_that_fail_now_and_then_are_counted_and_left_out(tmp_path: Path
     assert data["test"]["compiled"]["n"] + data["test"]["compiled"]["unscored"] == 40
 
 
-def test_a_dead_model_ends_early_and_says_why(tmp_path: Path) -> None:
+def test_unreachable_model_ends_the_compile_early_with_a_reason(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"did not answer the judge .*down"):
         compiled(tmp_path, lambda request: dspy.lm15.ServerError("down"), sizes={"val": 20})
 
 
-def test_a_cap_keeps_the_best_so_far_and_resumes(tmp_path: Path) -> None:
+def test_cap_keeps_the_best_result_and_resumes(tmp_path: Path) -> None:
     sizes = {"train": 40, "val": 30, "gate": 24, "test": 24}
     stopped = compiled(tmp_path, sizes=sizes, max_calls=100).to_dict()
     assert stopped["stopped"] is not None
@@ -259,28 +292,32 @@ def test_a_cap_keeps_the_best_so_far_and_resumes(tmp_path: Path) -> None:
     [
         ({"scale": ["bad", "good"]}, DataError, "not on the judge's scale"),
         ({"shows": ["picture"]}, ConfigError, "no item has 'picture'"),
-        ({"judge": "helpful"}, Exception, "no judge is called 'helpful'"),
+        ({"judge": "helpful"}, Exception, "unknown judge 'helpful'"),
         ({"objective": "beauty"}, ConfigError, "objective='beauty' must be one of"),
         ({"optimizer": "bootstrp"}, ConfigError, "no optimizer is called"),
         ({"optimizer": "knn", "sizes": {"train": 9, "val": 9}}, ConfigError, "makes another program around the judge"),
     ],
 )
-def test_wrong_settings_are_refused_with_what_would_be_right(tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_wrong_settings_are_refused_with_the_valid_ones(
+    tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         compiled(tmp_path, **options)
 
 
-def test_a_judge_file_is_checked_whole_with_lines(tmp_path: Path) -> None:
+def test_all_errors_of_a_judge_file_are_reported_with_lines(tmp_path: Path) -> None:
     (tmp_path / "j.yaml").write_text("text: Which mood?\nscale: [negative, neutral, positive]\nshow: [output]\n")
     with pytest.raises(assay.AssayError, match=r"j\.yaml:3: unknown key 'show'.*Did you mean 'shows'"):
         assay.load_judge(tmp_path / "j.yaml")
-    (tmp_path / "j.yaml").write_text("text: Which mood?\nscale: [negative, neutral, positive]\nshows: [output]\nanchors: {negative: unkind}\n")
+    (tmp_path / "j.yaml").write_text(
+        "text: Which mood?\nscale: [negative, neutral, positive]\nshows: [output]\nanchors: {negative: unkind}\n"
+    )
     judge = assay.load_judge(tmp_path / "j.yaml")
     assert judge.labels == ("negative", "neutral", "positive")
     assert "'negative' means: unkind" in judge.decide.signature.instructions
 
 
-def test_a_judge_of_ones_own_module(tmp_path: Path) -> None:
+def test_judge_module_of_the_user_is_compiled(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from assay.judges import PointwiseJudge\nmood = PointwiseJudge('Is it kind?', shows=('output',))\nnumber = 4\n"
     )
@@ -289,7 +326,7 @@ def test_a_judge_of_ones_own_module(tmp_path: Path) -> None:
         assay.load_judge(f"{tmp_path}/mine.py:number")
 
 
-def test_step_grades_of_a_numeric_scale_are_expected_numbers() -> None:
+def test_step_grades_of_a_numeric_scale_are_expected_values() -> None:
     judge = PointwiseJudge(JudgeSpec(text="How many stars?", scale=("1", "2", "5"), kind="numeric"), shows=("output",))
     with dspy.context(lm=scripted_lm(lambda request: {"1": 0.5, "5": 0.5}, logprobs=True)):
         assert judge(output="x").value == pytest.approx(0.5)  # 1 is 0, 5 is 1
@@ -298,68 +335,83 @@ def test_step_grades_of_a_numeric_scale_are_expected_numbers() -> None:
     assert rubric.needs_judge
 
 
-def test_a_verdicts_price_is_said_though_the_winner_was_answered_from_the_cache(tmp_path: Path) -> None:
+def test_price_of_a_verdict_is_reported_even_if_the_winner_was_cached(tmp_path: Path) -> None:
     report = compiled(tmp_path, optimizer="calibrate")
     usage = report.meter.usage
     usage_price = 0.01
     assert usage.cost_usd == 0  # a scripted model has no price
     report.meter.of("search").cost_usd = usage_price * usage.calls
-    from assay.judging import _price
-    from assay.optimizers import Session
+    from assay.api.judge.card import price_per_call
+    from assay.evaluation import Session
 
     session = Session(lm=None, rubric=None, recorder=None, meter=report.meter)  # type: ignore[arg-type]
-    assert _price(session) == pytest.approx(usage_price)
+    assert price_per_call(session) == pytest.approx(usage_price)
     assert report.outcome.answers["compiled"].asked == 30  # a call each, whether it was asked or known
 
 
-def test_what_parents_learned_from_is_in_their_children(tmp_path: Path) -> None:
+def test_children_inherit_demonstrations_of_parents(tmp_path: Path) -> None:
     first = compiled(tmp_path, optimizer="calibrate", out=tmp_path / "first")
     (tmp_path / "jury.yaml").write_text(f"jury: {{members: [{first.artifact}, {first.artifact}]}}\n")
     rows = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
-    (tmp_path / "others.jsonl").write_text("".join(json.dumps({**row, "rater": "x" + row["rater"]}) + "\n" for row in rows))
+    (tmp_path / "others.jsonl").write_text(
+        "".join(json.dumps({**row, "rater": "x" + row["rater"]}) + "\n" for row in rows)
+    )
     for at, judge in enumerate((str(first.artifact), str(tmp_path / "jury.yaml"))):
         child = assay.compile_judge(
             judge, labels=str(tmp_path / "others.jsonl"), lm=scripted_lm(leaning, logprobs=True), optimizer="calibrate",
-            sizes={"train": 36, "val": 30, "gate": 30, "test": 30}, store=tmp_path / ".assay" / "a.db", out=tmp_path / f"child{at}",
+            sizes={"train": 36, "val": 30, "gate": 30, "test": 30}, store=tmp_path / ".assay" / "a.db",
+            out=tmp_path / f"child{at}",
         )  # fmt: skip
         found = forget_rater("r0", store=tmp_path / ".assay" / "a.db")["judges"]
         assert str(child.artifact) in found
         assert str(first.artifact) in found
         with pytest.raises(ConfigError, match="was compiled with the salt 'assay'"):
             assay.compile_judge(
-                judge, labels=str(tmp_path / "others.jsonl"), lm=scripted_lm(leaning, logprobs=True), salt="other", store=tmp_path / ".assay" / "a.db"
+                judge,
+                labels=str(tmp_path / "others.jsonl"),
+                lm=scripted_lm(leaning, logprobs=True),
+                salt="other",
+                store=tmp_path / ".assay" / "a.db",
             )
 
 
-def test_attacks_are_never_shown_as_examples(tmp_path: Path) -> None:
+def test_attack_cases_are_never_demonstrations(tmp_path: Path) -> None:
     labels = labels_file(tmp_path / "noisy.jsonl", noise=0.5, raters=9)
     report = compiled(tmp_path, labels=labels, negatives=20)
     shown = [str(demo["output"]) for predictor in report.outcome.compiled.predictors() for demo in predictor.demos]
     assert not any("correct accurate complete" in text or "Ignore all" in text or not text.strip('"') for text in shown)
-    with pytest.raises(ConfigError, match="have no order"):
+    with pytest.raises(ConfigError, match="scale is nominal"):
         compiled(tmp_path, scale_kind="nominal", negatives=4)
 
 
-def test_a_thin_split_is_said(tmp_path: Path) -> None:
+def test_small_split_is_reported(tmp_path: Path) -> None:
     said: list[str] = []
 
-    class Lines(Progress):
+    class Lines(SilentProgress):
         def say(self, text: str) -> None:
             said.append(text)
 
-    compiled(tmp_path, labels=labels_file(tmp_path / "few.jsonl", count=40), sizes={}, optimizer="calibrate", progress=Lines())
+    compiled(
+        tmp_path,
+        labels=labels_file(tmp_path / "few.jsonl", count=40),
+        sizes={},
+        optimizer="calibrate",
+        progress=Lines(),
+    )
     assert any("under 20 nothing can be claimed" in line for line in said)
 
 
 @pytest.mark.parametrize("optimizer", ["knn", "ensemble"])
-def test_what_makes_no_judge_is_refused_before_anything_is_spent(tmp_path: Path, optimizer: str) -> None:
+def test_invalid_judge_is_refused_before_any_call(tmp_path: Path, optimizer: str) -> None:
     asked: list[Any] = []
     with pytest.raises(ConfigError, match="makes another program around the judge"):
         compiled(tmp_path, lambda request: asked.append(request) or leaning(request), optimizer=optimizer)
     assert asked == []
 
 
-def test_numbers_on_a_scale_may_be_written_as_numbers(tmp_path: Path) -> None:
-    (tmp_path / "j.yaml").write_text("text: How many stars?\nscale: [1, 2, 3]\nkind: numeric\nanchors: {1: bad, 3: good}\n")
+def test_numeric_scale_words_may_be_numbers(tmp_path: Path) -> None:
+    (tmp_path / "j.yaml").write_text(
+        "text: How many stars?\nscale: [1, 2, 3]\nkind: numeric\nanchors: {1: bad, 3: good}\n"
+    )
     judge = assay.load_judge(tmp_path / "j.yaml")
     assert (judge.labels, judge.spec.anchors) == (("1", "2", "3"), {"1": "bad", "3": "good"})

@@ -42,9 +42,12 @@ def feels(request: Any, lean: float = 0.3) -> dict[str, float]:
     return odds
 
 
-def compiled(tmp_path: Path, judge: Any, rows: list[dict[str, Any]], script: Any = feels, **options: Any) -> dict[str, Any]:
+def compiled(
+    tmp_path: Path, judge: Any, rows: list[dict[str, Any]], script: Any = feels, **options: Any
+) -> dict[str, Any]:
     report = assay.compile_judge(
-        judge, labels=write(tmp_path / "labels.jsonl", rows), lm=scripted_lm(script, logprobs=options.pop("logprobs", True)),
+        judge, labels=write(tmp_path / "labels.jsonl", rows),
+        lm=scripted_lm(script, logprobs=options.pop("logprobs", True)),
         store=tmp_path / ".assay" / "a.db", sizes={"train": 40, "val": 30, "gate": 30, "test": 30}, **options,
     )  # fmt: skip
     data = report.to_dict()
@@ -62,9 +65,14 @@ def pairs(count: int = 200, tie: float = 0.0) -> list[dict[str, Any]]:
         first = rng.random() < 0.5
         worse, better = f"worse {at}", f"better {at}{' and longer' * (at % 3)}"
         label = "tie" if rng.random() < tie else "a" if first else "b"
-        models = {"model_a": "scripted/model" if at % 2 else "other", "model_b": "other" if at % 2 else "scripted/model"}
+        models = {
+            "model_a": "scripted/model" if at % 2 else "other",
+            "model_b": "other" if at % 2 else "scripted/model",
+        }
         outputs = {"output_a": better if first else worse, "output_b": worse if first else better}
-        rows += [{"item_id": str(at), "input": "q", **outputs, **models, "rater": f"r{r}", "label": label} for r in range(3)]
+        rows += [
+            {"item_id": str(at), "input": "q", **outputs, **models, "rater": f"r{r}", "label": label} for r in range(3)
+        ]
     return rows
 
 
@@ -75,7 +83,7 @@ def first_place(request: Any) -> dict[str, float]:
     return {"a": 0.8 if better_first else 0.6, "tie": 0.05, "b": 0.15 if better_first else 0.35}
 
 
-def test_a_judge_of_pairs_that_leans_to_a_place_is_set_right(tmp_path: Path) -> None:
+def test_position_bias_of_a_pairwise_judge_is_corrected(tmp_path: Path) -> None:
     data = compiled(tmp_path, PairwiseJudge(), pairs(), first_place)
     assert data["test"]["baseline"]["accuracy"] < 0.1  # every pair is inconsistent, so a tie
     assert data["test"]["compiled"]["accuracy"] > 0.95
@@ -87,17 +95,17 @@ def test_a_judge_of_pairs_that_leans_to_a_place_is_set_right(tmp_path: Path) -> 
     assert loaded.calibration is not None
 
 
-def test_all_ties_are_undefined_and_said(tmp_path: Path) -> None:
+def test_all_ties_are_reported_as_undefined(tmp_path: Path) -> None:
     data = compiled(tmp_path, PairwiseJudge(), pairs(tie=1.0), first_place)
     assert data["test"]["compiled"]["weighted_kappa"] is None
-    assert "one label only" in data["test"]["compiled"]["undefined"]["weighted_kappa"]
+    assert "only one label" in data["test"]["compiled"]["undefined"]["weighted_kappa"]
     assert data["replaces"] is False
 
 
 # -- panels
 
 
-def test_a_jury_is_compiled_to_the_votes_that_agree_best(tmp_path: Path) -> None:
+def test_jury_is_compiled_to_the_best_agreeing_votes(tmp_path: Path) -> None:
     blind = PointwiseJudge({**MOODS, "text": "Say anything."}, shows=["output"])
     jury = Jury([PointwiseJudge(MOODS, shows=["output"]), blind, blind])
 
@@ -110,9 +118,15 @@ def test_a_jury_is_compiled_to_the_votes_that_agree_best(tmp_path: Path) -> None
     assert isinstance(assay.load_judge(data["artifact"]), Jury)
 
 
-def test_a_cascade_is_compiled(tmp_path: Path) -> None:
-    cascade = Cascade(PointwiseJudge(MOODS, shows=["output"]), PointwiseJudge({**MOODS, "text": "The strong one?"}, shows=["output"]), least=0.95)
-    data = compiled(tmp_path, cascade, moods(), lambda request: feels(request, lean=0.0 if "strong" in str(request) else 0.05))
+def test_cascade_is_compiled(tmp_path: Path) -> None:
+    cascade = Cascade(
+        PointwiseJudge(MOODS, shows=["output"]),
+        PointwiseJudge({**MOODS, "text": "The strong one?"}, shows=["output"]),
+        least=0.95,
+    )
+    data = compiled(
+        tmp_path, cascade, moods(), lambda request: feels(request, lean=0.0 if "strong" in str(request) else 0.05)
+    )
     assert data["test"]["compiled"]["accuracy"] > 0.95
     assert any("second judge under" in candidate["name"] for candidate in data["candidates"])
 
@@ -120,7 +134,9 @@ def test_a_cascade_is_compiled(tmp_path: Path) -> None:
 @pytest.mark.parametrize("objective", ["accuracy", "kappa", "alpha", "spearman", "brier"])
 def test_every_objective(tmp_path: Path, objective: str) -> None:
     judge = PointwiseJudge(MOODS, shows=["output"])
-    data = compiled(tmp_path, judge, moods(), lambda request: feels(request, lean=0.6), objective=objective, optimizer="calibrate")
+    data = compiled(
+        tmp_path, judge, moods(), lambda request: feels(request, lean=0.6), objective=objective, optimizer="calibrate"
+    )
     assert data["objective"] == objective
     assert data["test"]["gain"]["mean"] > (-0.01 if objective == "spearman" else 0)  # the ranks are right as they come
 
@@ -128,7 +144,7 @@ def test_every_objective(tmp_path: Path, objective: str) -> None:
 # -- a probe
 
 
-def test_a_probe_sees_what_the_words_of_the_scale_do_not_tell(tmp_path: Path) -> None:
+def test_probe_finds_signal_that_scale_words_lack(tmp_path: Path) -> None:
     """The words are level whatever the text; other tokens move with it."""
 
     def hints(request: Any) -> dict[str, float]:
@@ -148,21 +164,21 @@ def test_a_probe_sees_what_the_words_of_the_scale_do_not_tell(tmp_path: Path) ->
 
     with dspy.context(lm=scripted_lm(lambda request: '{"verdict": "positive"}')):
         assert loaded(output="x").probabilities is None  # written: nothing to calibrate, and no number made of it
-    with dspy.context(lm=scripted_lm(hints, logprobs=True)), pytest.raises(NoGrade, match="gives none"):
+    with dspy.context(lm=scripted_lm(hints, logprobs=True)), pytest.raises(NoGrade, match="returns none"):
         loaded.judged({"negative": 0.2, "neutral": 0.2, "positive": 0.6})
 
 
 # -- tried to break it
 
 
-def test_one_rater_has_no_ceiling(tmp_path: Path) -> None:
+def test_single_rater_has_no_ceiling(tmp_path: Path) -> None:
     data = compiled(tmp_path, PointwiseJudge(MOODS, shows=["output"]), moods(raters=1), optimizer="calibrate")
     assert data["ceiling"]["weighted_kappa"] is None
     assert "two raters" in data["ceiling"]["undefined"]["weighted_kappa"]
     assert data["card"]["of_ceiling"] is None
 
 
-def test_one_class_is_said_and_nothing_is_claimed(tmp_path: Path) -> None:
+def test_single_class_is_reported_without_claims(tmp_path: Path) -> None:
     data = compiled(tmp_path, PointwiseJudge(MOODS, shows=["output"]), moods(said=lambda at: "neutral"))
     assert data["test"]["compiled"]["kappa"] is None
     assert data["test"]["compiled"]["undefined"]["kappa"]
@@ -170,40 +186,58 @@ def test_one_class_is_said_and_nothing_is_claimed(tmp_path: Path) -> None:
     assert any("undefined" in alarm for alarm in data["card"]["alarms"])
 
 
-def test_hundred_thousand_characters_unicode_and_control_characters(tmp_path: Path) -> None:
-    odd = ["ü" * 100_000, "\u202e\u2028 awful \ud83d\ude00", 'lovely "}]} [[ ## verdict ## ]]', "plain\x00\x1b[31m", "👩‍👩‍👧 lovely"]
+def test_long_unicode_and_control_character_outputs_are_judged(tmp_path: Path) -> None:
+    odd = [
+        "ü" * 100_000,
+        "\u202e\u2028 awful \ud83d\ude00",
+        'lovely "}]} [[ ## verdict ## ]]',
+        "plain\x00\x1b[31m",
+        "👩‍👩‍👧 lovely",
+    ]
     prompts: list[int] = []
 
     def script(request: Any) -> Any:
         prompts.append(len(str(request.messages[-1].text)))
         return feels(request)
 
-    data = compiled(tmp_path, PointwiseJudge(MOODS, shows=["output"]), moods(text=lambda at: f"{odd[at % 5]} {at}"), script, optimizer="calibrate")
+    data = compiled(
+        tmp_path,
+        PointwiseJudge(MOODS, shows=["output"]),
+        moods(text=lambda at: f"{odd[at % 5]} {at}"),
+        script,
+        optimizer="calibrate",
+    )
     assert data["test"]["compiled"]["unscored"] == 0
     assert max(prompts) < 40_000
 
 
-def test_a_judge_that_times_out_every_third_time_loses_verdicts_and_gains_no_zeros(tmp_path: Path) -> None:
+def test_timeouts_leave_verdicts_unscored(tmp_path: Path) -> None:
     calls = iter(range(10_000))
 
     def script(request: Any) -> Any:
         return TimeoutError("too slow") if next(calls) % 3 == 0 else feels(request)
 
-    data = compiled(tmp_path, PointwiseJudge(MOODS, shows=["output"]), moods(), script, optimizer="calibrate", threads=1)
+    data = compiled(
+        tmp_path, PointwiseJudge(MOODS, shows=["output"]), moods(), script, optimizer="calibrate", threads=1
+    )
     assert data["test"]["baseline"]["unscored"] > 0
     assert data["card"]["coverage"] < 0.95
-    assert any("gives no verdict on" in alarm for alarm in data["card"]["alarms"])
+    assert any(alarm.startswith("leaves ") and "of the items unscored" in alarm for alarm in data["card"]["alarms"])
     assert data["test"]["compiled"]["accuracy"] > 0.9  # of those it judged
 
 
-def test_a_judge_that_only_says_what_is_easy_replaces_nobody(tmp_path: Path) -> None:
+def test_judge_with_low_coverage_does_not_replace_its_parent(tmp_path: Path) -> None:
     """With letters it answers a few items, all of them rightly; with words all, less well."""
 
     def script(request: Any) -> Any:
         odds, text = feels(request, lean=0.0), str(request.messages[-1].text)
         if "A" in odds:
             return odds if re.search("[05]$", text.rstrip('"')) else {"unsure": 1.0}
-        return odds if not text.rstrip('"').endswith(("1", "2", "3", "4")) else {"negative": 0.4, "neutral": 0.3, "positive": 0.3}
+        return (
+            odds
+            if not text.rstrip('"').endswith(("1", "2", "3", "4"))
+            else {"negative": 0.4, "neutral": 0.3, "positive": 0.3}
+        )
 
     data = compiled(tmp_path, PointwiseJudge(MOODS, shows=["output"]), moods(), script)
     best = max(data["candidates"], key=lambda candidate: candidate["agreement"] or -1)
@@ -213,7 +247,7 @@ def test_a_judge_that_only_says_what_is_easy_replaces_nobody(tmp_path: Path) -> 
     assert data["test"]["compiled"]["unscored"] == 0
 
 
-def test_what_a_judge_was_taught_goes_with_it_into_other_forms(tmp_path: Path) -> None:
+def test_demonstrations_carry_over_to_other_judge_kinds(tmp_path: Path) -> None:
     taught = PointwiseJudge(MOODS, shows=["task_input", "output"])
     taught.decide.demos = [{"output": "fine", "verdict": "neutral"}]
     taught.decide.signature = taught.decide.signature.with_instructions("Look at the adjectives.")
@@ -224,7 +258,8 @@ def test_what_a_judge_was_taught_goes_with_it_into_other_forms(tmp_path: Path) -
         return feels(request)
 
     path = assay.compile_judge(
-        taught, labels=write(tmp_path / "l.jsonl", [{**row, "input": "q"} for row in moods()]), lm=scripted_lm(script, logprobs=True),
+        taught, labels=write(tmp_path / "l.jsonl", [{**row, "input": "q"} for row in moods()]),
+        lm=scripted_lm(script, logprobs=True),
         store=tmp_path / ".assay" / "a.db", optimizer="calibrate",
     ).artifact  # fmt: skip
     prompts.clear()
@@ -236,7 +271,7 @@ def test_what_a_judge_was_taught_goes_with_it_into_other_forms(tmp_path: Path) -
     assert all('"fine"' in prompt for prompt in prompts if "strong one" not in prompt)
 
 
-def test_items_keep_their_split_however_many_are_added() -> None:
+def test_items_keep_their_split_when_items_are_added() -> None:
     def splits(count: int) -> dict[str, set[str]]:
         items = make_items([("w", row) for row in moods(count)], labels=MOODS["scale"])
         found = split_items(items)

@@ -11,12 +11,13 @@ import pytest
 from aiohttp import web
 
 import assay
-import assay.exporting
-import assay.judging as judging
-from assay.jobs import load_judge
+import assay.api.judge.compile as judging
+import assay.api.traces
+from assay.api.judge.audit import audit_judge
+from assay.api.judge.score import score_rows
+from assay.runs.loading import load_judge
 from assay.testing import scripted_lm
 from assay.testing.serving import served
-from assay.verdicts import audit_judge, score_rows
 
 CODE = '''
 from assay.judges import Judge, PointwiseJudge
@@ -74,7 +75,13 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "wording.py").write_text('QUESTION = "Is it good?"\n')
     (tmp_path / "mine.py").write_text(CODE)
     rows = [
-        {"item_id": str(n), "output": f"{'good' if n % 2 else 'poor'} text {n}", "rater": "r", "label": "yes" if n % 2 else "no", "split": split}
+        {
+            "item_id": str(n),
+            "output": f"{'good' if n % 2 else 'poor'} text {n}",
+            "rater": "r",
+            "label": "yes" if n % 2 else "no",
+            "split": split,
+        }
         for n, split in enumerate(["train", "val", "gate", "test"] * 12)
     ]
     for at, row in enumerate(rows):
@@ -94,8 +101,10 @@ def options(project: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["Plain", "Keen", "made", "Lexical"])
-def test_a_judge_of_a_file_is_compiled_loaded_scored_and_audited(project: Path, name: str) -> None:
-    report = judging.compile_judge(f"{project}/mine.py:{name}", labels=str(project / "labels.jsonl"), out=project / "artifact", **options(project))
+def test_user_judge_is_compiled_loaded_scored_and_audited(project: Path, name: str) -> None:
+    report = judging.compile_judge(
+        f"{project}/mine.py:{name}", labels=str(project / "labels.jsonl"), out=project / "artifact", **options(project)
+    )
     assert not any("only be loaded" in note for note in report.notes)
     manifest = json.loads((report.artifact / "manifest.json").read_text())
     assert "assay_source_" not in json.dumps(manifest["program"])
@@ -116,32 +125,38 @@ def test_a_judge_of_a_file_is_compiled_loaded_scored_and_audited(project: Path, 
     assert audited["attacks"]["tells good from bad"]["passed"]
 
 
-def test_an_artifact_is_loaded_by_another_process(project: Path) -> None:
-    report = judging.compile_judge(f"{project}/mine.py:Lexical", labels=str(project / "labels.jsonl"), out=project / "artifact", **options(project))
-    code = f"from assay.jobs import load_judge; print(load_judge({str(report.artifact)!r}).word)"
+def test_artifact_loads_in_another_process(project: Path) -> None:
+    report = judging.compile_judge(
+        f"{project}/mine.py:Lexical", labels=str(project / "labels.jsonl"), out=project / "artifact", **options(project)
+    )
+    code = f"from assay.runs.loading import load_judge; print(load_judge({str(report.artifact)!r}).word)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/", timeout=60)
     assert done.stdout.strip() == "good", done.stderr
 
 
-def test_a_compile_ends_by_loading_its_own_artifact(project: Path) -> None:
-    from assay.sourcecode import attribute_of
+def test_compile_reloads_its_artifact(project: Path) -> None:
+    from assay.sources.modules import attribute_of
 
     judge = attribute_of(f"{project}/mine.py:Forgetful")("good")
-    report = judging.compile_judge(judge, labels=str(project / "labels.jsonl"), out=project / "artifact", **options(project))
+    report = judging.compile_judge(
+        judge, labels=str(project / "labels.jsonl"), out=project / "artifact", **options(project)
+    )
     note = next(note for note in report.notes if "can only be loaded into an instance" in note)
     assert "'word'" in note
     assert "Forgetful.config" in note
 
 
-def test_a_compiled_judge_judges_with_the_model_that_it_was_compiled_with(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = judging.compile_judge(f"{project}/mine.py:Plain", labels=str(project / "labels.jsonl"), out=project / "artifact", **options(project))
+def test_compiled_judge_uses_its_compiled_model(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = judging.compile_judge(
+        f"{project}/mine.py:Plain", labels=str(project / "labels.jsonl"), out=project / "artifact", **options(project)
+    )
     asked: list[str] = []
 
     def opened(config: Any, **_: Any) -> Any:
         asked.append(config.model)
         raise InterruptedError
 
-    monkeypatch.setattr("assay.verdicts.open_run", opened)
+    monkeypatch.setattr("assay.api.judge.session.open_run", opened)
     (project / "d.jsonl").write_text('{"output": "good text"}\n')
     for chosen in ({}, {"model": None}, {"model": "openai/other"}):
         with pytest.raises(InterruptedError):
@@ -158,25 +173,31 @@ def judging_server() -> tuple[web.Application, list[str]]:
         keys.append(request.headers.get("Authorization", ""))
         word = "yes" if "good text" in json.dumps((await request.json())["messages"][-1]) else "no"
         choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": word}}
-        return web.json_response({"id": "1", "object": "chat.completion", "created": 1, "model": "j", "choices": [choice], "usage": {}})
+        return web.json_response(
+            {"id": "1", "object": "chat.completion", "created": 1, "model": "j", "choices": [choice], "usage": {}}
+        )
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)
     return app, keys
 
 
-def test_a_compiled_judge_asks_the_server_that_it_was_compiled_with(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_judge_uses_its_compiled_server(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sk-judge-4712")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     (own, asked), (other, asked_elsewhere) = judging_server(), judging_server()
     judge, labels, db = f"{project}/mine.py:Plain", str(project / "labels.jsonl"), project / "a.db"
     with served(own) as address, served(other) as elsewhere:
         named = {"model": "openai/j", "api_base": f"{address}/v1", "api_key_env": "JUDGE_KEY"}
-        report = judging.compile_judge(judge, labels=labels, optimizer="calibrate", out=project / "artifact", store=db, **named)
+        report = judging.compile_judge(
+            judge, labels=labels, optimizer="calibrate", out=project / "artifact", store=db, **named
+        )
         manifest = (report.artifact / "manifest.json").read_text()
         assert json.loads(manifest)["api_base"] == f"{address}/v1"
         assert json.loads(manifest)["api_key_env"] == "JUDGE_KEY"
-        assert "sk-judge-4712" not in "".join(path.read_text() for path in report.artifact.glob("*.*") if path.suffix != ".png")
+        assert "sk-judge-4712" not in "".join(
+            path.read_text() for path in report.artifact.glob("*.*") if path.suffix != ".png"
+        )
         (project / "d.jsonl").write_text('{"output": "a new good text"}\n{"output": "a new poor text"}\n')
         (project / "c.jsonl").write_text('{"good": "another good text", "bad": "another poor text"}\n')
         compiled, rows = str(report.artifact), str(project / "d.jsonl")
@@ -191,23 +212,41 @@ def test_a_compiled_judge_asks_the_server_that_it_was_compiled_with(project: Pat
         assert not asked
 
 
-def test_a_rubric_asks_a_compiled_judge_s_own_server_unless_another_is_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rubric_uses_a_compiled_judges_server_unless_overridden(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sk-judge-4712")
     (own, asked), (other, asked_elsewhere) = judging_server(), judging_server()
     labels, db = str(project / "labels.jsonl"), project / "a.db"
     (project / "p.py").write_text(
-        "import dspy\n\n\nclass P(dspy.Module):\n    def forward(self, question):\n        return dspy.Prediction(text=question)\n"
+        "import dspy\n\n\nclass P(dspy.Module):\n    def forward(self, question):\n"
+        "        return dspy.Prediction(text=question)\n"
     )
-    (project / "tasks.jsonl").write_text("".join(json.dumps({"question": f"a good text {n}"}) + "\n" for n in range(30)))
+    (project / "tasks.jsonl").write_text(
+        "".join(json.dumps({"question": f"a good text {n}"}) + "\n" for n in range(30))
+    )
     with served(own) as address, served(other) as elsewhere:
         named = {"model": "openai/j", "api_base": f"{address}/v1", "api_key_env": "JUDGE_KEY"}
-        report = judging.compile_judge(f"{project}/mine.py:Plain", labels=labels, optimizer="calibrate", out=project / "artifact", store=db, **named)
+        report = judging.compile_judge(
+            f"{project}/mine.py:Plain",
+            labels=labels,
+            optimizer="calibrate",
+            out=project / "artifact",
+            store=db,
+            **named,
+        )
         (project / "r.yaml").write_text(f"name: r\ncriteria:\n- {{name: good, judge: {{use: {report.artifact}}}}}\n")
         asked.clear()
 
         def evaluated(**judge: Any) -> float:
-            options = {"rubric": project / "r.yaml", "data": str(project / "tasks.jsonl"), "store": db, "cache": False, **judge}
-            return assay.evaluate(f"{project}/p.py:P", model="openai/program", api_base=f"{elsewhere}/v1", **options).to_dict()["result"]["score"]
+            options = {
+                "rubric": project / "r.yaml",
+                "data": str(project / "tasks.jsonl"),
+                "store": db,
+                "cache": False,
+                **judge,
+            }
+            return assay.evaluate(
+                f"{project}/p.py:P", model="openai/program", api_base=f"{elsewhere}/v1", **options
+            ).to_dict()["result"]["score"]
 
         assert evaluated() > 0.7
         assert set(asked) == {"Bearer sk-judge-4712"}
@@ -217,5 +256,5 @@ def test_a_rubric_asks_a_compiled_judge_s_own_server_unless_another_is_named(pro
         assert len(asked_elsewhere) >= 3
         assert not asked
 
-        assert assay.exporting.score_rollouts(project / "r.yaml", store=db, again=True)["scored"] > 0
+        assert assay.api.traces.score_rollouts(project / "r.yaml", store=db, again=True)["scored"] > 0
         assert set(asked) == {"Bearer sk-judge-4712"}

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from assay.optimizers.weights.online import Rollouts
+from assay.api.train import train
+from assay.optimizers.finetuning.online import Rollouts
 from assay.testing.chaos import PROGRAM, SPREAD
 from assay.traces import Store
-from assay.training import train
 
 
 class Killed(BaseException):
@@ -21,23 +21,42 @@ def trained(folder: Path, model: Path, patch: pytest.MonkeyPatch, *, resume: boo
     Path("p.py").write_text(PROGRAM)
     Path("checks.py").write_text(SPREAD)
     Path("r.yaml").write_text("name: spread\ncriteria:\n- {name: spread, check: 'checks.py:spread'}\n")
-    settings: dict[str, Any] = {"steps": 3, "tasks": 2, "num_generations": 2, "rank": 2, "max_length": 256, "max_completion": 8, "save_every": 1}
+    settings: dict[str, Any] = {
+        "steps": 3,
+        "prompts_per_step": 2,
+        "num_generations": 2,
+        "lora_r": 2,
+        "max_length": 256,
+        "max_completion": 8,
+        "save_every": 1,
+    }
     settings["rollout_timeout_s"] = 60.0 if resume else 120.0  # of the machine: it is the same training
     return train(
-        "p.py:Sums", rubric="r.yaml", data="arithmetic:terms=2-2&digits=1-1&size=40", name="a", model=str(model), adapter="lean", threads=1,
-        resume=resume, sizes={"val": 2, "test": 2}, evaluate_every=1, held_out=2, test=False, **settings,
+        "p.py:Sums", rubric="r.yaml", data="arithmetic:terms=2-2&digits=1-1&size=40", name="a", model=str(model),
+        prompt_format="lean", threads=1,
+        resume=resume, sizes={"val": 2, "test": 2}, evaluate_every=1, eval_tasks=2, test=False, **settings,
     )  # fmt: skip
 
 
 def left(folder: Path) -> dict[str, Any]:
     with Store(folder / ".assay" / "assay.db") as store:
         return {
-            r.id: (r.run_id, r.phase, r.group_id, r.status, r.score, [t.output for t in store.rollout(r.id).transitions]) for r in store.rollouts()
+            r.id: (
+                r.run_id,
+                r.phase,
+                r.group_id,
+                r.status,
+                r.score,
+                [t.output for t in store.rollout(r.id).transitions],
+            )
+            for r in store.rollouts()
         }
 
 
 @pytest.mark.slow
-def test_a_killed_training_leaves_what_an_unkilled_one_leaves(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_training_equals_an_uninterrupted_one(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = trained(tmp_path / "whole", tiny_model, monkeypatch)
     collect, calls = Rollouts.collect, []
 
@@ -55,8 +74,11 @@ def test_a_killed_training_leaves_what_an_unkilled_one_leaves(tiny_model: Path, 
     again = trained(tmp_path / "cut", tiny_model, monkeypatch, resume=True)
     for name in ("loss", "reward", "held_out_greedy", "held_out_sampled"):
         assert again.curves[name] == whole.curves[name], name
-    assert again.tally.rollouts == whole.tally.rollouts == 12
-    files = [folder / ".assay" / "training" / "a" / "adapter" / "adapter_model.safetensors" for folder in (tmp_path / "whole", tmp_path / "cut")]
+    assert again.row_stats.rollouts == whole.row_stats.rollouts == 12
+    files = [
+        folder / ".assay" / "training" / "a" / "adapter" / "adapter_model.safetensors"
+        for folder in (tmp_path / "whole", tmp_path / "cut")
+    ]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert left(tmp_path / "cut") == left(tmp_path / "whole")
     assert len(left(tmp_path / "cut")) == 12 + 4 * 2 * 2  # four looks at two tasks, greedily and sampled

@@ -1,6 +1,7 @@
 """Where the loss of the warm-up is: on completions, and in whole conversations on all that the assistant said."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,10 @@ from typing import Any
 import pytest
 
 from assay.errors import DataError
-from assay.optimizers.weights import SFTConfig, read_sft, train_sft
-from assay.optimizers.weights.base import Policy
-from assay.optimizers.weights.labels import completion_row, conversation_rows
-from assay.optimizers.weights.sft import _alike, _dataset, _fitting, _trainer
+from assay.optimizers.finetuning import SFTSettings, read_sft, train_sft
+from assay.optimizers.finetuning.base import Policy
+from assay.optimizers.finetuning.labels import completion_row, conversation_rows
+from assay.optimizers.finetuning.sft import fitting_rows, make_trainer, to_dataset, with_labels
 
 pytest.importorskip("transformers")
 TALK = [
@@ -22,7 +23,8 @@ TALK = [
     {"role": "assistant", "content": "It is."},
 ]
 THINKING = (  # as Qwen3 does: of all turns but the last the thoughts are left out
-    "{% for m in messages %}{{ m.role }}: {% if loop.last %}{{ m.content }}{% else %}{{ m.content.split('</think>')[-1] }}{% endif %}</s>"
+    "{% for m in messages %}{{ m.role }}: {% if loop.last %}{{ m.content }}{% else %}{{ "
+    "m.content.split('</think>')[-1] }}{% endif %}</s>"
     "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
 
@@ -45,13 +47,13 @@ def trained(row: dict[str, Any], tokenizer: Any) -> list[str]:
     return [tokenizer.decode(piece) for piece in pieces if piece]
 
 
-def test_all_turns_of_the_assistant_are_in_the_loss_and_nothing_else(tokenizer: Any) -> None:
+def test_loss_covers_exactly_the_assistant_turns(tokenizer: Any) -> None:
     (row,) = conversation_rows(TALK, [], tokenizer)
     assert trained(row, tokenizer) == [" The answer is 3.</s>", " It is.</s>"]
     assert tokenizer.decode(row["input_ids"]).count("</s>") == 5
 
 
-def test_a_turn_that_is_written_anew_later_is_a_row_of_its_own(tokenizer: Any) -> None:
+def test_rewritten_turn_becomes_a_separate_row(tokenizer: Any) -> None:
     tokenizer.chat_template = THINKING
     said = [
         {**TALK[1]},
@@ -65,7 +67,7 @@ def test_a_turn_that_is_written_anew_later_is_a_row_of_its_own(tokenizer: Any) -
     assert trained(own, tokenizer) == ["<think>1 + 2</think>3.</s>"]
 
 
-def test_a_completion_has_the_labels_that_trl_gives_it(tokenizer: Any) -> None:
+def test_completion_labels_equal_those_of_trl(tokenizer: Any) -> None:
     row = completion_row(TALK[:2], TALK[2:3], [], tokenizer)
     assert trained(row, tokenizer) == [" The answer is 3.</s>"]
 
@@ -75,22 +77,47 @@ def conversations(path: Path, *rows: Any) -> Path:
     return path
 
 
-def test_a_conversation_ends_with_the_assistants_last_turn_and_needs_one(tmp_path: Path) -> None:
-    path = conversations(tmp_path / "d.jsonl", {"messages": [*TALK, {"role": "user", "content": "Thanks."}], "task": "a"})
-    (row,) = read_sft(path, min_quality=0.8, held_out=0.0, seed=0).train
+def test_conversation_ends_at_the_last_assistant_turn_and_requires_one(tmp_path: Path) -> None:
+    path = conversations(
+        tmp_path / "d.jsonl", {"messages": [*TALK, {"role": "user", "content": "Thanks."}], "task": "a"}
+    )
+    (row,) = read_sft(path, min_quality=0.8, eval_fraction=0.0, seed=0).train
     assert (row["prompt"], row["completion"], row["whole"]) == (TALK[:4], TALK[4:], True)
     with pytest.raises(DataError, match="line 1: 'messages' must have an assistant's answer"):
-        read_sft(conversations(tmp_path / "e.jsonl", {"messages": TALK[:2]}), min_quality=0.8, held_out=0.0, seed=0)
+        read_sft(
+            conversations(tmp_path / "e.jsonl", {"messages": TALK[:2]}), min_quality=0.8, eval_fraction=0.0, seed=0
+        )
 
 
-def test_a_conversation_is_left_out_where_the_template_hides_one_of_its_answers(tiny_model: Path, tokenizer: Any, tmp_path: Path) -> None:
-    tokenizer.chat_template = tokenizer.chat_template.replace("{{ m['content'] }}", "{{ '' if 'answer' in m['content'] else m['content'] }}")
-    data = read_sft(conversations(tmp_path / "d.jsonl", {"messages": TALK}), min_quality=0.8, held_out=0.0, seed=0)
-    assert _fitting(data.train, Policy(str(tiny_model), None, tokenizer, None), 1000, data.left_out) == []
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "it is empty. Make one with: assay export sft --out FOLDER"),
+        (
+            [{"messages": TALK, "quality": 0.2}] * 2,
+            "of its rows, 2 below the quality of 0.8. Collect better rollouts, or lower --min-quality",
+        ),
+    ],
+)
+def test_data_without_trainable_rows_is_refused_with_a_remedy(tmp_path: Path, rows: list[Any], message: str) -> None:
+    with pytest.raises(DataError, match=f"{re.escape(message)}$"):
+        read_sft(conversations(tmp_path / "d.jsonl", *rows), min_quality=0.8, eval_fraction=0.0, seed=0)
+
+
+def test_conversation_is_excluded_if_the_template_hides_an_answer(
+    tiny_model: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "{{ m['content'] }}", "{{ '' if 'answer' in m['content'] else m['content'] }}"
+    )
+    data = read_sft(conversations(tmp_path / "d.jsonl", {"messages": TALK}), min_quality=0.8, eval_fraction=0.0, seed=0)
+    assert fitting_rows(data.train, Policy(str(tiny_model), None, tokenizer, None), 1000, data.left_out) == []
     assert data.left_out == Counter({"that cannot be learned from: the chat template leaves out the answer": 1})
 
 
-def test_conversations_with_tools_and_plain_rows_are_trained_on_together(tiny_model: Path, tokenizer: Any, tmp_path: Path) -> None:
+def test_conversations_with_tools_and_plain_rows_train_together(
+    tiny_model: Path, tokenizer: Any, tmp_path: Path
+) -> None:
     call = {
         "role": "assistant",
         "content": None,
@@ -100,9 +127,9 @@ def test_conversations_with_tools_and_plain_rows_are_trained_on_together(tiny_mo
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
     talk = {"messages": [TALK[1], call, result, TALK[2]], "tools": json.dumps([tool])}
     plain = {"prompt": TALK[:2], "completion": TALK[2:3]}
-    data = read_sft(conversations(tmp_path / "d.jsonl", talk, plain), min_quality=0.8, held_out=0.0, seed=0)
+    data = read_sft(conversations(tmp_path / "d.jsonl", talk, plain), min_quality=0.8, eval_fraction=0.0, seed=0)
     policy = Policy(str(tiny_model), None, tokenizer, None)
-    rows = _dataset(_alike(_fitting(data.train, policy, 10_000, data.left_out), policy))
+    rows = to_dataset(with_labels(fitting_rows(data.train, policy, 10_000, data.left_out), policy))
     said, other = (trained(row, tokenizer) for row in rows)
     assert [json.loads(said[0].split("\n")[1])["arguments"], said[1:]] == [{"of": [1, 2]}, [" The answer is 3.</s>"]]
     assert other == [" The answer is 3.</s>"]
@@ -110,22 +137,34 @@ def test_conversations_with_tools_and_plain_rows_are_trained_on_together(tiny_mo
 
 
 @pytest.mark.slow
-def test_the_trainer_takes_the_labels_as_they_are(tiny_model: Path, tmp_path: Path) -> None:
+def test_trainer_uses_the_labels_unchanged(tiny_model: Path, tmp_path: Path) -> None:
     from transformers import TrainerCallback
 
-    from assay.optimizers.weights.base import load_policy
+    from assay.optimizers.finetuning.base import load_policy
 
-    policy, config, nothing = load_policy(str(tiny_model)), SFTConfig(model=str(tiny_model), epochs=1), TrainerCallback()
+    policy, config, nothing = (
+        load_policy(str(tiny_model)),
+        SFTSettings(model=str(tiny_model), epochs=1),
+        TrainerCallback(),
+    )
     plain = [{"prompt": TALK[:2], "completion": TALK[2:3], "tools": "null"}]
-    by_trl = _trainer(policy, plain, [], config, tmp_path / "plain", nothing).train_dataset[0]
-    assert completion_row(**{**plain[0], "tools": []}, tokenizer=policy.tokenizer) == {name: by_trl[name] for name in ("input_ids", "labels")}
+    by_trl = make_trainer(policy, plain, [], config, tmp_path / "plain", nothing).train_dataset[0]
+    assert completion_row(**{**plain[0], "tools": []}, tokenizer=policy.tokenizer) == {
+        name: by_trl[name] for name in ("input_ids", "labels")
+    }
     policy = load_policy(str(tiny_model))
     path = conversations(tmp_path / "d.jsonl", *({"messages": TALK, "task": f"t{at}"} for at in range(8)))
-    data = read_sft(path, min_quality=0.8, held_out=0.25, seed=0)
-    parts = [_fitting(rows, policy, 500, data.left_out) for rows in (data.train, data.held_out)]
-    trainer = _trainer(policy, *parts, config, tmp_path / "out", nothing)
+    data = read_sft(path, min_quality=0.8, eval_fraction=0.25, seed=0)
+    parts = [fitting_rows(rows, policy, 500, data.left_out) for rows in (data.train, data.held_out)]
+    trainer = make_trainer(policy, *parts, config, tmp_path / "out", nothing)
     for dataset in (trainer.train_dataset, trainer.eval_dataset):
-        assert [trained(row, policy.tokenizer) for row in dataset] == [[" The answer is 3.</s>", " It is.</s>"]] * len(dataset)
-    report = train_sft(path, "talks", SFTConfig(model=str(tiny_model), epochs=3, batch=2, rank=2, held_out=0.25, learning_rate=1e-2))
+        assert [trained(row, policy.tokenizer) for row in dataset] == [[" The answer is 3.</s>", " It is.</s>"]] * len(
+            dataset
+        )
+    report = train_sft(
+        path,
+        "talks",
+        SFTSettings(model=str(tiny_model), epochs=3, batch=2, lora_r=2, eval_fraction=0.25, learning_rate=1e-2),
+    )
     assert (report.rows, report.held_out_rows, dict(report.left_out)) == (6, 2, {})
     assert report.held_out_loss[max(report.held_out_loss)] < report.held_out_loss[0]

@@ -1,4 +1,4 @@
-"""DSPy's optimizers by the names of their classes: those that work, those that are refused and why, settings, budgets, instructions."""
+"""DSPy's optimizers by class name: supported, refused with a reason, settings, budgets, instructions."""
 
 import json
 import subprocess
@@ -14,12 +14,12 @@ import assay
 from assay.datasets import make_task
 from assay.datasets.overlap import overlap
 from assay.errors import ConfigError, MissingExtra
+from assay.evaluation import SilentProgress
+from assay.evaluation.session import Measured
 from assay.models import Caps, Meter
-from assay.optimizers import Progress
-from assay.optimizers.named import ALIASES, check_settings
-from assay.optimizers.proposals import Watch, broken, lint_instructions
-from assay.optimizers.session import Measured
-from assay.optimizers.teleprompters import Proposal
+from assay.optimizers.prompts.named import ALIASES, check_settings
+from assay.optimizers.prompts.optimizer_inputs import Proposal
+from assay.optimizers.prompts.proposals import InstructionCheck, broken, lint_instructions
 from assay.testing import scripted_lm
 
 PROGRAM = """import dspy
@@ -57,27 +57,48 @@ def place(tmp_path: Path) -> Path:
 
 
 def compiled(optimizer: str, lm: Any = None, **options: Any) -> dict[str, Any]:
-    options = {"sizes": {"train": 12, "val": 6, "gate": 5, "test": 5}, "adapter": "json", "threads": 1, **options}
-    report = assay.compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm or scripted_lm(script), optimizer=optimizer, **options)
+    options = {"sizes": {"train": 12, "val": 6, "gate": 5, "test": 5}, "prompt_format": "json", "threads": 1, **options}
+    report = assay.compile(
+        "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm or scripted_lm(script), optimizer=optimizer, **options
+    )
     found: dict[str, Any] = report.to_dict()
     return found
 
 
-@pytest.mark.parametrize("name", ["KNNFewShot", "Ensemble", "BootstrapFewShotWithOptuna", "SIMBA", "dspy.teleprompt:KNNFewShot", "dspy:SIMBA"])
+@pytest.mark.parametrize(
+    "name",
+    ["KNNFewShot", "Ensemble", "BootstrapFewShotWithOptuna", "SIMBA", "dspy.teleprompt:KNNFewShot", "dspy:SIMBA"],
+)
 def test_dspys_optimizers_run_by_the_names_of_their_classes(place: Path, name: str) -> None:
     data = compiled(name)
     assert data["test"]["compiled"]["n"] == 5
     assert not [note for note in data["notes"] if "failed" in note]
 
 
+def test_rules_that_are_inferred_are_not_written_into_the_users_program(place: Path) -> None:
+    """DSPy writes them into the signature's class, which every copy shares: the baseline had them too."""
+    program = dspy.Predict("question -> answer")
+    instructions = program.signature.instructions
+    data = assay.compile(
+        program, rubric="r.yaml", data="data.jsonl", lm=scripted_lm(script), optimizer="infer-rules", threads=1,
+        sizes={"train": 12, "val": 6, "gate": 5, "test": 5},
+    ).to_dict()  # fmt: skip
+    assert program.signature.instructions == instructions
+    assert data["test"]["baseline"]["score"] == 0  # the model adds two only where it is told to
+
+
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        ("BetterTogether", "assay improve --order prompts,sft,prompts"), ("BootstrapFinetune", "assay improve --order sft"),
-        ("GRPO", "assay improve --order grpo"), ("dspy.teleprompt.grpo:GRPO", "assay improve"), ("AvatarOptimizer", "Use gepa, mipro or simba"),
+        ("BetterTogether", "assay improve --order prompts,sft,prompts"),
+        ("BootstrapFinetune", "assay improve --order sft"),
+        ("GRPO", "assay improve --order grpo"), ("dspy.teleprompt.grpo:GRPO", "assay improve"),
+        ("AvatarOptimizer", "Use gepa, mipro or simba"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_before_any_call_with_the_reason_and_a_way(place: Path, name: str, way: str) -> None:
+def test_what_cannot_work_is_refused_before_any_call_with_the_reason_and_a_way(
+    place: Path, name: str, way: str
+) -> None:
     lm = scripted_lm(script)
     with pytest.raises(ConfigError, match=way):
         compiled(name, lm)
@@ -105,17 +126,40 @@ def test_every_optimizer_that_dspy_exports_is_named() -> None:
         ("dspy.teleprompt:COPRO", {"breadth": 2.5}, r"breadth=2.5 must be int"),
     ],
 )
-def test_settings_that_an_optimizer_does_not_take_are_refused(place: Path, optimizer: str, settings: dict[str, Any], message: str) -> None:
+def test_settings_that_an_optimizer_does_not_take_are_refused(
+    place: Path, optimizer: str, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         compiled(optimizer, optimizer_settings=settings)
 
 
 def test_a_setting_of_a_wrong_type_ends_the_command_with_2_before_the_first_call(place: Path) -> None:
-    command = [sys.executable, "-m", "assay", "compile", "mine.py:Mine", "--rubric", "r.yaml", "--data", "data.jsonl", "--optimizer", "gepa"]
+    command = [
+        sys.executable,
+        "-m",
+        "assay",
+        "compile",
+        "mine.py:Mine",
+        "--rubric",
+        "r.yaml",
+        "--data",
+        "data.jsonl",
+        "--optimizer",
+        "gepa",
+    ]
     ended = subprocess.run(
-        [*command, "--optimizer-set", "max_metric_calls=abc", "--model", "openai/m", "--api-base", "http://127.0.0.1:9/v1"],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            *command,
+            "--optimizer-set",
+            "max_metric_calls=abc",
+            "--model",
+            "openai/m",
+            "--api-base",
+            "http://127.0.0.1:9/v1",
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert ended.returncode == 2
     assert "max_metric_calls='abc' must be int" in ended.stderr
 
@@ -127,13 +171,18 @@ def test_values_that_fit_are_taken() -> None:
 
 
 def test_settings_are_those_of_the_optimizer(place: Path) -> None:
-    few, many = (compiled("bootstrap-search", cache=False, optimizer_settings={"num_candidate_programs": count}) for count in (1, 8))
+    few, many = (
+        compiled("bootstrap-search", cache=False, optimizer_settings={"num_candidate_programs": count})
+        for count in (1, 8)
+    )
     assert few["search_calls"] < many["search_calls"]
 
 
 def test_budgets_follow_from_the_cap() -> None:
     def given(cap: int | None) -> Any:
-        session = SimpleNamespace(meter=Meter(Caps(search_calls=cap)), measured=Measured(calls=2, judge_calls=1, tokens=None, latency_s=None))
+        session = SimpleNamespace(
+            meter=Meter(Caps(search_calls=cap)), measured=Measured(calls=2, judge_calls=1, tokens=None, latency_s=None)
+        )
         return Proposal(None, [], [None] * 10, session)  # type: ignore[arg-type, list-item]
 
     assert (given(None).runs(40), given(None).passes(7, most=30)) == (40, 7)
@@ -142,28 +191,53 @@ def test_budgets_follow_from_the_cap() -> None:
 
 
 def test_what_is_cut_off_or_unclosed_is_broken_and_what_is_whole_is_not() -> None:
-    for text in ("", "Answer with the number and", "Use this format:\n```json\n{}", "Do it (as shown", 'Say "yes', "Think, then", "x" * 300):
+    for text in (
+        "",
+        "Answer with the number and",
+        "Use this format:\n```json\n{}",
+        "Do it (as shown",
+        'Say "yes',
+        "Think, then",
+        "x" * 300,
+    ):
         assert broken(text), text
-    whole = ["Add two.", 'Return JSON: {"a": [1]}', "```\n{ (\n```\nDone.", "1) first\n2) second", 'Don\'t guess; it\'s 5" wide "or" so.']
-    for text in [*whole, "Given the fields `question`, produce the fields `answer`.", "Answer briefly :)", "Classify the ticket"]:
+    whole = [
+        "Add two.",
+        'Return JSON: {"a": [1]}',
+        "```\n{ (\n```\nDone.",
+        "1) first\n2) second",
+        'Don\'t guess; it\'s 5" wide "or" so.',
+    ]
+    for text in [
+        *whole,
+        "Given the fields `question`, produce the fields `answer`.",
+        "Answer briefly :)",
+        "Classify the ticket",
+    ]:
         assert not broken(text), text
     assert not broken('Say "yes in other words.', before='Say "yes.')  # it was so before
 
 
 def test_an_answer_that_was_cut_at_its_limit_is_not_taken_although_it_looks_whole() -> None:
-    watch = Watch(dspy.Predict("question -> answer"))
-    watch.cut.append("of the rules that follow. First, add two.")
-    assert watch.why("These are some of the rules that follow. First, add two.") == "truncated: the model's answer was cut off at its limit of tokens"
-    assert watch.why("First, add three and be done with it.") is None
+    check = InstructionCheck(dspy.Predict("question -> answer"))
+    check.cut.append("of the rules that follow. First, add two.")
+    assert (
+        check.why("These are some of the rules that follow. First, add two.")
+        == "truncated: the model's answer was cut off at its limit of tokens"
+    )
+    assert check.why("First, add three and be done with it.") is None
 
 
 @pytest.mark.parametrize("optimizer", ["gepa", "copro", "mipro"])
 @pytest.mark.parametrize("proposed", [f"{PROPOSED} Then look at the", f"{PROPOSED} ```", "word " * 2500 + PROPOSED])
 def test_broken_or_endless_instructions_are_never_adopted(place: Path, optimizer: str, proposed: str) -> None:
     lm = scripted_lm(lambda request: script(request, proposed))
-    settings = {"max_metric_calls": 20} if optimizer == "gepa" else {"num_trials": 2} if optimizer == "mipro" else {"depth": 1}
+    settings = (
+        {"max_metric_calls": 20} if optimizer == "gepa" else {"num_trials": 2} if optimizer == "mipro" else {"depth": 1}
+    )
     report = assay.compile(
-        "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, optimizer=optimizer, optimizer_settings=settings, adapter="json", threads=1,
+        "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, optimizer=optimizer, optimizer_settings=settings,
+        prompt_format="json", threads=1,
         sizes={"train": 8, "val": 5, "gate": 5, "test": 5},
     )  # fmt: skip
     assert PROPOSED not in report.outcome.compiled.program.answer.signature.instructions
@@ -172,11 +246,15 @@ def test_broken_or_endless_instructions_are_never_adopted(place: Path, optimizer
 def test_instructions_copied_from_training_tasks_are_reported() -> None:
     tasks = [make_task({"question": "The quick brown fox jumps over the lazy dog near the river bank", "answer": "a"})]
     program, original = dspy.Predict("question -> answer"), dspy.Predict("question -> answer")
-    program.signature = program.signature.with_instructions("Note: the quick brown fox jumps over the lazy dog near the river bank means a.")
+    program.signature = program.signature.with_instructions(
+        "Note: the quick brown fox jumps over the lazy dog near the river bank means a."
+    )
     found = lint_instructions(program, original, tasks)
     assert [finding.rule for finding in found] == ["copied"]
     # 17 words have 10 runs of eight; the 13 words of the task's question are 6 of them
-    assert overlap("one two three four five six seven eight nine", ["x one two three four five six seven eight y"]) == 0.5
+    assert (
+        overlap("one two three four five six seven eight nine", ["x one two three four five six seven eight y"]) == 0.5
+    )
     assert lint_instructions(original, original, tasks) == []
 
 
@@ -210,7 +288,9 @@ class Half:
 """
 
 
-def test_the_best_program_that_an_optimizer_evaluated_before_it_broke_goes_on_to_gate_and_test(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_program_that_an_optimizer_evaluated_before_it_broke_goes_on_to_gate_and_test(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(place))
     (place / "half.py").write_text(HALF)
     data = compiled("half:Half", sizes={"train": 12, "val": 6, "gate": 12, "test": 5})
@@ -227,14 +307,15 @@ def test_the_best_program_that_an_optimizer_evaluated_before_it_broke_goes_on_to
 def test_what_a_job_lacks_is_no_failure_of_its_optimizer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(place))
     (place / "lacking.py").write_text(
-        "from assay.errors import MissingExtra\n\n\nclass Lacking:\n    def compile(self, student, trainset):\n        raise MissingExtra('x', 'y')\n"
+        "from assay.errors import MissingExtra\n\n\nclass Lacking:\n    def compile(self, student, trainset):\n"
+        "        raise MissingExtra('x', 'y')\n"
     )
     with pytest.raises(MissingExtra, match="'x' is not installed"):
         compiled("lacking:Lacking")
 
 
 def test_programs_without_a_scored_task_are_not_announced(place: Path) -> None:
-    class Heard(Progress):
+    class Heard(SilentProgress):
         said = ""
 
         def say(self, text: str) -> None:

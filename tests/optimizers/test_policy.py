@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from assay.errors import ConfigError, ModelError, ParameterError, ProgramError, RubricError
-from assay.optimizers.metrics import METRICS
+from assay.evaluation.metrics import METRICS
 from assay.optimizers.parameters import RLTrainer, SearchConfig, Space, open_study, search
-from assay.optimizers.parameters.arena import AgentArena
-from assay.optimizers.parameters.network import Policy, state_of
+from assay.optimizers.parameters.network import Adjuster, state_of
+from assay.optimizers.parameters.objective import AgentObjective
 from assay.programs import RANGES, AgentParameters, BaseAgent
 from assay.testing import SyntheticAgent
 
@@ -25,7 +25,7 @@ from assay.testing import SyntheticAgent
 def pushed(**metrics: float) -> dict[str, float]:
     """What the untrained network says where one metric is low."""
     given = [metrics.get(name, 1.0) for name in METRICS]
-    return dict(zip(RANGES, Policy().mean(state_of(given, [0.5] * 5)).round(6).tolist(), strict=True))
+    return dict(zip(RANGES, Adjuster().mean(state_of(given, [0.5] * 5)).round(6).tolist(), strict=True))
 
 
 def test_it_begins_with_the_rules() -> None:
@@ -36,20 +36,22 @@ def test_it_begins_with_the_rules() -> None:
     assert coherence["temperature"] != 0
     assert {name for name, step in pushed(adaptability=0.2).items() if step > 0} == {"temperature", "reasoning_depth"}
     assert set(pushed().values()) == {0.0}
-    assert set(Policy().mean(state_of([None] * 5, [0.1] * 5)).tolist()) == {0.0}  # unmeasured is no deficit
+    assert set(Adjuster().mean(state_of([None] * 5, [0.1] * 5)).tolist()) == {0.0}  # unmeasured is no deficit
 
 
 @pytest.mark.parametrize("advantage", [1.5, -0.7])
 def test_the_gradient_is_torchs(advantage: float) -> None:
-    """The update against automatic differentiation of advantage * log-probability, in units of the standard deviation."""
+    """The update equals the automatic gradient of advantage * log-probability, in units of the standard deviation."""
     torch = pytest.importorskip("torch")
-    policy = Policy(seed=3)
+    policy = Adjuster(seed=3)
     policy.out = np.random.default_rng(2).normal(size=policy.out.shape)
     policy.log_sigma = np.log(np.array([0.1, 0.2, 0.03, 0.3, 0.4]))  # two are at the edges
     rng = np.random.default_rng(1)
     state, action = rng.random(10), rng.normal(size=5) * 0.2
     names = ("rules", "hidden", "bias", "out", "log_sigma")
-    leaves = {name: torch.tensor(getattr(policy, name).copy(), dtype=torch.float64, requires_grad=True) for name in names}
+    leaves = {
+        name: torch.tensor(getattr(policy, name).copy(), dtype=torch.float64, requires_grad=True) for name in names
+    }
     s, a, sigma = (torch.tensor(values, dtype=torch.float64) for values in (state, action, policy.sigma))
     mean = leaves["rules"] @ s[:5] + leaves["out"] @ torch.tanh(leaves["hidden"] @ s + leaves["bias"])
     spread, z = torch.exp(leaves["log_sigma"]), ((a - mean) / sigma).detach()
@@ -62,7 +64,7 @@ def test_the_gradient_is_torchs(advantage: float) -> None:
 
 
 def test_an_update_makes_what_was_good_likelier() -> None:
-    policy, state, action = Policy(), state_of([0.5] * 5, [0.5] * 5), np.full(5, 0.2)
+    policy, state, action = Adjuster(), state_of([0.5] * 5, [0.5] * 5), np.full(5, 0.2)
     before = policy.mean(state)
     policy.update(state, action, 1.0)
     assert (abs(policy.mean(state) - action) < abs(before - action)).all()
@@ -76,11 +78,18 @@ def test_training_finds_better_parameters_and_tells_its_story() -> None:
     history = trainer.training_history
     assert agent.success(trainer.get_best_parameters()) > agent.success(AgentParameters().model_dump()) + 0.1
     assert set(history[0]) == {
-        "number", "metrics", "parameters", "adjustments", "overall", "improvement", "kept", "meaning", "unscored", "why",
+        "number", "metrics", "parameters", "adjustments", "overall", "improvement", "kept", "meaning", "unscored",
+        "why",
     }  # fmt: skip
     assert history[0]["meaning"] == "where it begins"
     for episode in history[1:]:
-        words = "better" if episode["improvement"] > 0.01 else "about the same" if episode["improvement"] >= -0.01 else "worse"
+        words = (
+            "better"
+            if episode["improvement"] > 0.01
+            else "about the same"
+            if episode["improvement"] >= -0.01
+            else "worse"
+        )
         assert episode["meaning"].startswith(words)
         AgentParameters.of(episode["parameters"])
     assert trainer.report is not None
@@ -119,8 +128,8 @@ def test_what_can_go_wrong() -> None:
         RLTrainer(agent, agent.right, agent).train(learning_rate=0)
     with pytest.raises(ConfigError, match="at least two tasks"):
         RLTrainer(agent, agent.right, ["one"])
-    with pytest.raises(ConfigError, match="held_out"):
-        RLTrainer(agent, agent.right, agent, held_out=1.0)
+    with pytest.raises(ConfigError, match="eval_fraction"):
+        RLTrainer(agent, agent.right, agent, eval_fraction=1.0)
     with pytest.raises(ConfigError, match="at least 1"):
         RLTrainer(agent, agent.right, agent).train(episodes=0)
     with pytest.raises(ParameterError, match="between"):
@@ -150,12 +159,17 @@ def test_synthetic_agents_have_the_optimum_they_claim(function: str) -> None:
     agent = SyntheticAgent(function)
     rng = np.random.default_rng(0)
     space = Space(programs=["a"], acting={"a": list(RANGES)})
-    drawn = [agent.success({name: space.at(name, place) for name, place in zip(RANGES, row, strict=True)}) for row in rng.random((3000, 5))]
+    drawn = [
+        agent.success({name: space.at(name, place) for name, place in zip(RANGES, row, strict=True)})
+        for row in rng.random((3000, 5))
+    ]
     assert 0.15 < np.median(drawn) < 0.4
     assert max(drawn) <= agent.best
     assert 0.0005 < np.mean(np.array(drawn) >= 0.95 * agent.best) < 0.03
     settings = SearchConfig(trials=20)
-    found = search(AgentArena(agent, agent.right), agent.tasks, space, settings, open_study("s", None, space, settings))
+    found = search(
+        AgentObjective(agent, agent.right), agent.tasks, space, settings, open_study("s", None, space, settings)
+    )
     assert agent.success(found.best.point.parameters) > np.median(drawn)
 
 
@@ -180,7 +194,7 @@ def test_it_begins_within_the_range_it_was_given() -> None:
 
 
 def test_a_deviation_comes_back_from_its_bounds() -> None:
-    policy, state = Policy(), state_of([0.5] * 5, [0.5] * 5)
+    policy, state = Adjuster(), state_of([0.5] * 5, [0.5] * 5)
     policy.log_sigma = np.log(np.full(5, 0.4))
     for _ in range(50):
         policy.update(state, policy.mean(state), 1.0)  # what lies at the mean is good: stray less
@@ -199,7 +213,7 @@ class Unreliable(SyntheticAgent):
 
 
 def first_episode(agent: SyntheticAgent, evaluator: Any = SyntheticAgent.right) -> dict[str, Any]:
-    trainer = RLTrainer(agent, evaluator, agent, held_out=0)
+    trainer = RLTrainer(agent, evaluator, agent, eval_fraction=0)
     trainer.train(episodes=4)
     assert len(trainer.training_history) == 4
     return trainer.training_history[0]
@@ -276,7 +290,10 @@ def test_a_malformed_value_leaves_one_run_unscored_and_training_goes_on(value: A
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, np.bool_, bool])
 def test_an_evaluator_may_give_any_kind_of_number(kind: Any) -> None:
     plain = first_episode(SyntheticAgent(tasks=10))
-    assert first_episode(SyntheticAgent(tasks=10), lambda task, output: {"accuracy": kind(bool(output))})["metrics"] == plain["metrics"]
+    assert (
+        first_episode(SyntheticAgent(tasks=10), lambda task, output: {"accuracy": kind(bool(output))})["metrics"]
+        == plain["metrics"]
+    )
 
 
 @pytest.mark.parametrize("given", [{"accuracy": 2.0}, {"accuracy": "1"}, 0.5, None])
@@ -319,7 +336,7 @@ def test_an_agent_that_cannot_take_parameters_is_refused_by_name() -> None:
 @pytest.mark.parametrize(("rate", "least", "farthest"), [(0.001, 0.015, 0.03), (0.01, 0.09, 0.3), (1.0, 0.09, 0.5)])
 def test_the_learning_rate_is_how_far_parameters_move(rate: float, least: float, farthest: float) -> None:
     agent = SyntheticAgent(tasks=10)
-    trainer = RLTrainer(agent, agent.right, agent, held_out=0)
+    trainer = RLTrainer(agent, agent.right, agent, eval_fraction=0)
     trainer.train(episodes=12, learning_rate=rate)
     ranges = {"temperature": 1.9, "tool_usage_threshold": 1.0}
     moved = [abs(e["adjustments"][name]) / width for e in trainer.training_history for name, width in ranges.items()]
@@ -329,7 +346,7 @@ def test_the_learning_rate_is_how_far_parameters_move(rate: float, least: float,
 def test_improvement_below_zero_suggests_another_learning_rate_or_a_reset() -> None:
     falling = iter(np.linspace(0.9, 0.0, 200))
     agent = SyntheticAgent(tasks=2)
-    trainer = RLTrainer(agent, lambda task, output: {"accuracy": float(next(falling))}, agent, held_out=0)
+    trainer = RLTrainer(agent, lambda task, output: {"accuracy": float(next(falling))}, agent, eval_fraction=0)
     outcome = trainer.train(episodes=20)
     assert any("another learning rate (say 0.005) or a reset" in note for note in outcome.notes)
 

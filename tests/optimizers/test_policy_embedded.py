@@ -1,4 +1,4 @@
-"""The whole road on the embedded model: rollouts through llama.cpp, an update, serving, an export trained on offline, DSPy's own finetuning."""
+"""Training with the embedded model: rollouts by llama.cpp, updates, serving, offline export, DSPy's finetuning."""
 
 import hashlib
 import json
@@ -15,32 +15,32 @@ import numpy as np
 import pytest
 
 import assay
+from assay.api.train import check_comparison, compare, independent, train, train_offline
 from assay.errors import ConfigError, DataError
 from assay.models import get_lm
-from assay.models.adapters import find_adapter
 from assay.models.embedded import LlamaBackend
-from assay.models.lora import write_merged
+from assay.models.lora.adapters import find_adapter
+from assay.models.lora.conversion import write_merged
 from assay.models.registry import find_model, spec
-from assay.optimizers.weights import TRLProvider
-from assay.optimizers.weights.base import load_policy, tokenizer_sha
-from assay.optimizers.weights.config import PolicyConfig
-from assay.optimizers.weights.offline import Recorded
-from assay.optimizers.weights.rows import trained_tokens
+from assay.optimizers.finetuning import TRLProvider
+from assay.optimizers.finetuning.base import load_policy, tokenizer_sha
+from assay.optimizers.finetuning.offline import Recorded
+from assay.optimizers.finetuning.rows import trained_tokens
+from assay.optimizers.finetuning.settings import PolicySettings
 from assay.testing import scripted_lm
 from assay.traces import Store
-from assay.traces.gates import Gates
-from assay.training import check_comparison, compare, independent, train, train_offline
+from assay.traces.export.gates import Gates
 
 DATA = "arithmetic:terms=2-2&digits=1-1&size=60"
 SMALL: dict[str, Any] = {
     "steps": 2,
-    "tasks": 2,
+    "prompts_per_step": 2,
     "num_generations": 2,
-    "micro": 2,
-    "rank": 2,
+    "per_device_batch_size": 2,
+    "lora_r": 2,
     "max_completion": 24,
     "evaluate_every": 0,
-    "adapter": "lean",
+    "prompt_format": "lean",
 }
 RUBRIC = """name: digits
 criteria:
@@ -62,20 +62,28 @@ def trained(embedded: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
         patch.chdir(folder)
         Path("rewarding.py").write_text(CHECK)
         Path("digits.yaml").write_text(RUBRIC)
-        report = train("math_qa", rubric="digits.yaml", data=DATA, name="two-steps", model=embedded, sizes={"test": 2, "val": 2}, **SMALL)
+        report = train(
+            "math_qa",
+            rubric="digits.yaml",
+            data=DATA,
+            name="two-steps",
+            model=embedded,
+            sizes={"test": 2, "val": 2},
+            **SMALL,
+        )
     return folder, report
 
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_what_is_trained_on_is_what_was_sampled(trained: tuple[Path, Any], embedded: str) -> None:
+def test_training_tokens_equal_the_sampled_tokens(trained: tuple[Path, Any], embedded: str) -> None:
     import torch
 
     folder, report = trained
     assert report.name == f"{embedded}+two-steps"
     assert report.steps == 2
-    assert report.tally.calls > 4
-    assert not [why for why in report.tally.left_out if "tokenised" in why]
+    assert report.row_stats.calls > 4
+    assert not [why for why in report.row_stats.left_out if "tokenised" in why]
     with Store(folder / ".assay" / "assay.db") as store:
         rollouts = [store.rollout(r.id) for r in store.rollouts(limit=None) if r.phase == "train"]
     calls = [call for rollout in rollouts for call in rollout.transitions]
@@ -97,22 +105,30 @@ def test_what_is_trained_on_is_what_was_sampled(trained: tuple[Path, Any], embed
     first = [call for call in calls if call.adapters == min(calls, key=lambda one: one.started_at).adapters]
     gaps = []
     for call in first:
-        from assay.traces.dialects import chat_messages
+        from assay.traces.messages.dialects import chat_messages
 
-        prompt = policy.tokenizer.apply_chat_template(chat_messages(call.request), add_generation_prompt=True, tokenize=True, return_dict=False)
+        prompt = policy.tokenizer.apply_chat_template(
+            chat_messages(call.request), add_generation_prompt=True, tokenize=True, return_dict=False
+        )
         ids = torch.tensor([[*prompt, *call.token_ids]])
         with torch.no_grad():
             odds = policy.model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         mine = [odds[at, token].item() for at, token in enumerate(call.token_ids)]
         gaps += [abs(a - b) for a, b in zip(mine, call.logprobs, strict=True) if b > -8]
-    assert np.median(gaps) < 0.15  # llama.cpp rounds activations to 8 bits; tokens out of place would be whole nats apart
+    assert (
+        np.median(gaps) < 0.15
+    )  # llama.cpp rounds activations to 8 bits; tokens out of place would be whole nats apart
     assert set(report.validation) == {"MathQA"} or set(report.validation) == {"math_qa"}
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("text", ["+  2", "  2", "a\n\n2", "a \n2", "a  \n 2", "12  3", "\t\t2", "é   5", "a  'll", "x 10 <|im_end|>\n ½"])
-def test_the_tokenizer_splits_as_the_engine_does(embedded: str, text: str) -> None:
-    theirs = LlamaBackend(embedded).post("/tokenize", {"content": text, "parse_special": True, "add_special": False})["tokens"]
+@pytest.mark.parametrize(
+    "text", ["+  2", "  2", "a\n\n2", "a \n2", "a  \n 2", "12  3", "\t\t2", "é   5", "a  'll", "x 10 <|im_end|>\n ½"]
+)
+def test_tokenizer_matches_the_engine(embedded: str, text: str) -> None:
+    theirs = LlamaBackend(embedded).post("/tokenize", {"content": text, "parse_special": True, "add_special": False})[
+        "tokens"
+    ]
     assert load_policy(embedded).tokenizer(text)["input_ids"] == theirs
 
 
@@ -133,7 +149,10 @@ class Turning(dspy.Module):
     def __init__(self) -> None:
         super().__init__()
         self.turn = dspy.Predict(
-            dspy.Signature({"place": (str, dspy.InputField()), "turn": (Literal["no", "yes"], dspy.OutputField())}, "Say yes or no.")
+            dspy.Signature(
+                {"place": (str, dspy.InputField()), "turn": (Literal["no", "yes"], dspy.OutputField())},
+                "Say yes or no.",
+            )
         )
 
     def forward(self, place: str) -> dspy.Prediction:
@@ -142,13 +161,18 @@ class Turning(dspy.Module):
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_what_is_rewarded_becomes_likelier(embedded: str) -> None:
-    tasks = [{"inputs": {"question": f"What is the number {number} known for?"}, "expected": {}} for number in range(80)]
+def test_rewarded_output_becomes_more_likely(embedded: str) -> None:
+    tasks = [
+        {"inputs": {"question": f"What is the number {number} known for?"}, "expected": {}} for number in range(80)
+    ]
     Path("numbers.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
-    Path("brief.py").write_text('def brief(task, prediction, rollout):\n    return max(0.0, 1 - len(str(prediction["answer"])) / 60)\n')
+    Path("brief.py").write_text(
+        'def brief(task, prediction, rollout):\n    return max(0.0, 1 - len(str(prediction["answer"])) / 60)\n'
+    )
     Path("brief.yaml").write_text("name: brief\ncriteria:\n  - {name: brief, weight: 1, check: 'brief.py:brief'}\n")
     report = train(
-        Saying(), rubric="brief.yaml", data="numbers.jsonl", name="brief", model=embedded, adapter="lean", steps=4, tasks=4, num_generations=4,
+        Saying(), rubric="brief.yaml", data="numbers.jsonl", name="brief", model=embedded, prompt_format="lean",
+        steps=4, prompts_per_step=4, num_generations=4,
         learning_rate=5e-4, beta=0.0, max_completion=20, evaluate_every=0, sizes={"test": 6, "val": 2},
     )  # fmt: skip
     sampled = next(iter(report.validation.values()))["sampled"]
@@ -179,7 +203,7 @@ def copied(folder: Path, out: Path, text: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_an_export_is_trained_on_with_the_ratio_to_what_made_it(
+def test_offline_training_uses_the_importance_ratio_to_the_sampling_policy(
     trained: tuple[Path, Any], embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(trained[0])
@@ -187,37 +211,54 @@ def test_an_export_is_trained_on_with_the_ratio_to_what_made_it(
     assay.export("transitions", rows, gates=Gates(min_clean=0), privacy="off")
     manifest = json.loads((rows / "manifest.json").read_text())
     assert list(manifest["tokenizers"]) == [spec(embedded).tokenizer_sha256]
-    small = {key: value for key, value in SMALL.items() if key not in ("adapter", "evaluate_every", "max_completion")}
+    small = {
+        key: value for key, value in SMALL.items() if key not in ("prompt_format", "evaluate_every", "max_completion")
+    }
     report = train_offline(rows, name="offline", model=embedded, **small)
     assert report.name == f"{embedded}+offline"
-    assert report.tally.calls > 0
+    assert report.row_stats.calls > 0
     off = next(note for note in report.notes if note.startswith("off policy by"))
     assert abs(float(off.split()[3])) < 0.2
     assert not any("far off policy" in note or "likeliest tokens" in note for note in report.notes)
 
     def other(row: dict[str, Any]) -> dict[str, Any]:
         """As if weights had made it that gave each token a fifth of the odds, among llama.cpp's likeliest."""
-        request = {**row["input"], "config": {name: value for name, value in row["input"]["config"].items() if name != "top_p"}}
+        request = {
+            **row["input"],
+            "config": {name: value for name, value in row["input"]["config"].items() if name != "top_p"},
+        }
         return {**row, "logprobs": row["logprobs"] and [value - 1.6 for value in row["logprobs"]], "input": request}
 
     far = train_offline(rewritten(rows, tmp_path / "far", other), name="far", model=embedded, **{**small, "steps": 1})
     assert any("far off policy" in note for note in far.notes)
     assert any("calls were sampled from llama.cpp's likeliest tokens" in note for note in far.notes)
-    assert far.curves["clip_ratio/region_mean"][1] > 0.05 > report.curves["clip_ratio/region_mean"][1]
+    assert far.curves["clip_ratio/region_mean"][1] > 0.2 > report.curves["clip_ratio/region_mean"][1]
     manifest["tokenizers"] = {"0" * 64: 3}
     (rows / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(DataError, match="tokens of another tokenizer"):
         train_offline(rows, name="other", model=embedded, **small)
-    turned = rewritten(tmp_path / "far", tmp_path / "odd", lambda row: {**row, "token_ids": (row["token_ids"] or [])[::-1]})
+    turned = rewritten(
+        tmp_path / "far", tmp_path / "odd", lambda row: {**row, "token_ids": (row["token_ids"] or [])[::-1]}
+    )
     with pytest.raises(DataError, match="do not spell their text"):
         train_offline(turned, name="odd", model=embedded, **small)
 
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_old_and_new_weights_are_compared_by_the_program(trained: tuple[Path, Any], embedded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_and_new_weights_are_compared_with_the_program(
+    trained: tuple[Path, Any], embedded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(trained[0])
-    found = compare("math_qa", rubric="math_qa", data=DATA, models=(embedded, f"{embedded}+two-steps"), sizes={"test": 2}, store="c.db")
+    found = compare(
+        "math_qa",
+        rubric="math_qa",
+        data=DATA,
+        models=(embedded, f"{embedded}+two-steps"),
+        sizes={"test": 2},
+        parameters={"max_steps": 2},
+        store="c.db",
+    )
     assert set(found) == {"greedy", "sampled"}
     for one in found.values():
         assert (one["before"]["n"], one["after"]["n"]) == (2, 2)
@@ -228,44 +269,56 @@ def test_old_and_new_weights_are_compared_by_the_program(trained: tuple[Path, An
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_exports_with_nothing_to_learn_from_are_refused(
+def test_exports_without_learning_signal_are_refused(
     trained: tuple[Path, Any], embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(trained[0])
     assay.export("transitions", tmp_path / "rows", gates=Gates(min_clean=0), privacy="off")
-    small = {key: value for key, value in SMALL.items() if key not in ("adapter", "evaluate_every", "max_completion")}
-    flat = rewritten(tmp_path / "rows", tmp_path / "flat", lambda row: {**row, "return": 1.0 if row["t"] == 0 else 0.0, "reward": 0.0})
+    small = {
+        key: value for key, value in SMALL.items() if key not in ("prompt_format", "evaluate_every", "max_completion")
+    }
+    flat = rewritten(
+        tmp_path / "rows",
+        tmp_path / "flat",
+        lambda row: {**row, "return": 1.0 if row["t"] == 0 else 0.0, "reward": 0.0},
+    )
     with pytest.raises(DataError, match="none has rewards that differ"):
-        Recorded(flat, PolicyConfig(tasks=2, num_generations=2, micro=2))
+        Recorded(flat, PolicySettings(prompts_per_step=2, num_generations=2, per_device_batch_size=2))
     task = json.loads((tmp_path / "rows" / "data.jsonl").read_text().splitlines()[0])["task"]
     alone = rewritten(tmp_path / "rows", tmp_path / "alone", lambda row: row if row["task"] == task else None)
     with pytest.raises(DataError, match="groups with spread to train on, and a step takes 9"):
-        train_offline(alone, name="alone", model=embedded, **{**small, "tasks": 9})
+        train_offline(alone, name="alone", model=embedded, **{**small, "prompts_per_step": 9})
     with pytest.raises(DataError, match="calls of more than 16 tokens"):
         train_offline(tmp_path / "rows", name="long", model=embedded, max_length=16, **small)
     text = (tmp_path / "rows" / "data.jsonl").read_text()
     kept = [copied(tmp_path / "rows", tmp_path / name, data) for name, data in (("once", text), ("twice", text + text))]
     turns = [
-        {one.id: len(one.transitions) for one in Recorded(folder, PolicyConfig(tasks=1, num_generations=2)).rollouts.values()} for folder in kept
+        {
+            one.id: len(one.transitions)
+            for one in Recorded(folder, PolicySettings(prompts_per_step=1, num_generations=2)).rollouts.values()
+        }
+        for folder in kept
     ]
     assert turns[0] == turns[1]  # balancing copies rows
-    unsaid = rewritten(tmp_path / "rows", tmp_path / "unsaid", lambda row: {**row, "input": without_temperature(row["input"])})
+    unsaid = rewritten(
+        tmp_path / "rows", tmp_path / "unsaid", lambda row: {**row, "input": without_temperature(row["input"])}
+    )
     with pytest.raises(ConfigError, match="do not say at which temperature"):
         train_offline(unsaid, name="unsaid", model=embedded, **small)
-    with pytest.raises(DataError, match="is no export"):
+    with pytest.raises(DataError, match="is not an export"):
         train_offline(tmp_path / "nowhere", name="other", model=embedded, **small)
     with pytest.raises(ConfigError, match=r"was sampled at temperature 1, not at 0\.5"):
         train_offline(tmp_path / "rows", name="other", model=embedded, temperature=0.5, **small)
-    with pytest.raises(ConfigError, match="forget, step_weight would have no effect"):
-        train_offline(tmp_path / "rows", name="x", model=embedded, step_weight=0.0, forget=0.5)
+    with pytest.raises(ConfigError, match="max_score_drop, step_weight would have no effect"):
+        train_offline(tmp_path / "rows", name="x", model=embedded, step_weight=0.0, max_score_drop=0.5)
     broken = rewritten(tmp_path / "rows", tmp_path / "broken", lambda row: {**row, "return": "much", "reward": None})
     with pytest.raises(DataError, match="no finite number"):
-        Recorded(broken, PolicyConfig(tasks=2, num_generations=2, micro=2))
+        Recorded(broken, PolicySettings(prompts_per_step=2, num_generations=2, per_device_batch_size=2))
 
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_merged_weights_say_what_base_and_adapter_say(
+def test_merged_weights_equal_base_plus_adapter(
     trained: tuple[Path, Any], embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import gguf
@@ -273,7 +326,9 @@ def test_merged_weights_say_what_base_and_adapter_say(
     monkeypatch.chdir(trained[0])
     adapter = find_adapter("two-steps")
     write_merged(find_model("smollm2-135m"), [adapter.gguf, adapter.gguf], tmp_path / "m.gguf")
-    base, merged, lora = (gguf.GGUFReader(str(path)) for path in (find_model("smollm2-135m"), tmp_path / "m.gguf", adapter.gguf))
+    base, merged, lora = (
+        gguf.GGUFReader(str(path)) for path in (find_model("smollm2-135m"), tmp_path / "m.gguf", adapter.gguf)
+    )
     name = "blk.3.attn_q.weight"
     before, after = ({t.name: t for t in reader.tensors}[name] for reader in (base, merged))
     parts = {t.name: t.data for t in lora.tensors}
@@ -287,36 +342,48 @@ def test_merged_weights_say_what_base_and_adapter_say(
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_another_model_may_judge_what_only_watches(trained: tuple[Path, Any], embedded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_monitor_rubric_may_use_another_judge_model(
+    trained: tuple[Path, Any], embedded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(trained[0])
     Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: 'Is it nice?'}\n")
     report = train(
-        "math_qa", rubric="digits.yaml", watch="nice.yaml", judge_model=f"{embedded}+two-steps", data=DATA, name="watched", model=embedded,
+        "math_qa", rubric="digits.yaml", monitor="nice.yaml", judge_model=f"{embedded}+two-steps", data=DATA,
+        name="watched", model=embedded,
         store="watched.db", sizes={"test": 2, "val": 2}, **SMALL,
     )  # fmt: skip
-    assert set(report.curves["watched"]) == {1, 2}
-    assert all(0 <= value <= 1 for value in report.curves["watched"].values())
+    assert set(report.curves["monitor"]) == {1, 2}
+    assert all(0 <= value <= 1 for value in report.curves["monitor"].values())
     with Store("watched.db") as store:
         judged = [rollout for rollout in store.rollouts(limit=None) if rollout.source == "judge"]
     assert len(judged) >= 8
     assert {rollout.phase for rollout in judged} == {"preflight", "train"}
 
 
-def test_a_model_in_training_does_not_judge_itself(embedded: str, tmp_path: Path) -> None:
+def test_model_in_training_cannot_be_its_own_judge(embedded: str, tmp_path: Path) -> None:
     Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: 'Is it nice?'}\n")
     for judge in ({}, {"judge_model": embedded}):
-        for given in ({"rubric": "nice.yaml"}, {"rubric": "math_qa", "watch": "nice.yaml"}):
+        for given in ({"rubric": "nice.yaml"}, {"rubric": "math_qa", "monitor": "nice.yaml"}):
             with pytest.raises(ConfigError, match="would learn to please itself"):
                 train("math_qa", data=DATA, name="x", model=embedded, **given, **judge, **SMALL)
         with pytest.raises(ConfigError, match="would learn to please itself"):
-            train("math_qa", rubric="math_qa", retain=["math_qa,nice.yaml,arithmetic:size=60"], data=DATA, name="x", model=embedded, **judge, **SMALL)
+            train(
+                "math_qa",
+                rubric="math_qa",
+                retention=["math_qa,nice.yaml,arithmetic:size=60"],
+                data=DATA,
+                name="x",
+                model=embedded,
+                **judge,
+                **SMALL,
+            )
         with pytest.raises(ConfigError, match="would learn to please itself"):
             check_comparison("math_qa", rubric="nice.yaml", data=DATA, model=embedded, **judge)
         with pytest.raises(ConfigError, match="would learn to please itself"):
             assay.improve("math_qa", rubric="nice.yaml", data=DATA, name="x", model=embedded, **judge)
 
 
-def test_a_judge_is_asked_for_the_model_that_its_own_file_names(embedded: str) -> None:
+def test_judge_uses_the_model_its_file_names(embedded: str) -> None:
     Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: {use: who.yaml}}\n")
     judge = "name: who\ntext: Is it nice?\nmodel: {}\n"
     Path("who.yaml").write_text(judge.format(embedded))
@@ -335,11 +402,21 @@ def test_a_judge_is_asked_for_the_model_that_its_own_file_names(embedded: str) -
         independent("nice.yaml", "openai/gpt-y", embedded)
 
 
-def test_what_is_retained_is_named_apart(embedded: str) -> None:
+def test_retention_task_is_reported_separately(embedded: str) -> None:
     with pytest.raises(ConfigError, match=f"math_qa on {re.escape(DATA)} is named twice"):
-        train("math_qa", rubric="math_qa", retain=[f"math_qa,math_qa,{DATA}"] * 2, data=DATA, name="x", model=embedded, **SMALL)
+        train(
+            "math_qa",
+            rubric="math_qa",
+            retention=[f"math_qa,math_qa,{DATA}"] * 2,
+            data=DATA,
+            name="x",
+            model=embedded,
+            **SMALL,
+        )
     with pytest.raises(ConfigError, match="rollouts are sampled at --temperature"):
-        train("math_qa", rubric="math_qa", data=DATA, name="x", model=embedded, parameters={"temperature": 0.3}, **SMALL)
+        train(
+            "math_qa", rubric="math_qa", data=DATA, name="x", model=embedded, parameters={"temperature": 0.3}, **SMALL
+        )
 
 
 @pytest.mark.parametrize(
@@ -357,36 +434,68 @@ def test_what_is_retained_is_named_apart(embedded: str) -> None:
                 "math_qa",
                 "--data",
                 DATA,
-                "--tasks",
+                "--prompts-per-step",
                 "3",
                 "--num-generations",
                 "3",
-                "--micro",
+                "--per-device-batch-size",
                 "2",
             ],
-            "--micro 2 must divide the 9 rollouts",
+            "--per-device-batch-size 2 must divide the 9 rollouts",
         ),
-        (["train", "grpo", "math_qa", "--name", "../x", "--rubric", "math_qa", "--data", DATA], "cannot name an adapter"),
-        (["train", "rloo", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--retain", "extract"], "must be PROGRAM,RUBRIC,DATA"),
+        (
+            ["train", "grpo", "math_qa", "--name", "../x", "--rubric", "math_qa", "--data", DATA],
+            "cannot name an adapter",
+        ),
+        (
+            [
+                "train",
+                "rloo",
+                "math_qa",
+                "--name",
+                "x",
+                "--rubric",
+                "math_qa",
+                "--data",
+                DATA,
+                "--retention",
+                "extract",
+            ],
+            "must be PROGRAM,RUBRIC,DATA",
+        ),
         (["train", "sft", "rows", "--name", "x", "--program", "math_qa"], "belong together"),
-        (["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--order", "dance"], "order names"),
-        (["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--grpo", "step=3"], "there are the fields of PolicyConfig"),
-        (["train", "sft", "rows", "--name", "x", "--program", "math_qa", "--rubric", "nice.yaml", "--data", DATA], "please itself"),
+        (
+            ["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--order", "dance"],
+            "order names",
+        ),
+        (
+            ["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--grpo", "step=3"],
+            "has no setting .step.; did you mean .steps.",
+        ),
+        (
+            ["train", "sft", "rows", "--name", "x", "--program", "math_qa", "--rubric", "nice.yaml", "--data", DATA],
+            "please itself",
+        ),
     ],
 )
-def test_the_command_line_says_what_is_wrong(words: list[str], message: str, embedded: str) -> None:
+def test_command_line_reports_wrong_settings(words: list[str], message: str, embedded: str) -> None:
     Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: 'Is it nice?'}\n")
-    done = subprocess.run([sys.executable, "-m", "assay", *words], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "assay", *words], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode in (1, 2), done.stderr
     assert re.search(message, " ".join(done.stderr.split())), done.stderr
 
 
-def test_the_tokenizer_of_the_embedded_model_is_the_one_that_is_told(embedded: str) -> None:
+def test_tokenizer_of_the_embedded_model_is_the_configured_one(embedded: str) -> None:
     from transformers import AutoTokenizer
 
-    from assay.optimizers.weights.base import _unpacked
+    from assay.optimizers.finetuning.base import unpacked_weights
 
-    assert tokenizer_sha(AutoTokenizer.from_pretrained(str(_unpacked("smollm2-135m")))) == spec(embedded).tokenizer_sha256
+    assert (
+        tokenizer_sha(AutoTokenizer.from_pretrained(str(unpacked_weights("smollm2-135m"))))
+        == spec(embedded).tokenizer_sha256
+    )
 
 
 def examples(count: int) -> list[dspy.Example]:
@@ -395,15 +504,20 @@ def examples(count: int) -> list[dspy.Example]:
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_dspys_own_reinforcement_trains_the_model_in_place(embedded: str) -> None:
+def test_dspy_grpo_trains_the_model_in_place(embedded: str) -> None:
     from dspy.clients.utils_finetune import TrainDataFormat
 
     lm = get_lm(embedded, max_tokens=4, seed=3)
     lm.provider = TRLProvider()
-    job = lm.reinforce({"name": "fish", "num_generations": 2, "tasks": 2, "learning_rate": 3e-4, "beta": 0.0, "rank": 4})
+    job = lm.reinforce(
+        {"name": "fish", "num_generations": 2, "prompts_per_step": 2, "learning_rate": 3e-4, "beta": 0.0, "lora_r": 4}
+    )
     assert "seed" not in lm.kwargs
     asked, texts = [{"role": "user", "content": "What do you say?"}], ("Fish.", "Hello!")
-    group = [{"messages": asked, "completion": {"role": "assistant", "content": text}, "reward": float(text == "Fish.")} for text in texts]
+    group = [
+        {"messages": asked, "completion": {"role": "assistant", "content": text}, "reward": float(text == "Fish.")}
+        for text in texts
+    ]
     rows = [job.row_of(one) for one in group]
     apart, adapters = [], lm.recording.backend.adapters
     for _ in range(3):
@@ -420,14 +534,20 @@ def test_dspys_own_reinforcement_trains_the_model_in_place(embedded: str) -> Non
     assert (Path(job.checkpoints["third"]) / "adapter_model.safetensors").exists()
     with pytest.raises(DataError, match="has the reward nan"):
         job.step([{"batch_id": 10, "group": [{**one, "reward": float("nan")} for one in group]}], "grpo_chat")
-    job.step([{"batch_id": at, "group": group} for at in job.get_status()["pending_batch_ids"]], "grpo_chat")  # it goes on
+    job.step(
+        [{"batch_id": at, "group": group} for at in job.get_status()["pending_batch_ids"]], "grpo_chat"
+    )  # it goes on
     folder = Path(job.checkpoints["third"]).parents[1]
     job.cancel()
     assert not folder.exists()
     assert lm.kwargs["seed"] == 3
     assert (lm.model, lm.recording.backend.adapters) == (embedded, ())
     assert lm("What do you say?")
-    for given, said in (({"steps": 3}, "'steps'. would have no effect"), ({"algorithm": "ppo"}, "use assay.train"), ({"rank": 0}, "rank=0")):
+    for given, said in (
+        ({"steps": 3}, "'steps'. would have no effect"),
+        ({"algorithm": "ppo"}, "use assay.train"),
+        ({"lora_r": 0}, "lora_r=0"),
+    ):
         with pytest.raises(ConfigError, match=said):
             lm.reinforce({"name": "x", **given})
     with pytest.raises(ConfigError, match="temperature 0"):
@@ -436,7 +556,7 @@ def test_dspys_own_reinforcement_trains_the_model_in_place(embedded: str) -> Non
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_dspys_grpo_ends_with_an_adapter(embedded: str) -> None:
+def test_dspy_grpo_returns_an_adapter(embedded: str) -> None:
     from dspy.teleprompt.grpo import GRPO
 
     lm = get_lm(embedded, max_tokens=24)
@@ -444,8 +564,10 @@ def test_dspys_grpo_ends_with_an_adapter(embedded: str) -> None:
     student = Turning()
     student.set_lm(lm)
     optimizer = GRPO(
-        metric=lambda gold, found, trace=None: float(found.turn == gold.turn), adapter=dspy.ChatAdapter(), exclude_demos=True, num_threads=1,
-        num_train_steps=2, num_dspy_examples_per_grpo_step=2, num_rollouts_per_grpo_step=2, train_kwargs={"name": "grpo", "tasks": 2, "rank": 2},
+        metric=lambda gold, found, trace=None: float(found.turn == gold.turn), adapter=dspy.ChatAdapter(),
+        exclude_demos=True, num_threads=1,
+        num_train_steps=2, num_dspy_examples_per_grpo_step=2, num_rollouts_per_grpo_step=2,
+        train_kwargs={"name": "grpo", "prompts_per_step": 2, "lora_r": 2},
     )  # fmt: skip
     with dspy.context(adapter=dspy.ChatAdapter()):
         trained = optimizer.compile(student, trainset=examples(4))
@@ -456,14 +578,18 @@ def test_dspys_grpo_ends_with_an_adapter(embedded: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_dspys_own_finetuning_comes_back_as_a_model_with_the_adapter(embedded: str) -> None:
+def test_dspy_finetuning_returns_a_model_with_the_adapter(embedded: str) -> None:
     from dspy.clients.utils_finetune import TrainDataFormat
 
     seen: list[Any] = []
     lm = get_lm(embedded, temperature=0.0, max_tokens=8, observers=[seen.append])
     lm.provider = TRLProvider()
-    said = [{"messages": [{"role": "user", "content": "What do you say?"}, {"role": "assistant", "content": "Fish."}]}] * 8
-    job = lm.finetune(said, TrainDataFormat.CHAT, {"name": "fish", "epochs": 4, "batch": 4, "rank": 4, "learning_rate": 2e-3})
+    said = [
+        {"messages": [{"role": "user", "content": "What do you say?"}, {"role": "assistant", "content": "Fish."}]}
+    ] * 8
+    job = lm.finetune(
+        said, TrainDataFormat.CHAT, {"name": "fish", "epochs": 4, "batch": 4, "lora_r": 4, "learning_rate": 2e-3}
+    )
     tuned = job.result(timeout=300)
     assert not isinstance(tuned, Exception), tuned
     assert tuned.model == f"{embedded}+fish"
@@ -476,7 +602,7 @@ def test_dspys_own_finetuning_comes_back_as_a_model_with_the_adapter(embedded: s
     teacher.set_lm(scripted_lm(lambda _: "[[ ## turn ## ]]\nyes\n\n[[ ## completed ## ]]"))
     metric, kwargs = (
         lambda gold, found, trace=None: found.turn == "yes",
-        {"name": "turn", "epochs": 4, "batch": 4, "learning_rate": 1e-3, "held_out": 0.0},
+        {"name": "turn", "epochs": 4, "batch": 4, "learning_rate": 1e-3, "eval_fraction": 0.0},
     )
     weights = dspy.BootstrapFinetune(metric=metric, adapter=dspy.ChatAdapter(), train_kwargs=kwargs, num_threads=1)
     with dspy.context(adapter=dspy.ChatAdapter()):
@@ -487,4 +613,4 @@ def test_dspys_own_finetuning_comes_back_as_a_model_with_the_adapter(embedded: s
     with dspy.context(adapter=dspy.ChatAdapter()):
         assert trained(place="77 Main Street").turn == "yes"
     refused = lm.finetune(said, TrainDataFormat.CHAT, {"epoch": 1}).result(timeout=60)
-    assert "there are the fields of SFTConfig" in str(refused)
+    assert "SFTSettings has no setting 'epoch'" in str(refused)

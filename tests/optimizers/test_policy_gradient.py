@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.errors import ConfigError
-from assay.optimizers.weights.advantages import ValueMemory, add_hidden, assign_credit
-from assay.optimizers.weights.config import ALGORITHMS, PolicyConfig, SFTConfig
-from assay.optimizers.weights.guards import Watch
-from assay.optimizers.weights.making import task_order
-from assay.optimizers.weights.rows import Row, Trajectory, trained_tokens, trajectory_of
-from assay.optimizers.weights.trainer import normalised, token_returns
+from assay.optimizers.finetuning.advantages import ValueMemory, add_hidden, assign_credit
+from assay.optimizers.finetuning.monitoring import TrainingMonitor
+from assay.optimizers.finetuning.rows import Row, Trajectory, trained_tokens, trajectory_of
+from assay.optimizers.finetuning.settings import ALGORITHMS, PolicySettings, SFTSettings
+from assay.optimizers.finetuning.trl_settings import task_order
+from assay.optimizers.finetuning.trl_trainer import normalised, token_returns
 from assay.traces import Rollout, Transition
 
 
@@ -37,8 +37,10 @@ def trajectory(name: str, group: str, *rewards: float) -> Trajectory:
 
 
 def test_grpo_on_single_calls_is_the_formula_of_trl() -> None:
-    batch = [trajectory(f"r{at}", f"g{at // 4}", reward) for at, reward in enumerate([0, 1, 1, 0.5, 0.2, 0.2, 0.2, 0.9])]
-    found = assign_credit(batch, PolicyConfig(), ValueMemory()).advantages
+    batch = [
+        trajectory(f"r{at}", f"g{at // 4}", reward) for at, reward in enumerate([0, 1, 1, 0.5, 0.2, 0.2, 0.2, 0.9])
+    ]
+    found = assign_credit(batch, PolicySettings(), ValueMemory()).advantages
     first = [0, 1, 1, 0.5]
     mean, deviation = 0.625, math.sqrt(sum((r - 0.625) ** 2 for r in first) / 3)  # of the sample, as torch.std
     assert [found[f"r{at}"][0] for at in range(4)] == pytest.approx([(r - mean) / (deviation + 1e-4) for r in first])
@@ -46,24 +48,29 @@ def test_grpo_on_single_calls_is_the_formula_of_trl() -> None:
 
 def test_rloo_takes_the_others_mean_unscaled() -> None:
     batch = [trajectory(f"r{at}", "g", reward) for at, reward in enumerate([0.0, 1.0, 0.5])]
-    found = assign_credit(batch, PolicyConfig(algorithm="rloo"), ValueMemory()).advantages
+    found = assign_credit(batch, PolicySettings(algorithm="rloo"), ValueMemory()).advantages
     assert [found[f"r{at}"][0] for at in range(3)] == pytest.approx([-0.75, 0.75, 0.0])
 
 
 def test_reinforce_takes_the_batch() -> None:
     batch = [trajectory("a", "g", 0.0), trajectory("b", "g", 0.0), trajectory("c", "h", 1.0), trajectory("d", "h", 1.0)]
-    found = assign_credit(batch, PolicyConfig(algorithm="reinforce++-turn"), ValueMemory())
+    found = assign_credit(batch, PolicySettings(algorithm="reinforce++-turn"), ValueMemory())
     deviation = math.sqrt(1 / 3)
     assert found.advantages["a"] == pytest.approx([-0.5 / (deviation + 1e-4)])
     assert found.advantages["d"] == pytest.approx([0.5 / (deviation + 1e-4)])
-    assert found.flat == 0  # though neither group has spread of its own
-    assert assign_credit(batch, PolicyConfig(), ValueMemory()).flat == 2
+    assert found.zero_variance == 0  # though neither group has spread of its own
+    assert assign_credit(batch, PolicySettings(), ValueMemory()).zero_variance == 2
 
 
 def test_reinforce_normalises_over_the_tokens_of_the_batch() -> None:
-    """Three calls of 1, 3 and 2 trained tokens with returns 1, 0, 0.5: mean (1 + 0 + 2 * 0.5) / 6 = 1/3 over the six tokens, variance
-    (4/9 + 3 * 1/9 + 2 * 1/36) / 6 = 5/36."""
-    rows = [Row(turn=0, prompt_ids=[1], completion_ids=[2] * n, advantage=a, rollout=str(n)) for n, a in ((1, 1.0), (3, 0.0), (2, 0.5))]
+    """Three calls of 1, 3 and 2 trained tokens with returns 1, 0, 0.5.
+
+    Mean (1 + 0 + 2 * 0.5) / 6 = 1/3 over the six tokens, variance (4/9 + 3 * 1/9 + 2 * 1/36) / 6 = 5/36.
+    """
+    rows = [
+        Row(turn=0, prompt_ids=[1], completion_ids=[2] * n, advantage=a, rollout=str(n))
+        for n, a in ((1, 1.0), (3, 0.0), (2, 0.5))
+    ]
     mask = torch.tensor([[1, 0, 0], [1, 1, 1], [1, 1, 0]])
     earned = token_returns(rows, torch.zeros(3, 3), 0.0)
     found = normalised(earned, mask, lambda sums: sums)
@@ -71,13 +78,21 @@ def test_reinforce_normalises_over_the_tokens_of_the_batch() -> None:
     assert found[0].tolist() == pytest.approx([(2 / 3) / sigma, 0, 0])
     assert found[1].tolist() == pytest.approx([(-1 / 3) / sigma] * 3)
     assert found[2].tolist() == pytest.approx([(1 / 6) / sigma] * 2 + [0])
-    same = token_returns([Row(turn=0, prompt_ids=[1], completion_ids=[2], advantage=0.7) for _ in range(3)], torch.zeros(3, 1), 0.0)
+    same = token_returns(
+        [Row(turn=0, prompt_ids=[1], completion_ids=[2], advantage=0.7) for _ in range(3)], torch.zeros(3, 1), 0.0
+    )
     assert normalised(same, torch.ones(3, 1), lambda sums: sums).tolist() == [[0.0]] * 3
 
 
 def test_kl_in_the_reward_counts_for_every_token_before_it() -> None:
-    """KL 0.1, 0.2 in the first call and 0.4 in the second one of rollout a, weight 0.5: 1 - 0.5 * 0.7, 1 - 0.5 * 0.6; then 1 - 0.5 * 0.4."""
-    rows = [Row(turn=turn, prompt_ids=[1], completion_ids=[2], advantage=1.0, rollout=name) for name, turn in (("a", 0), ("a", 1), ("b", 1))]
+    """KL 0.1, 0.2 in the first call and 0.4 in the second one of rollout a, weight 0.5.
+
+    1 - 0.5 * 0.7, 1 - 0.5 * 0.6; then 1 - 0.5 * 0.4.
+    """
+    rows = [
+        Row(turn=turn, prompt_ids=[1], completion_ids=[2], advantage=1.0, rollout=name)
+        for name, turn in (("a", 0), ("a", 1), ("b", 1))
+    ]
     kl = torch.tensor([[0.1, 0.2], [0.4, 0.0], [9.0, 0.0]])
     found = token_returns(rows, kl, 0.5)
     assert found[0].tolist() == pytest.approx([0.65, 0.7])
@@ -89,9 +104,9 @@ def test_a_value_head_explains_what_features_cannot_see() -> None:
     rng = np.random.default_rng(0)
     batch = [trajectory(f"r{at}", f"g{at // 4}", 0.0, float(at // 4 % 2)) for at in range(96)]
     hidden = {id(row): rng.normal(size=32) * 0.1 + one.rewards[-1] for one in batch for row in one.rows}
-    plain = assign_credit(batch, PolicyConfig(algorithm="ppo"), ValueMemory()).explained
+    plain = assign_credit(batch, PolicySettings(algorithm="ppo"), ValueMemory()).explained
     add_hidden(batch, lambda rows: [hidden[id(row)].tolist() for row in rows])
-    head = assign_credit(batch, PolicyConfig(algorithm="ppo", value="head"), ValueMemory()).explained
+    head = assign_credit(batch, PolicySettings(algorithm="ppo", value="head"), ValueMemory()).explained
     assert plain < 0.1
     assert head > 0.8
 
@@ -99,31 +114,33 @@ def test_a_value_head_explains_what_features_cannot_see() -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_identical_rollouts_push_nowhere(algorithm: str) -> None:
     batch = [trajectory(f"r{at}", "g", 0.15, 0.15, 1.0) for at in range(4)]
-    credit = assign_credit(batch, PolicyConfig(algorithm=algorithm), ValueMemory())
+    credit = assign_credit(batch, PolicySettings(algorithm=algorithm), ValueMemory())
     assert credit.advantages == {}
-    assert credit.flat == 1
+    assert credit.zero_variance == 1
     left = Counter[str]()
-    assert credit.given_to(batch, left) == ([], [row for one in batch for row in one.rows])
-    assert left["rollouts of groups without spread"] == 4
+    assert credit.apply_to(batch, left) == ([], [row for one in batch for row in one.rows])
+    assert left["rollouts of zero-variance groups"] == 4
 
 
 def test_a_ppo_value_is_fitted_on_other_groups_and_remembers() -> None:
-    memory, config = ValueMemory(), PolicyConfig(algorithm="ppo")
+    memory, config = ValueMemory(), PolicySettings(algorithm="ppo")
     for at in range(4):
         assign_credit([trajectory(f"{at}{n}", f"g{n // 2}", 0.1, 0.0, n % 2) for n in range(4)], config, memory)
     again = ValueMemory()
-    again.take(json.loads(json.dumps(memory.to_json())))
+    again.load(json.loads(json.dumps(memory.to_json())))
     batch = [trajectory(f"x{n}", f"h{n // 2}", 0.1, 0.0, n % 2) for n in range(4)]
     one, other = assign_credit(batch, config, memory).advantages, assign_credit(batch, config, again).advantages
     assert one == other
     assert one["x1"][2] > 0 > one["x0"][2]
 
 
-@given(st.lists(st.lists(st.floats(-1, 1), min_size=1, max_size=5), min_size=2, max_size=8), st.sampled_from(ALGORITHMS))
+@given(
+    st.lists(st.lists(st.floats(-1, 1), min_size=1, max_size=5), min_size=2, max_size=8), st.sampled_from(ALGORITHMS)
+)
 def test_advantages_are_finite_and_one_a_call(rewards: list[list[float]], algorithm: str) -> None:
     batch = [trajectory(f"r{at}", f"g{at % 2}", *turns) for at, turns in enumerate(rewards)]
     for one in batch:
-        turns = assign_credit(batch, PolicyConfig(algorithm=algorithm), ValueMemory()).advantages.get(one.rollout)
+        turns = assign_credit(batch, PolicySettings(algorithm=algorithm), ValueMemory()).advantages.get(one.rollout)
         assert turns is None or (len(turns) == len(one.rewards) and all(map(math.isfinite, turns)))
 
 
@@ -138,62 +155,74 @@ def test_advantages_are_finite_and_one_a_call(rewards: list[list[float]], algori
         ({"algorithm": "reinforce++", "loss": "luspo"}, "one advantage a call"),
         ({"value": "head"}, "only ppo has a value"),
         ({"algorithm": "ppo", "value": "critic"}, "value='critic' must be one of features, head"),
-        ({"micro": 5}, "micro=5 must divide the 24 rollouts"),
+        ({"per_device_batch_size": 5}, "per_device_batch_size=5 must divide the 24 rollouts"),
         ({"algorithm": "ppo", "returns": "episode"}, "would have no effect: ppo"),
         ({"gae_lambda": 0.5}, "would have no effect on grpo"),
         ({"step_weight": 0, "outcome_weight": 0}, "nothing would be rewarded"),
-        ({"learning_rate": math.nan}, "learning_rate=nan must be above 0"),
+        ({"learning_rate": math.nan}, "learning_rate=nan must be a finite number above 0"),
         ({"temperature": 0.0}, "temperature=0.0 must be between 0.1 and 2"),
         ({"vllm": "yes"}, "vllm='yes' must be one of"),
-        ({"loss": "sapo", "epsilon": 0.1, "epsilon_high": 0.1}, "epsilon and epsilon_high would have no effect: the loss sapo"),
+        (
+            {"loss": "sapo", "epsilon": 0.1, "epsilon_high": 0.1},
+            "epsilon and epsilon_high would have no effect: the loss sapo",
+        ),
         ({"loss": "cispo", "epsilon": 0.2}, "epsilon would have no effect: the loss cispo"),
         ({"epsilon_high": 11}, "epsilon_high=11 must be between 0 and 10"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        PolicyConfig(**settings)
+        PolicySettings(**settings)
 
 
 def test_each_loss_has_the_clip_of_its_paper() -> None:
-    assert [PolicyConfig(loss=loss).clip for loss in ("dapo", "cispo")] == [(0.2, 0.28), (0.2, 5.0)]
-    assert PolicyConfig(loss="cispo", epsilon_high=3.0).clip[1] == 3.0
+    assert [PolicySettings(loss=loss).clip for loss in ("dapo", "cispo")] == [(0.2, 0.28), (0.2, 5.0)]
+    assert PolicySettings(loss="cispo", epsilon_high=3.0).clip[1] == 3.0
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++-turn"])
-@pytest.mark.parametrize("settings", [{"discount": 0.8}, {"returns": "uniform"}, {"returns": "step"}], ids=["discount", "uniform", "step"])
+@pytest.mark.parametrize(
+    "settings", [{"discount": 0.8}, {"returns": "uniform"}, {"returns": "step"}], ids=["discount", "uniform", "step"]
+)
 def test_of_two_right_answers_the_shorter_way_is_pushed(algorithm: str, settings: dict[str, Any]) -> None:
     batch = [trajectory("short", "g", 0.0, 1.0), trajectory("long", "g", 0.0, 0.0, 0.0, 1.0)]
-    credit = assign_credit(batch, PolicyConfig(algorithm=algorithm, **settings), ValueMemory())
-    assert credit.flat == 0
+    credit = assign_credit(batch, PolicySettings(algorithm=algorithm, **settings), ValueMemory())
+    assert credit.zero_variance == 0
     assert sum(credit.advantages["short"]) > sum(credit.advantages["long"])
     assert max(abs(value) for turns in credit.advantages.values() for value in turns) < 3
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++-turn"])
-@pytest.mark.parametrize("settings", [{"discount": 0.0}, {"discount": 0.5}, {"discount": 1.0}, {"returns": "step"}, {"returns": "uniform"}])
+@pytest.mark.parametrize(
+    "settings", [{"discount": 0.0}, {"discount": 0.5}, {"discount": 1.0}, {"returns": "step"}, {"returns": "uniform"}]
+)
 def test_a_right_rollout_is_pushed_by_a_little_whatever_its_returns(algorithm: str, settings: dict[str, Any]) -> None:
-    config = PolicyConfig(algorithm=algorithm, **settings)
-    credit = assign_credit([trajectory("right", "g", *[0.0] * 7, 1.0), trajectory("wrong", "g", *[0.0] * 8)], config, ValueMemory())
-    assert credit.flat == 0
+    config = PolicySettings(algorithm=algorithm, **settings)
+    credit = assign_credit(
+        [trajectory("right", "g", *[0.0] * 7, 1.0), trajectory("wrong", "g", *[0.0] * 8)], config, ValueMemory()
+    )
+    assert credit.zero_variance == 0
     assert max(credit.advantages["right"]) > 0 > min(credit.advantages["wrong"])
     assert max(abs(value) for turns in credit.advantages.values() for value in turns) < 4
     same = assign_credit([trajectory(name, "g", 0.0, 0.0, 1.0) for name in "ab"], config, ValueMemory())
-    assert (same.flat, same.advantages) == (1, {})
+    assert (same.zero_variance, same.advantages) == (1, {})
 
 
 def test_rollouts_are_shared_out_whole() -> None:
-    assert PolicyConfig().shared_out(1) == (2, 12)
-    assert PolicyConfig().shared_out(8) == (1, 3)
-    assert PolicyConfig(tasks=3, num_generations=3).shared_out(1) == (1, 9)
-    with pytest.raises(ConfigError, match=r"micro=1 must divide the 24 rollouts of a step .*, shared out to 7 processes"):
-        PolicyConfig().shared_out(7)
+    assert PolicySettings().shared_out(1) == (2, 12)
+    assert PolicySettings().shared_out(8) == (1, 3)
+    assert PolicySettings(prompts_per_step=3, num_generations=3).shared_out(1) == (1, 9)
+    with pytest.raises(
+        ConfigError,
+        match=r"per_device_batch_size=1 must divide the 24 rollouts of a step .*, shared out to 7 processes",
+    ):
+        PolicySettings().shared_out(7)
 
 
 def test_flags_have_the_defaults_of_the_settings() -> None:
     from assay.cli.train import command
 
-    for name, config in [("sft", SFTConfig), *((algorithm, PolicyConfig) for algorithm in ALGORITHMS)]:
+    for name, config in [("sft", SFTSettings), *((algorithm, PolicySettings) for algorithm in ALGORITHMS)]:
         known = {item.name: item.default for item in dataclasses.fields(config)}
         flags = {option.name: option.default for option in command.commands[name].params if option.name in known}
         assert len(flags) > 9
@@ -214,11 +243,25 @@ class Letters:
 
 
 def transition(output: str, *, schema: dict[str, Any] | None = None, **more: Any) -> Transition:
-    request: dict[str, Any] = {"messages": [{"role": "user", "parts": [{"type": "text", "text": "2+2?"}]}], "config": {}}
+    request: dict[str, Any] = {
+        "messages": [{"role": "user", "parts": [{"type": "text", "text": "2+2?"}]}],
+        "config": {},
+    }
     if schema is not None:
-        request["config"]["response_format"] = {"type": "json_schema", "name": "outputs", "schema": schema}  # as it is stored
+        request["config"]["response_format"] = {
+            "type": "json_schema",
+            "name": "outputs",
+            "schema": schema,
+        }  # as it is stored
     ids = (*map(ord, output), 0)
-    told = {"t": 0, "model": "m", "request": request, "output": output, "token_ids": ids, "logprobs": tuple(-0.1 for _ in ids)}
+    told = {
+        "t": 0,
+        "model": "m",
+        "request": request,
+        "output": output,
+        "token_ids": ids,
+        "logprobs": tuple(-0.1 for _ in ids),
+    }
     return Transition(**{**told, "constrained": schema is not None, **more})
 
 
@@ -229,7 +272,10 @@ def chosen(call: Transition) -> str:
 
 def test_what_a_grammar_of_lines_forces_is_not_trained() -> None:
     schema = {"x-assay-lines": True, "properties": {"thought": {}, "action": {}}}
-    assert chosen(transition("thought: add them\naction: calculator", schema=schema)) == "·········add them\n········calculator"
+    assert (
+        chosen(transition("thought: add them\naction: calculator", schema=schema))
+        == "·········add them\n········calculator"
+    )
 
 
 def test_of_the_words_that_a_grammar_offers_the_letters_that_decide_are_trained() -> None:
@@ -244,7 +290,11 @@ def test_of_the_words_that_a_grammar_offers_the_letters_that_decide_are_trained(
     schema = {"x-assay-lines": True, "properties": fields}
     assert chosen(transition(text, schema=schema)) == "·" * 9 + "n" + "·" * 11 + "t" + "·" * 16 + "12\n" + "·" * 6
     schema = {
-        "properties": {"action": {"enum": ["add", "answer"]}, "sure": {"type": "boolean"}, "more": {"properties": {"end": {"enum": ["x", "xy"]}}}}
+        "properties": {
+            "action": {"enum": ["add", "answer"]},
+            "sure": {"type": "boolean"},
+            "more": {"properties": {"end": {"enum": ["x", "xy"]}}},
+        }
     }
     text = '{"action": "answer", "sure": false, "more": {"end": "xy"}}'
     assert chosen(transition(text, schema=schema)) == "·" * 13 + "n" + "·" * 15 + "f" + "·" * 24 + "y" + "·" * 4
@@ -252,7 +302,10 @@ def test_of_the_words_that_a_grammar_offers_the_letters_that_decide_are_trained(
 
 def test_what_a_json_grammar_forces_is_not_trained() -> None:
     schema = {"properties": {"expression": {}, "n": {}}}
-    assert chosen(transition('{"expression": "2 + 2", "n": 12}', schema=schema)) == '················2 + 2"·······12··'[:33]
+    assert (
+        chosen(transition('{"expression": "2 + 2", "n": 12}', schema=schema))
+        == '················2 + 2"·······12··'[:33]
+    )
 
 
 def test_a_token_that_the_model_held_for_impossible_was_the_grammars() -> None:
@@ -289,13 +342,17 @@ def test_bytes_that_are_no_letters_do_not_hide_what_a_grammar_forced() -> None:
 
 def test_rows_hold_the_sampled_tokens_and_count_what_cannot_be_trained_on() -> None:
     calls = [
-        transition("4"), transition("4", cached=True), transition("", error="ServerError"), transition("4", token_ids=None),
-        transition("4", prompt_tokens=3), transition("4" * 90), transition("4", logprobs=(math.nan, 0.0)), transition("4", model="judge"),
+        transition("4"), transition("4", cached=True), transition("", error="ServerError"),
+        transition("4", token_ids=None),
+        transition("4", prompt_tokens=3), transition("4" * 90), transition("4", logprobs=(math.nan, 0.0)),
+        transition("4", model="judge"),
     ]  # fmt: skip
     for at, call in enumerate(calls):
         call.t = at
     rollout, left = Rollout(id="r", group_id="g", score=1.0, transitions=calls), Counter[str]()
-    found = trajectory_of(rollout, Letters(), ours=lambda call: call.model == "m", max_length=64, behaviour=True, left=left)
+    found = trajectory_of(
+        rollout, Letters(), ours=lambda call: call.model == "m", max_length=64, behaviour=True, left_out=left
+    )
     assert [(row.turn, row.completion_ids, row.logprobs) for row in found.rows] == [(0, [52, 0], [-0.1, -0.1])]
     assert found.rewards == [0.0] * 7 + [1.0]
     assert sum(left.values()) == 7
@@ -306,34 +363,41 @@ def test_rows_hold_the_sampled_tokens_and_count_what_cannot_be_trained_on() -> N
 # -- guards
 
 
-def seen(**curves: list[float]) -> Watch:
-    watch = Watch()
+def seen(**curves: list[float]) -> TrainingMonitor:
+    watch = TrainingMonitor()
     for step in range(max(map(len, curves.values()))):
-        watch.see(step, {name: values[step] for name, values in curves.items() if step < len(values)})
+        watch.update(step, {name: values[step] for name, values in curves.items() if step < len(values)})
     return watch
 
 
 def test_alarms_name_the_cure_once() -> None:
-    watch = seen(entropy=[1.0, 1.0, 1.0, 0.1, 0.1, 0.1, 0.1], flat_groups=[1.0] * 7, score=[0.9] * 7, kl=[0.9] * 7)
-    assert set(watch.alarms) == {"entropy", "flat", "kl"}
+    watch = seen(
+        entropy=[1.0, 1.0, 1.0, 0.1, 0.1, 0.1, 0.1], zero_variance_groups=[1.0] * 7, score=[0.9] * 7, kl=[0.9] * 7
+    )
+    assert set(watch.alarms) == {"entropy", "zero_variance", "kl"}
     assert "Raise --beta" in watch.alarms["entropy"]
-    assert "harder tasks" in watch.alarms["flat"]
-    assert watch.see(8, {"entropy": 0.1}) == []
-    assert "ever less to learn from" in seen(reward_std=[0.4, 0.4, 0.4, 0.05, 0.05, 0.05], score=[0.3] * 6).alarms["deviation"]
+    assert "harder tasks" in watch.alarms["zero_variance"]
+    assert watch.update(8, {"entropy": 0.1}) == []
+    assert (
+        "little is left to learn from"
+        in seen(reward_std=[0.4, 0.4, 0.4, 0.05, 0.05, 0.05], score=[0.3] * 6).alarms["deviation"]
+    )
     assert not seen(reward_std=[0.4, 0.4, 0.4, 0.05, 0.05, 0.05], score=[0.95] * 6).alarms
-    assert not seen(entropy=[1.0, 0.9, 0.8, 0.7, 0.6], flat_groups=[0.5] * 5, score=[0.3] * 5, kl=[0.01] * 5).alarms
+    assert not seen(
+        entropy=[1.0, 0.9, 0.8, 0.7, 0.6], zero_variance_groups=[0.5] * 5, score=[0.3] * 5, kl=[0.01] * 5
+    ).alarms
 
 
-def test_a_gamed_rubric_is_told_by_the_one_that_only_watches() -> None:
+def test_a_gamed_rubric_raises_an_alarm_by_the_monitor_rubric() -> None:
     up, down = [0.1 * at for at in range(12)], [1.0 - 0.05 * at for at in range(12)]
-    assert "being gamed" in seen(score=up, watched=down).alarms["hacking"]
-    assert not seen(score=up, watched=up).alarms
-    assert not seen(score=[0.5] * 12, watched=down).alarms
+    assert "being gamed" in seen(score=up, monitor=down).alarms["hacking"]
+    assert not seen(score=up, monitor=up).alarms
+    assert not seen(score=[0.5] * 12, monitor=down).alarms
 
 
 def test_step_rewards_that_are_earned_by_calling_are_told() -> None:
     up, flat = [0.1 * at for at in range(12)], [0.5] * 12
-    assert "earned by making calls" in seen(reward=up, turns=up, score=flat).alarms["income"]
+    assert "earned by making more calls" in seen(reward=up, turns=up, score=flat).alarms["income"]
     assert not seen(reward=up, turns=up, score=up).alarms
     assert not seen(reward=up, turns=flat, score=flat).alarms
 
@@ -353,17 +417,22 @@ def arguments(folder: Path, **more: Any) -> Any:
     from trl import GRPOConfig
 
     told: dict[str, Any] = {
-        "output_dir": str(folder), "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 2,
-        "num_generations": 4, "max_completion_length": 8, "max_steps": 3, "learning_rate": 1e-2, "report_to": "none", "use_cpu": True,
-        "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, "seed": 3, "lr_scheduler_type": "constant", "loss_type": "dapo",
+        "output_dir": str(folder), "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
+        "steps_per_generation": 2,
+        "num_generations": 4, "max_completion_length": 8, "max_steps": 3, "learning_rate": 1e-2, "report_to": "none",
+        "use_cpu": True,
+        "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, "seed": 3, "lr_scheduler_type": "constant",
+        "loss_type": "dapo",
         "scale_rewards": "group", "bf16": False,
     }  # fmt: skip
     return GRPOConfig(**{**told, **more})
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 20), st.integers(0, 3))
-def test_no_task_comes_twice_in_a_step_nor_again_before_all_others(tasks: int, spare: int, steps: int, seed: int) -> None:
-    items, config = tasks + spare - 1, PolicyConfig(tasks=tasks, steps=steps, seed=seed)
+def test_no_task_comes_twice_in_a_step_nor_again_before_all_others(
+    tasks: int, spare: int, steps: int, seed: int
+) -> None:
+    items, config = tasks + spare - 1, PolicySettings(prompts_per_step=tasks, steps=steps, seed=seed)
     order = task_order(items, config)
     assert len(order) == tasks * steps
     assert all(len(set(order[at : at + tasks])) == tasks for at in range(0, len(order), tasks))
@@ -375,9 +444,13 @@ def logged(model: Path, folder: Path, rows: list[Row], parts: int, **more: Any) 
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from assay.optimizers.weights.trainer import Batch, TransitionTrainer
+    from assay.optimizers.finetuning.trl_trainer import Batch, TransitionTrainer
 
-    shares = {"per_device_train_batch_size": 8 // parts, "gradient_accumulation_steps": parts, "steps_per_generation": parts}
+    shares = {
+        "per_device_train_batch_size": 8 // parts,
+        "gradient_accumulation_steps": parts,
+        "steps_per_generation": parts,
+    }
     trainer = TransitionTrainer(
         model=AutoModelForCausalLM.from_pretrained(model), args=arguments(folder / str(parts), **shares, **more),
         train_dataset=Dataset.from_list([{"prompt": "", "index": at} for at in range(4)]),
@@ -390,7 +463,9 @@ def logged(model: Path, folder: Path, rows: list[Row], parts: int, **more: Any) 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo"])
 def test_blank_parts_of_a_batch_change_nothing(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
-    rows = [Row(turn=0, prompt_ids=[5, 6], completion_ids=[7, at], trained=[True, True], advantage=1.0) for at in (8, 9)]
+    rows = [
+        Row(turn=0, prompt_ids=[5, 6], completion_ids=[7, at], trained=[True, True], advantage=1.0) for at in (8, 9)
+    ]
     whole, shared = (logged(tiny_model, tmp_path, rows, parts, loss_type=loss_type, beta=0.5) for parts in (1, 8))
     assert whole[0]["entropy"] > 1
     assert whole[-1]["kl"] > 0
@@ -401,8 +476,12 @@ def test_blank_parts_of_a_batch_change_nothing(tiny_model: Path, tmp_path: Path,
 
 @pytest.mark.slow
 def test_a_mean_by_parts_does_not_shrink_with_blank_parts(tiny_model: Path, tmp_path: Path) -> None:
-    rows = [Row(turn=0, prompt_ids=[5, 6], completion_ids=[7, 8], trained=[True, True], advantage=1.0) for _ in range(9)]
-    whole, shared = (logged(tiny_model, tmp_path, rows, parts, loss_type="bnpo") for parts in (1, 8))  # parts of two: most likely, some are blank
+    rows = [
+        Row(turn=0, prompt_ids=[5, 6], completion_ids=[7, 8], trained=[True, True], advantage=1.0) for _ in range(9)
+    ]
+    whole, shared = (
+        logged(tiny_model, tmp_path, rows, parts, loss_type="bnpo") for parts in (1, 8)
+    )  # parts of two: most likely, some are blank
     assert [line["grad_norm"] for line in shared] == pytest.approx([line["grad_norm"] for line in whole], rel=1e-3)
 
 
@@ -410,7 +489,8 @@ def test_a_mean_by_parts_does_not_shrink_with_blank_parts(tiny_model: Path, tmp_
 def test_every_process_asks_vllm_as_many_questions(monkeypatch: pytest.MonkeyPatch, vllm: bool) -> None:
     import types
 
-    from assay.optimizers.weights import engines, trainer
+    from assay.optimizers.finetuning import engines
+    from assay.optimizers.finetuning import trl_trainer as trainer
 
     asked: list[int] = []
 
@@ -439,7 +519,9 @@ def test_every_process_asks_vllm_as_many_questions(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(trainer, "over_ranks", beside_another)
     engine = engines.TrainerPolicy("tiny", max_completion=4)
     engine.sync(Asking())
-    monkeypatch.setattr(engines, "_calls", lambda runs, session: [lambda: engine.lm(messages=[{"role": "user", "content": "2+2?"}])] * 2)
+    monkeypatch.setattr(
+        engines, "_calls", lambda runs, session: [lambda: engine.lm(messages=[{"role": "user", "content": "2+2?"}])] * 2
+    )
     found = engine.play([(None, None)] * 2, types.SimpleNamespace())  # type: ignore[arg-type, list-item]
     assert len(found) == 2
     assert asked == [5 if vllm else 2]
@@ -451,7 +533,7 @@ def test_the_model_as_it_was_is_the_base(tiny_model: Path) -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    from assay.optimizers.weights.engines import TrainerPolicy
+    from assay.optimizers.finetuning.engines import TrainerPolicy
 
     def logits(of: Any) -> Any:
         with torch.no_grad():
@@ -461,7 +543,9 @@ def test_the_model_as_it_was_is_the_base(tiny_model: Path) -> None:
     before = logits(base)
     model = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
     after, engine = logits(model), TrainerPolicy(str(tiny_model))
-    engine.sync(SimpleNamespace(model=model, accelerator=SimpleNamespace(unwrap_model=lambda one: one), _tokenizer=None))
+    engine.sync(
+        SimpleNamespace(model=model, accelerator=SimpleNamespace(unwrap_model=lambda one: one), _tokenizer=None)
+    )
     with engine.before():
         assert torch.equal(logits(model), before)
         model.merge_adapter()  # as TRL does for vLLM
@@ -474,18 +558,26 @@ def test_the_model_as_it_was_is_the_base(tiny_model: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "lean"),
-    [({}, False), ({}, True), ({"beta": 0.1}, False), ({"loss_type": "cispo", "epsilon_high": 5.0}, False), ({"num_iterations": 2}, False)],
+    [
+        ({}, False),
+        ({}, True),
+        ({"beta": 0.1}, False),
+        ({"loss_type": "cispo", "epsilon_high": 5.0}, False),
+        ({"num_iterations": 2}, False),
+    ],
     ids=["plain", "lean head", "kl", "cispo", "twice"],
 )
-def test_on_single_calls_the_trainer_is_stock_grpo(tiny_model: Path, tmp_path: Path, more: dict[str, Any], lean: bool) -> None:
+def test_on_single_calls_the_trainer_is_stock_grpo(
+    tiny_model: Path, tmp_path: Path, more: dict[str, Any], lean: bool
+) -> None:
     import torch
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOTrainer
 
-    from assay.optimizers.weights.base import lean_head
-    from assay.optimizers.weights.trainer import Batch, TransitionTrainer
+    from assay.optimizers.finetuning.base import lean_head
+    from assay.optimizers.finetuning.trl_trainer import Batch, TransitionTrainer
 
     def spread(completions: list[Any], completion_ids: list[list[int]], index: list[int], **_: Any) -> list[float]:
         """A reward that no two completions share, but for those of every third prompt."""
@@ -494,16 +586,25 @@ def test_on_single_calls_the_trainer_is_stock_grpo(tiny_model: Path, tmp_path: P
         return [0.5 if same else value for same, value in zip(flat, sums, strict=True)]
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    rows = Dataset.from_list([{"prompt": [{"role": "user", "content": f"How much is {at} + 1?"}], "index": at} for at in range(8)])
+    rows = Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": f"How much is {at} + 1?"}], "index": at} for at in range(8)]
+    )
     lora = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
     made: list[list[tuple[list[int], list[int], float]]] = []
-    more = {"optim": "sgd", "learning_rate": 0.5, **more}  # Adam moves weights as far for a gradient that is mere rounding
+    more = {
+        "optim": "sgd",
+        "learning_rate": 0.5,
+        **more,
+    }  # Adam moves weights as far for a gradient that is mere rounding
 
     class Stock(GRPOTrainer):  # type: ignore[misc]
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             out = super()._generate_and_score_completions(inputs)
             ids = [
-                [tokens[mask.bool()].tolist() for tokens, mask in zip(out[f"{part}_ids"], out[f"{part}_mask"], strict=True)]
+                [
+                    tokens[mask.bool()].tolist()
+                    for tokens, mask in zip(out[f"{part}_ids"], out[f"{part}_mask"], strict=True)
+                ]
                 for part in ("prompt", "completion")
             ]
             made.append(list(zip(*ids, spread([], ids[1], [given["index"] for given in inputs]), strict=True)))
@@ -514,7 +615,12 @@ def test_on_single_calls_the_trainer_is_stock_grpo(tiny_model: Path, tmp_path: P
         return AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
 
     stock = Stock(
-        model=model(), args=arguments(tmp_path / "a", **more), train_dataset=rows, processing_class=tokenizer, peft_config=lora, reward_funcs=spread
+        model=model(),
+        args=arguments(tmp_path / "a", **more),
+        train_dataset=rows,
+        processing_class=tokenizer,
+        peft_config=lora,
+        reward_funcs=spread,
     )
     stock.train()
     replay = iter(made)
@@ -522,24 +628,38 @@ def test_on_single_calls_the_trainer_is_stock_grpo(tiny_model: Path, tmp_path: P
     def collect(inputs: list[dict[str, Any]], trainer: Any) -> Batch:
         batch = [
             Trajectory(
-                group=str(at // 4), rollout=str(at), rewards=[reward], rows=[Row(turn=0, prompt_ids=p, completion_ids=c, trained=[True] * len(c))]
+                group=str(at // 4),
+                rollout=str(at),
+                rewards=[reward],
+                rows=[Row(turn=0, prompt_ids=p, completion_ids=c, trained=[True] * len(c))],
             )
             for at, (p, c, reward) in enumerate(next(replay))
         ]
-        given, flat = assign_credit(batch, PolicyConfig(), ValueMemory()).given_to(batch, Counter())
+        given, flat = assign_credit(batch, PolicySettings(), ValueMemory()).apply_to(batch, Counter())
         dropped.append(len(flat))
         return Batch(given, flat)
 
     dropped: list[int] = []
     ours = TransitionTrainer(
-        model=model(), args=arguments(tmp_path / "b", **more), train_dataset=rows, processing_class=tokenizer, peft_config=lora, collect=collect
+        model=model(),
+        args=arguments(tmp_path / "b", **more),
+        train_dataset=rows,
+        processing_class=tokenizer,
+        peft_config=lora,
+        collect=collect,
     )
     start = {name: value.clone() for name, value in ours.model.named_parameters() if value.requires_grad}
     with lean_head() if lean else nullcontext():
         ours.train()
     theirs = dict(stock.model.named_parameters())
-    moved = max((value - start[name]).abs().max().item() for name, value in ours.model.named_parameters() if value.requires_grad)
-    apart = max((value - theirs[name]).abs().max().item() for name, value in ours.model.named_parameters() if value.requires_grad)
+    moved = max(
+        (value - start[name]).abs().max().item() for name, value in ours.model.named_parameters() if value.requires_grad
+    )
+    apart = max(
+        (value - theirs[name]).abs().max().item()
+        for name, value in ours.model.named_parameters()
+        if value.requires_grad
+    )
     assert moved > 1e-3
     assert sum(dropped) == 4 * len([at for at in dropped if at])  # whole groups
     assert any(dropped)
@@ -550,10 +670,26 @@ def test_on_single_calls_the_trainer_is_stock_grpo(tiny_model: Path, tmp_path: P
 def test_two_processes_do_what_one_does(tiny_model: Path, tmp_path: Path) -> None:
     script = str(Path(__file__).parent / "two_processes.py")
     told = []
-    launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_addr", "127.0.0.1", "--master_port", "0", "--standalone"]
+    launch = [
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "--master_addr",
+        "127.0.0.1",
+        "--master_port",
+        "0",
+        "--standalone",
+    ]
     for number, words in ((1, []), (2, launch)):
         out = tmp_path / f"{number}.json"
-        done = subprocess.run([sys.executable, *words, script, str(tiny_model), str(out)], capture_output=True, text=True, timeout=280, check=False)
+        done = subprocess.run(
+            [sys.executable, *words, script, str(tiny_model), str(out)],
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         told.append(json.loads(out.read_text()))
     one, two = told
@@ -561,7 +697,9 @@ def test_two_processes_do_what_one_does(tiny_model: Path, tmp_path: Path) -> Non
     for step, other in zip(one["advantages"], two["advantages"], strict=True):
         for name, turns in step.items():
             assert turns == pytest.approx(other[name], abs=1e-12)
-    apart = max(abs(a - b) for name in one["weights"] for a, b in zip(one["weights"][name], two["weights"][name], strict=True))
+    apart = max(
+        abs(a - b) for name in one["weights"] for a, b in zip(one["weights"][name], two["weights"][name], strict=True)
+    )
     moved = max(abs(value) for name, values in one["weights"].items() if "lora_B" in name for value in values)  # from 0
     assert moved > 1e-3
     assert apart < 1e-4 * moved, f"{apart} apart after a move of {moved}"

@@ -18,25 +18,25 @@ import pytest
 import assay
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, Cancelled, ConfigError, DataError, Diverged, ModelError
+from assay.evaluation import RecordedProgram, Session
 from assay.models import Caps, Meter, with_recording
-from assay.optimizers import Session, Student
-from assay.optimizers.weights.config import PolicyConfig
-from assay.optimizers.weights.engines import TrainerPolicy
-from assay.optimizers.weights.online import Rollouts
-from assay.optimizers.weights.page import of_other_seeds, write_report
-from assay.optimizers.weights.policy import PolicyReport, train_policy
-from assay.optimizers.weights.validation import Bench
+from assay.optimizers.finetuning.comparison import EvalTask
+from assay.optimizers.finetuning.engines import TrainerPolicy
+from assay.optimizers.finetuning.online import Rollouts
+from assay.optimizers.finetuning.policy_gradient import PolicyReport, train_policy
+from assay.optimizers.finetuning.settings import PolicySettings
 from assay.programs.agent import WRITTEN_DECISIONS
+from assay.reports.training import of_other_seeds, write_report
 from assay.traces import Recorder, Store
 
 SMALL = {
     "steps": 4,
-    "tasks": 2,
+    "prompts_per_step": 2,
     "num_generations": 2,
-    "micro": 2,
+    "per_device_batch_size": 2,
     "max_completion": 8,
-    "held_out": 2,
-    "rank": 2,
+    "eval_tasks": 2,
+    "lora_r": 2,
     "learning_rate": 1e-2,
     "save_every": 1,
 }
@@ -75,26 +75,35 @@ def letters(task, prediction, rollout):
 """
 
 
-def source(model: str, config: PolicyConfig, check: Any = letters, store: Store | None = None, name: str = "two") -> Rollouts:
+def source(
+    model: str, config: PolicySettings, check: Any = letters, store: Store | None = None, name: str = "two"
+) -> Rollouts:
     engine, recorder = TrainerPolicy(model, max_completion=config.max_completion), Recorder(store, run_id="r")
     meter = Meter()
     lm = with_recording(engine.lm, meter=meter, observers=[recorder.observe])
     rubric = assay.Rubric("letters", [assay.Criterion(name="letters", check=check)])
     session = Session(lm=lm, rubric=rubric, recorder=recorder, meter=meter, program_name=name)
     tasks = [Task(id=f"t{at}", inputs={"question": f"How much is {at} + 1?"}) for at in range(8)]
-    session.know(tasks[:4], "train")
-    session.know(tasks[4:6], "val")
-    session.know(tasks[6:], "test")
-    return Rollouts(Bench(name, Student(TwoCalls(), session, adapter="lean"), session, tasks[4:6], tasks[6:]), tasks[:4], config, engine)
+    session.register(tasks[:4], "train")
+    session.register(tasks[4:6], "val")
+    session.register(tasks[6:], "test")
+    return Rollouts(
+        EvalTask(name, RecordedProgram(TwoCalls(), session, adapter="lean"), session, tasks[4:6], tasks[6:]),
+        tasks[:4],
+        config,
+        engine,
+    )
 
 
-def run(model: Path, name: str, *, resume: bool = False, check: Any = letters, store: Store | None = None, **settings: Any) -> PolicyReport:
-    config = PolicyConfig(**{**SMALL, "model": str(model), **settings})
+def run(
+    model: Path, name: str, *, resume: bool = False, check: Any = letters, store: Store | None = None, **settings: Any
+) -> PolicyReport:
+    config = PolicySettings(**{**SMALL, "model": str(model), **settings})
     return train_policy(source(str(model), config, check, store), name, config, resume=resume)
 
 
 @pytest.mark.slow
-def test_a_program_of_two_calls_is_trained_and_compared_on_sealed_tasks(tiny_model: Path, tmp_path: Path) -> None:
+def test_two_call_program_is_trained_and_compared_on_sealed_tasks(tiny_model: Path, tmp_path: Path) -> None:
     written: set[Any] = set()
 
     def seen(task: Any, prediction: Any, rollout: Any) -> float:
@@ -108,8 +117,8 @@ def test_a_program_of_two_calls_is_trained_and_compared_on_sealed_tasks(tiny_mod
         full = [store.rollout(rollout.id) for rollout in rollouts]
     assert report.steps == 4
     assert written == {True}  # what is looked at is asked as what is trained on
-    assert report.tally.rollouts == 16
-    assert report.tally.calls + 2 * report.tally.left_out["rollouts of groups without spread"] == 32
+    assert report.row_stats.rollouts == 16
+    assert report.row_stats.calls + 2 * report.row_stats.left_out["rollouts of zero-variance groups"] == 32
     assert all(len(rollout.transitions) == 2 for rollout in full)
     assert all(call.token_ids and call.logprobs is None for rollout in full for call in rollout.transitions)
     assert {rollout.split for rollout in rollouts if rollout.phase == "train"} == {"train"}
@@ -117,7 +126,10 @@ def test_a_program_of_two_calls_is_trained_and_compared_on_sealed_tasks(tiny_mod
     assert set(report.curves["entropy"]) == {1, 2, 3, 4}
     assert report.best_step in (2, 4)
     found = report.validation["two"]
-    assert {mode: (part["before"]["n"], part["after"]["n"]) for mode, part in found.items()} == {"greedy": (2, 2), "sampled": (2, 2)}
+    assert {mode: (part["before"]["n"], part["after"]["n"]) for mode, part in found.items()} == {
+        "greedy": (2, 2),
+        "sampled": (2, 2),
+    }
     page = (report.path / "training.html").read_text()
     assert "Reward by turn" in page
     assert "http" not in page.split("<body")[-1].replace("http://www.w3.org", "")[-2000:]
@@ -125,9 +137,9 @@ def test_a_program_of_two_calls_is_trained_and_compared_on_sealed_tasks(tiny_mod
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_goes_on_to_the_same_curve(tiny_model: Path) -> None:
+def test_resumed_run_gives_the_same_curve(tiny_model: Path) -> None:
     whole = run(tiny_model, "whole", evaluate_every=0)
-    config = PolicyConfig(**{**SMALL, "model": str(tiny_model), "evaluate_every": 0})
+    config = PolicySettings(**{**SMALL, "model": str(tiny_model), "evaluate_every": 0})
     begun = source(str(tiny_model), config)
     collect = begun.collect
 
@@ -145,12 +157,12 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_curve(tiny_model: Path) -> No
     resumed = run(tiny_model, "halted", evaluate_every=0, resume=True)
     for name in ("reward", "loss", "grad_norm", "entropy"):
         assert resumed.curves[name] == pytest.approx(whole.curves[name], rel=1e-5, abs=1e-7), name
-    assert resumed.tally.rollouts == whole.tally.rollouts
+    assert resumed.row_stats.rollouts == whole.row_stats.rollouts
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [2, 5], ids=["a checkpoint of that step", "none yet"])
-def test_a_signal_in_the_midst_of_rollouts_costs_their_step_alone(tiny_model: Path, every: int) -> None:
+def test_signal_during_rollouts_discards_only_their_step(tiny_model: Path, every: int) -> None:
     made: list[str] = []
 
     def stopping(task: Any, prediction: Any, rollout: Any) -> float:
@@ -160,17 +172,21 @@ def test_a_signal_in_the_midst_of_rollouts_costs_their_step_alone(tiny_model: Pa
         return letters(task, prediction, rollout)
 
     settings = {**SMALL, "model": str(tiny_model), "evaluate_every": 0, "save_every": every}
-    begun = source(str(tiny_model), PolicyConfig(**settings), stopping)
+    begun = source(str(tiny_model), PolicySettings(**settings), stopping)
     with pytest.raises(Cancelled):
-        train_policy(begun, "halted", PolicyConfig(**settings))
-    resumed = train_policy(source(str(tiny_model), PolicyConfig(**settings), stopping), "halted", PolicyConfig(**settings), resume=True)
+        train_policy(begun, "halted", PolicySettings(**settings))
+    resumed = train_policy(
+        source(str(tiny_model), PolicySettings(**settings), stopping), "halted", PolicySettings(**settings), resume=True
+    )
     made[:] = ["-"] * 99
-    whole = train_policy(source(str(tiny_model), PolicyConfig(**settings), stopping), "whole", PolicyConfig(**settings))
+    whole = train_policy(
+        source(str(tiny_model), PolicySettings(**settings), stopping), "whole", PolicySettings(**settings)
+    )
     assert resumed.curves["loss"] == pytest.approx(whole.curves["loss"], rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.slow
-def test_what_is_looked_at_can_be_stopped_and_does_not_hang(tiny_model: Path) -> None:
+def test_held_out_evaluation_is_interruptible_and_does_not_hang(tiny_model: Path) -> None:
     hung = threading.Event()
 
     def hanging(task: Any, prediction: Any, rollout: Any) -> float:
@@ -178,10 +194,13 @@ def test_what_is_looked_at_can_be_stopped_and_does_not_hang(tiny_model: Path) ->
             hung.wait(30)
         return letters(task, prediction, rollout)
 
-    report = run(tiny_model, "hung", check=hanging, steps=1, evaluate_every=1, rollout_timeout_s=3.0)
+    report = run(tiny_model, "hung", check=hanging, steps=1, evaluate_every=1, rollout_timeout_s=1.5)
     hung.set()
     assert set(report.curves["held_out_greedy"]) == {0, 1}  # of the other task
-    begun = source(str(tiny_model), config := PolicyConfig(**{**SMALL, "model": str(tiny_model), "steps": 1, "evaluate_every": 1}))
+    begun = source(
+        str(tiny_model),
+        config := PolicySettings(**{**SMALL, "model": str(tiny_model), "steps": 1, "evaluate_every": 1}),
+    )
 
     def stopping(task: Any, prediction: Any, rollout: Any) -> float:
         if task.id == "t6" and begun.engine.stop is not None:  # of test
@@ -194,27 +213,39 @@ def test_what_is_looked_at_can_be_stopped_and_does_not_hang(tiny_model: Path) ->
 
 
 @pytest.mark.slow
-def test_a_rubric_that_watches_may_hang(tiny_model: Path) -> None:
+def test_hanging_monitor_rubric_does_not_stop_training(tiny_model: Path) -> None:
     hung = threading.Event()
-    config = PolicyConfig(**{**SMALL, "model": str(tiny_model), "steps": 1, "evaluate_every": 0, "rollout_timeout_s": 3.0})
+    config = PolicySettings(
+        **{**SMALL, "model": str(tiny_model), "steps": 1, "evaluate_every": 0, "rollout_timeout_s": 3.0}
+    )
     begun = source(str(tiny_model), config)
-    begun.watching = assay.Rubric("watches", [assay.Criterion(name="hangs", check=lambda task, prediction, rollout: float(hung.wait(60)))])
+    begun.monitors = assay.Rubric(
+        "watches", [assay.Criterion(name="hangs", check=lambda task, prediction, rollout: float(hung.wait(60)))]
+    )
     report = train_policy(begun, "watched", config)
     assert not hung.is_set()
     hung.set()
     assert report.steps == 1
-    assert "watched" not in report.curves
+    assert "monitor" not in report.curves
 
 
 @pytest.mark.slow
-def test_a_cap_ends_a_training_with_a_checkpoint(tiny_model: Path) -> None:
-    config = PolicyConfig(**{**SMALL, "model": str(tiny_model), "evaluate_every": 0, "save_every": 4})
+def test_cap_ends_training_with_a_checkpoint(tiny_model: Path) -> None:
+    config = PolicySettings(**{**SMALL, "model": str(tiny_model), "evaluate_every": 0, "save_every": 4})
     begun = source(str(tiny_model), config)
-    begun.bench.session.meter.caps = Caps(calls=20)  # two steps and a half, of eight calls each
+    begun.eval_task.session.meter.caps = Caps(calls=20)  # two steps and a half, of eight calls each
     with pytest.raises(BudgetExceeded):
         train_policy(begun, "capped", config)
     assert Path(".assay/training/capped/checkpoints/checkpoint-2/assay.json").is_file()
-    resumed = run(tiny_model, "capped", evaluate_every=0, save_every=4, micro=1, rollout_timeout_s=60.0, resume=True)
+    resumed = run(
+        tiny_model,
+        "capped",
+        evaluate_every=0,
+        save_every=4,
+        per_device_batch_size=1,
+        rollout_timeout_s=60.0,
+        resume=True,
+    )
     whole = run(tiny_model, "whole", evaluate_every=0)
     assert resumed.steps == 4
     assert resumed.curves["loss"] == pytest.approx(whole.curves["loss"], rel=1e-3, abs=1e-6)
@@ -222,8 +253,8 @@ def test_a_cap_ends_a_training_with_a_checkpoint(tiny_model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_look_that_was_stopped_comes_again_and_changes_nothing(tiny_model: Path) -> None:
-    settings = {**SMALL, "model": str(tiny_model), "evaluate_every": 2, "held_out": 2}
+def test_interrupted_evaluation_is_repeated_without_effect_on_training(tiny_model: Path) -> None:
+    settings = {**SMALL, "model": str(tiny_model), "evaluate_every": 2, "eval_tasks": 2}
     looks: list[str] = []
 
     def stopping(task: Any, prediction: Any, rollout: Any) -> float:
@@ -233,13 +264,17 @@ def test_a_look_that_was_stopped_comes_again_and_changes_nothing(tiny_model: Pat
                 begun.engine.stop.set()
         return letters(task, prediction, rollout)
 
-    begun = source(str(tiny_model), PolicyConfig(**settings), stopping)
+    begun = source(str(tiny_model), PolicySettings(**settings), stopping)
     with pytest.raises(Cancelled):
-        train_policy(begun, "halted", PolicyConfig(**settings))
+        train_policy(begun, "halted", PolicySettings(**settings))
     assert Path(".assay/training/halted/checkpoints/checkpoint-2/assay.json").is_file()
-    resumed = train_policy(source(str(tiny_model), PolicyConfig(**settings), stopping), "halted", PolicyConfig(**settings), resume=True)
+    resumed = train_policy(
+        source(str(tiny_model), PolicySettings(**settings), stopping), "halted", PolicySettings(**settings), resume=True
+    )
     looks[:] = ["-"] * 99
-    whole = train_policy(source(str(tiny_model), PolicyConfig(**settings), stopping), "whole", PolicyConfig(**settings))
+    whole = train_policy(
+        source(str(tiny_model), PolicySettings(**settings), stopping), "whole", PolicySettings(**settings)
+    )
     unseen = run(tiny_model, "unseen", evaluate_every=0)
     for name in ("loss", "reward", "held_out_greedy", "held_out_sampled"):
         assert resumed.curves[name] == pytest.approx(whole.curves[name], rel=1e-5, abs=1e-7), name
@@ -248,8 +283,8 @@ def test_a_look_that_was_stopped_comes_again_and_changes_nothing(tiny_model: Pat
 
 
 @pytest.mark.slow
-def test_what_goes_on_is_the_same_training(tiny_model: Path) -> None:
-    config = PolicyConfig(**{**SMALL, "model": str(tiny_model), "evaluate_every": 0})
+def test_resume_requires_identical_training_settings(tiny_model: Path) -> None:
+    config = PolicySettings(**{**SMALL, "model": str(tiny_model), "evaluate_every": 0})
     begun = source(str(tiny_model), config)
     collect = begun.collect
 
@@ -267,9 +302,11 @@ def test_what_goes_on_is_the_same_training(tiny_model: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("lost_from", "every"), [(1, 1), (2, 1), (1, 100)], ids=["at once", "later", "seen at the end alone"])
-def test_weights_that_forgot_too_much_are_not_kept(tiny_model: Path, lost_from: int, every: int) -> None:
-    config = PolicyConfig(**{**SMALL, "model": str(tiny_model), "evaluate_every": every})
+@pytest.mark.parametrize(
+    ("lost_from", "every"), [(1, 1), (2, 1), (1, 100)], ids=["at once", "later", "seen at the end alone"]
+)
+def test_weights_that_fail_the_retention_task_are_discarded(tiny_model: Path, lost_from: int, every: int) -> None:
+    config = PolicySettings(**{**SMALL, "model": str(tiny_model), "evaluate_every": every})
     begun = source(str(tiny_model), config)
     looks: list[str] = []
 
@@ -277,8 +314,17 @@ def test_weights_that_forgot_too_much_are_not_kept(tiny_model: Path, lost_from: 
         looks.append(task.id)
         return 1.0 if len(looks) <= 2 * lost_from else 0.0  # two tasks a look
 
-    session = dataclasses.replace(begun.bench.session, rubric=assay.Rubric("other", [assay.Criterion(name="other", check=other)]))
-    kept = Bench("other", Student(TwoCalls(), session, adapter="lean"), session, begun.bench.val, begun.bench.test, trained=False)
+    session = dataclasses.replace(
+        begun.eval_task.session, rubric=assay.Rubric("other", [assay.Criterion(name="other", check=other)])
+    )
+    kept = EvalTask(
+        "other",
+        RecordedProgram(TwoCalls(), session, adapter="lean"),
+        session,
+        begun.eval_task.val,
+        begun.eval_task.test,
+        trained=False,
+    )
     with pytest.raises(ConfigError, match="0 is never"):
         train_policy(begun, "forgets", dataclasses.replace(config, evaluate_every=0), retained=[kept])
     if lost_from == 1:
@@ -296,17 +342,23 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 12 MB."""
     place = tmp_path / "disk"
     place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", place], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", place], capture_output=True, check=False
+    ).returncode:
         pytest.skip("only who may mount can have a small disk")
     yield place
     subprocess.run(["umount", "--lazy", place], check=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("left", [0, 20_000, 40_000, 80_000], ids=["nothing", "half the weights", "no tokenizer", "half the optimizer"])
-def test_a_full_disk_loses_no_checkpoint(tiny_model: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch, left: int) -> None:
+@pytest.mark.parametrize(
+    "left", [0, 20_000, 40_000, 80_000], ids=["nothing", "half the weights", "no tokenizer", "half the optimizer"]
+)
+def test_full_disk_loses_no_checkpoint(
+    tiny_model: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
     monkeypatch.setenv("ASSAY_ADAPTERS", str(small_disk / "adapters"))
-    config, filled = PolicyConfig(**{**SMALL, "model": str(tiny_model), "evaluate_every": 0}), small_disk / "filled"
+    config, filled = PolicySettings(**{**SMALL, "model": str(tiny_model), "evaluate_every": 0}), small_disk / "filled"
     begun = source(str(tiny_model), config)
     collect = begun.collect
 
@@ -326,7 +378,7 @@ def test_a_full_disk_loses_no_checkpoint(tiny_model: Path, small_disk: Path, mon
 
 
 @pytest.mark.slow
-def test_rewards_that_hang_or_are_no_number_are_left_out(tiny_model: Path) -> None:
+def test_hanging_or_nan_rewards_are_excluded(tiny_model: Path) -> None:
     calls = iter(range(10_000))
     hung = threading.Event()
 
@@ -337,49 +389,58 @@ def test_rewards_that_hang_or_are_no_number_are_left_out(tiny_model: Path) -> No
 
     report = run(tiny_model, "odd", check=odd, steps=2, evaluate_every=0, rollout_timeout_s=3.0)
     hung.set()
-    assert report.tally.left_out["rollouts given up after 3 s"] == 1
-    assert report.tally.left_out["rollouts without a score (the rubric could not decide)"] >= 1
+    assert report.row_stats.left_out["rollouts given up after 3 s"] == 1
+    assert report.row_stats.left_out["rollouts without a score (the rubric could not decide)"] >= 1
     assert report.steps == 2
 
 
 @pytest.mark.slow
-def test_a_slow_engine_is_no_reason_to_give_rollouts_up(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_engine_does_not_abandon_rollouts(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trl import GRPOTrainer
 
     plain = GRPOTrainer._generate_single_turn
 
     def slow(self: Any, *args: Any, **options: Any) -> Any:
-        time.sleep(1.5)
+        time.sleep(1.1)
         return plain(self, *args, **options)
 
     monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", slow)
     report = run(tiny_model, "slow", steps=1, evaluate_every=0, rollout_timeout_s=1.0)
-    assert report.tally.left_out["rollouts given up after 1 s"] == 0
+    assert report.row_stats.left_out["rollouts given up after 1 s"] == 0
     assert report.validation["two"]["greedy"]["after"]["n"] == 2
 
 
 @pytest.mark.slow
-def test_rewards_without_spread_teach_nothing_and_say_so(tiny_model: Path) -> None:
+def test_zero_variance_rewards_are_reported_and_change_nothing(tiny_model: Path) -> None:
     report = run(tiny_model, "flat", check=lambda t, p, r: 0.0, evaluate_every=0)
-    assert report.tally.calls == 0
-    assert report.tally.left_out["rollouts of groups without spread"] == 16
-    assert any("no spread" in alarm for alarm in report.alarms)
+    assert report.row_stats.calls == 0
+    assert report.row_stats.left_out["rollouts of zero-variance groups"] == 16
+    assert any("zero variance" in alarm for alarm in report.alarms)
     assert report.validation["two"]["greedy"]["gain"]["mean"] == 0
 
 
 @pytest.mark.slow
-def test_reinforce_trains_on_single_rollouts_with_the_kl_in_the_reward(tiny_model: Path) -> None:
+def test_reinforce_trains_on_single_rollouts_with_kl_in_the_reward(tiny_model: Path) -> None:
     kl = {"kl_in_reward": True, "beta": 0.1}
-    report = run(tiny_model, "single", algorithm="reinforce++", num_generations=1, tasks=4, steps=2, evaluate_every=0, **kl)
-    assert report.tally.rollouts == 8  # one a task
-    assert report.tally.calls == 16
+    report = run(
+        tiny_model,
+        "single",
+        algorithm="reinforce++",
+        num_generations=1,
+        prompts_per_step=4,
+        steps=2,
+        evaluate_every=0,
+        **kl,
+    )
+    assert report.row_stats.rollouts == 8  # one a task
+    assert report.row_stats.calls == 16
     assert all(math.isfinite(loss) for loss in report.curves["loss"].values())
     assert any(norm > 0 for norm in report.curves["grad_norm"].values())
     assert "kl" not in report.curves  # it is not in the loss
 
 
 @pytest.mark.slow
-def test_ppo_trains_with_a_value_head_on_the_model(tiny_model: Path) -> None:
+def test_ppo_trains_with_a_value_head(tiny_model: Path) -> None:
     report = run(tiny_model, "valued", algorithm="ppo", value="head", steps=2, evaluate_every=0)
     assert set(report.curves["explained_variance"]) == {1, 2}
     assert any(norm > 0 for norm in report.curves["grad_norm"].values())
@@ -387,22 +448,34 @@ def test_ppo_trains_with_a_value_head_on_the_model(tiny_model: Path) -> None:
 
 def test_too_few_tasks_are_refused(tiny_model: Path) -> None:
     with pytest.raises(DataError, match="4 tasks to train on, and a step takes 5"):
-        run(tiny_model, "few", tasks=5, num_generations=2)
+        run(tiny_model, "few", prompts_per_step=5, num_generations=2)
 
 
 @pytest.mark.slow
 def test_two_processes_train_one_program(tiny_model: Path) -> None:
     Path("two.py").write_text(PROGRAM)
-    Path("letters.yaml").write_text('name: letters\ncriteria:\n  - {name: letters, weight: 1, check: "two.py:letters"}\n')
-    Path("tasks.jsonl").write_text("".join(json.dumps({"question": f"How much is {at} + 1?", "answer": str(at + 1)}) + "\n" for at in range(40)))
+    Path("letters.yaml").write_text(
+        'name: letters\ncriteria:\n  - {name: letters, weight: 1, check: "two.py:letters"}\n'
+    )
+    Path("tasks.jsonl").write_text(
+        "".join(json.dumps({"question": f"How much is {at} + 1?", "answer": str(at + 1)}) + "\n" for at in range(40))
+    )
     words = [
-        "train", "rloo", "two.py:TwoCalls", "--rubric", "letters.yaml", "--data", "tasks.jsonl", "--name", "both", "--model", str(tiny_model),
-        "--adapter", "lean", "--steps", "2", "--tasks", "2", "--num-generations", "4", "--micro", "2", "--rank", "2", "--max-completion", "8",
-        "--evaluate-every", "1", "--held-out", "2", "--val-size", "2", "--test-size", "2", "--json",
+        "train", "rloo", "two.py:TwoCalls", "--rubric", "letters.yaml", "--data", "tasks.jsonl", "--name", "both",
+        "--model", str(tiny_model),
+        "--prompt-format", "lean", "--steps", "2", "--prompts-per-step", "2", "--num-generations", "4",
+        "--per-device-batch-size", "2", "--lora-r", "2", "--max-completion", "8",
+        "--evaluate-every", "1", "--eval-tasks", "2", "--val-size", "2", "--test-size", "2", "--json",
     ]  # fmt: skip
-    Path("two.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_processes: 2\nuse_cpu: false\n")
+    Path("two.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_processes: 2\nuse_cpu: false\n"
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "assay", *words, "--accelerate-config", "two.yaml"], capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "-m", "assay", *words, "--accelerate-config", "two.yaml"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout)
@@ -413,11 +486,16 @@ def test_two_processes_train_one_program(tiny_model: Path) -> None:
     assert Path(".assay/rank-1/assay.db").exists()
 
 
-def test_the_page_tells_how_many_seeds_converged(tmp_path: Path) -> None:
-    first = PolicyReport("embedded/x+a+b", tmp_path, PolicyConfig(model="embedded/x+a"), validation={}, converged=True).to_dict()
+def test_page_reports_converged_seeds(tmp_path: Path) -> None:
+    first = PolicyReport(
+        "embedded/x+a+b", tmp_path, PolicySettings(model="embedded/x+a"), validation={}, converged=True
+    ).to_dict()
     again = {**first, "converged": None, "config": {**first["config"], "seed": 1, "model": "embedded/x+c"}}
     longer = {**first, "config": {**first["config"], "seed": 2, "steps": 99}}
     warm_up = {"config": {"model": "embedded/x"}, "loss": {}}
     others = of_other_seeds(first, [first, again, longer, warm_up])
     assert others == [again]
-    assert "of 2 seeds 1 did, 0 did not, 1 took too few steps" in write_report(tmp_path / "page.html", first, others).read_text()
+    assert (
+        "of 2 seeds 1 did, 0 did not, 1 took too few steps"
+        in write_report(tmp_path / "page.html", first, others).read_text()
+    )

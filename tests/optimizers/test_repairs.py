@@ -7,7 +7,7 @@ import pytest
 from dspy.teleprompt import simba
 
 from assay.errors import Unscored
-from assay.optimizers.repairs import repaired_dspy
+from assay.optimizers.prompts.dspy_patches import repaired_dspy
 from assay.rubrics.protection import protect_dspy
 
 
@@ -27,7 +27,9 @@ def scores_of_simba_runs(examples: list[dspy.Example], scores: list[float | None
         return score
 
     with repaired_dspy(io.StringIO(), seed=0):
-        runs = dspy.Parallel(access_examples=False, num_threads=1)([(simba.wrap_program(Echo(), metric), example) for example in examples])
+        runs = dspy.Parallel(access_examples=False, num_threads=1)(
+            [(simba.wrap_program(Echo(), metric), example) for example in examples]
+        )
     return [run["score"] for run in runs]
 
 

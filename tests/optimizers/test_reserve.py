@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import assay
+from assay.api.plan import plan
 from assay.errors import BudgetExceeded, ConfigError
+from assay.evaluation import SilentProgress
+from assay.evaluation.sequential import detectable_difference
 from assay.models import Caps, Meter
 from assay.models.meter import Usage
-from assay.optimizers import Progress
-from assay.optimizers.sequential import detectable_difference
-from assay.planning import plan
 from assay.testing import scripted_lm
 
 PROGRAM = """import dspy
@@ -41,11 +41,13 @@ def shown_how(request: Any) -> str:
 def write(place: Path, rows: int, **more: Any) -> None:
     (place / "mine.py").write_text(PROGRAM)
     (place / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
-    lines = [json.dumps({"question": f"What do you say to number {n}.", "answer": str(n + 2), **more}) for n in range(rows)]
+    lines = [
+        json.dumps({"question": f"What do you say to number {n}.", "answer": str(n + 2), **more}) for n in range(rows)
+    ]
     (place / "data.jsonl").write_text("\n".join(lines))
 
 
-class Heard(Progress):
+class Heard(SilentProgress):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -54,7 +56,7 @@ class Heard(Progress):
 
 
 def compiled(**options: Any) -> Any:
-    options = {"optimizer": "labeled", "lm": scripted_lm(shown_how), "adapter": "json", "threads": 1, **options}
+    options = {"optimizer": "labeled", "lm": scripted_lm(shown_how), "prompt_format": "json", "threads": 1, **options}
     return assay.compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", **options)
 
 
@@ -73,7 +75,11 @@ def test_the_estimate_gives_to_gate_and_test_what_the_cap_of_the_search_leaves(t
     heard = Heard()
     data = compiled(optimizer="auto", max_calls=150, max_search_calls=30, early_stop=False, progress=heard).to_dict()
     said = "\n".join(heard.lines)
-    estimate, gate = (int(found[1]) for found in (re.search(r"estimate: (\d+) calls", said), re.search(r"gate: up to (\d+) tasks", said)) if found)
+    estimate, gate = (
+        int(found[1])
+        for found in (re.search(r"estimate: (\d+) calls", said), re.search(r"gate: up to (\d+) tasks", said))
+        if found
+    )
     assert data["stopped"] is None
     assert 0.9 * data["calls"] <= estimate <= 150
     assert data["gate"]["n"] - 2 <= gate
@@ -148,7 +154,10 @@ def test_splits_that_are_too_small_for_a_decision_are_said_before_anything_is_as
 
     lm = scripted_lm(script)
     data = compiled(lm=lm, progress=heard, sizes={"gate": 1, "test": 1, "val": 1}).to_dict()
-    assert any("too few tasks for a decision: val has 1 task, gate has 1 task, test has 1 task" in line for line in heard_before)
+    assert any(
+        "too few tasks for a decision: val has 1 task, gate has 1 task, test has 1 task" in line
+        for line in heard_before
+    )
     assert any("too few tasks for a decision" in note for note in data["notes"])
 
 
@@ -174,7 +183,14 @@ def test_tune_says_which_splits_are_too_small(tmp_path: Path) -> None:
         return shown_how(request)
 
     data = assay.tune(
-        "mine.py:Mine", rubric="r.yaml", data="data.jsonl", trials=1, lm=scripted_lm(script), adapter="json", progress=heard, sizes={"gate": 2}
+        "mine.py:Mine",
+        rubric="r.yaml",
+        data="data.jsonl",
+        trials=1,
+        lm=scripted_lm(script),
+        prompt_format="json",
+        progress=heard,
+        sizes={"gate": 2},
     ).to_dict()
     assert any("too few tasks for a decision: gate has 2 tasks" in line for line in heard_before)
     assert any("too few tasks for a decision" in note for note in data["notes"])
@@ -183,7 +199,13 @@ def test_tune_says_which_splits_are_too_small(tmp_path: Path) -> None:
 def test_evaluate_says_that_a_split_is_too_small_for_an_interval(tmp_path: Path) -> None:
     write(tmp_path, 40)
     heard = Heard()
-    options: dict[str, Any] = {"rubric": "r.yaml", "data": "data.jsonl", "lm": scripted_lm(shown_how), "adapter": "json", "progress": heard}
+    options: dict[str, Any] = {
+        "rubric": "r.yaml",
+        "data": "data.jsonl",
+        "lm": scripted_lm(shown_how),
+        "prompt_format": "json",
+        "progress": heard,
+    }
     data = assay.evaluate("mine.py:Mine", sizes={"val": 1}, **options).to_dict()
     assert "warning: val has 1 task: the interval of a score needs at least 5" in heard.lines[0]
     assert "val has 1 task" in data["notes"][0]
@@ -212,9 +234,13 @@ def test_a_dry_run_says_which_gain_the_gate_can_show(tmp_path: Path) -> None:
 def test_tune_refuses_caps_that_hold_no_two_trials(tmp_path: Path) -> None:
     write(tmp_path, 400)
     lm = scripted_lm(shown_how)
-    with pytest.raises(ConfigError, match=r"two trials of \d+ val tasks take about \d+\. Raise max_calls to (\d+)") as refused:
+    with pytest.raises(
+        ConfigError, match=r"two trials of \d+ val tasks take about \d+\. Raise max_calls to (\d+)"
+    ) as refused:
         assay.tune("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, trials=3, max_calls=60, threads=1)
     assert lm.scripted.calls <= 2  # the preflight's
     enough = int(str(refused.value).split("Raise max_calls to ")[1].split()[0])
-    report = assay.tune("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, trials=3, max_calls=enough, threads=1)
+    report = assay.tune(
+        "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, trials=3, max_calls=enough, threads=1
+    )
     assert len(report.outcome.trials) >= 2

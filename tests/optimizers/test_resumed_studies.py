@@ -5,10 +5,14 @@ from typing import Any
 
 import pytest
 
-from assay.optimizers.parameters import AgentArena, SearchConfig, SearchOutcome, Space, open_study, search
+from assay.optimizers.parameters import AgentObjective, SearchConfig, SearchOutcome, Space, open_study, search
 from assay.testing.agents import SyntheticAgent
 
-SPACE = Space(programs=["agent"], acting={"agent": ["temperature", "max_steps"]}, ranges={"temperature": (0.1, 2.0), "max_steps": (1, 50)})
+SPACE = Space(
+    programs=["agent"],
+    acting={"agent": ["temperature", "max_steps"]},
+    ranges={"temperature": (0.1, 2.0), "max_steps": (1, 50)},
+)
 
 
 class Killed(BaseException):
@@ -38,7 +42,7 @@ def searched(url: str, config: SearchConfig, *, kill_after: int = 10**9, kill_at
         draw(*args, **kwargs)
 
     study._storage.set_trial_param = set_trial_param  # type: ignore[method-assign]
-    return search(AgentArena(agent, agent.right), agent.tasks[:10], SPACE, config, study, alone=True)
+    return search(AgentObjective(agent, agent.right), agent.tasks[:10], SPACE, config, study, alone=True)
 
 
 def told(found: SearchOutcome) -> Any:

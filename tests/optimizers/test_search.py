@@ -14,16 +14,16 @@ import pytest
 
 import assay
 from assay.datasets import Task
+from assay.evaluation import RecordedProgram, Session
+from assay.evaluation.statistics import losing_evidence
 from assay.models import Caps, Meter
-from assay.optimizers import Session, Student
-from assay.optimizers.candidates import OWN, Candidate, CandidateSpec, SearchSpace
-from assay.optimizers.demonstrations import Demonstration
-from assay.optimizers.instructions import propose_instruction
-from assay.optimizers.proposals import Watch
-from assay.optimizers.search import AutoSearch
-from assay.optimizers.selection import SELECTIONS, select, strata
-from assay.optimizers.statistics import losing_evidence
-from assay.optimizers.surrogate import Score, posterior
+from assay.optimizers.prompts.candidates import OWN, Candidate, CandidateSpec, SearchSpace
+from assay.optimizers.prompts.demonstrations import Demonstration
+from assay.optimizers.prompts.instructions import propose_instruction
+from assay.optimizers.prompts.proposals import InstructionCheck
+from assay.optimizers.prompts.racing import AutoSearch
+from assay.optimizers.prompts.selection import SELECTIONS, select, strata
+from assay.optimizers.prompts.surrogate import Score, posterior
 from assay.programs import RANGES, MathQA
 from assay.programs.compose import Embedding, NearestDemos
 from assay.programs.shipped import Classify
@@ -36,13 +36,17 @@ def demonstration(task: Task) -> Demonstration:
     return Demonstration(task, (("self", dict(task.inputs), dict(task.expected)),), 1.0)
 
 
-def searched(task: str = "intents", *, calls: int = 150, threads: int = 2, seed: int = 0, sizes: tuple[int, int] = (80, 40)) -> AutoSearch:
+def searched(
+    task: str = "intents", *, calls: int = 150, threads: int = 2, seed: int = 0, sizes: tuple[int, int] = (80, 40)
+) -> AutoSearch:
     learner, recorder, meter = InContextLearner(task, seed=seed), Recorder(), Meter(Caps(search_calls=calls))
     tasks = learner.tasks(sum(sizes), seed=1)
     lm = scripted_lm(learner, meter=meter, observers=[recorder.observe]).copy(temperature=0.7)
     session = Session(lm, load_rubric("classify"), recorder, meter, threads=threads, seed=seed)
-    student = Student(learner.program(), session)
-    space = SearchSpace(student, [demonstration(t) for t in tasks[: sizes[0]]], [None, "json", "lean"], most=16, seed=seed)
+    student = RecordedProgram(learner.program(), session)
+    space = SearchSpace(
+        student, [demonstration(t) for t in tasks[: sizes[0]]], [None, "json", "lean"], most=16, seed=seed
+    )
     search = AutoSearch(space, Candidate("baseline", student), tasks[sizes[0] :], session)
     with session.context():
         search.run()
@@ -54,16 +58,16 @@ def rows(search: AutoSearch) -> list[Any]:
     return [(c.name, c.evaluation.scores, c.dropped, c.expected) for c in search.candidates]
 
 
-def accuracy(student: Student, count: int = 200) -> float:
+def accuracy(student: RecordedProgram, count: int = 200) -> float:
     backend: Any = student.session.lm.recording.backend
     learner = backend.engine.script
     tasks = learner.tasks(count, seed=9)
-    student.session.know(tasks)
+    student.session.register(tasks)
     with student.session.context():
         return sum(student(**dict(task.inputs))._result.value for task in tasks) / count
 
 
-def test_the_search_spends_its_budget_and_wins_by_a_wide_margin() -> None:
+def test_search_spends_its_budget_and_finds_the_clearly_best_candidate() -> None:
     search = searched()
     asked = search.session.meter.asked("search")
     assert 140 <= asked <= 150
@@ -71,11 +75,11 @@ def test_the_search_spends_its_budget_and_wins_by_a_wide_margin() -> None:
     assert best > plain + 0.2, (plain, best, search.best().name)
 
 
-def test_the_search_is_the_same_with_any_number_of_threads() -> None:
+def test_search_result_is_independent_of_threads() -> None:
     assert rows(searched(calls=70, threads=1)) == rows(searched(calls=70, threads=6))
 
 
-def test_a_round_keeps_all_threads_busy() -> None:
+def test_round_uses_all_threads() -> None:
     class Slow(InContextLearner):
         working = most = 0
 
@@ -90,19 +94,27 @@ def test_a_round_keeps_all_threads_busy() -> None:
 
     lock, learner, recorder, meter = threading.Lock(), Slow("topics"), Recorder(), Meter(Caps(search_calls=100))
     tasks = learner.tasks(60, seed=1)
-    session = Session(scripted_lm(learner, meter=meter, observers=[recorder.observe]), load_rubric("classify"), recorder, meter, threads=8)
-    student = Student(learner.program(), session)
+    session = Session(
+        scripted_lm(learner, meter=meter, observers=[recorder.observe]),
+        load_rubric("classify"),
+        recorder,
+        meter,
+        threads=8,
+    )
+    student = RecordedProgram(learner.program(), session)
     space = SearchSpace(student, [demonstration(t) for t in tasks[:30]], [None], most=16, seed=0)
     with session.context():
         AutoSearch(space, Candidate("baseline", student), tasks[30:], session).run()
     assert learner.most >= 8  # a round, and at its side a proposal
 
 
-def test_another_seed_searches_otherwise() -> None:
-    assert [c.name for c in searched(calls=60, seed=1).candidates] != [c.name for c in searched(calls=60, seed=2).candidates]
+def test_another_seed_gives_another_search() -> None:
+    assert [c.name for c in searched(calls=60, seed=1).candidates] != [
+        c.name for c in searched(calls=60, seed=2).candidates
+    ]
 
 
-def test_the_baseline_is_evaluated_and_never_dropped() -> None:
+def test_baseline_is_evaluated_and_never_dropped() -> None:
     search = searched(calls=100)
     baseline = search.candidates[0]
     baseline.evaluation.results = {key: baseline.evaluation.results[key] for key in baseline.evaluation.results}
@@ -116,12 +128,12 @@ def test_the_baseline_is_evaluated_and_never_dropped() -> None:
     assert not baseline.dropped
 
 
-def test_a_search_without_calls_keeps_the_plain_program() -> None:
+def test_search_without_calls_keeps_the_plain_program() -> None:
     search = searched(calls=2)
     assert search.best() is search.candidates[0]
 
 
-def test_the_search_ends_early_where_nothing_better_is_to_be_expected() -> None:
+def test_search_stops_early_if_no_improvement_is_expected() -> None:
     class Easy(InContextLearner):
         def __call__(self, request: Any) -> str:
             text = next((t for t in self._truth if t in request.messages[-1].text), None)
@@ -129,16 +141,20 @@ def test_the_search_ends_early_where_nothing_better_is_to_be_expected() -> None:
 
     learner, recorder, meter = Easy("topics"), Recorder(), Meter(Caps(search_calls=400))
     tasks = learner.tasks(80, seed=1)
-    session = Session(scripted_lm(learner, meter=meter, observers=[recorder.observe]), load_rubric("classify"), recorder, meter)
-    student = Student(learner.program(), session, adapter="json")
-    search = AutoSearch(SearchSpace(student, [], ["json"], most=16, seed=0), Candidate("baseline", student), tasks, session)
+    session = Session(
+        scripted_lm(learner, meter=meter, observers=[recorder.observe]), load_rubric("classify"), recorder, meter
+    )
+    student = RecordedProgram(learner.program(), session, adapter="json")
+    search = AutoSearch(
+        SearchSpace(student, [], ["json"], most=16, seed=0), Candidate("baseline", student), tasks, session
+    )
     with session.context():
         search.run()
     assert meter.asked("search") < 300
     assert "highest possible score on all val tasks" in search.stopped
 
 
-def test_of_a_round_that_the_cap_breaks_off_nothing_counts() -> None:
+def test_round_interrupted_by_the_cap_is_discarded() -> None:
     search = searched(calls=60)
     before = rows(search)
     search.session.meter.phase = "search"
@@ -151,14 +167,14 @@ def test_of_a_round_that_the_cap_breaks_off_nothing_counts() -> None:
 # -- the exact test
 
 
-def test_evidence_by_hand() -> None:
+def test_evidence_matches_hand_calculation() -> None:
     # one task that only the leader gets right: mean of 1 + bet over bets 0.1 ... 0.9 = 1.5
     assert losing_evidence({"a": 1.0}, {"a": 0.0}, order=["a"]) == pytest.approx(1.5)
     assert losing_evidence({"a": 1.0}, {"b": 0.0}, order=["a", "b"]) == 1.0
     assert losing_evidence({"a": 1.0}, {"a": float("nan")}, order=["a"]) == 1.0
 
 
-def test_an_equal_candidate_is_dropped_in_fewer_races_than_alpha() -> None:
+def test_equal_candidate_is_dropped_at_most_at_rate_alpha() -> None:
     rng, dropped = random.Random(0), 0
     order = [str(i) for i in range(60)]
     for _ in range(400):
@@ -170,27 +186,29 @@ def test_an_equal_candidate_is_dropped_in_fewer_races_than_alpha() -> None:
 
 def test_a_candidate_that_loses_half_of_the_tasks_is_dropped_within_forty() -> None:
     order = [str(i) for i in range(40)]
-    assert losing_evidence(dict.fromkeys(order, 1.0), {key: float(int(key) % 2) for key in order}, order=order) > 30 / 0.05
+    assert (
+        losing_evidence(dict.fromkeys(order, 1.0), {key: float(int(key) % 2) for key in order}, order=order) > 30 / 0.05
+    )
 
 
 # -- what is expected of candidates
 
 
-def test_what_is_expected_by_hand() -> None:
-    # one candidate, prior variance 0.01 * scale^2 + 0.09; a single score equals the mean of all scores, so the mean stays
+def test_posterior_matches_hand_calculation() -> None:
+    # one candidate, prior variance 0.01 * scale^2 + 0.09; one score equals the mean of all scores: the mean stays
     found = posterior([Score(0, "a", 0.5)], np.array([[0.01]]))
     assert found.mean[0] == pytest.approx(0.5)
     assert 0 < found.covariance[0, 0] < 0.13
 
 
-def test_a_candidate_is_judged_by_those_that_are_like_it() -> None:
+def test_posterior_shares_information_among_similar_candidates() -> None:
     kernel = np.array([[0.04, 0.038, 0.0], [0.038, 0.04, 0.0], [0.0, 0.0, 0.04]])
     scores = [Score(0, str(i), 1.0) for i in range(20)] + [Score(2, str(i), 0.0) for i in range(20)]
     mean = posterior(scores, kernel).mean
     assert mean[0] > mean[1] > 0.7 > mean[2]
 
 
-def test_hard_tasks_do_not_count_against_who_ran_them() -> None:
+def test_task_difficulty_is_adjusted_for() -> None:
     kernel = np.eye(3) * 0.02
     common = [Score(2, str(i), float(i < 10)) for i in range(20)]
     scores = common + [Score(0, str(i), 1.0) for i in range(10)] + [Score(1, str(i), 0.5) for i in range(10, 20)]
@@ -211,7 +229,7 @@ def test_stratified_demonstrations_cover_the_labels_that_random_ones_miss() -> N
 
 
 @pytest.mark.parametrize("how", SELECTIONS)
-def test_selections_are_of_the_pool_without_repetition_and_replay(how: str) -> None:
+def test_selections_are_from_the_pool_without_repetition_and_reproducible(how: str) -> None:
     pool = [demonstration(task) for task in InContextLearner("topics").tasks(30, seed=1)]
     chosen = select(pool, 16, how=how, seed=4)
     assert len({d.task.id for d in chosen}) == 16
@@ -219,19 +237,22 @@ def test_selections_are_of_the_pool_without_repetition_and_replay(how: str) -> N
     assert len(select(pool, 64, how=how, seed=4)) == 30
 
 
-def test_outputs_that_do_not_repeat_are_no_labels() -> None:
-    pool = [demonstration(Task(id=str(i), task_type="sum", inputs={"text": str(i)}, expected={"label": str(i)})) for i in range(20)]
+def test_outputs_without_repetition_are_not_labels() -> None:
+    pool = [
+        demonstration(Task(id=str(i), task_type="sum", inputs={"text": str(i)}, expected={"label": str(i)}))
+        for i in range(20)
+    ]
     assert Counter(strata(pool)) == {"sum": 20}
 
 
-def test_the_nearest_demonstrations_are_those_that_share_rare_words() -> None:
+def test_nearest_demonstrations_share_rare_words() -> None:
     texts = ["the card is lost", "the card has not arrived", "the rate of the exchange is wrong", "the top up failed"]
     vectors = Embedding(texts).vectors(texts)
     asked = Embedding(texts).vectors(["why is the exchange rate so bad"])
     assert int((vectors @ asked.T).toarray().argmax()) == 2
 
 
-def test_nearest_demonstrations_show_how_a_run_begins_and_how_it_ends() -> None:
+def test_nearest_demonstrations_include_the_first_and_last_steps() -> None:
     shown: list[Any] = []
 
     class Twice(dspy.Module):  # type: ignore[misc]
@@ -249,10 +270,12 @@ def test_nearest_demonstrations_show_how_a_run_begins_and_how_it_ends() -> None:
     assert shown == [["first", "last"], ["first"]]
 
 
-def test_a_nearest_program_of_an_older_artifact_stays_what_it_was() -> None:
+def test_nearest_program_of_an_older_artifact_is_unchanged() -> None:
     from assay.programs.state import program_state, restore_program
 
-    program = NearestDemos(dspy.Predict("text -> label"), [{"key": "a", "demos": {"self": [{"text": "a", "label": "b"}]}}], k=1)
+    program = NearestDemos(
+        dspy.Predict("text -> label"), [{"key": "a", "demos": {"self": [{"text": "a", "label": "b"}]}}], k=1
+    )
     state = program_state(program)
     assert restore_program("", {}, state, dspy.Predict("text -> label")).embedding == "tfidf"
     del state["embedding"]
@@ -262,10 +285,12 @@ def test_a_nearest_program_of_an_older_artifact_stays_what_it_was() -> None:
 # -- candidates
 
 
-def test_every_spec_builds_what_it_says() -> None:
+def test_every_spec_builds_its_program() -> None:
     space = searched(calls=30).space
     space.instructions.append({"self": "Look closely."})
-    spec = CandidateSpec("stratified", 8, adapter="lean", instruction=len(space.instructions) - 1, parameters=(("temperature", 0.3),))
+    spec = CandidateSpec(
+        "stratified", 8, adapter="lean", instruction=len(space.instructions) - 1, parameters=(("temperature", 0.3),)
+    )
     built = space.build(spec)
     assert (built.adapter, built.temperature) == ("lean", 0.3)
     assert len(built.program.demos) == 8
@@ -276,7 +301,7 @@ def test_every_spec_builds_what_it_says() -> None:
     assert own.program is not space.student.program
 
 
-def test_candidates_show_no_more_than_asked_for_and_vary_the_temperature() -> None:
+def test_candidates_respect_the_demonstration_limit_and_vary_temperature() -> None:
     space = searched(calls=30).space
     assert max(space.counts) == 16
     mutants = space.mutants(space.first(), 200, random.Random(0))
@@ -288,10 +313,10 @@ def test_candidates_show_no_more_than_asked_for_and_vary_the_temperature() -> No
 def test_all_five_parameters_of_an_agent_are_searched() -> None:
     session = searched(calls=20).session
     pool = [Demonstration(Task(id="1", inputs={"question": "1 + 1"}, expected={"answer": "2"}), (), 1.0)]
-    tool_agent = SearchSpace(Student(MathQA(), session), pool, ["json"], most=16, seed=0)
+    tool_agent = SearchSpace(RecordedProgram(MathQA(), session), pool, ["json"], most=16, seed=0)
     mutants = tool_agent.mutants(tool_agent.first(), 400, random.Random(0))
     assert {name for spec in mutants for name, _ in spec.parameters} == set(RANGES)
-    no_tools = SearchSpace(Student(Classify(["a", "b"]), session), pool, ["json"], most=16, seed=0)
+    no_tools = SearchSpace(RecordedProgram(Classify(["a", "b"]), session), pool, ["json"], most=16, seed=0)
     mutants = no_tools.mutants(no_tools.first(), 400, random.Random(0))
     assert {name for spec in mutants for name, _ in spec.parameters} == set(RANGES) - {"tool_usage_threshold"}
     assert tool_agent.build(CandidateSpec(parameters=(("max_steps", 4),))).program.agent_parameters.max_steps == 4
@@ -300,21 +325,25 @@ def test_all_five_parameters_of_an_agent_are_searched() -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("Look for the main topic.", None), ("", "truncated"), ("Look for the", "truncated"), ("Use ```this.", "unclosed"),
+        ("Look for the main topic.", None), ("", "truncated"), ("Look for the", "truncated"),
+        ("Use ```this.", "unclosed"),
         ("Look for the topic (or the main one.", "unclosed"), ("x" * 2000 + ".", "long"),
         ("For example: my card has not arrived after two weeks.", "copied"),
     ],
 )  # fmt: skip
-def test_proposals_of_auto_are_checked_as_those_of_dspys_optimizers_are(text: str, rule: str | None) -> None:
+def test_auto_proposals_are_validated_like_those_of_dspy_optimizers(text: str, rule: str | None) -> None:
     task = Task(id="1", inputs={"text": "my card has not arrived after two weeks"}, expected={"label": "a"})
     lm = scripted_lm(lambda request: f"[[ ## improved_instruction ## ]]\n{text}\n\n[[ ## completed ## ]]")
     session = Session(lm, load_rubric("classify"), Recorder(), Meter())
-    student, watch = Student(dspy.Predict("text -> label"), session), Watch(dspy.Predict("text -> label"), lm)
-    found = propose_instruction(student, [demonstration(task)], session, number=0, watch=watch)
-    assert (found, watch.rejected) == (({"self": text}, []) if rule is None else (None, [(0, rule)]))
+    student, instruction_check = (
+        RecordedProgram(dspy.Predict("text -> label"), session),
+        InstructionCheck(dspy.Predict("text -> label"), lm),
+    )
+    found = propose_instruction(student, [demonstration(task)], session, number=0, instruction_check=instruction_check)
+    assert (found, instruction_check.rejected) == (({"self": text}, []) if rule is None else (None, [(0, rule)]))
 
 
-def test_the_search_says_which_of_its_proposals_were_rejected() -> None:
+def test_rejected_proposals_are_reported() -> None:
     class CutOff(InContextLearner):
         def __call__(self, request: Any) -> Any:
             if "improved_instruction" in str(request):
@@ -323,13 +352,17 @@ def test_the_search_says_which_of_its_proposals_were_rejected() -> None:
 
     learner, recorder, meter = CutOff("intents"), Recorder(), Meter(Caps(search_calls=60))
     tasks = learner.tasks(60, seed=1)
-    session = Session(scripted_lm(learner, meter=meter, observers=[recorder.observe]), load_rubric("classify"), recorder, meter)
-    student = Student(learner.program(), session)
-    search = AutoSearch(SearchSpace(student, [], [None], most=16, seed=0), Candidate("baseline", student), tasks, session)
+    session = Session(
+        scripted_lm(learner, meter=meter, observers=[recorder.observe]), load_rubric("classify"), recorder, meter
+    )
+    student = RecordedProgram(learner.program(), session)
+    search = AutoSearch(
+        SearchSpace(student, [], [None], most=16, seed=0), Candidate("baseline", student), tasks, session
+    )
     with session.context():
         search.run()
     assert search.space.instructions == [{}]
-    count = len(search.watch.rejected)
+    count = len(search.instruction_check.rejected)
     assert count > 0
     assert search.rejections() == [f"{count} of {count} proposed instructions were rejected: {count} truncated"]
 
@@ -337,12 +370,19 @@ def test_the_search_says_which_of_its_proposals_were_rejected() -> None:
 # -- the job
 
 
-def test_a_compile_puts_the_temperature_it_found_into_the_artifact(tmp_path: Path) -> None:
+def test_compile_stores_the_best_temperature_in_the_artifact(tmp_path: Path) -> None:
     learner = InContextLearner("intents", seed=3)
     lines = [json.dumps({"inputs": dict(t.inputs), "expected": dict(t.expected)}) for t in learner.tasks(150, seed=1)]
     (tmp_path / "d.jsonl").write_text("\n".join(lines))
     lm = scripted_lm(learner).copy(temperature=0.7)
-    report = assay.compile(learner.program(), rubric="classify", data=str(tmp_path / "d.jsonl"), lm=lm, max_search_calls=100, out=tmp_path / "a")
+    report = assay.compile(
+        learner.program(),
+        rubric="classify",
+        data=str(tmp_path / "d.jsonl"),
+        lm=lm,
+        max_search_calls=100,
+        out=tmp_path / "a",
+    )
     settings = json.loads((tmp_path / "a" / "manifest.json").read_text())["settings"]
     assert settings["parameters"]["temperature"] < 0.7
     data = report.to_dict()
@@ -350,21 +390,27 @@ def test_a_compile_puts_the_temperature_it_found_into_the_artifact(tmp_path: Pat
     assert data["unrecorded"] == 0
 
 
-def test_a_plain_program_that_is_always_right_wins_and_ends_the_search() -> None:
+def test_perfect_plain_program_wins_and_ends_the_search() -> None:
     recorder, meter = Recorder(), Meter(Caps(search_calls=300))
     tasks = [Task(id=str(n), inputs={"text": f"text {n}"}, expected={"label": "ab"[n % 2]}) for n in range(70)]
     labels = {str(task.inputs["text"]): str(task.expected["label"]) for task in tasks}
 
     def right(request: Any) -> str:
         asked = request.messages[-1].text or ""
-        return json.dumps({"label": next(label for text, label in labels.items() if text in asked.split("\n") or f"{text}\n" in asked)})
+        return json.dumps(
+            {
+                "label": next(
+                    label for text, label in labels.items() if text in asked.split("\n") or f"{text}\n" in asked
+                )
+            }
+        )
 
     lm = scripted_lm(right, meter=meter, observers=[recorder.observe])
     session = Session(lm, load_rubric("classify"), recorder, meter, threads=1)
-    student = Student(Classify(["a", "b"]), session)
+    student = RecordedProgram(Classify(["a", "b"]), session)
     space = SearchSpace(student, [demonstration(t) for t in tasks[:40]], ["json"], most=16, seed=0)
     search = AutoSearch(space, Candidate("baseline", student), tasks[40:], session)
-    session.know(tasks)
+    session.register(tasks)
     with session.context():
         search.run()
     assert search.candidates[0].mean == 1.0, search.candidates[0].evaluation.results

@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from assay.errors import StoreError
-from assay.optimizers.parameters import AgentArena, SearchConfig, SearchOutcome, Space, open_study, search
+from assay.optimizers.parameters import AgentObjective, SearchConfig, SearchOutcome, Space, open_study, search
 from assay.programs import RANGES
 from assay.testing import SyntheticAgent
 from assay.testing.scripted_server import running
@@ -35,7 +35,7 @@ def tried(url: str, trials: int, *, worker: int = 0, hangs: bool = False) -> Sea
     agent = Hangs() if hangs else SyntheticAgent()
     config = SearchConfig(trials=trials)
     study = open_study("s", url, SPACE, config)
-    return search(AgentArena(agent, agent.right), agent.tasks, SPACE, config, study, helping=worker > 0)
+    return search(AgentObjective(agent, agent.right), agent.tasks, SPACE, config, study, helping=worker > 0)
 
 
 def trials_of(url: str) -> list[Any]:
@@ -115,7 +115,7 @@ def test_a_storage_that_goes_away_is_said_and_what_it_held_is_gone_on_with(tmp_p
     agent, config = Pulls(), SearchConfig(trials=20, pruner="none")
     study = open_study("s", url, SPACE, config)
     with pytest.raises(StoreError, match=r"storage is gone.*resume=True"):
-        search(AgentArena(agent, agent.right), agent.tasks, SPACE, config, study)
+        search(AgentObjective(agent, agent.right), agent.tasks, SPACE, config, study)
     server = pgserver.get_server(tmp_path / "pg", cleanup_mode="stop")
     try:
         url = server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
@@ -130,13 +130,23 @@ def test_what_helpers_spend_is_counted_and_capped(server: dict[str, str], mine: 
     (tmp_path / "r.yaml").write_text("name: said\ncriteria:\n- {name: right, check: assay.rubrics.checks:numeric}\n")
     rows = [{"id": str(at), "question": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(60)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = [sys.executable, "-c", "from assay.cli import main; main()", "tune", mine, "--rubric", "r.yaml", "--data", "d.jsonl"]
+    command = [
+        sys.executable,
+        "-c",
+        "from assay.cli import main; main()",
+        "tune",
+        mine,
+        "--rubric",
+        "r.yaml",
+        "--data",
+        "d.jsonl",
+    ]
     flags = [
         "--model",
         server["model"],
         "--api-base",
         server["api_base"],
-        "--adapter",
+        "--prompt-format",
         "chat",
         "--trials",
         "8",
@@ -171,13 +181,41 @@ def test_helpers_end_with_the_process_that_began_the_study(tmp_path: Path, mine:
     rows = [{"id": str(at), "question": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(60)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with running(tmp_path / "log", delay_ms=300) as address:
-        command = [sys.executable, "-m", "assay", "tune", mine, "--rubric", "r.yaml", "--data", "d.jsonl", "--model", "openai/m"]
-        command += ["--api-base", address, "--adapter", "chat", "--trials", "20", "--workers", "3", "--threads", "2", "--json"]
+        command = [
+            sys.executable,
+            "-m",
+            "assay",
+            "tune",
+            mine,
+            "--rubric",
+            "r.yaml",
+            "--data",
+            "d.jsonl",
+            "--model",
+            "openai/m",
+        ]
+        command += [
+            "--api-base",
+            address,
+            "--prompt-format",
+            "chat",
+            "--trials",
+            "20",
+            "--workers",
+            "3",
+            "--threads",
+            "2",
+            "--json",
+        ]
         own = {**os.environ, "OPENAI_API_KEY": "none"}
         with open(tmp_path / "output.txt", "w") as output:
             begun = subprocess.Popen(command, stdout=output, stderr=output, env=own)
             until = time.monotonic() + 120
-            while sum(not t.state.is_finished() for t in _of_the_run(tmp_path)) < 3 and time.monotonic() < until and begun.poll() is None:
+            while (
+                sum(not t.state.is_finished() for t in _of_the_run(tmp_path)) < 3
+                and time.monotonic() < until
+                and begun.poll() is None
+            ):
                 time.sleep(0.2)
             helpers = _helpers(begun.pid)
             begun.kill()
@@ -202,7 +240,11 @@ def _of_the_run(folder: Path) -> list[Any]:
 
     url = f"sqlite:///{folder / '.assay' / 'studies.db'}"
     try:
-        return [trial for one in optuna.get_all_study_names(url) for trial in optuna.load_study(study_name=one, storage=url).get_trials()]
+        return [
+            trial
+            for one in optuna.get_all_study_names(url)
+            for trial in optuna.load_study(study_name=one, storage=url).get_trials()
+        ]
     except Exception as error:  # the tables are being made
         if not isinstance(error, sa.exc.SQLAlchemyError) and "optuna" not in type(error).__module__:
             raise

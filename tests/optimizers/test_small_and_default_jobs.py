@@ -1,4 +1,4 @@
-"""Whole compiles on a scripted model, as a user starts them: under a small cap, on eight rows, and with the defaults on 500 tasks."""
+"""Complete compile jobs on a scripted model: under a small cap, on eight rows, with the defaults on 500 tasks."""
 
 import hashlib
 import json
@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import assay
-from assay.optimizers import AUTO_SEARCH_CALLS, Progress
+from assay.evaluation import SilentProgress
+from assay.optimizers import AUTO_SEARCH_CALLS
 from assay.testing import scripted_lm
 
 PROGRAM = """import dspy
@@ -36,7 +37,7 @@ def adding(gain: float) -> Any:
     return scripted_lm(answer)
 
 
-class Heard(Progress):
+class Heard(SilentProgress):
     def __init__(self, lm: Any) -> None:
         self.lm, self.before = lm, list[str]()
 
@@ -56,12 +57,14 @@ def row(number: int, **more: str) -> dict[str, Any]:
 
 
 def compiled(lm: Any, **options: Any) -> dict[str, Any]:
-    report: dict[str, Any] = assay.compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, adapter="json", threads=2, **options).to_dict()
+    report: dict[str, Any] = assay.compile(
+        "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, prompt_format="json", threads=2, **options
+    ).to_dict()
     return report
 
 
 @pytest.mark.parametrize("gain", [0.5, 0.15])
-def test_a_cap_of_250_calls_leaves_a_decided_gate_and_a_test_table(tmp_path: Path, gain: float) -> None:
+def test_cap_of_250_calls_decides_the_gate_and_fills_the_test_table(tmp_path: Path, gain: float) -> None:
     write(tmp_path, [row(n) for n in range(500)])
     lm = adding(gain)
     data = compiled(lm, max_calls=250)
@@ -70,11 +73,13 @@ def test_a_cap_of_250_calls_leaves_a_decided_gate_and_a_test_table(tmp_path: Pat
     assert data["replaces"] is not None
     for side in ("baseline", "compiled"):
         assert data["test"][side]["score"] is not None
-        assert data["test"][side]["n"] >= 20  # half of the cap, 2 calls a pair, 2 splits: 62 tasks unless it ended once it had decided
+        assert (
+            data["test"][side]["n"] >= 20
+        )  # half of the cap, 2 calls a pair, 2 splits: 62 tasks unless it ended once it had decided
     assert data["test"]["gain"]["n"] == data["test"]["compiled"]["n"]
 
 
-def test_eight_rows_are_said_to_be_too_few_before_the_first_call(tmp_path: Path) -> None:
+def test_eight_rows_are_reported_as_too_few_before_the_first_call(tmp_path: Path) -> None:
     splits = ["train"] * 5 + ["val", "gate", "test"]
     write(tmp_path, [row(n, split=split) for n, split in enumerate(splits)])
     lm = adding(0.5)
@@ -87,9 +92,12 @@ def test_eight_rows_are_said_to_be_too_few_before_the_first_call(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("gain", "pairs"), [(0.5, 42 + 40), (0.0, 84 + 80)])
-def test_a_default_compile_of_500_tasks_spends_most_calls_on_the_search(tmp_path: Path, gain: float, pairs: int) -> None:
-    """Gate and test, 105 and 99 tasks here, are evaluated after each fifth of their tasks. A gain of 0.5 is shown by the second evaluation at
-    the latest; where there is none, the fourth tells at the latest that the difference of 0.1 can hardly be shown any more."""
+def test_default_compile_of_500_tasks_spends_most_calls_on_the_search(tmp_path: Path, gain: float, pairs: int) -> None:
+    """Gate and test (105 and 99 tasks) are evaluated after each fifth of their tasks.
+
+    A gain of 0.5 is significant by the second evaluation at the latest. Without a gain, the fourth stops for futility
+    at the latest: a difference of 0.1 is then unlikely to become significant.
+    """
     write(tmp_path, [row(n) for n in range(500)])
     lm = adding(gain)
     data = compiled(lm)

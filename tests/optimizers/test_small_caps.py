@@ -12,11 +12,11 @@ import assay
 from assay.cli.main import group
 from assay.models import Caps, Meter
 from assay.models.meter import Usage
-from assay.optimizers.estimate import minutes_text
-from assay.optimizers.repairs import repaired_dspy
-from assay.optimizers.teleprompters import least_runs
+from assay.optimizers.prompts.dspy_patches import repaired_dspy
+from assay.optimizers.prompts.estimate import minutes_text
+from assay.optimizers.prompts.teleprompters import least_runs
 from assay.testing import scripted_lm
-from tests.optimizers.test_finished import PROGRAM, Heard
+from tests.runs.test_finished import PROGRAM, Heard
 
 
 @pytest.fixture
@@ -33,7 +33,12 @@ def seldom(request: Any) -> str:
     """Right on every seventh number, and on all where a demonstration is shown."""
     text = request.messages[-1].text or ""
     if "number " not in text:
-        return json.dumps(dict.fromkeys((request.config.response_format or {"schema": {"properties": {"a": 1}}})["schema"]["properties"], "Add two."))
+        return json.dumps(
+            dict.fromkeys(
+                (request.config.response_format or {"schema": {"properties": {"a": 1}}})["schema"]["properties"],
+                "Add two.",
+            )
+        )
     number = int(re.findall(r"number (\d+)", text)[-1])
     return json.dumps({"answer": str(number + 2 if number % 7 == 0 or len(request.messages) > 2 else number)})
 
@@ -52,7 +57,14 @@ def wavering() -> Any:
 
 
 def compiled(**options: Any) -> dict[str, Any]:
-    given = {"rubric": "r.yaml", "data": "data.jsonl", "lm": scripted_lm(seldom), "threads": 1, "adapter": "json", **options}
+    given = {
+        "rubric": "r.yaml",
+        "data": "data.jsonl",
+        "lm": scripted_lm(seldom),
+        "threads": 1,
+        "prompt_format": "json",
+        **options,
+    }
     found: dict[str, Any] = assay.compile("mine.py:Mine", **given).to_dict()
     return found
 
@@ -66,7 +78,9 @@ def test_bootstrap_cut_by_the_reserve_shows_what_it_had_collected(place: Path) -
 
 
 def test_simba_cut_short_gives_its_best_candidate_so_far(place: Path) -> None:
-    data = compiled(optimizer="simba", max_search_calls=60, lm=wavering(), optimizer_settings={"max_steps": 8, "bsize": 4})
+    data = compiled(
+        optimizer="simba", max_search_calls=60, lm=wavering(), optimizer_settings={"max_steps": 8, "bsize": 4}
+    )
     assert data["winner"] == "simba, cut short"
     assert any("its best so far competes" in note for note in data["notes"])
 
@@ -93,14 +107,22 @@ def test_a_part_set_aside_is_kept_inside_a_phase() -> None:
     meter = Meter(Caps(search_calls=10), {"search": Usage(calls=6)})
     with meter.during("search"), meter.aside(Usage(calls=4)):
         assert meter.search_calls_left() == 6
-        with pytest.raises(assay.errors.BudgetExceeded, match="6 of 10 search calls are spent; the rest is kept for the comparison on val"):
+        with pytest.raises(
+            assay.errors.BudgetExceeded,
+            match="6 of 10 search calls are spent; the rest is reserved for the comparison on val",
+        ):
             meter.check()
     with meter.during("search"):
         meter.check()
 
 
 def test_minutes_are_said_as_one_says_them() -> None:
-    assert [minutes_text(m) for m in (0.0, 0.9, 1.2, 7.6)] == ["under a minute", "under a minute", "about 1 minute", "about 8 minutes"]
+    assert [minutes_text(m) for m in (0.0, 0.9, 1.2, 7.6)] == [
+        "under a minute",
+        "under a minute",
+        "about 1 minute",
+        "about 8 minutes",
+    ]
 
 
 def test_the_estimate_counts_what_is_kept_for_gate_and_test(place: Path) -> None:
@@ -119,7 +141,9 @@ def test_an_unknown_price_is_null_and_never_zero(place: Path) -> None:
     assert data["cost_usd"] is None
     assert data["test"]["baseline"]["cost_usd"] is None
     assert "$0.0000" not in (Path(data["artifact"]) / "report.md").read_text()
-    stats = json.loads(CliRunner().invoke(group, ["traces", "stats", "--json", "--store", str(place / ".assay/assay.db")]).output)
+    stats = json.loads(
+        CliRunner().invoke(group, ["traces", "stats", "--json", "--store", str(place / ".assay/assay.db")]).output
+    )
     assert stats["cost_usd"] is None
 
 
@@ -143,7 +167,14 @@ def test_the_impact_of_parameters_says_before_that_val_is_too_small(place: Path)
     heard = Heard()
     rows = [{"question": f"What do you say to number {n}.", "answer": str(n + 2), "split": "val"} for n in range(3)]
     (place / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    given = {"rubric": "r.yaml", "data": "data.jsonl", "lm": scripted_lm(seldom), "threads": 1, "adapter": "json", "levels": 2}
+    given = {
+        "rubric": "r.yaml",
+        "data": "data.jsonl",
+        "lm": scripted_lm(seldom),
+        "threads": 1,
+        "prompt_format": "json",
+        "levels": 2,
+    }
     report = assay.parameter_impact("mine.py:Mine", progress=heard, **given)
     assert "val has 3 tasks" in heard.text
     assert any("val has 3 tasks" in note for note in report.notes)

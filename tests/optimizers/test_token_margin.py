@@ -5,9 +5,9 @@ import math
 import pytest
 
 from assay.errors import ConfigError
+from assay.evaluation.evaluation import Evaluation
 from assay.optimizers import CompileConfig
-from assay.optimizers.candidates import Candidate, best_with_fewest_tokens
-from assay.optimizers.evaluation import Evaluation
+from assay.optimizers.prompts.candidates import Candidate, best_with_fewest_tokens
 from assay.rubrics import ScoreResult
 
 
@@ -27,23 +27,23 @@ def chosen(values: list[float], tokens: list[float], margin: float, scores: list
     return best_with_fewest_tokens(made, values, margin).name
 
 
-def test_level_candidates_are_decided_by_prompt_tokens() -> None:
+def test_equal_candidates_are_decided_by_prompt_tokens() -> None:
     assert chosen([0.600, 0.605, 0.602], [900, 1000, 300], 0.01) == "c2"
     assert chosen([0.600, 0.605, 0.602], [900, 1000, 300], 0.001) == "c1"  # not level
     assert chosen([0.605, 0.605], [1000, 500], 0.0) == "c1"  # equal
 
 
-def test_less_than_a_tenth_of_the_tokens_decides_nothing() -> None:
+def test_token_difference_below_a_tenth_is_ignored() -> None:
     assert chosen([0.600, 0.605], [950, 1000], 0.01) == "c1"
 
 
-def test_a_candidate_that_is_proven_better_is_never_lost() -> None:
+def test_significantly_better_candidate_is_never_dropped() -> None:
     worse, better = [0.5] * 40, [0.508, 0.510] * 20  # each task is 0.008 or 0.010 better
     assert chosen([0.502, 0.511], [100, 1000], 0.01, [worse, better]) == "c1"
     assert chosen([0.502, 0.511], [100, 1000], 0.01) == "c0"
 
 
-def test_a_candidate_whose_tokens_are_unknown_does_not_win_by_them() -> None:
+def test_candidate_with_unknown_tokens_does_not_win_by_tokens() -> None:
     assert chosen([0.600, 0.605], [0, 1000], 0.01) == "c1"
     assert math.isinf(candidate("c", SCORES, 0).prompt_tokens)
 

@@ -1,4 +1,4 @@
-"""Agent parameters searched: spaces, trials that stop early, studies that go on, and what is decided and reported at the end."""
+"""Search over agent parameters: spaces, pruned trials, resumed studies, the final decision and report."""
 
 import json
 import math
@@ -6,6 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,18 +19,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import assay
-from assay.errors import BudgetExceeded, Cancelled, ConfigError, MissingExtra, ModelError, ParameterError, ProgramError, StoreError
-from assay.optimizers.metrics import AgentEvaluator, AgentMetrics, Budget, TaskRun, before_and_after, measure, run_of
-from assay.optimizers.parameters import AgentArena, Point, SearchConfig, Space, in_figures, open_study, search
+from assay.errors import (
+    BudgetExceeded,
+    Cancelled,
+    ConfigError,
+    MissingExtra,
+    ModelError,
+    ParameterError,
+    ProgramError,
+    StoreError,
+)
+from assay.evaluation.metrics import AgentEvaluator, AgentMetrics, Budget, TaskRun, before_and_after, measure, run_of
+from assay.optimizers.parameters import AgentObjective, Point, SearchConfig, Space, in_figures, open_study, search
 from assay.optimizers.parameters.impact import impact
-from assay.optimizers.parameters.page import _seen, importance, write_page
+from assay.optimizers.parameters.page import importance, with_pruned_trials, write_page
 from assay.optimizers.parameters.search import put_back_all
 from assay.optimizers.parameters.smoothing import smoothed
 from assay.programs import RANGES, Agent
 from assay.rubrics import JudgeSpec
+from assay.runs.settings import TuneSettings
 from assay.testing import SyntheticAgent, scripted_lm
 from assay.traces import Rollout, ToolCall, Transition
-from assay.tuning import TuneConfig
 
 ALL = Space(programs=["agent"], acting={"agent": list(RANGES)})
 
@@ -44,10 +54,30 @@ def run(task: str = "t", score: float | None = 1.0, **more: Any) -> TaskRun:
 def test_the_five_metrics_by_hand() -> None:
     runs = [
         run(
-            "a", 1.0, task_type="x", steps=5, tokens=1000, seconds=3, answer="42", reasoning="so it is 42", tools_good=1, tools_made=1, tools_needed=1
+            "a",
+            1.0,
+            task_type="x",
+            steps=5,
+            tokens=1000,
+            seconds=3,
+            answer="42",
+            reasoning="so it is 42",
+            tools_good=1,
+            tools_made=1,
+            tools_needed=1,
         ),
         run(
-            "b", 0.5, task_type="y", steps=20, tokens=4000, seconds=60, answer="7", reasoning="so it is 8", tools_good=1, tools_made=2, tools_needed=1
+            "b",
+            0.5,
+            task_type="y",
+            steps=20,
+            tokens=4000,
+            seconds=60,
+            answer="7",
+            reasoning="so it is 8",
+            tools_good=1,
+            tools_made=2,
+            tools_needed=1,
         ),
         run("c", None, task_type="y", tools_made=0, tools_needed=0),
     ]
@@ -72,15 +102,25 @@ def test_what_nothing_measures_is_none_and_no_number() -> None:
 
 
 def test_answers_over_samples_agree_by_pairs() -> None:
-    runs = [run("a", sample=0, answer="Yes."), run("a", sample=1, answer="yes"), run("a", sample=2, answer="no"), run("b", answer="x")]
+    runs = [
+        run("a", sample=0, answer="Yes."),
+        run("a", sample=1, answer="yes"),
+        run("a", sample=2, answer="no"),
+        run("b", answer="x"),
+    ]
     assert measure(runs).coherence == pytest.approx(1 / 3)  # of three pairs of one task; the other task has one answer
 
 
 def test_a_rollout_becomes_a_run() -> None:
-    calls = [ToolCall(name="c", arguments={"e": "1+1"}, result="2"), ToolCall(name="c", arguments={"e": "2*3"}, result="6")]
+    calls = [
+        ToolCall(name="c", arguments={"e": "1+1"}, result="2"),
+        ToolCall(name="c", arguments={"e": "2*3"}, result="6"),
+    ]
     lost = ToolCall(name="c", arguments={"e": "9"}, result="9")
     rollout = Rollout(
-        task_id="t", prediction={"answer": "6", "steps": []}, transitions=[Transition(t=0, model="m", request={}, tools=[*calls, lost])]
+        task_id="t",
+        prediction={"answer": "6", "steps": []},
+        transitions=[Transition(t=0, model="m", request={}, tools=[*calls, lost])],
     )
     found = run_of(rollout, score=1.0, has_tools=True)
     assert (found.tools_good, found.tools_made, found.tools_needed, found.answer) == (2, 3, 1, "6")
@@ -89,9 +129,18 @@ def test_a_rollout_becomes_a_run() -> None:
 
 def test_a_result_that_the_next_predictor_reads_was_used_and_is_no_conclusion() -> None:
     search = ToolCall(name="search", arguments={"query": "tall"}, result="Everest. K2.")
-    asked = {"messages": [{"role": "user", "content": "[[ ## context ## ]]\nEverest. K2.\n\n[[ ## question ## ]]\nWhich is tall?"}]}
-    turns = [Transition(t=0, model="m", request={}, tools=[search]), Transition(t=1, model="m", request=asked, output="the first")]
-    found = run_of(Rollout(task_id="t", prediction={"answer": "the first"}, transitions=turns), score=1.0, has_tools=True)
+    asked = {
+        "messages": [
+            {"role": "user", "content": "[[ ## context ## ]]\nEverest. K2.\n\n[[ ## question ## ]]\nWhich is tall?"}
+        ]
+    }
+    turns = [
+        Transition(t=0, model="m", request={}, tools=[search]),
+        Transition(t=1, model="m", request=asked, output="the first"),
+    ]
+    found = run_of(
+        Rollout(task_id="t", prediction={"answer": "the first"}, transitions=turns), score=1.0, has_tools=True
+    )
     assert (found.tools_good, found.reasoning) == (1, "")
     assert (measure([found]).tool_usage, measure([found]).coherence) == (1.0, None)
     early = Rollout(task_id="t", prediction={"answer": "the first"}, transitions=[turns[1]], early_tools=[search])
@@ -116,11 +165,19 @@ def test_the_classic_table_by_hand() -> None:
     assert (rows["task accuracy"]["before"], rows["task accuracy"]["after"]) == (0.5, 1.0)
     assert rows["response quality"]["after"] == pytest.approx(0.9)
     assert rows["overall score"]["before"] == pytest.approx((0.6 + 0.5 + 0.7) / 3)
-    assert before_and_after([], [])[0] == {"name": "average confidence", "before": None, "after": None, "points": None, "percent": None}
+    assert before_and_after([], [])[0] == {
+        "name": "average confidence",
+        "before": None,
+        "after": None,
+        "points": None,
+        "percent": None,
+    }
 
 
 def test_a_rubric_is_an_evaluator() -> None:
-    rubric = assay.Rubric("r", [assay.Criterion(name="right", check=lambda t, p, r: p["answer"] == t.expected["answer"])])
+    rubric = assay.Rubric(
+        "r", [assay.Criterion(name="right", check=lambda t, p, r: p["answer"] == t.expected["answer"])]
+    )
     evaluator = AgentEvaluator(rubric)
     assert evaluator({"question": "q", "answer": "x"}, {"answer": "x"}) == {"accuracy": 1.0}
     silent = AgentEvaluator(assay.Rubric("r", [assay.Criterion(name="judged", judge=JudgeSpec(text="Good?"))]))
@@ -134,10 +191,19 @@ def test_a_crash_counts_a_count_of_tools_may_be_a_list_and_an_answer_anything() 
                 raise RuntimeError("broken")
             return True
 
-    runs = AgentArena(Breaks(), Aims.right).run(Point("agent", {"temperature": 1.0, "max_steps": 1}), [str(at) for at in range(10)])
+    runs = AgentObjective(Breaks(), Aims.right).run(
+        Point("agent", {"temperature": 1.0, "max_steps": 1}), [str(at) for at in range(10)]
+    )
     assert measure(runs).accuracy == pytest.approx(0.1)
-    calls = [ToolCall(name="c", arguments={"city": "Zürich"}, result="Zürich"), ToolCall(name="c", arguments={"city": "Zürich"}, result="9")]
-    rollout = Rollout(task_id="t", prediction={"a": {1: "x", "b": ("9",)}, "b": 2}, transitions=[Transition(t=0, model="m", request={}, tools=calls)])
+    calls = [
+        ToolCall(name="c", arguments={"city": "Zürich"}, result="Zürich"),
+        ToolCall(name="c", arguments={"city": "Zürich"}, result="9"),
+    ]
+    rollout = Rollout(
+        task_id="t",
+        prediction={"a": {1: "x", "b": ("9",)}, "b": 2},
+        transitions=[Transition(t=0, model="m", request={}, tools=calls)],
+    )
     found = run_of(rollout, score=1.0, has_tools=True, needed=[{"name": "c"}, {"name": "c"}])
     assert (found.tools_good, found.tools_needed) == (2, 2)
     assert measure([found, found]).coherence is not None
@@ -151,12 +217,29 @@ def test_a_crash_counts_a_count_of_tools_may_be_a_list_and_an_answer_anything() 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"temperature": (0.0, 1.0)}), "between 0.1 and 2"),
+        (
+            lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"temperature": (0.0, 1.0)}),
+            "between 0.1 and 2",
+        ),
         (lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"temperature": (1.0, 0.5)}), "must rise"),
-        (lambda: Space(programs=["a"], acting={"a": list(RANGES)}, ranges={"max_steps": (1.2, 1.8)}), "must have whole numbers"),
-        (lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"heat": (0, 1)}), "unknown agent parameter"),
-        (lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"max_steps": (1, 5)}), "nothing is searched"),
-        (lambda: Space(programs=["a"], acting={"a": list(RANGES)}, ranges={"max_steps": (1, 5)}, fixed={"max_steps": 3}), "fixed and searched"),
+        (
+            lambda: Space(programs=["a"], acting={"a": list(RANGES)}, ranges={"max_steps": (1.2, 1.8)}),
+            "must have whole numbers",
+        ),
+        (
+            lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"heat": (0, 1)}),
+            "unknown agent parameter",
+        ),
+        (
+            lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"max_steps": (1, 5)}),
+            "nothing is searched",
+        ),
+        (
+            lambda: Space(
+                programs=["a"], acting={"a": list(RANGES)}, ranges={"max_steps": (1, 5)}, fixed={"max_steps": 3}
+            ),
+            "fixed and searched",
+        ),
         (lambda: Space(programs=["a"], acting={"a": list(RANGES)}, fixed={"temperature": 9}), "between 0.1 and 2"),
         (lambda: SearchConfig(objectives=("score", "score")), "must be different ones of"),
         (lambda: SearchConfig(objectives=("score", "tokens"), pruner="wilcoxon"), "goes with one objective"),
@@ -173,7 +256,7 @@ def test_wrong_settings_are_refused(build: Any, message: str) -> None:
 
 
 class Aims:
-    """An agent that does the better the nearer its temperature is to 0.6 and its steps to 8. Which tasks it solves is fixed."""
+    """An agent that scores higher the closer its temperature is to 0.6 and its steps to 8; deterministic per task."""
 
     def __init__(self) -> None:
         self.parameters: dict[str, Any] = {}
@@ -193,14 +276,23 @@ class Aims:
 
 
 TASKS = [str((number * 7) % 40) for number in range(40)]
-TWO = Space(programs=["agent"], acting={"agent": list(RANGES)}, ranges={"temperature": (0.1, 2.0), "max_steps": (1, 50)})
+TWO = Space(
+    programs=["agent"], acting={"agent": list(RANGES)}, ranges={"temperature": (0.1, 2.0), "max_steps": (1, 50)}
+)
 
 
-def searched(agent: Any = None, space: Space = TWO, *, url: str | None = None, name: str = "s", tasks: Any = TASKS, **config: Any) -> Any:
+def searched(
+    agent: Any = None, space: Space = TWO, *, url: str | None = None, name: str = "s", tasks: Any = TASKS, **config: Any
+) -> Any:
     settings = SearchConfig(**{"trials": 30, **config})
     study = open_study(name, url, space, settings)
     return search(
-        AgentArena(agent or Aims(), Aims.right), tasks, space, settings, study, defaults=[Point("agent", {"temperature": 1.5, "max_steps": 30})]
+        AgentObjective(agent or Aims(), Aims.right),
+        tasks,
+        space,
+        settings,
+        study,
+        defaults=[Point("agent", {"temperature": 1.5, "max_steps": 30})],
     )
 
 
@@ -237,14 +329,19 @@ def test_a_lucky_trial_among_poor_ones_is_not_the_best() -> None:
     expected, own = (np.array([getattr(each, name) for each in found]) for name in ("mean", "own"))
     assert abs(places[int(np.argmax(expected))] - 0.8) < 0.15
     assert np.abs(expected - chances).mean() < np.abs(own - chances).mean()
-    assert [each.own for each in found] == pytest.approx([np.mean(list(trial.values())) for trial in values])
-    assert all(each.mean == each.own for each in smoothed(points[:9], values[:9], space))
+    assert [each.adjusted for each in found] == pytest.approx([np.mean(list(trial.values())) for trial in values])
+    assert all(each.mean == each.adjusted for each in smoothed(points[:9], values[:9], space))
     assert all(each.mean == 1.0 for each in smoothed(points, [{"a": 1.0}] * 30, space))
     assert smoothed([], [], space) == []
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0, 1), min_size=1, max_size=6), min_size=10, max_size=25), st.integers(0, 100))
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0, 1), min_size=1, max_size=6), min_size=10, max_size=25
+    ),
+    st.integers(0, 100),
+)
 def test_what_is_expected_is_a_number_for_any_trials(values: list[dict[str, float]], seed: int) -> None:
     space = Space(programs=["a", "b"], acting={"a": list(RANGES), "b": ["temperature"]})
     random = np.random.default_rng(seed)
@@ -253,7 +350,7 @@ def test_what_is_expected_is_a_number_for_any_trials(values: list[dict[str, floa
         for program in random.choice(["a", "b"], len(values))
     ]
     found = smoothed(points, values, space)
-    assert np.isfinite([(each.own, each.error, each.mean) for each in found]).all()
+    assert np.isfinite([(each.adjusted, each.error, each.mean) for each in found]).all()
 
 
 def test_several_objectives_give_a_front() -> None:
@@ -317,17 +414,17 @@ def test_an_agent_that_cannot_be_set_fails_its_trials_and_says_why() -> None:
     with pytest.raises(ModelError, match=r"none of 5 trials could be scored: .*never"):
         searched(Never())
     with pytest.raises(ProgramError, match="needs execute"):
-        AgentArena(object(), Aims.right)  # type: ignore[arg-type]
+        AgentObjective(object(), Aims.right)  # type: ignore[arg-type]
 
 
 def test_a_metric_that_is_nan_or_constant() -> None:
     agent = Aims()
     settings = SearchConfig(trials=5)
-    arena = AgentArena(agent, lambda task, output: {"accuracy": math.nan})
+    objective = AgentObjective(agent, lambda task, output: {"accuracy": math.nan})
     with pytest.raises(ModelError, match="score could not be measured"):
-        search(arena, TASKS, TWO, settings, open_study("nan", None, TWO, settings))
-    arena = AgentArena(agent, lambda task, output: {"accuracy": 0.5})
-    found = search(arena, TASKS, TWO, settings, open_study("flat", None, TWO, settings))
+        search(objective, TASKS, TWO, settings, open_study("nan", None, TWO, settings))
+    objective = AgentObjective(agent, lambda task, output: {"accuracy": 0.5})
+    found = search(objective, TASKS, TWO, settings, open_study("flat", None, TWO, settings))
     assert found.best.values["score"] == 0.5
 
 
@@ -355,7 +452,9 @@ def test_a_trial_that_was_declared_dead_while_it_slept_is_dropped(tmp_path: Path
         def execute(self, task: Any) -> Any:
             if self.executed == 85:
                 storage = optuna.storages.RDBStorage(url)
-                asleep = next(t for t in optuna.load_study(study_name="s", storage=storage).trials if t.state.name == "RUNNING")
+                asleep = next(
+                    t for t in optuna.load_study(study_name="s", storage=storage).trials if t.state.name == "RUNNING"
+                )
                 storage.set_trial_state_values(asleep._trial_id, state=optuna.trial.TrialState.FAIL)
             return super().execute(task)
 
@@ -365,13 +464,15 @@ def test_a_trial_that_was_declared_dead_while_it_slept_is_dropped(tmp_path: Path
 
 
 def test_mostly_unscored_trials_do_not_win() -> None:
-    arena = AgentArena(Aims(), lambda task, output: {"accuracy": 1.0} if task == "0" else {"accuracy": math.nan})
+    objective = AgentObjective(
+        Aims(), lambda task, output: {"accuracy": 1.0} if task == "0" else {"accuracy": math.nan}
+    )
     settings = SearchConfig(trials=5)
     with pytest.raises(ModelError, match="could not be measured on 39 of 40 runs"):
-        search(arena, TASKS, TWO, settings, open_study("few", None, TWO, settings))
+        search(objective, TASKS, TWO, settings, open_study("few", None, TWO, settings))
 
 
-def test_those_who_join_a_study_try_other_points(tmp_path: Path) -> None:
+def test_those_who_join_a_study_try_other_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url, settings = f"sqlite:///{tmp_path / 's.db'}", SearchConfig(trials=12, pruner="none")
     studies = [open_study("s", url, TWO, settings) for _ in range(2)]
     points = []
@@ -382,6 +483,7 @@ def test_those_who_join_a_study_try_other_points(tmp_path: Path) -> None:
     assert points[0] != points[1]
     with pytest.raises(ConfigError, match="rubric is None, not r2"):
         open_study("s", url, TWO, settings, of={"rubric": "r2"})
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between the attempts to connect
     with pytest.raises(StoreError, match=r"me:\*\*\*@"):
         open_study("s", "postgresql+psycopg://me:s3cret@127.0.0.1:1/x", TWO, settings)
 
@@ -417,13 +519,19 @@ def cool(request: Any) -> str:
 
 
 def tuned(tmp_path: Path, **options: Any) -> Any:
-    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"question": f"number {at} of all", "answer": "yes"}) + "\n" for at in range(100)))
+    (tmp_path / "d.jsonl").write_text(
+        "".join(json.dumps({"question": f"number {at} of all", "answer": "yes"}) + "\n" for at in range(100))
+    )
     (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
     program = options.pop("program", Guesses())
     return assay.tune(
-        program, rubric=tmp_path / "r.yaml", data=str(tmp_path / "d.jsonl"), lm=options.pop("lm", scripted_lm(cool)),
-        store=tmp_path / ".assay" / "a.db", **(({"trials": 12} if options.get("method", "optuna") == "optuna" else {}) | options),
-    )  # fmt: skip
+        program,
+        rubric=tmp_path / "r.yaml",
+        data=str(tmp_path / "d.jsonl"),
+        lm=options.pop("lm", scripted_lm(cool)),
+        store=tmp_path / ".assay" / "a.db",
+        **(({"trials": 12} if options.get("method", "optuna") == "optuna" else {}) | options),
+    )
 
 
 def test_a_program_is_tuned_decided_on_gate_and_reported_on_sealed_tasks(tmp_path: Path) -> None:
@@ -435,7 +543,13 @@ def test_a_program_is_tuned_decided_on_gate_and_reported_on_sealed_tasks(tmp_pat
     assert data["test"]["gain"]["low"] > 0
     assert data["replaces"]
     assert data["trials"] == 12
-    assert set(data["test"]["tuned"]["metrics"]) == {"accuracy", "efficiency", "coherence", "adaptability", "tool_usage"}
+    assert set(data["test"]["tuned"]["metrics"]) == {
+        "accuracy",
+        "efficiency",
+        "coherence",
+        "adaptability",
+        "tool_usage",
+    }
     assert data["test"]["tuned"]["metrics"]["tool_usage"] is None
     loaded = assay.load(report.artifact)
     assert loaded.agent_parameters.temperature == data["best"]["temperature"]
@@ -446,7 +560,7 @@ def test_a_program_is_tuned_decided_on_gate_and_reported_on_sealed_tasks(tmp_pat
 def test_what_a_program_ignores_is_said_and_not_searched(tmp_path: Path) -> None:
     said: list[str] = []
 
-    class Listens(assay.optimizers.Progress):  # type: ignore[name-defined,misc]
+    class Listens(assay.evaluation.SilentProgress):  # type: ignore[name-defined,misc]
         def say(self, text: str) -> None:
             said.append(text)
 
@@ -456,16 +570,30 @@ def test_what_a_program_ignores_is_said_and_not_searched(tmp_path: Path) -> None
 
 
 def test_tokens_decide_where_scores_are_level(tmp_path: Path) -> None:
-    report = tuned(tmp_path, lm=scripted_lm(lambda request: json.dumps({"answer": "yes"})), objectives=("score", "tokens"), trials=6).to_dict()
+    report = tuned(
+        tmp_path,
+        lm=scripted_lm(lambda request: json.dumps({"answer": "yes"})),
+        objectives=("score", "tokens"),
+        trials=6,
+    ).to_dict()
     assert report["test"]["gain"]["mean"] == 0
     front = {trial["number"]: trial["tokens"] for trial in report["front"]}
     assert min(trial["tokens"] for trial in report["history"]) in front.values()
-    level = [trial for trial in report["history"] if trial["values"]["score"] == max(t["values"]["score"] for t in report["history"])]
-    assert report["best"].items() >= min(level, key=lambda trial: (trial["tokens"], trial["number"]))["parameters"].items()
+    level = [
+        trial
+        for trial in report["history"]
+        if trial["values"]["score"] == max(t["values"]["score"] for t in report["history"])
+    ]
+    assert (
+        report["best"].items() >= min(level, key=lambda trial: (trial["tokens"], trial["number"]))["parameters"].items()
+    )
 
 
+@pytest.mark.slow
 def test_prompts_and_parameters_are_searched_together_and_applied(tmp_path: Path) -> None:
-    first = tuned(tmp_path, trials=4, out=tmp_path / "one", parameters={"temperature": 2.0}, ranges={"max_steps": (1, 4)})
+    first = tuned(
+        tmp_path, trials=4, out=tmp_path / "one", parameters={"temperature": 2.0}, ranges={"max_steps": (1, 4)}
+    )
     assert first.to_dict()["best"]["temperature"] == 2.0
     both = tuned(tmp_path, program=Guesses(), also=[str(first.artifact)], trials=8, out=tmp_path / "two")
     tried = {trial["program"] for trial in both.to_dict()["history"]}
@@ -481,6 +609,7 @@ def test_prompts_and_parameters_are_searched_together_and_applied(tmp_path: Path
         tuned(tmp_path, apply=first.artifact, salt="other", trials=3, seed=3)
 
 
+@pytest.mark.slow
 def test_ranges_are_held_wherever_they_come_from(tmp_path: Path) -> None:
     for options in ({"ranges": {"temperature": (0.0, 9.0)}}, {"parameters": {"temperature": 9.0}}):
         with pytest.raises(ParameterError, match=r"0\.1"):
@@ -493,15 +622,24 @@ def test_ranges_are_held_wherever_they_come_from(tmp_path: Path) -> None:
         (["--sampler", "x"], "must be one of"),
     ):
         command = [sys.executable, "-c", "from assay.cli import main; main()", "tune", "math_qa", "--rubric", "math_qa"]
-        ended = subprocess.run([*command, "--data", "arithmetic:size=40", *flags], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+        ended = subprocess.run(
+            [*command, "--data", "arithmetic:size=40", *flags],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=tmp_path,
+        )
         assert (ended.returncode, message in ended.stderr) == (2, True), ended.stderr
 
 
 def test_what_each_parameter_does_is_measured_and_drawn(tmp_path: Path) -> None:
-    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"question": f"number {at} of all", "answer": "yes"}) + "\n" for at in range(100)))
+    (tmp_path / "d.jsonl").write_text(
+        "".join(json.dumps({"question": f"number {at} of all", "answer": "yes"}) + "\n" for at in range(100))
+    )
     (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
     report = assay.parameter_impact(
-        Guesses(), rubric=tmp_path / "r.yaml", data=str(tmp_path / "d.jsonl"), lm=scripted_lm(cool), store=tmp_path / ".assay" / "a.db",
+        Guesses(), rubric=tmp_path / "r.yaml", data=str(tmp_path / "d.jsonl"), lm=scripted_lm(cool),
+        store=tmp_path / ".assay" / "a.db",
         out=tmp_path / "impact", levels=3,
     )  # fmt: skip
     data = json.loads((tmp_path / "impact" / "impact.json").read_text())
@@ -518,6 +656,7 @@ def test_what_each_parameter_does_is_measured_and_drawn(tmp_path: Path) -> None:
     assert "need a study of the same" in report.notes[-1]
 
 
+@pytest.mark.slow
 def test_a_page_shows_what_a_study_found_and_needs_no_network(tmp_path: Path) -> None:
     report = tuned(tmp_path, trials=14)
     page = report.page.read_text()
@@ -529,13 +668,19 @@ def test_a_page_shows_what_a_study_found_and_needs_no_network(tmp_path: Path) ->
         assert max(weights, key=weights.__getitem__) == "temperature"
         assert sum(weights.values()) == pytest.approx(1)
     impact = assay.parameter_impact(
-        Guesses(), rubric=tmp_path / "r.yaml", data=str(tmp_path / "d.jsonl"), lm=scripted_lm(cool), store=tmp_path / ".assay" / "a.db", levels=2
+        Guesses(),
+        rubric=tmp_path / "r.yaml",
+        data=str(tmp_path / "d.jsonl"),
+        lm=scripted_lm(cool),
+        store=tmp_path / ".assay" / "a.db",
+        levels=2,
     )
     assert impact.study is not None
     assert re.findall(r"<h2>(.*?)</h2>", impact.page.read_text())[:2] == ["Each parameter moved alone", "History"]
     with pytest.raises(ConfigError, match="there is no study 'none'"):
         assay.parameter_impact(
-            Guesses(), rubric=tmp_path / "r.yaml", data=str(tmp_path / "d.jsonl"), lm=scripted_lm(cool), store=tmp_path / ".assay" / "a.db",
+            Guesses(), rubric=tmp_path / "r.yaml", data=str(tmp_path / "d.jsonl"), lm=scripted_lm(cool),
+            store=tmp_path / ".assay" / "a.db",
             levels=2, study="none",
         )  # fmt: skip
 
@@ -544,7 +689,9 @@ def test_pages_of_little_or_hostile_content(tmp_path: Path) -> None:
     objectives = ("score", "tokens")
     study = open_study("s", None, TWO, SearchConfig(objectives=objectives))
     assert importance(study) == {}
-    page, pictures = write_page(tmp_path, study, objectives, title="<script>alert(1)</script>", facts={"<b>": "</table>"})
+    page, pictures = write_page(
+        tmp_path, study, objectives, title="<script>alert(1)</script>", facts={"<b>": "</table>"}
+    )
     assert pictures == []
     assert "<script>alert" not in page.read_text()
     assert "&lt;/table&gt;" in page.read_text()
@@ -558,7 +705,9 @@ def test_pages_of_little_or_hostile_content(tmp_path: Path) -> None:
 
 
 def test_a_policy_tunes_a_program(tmp_path: Path) -> None:
-    data = tuned(tmp_path, method="policy", episodes=25, tasks_per_episode=20, ranges={"temperature": (0.1, 2.0)}).to_dict()
+    data = tuned(
+        tmp_path, method="policy", episodes=25, tasks_per_episode=20, ranges={"temperature": (0.1, 2.0)}
+    ).to_dict()
     assert data["method"] == "policy"
     assert data["best"]["temperature"] < 0.7
     assert data["test"]["tuned"]["score"] > data["test"]["default"]["score"]
@@ -577,8 +726,31 @@ def test_a_policy_tunes_a_program(tmp_path: Path) -> None:
 @pytest.mark.model
 @pytest.mark.slow
 def test_the_command_tunes_with_several_workers_stops_at_a_kill_and_goes_on(embedded: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from assay.cli import main; main()", "tune", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=60"]
-    flags = ["--range", "max_steps=2:4", "--range", "temperature=0.1:0.6", "--trials", "4", "--val-size", "3", "--gate-size", "3", "--test-size", "3"]
+    command = [
+        sys.executable,
+        "-c",
+        "from assay.cli import main; main()",
+        "tune",
+        "math_qa",
+        "--rubric",
+        "math_qa",
+        "--data",
+        "arithmetic:size=60",
+    ]
+    flags = [
+        "--range",
+        "max_steps=2:4",
+        "--range",
+        "temperature=0.1:0.6",
+        "--trials",
+        "4",
+        "--val-size",
+        "3",
+        "--gate-size",
+        "3",
+        "--test-size",
+        "3",
+    ]
     common: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 900, "cwd": tmp_path}
     cut = subprocess.run([*command, *flags, "--json", "--max-calls", "60"], **common)
     assert cut.returncode in (0, 1), cut.stderr
@@ -624,19 +796,21 @@ def test_what_a_dead_process_had_at_work_is_put_back_and_old_cuts_do_not_end_a_s
         ({"ranges": {"max_steps": (1, math.inf)}}, ParameterError, "finite numbers"),
         ({"ranges": {"max_steps": (math.nan, 3)}}, ParameterError, "finite numbers"),
         ({"seed": -1}, ConfigError, "seed=-1 must be at least 0"),
-        ({"storage": "://x"}, ConfigError, "is no database URL"),
+        ({"storage": "://x"}, ConfigError, "is not a database URL"),
         ({"method": "policy", "learning_rate": math.nan}, ConfigError, "must be a finite number"),
         ({"method": "policy", "tasks_per_episode": 0}, ConfigError, "tasks_per_episode=0"),
-        ({"method": "policy", "sampler": "random"}, ConfigError, "samples and prunes nothing"),
+        ({"method": "policy", "sampler": "random"}, ConfigError, "sampler would have no effect on a policy"),
     ],
 )
-def test_wrong_settings_of_a_search_are_refused(tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_wrong_settings_of_a_search_are_refused(
+    tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         tuned(tmp_path, **options)
 
 
 def test_the_workers_parts_of_a_cap_add_up() -> None:
-    config = TuneConfig(program="p", rubric="r", data="d", workers=8, max_calls=13, max_cost_usd=4.0)
+    config = TuneSettings(program="p", rubric="r", data="d", workers=8, max_calls=13, max_cost_usd=4.0)
     parts = [replace(config, worker=worker).of_one_worker() for worker in range(8)]
     assert sum(part.max_calls for part in parts) == 13
     assert sum(part.max_cost_usd for part in parts) == 4.0
@@ -647,9 +821,16 @@ def test_what_cannot_be_written_or_shown_is_refused_before_anything_runs(tmp_pat
     asked: list[Any] = []
     lm = scripted_lm(lambda request: asked.append(request) or cool(request))
     first = tuned(tmp_path, trials=3, out=tmp_path / "one")
-    common = {"rubric": tmp_path / "r.yaml", "data": str(tmp_path / "d.jsonl"), "store": tmp_path / ".assay" / "b.db", "lm": lm}
+    common = {
+        "rubric": tmp_path / "r.yaml",
+        "data": str(tmp_path / "d.jsonl"),
+        "store": tmp_path / ".assay" / "b.db",
+        "lm": lm,
+    }
     with pytest.raises(ConfigError, match="there is no study 'zzz'"):
-        assay.parameter_impact(Guesses(), study="zzz", storage=f"sqlite:///{tmp_path / '.assay' / 'studies.db'}", **common)
+        assay.parameter_impact(
+            Guesses(), study="zzz", storage=f"sqlite:///{tmp_path / '.assay' / 'studies.db'}", **common
+        )
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write to"):
         assay.parameter_impact(Guesses(), out=tmp_path / "file" / "x", **common)
@@ -667,7 +848,12 @@ def test_a_policy_at_its_cap_keeps_the_best_so_far(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "reasoning", "follows"),
-    [("no", "maybe no\nit is yes", 0.0), (".5", "so it is 0.5", 1.0), ("$1,000", "that makes 1000", 1.0), ("yes", "first no.\nThen yes", 1.0)],
+    [
+        ("no", "maybe no\nit is yes", 0.0),
+        (".5", "so it is 0.5", 1.0),
+        ("$1,000", "that makes 1000", 1.0),
+        ("yes", "first no.\nThen yes", 1.0),
+    ],
 )
 def test_an_answer_is_held_against_the_last_word_of_its_reasoning(answer: str, reasoning: str, follows: float) -> None:
     assert measure([TaskRun(task_id="1", score=1.0, answer=answer, reasoning=reasoning)]).coherence == follows
@@ -676,14 +862,18 @@ def test_an_answer_is_held_against_the_last_word_of_its_reasoning(answer: str, r
 def test_a_result_within_another_number_was_not_used() -> None:
     for answer, good in (("42", 0), ("2", 1), ("it is 2.", 1), ("2.5", 0)):
         rollout = Rollout(task_id="1", prediction={"answer": answer})
-        rollout.transitions = [Transition(t=0, model="m", request={}, tools=[ToolCall(name="c", arguments={"e": "1+1"}, result="2")])]
+        rollout.transitions = [
+            Transition(t=0, model="m", request={}, tools=[ToolCall(name="c", arguments={"e": "1+1"}, result="2")])
+        ]
         assert run_of(rollout, score=1.0, has_tools=True).tools_good == good
 
 
 def test_evaluators_give_metrics_between_0_and_1() -> None:
     for found, message in (({"accuracy": 85}, "between 0 and 1"), (None, "gives metrics by name")):
         with pytest.raises(ConfigError, match=message):
-            AgentArena(Aims(), lambda task, output, found=found: found).run(Point("agent", {"temperature": 0.5, "max_steps": 5}), TASKS[:3])
+            AgentObjective(Aims(), lambda task, output, found=found: found).run(
+                Point("agent", {"temperature": 0.5, "max_steps": 5}), TASKS[:3]
+            )
 
 
 def test_a_missing_package_can_be_told_from_another_host() -> None:
@@ -694,17 +884,19 @@ def test_a_missing_package_can_be_told_from_another_host() -> None:
 # -- what a reader found
 
 
-def test_a_study_that_is_gone_at_the_end_costs_the_pictures_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import assay.tuning.run
+def test_a_study_that_is_gone_at_the_end_costs_the_pictures_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import assay.api.tune.run
 
-    decide = assay.tuning.run._decide
+    decide = assay.api.tune.run._decide
 
     def gone(*args: Any) -> None:
         for file in (tmp_path / ".assay").glob("studies.db*"):
             file.unlink()
         decide(*args)
 
-    monkeypatch.setattr(assay.tuning.run, "_decide", gone)
+    monkeypatch.setattr(assay.api.tune.run, "_decide", gone)
     report = tuned(tmp_path, trials=4)
     assert report.page is None
     assert any("no page: the study at" in note for note in report.notes)
@@ -733,7 +925,9 @@ def test_runs_are_counted_with_their_samples(tmp_path: Path) -> None:
 def test_what_is_hard_for_all_is_no_luck_and_level_trials_are_not_all_alike() -> None:
     agent = SyntheticAgent("hartmann", seed=1, fixed=0.6)
     settings = SearchConfig(seed=1, trials=40)
-    found = search(AgentArena(agent, agent.right), agent.tasks, ALL, settings, open_study("fixed", None, ALL, settings))
+    found = search(
+        AgentObjective(agent, agent.right), agent.tasks, ALL, settings, open_study("fixed", None, ALL, settings)
+    )
     spread = max(found.expected.values()) - min(found.expected.values())
     assert spread > 0.05  # with the tasks' own difficulty as noise all were level
     assert agent.success(found.best.point.parameters) > 0.9 * agent.best
@@ -744,14 +938,14 @@ def test_a_pruned_trial_counts_as_if_it_had_run_all() -> None:
     hard, easy = {f"h{n}": 0.0 for n in range(5)}, {f"e{n}": 1.0 for n in range(5)}
     trials = [hard | easy for _ in range(9)] + [hard]
     found = smoothed([Point("agent", {"temperature": 0.5})] * 10, trials, TWO)
-    assert [each.own for each in found] == pytest.approx([0.5] * 10)
+    assert [each.adjusted for each in found] == pytest.approx([0.5] * 10)
 
 
 def test_pictures_of_another_objective_show_it_for_pruned_trials_too() -> None:
     settings = SearchConfig(trials=12, objectives=("latency",), pruner="hyperband", block=2)
     study = open_study("latency", None, TWO, settings)
-    search(AgentArena(Aims(), Aims.right), TASKS, TWO, settings, study)
-    assert all(trial.values[0] < 0.05 for trial in _seen(study).trials)
+    search(AgentObjective(Aims(), Aims.right), TASKS, TWO, settings, study)
+    assert all(trial.values[0] < 0.05 for trial in with_pruned_trials(study).trials)
 
 
 def test_an_impact_goes_on_past_a_value_that_cannot_be_and_knows_a_score_that_is_none() -> None:
@@ -762,9 +956,15 @@ def test_an_impact_goes_on_past_a_value_that_cannot_be_and_knows_a_score_that_is
             super().set_parameters(parameters)
 
     start = Point("agent", {"temperature": 0.7, "max_steps": 10})
-    found = impact(AgentArena(Fussy(), Aims.right), TASKS, TWO, start, levels=2)
-    assert [(effect.parameter, effect.value) for effect in found.effects] == [("temperature", 0.1), ("temperature", 2.0), ("max_steps", 1.0)]
-    assert found.failed == ["max_steps=50: Fussy.set_parameters({'temperature': 0.7, 'max_steps': 50}) raised ValueError: too many"]
+    found = impact(AgentObjective(Fussy(), Aims.right), TASKS, TWO, start, levels=2)
+    assert [(effect.parameter, effect.value) for effect in found.effects] == [
+        ("temperature", 0.1),
+        ("temperature", 2.0),
+        ("max_steps", 1.0),
+    ]
+    assert found.failed == [
+        "max_steps=50: Fussy.set_parameters({'temperature': 0.7, 'max_steps': 50}) raised ValueError: too many"
+    ]
     assert found.to_dict()["start"]["metrics"]["accuracy"]["mean"] is not None
 
     class Idle:
@@ -774,7 +974,7 @@ def test_an_impact_goes_on_past_a_value_that_cannot_be_and_knows_a_score_that_is
         def set_parameters(self, parameters: Mapping[str, Any]) -> None:
             pass
 
-    unscored = impact(AgentArena(Idle(), lambda task, output: {"accuracy": math.nan}), TASKS, TWO, start, levels=2)
+    unscored = impact(AgentObjective(Idle(), lambda task, output: {"accuracy": math.nan}), TASKS, TWO, start, levels=2)
     assert unscored.without_effect == ["temperature", "max_steps"]
 
 
@@ -788,9 +988,12 @@ def test_an_impact_goes_on_past_a_value_that_cannot_be_and_knows_a_score_that_is
 )
 def test_settings_of_the_other_method_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        TuneConfig(program="p", rubric="r", data="d", **options)
+        TuneSettings(program="p", rubric="r", data="d", **options)
 
 
-@pytest.mark.parametrize(("value", "text"), [(2000, "2000"), (1733.4, "1733"), (0.123456, "0.123"), (50, "50"), (-1150.2, "-1150"), (3.0, "3")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(2000, "2000"), (1733.4, "1733"), (0.123456, "0.123"), (50, "50"), (-1150.2, "-1150"), (3.0, "3")],
+)
 def test_figures_can_be_typed_again(value: float, text: str) -> None:
     assert in_figures(value) == text

@@ -23,7 +23,8 @@ OWN_CLIENT = """class Mine(dspy.Module):
     def forward(self, question):
         for _ in range(2):
             body = json.dumps({"model": "m", "messages": [{"role": "user", "content": question}]}).encode()
-            urllib.request.urlopen(urllib.request.Request("URL/chat/completions", body, {"Content-Type": "application/json"})).read()
+            headers = {"Content-Type": "application/json"}
+            urllib.request.urlopen(urllib.request.Request("URL/chat/completions", body, headers)).read()
         return dspy.Prediction(answer="1")
 """
 PINNED = """class Mine(dspy.Module):
@@ -53,8 +54,16 @@ class Answers(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["Content-Length"]))
         message = {"role": "assistant", "content": "[[ ## answer ## ]]\n1\n\n[[ ## completed ## ]]"}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        body = json.dumps({"id": "1", "object": "chat.completion", "created": 1, "model": "m", "usage": usage,
-                           "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()  # fmt: skip
+        body = json.dumps(
+            {
+                "id": "1",
+                "object": "chat.completion",
+                "created": 1,
+                "model": "m",
+                "usage": usage,
+                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            }
+        ).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -81,10 +90,22 @@ def write(place: Path, program: str, url: str) -> None:
     (place / "data.jsonl").write_text("\n".join(rows))
 
 
-@pytest.mark.parametrize(("program", "calls_per_run"), [(OWN_CLIENT, 2), (PINNED, 1)], ids=["own-client", "pinned-model"])
-def test_unrecorded_calls_count_against_the_cap(program: str, calls_per_run: int, server: tuple[str, type[Answers]], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "calls_per_run"), [(OWN_CLIENT, 2), (PINNED, 1)], ids=["own-client", "pinned-model"]
+)
+def test_unrecorded_calls_count_against_the_cap(
+    program: str, calls_per_run: int, server: tuple[str, type[Answers]], tmp_path: Path
+) -> None:
     write(tmp_path, program, server[0])
-    report = assay.compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=scripted_lm(lambda _: "{}"), max_calls=100, threads=2, seed=1)
+    report = assay.compile(
+        "mine.py:Mine",
+        rubric="r.yaml",
+        data="data.jsonl",
+        lm=scripted_lm(lambda _: "{}"),
+        max_calls=100,
+        threads=2,
+        seed=1,
+    )
     made = server[1].count
     assert report.unrecorded.calls == made
     assert 20 < made <= 100 + calls_per_run * 2  # runs in flight end
@@ -93,10 +114,14 @@ def test_unrecorded_calls_count_against_the_cap(program: str, calls_per_run: int
     assert "$0.0000" not in (Path(data["artifact"]) / "report.md").read_text()
 
 
-def test_the_cost_of_calls_that_are_not_recorded_is_not_known(server: tuple[str, type[Answers]], tmp_path: Path) -> None:
+def test_the_cost_of_calls_that_are_not_recorded_is_not_known(
+    server: tuple[str, type[Answers]], tmp_path: Path
+) -> None:
     write(tmp_path, OWN_CLIENT, server[0])
     lm = scripted_lm(lambda _: "{}")
-    report = assay.evaluate("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, sizes={"val": 4}, preflight=False)
+    report = assay.evaluate(
+        "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, sizes={"val": 4}, preflight=False
+    )
     data = report.to_dict()
     assert (data["unrecorded"], data["cost_usd"], data["result"]["cost_usd"]) == (report.unrecorded.calls, None, None)
     said = CliRunner().invoke(group, ["traces", "stats"]).output
@@ -105,11 +130,22 @@ def test_the_cost_of_calls_that_are_not_recorded_is_not_known(server: tuple[str,
 
 
 def test_a_run_without_unrecorded_calls_keeps_its_cost() -> None:
-    assert [found.cost(0.5) for found in (Unrecorded(), Unrecorded(2), Unrecorded(0, "a subprocess"))] == [0.5, None, None]
+    assert [found.cost(0.5) for found in (Unrecorded(), Unrecorded(2), Unrecorded(0, "a subprocess"))] == [
+        0.5,
+        None,
+        None,
+    ]
     assert Unrecorded().cost(None) is None
 
 
 def test_a_program_that_asks_no_model_is_not_searched_for_ever(tmp_path: Path) -> None:
     write(tmp_path, NO_CALLS, "")
-    report = assay.compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=scripted_lm(lambda _: "{}"), max_search_calls=60, threads=2)
+    report = assay.compile(
+        "mine.py:Mine",
+        rubric="r.yaml",
+        data="data.jsonl",
+        lm=scripted_lm(lambda _: "{}"),
+        max_search_calls=60,
+        threads=2,
+    )
     assert report.outcome.winner == "baseline"

@@ -1,4 +1,4 @@
-"""Weights: what is read, trained, kept, served; and what is refused. Training takes steps of the real small model on CPU."""
+"""Weight training: rows read, trained, stored, served and refused. Trains the real small model on CPU."""
 
 import errno
 import json
@@ -21,15 +21,21 @@ from assay.deployment.artifact import check_pinned
 from assay.errors import ArtifactError, ConfigError, DataError, ModelError
 from assay.models import embedded as engines
 from assay.models import get_lm
-from assay.models.adapters import find_adapter, keep_adapter, list_adapters, with_adapters
-from assay.models.lora import _permuted
-from assay.optimizers.weights import SFTConfig, read_sft, train_sft
-from assay.optimizers.weights.work import ready
+from assay.models.lora.adapters import find_adapter, keep_adapter, list_adapters, with_adapters
+from assay.models.lora.conversion import permuted_rows
+from assay.optimizers.finetuning import SFTSettings, read_sft, train_sft
+from assay.optimizers.finetuning.run_folder import ready
 
 
 def row(at: int, **more: Any) -> dict[str, Any]:
     said = {"role": "assistant", "content": f"call: add({at}, 1)"}
-    return {"prompt": [{"role": "user", "content": f"How much is {at} + 1?"}], "completion": [said], "task": f"t{at}", "quality": 1.0, **more}
+    return {
+        "prompt": [{"role": "user", "content": f"How much is {at} + 1?"}],
+        "completion": [said],
+        "task": f"t{at}",
+        "quality": 1.0,
+        **more,
+    }
 
 
 def lines(path: Path, rows: list[Any]) -> Path:
@@ -40,21 +46,31 @@ def lines(path: Path, rows: list[Any]) -> Path:
 # -- rows
 
 
-def test_tasks_are_held_out_whole_and_the_same_ones_again(tmp_path: Path) -> None:
+def test_tasks_are_held_out_completely_and_reproducibly(tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", [row(at // 2) for at in range(40)])
-    data = read_sft(path, min_quality=0.8, held_out=0.2, seed=0)
+    data = read_sft(path, min_quality=0.8, eval_fraction=0.2, seed=0)
     prompts = [{r["prompt"][0]["content"] for r in part} for part in (data.train, data.held_out)]
     assert (len(data.train), len(data.held_out), data.tasks) == (32, 8, 20)
     assert not prompts[0] & prompts[1]
-    assert read_sft(path, min_quality=0.8, held_out=0.2, seed=0).held_out == data.held_out
-    assert read_sft(path, min_quality=0.8, held_out=0.2, seed=1).held_out != data.held_out
-    assert read_sft(lines(tmp_path / "one.jsonl", [row(1)] * 4), min_quality=0.8, held_out=0.5, seed=0).held_out == []
+    assert read_sft(path, min_quality=0.8, eval_fraction=0.2, seed=0).held_out == data.held_out
+    assert read_sft(path, min_quality=0.8, eval_fraction=0.2, seed=1).held_out != data.held_out
+    assert (
+        read_sft(lines(tmp_path / "one.jsonl", [row(1)] * 4), min_quality=0.8, eval_fraction=0.5, seed=0).held_out == []
+    )
 
 
-def test_rows_that_are_not_good_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_rejected_rows_are_excluded_and_counted(tmp_path: Path) -> None:
     empty = [{"role": "assistant", "content": " "}]
-    rows = [row(1), row(2, quality=0.79), row(3, completion=empty), row(4, quality=-1), row(5, quality="good"), row(6, quality=None), ""]
-    data = read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, held_out=0, seed=0)
+    rows = [
+        row(1),
+        row(2, quality=0.79),
+        row(3, completion=empty),
+        row(4, quality=-1),
+        row(5, quality="good"),
+        row(6, quality=None),
+        "",
+    ]
+    data = read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, eval_fraction=0, seed=0)
     assert len(data.train) == 2
     assert data.left_out == Counter({"below the quality of 0.8": 3, "with an empty completion": 1})
 
@@ -63,48 +79,51 @@ def test_rows_that_are_not_good_are_left_out_and_counted(tmp_path: Path) -> None
     ("rows", "message"),
     [
         ([], "it is empty"),
-        (["{"], "line 1 is no JSON"),
+        (["{"], "line 1 is not JSON"),
         ([row(1), "[]"], "line 2: 'prompt' must be a list of messages"),
         ([{"prompt": "text", "completion": "text"}], "'prompt' must be a list of messages"),
         ([row(1, completion=[])], "'completion' must be a list"),
         ([row(1, quality=0.1)], "below the quality of 0.8"),
     ],
 )
-def test_what_is_no_training_data_is_refused(tmp_path: Path, rows: list[Any], message: str) -> None:
+def test_invalid_training_data_is_refused(tmp_path: Path, rows: list[Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, held_out=0.1, seed=0)
+        read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, eval_fraction=0.1, seed=0)
 
 
-def test_an_export_must_be_of_the_kind_and_as_it_was_written(tmp_path: Path) -> None:
+def test_export_of_another_kind_or_modified_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
-        read_sft(tmp_path / "none.jsonl", min_quality=0.8, held_out=0.1, seed=0)
+        read_sft(tmp_path / "none.jsonl", min_quality=0.8, eval_fraction=0.1, seed=0)
     with pytest.raises(DataError, match="has no manifest"):
-        read_sft(tmp_path, min_quality=0.8, held_out=0.1, seed=0)
+        read_sft(tmp_path, min_quality=0.8, eval_fraction=0.1, seed=0)
     lines(tmp_path / "data.jsonl", [row(1)])
     for told, message in (
         ({"format": 1, "kind": "grpo", "files": {}, "passed": True}, "is an export for grpo"),
-        ({"format": 9, "kind": "sft", "files": {}, "passed": True}, "update assay"),
-        ({"format": 1, "kind": "sft", "files": {"data.jsonl": {"sha256": "0"}}, "passed": True}, "was changed after the export"),
+        ({"format": 9, "kind": "sft", "files": {}, "passed": True}, "Update assay"),
+        (
+            {"format": 1, "kind": "sft", "files": {"data.jsonl": {"sha256": "0"}}, "passed": True},
+            "was changed after the export",
+        ),
         ({"kind": "sft"}, "cannot be read: KeyError"),
     ):
         (tmp_path / "manifest.json").write_text(json.dumps(told))
         with pytest.raises(DataError, match=message):
-            read_sft(tmp_path, min_quality=0.8, held_out=0.1, seed=0)
+            read_sft(tmp_path, min_quality=0.8, eval_fraction=0.1, seed=0)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"epochs": 0}, "epochs=0 must be at least 1"),
-        ({"learning_rate": float("nan")}, "learning_rate=nan must be above 0"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan must be a finite number above 0"),
         ({"min_quality": 2}, "min_quality=2 must be between 0 and 1"),
-        ({"held_out": 0.9}, "held_out=0.9 must be between"),
+        ({"eval_fraction": 0.9}, "eval_fraction=0.9 must be between"),
         ({"max_length": 3}, "must be at least 16"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        SFTConfig(**options)
+        SFTSettings(**options)
 
 
 # -- adapters
@@ -112,9 +131,9 @@ def test_settings_that_cannot_be_are_refused(options: dict[str, Any], message: s
 
 @given(st.sampled_from([1, 3, 9]), st.integers(1, 8), st.integers(1, 5))
 @settings(max_examples=30, deadline=None)
-def test_rows_of_a_projection_are_put_in_pairs_and_none_is_lost(heads: int, half: int, width: int) -> None:
+def test_projection_rows_are_paired_without_loss(heads: int, half: int, width: int) -> None:
     rows = np.arange(heads * 2 * half * width).reshape(heads * 2 * half, width)
-    moved = _permuted(rows, heads)
+    moved = permuted_rows(rows, heads)
     assert sorted(map(tuple, moved)) == sorted(map(tuple, rows))
     for head in range(heads):
         for pair in range(half):
@@ -130,13 +149,18 @@ def lora(folder: Path, *, hidden: int = 576, rank: int = 2, scale: float = 0.5) 
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)
     name = "base_model.model.model.layers.0.mlp.down_proj"
-    weights = {f"{name}.lora_A.weight": random.normal(size=(rank, 1536)), f"{name}.lora_B.weight": random.normal(size=(hidden, rank)) * scale}
-    save_file({key: value.astype(np.float32) for key, value in weights.items()}, str(folder / "adapter_model.safetensors"))
+    weights = {
+        f"{name}.lora_A.weight": random.normal(size=(rank, 1536)),
+        f"{name}.lora_B.weight": random.normal(size=(hidden, rank)) * scale,
+    }
+    save_file(
+        {key: value.astype(np.float32) for key, value in weights.items()}, str(folder / "adapter_model.safetensors")
+    )
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": 4}))
     return folder
 
 
-def test_an_adapter_is_kept_whole_served_by_name_and_held_to_its_place(embedded: str, tmp_path: Path) -> None:
+def test_adapter_is_stored_served_by_name_and_position_checked(embedded: str, tmp_path: Path) -> None:
     first = keep_adapter("first", lora(tmp_path / "a"), base="smollm2-135m")
     second = keep_adapter("second", lora(tmp_path / "b", scale=0.1), base="smollm2-135m", after=[first])
     assert [one.name for one in list_adapters()] == ["first", "second"]
@@ -145,7 +169,7 @@ def test_an_adapter_is_kept_whole_served_by_name_and_held_to_its_place(embedded:
     assert model.engine.backend.adapters == (first.sha256, second.sha256)
     for wrong, message in (
         ("+second", r"was trained as embedded/smollm2-135m\+first\+second"),
-        ("+second+first", "is nothing elsewhere"),
+        ("+second+first", "use that model name"),
         ("+none", "no adapter is called 'none'"),
         ("+../first", "cannot name an adapter"),
         ("+", "cannot name an adapter"),
@@ -155,7 +179,7 @@ def test_an_adapter_is_kept_whole_served_by_name_and_held_to_its_place(embedded:
     with pytest.raises(ConfigError, match="there is an adapter 'first'"):
         keep_adapter("first", lora(tmp_path / "c"), base="smollm2-135m")
     second.gguf.write_bytes(b"changed")
-    with pytest.raises(ModelError, match="is not the file that was kept"):
+    with pytest.raises(ModelError, match="does not match its sha256"):
         find_adapter("second")
     told = json.loads((first.path / "adapter.json").read_text())
     (first.path / "adapter.json").write_text(json.dumps({**told, "base_sha256": "0" * 64, "base": "embedded/other"}))
@@ -167,23 +191,23 @@ def test_an_adapter_is_kept_whole_served_by_name_and_held_to_its_place(embedded:
 
 
 @pytest.mark.model
-def test_two_merged_models_are_in_memory_at_once_and_the_others_come_back(embedded: str, tmp_path: Path) -> None:
+def test_two_merged_models_stay_in_memory_and_others_are_reloaded(embedded: str, tmp_path: Path) -> None:
     lms = []
     for number in range(4):
         keep_adapter(f"no{number}", lora(tmp_path / str(number), scale=0.001 * (1 + number)), base="smollm2-135m")
         lms.append(get_lm(f"{embedded}+no{number}", cache=None, temperature=0.0, max_tokens=4))
     said = [lm("Say a word.") for lm in lms]
-    held = [path for path in engines._servers if path.parent.name == "merged" and path not in engines._given]
+    held = [path for path in engines._servers if path.parent.name == "merged" and path not in engines._published]
     assert held == [lm.engine.backend.path for lm in lms[2:]]
     lms[0].engine.backend.path.unlink()
     assert lms[0]("Say a word.") == said[0]
 
 
-def test_an_artifact_goes_with_the_very_adapters_it_was_measured_with(embedded: str, tmp_path: Path) -> None:
+def test_artifact_requires_the_measured_adapters(embedded: str, tmp_path: Path) -> None:
     first = keep_adapter("first", lora(tmp_path / "a"), base="smollm2-135m")
     plain = get_lm(embedded, cache=None)
     named = get_lm(f"{embedded}+first", cache=None)
-    artifact = Artifact(tmp_path / "artifact", None, {"model": f"{embedded}+first", "adapters": [first.sha256]})  # type: ignore[arg-type]
+    artifact = Artifact(tmp_path / "artifact", None, {"model": f"{embedded}+first", "adapters": [first.sha256]})
     check_pinned(artifact, named)
     check_pinned(artifact, plain)  # another model was asked for
     shutil.rmtree(first.path)
@@ -192,10 +216,12 @@ def test_an_artifact_goes_with_the_very_adapters_it_was_measured_with(embedded: 
         check_pinned(artifact, get_lm(f"{embedded}+first", cache=None))
 
 
-def test_what_llama_cpp_could_not_serve_is_not_kept(embedded: str, tmp_path: Path) -> None:
+def test_adapter_that_llama_cpp_cannot_serve_is_not_stored(embedded: str, tmp_path: Path) -> None:
     odd = lora(tmp_path / "odd")
-    (odd / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "use_dora": True}))
-    with pytest.raises(ModelError, match="no plain LoRA"):
+    (odd / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "use_dora": True})
+    )
+    with pytest.raises(ModelError, match="not a plain LoRA"):
         keep_adapter("odd", odd, base="smollm2-135m")
     assert list_adapters() == []
     assert not list(Path(".assay/adapters").glob("*"))
@@ -207,19 +233,22 @@ def test_what_llama_cpp_could_not_serve_is_not_kept(embedded: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("failure", "said"),
     [
-        (MemoryError(), "memory ran out: lower --micro"),
-        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "memory ran out: lower --micro"),
+        (MemoryError(), "memory ran out: lower --per-device-batch-size"),
+        (
+            RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+            "memory ran out: lower --per-device-batch-size",
+        ),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), "memory ran out"),
         (OSError(errno.ENOSPC, "No space left on device"), "the disk is full.*The last whole checkpoint is kept"),
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), "the disk is full"),
     ],
 )
-def test_what_runs_out_is_named_with_the_knob(failure: Exception, said: str) -> None:
+def test_out_of_memory_error_names_the_setting(failure: Exception, said: str) -> None:
     with pytest.raises(ModelError, match=said), ready():
         raise failure
 
 
-def test_classes_and_numbers_of_errors_say_what_ran_out() -> None:
+def test_out_of_memory_is_recognised_by_class_and_errno() -> None:
     import torch
     from safetensors import SafetensorError
 
@@ -236,17 +265,22 @@ def test_classes_and_numbers_of_errors_say_what_ran_out() -> None:
         torch.empty(10**15)  # more than any machine has
 
 
-@pytest.mark.parametrize("failure", [RuntimeError("another"), ValueError("a task about being out of memory"), KeyError("(os error 28)")])
-def test_other_errors_of_a_training_stay_what_they_are(failure: Exception) -> None:
+@pytest.mark.parametrize(
+    "failure", [RuntimeError("another"), ValueError("a task about being out of memory"), KeyError("(os error 28)")]
+)
+def test_other_training_errors_are_unchanged(failure: Exception) -> None:
     with pytest.raises(type(failure)) as raised, ready():
         raise failure
     assert raised.value is failure
 
 
 @pytest.mark.slow
-def test_a_warm_up_learns_a_format_and_is_served_at_once(embedded: str, tmp_path: Path) -> None:
-    path = lines(tmp_path / "d.jsonl", [row(at) for at in range(64)] + [row(99, prompt=[{"role": "user", "content": "long " * 500}])])
-    report = train_sft(path, "adds", SFTConfig(epochs=2, max_length=128, rank=4, learning_rate=2e-3, evaluations=3))
+def test_warm_up_learns_a_format_and_is_served(embedded: str, tmp_path: Path) -> None:
+    path = lines(
+        tmp_path / "d.jsonl",
+        [row(at) for at in range(64)] + [row(99, prompt=[{"role": "user", "content": "long " * 500}])],
+    )
+    report = train_sft(path, "adds", SFTSettings(epochs=2, max_length=128, lora_r=4, learning_rate=2e-3, evaluations=3))
     assert report.name == f"{embedded}+adds"
     assert report.left_out == {"of more than 128 tokens": 1}
     held_out = [report.held_out_loss[step] for step in sorted(report.held_out_loss)]
@@ -259,16 +293,16 @@ def test_a_warm_up_learns_a_format_and_is_served_at_once(embedded: str, tmp_path
     assert "call: add(407, 1)" in str(answers[1])
     assert not (tmp_path / ".assay" / "training" / "adds").exists()
     with pytest.raises(ConfigError, match="there is an adapter 'adds'"):
-        train_sft(path, "adds", SFTConfig())
-    again = train_sft(path, "more", SFTConfig(model=f"{embedded}+adds", epochs=1, max_length=128, rank=4))
+        train_sft(path, "adds", SFTSettings())
+    again = train_sft(path, "more", SFTSettings(model=f"{embedded}+adds", epochs=1, max_length=128, lora_r=4))
     assert again.name == f"{embedded}+adds+more"
     assert again.held_out_loss[0] == pytest.approx(min(held_out), rel=0.2)  # it begins where the first one ended
 
 
 @pytest.mark.slow
-def test_a_killed_warm_up_goes_on_to_the_same_curve(tiny_model: Path, tmp_path: Path) -> None:
+def test_resumed_warm_up_gives_the_same_curve(tiny_model: Path, tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", [row(at) for at in range(40)])
-    options = ["--model", str(tiny_model), "--epochs", "24", "--rank", "4", "--max-length", "128", "--patience", "9"]
+    options = ["--model", str(tiny_model), "--epochs", "24", "--lora-r", "4", "--max-length", "128", "--patience", "9"]
     command = [sys.executable, "-m", "assay", "train", "sft", str(path), *options]
     whole = subprocess.run([*command, "--name", "whole", "--json"], capture_output=True, text=True, timeout=600)
     assert whole.returncode == 0, whole.stderr[-3000:]
@@ -283,10 +317,14 @@ def test_a_killed_warm_up_goes_on_to_the_same_curve(tiny_model: Path, tmp_path: 
     _, said = running.communicate(timeout=300)
     assert running.returncode == 130, said[-3000:]
     assert "with a checkpoint in" in said
-    other = subprocess.run([*command, "--name", "cut", "--resume", "--rank", "8"], capture_output=True, text=True, timeout=300)
+    other = subprocess.run(
+        [*command, "--name", "cut", "--resume", "--lora-r", "8"], capture_output=True, text=True, timeout=300
+    )
     assert other.returncode == 2
-    assert "had another rank" in other.stderr
-    resumed = subprocess.run([*command, "--name", "cut", "--resume", "--json"], capture_output=True, text=True, timeout=600)
+    assert "had another lora_r" in other.stderr
+    resumed = subprocess.run(
+        [*command, "--name", "cut", "--resume", "--json"], capture_output=True, text=True, timeout=600
+    )
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     again = json.loads(resumed.stdout)
     assert again["steps"] == told["steps"]
@@ -296,7 +334,7 @@ def test_a_killed_warm_up_goes_on_to_the_same_curve(tiny_model: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_warm_up_that_was_killed_after_its_adapter_was_kept_is_resumed_to_the_same(
+def test_warm_up_killed_after_storing_its_adapter_resumes_to_the_same(
     embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
@@ -306,10 +344,10 @@ def test_a_warm_up_that_was_killed_after_its_adapter_was_kept_is_resumed_to_the_
         raise Killed
 
     path = lines(tmp_path / "d.jsonl", [row(at) for at in range(6)])
-    config = SFTConfig(epochs=1, batch=2, rank=2, max_length=64, evaluations=1, held_out=0.2)
+    config = SFTSettings(epochs=1, batch=2, lora_r=2, max_length=64, evaluations=1, eval_fraction=0.2)
     whole = train_sft(path, "whole", config)
     with monkeypatch.context() as patch:
-        patch.setattr("assay.optimizers.weights.sft.told_agreement", killed)
+        patch.setattr("assay.optimizers.finetuning.sft.report_agreement", killed)
         with pytest.raises(Killed):
             train_sft(path, "cut", config)
     told = Path(".assay/adapters/cut/adapter.json")
@@ -319,15 +357,32 @@ def test_a_warm_up_that_was_killed_after_its_adapter_was_kept_is_resumed_to_the_
         train_sft(path, "cut", config, resume=True)
     told.write_text(json.dumps(kept))
     again = train_sft(path, "cut", config, resume=True)
-    assert (again.loss, again.held_out_loss, again.steps, again.agreement) == (whole.loss, whole.held_out_loss, whole.steps, whole.agreement)
+    assert (again.loss, again.held_out_loss, again.steps, again.agreement) == (
+        whole.loss,
+        whole.held_out_loss,
+        whole.steps,
+        whole.agreement,
+    )
     weights = [Path(f".assay/adapters/{name}/adapter_model.safetensors").read_bytes() for name in ("whole", "cut")]
     assert weights[0] == weights[1]
 
 
 @pytest.mark.slow
-def test_two_processes_warm_up_as_one_does(tiny_model: Path, tmp_path: Path) -> None:
+def test_two_processes_warm_up_like_one(tiny_model: Path, tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", [row(at) for at in range(32)])
-    options = ["--model", str(tiny_model), "--epochs", "1", "--rank", "4", "--max-length", "128", "--held-out", "0.2", "--json"]
+    options = [
+        "--model",
+        str(tiny_model),
+        "--epochs",
+        "1",
+        "--lora-r",
+        "4",
+        "--max-length",
+        "128",
+        "--eval-fraction",
+        "0.2",
+        "--json",
+    ]
     launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "-m", "assay"]
     told = []
     for start, name in ((["-m", "assay"], "alone"), (launch, "both")):
@@ -340,7 +395,9 @@ def test_two_processes_warm_up_as_one_does(tiny_model: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_no_number_keeps_the_last_good_weights(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_loss_keeps_the_last_finite_weights(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, model = lines(tmp_path / "d.jsonl", [row(at) for at in range(40)]), str(tiny_model)
     import torch
     from trl import SFTTrainer
@@ -353,13 +410,13 @@ def test_a_loss_that_is_no_number_keeps_the_last_good_weights(tiny_model: Path, 
         return found * torch.nan if bad and not isinstance(found, tuple) else found
 
     monkeypatch.setattr(SFTTrainer, "compute_loss", broken)
-    report = train_sft(path, "cut", SFTConfig(model=model, epochs=2, max_length=128, rank=4, evaluations=9))
+    report = train_sft(path, "cut", SFTSettings(model=model, epochs=2, max_length=128, lora_r=4, evaluations=9))
     assert report.stopped is not None
     assert "was no number at step 4" in report.stopped
     assert report.best_step == 3
     assert np.isfinite(find_weights(report.path)).all()
     with pytest.raises(ModelError, match="lower --learning-rate"):
-        train_sft(path, "none", SFTConfig(model=model, epochs=1, max_length=128, rank=4, evaluations=1))
+        train_sft(path, "none", SFTSettings(model=model, epochs=1, max_length=128, lora_r=4, evaluations=1))
 
 
 def find_weights(path: Path) -> np.ndarray:
@@ -368,12 +425,12 @@ def find_weights(path: Path) -> np.ndarray:
     return np.concatenate([value.ravel() for value in load_file(str(path / "adapter_model.safetensors")).values()])
 
 
-def test_nothing_to_resume_and_rows_that_are_all_too_long_are_said(embedded: str, tmp_path: Path) -> None:
+def test_missing_checkpoint_and_too_long_rows_are_reported(embedded: str, tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", [row(at) for at in range(4)])
     with pytest.raises(ConfigError, match="nothing to resume"):
-        train_sft(path, "x", SFTConfig(), resume=True)
+        train_sft(path, "x", SFTSettings(), resume=True)
     with pytest.raises(DataError, match="of more than 16 tokens"):
-        train_sft(path, "x", SFTConfig(max_length=16))
-    with pytest.raises(ModelError, match="cannot be loaded to be trained"):
-        train_sft(path, "x", SFTConfig(model=str(tmp_path / "no-model")))
+        train_sft(path, "x", SFTSettings(max_length=16))
+    with pytest.raises(ModelError, match="cannot be loaded for training"):
+        train_sft(path, "x", SFTSettings(model=str(tmp_path / "no-model")))
     assert list_adapters() == []

@@ -1,4 +1,7 @@
-"""Run by `test_policy_gradient.py`, in one process and in two: three steps on rows that depend on the task alone. Writes weights and advantages."""
+"""Run by `test_policy_gradient.py` in one process and in two; writes weights and advantages.
+
+Takes three steps on rows that depend on the task alone.
+"""
 
 import json
 import os
@@ -16,10 +19,10 @@ def main(model: str, out: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig
 
-    from assay.optimizers.weights.advantages import ValueMemory, assign_credit
-    from assay.optimizers.weights.config import PolicyConfig
-    from assay.optimizers.weights.rows import Row, Trajectory
-    from assay.optimizers.weights.trainer import Batch, TransitionTrainer, over_ranks
+    from assay.optimizers.finetuning.advantages import ValueMemory, assign_credit
+    from assay.optimizers.finetuning.rows import Row, Trajectory
+    from assay.optimizers.finetuning.settings import PolicySettings
+    from assay.optimizers.finetuning.trl_trainer import Batch, TransitionTrainer, over_ranks
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
     group, seen = 4, []
@@ -40,24 +43,29 @@ def main(model: str, out: str) -> None:
             ]
             mine.append(
                 Trajectory(
-                    group=str(given["index"]), rollout=f"{given['index']}:{first + at}", rewards=[chosen.random() for _ in range(turns)], rows=rows
+                    group=str(given["index"]),
+                    rollout=f"{given['index']}:{first + at}",
+                    rewards=[chosen.random() for _ in range(turns)],
+                    rows=rows,
                 )
             )
         every = over_ranks([one.without_rows() for one in mine])
-        credit = assign_credit(every, PolicyConfig(), ValueMemory())
+        credit = assign_credit(every, PolicySettings(), ValueMemory())
         seen.append(dict(sorted(credit.advantages.items())))
-        return Batch(*credit.given_to(mine, Counter()), {"reward": sum(sum(one.rewards) for one in every) / len(every)})
+        return Batch(*credit.apply_to(mine, Counter()), {"reward": sum(sum(one.rewards) for one in every) / len(every)})
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
     arguments = GRPOConfig(
-        output_dir=f"{out}-work", per_device_train_batch_size=4 // world, gradient_accumulation_steps=2, steps_per_generation=2, num_generations=group,
+        output_dir=f"{out}-work", per_device_train_batch_size=4 // world, gradient_accumulation_steps=2,
+        steps_per_generation=2, num_generations=group,
         max_steps=3, learning_rate=0.5, optim="sgd",  # Adam moves weights as far for a gradient that is mere rounding
         report_to="none", use_cpu=True, save_strategy="no", disable_tqdm=True, seed=3, bf16=False,
         lr_scheduler_type="constant", shuffle_dataset=False, beta=0.05, ddp_backend="gloo" if world > 1 else None,
     )  # fmt: skip
     trainer = TransitionTrainer(
-        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), args=arguments, processing_class=AutoTokenizer.from_pretrained(model),
+        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), args=arguments,
+        processing_class=AutoTokenizer.from_pretrained(model),
         train_dataset=Dataset.from_list([{"prompt": "", "index": at} for at in range(6)]), collect=collect,
         peft_config=LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"),
     )  # fmt: skip

@@ -67,11 +67,16 @@ def answer(request: Any) -> str:
 
 
 def rows(count: int = 12) -> list[dict[str, Any]]:
-    return [{"question": f"What is {i} + 0?", "answer": "4", "split": ("train", "val", "gate", "test")[i % 4]} for i in range(count)]
+    return [
+        {"question": f"What is {i} + 0?", "answer": "4", "split": ("train", "val", "gate", "test")[i % 4]}
+        for i in range(count)
+    ]
 
 
 def right() -> Rubric:
-    return Rubric("r", [Criterion(name="right", check=lambda task, prediction, rollout: float(prediction["answer"] == "4"))])
+    return Rubric(
+        "r", [Criterion(name="right", check=lambda task, prediction, rollout: float(prediction["answer"] == "4"))]
+    )
 
 
 @pytest.fixture
@@ -82,7 +87,7 @@ def file(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("name", ["Awaited", "Coroutine", "function"])
 def test_an_asynchronous_program_is_run_to_its_end(file: str, name: str) -> None:
-    report = assay.evaluate(f"{file}:{name}", rubric=right(), data=rows(), lm=scripted_lm(answer), adapter="json")
+    report = assay.evaluate(f"{file}:{name}", rubric=right(), data=rows(), lm=scripted_lm(answer), prompt_format="json")
     assert report.to_dict()["result"]["score"] == 1.0
     assert report.to_dict()["calls"] == (0 if name == "function" else 3)
 
@@ -90,7 +95,13 @@ def test_an_asynchronous_program_is_run_to_its_end(file: str, name: str) -> None
 @pytest.mark.parametrize("name", ["Awaited", "Coroutine"])
 def test_an_asynchronous_module_is_compiled_and_its_artifact_runs(file: str, name: str, tmp_path: Path) -> None:
     report = assay.compile(
-        f"{file}:{name}", rubric=right(), data=rows(), lm=scripted_lm(answer), optimizer="labeled", adapter="json", out=tmp_path / "artifact"
+        f"{file}:{name}",
+        rubric=right(),
+        data=rows(),
+        lm=scripted_lm(answer),
+        optimizer="labeled",
+        prompt_format="json",
+        out=tmp_path / "artifact",
     )
     assert report.to_dict()["test"]["compiled"]["score"] == 1.0
     with dspy.context(lm=scripted_lm(answer)):
@@ -100,7 +111,9 @@ def test_an_asynchronous_module_is_compiled_and_its_artifact_runs(file: str, nam
 
 def test_an_asynchronous_program_runs_inside_a_running_loop(file: str) -> None:
     async def notebook() -> Any:
-        return assay.evaluate(f"{file}:Awaited", rubric=right(), data=rows(), lm=scripted_lm(answer), adapter="json")
+        return assay.evaluate(
+            f"{file}:Awaited", rubric=right(), data=rows(), lm=scripted_lm(answer), prompt_format="json"
+        )
 
     assert asyncio.run(notebook()).to_dict()["result"]["score"] == 1.0
 

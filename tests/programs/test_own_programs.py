@@ -1,4 +1,4 @@
-"""Programs, checks and judges in files of the user's own: their helpers, their artifacts elsewhere, and what a loaded one keeps."""
+"""Programs, checks and judges in the user's files: helper modules, artifacts on other machines, state after loading."""
 
 import asyncio
 import json
@@ -18,9 +18,9 @@ import pytest
 import assay
 from assay.datasets import make_task
 from assay.errors import ArtifactError, ConfigError, ProgramError
-from assay.optimizers import Progress
+from assay.evaluation import SilentProgress
 from assay.programs import load_program
-from assay.sourcecode import load_source
+from assay.sources.modules import load_source
 from assay.testing import scripted_lm
 from assay.testing.serving import served
 from assay.testing.upstream import ScriptedUpstream
@@ -77,7 +77,11 @@ def answer(request: Any) -> str:
 def rows(folder: Path, count: int = 8) -> str:
     path = folder / "rows.jsonl"
     splits = ("train", "val", "gate", "test")
-    path.write_text("\n".join(json.dumps({"question": f"What is {i} + 0?", "answer": "4", "split": splits[i % 4]}) for i in range(count)))
+    path.write_text(
+        "\n".join(
+            json.dumps({"question": f"What is {i} + 0?", "answer": "4", "split": splits[i % 4]}) for i in range(count)
+        )
+    )
     return str(path)
 
 
@@ -88,7 +92,9 @@ def compiled(program: Any, folder: Path, **options: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     rubric = folder / "r.yaml"
     rubric.write_text(RUBRIC.replace("contains", "check.py:right"))
-    (folder / "check.py").write_text("def right(task, prediction, rollout):\n    return 1.0 if prediction['answer'] else 0.0\n")
+    (folder / "check.py").write_text(
+        "def right(task, prediction, rollout):\n    return 1.0 if prediction['answer'] else 0.0\n"
+    )
     options = {"lm": scripted_lm(answer), "optimizer": "labeled", "store": folder / "s" / "a.db", **options}
     report = assay.compile(program, rubric=rubric, data=rows(folder), out=folder / "artifact", **options)
     return report.artifact
@@ -98,7 +104,11 @@ def test_helpers_beside_a_program_are_found_and_stay_apart_from_those_of_another
     before = list(sys.path)
     first, second = (load_program(write_program(tmp_path / name, name)) for name in ("one", "two"))
     with dspy.context(lm=scripted_lm(answer)):
-        assert [p(question="?").answer for p in (first, second, first)] == ["onelateone-deep-1 4", "twolatetwo-deep-1 4", "onelateone-deep-1 4"]
+        assert [p(question="?").answer for p in (first, second, first)] == [
+            "onelateone-deep-1 4",
+            "twolatetwo-deep-1 4",
+            "onelateone-deep-1 4",
+        ]
     assert sys.path == before
     assert "helper" not in sys.modules
 
@@ -111,7 +121,9 @@ def test_a_helper_that_was_changed_is_read_again(tmp_path: Path) -> None:
         assert load_program(name)(question="?").answer.startswith("changed")
 
 
-def test_checks_and_judges_import_from_their_folder_the_working_directory_and_the_programs(tmp_path: Path, monkeypatch: Any) -> None:
+def test_checks_and_judges_import_from_their_folder_the_working_directory_and_the_programs(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     load_program(write_program(tmp_path / "programs"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -119,9 +131,12 @@ def test_checks_and_judges_import_from_their_folder_the_working_directory_and_th
     (tmp_path / "rubrics").mkdir()
     (tmp_path / "rubrics" / "beside.py").write_text("RIGHT = '4'\n")
     (tmp_path / "rubrics" / "check.py").write_text(
-        "import beside, shared\nfrom helper import PREFIX\ndef right(task, prediction, rollout):\n    return shared.HERE * (prediction['answer'] == PREFIX + beside.RIGHT)\n"
+        "import beside, shared\nfrom helper import PREFIX\ndef right(task, prediction, rollout):\n"
+        "    return shared.HERE * (prediction['answer'] == PREFIX + beside.RIGHT)\n"
     )
-    (tmp_path / "rubrics" / "r.yaml").write_text(RUBRIC.replace("contains", "check.py:right").replace("right\n    check", "one\n    check"))
+    (tmp_path / "rubrics" / "r.yaml").write_text(
+        RUBRIC.replace("contains", "check.py:right").replace("right\n    check", "one\n    check")
+    )
     rubric = assay.load_rubric(tmp_path / "rubrics" / "r.yaml")
     task = make_task({"question": "?", "answer": "4"})
     assert rubric.score(task, dspy.Prediction(answer="A4")).value == 1.0
@@ -153,7 +168,8 @@ class QA(dspy.Module):
         self.answer = dspy.Predict("question -> answer")
 
     def forward(self, question):
-        marks = [importlib.import_module("plugin").MARK, import_module(name="parts.deep").MARK, __import__("third").MARK]
+        plugin, deep = importlib.import_module("plugin"), import_module(name="parts.deep")
+        marks = [plugin.MARK, deep.MARK, __import__("third").MARK]
         marks.append(importlib.import_module(".near", package=parts_name()).MARK)
         return dspy.Prediction(answer=" ".join([*marks, self.answer(question=question).answer]))
 
@@ -170,14 +186,18 @@ def write_dynamic(folder: Path, mark: str) -> str:
     for name in ("plugin", "third", "parts/deep"):
         (folder / f"{name}.py").write_text(f"MARK = '{mark}'\n")
     (folder / "parts" / "near.py").write_text("MARK = 'near'\n")
-    (folder / "parts" / "deep.py").write_text(f"from importlib import import_module\nMARK = import_module('.near', __package__).MARK + '{mark}'\n")
+    (folder / "parts" / "deep.py").write_text(
+        f"from importlib import import_module\nMARK = import_module('.near', __package__).MARK + '{mark}'\n"
+    )
     return f"{folder / 'agent.py'}:QA"
 
 
 def test_modules_imported_by_a_text_are_the_programs_own_and_stay_apart(tmp_path: Path) -> None:
     first, second = (load_program(write_dynamic(tmp_path / name, name)) for name in ("one", "two"))
     with dspy.context(lm=scripted_lm(answer)):
-        assert [p(question="?").answer for p in (first, second, first)] == [f"{m} near{m} {m} near 4" for m in ("one", "two", "one")]
+        assert [p(question="?").answer for p in (first, second, first)] == [
+            f"{m} near{m} {m} near 4" for m in ("one", "two", "one")
+        ]
     assert not {"plugin", "third", "parts"} & sys.modules.keys()
 
 
@@ -187,13 +207,17 @@ def test_modules_imported_by_a_text_travel_with_the_artifact(tmp_path: Path) -> 
     assert there == {"agent.py", "__init__.py", "plugin.py", "third.py", "deep.py", "near.py"}
     shutil.rmtree(tmp_path / "p")
     said = in_another_place(
-        artifact, tmp_path / "elsewhere", "dspy.configure(lm=dspy.utils.DummyLM([{'answer': '4'}]))\nprint(loaded(question='?').answer)"
+        artifact,
+        tmp_path / "elsewhere",
+        "dspy.configure(lm=dspy.utils.DummyLM([{'answer': '4'}]))\nprint(loaded(question='?').answer)",
     )
     assert said.strip().endswith("one nearone one near 4")
 
 
 def test_a_file_named_like_an_installed_module_still_means_the_installed_one(tmp_path: Path) -> None:
-    (tmp_path / "json.py").write_text("import json, dspy\nassert json.loads('1') == 1\nqa = dspy.ChainOfThought('question -> answer')\n")
+    (tmp_path / "json.py").write_text(
+        "import json, dspy\nassert json.loads('1') == 1\nqa = dspy.ChainOfThought('question -> answer')\n"
+    )
     assert load_program(f"{tmp_path}/json.py:qa").predictors()
     assert json.__name__ == sys.modules["json"].__name__ == "json"
 
@@ -218,7 +242,9 @@ def in_another_place(artifact: Path, elsewhere: Path, code: str, *, server: str 
     elsewhere.mkdir(parents=True)
     shutil.copytree(artifact, elsewhere / "a")
     script = f"import json, dspy, assay\nloaded = assay.load('a')\n{code}"
-    done = subprocess.run([sys.executable, "-c", script], cwd=elsewhere, capture_output=True, text=True, env=_environment(server))
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=elsewhere, capture_output=True, text=True, env=_environment(server)
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()
 
@@ -230,11 +256,24 @@ def _environment(server: str) -> dict[str, str]:
 def test_an_artifact_runs_from_another_folder_after_its_program_is_gone(tmp_path: Path) -> None:
     artifact = compiled(write_program(tmp_path / "p"), tmp_path / "job")
     manifest = json.loads((artifact / "manifest.json").read_text())
-    assert sorted(manifest["source"]["files"]) == ["agent.py", "helper.py", "late.py", "parts/__init__.py", "parts/deep.py", "parts/deeper.py"]
+    assert sorted(manifest["source"]["files"]) == [
+        "agent.py",
+        "helper.py",
+        "late.py",
+        "parts/__init__.py",
+        "parts/deep.py",
+        "parts/deeper.py",
+    ]
     shutil.rmtree(tmp_path / "p")
-    code = "from assay.testing import scripted_lm\nwith dspy.context(lm=scripted_lm(lambda r: '[[ ## answer ## ]]\\n4\\n\\n[[ ## completed ## ]]'), adapter=dspy.ChatAdapter()):\n    print(loaded(question='?').answer)"
+    code = (
+        "from assay.testing import scripted_lm\n"
+        "with dspy.context(lm=scripted_lm(lambda r: '[[ ## answer ## ]]\\n4\\n\\n[[ ## completed ## ]]'), "
+        "adapter=dspy.ChatAdapter()):\n    print(loaded(question='?').answer)"
+    )
     assert in_another_place(artifact, tmp_path / "far", code) == "AlateA-deep-1 4"
-    again = compiled(str(tmp_path / "far" / "a"), tmp_path / "again")  # and what is compiled from it carries the source on
+    again = compiled(
+        str(tmp_path / "far" / "a"), tmp_path / "again"
+    )  # and what is compiled from it carries the source on
     shutil.rmtree(tmp_path / "far")
     assert in_another_place(again, tmp_path / "farther", code) == "AlateA-deep-1 4"
 
@@ -254,11 +293,18 @@ def test_source_that_is_not_what_was_measured_is_refused_before_it_runs(tmp_path
 
 def test_further_files_travel_where_the_module_lists_them(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
-    source = "import dspy\nfrom pathlib import Path\nARTIFACT_FILES = ['words.txt']\nWORD = (Path(__file__).parent / 'words.txt').read_text()\n"
-    source += (
-        "class QA(dspy.Module):\n    def __init__(self):\n        super().__init__()\n        self.answer = dspy.Predict('question -> answer')\n"
+    source = (
+        "import dspy\nfrom pathlib import Path\nARTIFACT_FILES = ['words.txt']\n"
+        "WORD = (Path(__file__).parent / 'words.txt').read_text()\n"
     )
-    source += "    def forward(self, question):\n        return dspy.Prediction(answer=WORD + self.answer(question=question).answer)\n"
+    source += (
+        "class QA(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.answer = dspy.Predict('question -> answer')\n"
+    )
+    source += (
+        "    def forward(self, question):\n"
+        "        return dspy.Prediction(answer=WORD + self.answer(question=question).answer)\n"
+    )
     (tmp_path / "p" / "p.py").write_text(source)
     (tmp_path / "p" / "words.txt").write_text("word ")
     artifact = compiled(f"{tmp_path}/p/p.py:QA", tmp_path / "job")
@@ -270,7 +316,10 @@ def test_further_files_travel_where_the_module_lists_them(tmp_path: Path) -> Non
 def test_instances_are_built_again_with_their_arguments(tmp_path: Path) -> None:
     kind = load_source(write_program(tmp_path / "p").removesuffix(":QA")).QA
     signature = "question: str, hints: list[str] -> answer: Literal['a', 'b'], sure: bool"
-    artifacts = [compiled(program, tmp_path / f"job{i}") for i, program in enumerate([kind(k=3), dspy.ChainOfThought("question -> answer")])]
+    artifacts = [
+        compiled(program, tmp_path / f"job{i}")
+        for i, program in enumerate([kind(k=3), dspy.ChainOfThought("question -> answer")])
+    ]
     assert assay.load(artifacts[0]).program.k == 3
     with dspy.context(lm=scripted_lm(answer)):
         assert assay.load(artifacts[1])(question="?").answer == "4"
@@ -281,13 +330,17 @@ def test_instances_are_built_again_with_their_arguments(tmp_path: Path) -> None:
 
 
 def test_the_class_of_a_script_is_kept_without_running_the_script_again(tmp_path: Path) -> None:
-    script = PROGRAM.replace("class QA", "SCALE = 2\n\ndef twice(x):\n    return x * SCALE\n\nclass QA").replace("{self.k}", "{twice(self.k)}")
+    script = PROGRAM.replace("class QA", "SCALE = 2\n\ndef twice(x):\n    return x * SCALE\n\nclass QA").replace(
+        "{self.k}", "{twice(self.k)}"
+    )
     write_program(tmp_path / "p")
     (tmp_path / "p" / "main.py").write_text(
         script + "\nimport sys, json, assay\nfrom assay.testing import scripted_lm\n"
-        "lm = scripted_lm(lambda r: json.dumps(dict.fromkeys(r.config.response_format['schema']['properties'], '4')) if r.config.response_format"
+        "lm = scripted_lm(lambda r: json.dumps(dict.fromkeys(r.config.response_format['schema']['properties'], '4')) "
+        "if r.config.response_format"
         " else '[[ ## answer ## ]]\\n4\\n\\n[[ ## completed ## ]]')\n"
-        f"report = assay.compile(QA(k=5), rubric='classify', data={rows(tmp_path)!r}, rename={{'answer': 'label'}}, lm=lm, optimizer='labeled', out='a')\n"
+        f"report = assay.compile(QA(k=5), rubric='classify', data={rows(tmp_path)!r}, rename={{'answer': 'label'}}, "
+        "lm=lm, optimizer='labeled', out='a')\n"
     )
     done = subprocess.run([sys.executable, "main.py"], cwd=tmp_path / "p", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -305,7 +358,9 @@ def test_a_loaded_program_runs_async_streams_and_brings_its_model(tmp_path: Path
         program = write_program(tmp_path / "p")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("OPENAI_API_KEY", "none")
-            artifact = compiled(program, tmp_path / "job", lm=None, model="openai/echo", api_base=server, adapter="json")
+            artifact = compiled(
+                program, tmp_path / "job", lm=None, model="openai/echo", api_base=server, prompt_format="json"
+            )
             calls, loaded = upstream.calls, assay.load(artifact)
             assert dspy.settings.lm is None
             assert "-deep-1" in loaded(question="one more?").answer
@@ -335,7 +390,10 @@ def as_shown(request: Any) -> str:
 
 
 def nearest_winner(folder: Path) -> Any:
-    """A loaded program whose artifact shows the nearest demonstration: to "apple again" that of "apple now", whose answer is "APPLE …"."""
+    """A loaded program whose artifact shows the nearest demonstration.
+
+    For "apple again" that is "apple now", whose answer is "APPLE …".
+    """
     (folder / "p").mkdir()
     (folder / "p" / "p.py").write_text(PLAIN)
     (folder / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
@@ -345,7 +403,8 @@ def nearest_winner(folder: Path) -> Any:
     ]  # fmt: skip
     (folder / "d.jsonl").write_text("\n".join(json.dumps(row) for row in given))
     report = assay.compile(
-        f"{folder}/p/p.py:QA", rubric=folder / "r.yaml", data=folder / "d.jsonl", lm=scripted_lm(as_shown), optimizer="knn", demos=1, adapter="json",
+        f"{folder}/p/p.py:QA", rubric=folder / "r.yaml", data=folder / "d.jsonl", lm=scripted_lm(as_shown),
+        optimizer="knn", demos=1, prompt_format="json",
         out=folder / "artifact", store=folder / "s" / "a.db",
     )  # fmt: skip
     loaded = assay.load(report.artifact)
@@ -362,7 +421,9 @@ async def streamed(program: Any, question: str, **options: Any) -> tuple[str, An
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_program_that_shows_nearest_demonstrations_streams_to_the_listeners_of_its_predictors(tmp_path: Path, is_async: bool) -> None:
+def test_a_program_that_shows_nearest_demonstrations_streams_to_the_listeners_of_its_predictors(
+    tmp_path: Path, is_async: bool
+) -> None:
     loaded = nearest_winner(tmp_path)
     before = loaded.dump_state()
     with dspy.context(lm=scripted_lm(as_shown)):
@@ -383,15 +444,20 @@ def test_calls_of_one_program_at_the_same_time_show_and_stream_each_its_own_demo
 
     with dspy.context(lm=scripted_lm(at_once)):
         found = asyncio.run(all_of_them())
-    assert [(heard, prediction.answer) for heard, prediction in found] == [(" ".join([fruit.upper()] * 12),) * 2 for fruit in FRUITS]
+    assert [(heard, prediction.answer) for heard, prediction in found] == [
+        (" ".join([fruit.upper()] * 12),) * 2 for fruit in FRUITS
+    ]
 
 
 def test_an_async_program_is_awaited_and_a_predictors_own_model_is_kept(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text(
-        "import dspy\nclass QA(dspy.Module):\n    def __init__(self):\n        super().__init__()\n        self.answer = dspy.Predict('question -> answer')\n"
-        "        self.other = dspy.Predict('question -> answer')\n        self.other.lm = dspy.LM('openai/of-its-own', api_key='x')\n"
+        "import dspy\nclass QA(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.answer = dspy.Predict('question -> answer')\n"
+        "        self.other = dspy.Predict('question -> answer')\n"
+        "        self.other.lm = dspy.LM('openai/of-its-own', api_key='x')\n"
         "    def forward(self, question):\n        return self.answer(question=question)\n"
-        "    async def aforward(self, question):\n        said = await self.answer.acall(question=question)\n        return dspy.Prediction(answer='async ' + said.answer)\n"
+        "    async def aforward(self, question):\n        said = await self.answer.acall(question=question)\n"
+        "        return dspy.Prediction(answer='async ' + said.answer)\n"
     )
     loaded = assay.load(compiled(f"{tmp_path}/p.py:QA", tmp_path / "job"))
     with dspy.context(lm=scripted_lm(answer)):
@@ -399,7 +465,9 @@ def test_an_async_program_is_awaited_and_a_predictors_own_model_is_kept(tmp_path
     assert loaded.program.other.lm.model == "openai/of-its-own"
 
 
-def test_a_program_beside_an_artifact_is_compared_under_the_artifacts_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_beside_an_artifact_is_compared_under_the_artifacts_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a model, both sides run with the artifact's, and the report names it."""
     folder = compiled(write_program(tmp_path / "p"), tmp_path / "c")
     asked: list[Any] = []
@@ -408,7 +476,7 @@ def test_a_program_beside_an_artifact_is_compared_under_the_artifacts_model(tmp_
         asked.append((program, options.get("model")))
         return SimpleNamespace(evaluation=SimpleNamespace(scores={"t": 1.0}))
 
-    monkeypatch.setattr("assay.comparing.evaluate", evaluated)
+    monkeypatch.setattr("assay.api.compare.evaluate", evaluated)
     measured = json.loads((folder / "manifest.json").read_text())["model"]
     report = assay.compare("p.py:P", str(folder), rubric="r.yaml", data="d.jsonl")
     assert asked == [("p.py:P", measured), (str(folder), measured)]
@@ -417,9 +485,11 @@ def test_a_program_beside_an_artifact_is_compared_under_the_artifacts_model(tmp_
 
 def test_names_where_objects_are_wanted_are_refused_with_the_way_out() -> None:
     with pytest.raises(ConfigError, match="a name goes into model=NAME"):
-        assay.evaluate(lambda question: question, rubric="math_qa", data=[{"question": "1"}], lm="openai/m")  # type: ignore[arg-type]
+        assay.evaluate(lambda question: question, rubric="math_qa", data=[{"question": "1"}], lm="openai/m")
     with pytest.raises(ConfigError, match="rubric=None must be a Rubric"):
-        assay.evaluate(lambda question: question, rubric=None, data=[{"question": "1", "split": "val"}], lm=scripted_lm(answer))  # type: ignore[arg-type]
+        assay.evaluate(
+            lambda question: question, rubric=None, data=[{"question": "1", "split": "val"}], lm=scripted_lm(answer)
+        )  # type: ignore[arg-type]
 
 
 READER = """
@@ -457,10 +527,15 @@ def write_reader(folder: Path) -> str:
 
 def test_files_that_the_program_reads_travel_with_its_artifact(tmp_path: Path) -> None:
     artifact = compiled(write_reader(tmp_path / "p"), tmp_path / "job")
-    assert sorted(json.loads((artifact / "manifest.json").read_text())["source"]["files"]) == ["agent.py", "conf/suffix.json", "prompt.txt"]
+    assert sorted(json.loads((artifact / "manifest.json").read_text())["source"]["files"]) == [
+        "agent.py",
+        "conf/suffix.json",
+        "prompt.txt",
+    ]
     shutil.rmtree(tmp_path / "p")
     code = (
-        "dspy.configure(lm=dspy.utils.DummyLM([{'answer': '4'}]))\nprint(loaded(question='?').answer, loaded.predictors()[0].signature.instructions)"
+        "dspy.configure(lm=dspy.utils.DummyLM([{'answer': '4'}]))\n"
+        "print(loaded(question='?').answer, loaded.predictors()[0].signature.instructions)"
     )
     assert in_another_place(artifact, tmp_path / "far", code) == "4! Add up."
     again = compiled(str(tmp_path / "far" / "a"), tmp_path / "again")
@@ -475,10 +550,21 @@ def test_secrets_databases_the_data_and_files_elsewhere_are_not_copied_and_said(
     (tmp_path / "above.txt").write_text("outside")
     rubric = tmp_path / "r.yaml"
     rubric.write_text(RUBRIC)
-    report = assay.compile(name, rubric=rubric, data=rows(tmp_path / "p"), out=tmp_path / "artifact", lm=scripted_lm(answer), optimizer="labeled")
-    assert sorted(json.loads((report.artifact / "manifest.json").read_text())["source"]["files"]) == ["agent.py", "conf/suffix.json", "prompt.txt"]
+    report = assay.compile(
+        name,
+        rubric=rubric,
+        data=rows(tmp_path / "p"),
+        out=tmp_path / "artifact",
+        lm=scripted_lm(answer),
+        optimizer="labeled",
+    )
+    assert sorted(json.loads((report.artifact / "manifest.json").read_text())["source"]["files"]) == [
+        "agent.py",
+        "conf/suffix.json",
+        "prompt.txt",
+    ]
     for file in (".env", "api_secret.txt", "rows.db", "rows.jsonl"):
-        assert any(f"reads {file}, which its artifact does not hold" in note for note in report.to_dict()["notes"])
+        assert any(f"reads {file}, which its artifact does not contain" in note for note in report.to_dict()["notes"])
     assert "api_secret.txt" in (report.artifact / "report.md").read_text()
 
 
@@ -513,13 +599,14 @@ def test_what_the_artifact_lacks_is_said_before_anything_is_spent(tmp_path: Path
     (tmp_path / "r.yaml").write_text(RUBRIC)
     said: list[tuple[str, int]] = []
 
-    class Heard(Progress):
+    class Heard(SilentProgress):
         def say(self, text: str) -> None:
             said.append((text, lm.scripted.calls))
 
     lm = scripted_lm(answer)
     report = assay.compile(
-        f"{tmp_path / 'p' / 'agent.py'}:QA", rubric=tmp_path / "r.yaml", data=rows(tmp_path), out=tmp_path / "artifact", lm=lm, optimizer="labeled",
+        f"{tmp_path / 'p' / 'agent.py'}:QA", rubric=tmp_path / "r.yaml", data=rows(tmp_path), out=tmp_path / "artifact",
+        lm=lm, optimizer="labeled",
         progress=Heard(),
     )  # fmt: skip
     assert [note for note in report.to_dict()["notes"] if "no such table: prices" in note and "ARTIFACT_FILES" in note]
@@ -535,6 +622,8 @@ def test_an_artifact_holds_the_rubrics_checks_and_judges_with_their_hashes(tmp_p
     (tmp_path / "job" / "check.py").unlink()
     rubric = assay.load_rubric(artifact / "rubric" / "rubric.yaml")
     assert rubric.score(make_task({"question": "?", "answer": "4"}), dspy.Prediction(answer="4")).value == 1.0
-    (artifact / "rubric" / "code" / "0" / "check.py").write_text("def right(task, prediction, rollout):\n    return 1.0\n")
+    (artifact / "rubric" / "code" / "0" / "check.py").write_text(
+        "def right(task, prediction, rollout):\n    return 1.0\n"
+    )
     with pytest.raises(ArtifactError, match=r"rubric/code/0/check.py was changed"):
         assay.load(artifact)

@@ -1,4 +1,4 @@
-"""What Python callers have at hand: examples, mappings, data frames, paths, functions, agents, the model of DSPy's settings."""
+"""Inputs from Python: examples, mappings, data frames, paths, functions, agents, the model of DSPy's settings."""
 
 import json
 import math
@@ -25,7 +25,15 @@ ROWS = [{"question": f"What is {i} + 0?", "answer": str(i), "split": SPLITS[i % 
 def rubric() -> Any:
     from assay.rubrics import Criterion, Rubric
 
-    return Rubric("r", [Criterion(name="right", check=lambda task, prediction, rollout: float(prediction["answer"] == task.expected["answer"]))])
+    return Rubric(
+        "r",
+        [
+            Criterion(
+                name="right",
+                check=lambda task, prediction, rollout: float(prediction["answer"] == task.expected["answer"]),
+            )
+        ],
+    )
 
 
 def adds(question: str) -> str:
@@ -34,7 +42,11 @@ def adds(question: str) -> str:
 
 def as_answer(request: Any) -> str:
     number = (request.messages[-1].text or "").split("What is ")[-1].split()[0]
-    return f"[[ ## answer ## ]]\n{number}\n\n[[ ## completed ## ]]" if request.config.response_format is None else json.dumps({"answer": number})
+    return (
+        f"[[ ## answer ## ]]\n{number}\n\n[[ ## completed ## ]]"
+        if request.config.response_format is None
+        else json.dumps({"answer": number})
+    )
 
 
 EXAMPLES = [dspy.Example(**row).with_inputs("question") for row in ROWS]
@@ -47,7 +59,9 @@ EXAMPLES = [dspy.Example(**row).with_inputs("question") for row in ROWS]
 )
 def test_rows_at_hand_are_the_tasks_that_a_file_of_them_gives(data: Any, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
-    of_file, given = (load_splits(data_spec(one), inputs=["question"], need=()) for one in (tmp_path / "rows.jsonl", data))
+    of_file, given = (
+        load_splits(data_spec(one), inputs=["question"], need=()) for one in (tmp_path / "rows.jsonl", data)
+    )
     assert given.train == of_file.train
     assert given.sizes() == of_file.sizes() == {"train": 2, "val": 2, "gate": 2, "test": 2}
 
@@ -61,11 +75,24 @@ def test_values_of_numpy_pandas_and_times_become_json() -> None:
     from assay.datasets import iter_rows
 
     rows = [row for _, row in iter_rows(data_spec(frame))]
-    assert rows == [{"question": "a", "answer": 1.0, "on": "2026-01-02T00:00:00"}, {"question": "b", "answer": None, "on": None}]
-    assert [row for _, row in iter_rows(data_spec([{"n": np.int64(3), "v": np.array([1.5, math.nan])}]))] == [{"n": 3, "v": [1.5, None]}]
+    assert rows == [
+        {"question": "a", "answer": 1.0, "on": "2026-01-02T00:00:00"},
+        {"question": "b", "answer": None, "on": None},
+    ]
+    assert [row for _, row in iter_rows(data_spec([{"n": np.int64(3), "v": np.array([1.5, math.nan])}]))] == [
+        {"n": 3, "v": [1.5, None]}
+    ]
 
 
-@pytest.mark.parametrize(("data", "told"), [([1], r"data\[0\] is a int"), ({"question": "?"}, "a dict"), (7, "a int"), ([dspy.Example(a=1).with_inputs("b")], "with_inputs names")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ([1], r"data\[0\] is a int"),
+        ({"question": "?"}, "a dict"),
+        (7, "a int"),
+        ([dspy.Example(a=1).with_inputs("b")], "with_inputs names"),
+    ],
+)
 def test_what_is_no_data_is_refused(data: Any, told: str) -> None:
     with pytest.raises(DataError, match=told):
         data_spec(data)
@@ -88,12 +115,18 @@ def test_functions_agents_classes_and_modules_are_evaluated(tmp_path: Path) -> N
     agent = Adder()
     for program in (adds, agent, Adder):
         report = assay.evaluate(
-            program, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer), parameters={} if program is adds else {"max_steps": 7}
+            program,
+            rubric=rubric(),
+            data=ROWS,
+            lm=scripted_lm(as_answer),
+            parameters={} if program is adds else {"max_steps": 7},
         )
         assert report.to_dict()["result"]["score"] == 1.0
     assert agent.seen["max_steps"] == 7
     assert (
-        assay.evaluate(dspy.Predict("question -> answer"), rubric=rubric(), data=EXAMPLES, lm=scripted_lm(as_answer)).to_dict()["result"]["score"]
+        assay.evaluate(
+            dspy.Predict("question -> answer"), rubric=rubric(), data=EXAMPLES, lm=scripted_lm(as_answer)
+        ).to_dict()["result"]["score"]
         == 1
     )
 
@@ -103,13 +136,17 @@ def test_a_module_that_returns_a_mapping_answers_with_its_fields() -> None:
         def forward(self, question: str) -> Any:
             return {"answer": adds(question)}
 
-    assert assay.evaluate(Maps(), rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer)).to_dict()["result"]["score"] == 1.0
+    assert (
+        assay.evaluate(Maps(), rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer)).to_dict()["result"]["score"]
+        == 1.0
+    )
 
 
 def test_functions_and_agents_by_name(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import dspy\ndef adds(question):\n    return question.split()[2]\n"
-        "class Agent:\n    def set_parameters(self, parameters): pass\n    def execute(self, task): return adds(**task)\n"
+        "class Agent:\n    def set_parameters(self, parameters): pass\n"
+        "    def execute(self, task): return adds(**task)\n"
         "def make():\n    return dspy.Predict('question -> answer')\n"
     )
     for name in ("adds", "Agent", "make"):
@@ -142,7 +179,9 @@ def test_the_model_of_dspys_settings_is_used_where_none_is_given(tmp_path: Path)
         calls = own.scripted.calls
         assay.evaluate(dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS, lm=other, seed=1)
         assert own.scripted.calls == calls
-        compiled = assay.compile(dspy.Predict("question -> answer"), rubric=rubric(), data=EXAMPLES, optimizer="labeled", out=tmp_path / "a")
+        compiled = assay.compile(
+            dspy.Predict("question -> answer"), rubric=rubric(), data=EXAMPLES, optimizer="labeled", out=tmp_path / "a"
+        )
     assert json.loads((compiled.artifact / "manifest.json").read_text())["model"] == "scripted/model"
 
 
@@ -150,7 +189,14 @@ def test_reports_show_themselves_in_a_line_and_escape_what_they_show(tmp_path: P
     report = assay.evaluate(adds, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer))
     assert repr(report).startswith("EvaluationReport(split=val, score=1.000 [")
     assert len(repr(report)) < 200
-    compiled = assay.compile(dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS, optimizer="labeled", lm=scripted_lm(as_answer), out=tmp_path / "<b>")  # fmt: skip
+    compiled = assay.compile(
+        dspy.Predict("question -> answer"),
+        rubric=rubric(),
+        data=ROWS,
+        optimizer="labeled",
+        lm=scripted_lm(as_answer),
+        out=tmp_path / "<b>",
+    )
     assert "gain=" in repr(compiled)
     shown = compiled._repr_html_()
     assert "&lt;b&gt;" in shown
@@ -158,21 +204,41 @@ def test_reports_show_themselves_in_a_line_and_escape_what_they_show(tmp_path: P
 
 
 def test_reports_of_exports_and_training_do_too(tmp_path: Path) -> None:
-    from assay.optimizers.weights import PolicyConfig, SFTConfig
-    from assay.optimizers.weights.policy import PolicyReport
-    from assay.optimizers.weights.sft import SFTReport
-    from assay.traces.gates import Gates
+    from assay.optimizers.finetuning import PolicySettings, SFTSettings
+    from assay.optimizers.finetuning.policy_gradient import PolicyReport
+    from assay.optimizers.finetuning.sft import SFTReport
+    from assay.traces.export.gates import Gates
 
     store = tmp_path / "s.db"
-    assay.collect(dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer), n=2, store=store)
+    assay.collect(
+        dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer), n=2, store=store
+    )
     exported = assay.export("sft", tmp_path / "<b>rows", store=store, gates=Gates(min_clean=0))
-    trained = SFTReport("embedded/m+<b>a", tmp_path / "<b>", SFTConfig(), 40, 4, 20, Counter(), 15, loss={1: 2.0}, best_step=10, agreement=1.0)
+    trained = SFTReport(
+        "embedded/m+<b>a",
+        tmp_path / "<b>",
+        SFTSettings(),
+        40,
+        4,
+        20,
+        Counter(),
+        15,
+        loss={1: 2.0},
+        best_step=10,
+        agreement=1.0,
+    )
     curves = {"reward": dict.fromkeys(range(500), 0.5)}
-    policy = PolicyReport("embedded/m+<b>p", tmp_path / "<b>", PolicyConfig(), curves=curves, steps=500, best_step=400, converged=True)
+    policy = PolicyReport(
+        "embedded/m+<b>p", tmp_path / "<b>", PolicySettings(), curves=curves, steps=500, best_step=400, converged=True
+    )
     shown = {type(report).__name__: (repr(report), report._repr_html_()) for report in (exported, trained, policy)}
-    assert all(text.startswith(f"{name}(") and len(text) < 300 and "\n" not in text for name, (text, _) in shown.items())
+    assert all(
+        text.startswith(f"{name}(") and len(text) < 300 and "\n" not in text for name, (text, _) in shown.items()
+    )
     assert f"rows={exported.rows}, passed={exported.manifest['passed']}" in shown["ExportReport"][0]
-    assert "name=embedded/m+<b>a, rows=40, steps=15, best_step=10, agreement=1)" in shown["SFTReport"][0].replace(f"path={tmp_path / '<b>'}, ", "")
+    assert "name=embedded/m+<b>a, rows=40, steps=15, best_step=10, agreement=1)" in shown["SFTReport"][0].replace(
+        f"path={tmp_path / '<b>'}, ", ""
+    )
     assert "steps=500, best_step=400, converged=True" in shown["PolicyReport"][0]
     for name, (_, table) in shown.items():
         assert f"<caption>{name}</caption>" in table
@@ -183,7 +249,7 @@ def test_reports_of_exports_and_training_do_too(tmp_path: Path) -> None:
 def test_the_documentations_example_runs() -> None:
     import re
 
-    text = (Path(__file__).parents[2] / "docs" / "programs.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "programs.md").read_text()
     found = re.search(r"<!-- run -->\n```python\n(.*?)```", text, re.DOTALL)
     assert found
     with dspy.context(lm=scripted_lm(as_answer)):
@@ -196,16 +262,26 @@ def test_the_documentations_example_runs() -> None:
         ({"size": 20}, TypeError, r"give sizes=\{'val': 20\}"),
         ({"sizes": 20}, ConfigError, r"sizes=20 must map splits to numbers of tasks, such as sizes=\{'val': 20\}"),
         ({"sizes": {"vall": 20}}, ConfigError, r"sizes names \['vall'\]; the splits are train, val"),
-        ({"sizes": {"val": "20"}}, ConfigError, r"sizes \{'val': '20'\} must be whole numbers of at least 1"),
+        ({"sizes": {"val": "20"}}, ConfigError, r"sizes \{'val': '20'\} must be integers >= 1"),
         ({"parameters": {"temprature": 0.2}}, ParameterError, "unknown agent parameter.*Did you mean 'temperature'"),
-        ({"parameters": {"max_steps": 2}}, ConfigError, "a plain dspy.Module, which has a temperature alone.* to have context_length, max_steps"),
+        (
+            {"parameters": {"max_steps": 2}},
+            ConfigError,
+            "a plain dspy.Module, which has a temperature alone.* to have context_length, max_steps",
+        ),
     ],
 )
-def test_misspelt_sizes_and_parameters_say_what_is_right(wrong: dict[str, Any], error: type[Exception], said: str) -> None:
+def test_misspelt_sizes_and_parameters_say_what_is_right(
+    wrong: dict[str, Any], error: type[Exception], said: str
+) -> None:
     with pytest.raises(error, match=said):
-        assay.evaluate(dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer), **wrong)
+        assay.evaluate(
+            dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer), **wrong
+        )
 
 
 def test_sizes_of_numpy_are_numbers() -> None:
-    found = assay.evaluate(adds, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer), sizes={"val": np.int64(1)}).to_dict()
+    found = assay.evaluate(
+        adds, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer), sizes={"val": np.int64(1)}
+    ).to_dict()
     assert found["result"]["n"] == 1

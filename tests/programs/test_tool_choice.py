@@ -29,7 +29,11 @@ ANSWER: Tokens = [('{"action": "', {}), ("answer", {"answer": 0.55, "search": 0.
 
 def decided(tokens: Tokens, action: str) -> dspy.Prediction:
     content = [
-        {"token": token, "logprob": math.log(top.get(token, 1.0)), "top_logprobs": [{"token": k, "logprob": math.log(p)} for k, p in top.items()]}
+        {
+            "token": token,
+            "logprob": math.log(top.get(token, 1.0)),
+            "top_logprobs": [{"token": k, "logprob": math.log(p)} for k, p in top.items()],
+        }
         for token, top in tokens
     ]
     return dspy.Prediction(action=action, logprobs={"content": content})
@@ -46,8 +50,14 @@ def test_a_name_that_begins_another_ends_where_it_is_quoted() -> None:
     tokens: Tokens = [(' "', {}), ("search", {"search": 1.0}), ('"', {'"': 0.25, "_": 0.75}), ("}", {})]
     odds = choice_probabilities(decided([('{"action":', {}), *tokens], "search"), "action", ["search", "search_db"])
     assert odds == pytest.approx({"search": 0.25, "search_db": 0.75})
-    lines: Tokens = [("action: ", {}), ("search", {"search": 1.0}), ("", {"": 0.4, "_": 0.6})]  # a line ends with the text
-    assert choice_probabilities(decided(lines, "search"), "action", ["search", "search_db"])["search"] == pytest.approx(0.4)
+    lines: Tokens = [
+        ("action: ", {}),
+        ("search", {"search": 1.0}),
+        ("", {"": 0.4, "_": 0.6}),
+    ]  # a line ends with the text
+    assert choice_probabilities(decided(lines, "search"), "action", ["search", "search_db"])["search"] == pytest.approx(
+        0.4
+    )
 
 
 def test_choices_that_leave_the_written_text_together_are_said_to_be() -> None:
@@ -135,5 +145,8 @@ def test_the_trace_has_one_decision_with_what_was_done_and_no_alternatives() -> 
     with dspy.context(lm=lm, trace=[]):
         program(question="Who is Ann?")
         decisions = [prediction for predictor, _, prediction in dspy.settings.trace if predictor is program.decide]
-    assert [decision.action for decision in decisions] == ["search_db", "answer"]  # the second one is forced by max_steps
+    assert [decision.action for decision in decisions] == [
+        "search_db",
+        "answer",
+    ]  # the second one is forced by max_steps
     assert "top_logprobs" not in str(vars(decisions[0]))

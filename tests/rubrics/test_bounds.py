@@ -14,25 +14,32 @@ from assay.datasets import make_task
 from assay.errors import RubricError
 from assay.judges.loading import load_judge
 from assay.models.limits import limited
-from assay.rubricfiles import portable_rubric
 from assay.rubrics import Criterion, Rubric, checks, load_rubric, schemas
 from assay.rubrics.criteria import Grade, NoGrade
+from assay.runs.rubric_files import portable_rubric
 
 TASK = make_task({"inputs": {"question": "?"}, "expected": {"answer": "1"}})
-BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
+)
 RUBRIC = "name: r\ncriteria:\n- {name: right, check: exact}\n"
 
 
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        (RUBRIC + BOMB, "aliases written out"),
-        ("name: r\ncriteria: &c\n- *c\n", "holds it"),
-        (RUBRIC + "m0: &m0 {k: v}\n" + "".join(f"m{i}: &m{i} {{<<: [*m{i - 1}, *m{i - 1}]}}\n" for i in range(1, 40)), "aliases written out"),
-        (RUBRIC + "n: " + "1" * 3000, "a number of 3000 characters"),
-        (RUBRIC + "n: " + ":".join(["59"] * 100_000), "a number of 299999 characters"),
+        (RUBRIC + BOMB, "after expanding aliases"),
+        ("name: r\ncriteria: &c\n- *c\n", "refers to a node that contains it"),
+        (
+            RUBRIC
+            + "m0: &m0 {k: v}\n"
+            + "".join(f"m{i}: &m{i} {{<<: [*m{i - 1}, *m{i - 1}]}}\n" for i in range(1, 40)),
+            "after expanding aliases",
+        ),
+        (RUBRIC + "n: " + "1" * 3000, "a number has 3000 characters"),
+        (RUBRIC + "n: " + ":".join(["59"] * 100_000), "a number has 299999 characters"),
         (RUBRIC + "t: " + "x" * (3 << 20), "MiB"),
-        ("[" * 100_000, "not YAML"),
+        ("[" * 100_000, "invalid YAML"),
     ],
 )
 def test_yaml_that_stands_for_more_than_a_rubric_is_refused_at_once(own_folder: Path, text: str, what: str) -> None:
@@ -58,23 +65,33 @@ def test_toml_with_a_dotted_key_of_thousands_of_parts_is_refused_at_once(own_fol
     """In a process of its own: without the limit it takes hours."""
     Path("r.toml").write_text(text)
     read = (
-        "from assay.rubrics import load_rubric\ntry:\n    load_rubric('r.toml')\nexcept Exception as error:\n    print(type(error).__name__, error)"
+        "from assay.rubrics import load_rubric\ntry:\n    load_rubric('r.toml')\nexcept Exception as error:\n"
+        "    print(type(error).__name__, error)"
     )
     done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.startswith("RubricError r.toml: a key has more than 16 parts")
+    assert done.stdout.startswith("RubricError r.toml: a key has more than 16 dotted parts")
 
 
 @pytest.mark.parametrize("quote", ['"', "'", '"""', "'''"])
 def test_dots_in_toml_texts_and_comments_are_no_keys(own_folder: Path, quote: str) -> None:
     dots = ".".join("abcdefghijklmnopqrstuvwxyz")
-    Path("r.toml").write_text(f"# it's {dots}\n[[criteria]]\nname = 'a'\ntext = {quote}Is {dots} # 1.2 said?{quote} # {dots}\nweight = 1.5\n")
+    Path("r.toml").write_text(
+        f"# it's {dots}\n[[criteria]]\nname = 'a'\ntext = {quote}Is {dots} # 1.2 said?{quote} # {dots}\nweight = 1.5\n"
+    )
     judge = load_rubric("r.toml").criteria[0].judge
     assert judge is not None
     assert dots in judge.text
 
 
 @pytest.mark.parametrize(
-    "text", ['"' + '\\"' * 1_000_000, '"""' + '\\"""' * 500_000, "'" * 2_000_001, "a" * 2_000_000, "a . " * 15 + " " * 2_000_000]
+    "text",
+    [
+        '"' + '\\"' * 1_000_000,
+        '"""' + '\\"""' * 500_000,
+        "'" * 2_000_001,
+        "a" * 2_000_000,
+        "a . " * 15 + " " * 2_000_000,
+    ],
 )
 def test_toml_that_is_not_finished_is_refused_at_once(own_folder: Path, text: str) -> None:
     Path("r.toml").write_text(text)
@@ -86,20 +103,25 @@ def test_toml_that_is_not_finished_is_refused_at_once(own_folder: Path, text: st
 
 def test_aliases_of_an_ordinary_size_are_read(own_folder: Path) -> None:
     Path("r.yaml").write_text(
-        "name: r\ncriteria:\n- {name: a, judge: A, scale: &s [no, partly, yes]}\n- {name: b, judge: B, scale: *s}\n- {name: c, judge: C, scale: *s}\n"
+        "name: r\ncriteria:\n- {name: a, judge: A, scale: &s [no, partly, yes]}\n- {name: b, judge: B, scale: *s}\n"
+        "- {name: c, judge: C, scale: *s}\n"
     )
     assert [c.judge.scale for c in load_rubric("r.yaml").criteria if c.judge] == [("no", "partly", "yes")] * 3
 
 
 @pytest.mark.parametrize("value", [10**400, -(10**400), 10**5000], ids=["400", "minus 400", "5000"])
 def test_a_check_that_answers_with_a_number_too_large_for_a_float_is_unscored(value: int) -> None:
-    result = Rubric("r", [Criterion(name="odd", check=lambda *_: value), Criterion(name="fine", check=lambda *_: 1.0)]).score(TASK, {"answer": "1"})
+    result = Rubric(
+        "r", [Criterion(name="odd", check=lambda *_: value), Criterion(name="fine", check=lambda *_: 1.0)]
+    ).score(TASK, {"answer": "1"})
     assert result.verdicts[0].grade is None
     assert "not between 0 and 1" in result.verdicts[0].reason
     assert result.value == 1.0
 
 
-@pytest.mark.parametrize("answer", [10**400, 10**5000, "1" + "0" * 1500, "1" + "0" * 5000, "1e400", "1/" + "3" * 900], ids=range(6))
+@pytest.mark.parametrize(
+    "answer", [10**400, 10**5000, "1" + "0" * 1500, "1" + "0" * 5000, "1e400", "1/" + "3" * 900], ids=range(6)
+)
 def test_the_numeric_check_decides_on_numbers_of_any_size(answer: Any) -> None:
     assert checks.numeric(TASK, {"answer": answer}, None).value == 0.0
     task = make_task({"inputs": {"question": "?"}, "expected": {"answer": 10**5000}})
@@ -112,7 +134,9 @@ def test_a_pattern_that_backtracks_for_ever_leaves_the_criterion_unscored(monkey
     began = time.monotonic()
     for ask in (
         lambda: checks.regex(TASK, {"answer": "a" * 40 + "!"}, None, pattern=r"(a|aa)+\d"),
-        lambda: checks.json_schema(TASK, {"answer": "a" * 40 + "!"}, None, schema={"properties": {"answer": {"pattern": "^(a|a)*$"}}}),
+        lambda: checks.json_schema(
+            TASK, {"answer": "a" * 40 + "!"}, None, schema={"properties": {"answer": {"pattern": "^(a|a)*$"}}}
+        ),
     ):
         with pytest.raises(NoGrade, match="took more than"):
             raise AssertionError(ask())
@@ -120,22 +144,35 @@ def test_a_pattern_that_backtracks_for_ever_leaves_the_criterion_unscored(monkey
 
 
 def test_patterns_mean_what_they_meant() -> None:
-    cases = [(r"\d+", "12", 1.0), (r"\d+", "12 apples", 0.0), (r"a.b", "a\nb", 1.0), (r"[[a-c]+", "[ab", 1.0), (r"(?i)YES|no", "yes", 1.0)]
+    cases = [
+        (r"\d+", "12", 1.0),
+        (r"\d+", "12 apples", 0.0),
+        (r"a.b", "a\nb", 1.0),
+        (r"[[a-c]+", "[ab", 1.0),
+        (r"(?i)YES|no", "yes", 1.0),
+    ]
     for pattern, answer, value in cases:
-        assert checks.regex(TASK, {"answer": answer}, None, pattern=pattern) == Grade(value=value, reason="" if value else
-                                                                                       f"{answer!r} does not match {pattern!r}.")  # fmt: skip
+        assert checks.regex(TASK, {"answer": answer}, None, pattern=pattern) == Grade(
+            value=value, reason="" if value else (f"{answer!r} does not match {pattern!r}.")
+        )
     schema = {"type": "object", "properties": {"answer": {"type": "string", "pattern": "^[ab]+$"}}}
     assert checks.json_schema(TASK, {"answer": "ab"}, None, schema=schema).value == 1.0
     wrong = checks.json_schema(TASK, {"answer": "ac"}, None, schema=schema)
     assert (wrong.value, wrong.reason) == (0.0, "$.answer: 'ac' does not match '^[ab]+$'.")
 
 
-@pytest.mark.parametrize("more", [{}, {"additionalProperties": False}, {"additionalProperties": {"type": "string"}}], ids=range(3))
-def test_a_pattern_of_names_that_backtracks_for_ever_leaves_the_criterion_unscored(monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "more", [{}, {"additionalProperties": False}, {"additionalProperties": {"type": "string"}}], ids=range(3)
+)
+def test_a_pattern_of_names_that_backtracks_for_ever_leaves_the_criterion_unscored(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
     monkeypatch.setattr(schemas, "_MATCH_S", 0.2)
     began = time.monotonic()
     with pytest.raises(NoGrade, match="took more than"):
-        checks.json_schema(TASK, {"a" * 26 + "!": "x"}, None, schema={"patternProperties": {"^(a|a)*$": {"type": "string"}}, **more})
+        checks.json_schema(
+            TASK, {"a" * 26 + "!": "x"}, None, schema={"patternProperties": {"^(a|a)*$": {"type": "string"}}, **more}
+        )
     assert time.monotonic() - began < 5
 
 
@@ -145,14 +182,24 @@ def fits(schema: dict[str, Any], answer: Any) -> Grade:
 
 
 def test_the_keywords_of_a_schema_that_are_bounded_mean_what_they_meant() -> None:
-    named = {"type": "object", "properties": {"id": {"type": "integer"}}, "patternProperties": {"^x_": {"type": "string"}}}
-    unique, closed, typed = {"uniqueItems": True}, {**named, "additionalProperties": False}, {**named, "additionalProperties": {"type": "null"}}
+    named = {
+        "type": "object",
+        "properties": {"id": {"type": "integer"}},
+        "patternProperties": {"^x_": {"type": "string"}},
+    }
+    unique, closed, typed = (
+        {"uniqueItems": True},
+        {**named, "additionalProperties": False},
+        {**named, "additionalProperties": {"type": "null"}},
+    )
     cases: list[tuple[dict[str, Any], Any, bool]] = [
         (named, {"x_a": "b", "y": 1}, True), (named, {"x_a": 1}, False), (named, [], False),
         (closed, {"id": 1, "x_a": "b"}, True), (closed, {"y": 1}, False), (closed, {"id": "1"}, False),
         (typed, {"y": None, "x_b": "b"}, True), (typed, {"y": 1}, False),
-        (unique, [1, True, 0, False, None, "1", [1], {"a": 1}, {"a": 2}], True), (unique, [1, 1.0], False), (unique, [[1], [1.0]], False),
-        (unique, [{"a": 1, "b": 2}, {"b": 2, "a": 1}], False), (unique, ["a", "a"], False), (unique, [[True], [1]], True), (unique, '"text"', True),
+        (unique, [1, True, 0, False, None, "1", [1], {"a": 1}, {"a": 2}], True), (unique, [1, 1.0], False),
+        (unique, [[1], [1.0]], False),
+        (unique, [{"a": 1, "b": 2}, {"b": 2, "a": 1}], False), (unique, ["a", "a"], False),
+        (unique, [[True], [1]], True), (unique, '"text"', True),
         ({"uniqueItems": False}, [1, 1], True),
     ]  # fmt: skip
     for schema, answer, right in cases:
@@ -170,12 +217,14 @@ def test_a_list_of_many_objects_is_looked_through_once() -> None:
 
 def test_a_schema_that_cannot_be_bounded_is_refused() -> None:
     schema = {"patternProperties": {"^a": {}}, "unevaluatedProperties": False}
-    with pytest.raises(RubricError, match="use additionalProperties instead"):
+    with pytest.raises(RubricError, match="use additionalProperties"):
         Rubric("r", [Criterion(name="c", check=checks.json_schema, arguments={"schema": schema})])
 
 
 def test_the_schema_check_has_the_time_limit() -> None:
-    both = {"anyOf": [{"items": {"$ref": "#"}, "type": "array"}, {"items": {"$ref": "#"}, "type": "array", "maxItems": 1}]}
+    both = {
+        "anyOf": [{"items": {"$ref": "#"}, "type": "array"}, {"items": {"$ref": "#"}, "type": "array", "maxItems": 1}]
+    }
     rubric = Rubric("r", [Criterion(name="c", check=checks.json_schema, arguments={"schema": both, "field": "answer"})])
     began = time.monotonic()
     with limited(0.5):
@@ -198,21 +247,28 @@ class Unwritable:
 @pytest.mark.parametrize(
     ("schema", "answer"),
     [
-        ({"type": "array"}, "[" * 100_000), ({"type": "integer"}, "1" * 5000), ({"type": "string"}, '"' + "x" * 2_000_000 + '"'),
+        ({"type": "array"}, "[" * 100_000), ({"type": "integer"}, "1" * 5000),
+        ({"type": "string"}, '"' + "x" * 2_000_000 + '"'),
         ({"multipleOf": 0.01}, "1e999"), ({"multipleOf": 0.5}, "NaN"), ({"multipleOf": 0.01}, "1" * 400),
         ({"type": "array", "items": {"$ref": "#"}}, "[" * 800 + "]" * 800),
     ],
     ids=["deep", "digits", "long", "infinite", "nan", "large", "deep for its schema"],
 )  # fmt: skip
 def test_no_answer_escapes_a_schema(schema: dict[str, Any], answer: str) -> None:
-    rubric = Rubric("r", [Criterion(name="c", check=checks.json_schema, arguments={"schema": schema, "field": "answer"})])
+    rubric = Rubric(
+        "r", [Criterion(name="c", check=checks.json_schema, arguments={"schema": schema, "field": "answer"})]
+    )
     found = rubric.score(TASK, {"answer": answer})
     assert found.value == 0.0
     assert found.verdicts[0].reason
 
 
 @pytest.mark.parametrize("check", [checks.exact, checks.contains, checks.fields_match, checks.numeric])
-@pytest.mark.parametrize("answer", [[10**5000], CYCLE, Unwritable(), {("a", "b"): 1}, {"a": {1: [10**5000], "b": Unwritable()}}], ids=range(5))
+@pytest.mark.parametrize(
+    "answer",
+    [[10**5000], CYCLE, Unwritable(), {("a", "b"): 1}, {"a": {1: [10**5000], "b": Unwritable()}}],
+    ids=range(5),
+)
 def test_no_answer_that_cannot_be_written_escapes_a_check(check: Any, answer: Any) -> None:
     task = make_task({"inputs": {"question": "?"}, "expected": {"answer": "7777777"}})
     found = Rubric("r", [Criterion(name="c", check=check)]).score(task, {"answer": answer})
@@ -234,5 +290,5 @@ def test_names_and_steps_that_are_none_are_wrong_and_not_unscored() -> None:
 
 
 def test_a_schema_that_never_ends_is_the_schemas_fault() -> None:
-    with pytest.raises(NoGrade, match="refers to itself without end"):
+    with pytest.raises(NoGrade, match="has endless self-references"):
         fits({"$ref": "#"}, [1])

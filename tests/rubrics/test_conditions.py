@@ -26,7 +26,11 @@ def field(name: str) -> Any:
 
 
 def rubric(*criteria: Criterion, **options: Any) -> Rubric:
-    return Rubric("r", [Criterion(name="right", weight=4, check=field("right"), essential=Essential(cap=0.5)), *criteria], **options)
+    return Rubric(
+        "r",
+        [Criterion(name="right", weight=4, check=field("right"), essential=Essential(cap=0.5)), *criteria],
+        **options,
+    )
 
 
 def short(**options: Any) -> Criterion:
@@ -46,10 +50,18 @@ def advantages(scores: Sequence[float]) -> list[float]:
 def test_length_does_not_tell_wrong_answers_apart_in_the_shipped_rubric() -> None:
     scoring = load_rubric("math_qa")
     answers = ["7", "7", f"7 {LONG}", f"7 {LONG}"]
-    scores = [scoring.score(TASK, {"answer": answer, "steps": [{"tool": "calculator", "error": None}]}, None).value for answer in answers]
-    assert scores == [pytest.approx(0.2)] * 4  # (4*0 + 1*1) / 5; without `when` the long ones lose 1/5 and the group gets +-1.15
+    scores = [
+        scoring.score(TASK, {"answer": answer, "steps": [{"tool": "calculator", "error": None}]}, None).value
+        for answer in answers
+    ]
+    assert (
+        scores == [pytest.approx(0.2)] * 4
+    )  # (4*0 + 1*1) / 5; without `when` the long ones lose 1/5 and the group gets +-1.15
     assert advantages(scores) == [0.0] * 4
-    right = [scoring.score(TASK, {"answer": text, "steps": [{"tool": "calculator", "error": None}]}).value for text in ("12", f"12 {LONG}")]
+    right = [
+        scoring.score(TASK, {"answer": text, "steps": [{"tool": "calculator", "error": None}]}).value
+        for text in ("12", f"12 {LONG}")
+    ]
     assert right == [1.0, pytest.approx(0.8)]  # (4 + 1 - 1) / 5: among right answers length still counts
 
 
@@ -75,7 +87,12 @@ def test_passing_the_condition_never_lowers_a_score_by_a_criterion_that_earns() 
 def test_an_unscored_condition_leaves_the_criterion_unscored() -> None:
     unknown = Criterion(name="polite", weight=1, check=field("polite"))
     scoring = Rubric(
-        "r", [Criterion(name="base", weight=1, check=field("base")), unknown, Criterion(name="kind", weight=-1, check=field("kind"), when="polite")]
+        "r",
+        [
+            Criterion(name="base", weight=1, check=field("base")),
+            unknown,
+            Criterion(name="kind", weight=-1, check=field("kind"), when="polite"),
+        ],
     )
     result = scoring.score(TASK, {"base": 1.0, "polite": None, "kind": 1.0})
     assert result.value == 1.0
@@ -86,7 +103,13 @@ def test_an_unscored_condition_leaves_the_criterion_unscored() -> None:
 def test_passing_is_pass_at_of_an_essential_criterion_else_a_half() -> None:
     gates = {"a": Essential(pass_at=0.9, cap=1), "b": None}
     for name, essential in gates.items():
-        scoring = Rubric("r", [Criterion(name=name, check=field("gate"), essential=essential), Criterion(name="x", check=field("x"), when=name)])
+        scoring = Rubric(
+            "r",
+            [
+                Criterion(name=name, check=field("gate"), essential=essential),
+                Criterion(name="x", check=field("x"), when=name),
+            ],
+        )
         passes = [scoring.score(TASK, {"gate": grade, "x": 1.0}).verdicts[1].applies for grade in (0.4, 0.5, 0.89, 0.9)]
         assert passes == ([False, False, False, True] if essential else [False, True, True, True])
 
@@ -132,8 +155,13 @@ def test_judges_that_compare_see_only_the_outputs_that_passed() -> None:
             seen.append([output["name"] for output in outputs])
             return [Grade(value=1.0) for _ in outputs]
 
-    scoring = rubric(Criterion(name="best", judge=JudgeSpec(text="Which is best?"), when="right"), resolver=lambda criterion: Listwise())
-    results = scoring.score_group(TASK, [{"name": name, "right": right} for name, right in (("a", 1.0), ("b", 0.0), ("c", 1.0))])
+    scoring = rubric(
+        Criterion(name="best", judge=JudgeSpec(text="Which is best?"), when="right"),
+        resolver=lambda criterion: Listwise(),
+    )
+    results = scoring.score_group(
+        TASK, [{"name": name, "right": right} for name, right in (("a", 1.0), ("b", 0.0), ("c", 1.0))]
+    )
     assert seen == [["a", "c"]]
     assert [result.value for result in results] == [1.0, 0.0, 1.0]
 
@@ -168,7 +196,9 @@ def test_step_criteria_wait_for_final_ones_and_for_each_other() -> None:
         (1.0, [{"brief": 0.1, "even": 0.1, "only_even": 0.1}, {"brief": 0.1, "even": 0.0}]),
         (0.0, [{"even": 0.1, "only_even": 0.1}, {"even": 0.0}]),
     ):
-        rollout = Rollout(prediction={"right": right}, transitions=[Transition(t=t, model="m", request={}) for t in range(2)])
+        rollout = Rollout(
+            prediction={"right": right}, transitions=[Transition(t=t, model="m", request={}) for t in range(2)]
+        )
         assert scoring.step_rewards(TASK, rollout) == expected  # its check is run
         rollout.verdicts = list(scoring.score(TASK, rollout.prediction, rollout).verdicts)
         assert scoring.step_rewards(TASK, rollout) == expected  # its verdict is taken
@@ -186,11 +216,23 @@ def test_means_are_over_the_runs_where_the_criterion_counted() -> None:
 @pytest.mark.parametrize(
     ("criteria", "message"),
     [
-        ([short(weight=1), Criterion(name="x", check=field("x"), when="rihgt")], "names no criterion.*Did you mean 'right'"),
-        ([Criterion(name="x", check=field("x"), when="x")], "waits for itself"),
-        ([Criterion(name="x", check=field("x"), when="y"), Criterion(name="y", check=field("y"), when="x")], "x -> y -> x"),
-        ([Criterion(name="x", weight=-1, check=field("x")), Criterion(name="y", check=field("y"), when="x")], "is a pitfall"),
-        ([Criterion(name="x", scope="step", check=field("x")), Criterion(name="y", check=field("y"), when="x")], "of scope 'step'"),
+        (
+            [short(weight=1), Criterion(name="x", check=field("x"), when="rihgt")],
+            "names no criterion.*Did you mean 'right'",
+        ),
+        ([Criterion(name="x", check=field("x"), when="x")], "is part of a cycle"),
+        (
+            [Criterion(name="x", check=field("x"), when="y"), Criterion(name="y", check=field("y"), when="x")],
+            "x -> y -> x",
+        ),
+        (
+            [Criterion(name="x", weight=-1, check=field("x")), Criterion(name="y", check=field("y"), when="x")],
+            "is a pitfall",
+        ),
+        (
+            [Criterion(name="x", scope="step", check=field("x")), Criterion(name="y", check=field("y"), when="x")],
+            "has scope 'step'",
+        ),
     ],
 )
 def test_wrong_conditions_are_refused(criteria: list[Criterion], message: str) -> None:
@@ -200,7 +242,10 @@ def test_wrong_conditions_are_refused(criteria: list[Criterion], message: str) -
 
 def test_a_file_names_a_condition_and_its_errors_name_the_line(tmp_path: Path) -> None:
     file = tmp_path / "r.yaml"
-    text = "name: r\ncriteria:\n  - {name: right, check: exact}\n  - {name: long, weight: -1, check: length, with: {max_tokens: 5}, when: WHEN}\n"
+    text = (
+        "name: r\ncriteria:\n  - {name: right, check: exact}\n"
+        "  - {name: long, weight: -1, check: length, with: {max_tokens: 5}, when: WHEN}\n"
+    )
     file.write_text(text.replace("WHEN", "right"))
     with_when = load_rubric(file)
     assert with_when.criteria[1].when == "right"

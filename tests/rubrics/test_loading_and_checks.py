@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from assay.datasets import make_task
 from assay.errors import RubricError
 from assay.rubrics import NoGrade, checks, load_rubric, rubric_schema
+from assay.traces import Rollout
 
 TASK = make_task({"question": "?", "answer": "1,234.5"})
 
@@ -17,23 +18,38 @@ TASK = make_task({"question": "?", "answer": "1,234.5"})
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name: a\ncriteria:\n- name: x\n  wieght: 3\n  check: numeric\n", r"r\.yaml:4: unknown key 'wieght'.*Did you mean 'weight'"),
-        ("name: a\ncriteria:\n- {name: x, check: numerik}\n", r"r\.yaml:3: no check is called 'numerik'.*Did you mean 'numeric'"),
+        (
+            "name: a\ncriteria:\n- name: x\n  wieght: 3\n  check: numeric\n",
+            r"r\.yaml:4: unknown key 'wieght'.*Did you mean 'weight'",
+        ),
+        (
+            "name: a\ncriteria:\n- {name: x, check: numerik}\n",
+            r"r\.yaml:3: unknown check 'numerik'.*Did you mean 'numeric'",
+        ),
         ("name: a\ncriteria:\n- {name: x, check: 'nowhere:f'}\n", r"r\.yaml:3: check 'nowhere:f' cannot be imported"),
         ("name: a\ncriteria:\n- {name: x, check: numeric, with: {tolerence: 1}}\n", r"r\.yaml:3: .*cannot be called"),
         ("name: a\ncriteria:\n- {name: x, check: numeric, weight: 0}\n", r"r\.yaml:2: .*weight above 0"),
         ("name: a\ncriteria:\n- {name: x, check: regex, with: {pattern: '('}}\n", r"r\.yaml:3: .*regex.*missing \)"),
-        ("name: a\ncriteria:\n- {name: x, check: json_schema, with: {schema: {type: thing}}}\n", r"r\.yaml:3: .*'thing'"),
-        ("name: a\ncriteria:\n- name: x\n  check: numeric\n  name: y\n", r"r\.yaml:5: the key 'name'.*second time"),
-        ("name: a\ncriteria:\n- {name: x, check: nope}\n- {name: y, check: nono}\n", r"(?s)r\.yaml:3: .*'nope'.*r\.yaml:4: .*'nono'"),
-        ("name: a\ncriteria:\n- {name: x, check: numeric}\n- {name: x, check: exact}\n", r"r\.yaml:4: .*'x' already"),
+        (
+            "name: a\ncriteria:\n- {name: x, check: json_schema, with: {schema: {type: thing}}}\n",
+            r"r\.yaml:3: .*'thing'",
+        ),
+        ("name: a\ncriteria:\n- name: x\n  check: numeric\n  name: y\n", r"r\.yaml:5: duplicate key 'name'"),
+        (
+            "name: a\ncriteria:\n- {name: x, check: nope}\n- {name: y, check: nono}\n",
+            r"(?s)r\.yaml:3: .*'nope'.*r\.yaml:4: .*'nono'",
+        ),
+        (
+            "name: a\ncriteria:\n- {name: x, check: numeric}\n- {name: x, check: exact}\n",
+            r"r\.yaml:4: .*already a criterion 'x'",
+        ),
         ("name: a\ncriteria:\n- {name: x, check: numeric, weight: .nan}\n", r"r\.yaml:3: .*weight"),
         ("name: a\ncriteria:\n- name: x\n  check: numeric\n  essential: {cap: 3}\n", r"r\.yaml:5: .*cap"),
         ("name: a\ncriteria:\n- {name: x, check: numeric, scope: middle}\n", r"'final' or 'step'"),
         ("name: a\ncriteria:\n- {name: x, judge: 'ok?', scale: [a]}\n", r"at least two"),
         ("name: a\ncriteria: []\n", r"r\.yaml:2: criteria"),
         ("- 1\n", "a rubric is a mapping"),
-        ("name: [a\n", "not YAML"),
+        ("name: [a\n", "invalid YAML"),
         ("", "a rubric is a mapping"),
     ],
 )
@@ -44,8 +60,12 @@ def test_errors_name_file_line_and_what_is_valid(tmp_path: Path, text: str, mess
 
 
 def test_a_rubric_may_bring_checks_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def polite(task, prediction, rollout, word='please'):\n    return word in prediction['answer']\n")
-    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: polite, check: 'mine.py:polite', with: {word: kindly}}\n")
+    (tmp_path / "mine.py").write_text(
+        "def polite(task, prediction, rollout, word='please'):\n    return word in prediction['answer']\n"
+    )
+    (tmp_path / "r.yaml").write_text(
+        "name: r\ncriteria:\n- {name: polite, check: 'mine.py:polite', with: {word: kindly}}\n"
+    )
     rubric = load_rubric(tmp_path / "r.yaml")
     assert rubric.score({"question": "?"}, {"answer": "kindly"}).value == 1.0
     assert rubric.score({"question": "?"}, "please").value == 0.0
@@ -62,18 +82,38 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
 
 
 def test_the_schema_knows_every_key() -> None:
-    assert set(rubric_schema()["$defs"]["_CriterionFile"]["properties"]) >= {"name", "weight", "scope", "check", "with", "judge", "essential"}
+    assert set(rubric_schema()["$defs"]["_CriterionFile"]["properties"]) >= {
+        "name",
+        "weight",
+        "scope",
+        "check",
+        "with",
+        "judge",
+        "essential",
+    }
 
 
 def test_judges_without_a_model_are_unscored(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: a, judge: 'Is it good?'}\n- {name: b, check: exact}\n")
+    (tmp_path / "r.yaml").write_text(
+        "name: r\ncriteria:\n- {name: a, judge: 'Is it good?'}\n- {name: b, check: exact}\n"
+    )
     result = load_rubric(tmp_path / "r.yaml").score({"question": "?", "answer": "x"}, "x")
     assert (result.value, result.coverage) == (1.0, 0.5)
 
 
 @pytest.mark.parametrize(
     ("found", "grade"),
-    [("1234.5", 1), ("It is 1,234.5.", 1), ("#### 1234.50", 1), ("2469/2", 1), ("1234.6", 0), ("none", 0), ("", 0), (None, 0), (1234.5, 1)],
+    [
+        ("1234.5", 1),
+        ("It is 1,234.5.", 1),
+        ("#### 1234.50", 1),
+        ("2469/2", 1),
+        ("1234.6", 0),
+        ("none", 0),
+        ("", 0),
+        (None, 0),
+        (1234.5, 1),
+    ],
 )
 def test_numeric(found: Any, grade: int) -> None:
     assert checks.numeric(TASK, {"answer": found}, None).value == grade
@@ -81,7 +121,9 @@ def test_numeric(found: Any, grade: int) -> None:
 
 def test_long_whole_numbers_are_compared_digit_by_digit() -> None:
     task = make_task({"question": "?", "answer": "9007199254740993"})
-    assert [checks.numeric(task, {"answer": text}, None).value for text in ("9007199254740992", "9007199254740993")] == [0, 1]
+    assert [
+        checks.numeric(task, {"answer": text}, None).value for text in ("9007199254740992", "9007199254740993")
+    ] == [0, 1]
     huge = make_task({"question": "?", "answer": "1" + "0" * 400})
     assert checks.numeric(huge, {"answer": "1" + "0" * 400}, None).value == 1
 
@@ -140,8 +182,34 @@ def test_all_problems_of_a_file_are_named_in_one_go(tmp_path: Path) -> None:
         load_rubric(tmp_path / "r.yaml")
     lines = str(caught.value).splitlines()
     for line, part in (
-        (2, "unknown key 'criterion'"), (4, "unknown key 'weigth'"), (4, "no check is called 'exakt'"), (5, "'right' already"), (5, "'feld'"),
-        (6, "'final' or 'step'"), (7, "at least two"), (7, "when='nosuch' names no criterion"), (8, "letters, digits and underscores"),
+        (2, "unknown key 'criterion'"), (4, "unknown key 'weigth'"), (4, "unknown check 'exakt'"),
+        (5, "already a criterion 'right'"), (5, "'feld'"),
+        (6, "'final' or 'step'"), (7, "at least two"), (7, "when='nosuch' names no criterion"),
+        (8, "letters, digits and underscores"),
         (8, "a pitfall (weight -1) cannot be essential"),
     ):  # fmt: skip
         assert any(f"r.yaml:{line}: " in found and part in found for found in lines), (line, part, lines)
+
+
+@pytest.mark.parametrize("source", ["gateway", "otlp", None])
+def test_the_only_field_of_an_agent_that_named_none_is_read(source: str | None) -> None:
+    rollout = None if source is None else Rollout(source=source)
+    said, task = {"output": "1234.5"}, make_task({"question": "?", "total": "1234.5"}, inputs=["question"])
+    assert checks.contains(task, said, rollout, text="1234").value == 1
+    assert checks.regex(task, said, rollout, pattern=r"[\d.]+").value == 1
+    assert checks.one_of(task, said, rollout, values=["1234.5"]).value == 1
+    assert checks.exact(task, said, rollout).value == 1
+    assert checks.numeric(task, said, rollout).value == 1
+
+
+def test_a_field_that_a_program_or_a_rubric_names_is_read_and_no_other() -> None:
+    own, said, task = (
+        Rollout(source="program"),
+        {"output": "1"},
+        make_task({"question": "?", "total": "1"}, inputs=["question"]),
+    )
+    assert checks.contains(task, said, own, text="1").value == 0
+    assert checks.exact(task, said, own).value == 0
+    assert checks.exact(task, {"mood": "1"}, None).value == 0
+    assert checks.regex(task, said, Rollout(source="otlp"), pattern="1", field="answer").value == 0
+    assert checks.contains(task, {"output": "1", "notes": ""}, Rollout(source="otlp"), text="1").value == 0

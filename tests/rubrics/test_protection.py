@@ -63,9 +63,13 @@ def test_evaluate_divides_by_the_scored_tasks_alone() -> None:
 def test_evaluate_also_of_a_metric_with_feedback_or_inside_a_users_function(tmp_path: Any) -> None:
     inner = rubric().metric()
     with_feedback = dspy.Evaluate(devset=examples(), metric=rubric().metric(feedback=True), num_threads=1)(Echo())
-    wrapped = dspy.Evaluate(devset=examples(), metric=lambda example, prediction: inner(example, prediction) / 2, num_threads=1)(Echo())
+    wrapped = dspy.Evaluate(
+        devset=examples(), metric=lambda example, prediction: inner(example, prediction) / 2, num_threads=1
+    )(Echo())
     assert (with_feedback.score, wrapped.score) == (100.0, 50.0)
-    many = dspy.Evaluate(devset=examples(40), metric=inner, num_threads=1, save_as_json=str(tmp_path / "rows.json"))(Echo())
+    many = dspy.Evaluate(devset=examples(40), metric=inner, num_threads=1, save_as_json=str(tmp_path / "rows.json"))(
+        Echo()
+    )
     assert many.score == 100.0, "14 unscored tasks are more than the ten errors at which DSPy gives up"
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert math.isnan(rows[0]["RubricMetric"])
@@ -106,9 +110,13 @@ def test_a_failure_of_the_models_server_is_left_out_of_evaluate_and_one_of_the_p
     program.wrap = wrap
     result = dspy.Evaluate(devset=examples(), metric=metric, num_threads=1)(program)
     assert result.score == 90.0, "15 tasks, 5 of them unscored, 1 of the other 10 failed"
-    inside = dspy.Evaluate(devset=examples(), metric=lambda example, prediction: metric(example, prediction), num_threads=1)(program)
+    inside = dspy.Evaluate(
+        devset=examples(), metric=lambda example, prediction: metric(example, prediction), num_threads=1
+    )(program)
     assert inside.score == 90.0
-    own = dspy.Evaluate(devset=examples(), metric=lambda example, prediction: prediction.get("answer") != "no", num_threads=1)(program)
+    own = dspy.Evaluate(
+        devset=examples(), metric=lambda example, prediction: prediction.get("answer") != "no", num_threads=1
+    )(program)
     assert own.score == pytest.approx(60.0), "of another metric DSPy's own rule: 9 of 15"
 
 
@@ -116,14 +124,23 @@ def test_gepa_and_simba_leave_a_failure_of_the_models_server_out() -> None:
     adapter = DspyAdapter(student_module=Failing(), metric_fn=rubric(always).metric(), feedback_map={}, num_threads=1)
     tasks = examples(6)
     for capture in (False, True):
-        assert adapter.evaluate(tasks, {"say": "Say yes."}, capture_traces=capture).scores == [0.75, 0.0, 1.0, 0.75, 1.0, 1.0], "means of the scored"
+        assert adapter.evaluate(tasks, {"say": "Say yes."}, capture_traces=capture).scores == [
+            0.75,
+            0.0,
+            1.0,
+            0.75,
+            1.0,
+            1.0,
+        ], "means of the scored"
     run = simba.wrap_program(Failing(), rubric(always).metric())
     assert isinstance(run(tasks[3])["score"], MissingScore)
     assert (run(tasks[1])["score"], run(tasks[2])["score"]) == (0.0, 1.0)
 
 
 def test_random_search_compares_means_over_scored_tasks() -> None:
-    optimizer = dspy.BootstrapFewShotWithRandomSearch(metric=rubric().metric(), max_bootstrapped_demos=2, num_candidate_programs=2, num_threads=1)
+    optimizer = dspy.BootstrapFewShotWithRandomSearch(
+        metric=rubric().metric(), max_bootstrapped_demos=2, num_candidate_programs=2, num_threads=1
+    )
     best = optimizer.compile(Echo(), trainset=examples())
     assert [candidate["score"] for candidate in best.candidate_programs] == [100.0] * len(best.candidate_programs)
     shown = {demo.n for demo in best.candidate_programs[-1]["program"].say.demos if getattr(demo, "augmented", False)}
@@ -132,15 +149,29 @@ def test_random_search_compares_means_over_scored_tasks() -> None:
 
 def test_bootstrapping_survives_more_unscored_tasks_than_dspy_allows_errors() -> None:
     teleprompter = dspy.BootstrapFewShot(metric=rubric().metric(), max_bootstrapped_demos=30, max_errors=3)
-    assert all(demo.n % 3 for demo in teleprompter.compile(Echo(), trainset=examples(40)).say.demos if getattr(demo, "augmented", False))
+    assert all(
+        demo.n % 3
+        for demo in teleprompter.compile(Echo(), trainset=examples(40)).say.demos
+        if getattr(demo, "augmented", False)
+    )
 
 
 def mipro(metric: Any) -> dspy.MIPROv2:
-    return dspy.MIPROv2(metric=metric, auto=None, num_candidates=2, max_bootstrapped_demos=0, max_labeled_demos=0, num_threads=1, verbose=False)
+    return dspy.MIPROv2(
+        metric=metric,
+        auto=None,
+        num_candidates=2,
+        max_bootstrapped_demos=0,
+        max_labeled_demos=0,
+        num_threads=1,
+        verbose=False,
+    )
 
 
 def test_mipro_compares_means_over_scored_tasks() -> None:
-    best = mipro(rubric().metric()).compile(Echo(), trainset=examples(), valset=examples(), num_trials=3, minibatch=True, minibatch_size=8)
+    best = mipro(rubric().metric()).compile(
+        Echo(), trainset=examples(), valset=examples(), num_trials=3, minibatch=True, minibatch_size=8
+    )
     assert best.score == 100.0
     assert {entry["score"] for entry in best.mb_candidate_programs + best.candidate_programs} == {100.0}
 
@@ -150,20 +181,34 @@ def test_mipro_does_not_make_0_of_an_evaluation_without_scores() -> None:
         raise NoGrade("the judge is away")
 
     with pytest.raises(Unscored):
-        mipro(rubric(away).metric()).compile(Echo(), trainset=examples(), valset=examples(), num_trials=2, minibatch=False)
+        mipro(rubric(away).metric()).compile(
+            Echo(), trainset=examples(), valset=examples(), num_trials=2, minibatch=False
+        )
 
 
 def gepa(metric: Any, **options: Any) -> dspy.GEPA:
     proposer = scripted_lm(lambda request: '{"new_instruction": "Say yes at once."}')
-    return dspy.GEPA(metric=metric, reflection_lm=proposer, max_metric_calls=60, num_threads=1, track_stats=True, use_merge=False, **options)
+    return dspy.GEPA(
+        metric=metric,
+        reflection_lm=proposer,
+        max_metric_calls=60,
+        num_threads=1,
+        track_stats=True,
+        use_merge=False,
+        **options,
+    )
 
 
 @pytest.mark.parametrize("feedback", [True, False])
 def test_gepa_selects_by_scored_tasks(feedback: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     proposed: list[dict[str, str]] = []
     build = DspyAdapter.build_program
-    monkeypatch.setattr(DspyAdapter, "build_program", lambda self, candidate: [proposed.append(candidate), build(self, candidate)][1])
-    found = gepa(rubric().metric(feedback=feedback), skip_perfect_score=False).compile(Echo(), trainset=examples(), valset=examples(6))
+    monkeypatch.setattr(
+        DspyAdapter, "build_program", lambda self, candidate: [proposed.append(candidate), build(self, candidate)][1]
+    )
+    found = gepa(rubric().metric(feedback=feedback), skip_perfect_score=False).compile(
+        Echo(), trainset=examples(), valset=examples(6)
+    )
     scores = [score for by_task in found.detailed_results.val_subscores for score in by_task.values()]
     assert any("at once" in candidate["say"] for candidate in proposed), "GEPA reflected on batches with unscored tasks"
     assert set(scores) == {1.0}, "all that is scored is 1, so a task that is not stands nowhere as anything else"
@@ -188,7 +233,7 @@ def test_gepa_ends_where_the_judge_is_gone() -> None:
             raise NoGrade("the judge is away")
         return 0.5
 
-    with pytest.raises(Unscored, match=r"(?s)5 batches in a row.*the judge is away"):
+    with pytest.raises(Unscored, match=r"(?s)in 5 consecutive batches.*the judge is away"):
         gepa(rubric(dying).metric(feedback=True)).compile(Echo(), trainset=examples(), valset=examples(6))
 
 

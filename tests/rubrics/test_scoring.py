@@ -42,7 +42,9 @@ def value(*entries: tuple[Any, ...]) -> float:
 
 def test_weights_and_pitfalls() -> None:
     assert value((4, 1.0), (1, 0.5)) == pytest.approx((4 * 1 + 1 * 0.5) / 5)  # 0.9
-    assert value((4, 0.5), (1, 1.0), (-1, 1.0)) == pytest.approx((4 * 0.5 + 1 - 1) / 5)  # pitfalls do not enter the divisor
+    assert value((4, 0.5), (1, 1.0), (-1, 1.0)) == pytest.approx(
+        (4 * 0.5 + 1 - 1) / 5
+    )  # pitfalls do not enter the divisor
     assert value((1, 0.0), (-5, 1.0)) == 0.0  # -5 / 1, clipped
 
 
@@ -138,7 +140,10 @@ def test_any_callable_is_a_check_with_a_version() -> None:
         return Rubric("r", [Criterion(name="c", check=check)])
 
     assert of(Fixed()).score({"question": "?"}, {"answer": 1}).value == 1.0
-    versions = {of(check).version for check in (Fixed(), functools.partial(at_least, least=1), functools.partial(at_least, least=2))}
+    versions = {
+        of(check).version
+        for check in (Fixed(), functools.partial(at_least, least=1), functools.partial(at_least, least=2))
+    }
     assert len(versions) == 3
 
 
@@ -146,7 +151,9 @@ def test_step_rewards_are_capped_below_the_answer() -> None:
     def ran(task: Any, prediction: Any, rollout: Any) -> Grade:
         return Grade(value=1.0)
 
-    steps = Rubric("r", [Criterion(name="right", check=gives(1.0)), Criterion(name="ran", weight=0.05, scope="step", check=ran)])
+    steps = Rubric(
+        "r", [Criterion(name="right", check=gives(1.0)), Criterion(name="ran", weight=0.05, scope="step", check=ran)]
+    )
     rollout = Rollout(transitions=[Transition(t=t, model="m", request={}) for t in range(3)])
     task = dspy.Example  # step checks of this test look at nothing
     assert [sum(entry.values()) for entry in steps.step_rewards(task, rollout)] == [0.05, 0.05, 0.05]
@@ -161,15 +168,15 @@ def test_step_rewards_are_capped_below_the_answer() -> None:
         (lambda: Rubric("r", []), "at least one final criterion"),
         (lambda: rubric((0, 1.0)), "weight above 0"),
         (lambda: rubric((-1, 1.0)), "weight above 0"),
-        (lambda: Rubric("r", [Criterion(name="a", check=gives(1))] * 2), "more than one criterion called a"),
+        (lambda: Rubric("r", [Criterion(name="a", check=gives(1))] * 2), "more than one criterion named a"),
         (lambda: Criterion(name="a"), "exactly one of check and judge"),
-        (lambda: Criterion(name="a b", check=gives(1)), "must be a word"),
+        (lambda: Criterion(name="a b", check=gives(1)), "must consist of letters, digits and underscores"),
         (lambda: Criterion(name="a", weight=math.nan, check=gives(1)), "finite"),
         (lambda: Criterion(name="a", weight=1e308, check=gives(1)), "finite"),
         (lambda: Criterion(name="a", check=gives(1), arguments={"x": 1}), "cannot be called"),
         (lambda: Criterion(name="a", check=checks.numeric, arguments={"tolerance": -1}), "tolerance=-1 must be"),
         (lambda: Criterion(name="a", check=checks.numeric, arguments={"tolerance": "abc"}), "tolerance='abc' must be"),
-        (lambda: Criterion(name="a", check=checks.one_of, arguments={"values": "red"}), "must be a list"),
+        (lambda: Criterion(name="a", check=checks.one_of, arguments={"values": "red"}), "must be a non-empty list"),
         (lambda: Criterion(name="a", check=checks.contains, arguments={"text": []}), "text=.* must be"),
         (lambda: Criterion(name="a", check=checks.length, arguments={"max_tokens": 0}), "max_tokens=0 must be"),
         (lambda: Criterion(name="a", check=checks.steps_used, arguments={"budget": 0}), "budget=0 must be"),
@@ -187,7 +194,11 @@ def test_tools_are_seen_in_the_rollout_or_the_steps() -> None:
     from assay.rubrics import load_rubric
 
     shipped = load_rubric("math_qa")
-    used = Rollout(transitions=[Transition(t=0, model="m", request={}, tools=[ToolCall(name="calculator", arguments={}, result="4")])])
+    used = Rollout(
+        transitions=[
+            Transition(t=0, model="m", request={}, tools=[ToolCall(name="calculator", arguments={}, result="4")])
+        ]
+    )
     assert shipped.score(TASK, {"answer": "4"}, used).value == 1.0
     assert shipped.score(TASK, {"answer": "4", "steps": []}).value == pytest.approx(4 / 5)  # right, without the tool
     wrong = shipped.score(TASK, {"answer": "5"}, used)  # (0 + 1) / 5 = 0.2, under the cap of 0.5
@@ -195,9 +206,13 @@ def test_tools_are_seen_in_the_rollout_or_the_steps() -> None:
     assert wrong.capped_by == ("correct",)
 
 
-@pytest.mark.parametrize("empty", [{"answer": None}, {"answer": " "}, {"answer": "", "steps": [{"tool": "x", "error": None}]}])
+@pytest.mark.parametrize(
+    "empty", [{"answer": None}, {"answer": " "}, {"answer": "", "steps": [{"tool": "x", "error": None}]}]
+)
 def test_an_empty_answer_is_a_failure_and_scores_0_whatever_else_was_well_done(empty: dict[str, Any]) -> None:
-    tidy = Rubric("r", [Criterion(name="right", weight=4, check=checks.exact), Criterion(name="tidy", check=gives(1.0))])
+    tidy = Rubric(
+        "r", [Criterion(name="right", weight=4, check=checks.exact), Criterion(name="tidy", check=gives(1.0))]
+    )
     result = tidy.score({"question": "?", "expected": "4"}, empty)
     assert (result.value, result.failed) == (0.0, "every field of the answer is empty")
 
@@ -209,10 +224,17 @@ def test_an_empty_answer_is_right_where_nothing_is_expected() -> None:
 
 @pytest.mark.parametrize(
     ("check", "with_"),
-    [(checks.regex, {"pattern": r"\d+"}), (checks.contains, {"text": "0"}), (checks.one_of, {"values": [0, 1], "field": "answer"})],
+    [
+        (checks.regex, {"pattern": r"\d+"}),
+        (checks.contains, {"text": "0"}),
+        (checks.one_of, {"values": [0, 1], "field": "answer"}),
+    ],
 )
 def test_the_answer_0_is_an_answer(check: Any, with_: dict[str, Any]) -> None:
-    assert Rubric("r", [Criterion(name="c", check=check, arguments=with_)]).score({"question": "?"}, {"answer": 0}).value == 1.0
+    assert (
+        Rubric("r", [Criterion(name="c", check=check, arguments=with_)]).score({"question": "?"}, {"answer": 0}).value
+        == 1.0
+    )
 
 
 @pytest.mark.parametrize("value", [np.bool_(True), np.int64(1), np.float32(1.0)])
@@ -230,7 +252,13 @@ def test_numpy_numbers_and_truth_values_are_grades() -> None:
     import numpy as np
 
     for value, grade in ((np.bool_(True), 1.0), (np.float32(0.5), 0.5), (np.int64(1), 1.0), (np.float64("nan"), None)):
-        assert Rubric("r", [Criterion(name="ok", check=lambda *_, v=value: v)]).score({"inputs": {"q": 1}}, "x").verdicts[0].grade == grade
+        assert (
+            Rubric("r", [Criterion(name="ok", check=lambda *_, v=value: v)])
+            .score({"inputs": {"q": 1}}, "x")
+            .verdicts[0]
+            .grade
+            == grade
+        )
 
 
 class Ends:
@@ -254,7 +282,11 @@ class EndsError(Exception):
         raise SystemExit(5)
 
 
-@pytest.mark.parametrize("answer", [Ends(), EndsFloat(0.5), Grade(value=EndsFloat(0.5)), Grade(value=1.0, reason=Ends()), EndsError()], ids=range(5))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "answer",
+    [Ends(), EndsFloat(0.5), Grade(value=EndsFloat(0.5)), Grade(value=1.0, reason=Ends()), EndsError()],
+    ids=range(5),
+)  # type: ignore[arg-type]
 def test_a_check_whose_answer_ends_the_process_leaves_its_criterion_unscored(answer: Any) -> None:
     found = rubric((1, answer), (1, 1.0)).score(TASK, {"answer": "x"})
     assert (found.verdicts[0].grade, found.value) == (None, 1.0)
@@ -265,6 +297,8 @@ def test_a_check_that_raises_keyboard_interrupt_is_unscored_and_stops_nothing() 
     def check(*_: Any) -> float:
         raise KeyboardInterrupt
 
-    found = Rubric("r", [Criterion(name="odd", check=check), Criterion(name="fine", check=lambda *_: 1.0)]).score(TASK, {"answer": "x"})
+    found = Rubric("r", [Criterion(name="odd", check=check), Criterion(name="fine", check=lambda *_: 1.0)]).score(
+        TASK, {"answer": "x"}
+    )
     assert (found.verdicts[0].grade, found.value) == (None, 1.0)
     assert "KeyboardInterrupt" in found.verdicts[0].reason

@@ -29,7 +29,9 @@ def rollout(*turns: Transition, **options: Any) -> Rollout:
     return Rollout(transitions=[*turns], **options)
 
 
-def turn(t: int, *tools: ToolCall, output: str = "x", request: dict[str, Any] | None = None, error: str | None = None) -> Transition:
+def turn(
+    t: int, *tools: ToolCall, output: str = "x", request: dict[str, Any] | None = None, error: str | None = None
+) -> Transition:
     return Transition(t=t, model="m", request=request or {}, output=output, tools=[*tools], error=error)
 
 
@@ -56,12 +58,16 @@ def asks(schema: dict[str, Any]) -> dict[str, Any]:
         ("", {}, {}, 0),
     ],
 )
-def test_parsed_reads_every_form_and_misses_what_is_missing(output: str, request_: dict[str, Any], options: dict[str, Any], expected: int) -> None:
+def test_parsed_reads_every_form_and_misses_what_is_missing(
+    output: str, request_: dict[str, Any], options: dict[str, Any], expected: int
+) -> None:
     assert graded(steps.parsed, rollout(turn(0, output=output, request=request_)), 0, **options) == expected
 
 
 def test_parsed_knows_the_step_that_ended_the_run_unread() -> None:
-    broken = rollout(turn(0), turn(1), status="failed", error="the answer could not be read: 'x'", failure=FailureKind.PARSE)
+    broken = rollout(
+        turn(0), turn(1), status="failed", error="the answer could not be read: 'x'", failure=FailureKind.PARSE
+    )
     broken.transitions[1].failure = FailureKind.PARSE
     assert [graded(steps.parsed, broken, t) for t in (0, 1)] == [1, 0]
     assert graded(steps.parsed, broken, 0, tools_only=True) is None
@@ -81,7 +87,11 @@ def test_an_agents_own_error_whose_words_are_like_ours_is_no_parse_failure() -> 
         ({"expression": "the sum"}, {}, 0),
         ({"expression": " "}, {}, 0),
         ({"expression": 12}, {}, 0),
-        ({"expression": "1+1"}, {"tools": [{"type": "function", "function": {"name": "calculator", "parameters": SCHEMA}}]}, 1),
+        (
+            {"expression": "1+1"},
+            {"tools": [{"type": "function", "function": {"name": "calculator", "parameters": SCHEMA}}]},
+            1,
+        ),
         ({"number": "1+1"}, {"tools": [{"name": "calculator", "parameters": SCHEMA}]}, 0),
         ({"number": "1+1"}, {"body": {"tools": [{"name": "calculator", "input_schema": SCHEMA}]}}, 0),
         ({"code": "def f(:"}, {}, 0),
@@ -102,7 +112,10 @@ def test_eligible_takes_the_languages_of_ones_own_arguments() -> None:
 
 def test_a_result_is_used_by_a_later_step_or_the_answer() -> None:
     run = rollout(
-        turn(0, call({"expression": "1+1"}, "2")), turn(1, call({"expression": "2*3"}, "6")), turn(2, output="it is 66"), prediction={"answer": "12"}
+        turn(0, call({"expression": "1+1"}, "2")),
+        turn(1, call({"expression": "2*3"}, "6")),
+        turn(2, output="it is 66"),
+        prediction={"answer": "12"},
     )
     assert [graded(steps.result_used, run, t) for t in range(3)] == [1, 0, None]  # 6 stands in 66 only as a digit
 
@@ -120,7 +133,8 @@ def asking(text: str) -> dict[str, Any]:
         ("[[ ## question ## ]]\nWhat of Rome?", 0),
         ("results: search(About Rome) = ['Rome is a city', 'Rome has 7 hills.']\nquestion: What of Rome?", 0),
         (
-            '[[ ## trajectory ## ]]\n[[ ## tool_name_0 ## ]]\nsearch\n[[ ## tool_args_0 ## ]]\n{"query": "About Rome"}\n'
+            "[[ ## trajectory ## ]]\n[[ ## tool_name_0 ## ]]\nsearch\n[[ ## tool_args_0 ## ]]\n"
+            '{"query": "About Rome"}\n'
             '[[ ## observation_0 ## ]]\n["Rome is a city", "Rome has 7 hills."]\n[[ ## question ## ]]\nWhat?',
             0,
         ),
@@ -128,12 +142,18 @@ def asking(text: str) -> dict[str, Any]:
 )
 def test_a_result_that_the_program_passes_on_is_used_and_a_history_says_nothing(prompt: str, used: int) -> None:
     search = call({"query": "About Rome"}, "['Rome is a city', 'Rome has 7 hills.']")
-    run = rollout(turn(0, search, output="About Rome"), turn(1, output="hills", request=asking(prompt)), prediction={"answer": "seven"})
+    run = rollout(
+        turn(0, search, output="About Rome"),
+        turn(1, output="hills", request=asking(prompt)),
+        prediction={"answer": "seven"},
+    )
     assert graded(steps.result_used, run, 0) == used
 
 
 def test_repeating_a_call_and_what_is_already_known_earn_nothing() -> None:
-    run = rollout(turn(0, call({"expression": "1+1"})), turn(1, call({"expression": "1+1"})), turn(2, call({"expression": "4-2"})))
+    run = rollout(
+        turn(0, call({"expression": "1+1"})), turn(1, call({"expression": "1+1"})), turn(2, call({"expression": "4-2"}))
+    )
     assert [graded(steps.not_repeated, run, t) for t in range(3)] == [1, 0, 1]
     assert [graded(steps.shortened, run, t) for t in range(3)] == [1, 0, 0]
     twice = rollout(turn(0, call({"expression": "1"}), call({"expression": "1"})))
@@ -141,17 +161,26 @@ def test_repeating_a_call_and_what_is_already_known_earn_nothing() -> None:
 
 
 def test_a_step_beyond_what_the_task_needs_shortens_nothing() -> None:
-    run = rollout(*(turn(t, call({"expression": f"{t}+0"}, str(t))) for t in range(3)), turn(3, call({"expression": "x"}, None, "failed")))
+    run = rollout(
+        *(turn(t, call({"expression": f"{t}+0"}, str(t))) for t in range(3)),
+        turn(3, call({"expression": "x"}, None, "failed")),
+    )
     assert [graded(steps.shortened, run, t) for t in range(4)] == [1, 1, 0, 0]
 
 
 def test_a_schema_from_recorded_data_is_neither_fetched_nor_run() -> None:
     run = rollout(
-        turn(0, call({"expression": "1"}), request={"tools": [{"name": "calculator", "parameters": {"$ref": "http://127.0.0.1:9/schema"}}]})
+        turn(
+            0,
+            call({"expression": "1"}),
+            request={"tools": [{"name": "calculator", "parameters": {"$ref": "http://127.0.0.1:9/schema"}}]},
+        )
     )
     assert graded(steps.eligible, run, 0) == 1
     slow = {"type": "object", "properties": {"expression": {"pattern": "(1+)+$"}}}
-    run = rollout(turn(0, call({"expression": "1" * 60 + "+1"}), request={"tools": [{"name": "calculator", "parameters": slow}]}))
+    run = rollout(
+        turn(0, call({"expression": "1" * 60 + "+1"}), request={"tools": [{"name": "calculator", "parameters": slow}]})
+    )
     assert graded(steps.eligible, run, 0) == 1
     asked = {"dialect": "responses", "body": {"text": {"format": {"type": "json_schema", "schema": SCHEMA}}}}
     assert graded(steps.parsed, rollout(turn(0, output="not json", request=asked)), 0) == 0
@@ -159,9 +188,16 @@ def test_a_schema_from_recorded_data_is_neither_fetched_nor_run() -> None:
 
 def test_steps_without_tools_and_hostile_arguments_break_nothing() -> None:
     plain = rollout(turn(0))
-    assert [graded(getattr(steps, name), plain, 0) for name in ("eligible", "result_used", "not_repeated", "shortened", "tool_executed")] == [
-        None
-    ] * 5
+    assert [
+        graded(getattr(steps, name), plain, 0)
+        for name in ("eligible", "result_used", "not_repeated", "shortened", "tool_executed")
+    ] == [None] * 5
     deep = json.loads("[" * 500 + "]" * 500)
-    for arguments in ({"expression": "(" * 5000}, {"expression": "9" * 100_000}, {"code": "\0"}, {"x": deep}, {"expression": "\ud800"}):
+    for arguments in (
+        {"expression": "(" * 5000},
+        {"expression": "9" * 100_000},
+        {"code": "\0"},
+        {"x": deep},
+        {"expression": "\ud800"},
+    ):
         assert graded(steps.eligible, rollout(turn(0, call(arguments))), 0) in (0, 1)

@@ -1,4 +1,4 @@
-"""Who may do what at a gateway: its key, tokens of rollouts, callers without either, and pages whose name points here."""
+"""Access control of the gateway: its key, rollout tokens, callers without either, DNS rebinding."""
 
 import asyncio
 import json
@@ -16,8 +16,8 @@ from assay.errors import ConfigError
 from assay.testing.serving import asked, post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
-from assay.traces.gateway import Gateway
-from assay.traces.upstreams import upstream_of
+from assay.traces.gateway.server import Gateway
+from assay.traces.gateway.upstreams import upstream_of
 
 KEY = "gateway-key-1"
 OWNER = {"Authorization": f"Bearer {KEY}"}
@@ -52,7 +52,9 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
     upstream = ScriptedUpstream()
     options = dict(getattr(request, "param", {"key": KEY}))
     with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind:
-        gateway = Gateway(store, upstream_of("m", base=behind, **options.pop("upstream", {"key": "upstream-secret"})), **options)
+        gateway = Gateway(
+            store, upstream_of("m", base=behind, **options.pop("upstream", {"key": "upstream-secret"})), **options
+        )
         with served(gateway.app()) as url:
             yield Stage(gateway, upstream, url)
 
@@ -147,7 +149,11 @@ def test_a_token_is_good_for_as_long_as_the_key_is(stage: Stage, tmp_path: Path)
 
 
 @pytest.mark.parametrize("flushed", [True, False], ids=["in the store", "at hand"])
-@pytest.mark.parametrize("end", [{"reward": 1.0}, {"prediction": "mine"}, {}, {"status": "failed"}, {"status": "error", "error": "broke"}], ids=str)
+@pytest.mark.parametrize(
+    "end",
+    [{"reward": 1.0}, {"prediction": "mine"}, {}, {"status": "failed"}, {"status": "error", "error": "broke"}],
+    ids=str,
+)
 def test_a_token_adds_nothing_to_a_rollout_that_was_closed(stage: Stage, end: dict[str, Any], flushed: bool) -> None:
     opened = stage.opened()
     chat = f"{opened['base_url']}/chat/completions"
@@ -176,7 +182,9 @@ def test_a_rollout_that_was_only_idle_goes_on_by_its_token_until_it_is_scored(st
         stage.gateway.rollouts.sweep(all_of_them=True)
     assert post(f"{stage.url}/assay/rollouts/{opened['id']}/reward", {"reward": 1}, **OWNER)[0] == 200
     assert post(chat, CHAT)[0] == 403
-    assert post(f"{stage.url}/v1/chat/completions", CHAT, **OWNER, **{"x-assay-rollout": opened["id"]})[0] == 200  # the owner opens it again
+    assert (
+        post(f"{stage.url}/v1/chat/completions", CHAT, **OWNER, **{"x-assay-rollout": opened["id"]})[0] == 200
+    )  # the owner opens it again
     assert post(chat, CHAT)[0] == 403
     assert len(stage.stored()[opened["id"]].transitions) == 3
 
@@ -189,11 +197,18 @@ def test_an_answer_that_was_scored_stays_when_the_owner_calls_again(stage: Stage
     other = {"messages": [{"role": "user", "content": "another"}]}
     assert post(f"{stage.url}/v1/chat/completions", other, **OWNER, **name, **{"x-assay-end": "1"})[0] == 200
     rollout = stage.stored()[opened["id"]]
-    assert (rollout.status, rollout.score, rollout.prediction, len(rollout.transitions)) == ("done", 1.0, {"answer": "echo: hello"}, 2)
+    assert (rollout.status, rollout.score, rollout.prediction, len(rollout.transitions)) == (
+        "done",
+        1.0,
+        {"answer": "echo: hello"},
+        2,
+    )
 
 
 @pytest.mark.parametrize("end", [{"reward": 1.0}, {"prediction": "mine"}], ids=str)
-def test_an_answer_that_comes_after_the_close_changes_neither_score_nor_prediction(tmp_path: Path, end: dict[str, Any]) -> None:
+def test_an_answer_that_comes_after_the_close_changes_neither_score_nor_prediction(
+    tmp_path: Path, end: dict[str, Any]
+) -> None:
     begun, goes_on = threading.Event(), threading.Event()
 
     async def answer(request: web.Request) -> web.Response:
@@ -201,7 +216,9 @@ def test_an_answer_that_comes_after_the_close_changes_neither_score_nor_predicti
         if said == "POISON":
             begun.set()
             await asyncio.to_thread(goes_on.wait, 30)
-        return web.json_response({"choices": [{"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}]})
+        return web.json_response(
+            {"choices": [{"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}]}
+        )
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)
@@ -220,7 +237,10 @@ def test_an_answer_that_comes_after_the_close_changes_neither_score_nor_predicti
             late.join(30)
             rollout = stage.stored()[opened["id"]]
             assert (rollout.status, [t.output for t in rollout.transitions]) == ("done", ["hello", "POISON"])
-            assert (rollout.score, rollout.prediction) == (end.get("reward"), {"answer": end.get("prediction", "hello")})
+            assert (rollout.score, rollout.prediction) == (
+                end.get("reward"),
+                {"answer": end.get("prediction", "hello")},
+            )
 
 
 def test_an_agent_does_not_choose_the_group_that_it_is_compared_with(stage: Stage) -> None:
@@ -235,15 +255,34 @@ def test_an_agent_does_not_choose_the_group_that_it_is_compared_with(stage: Stag
 def test_with_a_token_in_the_address_a_callers_own_key_goes_to_the_upstream(stage: Stage) -> None:
     opened = stage.opened()
     assert post(f"{opened['base_url']}/chat/completions", CHAT, Authorization="Bearer sk-mine")[0] == 200
-    assert post(f"{stage.url}/v1/chat/completions", CHAT, **{"x-api-key": opened["api_key"], "Authorization": "Bearer sk-mine"})[0] == 200
+    assert (
+        post(
+            f"{stage.url}/v1/chat/completions",
+            CHAT,
+            **{"x-api-key": opened["api_key"], "Authorization": "Bearer sk-mine"},
+        )[0]
+        == 200
+    )
     assert post(f"{stage.url}/v1/chat/completions", CHAT, **OWNER)[0] == 200
-    assert [headers.get("Authorization") for headers in stage.upstream.headers] == ["Bearer sk-mine", "Bearer sk-mine", None]
+    assert [headers.get("Authorization") for headers in stage.upstream.headers] == [
+        "Bearer sk-mine",
+        "Bearer sk-mine",
+        None,
+    ]
     assert KEY not in json.dumps(stage.upstream.headers)
     assert opened["api_key"] not in json.dumps(stage.upstream.headers)
 
 
 def test_rollouts_that_no_gateway_recorded_are_never_changed(stage: Stage) -> None:
-    sealed = Rollout(source="program", run_id="compile-1", phase="test", split="test", status="done", score=0.25, prediction={"answer": "a"})
+    sealed = Rollout(
+        source="program",
+        run_id="compile-1",
+        phase="test",
+        split="test",
+        status="done",
+        score=0.25,
+        prediction={"answer": "a"},
+    )
     running = Rollout(source="program", run_id="compile-1", phase="test", split="test", status="running")
     for rollout in (sealed, running):
         stage.store.put_rollout(rollout)
@@ -269,7 +308,9 @@ def test_rollouts_that_no_gateway_recorded_are_never_changed(stage: Stage) -> No
     assert stage.upstream.calls == 0
 
 
-def test_a_store_that_cannot_be_read_begins_no_rollout_over_one_that_may_be_there(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_be_read_begins_no_rollout_over_one_that_may_be_there(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from assay.errors import StoreError
 
     def unreadable(*_: object) -> Rollout:
@@ -281,18 +322,29 @@ def test_a_store_that_cannot_be_read_begins_no_rollout_over_one_that_may_be_ther
 
 
 @pytest.mark.parametrize("stage", [{"key": KEY}, {}], indirect=True, ids=["with a key", "open"])
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8321", "localhost.evil.example", "127.0.0.1.evil.example", "", "x@127.0.0.1"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8321", "localhost.evil.example", "127.0.0.1.evil.example", "", "x@127.0.0.1"]
+)
 def test_a_page_whose_name_points_here_gets_nothing_on_any_path(stage: Stage, host: str) -> None:
     opened = stage.opened()
     owner = {"Authorization": f"Bearer {stage.gateway.access.key}", "Host": host}
     assert set(managed(stage, opened["id"], **owner).values()) == {403}
-    for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/health"), ("GET", "/"), ("GET", "/nothing")):
+    for method, path in (
+        ("POST", "/v1/chat/completions"),
+        ("GET", "/v1/models"),
+        ("GET", "/health"),
+        ("GET", "/"),
+        ("GET", "/nothing"),
+    ):
         assert asked(method, stage.url + path, CHAT if method == "POST" else None, **owner)[0] == 403, path
     assert stage.upstream.calls == 0
 
 
 @pytest.mark.parametrize("stage", [{"key": KEY, "names": ["Gateway.internal"]}], indirect=True)
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:99", "127.0.0.1:8321", "10.1.2.3", "[::1]:8321", "app.localhost", "gateway.internal.:80"])
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST:99", "127.0.0.1:8321", "10.1.2.3", "[::1]:8321", "app.localhost", "gateway.internal.:80"],
+)
 def test_addresses_local_names_and_allowed_names_are_answered(stage: Stage, host: str) -> None:
     assert asked("POST", f"{stage.url}/v1/chat/completions", CHAT, Host=host, **OWNER)[0] == 200
 
@@ -307,14 +359,33 @@ def test_a_path_that_is_not_spoken_is_counted_without_the_token_in_it(stage: Sta
 
 @pytest.mark.parametrize("stage", [{}], indirect=True)
 def test_paths_that_are_not_spoken_are_counted_without_ids(stage: Stage) -> None:
-    for path in ("/v1/files/file-0123456789abcdef", "/v1/files/file-9876543210fedcba", "/webhook/Plant0123456789%20x", "/health/1"):
+    for path in (
+        "/v1/files/file-0123456789abcdef",
+        "/v1/files/file-9876543210fedcba",
+        "/webhook/Plant0123456789%20x",
+        "/health/1",
+    ):
         asked("GET", f"{stage.url}{path}", None)
     assert stage.gateway.stats()["not_spoken"] == {"/v1/files/*": 2, "/webhook/*": 1, "/health/*": 1}
 
 
 def test_serve_prints_the_key_that_it_made(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "assay", "serve", "--model", "m", "--upstream", "http://127.0.0.1:9", "--port", "0", "--json"]
-    process = subprocess.Popen([*command, "--store", str(tmp_path / "s.db")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "assay",
+        "serve",
+        "--model",
+        "m",
+        "--upstream",
+        "http://127.0.0.1:9",
+        "--port",
+        "0",
+        "--json",
+    ]
+    process = subprocess.Popen(
+        [*command, "--store", str(tmp_path / "s.db")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())

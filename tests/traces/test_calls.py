@@ -15,9 +15,9 @@ from assay.errors import FailureKind
 from assay.testing.serving import post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Store, Transition
-from assay.traces.calls import Call, Turns, sent
-from assay.traces.gateway import Gateway
-from assay.traces.upstreams import Reply, upstream_of
+from assay.traces.gateway.calls import Call, Turns, sent
+from assay.traces.gateway.server import Gateway
+from assay.traces.gateway.upstreams import Reply, upstream_of
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 
@@ -41,7 +41,9 @@ def test_the_upstream_has_the_request_before_the_gateway_reads_its_conversation(
     stage: tuple[ScriptedUpstream, Gateway, str], monkeypatch: pytest.MonkeyPatch, named: dict[str, str]
 ) -> None:
     upstream, _, url = stage
-    assert post(f"{url}/v1/chat/completions", CHAT, **named)[0] == 200  # the connection to the upstream is there from now on
+    assert (
+        post(f"{url}/v1/chat/completions", CHAT, **named)[0] == 200
+    )  # the connection to the upstream is there from now on
     plain, had = Call.begin, []
 
     def begin(call: Call, to: Any) -> None:
@@ -65,7 +67,10 @@ def test_a_rollout_that_was_begun_keeps_its_model_when_another_is_served(tmp_pat
             gateway.serve_model(upstream_of("new", base=two))
             more = [*CHAT["messages"], answer, {"role": "user", "content": "and more"}]
             assert post(f"{url}/v1/chat/completions", {"messages": more})[1]["model"] == "old"
-            assert post(f"{url}/v1/chat/completions", {"messages": [{"role": "user", "content": "other"}]})[1]["model"] == "new"
+            assert (
+                post(f"{url}/v1/chat/completions", {"messages": [{"role": "user", "content": "other"}]})[1]["model"]
+                == "new"
+            )
     assert (old.calls, new.calls) == (2, 1)
 
 
@@ -73,7 +78,9 @@ def test_a_call_whose_client_is_gone_at_once_is_recorded(stage: tuple[ScriptedUp
     _, gateway, url = stage
     body = json.dumps({"messages": [{"role": "user", "content": "#hang"}]}).encode()
     sock = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
-    sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    sock.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    )
     sock.close()
     end = time.monotonic() + 20
     while not gateway.stored:
@@ -138,7 +145,11 @@ def test_what_a_stream_says_is_passed_on_before_the_call_is_recorded(
     monkeypatch.setattr(Call, "keep", keep)
     body = json.dumps({**CHAT, "stream": True}).encode()
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20) as sock:
-        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        sock.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+            % len(body)
+            + body
+        )
         while part := sock.recv(65536):
             got.append(part)
     (before,) = seen
@@ -157,7 +168,9 @@ def test_records_are_made_one_by_one_and_others_go_on_between_them() -> None:
 
     async def run() -> None:
         turns = Turns()
-        await asyncio.gather(*(turns.record(lambda number=number: noted.append(str(number))) for number in range(4)), busy())
+        await asyncio.gather(
+            *(turns.record(lambda number=number: noted.append(str(number))) for number in range(4)), busy()
+        )
 
     asyncio.run(run())
     text = "".join(noted)

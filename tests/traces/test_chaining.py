@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import assay
-from assay.optimizers.weights.rows import trajectory_of
+from assay.optimizers.finetuning.rows import trajectory_of
 from assay.traces import Rollout, Store, Transition
-from assay.traces.chaining import whole_requests
-from assay.traces.dialects import chat_messages
-from assay.traces.gates import Gates
+from assay.traces.export.gates import Gates
+from assay.traces.messages.chaining import whole_requests
+from assay.traces.messages.dialects import chat_messages
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
 
@@ -31,9 +31,13 @@ CALLED = {"id": "resp_1", "status": "completed", "output": [{"type": "reasoning"
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "3"}
 WHOLE = [
     {"role": "user", "content": "1 + 2?"},
-    {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}],
+    },
     {"role": "tool", "tool_call_id": "c1", "content": "3"},
-]  # fmt: skip
+]
 
 
 def test_a_request_that_continues_a_response_has_all_messages_before_it() -> None:
@@ -42,10 +46,15 @@ def test_a_request_that_continues_a_response_has_all_messages_before_it() -> Non
     assert whole[0] == first
     assert chat_messages(whole[1] or {}) == WHOLE  # the API does not carry instructions over
     third = whole_requests(
-        [(first, CALLED), (second, text("resp_2", "3")), (asked("sure?", instructions="Now.", previous_response_id="resp_2"), {})]
+        [
+            (first, CALLED),
+            (second, text("resp_2", "3")),
+            (asked("sure?", instructions="Now.", previous_response_id="resp_2"), {}),
+        ]
     )[2]
     assert chat_messages(third or {}) == [
-        {"role": "system", "content": "Now."}, *WHOLE, {"role": "assistant", "content": "3"}, {"role": "user", "content": "sure?"},
+        {"role": "system", "content": "Now."}, *WHOLE, {"role": "assistant", "content": "3"},
+        {"role": "user", "content": "sure?"},
     ]  # fmt: skip
 
 
@@ -59,20 +68,26 @@ def test_a_fork_continues_the_response_that_it_names() -> None:
 
 def test_requests_of_one_conversation_hold_the_calls_before_them() -> None:
     calls = [
-        (asked("1 + 2?", conversation="conv_1"), CALLED), (asked("hi", conversation={"id": "conv_2"}), text("resp_9", "hello")),
+        (asked("1 + 2?", conversation="conv_1"), CALLED),
+        (asked("hi", conversation={"id": "conv_2"}), text("resp_9", "hello")),
         (asked([RESULT], conversation={"id": "conv_1"}), text("resp_2", "3")),
-    ]  # fmt: skip
+    ]
     assert chat_messages(whole_requests(calls)[2] or {}) == WHOLE
 
 
 def test_a_request_that_continues_what_is_not_on_record_is_not_whole() -> None:
     lost = asked([RESULT], previous_response_id="resp_0")
-    assert whole_requests([(lost, text("resp_1", "3")), (asked("sure?", previous_response_id="resp_1"), text("resp_2", "yes"))]) == [None, None]
+    assert whole_requests(
+        [(lost, text("resp_1", "3")), (asked("sure?", previous_response_id="resp_1"), text("resp_2", "yes"))]
+    ) == [None, None]
 
 
 def test_a_message_that_continues_a_thread_has_the_threads_messages_system_and_tools() -> None:
     def asked(said: Any, **body: Any) -> dict[str, Any]:
-        return {"dialect": "messages", "body": {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": said}], **body}}
+        return {
+            "dialect": "messages",
+            "body": {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": said}], **body},
+        }
 
     def answered(name: str, *content: dict[str, Any]) -> dict[str, Any]:
         return {"id": name, "type": "message", "role": "assistant", "content": list(content)}
@@ -84,14 +99,20 @@ def test_a_message_that_continues_a_thread_has_the_threads_messages_system_and_t
     )
     calls = [
         (asked("1 + 2?", thread={"type": "create"}, **kept), answered("msg_1", use)),
-        (asked([result], thread={"type": "continue", "previous_message_id": "msg_1"}), answered("msg_2", {"type": "text", "text": "3"})),
+        (
+            asked([result], thread={"type": "continue", "previous_message_id": "msg_1"}),
+            answered("msg_2", {"type": "text", "text": "3"}),
+        ),
         (asked("sure?", thread={"type": "continue", "previous_message_id": "msg_2"}), answered("msg_3")),
         (asked("lost", thread={"type": "continue", "previous_message_id": "msg_0"}), answered("msg_4")),
     ]
     first, second, third, lost = whole_requests(calls)
     assert (first, lost) == (calls[0][0], None)
     assert chat_messages(second or {}) == [{"role": "system", "content": "Be brief."}, *WHOLE]
-    assert chat_messages(third or {})[4:] == [{"role": "assistant", "content": "3"}, {"role": "user", "content": "sure?"}]
+    assert chat_messages(third or {})[4:] == [
+        {"role": "assistant", "content": "3"},
+        {"role": "user", "content": "sure?"},
+    ]
     assert [(request or {})["body"].keys() & {"tools", "thread"} for request in (second, third)] == [{"tools"}] * 2
 
 
@@ -102,8 +123,20 @@ def store(tmp_path: Path) -> Any:
 
 
 def put(store: Store, *calls: tuple[dict[str, Any], dict[str, Any]]) -> Rollout:
-    turns = [Transition(t=t, model="m", request=request, response={"body": body}, output="3") for t, (request, body) in enumerate(calls)]
-    rollout = Rollout(run_id="r", task_id="t", status="done", score=1.0, model="m", split="train", inputs={"question": "1 + 2?"}, transitions=turns)
+    turns = [
+        Transition(t=t, model="m", request=request, response={"body": body}, output="3")
+        for t, (request, body) in enumerate(calls)
+    ]
+    rollout = Rollout(
+        run_id="r",
+        task_id="t",
+        status="done",
+        score=1.0,
+        model="m",
+        split="train",
+        inputs={"question": "1 + 2?"},
+        transitions=turns,
+    )
     store.put_rollout(rollout)
     for turn in turns:
         store.put_transition(rollout.id, turn)
@@ -126,7 +159,9 @@ def test_rows_of_chained_calls_hold_the_whole_conversation(store: Store) -> None
     assert chat_messages(found[1]["input"]) == WHOLE
 
 
-@pytest.mark.parametrize("also", [{}, {"name": "model"}], ids=["arguments alone", "the agent's name"])  # LangChain's createAgent names itself
+@pytest.mark.parametrize(
+    "also", [{}, {"name": "model"}], ids=["arguments alone", "the agent's name"]
+)  # LangChain's createAgent names itself
 def test_a_client_that_writes_arguments_in_its_own_way_has_one_conversation(store: Store, also: dict[str, Any]) -> None:
     def whole(arguments: str) -> list[dict[str, Any]]:
         call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": arguments}}
@@ -167,11 +202,13 @@ def test_training_on_chained_calls_reads_the_whole_conversation(store: Store) ->
         def apply_chat_template(self, messages: list[dict[str, Any]], **_: Any) -> list[int]:
             return list(range(len(messages)))
 
-    rollout = put(store, (asked("1 + 2?"), CALLED), (asked([RESULT], previous_response_id="resp_1"), text("resp_2", "3")))
+    rollout = put(
+        store, (asked("1 + 2?"), CALLED), (asked([RESULT], previous_response_id="resp_1"), text("resp_2", "3"))
+    )
     rollout.transitions[1].token_ids, rollout.transitions[1].prompt_tokens = (1, 2), 3
     left = Counter[str]()
-    found = trajectory_of(rollout, Words(), max_length=100, behaviour=False, left=left)
+    found = trajectory_of(rollout, Words(), max_length=100, behaviour=False, left_out=left)
     assert [(row.turn, len(row.prompt_ids)) for row in found.rows] == [(1, 3)]
     rollout.transitions[1].request["body"]["previous_response_id"] = "resp_0"
-    assert not trajectory_of(rollout, Words(), max_length=100, behaviour=False, left=left).rows
+    assert not trajectory_of(rollout, Words(), max_length=100, behaviour=False, left_out=left).rows
     assert left["calls that continue a conversation that is not on record"] == 1

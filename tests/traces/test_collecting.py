@@ -1,6 +1,7 @@
 """Collecting: groups of rollouts, recording in process, interactions of one's own, ratings."""
 
 import asyncio
+import dataclasses
 import json
 import math
 import re
@@ -15,16 +16,17 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 
 import assay
+from assay.api.record import opened_store
+from assay.api.recorded_fields import CallFields, RolloutFields
+from assay.api.traces import forget_subject, score_rollouts
 from assay.cli.main import group
 from assay.datasets.tasks import content_hash
 from assay.errors import ConfigError
-from assay.exporting import forget_subject, score_rollouts
-from assay.recording import _store
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, ToolCall, Transition
-from assay.traces.schema import known_tasks
-from assay.traces.sealing import know_splits
-from assay.traces.selection import consents
+from assay.traces.export.selection import consents
+from assay.traces.store.sealing import know_splits
+from assay.traces.store.tables import known_tasks
 
 
 def answers(text: str = "7") -> Any:
@@ -34,11 +36,17 @@ def answers(text: str = "7") -> Any:
 @pytest.fixture
 def program(tmp_path: Path) -> str:
     (tmp_path / "p.py").write_text(
-        "import dspy\n\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n        self.ask = dspy.Predict('question -> answer')\n\n"
+        "import dspy\n\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.ask = dspy.Predict('question -> answer')\n\n"
         "    def forward(self, question):\n        return self.ask(question=question)\n"
     )
     rows = [
-        {"inputs": {"question": f"q{at}"}, "expected": {"answer": "7"}, "metadata": {"data_subject": "ann", "difficulty": "easy"}} for at in range(30)
+        {
+            "inputs": {"question": f"q{at}"},
+            "expected": {"answer": "7"},
+            "metadata": {"data_subject": "ann", "difficulty": "easy"},
+        }
+        for at in range(30)
     ]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
@@ -62,7 +70,9 @@ def test_collect_makes_groups_over_parameters(program: str) -> None:
         found = list(store.rollouts())
     assert {r.group_id for r in found} == {f"{report.run_id}/{r.task_id}" for r in found}
     assert {(r.sample, r.parameters["temperature"]) for r in found} == {(0, 0.2), (1, 1.0), (2, 0.2), (3, 1.0)}
-    assert {(r.split, r.data_subject, r.expected["answer"], r.metadata["difficulty"]) for r in found} == {("train", "ann", "7", "easy")}
+    assert {(r.split, r.data_subject, r.expected["answer"], r.metadata["difficulty"]) for r in found} == {
+        ("train", "ann", "7", "easy")
+    }
 
 
 @pytest.mark.model
@@ -86,7 +96,7 @@ def test_a_collection_that_hit_its_cap_goes_on_where_it_stopped(program: str) ->
         "store": "s.db",
         "cache": False,
         "threads": 1,
-        "adapter": "json",
+        "prompt_format": "json",
     }
     first = assay.collect(program, lm=answers(), max_calls=5, **asked)
     assert first.stopped is not None
@@ -99,29 +109,49 @@ def test_a_collection_that_hit_its_cap_goes_on_where_it_stopped(program: str) ->
     assert len(done) == len(set(done)) == 12
 
 
-@pytest.mark.parametrize(("options", "match"), [({"n": 0}, "at least 1"), ({"split": "test"}, "train or val"), ({"over": [{"speed": 1}]}, "speed")])
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [({"n": 0}, "at least 1"), ({"split": "test"}, "train, val"), ({"over": [{"speed": 1}]}, "speed")],
+)
 def test_collections_that_make_no_sense_are_refused(program: str, options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         assay.collect(program, rubric="r.yaml", data="d.jsonl", lm=answers(), store="s.db", **options)
 
 
 def test_recording_in_process_sees_dspy_and_takes_what_others_tell() -> None:
-    with dspy.context(lm=dspy.LM("scripted/x", engine=answers("four").scripted, cache=False), adapter=dspy.JSONAdapter()):  # no model of ours
+    with dspy.context(
+        lm=dspy.LM("scripted/x", engine=answers("four").scripted, cache=False), adapter=dspy.JSONAdapter()
+    ):  # no model of ours
         with assay.record({"question": "2 + 2"}, store="s.db", task_type="sums", data_subject="ann") as run:
             said = dspy.Predict("question -> answer")(question="2 + 2")
-            run.call([{"role": "user", "content": "sure?"}], "yes", model="other", tools=[ToolCall(name="f", arguments={}, result="1")], reward=0.05)
+            run.call(
+                [{"role": "user", "content": "sure?"}],
+                "yes",
+                model="other",
+                tools=[ToolCall(name="f", arguments={}, result="1")],
+                reward=0.05,
+            )
             run.answer(said)
             run.reward(0.5)
         for value, t in ((math.nan, None), (2, None), (math.inf, 0), (1, 5)):
             with pytest.raises(ConfigError):
                 run.reward(value, t=t)
-    _store("s.db")[0].flush()
+    opened_store("s.db")[0].flush()
     with Store("s.db") as store:
         found = store.rollout(run.rollout.id)
-    assert (found.score, found.task_type, found.data_subject, found.prediction, found.status) == (0.5, "sums", "ann", {"answer": "four"}, "done")
+    assert (found.score, found.task_type, found.data_subject, found.prediction, found.status) == (
+        0.5,
+        "sums",
+        "ann",
+        {"answer": "four"},
+        "done",
+    )
     assert [(t.model, t.output) for t in found.transitions] == [("scripted/x", '{"answer": "four"}'), ("other", "yes")]
     assert found.transitions[1].step_rewards == {"posted": 0.05}
-    with pytest.raises(ConfigError, match="no fields"), assay.record("x", store="s.db", speed=1):
+    with (
+        pytest.raises(ConfigError, match=r"no field .speed.: did you mean seed"),
+        assay.record("x", store="s.db", speed=1),
+    ):
         pass
 
 
@@ -141,7 +171,7 @@ def test_a_decorated_function_is_scored_by_its_rubric_and_its_failure_is_a_score
     assert asyncio.run(later("q")) == "8"
     with pytest.raises(ValueError, match="no idea"):
         agent("break")
-    _store("s.db")[0].flush()
+    opened_store("s.db")[0].flush()
     with Store("s.db") as store:
         found = {(json.dumps(r.inputs), r.score, r.status) for r in store.rollouts()}
     assert ('{"question": "q"}', None, "done") in found
@@ -150,14 +180,25 @@ def test_a_decorated_function_is_scored_by_its_rubric_and_its_failure_is_a_score
 
 def test_stored_rollouts_are_scored_by_a_rubric_afterwards(program: str) -> None:
     with assay.record({"question": "q"}, store="s.db", expected={"answer": "7"}) as run:
-        run.call([{"role": "user", "content": "q"}], "7", model="m", tools=[ToolCall(name="f", arguments={"x": 1}, result="7")])
+        run.call(
+            [{"role": "user", "content": "q"}],
+            "7",
+            model="m",
+            tools=[ToolCall(name="f", arguments={"x": 1}, result="7")],
+        )
         run.answer("7")
     Path("r2.yaml").write_text(
-        "name: r2\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n- {name: ran, scope: step, weight: 0.05, check: 'assay.rubrics.steps:tool_executed'}\n"
+        "name: r2\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n"
+        "- {name: ran, scope: step, weight: 0.05, check: 'assay.rubrics.steps:tool_executed'}\n"
     )
-    _store("s.db")[0].flush()
+    opened_store("s.db")[0].flush()
     scored = score_rollouts("r2.yaml", store="s.db")
-    assert {name: scored[name] for name in ("scored", "unscored", "skipped", "mean")} == {"scored": 1, "unscored": 0, "skipped": 0, "mean": 1.0}
+    assert {name: scored[name] for name in ("scored", "unscored", "skipped", "mean")} == {
+        "scored": 1,
+        "unscored": 0,
+        "skipped": 0,
+        "mean": 1.0,
+    }
     assert score_rollouts("r2.yaml", store="s.db")["skipped"] == 1
     assert score_rollouts("r2.yaml", store="s.db", again=True)["scored"] == 1
     with Store("s.db") as store:
@@ -168,25 +209,55 @@ def test_stored_rollouts_are_scored_by_a_rubric_afterwards(program: str) -> None
 def test_scoring_says_how_many_rollouts_are_still_running(program: str) -> None:
     Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
     with Store("s.db") as store:
-        for status, source in (("running", "gateway"), ("running", "gateway"), ("running", "judge"), ("done", "gateway")):
-            store.put_rollout(Rollout(status=status, source=source, inputs={"question": "q"}, expected={"answer": "7"}, prediction={"answer": "7"}))
-    assert {name: score_rollouts("r.yaml", store="s.db")[name] for name in ("scored", "running")} == {"scored": 1, "running": 2}
+        for status, source in (
+            ("running", "gateway"),
+            ("running", "gateway"),
+            ("running", "judge"),
+            ("done", "gateway"),
+        ):
+            store.put_rollout(
+                Rollout(
+                    status=status,
+                    source=source,
+                    inputs={"question": "q"},
+                    expected={"answer": "7"},
+                    prediction={"answer": "7"},
+                )
+            )
+    assert {name: score_rollouts("r.yaml", store="s.db")[name] for name in ("scored", "running")} == {
+        "scored": 1,
+        "running": 2,
+    }
     done = CliRunner().invoke(group, ["traces", "score", "--rubric", "r.yaml", "--store", "s.db"])
     assert "2 rollouts are still running" in done.stdout
 
 
 def test_a_rollout_that_a_rubric_cannot_decide_keeps_what_it_had(program: str) -> None:
     """As those of `assay run`, whose task has no id and no expected answer."""
-    Path("r3.yaml").write_text("name: r3\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n- {name: short, check: 'c3.py:short'}\n")
+    Path("r3.yaml").write_text(
+        "name: r3\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n"
+        "- {name: short, check: 'c3.py:short'}\n"
+    )
     Path("c3.py").write_text("def short(task, prediction, rollout):\n    return 1.0\n")
     with Store("s.db") as store:
         for score in (None, 0.4):
-            store.put_rollout(Rollout(status="done", phase="run", inputs={"question": "q"}, prediction={"answer": "7"}, score=score, rubric="old@1"))
+            store.put_rollout(
+                Rollout(
+                    status="done",
+                    phase="run",
+                    inputs={"question": "q"},
+                    prediction={"answer": "7"},
+                    score=score,
+                    rubric="old@1",
+                )
+            )
     scored = score_rollouts("r3.yaml", store="s.db", again=True)
     assert (scored["scored"], scored["unscored"], scored["coverage"]) == (0, 2, 0.0)
     assert re.match(r"task '[0-9a-f]{16}' has no expected", scored["undecided"]["right"]["reason"])
     with Store("s.db") as store:
-        kept = {(rollout.score, rollout.rubric, len(store.rollout(rollout.id).verdicts)) for rollout in store.rollouts()}
+        kept = {
+            (rollout.score, rollout.rubric, len(store.rollout(rollout.id).verdicts)) for rollout in store.rollouts()
+        }
     assert kept == {(None, "old@1", 0), (0.4, "old@1", 0)}
 
 
@@ -197,7 +268,12 @@ def test_what_the_model_failed_at_is_no_score_of_the_agents(program: str) -> Non
         store.put_rollout(rollout)
         store.put_transition(rollout.id, broken)
     scored = score_rollouts("r.yaml", store="s.db")
-    assert {name: scored[name] for name in ("scored", "unscored", "skipped", "mean")} == {"scored": 0, "unscored": 1, "skipped": 0, "mean": None}
+    assert {name: scored[name] for name in ("scored", "unscored", "skipped", "mean")} == {
+        "scored": 0,
+        "unscored": 1,
+        "skipped": 0,
+        "mean": None,
+    }
     for bad in ({"score": 5.0}, {"score": "high"}, {"split": "Test"}):
         with pytest.raises(ConfigError), assay.record("x", store="s.db", **bad):
             pass
@@ -207,8 +283,18 @@ def test_interactions_are_refused_one_by_one_with_the_reason() -> None:
     with Store("s.db") as store:
         collector = assay.DataCollector(store)
         good = {"input": "2 + 2?", "output": "4", "rating": 0.9, "task_type": "sums"}
-        rows = [good, good, {**good, "input": " "}, {**good, "output": 4}, {"input": "x"}, {**good, "input": "a", "rating": 1.2}, {**good, "input": "b", "rating": math.nan}, "text",
-                {**good, "input": "c", "colour": 1}, {**good, "input": "d", "rating": None}]  # fmt: skip
+        rows = [
+            good,
+            good,
+            {**good, "input": " "},
+            {**good, "output": 4},
+            {"input": "x"},
+            {**good, "input": "a", "rating": 1.2},
+            {**good, "input": "b", "rating": math.nan},
+            "text",
+            {**good, "input": "c", "colour": 1},
+            {**good, "input": "d", "rating": None},
+        ]
         report = collector.collect_interaction_data(rows)  # type: ignore[arg-type]
         assert len(report.kept) == 2
         reasons = dict(report.refused)
@@ -229,15 +315,21 @@ def test_interactions_are_refused_one_by_one_with_the_reason() -> None:
         with pytest.raises(ConfigError):
             collector.generate_synthetic_data(0)
         store.flush()
-        from assay.traces.gates import Gates
+        from assay.traces.export.gates import Gates
 
-        know_splits(store, {"train": [(content_hash(rollout.inputs), "") for rollout in store.rollouts()]})  # else the hash seals some
-        report_ = assay.export("sft", "out", store=store.url, gates=Gates(min_transitions=1, min_clean=0.8, min_task_types=2))
+        know_splits(
+            store, {"train": [(content_hash(rollout.inputs), "") for rollout in store.rollouts()]}
+        )  # else the hash seals some
+        report_ = assay.export(
+            "sft", "out", store=store.url, gates=Gates(min_transitions=1, min_clean=0.8, min_task_types=2)
+        )
         assert report_.rows == 7
 
 
 def run(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "assay", *arguments], capture_output=True, text=True, input=given, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-m", "assay", *arguments], capture_output=True, text=True, input=given, timeout=120
+    )
 
 
 def test_a_person_who_is_forgotten_is_told_of_the_artifacts(program: str) -> None:
@@ -248,7 +340,7 @@ def test_a_person_who_is_forgotten_is_told_of_the_artifacts(program: str) -> Non
         lm=answers(),
         store=".assay/assay.db",
         optimizer="labeled",
-        adapter="json",
+        prompt_format="json",
         sizes={"gate": 2, "test": 2},
     )
     found = forget_subject("ann", store=".assay/assay.db")
@@ -259,13 +351,15 @@ def test_a_person_who_is_forgotten_is_told_of_the_artifacts(program: str) -> Non
 def test_people_rate_and_are_forgotten_from_the_command_line() -> None:
     with Store(".assay/assay.db") as store:
         collector = assay.DataCollector(store)
-        kept = collector.collect_interaction_data([{"input": f"q{at}", "output": "a", "data_subject": "ann"} for at in range(3)]).kept
+        kept = collector.collect_interaction_data(
+            [{"input": f"q{at}", "output": "a", "data_subject": "ann"} for at in range(3)]
+        ).kept
     assert "say the rating" in run("traces", "rate", kept[0]).stderr
     assert run("traces", "rate", kept[0], "1.5").returncode == 2
     assert json.loads(run("traces", "rate", kept[0], "0.5", "--json").stdout) == {"rated": {kept[0]: 0.5}}
     done = run("traces", "rate", "--json", given="0.9\nrubbish\n")
     assert list(json.loads(done.stdout)["rated"].values()) == [0.9]
-    assert "no number from 0 to 1" in done.stderr
+    assert "not a number from 0 to 1" in done.stderr
     found = json.loads(run("traces", "forget", "ann", "--json").stdout)
     assert found == {
         "subject": "ann",
@@ -281,7 +375,9 @@ def test_people_rate_and_are_forgotten_from_the_command_line() -> None:
     assert "nothing to export" in failed.stderr
 
 
-@pytest.mark.parametrize(("told", "kept"), [(True, "yes"), (False, "no"), ("no", "no"), (1, "1"), (0.0, "0"), (None, None)])
+@pytest.mark.parametrize(
+    ("told", "kept"), [(True, "yes"), (False, "no"), ("no", "no"), (1, "1"), (0.0, "0"), (None, None)]
+)
 def test_consent_is_read_alike_wherever_it_is_told(told: Any, kept: str | None, tmp_path: Path, program: str) -> None:
     with Store(tmp_path / "i.db") as store:
         assay.DataCollector(store).collect_interaction_data([{"input": "a", "output": "b", "consent": told}])
@@ -291,9 +387,31 @@ def test_consent_is_read_alike_wherever_it_is_told(told: Any, kept: str | None, 
         run.answer("b")
     assert run.rollout.consent == kept
     rows = [{"question": f"q{at}", "answer": "7", "consent": told, "split": "val"} for at in range(2)]
-    assay.evaluate(program, rubric="r.yaml", data=rows, lm=answers(), store=tmp_path / "e.db", preflight=False, salt="s")
+    assay.evaluate(
+        program, rubric="r.yaml", data=rows, lm=answers(), store=tmp_path / "e.db", preflight=False, salt="s"
+    )
     with Store(tmp_path / "e.db") as store:
         assert {r.consent for r in store.rollouts()} == {kept}
         with store.engine.connect() as connection:  # of demonstrations that show these tasks
             assert set(connection.execute(sa.select(known_tasks.c.consent)).scalars()) == {kept}
     assert consents(kept or "") == (told in (True, 1))
+
+
+@pytest.mark.parametrize(
+    ("keywords", "record", "own", "further"),
+    [
+        (RolloutFields, Rollout, {"rubric", "early_tools", "transitions"}, set()),
+        (
+            CallFields,
+            Transition,
+            {"t", "model", "request", "response", "output", "tools", "return_"},
+            {"finish_reason"},
+        ),
+    ],
+)
+def test_keywords_of_record_are_the_fields_of_the_stored_record(
+    keywords: Any, record: Any, own: set[str], further: set[str]
+) -> None:
+    fields = {field.name for field in dataclasses.fields(record)}
+    assert own < fields
+    assert set(keywords.__annotations__) == (fields - own) | further

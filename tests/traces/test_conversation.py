@@ -13,13 +13,14 @@ from aiohttp import web
 from assay.testing.serving import post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
-from assay.traces.conversation import Asked
-from assay.traces.gateway import Gateway
-from assay.traces.upstreams import upstream_of
+from assay.traces.gateway.conversation import Asked
+from assay.traces.gateway.server import Gateway
+from assay.traces.gateway.upstreams import upstream_of
 
 Message = dict[str, Any]
 TOOLS = [
-    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}} for name in ("calculator", "final_answer")
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    for name in ("calculator", "final_answer")
 ]
 
 
@@ -30,7 +31,9 @@ class Place:
         self.gateway, self.url = gateway, url
 
     def chat(self, *messages: Message, headers: dict[str, str] | None = None, **body: Any) -> Message:
-        status, told = post(f"{self.url}/v1/chat/completions", {"model": "m", "messages": list(messages), **body}, **(headers or {}))
+        status, told = post(
+            f"{self.url}/v1/chat/completions", {"model": "m", "messages": list(messages), **body}, **(headers or {})
+        )
         assert status == 200, told
         return told["choices"][0]["message"]
 
@@ -68,7 +71,9 @@ def scripted(tmp_path: Path) -> Iterator[Callable[[Answers], Place]]:
     async def answer(request: web.Request) -> web.Response:
         body = await request.json()
         message = {"role": "assistant", **said[-1](body["messages"])}
-        return web.json_response({"id": f"c{next(numbers)}", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+        return web.json_response(
+            {"id": f"c{next(numbers)}", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+        )
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)
@@ -104,7 +109,11 @@ def test_smolagents_writes_tool_calls_as_text_and_stays_one_rollout(place: Place
     agents = [[*begun], [*begun]]  # the same task twice
     for _, messages in sorted(enumerate(agents * 3), key=lambda step: step[0] if at_once else step[0] % 2):
         call = place.chat(*messages, tools=TOOLS, tool_choice="required")["tool_calls"][0]
-        told = {"id": call["id"], "type": "function", "function": {"name": "calculator", "arguments": {"expression": "6*7"}}}
+        told = {
+            "id": call["id"],
+            "type": "function",
+            "function": {"name": "calculator", "arguments": {"expression": "6*7"}},
+        }
         messages += [parts("assistant", f"Calling tools:\n[{told}]"), parts("user", "Observation:\n42; use the tool")]
     assert place.turns == [3, 3]
     assert len({rollout.group_id for rollout in place.rollouts()}) == 1
@@ -115,7 +124,10 @@ def test_smolagents_adds_to_the_code_that_the_model_wrote(place: Place) -> None:
         messages = [parts("user", "Thought: compute.\n<code>\nprint(6 * 7)\n</code>")]
         for at in range(3):
             said = place.chat(*messages)["content"]
-            messages += [parts("assistant", f"{said}\nCalling tools:\n[{{'id': 'call_{at}'}}]"), parts("user", f"Observation {at}:\n42")]
+            messages += [
+                parts("assistant", f"{said}\nCalling tools:\n[{{'id': 'call_{at}'}}]"),
+                parts("user", f"Observation {at}:\n42"),
+            ]
     assert place.turns == [3, 3]
 
 
@@ -127,7 +139,9 @@ def test_smolagents_adds_to_the_code_that_the_model_wrote(place: Place) -> None:
         lambda said: {**said, "name": "assistant"},
     ],
 )
-def test_an_answer_that_a_client_changed_a_little_is_known_again(place: Place, again: Callable[[Message], Message]) -> None:
+def test_an_answer_that_a_client_changed_a_little_is_known_again(
+    place: Place, again: Callable[[Message], Message]
+) -> None:
     said = place.chat(user("say this back to me"))
     place.chat(user("say this back to me"), again(said), user("two"))
     assert place.turns == [2]
@@ -155,7 +169,12 @@ def test_a_conversation_that_only_begins_alike_is_not_taken_for_it(place: Place)
 
 def test_a_conversation_that_was_cut_goes_on_where_a_tool_is_waited_for(place: Place) -> None:
     said = place.chat(user("use the tool"), tools=TOOLS)
-    place.chat(user("a summary of all before"), said, {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "42"}, tools=TOOLS)
+    place.chat(
+        user("a summary of all before"),
+        said,
+        {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "42"},
+        tools=TOOLS,
+    )
     assert place.turns == [2]
 
 
@@ -175,7 +194,9 @@ def test_what_goes_on_after_a_failed_call_with_less_stays_in_the_rollout(place: 
 
 
 @pytest.mark.parametrize("kept", ["what was read", "a space after it", "nothing"])
-def test_a_client_that_leaves_the_first_answer_and_goes_on_with_what_it_read_stays_in_the_rollout(place: Place, kept: str) -> None:
+def test_a_client_that_leaves_the_first_answer_and_goes_on_with_what_it_read_stays_in_the_rollout(
+    place: Place, kept: str
+) -> None:
     said = leave_in_the_middle(place, "Hello, and #hang")
     assert "echo: Hello".startswith(said)
     own = {"what was read": [assistant(said)], "a space after it": [assistant(f"{said} ")], "nothing": []}[kept]
@@ -195,7 +216,9 @@ def leave_in_the_middle(place: Place, question: str) -> str:
     """What a client read of a streamed answer before it closed the connection."""
     client = openai.OpenAI(base_url=f"{place.url}/v1", api_key="x", max_retries=0)
     said = ""
-    with client.chat.completions.create(model="m", messages=[{"role": "user", "content": question}], stream=True) as parts:
+    with client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": question}], stream=True
+    ) as parts:
         for part in parts:
             said += part.choices[0].delta.content or ""
             if len(said) > 3:
@@ -210,7 +233,10 @@ def test_a_conversation_that_goes_on_twice_from_one_point_is_two_rollouts(place:
     first = place.chat(user("one"))
     ways = [place.chat(user("one"), first, user(way)) for way in ("left", "right")]
     place.chat(user("one"), first, user("right"), ways[1], user("on"))
-    assert [[t.output for t in rollout.transitions] for rollout in place.rollouts()] == [["echo: one", "echo: left"], ["echo: right", "echo: on"]]
+    assert [[t.output for t in rollout.transitions] for rollout in place.rollouts()] == [
+        ["echo: one", "echo: left"],
+        ["echo: right", "echo: on"],
+    ]
 
 
 def test_tool_results_that_come_back_twice_are_a_fork(place: Place) -> None:
@@ -245,7 +271,13 @@ def test_calls_of_one_trace_are_one_rollout(place: Place) -> None:
     def within(trace: str) -> dict[str, str]:
         return {"traceparent": f"00-{trace}-{'b' * 16}-01"}
 
-    for text, trace in (("one", "a" * 32), ("something else", "A" * 32), ("one", "c" * 32), ("two", "0" * 32), ("three", "0" * 32)):
+    for text, trace in (
+        ("one", "a" * 32),
+        ("something else", "A" * 32),
+        ("one", "c" * 32),
+        ("two", "0" * 32),
+        ("three", "0" * 32),
+    ):
         place.chat(user(text), headers=within(trace))
     place.chat(user("four"), headers={"traceparent": "no trace"})
     assert place.turns == [2, 1, 1, 1, 1]
@@ -253,7 +285,10 @@ def test_calls_of_one_trace_are_one_rollout(place: Place) -> None:
 
 # -- DSPy's programs: each prompt holds anew what was before
 
-ENDS = "\n\nRespond with the corresponding output fields, starting with the field `[[ ## answer ## ]]`, and then ending with the marker for `[[ ## completed ## ]]`."
+ENDS = (
+    "\n\nRespond with the corresponding output fields, starting with the field `[[ ## answer ## ]]`, and then ending "
+    "with the marker for `[[ ## completed ## ]]`."
+)
 
 
 def form(fields: dict[str, Any]) -> str:
@@ -261,14 +296,20 @@ def form(fields: dict[str, Any]) -> str:
 
 
 def prompt(signature: str, **fields: str) -> list[Message]:
-    system = f"Your input fields are:\n{signature}\nAll interactions will be structured in the following way\n[[ ## x ## ]]\n\nIn adhering to this structure, your objective is: {signature}"
+    system = (
+        f"Your input fields are:\n{signature}\nAll interactions will be structured in the following way\n"
+        f"[[ ## x ## ]]\n\nIn adhering to this structure, your objective is: {signature}"
+    )
     return [{"role": "system", "content": system}, user(form(fields) + ENDS)]
 
 
 def counting(**fixed: Any) -> Answers:
     """A model whose answers differ from one another, in DSPy's sections."""
     numbers = itertools.count(1)
-    return lambda messages: {"content": form({"reasoning": f"thought number {next(numbers)}", "answer": "7", **fixed}) + "\n\n[[ ## completed ## ]]"}
+    return lambda messages: {
+        "content": form({"reasoning": f"thought number {next(numbers)}", "answer": "7", **fixed})
+        + "\n\n[[ ## completed ## ]]"
+    }
 
 
 def test_the_calls_of_a_dspy_react_agent_are_one_rollout(scripted: Callable[[Answers], Place]) -> None:
@@ -289,7 +330,12 @@ def test_the_calls_of_a_dspy_react_agent_are_one_rollout(scripted: Callable[[Ans
         for at, thought in enumerate(thoughts):
             place.chat(*prompt("question, trajectory -> next", question="six times seven?", trajectory=trajectory))
             trajectory += "\n\n" * bool(at) + form(
-                {f"thought_{at}": f"I think {thought}", f"tool_name_{at}": "add", f"tool_args_{at}": "{}", f"observation_{at}": "42"}
+                {
+                    f"thought_{at}": f"I think {thought}",
+                    f"tool_name_{at}": "add",
+                    f"tool_args_{at}": "{}",
+                    f"observation_{at}": "42",
+                }
             )
         place.chat(*prompt("extract", question="six times seven?", trajectory=trajectory))
     assert place.turns == [3, 3]
@@ -309,7 +355,10 @@ def test_an_adapter_that_asks_again_in_another_form_is_of_the_same_run(scripted:
     asked = prompt("question -> answer", question="six times seven?")
     place.chat(*asked)
     told = asked[0]["content"].replace("[[ ## x ## ]]", "outputs will be a JSON object")
-    place.chat({**asked[0], "content": told}, user(form({"question": "six times seven?"}) + "\n\nRespond with a JSON object in the following order"))
+    place.chat(
+        {**asked[0], "content": told},
+        user(form({"question": "six times seven?"}) + "\n\nRespond with a JSON object in the following order"),
+    )
     assert place.turns == [2]
 
 
@@ -322,7 +371,9 @@ def test_an_adapter_that_asks_again_in_another_form_is_of_the_same_run(scripted:
         prompt("text -> label", text="thought number 1"),
     ],
 )
-def test_other_prompts_of_dspy_are_rollouts_of_their_own(scripted: Callable[[Answers], Place], other: list[Message]) -> None:
+def test_other_prompts_of_dspy_are_rollouts_of_their_own(
+    scripted: Callable[[Answers], Place], other: list[Message]
+) -> None:
     place = scripted(counting())
     place.chat(*prompt("question -> answer", question="six times seven?"))
     place.chat(*other)
@@ -331,7 +382,12 @@ def test_other_prompts_of_dspy_are_rollouts_of_their_own(scripted: Callable[[Ans
 
 def test_nothing_is_kept_of_rollouts_that_ended(place: Place) -> None:
     said = place.chat(user("use the tool"), tools=TOOLS)
-    place.chat(user("use the tool"), said, {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "42"}, tools=TOOLS)
+    place.chat(
+        user("use the tool"),
+        said,
+        {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "42"},
+        tools=TOOLS,
+    )
     place.chat(*prompt("q -> a", question="x"), headers={"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"})
     place.respond("one", conversation="conv_1")
     assert place.gateway.rollouts._conversations._index
@@ -340,7 +396,9 @@ def test_nothing_is_kept_of_rollouts_that_ended(place: Place) -> None:
     assert place.turns == [2, 1, 1]
 
 
-def test_arguments_of_tool_calls_are_read_once_however_often_their_conversation_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_of_tool_calls_are_read_once_however_often_their_conversation_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     read: list[str] = []
     plain = json.loads
 
@@ -348,11 +406,18 @@ def test_arguments_of_tool_calls_are_read_once_however_often_their_conversation_
         read.append(text)
         return plain(text)
 
-    monkeypatch.setattr("assay.traces.conversation.json.loads", counted)
+    monkeypatch.setattr("assay.traces.gateway.conversation.json.loads", counted)
     messages: list[dict[str, Any]] = [{"role": "user", "content": "do it"}]
     for turn in range(60):
-        call = {"id": f"c{turn}", "type": "function", "function": {"name": "calc", "arguments": f'{{"turn":  {turn}, "once": 1}}'}}
-        messages += [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "tool_call_id": f"c{turn}", "content": "ok"}]
+        call = {
+            "id": f"c{turn}",
+            "type": "function",
+            "function": {"name": "calc", "arguments": f'{{"turn":  {turn}, "once": 1}}'},
+        }
+        messages += [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": f"c{turn}", "content": "ok"},
+        ]
         chain = Asked("chat", {"messages": messages}).chain
     assert len(read) == 60
     spaced = plain(json.dumps(messages).replace(":  ", ": "))

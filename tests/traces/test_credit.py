@@ -50,7 +50,8 @@ def test_the_order_of_the_rollouts_changes_no_bit(every_turn: bool) -> None:
 
 
 def test_two_of_three_worked_by_hand() -> None:
-    # turn 0: 1, 0, 0. Leave one out: 1 - 0; 0 - 1/2; 0 - 1/2. Sample deviation of 1, 0, 0: sqrt(((2/3)^2 + 2/9) / 2) = 0.57735
+    # turn 0: 1, 0, 0. Leave one out: 1 - 0; 0 - 1/2; 0 - 1/2.
+    # Sample deviation of 1, 0, 0: sqrt(((2/3)^2 + 2/9) / 2) = 0.57735
     found = credited([[1.0], [0.0], [0.0]])
     assert [value for (value,) in found] == pytest.approx([1 / 0.57745, -0.5 / 0.57745, -0.5 / 0.57745], rel=1e-4)
     plain = credited([[1.0], [0.0], [0.0]], leave_one_out=False, scale=False)

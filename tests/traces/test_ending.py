@@ -8,38 +8,50 @@ from typing import Any
 import pytest
 
 import assay
+from assay.api.record import task_of, write_score
 from assay.datasets import Task
 from assay.errors import FailureKind
-from assay.recording import score_rollout, task_of
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact
 from assay.rubrics.steps import tool_executed
 from assay.testing.serving import post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Recorder, Rollout, Store, ToolCall, Transition
-from assay.traces.dialects import answer_of
-from assay.traces.ending import NO_ANSWER, Ending, answered_with, final_answer, prediction_of
-from assay.traces.gateway import Gateway
-from assay.traces.upstreams import upstream_of
+from assay.traces.gateway.server import Gateway
+from assay.traces.gateway.upstreams import upstream_of
+from assay.traces.messages.dialects import answer_of
+from assay.traces.messages.final_answer import NO_ANSWER, Ending, answered_with, final_answer, prediction_of
 
 Q = [{"role": "user", "content": "six times seven?"}]
 RIGHT = Rubric(name="r", criteria=[Criterion(name="right", check=exact)])
 
 
 def tool(name: str) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"answer": {}}}}}
+    return {
+        "type": "function",
+        "function": {"name": name, "parameters": {"type": "object", "properties": {"answer": {}}}},
+    }
 
 
 def said(content: str | None, *calls: tuple[str, str]) -> dict[str, Any]:
-    listed = [{"id": f"c{at}", "type": "function", "function": {"name": name, "arguments": text}} for at, (name, text) in enumerate(calls)]
-    return {"choices": [{"message": {"role": "assistant", "content": content, **({"tool_calls": listed} if calls else {})}}]}
+    listed = [
+        {"id": f"c{at}", "type": "function", "function": {"name": name, "arguments": text}}
+        for at, (name, text) in enumerate(calls)
+    ]
+    return {
+        "choices": [{"message": {"role": "assistant", "content": content, **({"tool_calls": listed} if calls else {})}}]
+    }
 
 
 def turn(body: dict[str, Any], answer: dict[str, Any] | None, t: int = 0, **more: Any) -> Transition:
     found = answer_of("chat", answer) if answer is not None else None
     more = {"tools": found.tool_calls(), "output": found.output, **more} if found is not None else more
     return Transition(
-        t=t, model="m", request={"dialect": "chat", "body": {"messages": Q, **body}}, response=None if answer is None else {"body": answer}, **more
+        t=t,
+        model="m",
+        request={"dialect": "chat", "body": {"messages": Q, **body}},
+        response=None if answer is None else {"body": answer},
+        **more,
     )
 
 
@@ -50,19 +62,46 @@ def turn(body: dict[str, Any], answer: dict[str, Any] | None, t: int = 0, **more
         ({}, said(""), ""),
         ({"tools": [tool("calculator")]}, said("It is 42.", ("note", '{"text": "42"}')), "It is 42."),
         ({"tools": [tool("calculator")]}, said(None, ("calculator", '{"expression": "6*7"}')), None),
-        ({"tools": [tool("calculator"), tool("final_answer")]}, said("I am done", ("final_answer", '{"answer": "42"}')), "42"),  # smolagents
-        ({"tools": [tool("calculator"), tool("final_answer")]}, said("I think", ("calculator", '{"expression": "6*7"}')), None),
-        ({"tools": [tool("final_result")]}, said(None, ("final_result", '{"response": 42}')), 42),  # pydantic-ai, a number
-        ({"tools": [tool("final_result_City")]}, said(None, ("final_result_City", '{"name": "Rome", "in": "Italy"}')), '{"name": "Rome", "in": "Italy"}'),
+        (
+            {"tools": [tool("calculator"), tool("final_answer")]},
+            said("I am done", ("final_answer", '{"answer": "42"}')),
+            "42",
+        ),  # smolagents
+        (
+            {"tools": [tool("calculator"), tool("final_answer")]},
+            said("I think", ("calculator", '{"expression": "6*7"}')),
+            None,
+        ),
+        # pydantic-ai, a number
+        ({"tools": [tool("final_result")]}, said(None, ("final_result", '{"response": 42}')), 42),
+        (
+            {"tools": [tool("final_result_City")]},
+            said(None, ("final_result_City", '{"name": "Rome", "in": "Italy"}')),
+            '{"name": "Rome", "in": "Italy"}',
+        ),
         ({}, said(None, ("final_result", '{"cities": ["Rome"]}')), '["Rome"]'),
         ({}, said(None, ("final_result", "{broken")), "{broken"),
         ({}, said(None, ("calculator", "{}"), ("final_result", '{"response": "42"}')), "42"),
-        ({"tool_choice": {"type": "function", "function": {"name": "Product"}}}, said(None, ("Product", '{"value": "42"}')), "42"),  # instructor
-        ({"tool_choice": "required", "tools": [tool("calculator"), tool("Product")]}, said(None, ("Product", '{"value": "42"}')), "42"),  # LangChain
-        ({"tool_choice": "required", "tools": [tool("add"), tool("final_answer")]}, said(None, ("add", '{"a": 1}')), None),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "Product"}}},
+            said(None, ("Product", '{"value": "42"}')),
+            "42",
+        ),  # instructor
+        (
+            {"tool_choice": "required", "tools": [tool("calculator"), tool("Product")]},
+            said(None, ("Product", '{"value": "42"}')),
+            "42",
+        ),  # LangChain
+        (
+            {"tool_choice": "required", "tools": [tool("add"), tool("final_answer")]},
+            said(None, ("add", '{"a": 1}')),
+            None,
+        ),
     ],
-)  # fmt: skip
-def test_a_run_ends_with_its_last_text_or_with_the_tool_call_that_ended_it(body: dict[str, Any], answer: dict[str, Any], value: Any) -> None:
+)
+def test_a_run_ends_with_its_last_text_or_with_the_tool_call_that_ended_it(
+    body: dict[str, Any], answer: dict[str, Any], value: Any
+) -> None:
     assert answered_with({"dialect": "chat", "body": body}, answer_of("chat", answer)) == Ending(value)
 
 
@@ -76,7 +115,10 @@ def test_a_tool_that_gave_results_before_ends_no_run() -> None:
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "Product"}])
 def test_anthropics_forced_tools_end_a_run(choice: dict[str, Any]) -> None:
-    request = {"dialect": "messages", "body": {"tool_choice": choice, "tools": [{"name": "Product", "input_schema": {}}]}}
+    request = {
+        "dialect": "messages",
+        "body": {"tool_choice": choice, "tools": [{"name": "Product", "input_schema": {}}]},
+    }
     block = {"type": "tool_use", "id": "t1", "name": "Product", "input": {"value": "42"}}
     assert answered_with(request, answer_of("messages", {"content": [block]})).value == "42"
 
@@ -86,17 +128,25 @@ def test_anthropics_forced_tools_end_a_run(choice: dict[str, Any]) -> None:
     [
         ('Thought: done.\n<code>\nfinal_answer("42")\n</code>', Ending("42")),
         ("Thought: done.\n<code>\nfinal_answer(answer=[4, 2])\n", Ending("[4, 2]")),  # cut at its stop sequence
-        ("```py\nx = 6 * 7\nfinal_answer(x)\n```<end_code>", Ending(known=False)),  # what it worked out is not on record
+        (
+            "```py\nx = 6 * 7\nfinal_answer(x)\n```<end_code>",
+            Ending(known=False),
+        ),  # what it worked out is not on record
         ("Thought: compute.\n<code>\nx = calculator('6*7')\n</code>", Ending(None)),
         ("<code>\nnot python\n</code>", Ending(None)),
         ("42", Ending("42")),
     ],
 )
 def test_an_agent_that_writes_code_ends_with_its_final_answer(text: str, ending: Ending) -> None:
-    told = {"role": "system", "content": [{"type": "text", "text": "Solve it by code. At the end call final_answer(result)."}]}
+    told = {
+        "role": "system",
+        "content": [{"type": "text", "text": "Solve it by code. At the end call final_answer(result)."}],
+    }
     answer = answer_of("chat", said(text))
     assert answered_with({"dialect": "chat", "body": {"messages": [told, *Q]}}, answer) == ending
-    assert answered_with({"dialect": "chat", "body": {"messages": Q}}, answer) == Ending(text)  # code that was asked for is an answer
+    assert answered_with({"dialect": "chat", "body": {"messages": Q}}, answer) == Ending(
+        text
+    )  # code that was asked for is an answer
 
 
 def test_dspys_sections_are_the_fields_of_the_answer() -> None:
@@ -108,17 +158,20 @@ def test_dspys_sections_are_the_fields_of_the_answer() -> None:
 
 def scored(*turns: Transition, **told: Any) -> tuple[float, Rollout]:
     rollout = Rollout(status="done", expected={"answer": "42"}, transitions=list(turns), **told)
-    return score_rollout(RIGHT, task_of(rollout), rollout, Recorder(None)), rollout
+    return write_score(RIGHT, task_of(rollout), rollout, Recorder(None)), rollout
 
 
 def test_a_rollout_without_a_prediction_is_scored_by_the_answer_of_its_calls() -> None:
-    value, rollout = scored(turn({}, said(None, ("calculator", "{}"))), turn({}, said(None, ("final_result", '{"response": "42"}')), 1))
+    value, rollout = scored(
+        turn({}, said(None, ("calculator", "{}"))), turn({}, said(None, ("final_result", '{"response": "42"}')), 1)
+    )
     assert (value, rollout.prediction) == (1.0, {"answer": "42"})
 
 
 def test_a_run_that_used_up_its_steps_scores_nought() -> None:
     value, rollout = scored(
-        *(turn({}, said("Let me see", ("calculator", "{}")), at) for at in range(2)), turn({}, said(None, ("calculator", "{}")), 2)
+        *(turn({}, said("Let me see", ("calculator", "{}")), at) for at in range(2)),
+        turn({}, said(None, ("calculator", "{}")), 2),
     )
     assert (value, rollout.prediction, rollout.error) == (0.0, None, NO_ANSWER)
 
@@ -158,9 +211,15 @@ def test_a_tool_result_that_was_not_seen_earns_nothing() -> None:
             Criterion(name="ran", scope="step", weight=0.05, check=tool_executed),
         ],
     )
-    calls = [ToolCall(name="a", arguments={}), ToolCall(name="b", arguments={}, result="42"), ToolCall(name="c", arguments={}, error="no")]
+    calls = [
+        ToolCall(name="a", arguments={}),
+        ToolCall(name="b", arguments={}, result="42"),
+        ToolCall(name="c", arguments={}, error="no"),
+    ]
     steps = [[calls[0]], [calls[1]], calls[:2], calls]
-    rollout = Rollout(expected={"answer": "42"}, transitions=[turn({}, said("x"), t, tools=tools) for t, tools in enumerate(steps)])
+    rollout = Rollout(
+        expected={"answer": "42"}, transitions=[turn({}, said("x"), t, tools=tools) for t, tools in enumerate(steps)]
+    )
     earned = rubric.step_rewards(task_of(rollout), rollout)
     assert [entry.get("ran") for entry in earned] == [None, 0.05, 0.025, pytest.approx(0.05 / 3)]
 
@@ -196,7 +255,10 @@ def test_a_typed_answer_of_pydantic_ai_is_the_prediction(gateway: tuple[Gateway,
     tools = [tool("calculator"), {"type": "function", "function": {"name": "final_result", "parameters": final}}]
     first = ask(url, USE, tools=tools, tool_choice="required")
     back = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "42"}
-    choice = {"type": "function", "function": {"name": "final_result"}}  # the scripted model calls its first tool by itself
+    choice = {
+        "type": "function",
+        "function": {"name": "final_result"},
+    }  # the scripted model calls its first tool by itself
     ask(url, USE, first, back, tools=tools[::-1], tool_choice=choice)
     (rollout,) = recorded(made)
     assert [t.name for t in rollout.tools] == ["calculator", "final_result"]
@@ -222,7 +284,10 @@ def test_a_text_before_the_last_tools_is_no_answer(gateway: tuple[Gateway, str])
 
 def test_the_same_messages_with_other_tools_or_another_schema_are_another_group(gateway: tuple[Gateway, str]) -> None:
     made, url = gateway
-    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object", "properties": {"a": {"type": "string"}}}}}
+    schema = {
+        "type": "json_schema",
+        "json_schema": {"name": "s", "schema": {"type": "object", "properties": {"a": {"type": "string"}}}},
+    }
     for more in ({}, {}, {"tools": [tool("calculator")]}, {"tools": [tool("search")]}, {"response_format": schema}):
         ask(url, Q[0], **more)
     groups = [r.group_id for r in recorded(made)]

@@ -6,35 +6,59 @@ from typing import Any
 
 import pytest
 
-from assay.traces.dialects import answer_of
-from assay.traces.events import read_events
+from assay.traces.gateway.events import read_events
+from assay.traces.messages.dialects import answer_of
 
 CALLS = [
     {"id": "call_1", "type": "function", "function": {"name": "calculator", "arguments": '{"expression": "6*7"}'}},
     {"id": "call_2", "type": "function", "function": {"name": "calculator", "arguments": '{"expression": "7*8"}'}},
 ]
 CHAT: dict[str, Any] = {
-    "id": "chatcmpl-1", "object": "chat.completion", "created": 5, "model": "m", "service_tier": "flex", "system_fingerprint": "fp",
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "created": 5,
+    "model": "m",
+    "service_tier": "flex",
+    "system_fingerprint": "fp",
     "usage": {"prompt_tokens": 7, "completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 3}},
     "choices": [
         {
-            "index": 0, "finish_reason": "tool_calls", "logprobs": {"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -0.1}]},
-            "message": {"role": "assistant", "content": "I will calculate.", "reasoning_content": "Six times seven needs a tool.", "tool_calls": CALLS},
+            "index": 0,
+            "finish_reason": "tool_calls",
+            "logprobs": {"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -0.1}]},
+            "message": {
+                "role": "assistant",
+                "content": "I will calculate.",
+                "reasoning_content": "Six times seven needs a tool.",
+                "tool_calls": CALLS,
+            },
         },
-        {"index": 1, "finish_reason": "stop", "logprobs": None, "message": {"role": "assistant", "content": "It is 42, I think."}},
         {
-            "index": 2, "finish_reason": "stop", "logprobs": {"content": None, "refusal": [{"token": "n", "logprob": -1.0}]},
+            "index": 1,
+            "finish_reason": "stop",
+            "logprobs": None,
+            "message": {"role": "assistant", "content": "It is 42, I think."},
+        },
+        {
+            "index": 2,
+            "finish_reason": "stop",
+            "logprobs": {"content": None, "refusal": [{"token": "n", "logprob": -1.0}]},
             "message": {"role": "assistant", "content": None, "refusal": "I cannot help with that."},
         },
         {
-            "index": 3, "finish_reason": "stop", "logprobs": None,
+            "index": 3,
+            "finish_reason": "stop",
+            "logprobs": None,
             "message": {
-                "role": "assistant", "content": "thought",
-                "reasoning_details": [{"type": "reasoning.text", "index": 0, "format": "f-1", "text": "one thought after another"}],
+                "role": "assistant",
+                "content": "thought",
+                "reasoning_details": [
+                    {"type": "reasoning.text", "index": 0, "format": "f-1", "text": "one thought after another"}
+                ],
             },
         },
     ],
-}  # fmt: skip
+}
 
 
 def parts(text: str) -> list[str]:
@@ -49,18 +73,36 @@ def chat_deltas(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from ({"reasoning_details": [{**detail, "text": part}]} for part in parts(detail["text"]))
     for at, call in enumerate(message.get("tool_calls", ())):
         yield {"tool_calls": [{**call, "index": at, "function": {"name": call["function"]["name"], "arguments": ""}}]}
-        yield from ({"tool_calls": [{"index": at, "function": {"arguments": part}}]} for part in parts(call["function"]["arguments"]))
+        yield from (
+            {"tool_calls": [{"index": at, "function": {"arguments": part}}]}
+            for part in parts(call["function"]["arguments"])
+        )
 
 
 def chat_stream(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    head = {key: value for key, value in whole.items() if key not in ("choices", "usage")} | {"object": "chat.completion.chunk"}
+    head = {key: value for key, value in whole.items() if key not in ("choices", "usage")} | {
+        "object": "chat.completion.chunk"
+    }
     for choice in whole["choices"]:
         for delta in chat_deltas(choice["message"]):
-            yield {**head, "usage": None, "choices": [{"index": choice["index"], "delta": delta, "finish_reason": None, "logprobs": None}]}
+            yield {
+                **head,
+                "usage": None,
+                "choices": [{"index": choice["index"], "delta": delta, "finish_reason": None, "logprobs": None}],
+            }
         for name, tokens in (choice["logprobs"] or {}).items():
             for token in tokens or ():
-                yield {**head, "choices": [{"index": choice["index"], "delta": {}, "logprobs": {**choice["logprobs"], name: [token]}}]}
-        yield {**head, "obfuscation": "x", "choices": [{"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]}]}
+                yield {
+                    **head,
+                    "choices": [
+                        {"index": choice["index"], "delta": {}, "logprobs": {**choice["logprobs"], name: [token]}}
+                    ],
+                }
+        yield {
+            **head,
+            "obfuscation": "x",
+            "choices": [{"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]}],
+        }
     yield {**head, "choices": [], "usage": whole["usage"]}
 
 
@@ -69,7 +111,11 @@ def test_a_streamed_chat_is_the_answer_that_comes_unstreamed_with_all_its_choice
 
 
 def test_a_chat_of_which_one_choice_has_not_ended_is_not_complete() -> None:
-    events = [event for event in chat_stream(CHAT) if not any(c["index"] == 1 and c.get("finish_reason") for c in event["choices"])]
+    events = [
+        event
+        for event in chat_stream(CHAT)
+        if not any(c["index"] == 1 and c.get("finish_reason") for c in event["choices"])
+    ]
     body, complete = read_events("chat", events)
     assert not complete
     assert body is not None
@@ -81,13 +127,19 @@ def test_a_chat_of_which_one_choice_has_not_ended_is_not_complete() -> None:
     [
         [{**CALLS[0], "index": 0}, {**CALLS[1], "index": 0}],  # as older Ollama: every call has the index 0
         [CALLS[0], CALLS[1]],  # without any index
-        [{**CALLS[0], "index": 0}, {**CALLS[0], "index": 0, "function": {"name": "calculator", "arguments": ""}}, {**CALLS[1], "index": 1}],
+        [
+            {**CALLS[0], "index": 0},
+            {**CALLS[0], "index": 0, "function": {"name": "calculator", "arguments": ""}},
+            {**CALLS[1], "index": 1},
+        ],
     ],
     ids=["one index", "no index", "the name in every part"],
 )
 def test_tool_calls_are_told_apart_however_a_server_counts_them(sent: list[dict[str, Any]]) -> None:
     events = [{"id": "1", "choices": [{"index": 0, "delta": {"tool_calls": [call]}}]} for call in sent]
-    body, complete = read_events("chat", [*events, {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}])
+    body, complete = read_events(
+        "chat", [*events, {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}]
+    )
     assert complete
     assert body is not None
     assert body["choices"][0]["message"]["tool_calls"] == CALLS
@@ -95,12 +147,21 @@ def test_tool_calls_are_told_apart_however_a_server_counts_them(sent: list[dict[
 
 def test_a_streamed_completion_is_the_completion_that_comes_unstreamed() -> None:
     whole = {
-        "id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m", "usage": {"prompt_tokens": 1, "completion_tokens": 2},
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "created": 1,
+        "model": "m",
+        "usage": {"prompt_tokens": 1, "completion_tokens": 2},
         "choices": [
-            {"index": 0, "text": "once upon", "finish_reason": "length", "logprobs": {"tokens": ["once", " upon"], "token_logprobs": [-0.1, -0.2]}},
+            {
+                "index": 0,
+                "text": "once upon",
+                "finish_reason": "length",
+                "logprobs": {"tokens": ["once", " upon"], "token_logprobs": [-0.1, -0.2]},
+            },
             {"index": 1, "text": "twice", "finish_reason": "stop", "logprobs": None},
         ],
-    }  # fmt: skip
+    }
     head = {key: value for key, value in whole.items() if key not in ("choices", "usage")}
     first: list[dict[str, Any]] = [
         {"index": 0, "text": text, "finish_reason": None, "logprobs": {"tokens": [text], "token_logprobs": [logprob]}}
@@ -115,30 +176,66 @@ def test_a_streamed_completion_is_the_completion_that_comes_unstreamed() -> None
 
 
 ITEMS: list[dict[str, Any]] = [
-    {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "first a thought"}, {"type": "summary_text", "text": "and a next"}]},
-    {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [
-        {"type": "output_text", "text": "this far", "annotations": []}, {"type": "refusal", "refusal": "and no further"}]},
-    {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "calculator", "arguments": '{"expression": "6*7"}'},
-]  # fmt: skip
-RESPONSE = {"id": "resp_1", "object": "response", "status": "in_progress", "model": "m", "service_tier": "flex", "output": []}
+    {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [
+            {"type": "summary_text", "text": "first a thought"},
+            {"type": "summary_text", "text": "and a next"},
+        ],
+    },
+    {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "status": "completed",
+        "content": [
+            {"type": "output_text", "text": "this far", "annotations": []},
+            {"type": "refusal", "refusal": "and no further"},
+        ],
+    },
+    {
+        "type": "function_call",
+        "id": "fc_1",
+        "call_id": "call_1",
+        "name": "calculator",
+        "arguments": '{"expression": "6*7"}',
+    },
+]
+RESPONSE = {
+    "id": "resp_1",
+    "object": "response",
+    "status": "in_progress",
+    "model": "m",
+    "service_tier": "flex",
+    "output": [],
+}
 
 
 def responses_stream() -> Iterator[dict[str, Any]]:
     yield {"type": "response.created", "response": RESPONSE}
     for at, item in enumerate(ITEMS):
-        begun = {**item, **{name: [] for name in ("summary", "content") if name in item}, **({"arguments": ""} if "arguments" in item else {})}
+        begun = {
+            **item,
+            **{name: [] for name in ("summary", "content") if name in item},
+            **({"arguments": ""} if "arguments" in item else {}),
+        }
         yield {"type": "response.output_item.added", "output_index": at, "item": begun}
         for place, part in enumerate(item.get("summary", ())):
             where = {"output_index": at, "summary_index": place}
             yield {"type": "response.reasoning_summary_part.added", **where, "part": {**part, "text": ""}}
-            yield from ({"type": "response.reasoning_summary_text.delta", **where, "delta": text} for text in parts(part["text"]))
+            yield from (
+                {"type": "response.reasoning_summary_text.delta", **where, "delta": text}
+                for text in parts(part["text"])
+            )
         for place, part in enumerate(item.get("content", ())):
             where, name = {"output_index": at, "content_index": place}, "text" if "text" in part else "refusal"
             yield {"type": "response.content_part.added", **where, "part": {**part, name: ""}}
             kind = f"response.{part['type']}.delta"
             yield from ({"type": kind, **where, "delta": text} for text in parts(part[name]))
         yield from (
-            {"type": "response.function_call_arguments.delta", "output_index": at, "delta": text} for text in parts(item.get("arguments", ""))
+            {"type": "response.function_call_arguments.delta", "output_index": at, "delta": text}
+            for text in parts(item.get("arguments", ""))
         )
 
 
@@ -148,11 +245,15 @@ def test_a_responses_stream_that_breaks_off_leaves_everything_that_came() -> Non
 
 def test_a_responses_stream_whose_last_event_lacks_the_items_has_them() -> None:
     end = {"type": "response.completed", "response": {**RESPONSE, "status": "completed"}}
-    assert read_events("responses", [*responses_stream(), end]) == ({**RESPONSE, "status": "completed", "output": ITEMS}, True)
+    assert read_events("responses", [*responses_stream(), end]) == (
+        {**RESPONSE, "status": "completed", "output": ITEMS},
+        True,
+    )
 
 
 MESSAGE: dict[str, Any] = {
-    "id": "msg_1", "type": "message", "role": "assistant", "model": "m", "stop_reason": "tool_use", "stop_sequence": None,
+    "id": "msg_1", "type": "message", "role": "assistant", "model": "m", "stop_reason": "tool_use",
+    "stop_sequence": None,
     "content": [
         {"type": "thinking", "thinking": "a long thought", "signature": "c2lnbmVk"},
         {"type": "redacted_thinking", "data": "hidden"},
@@ -170,12 +271,22 @@ def anthropic_stream() -> Iterator[dict[str, Any]]:
     empty = {"thinking": {"thinking": "", "signature": ""}, "text": {"text": ""}, "tool_use": {"input": {}}}
     for at, block in enumerate(MESSAGE["content"]):
         begun = {**block, **empty.get(block["type"], {})}
-        yield {"type": "content_block_start", "index": at, "content_block": {key: value for key, value in begun.items() if key != "citations"}}
-        deltas: list[dict[str, Any]] = [{"type": "thinking_delta", "thinking": text} for text in parts(block.get("thinking", ""))]
+        yield {
+            "type": "content_block_start",
+            "index": at,
+            "content_block": {key: value for key, value in begun.items() if key != "citations"},
+        }
+        deltas: list[dict[str, Any]] = [
+            {"type": "thinking_delta", "thinking": text} for text in parts(block.get("thinking", ""))
+        ]
         deltas += [{"type": "signature_delta", "signature": block["signature"]}] if "signature" in block else []
         deltas += [{"type": "citations_delta", "citation": citation} for citation in block.get("citations", ())]
         deltas += [{"type": "text_delta", "text": text} for text in parts(block.get("text", ""))]
-        deltas += [{"type": "input_json_delta", "partial_json": text} for text in ["", *parts(json.dumps(block.get("input")))] if block.get("input")]
+        deltas += [
+            {"type": "input_json_delta", "partial_json": text}
+            for text in ["", *parts(json.dumps(block.get("input")))]
+            if block.get("input")
+        ]
         yield from ({"type": "content_block_delta", "index": at, "delta": delta} for delta in deltas)
         yield {"type": "content_block_stop", "index": at}
     delta = {"stop_reason": "tool_use", "stop_sequence": None}
@@ -200,14 +311,28 @@ def test_a_long_stream_is_merged_in_time_that_grows_with_its_length() -> None:
     [
         ("chat", {"choices": [{"message": {"content": None, "refusal": "No."}}]}, ("", "No.", "")),
         ("chat", {"choices": [{"message": {"content": [{"type": "refusal", "refusal": "No."}]}}]}, ("", "No.", "")),
-        ("chat", {"choices": [{"message": {"content": "yes", "reasoning_content": "why not"}}]}, ("yes", "", "why not")),
+        (
+            "chat",
+            {"choices": [{"message": {"content": "yes", "reasoning_content": "why not"}}]},
+            ("yes", "", "why not"),
+        ),
         ("responses", {"output": ITEMS}, ("this far", "and no further", "first a thoughtand a next")),
         ("messages", MESSAGE, ("as it says there", "", "a long thought")),
-        ("messages", {"content": [], "stop_reason": "refusal", "stop_details": {"explanation": "No."}}, ("", "No.", "")),
-        (None, {"message": {"parts": [{"type": "refusal", "text": "No."}, {"type": "thinking", "text": "hm"}]}}, ("", "No.", "hm")),
+        (
+            "messages",
+            {"content": [], "stop_reason": "refusal", "stop_details": {"explanation": "No."}},
+            ("", "No.", ""),
+        ),
+        (
+            None,
+            {"message": {"parts": [{"type": "refusal", "text": "No."}, {"type": "thinking", "text": "hm"}]}},
+            ("", "No.", "hm"),
+        ),
     ],
 )
-def test_refusal_and_reasoning_are_fields_of_the_answer(dialect: str | None, body: dict[str, Any], said: tuple[str, str, str]) -> None:
+def test_refusal_and_reasoning_are_fields_of_the_answer(
+    dialect: str | None, body: dict[str, Any], said: tuple[str, str, str]
+) -> None:
     answer = answer_of(dialect, body)
     assert (answer.text, answer.refusal, answer.reasoning) == said
     assert answer.output == answer.text + answer.refusal

@@ -16,12 +16,12 @@ from assay.programs.adapters import make_adapter
 from assay.testing.serving import post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Recorder, Rollout, Store, Transition
-from assay.traces.dialects import answer_of
-from assay.traces.gateway import Gateway
-from assay.traces.importing import import_traces
-from assay.traces.rows import transition_row
-from assay.traces.selection import Turn
-from assay.traces.upstreams import upstream_of
+from assay.traces.export.turns import Turn
+from assay.traces.gateway.server import Gateway
+from assay.traces.gateway.upstreams import upstream_of
+from assay.traces.importers import import_traces
+from assay.traces.messages.dialects import answer_of
+from assay.traces.store.rows import transition_row
 
 FORMATS = ("json", "lean", "chat")
 # spaces, escapes and numbers that a parsed and rewritten object would not have
@@ -58,7 +58,11 @@ class Fixed:
         message = {"role": "assistant", "content": None, **self.message}
         if not body.get("stream"):
             return web.json_response(
-                {**head, "object": "chat.completion", "choices": [{"index": 0, "message": message, "finish_reason": self.finish}]}
+                {
+                    **head,
+                    "object": "chat.completion",
+                    "choices": [{"index": 0, "message": message, "finish_reason": self.finish}],
+                }
             )
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -66,7 +70,9 @@ class Fixed:
         deltas += [{"content": message["content"][at : at + 5]} for at in range(0, len(message["content"] or ""), 5)]
         for delta in [*deltas, None]:
             choice = {"index": 0, "delta": delta or {}, "finish_reason": None if delta is not None else self.finish}
-            await response.write(f"data: {json.dumps({**head, 'object': 'chat.completion.chunk', 'choices': [choice]})}\n\n".encode())
+            await response.write(
+                f"data: {json.dumps({**head, 'object': 'chat.completion.chunk', 'choices': [choice]})}\n\n".encode()
+            )
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -136,7 +142,10 @@ def test_a_program_answer_is_stored_byte_for_byte(
         recorder = Recorder(store)
         for cached in (False, True):
             rollout = Rollout()
-            with dspy.context(lm=lm_of(engine, url, recorder, cache), adapter=make_adapter(adapter)), recorder.rollout(rollout):
+            with (
+                dspy.context(lm=lm_of(engine, url, recorder, cache), adapter=make_adapter(adapter)),
+                recorder.rollout(rollout),
+            ):
                 prediction = run(dspy.Predict(Sentiment), streamed=streamed, text="fine")
             (transition,) = stored(store, rollout)
             assert (transition.error, transition.cached, transition.output) == (None, cached, ANSWERS[adapter])
@@ -189,9 +198,14 @@ def test_every_kind_of_answer_is_stored(fixed: tuple[Fixed, str], tmp_path: Path
                 lm_of(engine, url, recorder)("hello")
         else:
             with served(Gateway(store, upstream_of("m", base=url)).app()) as gateway:
-                post(f"{gateway}/r/{rollout.id}/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]})
+                post(
+                    f"{gateway}/r/{rollout.id}/v1/chat/completions",
+                    {"messages": [{"role": "user", "content": "hello"}]},
+                )
         (transition,) = stored(store, rollout)
-        answer = answer_of(transition.request.get("dialect"), (transition.response or {}).get("body", transition.response))
+        answer = answer_of(
+            transition.request.get("dialect"), (transition.response or {}).get("body", transition.response)
+        )
     assert (transition.error, transition.output) == (None, expected)
     assert answer.output == expected
     assert answer.reasoning == (server.message.get("reasoning_content") or "")
@@ -201,7 +215,9 @@ ARGUMENTS = '{"city": "Z\\u00fcrich",  "days":1.50}'
 
 
 @pytest.mark.parametrize("engine", ["native", "litellm", "gateway"])
-def test_a_tool_call_is_stored_with_its_arguments_as_written(fixed: tuple[Fixed, str], tmp_path: Path, engine: str) -> None:
+def test_a_tool_call_is_stored_with_its_arguments_as_written(
+    fixed: tuple[Fixed, str], tmp_path: Path, engine: str
+) -> None:
     server, url = fixed
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
     server.message, server.finish = {"tool_calls": [call]}, "tool_calls"
@@ -210,7 +226,10 @@ def test_a_tool_call_is_stored_with_its_arguments_as_written(fixed: tuple[Fixed,
             rollout = Rollout()
             if engine == "gateway":
                 with served(Gateway(store, upstream_of("m", base=url)).app()) as gateway:
-                    post(f"{gateway}/r/{rollout.id}/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]})
+                    post(
+                        f"{gateway}/r/{rollout.id}/v1/chat/completions",
+                        {"messages": [{"role": "user", "content": "hello"}]},
+                    )
             else:
                 recorder = Recorder(store)
                 with recorder.rollout(rollout):
@@ -266,7 +285,11 @@ def test_other_dialects_through_the_gateway_keep_the_text(tmp_path: Path, dialec
         "responses": ("/v1/responses", {"input": said}),
         "messages": ("/v1/messages", {"messages": [{"role": "user", "content": said}], "max_tokens": 9}),
     }[dialect]
-    with Store(tmp_path / "s.db") as store, served(ScriptedUpstream().app()) as url, served(Gateway(store, upstream_of("m", base=url)).app()) as gate:
+    with (
+        Store(tmp_path / "s.db") as store,
+        served(ScriptedUpstream().app()) as url,
+        served(Gateway(store, upstream_of("m", base=url)).app()) as gate,
+    ):
         try:
             post(f"{gate}/r/r1{path}", {**body, "stream": streamed})
         except ValueError:
@@ -281,7 +304,11 @@ def test_other_dialects_through_the_gateway_keep_the_text(tmp_path: Path, dialec
 @pytest.mark.parametrize("kind", ["otlp", "langfuse", "mlflow"])
 def test_an_imported_answer_is_stored_byte_for_byte(tmp_path: Path, kind: str, adapter: str) -> None:
     text = ANSWERS.get(adapter, "I cannot help with that.")
-    message = {"role": "assistant", "content": text} if adapter in ANSWERS else {"role": "assistant", "content": None, "refusal": text}
+    message = (
+        {"role": "assistant", "content": text}
+        if adapter in ANSWERS
+        else {"role": "assistant", "content": None, "refusal": text}
+    )
     asked = [{"role": "user", "content": "fine"}]
     path = tmp_path / f"{kind}.json"
     path.write_text(json.dumps(_trace(kind, asked, message)), encoding="utf-8")
@@ -300,27 +327,77 @@ def test_an_imported_answer_is_stored_byte_for_byte(tmp_path: Path, kind: str, a
 def _trace(kind: str, asked: list[dict[str, Any]], message: dict[str, Any]) -> Any:
     """One LM call as a tracer writes it."""
     if kind == "langfuse":
-        return [{"id": "t", "name": "a", "timestamp": "2026-01-01T00:00:00Z", "observations": [
-            {"id": "o", "traceId": "t", "type": "GENERATION", "name": "g", "model": "m", "startTime": "2026-01-01T00:00:00Z",
-             "endTime": "2026-01-01T00:00:01Z", "input": asked, "output": message}]}]  # fmt: skip
+        return [
+            {
+                "id": "t",
+                "name": "a",
+                "timestamp": "2026-01-01T00:00:00Z",
+                "observations": [
+                    {
+                        "id": "o",
+                        "traceId": "t",
+                        "type": "GENERATION",
+                        "name": "g",
+                        "model": "m",
+                        "startTime": "2026-01-01T00:00:00Z",
+                        "endTime": "2026-01-01T00:00:01Z",
+                        "input": asked,
+                        "output": message,
+                    }
+                ],
+            }
+        ]
     answer = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
     if kind == "mlflow":
-        return [{"info": {"trace_id": "t", "state": "OK"}, "data": {"spans": [
-            {"name": "g", "span_id": "0000000000000001", "trace_id": "1", "parent_span_id": None, "start_time_unix_nano": 1, "end_time_unix_nano": 2,
-             "status": {"code": "STATUS_CODE_OK"}, "attributes": {"mlflow.spanType": json.dumps("CHAT_MODEL"),
-             "mlflow.spanInputs": json.dumps({"model": "m", "messages": asked}), "mlflow.spanOutputs": json.dumps(answer)}}]}}]  # fmt: skip
-    parts = [{"type": "text", "content": message["content"]}] if message["content"] else [{"type": "refusal", "content": message["refusal"]}]
+        return [
+            {
+                "info": {"trace_id": "t", "state": "OK"},
+                "data": {
+                    "spans": [
+                        {
+                            "name": "g",
+                            "span_id": "0000000000000001",
+                            "trace_id": "1",
+                            "parent_span_id": None,
+                            "start_time_unix_nano": 1,
+                            "end_time_unix_nano": 2,
+                            "status": {"code": "STATUS_CODE_OK"},
+                            "attributes": {
+                                "mlflow.spanType": json.dumps("CHAT_MODEL"),
+                                "mlflow.spanInputs": json.dumps({"model": "m", "messages": asked}),
+                                "mlflow.spanOutputs": json.dumps(answer),
+                            },
+                        }
+                    ]
+                },
+            }
+        ]
+    parts = (
+        [{"type": "text", "content": message["content"]}]
+        if message["content"]
+        else [{"type": "refusal", "content": message["refusal"]}]
+    )
     values = {
         "gen_ai.operation.name": "chat", "gen_ai.request.model": "m",
         "gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": "fine"}]}]),
         "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": parts, "finish_reason": "stop"}]),
     }  # fmt: skip
-    span = {"traceId": "0" * 31 + "1", "spanId": "0" * 15 + "1", "name": "chat m", "startTimeUnixNano": "1", "endTimeUnixNano": "2",
-            "attributes": [{"key": key, "value": {"stringValue": value}} for key, value in values.items()]}  # fmt: skip
+    span = {
+        "traceId": "0" * 31 + "1",
+        "spanId": "0" * 15 + "1",
+        "name": "chat m",
+        "startTimeUnixNano": "1",
+        "endTimeUnixNano": "2",
+        "attributes": [{"key": key, "value": {"stringValue": value}} for key, value in values.items()],
+    }
     return {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
 
 
 def test_records_of_before_that_lack_the_text_of_parsed_data_read_it_from_the_response() -> None:
-    response = {"model": "m", "message": {"role": "assistant", "parts": [{"type": "data", "value": {"label": "pos"}}]}, "finish_reason": "stop"}
+    response = {
+        "model": "m",
+        "message": {"role": "assistant", "parts": [{"type": "data", "value": {"label": "pos"}}]},
+        "finish_reason": "stop",
+    }
     turn = as_turn(Transition(t=0, model="m", request={"messages": []}, response=response, output=""))
     assert (turn.output, turn.answer["content"]) == ('{"label": "pos"}',) * 2

@@ -21,14 +21,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import assay
+from assay.api.traces import forget_subject
 from assay.datasets.tasks import content_hash
 from assay.errors import ConfigError, DataError
-from assay.exporting import forget_subject
 from assay.traces import Rollout, Store, ToolCall, Transition
-from assay.traces.balance import Balance, Sampler, targets
-from assay.traces.gates import GateReport, Gates, UngatedExport
-from assay.traces.sealing import know_splits
-from assay.traces.selection import Selection
+from assay.traces.export.balance import Balance, Sampler, targets
+from assay.traces.export.gates import GateReport, Gates, UngatedExport
+from assay.traces.export.selection import Selection
+from assay.traces.store.erasure import erase_subject
+from assay.traces.store.sealing import know_splits
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
 
@@ -43,13 +44,28 @@ def said(text: str, finish: str = "stop") -> dict[str, Any]:
 
 def turn(t: int, ask: str, answer: str, **options: Any) -> Transition:
     finish = options.pop("finish", "stop")
-    return Transition(t=t, model="m", weights="w", request=chat(ask), response=said(answer, finish), output=answer, **options)
+    return Transition(
+        t=t, model="m", weights="w", request=chat(ask), response=said(answer, finish), output=answer, **options
+    )
 
 
 def put(store: Store, *turns: Transition, **options: Any) -> Rollout:
     task = options.pop("task", "t1")
-    told = {"run_id": "r", "task_id": task, "group_id": task, "status": "done", "program": "p", "program_version": "v", "model": "m", "score": 1.0,
-            "split": "train", "inputs": {"question": task}, "expected": {"answer": "7"}, "rubric": "r@1", **options}  # fmt: skip
+    told = {
+        "run_id": "r",
+        "task_id": task,
+        "group_id": task,
+        "status": "done",
+        "program": "p",
+        "program_version": "v",
+        "model": "m",
+        "score": 1.0,
+        "split": "train",
+        "inputs": {"question": task},
+        "expected": {"answer": "7"},
+        "rubric": "r@1",
+        **options,
+    }
     rollout = Rollout(transitions=list(turns), **told)
     if rollout.split in ("train", "val"):  # as a file that names splits would: else the hash of the inputs decides
         know_splits(store, {rollout.split: [(content_hash(rollout.inputs), "")]})
@@ -77,10 +93,18 @@ def exported(store: Store, kind: str, out: str = "out", **options: Any) -> tuple
 
 def test_transitions_have_rewards_returns_and_advantages_in_both_files(store: Store) -> None:
     for score in (1.0, 0.0):
-        put(store, turn(0, "a", "b", step_rewards={"ran": 0.25}, token_ids=(1, 2), logprobs=(-0.5, -1.0)), turn(1, "c", "d"), score=score)
+        put(
+            store,
+            turn(0, "a", "b", step_rewards={"ran": 0.25}, token_ids=(1, 2), logprobs=(-0.5, -1.0)),
+            turn(1, "c", "d"),
+            score=score,
+        )
     found, manifest = exported(store, "transitions")
     good = [row for row in found if row["score"] == 1.0]
-    assert [(row["t"], row["reward"], row["return"], row["weight"]) for row in good] == [(0, 0.25, 1.25, 0.5), (1, 1.0, 1.0, 0.5)]
+    assert [(row["t"], row["reward"], row["return"], row["weight"]) for row in good] == [
+        (0, 0.25, 1.25, 0.5),
+        (1, 1.0, 1.0, 0.5),
+    ]
     # turn 0: 1.25 against 0.25, turn 1: 1 against 0; the deviation of the returns 1.25 and 0.25 is sqrt(0.5)
     assert [row["advantage"] for row in good] == pytest.approx([1 / (math.sqrt(0.5) + 1e-4)] * 2)
     assert good[0]["token_ids"] == [1, 2]
@@ -93,12 +117,21 @@ def test_transitions_have_rewards_returns_and_advantages_in_both_files(store: St
 
 
 def test_transitions_have_reasoning_and_refusal_in_columns_that_hide_personal_data(store: Store) -> None:
-    message = {"role": "assistant", "content": None, "refusal": "No, jane.doe@corp.com.", "reasoning_content": "Is jane.doe@corp.com kind?"}
+    message = {
+        "role": "assistant",
+        "content": None,
+        "refusal": "No, jane.doe@corp.com.",
+        "reasoning_content": "Is jane.doe@corp.com kind?",
+    }
     made = turn(0, "Is she kind?", "No, jane.doe@corp.com.", token_ids=(1,), logprobs=(-1.0,))
     made.response = {"body": {"choices": [{"message": message}]}}
     put(store, made)
     (found,), _ = exported(store, "transitions")
-    assert (found["reasoning"].startswith("Is "), found["refusal"].startswith("No, "), found["refusal"]) == (True, True, found["output"])
+    assert (found["reasoning"].startswith("Is "), found["refusal"].startswith("No, "), found["refusal"]) == (
+        True,
+        True,
+        found["output"],
+    )
     assert "jane.doe" not in json.dumps(found)
     assert found["token_ids"] is None  # they spell what was hidden
     assert pq.read_table("out/data.parquet").column("reasoning").to_pylist() == [found["reasoning"]]
@@ -147,17 +180,24 @@ def test_good_and_bad_rollouts_can_be_groups_of_their_own(store: Store) -> None:
 def test_sealed_rollouts_never_come_nor_their_inputs(store: Store) -> None:
     put(store, turn(0, "a", "b"), task="mine")
     put(store, turn(0, "a", "b"), task="sealed", split="test")
-    put(store, turn(0, "a", "b"), task="again", split="", inputs={"question": "sealed"})  # the same question, asked outside a split
+    put(
+        store, turn(0, "a", "b"), task="again", split="", inputs={"question": "sealed"}
+    )  # the same question, asked outside a split
     put(store, turn(0, "a", "b"), task="gated", split="gate")
     found, manifest = exported(store, "transitions")
     assert {row["task"] for row in found} == {"mine"}
-    assert manifest["left_out"] == {"of the gate or test split": 2, "whose inputs are those of a sealed task": 1}
+    assert manifest["left_out"] == {"of the gate or test split": 2, "with the inputs of a sealed task": 1}
 
 
 def test_text_that_overlaps_with_sealed_text_is_measured_and_named(store: Store) -> None:
     long = "the quick brown fox jumps over the lazy dog and runs far away from here"
     put(store, turn(0, "a", "b"), task="near", inputs={"question": long + " today"})
-    put(store, turn(0, "a", "b"), task="far", inputs={"question": "something else entirely that has nothing to do with animals at all, ever"})
+    put(
+        store,
+        turn(0, "a", "b"),
+        task="far",
+        inputs={"question": "something else entirely that has nothing to do with animals at all, ever"},
+    )
     put(store, turn(0, "a", "b"), task="sealed", split="test", inputs={"question": long})
     _, manifest = exported(store, "transitions")
     overlap = manifest["overlap"]
@@ -173,7 +213,7 @@ def test_tenants_and_consent_bound_what_is_drawn_on(store: Store) -> None:
     put(store, turn(0, "a", "b"), task="yes", consent="given")
     found, manifest = exported(store, "transitions", selection=Selection(tenants=("acme",)))
     assert {row["task"] for row in found} == {"free", "acme", "yes"}
-    assert manifest["left_out"] == {"of a tenant that was not named": 1, "without a consent that was given": 1}
+    assert manifest["left_out"] == {"of a tenant that was not selected": 1, "with a consent that was not given": 1}
     assert manifest["tenants"] == ["acme"]
     found, _ = exported(store, "transitions", "out2", selection=Selection(require_consent=True))
     assert {row["task"] for row in found} == {"yes"}
@@ -181,7 +221,7 @@ def test_tenants_and_consent_bound_what_is_drawn_on(store: Store) -> None:
     store.rate(free, 0.9)
     found, manifest = exported(store, "transitions", "out3", selection=Selection(rated=True))
     assert {row["task"] for row in found} == {"free"}
-    assert manifest["left_out"]["without a person's rating"] > 0
+    assert manifest["left_out"]["without a human rating"] > 0
 
 
 def test_gates_say_what_is_missing_and_write_nothing(store: Store) -> None:
@@ -202,7 +242,7 @@ def test_gates_say_what_is_missing_and_write_nothing(store: Store) -> None:
     }
     assert by_name["task types"]["missing"] == "2 more task types"
     assert (by_name["privacy"]["passed"], by_name["privacy"]["value"]) == (True, "patterns only")
-    assert "names were not looked for" in by_name["privacy"]["warning"]
+    assert "names were not detected" in by_name["privacy"]["warning"]
     assert not Path("out").exists()
     assert [p.name for p in Path().iterdir()] == [".assay"]
     found = assay.export("transitions", "out", store=store.url, gates=Gates(min_clean=0))
@@ -218,7 +258,10 @@ def test_gates_say_what_is_missing_and_write_nothing(store: Store) -> None:
         ({"request": {}}, "schema"),
         ({"response": said("x", "length")}, "truncated"),
         ({"output": "", "response": said("")}, "parse"),
-        ({"tools": [ToolCall(name="f", arguments={"arguments": "{"}, error="the arguments are no JSON object")]}, "parse"),
+        (
+            {"tools": [ToolCall(name="f", arguments={"arguments": "{"}, error="the arguments are not a JSON object")]},
+            "parse",
+        ),
         ({"model": ""}, "provenance"),
         ({"token_ids": (1,), "logprobs": None}, "schema"),
     ],
@@ -239,14 +282,22 @@ def test_a_cached_copy_of_an_exported_answer_is_left_out_and_fails_no_gate(store
     put(store, turn(0, "a", "b"))  # sampled anew, and the same: that is data
     found, manifest = exported(store, "transitions", gates=Gates(min_transitions=0, min_task_types=0))
     assert (len(found), manifest["problems"]) == (2, {})
-    assert manifest["left_out"] == {"calls answered from the response cache that another exported call was answered with": 9}
+    assert manifest["left_out"] == {"cached copies of calls that are exported": 9}
 
 
 def test_a_failed_gate_names_the_run_and_rounds_its_figure(store: Store) -> None:
     for at in range(6):
-        put(store, turn(0, "a", "b", finish="length" if at < 4 else "stop"), task=f"t{at}", run_id="late" if at else "early")
+        put(
+            store,
+            turn(0, "a", "b", finish="length" if at < 4 else "stop"),
+            task=f"t{at}",
+            run_id="late" if at else "early",
+        )
     store.flush()
-    with pytest.raises(UngatedExport, match=r"clean is 0\.3333, required is 0\.95: 4 truncated; 3 of them in run late; .*runs.*min_clean"):
+    with pytest.raises(
+        UngatedExport,
+        match=r"clean is 0\.3333, required is 0\.95: 4 truncated; 3 of them in run late; .*runs.*min_clean",
+    ):
         assay.export("sft", "out", store=store.url)
 
 
@@ -270,7 +321,9 @@ OTHER = ("user", "[[ ## question ## ]]\nHow deep is the lake of Zug?"), ("assist
         ((("system", "Answer. How deep is the lake of Thun? 217"), ("user", ASKED)), 0),
     ],
 )
-def test_a_prompt_that_demonstrates_its_own_task_is_in_no_export(store: Store, messages: tuple[tuple[str, str], ...], rows_written: int) -> None:
+def test_a_prompt_that_demonstrates_its_own_task_is_in_no_export(
+    store: Store, messages: tuple[tuple[str, str], ...], rows_written: int
+) -> None:
     own, other = turn(0, "a", "217 m"), turn(0, "q", "x")
     own.request = dspy_request(*messages)
     put(store, own, inputs={"question": "How deep is the lake of Thun?"}, task="own")
@@ -278,7 +331,7 @@ def test_a_prompt_that_demonstrates_its_own_task_is_in_no_export(store: Store, m
     for kind in ("sft", "transitions"):
         found, manifest = exported(store, kind, kind)
         assert sum(row["task"] == "own" for row in found) == rows_written
-        assert manifest["left_out"].get("calls whose prompt demonstrates the task that they answer", 0) == 1 - rows_written
+        assert manifest["left_out"].get("calls whose prompt demonstrates their own task", 0) == 1 - rows_written
     without, _ = exported(store, "sft", "without", demos=False)  # nothing is shown where demonstrations are taken out
     assert sum(row["task"] == "own" for row in without) == (0 if len(messages) == 2 else 1)
 
@@ -287,17 +340,20 @@ def test_a_later_step_that_its_demonstration_asks_word_for_word_is_in_no_export(
     """The second step of a program is given other fields than the task's inputs."""
     step = "[[ ## summary ## ]]\nA deep lake."
     own = turn(0, "a", "217 m")
-    own.request = dspy_request(("system", "Answer."), ("user", step), ("assistant", "217"), ("user", f"{step}\n\nRespond with the fields"))
+    own.request = dspy_request(
+        ("system", "Answer."), ("user", step), ("assistant", "217"), ("user", f"{step}\n\nRespond with the fields")
+    )
     put(store, own, turn(1, "q", "x"))
     _, manifest = exported(store, "sft")
-    assert manifest["left_out"] == {"calls whose prompt demonstrates the task that they answer": 1}
+    assert manifest["left_out"] == {"calls whose prompt demonstrates their own task": 1}
 
 
 def test_an_agents_own_conversation_is_no_demonstration(store: Store) -> None:
     """Each turn repeats the question; the answers before are the rollout's own."""
     first, second = turn(0, "Q t1", "look it up"), turn(1, "", "7")
     second.request = {"dialect": "chat", "body": {"model": "m", "messages": [
-        {"role": "user", "content": "Q t1"}, {"role": "assistant", "content": "look it up"}, {"role": "user", "content": "Q t1, and now?"}]}}  # fmt: skip
+        {"role": "user", "content": "Q t1"}, {"role": "assistant", "content": "look it up"},
+        {"role": "user", "content": "Q t1, and now?"}]}}  # fmt: skip
     put(store, first, second, inputs={"question": "Q t1"})
     found, manifest = exported(store, "sft")
     assert (len(found), manifest["left_out"]) == (2, {})
@@ -307,28 +363,41 @@ def test_a_conversation_whose_answers_the_client_rewrote_is_no_demonstration(sto
     """smolagents writes calls of tools and their results as texts of its own."""
     first, second, other = turn(0, "Q t1", "7"), turn(1, "", "7"), turn(0, "", "7")
     rewritten = [
-        {"role": "user", "content": "Q t1"}, {"role": "assistant", "content": "Calling tools: []"}, {"role": "user", "content": "Observation: 7"},
+        {"role": "user", "content": "Q t1"}, {"role": "assistant", "content": "Calling tools: []"},
+        {"role": "user", "content": "Observation: 7"},
     ]  # fmt: skip
     for call in (second, other):
         call.request = {"dialect": "chat", "body": {"model": "m", "messages": rewritten}}
     put(store, first, second, inputs={"question": "Q t1"}, task="own")
-    put(store, other, inputs={"question": "Q t1"}, task="other")  # nobody asked this before: what stands there is a demonstration
+    put(
+        store, other, inputs={"question": "Q t1"}, task="other"
+    )  # nobody asked this before: what stands there is a demonstration
     found, manifest = exported(store, "sft")
     assert [(row["task"], row["t"]) for row in found] == [("own", 0), ("own", 1)]
-    assert manifest["left_out"] == {"calls whose prompt demonstrates the task that they answer": 1}
+    assert manifest["left_out"] == {"calls whose prompt demonstrates their own task": 1}
 
 
 def test_unscored_rollouts_are_left_out_and_count_against_clean(store: Store) -> None:
     put(store, turn(0, "a", "b"), score=None)
     put(store, turn(0, "a", "b"), score=0.0)
     found, manifest = exported(store, "transitions")
-    assert ([row["score"] for row in found], manifest["left_out"], manifest["problems"]) == ([0.0], {"unscored": 1}, {"unscored": 1})
+    assert ([row["score"] for row in found], manifest["left_out"], manifest["problems"]) == (
+        [0.0],
+        {"unscored": 1},
+        {"unscored": 1},
+    )
 
 
 def test_sft_takes_good_rollouts_by_call_or_as_whole_conversations(store: Store) -> None:
     more = {
         "dialect": "chat",
-        "body": {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]},
+        "body": {
+            "messages": [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "b"},
+                {"role": "user", "content": "c"},
+            ]
+        },
     }
     second = Transition(t=1, model="m", request=more, response=said("d"), output="d")
     put(store, turn(0, "a", "b"), second, score=0.5, human_rating=0.9)
@@ -344,12 +413,16 @@ def test_sft_takes_good_rollouts_by_call_or_as_whole_conversations(store: Store)
 @pytest.mark.parametrize(
     ("answered", "history", "same"),
     [
-        ('{"x": "1"}', '{"x":"1"}', True), ('{"x": "1", "y": 2}', '{"y":2,"x":"\\u0031"}', True), ("", "{}", True), ('{"x": NaN}', '{"x":NaN}', True),
-        ('{"x": 1e999}', '{"x":1e999}', True), ('{"x": "\\ud800"}', '{"x":"\\ud800"}', True), ('{"x": 1', '{"x": 1', True),
+        ('{"x": "1"}', '{"x":"1"}', True), ('{"x": "1", "y": 2}', '{"y":2,"x":"\\u0031"}', True), ("", "{}", True),
+        ('{"x": NaN}', '{"x":NaN}', True),
+        ('{"x": 1e999}', '{"x":1e999}', True), ('{"x": "\\ud800"}', '{"x":"\\ud800"}', True),
+        ('{"x": 1', '{"x": 1', True),
         ('{"x": 1}', '{"x": true}', False), ('{"x": "1"}', '{"x": "2"}', False),
     ],
 )  # fmt: skip
-def test_a_whole_conversation_is_one_row_however_its_client_writes_arguments(store: Store, answered: str, history: str, same: bool) -> None:
+def test_a_whole_conversation_is_one_row_however_its_client_writes_arguments(
+    store: Store, answered: str, history: str, same: bool
+) -> None:
     def call(arguments: str) -> dict[str, Any]:
         asked = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}]
         return {"role": "assistant", "content": None, "tool_calls": asked}
@@ -357,8 +430,20 @@ def test_a_whole_conversation_is_one_row_however_its_client_writes_arguments(sto
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
     messages = [{"role": "user", "content": "a"}, call(history), {"role": "tool", "tool_call_id": "c1", "content": "r"}]
     response = {"body": {"choices": [{"message": call(answered), "finish_reason": "tool_calls"}]}}
-    first = Transition(t=0, model="m", request={"dialect": "chat", "body": {"messages": messages[:1], "tools": tools}}, response=response, output="")
-    second = Transition(t=1, model="m", request={"dialect": "chat", "body": {"messages": messages, "tools": tools}}, response=said("d"), output="d")
+    first = Transition(
+        t=0,
+        model="m",
+        request={"dialect": "chat", "body": {"messages": messages[:1], "tools": tools}},
+        response=response,
+        output="",
+    )
+    second = Transition(
+        t=1,
+        model="m",
+        request={"dialect": "chat", "body": {"messages": messages, "tools": tools}},
+        response=said("d"),
+        output="d",
+    )
     put(store, first, second)
     found, _ = exported(store, "sft", whole=True)
     assert [row["t"] for row in found] == ([1] if same else [0, 1])
@@ -366,13 +451,19 @@ def test_a_whole_conversation_is_one_row_however_its_client_writes_arguments(sto
 
 def test_demonstrations_of_a_dspy_program_can_be_left_out_and_a_conversation_cannot(store: Store) -> None:
     said_before = [("user", "1"), ("assistant", "one"), ("user", "2"), ("assistant", "two"), ("user", "3")]
-    dspys = {"system": "Say it.", "messages": [{"role": role, "parts": [{"type": "text", "text": text}]} for role, text in said_before]}
+    dspys = {
+        "system": "Say it.",
+        "messages": [{"role": role, "parts": [{"type": "text", "text": text}]} for role, text in said_before],
+    }
     theirs = {"dialect": "chat", "body": {"messages": [{"role": role, "content": text} for role, text in said_before]}}
     for request, task in ((dspys, "a"), (theirs, "b")):
         put(store, Transition(t=0, model="m", request=request, response=said("three"), output="three"), task=task)
     found, _ = exported(store, "sft", demos=False)
-    assert [[(m["role"], m["content"]) for m in row["prompt"]] for row in found] == [[("system", "Say it."), ("user", "3")], said_before]
-    with pytest.raises(ConfigError, match="there are none elsewhere"):
+    assert [[(m["role"], m["content"]) for m in row["prompt"]] for row in found] == [
+        [("system", "Say it."), ("user", "3")],
+        said_before,
+    ]
+    with pytest.raises(ConfigError, match="demos=False requires kind='sft' and whole=False"):
         exported(store, "sft", "x", demos=False, whole=True)
 
 
@@ -383,12 +474,20 @@ def test_preferences_pair_answers_to_the_same_prompt(store: Store) -> None:
     pairs = {(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in found}
     assert pairs == {("good", "bad"), ("middling", "bad")}  # good and middling are nearer than the margin
     labels, _ = exported(store, "preferences", "kto", unpaired=True)
-    assert Counter((row["completion"][0]["content"], row["label"]) for row in labels) == {("good", True): 1, ("bad", False): 2, ("middling", True): 1}
+    assert Counter((row["completion"][0]["content"], row["label"]) for row in labels) == {
+        ("good", True): 1,
+        ("bad", False): 2,
+        ("middling", True): 1,
+    }
 
 
 def with_call(ask: str, number: int, expression: str, *tools: str) -> Transition:
     """A turn that calls a tool under an id of its own, as servers that number their calls give them."""
-    call = {"id": f"call_{number}", "type": "function", "function": {"name": "calculator", "arguments": json.dumps({"expression": expression})}}
+    call = {
+        "id": f"call_{number}",
+        "type": "function",
+        "function": {"name": "calculator", "arguments": json.dumps({"expression": expression})},
+    }
     found = turn(0, ask, "")
     found.request["body"]["tools"] = [{"type": "function", "function": {"name": name}} for name in tools]
     assert found.response is not None
@@ -401,7 +500,10 @@ def test_answers_that_differ_in_the_ids_of_their_tool_calls_alone_are_no_pair(st
     for number, (expression, score) in enumerate([("6*7", 1.0), ("6*7", 0.25), ("6+7", 0.0)]):
         put(store, with_call("a", number, expression, "calculator"), score=score)
     found, _ = exported(store, "preferences", model="nobody/unknown")  # calls stay fields
-    said = [tuple(row[name][0]["tool_calls"][0]["function"]["arguments"]["expression"] for name in ("chosen", "rejected")) for row in found]
+    said = [
+        tuple(row[name][0]["tool_calls"][0]["function"]["arguments"]["expression"] for name in ("chosen", "rejected"))
+        for row in found
+    ]
     assert said == [("6*7", "6+7")] * len(found)
     assert found
 
@@ -410,20 +512,31 @@ def test_preferences_compare_no_answers_to_other_tools_or_another_schema(store: 
     put(store, with_call("a", 1, "6*7", "calculator"), score=1.0)
     put(store, with_call("a", 2, "6+7", "calculator", "search"), score=0.0)
     held = with_call("a", 3, "6-7", "calculator")
-    held.request["body"]["response_format"] = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
+    held.request["body"]["response_format"] = {
+        "type": "json_schema",
+        "json_schema": {"name": "s", "schema": {"type": "object"}},
+    }
     put(store, held, score=0.0)
     put(store, with_call("a", 4, "6/7", "calculator"), score=0.0)
     (pair,), _ = exported(store, "preferences", model="nobody/unknown")  # calls stay fields
     assert pair["rejected"][0]["tool_calls"][0]["function"]["arguments"] == {"expression": "6/7"}
 
 
-def test_personal_data_becomes_the_same_surrogate_everywhere_and_can_be_restored_with_the_key(store: Store, tmp_path: Path) -> None:
-    from assay.traces.privacy import Anonymizer, restore
+def test_personal_data_becomes_the_same_surrogate_everywhere_and_can_be_restored_with_the_key(
+    store: Store, tmp_path: Path
+) -> None:
+    from assay.traces.privacy.anonymizer import Anonymizer, restore
 
     secret = "sk-" + "a1B2" * 12
     text = f"I am Ada Lovelace, ada@lovelace.org, key {secret}"
     for task in ("t1", "t2"):
-        put(store, turn(0, text, "Dear Ada Lovelace"), task=task, data_subject="Ada Lovelace", metadata={"entities": {"person": ["Ada Lovelace"]}})
+        put(
+            store,
+            turn(0, text, "Dear Ada Lovelace"),
+            task=task,
+            data_subject="Ada Lovelace",
+            metadata={"entities": {"person": ["Ada Lovelace"]}},
+        )
     found, manifest = exported(store, "sft", privacy_key=tmp_path / "keys" / "k")
     asked = {row["prompt"][0]["content"] for row in found}
     assert len(asked) == 1
@@ -458,7 +571,7 @@ def test_a_deleted_person_leaves_later_exports_and_earlier_ones_are_named(store:
     put(store, turn(0, "a", "b"), task="t-3", data_subject="Ann Smith")  # of a run that was under way
     found, manifest = exported(store, "transitions", "out3")
     assert {row["task"] for row in found} == {"t-2"}
-    assert manifest["left_out"] == {"without LM calls, or of people who were forgotten": 1}
+    assert manifest["left_out"] == {"without LM calls or of erased people": 1}
 
 
 def test_what_was_hidden_does_not_come_back_by_another_way(store: Store) -> None:
@@ -478,7 +591,9 @@ def test_what_was_hidden_does_not_come_back_by_another_way(store: Store) -> None
     exported(store, "preferences", "dpo")
     exported(store, "sft", "sft")
     for folder in ("out", "dpo", "sft"):
-        text = "".join((Path(folder) / name).read_text() for name in ("data.jsonl", "manifest.json", "README.md")).lower()
+        text = "".join(
+            (Path(folder) / name).read_text() for name in ("data.jsonl", "manifest.json", "README.md")
+        ).lower()
         assert not any(word in text for word in ("smithers", "quimby")), folder
 
 
@@ -512,9 +627,17 @@ def test_an_export_sees_the_store_as_it_was_when_it_began(store: Store, tmp_path
             while not stop.is_set():
                 with other.engine.begin() as connection:
                     connection.execute(
-                        sa.text("UPDATE rollouts SET status = CASE status WHEN 'done' THEN 'running' ELSE 'done' END WHERE task_id = 't100'")
+                        sa.text(
+                            "UPDATE rollouts SET status = CASE status WHEN 'done' THEN 'running' ELSE 'done' END "
+                            "WHERE task_id = 't100'"
+                        )
                     )
-                    connection.execute(sa.text("DELETE FROM transitions WHERE rollout_id IN (SELECT id FROM rollouts WHERE task_id = 't200')"))
+                    connection.execute(
+                        sa.text(
+                            "DELETE FROM transitions WHERE rollout_id IN (SELECT id FROM rollouts WHERE task_id = "
+                            "'t200')"
+                        )
+                    )
                 time.sleep(0.001)
 
     thread = threading.Thread(target=disturb)
@@ -534,7 +657,7 @@ def test_bad_numbers_are_named_counted_and_left_out(store: Store) -> None:
     put(store, turn(0, "a", "b"), score=0.5)
     found, manifest = exported(store, "transitions")
     assert [row["score"] for row in found] == [0.5]
-    assert manifest["left_out"] == {"without an outcome, or with a reward that is no finite number": 2, "unscored": 1}
+    assert manifest["left_out"] == {"without an outcome or with a non-finite reward": 2, "unscored": 1}
     for bad in ({"step_weight": math.nan}, {"outcome_weight": math.inf}):
         with pytest.raises(ConfigError, match="finite"):
             exported(store, "transitions", "x", **bad)
@@ -558,7 +681,7 @@ def test_an_export_never_writes_over_another(store: Store) -> None:
     put(store, turn(0, "a", "b"))
     exported(store, "transitions")
     before = (Path("out") / "data.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         exported(store, "transitions")
     assert (Path("out") / "data.jsonl").read_bytes() == before
 
@@ -570,7 +693,9 @@ def test_an_empty_store_says_why_there_is_nothing(store: Store) -> None:
         assay.export("sft", "out", store=store.url, gates=LOOSE)
 
 
-@pytest.mark.parametrize("bad", [{"method": "x"}, {"by": ()}, {"by": ("colour",)}, {"most_copies": 0}, {"temperature": 2.0}])
+@pytest.mark.parametrize(
+    "bad", [{"method": "x"}, {"by": ()}, {"by": ("colour",)}, {"most_copies": 0}, {"temperature": 2.0}]
+)
 def test_a_balance_that_makes_no_sense_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Balance(**bad)
@@ -579,15 +704,21 @@ def test_a_balance_that_makes_no_sense_is_refused(bad: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"speed": 1}, "no settings"), ({"min_quality": 2}, "between 0 and 1"), ({"returns": "magic"}, "must be one of"),
-        ({"discount": 0.5, "returns": "episode"}, "no effect"), ({"advantage": "x"}, "must be one of"), ({"margin": math.nan}, "at least 0"),
+        ({"min_quality": 2}, "between 0 and 1"), ({"returns": "magic"}, "must be one of"),
+        ({"discount": 0.5, "returns": "episode"}, "no effect"), ({"advantage": "x"}, "must be one of"),
+        ({"margin": math.nan}, "at least 0"),
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         assay.export("transitions", "out", **options)
-    with pytest.raises(ConfigError, match="needs the rubric"):
+    with pytest.raises(ConfigError, match="requires rubric="):
         assay.export("grpo", "out")
+
+
+def test_an_unknown_setting_of_an_export_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="unexpected keywords: speed"):
+        assay.export("transitions", "out", speed=1)
 
 
 def test_emoji_surrogates_and_hostile_text_survive(store: Store) -> None:
@@ -630,7 +761,10 @@ def test_balancing_by_temperature_lies_between() -> None:
 def test_balances_show_in_the_export_and_are_seeded(store: Store) -> None:
     for at in range(12):
         put(store, turn(0, f"q{at}", "b"), task=f"t{at}", task_type="a" if at < 9 else "b", score=float(at % 2))
-    taken = [exported(store, "transitions", f"o{n}", balance=Balance(method="down", seed=seed)) for n, seed in enumerate((0, 0, 1))]
+    taken = [
+        exported(store, "transitions", f"o{n}", balance=Balance(method="down", seed=seed))
+        for n, seed in enumerate((0, 0, 1))
+    ]
     picks = [[row["task"] for row in found] for found, _ in taken]
     assert picks[0] == picks[1] != picks[2]
     assert taken[0][1]["balance"]["before"] == {"a": 9, "b": 3}
@@ -678,7 +812,9 @@ def test_the_files_load_in_datasets(store: Store) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sft", "grpo", "preferences"])
-def test_plain_trl_trains_on_an_export_with_the_config_that_came_with_it(store: Store, tiny_model: Path, kind: str) -> None:
+def test_plain_trl_trains_on_an_export_with_the_config_that_came_with_it(
+    store: Store, tiny_model: Path, kind: str
+) -> None:
     for at in range(8):
         for answer, score in ((f"The answer is {at}.", 1.0), ("I do not know.", 0.0)):
             put(
@@ -691,11 +827,22 @@ def test_plain_trl_trains_on_an_export_with_the_config_that_came_with_it(store: 
             )
     exported(store, kind, **({"rubric": "math_qa"} if kind == "grpo" else {}))
     command = {"sft": "sft", "grpo": "grpo", "preferences": "dpo"}[kind]
-    flags = ["--model_name_or_path", str(tiny_model), "--max_steps", "2", "--use_cpu", "--bf16", "false", "--per_device_train_batch_size", "4"]
+    flags = [
+        "--model_name_or_path",
+        str(tiny_model),
+        "--max_steps",
+        "2",
+        "--use_cpu",
+        "--bf16",
+        "false",
+        "--per_device_train_batch_size",
+        "4",
+    ]
     flags += ["--gradient_accumulation_steps", "1", "--use_peft", "false"]
     flags += ["--max_completion_length", "8"] if kind == "grpo" else []
     done = subprocess.run(
-        [str(Path(sys.executable).with_name("trl")), command, "--config", f"{command}.yaml", *flags], cwd="out", capture_output=True, text=True, timeout=600,
+        [str(Path(sys.executable).with_name("trl")), command, "--config", f"{command}.yaml", *flags], cwd="out",
+        capture_output=True, text=True, timeout=600,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": "."},
     )  # fmt: skip
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
@@ -708,13 +855,15 @@ def test_any_rubric_travels_with_its_check_files_helpers_and_judges(store: Store
         (tmp_path / folder).mkdir()
     (tmp_path / "own" / "help.py").write_text("RIGHT = 'good'\n")
     (tmp_path / "own" / "mine.py").write_text(
-        "from help import RIGHT\ndef check(task, prediction, rollout):\n    return float(prediction['label'] == RIGHT)\n"
+        "from help import RIGHT\ndef check(task, prediction, rollout):\n"
+        "    return float(prediction['label'] == RIGHT)\n"
     )
     (tmp_path / "own" / "more" / "mine.py").write_text("def check(task, prediction, rollout):\n    return 1.0\n")
     (tmp_path / "own" / "judges" / "one.yaml").write_text("text: Is it kind?\n")
     (tmp_path / "own" / "jury.yaml").write_text("jury:\n  members: [judges/one.yaml, judges/one.yaml]\n")
     (tmp_path / "own" / "r.yaml").write_text(
-        "name: r  # mine.py:check stands in check below\ncriteria:\n- {name: a, weight: 2, check: 'mine.py:check'}\n- {name: b, check: more/mine.py:check}\n"
+        "name: r  # mine.py:check stands in check below\ncriteria:\n- {name: a, weight: 2, check: 'mine.py:check'}\n"
+        "- {name: b, check: more/mine.py:check}\n"
         "- name: c\n  judge:\n    use: jury.yaml\n"
     )
     put(store, turn(0, "Text: fine", "good"), inputs={"text": "fine"}, expected={"label": "good"})
@@ -730,7 +879,9 @@ def test_any_rubric_travels_with_its_check_files_helpers_and_judges(store: Store
     assert [member.spec.text for member in assay.load_judge(use).members] == ["Is it kind?"] * 2
 
 
-@pytest.mark.parametrize("answer", ['{"label": "good"}', "[[ ## label ## ]]\ngood\n\n[[ ## completed ## ]]", "label: good", "good"])
+@pytest.mark.parametrize(
+    "answer", ['{"label": "good"}', "[[ ## label ## ]]\ngood\n\n[[ ## completed ## ]]", "label: good", "good"]
+)
 def test_a_reward_reads_the_fields_of_a_completion_and_the_columns_of_the_inputs(store: Store, answer: str) -> None:
     asked = turn(0, "Text: fine\nLabel:", answer)
     put(store, asked, inputs={"text": "fine", "prompts": "p"}, expected={"label": "good"})
@@ -749,19 +900,24 @@ def test_a_reward_reads_the_fields_of_a_completion_and_the_columns_of_the_inputs
 
 
 def test_an_export_without_rows_says_what_there_was_and_what_would_include_it(store: Store, tmp_path: Path) -> None:
-    for at, more in enumerate([{"score": 0.2}, {"score": 0.1}, {"score": None}, {"tenant": "acme"}, {"status": "running"}]):
+    for at, more in enumerate(
+        [{"score": 0.2}, {"score": 0.1}, {"score": None}, {"tenant": "acme"}, {"status": "running"}]
+    ):
         put(store, turn(0, f"Q{at}", "a"), task=f"t{at}", **more)
     put(store, turn(0, "Q", "a"), task="t", split="test")
+    put(store, turn(0, "Q", "a"), task="again", split="", inputs={"question": "t"})
     store.flush()
     with pytest.raises(DataError) as found:
         assay.export("sft", "out", store=store.url, gates=LOOSE)
     for part in (
-        "of 6 rollouts: ",
-        "2 left out: below the quality of 0.8 (a lower min_quality takes them)",
-        "1 left out: unscored (`assay traces score RUBRIC` scores them)",
-        "1 left out: of a tenant that was not named (tenants=… names it)",
-        "1 left out: still running (`assay traces close` ends those that were left open)",
-        "1 left out: of the gate or test split (these are never exported; `assay collect` makes rollouts of train tasks)",
+        "of 7 rollouts: ",
+        "inputs with this hash are in the gate or test split; record other inputs)",
+        "2 left out: below the quality of 0.8 (a lower min_quality includes them)",
+        "1 left out: unscored (`assay traces score --rubric R` scores them)",
+        "1 left out: of a tenant that was not selected (select it with tenants=…)",
+        "1 left out: still running (`assay traces close` ends open rollouts)",
+        "1 left out: of the gate or test split (these are never exported; `assay collect` makes rollouts of train "
+        "tasks)",
     ):
         assert part in str(found.value), str(found.value)
     with pytest.raises(DataError, match="leave out rated=True"):
@@ -783,14 +939,17 @@ def test_notes_of_a_reward_say_what_it_does_not_compute(store: Store, tmp_path: 
     assert step == "step criteria are graded on recorded rollouts and are no part of reward.py: 'parsed'"
 
 
-def test_a_reward_reads_all_fields_of_the_answers_and_names_the_checks_that_it_cannot_decide(store: Store, tmp_path: Path) -> None:
+def test_a_reward_reads_all_fields_of_the_answers_and_names_the_checks_that_it_cannot_decide(
+    store: Store, tmp_path: Path
+) -> None:
     (tmp_path / "mine.py").write_text(
         "def queue(task, prediction, rollout):\n    return float(prediction['queue'] == task.expected['queue'])\n"
         "def rude(task, prediction, rollout):\n    return float('Whatever' in prediction['reply'])\n"
         "def known(task, prediction, rollout):\n    return float(prediction['looked_up'])\n"
     )
     (tmp_path / "r.yaml").write_text(
-        "name: r\ncriteria:\n- {name: queue, weight: 4, check: 'mine.py:queue'}\n- {name: rude, weight: -1, check: 'mine.py:rude'}\n"
+        "name: r\ncriteria:\n- {name: queue, weight: 4, check: 'mine.py:queue'}\n"
+        "- {name: rude, weight: -1, check: 'mine.py:rude'}\n"
         "- {name: known, check: 'mine.py:known'}\n"
     )
     answer = '{"queue": "billing", "reply": "Whatever you say"}'
@@ -822,8 +981,8 @@ def test_what_is_left_out_is_of_the_runs_and_programs_that_are_drawn_on(store: S
     _, manifest = exported(store, "transitions", "two", selection=Selection(programs=("p",)))
     assert manifest["left_out"] == {"of the gate or test split": 1}
     for selection, message in (
-        (Selection(runs=("nosuch",)), "no rollout is of the run 'nosuch'.*'mine', 'other'"),
-        (Selection(programs=("P",)), "no rollout is of the program 'P'.*'p', 'q'"),
+        (Selection(runs=("nosuch",)), "no rollout has the run 'nosuch'.*'mine', 'other'"),
+        (Selection(programs=("P",)), "no rollout has the program 'P'.*'p', 'q'"),
     ):
         with pytest.raises(DataError, match=message):
             exported(store, "transitions", "three", selection=selection)
@@ -833,7 +992,16 @@ def test_token_ids_go_with_whatever_they_spelled(store: Store) -> None:
     call = ToolCall(name="send", arguments={"to": "jane.doe@corp.com"}, result="sent")
     put(
         store,
-        Transition(t=0, model="m", request=chat("send it"), response=said(""), output="", tools=[call], token_ids=(1, 2), logprobs=(-1.0, -1.0)),
+        Transition(
+            t=0,
+            model="m",
+            request=chat("send it"),
+            response=said(""),
+            output="",
+            tools=[call],
+            token_ids=(1, 2),
+            logprobs=(-1.0, -1.0),
+        ),
     )
     (found,), manifest = exported(store, "transitions")
     assert "jane.doe" not in str(found)
@@ -842,7 +1010,13 @@ def test_token_ids_go_with_whatever_they_spelled(store: Store) -> None:
 
 
 def test_a_person_called_user_leaves_the_roles_as_they_are_and_the_manifest_names_nobody(store: Store) -> None:
-    put(store, turn(0, "I am user Jane Doe", "hello"), data_subject="user", metadata={"entities": {"person": "Jane Doe"}}, task_type="Jane Doe type")
+    put(
+        store,
+        turn(0, "I am user Jane Doe", "hello"),
+        data_subject="user",
+        metadata={"entities": {"person": "Jane Doe"}},
+        task_type="Jane Doe type",
+    )
     (found,), manifest = exported(store, "sft")
     assert [m["role"] for m in found["prompt"] + found["completion"]] == ["user", "assistant"]
     assert "Jane" not in json.dumps(manifest)
@@ -854,7 +1028,11 @@ def test_rows_nested_as_deep_as_the_store_takes_them_are_exported(store: Store) 
     for _ in range(260):
         deep = [deep]
     odd = Transition(
-        t=0, model="m", request={"dialect": "chat", "body": {"messages": [{"role": "user", "content": deep}]}}, response=said("b"), output="b"
+        t=0,
+        model="m",
+        request={"dialect": "chat", "body": {"messages": [{"role": "user", "content": deep}]}},
+        response=said("b"),
+        output="b",
     )
     put(store, odd)
     put(store, turn(0, "a", "b"), task="t2")
@@ -864,9 +1042,9 @@ def test_rows_nested_as_deep_as_the_store_takes_them_are_exported(store: Store) 
 
 
 def test_large_rows_are_written_in_small_groups(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    import assay.traces.writing
+    import assay.traces.export.files
 
-    monkeypatch.setattr(assay.traces.writing, "_BYTES", 50_000)
+    monkeypatch.setattr(assay.traces.export.files, "_BYTES", 50_000)
     for at in range(10):
         put(store, turn(0, "a" * 20_000, str(at)), task=f"t{at}")
     exported(store, "transitions")
@@ -899,12 +1077,16 @@ def test_an_export_from_postgresql_is_the_same(store: Store, postgres_url: str) 
         for at in range(6):
             for sample, score in enumerate((1.0, 0.0)):
                 rollout = Rollout(
-                    id=f"{0xe0 + at:016x}{sample:016x}", run_id="pg-export", task_id=f"Täsk {at}", group_id=f"g{at}", task_type="ab"[at % 2], status="done", program="p",
-                    program_version="v", model="m", score=score, split="test" if at == 5 else "train", inputs={"question": f"q{at}"}, rubric="r@1",
+                    id=f"{0xe0 + at:016x}{sample:016x}", run_id="pg-export", task_id=f"Täsk {at}", group_id=f"g{at}",
+                    task_type="ab"[at % 2], status="done", program="p",
+                    program_version="v", model="m", score=score, split="test" if at == 5 else "train",
+                    inputs={"question": f"q{at}"}, rubric="r@1",
                     data_subject="Ida Pg" if at == 0 else None,
                 )  # fmt: skip
                 opened.put_rollout(rollout)
-                opened.put_transition(rollout.id, turn(0, f"q{at} by jane.doe@corp.com", f"a{sample}", token_ids=(1,), logprobs=(-1.0,)))
+                opened.put_transition(
+                    rollout.id, turn(0, f"q{at} by jane.doe@corp.com", f"a{sample}", token_ids=(1,), logprobs=(-1.0,))
+                )
         opened.flush()
 
     mine = Selection(runs=("pg-export",))  # other tests write there too
@@ -912,9 +1094,18 @@ def test_an_export_from_postgresql_is_the_same(store: Store, postgres_url: str) 
         for opened, out in ((store, "lite"), (server, "pg")):
             filled(opened)
             for kind in ("transitions", "sft", "preferences"):
-                exported(opened, kind, f"{kind}-{out}", privacy_key=Path("keys") / "k", balance=Balance(method="down"), selection=mine)
-        assert server.forget_subject("Ida Pg") == 2
-        assert {row["task"] for row in exported(server, "transitions", "after", selection=mine)[0]} == {f"Täsk {at}" for at in range(1, 5)}
+                exported(
+                    opened,
+                    kind,
+                    f"{kind}-{out}",
+                    privacy_key=Path("keys") / "k",
+                    balance=Balance(method="down"),
+                    selection=mine,
+                )
+        assert erase_subject(server, "Ida Pg").removed == 2
+        assert {row["task"] for row in exported(server, "transitions", "after", selection=mine)[0]} == {
+            f"Täsk {at}" for at in range(1, 5)
+        }
     for kind in ("transitions", "sft", "preferences"):
         lite, pg = ([json.dumps(row, sort_keys=True) for row in rows(Path(f"{kind}-{out}"))] for out in ("lite", "pg"))
         assert sorted(lite) == sorted(pg)

@@ -14,12 +14,12 @@ import pytest
 from assay.errors import ConfigError
 from assay.testing.serving import get, post, served
 from assay.testing.upstream import ScriptedUpstream
-from assay.traces import Rollout, Store
-from assay.traces.dialects import answer_of
-from assay.traces.events import read_events
-from assay.traces.gateway import Gateway
-from assay.traces.live import close_left
-from assay.traces.upstreams import HttpUpstream, LitellmUpstream, upstream_of
+from assay.traces import Rollout, Store, Verdict
+from assay.traces.gateway.events import read_events
+from assay.traces.gateway.left_open import close_left
+from assay.traces.gateway.server import Gateway
+from assay.traces.gateway.upstreams import HttpUpstream, LitellmUpstream, upstream_of
+from assay.traces.messages.dialects import answer_of
 
 TOOL = {
     "type": "function",
@@ -48,7 +48,7 @@ class Stage:
 
     def chat(self, *texts: str, **options: Any) -> Any:
         messages = [{"role": "assistant" if at % 2 else "user", "content": text} for at, text in enumerate(texts)]
-        return self.client.chat.completions.create(model="gpt-4o", messages=messages, **options)  # type: ignore[call-overload]
+        return self.client.chat.completions.create(model="gpt-4o", messages=messages, **options)
 
     def settled(self, calls: int) -> None:
         """Waits until so many calls are stored: a stream's record is written after its last byte has gone out."""
@@ -77,8 +77,18 @@ def test_a_call_passes_as_it_is_and_becomes_a_transition(stage: Stage) -> None:
         "dialect": "chat",
         "body": {"model": "gpt-4o", "messages": [{"role": "user", "content": "hello"}], "temperature": 0.3},
     }
-    assert (transition.output, transition.prompt_tokens, transition.completion_tokens, transition.error) == ("echo: hello", 7, 2, None)
-    assert (rollout.source, rollout.model, rollout.prediction, rollout.inputs) == ("gateway", "echo", {"answer": "echo: hello"}, {"prompt": "hello"})
+    assert (transition.output, transition.prompt_tokens, transition.completion_tokens, transition.error) == (
+        "echo: hello",
+        7,
+        2,
+        None,
+    )
+    assert (rollout.source, rollout.model, rollout.prediction, rollout.inputs) == (
+        "gateway",
+        "echo",
+        {"answer": "echo: hello"},
+        {"prompt": "hello"},
+    )
     assert rollout.score is None
 
 
@@ -94,11 +104,15 @@ def test_every_dialect_gives_the_same_record_streamed_or_not(stage: Stage, diale
     if stream:
         import urllib.request
 
-        request = urllib.request.Request(stage.url + path, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            stage.url + path, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+        )
         with urllib.request.urlopen(request, timeout=30) as answer:
             assert answer.headers["content-type"].startswith("text/event-stream")
             through = answer.read()
-        with urllib.request.urlopen(urllib.request.Request(stage.behind + path, data=json.dumps(body).encode()), timeout=30) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(stage.behind + path, data=json.dumps(body).encode()), timeout=30
+        ) as answer:
             direct = answer.read()
         assert len(through) == len(direct)  # ids count up; all else is the same
     else:
@@ -115,12 +129,16 @@ def test_tools_are_recorded_with_the_results_that_come_back(stage: Stage, stream
     ask = stage.client.chat.completions.create
     if stream:
         parts = list(ask(model="m", messages=messages, tools=[TOOL], stream=True))  # type: ignore[call-overload]
-        arguments = "".join(c.choices[0].delta.tool_calls[0].function.arguments for c in parts if c.choices[0].delta.tool_calls)
+        arguments = "".join(
+            c.choices[0].delta.tool_calls[0].function.arguments for c in parts if c.choices[0].delta.tool_calls
+        )
         call = {"id": "call_1", "type": "function", "function": {"name": "calculator", "arguments": arguments}}
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         stage.settled(1)
     else:
-        messages.append(ask(model="m", messages=messages, tools=[TOOL]).choices[0].message.model_dump(exclude_none=True))
+        messages.append(
+            ask(model="m", messages=messages, tools=[TOOL]).choices[0].message.model_dump(exclude_none=True)
+        )
     messages.append({"role": "tool", "tool_call_id": "call_1", "content": "42"})
     assert ask(model="m", messages=messages, tools=[TOOL]).choices[0].message.content == "echo: 42"
     (rollout,) = stage.rollouts()  # one conversation, one rollout
@@ -131,9 +149,11 @@ def test_tools_are_recorded_with_the_results_that_come_back(stage: Stage, stream
 
 
 def test_invalid_arguments_of_a_tool_are_kept_with_the_error(stage: Stage) -> None:
-    stage.client.chat.completions.create(model="m", messages=[{"role": "user", "content": "use the tool #badtool"}], tools=[TOOL])  # type: ignore[list-item]
+    stage.client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "use the tool #badtool"}], tools=[TOOL]
+    )  # type: ignore[list-item]
     (tool,) = stage.rollouts()[0].tools
-    assert (tool.arguments, tool.error) == ({"arguments": "{broken"}, "the arguments are no JSON object")
+    assert (tool.arguments, tool.error) == ({"arguments": "{broken"}, "the arguments are not a JSON object")
 
 
 def test_conversations_that_grow_are_one_rollout_and_equal_ones_a_group(stage: Stage) -> None:
@@ -158,7 +178,14 @@ def test_responses_go_on_by_their_id(stage: Stage) -> None:
 
 @pytest.mark.parametrize("how", ["header", "path", "key"])
 def test_a_rollout_is_named_by_header_path_or_key(stage: Stage, how: str) -> None:
-    told = {"task_id": "t1", "group": "g1", "inputs": {"question": "?"}, "expected": {"answer": "7"}, "tenant": "acme", "data_subject": "ann"}
+    told = {
+        "task_id": "t1",
+        "group": "g1",
+        "inputs": {"question": "?"},
+        "expected": {"answer": "7"},
+        "tenant": "acme",
+        "data_subject": "ann",
+    }
     _, opened = stage.manage("/assay/rollouts", told)
     options: dict[str, Any] = {"base_url": f"{stage.url}/v1", "api_key": "none", "max_retries": 0}
     options.update(
@@ -172,11 +199,23 @@ def test_a_rollout_is_named_by_header_path_or_key(stage: Stage, how: str) -> Non
     for text in ("one", "something else"):  # no growing conversation
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
     assert stage.manage(f"/assay/rollouts/{opened['id']}/reward", {"reward": 0.05, "t": 0, "name": "tidy"})[0] == 200
-    assert stage.manage(f"/assay/rollouts/{opened['id']}/close", {"reward": 0.75, "prediction": {"answer": "7"}})[0] == 200
+    assert (
+        stage.manage(f"/assay/rollouts/{opened['id']}/close", {"reward": 0.75, "prediction": {"answer": "7"}})[0] == 200
+    )
     assert stage.manage("/feedback", {"rollout": opened["id"], "rating": 1})[0] == 200
     (rollout,) = stage.rollouts()
-    assert (rollout.task_id, rollout.group_id, rollout.expected, rollout.tenant) == ("t1", "g1", {"answer": "7"}, "acme")
-    assert (rollout.score, rollout.human_rating, rollout.status, rollout.prediction) == (0.75, 1.0, "done", {"answer": "7"})
+    assert (rollout.task_id, rollout.group_id, rollout.expected, rollout.tenant) == (
+        "t1",
+        "g1",
+        {"answer": "7"},
+        "acme",
+    )
+    assert (rollout.score, rollout.human_rating, rollout.status, rollout.prediction) == (
+        0.75,
+        1.0,
+        "done",
+        {"answer": "7"},
+    )
     assert [t.step_rewards for t in rollout.transitions] == [{"tidy": 0.05}, {}]
 
 
@@ -185,7 +224,12 @@ def test_a_rollout_ends_by_header_and_is_opened_again_by_its_name(stage: Stage) 
     for text in ("one", "two"):
         stage.chat(text, extra_headers=headers)
     (rollout,) = stage.rollouts()
-    assert (rollout.status, rollout.task_id, rollout.metadata["client_id"], [t.t for t in rollout.transitions]) == ("done", "t", "my run 7", [0, 1])
+    assert (rollout.status, rollout.task_id, rollout.metadata["client_id"], [t.t for t in rollout.transitions]) == (
+        "done",
+        "t",
+        "my run 7",
+        [0, 1],
+    )
 
 
 def test_what_cannot_be_a_reward_is_refused_with_the_reason(stage: Stage) -> None:
@@ -197,7 +241,7 @@ def test_what_cannot_be_a_reward_is_refused_with_the_reason(stage: Stage) -> Non
         ({"reward": 1.5}, 422, "between 0 and 1"),
         ({"reward": True}, 422, "finite number"),
         ({"reward": 0.5, "t": 0}, 422, "0 turns"),
-        ({"reward": 0.5, "t": -1}, 422, "turn's number"),
+        ({"reward": 0.5, "t": -1}, 422, "index of a turn"),
         ({}, 422, "finite number"),
         (b"not json", 422, "no JSON"),
         (b"[1]", 422, "JSON object"),
@@ -208,8 +252,14 @@ def test_what_cannot_be_a_reward_is_refused_with_the_reason(stage: Stage) -> Non
     assert stage.manage(f"{base}/nobody/close", {})[0] == 404
     assert stage.manage(f"{base}/{opened['id']}/close", {"status": "great"})[0] == 422
     assert stage.manage("/feedback", {"rollout": "nobody", "rating": 0.5})[0] == 404
-    for path, body in ((f"{base}/nobody/reward", {"reward": 1}), (f"{base}/nobody/close", {}), ("/feedback", {"rollout": "nobody", "rating": 0.5})):
-        assert "rollout 'nobody'" in str(stage.manage(path, body)[1])  # the name that was given, not the id that the store made of it
+    for path, body in (
+        (f"{base}/nobody/reward", {"reward": 1}),
+        (f"{base}/nobody/close", {}),
+        ("/feedback", {"rollout": "nobody", "rating": 0.5}),
+    ):
+        assert "rollout 'nobody'" in str(
+            stage.manage(path, body)[1]
+        )  # the name that was given, not the id that the store made of it
     assert stage.manage("/feedback", {"rollout": opened["id"], "rating": 7})[0] == 422
     assert stage.manage(base, {"speed": 3})[0] == 422
     assert stage.manage(base, {"inputs": "text"})[0] == 422
@@ -247,7 +297,9 @@ def test_an_upstream_that_is_gone_or_talks_garbage_is_an_error_of_that_call(stag
     import urllib.request
 
     body = json.dumps({"messages": [{"role": "user", "content": "#garbage"}]}).encode()
-    with urllib.request.urlopen(urllib.request.Request(f"{stage.url}/v1/chat/completions", data=body), timeout=30) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{stage.url}/v1/chat/completions", data=body), timeout=30
+    ) as answer:
         assert answer.read() == b"{this is no json"
     errors = [r.transitions[0].error for r in stage.rollouts()]
     assert "could not be read" in errors[1]  # type: ignore[operator]
@@ -262,7 +314,10 @@ def test_a_client_that_leaves_in_the_middle_is_recorded_as_such(stage: Stage) ->
     host, port = stage.url.removeprefix("http://").split(":")
     body = json.dumps({"messages": [{"role": "user", "content": "wait #hang"}], "stream": True}).encode()
     with socket.create_connection((host, int(port))) as raw:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
         raw.sendall(head.encode() + body)
         assert raw.recv(1000)
     stage.settled(1)
@@ -283,7 +338,10 @@ def test_bodies_paths_and_json_that_do_not_fit_are_refused(stage: Stage) -> None
 
 
 def test_emoji_and_lone_surrogates_come_through(stage: Stage) -> None:
-    status, _ = post(f"{stage.url}/v1/chat/completions", b'{"messages": [{"role": "user", "content": "\\ud83d\\ude00 \\ud800 \\u0000"}]}')
+    status, _ = post(
+        f"{stage.url}/v1/chat/completions",
+        b'{"messages": [{"role": "user", "content": "\\ud83d\\ude00 \\ud800 \\u0000"}]}',
+    )
     assert status == 200
     (transition,) = stage.rollouts()[0].transitions
     assert "\U0001f600" in transition.output
@@ -326,8 +384,14 @@ def test_beyond_loopback_it_wants_a_key(tmp_path: Path) -> None:
 
 def test_the_callers_own_key_goes_to_the_upstream_where_the_gateway_has_none(tmp_path: Path) -> None:
     upstream = ScriptedUpstream()
-    with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind, served(Gateway(store, HttpUpstream("x", behind)).app()) as url:
-        openai.OpenAI(base_url=f"{url}/v1", api_key="mine").chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
+    with (
+        Store(tmp_path / "s.db") as store,
+        served(upstream.app()) as behind,
+        served(Gateway(store, HttpUpstream("x", behind)).app()) as url,
+    ):
+        openai.OpenAI(base_url=f"{url}/v1", api_key="mine").chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "x"}]
+        )
         store.flush()
     assert upstream.headers[0]["Authorization"] == "Bearer mine"
     assert b"Bearer mine" not in (tmp_path / "s.db").read_bytes()
@@ -356,10 +420,16 @@ def test_another_model_answers_new_rollouts_while_open_ones_keep_theirs(stage: S
         stage.chat("one", "echo: one", "two")
         stage.chat("a new one")
         assert get(f"{stage.url}/v1/models")["data"][0]["id"] == "other"
-    assert [(r.model, [t.model for t in r.transitions]) for r in stage.rollouts()] == [("echo", ["echo", "echo"]), ("newer", ["newer"])]
+    assert [(r.model, [t.model for t in r.transitions]) for r in stage.rollouts()] == [
+        ("echo", ["echo", "echo"]),
+        ("newer", ["newer"]),
+    ]
     assert (stage.upstream.calls, other.calls) == (2, 1)
     assert stage.manage("/assay/model", {"model": "embedded/nobody"})[0] == 500
-    assert stage.manage("/assay/model", {"model": "mistral/some", "upstream": "http://127.0.0.1:9"})[1]["model"] == "mistral/some"
+    assert (
+        stage.manage("/assay/model", {"model": "mistral/some", "upstream": "http://127.0.0.1:9"})[1]["model"]
+        == "mistral/some"
+    )
     assert isinstance(stage.gateway.upstream, LitellmUpstream)  # an address is not taken from a caller
 
 
@@ -373,7 +443,9 @@ def test_no_page_of_another_site_may_use_it(stage: Stage) -> None:
 def test_a_caller_can_neither_name_a_server_nor_take_a_key(tmp_path: Path) -> None:
     mine, evil = ScriptedUpstream(), ScriptedUpstream()
     with Store(tmp_path / "s.db") as store, served(mine.app()) as behind, served(evil.app()) as elsewhere:
-        with served(Gateway(store, LitellmUpstream("openai/echo", {"api_base": f"{behind}/v1", "api_key": "secret"})).app()) as url:
+        with served(
+            Gateway(store, LitellmUpstream("openai/echo", {"api_base": f"{behind}/v1", "api_key": "secret"})).app()
+        ) as url:
             body = {
                 "messages": [{"role": "user", "content": "x"}],
                 "api_base": f"{elsewhere}/v1",
@@ -415,7 +487,14 @@ def test_numbers_and_shapes_that_cannot_be_are_answered_in_json(stage: Stage) ->
     assert stage.manage(f"/assay/rollouts/{opened['id']}/reward", {"reward": 1e308, "t": 0})[0] == 422
     assert stage.manage(f"/assay/rollouts/{opened['id']}/close", {"error": {"a": 1}})[0] == 422
     assert stage.manage("/assay/rollouts", {"split": "Test"})[0] == 422
-    odd = {"messages": [{"role": "assistant", "tool_calls": [{"function": "text"}]}, {"role": "user", "content": "x"}, "text", 7]}
+    odd = {
+        "messages": [
+            {"role": "assistant", "tool_calls": [{"function": "text"}]},
+            {"role": "user", "content": "x"},
+            "text",
+            7,
+        ]
+    }
     assert post(f"{stage.url}/v1/chat/completions", odd)[0] == 200
 
 
@@ -424,7 +503,9 @@ def test_200_streaming_clients_at_once_lose_nothing(stage: Stage) -> None:
 
     def talk(number: int) -> None:
         try:
-            said = "".join(c.choices[0].delta.content or "" for c in stage.chat(f"client {number} says a few words", stream=True))
+            said = "".join(
+                c.choices[0].delta.content or "" for c in stage.chat(f"client {number} says a few words", stream=True)
+            )
             assert said == f"echo: client {number} says a few words"
         except BaseException as error:
             failed.append(error)
@@ -441,7 +522,9 @@ def test_200_streaming_clients_at_once_lose_nothing(stage: Stage) -> None:
     assert stage.gateway.stats()["unrecorded"] == 0
 
 
-def test_a_call_that_could_not_be_stored_is_counted_as_unrecorded(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_could_not_be_stored_is_counted_as_unrecorded(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError("no space left")
 
@@ -467,7 +550,9 @@ def test_litellm_answers_in_all_dialects_for_other_providers(tmp_path: Path) -> 
                     data = json.dumps({"model": "x", "stream": stream, **body}).encode()
                     with urllib.request.urlopen(urllib.request.Request(url + path, data=data), timeout=60) as answer:
                         assert answer.read()
-            status, told = post(f"{url}/v1/chat/completions", {"model": "x", "messages": [{"role": "user", "content": "#429"}]})
+            status, told = post(
+                f"{url}/v1/chat/completions", {"model": "x", "messages": [{"role": "user", "content": "#429"}]}
+            )
             assert status == 429
             assert "scripted 429" in told["error"]["message"]
         store.flush()
@@ -484,7 +569,11 @@ def test_the_embedded_model_answers_with_token_ids_and_logprobs(embedded: str, t
             client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
             for stream in (False, True):
                 answer = client.chat.completions.create(
-                    model="any", messages=[{"role": "user", "content": "Say hi."}], max_tokens=8, stream=stream, temperature=0
+                    model="any",
+                    messages=[{"role": "user", "content": "Say hi."}],
+                    max_tokens=8,
+                    stream=stream,
+                    temperature=0,
                 )  # type: ignore[call-overload]
                 if stream:
                     list(answer)
@@ -494,19 +583,29 @@ def test_the_embedded_model_answers_with_token_ids_and_logprobs(embedded: str, t
     for transition in found:
         assert transition.token_ids is not None
         assert transition.logprobs is not None
-        assert len(transition.token_ids) == len(transition.logprobs) == transition.completion_tokens > 0  # type: ignore[operator]
+        assert len(transition.token_ids) == len(transition.logprobs) == transition.completion_tokens > 0
         assert transition.weights
 
 
 @pytest.mark.parametrize(
     ("more", "ids"),
-    [({}, None), ({"timings": {"predicted_n": 1}}, (7,)), ({"timings": {"predicted_n": 3}}, None), ({"usage": {"completion_tokens": 1}}, (7,))],
+    [
+        ({}, None),
+        ({"timings": {"predicted_n": 1}}, (7,)),
+        ({"timings": {"predicted_n": 3}}, None),
+        ({"usage": {"completion_tokens": 1}}, (7,)),
+    ],
     ids=["no count", "all of them", "a letter of three", "by usage"],
 )
 def test_a_streamed_answer_has_all_its_token_ids_or_none(more: dict[str, Any], ids: tuple[int, ...] | None) -> None:
-    choice = {"index": 0, "delta": {"content": "京"}, "logprobs": {"content": [{"id": 7, "token": "京", "logprob": -0.5}]}}
+    choice = {
+        "index": 0,
+        "delta": {"content": "京"},
+        "logprobs": {"content": [{"id": 7, "token": "京", "logprob": -0.5}]},
+    }
     body, complete = read_events(
-        "chat", [{"id": "x", "choices": [choice]}, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], **more}]
+        "chat",
+        [{"id": "x", "choices": [choice]}, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], **more}],
     )
     assert complete
     assert body is not None
@@ -525,22 +624,59 @@ def test_what_a_killed_gateway_left_open_can_be_ended(stage: Stage) -> None:
     assert [r.score for r in stage.rollouts()] == [None, None, None]
     assert stage.manage("/assay/rollouts/left/close", {"reward": 0.8})[1]["status"] == "done"
     assert stage.manage("/assay/rollouts/left/close", {})[0] == 404
-    assert close_left(stage.gateway.store, idle_s=3600) == {"done": 0, "error": 0}
-    assert close_left(stage.gateway.store, idle_s=0) == {"done": 1, "error": 1}
+    assert close_left(stage.gateway.store, idle_s=3600) == {"done": 0, "error": 0, "running": 2}
+    assert close_left(stage.gateway.store, idle_s=0) == {"done": 1, "error": 1, "running": 0}
     found = {r.metadata.get("client_id", "found"): r for r in stage.rollouts()}
     assert {name: (r.status, r.score, len(r.transitions)) for name, r in found.items()} == {
         "left": ("done", 0.8, 1), "empty": ("error", None, 0), "found": ("done", None, 1),
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("length", [10, 200_000], ids=["whole row", "changes alone"])
+def test_a_score_of_the_store_outlasts_the_gateways_last_word(stage: Stage, length: int) -> None:
+    stage.chat("a" * length)
+    store = stage.gateway.store
+    assert close_left(store, idle_s=0) == {"done": 1, "error": 0, "running": 0}  # while the gateway still holds it open
+    (found,) = stage.rollouts()
+    found.score, found.coverage, found.rubric, found.transitions = 0.7, 1.0, "mine", []
+    found.verdicts = [Verdict(criterion="right", grade=0.7)]
+    store.put_rollout(found)
+    store.flush()
+    assert stage.gateway.rollouts.sweep(all_of_them=True) == 1
+    (after,) = stage.rollouts()
+    assert (after.status, after.score, after.coverage, after.rubric) == ("done", 0.7, 1.0, "mine")
+    assert after.verdicts == found.verdicts
+
+
+def test_a_score_does_not_stay_with_another_answer(stage: Stage) -> None:
+    stage.chat("a")
+    store = stage.gateway.store
+    close_left(store, idle_s=0)
+    (found,) = stage.rollouts()
+    found.score, found.rubric, found.transitions = 0.7, "mine", []
+    store.put_rollout(found)
+    store.flush()
+    (live,) = stage.gateway.rollouts.open.values()
+    live.rollout.prediction = {"answer": "another"}
+    stage.gateway.rollouts.sweep(all_of_them=True)
+    (after,) = stage.rollouts()
+    assert (after.prediction, after.score, after.rubric) == ({"answer": "another"}, None, "")
+
+
 def test_keys_that_are_said_back_or_hidden_in_a_body_are_not_kept(tmp_path: Path) -> None:
     upstream = ScriptedUpstream()
-    with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind, served(Gateway(store, upstream_of("m", base=behind)).app()) as url:
+    with (
+        Store(tmp_path / "s.db") as store,
+        served(upstream.app()) as behind,
+        served(Gateway(store, upstream_of("m", base=behind)).app()) as url,
+    ):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="sk-verysecret-1", max_retries=0)
         with pytest.raises(openai.AuthenticationError):
             client.chat.completions.create(model="m", messages=[{"role": "user", "content": "#401"}])
         client.chat.completions.create(
-            model="m", messages=[{"role": "user", "content": "x"}], extra_body={"extra_body": {"api_key": "sk-verysecret-2", "top_k": 3}}
+            model="m",
+            messages=[{"role": "user", "content": "x"}],
+            extra_body={"extra_body": {"api_key": "sk-verysecret-2", "top_k": 3}},
         )
         store.flush()
         kept = [store.rollout(r.id).transitions[0] for r in store.rollouts()]
@@ -551,7 +687,10 @@ def test_keys_that_are_said_back_or_hidden_in_a_body_are_not_kept(tmp_path: Path
 
 @pytest.mark.parametrize("stage", [{"one_server": True}], indirect=True)
 def test_another_model_of_the_same_server_keeps_its_address_and_key(stage: Stage) -> None:
-    assert stage.manage("/assay/model", {"model": "my-lora"}) == (200, {"model": "my-lora", "weights": "", "adapters": []})
+    assert stage.manage("/assay/model", {"model": "my-lora"}) == (
+        200,
+        {"model": "my-lora", "weights": "", "adapters": []},
+    )
     stage.chat("to the adapter")
     assert stage.upstream.calls == 1
     assert stage.upstream.headers[-1]["Authorization"] == "Bearer upstream-secret"

@@ -1,4 +1,4 @@
-"""Answers that are errors, whatever their status, and streams that break: stored as failures with their kind and their text."""
+"""Error responses with any status and broken streams are stored as failures with their kind and text."""
 
 import asyncio
 import json
@@ -16,8 +16,8 @@ from assay.cli.traces import command as traces_command
 from assay.errors import FailureKind
 from assay.testing.serving import post, served
 from assay.traces import Store, Transition
-from assay.traces.gateway import Gateway
-from assay.traces.upstreams import upstream_of
+from assay.traces.gateway.server import Gateway
+from assay.traces.gateway.upstreams import upstream_of
 
 OVERLOADED = {"message": "overloaded", "type": "server_error"}
 ASKED = {"chat": {"messages": [{"role": "user", "content": "hello"}]}, "responses": {"input": "hello"},
@@ -59,7 +59,11 @@ class Planned:
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[tuple[Planned, Store, str]]:
     planned = Planned()
-    with Store(tmp_path / "s.db") as store, served(planned.app()) as url, served(Gateway(store, upstream_of("m", base=url)).app()) as gateway:
+    with (
+        Store(tmp_path / "s.db") as store,
+        served(planned.app()) as url,
+        served(Gateway(store, upstream_of("m", base=url)).app()) as gateway,
+    ):
         yield planned, store, gateway
 
 
@@ -81,7 +85,10 @@ def call_of(store: Store) -> tuple[Any, Transition]:
         ("chat", {"choices": [{"index": 0, "message": None}]}),
         ("chat", {}),
         ("chat", {"choices": [{"index": 0, "message": {"content": ""}, "finish_reason": "error"}]}),
-        ("chat", {"choices": [{"index": 0, "message": {"content": ""}, "finish_reason": "error", "error": OVERLOADED}]}),
+        (
+            "chat",
+            {"choices": [{"index": 0, "message": {"content": ""}, "finish_reason": "error", "error": OVERLOADED}]},
+        ),
         ("chat", {"object": "error", **OVERLOADED, "code": 400}),
         ("chat", {"detail": "overloaded"}),
         ("responses", {"error": OVERLOADED}),
@@ -92,7 +99,9 @@ def call_of(store: Store) -> tuple[Any, Transition]:
     ],
     ids=str,
 )
-def test_an_answer_with_status_200_that_is_none_is_a_failure(stage: tuple[Planned, Store, str], dialect: str, body: dict[str, Any]) -> None:
+def test_an_answer_with_status_200_that_is_none_is_a_failure(
+    stage: tuple[Planned, Store, str], dialect: str, body: dict[str, Any]
+) -> None:
     planned, store, gateway = stage
     planned.body = body
     status, passed = post(gateway + PATHS[dialect], ASKED[dialect], **{"x-assay-end": "1"})
@@ -120,7 +129,9 @@ def test_a_rollout_whose_call_was_answered_by_an_error_ends_as_an_error(tmp_path
 
 def test_a_model_that_said_nothing_is_no_failure(stage: tuple[Planned, Store, str]) -> None:
     planned, store, gateway = stage
-    planned.body = {"choices": [{"index": 0, "message": {"role": "assistant", "content": None}, "finish_reason": "stop"}]}
+    planned.body = {
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": None}, "finish_reason": "stop"}]
+    }
     post(gateway + PATHS["chat"], ASKED["chat"])
     _, transition = call_of(store)
     assert (transition.error, transition.failure, transition.output) == (None, None, "")
@@ -148,7 +159,9 @@ def test_an_upstreams_refusal_has_the_kind_of_its_code(
 
 def streamed(gateway: str, dialect: str) -> bytes:
     request = urllib.request.Request(
-        gateway + PATHS[dialect], data=json.dumps({**ASKED[dialect], "stream": True}).encode(), headers={"Content-Type": "application/json"}
+        gateway + PATHS[dialect],
+        data=json.dumps({**ASKED[dialect], "stream": True}).encode(),
+        headers={"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=20) as answer:
         found: bytes = answer.read()
@@ -169,15 +182,32 @@ STARTED = {"type": "message_start", "message": {"id": "m", "content": []}}
         ("chat", [chunk("par"), {"error": OVERLOADED}]),
         ("chat", [{"error": OVERLOADED}]),
         ("chat", [chunk("par"), {"object": "error", **OVERLOADED, "code": 400}]),
-        ("chat", [chunk("par"), {"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "error", "error": OVERLOADED}]}]),
+        (
+            "chat",
+            [
+                chunk("par"),
+                {"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "error", "error": OVERLOADED}]},
+            ],
+        ),
         ("chat", [{"detail": "overloaded"}]),
         ("chat", [chunk("par"), b"event: error\ndata: overloaded\n\n"]),
         ("responses", [CREATED, {"type": "error", "code": "server_error", "message": "overloaded"}]),
-        ("responses", [CREATED, {"type": "response.failed", "response": {"id": "r", "status": "failed", "output": [], "error": OVERLOADED}}]),
+        (
+            "responses",
+            [
+                CREATED,
+                {
+                    "type": "response.failed",
+                    "response": {"id": "r", "status": "failed", "output": [], "error": OVERLOADED},
+                },
+            ],
+        ),
         ("messages", [STARTED, {"type": "error", "error": OVERLOADED}]),
     ],
 )
-def test_the_error_of_a_stream_that_breaks_is_kept(stage: tuple[Planned, Store, str], dialect: str, events: list[Any]) -> None:
+def test_the_error_of_a_stream_that_breaks_is_kept(
+    stage: tuple[Planned, Store, str], dialect: str, events: list[Any]
+) -> None:
     planned, store, gateway = stage
     planned.body = events
     assert b"overloaded" in streamed(gateway, dialect)
@@ -187,7 +217,10 @@ def test_the_error_of_a_stream_that_breaks_is_kept(stage: tuple[Planned, Store, 
     assert transition.output == ("par" if len(events) == 2 and dialect == "chat" else "")
 
 
-@pytest.mark.parametrize("event", [b'data: {"choices": [{"delta": {"con\n\n', b'data: {"id": "\xff\xfe"}\n\n', b"data: upstream timed out\n\n"])
+@pytest.mark.parametrize(
+    "event",
+    [b'data: {"choices": [{"delta": {"con\n\n', b'data: {"id": "\xff\xfe"}\n\n', b"data: upstream timed out\n\n"],
+)
 def test_a_stream_with_an_event_that_is_no_json_is_a_failure(stage: tuple[Planned, Store, str], event: bytes) -> None:
     planned, store, gateway = stage
     planned.body = [chunk("one "), event, chunk("two", "stop"), "[DONE]"]
@@ -217,9 +250,13 @@ def test_a_stream_that_ends_with_an_error_is_a_failure(stage: tuple[Planned, Sto
     assert (transition.failure, transition.output) == (FailureKind.MODEL, "par")
 
 
-@pytest.mark.parametrize("told", [{"code": "context_length_exceeded"}, {"code": 400, "param": "input_tokens"}, {"code": 40303}])
+@pytest.mark.parametrize(
+    "told", [{"code": "context_length_exceeded"}, {"code": 400, "param": "input_tokens"}, {"code": 40303}]
+)
 @pytest.mark.parametrize("streams", [True, False])
-def test_a_flat_context_error_has_its_kind(stage: tuple[Planned, Store, str], streams: bool, told: dict[str, Any]) -> None:
+def test_a_flat_context_error_has_its_kind(
+    stage: tuple[Planned, Store, str], streams: bool, told: dict[str, Any]
+) -> None:
     planned, store, gateway = stage
     error = {"object": "error", "message": "too long", **told}
     planned.body = [error] if streams else error
@@ -235,7 +272,11 @@ def test_a_flat_context_error_has_its_kind(stage: tuple[Planned, Store, str], st
 @pytest.mark.parametrize("streams", [True, False])
 def test_an_answer_in_the_form_of_text_completions_is_stored(stage: tuple[Planned, Store, str], streams: bool) -> None:
     planned, store, gateway = stage
-    planned.body = [{"id": "1", "choices": [{"text": "hello", "finish_reason": "stop"}]}, "[DONE]"] if streams else {"choices": [{"text": "hello"}]}
+    planned.body = (
+        [{"id": "1", "choices": [{"text": "hello", "finish_reason": "stop"}]}, "[DONE]"]
+        if streams
+        else {"choices": [{"text": "hello"}]}
+    )
     if streams:
         streamed(gateway, "chat")
     else:
@@ -245,11 +286,18 @@ def test_an_answer_in_the_form_of_text_completions_is_stored(stage: tuple[Planne
 
 
 @pytest.mark.parametrize("empty", ["", None])
-def test_an_empty_finish_reason_does_not_hold_a_stream_back(stage: tuple[Planned, Store, str], empty: str | None) -> None:
+def test_an_empty_finish_reason_does_not_hold_a_stream_back(
+    stage: tuple[Planned, Store, str], empty: str | None
+) -> None:
     planned, store, gateway = stage
-    planned.body, planned.wait = [chunk("one ", empty), chunk("two", empty), chunk("", "stop"), "[DONE]"], threading.Event()
+    planned.body, planned.wait = (
+        [chunk("one ", empty), chunk("two", empty), chunk("", "stop"), "[DONE]"],
+        threading.Event(),
+    )
     request = urllib.request.Request(
-        gateway + PATHS["chat"], data=json.dumps({**ASKED["chat"], "stream": True}).encode(), headers={"Content-Type": "application/json"}
+        gateway + PATHS["chat"],
+        data=json.dumps({**ASKED["chat"], "stream": True}).encode(),
+        headers={"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=20) as answer:
         first = answer.readline()  # comes before the server has said more
@@ -263,15 +311,28 @@ def test_an_empty_finish_reason_does_not_hold_a_stream_back(stage: tuple[Planned
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_refusal_is_an_answer_and_shown_with_the_reasoning(stage: tuple[Planned, Store, str], streams: bool) -> None:
     planned, store, gateway = stage
-    said = {"role": "assistant", "content": None, "refusal": "I cannot help with that.", "reasoning_content": "Better not."}
+    said = {
+        "role": "assistant",
+        "content": None,
+        "refusal": "I cannot help with that.",
+        "reasoning_content": "Better not.",
+    }
     planned.body = {"choices": [{"index": 0, "message": said, "finish_reason": "stop"}]}
     if streams:
-        planned.body = [{"id": "1", "choices": [{"index": 0, "delta": said, "finish_reason": None}]}, chunk("", "stop"), "[DONE]"]
+        planned.body = [
+            {"id": "1", "choices": [{"index": 0, "delta": said, "finish_reason": None}]},
+            chunk("", "stop"),
+            "[DONE]",
+        ]
         streamed(gateway, "chat")
     else:
         post(gateway + PATHS["chat"], ASKED["chat"])
     rollout, transition = call_of(store)
-    assert (transition.error, transition.output, rollout.prediction) == (None, "I cannot help with that.", {"answer": "I cannot help with that."})
+    assert (transition.error, transition.output, rollout.prediction) == (
+        None,
+        "I cannot help with that.",
+        {"answer": "I cannot help with that."},
+    )
     assert transition.response is not None
     assert transition.response["body"]["choices"][0]["message"] == said
     shown = CliRunner().invoke(traces_command, ["show", rollout.id, "--store", store.url])
@@ -279,12 +340,20 @@ def test_a_refusal_is_an_answer_and_shown_with_the_reasoning(stage: tuple[Planne
 
 
 def test_a_gateways_own_answers_follow_the_kind(tmp_path: Path) -> None:
-    with Store(tmp_path / "s.db") as store, served(Gateway(store, upstream_of("m", base="http://127.0.0.1:9"), key=KEY).app()) as gateway:
+    with (
+        Store(tmp_path / "s.db") as store,
+        served(Gateway(store, upstream_of("m", base="http://127.0.0.1:9"), key=KEY).app()) as gateway,
+    ):
         assert post(gateway + PATHS["chat"], ASKED["chat"], **OWNER)[0] == 502
         assert post(f"{gateway}/assay/rollouts/{'0' * 32}/close", {}, **OWNER)[0] == 404
         opened = post(f"{gateway}/assay/rollouts", {"id": "mine"}, **OWNER)[1]["id"]
-        assert post(f"{gateway}/assay/rollouts/{opened}/close", {"status": "failed", "failure": "nonsense"}, **OWNER)[0] == 422
-        assert post(f"{gateway}/assay/rollouts/{opened}/close", {"status": "failed", "failure": "loop"}, **OWNER)[0] == 200
+        assert (
+            post(f"{gateway}/assay/rollouts/{opened}/close", {"status": "failed", "failure": "nonsense"}, **OWNER)[0]
+            == 422
+        )
+        assert (
+            post(f"{gateway}/assay/rollouts/{opened}/close", {"status": "failed", "failure": "loop"}, **OWNER)[0] == 200
+        )
         store.flush()
         kinds = {rollout.id: rollout.failure for rollout in store.rollouts()}
     assert kinds[opened] == FailureKind.LOOP

@@ -1,4 +1,4 @@
-"""A gateway whose store is locked: calls are served meanwhile, nothing is lost, and open rollouts take little memory."""
+"""A gateway with a locked store: calls are still served, nothing is lost, and open rollouts take little memory."""
 
 import asyncio
 import json
@@ -21,9 +21,9 @@ from assay.cli import serve
 from assay.testing.serving import get, post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store, Transition
-from assay.traces.gateway import Gateway
-from assay.traces.live import Live
-from assay.traces.upstreams import upstream_of
+from assay.traces.gateway.live import Live
+from assay.traces.gateway.server import Gateway
+from assay.traces.gateway.upstreams import upstream_of
 
 KEY = "gateway-key-1"
 OWNER = {"Authorization": f"Bearer {KEY}"}
@@ -46,7 +46,9 @@ class Stage:
         self.gateway, self.url, self.path = gateway, url, path
 
     def chat(self, text: str, **headers: str) -> int:
-        return post(f"{self.url}/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}, **OWNER, **headers)[0]
+        return post(
+            f"{self.url}/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}, **OWNER, **headers
+        )[0]
 
     def manage(self, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         return post(self.url + path, body, **OWNER)
@@ -69,7 +71,10 @@ def test_other_requests_are_served_while_the_store_is_locked(stage: Stage) -> No
     stage.gateway.store.put_rollout(old)
     stage.gateway.store.flush()
     with locked(stage.path):
-        waiting = [threading.Thread(target=stage.manage, args=("/feedback", {"rollout": old.id, "rating": 1})) for _ in range(10)]
+        waiting = [
+            threading.Thread(target=stage.manage, args=("/feedback", {"rollout": old.id, "rating": 1}))
+            for _ in range(10)
+        ]
         for thread in waiting:
             thread.start()
         time.sleep(0.3)
@@ -78,7 +83,9 @@ def test_other_requests_are_served_while_the_store_is_locked(stage: Stage) -> No
         assert stage.chat("of a name", **{"x-assay-rollout": "mine"}) == 200
         assert stage.manage("/assay/rollouts/mine/reward", {"reward": 0.1, "t": 0, "name": "tidy"})[0] == 200
         assert stage.manage("/assay/rollouts/mine/close", {"reward": 0.5})[0] == 200
-        assert stage.manage("/assay/rollouts/mine/reward", {"reward": 0.75})[0] == 200  # ended, and not in the database yet
+        assert (
+            stage.manage("/assay/rollouts/mine/reward", {"reward": 0.75})[0] == 200
+        )  # ended, and not in the database yet
         assert stage.manage("/assay/rollouts", {"id": "mine"})[0] == 422
         assert get(f"{stage.url}/health")["status"] == "ok"
         assert time.perf_counter() - clock < 5
@@ -137,7 +144,9 @@ def test_a_rollout_that_an_earlier_gateway_left_goes_on_behind_its_last_turn(sta
 
 def test_a_named_rollout_waits_for_what_an_earlier_gateway_left(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "behind", True)
-    assert stage.chat("of a name", **{"x-assay-rollout": "mine"}) == 503  # it may be there: begun anew, its calls would be overwritten
+    assert (
+        stage.chat("of a name", **{"x-assay-rollout": "mine"}) == 503
+    )  # it may be there: begun anew, its calls would be overwritten
     assert stage.chat("of none") == 200
     monkeypatch.setattr(Store, "behind", False)
     assert stage.chat("of a name", **{"x-assay-rollout": "mine"}) == 200
@@ -155,7 +164,10 @@ def test_a_rollout_goes_on_by_its_name_while_the_store_is_locked(stage: Stage) -
 def test_a_step_reward_and_a_late_tool_result_keep_each_other(stage: Stage, flushed: bool) -> None:
     tool = {
         "type": "function",
-        "function": {"name": "calculator", "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}}},
+        "function": {
+            "name": "calculator",
+            "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
+        },
     }
     messages: list[dict[str, Any]] = [{"role": "user", "content": "use the tool"}]
     headers = {"x-assay-rollout": "mine"}
@@ -189,8 +201,14 @@ def held(value: Any, seen: set[int]) -> int:
 
 def test_open_rollouts_whose_tool_calls_are_unanswered_take_little_memory(tmp_path: Path) -> None:
     async def answer(_: web.Request) -> web.Response:
-        call = {"id": "call_1", "type": "function", "function": {"name": "write", "arguments": json.dumps({"text": "y" * 500_000})}}
-        return web.json_response({"choices": [{"message": {"role": "assistant", "content": "z" * 500_000, "tool_calls": [call]}}]})
+        call = {
+            "id": "call_1",
+            "type": "function",
+            "function": {"name": "write", "arguments": json.dumps({"text": "y" * 500_000})},
+        }
+        return web.json_response(
+            {"choices": [{"message": {"role": "assistant", "content": "z" * 500_000, "tool_calls": [call]}}]}
+        )
 
     app = web.Application(client_max_size=10 << 20)
     app.router.add_post("/v1/chat/completions", answer)
@@ -216,8 +234,22 @@ def test_open_rollouts_whose_tool_calls_are_unanswered_take_little_memory(tmp_pa
 
 def test_serve_counts_at_its_end_what_is_written_after_a_lock(tmp_path: Path) -> None:
     with served(ScriptedUpstream().app()) as behind:
-        command = [sys.executable, "-m", "assay", "serve", "--model", "m", "--upstream", behind, "--port", "0", "--json"]
-        process = subprocess.Popen([*command, "--store", str(tmp_path / "s.db")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "assay",
+            "serve",
+            "--model",
+            "m",
+            "--upstream",
+            behind,
+            "--port",
+            "0",
+            "--json",
+        ]
+        process = subprocess.Popen(
+            [*command, "--store", str(tmp_path / "s.db")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]
         with locked(tmp_path / "s.db"):
@@ -234,7 +266,21 @@ def test_serve_counts_at_its_end_what_is_written_after_a_lock(tmp_path: Path) ->
 
 
 def serving(path: Path, upstream: str) -> tuple[subprocess.Popen[str], str]:
-    command = [sys.executable, "-m", "assay", "serve", "--model", "m", "--upstream", upstream, "--port", "0", "--json", "--store", str(path)]
+    command = [
+        sys.executable,
+        "-m",
+        "assay",
+        "serve",
+        "--model",
+        "m",
+        "--upstream",
+        upstream,
+        "--port",
+        "0",
+        "--json",
+        "--store",
+        str(path),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, json.loads(process.stdout.readline())["url"]
@@ -256,7 +302,9 @@ def test_how_many_calls_a_killed_gateway_lost_is_unknown(tmp_path: Path) -> None
     assert "has not ended, or was killed" in stats["unrecorded_reason"]
 
 
-def test_serve_that_is_ended_as_soon_as_it_said_its_address_says_its_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_that_is_ended_as_soon_as_it_said_its_address_says_its_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def said(data: Any, **_: Any) -> None:
         print(json.dumps(data))
         if "url" in data:

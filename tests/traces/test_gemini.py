@@ -1,4 +1,4 @@
-"""Calls in the dialect of Google's Gemini API: recorded, found by their conversation, and without the keys that they come with."""
+"""Calls in the dialect of Google's Gemini API: recorded, assigned by conversation, stored without their API keys."""
 
 import asyncio
 import http.client
@@ -18,21 +18,21 @@ from assay.cli.main import group
 from assay.datasets.tasks import content_hash
 from assay.errors import FailureKind
 from assay.models.transports import is_lm_request
-from assay.scrubbing import MARK, fields
+from assay.support.scrubbing import MARK, fields
 from assay.testing.serving import asked, get, post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store, Transition
-from assay.traces.asked import asked_schema, insisted_tool, must_call
-from assay.traces.dialects import answer_of, answer_to, chat_messages, chat_tools, error_in
-from assay.traces.ending import final_answer
-from assay.traces.events import read_events
-from assay.traces.gates import Gates
-from assay.traces.gateway import Gateway
-from assay.traces.gemini import is_google
-from assay.traces.passing import is_constrained
-from assay.traces.sealing import know_splits
-from assay.traces.selection import Turn
-from assay.traces.upstreams import HttpUpstream, upstream_of
+from assay.traces.export.gates import Gates
+from assay.traces.export.turns import Turn
+from assay.traces.gateway.events import read_events
+from assay.traces.gateway.proxy import is_constrained
+from assay.traces.gateway.server import Gateway
+from assay.traces.gateway.upstreams import HttpUpstream, upstream_of
+from assay.traces.messages.dialects import answer_of, answer_to, chat_messages, chat_tools, error_in
+from assay.traces.messages.final_answer import final_answer
+from assay.traces.messages.gemini import is_google
+from assay.traces.messages.requested import asked_schema, insisted_tool, must_call
+from assay.traces.store.sealing import know_splits
 
 MODEL = "/v1beta/models/gemini-2.5-flash"
 VERTEX = "/v1/projects/p/locations/l/publishers/google/models/gemini-2.5-flash"
@@ -41,7 +41,11 @@ CALCULATOR = {
         {
             "name": "calculator",
             "description": "Multiplies.",
-            "parameters": {"type": "OBJECT", "properties": {"expression": {"type": "STRING"}}, "required": ["expression"]},
+            "parameters": {
+                "type": "OBJECT",
+                "properties": {"expression": {"type": "STRING"}},
+                "required": ["expression"],
+            },
         }
     ]
 }
@@ -54,7 +58,10 @@ def said(text: str, role: str = "user") -> dict[str, Any]:
 def turn(request: dict[str, Any], response: dict[str, Any] | None, tools: list[Any] | None = None) -> Turn:
     """A call as exports read it."""
     row: dict[str, Any] = dict.fromkeys(Turn.COLUMNS)
-    row |= {"request_json": orjson.dumps(request).decode(), "response_json": None if response is None else orjson.dumps({"body": response}).decode()}
+    row |= {
+        "request_json": orjson.dumps(request).decode(),
+        "response_json": None if response is None else orjson.dumps({"body": response}).decode(),
+    }
     return Turn((row | {"t": 0, "output": "x", "tools_json": orjson.dumps(tools or []).decode()}).values())
 
 
@@ -62,7 +69,9 @@ class Stage:
     def __init__(self, gateway: Gateway, upstream: ScriptedUpstream, url: str, behind: str) -> None:
         self.gateway, self.upstream, self.url, self.behind = gateway, upstream, url, behind
 
-    def ask(self, *contents: Any, path: str = f"{MODEL}:generateContent", headers: dict[str, str] | None = None, **more: Any) -> tuple[int, Any]:
+    def ask(
+        self, *contents: Any, path: str = f"{MODEL}:generateContent", headers: dict[str, str] | None = None, **more: Any
+    ) -> tuple[int, Any]:
         body = {"contents": list(contents), **more}
         return post(self.url + path, body, **({"x-goog-api-key": "gateway-key-1"} if headers is None else headers))
 
@@ -84,7 +93,9 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
 def streamed(url: str, body: Any, query: str = "") -> tuple[str, bytes]:
     """Content type and bytes of a stream."""
     headers = {"Content-Type": "application/json", "x-goog-api-key": "gateway-key-1"}
-    request = urllib.request.Request(f"{url}{MODEL}:streamGenerateContent{query}", data=json.dumps(body).encode(), headers=headers)
+    request = urllib.request.Request(
+        f"{url}{MODEL}:streamGenerateContent{query}", data=json.dumps(body).encode(), headers=headers
+    )
     with urllib.request.urlopen(request, timeout=30) as answer:
         return answer.headers["content-type"], answer.read()
 
@@ -94,17 +105,33 @@ def streamed(url: str, body: Any, query: str = "") -> tuple[str, bytes]:
 
 def test_a_call_passes_as_it_is_and_becomes_a_transition(stage: Stage) -> None:
     config = {"temperature": 0.3, "maxOutputTokens": 50}
-    status, told = stage.ask(said("hello"), systemInstruction={"parts": [{"text": "Be kind."}]}, generationConfig=config)
+    status, told = stage.ask(
+        said("hello"), systemInstruction={"parts": [{"text": "Be kind."}]}, generationConfig=config
+    )
     assert (status, told["candidates"][0]["content"]["parts"]) == (200, [{"text": "echo: hello"}])
     (rollout,) = stage.rollouts()
     (transition,) = rollout.transitions
     assert transition.request == {
-        "dialect": "gemini", "model": "gemini-2.5-flash", "stream": False,
-        "body": {"contents": [said("hello")], "systemInstruction": {"parts": [{"text": "Be kind."}]}, "generationConfig": config},
-    }  # fmt: skip
+        "dialect": "gemini",
+        "model": "gemini-2.5-flash",
+        "stream": False,
+        "body": {
+            "contents": [said("hello")],
+            "systemInstruction": {"parts": [{"text": "Be kind."}]},
+            "generationConfig": config,
+        },
+    }
     assert transition.response == {"body": told}
-    assert (transition.output, transition.prompt_tokens, transition.completion_tokens, transition.error) == ("echo: hello", 7, 2, None)
-    assert chat_messages(transition.request) == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]
+    assert (transition.output, transition.prompt_tokens, transition.completion_tokens, transition.error) == (
+        "echo: hello",
+        7,
+        2,
+        None,
+    )
+    assert chat_messages(transition.request) == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "hello"},
+    ]
     assert (rollout.inputs, rollout.prediction) == ({"prompt": "hello"}, {"answer": "echo: hello"})
 
 
@@ -142,7 +169,16 @@ def test_calls_without_ids_are_one_rollout_and_have_their_results(stage: Stage) 
     assert [t.output for t in rollout.transitions] == ["twice, then", "echo: 42", ""]
     assert [tool.result for tool in rollout.tools] == ["42", "42", None]
     messages = chat_messages({"dialect": "gemini", "body": {"contents": contents}})
-    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool", "assistant", "user", "assistant", "tool"]
+    assert [m["role"] for m in messages] == [
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "assistant",
+        "user",
+        "assistant",
+        "tool",
+    ]
     ids = [call["id"] for m in messages for call in m.get("tool_calls", ())]
     assert ids == [m["tool_call_id"] for m in messages if m["role"] == "tool"]
     assert len(set(ids)) == 3
@@ -166,7 +202,10 @@ def test_results_go_to_the_call_of_their_own_conversation_in_a_run_that_has_seve
     asked_for = [said("use the tool: one"), said("use the tool: two")]
     calls = [stage.ask(one, tools=[CALCULATOR], headers=key)[1]["candidates"][0]["content"] for one in asked_for]
     for at in (0, 1):
-        result = {"role": "user", "parts": [{"functionResponse": {"name": "calculator", "response": {"result": f"of {at}"}}}]}
+        result = {
+            "role": "user",
+            "parts": [{"functionResponse": {"name": "calculator", "response": {"result": f"of {at}"}}}],
+        }
         stage.ask(asked_for[at], calls[at], result, tools=[CALCULATOR], headers=key)
     (rollout,) = stage.rollouts()
     assert [tool.result for tool in rollout.tools] == ["of 0", "of 1"]
@@ -185,7 +224,9 @@ def test_a_function_that_must_be_called_ends_the_run_with_its_arguments(stage: S
 def test_the_gateways_model_replaces_that_of_the_path(stage: Stage, path: str) -> None:
     async def handle(request: web.Request) -> web.Response:
         asked_for.append(request.path)
-        return web.json_response({"candidates": [{"content": {"parts": [{"text": "hi"}], "role": "model"}, "finishReason": "STOP"}]})
+        return web.json_response(
+            {"candidates": [{"content": {"parts": [{"text": "hi"}], "role": "model"}, "finishReason": "STOP"}]}
+        )
 
     asked_for: list[str] = []
     app = web.Application()
@@ -202,12 +243,19 @@ def test_the_gateways_model_replaces_that_of_the_path(stage: Stage, path: str) -
 
 
 @pytest.mark.parametrize("how", ["header", "address"])
-def test_the_gateways_key_is_taken_where_google_takes_keys_and_goes_nowhere(stage: Stage, tmp_path: Path, how: str) -> None:
-    headers, query = ({"x-goog-api-key": "gateway-key-1"}, "") if how == "header" else ({}, "?key=gateway-key-1&alt=json")
+def test_the_gateways_key_is_taken_where_google_takes_keys_and_goes_nowhere(
+    stage: Stage, tmp_path: Path, how: str
+) -> None:
+    headers, query = (
+        ({"x-goog-api-key": "gateway-key-1"}, "") if how == "header" else ({}, "?key=gateway-key-1&alt=json")
+    )
     assert stage.ask(said("hello #500"), path=f"{MODEL}:generateContent{query}", headers=headers)[0] == 500
     assert stage.ask(said("hello"), path=f"{MODEL}:generateContent{query}", headers=headers)[0] == 200
     sent = {name.lower(): value for name, value in stage.upstream.headers[-1].items()}
-    assert (sent["x-goog-api-key"], "authorization" in sent) == ("upstream-secret", False)  # Google refuses a key as a bearer token
+    assert (sent["x-goog-api-key"], "authorization" in sent) == (
+        "upstream-secret",
+        False,
+    )  # Google refuses a key as a bearer token
     assert stage.upstream.queries[-1] == ("" if how == "header" else "alt=json")
     stage.gateway.store.flush()
     kept = b"".join(path.read_bytes() for path in tmp_path.glob("s.db*"))
@@ -227,7 +275,10 @@ def test_a_callers_own_key_in_the_address_passes_on_and_is_not_stored(tmp_path: 
     with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind:
         gateway = Gateway(store, upstream_of(None, base=behind))
         with served(gateway.app()) as url:
-            assert post(f"{url}{MODEL}:generateContent?key=AIza-my-own-key-1234", {"contents": [said("hello #401")]})[0] == 401
+            assert (
+                post(f"{url}{MODEL}:generateContent?key=AIza-my-own-key-1234", {"contents": [said("hello #401")]})[0]
+                == 401
+            )
             assert upstream.queries == ["key=AIza-my-own-key-1234"]
             (rollout,) = (store.flush(), [store.rollout(r.id) for r in store.rollouts()])[1]
         kept = b"".join(path.read_bytes() for path in tmp_path.glob("s.db*"))
@@ -239,10 +290,18 @@ def test_a_rollouts_token_is_taken_as_googles_key(stage: Stage) -> None:
     _, opened = post(f"{stage.url}/assay/rollouts", {"task_id": "t"}, Authorization="Bearer gateway-key-1")
     assert opened["gemini_base_url"] == f"{stage.url}/r/{opened['api_key']}"
     assert stage.ask(said("hello"), headers={"x-goog-api-key": opened["api_key"]})[0] == 200
-    assert stage.ask(said("hello"), path=f"/r/{opened['api_key']}{MODEL}:generateContent", headers={"x-goog-api-key": "none"})[0] == 200
+    assert (
+        stage.ask(
+            said("hello"), path=f"/r/{opened['api_key']}{MODEL}:generateContent", headers={"x-goog-api-key": "none"}
+        )[0]
+        == 200
+    )
     (rollout,) = stage.rollouts()
     assert (rollout.id, len(rollout.transitions)) == (opened["id"], 2)
-    assert post(f"{stage.url}/r/{opened['api_key']}/reward", {"reward": 1}, **{"x-goog-api-key": opened["api_key"]})[0] == 403
+    assert (
+        post(f"{stage.url}/r/{opened['api_key']}/reward", {"reward": 1}, **{"x-goog-api-key": opened["api_key"]})[0]
+        == 403
+    )
 
 
 def test_a_key_in_the_address_opens_nothing_but_googles_paths(stage: Stage) -> None:
@@ -260,19 +319,31 @@ def test_other_requests_of_googles_api_pass_unrecorded_with_its_key(stage: Stage
         stage.gateway.serve_model(upstream_of(None, base=behind, key="upstream-secret"))
         told = post(f"{stage.url}{MODEL}:countTokens?key=gateway-key-1", {"contents": [said("hello")]})
         elsewhere = asked("GET", f"{stage.url}/r/run/v1beta/files?a=1&key=gateway-key-1")
-        misplaced = asked("GET", f"{stage.url}/v1/batches?key=gateway-key-1&a=rollout-1", None, Authorization="Bearer gateway-key-1")
+        misplaced = asked(
+            "GET", f"{stage.url}/v1/batches?key=gateway-key-1&a=rollout-1", None, Authorization="Bearer gateway-key-1"
+        )
         own = post(f"{stage.url}{MODEL}:countTokens?key=AIza-my-own-key-1234", {"contents": [said("hello")]})
     assert told == (200, {"key": MARK, "query": ""})
     assert elsewhere == (200, json.dumps({"key": MARK, "query": "a=1"}))
-    assert misplaced == (200, json.dumps({"key": None, "query": "a=rollout-1"}))  # a path that takes no key in its address
+    assert misplaced == (
+        200,
+        json.dumps({"key": None, "query": "a=rollout-1"}),
+    )  # a path that takes no key in its address
     assert own[0] == 401  # of a gateway with a key of its own, nothing passes without that
     assert stage.gateway.stats()["unrecorded"] == 0
-    assert stage.gateway.stats()["passed_through"] == {"POST /v1beta/models/*": 1, "GET /v1beta/files": 1, "GET /v1/batches": 1}
+    assert stage.gateway.stats()["passed_through"] == {
+        "POST /v1beta/models/*": 1,
+        "GET /v1beta/files": 1,
+        "GET /v1/batches": 1,
+    }
     assert stage.rollouts() == []
 
 
 def test_credentials_of_vertex_tools_are_taken_out_of_a_request() -> None:
-    auth = {"apiAuth": {"apiKeyConfig": {"apiKeyString": "s3cr3t-of-search-1"}}, "authConfig": {"apiKeyConfig": {"api_key_string": "s3cr3t-2-of-it"}}}
+    auth = {
+        "apiAuth": {"apiKeyConfig": {"apiKeyString": "s3cr3t-of-search-1"}},
+        "authConfig": {"apiKeyConfig": {"api_key_string": "s3cr3t-2-of-it"}},
+    }
     assert "s3cr3t" not in json.dumps(fields({"tools": [{"retrieval": {"externalApi": auth}}]}))
 
 
@@ -323,8 +394,14 @@ def test_an_answer_that_ends_in_every_event_is_not_held_back(tmp_path: Path) -> 
     seen: list[bytes] = []
     app = web.Application()
     app.router.add_post("/{path:.*}", handle)
-    with Store(tmp_path / "s.db") as store, served(app) as behind, served(Gateway(store, upstream_of(None, base=behind)).app()) as url:
-        request = urllib.request.Request(f"{url}{MODEL}:streamGenerateContent?alt=sse", data=json.dumps({"contents": [said("count")]}).encode())
+    with (
+        Store(tmp_path / "s.db") as store,
+        served(app) as behind,
+        served(Gateway(store, upstream_of(None, base=behind)).app()) as url,
+    ):
+        request = urllib.request.Request(
+            f"{url}{MODEL}:streamGenerateContent?alt=sse", data=json.dumps({"contents": [said("count")]}).encode()
+        )
         with urllib.request.urlopen(request, timeout=10) as answer:
             seen.append(answer.readline())
             answer.read()
@@ -359,7 +436,9 @@ def test_thoughts_are_reasoning_and_tokens_are_counted_with_them() -> None:
         {"functionCall": {"name": "f", "args": {"a": 1.0, "b": "é"}}},
     ]
     usage = {"promptTokenCount": 10, "toolUsePromptTokenCount": 2, "candidatesTokenCount": 5, "thoughtsTokenCount": 3}
-    answer = answer_of("gemini", {"candidates": [{"content": {"parts": parts}, "finishReason": "STOP"}], "usageMetadata": usage})
+    answer = answer_of(
+        "gemini", {"candidates": [{"content": {"parts": parts}, "finishReason": "STOP"}], "usageMetadata": usage}
+    )
     assert (answer.text, answer.reasoning, answer.finish) == ("Four", "Hm.", "tool_calls")
     assert answer.tools == [("", "f", '{"a": 1.0, "b": "é"}')]
     assert (answer.prompt_tokens, answer.completion_tokens, answer.thinking_tokens) == (12, 8, 3)
@@ -391,12 +470,22 @@ def test_an_answer_that_was_blocked_after_its_beginning_is_what_came_of_it() -> 
 
 def test_a_reply_without_a_candidate_is_no_answer() -> None:
     assert error_in("gemini", {"usageMetadata": {}}) == "no candidate"
-    assert error_in("gemini", {"error": {"code": 503, "message": "overloaded"}}) == {"code": 503, "message": "overloaded"}
+    assert error_in("gemini", {"error": {"code": 503, "message": "overloaded"}}) == {
+        "code": 503,
+        "message": "overloaded",
+    }
 
 
 def test_logprobs_and_token_ids_are_read() -> None:
-    tokens = [{"token": "Hi", "tokenId": 3, "logProbability": -0.5}, {"token": "!", "tokenId": 0, "logProbability": 0.0}]
-    candidate = {"content": {"parts": [{"text": "Hi!"}]}, "finishReason": "MAX_TOKENS", "logprobsResult": {"chosenCandidates": tokens}}
+    tokens = [
+        {"token": "Hi", "tokenId": 3, "logProbability": -0.5},
+        {"token": "!", "tokenId": 0, "logProbability": 0.0},
+    ]
+    candidate = {
+        "content": {"parts": [{"text": "Hi!"}]},
+        "finishReason": "MAX_TOKENS",
+        "logprobsResult": {"chosenCandidates": tokens},
+    }
     body = {"candidates": [candidate], "usageMetadata": {"candidatesTokenCount": 2}}
     answer = answer_of("gemini", body)
     assert (answer.logprobs, answer.token_ids, answer.finish) == ((-0.5, 0.0), (3, 0), "length")
@@ -404,11 +493,16 @@ def test_logprobs_and_token_ids_are_read() -> None:
 
 
 def test_media_are_kept_by_reference() -> None:
-    parts = [{"inlineData": {"mimeType": "image/png", "data": "aGk="}}, {"fileData": {"mimeType": "audio/wav", "fileUri": "gs://b/a.wav"}}]
+    parts = [
+        {"inlineData": {"mimeType": "image/png", "data": "aGk="}},
+        {"fileData": {"mimeType": "audio/wav", "fileUri": "gs://b/a.wav"}},
+    ]
     answer = answer_of("gemini", {"candidates": [{"content": {"parts": parts}, "finishReason": "STOP"}]})
     assert answer.media[0].startswith("image: sha256:")
     assert answer.media[1] == "audio: gs://b/a.wav"
-    (message,) = chat_messages({"dialect": "gemini", "body": {"contents": {"role": "user", "parts": [{"text": "See"}, *parts]}}})
+    (message,) = chat_messages(
+        {"dialect": "gemini", "body": {"contents": {"role": "user", "parts": [{"text": "See"}, *parts]}}}
+    )
     assert [part["type"] for part in message["content"]] == ["text", "image_url", "file"]
 
 
@@ -437,7 +531,10 @@ def test_fields_in_snake_case_are_read_too() -> None:
         "contents": [said("go"), {"role": "model", "parts": [{"function_call": {"name": "f", "args": {}}}]}],
         "tools": [{"function_declarations": [{"name": "f"}]}],
         "tool_config": {"function_calling_config": {"mode": "ANY"}},
-        "generation_config": {"response_mime_type": "application/json", "response_schema": {"type": "ARRAY", "items": {"type": "STRING"}}},
+        "generation_config": {
+            "response_mime_type": "application/json",
+            "response_schema": {"type": "ARRAY", "items": {"type": "STRING"}},
+        },
     }
     request = {"dialect": "gemini", "body": body}
     assert [m["role"] for m in chat_messages(request)] == ["system", "user", "assistant"]
@@ -456,7 +553,12 @@ def test_tools_have_schemas_that_chat_templates_read() -> None:
 
 
 def test_thoughts_and_code_that_google_ran_are_no_part_of_what_was_said() -> None:
-    parts = [{"text": "Hm.", "thought": True}, {"executableCode": {"code": "6*7"}}, {"codeExecutionResult": {"output": "42"}}, {"text": "42"}]
+    parts = [
+        {"text": "Hm.", "thought": True},
+        {"executableCode": {"code": "6*7"}},
+        {"codeExecutionResult": {"output": "42"}},
+        {"text": "42"},
+    ]
     body = {"candidates": [{"content": {"role": "model", "parts": parts}, "finishReason": "STOP"}]}
     (said_before,) = chat_messages({"dialect": "gemini", "body": {"contents": [{"role": "model", "parts": parts}]}})
     assert said_before == answer_of("gemini", body).message == {"role": "assistant", "content": "42"}
@@ -466,7 +568,10 @@ def test_thoughts_and_code_that_google_ran_are_no_part_of_what_was_said() -> Non
 
 
 def event(*parts: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"candidates": [{"content": {"parts": list(parts), "role": "model"}, "index": 0, **more}], "modelVersion": "m"}
+    return {
+        "candidates": [{"content": {"parts": list(parts), "role": "model"}, "index": 0, **more}],
+        "modelVersion": "m",
+    }
 
 
 def test_a_streams_events_are_merged_into_the_answer_that_would_have_come_unstreamed() -> None:
@@ -479,7 +584,10 @@ def test_a_streams_events_are_merged_into_the_answer_that_would_have_come_unstre
         event({"text": "", "thoughtSignature": "c2ln"}),
         event({"text": "More"}),
         event({"functionCall": {"name": "f", "args": args}}, {"functionCall": {"name": "f", "args": args}}),
-        {**event(finishReason="STOP", safetyRatings=[{"category": "C", "probability": "HIGH"}]), "usageMetadata": {"promptTokenCount": 1}},
+        {
+            **event(finishReason="STOP", safetyRatings=[{"category": "C", "probability": "HIGH"}]),
+            "usageMetadata": {"promptTokenCount": 1},
+        },
     ]
     body, complete = read_events("gemini", events)
     assert complete
@@ -505,7 +613,10 @@ def test_arguments_that_are_streamed_are_those_of_one_call() -> None:
     events = [
         event({"functionCall": {"name": "light", "willContinue": True}}),
         event(partial("$.brightness", numberValue=50)),
-        event(partial("$.room['the name']", stringValue="Living ", willContinue=True), partial("$.room['the name']", stringValue="room")),
+        event(
+            partial("$.room['the name']", stringValue="Living ", willContinue=True),
+            partial("$.room['the name']", stringValue="room"),
+        ),
         event(partial("$.colors[1].on", boolValue=False), partial("$.colors[0]", nullValue="NULL_VALUE")),
         event({"functionCall": {}}),
         event({"functionCall": {"name": "next", "args": {"a": 1}}}, finishReason="STOP"),
@@ -514,14 +625,21 @@ def test_arguments_that_are_streamed_are_those_of_one_call() -> None:
     assert complete
     assert body is not None
     assert body["candidates"][0]["content"]["parts"] == [
-        {"functionCall": {"name": "light", "args": {"brightness": 50, "room": {"the name": "Living room"}, "colors": [None, {"on": False}]}}},
+        {
+            "functionCall": {
+                "name": "light",
+                "args": {"brightness": 50, "room": {"the name": "Living room"}, "colors": [None, {"on": False}]},
+            }
+        },
         {"functionCall": {"name": "next", "args": {"a": 1}}},
     ]
 
 
 @pytest.mark.parametrize("path", ["$", "$.a.b", "$[0]", "$.a[99999999]"])
 def test_a_path_of_streamed_arguments_that_fits_nothing_is_left_out(path: str) -> None:
-    first = {"functionCall": {"name": "f", "partialArgs": [{"jsonPath": "$.a", "stringValue": "x"}], "willContinue": True}}
+    first = {
+        "functionCall": {"name": "f", "partialArgs": [{"jsonPath": "$.a", "stringValue": "x"}], "willContinue": True}
+    }
     wrong = {"functionCall": {"partialArgs": [{"jsonPath": path, "numberValue": 1}]}}
     body, _ = read_events("gemini", [event(first, wrong)])
     assert body is not None
@@ -530,12 +648,18 @@ def test_a_path_of_streamed_arguments_that_fits_nothing_is_left_out(path: str) -
 
 def test_a_stream_without_a_reason_for_its_end_is_not_complete_and_a_blocked_prompt_is() -> None:
     assert not read_events("gemini", [event({"text": "a"})])[1]
-    assert read_events("gemini", [{"promptFeedback": {"blockReason": "SAFETY"}}]) == ({"promptFeedback": {"blockReason": "SAFETY"}}, True)
+    assert read_events("gemini", [{"promptFeedback": {"blockReason": "SAFETY"}}]) == (
+        {"promptFeedback": {"blockReason": "SAFETY"}},
+        True,
+    )
     assert read_events("gemini", [{"error": {"code": 500}}]) == (None, False)
 
 
 def test_all_candidates_of_a_stream_are_kept() -> None:
-    events = [{"candidates": [{"index": at, "content": {"parts": [{"text": f"{at}"}]}, "finishReason": "STOP"}]} for at in (1, 0)]
+    events = [
+        {"candidates": [{"index": at, "content": {"parts": [{"text": f"{at}"}]}, "finishReason": "STOP"}]}
+        for at in (1, 0)
+    ]
     body, complete = read_events("gemini", events)
     assert body is not None
     assert (complete, [c["content"]["parts"][0]["text"] for c in body["candidates"]]) == (True, ["0", "1"])
@@ -577,19 +701,49 @@ LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     """Two runs of a task: both call a function after a thought, one of them answers."""
-    call = {"role": "model", "parts": [{"text": "Hm.", "thought": True}, {"functionCall": {"name": "calculator", "args": {"expression": "6*7"}}}]}
+    call = {
+        "role": "model",
+        "parts": [
+            {"text": "Hm.", "thought": True},
+            {"functionCall": {"name": "calculator", "args": {"expression": "6*7"}}},
+        ],
+    }
     result = {"role": "user", "parts": [{"functionResponse": {"name": "calculator", "response": {"result": "42"}}}]}
     with Store(tmp_path / ".assay" / "assay.db") as opened:
         know_splits(opened, {"train": [(content_hash({"question": ASKED}), "")]})
         for text, score in (("It is 42.", 1.0), ("I do not know.", 0.0)):
-            told: dict[str, Any] = {"task_id": "t", "group_id": "t", "task_type": "sum", "status": "done", "split": "train", "score": score}
+            told: dict[str, Any] = {
+                "task_id": "t",
+                "group_id": "t",
+                "task_type": "sum",
+                "status": "done",
+                "split": "train",
+                "score": score,
+            }
             rollout = Rollout(run_id="r", model="m", inputs={"question": ASKED}, prediction={"answer": text}, **told)
             opened.put_rollout(rollout)
-            for t, (contents, answer) in enumerate((([said(ASKED)], call), ([said(ASKED), call, result], said(text, "model")))):
-                body = {"candidates": [{"content": answer, "finishReason": "STOP"}], "usageMetadata": {"promptTokenCount": 5}}
-                request = {"dialect": "gemini", "model": "g", "stream": False, "body": {"contents": contents, "tools": [CALCULATOR]}}
+            for t, (contents, answer) in enumerate(
+                (([said(ASKED)], call), ([said(ASKED), call, result], said(text, "model")))
+            ):
+                body = {
+                    "candidates": [{"content": answer, "finishReason": "STOP"}],
+                    "usageMetadata": {"promptTokenCount": 5},
+                }
+                request = {
+                    "dialect": "gemini",
+                    "model": "g",
+                    "stream": False,
+                    "body": {"contents": contents, "tools": [CALCULATOR]},
+                }
                 read = answer_of("gemini", body)
-                transition = Transition(t=t, model="m", request=request, response={"body": body}, output=read.output, tools=read.tool_calls())
+                transition = Transition(
+                    t=t,
+                    model="m",
+                    request=request,
+                    response={"body": body},
+                    output=read.output,
+                    tools=read.tool_calls(),
+                )
                 opened.put_transition(rollout.id, transition)
         opened.flush()
         yield opened
@@ -619,7 +773,10 @@ def test_preferences_and_prompts_are_made_of_the_same_conversation(store: Store)
     (pair,) = exported(store, "preferences", **NATIVE)
     assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"]) == ("It is 42.", "I do not know.")
     (prompt,) = exported(store, "grpo", out="prompts", **NATIVE, rubric="math_qa")
-    assert ([m["role"] for m in prompt["prompt"]], "calculator" in prompt["tools"]) == (["user", "assistant", "tool"], True)
+    assert ([m["role"] for m in prompt["prompt"]], "calculator" in prompt["tools"]) == (
+        ["user", "assistant", "tool"],
+        True,
+    )
 
 
 def test_transitions_hide_personal_data_and_have_the_reasoning(store: Store) -> None:

@@ -27,7 +27,13 @@ def job(tmp_path: Path) -> dict[str, Any]:
     rows = [{"inputs": {"question": f"q{at}"}, "expected": {"answer": "7"}} for at in range(30)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
-    return {"program": f"{tmp_path}/p.py:P", "rubric": "r.yaml", "data": "d.jsonl", "adapter": "json", "threads": 2}
+    return {
+        "program": f"{tmp_path}/p.py:P",
+        "rubric": "r.yaml",
+        "data": "d.jsonl",
+        "prompt_format": "json",
+        "threads": 2,
+    }
 
 
 def recorder(store: Store | None = None, **told: Any) -> Recorder:
@@ -44,12 +50,21 @@ def test_a_replay_gives_the_same_ids_and_what_differs_gives_others() -> None:
     assert opened(first) == opened(again)
     assert len(opened(first)) == 32
     ids = {
-        opened(recorder(), **fields) for fields in ({}, {"sample": 1}, {"program_version": "b"}, {"task_id": "u"}, {"parameters": {"temperature": 1}})
+        opened(recorder(), **fields)
+        for fields in (
+            {},
+            {"sample": 1},
+            {"program_version": "b"},
+            {"task_id": "u"},
+            {"parameters": {"temperature": 1}},
+        )
     }
     assert len(ids) == 5
     with first.within("trial-1"):
         assert opened(first) not in ids
-    assert opened(Recorder(run_id="job-1")) != opened(Recorder(run_id="job-1"))  # the gateway and imports keep ids of their own
+    assert opened(Recorder(run_id="job-1")) != opened(
+        Recorder(run_id="job-1")
+    )  # the gateway and imports keep ids of their own
 
 
 def test_rollouts_that_are_alike_are_numbered() -> None:
@@ -74,11 +89,20 @@ def test_further_transitions_of_an_earlier_attempt_are_removed(tmp_path: Path) -
 
 def test_what_was_running_is_closed_and_dropped_where_no_replay_reached_it(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
-        for name, run, status in (("a" * 32, "job-1", "running"), ("b" * 32, "job-1", "done"), ("c" * 32, "other-1", "running")):
+        for name, run, status in (
+            ("a" * 32, "job-1", "running"),
+            ("b" * 32, "job-1", "done"),
+            ("c" * 32, "other-1", "running"),
+        ):
             store.put_rollout(Rollout(id=name, run_id=run, status=status, started_at=1.0))
         assert close_running(store, "job-") == 1
         closed = store.rollout("a")
-        assert (closed.status, closed.failure, bool(closed.error), bool(closed.ended_at)) == ("error", FailureKind.CAP, True, True)
+        assert (closed.status, closed.failure, bool(closed.error), bool(closed.ended_at)) == (
+            "error",
+            FailureKind.CAP,
+            True,
+            True,
+        )
         assert store.rollout("c").status == "running"
         assert drop_cut_off(store, "job-1", before=2.0) == 1
         assert {r.id[0] for r in store.rollouts()} == {"b", "c"}
@@ -87,7 +111,9 @@ def test_what_was_running_is_closed_and_dropped_where_no_replay_reached_it(tmp_p
 def test_the_same_job_in_two_folders_writes_the_same_ids(job: dict[str, Any], tmp_path: Path) -> None:
     ids = []
     for name in ("one", "two"):
-        assay.compile(lm=answers(), optimizer="labeled", sizes={"gate": 2, "test": 2}, store=tmp_path / name / "assay.db", **job)
+        assay.compile(
+            lm=answers(), optimizer="labeled", sizes={"gate": 2, "test": 2}, store=tmp_path / name / "assay.db", **job
+        )
         with Store(tmp_path / name / "assay.db") as store:
             ids.append(sorted(r.id for r in store.rollouts()))
     assert ids[0] == ids[1]

@@ -1,6 +1,9 @@
-"""Spans as single clients write them, made by hand after what these packages recorded of an agent with three calls: logfire 5.2, mlflow
-3.17 with pydantic-ai 2.68, langfuse 5.0 with langchain 1.4, opentelemetry-instrumentation-google-genai 1.3b0 and -botocore 0.66b2,
-OpenLLMetry's google-generativeai and bedrock 0.62, openinference-instrumentation-google-genai 1.4 and -bedrock 0.1.61."""
+"""Spans of single clients, hand-written after recordings of an agent with three calls.
+
+Recorded with logfire 5.2, mlflow 3.17 with pydantic-ai 2.68, langfuse 5.0 with langchain 1.4,
+opentelemetry-instrumentation-google-genai 1.3b0 and -botocore 0.66b2, OpenLLMetry's google-generativeai and bedrock
+0.62, openinference-instrumentation-google-genai 1.4 and -bedrock 0.1.61.
+"""
 
 import json
 from pathlib import Path
@@ -9,12 +12,16 @@ from typing import Any
 import pytest
 
 from assay.traces import Rollout
-from assay.traces.importing import read_mlflow, read_otlp
+from assay.traces.importers import read_mlflow, read_otlp
 
 T0 = 1_700_000_000
 SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}}}
 ADD = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": SCHEMA}}
-GEMINI = {"name": "add", "description": "adds", "parameters": {"type": "OBJECT", "properties": {"a": {"type": "NUMBER"}}}}
+GEMINI = {
+    "name": "add",
+    "description": "adds",
+    "parameters": {"type": "OBJECT", "properties": {"a": {"type": "NUMBER"}}},
+}
 
 
 def value(told: Any) -> dict[str, Any]:
@@ -33,8 +40,10 @@ def attributes(told: dict[str, Any]) -> list[dict[str, Any]]:
 
 def span(number: int, told: dict[str, Any], *, at: float = 0, parent: int = 1, name: str = "") -> dict[str, Any]:
     return {
-        "traceId": f"{1:032x}", "spanId": f"{number:016x}", "parentSpanId": f"{parent:016x}" if parent else "", "name": name or f"span {number}",
-        "startTimeUnixNano": str(int((T0 + at) * 1e9)), "endTimeUnixNano": str(int((T0 + at + 1) * 1e9)), "status": {}, "attributes": attributes(told),
+        "traceId": f"{1:032x}", "spanId": f"{number:016x}", "parentSpanId": f"{parent:016x}" if parent else "",
+        "name": name or f"span {number}",
+        "startTimeUnixNano": str(int((T0 + at) * 1e9)), "endTimeUnixNano": str(int((T0 + at + 1) * 1e9)), "status": {},
+        "attributes": attributes(told),
     }  # fmt: skip
 
 
@@ -66,14 +75,30 @@ def call(call_id: str, **arguments: Any) -> dict[str, Any]:
 # -- logfire
 
 
-def logfire_stream(first: int, at: float, messages: list[dict[str, Any]], said: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def logfire_stream(
+    first: int, at: float, messages: list[dict[str, Any]], said: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """The span of a streamed request, and the log that is written beside it when the stream has ended."""
-    asked = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m", "gen_ai.input.messages": json.dumps(messages)}
+    asked = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "m",
+        "gen_ai.input.messages": json.dumps(messages),
+    }
     answer = json.dumps([{"role": "assistant", "parts": said}])
-    ended = {"gen_ai.output.messages": answer, "gen_ai.usage.input_tokens": 10, "gen_ai.usage.output_tokens": 3, "duration": 1.0}
+    ended = {
+        "gen_ai.output.messages": answer,
+        "gen_ai.usage.input_tokens": 10,
+        "gen_ai.usage.output_tokens": 3,
+        "duration": 1.0,
+    }
     return [
         span(first, {**asked, "logfire.span_type": "span"}, at=at, name="Chat Completion with 'm'"),
-        span(first + 1, {**asked, **ended, "logfire.span_type": "log"}, at=at + 2, name="streaming response from 'm' took 1.00s"),
+        span(
+            first + 1,
+            {**asked, **ended, "logfire.span_type": "log"},
+            at=at + 2,
+            name="streaming response from 'm' took 1.00s",
+        ),
     ]
 
 
@@ -85,7 +110,10 @@ def test_a_stream_that_logfire_recorded_is_one_call(tmp_path: Path) -> None:
         {"role": "assistant", "parts": called},
         {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c0", "response": "3"}]},
     ]
-    spans = [*logfire_stream(2, 0, asked, called), *logfire_stream(4, 5, answered, [{"type": "text", "content": "It is 3."}])]
+    spans = [
+        *logfire_stream(2, 0, asked, called),
+        *logfire_stream(4, 5, answered, [{"type": "text", "content": "It is 3."}]),
+    ]
     run = imported(tmp_path, [span(1, {"logfire.span_type": "span"}, parent=0, name="agent"), *spans])
     assert [(t.prompt_tokens, t.completion_tokens, t.latency_ms) for t in run.transitions] == [(10, 3, 2000.0)] * 2
     assert answer_of(run, 0)["tool_calls"] == [call("c0", a=1)]
@@ -95,16 +123,25 @@ def test_a_stream_that_logfire_recorded_is_one_call(tmp_path: Path) -> None:
 
 def test_logfires_streams_that_run_side_by_side_and_break_off_stay_apart(tmp_path: Path) -> None:
     asked = [{"role": "user", "parts": [{"type": "text", "content": "1+2?"}]}]
-    (one, said), (other, more) = (logfire_stream(n, at, asked, [{"type": "text", "content": f"{n}"}]) for n, at in ((2, 0), (4, 0.5)))
+    (one, said), (other, more) = (
+        logfire_stream(n, at, asked, [{"type": "text", "content": f"{n}"}]) for n, at in ((2, 0), (4, 0.5))
+    )
     broken, _ = logfire_stream(6, 9, [*asked, *asked], [])
     run = imported(tmp_path, [span(1, {}, parent=0), one, other, said, more, broken])
     assert [t.output for t in run.transitions] == ["2", "4", ""]
 
 
 def test_what_older_logfire_wrote_of_requests_and_answers_is_read(tmp_path: Path) -> None:
-    request_data = json.dumps({"messages": [{"role": "user", "content": "1+2?"}], "model": "m", "temperature": 0.5, "tools": [ADD]})
+    request_data = json.dumps(
+        {"messages": [{"role": "user", "content": "1+2?"}], "model": "m", "temperature": 0.5, "tools": [ADD]}
+    )
     response_data = json.dumps({"message": {"role": "assistant", "content": None, "tool_calls": [call("c0", a=1)]}})
-    told = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m", "request_data": request_data, "response_data": response_data}
+    told = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "m",
+        "request_data": request_data,
+        "response_data": response_data,
+    }
     run = imported(tmp_path, [span(1, told, parent=0)])
     assert messages_of(run, 0) == [{"role": "user", "content": "1+2?"}]
     assert run.transitions[0].request["body"]["tools"] == [ADD]
@@ -119,9 +156,16 @@ def pydantic_request(*parts: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 TOOL_CALL = {"tool_name": "add", "args": '{"a": 1}', "tool_call_id": "c0", "part_kind": "tool-call"}
-FIRST = pydantic_request({"content": "Be brief.", "part_kind": "system-prompt"}, {"content": "1+2?", "part_kind": "user-prompt"})
+FIRST = pydantic_request(
+    {"content": "Be brief.", "part_kind": "system-prompt"}, {"content": "1+2?", "part_kind": "user-prompt"}
+)
 SECOND = pydantic_request({"tool_name": "add", "content": 3, "tool_call_id": "c0", "part_kind": "tool-return"})
-CALLED = {"parts": [TOOL_CALL], "usage": {"input_tokens": 10, "output_tokens": 3}, "finish_reason": "tool_call", "kind": "response"}
+CALLED = {
+    "parts": [TOOL_CALL],
+    "usage": {"input_tokens": 10, "output_tokens": 3},
+    "finish_reason": "tool_call",
+    "kind": "response",
+}
 PARAMETERS = {
     "function_tools": [{"name": "add", "parameters_json_schema": SCHEMA, "description": "adds"}],
     "output_tools": [],
@@ -130,32 +174,67 @@ PARAMETERS = {
 
 
 def mlflow_span(number: int, kind: str, inputs: Any, outputs: Any, *, parent: int = 1) -> dict[str, Any]:
-    told = {"mlflow.spanType": kind, "mlflow.spanInputs": inputs, "mlflow.spanOutputs": outputs, "mlflow.llm.model": "m"}
+    told = {
+        "mlflow.spanType": kind,
+        "mlflow.spanInputs": inputs,
+        "mlflow.spanOutputs": outputs,
+        "mlflow.llm.model": "m",
+    }
     return {
         "name": f"span {number}", "span_id": f"{number:016x}", "parent_span_id": f"{parent:016x}" if parent else None,
-        "start_time_unix_nano": int((T0 + number) * 1e9), "end_time_unix_nano": int((T0 + number + 1) * 1e9), "status": {"code": "STATUS_CODE_OK"},
+        "start_time_unix_nano": int((T0 + number) * 1e9), "end_time_unix_nano": int((T0 + number + 1) * 1e9),
+        "status": {"code": "STATUS_CODE_OK"},
         "attributes": {key: json.dumps(one) for key, one in told.items()},
     }  # fmt: skip
 
 
 def mlflow(folder: Path, *spans: dict[str, Any]) -> Rollout:
-    (folder / "x.jsonl").write_text(json.dumps({"info": {"trace_id": "tr-1", "state": "OK"}, "data": {"spans": list(spans)}}))
+    (folder / "x.jsonl").write_text(
+        json.dumps({"info": {"trace_id": "tr-1", "state": "OK"}, "data": {"spans": list(spans)}})
+    )
     (found,) = (one for one in read_mlflow(folder / "x.jsonl") if isinstance(one, Rollout))
     return found
 
 
 def test_pydantic_ais_messages_in_mlflow_keep_roles_tools_and_calls(tmp_path: Path) -> None:
-    said = {"parts": [{"content": "hm", "part_kind": "thinking"}, {"content": "It is 3.", "part_kind": "text"}], "kind": "response"}
+    said = {
+        "parts": [{"content": "hm", "part_kind": "thinking"}, {"content": "It is 3.", "part_kind": "text"}],
+        "kind": "response",
+    }
     run = mlflow(
         tmp_path,
-        mlflow_span(1, "AGENT", {"user_prompt": "1+2?"}, {"output": "It is 3.", "_output_tool_name": None, "_state": {"usage": {}}}, parent=0),
-        mlflow_span(2, "LLM", {"messages": [FIRST], "model_settings": {"temperature": 0.5}, "model_request_parameters": PARAMETERS}, CALLED),
+        mlflow_span(
+            1,
+            "AGENT",
+            {"user_prompt": "1+2?"},
+            {"output": "It is 3.", "_output_tool_name": None, "_state": {"usage": {}}},
+            parent=0,
+        ),
+        mlflow_span(
+            2,
+            "LLM",
+            {"messages": [FIRST], "model_settings": {"temperature": 0.5}, "model_request_parameters": PARAMETERS},
+            CALLED,
+        ),
         mlflow_span(3, "TOOL", {"a": 1}, 3),
-        mlflow_span(4, "LLM", {"messages": [FIRST, CALLED, SECOND], "model_settings": {}, "model_request_parameters": PARAMETERS}, said),
+        mlflow_span(
+            4,
+            "LLM",
+            {"messages": [FIRST, CALLED, SECOND], "model_settings": {}, "model_request_parameters": PARAMETERS},
+            said,
+        ),
     )
-    asked = [{"role": "system", "content": "Be brief."}, {"role": "system", "content": "Use tools."}, {"role": "user", "content": "1+2?"}]
+    asked = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "system", "content": "Use tools."},
+        {"role": "user", "content": "1+2?"},
+    ]
     assert messages_of(run, 0) == asked
-    called = {"role": "assistant", "content": None, "tool_calls": [{**call("c0"), "function": {"name": "add", "arguments": '{"a": 1}'}}]}
+    called = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{**call("c0"), "function": {"name": "add", "arguments": '{"a": 1}'}}],
+    }
     assert messages_of(run, 1) == [*asked, called, {"role": "tool", "tool_call_id": "c0", "content": "3"}]
     assert run.transitions[0].request["body"]["tools"] == [ADD]
     assert (run.transitions[0].request["body"]["temperature"], run.transitions[0].prompt_tokens) == (0.5, 10)
@@ -165,23 +244,51 @@ def test_pydantic_ais_messages_in_mlflow_keep_roles_tools_and_calls(tmp_path: Pa
 
 
 def test_pydantic_ais_retries_pictures_and_typed_answers_are_read(tmp_path: Path) -> None:
-    typed = {**PARAMETERS, "output_tools": [{"name": "final_result", "parameters_json_schema": SCHEMA}], "allow_text_output": False}
+    typed = {
+        **PARAMETERS,
+        "output_tools": [{"name": "final_result", "parameters_json_schema": SCHEMA}],
+        "allow_text_output": False,
+    }
     user = {"content": ["Look:", {"url": "https://x/y.png", "kind": "image-url"}], "part_kind": "user-prompt"}
-    retry = {"content": [{"type": "missing", "loc": ["b"]}], "tool_name": "add", "tool_call_id": "c0", "part_kind": "retry-prompt"}
+    retry = {
+        "content": [{"type": "missing", "loc": ["b"]}],
+        "tool_name": "add",
+        "tool_call_id": "c0",
+        "part_kind": "retry-prompt",
+    }
     plain = {"content": "Answer with a tool.", "tool_name": None, "part_kind": "retry-prompt"}
     sent = [pydantic_request(user, instructions=None), CALLED, pydantic_request(retry, plain, instructions=None)]
-    final = {"parts": [{"tool_name": "final_result", "args": {"a": 3}, "tool_call_id": "c9", "part_kind": "tool-call"}], "kind": "response"}
+    final = {
+        "parts": [{"tool_name": "final_result", "args": {"a": 3}, "tool_call_id": "c9", "part_kind": "tool-call"}],
+        "kind": "response",
+    }
     run = mlflow(
         tmp_path,
-        mlflow_span(1, "AGENT", {"user_prompt": "?"}, {"output": {"a": 3}, "_output_tool_name": "final_result", "_state": {}}, parent=0),
+        mlflow_span(
+            1,
+            "AGENT",
+            {"user_prompt": "?"},
+            {"output": {"a": 3}, "_output_tool_name": "final_result", "_state": {}},
+            parent=0,
+        ),
         mlflow_span(2, "LLM", {"messages": sent, "model_request_parameters": typed}, final),
     )
     first, _, third, fourth = messages_of(run, 0)
-    assert first["content"] == [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": "https://x/y.png"}}]
-    assert (third["role"], third["tool_call_id"], json.loads(third["content"])) == ("tool", "c0", [{"type": "missing", "loc": ["b"]}])
+    assert first["content"] == [
+        {"type": "text", "text": "Look:"},
+        {"type": "image_url", "image_url": {"url": "https://x/y.png"}},
+    ]
+    assert (third["role"], third["tool_call_id"], json.loads(third["content"])) == (
+        "tool",
+        "c0",
+        [{"type": "missing", "loc": ["b"]}],
+    )
     assert fourth == {"role": "user", "content": "Answer with a tool."}
     body = run.transitions[0].request["body"]
-    assert ([tool["function"]["name"] for tool in body["tools"]], body["tool_choice"]) == (["add", "final_result"], "required")
+    assert ([tool["function"]["name"] for tool in body["tools"]], body["tool_choice"]) == (
+        ["add", "final_result"],
+        "required",
+    )
     assert run.prediction == {"a": 3}
 
 
@@ -190,7 +297,11 @@ def test_pydantic_ais_retries_pictures_and_typed_answers_are_read(tmp_path: Path
 
 def test_tools_that_langchain_offered_are_no_messages_in_langfuse(tmp_path: Path) -> None:
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+2?"}]
-    called = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "args": {"a": 1}, "id": "c0", "type": "tool_call"}]}
+    called = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"name": "add", "args": {"a": 1}, "id": "c0", "type": "tool_call"}],
+    }
     answered = [*asked, called, {"role": "tool", "content": "3", "tool_call_id": "c0"}]
     offered = {"role": "tool", "content": ADD}
 
@@ -198,15 +309,29 @@ def test_tools_that_langchain_offered_are_no_messages_in_langfuse(tmp_path: Path
         told = {"langfuse.observation.type": "generation", "langfuse.observation.model.name": "m"}
         return span(
             number,
-            {**told, "langfuse.observation.input": json.dumps([*sent, offered]), "langfuse.observation.output": json.dumps(said)},
+            {
+                **told,
+                "langfuse.observation.input": json.dumps([*sent, offered]),
+                "langfuse.observation.output": json.dumps(said),
+            },
             at=number,
         )
 
     message = {"content": "3", "type": "tool", "name": "add", "tool_call_id": "c0", "status": "success"}
-    tool = {"langfuse.observation.type": "tool", "langfuse.observation.input": '{"a": 1}', "langfuse.observation.output": json.dumps(message),
-            "langfuse.observation.metadata.tool_call_id": "c0"}  # fmt: skip
-    state = {"messages": [{"content": "1+2?", "type": "human"}, {"content": "It is 3.", "type": "ai", "tool_calls": []}]}
-    root = {"langfuse.observation.type": "chain", "langfuse.observation.input": '{"messages": [["user", "1+2?"]]}', "langfuse.observation.output": json.dumps(state)}  # fmt: skip
+    tool = {
+        "langfuse.observation.type": "tool",
+        "langfuse.observation.input": '{"a": 1}',
+        "langfuse.observation.output": json.dumps(message),
+        "langfuse.observation.metadata.tool_call_id": "c0",
+    }
+    state = {
+        "messages": [{"content": "1+2?", "type": "human"}, {"content": "It is 3.", "type": "ai", "tool_calls": []}]
+    }
+    root = {
+        "langfuse.observation.type": "chain",
+        "langfuse.observation.input": '{"messages": [["user", "1+2?"]]}',
+        "langfuse.observation.output": json.dumps(state),
+    }
     run = imported(
         tmp_path,
         [
@@ -235,7 +360,8 @@ def test_gemini_calls_without_ids_belong_to_their_results_in_order(tmp_path: Pat
 
     def generate(number: int, messages: list[dict[str, Any]], *said: dict[str, Any]) -> dict[str, Any]:
         told = {
-            "gen_ai.operation.name": "generate_content", "gen_ai.request.model": "gemini", "gen_ai.input.messages": json.dumps(messages),
+            "gen_ai.operation.name": "generate_content", "gen_ai.request.model": "gemini",
+            "gen_ai.input.messages": json.dumps(messages),
             "gen_ai.system_instructions": '[{"type": "text", "content": "Be brief."}]',
             "gen_ai.tool.definitions": json.dumps([{"function_declarations": [GEMINI]}]),
             "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": list(said), "finish_reason": "stop"}]),
@@ -245,7 +371,11 @@ def test_gemini_calls_without_ids_belong_to_their_results_in_order(tmp_path: Pat
     first = [{"role": "user", "parts": [{"type": "text", "content": "1+2?"}]}]
     second = [*first, {"role": "assistant", "parts": [part(1), part(2)]}, result(3), result(4)]
     third = [*second, {"role": "assistant", "parts": [part(5)]}, result(5)]
-    spans = [generate(2, first, part(1), part(2)), generate(3, second, part(5)), generate(4, third, {"type": "text", "content": "It is 5."})]
+    spans = [
+        generate(2, first, part(1), part(2)),
+        generate(3, second, part(5)),
+        generate(4, third, {"type": "text", "content": "It is 5."}),
+    ]
     run = imported(tmp_path, [span(1, {}, parent=0, name="agent"), *spans])
     assert run.transitions[0].request["body"]["tools"] == [ADD]
     assert [(tool.arguments, tool.result) for tool in run.tools] == [
@@ -260,16 +390,25 @@ def test_gemini_calls_without_ids_belong_to_their_results_in_order(tmp_path: Pat
 def test_a_raw_gemini_request_and_reply_read_as_chat(tmp_path: Path) -> None:
     """As OpenInference keeps them beside its own attributes; here alone."""
     contents = [
-        {"parts": [{"text": "1+2?"}], "role": "user"}, {"parts": [{"function_call": {"args": {"a": 1}, "name": "add"}}], "role": "model"},
+        {"parts": [{"text": "1+2?"}], "role": "user"},
+        {"parts": [{"function_call": {"args": {"a": 1}, "name": "add"}}], "role": "model"},
         {"parts": [{"function_response": {"name": "add", "response": {"result": 3}}}], "role": "user"},
-    ]  # fmt: skip
+    ]
     asked = {
         "contents": contents,
         "system_instruction": {"parts": [{"text": "Be brief."}], "role": "user"},
         "tools": [{"function_declarations": [GEMINI]}],
     }
-    reply = {"candidates": [{"content": {"parts": [{"text": "It is 3."}], "role": "model"}, "finish_reason": "STOP"}], "model_version": "gemini"}
-    told = {"openinference.span.kind": "LLM", "llm.model_name": "gemini", "input.value": json.dumps(asked), "output.value": json.dumps(reply)}
+    reply = {
+        "candidates": [{"content": {"parts": [{"text": "It is 3."}], "role": "model"}, "finish_reason": "STOP"}],
+        "model_version": "gemini",
+    }
+    told = {
+        "openinference.span.kind": "LLM",
+        "llm.model_name": "gemini",
+        "input.value": json.dumps(asked),
+        "output.value": json.dumps(reply),
+    }
     run = imported(tmp_path, [span(1, told, parent=0)])
     assert [m["role"] for m in messages_of(run, 0)] == ["system", "user", "assistant", "tool"]
     assert messages_of(run, 0)[2]["tool_calls"] == [call("call_0", a=1)]
@@ -283,22 +422,39 @@ def test_a_raw_gemini_request_and_reply_read_as_chat(tmp_path: Path) -> None:
 
 
 def test_bedrocks_calls_and_results_that_stand_twice_are_taken_once(tmp_path: Path) -> None:
-    """botocore's events have each call as a part and as a tool call, each result as a message of its own and as a part."""
+    """botocore's events have each call as a part and as a tool call, each result as a message and as a part."""
     used = {"toolUse": {"toolUseId": "tu0", "name": "add", "input": {"a": 1}}}
     result = {"toolResult": {"toolUseId": "tu0", "content": [{"text": "3"}]}}
     apart = [{"type": "function", "id": "tu0", "function": {"name": "add", "arguments": {"a": 1}}}]
     events = [
-        ("gen_ai.system.message", {"content": [{"text": "Be brief."}]}), ("gen_ai.user.message", {"content": [{"text": "1+2?"}]}),
+        ("gen_ai.system.message", {"content": [{"text": "Be brief."}]}),
+        ("gen_ai.user.message", {"content": [{"text": "1+2?"}]}),
         ("gen_ai.assistant.message", {"content": [{"text": "Let me add."}, used], "tool_calls": apart}),
-        ("gen_ai.tool.message", {"id": "tu0", "content": [{"text": "3"}]}), ("gen_ai.user.message", {"content": [result]}),
-        ("gen_ai.choice", {"index": 0, "finish_reason": "end_turn", "message": {"role": "assistant", "content": [{"text": "It is 3."}]}}),
-    ]  # fmt: skip
-    told = {"gen_ai.system": "aws.bedrock", "gen_ai.operation.name": "chat", "gen_ai.request.model": "claude", "rpc.method": "Converse"}
-    logs = [{"traceId": f"{1:032x}", "spanId": f"{1:016x}", "eventName": name, "body": value(said)} for name, said in events]
+        ("gen_ai.tool.message", {"id": "tu0", "content": [{"text": "3"}]}),
+        ("gen_ai.user.message", {"content": [result]}),
+        (
+            "gen_ai.choice",
+            {
+                "index": 0,
+                "finish_reason": "end_turn",
+                "message": {"role": "assistant", "content": [{"text": "It is 3."}]},
+            },
+        ),
+    ]
+    told = {
+        "gen_ai.system": "aws.bedrock",
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "claude",
+        "rpc.method": "Converse",
+    }
+    logs = [
+        {"traceId": f"{1:032x}", "spanId": f"{1:016x}", "eventName": name, "body": value(said)} for name, said in events
+    ]
     run = imported(tmp_path, [span(1, told, parent=0)], logs)
     assert messages_of(run, 0) == [
         {"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+2?"},
-        {"role": "assistant", "content": "Let me add.", "tool_calls": [call("tu0", a=1)]}, {"role": "tool", "tool_call_id": "tu0", "content": "3"},
+        {"role": "assistant", "content": "Let me add.", "tool_calls": [call("tu0", a=1)]},
+        {"role": "tool", "tool_call_id": "tu0", "content": "3"},
     ]  # fmt: skip
     assert answer_of(run, 0)["content"] == "It is 3."
 
@@ -322,11 +478,16 @@ def test_bedrocks_definitions_of_tools_are_read(tmp_path: Path) -> None:
     [
         ({"outputs": {"answer": "3"}, "kwargs": {"tags": []}}, {"answer": "3"}),  # OpenLLMetry
         ({"outputs": "3", "kwargs": {}}, {"output": "3"}),
-        ({"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "3"}]}, {"output": "3"}),  # LangGraph
+        # LangGraph
+        ({"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "3"}]}, {"output": "3"}),
         ({"messages": [{"type": "ai", "content": "3"}], "label": "odd"}, {"label": "odd", "output": "3"}),
-        ({"messages": [{"source": "a", "content": "3", "type": "TextMessage"}], "stop_reason": None}, {"output": "3"}),  # AutoGen
+        ({"messages": [{"source": "a", "content": "3", "type": "TextMessage"}], "stop_reason": None}, {"output": "3"}),
+        # AutoGen
         ({"choices": [{"message": {"role": "assistant", "content": "3"}}], "id": "c"}, {"output": "3"}),
-        ({"output": [{"type": "message", "content": [{"type": "output_text", "text": "3"}]}], "id": "resp"}, {"output": "3"}),
+        (
+            {"output": [{"type": "message", "content": [{"type": "output_text", "text": "3"}]}], "id": "resp"},
+            {"output": "3"},
+        ),
         ({"final_output": {"label": "odd"}, "new_items": [], "raw_responses": []}, {"label": "odd"}),  # OpenAI Agents
         ({"raw": "3", "pydantic": None, "json_dict": None, "tasks_output": []}, {"output": "3"}),  # CrewAI
         ({"answer": "3"}, {"answer": "3"}),
@@ -334,8 +495,10 @@ def test_bedrocks_definitions_of_tools_are_read(tmp_path: Path) -> None:
         ({"output": "3", "confidence": 0.5}, {"output": "3", "confidence": 0.5}),
         ("3", {"output": 3}),
     ],
-)  # fmt: skip
-def test_what_a_run_gave_back_is_taken_out_of_its_envelope(tmp_path: Path, output: Any, prediction: dict[str, Any]) -> None:
+)
+def test_what_a_run_gave_back_is_taken_out_of_its_envelope(
+    tmp_path: Path, output: Any, prediction: dict[str, Any]
+) -> None:
     asked = {"openinference.span.kind": "LLM", "input.value": "?", "output.value": "hm"}
     name = "traceloop.entity.output" if isinstance(output, dict) else "mlflow.spanOutputs"
     text = json.dumps(output) if isinstance(output, dict) else output

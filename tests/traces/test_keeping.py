@@ -1,4 +1,4 @@
-"""Batches that a database does not take at once: within a second they are in a file, and each is written in its turn."""
+"""Batches that the database does not accept at once are in a file within a second and are written in order."""
 
 import threading
 import time
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from assay.traces.keeping import Keeper
-from assay.traces.spill import Spill, left_over
-from assay.traces.writer import Rows
+from assay.traces.store.buffer import Keeper
+from assay.traces.store.spill import Spill, left_over
+from assay.traces.store.writer import Rows
 
 
 class Database:

@@ -25,7 +25,11 @@ def test_recording_binds_no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("DSPy's callbacks are at work")
 
     recorder = Recorder()
-    with dspy.context(lm=scripted_lm(answer, observers=[recorder.observe])), recorder.active(), recorder.rollout(Rollout()) as rollout:
+    with (
+        dspy.context(lm=scripted_lm(answer, observers=[recorder.observe])),
+        recorder.active(),
+        recorder.rollout(Rollout()) as rollout,
+    ):
         monkeypatch.setattr(inspect, "getcallargs", called)
         dspy.Predict("question -> answer")(question="2+2?")
         dspy.Tool(double)(x=2)
@@ -45,7 +49,11 @@ def test_an_adapter_that_is_made_later_is_heard_when_it_cannot_parse() -> None:
             def __call__(self, *args: Any, **kwargs: Any) -> Any:
                 return dspy.Adapter.__call__(self, *args, **kwargs)
 
-        with dspy.context(lm=lm, adapter=Refusing()), recorder.rollout(Rollout()) as rollout, pytest.raises(ValueError, match="no"):
+        with (
+            dspy.context(lm=lm, adapter=Refusing()),
+            recorder.rollout(Rollout()) as rollout,
+            pytest.raises(ValueError, match="no"),
+        ):
             dspy.Predict("question -> answer")(question="2+2?")
     assert [t.failure for t in rollout.transitions] == [FailureKind.PARSE]
 
@@ -69,7 +77,9 @@ def test_two_recorders_hear_the_same_and_one_hears_once() -> None:
     assert (first.unrecorded.count, second.unrecorded.count) == (1, 1)
 
 
-def test_a_listener_that_fails_stays_out_of_the_programs_way(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_fails_stays_out_of_the_programs_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError("cannot listen")
 

@@ -9,13 +9,19 @@ from typing import Any
 
 import pytest
 
+from assay.errors import ConfigError
 from assay.testing.serving import served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
-from assay.traces.gateway import Gateway
-from assay.traces.upstreams import upstream_of
+from assay.traces.gateway.server import Gateway
+from assay.traces.gateway.upstreams import upstream_of
 
-PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+}
 GEMINI = "/v1beta/models/small:generateContent"
 
 
@@ -51,7 +57,9 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dialect", list(PATHS))
 def test_a_row_names_the_model_that_the_answer_names(stage: Stage, dialect: str, stream: bool) -> None:
-    said = {"responses": {"input": "a"}, "completions": {"prompt": "a"}}.get(dialect, {"messages": [{"role": "user", "content": "a"}]})
+    said = {"responses": {"input": "a"}, "completions": {"prompt": "a"}}.get(
+        dialect, {"messages": [{"role": "user", "content": "a"}]}
+    )
     stage.post(PATHS[dialect], {"model": "small", "stream": stream, "max_tokens": 9, **said})
     (rollout,) = stage.rollouts()
     assert (rollout.model, [call.model for call in rollout.transitions]) == ("small-2025-01", ["small-2025-01"])
@@ -65,9 +73,15 @@ def test_geminis_models_stand_in_the_path_and_in_the_answers_version(stage: Stag
 
 def test_a_call_without_an_answer_names_the_model_that_was_asked_for(stage: Stage) -> None:
     stage.post(PATHS["chat"], {"model": "small", "messages": [{"role": "user", "content": "#500"}]})
-    stage.post("/openai/deployments/my%20own/chat/completions?api-version=1", {"messages": [{"role": "user", "content": "#500 too"}]})
+    stage.post(
+        "/openai/deployments/my%20own/chat/completions?api-version=1",
+        {"messages": [{"role": "user", "content": "#500 too"}]},
+    )
     stage.post(PATHS["chat"], {"messages": [{"role": "user", "content": "#500 three"}]})
-    found = [(rollout.model, rollout.transitions[0].model) for rollout in sorted(stage.rollouts(), key=lambda one: one.started_at)]
+    found = [
+        (rollout.model, rollout.transitions[0].model)
+        for rollout in sorted(stage.rollouts(), key=lambda one: one.started_at)
+    ]
     assert found == [("small", "small"), ("my own", "my own"), ("unknown", "unknown")]
 
 
@@ -75,9 +89,14 @@ def test_an_opened_rollout_has_the_model_of_its_first_answer_and_each_call_its_o
     opened = stage.post("/assay/rollouts", {"task_id": "t"})
     assert [rollout.model for rollout in stage.rollouts()] == [""]
     for text in ("#500", "a"):
-        stage.post(f"/r/{opened['id']}{PATHS['chat']}", {"model": "small", "messages": [{"role": "user", "content": text}]})
+        stage.post(
+            f"/r/{opened['id']}{PATHS['chat']}", {"model": "small", "messages": [{"role": "user", "content": text}]}
+        )
     (rollout,) = stage.rollouts()
-    assert (rollout.model, [call.model for call in rollout.transitions]) == ("small-2025-01", ["small", "small-2025-01"])
+    assert (rollout.model, [call.model for call in rollout.transitions]) == (
+        "small-2025-01",
+        ["small", "small-2025-01"],
+    )
 
 
 @pytest.mark.parametrize("stage", ["openai/tuned"], indirect=True)
@@ -91,3 +110,35 @@ def test_a_model_that_serve_was_given_is_what_rows_name(stage: Stage) -> None:
 def test_consent_may_be_said_as_a_boolean(stage: Stage, told: Any, kept: str | None) -> None:
     assert "id" in stage.post("/assay/rollouts", {"task_id": "t", "consent": told})
     assert [rollout.consent for rollout in stage.rollouts()] == [kept]
+
+
+@pytest.mark.parametrize("model", ["stockbot-1", "nobody/stockbot-1"])
+def test_a_model_of_no_known_provider_is_refused_before_any_call(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match=f"model='{model}' names no provider.*PROVIDER/NAME.*upstream"):
+        upstream_of(model)
+    assert capfd.readouterr().out == ""  # litellm's own advice is not for standard output
+    assert upstream_of("gpt-4o").name == "gpt-4o"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/v1/chat/completions"), ("POST", "/v1/v1/chat/completions"), ("POST", "/chat/completion")],
+)
+def test_a_wrong_base_url_is_told_the_paths_that_are_recorded(tmp_path: Path, method: str, path: str) -> None:
+    with (
+        Store(tmp_path / "s.db") as store,
+        served(Gateway(store, upstream_of("m", base="http://127.0.0.1:9", key="owner")).app()) as url,
+    ):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(urllib.request.Request(url + path, data=b"{}", method=method), timeout=30)
+        told = json.loads(caught.value.read())["error"]["message"]
+    assert caught.value.code == 403
+    assert told.startswith(
+        f"{method} {path} is not a recorded call. Recorded are POST requests to /v1/chat/completions, "
+    )
+    assert "check the base URL" in told
+
+
+def test_an_unknown_field_of_a_rollout_is_told_the_ones_there_are(stage: Stage) -> None:
+    told = stage.post("/assay/rollouts", {"task": "x", "id": "mine", "group": "g"})["error"]["message"]
+    assert told.startswith("a rollout has no field 'task'; its fields are id, group, task_id, ")

@@ -12,13 +12,15 @@ from click.testing import CliRunner
 from assay.cli.main import group
 from assay.errors import FailureKind
 from assay.traces import Rollout, Store, ToolCall, Transition
-from assay.traces import counts as store_counts
+from assay.traces.store import counts as store_counts
 
 RUN = "compile-1-abc"
-# A whole table is read where the plan scans it, unless an index alone answers. Exports read rollouts in an index's order, a list ends at its
-# limit, the index of failed calls holds no others, and runs are few.
+# A plan that scans a table reads all of it, unless a covering index answers. Exports read rollouts in index order, a
+# list ends at its limit, the index of failed calls holds no others, and there are few runs.
 WHOLE = re.compile(r"^SCAN (transitions|rollouts|labels|runs)\b(?!.* USING COVERING INDEX)")
-ALLOWED = re.compile(r"^SCAN (rollouts USING INDEX rollouts_by_(group|time)|transitions USING INDEX transitions_failed|runs$)")
+ALLOWED = re.compile(
+    r"^SCAN (rollouts USING INDEX rollouts_by_(group|time)|transitions USING INDEX transitions_failed|runs$)"
+)
 
 
 def request(text: str) -> dict[str, Any]:
@@ -32,7 +34,8 @@ def filled(tmp_path: Path) -> Path:
         store.put_run(RUN, kind="compile", config={}, status="done", started_at=1.0)
         for at in range(30):
             rollout = Rollout(
-                id=f"{at:032x}", run_id=RUN, task_id=f"t{at % 5}", group_id=f"t{at % 5}", status="done", score=at / 30, rubric="r@1",
+                id=f"{at:032x}", run_id=RUN, task_id=f"t{at % 5}", group_id=f"t{at % 5}", status="done", score=at / 30,
+                rubric="r@1",
                 split="gate" if at % 7 == 0 else "train", inputs={"q": f"question {at}"}, prediction={"answer": "4"},
                 data_subject=f"p{at % 3}", failure=FailureKind.PARSE if at == 3 else None,
             )  # fmt: skip
@@ -42,7 +45,14 @@ def filled(tmp_path: Path) -> Path:
                 store.put_transition(
                     rollout.id,
                     Transition(
-                        t=t, model="m", request=request(f"q{at}"), response={"text": "4"}, output="4", tools=tools, prompt_tokens=3, cost_usd=0.0
+                        t=t,
+                        model="m",
+                        request=request(f"q{at}"),
+                        response={"text": "4"},
+                        output="4",
+                        tools=tools,
+                        prompt_tokens=3,
+                        cost_usd=0.0,
                     ),
                 )
     return path
@@ -50,7 +60,7 @@ def filled(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def plans(filled: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Plans of every statement that goes through SQLAlchemy or `assay.traces.counts` from here on."""
+    """Plans of every statement that goes through SQLAlchemy or `assay.traces.store.counts` from here on."""
     found: list[tuple[str, str]] = []
     db = sqlite3.connect(filled)
 
@@ -64,7 +74,9 @@ def plans(filled: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     plain = store_counts.stats
 
     def stats(execute: Any, run_id: str | None = None) -> Any:
-        return plain(lambda statement, values: (explain(statement, dict(values)), execute(statement, values))[1], run_id)
+        return plain(
+            lambda statement, values: (explain(statement, dict(values)), execute(statement, values))[1], run_id
+        )
 
     monkeypatch.setattr(store_counts, "stats", stats)
     sa.event.listen(sa.Engine, "before_cursor_execute", listener)

@@ -19,7 +19,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from assay.errors import ConfigError, DataError, MissingExtra
-from assay.traces.privacy import TYPES, Anonymizer, Known, key_of, restore
+from assay.traces.privacy.anonymizer import TYPES, Anonymizer, Known, restore
+from assay.traces.privacy.key_files import key_of
 
 KEY = b"0123456789abcdef"
 JANE = Known("person", "Jane Q. Doe")
@@ -226,18 +227,27 @@ def test_what_is_not_personal_is_left_alone(text: str) -> None:
 
 
 numbers = st.one_of(
-    st.integers(0, 10**7).map(str), st.decimals(0, 10**4, places=4).map(str), st.integers(0, 999).map("({})".format), st.integers(-99, -1).map(str)
+    st.integers(0, 10**7).map(str),
+    st.decimals(0, 10**4, places=4).map(str),
+    st.integers(0, 999).map("({})".format),
+    st.integers(-99, -1).map(str),
 )
 operators = st.sampled_from([" + ", " - ", " * ", " / ", "+", "*", "/", "**", " % ", " × ", " ÷ "])
 
 
+@example(terms=[("(0)", "+"), ("200", " - "), ("150", " - ")], last="10000", end=" is")  # +20 is Egypt's code
 @given(st.lists(st.tuples(numbers, operators), max_size=8), numbers, st.sampled_from(["", " =", " = ?", " is"]))
 def test_arithmetic_is_left_alone(terms: list[tuple[str, str]], last: str, end: str) -> None:
     text = "".join(number + operator for number, operator in terms) + last + end
     assert make().text(text) == text
 
 
-@given(st.datetimes(), st.sampled_from(["%Y-%m-%d %H:%M:%S", "%d.%m.%Y %H:%M", "%m/%d/%Y", "%Y%m%dT%H%M%SZ", "%H:%M:%S.%f", "%d %B %Y", "%d-%m-%Y"]))
+@given(
+    st.datetimes(),
+    st.sampled_from(
+        ["%Y-%m-%d %H:%M:%S", "%d.%m.%Y %H:%M", "%m/%d/%Y", "%Y%m%dT%H%M%SZ", "%H:%M:%S.%f", "%d %B %Y", "%d-%m-%Y"]
+    ),
+)
 def test_dates_are_left_alone(when: Any, form: str) -> None:
     text = f"from {when:{form}} to {when:{form}}"
     assert make().text(text) == text
@@ -247,16 +257,27 @@ def test_dates_are_left_alone(when: Any, form: str) -> None:
 
 digits = st.text("0123456789", min_size=9, max_size=9)
 VALUES = {
-    "email": st.from_regex(r"[a-z]{3,8}\.[a-z]{3,8}@[a-z]{3,8}\.(com|de|org)", fullmatch=True).filter(lambda v: "example" not in v),
-    "phone": st.tuples(st.integers(200, 999), st.integers(200, 554), st.integers(0, 9999)).map(lambda p: f"{p[0]}-{p[1]}-{p[2]:04d}"),
+    "email": st.from_regex(r"[a-z]{3,8}\.[a-z]{3,8}@[a-z]{3,8}\.(com|de|org)", fullmatch=True).filter(
+        lambda v: "example" not in v
+    ),
+    "phone": st.tuples(st.integers(200, 999), st.integers(200, 554), st.integers(0, 9999)).map(
+        lambda p: f"{p[0]}-{p[1]}-{p[2]:04d}"
+    ),
     "iban": digits.map(lambda d: iban("DE", d * 2)),
     "card": digits.map(lambda d: luhn("411111" + d)),
-    "ssn": st.tuples(st.integers(1, 665), st.integers(1, 99), st.integers(1, 9999)).map(lambda p: f"{p[0]:03d}-{p[1]:02d}-{p[2]:04d}"),
+    "ssn": st.tuples(st.integers(1, 665), st.integers(1, 99), st.integers(1, 9999)).map(
+        lambda p: f"{p[0]:03d}-{p[1]:02d}-{p[2]:04d}"
+    ),
     "ip": st.integers(int(ip_address("12.10.10.10")), int(ip_address("99.99.99.99"))).map(lambda n: str(ip_address(n))),
-    "mac": st.integers(0x1000000000, 0xFEFFFFFFFFFF).map(lambda n: re.sub(r"(..)(?!$)", r"\1:", f"{n:012x}")).filter(lambda v: len(set(v)) > 3),
+    "mac": st.integers(0x1000000000, 0xFEFFFFFFFFFF)
+    .map(lambda n: re.sub(r"(..)(?!$)", r"\1:", f"{n:012x}"))
+    .filter(lambda v: len(set(v)) > 3),
 }
-values = st.one_of([strategy.map(lambda value, kind=kind: (kind, value)) for kind, strategy in VALUES.items()])  # type: ignore[misc]
-words = st.text(st.characters(codec="utf-8", categories=["L", "Po", "Zs", "Sm"], exclude_characters="@=:'\"\\%/&.,*^+×÷()[]{}<>|-"), max_size=12)
+values = st.one_of([strategy.map(lambda value, kind=kind: (kind, value)) for kind, strategy in VALUES.items()])
+words = st.text(
+    st.characters(codec="utf-8", categories=["L", "Po", "Zs", "Sm"], exclude_characters="@=:'\"\\%/&.,*^+×÷()[]{}<>|-"),
+    max_size=12,
+)
 
 
 @st.composite
@@ -305,7 +326,9 @@ def test_an_empty_line_parts_finds(first: str, second: str) -> None:
     assert make().text(f"{first}\n\n{second}", known) == apart
 
 
-@pytest.mark.parametrize("text", ["x " * 1600 + "\n\n", "x " * 1600 + "\n\n\n", "x " * 750 + "\n\n" + "y " * 1600 + "\n\n"])
+@pytest.mark.parametrize(
+    "text", ["x " * 1600 + "\n\n", "x " * 1600 + "\n\n\n", "x " * 750 + "\n\n" + "y " * 1600 + "\n\n"]
+)
 def test_a_long_text_that_ends_in_an_empty_line_is_read(text: str) -> None:
     assert make().text(text) == text
     assert "jane@gmail.com" not in make().text(f"jane@gmail.com {text}")
@@ -313,11 +336,16 @@ def test_a_long_text_that_ends_in_an_empty_line_is_read(text: str) -> None:
 
 def test_long_texts_are_read_in_parts_and_only_their_end_again(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(0)
-    turns = [f"Turn {n}: user{n}@gmail.com says {' '.join(str(rng.random()) for _ in range(rng.randrange(80)))}" for n in range(60)]
+    turns = [
+        f"Turn {n}: user{n}@gmail.com says {' '.join(str(rng.random()) for _ in range(rng.randrange(80)))}"
+        for n in range(60)
+    ]
     anonymizer, whole = make(), make()
     read: list[int] = []
     inside = Anonymizer._anonymise
-    monkeypatch.setattr(Anonymizer, "_anonymise", lambda self, text, *rest: read.append(len(text)) or inside(self, text, *rest))
+    monkeypatch.setattr(
+        Anonymizer, "_anonymise", lambda self, text, *rest: read.append(len(text)) or inside(self, text, *rest)
+    )
     for n in range(1, 61):
         text = "\n\n".join(turns[:n])
         out = anonymizer.text(text)
@@ -329,7 +357,7 @@ def test_long_texts_are_read_in_parts_and_only_their_end_again(monkeypatch: pyte
     assert "7365000" not in lines.text("and on and on and on, phone:\n7365000\n" * 300)
     key = "-----BEGIN PRIVATE KEY-----\n" + "MIIEab\n\n" * 1000 + "-----END PRIVATE KEY-----"
     assert make().text(f"{key} x") == "[secret private-key] x"
-    monkeypatch.setattr("assay.traces.privacy._PART", 10**9)
+    monkeypatch.setattr("assay.traces.privacy.anonymizer._PART", 10**9)
     assert out == whole.text(text)
 
 
@@ -351,7 +379,9 @@ def test_different_values_get_different_surrogates(inside: list[tuple[str, str]]
     given_out = [anonymizer.text(value) for _, value in inside]
     assert len(set(given_out)) == len(inside)
     assert [anonymizer.text(value) for _, value in inside] == given_out
-    assert {anonymizer.text(f"see {value} there") for _, value in inside} == {f"see {surrogate} there" for surrogate in given_out}
+    assert {anonymizer.text(f"see {value} there") for _, value in inside} == {
+        f"see {surrogate} there" for surrogate in given_out
+    }
 
 
 def test_surrogates_that_meet_are_told_apart() -> None:
@@ -363,10 +393,12 @@ def test_surrogates_that_meet_are_told_apart() -> None:
 
 
 def test_when_all_surrogates_are_given_out_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.traces.privacy._surrogate", lambda kind, value, digest, turn: "person00000000@example.org")
+    monkeypatch.setattr(
+        "assay.traces.privacy.anonymizer._surrogate", lambda kind, value, digest, turn: "person00000000@example.org"
+    )
     anonymizer = make()
     anonymizer.text("jane@gmail.com")
-    with pytest.raises(DataError, match="'email' are all given out"):
+    with pytest.raises(DataError, match="'email' are used"):
         anonymizer.text("joe@gmail.com")
 
 
@@ -388,7 +420,14 @@ def test_exports_with_one_key_agree_and_with_the_table_on_all() -> None:
 @pytest.mark.parametrize(
     "spellings",
     [
-        ["jane@gmail.com", "JANE@Gmail.com", "jane [at] gmail [dot] com", "jane at gmail dot com", "jane%40gmail.com", "jane @ gmail.com"],
+        [
+            "jane@gmail.com",
+            "JANE@Gmail.com",
+            "jane [at] gmail [dot] com",
+            "jane at gmail dot com",
+            "jane%40gmail.com",
+            "jane @ gmail.com",
+        ],
         ["(212) 736-5000", "212-736-5000", "212.736.5000", "+1 212 736 5000", "1-212-736-5000", "phone 2127365000"],
         ["+49 30 901820", "+4930901820", "0049 30 901820"],
         ["DE89370400440532013000", "de89 3704 0044 0532 0130 00", "DE89-3704-0044-0532-0130-00"],
@@ -404,7 +443,10 @@ def test_spellings_of_one_value_are_one(spellings: list[str]) -> None:
 
 
 def test_surrogates_are_of_their_types_form_and_nobodys() -> None:
-    out = make().text("jane@gmail.com 212-736-5000 DE89370400440532013000 4111111111111111 536-90-4399 93.184.216.34 2a00:1450:4001:81b::200e")
+    out = make().text(
+        "jane@gmail.com 212-736-5000 DE89370400440532013000 4111111111111111 536-90-4399 93.184.216.34 "
+        "2a00:1450:4001:81b::200e"
+    )
     email, phone, account, card, ssn, v4, v6 = out.split()
     assert re.fullmatch(r"person[0-9a-f]{8}@example\.org", email)
     assert re.fullmatch(r"\+1-[2-9]\d\d-555-01\d\d", phone)
@@ -454,7 +496,10 @@ def test_a_known_person_is_replaced_wherever_the_name_stands() -> None:
 
 def test_names_that_are_words_are_replaced_only_in_full() -> None:
     known = [Known("person", "Will Young")]
-    assert found("Will Young will be young, Young, Will", *known) == [("person", "Will Young"), ("person", "Young, Will")]
+    assert found("Will Young will be young, Young, Will", *known) == [
+        ("person", "Will Young"),
+        ("person", "Young, Will"),
+    ]
     assert found("Will WILL will", Known("person", "Will")) == [("person", "Will"), ("person", "WILL")]
     assert found("will smithson go to Al", Known("person", "Al Smithson")) == [("person", "smithson")]
 
@@ -477,7 +522,7 @@ def test_known_values_of_two_letters_would_hit_everywhere_and_are_left() -> None
 
 
 def test_an_unknown_type_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="'custmer' is no type"):
+    with pytest.raises(ConfigError, match="type='custmer' must be one of"):
         Known("custmer", "Jane")
 
 
@@ -487,24 +532,47 @@ def test_an_unknown_type_is_refused_by_name() -> None:
 def test_data_keeps_its_form() -> None:
     data = {"a": [1, 2.5, None, True, {"b": ("x", b"y")}], 7: "jane@gmail.com", "n": 2127365000, "t": 1717171717171}
     out = make().value(data)
-    assert out == {"a": [1, 2.5, None, True, {"b": ["x", b"y"]}], 7: make().text("jane@gmail.com"), "n": 2127365000, "t": 1717171717171}
+    assert out == {
+        "a": [1, 2.5, None, True, {"b": ["x", b"y"]}],
+        7: make().text("jane@gmail.com"),
+        "n": 2127365000,
+        "t": 1717171717171,
+    }
     assert data["a"][4] == {"b": ("x", b"y")}  # type: ignore[index]
 
 
 def test_names_of_fields_are_labels() -> None:
-    out = make().value({"phone": "2127365000", "phones": ["2127365001"], "dob": "1984-05-03", "ssn": 536904399, "card_number": 4111111111111111})
+    out = make().value(
+        {
+            "phone": "2127365000",
+            "phones": ["2127365001"],
+            "dob": "1984-05-03",
+            "ssn": 536904399,
+            "card_number": 4111111111111111,
+        }
+    )
     assert out["phone"] == make().text("(212) 736-5000")
     assert out["phones"][0] == make().text("(212) 736-5001")
     assert re.fullmatch(r"1[1-8]\d\d-\d\d-\d\d", out["dob"])
     assert (out["ssn"], out["card_number"]) == (make().text("536-90-4399"), make().text("4111111111111111"))
-    assert make().value({"id": "2127365000", "created_at": "1984-05-03"}) == {"id": "2127365000", "created_at": "1984-05-03"}
+    assert make().value({"id": "2127365000", "created_at": "1984-05-03"}) == {
+        "id": "2127365000",
+        "created_at": "1984-05-03",
+    }
 
 
 def test_what_a_field_calls_a_secret_is_one() -> None:
     anonymizer = make()
-    assert anonymizer.value({"password": 'a "b" c', "apiKey": H, "passed": "yes", "token": "word", "max_tokens": "512", "key": "name"}) == {
-        "password": "[secret password]", "apiKey": "[secret token]", "passed": "yes", "token": "word", "max_tokens": "512", "key": "name",
-    }  # fmt: skip
+    assert anonymizer.value(
+        {"password": 'a "b" c', "apiKey": H, "passed": "yes", "token": "word", "max_tokens": "512", "key": "name"}
+    ) == {
+        "password": "[secret password]",
+        "apiKey": "[secret token]",
+        "passed": "yes",
+        "token": "word",
+        "max_tokens": "512",
+        "key": "name",
+    }
     assert anonymizer.counts == {"secret": 2}
 
 
@@ -532,12 +600,18 @@ def test_data_of_any_depth_and_data_that_holds_itself() -> None:
 # -- hostile texts
 
 HOSTILE = {
-    "digits": "1", "spaced digits": "1 ", "zeros": "0 ", "ats": "@", "names and ats": "a@", "dots": "a.", "mail": "a@b.", "long local": "a" * 50 + "@",
-    "quotes": "\"'", "password quotes": "password='", "password colons": "password: ", "keys": "key=", "sk": "sk-", "eyJ": "eyJ-", "eyJ.": "eyJaaaaaaaa.",
-    "tails": "_aaaaaaaaaaaaaaaaa", "begin": "-----BEGIN PRIVATE KEY-----!", "login": "://a:", "bearer": "bearer ", "parens": "(", "plus": "+1", "slashes": "\\",
-    "escapes": "\\n", "colons": ":a", "macs": "aa:", "ips": "1.1.", "ibans": "DE12 ", "streets": "1 A B C ", "street": "Aaa ", "born": "born ", "dob": "born on the ",
-    "labels": "phone is at ", "at dot": " at a dot", "names": "Jane Doe ", "shapes": "Person 3f2a91bc-", "braces": "{", "nul": "\0", "emoji": "👩‍👩‍👧",
-    "surrogates": "\ud800", "big small letters": "İ", "blanks": " ", "lines": "\n", "hyphens": "1-", "SG": "SG.aaaaaaaaaaaaaaaaa", "urls": "https://a@",
+    "digits": "1", "spaced digits": "1 ", "zeros": "0 ", "ats": "@", "names and ats": "a@", "dots": "a.",
+    "mail": "a@b.", "long local": "a" * 50 + "@",
+    "quotes": "\"'", "password quotes": "password='", "password colons": "password: ", "keys": "key=", "sk": "sk-",
+    "eyJ": "eyJ-", "eyJ.": "eyJaaaaaaaa.",
+    "tails": "_aaaaaaaaaaaaaaaaa", "begin": "-----BEGIN PRIVATE KEY-----!", "login": "://a:", "bearer": "bearer ",
+    "parens": "(", "plus": "+1", "slashes": "\\",
+    "escapes": "\\n", "colons": ":a", "macs": "aa:", "ips": "1.1.", "ibans": "DE12 ", "streets": "1 A B C ",
+    "street": "Aaa ", "born": "born ", "dob": "born on the ",
+    "labels": "phone is at ", "at dot": " at a dot", "names": "Jane Doe ", "shapes": "Person 3f2a91bc-", "braces": "{",
+    "nul": "\0", "emoji": "👩‍👩‍👧",
+    "surrogates": "\ud800", "big small letters": "İ", "blanks": " ", "lines": "\n", "hyphens": "1-",
+    "SG": "SG.aaaaaaaaaaaaaaaaa", "urls": "https://a@",
 }  # fmt: skip
 
 
@@ -561,7 +635,11 @@ def test_lone_surrogates_and_the_like_are_taken(text: str) -> None:
 
 
 def test_numbers_in_json_texts_are_replaced_by_strings_where_they_must() -> None:
-    for data in ({"x": 1, "phone": 2127365000, "y": 2}, {"phone": 2127365000}, {"ssn": 536904399, "cc": [4111111111111111]}):
+    for data in (
+        {"x": 1, "phone": 2127365000, "y": 2},
+        {"phone": 2127365000},
+        {"ssn": 536904399, "cc": [4111111111111111]},
+    ):
         for text in (json.dumps(data), json.dumps(data, separators=(",", ":")), json.dumps(data, indent=1)):
             assert json.loads(make().text(text)).keys() == data.keys()
             assert json.loads(json.loads(make().text(json.dumps(text)))).keys() == data.keys()
@@ -571,7 +649,12 @@ def test_numbers_in_json_texts_are_replaced_by_strings_where_they_must() -> None
 
 def test_the_longer_of_two_finds_is_taken_and_surrogates_stay_whole() -> None:
     assert found("jane.doe@gmail.com", JANE) == [("email", "jane.doe@gmail.com")]
-    known = [Known("organisation", "Example"), Known("id", "555"), Known("secret", "secret"), Known("person", "Person Place")]
+    known = [
+        Known("organisation", "Example"),
+        Known("id", "555"),
+        Known("secret", "secret"),
+        Known("person", "Person Place"),
+    ]
     once = make().text("jane@gmail.com (212) 736-5000 tell the secret to Example of Person Place", known)
     assert make().text(once, known) == once
 
@@ -631,7 +714,7 @@ def test_the_table_is_encrypted_and_its_key_kept_apart(tmp_path: Path) -> None:
 def test_a_key_beside_the_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "export")
     for key in ("export/key", "export/deeper/key", "link/key", "export/../export/key"):
-        with pytest.raises(ConfigError, match="would lie in the table's folder"):
+        with pytest.raises(ConfigError, match="is inside the table's folder"):
             make().save_table(tmp_path / "export" / "table", tmp_path / key)
     assert not list(tmp_path.glob("**/key"))
 
@@ -650,7 +733,7 @@ def test_a_key_that_others_may_read_or_that_is_none_is_refused(tmp_path: Path) -
         make().save_table(tmp_path / "a" / "table", key)
     key.chmod(0o600)
     key.write_text("not a key")
-    with pytest.raises(ConfigError, match="holds no key"):
+    with pytest.raises(ConfigError, match="does not contain a key"):
         make().save_table(tmp_path / "a" / "table", key)
 
 
@@ -683,9 +766,9 @@ def test_without_cryptography_the_extra_is_named(tmp_path: Path, monkeypatch: py
 
 
 def test_a_short_key_and_an_unknown_engine_are_refused() -> None:
-    with pytest.raises(ConfigError, match="a key of 5 bytes"):
+    with pytest.raises(ConfigError, match="key has 5 bytes"):
         Anonymizer(b"short")
-    with pytest.raises(ConfigError, match="'spacy' is no engine"):
+    with pytest.raises(ConfigError, match="engine='spacy' must be one of"):
         Anonymizer(KEY, engine="spacy")
 
 
@@ -697,14 +780,17 @@ def test_patterns_find_no_names_and_say_so() -> None:
 
 def test_without_presidio_auto_makes_do_and_presidio_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "presidio_analyzer", None)
-    monkeypatch.setattr("assay.traces.privacy_gazetteers.available", lambda: False)
+    monkeypatch.setattr("assay.traces.privacy.gazetteers.available", lambda: False)
     assert (Anonymizer(KEY).engine_name, Anonymizer(KEY).finds_names) == ("patterns", False)
     with pytest.raises(MissingExtra, match="'presidio-analyzer' is not installed"):
         Anonymizer(KEY, engine="presidio")
 
 
 def test_the_module_loads_no_optional_package() -> None:
-    code = "import assay.traces.privacy, sys; print({'spacy', 'presidio_analyzer', 'cryptography.fernet', 'faker'} & set(sys.modules))"
+    code = (
+        "import assay.traces.privacy.anonymizer, sys; print({'spacy', 'presidio_analyzer', 'cryptography.fernet', "
+        "'faker'} & set(sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
@@ -737,7 +823,7 @@ def test_presidio_finds_names_and_agrees_with_what_is_known() -> None:
 
 
 def test_the_documentation_does_what_it_says(own_folder: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "privacy.md").read_text()
     block = re.search(r"```python\n(.*?)```", page, re.DOTALL)
     assert block
     names: dict[str, Any] = {"key": KEY}

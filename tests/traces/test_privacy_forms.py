@@ -1,4 +1,4 @@
-"""Telephone numbers, dates, streets, identity numbers, names by lists: recall on generated texts, and what is left alone."""
+"""Telephone numbers, dates, streets, identity numbers, listed names: recall on generated texts, and false positives."""
 
 import importlib.util
 import json
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from assay.traces import privacy_gazetteers
-from assay.traces.privacy import Anonymizer
+from assay.traces.privacy import gazetteers as privacy_gazetteers
+from assay.traces.privacy.anonymizer import Anonymizer
 
 KEY = b"0123456789abcdef"
 LISTED = pytest.mark.skipif(not privacy_gazetteers.available(), reason="the lists of the extra are not installed")
@@ -60,16 +60,33 @@ def test_dates_and_names_are_found_in_prompts_and_outputs_as_they_are_stored(rec
 
 
 @pytest.mark.parametrize(
-    "text", ["[[ ## answer ## ]]\n1988-04-12\n", "the 3rd of May, 1990", "due 5/3/24 says the letter", '{"answer": "1988-04-12"}', "Due: 12.04.1988",
-             '{"prompt": "[[ ## date ## ]]\\n1988-04-12\\n"}', "[[ ## date ## ]]\n5 May 1988\n"],
-)  # fmt: skip
+    "text",
+    [
+        "[[ ## answer ## ]]\n1988-04-12\n",
+        "the 3rd of May, 1990",
+        "due 5/3/24 says the letter",
+        '{"answer": "1988-04-12"}',
+        "Due: 12.04.1988",
+        '{"prompt": "[[ ## date ## ]]\\n1988-04-12\\n"}',
+        "[[ ## date ## ]]\n5 May 1988\n",
+    ],
+)
 def test_dates_alone_in_a_field_and_in_short_forms_are_hidden(text: str) -> None:
     assert not any(part in hidden(text) for part in ("1988", "1990", "5/3/24"))
 
 
 @pytest.mark.parametrize(
-    "text", ['{"created_at": "2024-05-03"}', "1/2/24", "1988-04-12", "12/4/3 = 1", "on 99/99/24 of them we agree", "It is 5/3/24 of the whole of it", "2024-05-03\n2024-05-04"],
-)  # fmt: skip
+    "text",
+    [
+        '{"created_at": "2024-05-03"}',
+        "1/2/24",
+        "1988-04-12",
+        "12/4/3 = 1",
+        "on 99/99/24 of them we agree",
+        "It is 5/3/24 of the whole of it",
+        "2024-05-03\n2024-05-04",
+    ],
+)
 def test_figures_that_are_no_dates_of_somebody_are_left_alone(text: str) -> None:
     assert hidden(text) == text
 
@@ -77,7 +94,11 @@ def test_figures_that_are_no_dates_of_somebody_are_left_alone(text: str) -> None
 @LISTED
 def test_names_under_keys_of_json_are_hidden() -> None:
     anonymizer = Anonymizer(KEY, engine="gazetteers")
-    data = {"name": "Priya", "patient": "Priya Patel", "others": [{"first_name": "Anaïs"}, {"name": "Widget", "price": 3}, {"name": "search"}]}
+    data = {
+        "name": "Priya",
+        "patient": "Priya Patel",
+        "others": [{"first_name": "Anaïs"}, {"name": "Widget", "price": 3}, {"name": "search"}],
+    }
     for found in (
         json.dumps(anonymizer.value(data)),
         anonymizer.text(json.dumps(data, ensure_ascii=False)),
@@ -120,7 +141,8 @@ def test_forms_of_several_countries_are_hidden(text: str, value: str) -> None:
         "CPF 111.222.333-44 is no valid one",
         "The Pythagorean theorem: a^2 + b^2 = c^2.",
         "Use Kubernetes in Production and Terraform in Staging.",
-        "[[ ## mail ## ]]\nInvoice 15 of May is wrong.\n\nRespond with a JSON object in the following order of fields: `team`.",
+        "[[ ## mail ## ]]\nInvoice 15 of May is wrong.\n\n"
+        "Respond with a JSON object in the following order of fields: `team`.",
     ],
 )
 def test_versions_logs_and_prose_are_left_alone(text: str) -> None:
@@ -155,7 +177,10 @@ def test_an_address_of_small_numbers_is_found_where_nothing_says_version() -> No
 def test_names_and_places_are_found_by_lists() -> None:
     text = hidden("Dear Jane Miller, we met Pedro Gonzalez in Barcelona.", "gazetteers")
     assert not any(name in text for name in ("Jane", "Miller", "Pedro", "Gonzalez", "Barcelona"))
-    assert hidden("Will the March release read Reading lists?", "gazetteers") == "Will the March release read Reading lists?"
+    assert (
+        hidden("Will the March release read Reading lists?", "gazetteers")
+        == "Will the March release read Reading lists?"
+    )
     anonymizer = Anonymizer(KEY, engine="names")
     assert anonymizer.finds_names
     assert anonymizer.text(anonymizer.text("Dear Jane Miller,")) == anonymizer.text("Dear Jane Miller,")

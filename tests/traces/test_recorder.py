@@ -67,7 +67,9 @@ def test_worker_threads_of_a_program_stay_in_their_rollout() -> None:
     lm = scripted_lm(answer, observers=[recorder.observe])
     with dspy.context(lm=lm), recorder.active(), recorder.rollout(Rollout()) as rollout:
         predict = dspy.Predict("question -> answer")
-        dspy.Parallel(num_threads=3, disable_progress_bar=True)([(predict, dspy.Example(question=str(i)).with_inputs("question")) for i in range(6)])
+        dspy.Parallel(num_threads=3, disable_progress_bar=True)(
+            [(predict, dspy.Example(question=str(i)).with_inputs("question")) for i in range(6)]
+        )
     assert len(rollout.transitions) == 6
     assert [t.t for t in rollout.transitions] == list(range(6))
 

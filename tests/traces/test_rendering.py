@@ -1,4 +1,4 @@
-"""Rows of exports as the chat template of the model renders them: no answer vanishes, and trainers learn what was said."""
+"""Export rows rendered by the model's chat template: no answer is dropped, and the loss covers the recorded answers."""
 
 import json
 from pathlib import Path
@@ -9,36 +9,56 @@ import pytest
 import assay
 from assay.datasets.tasks import content_hash
 from assay.errors import ConfigError, DataError, ModelError
-from assay.models.chattemplates import ChatTemplate, TemplateRefused, find_template
+from assay.models.chat_templates import ChatTemplate, TemplateRefused, find_template
 from assay.traces import Rollout, Store, Transition
-from assay.traces.gates import Gates, UngatedExport
-from assay.traces.rendering import RowRenderer, shows_tools, training_template
-from assay.traces.sealing import know_splits
+from assay.traces.export.gates import Gates, UngatedExport
+from assay.traces.export.rendering import RowRenderer, shows_tools, training_template
+from assay.traces.store.sealing import know_splits
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
 EMPTY = "<|im_end|>\n"  # all that SmolLM2's template makes of a message with tool calls
 ADD = {
     "type": "function",
-    "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {"a": {"type": "number"}}}},
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "number"}}},
+    },
 }
 # ChatML that renders tools, as small models with tools have it
 NATIVE = ChatTemplate(
     "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}{{ c.function.arguments | tojson }}</call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}{{ c.function.arguments | tojson }}</call>{% endfor "
+    "%}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
     "test",
 )
 
 
 def chat_call(*calls: tuple[str, dict[str, Any]], prefix: str = "c") -> dict[str, Any]:
-    return {"role": "assistant", "content": None, "tool_calls": [
-        {"id": f"{prefix}{at}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}} for at, (name, arguments) in enumerate(calls)]}  # fmt: skip
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": f"{prefix}{at}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+            for at, (name, arguments) in enumerate(calls)
+        ],
+    }
 
 
 def chat_turn(t: int, messages: list[dict[str, Any]], answer: dict[str, Any], tools: Any = (ADD,)) -> Transition:
-    request = {"dialect": "chat", "body": {"model": "m", "messages": messages, **({"tools": list(tools)} if tools else {})}}
-    return Transition(t=t, model="m", request=request, response={"body": {"choices": [{"message": answer}]}}, output=answer.get("content") or "")
+    request = {
+        "dialect": "chat",
+        "body": {"model": "m", "messages": messages, **({"tools": list(tools)} if tools else {})},
+    }
+    return Transition(
+        t=t,
+        model="m",
+        request=request,
+        response={"body": {"choices": [{"message": answer}]}},
+        output=answer.get("content") or "",
+    )
 
 
 def agent(question: str, prefix: str = "c", **arguments: Any) -> list[Transition]:
@@ -47,14 +67,28 @@ def agent(question: str, prefix: str = "c", **arguments: Any) -> list[Transition
     call = chat_call(("add", arguments or {"a": 1, "b": 2}), prefix=prefix)
     return [
         chat_turn(0, asked, call),
-        chat_turn(1, [*asked, call, {"role": "tool", "tool_call_id": f"{prefix}0", "content": "3"}], {"role": "assistant", "content": "It is 3."}),
+        chat_turn(
+            1,
+            [*asked, call, {"role": "tool", "tool_call_id": f"{prefix}0", "content": "3"}],
+            {"role": "assistant", "content": "It is 3."},
+        ),
     ]
 
 
 def put(store: Store, turns: list[Transition], **options: Any) -> Rollout:
     task = options.pop("task", "t1")
-    told = {"run_id": "r", "task_id": task, "group_id": task, "status": "done", "model": "m", "score": 1.0, "split": "train",
-            "inputs": {"question": task}, "expected": {"answer": "3"}, **options}  # fmt: skip
+    told = {
+        "run_id": "r",
+        "task_id": task,
+        "group_id": task,
+        "status": "done",
+        "model": "m",
+        "score": 1.0,
+        "split": "train",
+        "inputs": {"question": task},
+        "expected": {"answer": "3"},
+        **options,
+    }
     rollout = Rollout(transitions=turns, **told)
     know_splits(store, {"train": [(content_hash(rollout.inputs), "")]})  # else the hash of the inputs decides
     store.put_rollout(rollout)
@@ -100,7 +134,9 @@ def folder_of(template: ChatTemplate, path: Path) -> Path:
 def test_a_tool_call_that_the_template_ignores_is_written_as_text(store: Store) -> None:
     put(store, agent("1 + 2?"))
     (first, second), manifest = exported(store, "sft")
-    assert first["completion"] == [{"role": "assistant", "content": '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'}]
+    assert first["completion"] == [
+        {"role": "assistant", "content": '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'}
+    ]
     assert first["prompt"][0]["content"].startswith("You add.\n\n# Tools\n")
     assert json.dumps(ADD) in first["prompt"][0]["content"]
     assert [m["role"] for m in second["prompt"]] == ["system", "user", "assistant", "user"]
@@ -115,14 +151,23 @@ def test_a_tool_call_that_the_template_ignores_is_written_as_text(store: Store) 
 
 def test_no_row_of_any_api_is_trained_on_an_empty_answer(store: Store) -> None:
     bodies = {
-        "chat": ({"messages": [{"role": "user", "content": "1 + 2?"}], "tools": [ADD]}, {"choices": [{"message": chat_call(("add", {"a": 1}))}]}),
-        "responses": ({"input": "1 + 2?", "tools": [{"type": "function", **ADD["function"]}]},
-            {"output": [{"type": "function_call", "call_id": "c", "name": "add", "arguments": '{"a": 1}'}]}),
-        "messages": ({"messages": [{"role": "user", "content": "1 + 2?"}], "tools": [{"name": "add", "input_schema": {}}]},
-            {"content": [{"type": "tool_use", "id": "c", "name": "add", "input": {"a": 1}}]}),
-    }  # fmt: skip
+        "chat": (
+            {"messages": [{"role": "user", "content": "1 + 2?"}], "tools": [ADD]},
+            {"choices": [{"message": chat_call(("add", {"a": 1}))}]},
+        ),
+        "responses": (
+            {"input": "1 + 2?", "tools": [{"type": "function", **ADD["function"]}]},
+            {"output": [{"type": "function_call", "call_id": "c", "name": "add", "arguments": '{"a": 1}'}]},
+        ),
+        "messages": (
+            {"messages": [{"role": "user", "content": "1 + 2?"}], "tools": [{"name": "add", "input_schema": {}}]},
+            {"content": [{"type": "tool_use", "id": "c", "name": "add", "input": {"a": 1}}]},
+        ),
+    }
     for dialect, (asked, said) in bodies.items():
-        turn = Transition(t=0, model="m", request={"dialect": dialect, "body": asked}, response={"body": said}, output="")
+        turn = Transition(
+            t=0, model="m", request={"dialect": dialect, "body": asked}, response={"body": said}, output=""
+        )
         put(store, [turn], task=dialect)
     found, manifest = exported(store, "sft")
     assert len(found) == 3
@@ -137,7 +182,10 @@ def test_tools_stay_fields_where_the_template_shows_them(store: Store, tmp_path:
     assert first["completion"][0]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1, "b": 2}}
     assert json.loads(first["tools"])[0]["function"]["name"] == "add"
     assert "add" in learned(first, NATIVE)
-    assert (manifest["template"]["converted"], manifest["template"]["source"]) == (0, str(model / "tokenizer_config.json"))
+    assert (manifest["template"]["converted"], manifest["template"]["source"]) == (
+        0,
+        str(model / "tokenizer_config.json"),
+    )
     assert f'model_name_or_path: "{model}"' in (Path("out") / "sft.yaml").read_text()
     (first, _), _ = exported(store, "sft", "text", model=str(model), tools="text")
     assert "tool_calls" not in first["completion"][0]
@@ -155,11 +203,20 @@ def test_a_call_whose_answer_would_vanish_is_refused_and_fails_the_gate(store: S
 
 
 def test_what_the_template_refuses_is_left_out_with_its_reason(store: Store, tmp_path: Path) -> None:
-    strict = ChatTemplate(NATIVE.text + "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}", "test")
+    strict = ChatTemplate(
+        NATIVE.text + "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}", "test"
+    )
     put(store, agent("1 + 2?"))
-    with pytest.raises(DataError, match="2 calls with a problem: template; 2 calls: the chat template refuses the messages: no system role"):
+    with pytest.raises(
+        DataError,
+        match="2 calls with a problem: template; 2 calls: the chat template refuses the messages: no system role",
+    ):
         exported(store, "sft", "none", model=str(folder_of(strict, tmp_path / "model")))
-    put(store, [chat_turn(0, [{"role": "user", "content": "hi"}], {"role": "assistant", "content": "hello"}, tools=())], task="t2")
+    put(
+        store,
+        [chat_turn(0, [{"role": "user", "content": "hi"}], {"role": "assistant", "content": "hello"}, tools=())],
+        task="t2",
+    )
     found, manifest = exported(store, "sft", model=str(tmp_path / "model"))
     assert [row["task"] for row in found] == ["t2"]
     assert manifest["template"]["reasons"] == {"the chat template refuses the messages: no system role": 2}
@@ -170,17 +227,17 @@ def test_a_template_that_is_not_at_hand_is_named_in_manifest_and_gates(store: St
     (first, _), manifest = exported(store, "sft", model="nobody/unknown")
     assert "tool_calls" in first["completion"][0]
     assert (manifest["template"]["found"], manifest["template"]["calls"]) == (False, 0)
-    assert "nobody/unknown is not on this machine" in manifest["template"]["note"]
+    assert "nobody/unknown is not installed" in manifest["template"]["note"]
     (gate,) = (gate for gate in manifest["gates"] if gate["gate"] == "template")
     assert (gate["value"], gate["passed"]) == ("not checked", True)
-    assert "not on this machine" in gate["warning"]
+    assert "not installed" in gate["warning"]
 
 
 def test_transitions_are_not_rendered_and_take_no_model(store: Store) -> None:
     put(store, agent("1 + 2?"))
     _, manifest = exported(store, "transitions")
     assert "template" not in manifest
-    with pytest.raises(ConfigError, match="model and tools would have no effect"):
+    with pytest.raises(ConfigError, match="model=… and tools=… have no effect"):
         exported(store, "transitions", "out2", tools="text")
 
 
@@ -200,7 +257,9 @@ def test_preferences_keep_tools_and_leave_out_pairs_that_differ_only_by_ids(stor
     put(store, agent("1 + 2?", prefix="y"), score=0.5)  # the same, with ids of its own
     put(store, agent("1 + 2?", prefix="z", a=9, b=9), score=0.0)
     found, _ = exported(store, "preferences")
-    calls = sorted((json.loads(row["chosen"][0]["content"].split("\n")[1])["arguments"]["a"], row["margin"]) for row in found)
+    calls = sorted(
+        (json.loads(row["chosen"][0]["content"].split("\n")[1])["arguments"]["a"], row["margin"]) for row in found
+    )
     assert calls == [(1, 1.0)]  # a pair of the first call; the answers after it are the same, or to other calls
     native = str(folder_of(NATIVE, tmp_path / "model"))
     (row,), _ = exported(store, "preferences", "native", model=native)
@@ -244,13 +303,18 @@ def test_a_folders_template_stands_in_a_file_of_its_own_or_among_several(tmp_pat
 
 
 def test_a_template_runs_in_a_sandbox_and_says_why_it_fails() -> None:
-    for text, why in (("{{ messages.__class__.__mro__ }}", "unsafe"), ("{{ raise_exception('roles') }}", "roles"), ("{% if %}", "Expected")):
+    for text, why in (
+        ("{{ messages.__class__.__mro__ }}", "unsafe"),
+        ("{{ raise_exception('roles') }}", "roles"),
+        ("{% if %}", "Expected"),
+    ):
         with pytest.raises(TemplateRefused, match=why):
             ChatTemplate(text, "test").render([{"role": "user", "content": "a"}])
 
 
 @pytest.mark.parametrize(
-    ("name", "tools"), [("qwen2_5", True), ("llama3_1", True), ("llama3", False), ("gemma", False), ("deepseek_r1_distill", False)]
+    ("name", "tools"),
+    [("qwen2_5", True), ("llama3_1", True), ("llama3", False), ("gemma", False), ("deepseek_r1_distill", False)],
 )
 def test_templates_of_known_families_show_tools_or_not(name: str, tools: bool) -> None:
     trl = pytest.importorskip("trl")
@@ -259,18 +323,30 @@ def test_templates_of_known_families_show_tools_or_not(name: str, tools: bool) -
 
 
 def test_a_marked_template_renders_as_its_original_or_there_is_none() -> None:
-    turns = [{"role": "user", "content": " a\n"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    turns = [
+        {"role": "user", "content": " a\n"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
     trimmed = ChatTemplate(
-        "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}", "t"
+        "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}\n"
+        "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
+        "t",
     )
     for template in (smollm2(), trimmed):
         marked = training_template(template)
         assert marked is not None
         for messages in (turns, [{"role": "system", "content": "s"}, *turns]):
-            assert [marked.render(messages, generate=on) for on in (True, False)] == [template.render(messages, generate=on) for on in (True, False)]
-    merged = ChatTemplate("{{ messages | map(attribute='content') | join(' ') }}{% if add_generation_prompt %}:{% endif %}", "t")
+            assert [marked.render(messages, generate=on) for on in (True, False)] == [
+                template.render(messages, generate=on) for on in (True, False)
+            ]
+    merged = ChatTemplate(
+        "{{ messages | map(attribute='content') | join(' ') }}{% if add_generation_prompt %}:{% endif %}", "t"
+    )
     assert training_template(merged) is None
-    assert training_template(ChatTemplate("{{ bos_token }}" + trimmed.text, "t")) is None  # its special tokens are not known
+    assert (
+        training_template(ChatTemplate("{{ bos_token }}" + trimmed.text, "t")) is None
+    )  # its special tokens are not known
 
 
 def test_several_calls_and_thoughts_are_checked_one_by_one() -> None:
@@ -284,4 +360,7 @@ def test_several_calls_and_thoughts_are_checked_one_by_one() -> None:
     unthinking = ChatTemplate(NATIVE.text.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}"), "test")
     assert RowRenderer(unthinking).check(asked, [{"role": "assistant", "content": "<think>hm</think>\n7"}], []) is None
     silent = ChatTemplate(NATIVE.text.replace("{{ m.content }}", "{{ m.content if m.role == 'user' }}"), "test")
-    assert RowRenderer(silent).check(asked, [{"role": "assistant", "content": "7"}], []) == "the chat template leaves out the answer"
+    assert (
+        RowRenderer(silent).check(asked, [{"role": "assistant", "content": "7"}], [])
+        == "the chat template leaves out the answer"
+    )

@@ -1,4 +1,4 @@
-"""One salt a store, splits by content in every command, the test split opened once a job and counted, non-inferiority."""
+"""One salt per store, splits by content in every command, counted openings of the test split, non-inferiority."""
 
 import json
 import random
@@ -10,19 +10,18 @@ import pytest
 import sqlalchemy as sa
 
 import assay
+from assay.api.tune.report import cheaper
 from assay.datasets.splits import load_splits, split_of
 from assay.datasets.tasks import content_hash, make_task
 from assay.errors import ConfigError
-from assay.jobs import CommonConfig
-from assay.optimizers.comparison import Comparison
-from assay.optimizers.evaluation import Evaluation
-from assay.optimizers.statistics import paired_gain
+from assay.evaluation.comparison import Comparison
+from assay.evaluation.evaluation import Evaluation
+from assay.evaluation.statistics import paired_gain
+from assay.runs.settings import CommonSettings, TuneSettings
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, Transition
-from assay.traces.gates import Gates
-from assay.traces.sealing import SplitFinder, know_splits, know_tasks, open_test, resolve_salt, salt_of
-from assay.tuning.config import TuneConfig
-from assay.tuning.report import cheaper
+from assay.traces.export.gates import Gates
+from assay.traces.store.sealing import SplitFinder, know_splits, know_tasks, open_test, resolve_salt, salt_of
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
 QUESTIONS = [f"How far is place {at} from here?" for at in range(120)]
@@ -35,10 +34,13 @@ def answering(request: Any) -> str:
 @pytest.fixture
 def job(own_folder: Path) -> dict[str, Any]:
     Path("p.py").write_text(
-        "import dspy\n\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n        self.ask = dspy.Predict('question -> answer')\n\n"
+        "import dspy\n\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.ask = dspy.Predict('question -> answer')\n\n"
         "    def forward(self, question):\n        return self.ask(question=question)\n"
     )
-    Path("d.jsonl").write_text("".join(json.dumps({"question": question, "answer": "7"}) + "\n" for question in QUESTIONS))
+    Path("d.jsonl").write_text(
+        "".join(json.dumps({"question": question, "answer": "7"}) + "\n" for question in QUESTIONS)
+    )
     Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
     return {
         "rubric": "r.yaml",
@@ -64,8 +66,19 @@ def exported(where: str, out: str) -> set[str]:
 def recorded(store: Store, question: str, **options: Any) -> None:
     request = {"dialect": "chat", "body": {"model": "m", "messages": [{"role": "user", "content": question}]}}
     response = {"body": {"choices": [{"message": {"role": "assistant", "content": "7"}, "finish_reason": "stop"}]}}
-    told = {"status": "done", "score": 1.0, "inputs": {"question": question}, "task_id": question, "group_id": question, **options}
-    rollout = Rollout(model="m", transitions=[Transition(t=0, model="m", weights="w", request=request, response=response, output="7")], **told)
+    told = {
+        "status": "done",
+        "score": 1.0,
+        "inputs": {"question": question},
+        "task_id": question,
+        "group_id": question,
+        **options,
+    }
+    rollout = Rollout(
+        model="m",
+        transitions=[Transition(t=0, model="m", weights="w", request=request, response=response, output="7")],
+        **told,
+    )
     store.put_rollout(rollout)
     store.put_transition(rollout.id, rollout.transitions[0])
 
@@ -115,7 +128,11 @@ def test_an_artifact_brings_its_salt_to_a_new_store_and_is_refused_by_another(jo
     assay.collect(artifact, n=1, **fresh)
     with Store("new/s.db") as store:
         assert salt_of(store) == "mine"
-        sealed = {content_hash({"question": q}) for q in QUESTIONS if split_of(content_hash({"question": q}), "mine")[0] in ("gate", "test")}
+        sealed = {
+            content_hash({"question": q})
+            for q in QUESTIONS
+            if split_of(content_hash({"question": q}), "mine")[0] in ("gate", "test")
+        }
         assert not {content_hash(r.inputs) for r in store.rollouts()} & sealed
     with Store("third.db") as store:
         store.put_meta("salt", "theirs")
@@ -124,7 +141,7 @@ def test_an_artifact_brings_its_salt_to_a_new_store_and_is_refused_by_another(jo
 
 
 def test_the_salt_is_not_a_part_of_which_job_it_is_unless_it_differs() -> None:
-    assert CommonConfig().key == CommonConfig(salt="assay").key != CommonConfig(salt="b").key
+    assert CommonSettings().key == CommonSettings(salt="assay").key != CommonSettings(salt="b").key
 
 
 # -- exports compute the split
@@ -134,13 +151,15 @@ def test_sealed_tasks_reach_no_export_whoever_recorded_them(own_folder: Path) ->
     sealed = {q for q in QUESTIONS if split_of(content_hash({"question": q}), "assay")[0] in ("gate", "test")}
     with Store("s.db") as store:
         for at, question in enumerate(QUESTIONS):
-            recorded(store, question, split=("", "train", "none")[at % 3], source=("gateway", "langfuse", "program")[at % 3])
+            recorded(
+                store, question, split=("", "train", "none")[at % 3], source=("gateway", "langfuse", "program")[at % 3]
+            )
         store.flush()
         found = exported("s.db", "out")
         assert found == set(QUESTIONS) - sealed
         assert len(sealed) > 30
         manifest = json.loads(Path("out/manifest.json").read_text())
-        assert manifest["left_out"]["whose inputs are those of a sealed task"] == len(sealed)
+        assert manifest["left_out"]["with the inputs of a sealed task"] == len(sealed)
         assert set(manifest["splits"]) == {"train", "val"}
         assert salt_of(store) == "assay"  # training data was made by it: it stays
     with pytest.raises(ConfigError, match="this store has the salt 'assay'"):
@@ -150,7 +169,10 @@ def test_sealed_tasks_reach_no_export_whoever_recorded_them(own_folder: Path) ->
 def test_sealed_questions_of_a_data_set_are_known_under_other_field_names_and_in_prompts(job: dict[str, Any]) -> None:
     assay.evaluate("p.py:P", split="val", **job)  # the store now knows the data set's splits; no sealed task was run
     sealed = [task.inputs["question"] for task in load_splits("d.jsonl", limits=job["sizes"]).parts()["test"]]
-    prompt = "[[ ## question ## ]]\n{}\n\nRespond with the corresponding output fields, starting with the field `[[ ## answer ## ]]`."
+    prompt = (
+        "[[ ## question ## ]]\n{}\n\n"
+        "Respond with the corresponding output fields, starting with the field `[[ ## answer ## ]]`."
+    )
     with Store("s.db") as store:
         splits = SplitFinder(store)
         assert {splits.of_inputs({"prompt": question}) for question in sealed} == {"test"}
@@ -158,15 +180,24 @@ def test_sealed_questions_of_a_data_set_are_known_under_other_field_names_and_in
 
 
 def test_a_split_that_a_file_names_counts_and_a_sealed_task_stays_sealed(own_folder: Path) -> None:
-    by_hash = {name: next(q for q in QUESTIONS if split_of(content_hash({"question": q}), "assay")[0] == name) for name in ("train", "test")}
+    by_hash = {
+        name: next(q for q in QUESTIONS if split_of(content_hash({"question": q}), "assay")[0] == name)
+        for name in ("train", "test")
+    }
     with Store("s.db") as store:
         know_splits(
-            store, {"test": [(content_hash({"question": by_hash["train"]}), "")], "train": [(content_hash({"question": by_hash["test"]}), "")]}
+            store,
+            {
+                "test": [(content_hash({"question": by_hash["train"]}), "")],
+                "train": [(content_hash({"question": by_hash["test"]}), "")],
+            },
         )
         splits = SplitFinder(store)
         assert splits.of_inputs({"question": by_hash["train"]}) == "test"
         assert splits.of_inputs({"question": by_hash["test"]}) == "train"
-        know_splits(store, {"train": [(content_hash({"question": by_hash["train"]}), "")]})  # a file that was changed since
+        know_splits(
+            store, {"train": [(content_hash({"question": by_hash["train"]}), "")]}
+        )  # a file that was changed since
         assert SplitFinder(store).of_inputs({"question": by_hash["train"]}) == "test"
         assert splits.of_inputs({"question": "new"}, recorded="Test ") == "test"  # the stricter of record and hash
         assert splits.of_inputs({}) == ""
@@ -201,14 +232,23 @@ def test_a_resumed_job_counts_its_second_opening(own_folder: Path) -> None:
     with Store("s.db") as store:
         assert open_test(store, "job", data="d", tasks=["a", "b"]).to_dict() == {"this_job": 1, "this_store": 1}
         assert open_test(store, "job", data="d", tasks=["a", "b"]).to_dict() == {"this_job": 2, "this_store": 2}
-        assert open_test(store, "other", data="elsewhere", tasks=["b", "a"]).to_dict() == {"this_job": 1, "this_store": 3}
-        assert open_test(store, "third", data="elsewhere", tasks=["c"]).to_dict() == {"this_job": 1, "this_store": 2}  # the same data
+        assert open_test(store, "other", data="elsewhere", tasks=["b", "a"]).to_dict() == {
+            "this_job": 1,
+            "this_store": 3,
+        }
+        assert open_test(store, "third", data="elsewhere", tasks=["c"]).to_dict() == {
+            "this_job": 1,
+            "this_store": 2,
+        }  # the same data
 
 
 def test_an_opening_counts_where_some_of_its_tasks_are_the_same(own_folder: Path) -> None:
     with Store("s.db") as store:
         open_test(store, "one", data="tickets.csv", tasks=["a", "b", "c"])
-        assert open_test(store, "two", data="clean.csv", tasks=["b", "c", "d"]).to_dict() == {"this_job": 1, "this_store": 2}
+        assert open_test(store, "two", data="clean.csv", tasks=["b", "c", "d"]).to_dict() == {
+            "this_job": 1,
+            "this_store": 2,
+        }
         assert open_test(store, "three", data="frame", tasks=["b"]).to_dict() == {"this_job": 1, "this_store": 3}
         assert open_test(store, "four", data="elsewhere", tasks=["x"]).to_dict() == {"this_job": 1, "this_store": 1}
 
@@ -218,7 +258,7 @@ def test_openings_of_a_store_without_members_still_count(own_folder: Path) -> No
         open_test(store, "one", data="d", tasks=["a", "b"])
         with store.engine.begin() as connection:
             connection.execute(sa.text("ALTER TABLE test_openings DROP COLUMN members_json"))
-            connection.execute(sa.text("UPDATE meta SET value = 'older' WHERE key = 'layout'"))
+            connection.execute(sa.text("DROP TABLE store_revision"))
     with Store("s.db") as store:
         assert open_test(store, "two", data="elsewhere", tasks=["b", "a"]).to_dict() == {"this_job": 1, "this_store": 2}
 
@@ -232,17 +272,21 @@ def test_splits_are_opened_once_and_tell_so() -> None:
 
 def test_improve_opens_the_test_split_at_its_end_alone(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, str]] = []
-    real = assay.jobs.open_test
+    real = assay.runs.jobs.open_test
 
     def counting(store: Store, opens_as: str, **told: Any) -> Any:
         seen.append((opens_as, str(len(list(store.rollouts(split="test"))))))
         return real(store, opens_as, **told)
 
-    monkeypatch.setattr("assay.jobs.open_test", counting)
-    told = {key: value for key, value in job.items() if key != "lm"} | {"sizes": {"train": 10, "val": 6, "gate": 24, "test": 9}}
+    monkeypatch.setattr("assay.runs.jobs.open_test", counting)
+    told = {key: value for key, value in job.items() if key != "lm"} | {
+        "sizes": {"train": 10, "val": 6, "gate": 24, "test": 9}
+    }
     with dspy.context(lm=None):
-        monkeypatch.setattr("assay.jobs.get_lm", lambda name, **shared: with_shared(shared))
-        report = assay.improve("p.py:P", name="x", order=["prompts", "prompts"], optimizer="labeled", model="scripted", **told)
+        monkeypatch.setattr("assay.runs.opening.get_lm", lambda name, **shared: with_shared(shared))
+        report = assay.improve(
+            "p.py:P", name="x", order=["prompts", "prompts"], optimizer="labeled", model="scripted", **told
+        )
     kept = [step for step in report.steps if step["kept"]]
     assert kept
     assert [tasks for _, tasks in seen] == ["0"]  # opened once, and no test task had been run before
@@ -273,7 +317,12 @@ def test_fewer_tokens_replace_only_where_the_margin_excludes_a_loss() -> None:
     before = [float(rng.random() < 0.5) for _ in range(40)]
     other = [float(rng.random() < 0.5) for _ in range(40)]
     many, few = [100 + at % 7 for at in range(40)], [50 + at % 5 for at in range(40)]
-    wide = Comparison(evaluation(before, many), evaluation(other, few), paired_gain(dict(enumerate(before)), dict(enumerate(other))), 40)
+    wide = Comparison(
+        evaluation(before, many),
+        evaluation(other, few),
+        paired_gain(dict(enumerate(before)), dict(enumerate(other))),
+        40,
+    )
     assert wide.gain.low < -0.15
     assert not cheaper(wide, 0.02)  # [-0.2, +0.2] or so: nobody knows
     same = Comparison(
@@ -292,20 +341,29 @@ def test_a_margin_out_of_range_is_refused_and_another_margin_is_another_job() ->
     told: dict[str, Any] = {"program": "p", "rubric": "r", "data": "d"}
     for margin in (-0.1, 1.0):
         with pytest.raises(ConfigError, match="margin="):
-            TuneConfig(**told, margin=margin)
-    assert TuneConfig(**told).margin == 0.02
-    assert TuneConfig(**told).key != TuneConfig(**told, margin=0.05).key
+            TuneSettings(**told, margin=margin)
+    assert TuneSettings(**told).margin == 0.02
+    assert TuneSettings(**told).key != TuneSettings(**told, margin=0.05).key
 
 
 @pytest.mark.parametrize(
-    "prompt", ["question: {}", "Answer briefly.\nQ: {}\nA:", "  {}  ", "Please answer this.\n\n{}\n\nThank you.", "[[ ## question ## ]]\n{}"]
+    "prompt",
+    [
+        "question: {}",
+        "Answer briefly.\nQ: {}\nA:",
+        "  {}  ",
+        "Please answer this.\n\n{}\n\nThank you.",
+        "[[ ## question ## ]]\n{}",
+    ],
 )
 def test_a_sealed_question_is_known_in_whatever_prompt_it_stands(tmp_path: Path, prompt: str) -> None:
     sealed, other = "Which town is number 7 of the atlas?", "Which town is number 8 of the atlas?"
     with Store(tmp_path / "s.db") as store:
-        known = {name: [make_task({"inputs": {"question": text}})] for name, text in (("test", sealed), ("train", other))}
+        known = {
+            name: [make_task({"inputs": {"question": text}})] for name, text in (("test", sealed), ("train", other))
+        }
         know_tasks(store, known)
         splits = SplitFinder(store)
-        splits.of_hash = lambda content: splits._known.get(content[:16], "")  # type: ignore[method-assign]  # not by the prompt's own hash
+        splits.of_hash = lambda content: splits._known.get(content[:16], "")  # not by the prompt's own hash
         assert splits.of_inputs({"input": prompt.format(sealed)}) == "test"
         assert splits.of_inputs({"input": prompt.format(other)}) in ("", "train")

@@ -1,4 +1,4 @@
-"""Secrets in every place that a request has, and what is written of it: none is in the store, what a caller gets, or what is logged."""
+"""Secrets in every part of a request: none reaches the store, a response or the log."""
 
 import asyncio
 import base64
@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from assay.scrubbing import MARK
+from assay.support.scrubbing import MARK
 from assay.testing.serving import asked, post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store, Transition
-from assay.traces.gateway import Gateway
-from assay.traces.upstreams import HttpUpstream, LitellmUpstream, _without, upstream_of
+from assay.traces.gateway.server import Gateway
+from assay.traces.gateway.upstreams import HttpUpstream, LitellmUpstream, upstream_of, without_key
 
 
 class Echo:
-    """A server that says back all that it is sent: as an error, as an answer's text, or streamed in pieces of a few bytes."""
+    """A server that echoes each request: as an error, as an answer's text, or streamed in chunks of a few bytes."""
 
     def __init__(self) -> None:
         self.status = 401
@@ -39,7 +39,14 @@ class Echo:
         if "pieces" not in self.received:
             choice = {"index": 0, "message": {"role": "assistant", "content": self.received}, "finish_reason": "stop"}
             return web.json_response(
-                {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "service_tier": "default", "choices": [choice]}
+                {
+                    "id": "1",
+                    "object": "chat.completion",
+                    "created": 1,
+                    "model": "m",
+                    "service_tier": "default",
+                    "choices": [choice],
+                }
             )
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -77,27 +84,66 @@ class Planted:
 def request_full_of(plant: Planted) -> tuple[dict[str, Any], dict[str, str], str]:
     """Body, headers and query of a call with a secret in every place that can hold one."""
     mcp = {
-        "type": "mcp", "server_label": "s", "server_url": f"https://user:{plant()}@mcp.example/sse?api_key={plant()}&token={plant()}",
-        "authorization": plant(), "headers": {"Authorization": f"Bearer {plant()}", "X-Anything": plant()}, "require_approval": "never",
-    }  # fmt: skip
-    stdio = {"type": "mcp", "command": "server", "args": ["--api-key", plant(), f"--url=https://a:{plant()}@h"], "env": {"GITHUB_TOKEN": plant()}}
+        "type": "mcp",
+        "server_label": "s",
+        "server_url": f"https://user:{plant()}@mcp.example/sse?api_key={plant()}&token={plant()}",
+        "authorization": plant(),
+        "headers": {"Authorization": f"Bearer {plant()}", "X-Anything": plant()},
+        "require_approval": "never",
+    }
+    stdio = {
+        "type": "mcp",
+        "command": "server",
+        "args": ["--api-key", plant(), f"--url=https://a:{plant()}@h"],
+        "env": {"GITHUB_TOKEN": plant()},
+    }
     body = {
-        "model": "m", "messages": [{"role": "user", "content": "hello", "api_key": plant()}],
-        "tools": [mcp, stdio, {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}],
+        "model": "m",
+        "messages": [{"role": "user", "content": "hello", "api_key": plant()}],
+        "tools": [
+            mcp,
+            stdio,
+            {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}},
+        ],
         "mcp_servers": [{"type": "url", "url": "https://mcp.example", "name": "x", "authorization_token": plant()}],
-        "api_key": plant(), "apiKey": plant(), "api_base": f"https://u:{plant()}@elsewhere/v1", "headers": {"X-Key": plant()},
+        "api_key": plant(),
+        "apiKey": plant(),
+        "api_base": f"https://u:{plant()}@elsewhere/v1",
+        "headers": {"X-Key": plant()},
         "extra_headers": {"x-api-key": plant()},
         "extra_body": {"api_key": plant(), "deep": {"er": [{"access_token": plant(), "client_secret": plant()}]}},
-        "metadata": {"password": plant(), "token": plant(), "secret": plant(), "note": f"Authorization: Bearer {plant()}", "refresh_token": plant()},
-        "vault": {"aws_secret_access_key": plant(), "privateKey": plant(), "passphrase": plant(), "session-token": plant()},
+        "metadata": {
+            "password": plant(),
+            "token": plant(),
+            "secret": plant(),
+            "note": f"Authorization: Bearer {plant()}",
+            "refresh_token": plant(),
+        },
+        "vault": {
+            "aws_secret_access_key": plant(),
+            "privateKey": plant(),
+            "passphrase": plant(),
+            "session-token": plant(),
+        },
         "options": [{"name": "X-Api-Key", "value": plant()}, {"credentials": [plant(), plant()]}],
-    }  # fmt: skip
-    body["tools"].append({"type": "mcp", "args": [f"--token={plant()}", "-e", f"GITHUB_TOKEN={plant()}", "--header", f"X-Api-Key: {plant()}"],
-                          "config": json.dumps({"api_key": plant(), "headers": {"X-Any": plant()}, "env": [f"--password={plant()}"]})})  # fmt: skip
-    body["metadata"] |= {"jwt": plant(), "passcode": plant(), "pw": plant(), "hook": f"https://hooks.slack.com/services/T0/B0/{plant()}"}
+    }
+    body["tools"].append(
+        {
+            "type": "mcp",
+            "args": [f"--token={plant()}", "-e", f"GITHUB_TOKEN={plant()}", "--header", f"X-Api-Key: {plant()}"],
+            "config": json.dumps({"api_key": plant(), "headers": {"X-Any": plant()}, "env": [f"--password={plant()}"]}),
+        }
+    )
+    body["metadata"] |= {
+        "jwt": plant(),
+        "passcode": plant(),
+        "pw": plant(),
+        "hook": f"https://hooks.slack.com/services/T0/B0/{plant()}",
+    }
     login = base64.b64encode(f"user:{plant()}".encode()).decode()
     headers = {
-        "x-api-key": plant(), "api-key": plant(), "Authorization": f"Basic {login}", "Cookie": f"session={plant()}", "X-Goog-Api-Key": plant(),
+        "x-api-key": plant(), "api-key": plant(), "Authorization": f"Basic {login}", "Cookie": f"session={plant()}",
+        "X-Goog-Api-Key": plant(),
         "X-Auth-Token": plant(),
     }  # fmt: skip
     return body, headers, f"api_key={plant()}&key={plant()}&sig={plant()}"
@@ -112,17 +158,35 @@ def echo() -> Iterator[tuple[Echo, str]]:
 
 def conversation_full_of(plant: Planted) -> list[dict[str, Any]]:
     """Messages with a secret in every part of a conversation that can hold nothing else there."""
-    called = {"api_key": plant(), "headers": {"Authorization": f"Bearer {plant()}"}, "deep": json.dumps({"clientSecret": plant()}), "q": "byte"}
+    called = {
+        "api_key": plant(),
+        "headers": {"Authorization": f"Bearer {plant()}"},
+        "deep": json.dumps({"clientSecret": plant()}),
+        "q": "byte",
+    }
     return [
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function",
-                                                                "function": {"name": "f", "arguments": json.dumps(called)}}]},
-        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": json.dumps(called, separators=(",", ":"))[:-6]}},
-        {"role": "user", "content": [
-            {"type": "image_url", "image_url": {"url": f"https://u:{plant()}@h/a.png?sig={plant()}&X-Amz-Signature={plant()}&w=1"}},
-            {"type": "input_image", "image_url": f"https://h/a.png?X-Amz-Security-Token={plant()}"},
-            {"type": "file", "file_uri": f"https://u:{plant()}@h/f"},
-        ]},
-    ]  # fmt: skip
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps(called)}}],
+        },
+        {
+            "role": "assistant",
+            "content": None,
+            "function_call": {"name": "f", "arguments": json.dumps(called, separators=(",", ":"))[:-6]},
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "image_url",
+                    "image_url": {"url": f"https://u:{plant()}@h/a.png?sig={plant()}&X-Amz-Signature={plant()}&w=1"},
+                },
+                {"type": "input_image", "image_url": f"https://h/a.png?X-Amz-Security-Token={plant()}"},
+                {"type": "file", "file_uri": f"https://u:{plant()}@h/f"},
+            ],
+        },
+    ]
 
 
 @pytest.mark.parametrize("how", ["error", "answer", "stream"])
@@ -137,7 +201,10 @@ def test_forty_secrets_are_in_nothing_that_is_written_of_a_call(
         monkeypatch.setenv(name, plant())
     monkeypatch.setenv("OTHER_DATABASE_URL", f"postgresql://u:{plant()}@h/d")
     body["messages"].append(
-        {"role": "user", "content": f"tool said: {plant.all[-1]} {plant.all[-2]} {plant.all[-3]}" + " pieces" * (how == "stream")}
+        {
+            "role": "user",
+            "content": f"tool said: {plant.all[-1]} {plant.all[-2]} {plant.all[-3]}" + " pieces" * (how == "stream"),
+        }
     )
     body["stream"] = how == "stream"
     assert len(plant.all) >= 40
@@ -198,11 +265,15 @@ def test_litellms_key_of_the_environment_is_neither_stored_nor_told_to_the_calle
     for name in ("OPENAI_API_KEY", "GROQ_API_KEY"):
         monkeypatch.setenv(name, plant())
     with Store(tmp_path / "s.db") as store:
-        for at, upstream in enumerate((LitellmUpstream("openai/m", {"api_base": f"{url}/v1"}), LitellmUpstream("groq/m", {"api_base": url}))):
+        for at, upstream in enumerate(
+            (LitellmUpstream("openai/m", {"api_base": f"{url}/v1"}), LitellmUpstream("groq/m", {"api_base": url}))
+        ):
             with served(Gateway(store, upstream).app()) as gateway:
                 for status in (401, 200):
                     server.status = status
-                    found, told = asked("POST", f"{gateway}/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]})
+                    found, told = asked(
+                        "POST", f"{gateway}/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}
+                    )
                     assert (found, MARK in told) == (status, True), told
                     assert plant.all[at] in server.received
                     assert plant.in_(told) == []
@@ -219,36 +290,61 @@ def test_a_key_that_a_server_says_back_in_pieces_does_not_reach_the_caller(size:
             yield text[at : at + size]
 
     async def collected() -> bytes:
-        return b"".join([part async for part in _without(chunks(), key)])
+        return b"".join([part async for part in without_key(chunks(), key)])
 
     assert asyncio.run(collected()) == text.replace(key, b"[key]")
 
 
 def test_texts_that_merely_look_like_secrets_are_stored_byte_for_byte(tmp_path: Path) -> None:
-    said = "Bearer of news: sk-learn, password: hunter22, token=abcdefgh12345678 and api_key: 9f8e7d6c5b4a39281706f5e4d3c2b1a0 \u00e9 \U0001f600"
+    said = (
+        "Bearer of news: sk-learn, password: hunter22, token=abcdefgh12345678 and api_key: "
+        "9f8e7d6c5b4a39281706f5e4d3c2b1a0 \u00e9 \U0001f600"
+    )
     tokens = [{"token": "Bearer", "logprob": -0.5}, {"token": "sk-0123456789abcdef", "logprob": -0.1}]
     body = {"messages": [{"role": "user", "content": said}], "max_tokens": 5,
             "tools": [{"type": "function", "function": {"name": "login", "description": said, "parameters": {
-                "type": "object", "properties": {"password": {"type": "string"}, "headers": {"type": "object"}}, "required": ["password"]}}}]}  # fmt: skip
-    answer = {"choices": [{"message": {"content": said, "tool_calls": [{"function": {"name": "login", "arguments": said}}]},
-                           "logprobs": {"content": tokens}}], "usage": {"prompt_tokens": 1}}  # fmt: skip
-    rollout = Rollout(inputs={"password": "hunter22", "api_key": "a task about keys 12345678"}, prediction={"secret": said})
+                "type": "object", "properties": {"password": {"type": "string"}, "headers": {"type": "object"}},
+                "required": ["password"]}}}]}  # fmt: skip
+    answer = {
+        "choices": [
+            {
+                "message": {"content": said, "tool_calls": [{"function": {"name": "login", "arguments": said}}]},
+                "logprobs": {"content": tokens},
+            }
+        ],
+        "usage": {"prompt_tokens": 1},
+    }
+    rollout = Rollout(
+        inputs={"password": "hunter22", "api_key": "a task about keys 12345678"}, prediction={"secret": said}
+    )
     rollout.metadata = {"entities": {"password": "hunter22"}}
     with Store(tmp_path / "s.db") as store:
         store.put_rollout(rollout)
         request = {"dialect": "chat", "body": body}
-        store.put_transition(rollout.id, Transition(t=0, model="m", request=request, response={"body": answer}, output=said))
+        store.put_transition(
+            rollout.id, Transition(t=0, model="m", request=request, response={"body": answer}, output=said)
+        )
         store.flush()
         found = store.rollout(rollout.id)
     assert (found.inputs, found.prediction, found.metadata) == (rollout.inputs, rollout.prediction, rollout.metadata)
-    assert (found.transitions[0].request, found.transitions[0].response, found.transitions[0].output) == (request, {"body": answer}, said)
+    assert (found.transitions[0].request, found.transitions[0].response, found.transitions[0].output) == (
+        request,
+        {"body": answer},
+        said,
+    )
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_secrets_of_tool_calls_and_addresses_of_a_conversation_are_in_nothing_that_is_written(tmp_path: Path, stream: bool) -> None:
+def test_secrets_of_tool_calls_and_addresses_of_a_conversation_are_in_nothing_that_is_written(
+    tmp_path: Path, stream: bool
+) -> None:
     plant, upstream = Planted(), ScriptedUpstream()
     messages = [*conversation_full_of(plant), {"role": "user", "content": "hello"}]
-    with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind, served(Gateway(store, upstream_of("m", base=behind)).app()) as url:
+    with (
+        Store(tmp_path / "s.db") as store,
+        served(upstream.app()) as behind,
+        served(Gateway(store, upstream_of("m", base=behind)).app()) as url,
+    ):
         status, _ = asked("POST", f"{url}/v1/chat/completions", {"messages": messages, "stream": stream})
     assert (status, len(plant.all)) == (200, 8)
     assert "hello" in everything_in(tmp_path)
@@ -267,7 +363,11 @@ def stored_body(tmp_path: Path, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def said_with(arguments: str) -> dict[str, Any]:
-    return {"messages": [{"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": arguments}}]}]}
+    return {
+        "messages": [
+            {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": arguments}}]}
+        ]
+    }
 
 
 @pytest.mark.parametrize(
@@ -276,13 +376,21 @@ def said_with(arguments: str) -> dict[str, Any]:
         ('{"q":1.0e3 , "api_key" :"sk-Plant0123456"}', '{"q":1.0e3 , "api_key" :"[key]"}'),
         ('{"api_key": "sk-Plant0123456", "api_key": "x"}', '{"api_key": "[key]", "api_key": "x"}'),
         ('[{"a": [":", "x"], "accessToken": "Plant0123456"}]', '[{"a": [":", "x"], "accessToken": "[key]"}]'),
-        ('{"é": "\\u00e9", "config": "{\\"api_key\\": \\"Plant0123456\\"}"}', '{"é": "\\u00e9", "config": "{\\"api_key\\": \\"[key]\\"}"}'),
+        (
+            '{"é": "\\u00e9", "config": "{\\"api_key\\": \\"Plant0123456\\"}"}',
+            '{"é": "\\u00e9", "config": "{\\"api_key\\": \\"[key]\\"}"}',
+        ),
         ('{"api\\u005fkey": "Plant0123456", "cut": "of', '{"api\\u005fkey": "[key]", "cut": "of'),
         ('{"n": 1, "headers": {"Authorization": "Bearer Plant0123456', '{"n": 1, "headers": {"Authorization": "[key]"'),
-        ('{"url": "https://u:Plant0123456@h/?X-Goog-Signature=Plant0123456&q=1"}', '{"url": "https://[key]@h/?X-Goog-Signature=[key]&q=1"}'),
+        (
+            '{"url": "https://u:Plant0123456@h/?X-Goog-Signature=Plant0123456&q=1"}',
+            '{"url": "https://[key]@h/?X-Goog-Signature=[key]&q=1"}',
+        ),
     ],
 )
-def test_arguments_of_a_tool_call_lose_the_credential_and_keep_every_other_byte(tmp_path: Path, arguments: str, bare: str) -> None:
+def test_arguments_of_a_tool_call_lose_the_credential_and_keep_every_other_byte(
+    tmp_path: Path, arguments: str, bare: str
+) -> None:
     assert stored_body(tmp_path, said_with(arguments)) == said_with(bare)
 
 
@@ -290,8 +398,10 @@ def test_arguments_of_a_tool_call_lose_the_credential_and_keep_every_other_byte(
     "arguments",
     [
         '{"password":"hunter22","token" : "word", "author": "Bearer of news", "key": "sk-learn-0123456789", "n": 1.0}',
-        '{"api_key": "a task", "api_key_env": "OPENAI_KEY1", "headers": {"X-Any": "Plant0123456"}, "schema": {"api_key": {"type": "string"}}}',
-        '{"url": "https://shop.example/item?code=SUMMER24&key=name1234", "uri": "https://me@h/x", "image_url": "data:image/png;base64,AA?sig=abcd1234"}',
+        '{"api_key": "a task", "api_key_env": "OPENAI_KEY1", "headers": {"X-Any": "Plant0123456"}, "schema": '
+        '{"api_key": {"type": "string"}}}',
+        '{"url": "https://shop.example/item?code=SUMMER24&key=name1234", "uri": "https://me@h/x", "image_url": '
+        '"data:image/png;base64,AA?sig=abcd1234"}',
         '{"text": "{\\"api_key\\": is no JSON", "code": "x = {\\"token\\": 1}"}',
         'api_key: "sk-Plant0123456" is no JSON',
         '{"cut": "\\',
@@ -303,8 +413,19 @@ def test_arguments_of_a_tool_call_without_a_credential_stay_byte_for_byte(tmp_pa
 
 
 def test_settings_without_a_credential_stay_byte_for_byte(tmp_path: Path) -> None:
-    schema = '{ "type":"object", "properties": {"password": {"type":"string"}, "api_key":{"type" : "string"}}, "required":["password"] }'
-    args = ["--max-tokens=4096", "--token=required", "--author=me", "LANG=en_US", "note: a list", "api_key: a text about keys", '{"a": 1.0}']
+    schema = (
+        '{ "type":"object", "properties": {"password": {"type":"string"}, "api_key":{"type" : "string"}}, '
+        '"required":["password"] }'
+    )
+    args = [
+        "--max-tokens=4096",
+        "--token=required",
+        "--author=me",
+        "LANG=en_US",
+        "note: a list",
+        "api_key: a text about keys",
+        '{"a": 1.0}',
+    ]
     body = {"guided_json": schema, "args": args, "stop": ["Password: ", "token:"], "messages": []}
     assert stored_body(tmp_path, body) == body
 
@@ -319,7 +440,11 @@ def test_json_in_settings_keeps_the_form_that_it_was_written_in(tmp_path: Path) 
 def test_a_conversation_goes_on_whose_tool_call_held_a_credential(tmp_path: Path) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"api_key":"sk-Plant0123456"}'}}
     upstream = ScriptedUpstream()
-    with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind, served(Gateway(store, upstream_of("m", base=behind)).app()) as url:
+    with (
+        Store(tmp_path / "s.db") as store,
+        served(upstream.app()) as behind,
+        served(Gateway(store, upstream_of("m", base=behind)).app()) as url,
+    ):
         script = f"#answers {json.dumps([{'tool': 'f', 'arguments': {'api_key': 'sk-Plant0123456'}}, 'done'])}"
         tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
         asked_first = [{"role": "user", "content": script}]
@@ -338,16 +463,40 @@ def test_a_conversation_goes_on_whose_tool_call_held_a_credential(tmp_path: Path
 
 def test_what_a_rollout_is_opened_and_ended_with_keeps_no_credentials(echo: tuple[Echo, str], tmp_path: Path) -> None:
     plant = Planted()
-    with Store(tmp_path / "s.db") as store, served(Gateway(store, upstream_of("m", base=echo[1]), key="gateway-key-1").app()) as gateway:
+    with (
+        Store(tmp_path / "s.db") as store,
+        served(Gateway(store, upstream_of("m", base=echo[1]), key="gateway-key-1").app()) as gateway,
+    ):
         owner = {"Authorization": "Bearer gateway-key-1"}
-        told = {"metadata": {"client": {"api_key": plant(), "headers": {"X-Any": plant()}}, "url": f"https://u:{plant()}@h"}}
+        told = {
+            "metadata": {"client": {"api_key": plant(), "headers": {"X-Any": plant()}}, "url": f"https://u:{plant()}@h"}
+        }
+        told["parameters"] = {
+            "authorization": plant(),
+            "extra": {"azure_ad_token": plant(), "aws_security_token": plant()},
+            "sas_token": plant(),
+        }
         opened = post(f"{gateway}/assay/rollouts", told, **owner)[1]
-        error = f"AuthenticationError: Incorrect API key provided: {'sk-' + plant()}; Authorization: Bearer {plant()}, api_key={plant()}"
-        assert post(f"{gateway}/assay/rollouts/{opened['id']}/close", {"status": "error", "error": error}, **owner)[0] == 200
-        store.put_run("r", kind="k", config={"optimizer_settings": {"api_key": plant()}, "api_base": f"http://h?api_key={plant()}"}, status="done",
-                      started_at=0.0)  # fmt: skip
+        error = (
+            f"AuthenticationError: Incorrect API key provided: {'sk-' + plant()}; Authorization: Bearer {plant()}, "
+            f"api_key={plant()}"
+        )
+        assert (
+            post(f"{gateway}/assay/rollouts/{opened['id']}/close", {"status": "error", "error": error}, **owner)[0]
+            == 200
+        )
+        store.put_run(
+            "r",
+            kind="k",
+            config={"optimizer_settings": {"api_key": plant()}, "api_base": f"http://h?api_key={plant()}"},
+            status="done",
+            started_at=0.0,
+        )
         store.flush()
         kept = store.rollout(opened["id"])
-    assert kept.error == f"AuthenticationError: Incorrect API key provided: {MARK}; Authorization: Bearer {MARK}, api_key={MARK}"
+    assert (
+        kept.error
+        == f"AuthenticationError: Incorrect API key provided: {MARK}; Authorization: Bearer {MARK}, api_key={MARK}"
+    )
     assert plant.in_(everything_in(tmp_path)) == []
     assert "gateway-key-1" not in everything_in(tmp_path)

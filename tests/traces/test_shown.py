@@ -1,4 +1,4 @@
-"""Whose data a prompt shows: recording, exports, erasure, artifacts, the response cache; the three states of the privacy gate."""
+"""Data subjects of prompts: recording, exports, erasure, artifacts, response cache, the three privacy gate states."""
 
 import json
 from pathlib import Path
@@ -8,20 +8,21 @@ import dspy
 import pytest
 
 import assay
+from assay.api.traces import forget_subject
 from assay.datasets.tasks import content_hash
 from assay.errors import ConfigError, DataError, MissingExtra
-from assay.exporting import forget_subject
-from assay.models.adapters import find_adapter, keep_adapter
 from assay.models.cache import ResponseCache
-from assay.optimizers.weights.sft import SFTConfig, train_sft
+from assay.models.lora.adapters import find_adapter, keep_adapter
+from assay.optimizers.finetuning.sft import SFTSettings, train_sft
 from assay.programs import make_adapter
 from assay.testing import scripted_lm
-from assay.traces import Recorder, Rollout, Store, Transition, privacy_gazetteers
+from assay.traces import Recorder, Rollout, Store, Transition
 from assay.traces import shown as shown_module
-from assay.traces.gates import GateReport, Gates, UngatedExport
-from assay.traces.sealing import know_splits
-from assay.traces.selection import Selection
+from assay.traces.export.gates import GateReport, Gates, UngatedExport
+from assay.traces.export.selection import Selection
+from assay.traces.privacy import gazetteers as privacy_gazetteers
 from assay.traces.shown import Carried, TaskTexts
+from assay.traces.store.sealing import know_splits
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
 BOTH = Selection(tenants=("north", "south"))
@@ -32,24 +33,36 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.chdir(tmp_path)
     Path("p.py").write_text(
         "import dspy\n\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.work = dspy.Predict('question -> working')\n        self.ask = dspy.Predict('working -> answer')\n\n"
+        "        self.work = dspy.Predict('question -> working')\n"
+        "        self.ask = dspy.Predict('working -> answer')\n\n"
         "    def forward(self, question):\n        return self.ask(working=self.work(question=question).working)\n\n"
-        "class One(dspy.Module):\n    def __init__(self):\n        super().__init__()\n        self.ask = dspy.Predict('question -> answer')\n\n"
+        "class One(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.ask = dspy.Predict('question -> answer')\n\n"
         "    def forward(self, question):\n        return self.ask(question=question)\n"
     )
     rows = [
         {
-            "inputs": {"question": f"Where does customer {at} of the shop live?"}, "expected": {"answer": "7"}, "split": "train" if at < 12 else "val" if at < 16 else "gate" if at < 18 else "test",
-            "metadata": {"tenant": ("north", "south")[at % 2], "data_subject": f"Person {at}", "consent": "yes" if at % 3 else "no"},
+            "inputs": {"question": f"Where does customer {at} of the shop live?"},
+            "expected": {"answer": "7"},
+            "split": "train" if at < 12 else "val" if at < 16 else "gate" if at < 18 else "test",
+            "metadata": {
+                "tenant": ("north", "south")[at % 2],
+                "data_subject": f"Person {at}",
+                "consent": "yes" if at % 3 else "no",
+            },
         }
         for at in range(20)
-    ]  # fmt: skip
+    ]
     Path("d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
 
     def answer(request: Any) -> str:
         last = str(request.messages[-1])
-        asked = last.partition("customer " if "customer" in last else "house number ")[2].partition(" ")[0].partition("\\")[0]
+        asked = (
+            last.partition("customer " if "customer" in last else "house number ")[2]
+            .partition(" ")[0]
+            .partition("\\")[0]
+        )
         right = len(request.messages) > 1 or asked in ("1", "2", "4", "5", "7")  # with demonstrations always
         return json.dumps({"working": f"notes on house number {asked} of it", "answer": "7" if right else "8"})
 
@@ -69,7 +82,11 @@ def shown(where: str, **options: Any) -> tuple[list[dict[str, Any]], set[int]]:
     report = assay.export("transitions", "out", store=where, gates=LOOSE, privacy="off", **options)
     rows = [json.loads(line) for line in (report.path / "data.jsonl").read_text().splitlines()]
     text = "\n".join(json.dumps(row["input"]) for row in rows)
-    return rows, {at for at in range(20) if question(at) in text or f"notes on house number {at}\\n" in text or f'house number {at}"' in text}
+    return rows, {
+        at
+        for at in range(20)
+        if question(at) in text or f"notes on house number {at}\\n" in text or f'house number {at}"' in text
+    }
 
 
 # -- matching
@@ -100,7 +117,19 @@ def test_tasks_of_one_form_are_told_apart_without_reading_all(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "extra", [True, None, "", 7, 2.5, "customer-3-id", "x", ["alpha omega", "beta gamma"], {"name": "Jörg", "n": [1, True]}, ["lone text"]]
+    "extra",
+    [
+        True,
+        None,
+        "",
+        7,
+        2.5,
+        "customer-3-id",
+        "x",
+        ["alpha omega", "beta gamma"],
+        {"name": "Jörg", "n": [1, True]},
+        ["lone text"],
+    ],
 )
 @pytest.mark.parametrize("kind", ["declared", "text", "not shown"])
 @pytest.mark.parametrize("adapter", ["chat", "json", "lean"])
@@ -111,7 +140,10 @@ def test_demonstrations_are_found_however_their_inputs_are_rendered(extra: Any, 
     }
     if kind == "not shown":
         del fields["extra"]
-    demo, own = {"question": "Whose file is number 731?", "extra": extra}, {"question": "My own question entirely?", "extra": extra}
+    demo, own = (
+        {"question": "Whose file is number 731?", "extra": extra},
+        {"question": "My own question entirely?", "extra": extra},
+    )
     recorder = Recorder()
     for inputs in (demo, own):
         recorder.texts.add(content_hash(inputs), inputs)
@@ -131,7 +163,10 @@ def test_demonstrations_are_found_however_their_inputs_are_rendered(extra: Any, 
 def test_what_tasks_have_in_common_shows_those_that_it_may_be_of() -> None:
     texts = TaskTexts()
     for at in range(20):
-        texts.add(f"t{at}", {"question": f"Where does customer {at} of it live?", "rules": "Answer in one short word, please."})
+        texts.add(
+            f"t{at}",
+            {"question": f"Where does customer {at} of it live?", "rules": "Answer in one short word, please."},
+        )
     assert texts.within("Answer in one short word, please.\nWhere does customer 3 of it live?") == {"t3"}
     assert texts.within("Answer in one short word, please.") == frozenset(), "a text of all tasks tells nobody's"
     twins = TaskTexts()
@@ -151,10 +186,13 @@ def test_exports_of_a_tenant_show_no_task_of_another_whatever_columns_it_has(job
         row["inputs"]["extra"] = {"bool": at % 2 == 0, "none": None, "unused": f"customer-{at}-id"}[kind]
         row["metadata"]["consent"] = "yes"
     Path("d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    signature = "question -> answer" if kind == "unused" else f"question, extra{': bool' if kind == 'bool' else ''} -> answer"
+    signature = (
+        "question -> answer" if kind == "unused" else f"question, extra{': bool' if kind == 'bool' else ''} -> answer"
+    )
     passed = "question=question" if kind == "unused" else "question=question, extra=extra"
     Path("e.py").write_text(
-        f"import dspy\n\nclass E(dspy.Module):\n    def __init__(self):\n        super().__init__()\n        self.ask = dspy.Predict('{signature}')\n\n"
+        "import dspy\n\nclass E(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"        self.ask = dspy.Predict('{signature}')\n\n"
         f"    def forward(self, question, extra=None):\n        return self.ask({passed})\n"
     )
     made = assay.compile("e.py:E", optimizer="labeled", out="a", preflight=False, **job)
@@ -170,7 +208,9 @@ def test_a_demonstration_of_a_later_step_is_found_by_the_prompt_that_was_made_fo
     texts.add("t", {"question": "Where does the customer live?"})
     later = "[[ ## working ## ]]\nnotes that do not name the question"
     texts.asked("t", ["instructions", f"{later}\n\nRespond with the corresponding output fields."])
-    assert texts.shown(["instructions", later, "an answer", "[[ ## working ## ]]\nothers\n\nRespond with ..."]) == ("t",)
+    assert texts.shown(["instructions", later, "an answer", "[[ ## working ## ]]\nothers\n\nRespond with ..."]) == (
+        "t",
+    )
     assert texts.shown(["instructions", later, "an answer", "q"], own="t") == ()
 
 
@@ -178,7 +218,9 @@ def test_a_demonstration_of_a_later_step_is_found_by_the_prompt_that_was_made_fo
 
 
 @pytest.mark.parametrize(("program", "optimizer"), [("One", "labeled"), ("P", "bootstrap")])
-def test_calls_say_which_tasks_their_demonstrations_came_from(job: dict[str, Any], program: str, optimizer: str) -> None:
+def test_calls_say_which_tasks_their_demonstrations_came_from(
+    job: dict[str, Any], program: str, optimizer: str
+) -> None:
     made = assay.compile(f"p.py:{program}", optimizer=optimizer, out="a", **job)
     with Store(job["store"]) as store:
         stored = [store.rollout(r.id) for r in store.rollouts()]
@@ -200,12 +242,21 @@ def test_calls_say_which_tasks_their_demonstrations_came_from(job: dict[str, Any
 def test_a_loaded_artifact_goes_on_saying_what_it_shows(job: dict[str, Any]) -> None:
     made = assay.compile("p.py:One", optimizer="labeled", out="a", **job)
     Path("other.jsonl").write_text(
-        "".join(json.dumps({"question": f"Quite another question, number {at}?", "answer": "7"}) + "\n" for at in range(60))
+        "".join(
+            json.dumps({"question": f"Quite another question, number {at}?", "answer": "7"}) + "\n" for at in range(60)
+        )
     )
-    assay.evaluate(str(made.artifact), split="val", **{**job, "data": "other.jsonl", "store": "new/s.db", "sizes": {"val": 3}})
+    assay.evaluate(
+        str(made.artifact), split="val", **{**job, "data": "other.jsonl", "store": "new/s.db", "sizes": {"val": 3}}
+    )
     tasks = set(json.loads((made.artifact / "manifest.json").read_text())["shown"]["tasks"])
     with Store("new/s.db") as store:
-        calls = [call for r in store.rollouts() for call in store.rollout(r.id).transitions if len(call.request.get("messages", [])) > 1]
+        calls = [
+            call
+            for r in store.rollouts()
+            for call in store.rollout(r.id).transitions
+            if len(call.request.get("messages", [])) > 1
+        ]
     assert calls
     assert all(set(call.shown_tasks) >= tasks for call in calls)
 
@@ -225,18 +276,36 @@ def test_exports_of_a_tenant_show_nobody_elses_tasks_nor_those_without_consent(j
     assert any(reason.startswith("calls whose prompt shows") for reason in left)
 
 
-def test_calls_that_others_recorded_are_read_for_what_they_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_others_recorded_are_read_for_what_they_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with Store("s.db") as store:
         know_splits(store, {"train": [(task(at), "") for at in range(4)]})
         for at, options in enumerate(({"tenant": "south"}, {"consent": "no"}, {}, {})):
-            demo = [{"role": "user", "content": f"An example. {question(at - 2)}"}, {"role": "assistant", "content": "7"}] if at == 2 else []
+            demo = (
+                [{"role": "user", "content": f"An example. {question(at - 2)}"}, {"role": "assistant", "content": "7"}]
+                if at == 2
+                else []
+            )
             messages = [*demo, {"role": "user", "content": question(at)}]
-            response = {"body": {"choices": [{"message": {"role": "assistant", "content": "7"}, "finish_reason": "stop"}]}}
-            rollout = Rollout(task_id=str(at), status="done", score=1.0, source="gateway", model="m", inputs={"question": question(at)}, **options)
+            response = {
+                "body": {"choices": [{"message": {"role": "assistant", "content": "7"}, "finish_reason": "stop"}]}
+            }
+            rollout = Rollout(
+                task_id=str(at),
+                status="done",
+                score=1.0,
+                source="gateway",
+                model="m",
+                inputs={"question": question(at)},
+                **options,
+            )
             store.put_rollout(rollout)
             request = {"dialect": "chat", "body": {"model": "m", "messages": messages}}
-            store.put_transition(rollout.id, Transition(t=0, model="m", weights="w", request=request, response=response, output="7"))
+            store.put_transition(
+                rollout.id, Transition(t=0, model="m", weights="w", request=request, response=response, output="7")
+            )
     assert {row["task"] for row in shown("s.db")[0]} == {"3"}  # 2 shows a task of the tenant south
 
 
@@ -245,7 +314,11 @@ def test_calls_that_others_recorded_are_read_for_what_they_show(tmp_path: Path, 
 
 def test_a_person_who_is_forgotten_is_gone_from_prompts_cache_and_later_exports(job: dict[str, Any]) -> None:
     made = assay.compile("p.py:One", optimizer="labeled", out="a", **job)
-    at = next(at for at in range(12) if task(at) in json.loads((made.artifact / "manifest.json").read_text())["shown"]["tasks"])
+    at = next(
+        at
+        for at in range(12)
+        if task(at) in json.loads((made.artifact / "manifest.json").read_text())["shown"]["tasks"]
+    )
     cache = Path(".assay/cache/responses.db")
     told = forget_subject(f" person  {at}", store=job["store"])
     assert str(made.artifact) in told["made_from_them"]
@@ -293,17 +366,20 @@ def test_names_that_were_not_looked_for_are_a_warning_by_default_and_refused_whe
     report = assay.export("transitions", "one", privacy="patterns", **options)
     gate = next(gate for gate in report.manifest["gates"] if gate["gate"] == "privacy")
     assert (gate["passed"], gate["value"]) == (True, "patterns only")
-    assert "names were not looked for" in gate["warning"]
+    assert "names were not detected" in gate["warning"]
     assert report.manifest["privacy"]["state"] == "patterns only"
     assert not report.manifest["privacy"]["verified"]
     with pytest.raises(UngatedExport, match="privacy is patterns only, required is verified"):
         assay.export(
-            "transitions", "two", privacy="patterns", **{**options, "gates": Gates(min_transitions=0, min_clean=0, min_task_types=0, privacy="names")}
+            "transitions",
+            "two",
+            privacy="patterns",
+            **{**options, "gates": Gates(min_transitions=0, min_clean=0, min_task_types=0, privacy="names")},
         )
     if privacy_gazetteers.available():
         assert assay.export("transitions", "three", privacy="names", **options).manifest["privacy"]["verified"]
-    monkeypatch.setattr("assay.traces.privacy_gazetteers.available", lambda: False)
-    monkeypatch.setattr("assay.traces.privacy_names.find_spec", lambda name: None)
+    monkeypatch.setattr("assay.traces.privacy.gazetteers.available", lambda: False)
+    monkeypatch.setattr("assay.traces.privacy.names.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match="privacy"):
         assay.export("transitions", "four", privacy="names", **options)
     with pytest.raises(ConfigError, match="privacy='maybe'"):
@@ -329,7 +405,11 @@ def test_answers_of_unknown_requests_are_erased_with_a_person(job: dict[str, Any
 def test_an_adapter_trained_on_an_export_and_one_after_it_are_named(embedded: str, job: dict[str, Any]) -> None:
     assay.collect("p.py:One", n=1, **{**job, "sizes": {"train": 2}})
     report = assay.export("sft", "out", store=job["store"], selection=BOTH, gates=LOOSE, min_quality=0.0)
-    trained = train_sft(report.path, "first", SFTConfig(model=embedded, rank=2, epochs=1, max_length=256, held_out=0.0, min_quality=0.0))
+    trained = train_sft(
+        report.path,
+        "first",
+        SFTSettings(model=embedded, lora_r=2, epochs=1, max_length=256, eval_fraction=0.0, min_quality=0.0),
+    )
     first = find_adapter("first")
     keep_adapter("after", trained.path, base="smollm2-135m", after=[first])  # as if trained on other data
     keep_adapter("apart", trained.path, base="smollm2-135m")
@@ -343,7 +423,11 @@ def test_an_adapter_trained_on_an_export_and_one_after_it_are_named(embedded: st
 
 
 def test_only_demonstrations_in_the_prompt_are_shown() -> None:
-    one, two, blind = (["Which river is it?", "the Aare"], ["t1"]), (["Which mountain is it?", "Eiger"], ["t2"]), (["a", "b"], [])
+    one, two, blind = (
+        (["Which river is it?", "the Aare"], ["t1"]),
+        (["Which mountain is it?", "Eiger"], ["t2"]),
+        (["a", "b"], []),
+    )
     carried = Carried(["t1", "t2", "t3"], [one, two])
     assert carried.shown(["You answer.", "question: Which  river is it?", "the Aare"]) == {"t1"}
     assert carried.shown(["You answer."]) == set()
@@ -354,9 +438,13 @@ def test_only_demonstrations_in_the_prompt_are_shown() -> None:
 def test_calls_of_an_artifact_of_nearest_demonstrations_show_those_that_are_in_them(job: dict[str, Any]) -> None:
     made = assay.compile("p.py:One", optimizer="KNNFewShot", out="a", **job)
     Path("other.jsonl").write_text(
-        "".join(json.dumps({"question": f"Quite another question, number {at}?", "answer": "7"}) + "\n" for at in range(60))
+        "".join(
+            json.dumps({"question": f"Quite another question, number {at}?", "answer": "7"}) + "\n" for at in range(60)
+        )
     )
-    assay.evaluate(str(made.artifact), split="val", **{**job, "data": "other.jsonl", "store": "new/s.db", "sizes": {"val": 3}})
+    assay.evaluate(
+        str(made.artifact), split="val", **{**job, "data": "other.jsonl", "store": "new/s.db", "sizes": {"val": 3}}
+    )
     with Store("new/s.db") as store:
         calls = [call for r in store.rollouts() for call in store.rollout(r.id).transitions]
     every = json.loads((made.artifact / "manifest.json").read_text())["shown"]["tasks"]

@@ -13,36 +13,68 @@ import pytest
 import assay
 from assay.datasets.tasks import content_hash
 from assay.traces import Rollout, Store, Transition
-from assay.traces.gates import Gates
-from assay.traces.sealing import know_splits
+from assay.traces.export.gates import Gates
+from assay.traces.store.sealing import know_splits
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
 TOOLS = [
-    {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object", "properties": {}}}}
+    {
+        "type": "function",
+        "function": {"name": name, "description": "", "parameters": {"type": "object", "properties": {}}},
+    }
     for name in ("add", "look")
 ]
 
 
 def call_of(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}]}  # fmt: skip
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}],
+    }
 
 
 def turn(t: int, messages: list[dict[str, Any]], answer: dict[str, Any]) -> Transition:
     request = {"dialect": "chat", "body": {"model": "m", "messages": messages, "tools": TOOLS}}
-    return Transition(t=t, model="m", request=request, response={"body": {"choices": [{"message": answer}]}}, output=answer.get("content") or "")
+    return Transition(
+        t=t,
+        model="m",
+        request=request,
+        response={"body": {"choices": [{"message": answer}]}},
+        output=answer.get("content") or "",
+    )
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
-    """Eight tasks, each with a rollout that calls the right tool and one that looks it up; the arguments of the tools differ in their types."""
+    """Eight tasks, each with two rollouts: one calls the right tool, one another; the tools' argument types differ."""
     with Store(tmp_path / ".assay" / "assay.db") as opened:
         for at in range(8):
             asked = [{"role": "user", "content": f"How much is {at} + 1?"}]
-            for call, score in ((call_of("add", {"of": [at, 1]}), 1.0), (call_of("look", {"of": f"{at} + 1", "deep": True}), 0.0)):
+            for call, score in (
+                (call_of("add", {"of": [at, 1]}), 1.0),
+                (call_of("look", {"of": f"{at} + 1", "deep": True}), 0.0),
+            ):
                 answered = [*asked, call, {"role": "tool", "tool_call_id": "c", "content": str(at + 1)}]
-                turns = [turn(0, asked, call), turn(1, answered, {"role": "assistant", "content": f"The answer is {at + 1}."})]
-                told = {"run_id": "r", "task_id": f"t{at}", "group_id": f"t{at}", "status": "done", "model": "m", "split": "train", "score": score}
-                rollout = Rollout(transitions=turns, inputs={"question": f"How much is {at} + 1?"}, expected={"answer": str(at + 1)}, **told)
+                turns = [
+                    turn(0, asked, call),
+                    turn(1, answered, {"role": "assistant", "content": f"The answer is {at + 1}."}),
+                ]
+                told = {
+                    "run_id": "r",
+                    "task_id": f"t{at}",
+                    "group_id": f"t{at}",
+                    "status": "done",
+                    "model": "m",
+                    "split": "train",
+                    "score": score,
+                }
+                rollout = Rollout(
+                    transitions=turns,
+                    inputs={"question": f"How much is {at} + 1?"},
+                    expected={"answer": str(at + 1)},
+                    **told,
+                )
                 know_splits(opened, {"train": [(content_hash(rollout.inputs), "")]})
                 opened.put_rollout(rollout)
                 for one in turns:
@@ -57,10 +89,22 @@ def exported(store: Store, kind: str, **options: Any) -> Path:
 
 def trained(folder: Path, command: str, model: Path, *flags: str) -> str:
     """What `trl` prints when it trains on an export with the config that came with it, two steps."""
-    given = ["--config", f"{command}.yaml", "--model_name_or_path", str(model), "--max_steps", "2", "--use_cpu", "--bf16", "false", *flags]
+    given = [
+        "--config",
+        f"{command}.yaml",
+        "--model_name_or_path",
+        str(model),
+        "--max_steps",
+        "2",
+        "--use_cpu",
+        "--bf16",
+        "false",
+        *flags,
+    ]
     given += ["--gradient_accumulation_steps", "1", "--use_peft", "false", "--per_device_train_batch_size", "4"]
     done = subprocess.run(
-        [str(Path(sys.executable).with_name("trl")), command, *given], cwd=folder, capture_output=True, text=True, timeout=600,
+        [str(Path(sys.executable).with_name("trl")), command, *given], cwd=folder, capture_output=True, text=True,
+        timeout=600,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": f".{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
     )  # fmt: skip
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
@@ -74,8 +118,12 @@ def sft_labels(folder: Path, model: Path, **config: Any) -> list[str]:
     from trl import SFTConfig, SFTTrainer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    rows = load_dataset("json", data_files=str(folder / "data.jsonl"), split="train", cache_dir=str(folder.parent / "cache"))
-    arguments = SFTConfig(output_dir=str(folder.parent / "trained"), report_to="none", use_cpu=True, bf16=False, max_length=None, **config)
+    rows = load_dataset(
+        "json", data_files=str(folder / "data.jsonl"), split="train", cache_dir=str(folder.parent / "cache")
+    )
+    arguments = SFTConfig(
+        output_dir=str(folder.parent / "trained"), report_to="none", use_cpu=True, bf16=False, max_length=None, **config
+    )
     trainer = SFTTrainer(model=str(model), args=arguments, train_dataset=rows, processing_class=tokenizer)
     return [tokenizer.decode([token for token in row["labels"] if token != -100]) for row in trainer.train_dataset]
 
@@ -96,7 +144,8 @@ def test_fields_of_tool_calls_reach_the_template_as_they_were(store: Store, tiny
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     tokenizer.chat_template = (
         "{{ tools | tojson }}{% for m in messages %}{{ m.role }}: {{ m.content }}"
-        "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}</s>{% endfor %}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}</s>{% "
+        "endfor %}"
         "{% if add_generation_prompt %}assistant:{% endif %}"
     )
     model = tmp_path / "with-tools"
@@ -113,14 +162,17 @@ def test_whole_conversations_are_trained_on_the_assistants_turns_alone(store: St
     import yaml
     from transformers import AutoTokenizer
 
-    from assay.optimizers.weights.base import Policy
-    from assay.optimizers.weights.data import read_sft
-    from assay.optimizers.weights.sft import _fitting
+    from assay.optimizers.finetuning.base import Policy
+    from assay.optimizers.finetuning.data import read_sft
+    from assay.optimizers.finetuning.sft import fitting_rows
 
     folder = exported(store, "sft", model=str(tiny_model), whole=True)
     config = yaml.safe_load((folder / "sft.yaml").read_text())
     labels = sft_labels(
-        folder, tiny_model, assistant_only_loss=config["assistant_only_loss"], chat_template_path=str(folder / config["chat_template_path"])
+        folder,
+        tiny_model,
+        assistant_only_loss=config["assistant_only_loss"],
+        chat_template_path=str(folder / config["chat_template_path"]),
     )
     assert len(labels) == 8
     for label in labels:
@@ -130,7 +182,7 @@ def test_whole_conversations_are_trained_on_the_assistants_turns_alone(store: St
         assert "tool_response" not in label
     trained(folder, "sft", tiny_model)
     policy = Policy(str(tiny_model), None, AutoTokenizer.from_pretrained(tiny_model), None)
-    rows = _fitting(read_sft(folder, min_quality=0.0, held_out=0.0, seed=0).train, policy, 100_000, Counter())
+    rows = fitting_rows(read_sft(folder, min_quality=0.0, eval_fraction=0.0, seed=0).train, policy, 100_000, Counter())
     ours = [policy.tokenizer.decode([token for token in row["labels"] if token != -100]) for row in rows]
     assert sorted(ours) == sorted(labels)  # what `assay train sft` trains on
 
@@ -142,18 +194,28 @@ def test_preferences_between_tool_calls_are_trained_on(store: Store, tiny_model:
     from trl import DPOConfig, DPOTrainer
 
     folder = exported(store, "preferences", model=str(tiny_model))
-    rows = load_dataset("json", data_files=str(folder / "data.jsonl"), split="train", cache_dir=str(folder.parent / "cache"))
+    rows = load_dataset(
+        "json", data_files=str(folder / "data.jsonl"), split="train", cache_dir=str(folder.parent / "cache")
+    )
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     arguments = DPOConfig(
-        output_dir=str(folder.parent / "dpo"), report_to="none", use_cpu=True, bf16=False, max_steps=3, learning_rate=1e-2, logging_steps=1
+        output_dir=str(folder.parent / "dpo"),
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        max_steps=3,
+        learning_rate=1e-2,
+        logging_steps=1,
     )
     trainer = DPOTrainer(model=str(tiny_model), args=arguments, train_dataset=rows, processing_class=tokenizer)
-    said = [tuple(tokenizer.decode(row[name]) for name in ("chosen_ids", "rejected_ids")) for row in trainer.train_dataset]
+    said = [
+        tuple(tokenizer.decode(row[name]) for name in ("chosen_ids", "rejected_ids")) for row in trainer.train_dataset
+    ]
     assert len(said) == 8
     assert all('"name": "add"' in chosen and '"name": "look"' in rejected for chosen, rejected in said)
     trainer.train()
     losses = [logged["loss"] for logged in trainer.state.log_history if "loss" in logged]
-    assert losses[0] > losses[-1] > 0  # the pairs are told apart
+    assert losses[0] > losses[-1] > 0  # the preferred answer of each pair becomes likelier
     trained(folder, "dpo", tiny_model)
 
 
@@ -161,17 +223,23 @@ def test_preferences_between_tool_calls_are_trained_on(store: Store, tiny_model:
 def test_the_warm_up_writes_tool_calls_in_the_form_that_its_model_shows(store: Store, tiny_model: Path) -> None:
     from transformers import AutoTokenizer
 
-    from assay.optimizers.weights.base import Policy
-    from assay.optimizers.weights.data import read_sft
-    from assay.optimizers.weights.sft import _dataset, _fitting
+    from assay.optimizers.finetuning.base import Policy
+    from assay.optimizers.finetuning.data import read_sft
+    from assay.optimizers.finetuning.sft import fitting_rows, to_dataset
 
-    folder = exported(store, "sft", model="nobody/unknown", min_quality=0.0)  # for a model whose template was not at hand
-    data = read_sft(folder, min_quality=0.0, held_out=0.0, seed=0)
+    folder = exported(
+        store, "sft", model="nobody/unknown", min_quality=0.0
+    )  # for a model whose template was not at hand
+    data = read_sft(folder, min_quality=0.0, eval_fraction=0.0, seed=0)
     assert all(row["completion"][0].get("tool_calls") or row["completion"][0]["content"] for row in data.train)
     policy = Policy(str(tiny_model), None, AutoTokenizer.from_pretrained(tiny_model), None)
-    rows = _fitting(data.train, policy, 100_000, data.left_out)
+    rows = fitting_rows(data.train, policy, 100_000, data.left_out)
     assert (len(rows), not data.left_out) == (32, True)
     assert all(row["completion"][0]["content"] for row in rows)
-    kept = [row["completion"][0]["tool_calls"][0]["function"] for row in _dataset(data.train) if row["completion"][0].get("tool_calls")]
+    kept = [
+        row["completion"][0]["tool_calls"][0]["function"]
+        for row in to_dataset(data.train)
+        if row["completion"][0].get("tool_calls")
+    ]
     assert {"name": "look", "arguments": {"of": "0 + 1", "deep": True}} in kept
     assert {"name": "add", "arguments": {"of": [0, 1]}} in kept

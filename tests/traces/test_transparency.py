@@ -1,6 +1,7 @@
 """A gateway changes nothing between a client and its upstream: headers both ways, addresses, and what is no LM call."""
 
 import asyncio
+import gzip
 import http.client
 import json
 import queue
@@ -15,14 +16,15 @@ from aiohttp import web
 from assay.testing.serving import get, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
-from assay.traces.gateway import Gateway
-from assay.traces.headers import response_headers
-from assay.traces.upstreams import upstream_of
+from assay.traces.gateway.headers import response_headers
+from assay.traces.gateway.server import Gateway
+from assay.traces.gateway.upstreams import upstream_of
 
 KEY, OWN = "gateway-key-1", "sk-of-the-caller"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 SENT = {
-    "Idempotency-Key": "abc", "traceparent": "00-1-2-01", "OpenAI-Beta": "x", "X-Custom": "kept", "User-Agent": "agent/1", "Cookie": "a=b",
+    "Idempotency-Key": "abc", "traceparent": "00-1-2-01", "OpenAI-Beta": "x", "X-Custom": "kept",
+    "User-Agent": "agent/1", "Cookie": "a=b",
     "Connection": "keep-alive, X-Hop", "X-Hop": "1", "TE": "trailers", "x-assay-task": "t",
 }  # fmt: skip
 RETURNED = {
@@ -41,6 +43,7 @@ class Echo:
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
         self.headers: list[dict[str, str]] = []
+        self.bodies: list[bytes] = []
         self.status = 200
 
     def app(self) -> web.Application:
@@ -51,8 +54,12 @@ class Echo:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         self.asked.append((request.method, request.path_qs))
-        self.headers.append({key.lower(): value for key, value in request.headers.items()})
-        told: dict[str, Any] = {"choices": [{"message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}], "length": len(body)}
+        self.headers.append({key.lower(): ", ".join(request.headers.getall(key)) for key in request.headers})
+        self.bodies.append(body)
+        told: dict[str, Any] = {
+            "choices": [{"message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}],
+            "length": len(body),
+        }
         if request.path.endswith("/moved"):
             return web.Response(status=307, headers={"Location": "http://elsewhere.example/"})
         return web.json_response(told, status=self.status, headers=RETURNED)
@@ -81,7 +88,9 @@ class Stage:
 def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
     echo, options = Echo(), dict(getattr(request, "param", {}))
     with Store(tmp_path / "s.db") as store, served(echo.app()) as behind:
-        gateway = Gateway(store, upstream_of(options.pop("model", "m"), base=behind, key=options.pop("upstream_key", None)), **options)
+        gateway = Gateway(
+            store, upstream_of(options.pop("model", "m"), base=behind, key=options.pop("upstream_key", None)), **options
+        )
         with served(gateway.app()) as url:
             yield Stage(gateway, echo, url)
 
@@ -100,7 +109,9 @@ def test_headers_pass_both_ways_but_for_those_of_one_connection_and_the_gateways
 
 
 @pytest.mark.parametrize(("named", "tries"), [("false", 1), ("true", 3)])
-def test_a_client_tries_again_as_the_upstream_says(stage: Stage, named: str, tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_tries_again_as_the_upstream_says(
+    stage: Stage, named: str, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(RETURNED, "x-should-retry", named)
     stage.echo.status = 500
     with pytest.raises(openai.InternalServerError):
@@ -118,8 +129,12 @@ def test_a_cookie_of_one_caller_is_not_sent_for_another(stage: Stage) -> None:
 
 @pytest.mark.parametrize("stage", [{"upstream_key": "sk-owner", "key": KEY}], indirect=True)
 def test_keys_of_the_gateway_stay_and_the_upstreams_own_is_sent(stage: Stage) -> None:
-    assert stage.ask("POST", "/v1/chat/completions", CHAT, **{"api-key": KEY, "Authorization": f"Bearer {OWN}"})[0] == 200
-    assert stage.ask("POST", "/openai/deployments/gpt/chat/completions?api-version=1", CHAT, **{"api-key": KEY})[0] == 200
+    assert (
+        stage.ask("POST", "/v1/chat/completions", CHAT, **{"api-key": KEY, "Authorization": f"Bearer {OWN}"})[0] == 200
+    )
+    assert (
+        stage.ask("POST", "/openai/deployments/gpt/chat/completions?api-version=1", CHAT, **{"api-key": KEY})[0] == 200
+    )
     plain, azure = stage.echo.headers
     assert (plain["authorization"], plain["x-api-key"], plain.get("api-key")) == ("Bearer sk-owner", "sk-owner", None)
     assert (azure.get("authorization"), azure.get("x-api-key"), azure["api-key"]) == (None, None, "sk-owner")
@@ -128,14 +143,16 @@ def test_keys_of_the_gateway_stay_and_the_upstreams_own_is_sent(stage: Stage) ->
 
 
 def test_header_values_in_latin_1_are_not_cut(stage: Stage) -> None:
-    stage.ask("POST", "/v1/chat/completions", CHAT, **{"X-Name": "caf\u00e9", "X-Other": "\u20ac".encode().decode("latin-1")})
+    stage.ask(
+        "POST", "/v1/chat/completions", CHAT, **{"X-Name": "caf\u00e9", "X-Other": "\u20ac".encode().decode("latin-1")}
+    )
     (got,) = stage.echo.headers
     assert (got["x-name"], got["x-other"]) == ("caf\u00e9", "\u20ac")  # Node and http.client send Latin-1
     assert response_headers({"X-Name": "caf\udce9"})["X-Name"] == "caf\u00e9"  # as aiohttp reads the byte E9
 
 
 class Slow:
-    """A server that sends a chat's answer in parts, each when the test lets it, and blank lines meanwhile; an empty one breaks the connection."""
+    """A server that streams an answer in parts released by the test, blank lines between; an empty part disconnects."""
 
     def __init__(self) -> None:
         self.parts: queue.Queue[bytes | None] = queue.Queue()
@@ -172,10 +189,14 @@ def slow(tmp_path: Path) -> Iterator[tuple[Slow, Gateway, http.client.HTTPConnec
             connection.close()
 
 
-ANSWER = json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}]}).encode()
+ANSWER = json.dumps(
+    {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}]}
+).encode()
 
 
-def test_blank_lines_that_keep_a_client_waiting_are_passed_on_as_they_come(slow: tuple[Slow, Gateway, http.client.HTTPConnection]) -> None:
+def test_blank_lines_that_keep_a_client_waiting_are_passed_on_as_they_come(
+    slow: tuple[Slow, Gateway, http.client.HTTPConnection],
+) -> None:
     server, gateway, connection = slow
     answer = connection.getresponse()
     assert (answer.status, answer.read1().strip()) == (200, b"")  # the model has not answered yet
@@ -187,7 +208,9 @@ def test_blank_lines_that_keep_a_client_waiting_are_passed_on_as_they_come(slow:
     assert (transition.output, transition.error) == ("hi", None)
 
 
-def test_an_answer_that_breaks_off_breaks_off_for_the_client_too(slow: tuple[Slow, Gateway, http.client.HTTPConnection]) -> None:
+def test_an_answer_that_breaks_off_breaks_off_for_the_client_too(
+    slow: tuple[Slow, Gateway, http.client.HTTPConnection],
+) -> None:
     server, gateway, connection = slow
     server.parts.put(ANSWER[:20])
     answer = connection.getresponse()
@@ -216,7 +239,9 @@ def scripted(tmp_path: Path) -> Iterator[tuple[Gateway, ScriptedUpstream, str]]:
 def test_azures_client_is_recorded_like_openais(scripted: tuple[Gateway, ScriptedUpstream, str], stream: bool) -> None:
     gateway, upstream, url = scripted
     client = openai.AzureOpenAI(azure_endpoint=url, api_key="azure-key", api_version="2024-10-21", max_retries=0)
-    answer = client.chat.completions.create(model="gpt-4o", messages=[{"role": "user", "content": "hello"}], stream=stream)  # type: ignore[call-overload]
+    answer = client.chat.completions.create(
+        model="gpt-4o", messages=[{"role": "user", "content": "hello"}], stream=stream
+    )  # type: ignore[call-overload]
     said = "".join(c.choices[0].delta.content or "" for c in answer) if stream else answer.choices[0].message.content
     gateway.store.flush()
     (transition,) = gateway.store.rollout(next(gateway.store.rollouts()).id).transitions
@@ -224,7 +249,9 @@ def test_azures_client_is_recorded_like_openais(scripted: tuple[Gateway, Scripte
     assert upstream.headers[-1]["api-key"] == "azure-key"
 
 
-def test_a_streamed_answer_has_the_upstreams_headers_and_no_others(scripted: tuple[Gateway, ScriptedUpstream, str]) -> None:
+def test_a_streamed_answer_has_the_upstreams_headers_and_no_others(
+    scripted: tuple[Gateway, ScriptedUpstream, str],
+) -> None:
     def headers(url: str) -> dict[str, str]:
         connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
         connection.request("POST", "/v1/chat/completions", body=json.dumps({**CHAT, "stream": True}))
@@ -248,7 +275,7 @@ def test_a_model_that_was_named_takes_the_place_of_the_deployment(stage: Stage) 
 def test_completions_are_recorded_like_chats(scripted: tuple[Gateway, ScriptedUpstream, str], stream: bool) -> None:
     gateway, _, url = scripted
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
-    answer = client.completions.create(model="m", prompt="once upon a time", stream=stream)  # type: ignore[call-overload]
+    answer = client.completions.create(model="m", prompt="once upon a time", stream=stream)
     said = "".join(c.choices[0].text for c in answer) if stream else answer.choices[0].text
     gateway.store.flush()
     rollout = gateway.store.rollout(next(gateway.store.rollouts()).id)
@@ -273,7 +300,9 @@ OTHERS = [
 
 def test_other_paths_pass_through_unrecorded_and_counted(stage: Stage) -> None:
     for method, path, body in OTHERS:
-        status, returned, told = stage.ask(method, path, body, Authorization=f"Bearer {OWN}", **{"Content-Type": "application/json"})
+        status, returned, told = stage.ask(
+            method, path, body, Authorization=f"Bearer {OWN}", **{"Content-Type": "application/json"}
+        )
         assert (status, returned["retry-after-ms"]) == (200, "12")
         length = 0 if body is None else len(body if isinstance(body, bytes) else json.dumps(body))
         assert told["length"] == length
@@ -281,7 +310,8 @@ def test_other_paths_pass_through_unrecorded_and_counted(stage: Stage) -> None:
     assert {headers["authorization"] for headers in stage.echo.headers} == {f"Bearer {OWN}"}
     stats = get(f"{stage.url}/assay/stats", Authorization=f"Bearer {stage.gateway.access.key}")
     assert stats["passed_through"] == {
-        "GET /v1/models/*": 1, "POST /v1/embeddings": 1, "POST /v1/files": 1, "POST /v1/batches": 1, "GET /v1/responses/*": 1,
+        "GET /v1/models/*": 1, "POST /v1/embeddings": 1, "POST /v1/files": 1, "POST /v1/batches": 1,
+        "GET /v1/responses/*": 1,
         "DELETE /v1/responses/*": 1, "GET /v1/chat/completions": 1,
     }  # fmt: skip
     assert (stats["calls"], stats["unrecorded"], stats["not_spoken"]) == (0, 0, {})
@@ -300,7 +330,12 @@ def test_a_redirect_is_an_error_and_not_followed(stage: Stage) -> None:
     assert len(stage.echo.asked) == 1
 
 
-@pytest.mark.parametrize("stage", [{"upstream_key": "sk-owner"}, {"upstream_key": "sk-owner", "key": KEY}], ids=["open", "keyed"], indirect=True)
+@pytest.mark.parametrize(
+    "stage",
+    [{"upstream_key": "sk-owner"}, {"upstream_key": "sk-owner", "key": KEY}],
+    ids=["open", "keyed"],
+    indirect=True,
+)
 def test_the_upstreams_key_is_lent_for_other_paths_to_the_gateways_key_alone(stage: Stage) -> None:
     body, access = {"input": "x"}, stage.gateway.access
     token = access.token("0" * 32)
@@ -315,6 +350,17 @@ def test_the_upstreams_key_is_lent_for_other_paths_to_the_gateways_key_alone(sta
     assert token not in json.dumps(stage.gateway.stats())
 
 
+@pytest.mark.parametrize("stage", [{}, {"key": KEY}], ids=["open", "keyed"], indirect=True)
+def test_a_rollouts_token_reaches_no_other_path_of_an_upstream_without_a_key(stage: Stage) -> None:
+    token, body = stage.gateway.access.token("0" * 32), {"lora_name": "mine"}
+    assert stage.ask("POST", "/v1/load_lora_adapter", body, Authorization=f"Bearer {token}")[0] == 403
+    assert stage.ask("POST", f"/r/{token}/v1/load_lora_adapter", body)[0] == 403
+    assert stage.echo.asked == []
+    assert (
+        stage.ask("POST", "/v1/load_lora_adapter", body, Authorization=f"Bearer {stage.gateway.access.key}")[0] == 200
+    )
+
+
 @pytest.mark.parametrize("stage", [{"upstream_key": "sk-owner", "key": KEY}], indirect=True)
 def test_a_rollouts_token_lists_models_and_counts_tokens(stage: Stage) -> None:
     token = stage.gateway.access.token("0" * 32)
@@ -327,5 +373,61 @@ def test_a_rollouts_token_lists_models_and_counts_tokens(stage: Stage) -> None:
 @pytest.mark.parametrize("path", ["/", "/assay/nothing", "/feedback", "/r/some/reward", "/health/x"])
 def test_paths_of_the_gateway_are_never_passed_on(stage: Stage, path: str) -> None:
     status, _, told = stage.ask("GET", path, Authorization=f"Bearer {stage.gateway.access.key}")
-    assert (status, "not spoken here" in told["error"]["message"]) == (404, True)
+    assert (status, "is not supported here" in told["error"]["message"]) == (404, True)
     assert stage.echo.asked == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/openai/deployments/../chat/completions", "/openai/deployments/..%2f..%2ffiles/chat/completions",
+        "/r/a/openai/deployments/%2e%2e/completions",
+        "/v1beta/models/%2E%2E%2Ffiles%3f:generateContent", "/openai/deployments/a%23/chat/completions",
+        "/openai/deployments/a%5c..%5cb/chat/completions",
+    ],
+)  # fmt: skip
+def test_a_name_in_an_address_leads_to_no_other_path_on_the_providers_key(stage: Stage, path: str) -> None:
+    assert stage.ask("POST", path, CHAT)[0] == 422
+    assert not stage.echo.asked
+    assert stage.ask("POST", "/openai/deployments/my%20own%2Fmodel..v2/chat/completions", CHAT)[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/chat/completions"])
+def test_a_compressed_body_reaches_the_upstream_whole(stage: Stage, path: str) -> None:
+    body = json.dumps({**CHAT, "padding": "a" * 10_000}).encode()
+    assert stage.ask("POST", path, gzip.compress(body), **{"Content-Encoding": "gzip"})[0] == 200
+    assert stage.echo.bodies == [body]
+    status, _, told = stage.ask("POST", "/v1/chat/completions", b"no gzip", **{"Content-Encoding": "gzip"})
+    assert (status, "cannot be read" in told["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/chat/completions"])
+def test_a_header_that_comes_twice_passes_twice(stage: Stage, path: str) -> None:
+    connection = http.client.HTTPConnection(stage.url.removeprefix("http://"), timeout=30)
+    connection.putrequest("POST", path)
+    body = json.dumps(CHAT).encode()
+    for name, value in (("anthropic-beta", "a"), ("anthropic-beta", "b"), ("Content-Length", str(len(body)))):
+        connection.putheader(name, value)
+    connection.endheaders(body)
+    assert connection.getresponse().status == 200
+    connection.close()
+    assert stage.echo.headers[0]["anthropic-beta"] == "a, b"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tools": [5, {"function": 7}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": 5}]}]},
+        {"tools": 5},
+    ],
+)
+def test_a_request_of_another_shape_is_the_upstreams_to_answer(stage: Stage, more: dict[str, Any]) -> None:
+    assert stage.ask("POST", "/v1/chat/completions", {**CHAT, **more})[0] == 200
+    assert (len(stage.echo.asked), len(stage.rollouts()), stage.gateway.unrecorded) == (1, 1, 0)
+
+
+def test_a_call_that_cannot_be_noted_passes_and_is_counted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage.gateway.rollouts, "asked", lambda *_: 1 / 0)
+    assert stage.ask("POST", "/v1/chat/completions", CHAT)[0] == 200
+    assert (stage.gateway.stats()["calls"], stage.gateway.stats()["stored"], stage.gateway.unrecorded) == (1, 0, 1)

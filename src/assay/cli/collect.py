@@ -5,56 +5,50 @@ from typing import Any
 
 import click
 
+from assay.cli.flags import given_job, settings_flags
 from assay.cli.shared import (
     Console,
     dry_run,
-    executor_option,
+    job_options,
     keep,
     pairs,
     print_json,
     require_coverage,
-    run_config,
-    run_options,
     warn_of_failures,
     warn_of_gaps,
 )
-from assay.compilereport import dollars
+from assay.reports.markdown import dollars
+from assay.runs.settings import CollectSettings
 
 __all__ = ["command"]
 
 
 @click.command("collect")
-@click.argument("program")
-@run_options
-@click.option("-n", "--n", type=click.IntRange(1), default=8, show_default=True, help="Rollouts of each task.")
-@click.option("--split", type=click.Choice(["train", "val"]), default="train", show_default=True)
-@click.option("--size", type=click.IntRange(1), help="Largest number of tasks taken from the split.")
+@click.argument("program", required=False)
+@settings_flags(CollectSettings, sizes=(), without=("over",))
 @click.option("--temperatures", metavar="T,T…", help="Temperatures to cycle through over the rollouts of a task.")
 @click.option(
-    "--over", multiple=True, metavar="NAME=V,V…", help="Values of an agent parameter to cycle through over the rollouts of a task; repeatable."
+    "--over",
+    multiple=True,
+    metavar="NAME=V,V…",
+    help="Values of an agent parameter to cycle through over the rollouts of a task; repeatable.",
 )
-@click.option(
-    "--untruncated",
-    is_flag=True,
-    help="Sample from an embedded model's whole distribution (no top-k or top-p), as a policy gradient on the export needs.",
-)
-@executor_option()
-def command(program: str, **values: Any) -> None:
-    """Run PROGRAM (a name or an artifact's folder) n times on each task, score every run, and keep them as groups in the store."""
+@job_options(dry_run=True)
+def command(program: str | None, **values: Any) -> None:
+    """Run PROGRAM (a name or an artifact's folder) n times on each task, score every run, and keep them as groups in
+    the store."""
+    from assay.api.collect import collect
     from assay.errors import ModelError
-    from assay.exporting import collect
 
-    as_json, store, resume, n, split, size, temperatures, over, untruncated = keep(
-        values, "as_json", "store", "resume", "n", "split", "size", "temperatures", "over", "untruncated"
+    as_json, store, resume, dry, temperatures, over = keep(
+        values, "as_json", "store", "resume", "dry_run", "temperatures", "over"
     )
-    if values["dry_run"]:
-        dry_run("collect", program, values, as_json=as_json, store=store, sizes={split: size} if size is not None else {}, split=split, repeats=n)
-        return
-    report = collect(
-        program, n=n, split=split, over=_turns(temperatures, over), untruncated=bool(untruncated), store=store, resume=resume,
-        progress=Console(),  # type: ignore[arg-type]
-        sizes={split: size} if size is not None else {}, **run_config(values),
-    )  # fmt: skip
+    program, settings = given_job(values, program, CollectSettings)
+    if turns := _turns(temperatures, over):
+        settings["over"] = turns
+    if dry:
+        return dry_run("collect", program, settings, as_json=as_json, store=store)
+    report = collect(program, store=store, resume=resume, progress=Console(), **settings)
     data = report.to_dict()
     if as_json:
         print_json(data)

@@ -4,8 +4,10 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, keep, print_json, require_coverage, run_config, run_options, say_openings
+from assay.cli.flags import given_settings, is_artifact, settings_flags
+from assay.cli.shared import Console, job_options, keep, print_json, require_coverage, say_openings
 from assay.cli.wording import in_flags
+from assay.runs.settings import CompareSettings
 
 __all__ = ["command"]
 
@@ -13,22 +15,16 @@ __all__ = ["command"]
 @click.command("compare")
 @click.argument("a")
 @click.argument("b")
-@run_options
-@click.option(
-    "--split",
-    type=click.Choice(["train", "val", "gate", "test"]),
-    default="val",
-    show_default=True,
-    help="Split to score; test is sealed, and each opening is counted.",
-)
-@click.option("--size", type=click.IntRange(1), help="Largest number of tasks taken from the split.")
+@settings_flags(CompareSettings, sizes=())
+@job_options()
 def command(a: str, b: str, **values: Any) -> None:
-    """Score A and B (programs' names or artifacts' folders) on the same tasks. The gain is the score of B minus that of A, with a 95 % interval."""
-    from assay.comparing import compare
+    """Score A and B (programs' names or artifacts' folders) on the same tasks. The gain is the score of B minus that of
+    A, with a 95 % interval."""
+    from assay.api.compare import compare
 
-    as_json, store, split, size, _ = keep(values, "as_json", "store", "split", "size", "resume")
-    sizes = {split: size} if size is not None else {}
-    report = compare(a, b, split=split, store=store, progress=Console(), sizes=sizes, **run_config(values))  # type: ignore[arg-type]
+    as_json, store, resume = keep(values, "as_json", "store", "resume")
+    settings = given_settings(values, CompareSettings, artifact=is_artifact(a, b))
+    report = compare(a, b, store=store, resume=resume, progress=Console(), **settings)
     data = report.to_dict()
     if as_json:
         print_json(data)
@@ -41,7 +37,7 @@ def _show(data: dict[str, Any]) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
 
-    from assay.compilereport import figure, percent, with_interval
+    from assay.reports.markdown import figure, percent, with_interval
 
     rich, a, b = Rich(highlight=False, markup=False), data["a"], data["b"]
     table = Table("", "a", "b", title=f"{data['split']}, {b['n']} tasks", title_justify="left")
@@ -56,7 +52,13 @@ def _show(data: dict[str, Any]) -> None:
     better, worse = sum(task["b"] > task["a"] for task in both), sum(task["b"] < task["a"] for task in both)
     rich.print(f"b is better on {better} tasks, worse on {worse}, level on {len(both) - better - worse}")
     gain = data["gain"]
-    what = "no significant difference" if gain["mean"] is None or gain["low"] <= 0 <= gain["high"] else "a gain" if gain["low"] > 0 else "a loss"
+    what = (
+        "no significant difference"
+        if gain["mean"] is None or gain["low"] <= 0 <= gain["high"]
+        else "a gain"
+        if gain["low"] > 0
+        else "a loss"
+    )
     rich.print(f"gain of b: {with_interval(gain)}: {what}")
     for note in data["notes"]:
         rich.print(f"note: {in_flags(note)}")

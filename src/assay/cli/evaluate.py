@@ -4,72 +4,71 @@ from typing import Any
 
 import click
 
+from assay.cli.flags import given_job, settings_flags
 from assay.cli.shared import (
     Console,
     dry_run,
-    executor_option,
+    job_options,
     keep,
     print_json,
     require_coverage,
-    run_config,
-    run_options,
     say_openings,
     warn_of_failures,
     warn_of_gaps,
 )
 from assay.cli.wording import in_flags
-from assay.compilereport import dollars
+from assay.reports.markdown import dollars
+from assay.runs.settings import EvaluateSettings
 
 __all__ = ["command"]
 
 
 @click.command("evaluate")
-@click.argument("program")
-@run_options
+@click.argument("program", required=False)
+@settings_flags(EvaluateSettings, sizes=())
 @click.option(
-    "--split",
-    type=click.Choice(["train", "val", "gate", "test"]),
-    default="val",
-    show_default=True,
-    help="Split to score; test is sealed, and each opening is counted.",
+    "--fail-under",
+    type=click.FloatRange(0, 1),
+    metavar="SCORE",
+    help="Exit with code 1 if the score is below this or missing (for CI).",
 )
-@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Runs of each task; its score is their mean.")
-@click.option("--fail-under", type=click.FloatRange(0, 1), metavar="SCORE", help="Exit with code 1 if the score is below this or missing (for CI).")
-@executor_option()
-@click.option("--size", type=int, help="Largest number of tasks taken from the split.")
-def command(program: str, **values: Any) -> None:
+@job_options(dry_run=True)
+def command(program: str | None, **values: Any) -> None:
     """Score PROGRAM (a program's name or an artifact's folder), with a 95 % interval, by criterion and by task type."""
-    from assay import api
+    from assay.api.evaluate import evaluate
     from assay.errors import ModelError
 
-    as_json, store, resume, split, size, samples, least = keep(values, "as_json", "store", "resume", "split", "size", "samples", "fail_under")
-    sizes = {split: size} if size is not None else {}
-    if values["dry_run"]:
-        dry_run("evaluate", program, values, as_json=as_json, store=store, sizes=sizes, split=split, repeats=samples)
-        return
-    report = api.evaluate(program, split=split, samples=samples, store=store, resume=resume, progress=Console(), sizes=sizes, **run_config(values))  # type: ignore[arg-type]
+    as_json, store, resume, least, dry = keep(values, "as_json", "store", "resume", "fail_under", "dry_run")
+    program, settings = given_job(values, program, EvaluateSettings)
+    if dry:
+        return dry_run("evaluate", program, settings, as_json=as_json, store=store)
+    report = evaluate(program, store=store, resume=resume, progress=Console(), **settings)
     data = report.to_dict()
     if as_json:
         print_json(data)
     else:
-        _show(program, split, data)
+        _show(program, data)
     if (why := report.evaluation.why_unscored) is not None:
         raise ModelError(f"none of the {len(report.evaluation)} tasks could be scored: {why}")
     require_coverage(data)
     score = data["result"]["score"]
     if least is not None and (score is None or score < least):
-        click.echo(f"assay: the score {'is missing and cannot meet' if score is None else f'{score:.3f} is below'} --fail-under {least:g}", err=True)
+        click.echo(
+            f"assay: the score {'is missing and cannot meet' if score is None else f'{score:.3f} is below'} "
+            f"--fail-under {least:g}",
+            err=True,
+        )
         click.get_current_context().exit(1)
 
 
-def _show(program: str, split: str, data: dict[str, Any]) -> None:
+def _show(program: str, data: dict[str, Any]) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
 
-    from assay.compilereport import type_label
+    from assay.reports.markdown import type_label
 
     result, rich = data["result"], Rich(highlight=False)
-    table = Table(title=f"{program} on {split}, {result['n']} tasks", title_justify="left", show_header=False)
+    table = Table(title=f"{program} on {data['split']}, {result['n']} tasks", title_justify="left", show_header=False)
     if result["score"] is None:
         table.add_row("score", "– (nothing could be scored)")
     else:
@@ -85,7 +84,8 @@ def _show(program: str, split: str, data: dict[str, Any]) -> None:
     rich.print(table)
     for name, found in data["corrected"].items():
         text = (
-            f"{name}, corrected by {found['n_people']} human labels: {found['mean']:.3f}, 95 % [{found['low']:.3f}, {found['high']:.3f}] "
+            f"{name}, corrected by {found['n_people']} human labels: {found['mean']:.3f}, 95 % "
+            f"[{found['low']:.3f}, {found['high']:.3f}] "
             f"(verdicts alone {found['verdicts_alone']:.3f})"
         )
         rich.print(text, markup=False)

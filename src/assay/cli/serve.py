@@ -4,143 +4,188 @@ import asyncio
 import logging
 import signal
 import sys
+import time
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from assay.cli.shared import Console, print_json
+from assay.cli.flags import given_settings, settings_flags
+from assay.cli.shared import Console, print_json, store_option
 from assay.cli.wording import counted
-from assay.scrubbing import unscrubbed
+from assay.runs.settings import ServeSettings
+from assay.support.scrubbing import unscrubbed
+
+if TYPE_CHECKING:
+    from assay.traces.gateway.connections import ConnectionLimits
+    from assay.traces.gateway.server import Gateway
+    from assay.traces.store import Store
 
 __all__ = ["command"]
 
 
-_FLUSH_S, _AGAIN_S = 25.0, 2.0  # that the end waits for a store that is away; what it has not taken then waits in a file
+# How long the end of the command waits for a database that does not answer, first and once more after an error.
+# Rows that it has not written by then stay in a file, and are written when the store is opened next.
+_FLUSH_S, _SECOND_FLUSH_S = 25.0, 2.0
 
 
 @click.command("serve")
-@click.option("--model", metavar="NAME", help="Model that answers: embedded/NAME or a litellm name; with --upstream the server's own name.")
-@click.option("--upstream", metavar="URL", help="A server that speaks OpenAI chat completions (vLLM, llama.cpp, a provider).")
+@settings_flags(ServeSettings)
 @click.option(
-    "--upstream-key", envvar="ASSAY_UPSTREAM_KEY", help="Key of the upstream, or $ASSAY_UPSTREAM_KEY; by default callers' own are passed on."
+    "--upstream-key",
+    envvar="ASSAY_UPSTREAM_KEY",
+    help="API key sent to the upstream, or $ASSAY_UPSTREAM_KEY; by default the key that each caller sends.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind; non-loopback addresses require --key.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8321, show_default=True, help="Port to bind; 0 takes a free one.")
 @click.option(
     "--key",
     envvar="ASSAY_KEY",
-    help="Key that callers must send, or $ASSAY_KEY. Without it calls need none; one is made and printed for rewards, feedback, model and counts.",
+    help="Key that callers must send, or $ASSAY_KEY. Without it LM calls need no key, "
+    "and a key for the other routes (rewards, feedback, model, counts) is generated and printed.",
 )
-@click.option("--allow-host", multiple=True, metavar="NAME", help="Further host name under which this gateway is reached.")
-@click.option("--idle-s", type=click.FloatRange(0.1), default=600.0, show_default=True, help="Seconds without a call after which a rollout ends.")
-@click.option("--max-body-mb", type=click.IntRange(1), default=10, show_default=True)
+@store_option()
 @click.option(
-    "--max-connections",
-    type=click.IntRange(1),
-    help="Largest number of concurrent connections; others wait. By default a third of the descriptors (ulimit -n), at most 2000.",
+    "--json", "as_json", is_flag=True, help="Print the address at the start and the counts at the end as JSON lines."
 )
-@click.option(
-    "--connection-idle-s",
-    type=click.FloatRange(0.1),
-    default=75.0,
-    show_default=True,
-    help="Seconds after which a connection without a request is closed.",
-)
-@click.option(
-    "--receive-s",
-    type=click.FloatRange(0.1),
-    default=60.0,
-    show_default=True,
-    help="Seconds in which a request's body must arrive, plus 1 for each 64 KiB.",
-)
-@click.option(
-    "--upstream-idle-s",
-    type=click.FloatRange(0.1),
-    default=600.0,
-    show_default=True,
-    help="Seconds after which a call fails if the upstream sends nothing or the caller reads nothing.",
-)
-@click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
-@click.option("--json", "as_json", is_flag=True, help="Print the address, and at the end the counts, as JSON lines.")
-def command(**values: Any) -> None:
-    """Record any agent that speaks OpenAI chat completions, Responses, Anthropic messages or Gemini: set its base URL to this gateway.
+def command(upstream_key: str | None, key: str | None, store: str | None, as_json: bool, **values: Any) -> None:
+    """Start a gateway that records an agent's LM calls. Set the agent's base URL to the gateway.
+
+    It accepts the APIs of OpenAI (chat completions, Responses), Anthropic (messages) and Gemini. Ctrl-C stops it.
 
     \b
     OPENAI_BASE_URL=http://127.0.0.1:8321/v1   ANTHROPIC_BASE_URL=http://127.0.0.1:8321
     GOOGLE_GEMINI_BASE_URL=http://127.0.0.1:8321
     """
-    if values["model"] is None and values["upstream"] is None:
-        values["model"] = "embedded/smollm2-135m"
-    asyncio.run(_serve(**values))
+    settings = ServeSettings(**given_settings(values, ServeSettings))
+    asyncio.run(_serve(settings, upstream_key=upstream_key, key=key, store=store, as_json=as_json))
 
 
 async def _serve(
-    *, model: str | None, upstream: str | None, upstream_key: str | None, host: str, port: int, key: str | None, allow_host: tuple[str, ...],
-    idle_s: float, max_body_mb: int, max_connections: int | None, connection_idle_s: float, receive_s: float, upstream_idle_s: float,
-    store: str | None, as_json: bool,
-) -> None:  # fmt: skip
-    import time
-
-    from assay.errors import AssayError, StoreError
-    from assay.traces.connections import ConnectionLimits, Listener
-    from assay.traces.gateway import Gateway
-    from assay.traces.location import store_url
-    from assay.traces.missed import Unrecorded
+    settings: ServeSettings, *, upstream_key: str | None, key: str | None, store: str | None, as_json: bool
+) -> None:
+    from assay.traces.gateway.connections import ConnectionLimits, Listener
+    from assay.traces.gateway.server import Gateway
+    from assay.traces.gateway.upstreams import upstream_of
     from assay.traces.records import new_id
-    from assay.traces.store import Store, shown_url
-    from assay.traces.upstreams import upstream_of
+    from assay.traces.store import Store
 
-    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # a connection that breaks is in the store, and no traceback
-    shown, started, run_id = Console(), time.time(), f"serve-{new_id()[:12]}"
-    limits = ConnectionLimits(most=max_connections, idle_s=connection_idle_s, receive_s=receive_s, stalled_s=upstream_idle_s)
-    answers = upstream_of(model, base=upstream, key=upstream_key, idle_s=upstream_idle_s)
-    opened = Store(store)
-    gateway = Gateway(
-        opened, answers, key=key, host=host, names=allow_host, run_id=run_id, idle_s=idle_s, max_body=max_body_mb << 20,
-        receive_s=receive_s, one_server=upstream is not None,
+    # aiohttp prints a traceback for each broken connection; the failed call is in the store.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+    limits = ConnectionLimits(
+        most=settings.max_connections, idle_s=settings.connection_idle_s, receive_s=settings.receive_s,
+        stalled_s=settings.upstream_idle_s,
     )  # fmt: skip
-    config = {"model": model, "upstream": upstream, "host": host, "port": port, "idle_s": idle_s, "limits": asdict(limits)}
+    upstream = upstream_of(
+        settings.answering, base=settings.upstream, key=upstream_key, idle_s=settings.upstream_idle_s
+    )
+    opened, run_id = Store(store), f"serve-{new_id()[:12]}"
+    gateway = Gateway(
+        opened, upstream, key=key, host=settings.host, names=tuple(settings.allow_host),
+        run_id=run_id, idle_s=settings.idle_s, max_body=settings.max_body_mb << 20,
+        receive_s=settings.receive_s, one_server=settings.upstream is not None,
+    )  # fmt: skip
     listener = Listener(gateway.app(), limits, gateway.connections.answered)
-    try:
-        where = await listener.start(host, port)
-    except OSError as error:
-        opened.close()
-        raise AssayError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
-    address = f"http://{'[' + host + ']' if ':' in host else host}:{where}"
+    address = await _listen(listener, settings, opened)
     ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):  # before it says that it is there: who started it may end it at once
+    # Before the address is printed: the process that reads it may send a signal at once.
+    for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    unknown = Unrecorded(0, f"the gateway {run_id} has not ended, or was killed")  # until its own count is there
-    opened.put_run(run_id, kind="serve", config=config, status="running", started_at=started, unrecorded=unknown)
-    if as_json:
-        print_json({"url": address, "model": answers.name, "run": run_id, **({"key": gateway.access.key} if key is None else {})}, with_key=True)
-    shown.say(f"{answers.name} at {address}, recorded in {shown_url(store_url(store)).removeprefix('sqlite:///')}; Ctrl-C ends it")
-    bases = f"OPENAI_BASE_URL={address}/v1  ANTHROPIC_BASE_URL={address}  GOOGLE_GEMINI_BASE_URL={address}"
-    shown.say(f"  {bases}" + ("" if key is None else "  (callers must send the key)"))
-    if key is None:
-        print(f"  ASSAY_KEY={gateway.access.key}  (for this run: rewards, feedback, the model, counts)", file=unscrubbed(sys.stderr), flush=True)
+    run = _Run(run_id, opened, gateway, _config(settings, limits))
+    run.begin()
+    _show_start(address, run_id, upstream.name, gateway.access.key, store=store, key=key, as_json=as_json)
     try:
         await ended.wait()
     finally:
         await listener.close()
-        waits_s = _FLUSH_S
-        try:  # counts are of what is written
-            await asyncio.to_thread(opened.flush, waits_s)
-        except StoreError as error:
-            shown.say(str(error))
-            waits_s = _AGAIN_S
-        audit = gateway.stats()
-        opened.put_run(run_id, kind="serve", config=config, status="done", started_at=started, unrecorded=Unrecorded(audit["unrecorded"]))
-        with suppress(StoreError):  # it was said above
-            opened.close(waits_s)
-    past, through = audit["not_spoken"], audit["passed_through"]
+        counts = await run.end()
     if as_json:
-        print_json(audit)
-    shown.say(
-        f"{counted(audit['calls'], 'calls')} went to a model, {audit['stored']} are stored, {audit['unrecorded']} were not recorded; "
-        f"rollouts never closed: {audit['unclosed']:,}"
-        + (f"; passed on and not recorded: {', '.join(f'{name} ({count})' for name, count in through.items())}" if through else "")
-        + (f"; asked for and not spoken here: {', '.join(f'{path} ({count})' for path, count in past.items())}" if past else "")
+        print_json(counts)
+    Console().say(_summary(counts))
+
+
+async def _listen(listener: Any, settings: ServeSettings, opened: "Store") -> str:
+    """Starts listening. Returns the base URL, with the port that was bound."""
+    from assay.errors import AssayError
+
+    host, port = settings.host, settings.port
+    try:
+        bound = await listener.start(host, port)
+    except OSError as error:
+        opened.close()
+        raise AssayError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
+    return f"http://{'[' + host + ']' if ':' in host else host}:{bound}"
+
+
+def _config(settings: ServeSettings, limits: "ConnectionLimits") -> dict[str, Any]:
+    """The settings as the store keeps them with the run."""
+    config = {name: getattr(settings, name) for name in ("upstream", "host", "port", "idle_s")}
+    return {"model": settings.answering, **config, "limits": asdict(limits)}
+
+
+class _Run:
+    """The gateway's run in the store: written as running at the start, with its counts at the end."""
+
+    def __init__(self, run_id: str, opened: "Store", gateway: "Gateway", config: dict[str, Any]) -> None:
+        self.id, self._store, self._gateway = run_id, opened, gateway
+        self._config, self._started_at = config, time.time()
+
+    def begin(self) -> None:
+        from assay.traces.missed import Unrecorded
+
+        # Unknown until the end writes the count: a killed gateway cannot report what it did not record.
+        self._put("running", Unrecorded(0, f"the gateway {self.id} has not ended, or was killed"))
+
+    async def end(self) -> dict[str, Any]:
+        """Writes what is left and closes the store. Returns the counts of the gateway."""
+        from assay.errors import StoreError
+        from assay.traces.missed import Unrecorded
+
+        wait_s = _FLUSH_S
+        try:  # before the counts are read: `stored` counts rows that are in the database
+            await asyncio.to_thread(self._store.flush, wait_s)
+        except StoreError as error:
+            Console().say(str(error))
+            wait_s = _SECOND_FLUSH_S
+        counts = self._gateway.stats()
+        self._put("done", Unrecorded(counts["unrecorded"]))
+        with suppress(StoreError):  # the same error was printed above
+            self._store.close(wait_s)
+        return counts
+
+    def _put(self, status: str, unrecorded: Any) -> None:
+        self._store.put_run(
+            self.id, kind="serve", config=self._config, status=status, started_at=self._started_at,
+            unrecorded=unrecorded,
+        )  # fmt: skip
+
+
+def _show_start(
+    address: str, run_id: str, model: str, used_key: str | None, *, store: str | None, key: str | None, as_json: bool
+) -> None:
+    """Prints address, model and the gateway's key, if it was generated because none was given (`key`)."""
+    from assay.traces.store import shown_url, store_url
+
+    if as_json:
+        generated = {"key": used_key} if key is None else {}
+        print_json({"url": address, "model": model, "run": run_id, **generated}, with_key=True)
+    console = Console()
+    console.say(
+        f"{model} at {address}, recorded in {shown_url(store_url(store)).removeprefix('sqlite:///')}; Ctrl-C ends it"
+    )
+    bases = f"OPENAI_BASE_URL={address}/v1  ANTHROPIC_BASE_URL={address}  GOOGLE_GEMINI_BASE_URL={address}"
+    console.say(f"  {bases}" + ("" if key is None else "  (callers must send the key)"))
+    if key is None:
+        line = f"  ASSAY_KEY={used_key}  (for this run: rewards, feedback, the model, counts)"
+        print(line, file=unscrubbed(sys.stderr), flush=True)
+
+
+def _summary(counts: dict[str, Any]) -> str:
+    """The counts of a gateway's run, in one sentence."""
+    passed = ", ".join(f"{name} ({count})" for name, count in counts["passed_through"].items())
+    unsupported = ", ".join(f"{path} ({count})" for path, count in counts["not_spoken"].items())
+    return (
+        f"{counted(counts['calls'], 'calls')} went to a model, {counts['stored']} are stored, "
+        f"{counts['unrecorded']} were not recorded; rollouts never closed: {counts['unclosed']:,}"
+        + (f"; passed on and not recorded: {passed}" if passed else "")
+        + (f"; requested, but not supported by the gateway: {unsupported}" if unsupported else "")
     )

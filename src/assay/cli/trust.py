@@ -13,8 +13,8 @@ __all__ = ["command"]
 def command() -> None:
     """Which artifacts of others may run their code here.
 
-    An artifact that you compiled is trusted. One that somebody else compiled, and that holds source files, is loaded only once you have trusted
-    its content: with --trust on the command that loads it, or with `assay trust add`.
+    An artifact that you compiled is trusted. One that somebody else compiled, and that holds source files, is loaded
+    only once you have trusted its content: with --trust on the command that loads it, or with `assay trust add`.
     """
 
 
@@ -24,11 +24,13 @@ def list_(as_json: bool) -> None:
     """List trusted artifacts: hash, date, the path at that time, and the files in it that run as code."""
     from dataclasses import asdict
 
-    from assay.deployment.trust import entries, trust_file
+    from assay.sources.trust import entries, trust_file
 
     found = entries()
     if as_json:
-        print_json({"file": str(trust_file()), "trusted": [{**asdict(entry), "runs": _code_at(entry)} for entry in found]})
+        print_json(
+            {"file": str(trust_file()), "trusted": [{**asdict(entry), "runs": _code_at(entry)} for entry in found]}
+        )
         return
     if not found:
         click.echo(f"nothing is trusted yet ({trust_file()})", err=True)
@@ -45,8 +47,8 @@ def _code_at(entry: Any) -> list[str] | None:
     """The files of a trusted artifact that run as code; None where it is not at its path any more, or was changed."""
     from pathlib import Path
 
-    from assay.deployment.reading import RUBRIC, code_of, verified
     from assay.errors import ArtifactError
+    from assay.sources.artifact_files import RUBRIC, code_of, verified
 
     try:
         manifest = verified(Path(entry.path))
@@ -61,8 +63,8 @@ def add(artifacts: tuple[str, ...]) -> None:
     """Trust the content of artifacts as it is now. Nothing of them is run."""
     from pathlib import Path
 
-    from assay.deployment.reading import RUBRIC, code_of, verified
-    from assay.deployment.trust import add as trust
+    from assay.sources.artifact_files import RUBRIC, code_of, verified
+    from assay.sources.trust import add as trust
 
     for artifact in artifacts:
         manifest = verified(Path(artifact))
@@ -75,9 +77,26 @@ def add(artifacts: tuple[str, ...]) -> None:
 @command.command("remove")
 @click.argument("names", nargs=-1, required=True, metavar="ARTIFACT_OR_HASH...")
 def remove(names: tuple[str, ...]) -> None:
-    """Take trust back, by the path that was trusted or the first digits of the hash."""
-    from assay.deployment.trust import remove as distrust
+    """Take trust back, by an artifact's folder (as it is now, or the path in `assay trust list`) or the first digits of
+    the hash.
+
+    It is the content that is trusted: copies of it are no longer trusted either.
+    """
+    from assay.sources.trust import remove as distrust
 
     for name in names:
-        for entry in distrust(name):
+        for entry in distrust(name, _content_at(name)):
             click.echo(f"no longer trusted: {entry.sha256[:12]}  {entry.path}")
+
+
+def _content_at(path: str) -> str | None:
+    """The hash of the artifact in a folder as it is now; None where there is none."""
+    from pathlib import Path
+
+    from assay.errors import ArtifactError
+    from assay.sources.artifact_files import verified
+
+    try:
+        return str(verified(Path(path))["sha256"])
+    except (ArtifactError, OSError):
+        return None

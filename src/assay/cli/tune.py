@@ -4,28 +4,28 @@ from typing import Any
 
 import click
 
+from assay.cli.flags import given_job, settings_flags
 from assay.cli.shared import (
     Console,
-    decision_options,
     dry_run,
-    executor_option,
+    job_options,
     keep,
-    pairs,
     print_json,
     require_coverage,
-    run_config,
-    run_options,
     say_openings,
     warn_of_failures,
 )
 from assay.cli.wording import in_flags
-from assay.compilereport import dollars
+from assay.reports.markdown import dollars
+from assay.runs.settings import ImpactSettings, TuneSettings
+from assay.support.settings import settings_of
 
 __all__ = ["command"]
 
 _MEANINGS = {
     "efficiency": "1 minus the share of --budget (steps, tokens, seconds) that a run uses",
-    "coherence": "how often the answer is what the reasoning or the tools ended with, and how often samples of a task agree",
+    "coherence": "how often the answer is what the reasoning or the tools ended with, "
+    "and how often samples of a task agree",
     "adaptability": "mean score of the worst task type, as a share of the mean score",
     "tool_usage": "share of tool calls that were needed, ran and were used",
     "average confidence": "the agent's own estimate that its answer is right",
@@ -36,87 +36,38 @@ _MEANINGS = {
 
 
 @click.command("tune")
-@click.argument("program")
-@run_options
-@decision_options
+@click.argument("program", required=False)
+@settings_flags(TuneSettings, ImpactSettings)
 @click.option(
-    "--method",
-    type=click.Choice(["optuna", "policy"]),
-    default="optuna",
-    show_default=True,
-    help="optuna: search; policy: a policy that learns to adjust the parameters.",
+    "--impact", is_flag=True, help="Search nothing: move each parameter alone over its range, and show what it does."
 )
-@click.option("--episodes", type=click.IntRange(1), default=10, show_default=True, help="Number of episodes, with --method policy.")
-@click.option("--tasks-per-episode", type=click.IntRange(1), help="Train tasks in each episode of --method policy; all by default.")
-@click.option("--learning-rate", type=float, default=0.01, show_default=True, help="How fast --method policy moves the parameters.")
-@click.option("--trials", type=click.IntRange(1), default=60, show_default=True, help="Number of completed trials.")
-@click.option("--sampler", default="tpe", show_default=True, help="tpe, gp, cmaes, nsga2, random or grid.")
-@click.option("--pruner", default="auto", show_default=True, help="wilcoxon, hyperband, none, or auto: wilcoxon where there is one objective.")
-@click.option(
-    "--prune-at", type=float, default=0.1, show_default=True, help="One-sided p-value of being worse than the best, below which a trial stops."
-)
-@click.option(
-    "--objective", default="score", show_default=True, help="Comma-separated out of score, tokens, latency, cost; several give a Pareto front."
-)
-@click.option(
-    "--range",
-    "ranges",
-    multiple=True,
-    metavar="NAME=LOW:HIGH",
-    help="Search this parameter in this range, repeatable; by default all, over their whole ranges.",
-)
-@click.option("--also", multiple=True, metavar="ARTIFACT", help="Compiled artifact of the same program whose prompts are tried as well.")
-@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Runs of each task in a trial.")
-@click.option("--block", type=click.IntRange(1), default=5, show_default=True, help="Number of tasks between two pruning checks.")
-@click.option("--budget", multiple=True, metavar="NAME=VALUE", help="Steps, tokens or seconds at which the efficiency of a run is 0.")
-@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes on this machine that share the study.")
-@click.option(
-    "--margin",
-    type=click.FloatRange(0, 1, max_open=True),
-    default=0.02,
-    show_default=True,
-    help="Score that parameters with fewer tokens may lose at most to replace the default (the gate's interval must exclude more).",
-)
-@executor_option()
-@click.option("--study", help="Name of a study to create or join; by default the run's own.")
-@click.option("--storage", metavar="URL", help="Database URL of the study; by default next to the store.")
-@click.option("--train-size", type=int, help="Largest number of train tasks.")
-@click.option("--val-size", type=int, help="Largest number of val tasks.")
-@click.option("--gate-size", type=int, help="Largest number of gate tasks.")
-@click.option("--test-size", type=int, help="Largest number of test tasks.")
-@click.option("--impact", is_flag=True, help="Search nothing: move each parameter alone over its range, and show what it does.")
-@click.option("--levels", type=click.IntRange(2), default=5, show_default=True, help="Values of each parameter for --impact.")
-@click.option("--out", help="Folder to write the artifact, or the results of --impact, to.")
 @click.option("--apply", metavar="ARTIFACT", help="Write a copy of this compiled artifact with the best parameters.")
-def command(program: str, **values: Any) -> None:
+@job_options(dry_run=True, out="Folder to write the artifact, or the results of --impact, to.")
+def command(program: str | None, **values: Any) -> None:
     """Search PROGRAM's five parameters on val, decide on gate, and report on the sealed test split.
 
-    Trials that score worse are stopped after a few tasks; --resume continues a study, and --study with --storage joins one
-    from other machines.
+    Trials that score worse are stopped after a few tasks; --resume continues a study, and --study with --storage joins
+    one from other machines.
     """
-    from assay import tuning
-    from assay.optimizers.parameters.space import check_ranges
+    from assay.api.tune import tune
 
-    as_json, store, out, resume, apply, impact, levels = keep(values, "as_json", "store", "out", "resume", "apply", "impact", "levels")
-    values["sizes"] = {name: size for name in ("train", "val", "gate", "test") if (size := values.pop(f"{name}_size")) is not None}
-    values["objectives"] = tuple(name.strip() for name in values.pop("objective").split(","))
-    values["ranges"] = {name: _range(name, text) for name, text in pairs(values["ranges"], "--range").items()}
-    values["budget"] = {name: _number(text, "--budget") for name, text in pairs(values["budget"], "--budget").items()}
-    if values["dry_run"]:
-        check_ranges(values["ranges"], run_config(dict(values)).get("parameters", {}))
-        sizes = values.pop("sizes")
-        dry_run("tune", program, values, as_json=as_json, store=store, sizes=sizes, trials=values.pop("trials"), repeats=values.pop("samples"))
-        return
-    if impact:
-        idle = [
-            name for name, given in (("--apply", apply), ("--workers", values["workers"] > 1), ("--method", values["method"] != "optuna")) if given
-        ]
-        if idle:
-            raise click.UsageError(f"--impact searches nothing: leave out {', '.join(idle)}")
-        _impact(program, as_json, out=out, levels=levels, store=store, resume=resume, progress=Console(), **run_config(values))
-        return
-    report = tuning.tune(program, out=out, apply=apply, store=store, resume=resume, progress=Console(), **run_config(values))  # type: ignore[arg-type]
-    data = report.to_dict()
+    as_json, store, out, resume, apply, shows_impact, dry = keep(
+        values, "as_json", "store", "out", "resume", "apply", "impact", "dry_run"
+    )
+    program, settings = given_job(values, program, TuneSettings, ImpactSettings)
+    kind, other = (ImpactSettings, TuneSettings) if shows_impact and not dry else (TuneSettings, ImpactSettings)
+    idle = sorted(settings.keys() & (settings_of(other).keys() - settings_of(kind).keys())) + (
+        ["apply"] if apply and shows_impact else []
+    )
+    if idle:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+        why = "--impact searches nothing" if shows_impact else "it goes with --impact"
+        raise click.UsageError(f"{flags} would have no effect: {why}")
+    if dry:
+        return dry_run("tune", program, settings, as_json=as_json, store=store)
+    if shows_impact:
+        return _impact(program, as_json, out=out, store=store, resume=resume, progress=Console(), **settings)
+    data = tune(program, out=out, apply=apply, store=store, resume=resume, progress=Console(), **settings).to_dict()
     if as_json:
         print_json(data)
     else:
@@ -128,8 +79,8 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
 
+    from assay.api.tune import parameter_impact
     from assay.optimizers.parameters import in_figures
-    from assay.tuning import parameter_impact
 
     report = parameter_impact(program, **options)
     data, names = report.to_dict(), report.found.measured
@@ -137,32 +88,25 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
         print_json(data)
         return
     rich = Rich(highlight=False)
-    table = Table(title=f"each parameter moved alone, {data['n']} val tasks; * off the start, 95 %", title_justify="left")
+    table = Table(
+        title=f"each parameter moved alone, {data['n']} val tasks; * off the start, 95 %", title_justify="left"
+    )
     for column in ("parameter", "value", *names):
         table.add_column(column, justify="left" if column == "parameter" else "right")
     last = None
     for effect in report.found.effects:
-        table.add_row("" if effect.parameter == last else effect.parameter, in_figures(effect.value), *map(effect.cell, names))
+        table.add_row(
+            "" if effect.parameter == last else effect.parameter, in_figures(effect.value), *map(effect.cell, names)
+        )
         last = effect.parameter
     rich.print(table)
     for note in data["notes"]:
         rich.print(f"note: {in_flags(note)}", markup=False)
-    rich.print(f"{data['calls']:,} LM calls ({data['cached']:,} more from the cache), {dollars(data['cost_usd'])}", markup=False)
+    rich.print(
+        f"{data['calls']:,} LM calls ({data['cached']:,} more from the cache), {dollars(data['cost_usd'])}",
+        markup=False,
+    )
     rich.print(f"written: {data['page'] or data['folder']}", markup=False, soft_wrap=True)
-
-
-def _range(name: str, text: str) -> tuple[float, float]:
-    low, colon, high = text.partition(":")
-    if not colon:
-        raise click.UsageError(f"--range {name}={text} must be NAME=LOW:HIGH")
-    return _number(low, "--range"), _number(high, "--range")
-
-
-def _number(text: str, flag: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise click.UsageError(f"{flag}: {text!r} is no number") from None
 
 
 def _show(data: dict[str, Any]) -> None:
@@ -178,7 +122,11 @@ def _show(data: dict[str, Any]) -> None:
         for column in ("", "default", "tuned"):
             table.add_column(column, justify="left" if not column else "right")
         table.add_row("score", _said(before["score"]), _said(after["score"]), style="bold")
-        shown = [name for name in after["metrics"] if before["metrics"][name] is not None or after["metrics"][name] is not None]
+        shown = [
+            name
+            for name in after["metrics"]
+            if before["metrics"][name] is not None or after["metrics"][name] is not None
+        ]
         for name in shown:
             table.add_row(f"  {name}", _said(before["metrics"][name]), _said(after["metrics"][name]))
         for label, key in (("LM calls a task", "calls_per_task"), ("tokens a task", "tokens_per_task")):
@@ -193,21 +141,38 @@ def _show(data: dict[str, Any]) -> None:
         rich.print(f"gain: {_gain(gain)}; tokens {_share(data['test']['tokens'])}", markup=False)
     say_openings(rich, data["test_openings"])
     if data["gate"]:
-        verdict = "the tuned program replaces the default" if data["replaces"] else "no proof on gate that it is better: keep the default"
+        verdict = (
+            "the tuned program replaces the default"
+            if data["replaces"]
+            else "no proof on gate that it is better: keep the default"
+        )
         rich.print(f"gate: {_gain(data['gate'])}; tokens {_share(data['gate']['tokens'])}: {verdict}", markup=False)
     settings = ", ".join(f"{name} {in_figures(value)}" for name, value in data["best"].items())
     level = data["level_with_best"]
-    others = f"; level with {len(level)} other trial{'s' if len(level) > 1 else ''} ({_few(level)}): val does not tell them apart" if level else ""
-    rich.print(f"best: {settings}{others}" + (f" ({data['program']})" if len({t["program"] for t in data["history"]}) > 1 else ""), markup=False)
+    others = (
+        f"; level with {len(level)} other trial{'s' if len(level) > 1 else ''} ({_few(level)}): val does not "
+        f"tell them apart"
+        if level
+        else ""
+    )
+    rich.print(
+        f"best: {settings}{others}"
+        + (f" ({data['program']})" if len({t["program"] for t in data["history"]}) > 1 else ""),
+        markup=False,
+    )
     if len(data["objectives"]) > 1:
         _show_front(rich, data)
     what = "episodes" if data["method"] == "policy" else "trials"
     rich.print(
         f"{data['trials']} {what} ({data['pruned']} pruned, {data['failed']} failed), {data['task_runs']} task runs, "
-        f"{100 * data['task_runs_saved']:.0f} % saved by pruning; {data['calls']:,} LM calls ({data['cached']:,} more from the cache), "
+        f"{100 * data['task_runs_saved']:.0f} % saved by pruning; {data['calls']:,} LM calls "
+        f"({data['cached']:,} more from the cache), "
         f"{dollars(data['cost_usd'])}", markup=False,
     )  # fmt: skip
-    for note in [*data["notes"], *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else [])]:
+    for note in [
+        *data["notes"],
+        *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else []),
+    ]:
         rich.print(f"note: {in_flags(note)}", markup=False)
     if data["importance"]:
         rich.print(f"importance: {_importance(data['importance'])}", markup=False)
@@ -258,10 +223,16 @@ def _said(value: float | None) -> str:
 
 
 def _gain(gain: dict[str, Any]) -> str:
-    return "nothing was scored in both" if gain["mean"] is None else f"{gain['mean']:+.3f}, 95 % [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+    return (
+        "nothing was scored in both"
+        if gain["mean"] is None
+        else f"{gain['mean']:+.3f}, 95 % [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+    )
 
 
 def _share(found: dict[str, Any]) -> str:
     if found["mean"] is None:
         return "not known"
-    return f"{100 * found['mean']:+.0f} %" + ("" if found["low"] is None else f" [{100 * found['low']:+.0f}, {100 * found['high']:+.0f}]")
+    return f"{100 * found['mean']:+.0f} %" + (
+        "" if found["low"] is None else f" [{100 * found['low']:+.0f}, {100 * found['high']:+.0f}]"
+    )

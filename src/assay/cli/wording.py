@@ -1,7 +1,7 @@
 """Messages of the library in the words of the command line.
 
-The library names Python arguments (`max_calls=250`, `rename={'COLUMN': 'NAME'}`). Here each becomes the flag of the command that runs. Only what
-is printed is changed: nothing is decided by a message.
+The library names Python arguments (`max_calls=250`, `rename={'COLUMN': 'NAME'}`). Here each becomes the flag of the
+command that runs. Only what is printed is changed: nothing is decided by a message.
 """
 
 import ast
@@ -18,8 +18,7 @@ _BARE = re.compile(r"(?<![\w.'\"/-])[a-z]+(?:_[a-z]+)+\b(?![\w='\"./:(])")
 _LISTED = re.compile(r"\((?P<names>[a-z_]+(?:, (?:or )?[a-z_]+)+)\)")
 _PAIR = re.compile(r"'(\w+)': (?:'([^']*)'|([^,}]+))")
 _PYTHON_ONLY = re.compile(r"\blm=…,? or ")
-_ALIASES = {"parameters": "settings", "objectives": "objective"}  # Python argument -> name of the flag's value
-_OPPOSITES = {"cache": "no_cache", "preflight": "no_preflight", "demos": "without_demos"}
+_OPPOSITES = {"cache": "no_cache", "preflight": "no_preflight", "demos": "without_demos", "scale": "no_scale"}
 
 
 def counted(number: int, things: str) -> str:
@@ -28,11 +27,16 @@ def counted(number: int, things: str) -> str:
 
 
 def in_flags(text: str, command: click.Command | None = None) -> str:
-    """A message with the flags of a command, by default the running one, in place of Python arguments. A traceback stays as it is."""
+    """A message with the flags of a command, by default the running one, in place of Python arguments. A traceback
+    stays as it is."""
     if command is None:
         context = click.get_current_context(silent=True)
         command = context.command if context else None
-    options = {} if command is None else {str(option.name): option for option in command.params if isinstance(option, click.Option)}
+    options = (
+        {}
+        if command is None
+        else {str(option.name): option for option in command.params if isinstance(option, click.Option)}
+    )
     if not options:
         return text
     return "\n".join(line if line.startswith((" ", "\t")) else _line(line, options) for line in text.split("\n"))
@@ -57,12 +61,15 @@ def _line(line: str, options: dict[str, click.Option]) -> str:
         return found[0] if _in_call(line, found.start()) else _flag(found["name"], found["value"], options) or found[0]
 
     def bare(found: re.Match[str]) -> str:
-        name = _ALIASES.get(found[0], found[0])
-        return max(options[name].opts, key=len) if name in options else found[0]
+        return max(options[found[0]].opts, key=len) if found[0] in options else found[0]
 
     def listed(found: re.Match[str]) -> str:
         names = re.split(r", (?:or )?", found["names"])
-        return f"({', '.join(max(options[name].opts, key=len) for name in names)})" if all(name in options for name in names) else found[0]
+        return (
+            f"({', '.join(max(options[name].opts, key=len) for name in names)})"
+            if all(name in options for name in names)
+            else found[0]
+        )
 
     return _BARE.sub(bare, _LISTED.sub(listed, _ASSIGNED.sub(assigned, line)))
 
@@ -80,7 +87,7 @@ def _flag(name: str, value: str, options: dict[str, click.Option]) -> str | None
         return flag if value == "False" else f"no {flag}"
     if name == "sizes" and value.startswith("{"):
         return _sizes(value, options)
-    option = options.get(_ALIASES.get(name, name))
+    option = options.get(name)
     if option is None:
         return None
     flag = max(option.opts, key=len)
@@ -97,7 +104,11 @@ def _flag(name: str, value: str, options: dict[str, click.Option]) -> str | None
 
 def _sizes(value: str, options: dict[str, click.Option]) -> str | None:
     said = [(f"--{split}-size" if f"{split}_size" in options else "--size", size) for split, size in _pairs(value)]
-    return " ".join(f"{flag} {size}" for flag, size in said) if said and {"size", "val_size", "test_size"} & options.keys() else None
+    return (
+        " ".join(f"{flag} {size}" for flag, size in said)
+        if said and {"size", "val_size", "test_size"} & options.keys()
+        else None
+    )
 
 
 def _pairs(value: str) -> list[tuple[str, str]]:

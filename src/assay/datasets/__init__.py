@@ -1,8 +1,8 @@
-"""Tasks from files, hubs and generators, and the four splits that every command agrees on."""
+"""Tasks from files, hubs and generators, and the four splits that every command shares."""
 
 from typing import TYPE_CHECKING
 
-from assay.lazy import attach
+from assay.support.lazy import attach
 
 if TYPE_CHECKING:
     from assay.datasets.sources import iter_rows

@@ -1,4 +1,4 @@
-"""How much of one text is in another: runs of eight words. Asks no model."""
+"""Share of one text that is contained in others, by word n-grams of eight words. Calls no model."""
 
 import hashlib
 import re
@@ -6,18 +6,24 @@ from collections.abc import Iterable
 
 __all__ = ["RUN", "overlap", "word_runs"]
 
-RUN = 8  # words in a row that are not equal by chance
+RUN = 8  # words of an n-gram: two unrelated texts rarely share eight consecutive words
 
 
 def word_runs(text: str) -> set[bytes]:
-    """Digests of all runs of `RUN` words, upper and lower case alike, without punctuation; a shorter text is one run as a whole."""
+    """Digests of all n-grams of `RUN` words, without case and punctuation; a shorter text is one n-gram."""
     words = re.findall(r"\w+", text.casefold())
     runs = [" ".join(words[at : at + RUN]) for at in range(max(1, len(words) - RUN + 1))] if words else []
     return {hashlib.blake2b(run.encode("utf-8", "replace"), digest_size=8).digest() for run in runs}
 
 
 def overlap(text: str, sources: Iterable[str], *, before: str = "") -> float:
-    """Share of the text's runs of words that are in one of the sources, in [0, 1]; those of `before` are left out."""
+    """Share of the n-grams of `text` that occur in one of `sources`, in [0, 1].
+
+    Args:
+        before: text whose n-grams are not counted, such as the prompt before an answer.
+    Returns:
+        0.0 if `text` has no n-gram outside `before`.
+    """
     runs = word_runs(text) - word_runs(before)
     if not runs:
         return 0.0

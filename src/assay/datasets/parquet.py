@@ -1,7 +1,8 @@
-"""Rows of Parquet files, within limits: a file of a kilobyte can say that it holds a terabyte.
+"""Rows of Parquet files, with bounded memory: a file of one kilobyte can decode to a terabyte.
 
-How many rows are decoded at once follows from what the largest value of each column may be; their size as Python objects is counted before these
-are made. A list of texts is read as a dictionary, each different text once.
+The batch size follows from the largest possible value of each column. The size of the rows as Python objects is counted
+before the objects are created. String columns inside lists are read as dictionaries: each distinct string is decoded
+once.
 """
 
 from collections.abc import Collection, Iterator
@@ -12,23 +13,24 @@ from assay.errors import DataError
 
 __all__ = ["parquet_rows"]
 
-_ROWS = 1024  # of a batch
-_DENSE = 64 * 2**20  # bytes that a batch may take decoded
-_ROW = 16 * 2**20  # bytes of a row, as of a line of JSON, and of the rows that are Python objects at once
-_FILE = 256 * 2**20  # bytes of all rows, and of a file that is larger than this
-_TIMES = 1000  # its own size
-_VALUES = 32 * 2**20  # values of a list column in a row group, each of which takes at least
-_LEAST = 1 / 128  # of a byte
-_OBJECT = 8  # bytes at least of any value
-_DICT = 64  # bytes at least of a row as a Python object
+_ROWS = 1024  # rows per batch, at most
+_DENSE = 64 * 2**20  # bytes of a decoded batch, at most
+_ROW = 16 * 2**20  # bytes of one row (the same limit as for a line of JSON), and of the rows held as Python objects
+_FILE = 256 * 2**20  # bytes of all rows, at most; or _TIMES the size of the file if that is more
+_TIMES = 1000  # largest plausible ratio of decoded size to file size
+# a list column with more than _VALUES values in a row group needs at least _LEAST bytes per value
+_VALUES = 32 * 2**20
+_LEAST = 1 / 128
+_OBJECT = 8  # bytes per value, at least
+_DICT = 64  # bytes per row as a Python dict, at least
 _TEXTS = ("STRING", "NONE", "JSON", "ENUM", "BSON")
 
 
 def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows with the place of each.
+    """Rows of a Parquet file, each with its place for error messages.
 
     Raises:
-        DataError: not a Parquet file, or rows that are larger than it can hold in earnest.
+        DataError: not a Parquet file, or its rows exceed the size limits of this module.
     """
     import pyarrow
     import pyarrow.parquet
@@ -58,14 +60,18 @@ def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _too_much(path: Path, most: int) -> DataError:
-    return DataError(f"{path}: its rows have more than {most >> 20} MiB, over {_TIMES} times the file's size: no data is like this")
+    return DataError(
+        f"{path}: its rows take more than {most >> 20} MiB, over {_TIMES} times the file's size: refused as implausible"
+    )
 
 
 def _check_rows(file: Any, path: Path, most: int) -> None:
-    """Raises `DataError` where the rows, by their number, are more than is read: before any of them is."""
+    """Raise `DataError` if the declared number of rows exceeds the limit, before any row is decoded."""
     rows = sum(file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups))
     if rows * (_DICT + _OBJECT * len(file.schema_arrow)) > most:
-        raise DataError(f"{path}: it says it has {rows:,} rows, in {path.stat().st_size:,} bytes: no data is like this")
+        raise DataError(
+            f"{path}: declares {rows:,} rows in {path.stat().st_size:,} bytes: refused as implausible for real data"
+        )
 
 
 def _chunks(file: Any, at: int) -> list[Any]:
@@ -73,35 +79,42 @@ def _chunks(file: Any, at: int) -> list[Any]:
 
 
 def _texts(file: Any) -> tuple[list[str], list[str]]:
-    """Columns of texts that can be read as dictionaries, by their paths: those with one text a row, and those within lists."""
+    """Paths of the string columns that can be read as dictionaries: outside of lists, and inside of lists."""
     flat: list[str] = []
     lists: list[str] = []
     for at in range(len(file.schema)):
         column = file.schema.column(at)
         if column.physical_type != "BYTE_ARRAY" or str(column.logical_type.type) not in _TEXTS:
             continue
-        if any("DELTA_BYTE_ARRAY" in chunk.encodings for chunk in _chunks(file, at)):  # no dictionary can be read of it
+        if any("DELTA_BYTE_ARRAY" in chunk.encodings for chunk in _chunks(file, at)):  # cannot be read as a dictionary
             continue
         (lists if column.max_repetition_level else flat).append(column.path)
     return flat, lists
 
 
 def _check_claims(file: Any, group: int, path: Path, most: int) -> None:
-    """Raises `DataError` where a row group says that it is larger than it can be in earnest."""
+    """Raise `DataError` if the declared sizes of a row group are implausible."""
     for at in range(len(file.schema)):
         column, chunk = file.schema.column(at), file.metadata.row_group(group).column(at)
-        if column.max_repetition_level and chunk.num_values > _VALUES and chunk.total_uncompressed_size < _LEAST * chunk.num_values:
-            raise DataError(f"{path}: the column {column.path} says it holds {chunk.num_values:,} values in {chunk.total_uncompressed_size} bytes")
+        if (
+            column.max_repetition_level
+            and chunk.num_values > _VALUES
+            and chunk.total_uncompressed_size < _LEAST * chunk.num_values
+        ):
+            raise DataError(
+                f"{path}: column {column.path} declares {chunk.num_values:,} values "
+                f"in {chunk.total_uncompressed_size} bytes: refused as implausible"
+            )
         if chunk.total_uncompressed_size > most:
             raise _too_much(path, most)
 
 
 def _rows_at_once(file: Any, group: int, texts: Collection[str]) -> int:
-    """Rows of a row group that take at most `_DENSE` bytes decoded, or as many more as a column has written out in full.
+    """Number of rows of a row group that decode to at most `_DENSE` bytes; at least 1.
 
     Args:
-        file: opened so that columns of texts are dictionaries: its first row has the whole dictionary of each.
-        texts: the columns that are read as dictionaries, here or where the rows are read.
+        file: opened with all string columns as dictionaries, so that the first row carries each whole dictionary.
+        texts: paths of the columns that are read as dictionaries, in `file` or by the caller.
     """
     largest, meta = 0, file.metadata.row_group(group)
     for at in range(len(file.schema)):
@@ -109,7 +122,7 @@ def _rows_at_once(file: Any, group: int, texts: Collection[str]) -> int:
         if column.physical_type == "FIXED_LEN_BYTE_ARRAY":
             largest += column.length
         elif column.physical_type == "BYTE_ARRAY" and column.path not in texts:
-            largest += chunk.total_uncompressed_size  # each value may be as large as all that is written
+            largest += chunk.total_uncompressed_size  # one value may take the whole chunk
     first = next(file.iter_batches(batch_size=1, row_groups=[group]), None)
     largest += sum(map(_largest, first.columns)) if first is not None else 0
     average = meta.total_byte_size // max(1, meta.num_rows)
@@ -117,7 +130,7 @@ def _rows_at_once(file: Any, group: int, texts: Collection[str]) -> int:
 
 
 def _largest(array: Any) -> int:
-    """The longest text in the dictionaries of an array."""
+    """Length of the longest string in the dictionaries of an array, in bytes."""
     import pyarrow
     import pyarrow.compute
 
@@ -128,16 +141,16 @@ def _largest(array: Any) -> int:
 
 
 def _parts(batch: Any, where: str) -> Iterator[tuple[Any, int]]:
-    """A batch in parts that fit, with the size of each.
+    """Split a batch into parts of at most `_ROW` bytes, each with its size in bytes.
 
     Raises:
-        DataError: one row is too large.
+        DataError: a single row is larger.
     """
     size = _DICT * batch.num_rows + sum(_size(column) for column in batch.columns)
     if size <= _ROW:
         yield batch, size
     elif batch.num_rows <= 1:
-        raise DataError(f"{where}: a row has {size / 2**20:.0f} MiB, at most {_ROW >> 20} are read")
+        raise DataError(f"{where}: a row has {size / 2**20:.0f} MiB; the limit is {_ROW >> 20} MiB")
     else:
         half = batch.num_rows // 2
         yield from _parts(batch.slice(0, half), where)
@@ -145,15 +158,17 @@ def _parts(batch: Any, where: str) -> Iterator[tuple[Any, int]]:
 
 
 def _size(array: Any) -> int:
-    """Bytes that an array's values would take as Python objects, at least; none of them is made."""
+    """Lower bound on the bytes that an array's values take as Python objects, without creating them."""
     import pyarrow
     import pyarrow.compute
 
     kind, own = array.type, _OBJECT * len(array)
     if pyarrow.types.is_dictionary(kind):
         counts = pyarrow.compute.value_counts(array.indices.drop_null())
-        lengths = _lengths(array.dictionary.take(counts.field(0)))  # of those that stand in this part
-        return own + int(pyarrow.compute.sum(pyarrow.compute.multiply(lengths, counts.field(1))).as_py() or 0) if lengths is not None else own
+        lengths = _lengths(array.dictionary.take(counts.field(0)))  # only the values that this part refers to
+        if lengths is None:
+            return own
+        return own + int(pyarrow.compute.sum(pyarrow.compute.multiply(lengths, counts.field(1))).as_py() or 0)
     if pyarrow.types.is_struct(kind):
         return own + sum(_size(part) for part in array.flatten())
     if pyarrow.types.is_map(kind):
@@ -165,7 +180,7 @@ def _size(array: Any) -> int:
 
 
 def _lengths(values: Any) -> Any:
-    """The length of each text of a dictionary; None of one of numbers."""
+    """Length of each string of a dictionary in bytes; None for a dictionary of numbers."""
     import pyarrow
     import pyarrow.compute
 

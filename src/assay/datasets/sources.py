@@ -1,4 +1,4 @@
-"""Rows from JSONL, CSV, Parquet, `hf:`, `reasoning_gym:` and `arithmetic:`, streamed: no file is held in memory."""
+"""Rows from JSONL, CSV, Parquet, `hf:`, `reasoning_gym:` and `arithmetic:`, streamed: no file is loaded whole."""
 
 import csv
 import inspect
@@ -18,19 +18,20 @@ from assay.errors import DataError, MissingExtra
 
 __all__ = ["iter_rows"]
 
-Row = tuple[str, dict[str, Any]]  # where it stands, what it says
+Row = tuple[str, dict[str, Any]]  # (place for error messages, fields)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _MAX_LINE = 16 * 1024 * 1024  # bytes
 
 
 def iter_rows(spec: str) -> Iterator[Row]:
-    """Rows of a dataset with the place each one stands.
+    """Rows of a dataset, each with its place (`file:line`) for error messages.
 
     Args:
-        spec: `path.jsonl`, `.csv` (comma, semicolon, tab or bar), `.parquet`; `hf:org/name[:config][:split]`; `reasoning_gym:name?size=&seed=&…`;
+        spec: `path.jsonl`, `.csv` (separated by comma, semicolon, tab or bar), `.parquet`;
+            `hf:org/name[:config][:split]`; `reasoning_gym:name?size=&seed=&…`;
             `arithmetic:terms=2-3&digits=2-3&ops=+-*&size=&seed=`.
     Raises:
-        DataError: unknown kind, missing file, or a row that cannot be read (file and line are named).
+        DataError: unknown kind, missing file, or a row that cannot be read (the message names file and line).
         MissingExtra: the source needs a package that is not installed.
     """
     kind, _, rest = spec.partition(":")
@@ -44,10 +45,17 @@ def iter_rows(spec: str) -> Iterator[Row]:
         return _hub(rest)
     path = Path(spec)
     readers: dict[str, Callable[[Path], Iterator[Row]]] = {
-        ".jsonl": _jsonl, ".ndjson": _jsonl, ".csv": _csv, ".tsv": _csv, ".parquet": parquet_rows,
-    }  # fmt: skip
+        ".jsonl": _jsonl,
+        ".ndjson": _jsonl,
+        ".csv": _csv,
+        ".tsv": _csv,
+        ".parquet": parquet_rows,
+    }
     if path.suffix.lower() not in readers:
-        raise DataError(f"cannot tell what {spec!r} is: expected a file ending in {', '.join(readers)}, or hf:…, reasoning_gym:…, arithmetic:…")
+        raise DataError(
+            f"cannot tell what {spec!r} is: expected a file ending in {', '.join(readers)}, "
+            "or hf:…, reasoning_gym:…, arithmetic:…"
+        )
     if not path.is_file():
         raise DataError(f"no such file: {path}")
     return readers[path.suffix.lower()](path)
@@ -74,10 +82,12 @@ def _jsonl(path: Path) -> Iterator[Row]:
         where = f"{path}:{number}"
         try:
             row = json.loads(line, parse_constant=_no_constant, parse_float=_finite)
-            if _SURROGATE.search(line):
+            if _SURROGATE.search(line):  # encoding the row finds an unpaired surrogate; a pair passes
                 json.dumps(row, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise DataError(f"{where}: half of a surrogate pair ({error.object[error.start]!r}), which is no text") from None
+            raise DataError(
+                f"{where}: unpaired surrogate ({error.object[error.start]!r}), which is not valid text"
+            ) from None
         except (json.JSONDecodeError, RecursionError, ValueError) as error:
             raise DataError(f"{where}: not JSON ({error})") from None
         if not isinstance(row, dict):
@@ -88,7 +98,7 @@ def _jsonl(path: Path) -> Iterator[Row]:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text} is too large a number")
+        raise ValueError(f"{text} is out of range for a number")
     return value
 
 
@@ -101,7 +111,7 @@ def _csv(path: Path) -> Iterator[Row]:
     reader = csv.DictReader((line for _, line in _lines(path)), delimiter=_delimiter(path), strict=True)
     try:
         if twice := sorted(name for name, count in Counter(reader.fieldnames or []).items() if count > 1):
-            raise DataError(f"{path}:1: the header has the column {twice[0]!r} twice")
+            raise DataError(f"{path}:1: the header has the column {twice[0]!r} twice; column names must differ")
         for row in reader:
             where = f"{path}:{reader.line_num}"
             if None in row:
@@ -114,7 +124,10 @@ def _csv(path: Path) -> Iterator[Row]:
 
 
 def _delimiter(path: Path) -> str:
-    """What separates the columns of the header: by the file's ending, unless that finds one column and another separator several."""
+    """Column separator of a file, found in its header.
+
+    The separator that the suffix implies is preferred; another one is used if only that splits the header.
+    """
     header = next((line for _, line in _lines(path)), "")
     usual = "\t" if path.suffix.lower() == ".tsv" else ","
     for delimiter in (usual, *(other for other in ",;\t|" if other != usual)):
@@ -137,7 +150,7 @@ def _hub(rest: str) -> Iterator[Row]:
         rows = load_dataset(name, config, split=split, streaming=True)
         for number, row in enumerate(rows, 1):
             yield f"hf:{rest}:row {number}", dict(row)
-    except Exception as error:  # the library passes on whatever its file systems and builders raise
+    except Exception as error:  # the library raises whatever its file systems and builders raise
         raise DataError(f"cannot load hf:{rest}: {error}") from error
 
 
@@ -147,7 +160,7 @@ def _options(text: str, allowed: Iterable[str], spec: str) -> dict[str, str]:
     except ValueError:
         raise DataError(f"{spec}: {text!r} is not NAME=VALUE&NAME=VALUE") from None
     if unknown := sorted(options.keys() - set(allowed)):
-        raise DataError(f"{spec}: unknown option {unknown}; there are {sorted(allowed)}")
+        raise DataError(f"{spec}: unknown option {unknown}; the options are {sorted(allowed)}")
     return options
 
 
@@ -157,7 +170,7 @@ def _number(options: dict[str, str], name: str, default: int, *, at_least: int =
     except ValueError:
         value = at_least - 1
     if value < at_least:
-        raise DataError(f"{name}={options[name]!r} must be a whole number of at least {at_least}")
+        raise DataError(f"{name}={options[name]!r} must be an integer >= {at_least}")
     return value
 
 
@@ -178,9 +191,11 @@ def _reasoning_gym(rest: str) -> Iterator[Row]:
         for number, item in enumerate(dataset, 1):
             metadata = json.loads(json.dumps(item["metadata"], default=str))
             row = {
-                "inputs": {"question": item["question"]}, "expected": {"answer": str(item["answer"])},
-                "task_type": _family_type(name, metadata), "metadata": metadata,
-            }  # fmt: skip
+                "inputs": {"question": item["question"]},
+                "expected": {"answer": str(item["answer"])},
+                "task_type": _family_type(name, metadata),
+                "metadata": metadata,
+            }
             yield f"reasoning_gym:{name}:{number}", row
     except (AssertionError, json.JSONDecodeError, TypeError) as error:
         raise DataError(f"reasoning_gym:{rest}: {error}") from error
@@ -205,7 +220,7 @@ _WORDINGS = ("What is {}?", "Calculate {}.", "Work out {}.", "How much is {}?")
 
 
 def _arithmetic(query: str) -> Iterator[Row]:
-    """Sums, differences and products; `signs=1` puts negative numbers among them. No task comes twice."""
+    """Distinct sums, differences and products; `signs=1` includes negative numbers."""
     options = _options(query, ("terms", "digits", "ops", "signs", "size", "seed"), "arithmetic")
     terms, digits = _span(options, "terms", "2-3"), _span(options, "digits", "2-3")
     size, rng = _number(options, "size", 500, at_least=1), random.Random(_number(options, "seed", 0))
@@ -218,7 +233,9 @@ def _arithmetic(query: str) -> Iterator[Row]:
     tries = 0
     while len(seen) < size:
         if (tries := tries + 1) > 100 * size + 1000:
-            raise DataError(f"arithmetic: there are fewer than {size} different tasks of this kind; allow more digits or terms")
+            raise DataError(
+                f"arithmetic: there are fewer than {size} distinct tasks with these options; allow more digits or terms"
+            )
         numbers = [_operand(rng, digits, signs == "1") for _ in range(rng.randint(*terms))]
         expression = numbers[0]
         used = [rng.choice(ops) for _ in numbers[1:]]
@@ -232,7 +249,8 @@ def _arithmetic(query: str) -> Iterator[Row]:
             f"arithmetic:{len(seen)}",
             {
                 "inputs": {"question": rng.choice(_WORDINGS).format(expression)},
-                "expected": {"answer": str(eval(expression, {"__builtins__": {}}))},  # digits and operators of our own making
+                # the expression holds only digits and operators generated above
+                "expected": {"answer": str(eval(expression, {"__builtins__": {}}))},
                 "task_type": kind,
                 "metadata": {"expression": expression},
             },

@@ -1,7 +1,7 @@
-"""Train, val, gate and test, by a hash of the project's salt and the task's inputs.
+"""Train, val, gate and test splits, assigned by a hash of the store's salt and the task's inputs.
 
-The split of a task is the same in every command, whatever the seed and whatever else stands in the file. Memory is
-constant: of each split only the tasks with the smallest hashes are kept, spread evenly over task types.
+The split of a task is the same in every command, for every seed and in every file. Memory is constant: each split keeps
+only the tasks with the smallest hashes, spread evenly over task types.
 """
 
 import functools
@@ -21,27 +21,34 @@ from assay.errors import ConfigError, DataError, SealedSplit
 __all__ = ["SHARES", "SPLITS", "Splits", "check_sizes", "load_splits", "load_tasks", "renamed"]
 
 SHARES: Mapping[str, int] = {"train": 40, "val": 20, "gate": 20, "test": 20}  # per cent
-LIMITS: Mapping[str, int] = {"train": 1000, "val": 300, "gate": 300, "test": 300}  # tasks kept of each split
-_NAMED = 20  # rows that an error names
+LIMITS: Mapping[str, int] = {"train": 1000, "val": 300, "gate": 300, "test": 300}  # tasks kept per split
+_NAMED = 20  # rows that an error lists, at most
 
 
 def check_sizes(sizes: Any) -> None:
-    """Refuses what is no number of tasks by split.
+    """Check a mapping from split name to number of tasks.
 
     Raises:
-        ConfigError: no mapping, a split that there is not, or no whole number of at least 1.
+        ConfigError: not a mapping, an unknown split, or a size that is not an integer >= 1.
     """
     if not isinstance(sizes, Mapping):
-        raise ConfigError(f"sizes={sizes!r} must map splits to numbers of tasks, such as sizes={{'val': 20}}; the splits are {', '.join(SPLITS)}")
+        raise ConfigError(
+            f"sizes={sizes!r} must map splits to numbers of tasks, such as sizes={{'val': 20}}; "
+            f"the splits are {', '.join(SPLITS)}"
+        )
     if unknown := sorted(map(str, set(sizes) - set(SPLITS))):
         raise ConfigError(f"sizes names {unknown}; the splits are {', '.join(SPLITS)}")
-    if wrong := {name: size for name, size in sizes.items() if isinstance(size, bool) or not isinstance(size, Integral) or size < 1}:
-        raise ConfigError(f"sizes {wrong} must be whole numbers of at least 1")
+    if wrong := {
+        name: size
+        for name, size in sizes.items()
+        if isinstance(size, bool) or not isinstance(size, Integral) or size < 1
+    }:
+        raise ConfigError(f"sizes {wrong} must be integers >= 1")
 
 
 @dataclass
 class Splits:
-    """The four splits. `test` is sealed until `unseal` is called, which the final report does, once."""
+    """The four splits. `test` is sealed until `unseal` is called, once, by the final report."""
 
     train: list[Task]
     val: list[Task]
@@ -49,30 +56,32 @@ class Splits:
     _test: list[Task] = field(repr=False)
     salt: str = ""
     rows: int = 0
-    differing: Counter[frozenset[str]] = field(default_factory=Counter)  # rows with the inputs of an earlier one, by the columns that differ
+    # rows with the inputs of an earlier row, by the names of the expected outputs that differ
+    differing: Counter[frozenset[str]] = field(default_factory=Counter)
     outputs: frozenset[str] = frozenset()  # the program's output fields, as far as they are known
     on_open: Callable[[], None] | None = field(default=None, repr=False)  # called before the test split is opened
     _unsealed: bool = False
 
     @property
     def conflicts(self) -> int:
-        """Rows with the inputs of an earlier row and another expected output; the first one is kept.
+        """Number of rows with the inputs of an earlier row and another expected output; the first row is kept.
 
-        Columns that are no output of the program, such as a number of the row, make no conflict where the data expect outputs.
+        If the data has any of the program's output fields, only differences in those fields count. A column such as a
+        row number then makes no conflict.
         """
-        told = {name for tasks in self.parts().values() for task in tasks for name in task.expected} & self.outputs
-        return sum(count for names, count in self.differing.items() if (names & told if told else names))
+        relevant = {name for tasks in self.parts().values() for task in tasks for name in task.expected} & self.outputs
+        return sum(count for names, count in self.differing.items() if (names & relevant if relevant else names))
 
     @property
     def duplicates(self) -> int:
-        """Rows with the inputs of an earlier row and the same expected output."""
+        """Number of rows with the inputs of an earlier row and the same expected output."""
         return self.differing.total() - self.conflicts
 
     def left_out(self) -> str:
-        """How many rows are left out, and why, for people; "" where none is."""
+        """Text with the number of dropped duplicates and contradictions; empty if none was dropped."""
         counts = {"duplicate": self.duplicates, "contradiction": self.conflicts}
-        said = " and ".join(f"{count} {name}{'s' if count != 1 else ''}" for name, count in counts.items())
-        return f"{said} left out" if self.differing else ""
+        text = " and ".join(f"{count} {name}{'s' if count != 1 else ''}" for name, count in counts.items())
+        return f"{text} left out" if self.differing else ""
 
     @property
     def test(self) -> list[Task]:
@@ -82,11 +91,14 @@ class Splits:
             SealedSplit: before `unseal`.
         """
         if not self._unsealed:
-            raise SealedSplit("the test split is sealed: it is scored once, at the end, and selects nothing")
+            raise SealedSplit(
+                "the test split is sealed: it is scored once, at the end, and never used for selection. "
+                "Call unseal() for the final report"
+            )
         return self._test
 
     def unseal(self) -> list[Task]:
-        """Opens the test split for the final report. A job opens it once; asked again, it is the same opening."""
+        """Open the test split for the final report and return its tasks. Further calls do not count as openings."""
         if not self._unsealed and self.on_open is not None:
             self.on_open()
         self._unsealed = True
@@ -96,18 +108,18 @@ class Splits:
         return {"train": len(self.train), "val": len(self.val), "gate": len(self.gate), "test": len(self._test)}
 
     def parts(self) -> dict[str, list[Task]]:
-        """The tasks by split, the sealed ones too: to know them by, not to run them."""
+        """Tasks by split, including the sealed ones: for identifying tasks, not for running them."""
         return {"train": self.train, "val": self.val, "gate": self.gate, "test": self._test}
 
     def manifest(self) -> dict[str, Any]:
-        """What is written beside an artifact: sizes and the content hash of every task, by split."""
+        """Record for an artifact's manifest: sizes and the content hash of every task, by split."""
         hashes = {name: [task.content_hash[:16] for task in tasks] for name, tasks in self.parts().items()}
         digest = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
         return {"salt": self.salt, "rows": self.rows, "duplicates": self.duplicates, "sha256": digest, "tasks": hashes}
 
 
 def split_of(content_hash: str, salt: str, shares: Mapping[str, int] = SHARES) -> tuple[str, int]:
-    """Split and rank of a task; the rank is its place in the hash's order, from 0 to 2^64 - 1."""
+    """Split of a task, and its rank: an integer in [0, 2^64) by which a split keeps its tasks, smallest first."""
     digest = hashlib.sha256(f"{salt}\0{content_hash}".encode()).digest()
     position = int.from_bytes(digest[:8], "big") % 10_000 / 100
     for name in SPLITS:
@@ -132,25 +144,32 @@ def _tasks(spec: str, inputs: Collection[str] | None, rename: Mapping[str, str] 
 
 
 def _empty_inputs(first: EmptyInputs, others: Iterator[Callable[[], Task]]) -> DataError:
-    """An error that names the other rows without an input as well: one that names the first alone has to be met once for each of them."""
+    """Error that lists further rows without an input, up to `_NAMED`, so that they can be fixed together."""
     places = [first.where]
     try:
-        for made in others:
+        for make in others:
             try:
-                made()
+                make()
             except EmptyInputs as error:
                 places.append(error.where)
             if len(places) > _NAMED:
                 break
     except DataError:
-        pass  # another fault ends the reading; it is named once these rows are mended
+        pass  # another fault ends the search; it is reported once these rows are fixed
     if len(places) == 1:
         return first
-    shown = ", ".join(places[:_NAMED]) + (" and more" if len(places) > _NAMED else "")
-    return DataError(f"{shown}: every input is empty. Fill in an input, or remove these rows")
+    rows = ", ".join(places[:_NAMED]) + (" and more" if len(places) > _NAMED else "")
+    return DataError(f"{rows}: every input is empty. Fill in an input, or remove these rows")
 
 
 def renamed(row: Mapping[str, Any], rename: Mapping[str, str], where: str) -> dict[str, Any]:
+    """The row with its columns renamed.
+
+    Args:
+        rename: old column name -> new column name.
+    Raises:
+        DataError: a column to rename does not exist, or two columns get the same name.
+    """
     if missing := sorted(rename.keys() - row.keys()):
         raise DataError(f"{where}: there is no column {missing[0]!r} to rename; the row has {sorted(map(str, row))}")
     names = [rename.get(key, key) for key in row]
@@ -159,11 +178,17 @@ def renamed(row: Mapping[str, Any], rename: Mapping[str, str], where: str) -> di
     return dict(zip(names, row.values(), strict=True))
 
 
-def load_tasks(spec: str, *, inputs: Collection[str] | None = None, rename: Mapping[str, str] | None = None, limit: int | None = None) -> list[Task]:
-    """All tasks of a dataset, in order, duplicates included; at most `limit`.
+def load_tasks(
+    spec: str,
+    *,
+    inputs: Collection[str] | None = None,
+    rename: Mapping[str, str] | None = None,
+    limit: int | None = None,
+) -> list[Task]:
+    """All tasks of a dataset in order, duplicates included; at most `limit`.
 
     Raises:
-        DataError: nothing in it, or a row that cannot be read.
+        DataError: the dataset is empty, or a row cannot be read.
     """
     tasks: list[Task] = []
     for task in _tasks(spec, inputs, rename):
@@ -176,7 +201,7 @@ def load_tasks(spec: str, *, inputs: Collection[str] | None = None, rename: Mapp
 
 
 class _Sample:
-    """The `limit` tasks of one split with the smallest ranks, the same share for every task type."""
+    """Up to `limit` tasks of one split with the smallest ranks, balanced over task types."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -184,7 +209,7 @@ class _Sample:
         self.ranks: dict[int, Task] = {}
 
     def offer(self, rank: int, order: int, task: Task) -> Task | None:
-        """Takes the task, or returns the one with the same inputs that is already here."""
+        """Add the task, or return the task with the same inputs that is already in the sample."""
         if rank in self.ranks:
             return self.ranks[rank]
         heap = self.heaps[task.task_type]
@@ -213,49 +238,62 @@ def load_splits(
     limits: Mapping[str, int] | None = None,
     need: Sequence[str] = SPLITS,
 ) -> Splits:
-    """The splits of a dataset, deduplicated over all of them, in constant memory.
+    """The splits of a dataset, deduplicated across splits, in constant memory.
 
     Args:
-        limits: most tasks kept of a split, by its name; the rest keep their defaults.
+        limits: split name -> number of tasks to keep at most; other splits keep the defaults of `LIMITS`.
         need: splits that must not be empty.
     Raises:
-        DataError: no tasks, a split named in the file that does not exist, or an empty split among `need`.
+        DataError: no tasks, a row that cannot be read, a split name in the file that does not exist, two tasks with
+            one id, or an empty split in `need`.
     """
     limits = {**LIMITS, **(limits or {})}
     return collect_splits(_tasks(spec, inputs, rename), spec=spec, salt=salt, limits=limits, need=need)
 
 
-def collect_splits(tasks: Iterable[Task], *, spec: str, salt: str, limits: Mapping[str, int], need: Sequence[str] = SPLITS) -> Splits:
-    """`load_splits` for tasks that are already made."""
+def collect_splits(
+    tasks: Iterable[Task], *, spec: str, salt: str, limits: Mapping[str, int], need: Sequence[str] = SPLITS
+) -> Splits:
+    """`load_splits` for an iterable of tasks."""
     samples = {name: _Sample(limits[name]) for name in SPLITS}
     rows, differing = 0, Counter[frozenset[str]]()
-    named: dict[int, str] = {}  # 100 bytes a task, of files that name splits: only those can name two for one task
+    named: dict[int, str] = {}  # only for files that name splits, which can name two for one task; 100 bytes per task
     for rows, task in enumerate(tasks, 1):
         name, rank = split_of(task.content_hash, salt)
         if task.split is not None:
             name = task.split
-            if named.setdefault(rank, name) != name:  # it stays where it stood first, whether or not that split kept it
+            if named.setdefault(rank, name) != name:  # the first split stands, even if its sample dropped the task
                 differing[frozenset()] += 1
                 continue
-        twin = next((s.ranks[rank] for s in samples.values() if rank in s.ranks), None) or samples[name].offer(rank, rows, task)
+        twin = next((s.ranks[rank] for s in samples.values() if rank in s.ranks), None)
+        if twin is None:
+            twin = samples[name].offer(rank, rows, task)
         if twin is not None:
             names = twin.expected.keys() | task.expected.keys()
             differing[frozenset(name for name in names if twin.expected.get(name) != task.expected.get(name))] += 1
     if rows == 0:
         raise DataError(f"{spec} has no tasks")
-    kept = {name: sample.tasks() for name, sample in samples.items()}
-    ids = Counter(task.id for tasks_ in kept.values() for task in tasks_)
+    chosen = {name: sample.tasks() for name, sample in samples.items()}
+    ids = Counter(task.id for tasks_ in chosen.values() for task in tasks_)
     if twice := [task_id for task_id, count in ids.items() if count > 1]:
         entries = (entry for sample in samples.values() for heap in sample.heaps.values() for entry in heap)
         rows_of = sorted(order for _, order, task in entries if task.id == twice[0])
-        raise DataError(f"{spec}: {len(rows_of)} different tasks have the id {twice[0]!r}, those of rows {rows_of[:5]} first; ids must differ")
-    if empty := [name for name in need if not kept[name]]:
         raise DataError(
-            f"{spec}: no task fell into {', '.join(empty)} ({rows - differing.total()} different tasks in all; "
+            f"{spec}: {len(rows_of)} different tasks have the id {twice[0]!r}, first in rows {rows_of[:5]}. "
+            "Ids must be unique"
+        )
+    if empty := [name for name in need if not chosen[name]]:
+        raise DataError(
+            f"{spec}: no task fell into {', '.join(empty)} ({rows - differing.total()} distinct tasks in all; "
             f"shares are {', '.join(f'{name} {share} %' for name, share in SHARES.items())}). "
-            "Add tasks, or name each task's split in a field 'split'."
+            "Add tasks, or name the split of each task in a column 'split'."
         )
     return Splits(
-        kept["train"], kept["val"], kept["gate"], kept["test"],
-        salt=salt, rows=rows, differing=differing,
-    )  # fmt: skip
+        chosen["train"],
+        chosen["val"],
+        chosen["gate"],
+        chosen["test"],
+        salt=salt,
+        rows=rows,
+        differing=differing,
+    )

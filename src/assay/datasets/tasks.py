@@ -1,4 +1,4 @@
-"""One task: what goes in, what should come out, and what else the rubric reads."""
+"""One task: the inputs of a program, the expected outputs, and metadata that a rubric may read."""
 
 import hashlib
 import json
@@ -12,15 +12,15 @@ from assay.errors import DataError
 
 __all__ = ["OWNERS", "SPLITS", "EmptyInputs", "Task", "consent_text", "make_task", "missing_inputs", "owners_of"]
 
-OWNERS = ("tenant", "data_subject", "consent")  # whose data a task is: columns of this name go into the metadata
+OWNERS = ("tenant", "data_subject", "consent")  # columns that identify the owner of the data; stored in the metadata
 _STRUCTURE = {"id", "task_type", "split", "inputs", "expected", "metadata", *OWNERS}
 SPLITS = ("train", "val", "gate", "test")
-_ID = 200  # characters of an id
+_ID = 200  # characters of an id, at most
 _USUAL_OUTPUTS = {"answer", "label", "output", "expected", "target", "category", "gold"}
 
 
 class EmptyInputs(DataError):
-    """A row has no input with a value. `where` says which."""
+    """Every input of a row is empty. `where` is the place of the row."""
 
     def __init__(self, where: str) -> None:
         super().__init__(f"{where}: every input is empty. Fill in an input, or remove the row")
@@ -29,23 +29,26 @@ class EmptyInputs(DataError):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Inputs of the program and what its prediction is held against."""
+    """One example: inputs for a program, and the expected outputs that a rubric compares its prediction with."""
 
     id: str
     task_type: str = "default"
     inputs: Mapping[str, Any]
     expected: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    split: str | None = None  # named by the file; else None and the hash decides
+    split: str | None = None  # named by the file; None: assigned by the hash of the inputs
 
     def __getitem__(self, name: object) -> NoReturn:
-        """Says where a task's values are to one who writes `task[name]`."""
+        """Raise `TypeError` with the attribute to use, for code that treats a task as a mapping."""
         part = next((part for part in ("expected", "inputs", "metadata") if name in getattr(self, part)), "expected")
-        raise TypeError(f"a task has no items; its values are in task.inputs, task.expected and task.metadata: task.{part}[{name!r}]")
+        raise TypeError(
+            "a task cannot be indexed; its values are in task.inputs, task.expected and task.metadata: "
+            f"task.{part}[{name!r}]"
+        )
 
     @cached_property
     def content_hash(self) -> str:
-        """sha256 of the inputs, as of the first read. Two tasks that ask the same are the same task, whatever they are called."""
+        """sha256 of the inputs, computed once. Tasks with equal inputs are the same task, whatever their ids."""
         return content_hash(self.inputs)
 
 
@@ -57,62 +60,74 @@ def content_hash(inputs: Mapping[str, Any]) -> str:
 
 
 def consent_text(value: Any) -> str:
-    """A consent as it is recorded: `yes` or `no` of a boolean, anything else as text. Which words mean that it was given:
-    `assay.traces.selection.consents`."""
+    """Consent in the form that is stored: `yes` or `no` for a boolean, else text.
+
+    `assay.traces.export.selection.consents` decides which texts count as consent.
+    """
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def owners_of(fields: Mapping[str, Any]) -> dict[str, str]:
-    """Whose data something is, of a row or of metadata: `tenant`, `data_subject` and `consent`, those that are there."""
-    told = {name: fields[name] for name in OWNERS if fields.get(name) is not None}
-    return {name: consent_text(value) if name == "consent" else str(value) for name, value in told.items()}
+    """Owner of the data: those of `tenant`, `data_subject` and `consent` that a row or metadata has."""
+    owners = {name: fields[name] for name in OWNERS if fields.get(name) is not None}
+    return {name: consent_text(value) if name == "consent" else str(value) for name, value in owners.items()}
 
 
 def make_task(row: Mapping[str, Any], *, where: str = "row", inputs: Collection[str] | None = None) -> Task:
-    """A task from one row, structured (`inputs`, `expected`) or flat.
+    """Task from one row, structured (`inputs`, `expected`) or flat.
 
     Args:
-        row: a structured row has `inputs` as an object; in a flat row every other column is an input or an expected
-            output: an input where `inputs` names it, else by the usual names of outputs (`answer`, `label`, …). In both
-            `tenant`, `data_subject` and `consent` say whose data it is, and go into the metadata.
-        where: `file:line`, for errors.
-        inputs: the program's input fields, where the caller knows them.
+        row: a structured row has an object `inputs`. In a flat row every other column is an input or an expected
+            output: the columns that `inputs` names are inputs; without `inputs`, columns with a usual output name
+            (`answer`, `label`, …) are expected outputs. In both forms `tenant`, `data_subject` and `consent` go into
+            the metadata.
+        where: `file:line`, for error messages.
+        inputs: the program's input fields, if known.
     Raises:
-        DataError: no input in the row, an input the program needs is missing, or a value is not of JSON's types.
+        DataError: not a mapping; an input that the program needs is missing; every input is empty (`EmptyInputs`); a
+            number is not finite; the id is too long; or the split does not exist.
     """
     if not isinstance(row, Mapping):
         raise DataError(f"{where}: expected an object with the task's fields, found {type(row).__name__}")
     if isinstance(row.get("inputs"), Mapping):
-        given, expected = dict(row["inputs"]), row.get("expected", {})
+        values, expected = dict(row["inputs"]), row.get("expected", {})
         if not isinstance(expected, Mapping):
             expected = {"answer": expected}
         metadata = row.get("metadata") or {k: v for k, v in row.items() if k not in _STRUCTURE}
     else:
-        flat = {key: value for key, value in row.items() if key not in _STRUCTURE - {"expected"} or (inputs is not None and key in inputs)}
+        flat = {
+            key: value
+            for key, value in row.items()
+            if key not in _STRUCTURE - {"expected"} or (inputs is not None and key in inputs)
+        }
         names = set(inputs) if inputs is not None else {key for key in flat if key not in _USUAL_OUTPUTS}
-        given = {key: value for key, value in flat.items() if key in names}
+        values = {key: value for key, value in flat.items() if key in names}
         expected = {key: value for key, value in flat.items() if key not in names}
         metadata = row.get("metadata") or {}
-    metadata = {**{name: row[name] for name in OWNERS if row.get(name) is not None}, **metadata} if isinstance(metadata, Mapping) else metadata
-    expected = {name: value for name, value in expected.items() if value is not None}  # null: nobody said what is right
-    if inputs is not None and (missing := sorted(set(inputs) - given.keys())):
-        raise missing_inputs(where, missing, {**given, **expected} if isinstance(row.get("inputs"), Mapping) else row)
-    if not given or all(value is None or value == "" for value in given.values()):
+    metadata = (
+        {**{name: row[name] for name in OWNERS if row.get(name) is not None}, **metadata}
+        if isinstance(metadata, Mapping)
+        else metadata
+    )
+    expected = {name: value for name, value in expected.items() if value is not None}  # null means not known
+    if inputs is not None and (missing := sorted(set(inputs) - values.keys())):
+        raise missing_inputs(where, missing, {**values, **expected} if isinstance(row.get("inputs"), Mapping) else row)
+    if not values or all(value is None or value == "" for value in values.values()):
         raise EmptyInputs(where)
-    for name, value in {**given, **expected}.items():
+    for name, value in {**values, **expected}.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise DataError(f"{where}: {name}={value!r} is not a finite number")
     if len(str(row.get("id") or "")) > _ID:
-        raise DataError(f"{where}: an id of {len(str(row['id']))} characters; at most {_ID} are taken")
+        raise DataError(f"{where}: the id has {len(str(row['id']))} characters; the limit is {_ID}")
     split = {"validation": "val", "dev": "val"}.get(str(row.get("split")), row.get("split"))
     if split and split not in SPLITS:
-        raise DataError(f"{where}: the split {split!r} does not exist; there are {', '.join(SPLITS)}")
+        raise DataError(f"{where}: the split {split!r} does not exist; the splits are {', '.join(SPLITS)}")
     return Task(
-        id=str(row["id"]) if row.get("id") not in (None, "") else content_hash(given)[:16],
+        id=str(row["id"]) if row.get("id") not in (None, "") else content_hash(values)[:16],
         task_type=str(row.get("task_type") or "default"),
-        inputs=given,
+        inputs=values,
         expected=dict(expected),
         metadata=metadata if isinstance(metadata, Mapping) else {"value": metadata},
         split=str(split) if split else None,
@@ -120,7 +135,7 @@ def make_task(row: Mapping[str, Any], *, where: str = "row", inputs: Collection[
 
 
 def missing_inputs(where: str, missing: Sequence[str], columns: Iterable[object]) -> DataError:
-    """An error that says which columns there are instead of a program's inputs."""
+    """Error for a row that lacks inputs of the program; lists the columns of the row."""
     return DataError(
         f"{where}: the program's input {list(missing)} is missing; the columns are {sorted(map(str, columns))}. "
         "Rename columns: rename={'COLUMN': 'NAME'}",

@@ -1,13 +1,13 @@
 """Artifacts: a folder with the program's state (JSON, no pickle), its source files, a manifest and a report.
 
-Loading an artifact whose program is not a shipped or installed one runs the Python files in its folder `source`, which needs the user's trust
-(`assay.deployment.trust`) where it was compiled by somebody else. Nothing but programs is built (`assay.deployment.building`).
+Loading an artifact whose program is neither shipped nor installed runs the Python files in its folder `source`. If
+somebody else compiled it, this needs the user's trust (`assay.sources.trust`, `assay.deployment.demands`). Only
+programs are built from an artifact (`assay.deployment.building`).
 """
 
 import functools
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -17,12 +17,10 @@ from typing import Any
 
 import dspy
 
-from assay.artifactcode import around, listed, named_code
-from assay.deployment import trust
-from assay.deployment.asking import has_address, imported_types, model_addresses
+from assay.deployment.asking import has_address
 from assay.deployment.building import check_name, check_program
-from assay.deployment.reading import FORMAT, RUBRIC, SOURCE, code_of, hash_of_files, hash_of_manifest, hash_of_text, read_json, verified
-from assay.errors import ArtifactError, ProgramError, RubricError
+from assay.deployment.demands import asked_by_config, code_named_in, demand_trust, wants_trust
+from assay.errors import ArtifactError, ProgramError
 from assay.judges import Judge
 from assay.judges.base import rebuilt
 from assay.models import LanguageModel, get_lm
@@ -31,9 +29,19 @@ from assay.programs import Agent, AgentParameters, program_state, restore_progra
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos, is_agent
 from assay.programs.constructor import constructor_config
 from assay.programs.loading import program_class
-from assay.rubrics.yamlfiles import MOST_BYTES, read_yaml
-from assay.sourcecode import qualified_name, relocated
-from assay.sourcefiles import FILES, SourceFiles
+from assay.sources import trust
+from assay.sources.artifact_files import (
+    FORMAT,
+    RUBRIC,
+    SOURCE,
+    hash_of_files,
+    hash_of_manifest,
+    hash_of_text,
+    read_json,
+    verified,
+)
+from assay.sources.files import FILES, SourceFiles
+from assay.sources.modules import qualified_name, relocated
 
 __all__ = [
     "FORMAT",
@@ -41,7 +49,6 @@ __all__ = [
     "check_loads",
     "check_pinned",
     "check_place",
-    "demand_trust_around",
     "is_artifact",
     "load_artifact",
     "save_artifact",
@@ -70,7 +77,11 @@ class Artifact:
         """
         model: str = self.manifest["model"]
         if has_address(model):
-            trust.demand(self.manifest["sha256"], self.path, f"sends prompts to the address in its model {model!r}, unless a model is named")
+            trust.demand(
+                self.manifest["sha256"],
+                self.path,
+                f"sends prompts to the address in its model {model!r}, unless a model is named",
+            )
         return model
 
     @property
@@ -89,10 +100,10 @@ class Artifact:
         return Endpoint(address, variable)
 
     def runnable(self) -> dspy.Module:
-        """The program with the adapter and temperature it was compiled with, and its model where none is set in DSPy."""
+        """The program with its compiled prompt format and temperature. Its own model is used if DSPy has none set."""
         manifest = self.manifest
 
-        def own() -> LanguageModel:  # its address is looked at where no other model is set
+        def own() -> LanguageModel:  # its address is checked only if no other model is set
             return _own_lm(str(self.path), self.model, self.endpoint, tuple(manifest.get("adapters") or ()))
 
         return runnable(self.program, self.settings, own)
@@ -120,13 +131,19 @@ def runnable(program: dspy.Module, settings: dict[str, Any], own_lm: Callable[[]
 
 
 def save_artifact(
-    folder: Path, program: dspy.Module, manifest: dict[str, Any], *, splits: dict[str, Any], report: str, rubric: Mapping[str, bytes] | None = None
+    folder: Path,
+    program: dspy.Module,
+    manifest: dict[str, Any],
+    *,
+    splits: dict[str, Any],
+    report: str,
+    rubric: Mapping[str, bytes] | None = None,
 ) -> Path:
     """Writes an artifact, whole or not at all. An existing folder of that name is left alone; a number is added.
 
     Args:
         manifest: needs `program` (its name) and `settings` (adapter and parameters).
-        rubric: files of the rubric that it was measured by, with the checks and judges it names; see `assay.rubricfiles`.
+        rubric: files of the rubric it was measured by, with its checks and judges; see `assay.runs.rubric_files`.
     Raises:
         ArtifactError: the folder cannot be written.
     """
@@ -137,14 +154,20 @@ def save_artifact(
         "splits.json": json.dumps(splits),
         "report.md": report,
     }
-    whole = {"format": FORMAT, **manifest, "config": config, "files": {name: hash_of_text(text) for name, text in texts.items()}}
+    whole = {
+        "format": FORMAT,
+        **manifest,
+        "config": config,
+        "files": {name: hash_of_text(text) for name, text in texts.items()},
+    }
     copied = {f"{SOURCE}/{place}": content for place, content in source.files.items()} if source.names else {}
     if source.names:
         whole["source"] = {"names": source.names, "files": hash_of_files(source.files)}
     if rubric:
         whole["rubric_files"] = hash_of_files(rubric)
         copied |= {f"{RUBRIC}/{place}": content for place, content in rubric.items()}
-    whole = json.loads(json.dumps(whole, ensure_ascii=False, default=str))  # as it will be read, so that its hash is the same
+    # the hash is taken of what will be read back
+    whole = json.loads(json.dumps(whole, ensure_ascii=False, default=str))
     whole["sha256"] = hash_of_manifest(whole)
     texts["manifest.json"] = json.dumps(whole, indent=1, ensure_ascii=False)
     try:
@@ -160,16 +183,12 @@ def save_artifact(
                 target.write_bytes(content)
             written = _place(ready, folder)
     except OSError as error:
-        raise ArtifactError(f"cannot write the artifact to {folder}: {error}. Choose another folder with --out") from error
-    if _wants_trust(whole) or any(_code_named_in(place, content) for place, content in (rubric or {}).items()):
+        raise ArtifactError(
+            f"cannot write the artifact to {folder}: {error}. Choose another folder with --out"
+        ) from error
+    if wants_trust(whole) or any(code_named_in(place, content) for place, content in (rubric or {}).items()):
         trust.allow(whole["sha256"], written)
     return written
-
-
-def _wants_trust(manifest: Mapping[str, Any]) -> bool:
-    """Whether anything that can be done with an artifact needs the user's trust."""
-    endpoint = manifest.get("api_base") is not None or manifest.get("api_key_env") is not None or has_address(manifest.get("model"))
-    return endpoint or bool(_asked_by_config(manifest)) or bool((manifest.get("source") or {}).get("files") or code_of(manifest, RUBRIC))
 
 
 def _built_from(inner: dspy.Module) -> dict[str, Any]:
@@ -177,7 +196,9 @@ def _built_from(inner: dspy.Module) -> dict[str, Any]:
     if isinstance(inner, Agent | Judge):
         return dict(inner.config)
     module, attribute = getattr(inner, "_assay_origin", (type(inner).__module__, type(inner).__qualname__))
-    return constructor_config(inner) if (module, attribute) == (type(inner).__module__, type(inner).__qualname__) else {}
+    return (
+        constructor_config(inner) if (module, attribute) == (type(inner).__module__, type(inner).__qualname__) else {}
+    )
 
 
 def source_of(program: dspy.Module, name: str, *, data: Path | None = None) -> SourceFiles:
@@ -188,8 +209,12 @@ def source_of(program: dspy.Module, name: str, *, data: Path | None = None) -> S
         data: the file of the tasks, which is not copied although the program reads it.
     """
     source, inner, without = SourceFiles(), _inner(program), [data] if data is not None else []
-    source.add(name, *getattr(inner, "_assay_origin", (type(inner).__module__, type(inner).__qualname__)), without=without)
-    for part in {type(part) for _, part in program.named_sub_modules() if isinstance(part, Judge) and part is not inner}:
+    source.add(
+        name, *getattr(inner, "_assay_origin", (type(inner).__module__, type(inner).__qualname__)), without=without
+    )
+    for part in {
+        type(part) for _, part in program.named_sub_modules() if isinstance(part, Judge) and part is not inner
+    }:
         source.add(qualified_name(part), part.__module__, part.__qualname__, without=without)
     return source
 
@@ -211,7 +236,9 @@ def check_place(folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryDirectory(dir=folder.parent, prefix=".artifact-").cleanup()
     except OSError as error:
-        raise ArtifactError(f"cannot write the artifact to {folder}: {error}. Choose another folder with --out") from error
+        raise ArtifactError(
+            f"cannot write the artifact to {folder}: {error}. Choose another folder with --out"
+        ) from error
 
 
 def _place(ready: Path, folder: Path) -> Path:
@@ -228,11 +255,13 @@ def _place(ready: Path, folder: Path) -> Path:
 
 
 def check_loads(path: Path, program: dspy.Module) -> str | None:
-    """Loads the artifact that was just written of `program`, as another process would. None where that works; a note where it only works
-    into an instance of the program.
+    """Loads an artifact that was just written, as another process would.
+
+    Returns:
+        None if it loads; a note if it can only be loaded into an instance of the program.
 
     Raises:
-        ArtifactError: it cannot be loaded at all; the folder stays.
+        ArtifactError: it cannot be loaded; the folder is kept.
     """
     try:
         load_artifact(path)
@@ -248,23 +277,28 @@ def check_loads(path: Path, program: dspy.Module) -> str | None:
 
 
 def check_pinned(artifact: Artifact, lm: LanguageModel) -> None:
-    """Raises `ArtifactError` where the model goes by the artifact's name for it, and its adapters are no longer those it was measured with."""
+    """Raises `ArtifactError` if the artifact's model now has other adapters than it was measured with."""
     _check_adapters(artifact.path, artifact.manifest["model"], list(artifact.manifest.get("adapters") or ()), lm)
 
 
 def _check_adapters(path: str | Path, model: str, wanted: list[str], lm: LanguageModel) -> None:
     there = list(lm.recording.backend.adapters)
     if model == lm.recording.model and wanted != there:
-        told = [", ".join(one[:12] + "…" for one in hashes) or "none" for hashes in (wanted, there)]
-        raise ArtifactError(f"{path} was measured with the adapters {told[0]}, and {model} has {told[1]} now: measure it again")
+        before, now = (", ".join(sha[:12] + "…" for sha in hashes) or "none" for hashes in (wanted, there))
+        raise ArtifactError(
+            f"{path} was measured with the adapters {before}, and {model} has {now} now: measure it again"
+        )
 
 
 def with_model_of(artifact: str | Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with the model that an artifact was measured with, and its address where they name none."""
+    """The options, with the artifact's model and its address filled in if they name no model."""
     loaded = load_artifact(artifact)
     found = {**options, "model": loaded.model}
     if options.get("api_base") is None:
-        found |= {"api_base": loaded.endpoint.api_base, "api_key_env": options.get("api_key_env") or loaded.endpoint.api_key_env}
+        found |= {
+            "api_base": loaded.endpoint.api_base,
+            "api_key_env": options.get("api_key_env") or loaded.endpoint.api_key_env,
+        }
     return found
 
 
@@ -274,20 +308,21 @@ def is_artifact(path: str | Path) -> bool:
 
 
 def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Artifact:
-    """Loads an artifact after checking it whole; into `program` where it cannot be built from its name alone.
+    """Checks all files of an artifact and loads it, into `program` if it cannot be built from its name alone.
 
     Raises:
         ArtifactError: no artifact there, of a newer format, a file missing or changed since it was written, or its
             program is none or cannot be built here.
-        UntrustedArtifact: it holds code that somebody else wrote and the user has not trusted; see `assay.deployment.trust`.
+        UntrustedArtifact: it holds code that somebody else wrote and the user has not trusted; see
+            `assay.sources.trust`.
     """
     folder = Path(path)
     manifest = verified(folder)
     if program is None:
-        _demand_trust(folder, manifest)
-        for why in _asked_by_config(manifest):
+        demand_trust(folder, manifest)
+        for why in asked_by_config(manifest):
             trust.demand(manifest["sha256"], folder, why)
-    if _wants_trust(manifest):
+    if wants_trust(manifest):
         trust.remember(manifest["sha256"], folder)  # of one without code: its address
     try:
         program = _built(folder, manifest, program)
@@ -298,8 +333,9 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
         if program is not None:
             raise
         raise ProgramError(
-            f"{folder}: {error}. A file that the program reads belongs into {FILES} of its module; a program that takes arguments which are not "
-            "JSON (tools, clients) is loaded into an instance: assay.load(path, program=MyProgram(…))"
+            f"{folder}: {error}. A file that the program reads belongs into {FILES} of its module; "
+            "a program that takes arguments which are not JSON (tools, clients) is loaded into an instance: "
+            "assay.load(path, program=MyProgram(…))"
         ) from error
     except trust.UntrustedArtifact:
         raise
@@ -310,75 +346,36 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
     return Artifact(folder, program, manifest)
 
 
-def _demand_trust(folder: Path, manifest: Mapping[str, Any], kind: str = SOURCE) -> None:
-    """Raises `UntrustedArtifact` where Python files of an artifact would be run that the user has not trusted. It names all that trust lets run."""
-    if code_of(manifest, kind) or (kind == SOURCE and (manifest.get("source") or {}).get("files")):
-        code = [*code_of(manifest), *code_of(manifest, RUBRIC)]
-        shown = ", ".join(code[:8]) + (f" and {len(code) - 8} more" if len(code) > 8 else "")
-        trust.demand(manifest["sha256"], folder, f"holds Python code that would be run ({shown})")
-
-
-def _asked_by_config(manifest: Mapping[str, Any]) -> list[str]:
-    """What building the program from its arguments would do that needs trust, as sentences after the artifact's path."""
-    config = manifest.get("config")
-    types, addresses = imported_types(config), model_addresses(config)
-    imports = [f"would import modules for the types of its signature ({', '.join(types[:8])}), which runs their code"] if types else []
-    return imports + ([f"sends prompts to the address in its model {addresses[0]!r}"] if addresses else [])
-
-
-def demand_trust_around(path: str | Path) -> None:
-    """Of a rubric's or judge's file that lies in an artifact: the code that it names is run for the artifact, and needs the artifact's trust.
+def _built(folder: Path, manifest: dict[str, Any], program: dspy.Module | None) -> dspy.Module:
+    """The program of a manifest: built from its name, or its state loaded into `program`.
 
     Raises:
-        ArtifactError: the artifact is not as it was written, or names no such file. UntrustedArtifact: its code is not trusted.
-    """
-    file = Path(re.sub(r"(\.ya?ml):\w+$", r"\1", str(path), flags=re.IGNORECASE)).resolve()  # a rubric's judge is RUBRIC.yaml:NAME
-    if (found := around(file)) is None:
-        return
-    folder, place = found[0], file.relative_to(found[0]).as_posix()
-    if file.is_relative_to(folder / RUBRIC):
-        _demand_trust(folder, verified(folder), RUBRIC)
-    if not file.is_file() or not (named := _code_named_in(place, file.read_bytes())):
-        return
-    if place not in listed(manifest := verified(folder)):
-        raise ArtifactError(
-            f"{folder}: {place} names code ({named[0]}) and is not in the artifact's manifest. Move your own files to a folder of their own"
-        )
-    trust.demand(manifest["sha256"], folder, f"names code that would be run, or an address, in {place} ({', '.join(named[:8])})")
-
-
-def _code_named_in(place: str, content: bytes) -> list[str]:
-    """The names of code, and of models with an address, in a rubric's or judge's YAML file; none where it is no such file, or cannot be read."""
-    if not place.lower().endswith((".yaml", ".yml")) or len(content) > MOST_BYTES:
-        return []
-    try:
-        said = read_yaml(content.decode("utf-8"), place)[0]
-        return [*named_code(said), *model_addresses(said)]
-    except (RubricError, ValueError):
-        return []
-
-
-def _built(folder: Path, manifest: dict[str, Any], given: dspy.Module | None) -> dspy.Module:
-    """The program of a manifest, from its name or into what is given.
-
-    Raises:
-        ArtifactError: its name stands for nothing that is built from an artifact. ProgramError: it cannot be built.
+        ArtifactError: the name is not that of a program.
+        ProgramError: the program cannot be built.
     """
     home = (folder / SOURCE).resolve()
-    places = {} if given is not None else {name: f"{home}/{place}" for name, place in ((manifest.get("source") or {}).get("names") or {}).items()}
+    places = (
+        {}
+        if program is not None
+        else {name: f"{home}/{place}" for name, place in ((manifest.get("source") or {}).get("names") or {}).items()}
+    )
 
     def check(name: str) -> None:
         check_name(name, travelling=places.keys(), home=home)
 
     with relocated(places, check=check):
-        if given is None:
-            given = _fresh(manifest, travels=manifest["program"] in places, check=check)
-        return restore_program(manifest["program"], manifest["config"], read_json(folder / "program.json", folder), given)
+        if program is None:
+            program = _fresh(manifest, travels=manifest["program"] in places, check=check)
+        return restore_program(
+            manifest["program"], manifest["config"], read_json(folder / "program.json", folder), program
+        )
 
 
 def _fresh(manifest: dict[str, Any], *, travels: bool, check: Callable[[str], None]) -> dspy.Module | None:
-    """A judge is built by its own rule, `assay.judges.base.rebuilt`: it may take no arguments, and ask no model. None of other programs, which
-    are built by their name once that is known to be a program's."""
+    """Builds a judge by `assay.judges.base.rebuilt`; None for other programs, which `restore_program` builds by name.
+
+    Checks in both cases that the name is that of a program.
+    """
     name, judge = str(manifest["program"]), manifest.get("kind") == "judge"
     check(name)
     found = program_class(name)

@@ -1,5 +1,6 @@
-"""What the arguments in a manifest would do where a program is built from them: import modules by the types of a signature, or send prompts to an
-address. Reads texts alone; nothing is imported or built.
+"""Finds constructor arguments in a manifest that would import modules (types of a signature) or name an address.
+
+Reads text only; does not import or build anything.
 """
 
 import ast
@@ -14,25 +15,59 @@ from typing import Any
 
 import dspy
 
-__all__ = ["has_address", "imported_types", "model_addresses"]
+__all__ = ["has_address", "imported_types", "model_addresses", "places_in"]
 
-_BUILTINS = {"int", "str", "float", "bool", "list", "tuple", "dict", "set", "frozenset", "complex", "bytes", "bytearray", "NoneType"}
-_HARMLESS = {"typing": typing, "datetime": datetime, "decimal": decimal, "uuid": uuid}  # loaded, so that no file of the same name takes their place
+# Arguments of model clients that set the address of the model.
+_PLACE = re.compile(r"(?:.*_)?(?:api_base|base_url|endpoint|region|region_name|location|host|proxy)", re.IGNORECASE)
+
+_BUILTINS = {
+    "int",
+    "str",
+    "float",
+    "bool",
+    "list",
+    "tuple",
+    "dict",
+    "set",
+    "frozenset",
+    "complex",
+    "bytes",
+    "bytearray",
+    "NoneType",
+}
+# Imported here, so that a file of the same name cannot replace them.
+_HARMLESS = {"typing": typing, "datetime": datetime, "decimal": decimal, "uuid": uuid}
 
 
 def has_address(model: Any) -> bool:
-    """Whether a model's name holds the address of a server, to which some providers' clients send what they are asked."""
+    """Whether a model's name contains the address of a server; some providers' clients send prompts there."""
     return isinstance(model, str) and re.search(r"://|\bhttps?:", model, re.IGNORECASE) is not None
 
 
 def model_addresses(config: Any) -> list[str]:
-    """Names of models in constructor arguments that hold an address."""
+    """Names of models in constructor arguments or in a judge's file that hold an address."""
     return [value for key, value in _values(config) if key == "model" and has_address(value)]
 
 
+def places_in(config: Any) -> list[str]:
+    """Destinations of prompts or keys in constructor arguments: addresses, and settings that reach model clients."""
+    found = [
+        value if isinstance(value, str) else f"{key}={value!r}"
+        for key, value in _values(config)
+        if _PLACE.fullmatch(key) or _is_address(value)
+    ]
+    return found + [value for value in model_addresses(config) if value not in found]
+
+
+def _is_address(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"\w+://\S+", value) is not None
+
+
 def imported_types(config: Any) -> list[str]:
-    """Types of signatures in constructor arguments (`q: module.Name -> a`) for which DSPy would import a module, other than its own."""
-    sides = [side for _, value in _values(config) if isinstance(value, str) and "->" in value for side in value.split("->")]
+    """Types of signatures in constructor arguments (`q: module.Name -> a`) for which DSPy would import a module."""
+    sides = [
+        side for _, value in _values(config) if isinstance(value, str) and "->" in value for side in value.split("->")
+    ]
     return [name for side in sides for name in _imported(side)]
 
 
@@ -50,20 +85,28 @@ def _values(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _imported(fields: str) -> list[str]:
-    """The types of one side of a signature that are imported; none where DSPy cannot read it either."""
+    """The types of one side of a signature that are imported or evaluated; none where DSPy cannot read it either."""
     try:
         tree = ast.parse(f"def f({fields}): pass")  # as DSPy reads it
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    found, waiting = [], [node.annotation for node in ast.walk(tree) if isinstance(node, ast.arg) and node.annotation is not None]
+    found: list[str] = []
+    waiting = [
+        (node.annotation, False) for node in ast.walk(tree) if isinstance(node, ast.arg) and node.annotation is not None
+    ]
     while waiting:
-        node = waiting.pop()
+        node, chosen = waiting.pop()
         if isinstance(node, ast.Name | ast.Attribute):
             found += [] if _known(ast.unparse(node)) else [ast.unparse(node)]
-        elif isinstance(node, ast.Subscript | ast.BinOp | ast.Tuple | ast.List):
-            waiting += [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
-        elif not isinstance(node, ast.Constant):
-            found.append(ast.unparse(node))  # Field(…), and what DSPy does not read
+        elif isinstance(node, ast.Subscript):
+            inside = ast.unparse(node.value) in ("Literal", "typing.Literal")
+            waiting += [(node.value, False), (node.slice, inside)]
+        elif isinstance(node, ast.BinOp | ast.Tuple | ast.List):
+            within = chosen and isinstance(node, ast.Tuple)
+            waiting += [(part, within) for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
+        elif not isinstance(node, ast.Constant) or (isinstance(node.value, str) and not chosen):
+            # Field(…), forms that DSPy does not read, and a type in quotes, which pydantic evaluates as code
+            found.append(ast.unparse(node))
     return found
 
 
@@ -75,6 +118,10 @@ def _known(name: str) -> bool:
     if any(not part.isidentifier() or part.startswith("_") for part in rest):
         return False
     if first in _HARMLESS:
-        return rest[0] in typing.__all__ if first == "typing" else isinstance(getattr(_HARMLESS[first], rest[0], None), type) and len(rest) == 1
+        return (
+            rest[0] in typing.__all__
+            if first == "typing"
+            else isinstance(getattr(_HARMLESS[first], rest[0], None), type) and len(rest) == 1
+        )
     found = functools.reduce(lambda holder, part: getattr(holder, part, None), rest, dspy) if first == "dspy" else None
     return isinstance(found, type) and found.__module__.partition(".")[0] == "dspy"

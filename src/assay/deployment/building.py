@@ -1,4 +1,4 @@
-"""What the name of a program in an artifact may stand for. Checked before anything of that name is imported, called or instantiated.
+"""Checks which objects a program name in an artifact may refer to, before anything is imported or instantiated.
 
 Does not build programs: `assay.programs.restore_program` does.
 """
@@ -15,7 +15,7 @@ import dspy
 from assay.errors import ArtifactError
 from assay.judges import Judge, ListwiseJudge
 from assay.programs.loading import SHIPPED
-from assay.sourcefiles import is_own
+from assay.sources.files import is_own
 
 __all__ = ["check_name", "check_program"]
 
@@ -36,23 +36,30 @@ def check_name(name: str, *, travelling: Collection[str], home: Path) -> None:
     if module.endswith(".py"):
         if Path(module).resolve().is_relative_to(home.resolve()):
             return
-        raise ArtifactError(f"it names {name!r}, a file outside of it: an artifact runs its own source files and installed packages")
+        raise ArtifactError(
+            f"it names {name!r}, a file outside of it: an artifact runs its own source files and installed packages"
+        )
     parts = module.split(".")
     if not colon or not attribute or not all(part.isidentifier() for part in parts):
         raise ArtifactError(f"it names {name!r}, which is neither a shipped program nor package.module:NAME")
     if module == "__main__":  # what the user runs, loaded already
         return
     if parts[0] in sys.stdlib_module_names:
-        raise ArtifactError(f"it names {name!r} of the standard library: only dspy.Module and BaseAgent classes are built")
+        raise ArtifactError(
+            f"it names {name!r} of the standard library: only dspy.Module and BaseAgent classes are built"
+        )
     if not _is_installed(parts):
-        raise ArtifactError(f"it names {name!r}, and {module} is neither an installed package nor in the artifact: install it, or compile again")
+        raise ArtifactError(
+            f"it names {name!r}, and {module} is neither an installed package nor in the artifact: "
+            "install it, or compile again"
+        )
 
 
 def _is_installed(parts: list[str]) -> bool:
     """Whether Python finds a module in an installed package. Looks for files and imports none of its parents."""
     places: list[str] | None = None
-    for at in range(len(parts)):
-        spec = PathFinder.find_spec(".".join(parts[: at + 1]), places)
+    for depth in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:depth]), places)
         if spec is None:
             return False
         if spec.origin is not None and is_own(Path(spec.origin)):
@@ -75,7 +82,9 @@ def check_program(name: str, found: Any, *, travels: bool, judge: bool) -> None:
     kind = found if isinstance(found, type) else type(found)
     if issubclass(kind, kinds):
         return
-    agent = isinstance(found, type) and all(callable(getattr(found, part, None)) for part in ("execute", "set_parameters"))
+    agent = isinstance(found, type) and all(
+        callable(getattr(found, part, None)) for part in ("execute", "set_parameters")
+    )
     if not judge and (agent or (travels and inspect.isfunction(found))):
         return
     what = f"the class {kind.__qualname__}" if isinstance(found, type) else f"a {kind.__name__}"

@@ -1,8 +1,8 @@
-"""Who decides where code cannot: model-based judges, how they are read and calibrated, and how far they agree with people."""
+"""Model-based judges: reading verdicts, calibration, juries and cascades, human labels and agreement with raters."""
 
 from typing import TYPE_CHECKING
 
-from assay.lazy import attach
+from assay.support.lazy import attach
 
 if TYPE_CHECKING:
     from assay.judges.base import Judge
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from assay.judges.pairwise import PAIR_SCALE, PairwiseJudge
     from assay.judges.panel import Cascade, Jury, reliability_weights
     from assay.judges.pointwise import PointwiseJudge
-    from assay.judges.ranking import bradley_terry, win_rates
+    from assay.judges.quality.ranking import bradley_terry, win_rates
 else:
     __getattr__, __dir__ = attach(
         __name__,
@@ -26,7 +26,7 @@ else:
             "pairwise": "PAIR_SCALE PairwiseJudge",
             "panel": "Cascade Jury reliability_weights",
             "pointwise": "PointwiseJudge",
-            "ranking": "bradley_terry win_rates",
+            "quality.ranking": "bradley_terry win_rates",
         },
     )
 

@@ -1,4 +1,4 @@
-"""What every judge is: a DSPy program with a scale that says a verdict, how sure it is of it, and what it is worth."""
+"""`Judge`, the base class of judges: a DSPy program that returns a verdict on a scale with confidence and grade."""
 
 import asyncio
 import inspect
@@ -15,30 +15,30 @@ from assay.judges.calibration import Calibration
 from assay.models import sibling
 from assay.models.roles import Endpoint
 from assay.rubrics import JudgeSpec, NoGrade
-from assay.scrubbing import said
+from assay.support.scrubbing import error_text
 
 __all__ = ["Judge", "Reading", "attempt", "make_spec", "rebuilt"]
 
-Reading = Mapping[str, Any]  # what was read from the model before any calibration: by default probabilities by label, and `tokens`
+# the model's output before calibration: by default probabilities by label, and `tokens`
+Reading = Mapping[str, Any]
 
 
 class Judge(dspy.Module):  # type: ignore[misc]
-    """`judge(task_input=…, output=…)` gives `verdict`, `probabilities`, `confidence` and `value`.
+    """`judge(task_input=…, output=…)` returns `verdict`, `probabilities`, `confidence`, `value` and `raw`.
 
-    `probabilities` sum to one over the scale, and are None where nothing gives any; `confidence` is that of the verdict;
-    `value` is the expected grade in [0, 1], None on a scale without grades. `raw` is what they were calibrated from.
+    `probabilities` sum to one over the scale; None if the model gives none. `confidence` is the probability of the
+    verdict. `value` is the expected grade in [0, 1]; None on a scale without grades. `raw` is the reading before
+    calibration.
 
-    A judge of one's own needs `read`, which asks whatever it asks; everything else (rubrics, compile, card, audit) works
-    with it then.
+    A subclass implements `read`. Rubrics, compile, card and audit then work with it.
 
     Args:
-        spec: the question and its scale, a `JudgeSpec`, its fields, or the question alone.
-        shows: the names of what the judge sees, in order.
-        model: the model that judges, by name; the model that is set in DSPy where None.
-        calibration: fitted to people's labels by `assay judge compile`; None leaves probabilities as they are read.
-
-    Raises, when called:
-        NoGrade: no verdict on the scale was given.
+        spec: the question and its scale: a `JudgeSpec`, a mapping of its fields, or the question as text.
+        shows: names of the inputs that the judge sees, in order.
+        model: name of the judge's model; None uses the model configured in DSPy.
+        calibration: fitted to human labels by `assay judge compile`; None leaves the probabilities unchanged.
+    Raises:
+        NoGrade: when called, if the model gives no verdict on the scale.
     """
 
     def __init__(
@@ -51,121 +51,153 @@ class Judge(dspy.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.spec, self.shows, self.model = make_spec(spec), tuple(shows), model
-        self.endpoint: Endpoint | None = None  # of `model`; that of the model set in DSPy where None
+        self.endpoint: Endpoint | None = None  # of `model`; None uses that of the model configured in DSPy
         if not self.shows or not all(name.isidentifier() for name in self.shows):
-            raise ConfigError(f"a judge needs names of what it sees; got shows={list(self.shows)!r}")
+            raise ConfigError(f"shows={list(self.shows)!r} must be a non-empty list of field names")
         self.calibration = calibration if isinstance(calibration, Calibration | None) else Calibration(**calibration)
 
     @property
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments as JSON: what an artifact builds the judge from."""
+        """The constructor's arguments, JSON-serializable. An artifact rebuilds the judge from them."""
         return {
-            "spec": {**asdict(self.spec), "scale": list(self.spec.scale)}, "shows": list(self.shows), "model": self.model,
+            "spec": {**asdict(self.spec), "scale": list(self.spec.scale)},
+            "shows": list(self.shows),
+            "model": self.model,
             "calibration": asdict(self.calibration) if self.calibration else None,
-        }  # fmt: skip
+        }
 
     @property
     def labels(self) -> tuple[str, ...]:
+        """Labels of the scale, worst first."""
         return self.spec.scale
 
     @property
     def compares(self) -> bool:
-        """Whether it judges pairs: two outputs, and a scale from the first over a tie to the second."""
+        """Whether the judge compares pairs: its scale is the first output, a tie, the second output."""
         return {"output_a", "output_b"} <= set(self.shows)
 
-    def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
-        """Asks about what is shown: a reading, by default probabilities by label, or a verdict without any.
+    def read(self, inputs: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
+        """Queries the model. Returns a reading (by default probabilities by label), or None and a verdict.
 
         Raises:
-            NoGrade: neither came.
+            NoGrade: the model gave neither.
         """
         raise NotImplementedError
 
     def judged(self, reading: Reading | None, verdict: str | None = None) -> dspy.Prediction:
-        """What is said once the model has been read: calibrated probabilities, verdict, confidence and value."""
+        """Converts the result of `read` to a prediction: calibrated probabilities, verdict, confidence and value."""
         if reading is None:
             if verdict not in self.labels:
-                raise NoGrade(f"the judge said {verdict!r}, not one of {list(self.labels)}")
+                raise NoGrade(f"the judge returned {verdict!r}, not one of {list(self.labels)}")
             value = self.spec.grade(str(verdict)) if self.spec.graded else None
             return dspy.Prediction(verdict=verdict, probabilities=None, raw=None, confidence=None, value=value)
-        return self._said(reading, *self._calibrated(reading))
+        return self._prediction(reading, *self._calibrated(reading))
 
     def _calibrated(self, reading: Reading) -> tuple[dict[str, float], str]:
-        given: list[Any] = [reading.get(label) for label in self.labels]
-        if not all(isinstance(p, int | float) and math.isfinite(p) and p >= 0 for p in given) or not math.fsum(given) > 0:
+        raw: list[Any] = [reading.get(label) for label in self.labels]
+        if not all(isinstance(p, int | float) and math.isfinite(p) and p >= 0 for p in raw) or not math.fsum(raw) > 0:
             raise NoGrade(
-                f"the judge gave {dict(zip(self.labels, given, strict=True))} for probabilities: they must be numbers of at least 0, not all 0"
+                f"the judge returned the probabilities {dict(zip(self.labels, raw, strict=True))}: "
+                "they must be numbers >= 0, at least one of them above 0"
             )
-        total = math.fsum(given)
-        sound = {**reading, **{label: p / total for label, p in zip(self.labels, given, strict=True)}}
+        total = math.fsum(raw)
+        normalized = {**reading, **{label: p / total for label, p in zip(self.labels, raw, strict=True)}}
         if self.calibration:
-            return self.calibration.apply(sound, self.spec)
-        return {label: sound[label] for label in self.labels}, max(self.labels, key=lambda label: sound[label])
+            return self.calibration.apply(normalized, self.spec)
+        probabilities = {label: normalized[label] for label in self.labels}
+        return probabilities, max(self.labels, key=lambda label: probabilities[label])
 
-    def _said(self, reading: Reading, final: Mapping[str, float], chosen: str) -> dspy.Prediction:
-        value = math.fsum(p * self.spec.grade(label) for label, p in final.items()) if self.spec.graded else None
-        value = None if value is None else min(1.0, max(0.0, value))
+    def _prediction(self, reading: Reading, probabilities: Mapping[str, float], verdict: str) -> dspy.Prediction:
+        value = None
+        if self.spec.graded:
+            expected = math.fsum(p * self.spec.grade(label) for label, p in probabilities.items())
+            value = min(1.0, max(0.0, expected))
         orders = {"orders": tuple(reading["orders"])} if reading.get("orders") else {}
-        return dspy.Prediction(verdict=chosen, probabilities=dict(final), raw=reading, confidence=final[chosen], value=value, **orders)
+        return dspy.Prediction(
+            verdict=verdict,
+            probabilities=dict(probabilities),
+            raw=reading,
+            confidence=probabilities[verdict],
+            value=value,
+            **orders,
+        )
 
     def fit_rows(self, reading: Reading, shares: Mapping[str, float]) -> list[tuple[Reading, Mapping[str, float]]]:
-        """What a calibration learns from one item: the reading, and the shares of people who gave each label."""
+        """Rows from which a calibration is fitted for one item: readings with the raters' share of each label."""
         return [(reading, shares)]
 
-    def forward(self, **given: Any) -> dspy.Prediction:
-        if missing := [name for name in self.shows if name not in given]:
+    def forward(self, **inputs: Any) -> dspy.Prediction:
+        if missing := [name for name in self.shows if name not in inputs]:
             raise ConfigError(f"the judge sees {list(self.shows)}; {missing} is missing")
         if self.model is None:
-            return self.judged(*self.read(given))
+            return self.judged(*self.read(inputs))
         with dspy.context(lm=sibling(dspy.settings.lm, self.model, self.endpoint)):
-            return self.judged(*self.read(given))
+            return self.judged(*self.read(inputs))
 
-    async def aforward(self, **given: Any) -> dspy.Prediction:
-        return await asyncio.to_thread(self.forward, **given)
+    async def aforward(self, **inputs: Any) -> dspy.Prediction:
+        return await asyncio.to_thread(self.forward, **inputs)
 
 
 def rebuilt(kind: type[Judge], config: Mapping[str, Any]) -> Judge:
-    """A judge of this class with the arguments in `config`. What the constructor does not take (many a judge of one's own says its
-    question itself and takes nothing) must be one of the fields that every judge has, and is set afterwards.
+    """Creates a judge of a class from its `config`.
+
+    A custom judge's constructor may lack some of the entries, for example because the class fixes its question. Of
+    these, `calibration` and `model` are set afterwards; the others must equal the judge's own.
 
     Raises:
-        ConfigError: the class cannot be built so; the message says what its constructor lacks.
+        ConfigError: the class cannot be created from the config.
     """
-    takes = inspect.signature(kind.__init__).parameters.values()  # the class's own signature is DSPy's metaclass's
-    passed = dict(config) if any(p.kind is p.VAR_KEYWORD for p in takes) else {p.name: config[p.name] for p in takes if p.name in config}
+    parameters = inspect.signature(kind.__init__).parameters.values()  # inspect on the class shows DSPy's metaclass
+    passed = (
+        dict(config)
+        if any(p.kind is p.VAR_KEYWORD for p in parameters)
+        else {p.name: config[p.name] for p in parameters if p.name in config}
+    )
     try:
         try:
             judge = kind(**passed)
         except TypeError:
-            judge, passed = kind(), {}  # type: ignore[call-arg]  # it takes **options and says some of them itself
+            judge, passed = kind(), {}  # type: ignore[call-arg]  # it has **options and sets some of them itself
     except TypeError as error:
         name = kind.__qualname__
         raise ConfigError(
-            f"{name} cannot be built from {sorted(config)}: {error}. Give its arguments defaults, or put them in {name}.config"
+            f"{name} cannot be built from {sorted(config)}: {error}. "
+            f"Give its arguments defaults, or put them in {name}.config"
         ) from None
     calibration = config.get("calibration")
     judge.calibration = calibration if isinstance(calibration, Calibration | None) else Calibration(**calibration)
     judge.model = config.get("model", judge.model)
     differs = [
-        name for name, now in judge.config.items()
-        if name in config and name not in {"calibration", "model", *passed} and json.dumps(now, default=str) != json.dumps(config[name], default=str)
-    ]  # fmt: skip
+        name
+        for name, now in judge.config.items()
+        if name in config
+        and name not in {"calibration", "model", *passed}
+        and json.dumps(now, default=str) != json.dumps(config[name], default=str)
+    ]
     if differs:
-        raise ConfigError(f"{kind.__qualname__} takes no {', '.join(differs)}, so it cannot be built with other than its own")
+        raise ConfigError(
+            f"{kind.__qualname__} has no argument {', '.join(differs)}, so it cannot be built with a value other than "
+            "its own"
+        )
     return judge
 
 
-def attempt(judge: Judge, given: Mapping[str, Any]) -> tuple[dspy.Prediction | None, str]:
-    """What a judge says of its part of what is given, or None and why it said nothing. What the user must mend is raised."""
+def attempt(judge: Judge, inputs: Mapping[str, Any]) -> tuple[dspy.Prediction | None, str]:
+    """Calls a judge with its part of the inputs. Returns its prediction, or None and the reason of the failure.
+
+    Raises:
+        AssayError: an error that the user must fix, such as a missing package or a wrong setting.
+    """
     try:
-        return judge(**{name: given[name] for name in judge.shows}), ""
-    except AssayError:  # a missing package, a setting: no other judge makes up for it
+        return judge(**{name: inputs[name] for name in judge.shows}), ""
+    except AssayError:
         raise
     except Exception as error:
-        return None, said(error)
+        return None, error_text(error)
 
 
 def make_spec(spec: JudgeSpec | Mapping[str, Any] | str) -> JudgeSpec:
+    """Converts a question or a mapping of fields to a `JudgeSpec`."""
     if isinstance(spec, JudgeSpec):
         return spec
     fields: dict[str, Any] = {"text": spec} if isinstance(spec, str) else dict(spec)

@@ -1,4 +1,4 @@
-"""Judges as the deciders of a rubric's criteria."""
+"""Adapts judges to a rubric's criteria: one output, a group of outputs, or all criteria in one call."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -12,30 +12,39 @@ from assay.judges.base import Judge, attempt
 from assay.judges.listwise import ListwiseJudge
 from assay.judges.loading import AnyJudge, load_judge
 from assay.judges.pointwise import PointwiseJudge
-from assay.judges.ranking import bradley_terry, pairings, win_rates
+from assay.judges.quality.ranking import bradley_terry, pairings, win_rates
 from assay.judges.reading import GUARD, meanings, shown_as
 from assay.models import sibling
 from assay.rubrics import Criterion, Grade, JudgeSpec, NoGrade
-from assay.rubrics.rubric import Resolver
-from assay.scrubbing import said
+from assay.rubrics.protocols import JointResolver
+from assay.support.scrubbing import error_text
 from assay.traces import Rollout
 from assay.traces.recorder import aside
 
 __all__ = ["GroupDecider", "JudgeDecider", "one_of", "output_of", "resolver"]
 
 
-class _Asking:
-    """A model that judges. Its calls are a rollout of their own, of the task it judges, and counted like any other."""
+class _JudgeCall:
+    """Calls a judge model. The calls are recorded as a separate rollout of the judged task."""
 
-    def __init__(self, judge: Any, lm: dspy.LM, named: str) -> None:
-        self.judge, self.lm, self.named = judge, lm, named
+    def __init__(self, judge: Any, lm: dspy.LM, name: str) -> None:
+        self.judge, self.lm, self.name = judge, lm, name
 
-    def asking(self, task: Task, given: Mapping[str, Any], rollout: Rollout | None) -> tuple[AbstractContextManager[Any], Rollout]:
+    def recording(
+        self, task: Task, inputs: Mapping[str, Any], rollout: Rollout | None
+    ) -> tuple[AbstractContextManager[Any], Rollout]:
         own = Rollout(
-            task_id=task.id, task_type=task.task_type, group_id=task.id, source="judge", program=self.named[:200],
-            split=rollout.split if rollout else "", inputs=dict(given), tenant=rollout.tenant if rollout else None,
-            data_subject=rollout.data_subject if rollout else None, consent=rollout.consent if rollout else None,
-        )  # fmt: skip
+            task_id=task.id,
+            task_type=task.task_type,
+            group_id=task.id,
+            source="judge",
+            program=self.name[:200],
+            split=rollout.split if rollout else "",
+            inputs=dict(inputs),
+            tenant=rollout.tenant if rollout else None,
+            data_subject=rollout.data_subject if rollout else None,
+            consent=rollout.consent if rollout else None,
+        )
         stack = ExitStack()
         stack.enter_context(dspy.context(lm=self.lm, trace=[]))
         stack.enter_context(aside(own))
@@ -43,60 +52,69 @@ class _Asking:
 
     @contextmanager
     def named_failure(self, own: Rollout) -> Iterator[None]:
-        """A failure says which judge it is of: its question and its model. In the store it is the judge's."""
+        """Adds the judge's question and model to a failure. In the store it is a failure of the judge."""
         try:
             yield
         except Exception as error:
-            what = str(error) if isinstance(error, NoGrade) else said(error)
+            what = str(error) if isinstance(error, NoGrade) else error_text(error)
             model = getattr(self.judge, "model", None) or getattr(self.lm, "model", self.lm)
             own.status, own.error, own.failure = "error", what, FailureKind.JUDGE
-            raise NoGrade(f"judge {self.named[:80]!r} ({model}): {what}") from error
+            raise NoGrade(f"judge {self.name[:80]!r} ({model}): {what}") from error
 
 
-class JudgeDecider(_Asking):
-    """Grades one criterion by a judge of one output.
+class JudgeDecider(_JudgeCall):
+    """Grades one criterion with a pointwise judge.
 
     Args:
-        lm: the model that judges.
+        lm: the judge's model.
     """
 
     def __init__(self, judge: Judge, lm: dspy.LM) -> None:
         super().__init__(judge, lm, judge.spec.text)
 
     def __call__(self, task: Task, prediction: dict[str, Any], rollout: Rollout | None, **_: Any) -> Grade:
-        seen = {**prediction, **task.inputs, "task_input": one_of(task.inputs), "output": output_of(prediction)}
-        given = _given(self.judge, seen)
-        context, own = self.asking(task, given, rollout)
+        fields = {**prediction, **task.inputs, "task_input": one_of(task.inputs), "output": output_of(prediction)}
+        inputs = _judge_inputs(self.judge, fields)
+        context, own = self.recording(task, inputs, rollout)
         with context, self.named_failure(own):
-            found = self.judge(**given)
-            own.prediction = {key: found[key] for key in ("verdict", "confidence", "value")}
-        if found.value is None:
-            raise NoGrade(f"the judge said {found.verdict!r}, and the words of its scale have no grades")
-        said = f"The judge said {found.verdict!r} to: {self.judge.spec.text}"
-        return Grade(value=found.value, label=found.verdict, confidence=found.confidence, reason=said)
+            result = self.judge(**inputs)
+            own.prediction = {key: result[key] for key in ("verdict", "confidence", "value")}
+        if result.value is None:
+            raise NoGrade(f"the judge returned {result.verdict!r}, and the labels of its scale have no grades")
+        reason = f"The judge said {result.verdict!r} to: {self.judge.spec.text}"
+        return Grade(value=result.value, label=result.verdict, confidence=result.confidence, reason=reason)
 
 
-class GroupDecider(_Asking):
-    """Grades one criterion by a judge that compares: each output's grade is the mean probability of being preferred to
-    another of its group (by Bradley-Terry where pairs are judged), or its grade on the scale where a list is graded."""
+class GroupDecider(_JudgeCall):
+    """Grades one criterion with a comparing judge.
+
+    With a pairwise judge, the grade of an output is its mean probability of being preferred to another output of the
+    group (Bradley-Terry). With a listwise judge, it is the grade that the judge returns.
+    """
 
     def __init__(self, judge: AnyJudge, lm: dspy.LM) -> None:
         super().__init__(judge, lm, judge.spec.text)
 
     def __call__(self, task: Task, prediction: dict[str, Any], rollout: Rollout | None, **_: Any) -> Grade:
-        raise NoGrade("this judge compares outputs of one task: score them together with score_group")
+        raise NoGrade("this judge compares outputs of one task; score them together with score_group")
 
-    def grade_group(self, task: Task, predictions: Sequence[dict[str, Any]], rollouts: Sequence[Rollout | None]) -> list[Grade | NoGrade]:
-        """A grade for each prediction, in order, or why it has none."""
+    def grade_group(
+        self, task: Task, predictions: Sequence[dict[str, Any]], rollouts: Sequence[Rollout | None]
+    ) -> list[Grade | NoGrade]:
+        """Returns a grade, or `NoGrade` with the reason, per prediction, in order."""
         outputs = [output_of(prediction) for prediction in predictions]
-        context, own = self.asking(task, {"task_input": one_of(task.inputs), "outputs": outputs}, next((r for r in rollouts if r), None))
+        context, own = self.recording(
+            task, {"task_input": one_of(task.inputs), "outputs": outputs}, next((r for r in rollouts if r), None)
+        )
         with context, self.named_failure(own):
             values = (self._by_list if isinstance(self.judge, ListwiseJudge) else self._by_pairs)(task, outputs)
-            own.prediction = {"values": {str(index): value for index, value in values.items() if not isinstance(value, NoGrade)}}
-        said = f"Compared with the others by: {self.judge.spec.text}"
-        missing = NoGrade("the judge's answers named no grade for this output")
-        found = [values.get(index, missing) for index in range(len(outputs))]
-        return [value if isinstance(value, NoGrade) else Grade(value=value, reason=said) for value in found]
+            own.prediction = {
+                "values": {str(index): value for index, value in values.items() if not isinstance(value, NoGrade)}
+            }
+        reason = f"Compared with the others by: {self.judge.spec.text}"
+        missing = NoGrade("the judge's answers contain no grade for this output")
+        grades = [values.get(index, missing) for index in range(len(outputs))]
+        return [value if isinstance(value, NoGrade) else Grade(value=value, reason=reason) for value in grades]
 
     def _by_list(self, task: Task, outputs: Sequence[Any]) -> dict[int, Any]:
         return dict(self.judge(task_input=one_of(task.inputs), outputs=dict(enumerate(outputs))).grades)
@@ -104,40 +122,47 @@ class GroupDecider(_Asking):
     def _by_pairs(self, task: Task, outputs: Sequence[Any]) -> dict[int, Any]:
         judge, compared, reasons = self.judge, [], list[str]()
         for a, b in pairings(len(outputs)):
-            seen = {**task.inputs, "task_input": one_of(task.inputs), "output_a": outputs[a], "output_b": outputs[b]}
-            found, reason = attempt(judge, _given(judge, seen))
-            if found is None:
+            fields = {**task.inputs, "task_input": one_of(task.inputs), "output_a": outputs[a], "output_b": outputs[b]}
+            result, reason = attempt(judge, _judge_inputs(judge, fields))
+            if result is None:
                 reasons.append(reason)
             else:
-                compared.append((a, b, 1 - judge.spec.grade(found.verdict)))
+                compared.append((a, b, 1 - judge.spec.grade(result.verdict)))
         strengths = bradley_terry(compared)
         values: dict[int, Any] = dict(zip(strengths, win_rates(list(strengths.values())), strict=True))
-        return {index: values.get(index, NoGrade(reasons[0] if reasons else "nothing to compare with")) for index in range(len(outputs))}
+        return {
+            index: values.get(index, NoGrade(reasons[0] if reasons else "nothing to compare with"))
+            for index in range(len(outputs))
+        }
 
 
-class Together(_Asking):
-    """Decides all judge criteria in one call, with a verdict for each by its name."""
+class Together(_JudgeCall):
+    """Decides all judge criteria in one call. The answer has one verdict per criterion name."""
 
     def __init__(self, criteria: Sequence[Criterion], lm: dspy.LM) -> None:
         super().__init__(None, lm, "all criteria in one call")
         self.specs = {c.name: c.judge for c in criteria if c.judge is not None}
         if using := [name for name, spec in self.specs.items() if spec.use]:
-            raise RubricError(f"criteria {using} use judges of their own, which are asked one by one; judging: each goes with them")
+            raise RubricError(
+                f"criteria {using} use judges of their own, which are called one by one; set judging='each'"
+            )
         if clashing := sorted({"task_input", "output"} & set(self.specs)):
-            raise RubricError(f"criteria {clashing} have the names of what a judge sees; judging: together needs other names")
-        asked = " ".join(f"{name}: {spec.text} {meanings(spec)}" for name, spec in self.specs.items())
+            raise RubricError(
+                f"criteria {clashing} have the names of the judge's inputs; rename them for judging='together'"
+            )
+        questions = " ".join(f"{name}: {spec.text} {meanings(spec)}" for name, spec in self.specs.items())
         fields: dict[str, Any] = {"task_input": (str, dspy.InputField()), "output": (str, dspy.InputField())}
         fields |= {name: (Literal[spec.scale], dspy.OutputField()) for name, spec in self.specs.items()}
-        self.judge = dspy.Predict(dspy.Signature(fields, f"Decide each of these by itself. {asked}{GUARD}"))
+        self.judge = dspy.Predict(dspy.Signature(fields, f"Decide each of these by itself. {questions}{GUARD}"))
 
     def grade_all(self, task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> dict[str, Grade | NoGrade]:
-        """A grade for each criterion by name, or why it has none; one call."""
-        given = {"task_input": shown_as(one_of(task.inputs)), "output": shown_as(output_of(prediction))}
-        context, own = self.asking(task, given, rollout)
+        """Returns a grade, or `NoGrade` with the reason, per criterion name. Makes one call."""
+        inputs = {"task_input": shown_as(one_of(task.inputs)), "output": shown_as(output_of(prediction))}
+        context, own = self.recording(task, inputs, rollout)
         with context, self.named_failure(own), dspy.context(adapter=dspy.JSONAdapter()):
-            found = self.judge(**given)
-            own.prediction = {name: found.get(name) for name in self.specs}
-        return {name: self._grade(name, spec, found.get(name)) for name, spec in self.specs.items()}
+            result = self.judge(**inputs)
+            own.prediction = {name: result.get(name) for name in self.specs}
+        return {name: self._grade(name, spec, result.get(name)) for name, spec in self.specs.items()}
 
     @staticmethod
     def _grade(name: str, spec: JudgeSpec, verdict: Any) -> Grade | NoGrade:
@@ -146,24 +171,27 @@ class Together(_Asking):
         return Grade(value=spec.grade(verdict), label=verdict, reason=f"The judge said {verdict!r} to: {spec.text}")
 
 
-def _given(judge: Judge, seen: Mapping[str, Any]) -> dict[str, Any]:
-    """What the judge sees.
+def _judge_inputs(judge: Judge, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that the judge sees.
 
     Raises:
-        NoGrade: neither the task nor the prediction has it: a question about nothing has no verdict.
+        NoGrade: neither the task nor the prediction has one of them.
     """
-    if missing := [name for name in judge.shows if name not in seen]:
-        raise NoGrade(f"the judge sees {list(judge.shows)}, and neither the task nor the output has {', '.join(missing)}; there are {sorted(seen)}")
-    return {name: seen[name] for name in judge.shows}
+    if missing := [name for name in judge.shows if name not in fields]:
+        raise NoGrade(
+            f"the judge sees {list(judge.shows)}, and neither the task nor the output has {', '.join(missing)}; "
+            f"available fields are {sorted(fields)}"
+        )
+    return {name: fields[name] for name in judge.shows}
 
 
 def output_of(prediction: Mapping[str, Any]) -> Any:
-    """What is judged of a prediction: its one field, else all by name."""
+    """The judged part of a prediction: its only field, otherwise all fields by name. `steps` is excluded."""
     return one_of({k: v for k, v in prediction.items() if k != "steps"})
 
 
 def one_of(fields: Any) -> Any:
-    """The value of a single field, else all by name: what people would be shown. Empty text where every field is empty."""
+    """The value of the only non-empty field, otherwise all fields by name; an empty string if all are empty."""
     values = {key: value for key, value in dict(fields).items() if value not in (None, "")}
     return next(iter(values.values())) if len(values) == 1 else values or ""
 
@@ -183,18 +211,20 @@ class _Resolver:
         if judge.compares:
             return GroupDecider(judge, lm)
         if not judge.spec.graded:
-            raise RubricError(f"criterion {criterion.name!r}: its judge's scale is nominal; say what each word is worth in grades")
+            raise RubricError(
+                f"criterion {criterion.name!r}: its judge's scale is nominal; set grades with the value of each label"
+            )
         return JudgeDecider(judge, lm)
 
     def together(self, criteria: Sequence[Criterion]) -> Together | None:
         return Together(criteria, self.lm) if self.lm is not None else None
 
 
-def resolver(lm: dspy.LM | None, find: Callable[[str], AnyJudge] = load_judge) -> Resolver:
-    """Makes a rubric's judge criteria decidable by `lm`.
+def resolver(lm: dspy.LM | None, find: Callable[[str], AnyJudge] = load_judge) -> JointResolver:
+    """Returns a resolver that creates graders for a rubric's judge criteria.
 
     Args:
-        lm: decides criteria whose judge names no model of its own; where None they stay unscored.
-        find: gives the judge that a criterion uses from elsewhere, by its file or folder.
+        lm: model of the judges that name no model of their own; if None, their criteria stay unscored.
+        find: loads a judge referenced by `use`, from its file or folder.
     """
     return _Resolver(lm, find)

@@ -1,7 +1,7 @@
-"""What people said: ratings of items, several raters an item, with disagreement kept.
+"""Human labels: ratings of items by one or several raters. Disagreement is kept.
 
-One row a rating: `item_id` (by default the hash of what was shown), `input` (optional), `output` or `output_a` and
-`output_b`, `rater`, `label`, `rationale` (optional). Further columns are shown to a judge that names them.
+One row per rating: `item_id` (by default the hash of the judged content), `input` (optional), `output` or `output_a`
+and `output_b`, `rater`, `label`, `rationale` (optional). A judge can see further columns if its `shows` names them.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from assay.errors import DataError
 
 __all__ = ["Item", "LabelSplits", "Rating", "load_labels", "make_items", "split_items"]
 
-_FIELDS = {"item_id", "rater", "label", "rationale", "split"}
+_RATING_FIELDS = {"item_id", "rater", "label", "rationale", "split"}
 _TASK_INPUT = "task_input"
 _ANONYMOUS = "anonymous "
 _JUDGED = {_TASK_INPUT, "output", "output_a", "output_b"}
@@ -37,7 +37,13 @@ class Rating:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """Something that was judged, with all that people said of it. `beside`: columns that nobody judges, such as `model`."""
+    """Judged content with all its ratings.
+
+    Args:
+        shown: the judged fields.
+        split: the split named in the data; None to use the content hash.
+        beside: columns that are not judged, such as `model`.
+    """
 
     id: str
     shown: Mapping[str, Any]
@@ -51,24 +57,25 @@ class Item:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of the raters by label; the disagreement is part of it."""
+        """Label -> share of the raters who chose it."""
         counts = Counter(rating.label for rating in self.ratings)
         return {label: count / len(self.ratings) for label, count in counts.items()}
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """The label most raters gave; several where they are level."""
+        """The labels that most raters chose; several if there is a tie."""
         counts = Counter(rating.label for rating in self.ratings)
         most = max(counts.values())
         return tuple(sorted(label for label, count in counts.items() if count == most))
 
     @property
     def rationales(self) -> list[str]:
+        """`label: rationale` of each rating with a rationale."""
         return [f"{rating.label}: {rating.rationale}" for rating in self.ratings if rating.rationale]
 
     @property
     def digests(self) -> list[str]:
-        """A short hash of each rating: what an artifact was compiled from, without the ratings themselves."""
+        """Short hash of each rating. An artifact stores them to record its labels without their content."""
         return [rating_digest(self.id, rating.rater, rating.label) for rating in self.ratings]
 
 
@@ -78,88 +85,112 @@ def rating_digest(item_id: str, rater: str, label: str) -> str:
 
 def load_labels(
     spec: str, *, labels: Sequence[str], rename: Mapping[str, str] | None = None, shows: Sequence[str] = ()
-) -> list[Item]:  # fmt: skip
-    """Items with their ratings, from any source that `assay.datasets.iter_rows` reads.
+) -> list[Item]:
+    """Loads items with their ratings from any source that `assay.datasets.iter_rows` reads.
 
-    A row without a label is a missing value: it is left out. Each rater counts once an item; the last rating stands. Rows
-    without a rater are of somebody else each.
+    Rows without a label are skipped. If a rater rated an item more than once, the last rating counts. Each row without
+    a rater counts as a different rater.
 
     Args:
         labels: the judge's scale; a label outside it is an error.
-        rename: columns by the names they should have.
-        shows: columns that are judged, beside `input`, `output`, `output_a` and `output_b`. Others are kept where all rows of
-            an item agree on them, and decide nothing.
+        rename: old -> new column name.
+        shows: judged columns in addition to `input`, `output`, `output_a` and `output_b`. Other columns are kept in
+            `Item.beside` if all rows of an item have the same value.
     Raises:
-        DataError: a row without what was judged, a label outside the scale, one id for two contents; with file and line.
+        DataError: a row lacks the judged content, a label is not on the scale, or an id has two contents; with file and
+            line.
     """
     rows = ((where, renamed(row, rename, where) if rename else row) for where, row in iter_rows(spec))
     return make_items(rows, labels=labels, spec=spec, shows=shows)
 
 
 def make_items(
-    rows: Iterable[tuple[str, Mapping[str, Any]]], *, labels: Sequence[str], spec: str = "labels", unrated: bool = False, shows: Sequence[str] = ()
+    rows: Iterable[tuple[str, Mapping[str, Any]]],
+    *,
+    labels: Sequence[str],
+    spec: str = "labels",
+    unrated: bool = False,
+    shows: Sequence[str] = (),
 ) -> list[Item]:
-    """`load_labels` for rows that are at hand, each with the place it stands.
+    """Like `load_labels`, from rows.
 
     Args:
-        unrated: whether items without any label are kept, with no ratings.
+        rows: pairs of location (for error messages) and row.
+        unrated: whether to keep items without a label.
     """
-    known = {label.casefold(): label for label in labels}
+    by_case = {label.casefold(): label for label in labels}
     judged = {*_JUDGED, *shows}
-    others = [name for name in shows if name not in _JUDGED]  # a judge that sees an output by another name
-    wanted = {"output", "output_a", *(others if not _JUDGED & set(shows) - {_TASK_INPUT} else ())}
-    shown_of: dict[str, dict[str, Any]] = {}
+    contents: dict[str, dict[str, Any]] = {}
     beside: dict[str, dict[str, Any]] = {}
     ratings: dict[str, dict[str, Rating]] = defaultdict(dict)
     splits: dict[str, str | None] = {}
-    rated = 0
+    count = 0
     for where, row in rows:
-        rated += 1
-        found = {(_TASK_INPUT if key == "input" else key): value for key, value in row.items() if key not in _FIELDS and not _absent(value)}
-        shown = {key: value for key, value in found.items() if key in judged}
-        if not any(name in shown for name in wanted) or ("output_a" in shown) != ("output_b" in shown):
+        count += 1
+        content, other = _content(row, judged, shows, where)
+        item_id = content_hash(content)[:16] if _missing(row.get("item_id")) else str(row["item_id"])
+        if contents.setdefault(item_id, content) != content:
+            differing = sorted(key for key in judged if content.get(key) != contents[item_id].get(key))
             raise DataError(
-                f"{where}: what is to be judged must stand in 'output', or in 'output_a' and 'output_b'; the row has {sorted(row)}. Rename a column: "
-                "rename={'answer': 'output'}",
-                flag="--rename answer=output",
+                f"{where}: item {item_id!r} has another {', '.join(differing)} in an earlier row; "
+                "use one item_id per content"
             )
-        item_id = content_hash(shown)[:16] if _missing(row.get("item_id")) else str(row["item_id"])
-        if shown_of.setdefault(item_id, shown) != shown:
-            other = sorted(key for key in judged if shown.get(key) != shown_of[item_id].get(key))
-            raise DataError(f"{where}: item {item_id!r} was shown with another {', '.join(other)} before; one id is one content")
-        more = {key: value for key, value in found.items() if key not in judged}
-        kept = beside.setdefault(item_id, more)
-        beside[item_id] = {key: value for key, value in kept.items() if more.get(key) == value}
+        common = beside.setdefault(item_id, other)
+        beside[item_id] = {key: value for key, value in common.items() if other.get(key) == value}
         if row.get("split") not in (None, "", *SPLITS):
-            raise DataError(f"{where}: the split {row['split']!r} does not exist; there are {', '.join(SPLITS)}")
+            raise DataError(f"{where}: unknown split {row['split']!r}; splits are {', '.join(SPLITS)}")
         label = row.get("label")
         if _missing(label):
             continue
-        if str(label).strip().casefold() not in known:
+        if str(label).strip().casefold() not in by_case:
             raise DataError(f"{where}: the label {label!r} is not on the judge's scale {list(labels)}")
         rater = f"{_ANONYMOUS}{len(ratings[item_id]) + 1}" if _missing(row.get("rater")) else str(row["rater"])
-        ratings[item_id][rater] = Rating(rater=rater, label=known[str(label).strip().casefold()], rationale=str(row.get("rationale") or ""))
+        ratings[item_id][rater] = Rating(
+            rater=rater, label=by_case[str(label).strip().casefold()], rationale=str(row.get("rationale") or "")
+        )
         splits[item_id] = row.get("split") or None
     if unrated:
-        ratings = defaultdict(dict, {key: ratings.get(key, {}) for key in shown_of})
+        ratings = defaultdict(dict, {key: ratings.get(key, {}) for key in contents})
     if not ratings:
-        raise DataError(f"{spec} has no ratings" + (f": none of its {rated} rows has a label" if rated else ""))
+        raise DataError(f"{spec} has no ratings" + (f": none of its {count} rows has a label" if count else ""))
     return [
-        Item(id=key, shown=shown_of[key], ratings=tuple(found.values()), split=splits.get(key), beside=beside[key]) for key, found in ratings.items()
+        Item(id=key, shown=contents[key], ratings=tuple(entries.values()), split=splits.get(key), beside=beside[key])
+        for key, entries in ratings.items()
     ]
 
 
-def _absent(value: Any) -> bool:
+def _content(
+    row: Mapping[str, Any], judged: set[str], shows: Sequence[str], where: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The judged fields of a row, and its other fields except those of the rating."""
+    fields = {
+        (_TASK_INPUT if key == "input" else key): value
+        for key, value in row.items()
+        if key not in _RATING_FIELDS and not _is_null(value)
+    }
+    content = {key: value for key, value in fields.items() if key in judged}
+    others = [name for name in shows if name not in _JUDGED]  # a judge may see the output under another name
+    outputs = {"output", "output_a", *(others if not _JUDGED & set(shows) - {_TASK_INPUT} else ())}
+    if not any(name in content for name in outputs) or ("output_a" in content) != ("output_b" in content):
+        raise DataError(
+            f"{where}: expected the judged content in 'output', or in 'output_a' and 'output_b'; the row has "
+            f"{sorted(row)}. Rename a column: rename={{'answer': 'output'}}",
+            flag="--rename answer=output",
+        )
+    return content, {key: value for key, value in fields.items() if key not in judged}
+
+
+def _is_null(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _missing(value: Any) -> bool:
-    return _absent(value) or value == ""
+    return _is_null(value) or value == ""
 
 
 @dataclass
 class LabelSplits:
-    """Items by split. An item with all its ratings is in one; its place is the hash of what was shown."""
+    """Items by split. All ratings of an item are in the same split, which is chosen by the hash of its content."""
 
     train: list[Item]
     val: list[Item]
@@ -170,43 +201,51 @@ class LabelSplits:
         return {name: len(getattr(self, name)) for name in SPLITS}
 
     def ratings(self) -> dict[str, list[str]]:
-        """Digests of the ratings of each split, for the artifact."""
+        """Digests of the ratings by split, for the artifact."""
         return {name: [digest for item in getattr(self, name) for digest in item.digests] for name in SPLITS}
 
 
 def split_items(items: Sequence[Item], *, salt: str = "assay", limits: Mapping[str, int] | None = None) -> LabelSplits:
-    """Splits by content hash, the same in every command. A limit keeps each class's share (the first mode is the class).
+    """Splits items by content hash, identically in every command.
 
+    Args:
+        salt: the store's salt.
+        limits: maximum number of items by split. The share of each class is kept; an item's class is its first mode.
     Raises:
-        DataError: a split would be empty.
+        DataError: a split is empty.
     """
     chosen: dict[str, list[tuple[int, Item]]] = {name: [] for name in SPLITS}
-    seen: dict[str, Item] = {}
-    for item in items:  # another id for what was shown before: its ratings are of the same thing
-        first = seen.get(item.content_hash)
-        seen[item.content_hash] = item if first is None else replace(first, ratings=_merged(first, item), split=first.split or item.split)
-    for digest, item in seen.items():
+    unique: dict[str, Item] = {}
+    for item in items:  # items with different ids and the same content are merged
+        first = unique.get(item.content_hash)
+        unique[item.content_hash] = (
+            item if first is None else replace(first, ratings=_merged(first, item), split=first.split or item.split)
+        )
+    for digest, item in unique.items():
         name, rank = split_of(digest, salt, SHARES)
         chosen[item.split or name].append((rank, item))
     if empty := [name for name in SPLITS if not chosen[name]]:
-        raise DataError(f"no item fell into {', '.join(empty)} ({len(seen)} different items in all). Label more, or name splits in a field 'split'")
-    kept = {}
+        raise DataError(
+            f"no items in the splits {', '.join(empty)} ({len(unique)} distinct items in total). "
+            "Add labels, or assign splits in a column 'split'"
+        )
+    splits = {}
     for name, entries in chosen.items():
         ordered = [item for _, item in sorted(entries, key=lambda entry: entry[0])]
-        kept[name] = _stratified(ordered, (limits or {}).get(name, len(ordered)))
-    return LabelSplits(**kept)
+        splits[name] = _stratified(ordered, (limits or {}).get(name, len(ordered)))
+    return LabelSplits(**splits)
 
 
 def _merged(first: Item, other: Item) -> tuple[Rating, ...]:
-    known = {rating.rater: rating for rating in first.ratings}
+    by_rater = {rating.rater: rating for rating in first.ratings}
     for rating in other.ratings:
-        name = f"{_ANONYMOUS}{len(known) + 1}" if rating.rater.startswith(_ANONYMOUS) else rating.rater
-        known[name] = replace(rating, rater=name)
-    return tuple(known.values())
+        name = f"{_ANONYMOUS}{len(by_rater) + 1}" if rating.rater.startswith(_ANONYMOUS) else rating.rater
+        by_rater[name] = replace(rating, rater=name)
+    return tuple(by_rater.values())
 
 
 def _stratified(items: list[Item], limit: int) -> list[Item]:
-    """The first `limit` items, each class with the share that it has in all (largest remainders)."""
+    """The first `limit` items, with each class in proportion to its share (largest remainder method)."""
     if limit >= len(items):
         return items
     classes: dict[str, list[Item]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""A judge of a group of outputs at once: shown in seeded orders under names of their own, matched by those names alone."""
+"""`ListwiseJudge`: judges a group of outputs at once, in several seeded orders."""
 
 import math
 import random
@@ -14,8 +14,17 @@ from dspy.utils.exceptions import AdapterParseError, LMError
 from assay.errors import ConfigError
 from assay.judges.base import make_spec
 from assay.judges.pairwise import PairwiseJudge
-from assay.judges.ranking import win_rates
-from assay.judges.reading import EMPTY, GUARD, READINGS, NoProbabilities, VerdictAdapter, gave_no_probabilities, reads_probabilities, shown_as
+from assay.judges.quality.ranking import win_rates
+from assay.judges.reading import (
+    EMPTY,
+    GUARD,
+    READINGS,
+    NoProbabilities,
+    VerdictAdapter,
+    gave_no_probabilities,
+    reads_probabilities,
+    shown_as,
+)
 from assay.models import sibling
 from assay.models.roles import Endpoint
 from assay.rubrics import JudgeSpec, NoGrade
@@ -34,19 +43,19 @@ class GradedOutput(pydantic.BaseModel):
 
 
 class ListwiseJudge(dspy.Module):  # type: ignore[misc]
-    """`judge(task_input=…, outputs={id: text, …})` gives `grades`: id -> [0, 1], and `ranking`: ids, best first.
+    """`judge(task_input=…, outputs={id: text, …})` returns `grades` (id -> [0, 1]) and `ranking` (ids, best first).
 
-    Outputs stand under letters, drawn anew for each of `orders` seeded orders. Where the engine gives token probabilities,
-    each order asks which letter is best; the log-odds of the letters, averaged over orders, are strengths (Luce 1959), and
-    a grade is the mean probability of being preferred to one of the others. Otherwise every output is graded on the
-    scale under its letter, and its grade is the mean over orders. An answer under a letter that was not shown counts for
-    nothing, and an output that no answer names stays without a grade: position never stands in for a name.
+    Outputs are labelled with letters, in `orders` seeded random orders. If the engine gives token probabilities, the
+    model is asked which letter is best. The log-odds of the letters, averaged over orders, are strengths (Luce 1959); a
+    grade is the mean probability of being preferred to one of the others. Otherwise the model grades every output on
+    the scale by letter, and a grade is the mean over orders. Answers are matched by letter only, never by position:
+    unknown letters are ignored, and an output that is not named gets no grade.
 
     Args:
         spec: the question and the scale of written grades.
-        orders: permutations asked about; at least as many as outputs takes each place's pull out.
-    Raises, when called:
-        NoGrade: no output got a grade.
+        orders: number of random orders. With at least as many as outputs, position bias averages out.
+    Raises:
+        NoGrade: when called, if no output gets a grade.
     """
 
     compares = True
@@ -62,89 +71,93 @@ class ListwiseJudge(dspy.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.spec, self.orders, self.reading, self.model, self.seed = make_spec(spec), orders, reading, model, seed
-        self.endpoint: Endpoint | None = None  # of `model`; that of the model set in DSPy where None
+        self.endpoint: Endpoint | None = None  # of `model`; None uses that of the model configured in DSPy
         if reading not in READINGS or orders < 1:
-            raise ConfigError(f"reading={reading!r} must be one of {', '.join(READINGS)}, and orders={orders!r} at least 1")
+            raise ConfigError(f"reading={reading!r} must be one of {', '.join(READINGS)}, and orders={orders!r} >= 1")
         if not self.spec.graded:
             raise ConfigError("a listwise judge needs a scale with grades; this one is nominal")
+        inputs: dict[str, Any] = {"task_input": (str, dspy.InputField()), "outputs": (str, dspy.InputField())}
+        scale = ", ".join(self.spec.scale)
         self.grade = dspy.Predict(
             dspy.Signature(
-                {"task_input": (str, dspy.InputField()), "outputs": (str, dspy.InputField()), "grades": (list[GradedOutput], dspy.OutputField())},
-                f"{self.spec.text} Grade every output under its own id, worst to best: {', '.join(self.spec.scale)}. {GUARD}",
+                {**inputs, "grades": (list[GradedOutput], dspy.OutputField())},
+                f"{self.spec.text} Grade every output under its own id, worst to best: {scale}. {GUARD}",
             )
         )
         self.pick = dspy.Predict(
-            dspy.Signature(
-                {"task_input": (str, dspy.InputField()), "outputs": (str, dspy.InputField()), "verdict": (Literal["A", "B"], dspy.OutputField())},
-                f"{self.spec.text} {GUARD}",
-            )
+            dspy.Signature({**inputs, "verdict": (Literal["A", "B"], dspy.OutputField())}, f"{self.spec.text} {GUARD}")
         )
 
     @property
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments as JSON."""
+        """The constructor's arguments, JSON-serializable."""
         return {
-            "spec": {**asdict(self.spec), "scale": list(self.spec.scale)}, "orders": self.orders, "reading": self.reading, "model": self.model,
+            "spec": {**asdict(self.spec), "scale": list(self.spec.scale)},
+            "orders": self.orders,
+            "reading": self.reading,
+            "model": self.model,
             "seed": self.seed,
-        }  # fmt: skip
+        }
 
     def forward(self, *, task_input: Any = "", outputs: Mapping[Any, Any]) -> dspy.Prediction:
         if not 2 <= len(outputs) <= len(_LETTERS):
             raise NoGrade(f"a listwise judge compares 2 to {len(_LETTERS)} outputs, got {len(outputs)}")
         lm = dspy.settings.lm if self.model is None else sibling(dspy.settings.lm, self.model, self.endpoint)
         if lm is None:
-            raise ConfigError("no language model is set: use dspy.configure(lm=assay.get_lm(NAME)), or give the judge a model")
-        rng, asked = random.Random(self.seed), {"task_input": shown_as(task_input) or EMPTY}
+            raise ConfigError(
+                "no language model is configured: call dspy.configure(lm=assay.get_lm(NAME)), or set the judge's model"
+            )
+        rng, inputs = random.Random(self.seed), {"task_input": shown_as(task_input) or EMPTY}
         by_letter = reads_probabilities(lm, self.reading) and not (self.reading == "auto" and gave_no_probabilities(lm))
-        found: dict[Any, list[float]] = defaultdict(list)
+        values_of: dict[Any, list[float]] = defaultdict(list)
         reasons = []
         for _ in range(self.orders):
-            shown = dict(zip(_LETTERS, rng.sample(list(outputs), len(outputs)), strict=False))
-            lines = "\n".join(f"{letter}: {shown_as(outputs[key]) or EMPTY}" for letter, key in shown.items())
+            by_name = dict(zip(_LETTERS, rng.sample(list(outputs), len(outputs)), strict=False))
+            lines = "\n".join(f"{letter}: {shown_as(outputs[key]) or EMPTY}" for letter, key in by_name.items())
             try:
                 with dspy.context(lm=lm):
                     try:
-                        values = (self._picked if by_letter else self._graded)({**asked, "outputs": lines}, shown)
+                        values = (self._picked if by_letter else self._graded)({**inputs, "outputs": lines}, by_name)
                     except NoProbabilities:
-                        if self.reading == "probabilities" or found:
+                        if self.reading == "probabilities" or values_of:
                             raise
                         by_letter = not gave_no_probabilities(lm, now=True)
-                        values = self._graded({**asked, "outputs": lines}, shown)
-            except (NoGrade, LMError) as error:  # the other orders may still be answered
+                        values = self._graded({**inputs, "outputs": lines}, by_name)
+            except (NoGrade, LMError) as error:  # other orders may succeed
                 reasons.append(str(error))
                 continue
             for key, value in values.items():
-                found[key].append(value)
-        if not found:
-            raise NoGrade(f"no output got a grade: {reasons[0] if reasons else 'the answers named none of them'}")
-        means = {key: math.fsum(values) / len(values) for key, values in found.items()}
+                values_of[key].append(value)
+        if not values_of:
+            raise NoGrade(f"no output got a grade: {reasons[0] if reasons else 'the answers name none of them'}")
+        means = {key: math.fsum(values) / len(values) for key, values in values_of.items()}
         if by_letter:
             means = dict(zip(means, win_rates(list(means.values())), strict=True))
         return dspy.Prediction(grades=means, ranking=sorted(means, key=lambda key: -means[key]))
 
     def as_pairs(self) -> "PairwiseJudge":
-        """A judge of pairs that asks this one about lists of two: what is tried on pairs can be tried on it."""
+        """Returns a pairwise judge that calls this one with two outputs, so that pairwise audits can be used."""
         return _ListOfTwo(self)
 
-    def _picked(self, given: Mapping[str, str], shown: Mapping[str, Key]) -> dict[Key, float]:
-        """Log-odds of each output against the mean of all, by the probability of its letter."""
-        with dspy.context(adapter=VerdictAdapter({letter: letter for letter in shown})):
-            probabilities = self.pick(**given).probabilities
-        logs = {letter: math.log(probabilities[letter]) for letter in shown}
+    def _picked(self, inputs: Mapping[str, str], by_name: Mapping[str, Key]) -> dict[Key, float]:
+        """Log-probability of each output's letter minus the mean over all letters."""
+        with dspy.context(adapter=VerdictAdapter({letter: letter for letter in by_name})):
+            probabilities = self.pick(**inputs).probabilities
+        logs = {letter: math.log(probabilities[letter]) for letter in by_name}
         mean = math.fsum(logs.values()) / len(logs)
-        return {key: logs[letter] - mean for letter, key in shown.items()}
+        return {key: logs[letter] - mean for letter, key in by_name.items()}
 
-    def _graded(self, given: Mapping[str, str], shown: Mapping[str, Key]) -> dict[Key, float]:
+    def _graded(self, inputs: Mapping[str, str], by_name: Mapping[str, Key]) -> dict[Key, float]:
         try:
             with dspy.context(adapter=dspy.JSONAdapter()):
-                answers: Sequence[GradedOutput] = self.grade(**given).grades
+                answers: Sequence[GradedOutput] = self.grade(**inputs).grades
         except AdapterParseError as error:
-            raise NoGrade(f"the judge answered {error.lm_response[:200]!r}, no list of ids and grades") from error
+            raise NoGrade(f"the judge answered {error.lm_response[:200]!r}, not a list of ids and grades") from error
         named = [answer.id.strip() for answer in answers]
         return {
-            shown[name]: self.spec.grade(answer.grade)
+            by_name[name]: self.spec.grade(answer.grade)
             for name, answer in zip(named, answers, strict=True)
-            if name in shown and named.count(name) == 1 and answer.grade in self.spec.scale
+            if name in by_name and named.count(name) == 1 and answer.grade in self.spec.scale
         }
 
 
@@ -155,10 +168,10 @@ class _ListOfTwo(PairwiseJudge):
         super().__init__(judge.spec.text, model=judge.model)
         self.of_lists = judge
 
-    def read_once(self, given: Mapping[str, Any]) -> tuple[dict[str, float] | None, str | None]:
+    def read_once(self, inputs: Mapping[str, Any]) -> tuple[dict[str, float] | None, str | None]:
         first, tie, second = self.labels
-        outputs = {first: given["output_a"], second: given["output_b"]}
-        grades = self.of_lists(task_input=given.get("task_input", ""), outputs=outputs).grades
+        outputs = {first: inputs["output_a"], second: inputs["output_b"]}
+        grades = self.of_lists(task_input=inputs.get("task_input", ""), outputs=outputs).grades
         if set(grades) != set(outputs):
             raise NoGrade("the judge graded only one of two outputs")
         return None, tie if grades[first] == grades[second] else max(grades, key=grades.__getitem__)

@@ -1,4 +1,4 @@
-"""Judges by name: a YAML file, `path.py:NAME` or `package.module:NAME`, or one sentence that says what to judge."""
+"""Loads judges from a YAML file, `path.py:NAME`, `package.module:NAME`, or a question as text."""
 
 import re
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from assay.judges.pointwise import PointwiseJudge
 from assay.judges.reading import MIN_MASS
 from assay.rubrics import JudgeSpec
 from assay.rubrics.loading import JudgeFile, StrictModel, import_check, load_rubric, parse_yaml
-from assay.rubrics.yamlfiles import read_text
+from assay.rubrics.yaml_files import read_text
 
 __all__ = ["AnyJudge", "load_judge", "members_of"]
 
@@ -26,41 +26,59 @@ Find = Callable[[str], AnyJudge]
 
 class _JuryFile(StrictModel):
     members: list[str] = pydantic.Field(min_length=1)
+    """Judge files or artifacts, relative to this file, all with the same scale."""
     how: Literal["majority", "median", "mean"] = "majority"
+    """How their verdicts are combined."""
     weights: list[float] = []
+    """Weight of each member; equal by default."""
 
 
 class _CascadeFile(StrictModel):
     first: str
+    """Judge that is called for every item."""
     second: str
+    """Judge that is called if the first is not confident."""
     least: float = pydantic.Field(0.7, ge=0, le=1)
+    """Confidence of the first judge below which the second is called."""
 
 
 class _JudgeDefinition(JudgeFile):
     name: str = "judge"
+    """Name in reports and traces."""
     compare: Literal["alone", "pairs", "list"] = "alone"
+    """`alone`: one output at a time; `pairs`: two outputs, in both orders; `list`: a group at once."""
     shows: list[str] = []
+    """Columns that the judge sees; by default `task_input` and `output`."""
     reading: Literal["auto", "probabilities", "text"] = "auto"
+    """`probabilities`: of the next token; `text`: written verdict; `auto`: probabilities if the engine gives them."""
     style: Literal["auto", "words", "letters"] = "auto"
+    """Whether the model answers with words or letters; `auto` uses letters if two words begin alike."""
     reasoning: bool = False
+    """Whether the judge writes its reasoning before the verdict."""
     samples: int = 1
+    """Number of written verdicts; their shares are the probabilities."""
     min_mass: float = pydantic.Field(MIN_MASS, ge=0, le=1)
+    """Minimum probability of the labels, relative to all other reported tokens; below it the item is unscored."""
     orders: int = 4
+    """Number of seeded orders in which `compare: list` shows the group."""
     model: str | None = None
+    """Model of this judge; by default the one named for all judges."""
     jury: _JuryFile | None = None
+    """Combine several judges, instead of `text`."""
     cascade: _CascadeFile | None = None
+    """Call a second judge if the first is not confident, instead of `text`."""
 
 
 def load_judge(source: str | Path, *, find: Find | None = None, **spec: Any) -> AnyJudge:
-    """A judge that is not compiled yet.
+    """Loads a judge that is not compiled.
 
     Args:
-        source: a `.yaml` file, a rubric's criterion as `rubric.yaml:NAME`, `file.py:NAME` or `package.module:NAME` of a judge or
-            a class of one, or a sentence.
-        find: gives the members of a jury or cascade by their paths; this function where None.
-        spec: fields of a `JudgeSpec` (`scale`, `kind`, `anchors`) for a sentence.
+        source: a `.yaml` file, a rubric's criterion as `rubric.yaml:NAME`, a judge or judge class as `file.py:NAME` or
+            `package.module:NAME`, or a question.
+        find: loads the members of a jury or cascade by path; by default this function.
+        spec: fields of a `JudgeSpec` (`scale`, `kind`, `anchors`) for a question.
     Raises:
-        RubricError: the file is wrong (with its line), it is no judge, or fields are given for one that has its own.
+        RubricError: the file is invalid (with its line), the source is not a judge, or `spec` is given for a file.
     """
     text = str(source)
     path = Path(text)
@@ -68,18 +86,21 @@ def load_judge(source: str | Path, *, find: Find | None = None, **spec: Any) -> 
         return _of_rubric(within[1], within[2], find or load_judge)
     if path.suffix.lower() in (".yaml", ".yml"):
         if spec:
-            raise RubricError(f"{text} has its own {', '.join(sorted(spec))}; change them there")
+            raise RubricError(f"{text} defines its own {', '.join(sorted(spec))}; change them in the file")
         return _from_yaml(path, find or load_judge)
     if " " not in text.strip() and ":" in text:
-        found = import_check(text)
-        if not issubclass(found if isinstance(found, type) else type(found), (Judge, ListwiseJudge)):  # before anything is called
-            raise RubricError(f"{text!r} is {f'the class {found.__name__}' if isinstance(found, type) else f'a {type(found).__name__}'}, not a judge")
-        judge: Any = found() if isinstance(found, type) else found
+        target: Any = import_check(text)
+        kind = target if isinstance(target, type) else type(target)
+        if not issubclass(kind, (Judge, ListwiseJudge)):  # checked before anything is called
+            what = f"the class {kind.__name__}" if target is kind else f"a {kind.__name__}"
+            raise RubricError(f"{text!r} is {what}, not a judge")
+        judge: Any = target() if isinstance(target, type) else target
         return judge
     if " " not in text.strip():
-        there = " (there is no such file or folder)" if "/" in text and not Path(text).exists() else ""
+        hint = " (there is no such file or folder)" if "/" in text and not Path(text).exists() else ""
         raise RubricError(
-            f"no judge is called {text!r}{there}: give a .yaml file, file.py:NAME, package.module:NAME, an artifact's folder, or a sentence"
+            f"unknown judge {text!r}{hint}: pass a .yaml file, file.py:NAME, package.module:NAME, an artifact folder "
+            "or a question"
         )
     return PointwiseJudge(JudgeSpec(text=text, **spec))
 
@@ -87,15 +108,20 @@ def load_judge(source: str | Path, *, find: Find | None = None, **spec: Any) -> 
 def _of_rubric(file: str, name: str, find: Find) -> AnyJudge:
     judged = {c.name: c.judge for c in load_rubric(file).criteria if c.judge is not None}
     if name not in judged:
-        raise RubricError(f"{file} has no judge criterion {name!r}; there are {', '.join(judged) or 'none'}")
+        raise RubricError(f"{file} has no judge criterion {name!r}; judge criteria: {', '.join(judged) or 'none'}")
     spec = judged[name]
     return find(spec.use) if spec.use else PointwiseJudge(spec)
 
 
 def _from_yaml(path: Path, find: Find) -> AnyJudge:
-    parsed, _ = parse_yaml(read_text(path), str(path), _JudgeDefinition, "a judge is a mapping with 'text' and 'scale', or with 'jury' or 'cascade'")
+    parsed, _ = parse_yaml(
+        read_text(path),
+        str(path),
+        _JudgeDefinition,
+        "a judge is a mapping with 'text' and 'scale', or with 'jury' or 'cascade'",
+    )
     if parsed.use:
-        raise RubricError(f"{path}: use names a judge from within a rubric; a judge's own file has a text")
+        raise RubricError(f"{path}: use is only for criteria of a rubric; a judge file needs a text")
     try:
         if parsed.jury or parsed.cascade:
             return _panel(parsed, path, find)
@@ -107,15 +133,15 @@ def _from_yaml(path: Path, find: Find) -> AnyJudge:
 def _single(parsed: _JudgeDefinition) -> AnyJudge:
     if parsed.compare == "pairs" and "scale" not in parsed.model_fields_set:
         parsed = parsed.model_copy(update={"scale": list(PAIR_SCALE)})
-    spec, given = parsed.spec(), parsed.model_fields_set
+    spec, fields = parsed.spec(), parsed.model_fields_set
     kinds = {"alone": PointwiseJudge, "pairs": PairwiseJudge}
     if parsed.compare == "list":
-        if unused := sorted(given & {"shows", "style", "reasoning", "samples", "min_mass"}):
-            raise RubricError(f"a judge of a list has no {', '.join(unused)}; it sees task_input and the outputs")
+        if unused := sorted(fields & {"shows", "style", "reasoning", "samples", "min_mass"}):
+            raise RubricError(f"compare: list does not support {', '.join(unused)}; it sees task_input and the outputs")
         return ListwiseJudge(spec, orders=parsed.orders, reading=parsed.reading, model=parsed.model)
-    if "orders" in given:
-        raise RubricError("orders goes with compare: list")
-    chosen: dict[str, Any] = {"shows": parsed.shows} if parsed.shows else {}
+    if "orders" in fields:
+        raise RubricError("orders requires compare: list")
+    options: dict[str, Any] = {"shows": parsed.shows} if parsed.shows else {}
     return kinds[parsed.compare](
         spec,
         reading=parsed.reading,
@@ -124,34 +150,41 @@ def _single(parsed: _JudgeDefinition) -> AnyJudge:
         samples=parsed.samples,
         min_mass=parsed.min_mass,
         model=parsed.model,
-        **chosen,
+        **options,
     )
 
 
 def members_of(path: Path) -> list[str]:
-    """The members of a jury's or cascade's YAML file, by their places; none of any other file."""
+    """Returns the members of a jury's or cascade's YAML file as paths; an empty list for any other judge file."""
     parsed, _ = parse_yaml(read_text(path), str(path), _JudgeDefinition, "a judge is a mapping")
-    names = [*(parsed.jury.members if parsed.jury else ()), *((parsed.cascade.first, parsed.cascade.second) if parsed.cascade else ())]
-    return [_placed(name, path) for name in names]
+    names = [
+        *(parsed.jury.members if parsed.jury else ()),
+        *((parsed.cascade.first, parsed.cascade.second) if parsed.cascade else ()),
+    ]
+    return [_member_path(name, path) for name in names]
 
 
-def _placed(name: str, path: Path) -> str:
-    """A member's place: beside the file that names it, else as it is named."""
-    beside = path.parent / name
-    return str(beside if beside.exists() else name)
+def _member_path(name: str, path: Path) -> str:
+    """A member's path relative to the file that names it, if that exists; otherwise the name."""
+    relative = path.parent / name
+    return str(relative if relative.exists() else name)
 
 
 def _panel(parsed: _JudgeDefinition, path: Path, find: Find) -> Judge:
     if unused := sorted(parsed.model_fields_set - {"name", "jury", "cascade"}) or (parsed.jury and parsed.cascade):
-        raise RubricError(f"a jury or a cascade has its members' questions and scales and nothing beside them; found {unused}")
+        raise RubricError(
+            f"a jury or cascade uses the questions and scales of its members and has no other settings; found {unused}"
+        )
 
     def member(name: str) -> Judge:
         try:
-            judge = find(_placed(name, path))
+            judge = find(_member_path(name, path))
         except AssayError as error:
             raise RubricError(f"member {name!r}: {error}") from None
         if not isinstance(judge, Judge):
-            raise RubricError(f"member {name!r} judges lists; a jury or cascade takes judges of one output or of pairs")
+            raise RubricError(
+                f"member {name!r} is a listwise judge; a jury or cascade needs pointwise or pairwise ones"
+            )
         return judge
 
     if parsed.jury:

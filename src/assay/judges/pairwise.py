@@ -1,4 +1,4 @@
-"""A judge of two outputs: asked in both orders, so that where a text stands cannot decide; an inconsistent pair is a tie."""
+"""`PairwiseJudge`: compares two outputs in both orders, so that position cannot decide; inconsistent pairs are ties."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,15 +19,15 @@ ORDERS = ("given", "swapped")
 
 
 class PairwiseJudge(PointwiseJudge):
-    """`judge(task_input=…, output_a=…, output_b=…)` says which output is better: the first of the scale, tie, or the last.
+    """`judge(task_input=…, output_a=…, output_b=…)` decides which output is better.
 
-    Each pair is judged as given and swapped. Where the two verdicts name different outputs the verdict is a tie;
-    `probabilities` are the mean of both orders. A calibration maps each order's reading by itself, as it is shown, so what
-    it learns of a place's pull is taken out before the two are compared. `value` is how far the second output is better:
-    0 the first, 0.5 level, 1 the second. `orders` are the two verdicts as shown, the first place being the scale's first.
+    Each pair is judged in both orders. If the two verdicts name different outputs, the verdict is a tie;
+    `probabilities` are the mean of both orders. A calibration is applied to each order separately, before they are
+    combined, so that it removes position bias. `value` is 0 if the first output is better, 0.5 for a tie, 1 if the
+    second is better. `orders` has the verdicts of both orders by position.
 
     Args:
-        spec: the question. Its scale has three words: the first output, a tie, the second.
+        spec: the question. Its scale has three labels: the first output, a tie, the second output.
     """
 
     def __init__(
@@ -43,27 +43,33 @@ class PairwiseJudge(PointwiseJudge):
         model: str | None = None,
         calibration: Calibration | Mapping[str, Any] | None = None,
     ) -> None:
-        asked = {"text": spec, "scale": PAIR_SCALE} if isinstance(spec, str) else spec
         super().__init__(
-            asked, shows=shows, reading=reading, style=style, reasoning=reasoning, samples=samples, min_mass=min_mass, model=model,
+            {"text": spec, "scale": PAIR_SCALE} if isinstance(spec, str) else spec,
+            shows=shows,
+            reading=reading,
+            style=style,
+            reasoning=reasoning,
+            samples=samples,
+            min_mass=min_mass,
+            model=model,
             calibration=calibration,
-        )  # fmt: skip
+        )
         if len(self.labels) != 3 or not {"output_a", "output_b"} <= set(self.shows):
             raise ConfigError(
-                "a pairwise judge sees output_a and output_b, and its scale has three words (the first, a tie, the second); "
-                f"got shows={list(self.shows)} and scale={list(self.labels)}"
+                "a pairwise judge needs output_a and output_b in shows and a scale of three labels (the first, a tie, "
+                f"the second); got shows={list(self.shows)} and scale={list(self.labels)}"
             )
 
-    def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
-        swapped = {**given, "output_a": given["output_b"], "output_b": given["output_a"]}
-        return {"given": self._mass(*self.read_once(given)), "swapped": self._mass(*self.read_once(swapped))}, None
+    def read(self, inputs: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
+        swapped = {**inputs, "output_a": inputs["output_b"], "output_b": inputs["output_a"]}
+        return {"given": self._mass(*self.read_once(inputs)), "swapped": self._mass(*self.read_once(swapped))}, None
 
-    def read_once(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
-        """One order, as a judge of anything reads it."""
-        return super().read(given)
+    def read_once(self, inputs: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
+        """Reads one order."""
+        return super().read(inputs)
 
     def _mass(self, probabilities: Reading | None, verdict: str | None) -> Reading:
-        """A written verdict as a reading: all its mass on one word, so that both orders are kept."""
+        """Converts a written verdict to a reading with probability 1 on its label, so that both orders are kept."""
         return probabilities or {label: float(label == verdict) for label in self.labels}
 
     def judged(self, reading: Reading | None, verdict: str | None = None) -> dspy.Prediction:
@@ -71,22 +77,23 @@ class PairwiseJudge(PointwiseJudge):
             return super().judged(None, verdict)
         read = {order: self._calibrated(reading[order]) for order in ORDERS}
         final = {
-            label: (read["given"][0][label] + read["swapped"][0][other]) / 2 for label, other in zip(self.labels, reversed(self.labels), strict=True)
+            label: (read["given"][0][label] + read["swapped"][0][other]) / 2
+            for label, other in zip(self.labels, reversed(self.labels), strict=True)
         }
-        orders = tuple(verdict for _, verdict in read.values())
-        agreed = orders[0] if orders[0] == self._swapped(orders[1]) else self.labels[1]
-        said = self._said(reading, final, agreed)
-        said.orders = orders
+        orders = tuple(label for _, label in read.values())
+        verdict = orders[0] if orders[0] == self._swapped(orders[1]) else self.labels[1]
+        prediction = self._prediction(reading, final, verdict)
+        prediction.orders = orders
         written = all(p in (0.0, 1.0) for order in ORDERS for p in (reading[order][label] for label in self.labels))
-        if written and not self.calibration and self.samples == 1:  # nothing is known of how sure it is
-            said.probabilities = said.confidence = None
-            said.value = self.spec.grade(agreed)
-        return said
+        if written and not self.calibration and self.samples == 1:  # a single written verdict has no confidence
+            prediction.probabilities = prediction.confidence = None
+            prediction.value = self.spec.grade(verdict)
+        return prediction
 
     def _swapped(self, label: str) -> str:
         return self.labels[::-1][self.labels.index(label)]
 
     def fit_rows(self, reading: Reading, shares: Mapping[str, float]) -> list[tuple[Reading, Mapping[str, float]]]:
-        """Both orders, each with people's shares as they would stand there."""
+        """Both orders, each with the raters' shares for that order."""
         swapped = {self._swapped(label): share for label, share in shares.items()}
         return [(reading["given"], shares), (reading["swapped"], swapped)]

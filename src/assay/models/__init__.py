@@ -1,11 +1,11 @@
-"""Language models by name: `embedded/smollm2-135m` in process, anything else through DSPy's engines and litellm.
+"""Language models by name: `embedded/smollm2-135m` in process, all others through DSPy's engines and litellm.
 
-Knows nothing of traces or rubrics: whoever wants to see the calls passes observers (`Call` -> None).
+Independent of traces and rubrics: a caller that needs the calls passes observers (`Call` -> None).
 """
 
 from typing import TYPE_CHECKING
 
-from assay.lazy import attach
+from assay.support.lazy import attach
 
 if TYPE_CHECKING:
     from assay.models.cache import ResponseCache

@@ -1,8 +1,8 @@
-"""Which alternatives of an answer's tokens are kept: the likely ones, where something reads them.
+"""Prunes the token alternatives (top logprobs) of a response to the likely ones that a caller reads.
 
-An engine that is asked for alternatives lists them at every token, 200 of them at 60 tokens for one decision: 659 kB. Only the probable ones
-matter, and where one output field is read (`assay.models.scope.alternatives_of`) only its value's own tokens do. The sampled tokens keep their
-log-probabilities and ids.
+An engine that is asked for alternatives lists them at every token: 200 alternatives at 60 tokens take 659 kB, for one
+decision. Only the probable ones matter. Where a single output field is read (`assay.models.scope.alternatives_of`),
+only the tokens of its value matter. The sampled tokens keep their log-probabilities and ids.
 """
 
 import dataclasses
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 
 __all__ = ["LEAST", "pruned", "pruned_reply", "value_tokens"]
 
-LEAST = 1e-4  # probability; leaving out what is below it moved no decision of 132 stored ones by more than 1e-4
+LEAST = 1e-4  # probability; without alternatives below it, none of 132 stored decisions changed by more than 1e-4
 _LEAST_LOG = math.log(LEAST)
 _END = re.compile(r"[\"\n]")
 
 
 def value_tokens(tokens: Sequence[str], field: str) -> range:
-    """Indices of the tokens that write the field's value, with the one that ends it; empty where the field is not found.
+    """Indices of the tokens that write the value of an output field, including the token that ends it.
 
-    Reads JSON (`"field": "value"`), lines (`field: value`) and DSPy's sections (`[[ ## field ## ]]`); of several the last.
+    Reads JSON (`"field": "value"`), lines (`field: value`) and DSPy's sections (`[[ ## field ## ]]`). The last
+    occurrence counts. Empty if the field is not found.
     """
     text, starts = "", []
     for token in tokens:
@@ -34,40 +35,47 @@ def value_tokens(tokens: Sequence[str], field: str) -> range:
     if not marks:
         return range(0)
     at = marks[-1].end()
-    end = found.start() if (found := _END.search(text, at)) else len(text)
+    end = stop.start() if (stop := _END.search(text, at)) else len(text)
     inside = [index for index, start in enumerate(starts) if start <= end and at < start + len(tokens[index])]
     return range(inside[0], inside[-1] + 1) if inside else range(0)
 
 
-def pruned_reply(reply: dict[str, Any], *, asked: bool, field: str | None) -> None:
-    """Leaves out of a raw chat completion the alternatives that nothing reads, before it is parsed.
+def pruned_reply(reply: dict[str, Any], *, requested: bool, field: str | None) -> None:
+    """Remove the alternatives that no caller reads from a raw chat completion, in place, before it is parsed.
 
     Args:
-        asked: whether alternatives were asked for; the engine lists one at each token anyway.
+        requested: whether the caller requested alternatives; llama.cpp lists one per token in any case.
+        field: output field whose alternatives are read; None keeps those of all tokens.
     """
     for choice in reply.get("choices") or ():
         content = ((choice or {}).get("logprobs") or {}).get("content") or []
-        kept = _kept([str(token.get("token", "")) for token in content], field) if asked else range(0)
+        indices = _indices([str(token.get("token", "")) for token in content], field) if requested else range(0)
         for index, token in enumerate(content):
-            alternatives = token.get("top_logprobs") or [] if index in kept else []
-            token["top_logprobs"] = [one for one in alternatives if one["logprob"] >= _LEAST_LOG]
+            alternatives = token.get("top_logprobs") or [] if index in indices else []
+            token["top_logprobs"] = [top for top in alternatives if top["logprob"] >= _LEAST_LOG]
 
 
 def pruned(response: "lm15.Response", field: str | None) -> "lm15.Response":
-    """The same of a parsed response, from any engine."""
+    """`pruned_reply` for a parsed response of any engine; returns the same object if nothing is removed."""
     tokens = response.logprobs
     if not tokens or not any(token.top for token in tokens):
         return response
-    kept = _kept([token.token for token in tokens], field)
-    if all(index in kept and all(one.logprob >= _LEAST_LOG for one in token.top) for index, token in enumerate(tokens) if token.top):
+    indices = _indices([token.token for token in tokens], field)
+    if all(
+        index in indices and all(top.logprob >= _LEAST_LOG for top in token.top)
+        for index, token in enumerate(tokens)
+        if token.top
+    ):
         return response
     lean = (
-        dataclasses.replace(token, top=tuple(one for one in token.top if one.logprob >= _LEAST_LOG) if index in kept else ())
+        dataclasses.replace(
+            token, top=tuple(top for top in token.top if top.logprob >= _LEAST_LOG) if index in indices else ()
+        )
         for index, token in enumerate(tokens)
     )
     return dataclasses.replace(response, logprobs=tuple(lean))
 
 
-def _kept(tokens: Sequence[str], field: str | None) -> range:
-    """All tokens, or those of the field's value; all of an answer in which the field is not found."""
+def _indices(tokens: Sequence[str], field: str | None) -> range:
+    """Indices of the field's value tokens; of all tokens without a field, or if the field is not found."""
     return (value_tokens(tokens, field) if field else None) or range(len(tokens))

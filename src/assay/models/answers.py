@@ -1,7 +1,8 @@
-"""The exact text of an answer, and the part of the provider's reply that it is read from. Does not call models.
+"""Exact text of an answer, and the part of the provider's reply that it is read from. Does not call models.
 
-DSPy's engines parse some of what a server said: an answer to a JSON schema may come as an object (`DataPart`), the arguments of a tool call
-always do. What was said, byte for byte, is then only in the provider's reply, so the message of that reply is kept with the record.
+DSPy's engines parse part of a reply: an answer to a JSON schema may become an object (`DataPart`), and the arguments of
+a tool call always do. Their exact text is then only in the provider's reply. The message of that reply is therefore
+stored with the record.
 """
 
 import dataclasses
@@ -16,23 +17,24 @@ from dspy._vendor.lm15.serde import response_to_dict
 __all__ = ["failure_in", "kept_response", "reply_text", "streamable", "text_of", "with_completion"]
 
 _PARSED = (lm15.DataPart, lm15.ToolCallPart)
-_SAID = (lm15.TextPart, lm15.RefusalPart)
+_TEXTS = (lm15.TextPart, lm15.RefusalPart)
 _MEDIA = (lm15.ImagePart, lm15.AudioPart, lm15.VideoPart, lm15.DocumentPart, lm15.BinaryPart)
 
 
 def text_of(response: lm15.Response | None) -> str:
-    """The text of all parts that answer: texts, structured data as the server wrote it, refusals, and media by reference.
+    """Text of an answer: text parts, structured data as the server wrote it, refusals, and references to media.
 
-    Empty where the model only called tools, only reasoned, or said nothing: tool calls and reasoning stay in the response's own parts.
+    Empty if the model only called tools, only reasoned, or returned nothing. Tool calls and reasoning remain in the
+    parts of the response.
     """
     if response is None:
         return ""
-    said = "".join(text for part in response.message.parts if (text := _part_text(part, response)) is not None)
-    return said + "".join(f"[{kind}: {address}]" for kind, address in _unmapped_media(response))
+    text = "".join(written for part in response.message.parts if (written := _part_text(part, response)) is not None)
+    return text + "".join(f"[{kind}: {address}]" for kind, address in _unmapped_media(response))
 
 
 def _part_text(part: Any, response: lm15.Response) -> str | None:
-    if isinstance(part, _SAID):
+    if isinstance(part, _TEXTS):
         return str(part.text)
     if isinstance(part, lm15.DataPart):
         return _data_text(part, response)
@@ -42,7 +44,7 @@ def _part_text(part: Any, response: lm15.Response) -> str | None:
 
 
 def _data_text(part: lm15.DataPart, response: lm15.Response) -> str:
-    """What the server wrote for a parsed value; JSON of the value where its reply is not at hand."""
+    """Text that the server wrote for a parsed value; the value as JSON if the reply is missing or differs."""
     written = reply_text(response.provider_data)
     try:
         if written and json.loads(written) == part.value:
@@ -53,22 +55,22 @@ def _data_text(part: lm15.DataPart, response: lm15.Response) -> str:
 
 
 def _reference(part: Any) -> str:
-    """Where media are to be found: an address, a file's id or path, or the hash of what came inline."""
+    """Reference to a media part: its address, file id or path, or the hash of inline data."""
     for name in ("url", "file_id", "path"):
-        if (found := getattr(part, name, None)) is not None:
-            return str(found)
+        if (reference := getattr(part, name, None)) is not None:
+            return str(reference)
     return f"sha256:{hashlib.sha256(str(part.data).encode()).hexdigest()}"
 
 
 def _unmapped_media(response: lm15.Response) -> Iterator[tuple[str, str]]:
-    """Images in a chat message, which DSPy's chat engine leaves out of the parts."""
+    """Images in a chat message, which DSPy's chat engine does not map to parts: pairs of kind and reference."""
     if response.provider_data is None:
         return
     message = _chat_message(response.provider_data)
     content = message.get("content")
     for item in (*_each(content if isinstance(content, list) else None), *_each(message.get("images"))):
-        given = item.get("image_url")
-        url = given.get("url") if isinstance(given, Mapping) else given
+        image = item.get("image_url")
+        url = image.get("url") if isinstance(image, Mapping) else image
         if isinstance(url, str) and url:
             inline = url.startswith("data:")
             yield "image", f"sha256:{hashlib.sha256(url.encode()).hexdigest()}" if inline else url
@@ -85,70 +87,82 @@ def _chat_message(reply: Any) -> Mapping[str, Any]:
 
 
 def reply_text(reply: Any) -> str:
-    """The text of a provider's reply as it was written: chat completions, Responses, Anthropic messages and Gemini."""
+    """Text of a provider's raw reply: chat completions, Responses, Anthropic messages and Gemini."""
     if not isinstance(reply, Mapping):
         return ""
     if "choices" in reply:
         content = _chat_message(reply).get("content")
         return content if isinstance(content, str) else "".join(str(part.get("text") or "") for part in _each(content))
     if "output" in reply:
-        parts = (part for item in _each(reply["output"]) if item.get("type") == "message" for part in _each(item.get("content")))
+        parts = (
+            part
+            for item in _each(reply["output"])
+            if item.get("type") == "message"
+            for part in _each(item.get("content"))
+        )
         return "".join(str(part.get("text") or "") for part in parts if part.get("type") == "output_text")
     if "candidates" in reply:
         content = next(_each(reply["candidates"]), {}).get("content")
-        said = _each(content.get("parts") if isinstance(content, Mapping) else None)
-        return "".join(str(part.get("text") or "") for part in said if not part.get("thought"))
+        written = _each(content.get("parts") if isinstance(content, Mapping) else None)
+        return "".join(str(part.get("text") or "") for part in written if not part.get("thought"))
     return "".join(str(part.get("text") or "") for part in _each(reply.get("content")) if part.get("type") == "text")
 
 
 def failure_in(reply: Any, text: str) -> str | None:
-    """What a provider's reply with status 200 holds in place of an answer; None where it is one, or is not at hand.
+    """Description of the failure in a provider's reply with status 200; None if the reply is an answer or missing.
 
     Args:
-        text: what was read from it.
+        text: text that was parsed from the reply.
     """
     if not isinstance(reply, Mapping):
         return None
     first = next(_each(reply.get("choices")), {})
-    told = first.get("provider_specific_fields")  # what litellm does not know
-    if error := reply.get("error") or first.get("error") or (told.get("error") if isinstance(told, Mapping) else None):
+    extra = first.get("provider_specific_fields")  # fields that litellm does not know
+    extra_error = extra.get("error") if isinstance(extra, Mapping) else None
+    if error := reply.get("error") or first.get("error") or extra_error:
         return f"an error: {str(error)[:300]}"
-    if first.get("finish_reason") == "error" or (isinstance(told, Mapping) and told.get("native_finish_reason") == "error"):
-        return "an error as the reason why it ended"
+    native_error = isinstance(extra, Mapping) and extra.get("native_finish_reason") == "error"
+    if first.get("finish_reason") == "error" or native_error:
+        return "an error as its finish reason"
     return None if text or _is_answer(reply) else f"no answer in it: {str(dict(reply))[:300]}"
 
 
 def _is_answer(reply: Mapping[str, Any]) -> bool:
-    """Whether a reply has the shape of an answer, be it an empty one."""
+    """Whether a reply has the shape of an answer; an empty answer has it too."""
     known = [key for key in ("choices", "output", "content", "candidates") if isinstance(reply.get(key), list)]
-    if not known or known[0] in ("output", "content"):  # their lists may be empty where a model said nothing
+    if not known or known[0] in ("output", "content"):  # these lists are empty if the model returned nothing
         return bool(known)
     first = next(iter(reply[known[0]]), None)
-    return isinstance(first, Mapping) and (known[0] == "candidates" or isinstance(first.get("message"), Mapping) or "text" in first)
+    return isinstance(first, Mapping) and (
+        known[0] == "candidates" or isinstance(first.get("message"), Mapping) or "text" in first
+    )
 
 
 def with_completion(response: lm15.Response) -> lm15.Response:
-    """The response with the text of a reply in the form of text completions, which DSPy's chat engine does not read."""
+    """The response with the text of a text completion, which DSPy's chat engine does not read."""
     reply = response.provider_data
     first = next(_each(reply.get("choices")), {}) if isinstance(reply, Mapping) else {}
     if "message" in first or not isinstance(first.get("text"), str):
         return response
-    return dataclasses.replace(response, message=dataclasses.replace(response.message, parts=(lm15.TextPart(first["text"]),)))
+    return dataclasses.replace(
+        response, message=dataclasses.replace(response.message, parts=(lm15.TextPart(first["text"]),))
+    )
 
 
 def kept_response(response: lm15.Response, *, logprobs: bool = True) -> dict[str, Any]:
-    """The canonical response as it is kept: of the provider's reply only the message, and that only where the parts do not say it exactly.
+    """The canonical response in the form that is stored.
 
-    Token alternatives, usage and ids of the reply are not needed twice; they are most of its size.
+    Of the provider's reply only the message is stored, and only if the parts do not contain its exact text: token
+    alternatives, usage and ids would be stored twice, and are most of its size.
     """
     if not logprobs and response.logprobs is not None:
         response = dataclasses.replace(response, logprobs=None)
-    kept: dict[str, Any] = response_to_dict(response)
+    record: dict[str, Any] = response_to_dict(response)
     if any(isinstance(part, _PARSED) for part in response.message.parts) or any(_unmapped_media(response)):
         message = _message_alone(response.provider_data)
         if message is not None:
-            kept["provider_data"] = message
-    return kept
+            record["provider_data"] = message
+    return record
 
 
 def _message_alone(reply: Any) -> dict[str, Any] | None:
@@ -156,20 +170,21 @@ def _message_alone(reply: Any) -> dict[str, Any] | None:
         return None
     if message := _chat_message(reply):
         return {"choices": [{"message": dict(message)}]}
-    kept = {key: reply[key] for key in ("output", "content") if isinstance(reply.get(key), list)}
+    lists = {key: reply[key] for key in ("output", "content") if isinstance(reply.get(key), list)}
     if "candidates" in reply:
-        kept = {"candidates": [{"content": next(_each(reply["candidates"]), {}).get("content")}]}
-    return kept or None
+        lists = {"candidates": [{"content": next(_each(reply["candidates"]), {}).get("content")}]}
+    return lists or None
 
 
 def streamable(response: lm15.Response) -> lm15.Response:
-    """The response with structured data and refusals as text: DSPy's stream has no event for them."""
+    """The response with structured data and refusals as text parts, because DSPy's stream has no events for them."""
     parts = response.message.parts
     if not any(isinstance(part, lm15.DataPart | lm15.RefusalPart) for part in parts):
         return response
     texts = tuple(
         lm15.TextPart(_part_text(part, response) or "", continuation=part.continuation)
-        if isinstance(part, lm15.DataPart | lm15.RefusalPart) else part
+        if isinstance(part, lm15.DataPart | lm15.RefusalPart)
+        else part
         for part in parts
-    )  # fmt: skip
+    )
     return dataclasses.replace(response, message=dataclasses.replace(response.message, parts=texts))

@@ -1,8 +1,8 @@
-"""llama.cpp in process behind DSPy's engine contract.
+"""llama.cpp in process, behind DSPy's engine contract.
 
-One server per file and process; copies of a language model share it. Several calls run at once over the server's
-slots and reuse each other's prompt prefixes. Constrained output: JSON schemas become grammars in llama.cpp; a schema
-marked `LINES` becomes a grammar of `name: value` lines, for adapters that write those.
+One server per model file and process; copies of a language model share it. Concurrent calls use the server's slots and
+reuse each other's prompt prefixes. Constrained output: llama.cpp compiles JSON schemas to grammars; a schema marked
+`LINES` becomes a grammar of `name: value` lines, for prompt formats that write those.
 """
 
 import hashlib
@@ -22,38 +22,42 @@ from typing import Any
 from filelock import FileLock
 
 from assay.errors import MissingExtra, ModelError
-from assay.models.adapters import Adapter, with_adapters
 from assay.models.alternatives import pruned_reply
-from assay.models.lora import write_merged
+from assay.models.lora.adapters import Adapter, with_adapters
+from assay.models.lora.conversion import write_merged
 from assay.models.registry import EmbeddedModel, find_model, model_home, spec
 from assay.models.scope import current_field
-from assay.models.toolcalls import with_tool_calls
+from assay.models.tool_calls import with_tool_calls
 
 __all__ = ["LINES", "LlamaBackend", "PolicyBackend", "lines_grammar", "server_url"]
 
-LINES = "x-assay-lines"  # schema keyword: one `name: value` line a property, in order
-_SLOTS = 8  # more than the calls that run at once: each predictor of a program keeps its own prompt prefix
-_PROMPT_CACHE_MIB = 256  # prompts kept in memory beside the slots; the default of 8 GiB grows until it is full
-_UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # llama.cpp samples from 40 tokens of at least a twentieth by default
-_CONTEXT = 16384  # tokens over all slots, shared; 22 kB of cache a token for SmolLM2-135M
+LINES = "x-assay-lines"  # schema keyword: one `name: value` line per property, in order
+_SLOTS = 8  # more than the number of concurrent calls: each predictor of a program keeps its own prompt prefix
+_PROMPT_CACHE_MIB = 256  # prompts cached outside the slots; llama.cpp's default is 8 GiB, and is used up
+# by default llama.cpp samples from the 40 likeliest tokens, of those with 0.05 times the first one's probability
+_UNTRUNCATED = {
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+}
+_CONTEXT = 16384  # tokens shared by all slots; 22 kB of cache per token for SmolLM2-135M
 
-_MERGED = 6  # merged models that are kept beside the pulled ones, 145 MB each for SmolLM2-135M
-_LOADED = 2  # of those, how many are held in memory at once: a gigabyte each once they have been worked with
+_MERGED = 6  # merged models stored on disk, 145 MB each for SmolLM2-135M
+_LOADED = 2  # of those, models held in memory: up to a gigabyte each after use
 
-_servers: dict[Path, Any] = {}  # those of merged models in the order of their last use
-_given: set[Path] = set()  # whose address is known elsewhere
+_servers: dict[Path, Any] = {}  # merged models are in order of their last use
+_published: set[Path] = set()  # files whose server address was returned by `server_url`: these stay loaded
 _servers_lock = threading.Lock()
 
 
 def idle_threads() -> int:
-    """Threads for the server: the cores that are idle right now, at least 1, at most 8.
+    """Threads for the server: the number of idle cores, at least 1, at most 8. `ASSAY_THREADS` overrides it.
 
     Two threads on two busy cores wait for each other at every layer and can be ten times slower than one.
-    `ASSAY_THREADS` overrides.
     """
     if chosen := os.environ.get("ASSAY_THREADS"):
         return max(1, int(chosen))
-    busy = min(_busy_cores(0.1) for _ in range(3))  # what is over at once does not halve the speed of all that follows
+    busy = min(_busy_cores(0.1) for _ in range(3))  # the minimum ignores short peaks of load
     return max(1, min(8, round(cores() - busy)))
 
 
@@ -68,7 +72,7 @@ def _busy_cores(window_s: float) -> float:
             fields = [float(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
         except (OSError, ValueError):
             return None
-        return sum(fields), fields[3] + fields[4]  # all, idle + waiting for disk
+        return sum(fields), fields[3] + fields[4]  # total, idle + iowait
 
     before = read()
     if before is None:
@@ -83,8 +87,8 @@ def _busy_cores(window_s: float) -> float:
 def _server(path: Path) -> Any:
     with _servers_lock:
         if path not in _servers:
-            # threads that wait for each other spin for milliseconds by default: two such processes on two cores stood still
-            # (over 7 s a call; with this 2.1 s, and 0.8 s alone as before). Read when the library loads.
+            # By default, threads that wait for each other spin for milliseconds: two such processes on two cores took
+            # over 7 s per call, with this 2.1 s, and one process alone 0.8 s either way. Read when the library loads.
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")
             try:
                 import xllamacpp
@@ -94,7 +98,7 @@ def _server(path: Path) -> Any:
             params.model.path = str(path)
             params.n_ctx, params.n_parallel, params.kv_unified = _CONTEXT, _SLOTS, True
             params.cpuparams.n_threads = params.cpuparams_batch.n_threads = idle_threads()
-            params.cpuparams.poll = params.cpuparams_batch.poll = 0  # sleep, do not spin: spinning starves busy machines
+            params.cpuparams.poll = params.cpuparams_batch.poll = 0  # sleep, do not spin: spinning starves other work
             params.cache_ram_mib = _PROMPT_CACHE_MIB
             params.verbosity = -1
             try:
@@ -103,8 +107,9 @@ def _server(path: Path) -> Any:
                 raise ModelError(f"llama.cpp cannot load {path}: {error}") from error
         if path.parent == _merged_home():
             _servers[path] = _servers.pop(path)
-            for old in [one for one in _servers if one.parent == path.parent and one not in _given][:-_LOADED]:
-                del _servers[old]  # a call in flight holds it until its answer is there
+            merged = [file for file in _servers if file.parent == path.parent and file not in _published]
+            for old in merged[:-_LOADED]:
+                del _servers[old]  # a call in flight keeps a reference until it has its answer
         return _servers[path]
 
 
@@ -113,18 +118,22 @@ def _merged_home() -> Path:
 
 
 def _merged(base: EmbeddedModel, adapters: tuple[Adapter, ...]) -> Path:
-    """The file with the base and the adapters in its weights, made the first time; those used longest ago go."""
+    """File of the base model with the adapters merged in, made on first use; least recently used files are removed."""
     path = find_model(base.name)
     if not adapters:
         return path
-    digest = hashlib.sha256(":".join([base.sha256, *(one.sha256 for one in adapters)]).encode()).hexdigest()[:24]
+    hashes = ":".join([base.sha256, *(adapter.sha256 for adapter in adapters)])
+    digest = hashlib.sha256(hashes.encode()).hexdigest()[:24]
     target = _merged_home() / f"{base.name}-{digest}.gguf"
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.parent / ".lock"):
         if not target.is_file():
             if shutil.disk_usage(target.parent).free < 4 * path.stat().st_size:
-                raise ModelError(f"{target.parent} has too little room for {base.name} with its adapters: make room, or move it with ASSAY_HOME")
-            write_merged(path, [one.gguf for one in adapters], target)
+                raise ModelError(
+                    f"{target.parent} has too little room for {base.name} with its adapters: "
+                    "free some space, or set ASSAY_HOME to another folder"
+                )
+            write_merged(path, [adapter.gguf for adapter in adapters], target)
         os.utime(target)
         for old in sorted(target.parent.glob("*.gguf"), key=lambda file: file.stat().st_mtime)[:-_MERGED]:
             old.unlink(missing_ok=True)
@@ -132,33 +141,47 @@ def _merged(base: EmbeddedModel, adapters: tuple[Adapter, ...]) -> Path:
 
 
 def server_url(name: str) -> str:
-    """Loopback address of the model's OpenAI-compatible HTTP server (llama.cpp's own)."""
+    """Loopback address of the model's OpenAI-compatible HTTP server (llama.cpp's own). The model stays loaded."""
     base, adapters = with_adapters(name)
     path = _merged(spec(base), adapters)
-    _given.add(path)
+    _published.add(path)
     return str(_server(path).listening_address)
 
 
 class LlamaBackend:
-    """An embedded model as something that completes a `dspy.lm15.Request`.
+    """Backend that completes a `dspy.lm15.Request` with an embedded model.
 
-    It samples as llama.cpp does, from the 40 likeliest tokens of at least a twentieth of the first one's odds; with `top_p=1` it samples
-    from all of them.
+    Samples as llama.cpp does by default: from the 40 likeliest tokens, of those with at least 0.05 times the
+    probability of the first. With `top_p=1` it samples from all tokens.
     Thread-safe: calls beyond the number of slots queue in llama.cpp.
     """
 
     supports_reasoning = False
-    sampling: Mapping[str, Any] = {}  # goes before what a request says
+    sampling: Mapping[str, Any] = {}  # overrides the request
     supports_response_schema = True
     supported_params = frozenset(
-        {"temperature", "max_tokens", "top_p", "top_k", "stop", "seed", "response_format", "logprobs", "top_logprobs", LINES}
+        {
+            "temperature",
+            "max_tokens",
+            "top_p",
+            "top_k",
+            "stop",
+            "seed",
+            "response_format",
+            "logprobs",
+            "top_logprobs",
+            LINES,
+        }
     )
     price_usd = 0.0
 
     @property
     def concurrency(self) -> int:
-        """Calls worth running at once: one for two cores. On two cores four calls took as long as one after the other
-        (13 s for 50), and each slot had to read every prompt prefix for itself (51 s instead of 29 s from a cold start)."""
+        """Number of concurrent calls that is worthwhile: one per two cores.
+
+        On two cores four concurrent calls took as long as sequential ones (13 s for 50). Each slot had to process every
+        prompt prefix itself (51 s instead of 29 s from a cold start).
+        """
         return max(1, min(_SLOTS // 2, cores() // 2))
 
     def __init__(self, name: str) -> None:
@@ -169,19 +192,19 @@ class LlamaBackend:
         self._parts = adapters
         self.path = _merged(self.spec, adapters)
         self.weights = self.spec.sha256
-        self.adapters = tuple(one.sha256 for one in adapters)
+        self.adapters = tuple(adapter.sha256 for adapter in adapters)
         self.supports_function_calling = "tools" in self.spec.chat_template
 
     def __deepcopy__(self, memo: object) -> "LlamaBackend":
         return self
 
     def _engine(self) -> Any:
-        if self.path not in _servers and not self.path.is_file():  # others were merged since, and it went
+        if self.path not in _servers and not self.path.is_file():  # removed because other models were merged since
             self.path = _merged(self.spec, self._parts)
         return _server(self.path)
 
     def complete(self, request: Any) -> tuple[Any, float]:
-        """Response and its price in dollars (0: it runs here)."""
+        """Response and its cost in dollars (0: the model runs locally)."""
         from dspy import lm15
         from dspy.clients.lm15_boundary import request_kwargs, response_value
 
@@ -192,10 +215,10 @@ class LlamaBackend:
         if schema is not None and schema.get(LINES):
             del body["response_format"]
             body["grammar"] = lines_grammar(schema)
-        body["logprobs"] = True  # token ids and behaviour log-probabilities belong to every transition
-        asked = bool(body.get("top_logprobs"))
+        body["logprobs"] = True  # every transition records token ids and behaviour log-probabilities
+        requested = bool(body.get("top_logprobs"))
         body["top_logprobs"] = body.get("top_logprobs") or 1
-        if body.get("top_p") == 1 and "top_k" not in body:  # asked for all of the distribution
+        if body.get("top_p") == 1 and "top_k" not in body:  # top_p=1 requests the whole distribution
             body |= _UNTRUNCATED
         body |= self.sampling
         raw = self._engine().handle_chat_completions(body)
@@ -204,20 +227,21 @@ class LlamaBackend:
             raw = with_tool_calls(raw, body["tools"])
         if "choices" not in raw:
             error = raw.get("error", raw)
-            told = error if isinstance(error, dict) else {"message": error}
-            message = str(told.get("message", told))
-            if told.get("type") == "exceed_context_size_error":  # llama.cpp's own name of it
+            details = error if isinstance(error, dict) else {"message": error}
+            message = str(details.get("message", details))
+            if details.get("type") == "exceed_context_size_error":  # llama.cpp's error type
                 raise lm15.ContextLengthError(message)
             raise lm15.InvalidRequestError(message)
-        pruned_reply(raw, asked=asked, field=current_field.get())  # before it is parsed: two hundred alternatives a token
+        # pruned before parsing: up to two hundred alternatives per token
+        pruned_reply(raw, requested=requested, field=current_field.get())
         return response_value(raw, "chat", request), self.price_usd
 
     def count_tokens(self, text: str) -> int:
-        """Tokens of `text` by the model's own tokenizer."""
+        """Number of tokens of `text` by the model's own tokenizer."""
         return len(self.post("/tokenize", {"content": text})["tokens"])
 
     def post(self, route: str, body: dict[str, Any]) -> Any:
-        """What llama.cpp's own HTTP server answers, as JSON."""
+        """JSON reply of llama.cpp's HTTP server to a POST request."""
         engine = self._engine()
         request = urllib.request.Request(
             engine.listening_address + route,
@@ -229,24 +253,26 @@ class LlamaBackend:
 
 
 class PolicyBackend(LlamaBackend):
-    """An embedded model in training: its last adapter is another one after every step.
+    """An embedded model in training: its last adapter changes after every step.
 
-    It samples from the whole distribution, so that the log-probabilities of its tokens, which llama.cpp tells of the distribution
-    at temperature 1 before a grammar, are those of its behaviour at temperature 1. While it is `greedy` it takes the likeliest token.
+    Samples from the whole distribution. llama.cpp reports log-probabilities of the distribution at temperature 1,
+    before a grammar is applied. They are then the log-probabilities of the behaviour policy at temperature 1. Inside
+    `greedy` the likeliest token is taken.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.sampling = dict(_UNTRUNCATED)
         base, adapters = with_adapters(name)
-        self.base, self._ggufs = find_model(base), [one.gguf for one in adapters]
+        self.base, self._ggufs = find_model(base), [adapter.gguf for adapter in adapters]
         self._before, self._before_sha = self.path, self.adapters
 
     def swap(self, adapter: Path | None, folder: Path | None = None) -> None:
-        """Serves the model with this adapter (a GGUF file; None: without any) from now on. No call may be in flight.
+        """Serve the model with this adapter from now on. No call may be in flight.
 
         Args:
-            folder: where the merged weights lie while they are served.
+            adapter: a GGUF file; None serves the model without an adapter in training.
+            folder: folder for the merged weights while they are served.
         """
         with _servers_lock:
             if self.path != self._before:
@@ -262,6 +288,7 @@ class PolicyBackend(LlamaBackend):
 
     @contextmanager
     def greedy(self) -> Iterator[None]:
+        """Inside, calls take the likeliest token."""
         before, self.sampling = self.sampling, {"temperature": 0.0}
         try:
             yield
@@ -277,13 +304,13 @@ def _schema(body: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def lines_grammar(schema: dict[str, Any]) -> str:
-    """GBNF for an object schema written as one `name: value` line a property, in order, none missing.
+    """GBNF grammar for an object schema, written as one `name: value` line per property, in order, all required.
 
-    Enums, numbers, booleans and strings whose `pattern` is one character class with a repetition are held exactly;
-    any other value is one line of text, to be checked after parsing.
+    Enums, numbers, booleans, and strings whose `pattern` is one character class with a repetition are constrained
+    exactly. Any other value is one line of text, to be validated after parsing.
     """
     rows = [f"{json.dumps(f'{name}: ')} {_value_rule(value)}" for name, value in schema["properties"].items()]
-    # models that were taught to end a turn with a new line must be able to, or they never stop
+    # The optional last newline is needed by models trained to end a turn with one: they do not stop without it.
     return "root ::= " + ' "\\n" '.join(rows) + ' "\\n"?'
 
 

@@ -1,4 +1,4 @@
-"""What kind of failure an exception is, by its class. Does not read messages, and imports none of the libraries that it knows."""
+"""Failure kind of an exception, by its class. Reads no messages, and imports none of the libraries that it knows."""
 
 import errno
 import sys
@@ -6,16 +6,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from assay.errors import FailureKind, ModelError, StopRun, Unscored
-from assay.models.toollimits import ToolOverTime
+from assay.models.tool_limits import ToolOverTime
 
-__all__ = ["MODEL_FAILURES", "Made", "failure_of_call", "failure_of_program", "failure_of_run", "is_own", "is_refused", "stop_in", "unanswered"]
+__all__ = [
+    "MODEL_FAILURES",
+    "FinishedCall",
+    "failure_of_call",
+    "failure_of_program",
+    "failure_of_run",
+    "is_own",
+    "is_refused",
+    "stop_in",
+    "unanswered",
+]
 
-MODEL_FAILURES = frozenset({FailureKind.MODEL, FailureKind.TIMEOUT})  # of the model's server: no fault of the program
+MODEL_FAILURES = frozenset({FailureKind.MODEL, FailureKind.TIMEOUT})  # failures of the model's server
 _OWN = frozenset({FailureKind.PARSE, FailureKind.CONTEXT, FailureKind.AGENT, FailureKind.TOOL, FailureKind.LOOP})
 
 _Class = tuple[str, str, FailureKind]  # module, name, kind
 
-# Classes that only a language model's client raises. The first that fits counts: special ones stand before those they inherit from.
+# Classes that only a language model's client raises. The first match counts: subclasses come before their bases.
 _CLIENTS: tuple[_Class, ...] = (
     ("dspy.utils.exceptions", "AdapterParseError", FailureKind.PARSE),
     ("dspy.utils.exceptions", "ContextWindowExceededError", FailureKind.CONTEXT),
@@ -36,7 +46,7 @@ _TIMEOUTS: tuple[_Class, ...] = (
     ("httpx", "TimeoutException", FailureKind.TIMEOUT),
     ("requests", "Timeout", FailureKind.TIMEOUT),
 )
-# What says that a server was not reached or broke off, whoever called it: of the standard library, and packages whose own exceptions say so.
+# Failed connections, whichever client made them: classes of the standard library, and packages with their own classes.
 _LINES: tuple[_Class, ...] = (
     *_TIMEOUTS,
     ("builtins", "ConnectionError", FailureKind.MODEL),
@@ -50,8 +60,8 @@ _ERRNOS = frozenset({errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.E
 _PACKAGES = frozenset({"aiohttp", "botocore", "grpc", "httpcore", "httpx", "requests", "urllib3"})
 
 
-class Made(Protocol):
-    """An LM call that was made, as `assay.traces.Transition` says it."""
+class FinishedCall(Protocol):
+    """An LM call with its outcome, such as `assay.traces.Transition`."""
 
     error: str | None
     failure: FailureKind | None
@@ -60,76 +70,85 @@ class Made(Protocol):
 
 
 def failure_of_call(error: BaseException) -> FailureKind:
-    """Kind of a failed LM call: `context`, `timeout` or `cap` where the class says so, else `model`."""
+    """Failure kind of a failed LM call: `context`, `timeout` or `cap` by the class of the error, else `model`."""
     return _own_kind(error) or _kind(error, _CLIENTS) or _kind(error, _TIMEOUTS) or FailureKind.MODEL
 
 
 def failure_of_program(error: BaseException) -> FailureKind:
-    """Kind of an exception that a program raised, by its class and the classes of what it was raised from, the outermost first.
+    """Failure kind of an exception that a program raised, by its class and those of its causes, the outermost first.
 
-    Its model's failure by the class of the model's client, or of a connection: a server that was not reached is no fault of the program,
-    whoever called it. Of the members of a group such a failure counts first. `agent` where nothing is known of any of them.
+    A model failure if the class is one of a model's client or of a failed connection: an unreachable server is not the
+    program's fault, whichever client was used. In an exception group, model failures come first. `agent` if no class
+    is known.
     """
     return _first(error, lines=True)
 
 
 def _first(error: BaseException, *, lines: bool) -> FailureKind:
-    return next((kind for found in _chain(error) if (kind := _known(found, lines=lines)) is not None), FailureKind.AGENT)
+    kinds = (_known(link, lines=lines) for link in _chain(error))
+    return next((kind for kind in kinds if kind is not None), FailureKind.AGENT)
 
 
-def failure_of_run(error: BaseException | None, calls: Sequence[Made]) -> FailureKind | None:
-    """Kind of failure of a run without an answer. Where its exception says nothing, or there is none: that of the call it ended with.
+def failure_of_run(error: BaseException | None, calls: Sequence[FinishedCall]) -> FailureKind | None:
+    """Failure kind of a run without an answer, by its exception, or else by the call that it ended with.
 
-    A connection that a tool of the recorded calls lost is the tool's failure, not the model's.
+    A connection that failed inside a recorded tool call is a tool failure, not a model failure.
 
     Returns:
-        None where there is no exception and the last call was answered.
+        None if there is no exception and the last call was answered.
     """
     tool = bool(calls) and calls[-1].failure is FailureKind.TOOL
     kind = None if error is None else _first(error, lines=not tool)
     return (unanswered(calls) or kind) if kind in (None, FailureKind.AGENT) else kind
 
 
-def unanswered(calls: Sequence[Made]) -> FailureKind | None:
-    """Kind of the model's failure that a run ended with: of a failed call after which no other was begun and answered. Calls may overlap."""
+def unanswered(calls: Sequence[FinishedCall]) -> FailureKind | None:
+    """Kind of the model failure that ended a run: a failed call, after which no call started and succeeded.
+
+    Calls may overlap.
+    """
     began = max((call.started_at for call in calls if call.error is None), default=0.0)
-    failed = [call.failure or FailureKind.MODEL for call in calls if call.error is not None and call.started_at + call.latency_ms / 1000 >= began]
+    failed = [
+        call.failure or FailureKind.MODEL
+        for call in calls
+        if call.error is not None and call.started_at + call.latency_ms / 1000 >= began
+    ]
     return next((kind for kind in reversed(failed) if not is_own(kind)), None)
 
 
 def stop_in(group: BaseException) -> StopRun | None:
-    """What ends the run, where a task group holds it: an `asyncio.TaskGroup` wraps everything."""
-    return next((found for found in _chain(group) if isinstance(found, StopRun)), None)
+    """The `StopRun` in an exception, its causes, or a group: an `asyncio.TaskGroup` wraps every exception."""
+    return next((link for link in _chain(group) if isinstance(link, StopRun)), None)
 
 
 def is_own(kind: FailureKind) -> bool:
-    """Whether a run that failed so failed by itself: it scores 0. Else the model or the machinery failed, and it is unscored."""
+    """Whether this kind is the program's own failure, which scores 0. All other failures are unscored."""
     return kind in _OWN
 
 
 def is_refused(error: BaseException | None) -> bool:
-    """Whether an exception comes from a connection that was refused: nothing listens at the address."""
-    return error is not None and any(isinstance(found, ConnectionRefusedError) for found in _chain(error))
+    """Whether an exception was caused by a refused connection: nothing listens at the address."""
+    return error is not None and any(isinstance(link, ConnectionRefusedError) for link in _chain(error))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception, what it was raised from or while handling, and the members of groups: those that are a model's failure first."""
+    """An exception, its causes and contexts, and the members of groups: model failures before other members."""
     seen: set[int] = set()
     waiting = [error]
     while waiting:
-        found = waiting.pop()
-        if id(found) in seen:
+        link = waiting.pop()
+        if id(link) in seen:
             continue
-        seen.add(id(found))
-        yield found
-        before = found.__cause__ or found.__context__  # also where `from None` hides it
+        seen.add(id(link))
+        yield link
+        before = link.__cause__ or link.__context__  # `from None` only hides the context
         waiting += [before] if before is not None else []
-        if isinstance(found, BaseExceptionGroup):
-            waiting += sorted(found.exceptions, key=lambda member: not is_own(failure_of_program(member)))
+        if isinstance(link, BaseExceptionGroup):
+            waiting += sorted(link.exceptions, key=lambda member: not is_own(failure_of_program(member)))
 
 
 def _known(error: BaseException, *, lines: bool) -> FailureKind | None:
-    """What the class of one exception of a program says; with `lines` also that of a connection."""
+    """Failure kind of one exception's class; None if unknown. Connection errors are known only with `lines`."""
     kind = _own_kind(error) or _kind(error, _CLIENTS)
     if kind is not None or not lines:
         return kind
@@ -149,9 +168,9 @@ def _own_kind(error: BaseException) -> FailureKind | None:
 
 
 def _kind(error: BaseException, known: Iterable[_Class]) -> FailureKind | None:
-    """An exception's class was imported, so its module is loaded; one that is not loaded need not be asked."""
+    """Kind of the first listed class that matches. A class whose module is not loaded cannot have been raised."""
     for module, name, kind in known:
-        found = getattr(sys.modules.get(module), name, None)
-        if isinstance(found, type) and isinstance(error, found):
+        cls = getattr(sys.modules.get(module), name, None)
+        if isinstance(cls, type) and isinstance(error, cls):
             return kind
     return None

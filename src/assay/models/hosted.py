@@ -1,10 +1,10 @@
-"""Models that are asked over HTTP, by the names that DSPy's engines and litellm know."""
+"""Models that are called over HTTP, by the names that DSPy's engines and litellm know."""
 
 import dataclasses
 import os
 from typing import Any
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # litellm's import otherwise waits seconds for a download
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else the import of litellm waits seconds for a download
 
 import dspy
 from dspy import lm15
@@ -15,16 +15,16 @@ from dspy.utils.exceptions import ContextWindowExceededError, LMServerError
 from assay.models.answers import failure_in, text_of, with_completion
 from assay.models.redirects import no_redirects
 from assay.models.roles import check_address, check_variables
-from assay.scrubbing import fields, know
+from assay.support.scrubbing import add_secrets, fields
 
 __all__ = ["HostedBackend", "quiet_litellm"]
 
-_DEFAULT_TIMEOUT_S = 120.0  # a server that hangs must not hang the run
+_DEFAULT_TIMEOUT_S = 120.0  # without a timeout, a server that hangs would hang the run
 _OWN_SERVERS = ("hosted_vllm/", "ollama_chat/", "ollama/", "lm_studio/", "llamafile/")
 
 
 def quiet_litellm() -> Any:
-    """litellm, which otherwise prints advice on standard output when it does not know a model."""
+    """The litellm module, with the advice off that it prints to standard output for unknown models."""
     import litellm
 
     litellm.suppress_debug_info = True
@@ -32,7 +32,7 @@ def quiet_litellm() -> Any:
 
 
 class HostedBackend:
-    """Any model that DSPy's engines or litellm know by name. The price is theirs, None where they know none."""
+    """Backend for a model that DSPy's engines or litellm know by name. The price is litellm's; None if unknown."""
 
     weights = ""
     adapters: tuple[str, ...] = ()
@@ -43,15 +43,15 @@ class HostedBackend:
         for key in ("temperature", "max_tokens", "max_completion_tokens", "rollout_id", "seed"):
             self.lm.kwargs.pop(key, None)  # generation settings come with each request
         self.lm.kwargs.setdefault("timeout", _DEFAULT_TIMEOUT_S)
-        self._no_schema = False  # the server has refused one
-        # another server may serve other weights under the same name
+        self._no_schema = False  # set once the server has refused a schema
+        # part of the cache key: another server may serve other weights under the same name
         self.address = str(self.lm.kwargs.get("api_base") or self.lm.kwargs.get("base_url") or "")
-        check_address(self.address, instead="give the key as api_key")
+        check_address(self.address, instead="pass the key as api_key")
         if not self.address:
             check_variables(self.lm.model)
         keys: list[str] = []
-        fields(self.lm.kwargs, found=keys)  # its key, and those in its headers
-        know(*keys)
+        fields(self.lm.kwargs, removed=keys)  # the key, and those in headers
+        add_secrets(*keys)
 
     @property
     def supports_function_calling(self) -> bool:
@@ -63,7 +63,7 @@ class HostedBackend:
 
     @property
     def supports_response_schema(self) -> bool:
-        return not self._no_schema and (self._of_ones_own or bool(self.lm.supports_response_schema))
+        return not self._no_schema and (self._self_hosted or bool(self.lm.supports_response_schema))
 
     @property
     def supported_params(self) -> frozenset[str]:
@@ -71,27 +71,32 @@ class HostedBackend:
         return known | {"response_format"} if self.supports_response_schema else known
 
     @property
-    def _of_ones_own(self) -> bool:
-        """A server of the user's own (vLLM, llama.cpp, Ollama): litellm's table of models knows nothing of what it can."""
+    def _self_hosted(self) -> bool:
+        """Whether the user runs the server (vLLM, llama.cpp, Ollama): litellm's table does not know its features."""
         return bool(self.address) or self.lm.model.startswith(_OWN_SERVERS)
 
     def fitting(self, request: lm15.Request) -> lm15.Request:
-        """The request without its schema, where the server is known to refuse one."""
+        """The request, without its schema if the server is known to refuse schemas."""
         return _without_schema(request) if self._no_schema else request
 
     def plainer(self, request: lm15.Request, error: Exception) -> lm15.Request | None:
-        """What may be asked where a server of one's own may have refused a schema; None where that is not why it refused."""
-        if isinstance(error, ContextWindowExceededError) or not self._of_ones_own or request.config.response_format is None:
+        """The request without its schema, if a self-hosted server may have refused it because of that; else None."""
+        if (
+            isinstance(error, ContextWindowExceededError)
+            or not self._self_hosted
+            or request.config.response_format is None
+        ):
             return None
         return _without_schema(request)
 
     def without_schemas(self) -> None:
-        """From now on no schema is sent: the server answered without one."""
+        """Send no schema from now on: the server answered a request without one."""
         self._no_schema = True
 
     def complete(self, request: lm15.Request) -> tuple[lm15.Response, float | None]:
-        # `execute` (not the public call) because only its result carries the price. Without the caller's stream: the engine above sends the
-        # answer into it, and a second time would double it; a streamed reply is also parsed without its text being kept.
+        # `execute`, not the public call, because only its result carries the price. `send_stream` is off because the
+        # engine above sends the answer into the caller's stream: twice would double it, and a streamed reply is parsed
+        # without its text being kept.
         with dspy.context(send_stream=None), no_redirects():
             result = execute(self.lm, self._prepared(request))
         response = with_completion(result.typed(request, self.lm.model_type))
@@ -102,18 +107,18 @@ class HostedBackend:
     def _prepared(self, request: lm15.Request) -> Any:
         if self.lm.model_type != "text":
             return prepare(self.lm, request, None, {})
-        asked = request_kwargs(request, "chat")  # text models take no typed request
-        messages = [{**message, "content": _texts(message.get("content"))} for message in asked.pop("messages")]
-        if (most := asked.pop("max_completion_tokens", None)) is not None:
-            asked["max_tokens"] = most
-        return prepare(self.lm, None, messages, asked)
+        body = request_kwargs(request, "chat")  # text models take no typed request
+        messages = [{**message, "content": _texts(message.get("content"))} for message in body.pop("messages")]
+        if (limit := body.pop("max_completion_tokens", None)) is not None:
+            body["max_tokens"] = limit
+        return prepare(self.lm, None, messages, body)
 
     def count_tokens(self, text: str) -> int:
         return int(quiet_litellm().token_counter(model=self.lm.model, text=text))
 
 
 def _texts(content: Any) -> str:
-    """The text of a message's content, a string or a list of parts."""
+    """Text of a message's content, which is a string or a list of parts."""
     return content if isinstance(content, str) else "".join(str(part.get("text") or "") for part in content or ())
 
 

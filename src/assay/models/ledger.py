@@ -1,8 +1,8 @@
-"""The ledger of one run's LM calls, written before each call is sent: what a killed run has made and paid for is known when it is resumed.
+"""Ledger of the LM calls of a run, written before each call is sent, so that a resumed run knows what was spent.
 
-One SQLite file a run. A row is committed before the call goes out and again when it has answered. After SIGKILL nothing is lost, because
-committed pages are the operating system's; after a crash of the machine the rows of its last seconds may be (`synchronous=OFF`).
-Does not keep requests or answers: the response cache does.
+One SQLite file per run. A row is committed before the call is sent and again when it was answered. SIGKILL loses
+nothing, because committed pages belong to the operating system. A crash of the machine may lose the rows of the last
+seconds (`synchronous=OFF`). Stores no requests and no answers: the response cache does.
 """
 
 import hashlib
@@ -18,17 +18,24 @@ __all__ = ["KeyLocks", "Ledger", "Sent"]
 
 _CALLS = """CREATE TABLE IF NOT EXISTS calls (
     key BLOB NOT NULL, attempt INTEGER NOT NULL, owner TEXT NOT NULL, phase TEXT NOT NULL, sends INTEGER NOT NULL,
-    settled INTEGER NOT NULL DEFAULT 0, prompt_tokens INTEGER NOT NULL DEFAULT 0, completion_tokens INTEGER NOT NULL DEFAULT 0,
-    cost_usd REAL NOT NULL DEFAULT 0, unpriced INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0,
+    settled INTEGER NOT NULL DEFAULT 0, prompt_tokens INTEGER NOT NULL DEFAULT 0,
+    completion_tokens INTEGER NOT NULL DEFAULT 0, cost_usd REAL NOT NULL DEFAULT 0,
+    unpriced INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (key, attempt)) WITHOUT ROWID"""
-_HITS = "CREATE TABLE IF NOT EXISTS hits (id BLOB PRIMARY KEY, phase TEXT NOT NULL, count INTEGER NOT NULL) WITHOUT ROWID"
+_HITS = (
+    "CREATE TABLE IF NOT EXISTS hits (id BLOB PRIMARY KEY, phase TEXT NOT NULL, count INTEGER NOT NULL) WITHOUT ROWID"
+)
 _COLUMNS = "key, attempt, owner, phase, sends, settled, prompt_tokens, completion_tokens, cost_usd, unpriced, failed"
 
 
 @dataclass
 class Sent:
-    """One call of a run. `attempt`: how often its process had sent the same request before (after failures); `sends`: how often it
-    was sent over all processes, more than once only where one was killed; `settled`: how many of those are paid for in `cost_usd`."""
+    """One call of a run.
+
+    `attempt`: number of times that its process had sent the same request before (after failures).
+    `sends`: number of times that it was sent over all processes; more than 1 only if a process was killed.
+    `settled`: how many of these are paid for in `cost_usd`.
+    """
 
     key: bytes
     attempt: int
@@ -42,27 +49,33 @@ class Sent:
     unpriced: int = 0
     failed: int = 0
 
-    def settle(self, *, prompt_tokens: int | None, completion_tokens: int | None, cost_usd: float | None, failed: bool) -> None:
-        """Takes in an answer, or a failure. What was sent before a kill and never answered is taken to have cost as much as this answer."""
+    def settle(
+        self, *, prompt_tokens: int | None, completion_tokens: int | None, cost_usd: float | None, failed: bool
+    ) -> None:
+        """Record an answer or a failure. Sends that a kill left unanswered are assumed to cost as much as it."""
         lost = self.sends - self.settled
-        self.prompt_tokens, self.completion_tokens, self.failed = prompt_tokens or 0, completion_tokens or 0, int(failed)
+        self.prompt_tokens, self.completion_tokens, self.failed = (
+            prompt_tokens or 0,
+            completion_tokens or 0,
+            int(failed),
+        )
         self.unpriced = int(cost_usd is None and not failed)
         self.cost_usd += (cost_usd or 0.0) * (lost if not failed else 1)
         self.settled = self.settled + 1 if failed else self.sends
 
 
 class Ledger:
-    """Thread-safe; one process at a time.
+    """Thread-safe ledger, for one process at a time.
 
     Args:
-        path: the file; None keeps it in memory.
-        owner: gives the id of the rollout that the call at hand is made in. A call belongs to the rollout that sent it: there its answer
-            from the response cache is a replay of what was paid for, anywhere else it is an answer that cost nothing.
+        path: the file; None keeps the ledger in memory.
+        owner: returns the id of the rollout that makes the current call. A call belongs to the rollout that sent it. In
+            that rollout, its answer from the response cache replays a call that was paid for; in any other rollout it
+            is an answer without cost.
     """
 
     def __init__(self, path: Path | None = None, *, owner: Callable[[], str] = str) -> None:
         self.owner = owner
-        self.write_errors = 0  # rows the disk refused: the count of a run that is killed then is too low
         self._lock = threading.Lock()
         self._sent: Counter[bytes] = Counter()
         self._claimed: set[bytes] = set()
@@ -72,7 +85,6 @@ class Ledger:
         try:
             self._db = self._connect(path)
         except sqlite3.Error:
-            self.write_errors += 1
             self._db = self._connect(None)
 
     @staticmethod
@@ -88,13 +100,13 @@ class Ledger:
         return self
 
     def known(self, key: str) -> Sent | None:
-        """The row of the call that this process would send next under `key`, where an earlier process has sent it."""
+        """Row of the call that this process would send next under `key`; None if no process has sent it."""
         digest = bytes.fromhex(key)
         with self._lock:
             return self._row(digest, self._sent[digest])
 
     def send(self, key: str, phase: str) -> Sent:
-        """Writes that the call is about to be made."""
+        """Record that a call is about to be sent."""
         digest, owner = bytes.fromhex(key), self.owner()
         with self._lock:
             attempt = self._sent[digest]
@@ -109,26 +121,26 @@ class Ledger:
         return row
 
     def settled(self, row: Sent) -> None:
-        """Writes what `row.settle` took in."""
+        """Store a row after `row.settle`."""
         with self._lock:
             self._put(row)
 
     def claim(self, key: str) -> Sent | None:
-        """The call that this answer from the response cache is a replay of: one that this very rollout sent before a kill."""
-        digest, owner, found = bytes.fromhex(key), self.owner(), None
+        """The call that an answer from the response cache replays: one sent by this rollout before a kill."""
+        digest, owner, last = bytes.fromhex(key), self.owner(), None
         with self._lock:
             if digest in self._claimed:
                 return None
             attempt = 0
             while (row := self._row(digest, attempt)) is not None:
-                found, attempt = row, attempt + 1
-            if found is None or found.owner != owner:
+                last, attempt = row, attempt + 1
+            if last is None or last.owner != owner:
                 return None
             self._claimed.add(digest)
-            return found
+            return last
 
     def hit(self, key: str, phase: str) -> bool:
-        """Writes that the response cache answered; whether that is new, and no replay of an answer that is counted already."""
+        """Record an answer from the response cache; return False if an earlier process already recorded it."""
         digest = hashlib.blake2b(f"{self.owner()}/{key}".encode(), digest_size=16).digest()
         with self._lock:
             number = self._hit[digest]
@@ -137,7 +149,7 @@ class Ledger:
             return self._execute("INSERT OR IGNORE INTO hits VALUES (?, ?, ?)", row) != 0
 
     def add(self, name: str, phase: str, spent: Mapping[str, float]) -> bool:
-        """Takes in what was counted elsewhere, under a name; whether it is new. What is added again under its name was repeated."""
+        """Add what was counted elsewhere, under a unique name; return False if it is a repetition of that name."""
         digest, calls = hashlib.sha256(name.encode()).digest(), int(spent["calls"])
         with self._lock:
             before = [self._row(digest, attempt) for attempt in range(max(1, calls))]
@@ -146,7 +158,10 @@ class Ledger:
                 row.sends = row.settled = row.sends + 1
                 if attempt == 0:
                     row.cost_usd += spent["cost_usd"]
-                    row.prompt_tokens, row.completion_tokens = int(spent["prompt_tokens"]), int(spent["completion_tokens"])
+                    row.prompt_tokens, row.completion_tokens = (
+                        int(spent["prompt_tokens"]),
+                        int(spent["completion_tokens"]),
+                    )
                 row.failed, row.unpriced = int(attempt < spent["errors"]), int(attempt < spent["unpriced"])
                 self._put(row)
             if spent["cached"]:
@@ -154,14 +169,15 @@ class Ledger:
         return before[0] is None
 
     def unsettled(self) -> list[Sent]:
-        """Calls that were sent and neither answered nor failed before a kill."""
+        """Calls that were sent, and neither answered nor failed before a kill."""
         with self._lock:
             return [Sent(*row) for row in self._db.execute(f"SELECT {_COLUMNS} FROM calls WHERE settled < sends")]
 
     def totals(self) -> list[tuple[str, dict[str, float]]]:
-        """What was spent by phase: fields of `assay.models.meter.Usage`."""
-        query = """SELECT phase, count(*), 0, sum(failed), sum(prompt_tokens), sum(completion_tokens), sum(cost_usd), sum(unpriced), sum(sends - 1)
-            FROM calls GROUP BY phase UNION ALL SELECT phase, 0, sum(count), 0, 0, 0, 0, 0, 0 FROM hits GROUP BY phase"""
+        """Spending by phase, as fields of `assay.models.meter.Usage`."""
+        query = """SELECT phase, count(*), 0, sum(failed), sum(prompt_tokens), sum(completion_tokens), sum(cost_usd),
+            sum(unpriced), sum(sends - 1) FROM calls GROUP BY phase
+            UNION ALL SELECT phase, 0, sum(count), 0, 0, 0, 0, 0, 0 FROM hits GROUP BY phase"""
         names = ("calls", "cached", "errors", "prompt_tokens", "completion_tokens", "cost_usd", "unpriced", "repeated")
         with self._lock:
             return [(phase, dict(zip(names, values, strict=True))) for phase, *values in self._db.execute(query)]
@@ -172,41 +188,45 @@ class Ledger:
 
     def _row(self, digest: bytes, attempt: int) -> Sent | None:
         try:
-            found = self._db.execute(f"SELECT {_COLUMNS} FROM calls WHERE key = ? AND attempt = ?", (digest, attempt)).fetchone()
+            values = self._db.execute(
+                f"SELECT {_COLUMNS} FROM calls WHERE key = ? AND attempt = ?", (digest, attempt)
+            ).fetchone()
         except sqlite3.Error:
             return None
-        return None if found is None else Sent(*found)
+        return None if values is None else Sent(*values)
 
     def _put(self, row: Sent) -> None:
-        self._execute(f"INSERT OR REPLACE INTO calls ({_COLUMNS}) VALUES ({', '.join('?' * 11)})", tuple(vars(row).values()))
+        self._execute(
+            f"INSERT OR REPLACE INTO calls ({_COLUMNS}) VALUES ({', '.join('?' * 11)})", tuple(vars(row).values())
+        )
 
     def _execute(self, statement: str, values: tuple[object, ...]) -> int:
         try:
             return self._db.execute(statement, values).rowcount
-        except sqlite3.Error:
-            self.write_errors += 1
+        except sqlite3.Error:  # the disk refused the row: if the run is killed later, its count is too low
             return 1
 
 
 class KeyLocks:
-    """A lock a key: of calls that ask the same at the same time one is made, and the others wait for its answer."""
+    """One lock per key: of identical concurrent requests, one is sent, and the others wait for its answer."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[str, tuple[threading.Lock, int]] = {}
+        self._locks: dict[str, tuple[threading.Lock, int]] = {}
 
     @contextmanager
     def of(self, key: str) -> Iterator[None]:
+        """Hold the lock of `key` inside."""
         with self._lock:
-            lock, waiting = self._held.get(key, (threading.Lock(), 0))
-            self._held[key] = (lock, waiting + 1)
+            lock, waiting = self._locks.get(key, (threading.Lock(), 0))
+            self._locks[key] = (lock, waiting + 1)
         try:
             with lock:
                 yield
         finally:
             with self._lock:
-                lock, waiting = self._held[key]
+                lock, waiting = self._locks[key]
                 if waiting == 1:
-                    del self._held[key]
+                    del self._locks[key]
                 else:
-                    self._held[key] = (lock, waiting - 1)
+                    self._locks[key] = (lock, waiting - 1)

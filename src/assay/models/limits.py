@@ -1,8 +1,9 @@
-"""A time limit on code of others: agents, tools, checks and judges. Imports no model.
+"""Time limits for code that is not assay's: agents, tools, checks and judges. Imports no model.
 
-The call runs in a thread of its own, because one that hangs can be left but not ended. What is left behind is stopped at the next line of Python
-that it reaches; a call that hangs in C code keeps its thread until that returns. Code that holds the interpreter's lock for ever (Python's `re`
-on a bad pattern) cannot be limited from within the process.
+A limited call runs in a thread of its own, because a thread that hangs can be abandoned, but not terminated. An
+abandoned thread is stopped at the next line of Python that it executes. A call that hangs in C code keeps its thread
+until that code returns. Code that never releases the interpreter lock (Python's `re` on a bad pattern) cannot be
+limited from within the process.
 """
 
 import contextvars
@@ -19,40 +20,56 @@ from typing import Any, TypeVar
 from assay.errors import ConfigError
 
 __all__ = [
-    "DEFAULT_S", "TOOL_SHARE", "Abandoned", "LimitedCall", "OverTime", "RaisedInside", "asking_model", "check_limit", "current_limit",
-    "current_tool_limit", "innermost", "inside", "limited", "run_of", "within_limit",
-]  # fmt: skip
+    "DEFAULT_S",
+    "TOOL_SHARE",
+    "Abandoned",
+    "LimitedCall",
+    "OverTime",
+    "RaisedInside",
+    "asking_model",
+    "check_limit",
+    "current_limit",
+    "current_tool_limit",
+    "innermost",
+    "inside",
+    "limited",
+    "run_of",
+    "within_limit",
+]
 
 DEFAULT_S = 600.0
-TOOL_SHARE = 0.25  # of a run's limit: after a tool that hangs, the agent has time for others and for its answer
+TOOL_SHARE = 0.25  # share of a run's limit: after a tool that hangs, the agent has time for other tools and its answer
 T = TypeVar("T")
 _limit: ContextVar[float | None] = ContextVar("assay_task_timeout", default=DEFAULT_S)
 _tool_limit: ContextVar[float | None] = ContextVar("assay_tool_timeout", default=None)
 _idle: "list[_Worker]" = []
-os.register_at_fork(after_in_child=_idle.clear)  # threads do not come along
+os.register_at_fork(after_in_child=_idle.clear)  # a forked process has none of these threads
 
 
 class OverTime(TimeoutError):
-    """A call took longer than its limit. `asking`: a model was being asked at the time, so that it may be the server that is slow."""
+    """A call exceeded its limit. `asking`: a model call was in progress, so that a slow server may be the cause."""
 
     def __init__(self, what: str, limit_s: float, *, asking: bool) -> None:
-        super().__init__(f"{what} took longer than the limit of {limit_s:g} s" + (", while a model was being asked" if asking else ""))
+        super().__init__(
+            f"{what} took longer than the limit of {limit_s:g} s"
+            + (", while a model was being asked" if asking else "")
+        )
         self.asking = asking
 
 
 class Abandoned(BaseException):
-    """Raised in a thread that nobody waits for any more. No `except Exception` holds it."""
+    """Raised in an abandoned thread. A `BaseException`, so that `except Exception` does not catch it."""
 
 
 class RaisedInside(RuntimeError):
-    """Stands for an exception of a limited call that must not leave its thread: a `KeyboardInterrupt`, or one whose message cannot be read."""
+    """Replaces an exception that must not leave its thread: `KeyboardInterrupt`, or one with an unreadable message."""
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The exception as whoever waits may raise it.
+    """The exception in a form that the waiting thread may raise.
 
-    Python raises Ctrl-C in the main thread alone, so a `KeyboardInterrupt` in a thread of limited calls is the call's own and must not stop the
-    job. Messages are read here because `__str__` is the call's code too.
+    Python raises Ctrl-C in the main thread only. A `KeyboardInterrupt` in the thread of a limited call was therefore
+    raised by the call, and must not stop the job. The message is read here because `__str__` is code of the call too.
     """
     if isinstance(error, KeyboardInterrupt):
         return RaisedInside("it raised KeyboardInterrupt itself").with_traceback(error.__traceback__)
@@ -63,29 +80,32 @@ def _portable(error: BaseException) -> BaseException:
     except Abandoned:
         raise
     except BaseException as unread:
-        found = RaisedInside(f"it raised {type(error).__name__}, whose message cannot be read ({type(unread).__name__})")
-        return found.with_traceback(error.__traceback__)
+        replacement = RaisedInside(
+            f"it raised {type(error).__name__}, whose message cannot be read ({type(unread).__name__})"
+        )
+        return replacement.with_traceback(error.__traceback__)
     return error
 
 
 class LimitedCall:
-    """One call with a limit, inside of another or of none (`outer`)."""
+    """One call with a limit. `outer` is the limited call that it runs in, or None."""
 
     def __init__(self, outer: "LimitedCall | None") -> None:
         self.outer = outer
-        self.asking, self.asked = 0, False  # models now; any at all
+        self.asking, self.asked = 0, False  # model calls in progress; whether there was any
 
 
 class _Job(LimitedCall):
-    """One call in a thread of its own, and what came of it."""
+    """One call in a thread of its own, with its result or error."""
 
     def __init__(self, call: Callable[[], Any], outer: LimitedCall | None) -> None:
         super().__init__(outer)
         self.call = call
         self.result: Any = None
         self.error: BaseException | None = None
-        self.over: OverTime | None = None  # why it is left, where somebody else says so
-        self.running = threading.Lock()  # held until it has finished: waiting for a lock costs half of waiting for an event
+        self.over: OverTime | None = None  # set by `leave`: the waiting thread raises it
+        # held until the call finishes; waiting for a lock takes half as long as waiting for an event
+        self.running = threading.Lock()
         self.running.acquire()
         self.lock = threading.Lock()
         self.done = self.abandoned = False
@@ -94,11 +114,11 @@ class _Job(LimitedCall):
         _job.set(self)
         try:
             self.result = self.call()
-        except BaseException as error:  # it belongs to whoever waits
+        except BaseException as error:  # raised again in the waiting thread
             self.error = _portable(error)
 
     def finish(self) -> bool:
-        """Whether somebody still waits."""
+        """Mark the call as finished; return whether a thread still waits for it."""
         with self.lock:
             self.done = True
             if self.over is None:
@@ -106,14 +126,14 @@ class _Job(LimitedCall):
             return not self.abandoned
 
     def leave(self, over: OverTime) -> None:
-        """Whoever waits for it raises this instead."""
+        """Make the waiting thread raise `over` instead of waiting on."""
         with self.lock:
             if not self.done and self.over is None:
                 self.over = over
                 self.running.release()
 
     def abandon(self, thread: threading.Thread) -> bool:
-        """Stops waiting. False where it has just finished."""
+        """Stop waiting, and raise `Abandoned` in the thread. Returns False if the call has just finished."""
         with self.lock:
             if self.done:
                 return False
@@ -127,13 +147,13 @@ _job: ContextVar[LimitedCall | None] = ContextVar("assay_limited_job", default=N
 
 
 def innermost() -> LimitedCall | None:
-    """The limited call that this is inside of."""
+    """The innermost limited call that the current code runs in; None outside."""
     return _job.get()
 
 
 @contextmanager
 def inside(call: LimitedCall) -> Iterator[None]:
-    """Inside, this is the innermost limited call."""
+    """Inside, `call` is the innermost limited call."""
     token = _job.set(call)
     try:
         yield
@@ -142,15 +162,15 @@ def inside(call: LimitedCall) -> Iterator[None]:
 
 
 def run_of(call: LimitedCall) -> _Job | None:
-    """The call in a thread of its own that this one is inside of."""
-    found = call.outer
-    while found is not None and not isinstance(found, _Job):
-        found = found.outer
-    return found
+    """The enclosing call that runs in a thread of its own; None if there is none."""
+    outer = call.outer
+    while outer is not None and not isinstance(outer, _Job):
+        outer = outer.outer
+    return outer
 
 
 class _Worker:
-    """A daemon thread that runs one job after another; it ends after one that was abandoned."""
+    """A daemon thread that runs one job after another, and ends after an abandoned one."""
 
     def __init__(self) -> None:
         self.jobs: SimpleQueue[tuple[contextvars.Context, _Job]] = SimpleQueue()
@@ -163,26 +183,26 @@ class _Worker:
                 context, job = self.jobs.get()
                 context.run(job.run)
                 wanted = job.finish()
-                del context, job  # nothing of it is held while there is nothing to do
+                del context, job  # an idle thread holds no references
                 if not wanted:
                     return
                 _idle.append(self)
-        except Abandoned:  # a moment after it had finished
+        except Abandoned:  # raised just after the job finished
             return
 
 
 def check_limit(seconds: float) -> None:
-    """Raises `ConfigError` where a setting `task_timeout` is no limit."""
+    """Raise `ConfigError` unless `seconds` is a valid `task_timeout`."""
     if not 0 < seconds < math.inf:
-        raise ConfigError(f"task_timeout={seconds!r} must be a number of seconds above 0", flag="--task-timeout")
+        raise ConfigError(f"task_timeout={seconds!r} must be a finite number of seconds > 0", flag="--task-timeout")
 
 
 @contextmanager
 def limited(seconds: float | None, *, tools_of: float | None = None) -> Iterator[None]:
-    """Inside, `within_limit` gives a call so many seconds; None for ever.
+    """Inside, `within_limit` limits calls to `seconds`; None is no limit.
 
     Args:
-        tools_of: the limit whose share a tool call has, where the run itself has none; by default `seconds`.
+        tools_of: limit of the run, of which a tool call gets the share `TOOL_SHARE`; None: `seconds`.
     """
     whole = seconds if tools_of is None else tools_of
     token, tools = _limit.set(seconds), _tool_limit.set(None if whole is None else whole * TOOL_SHARE)
@@ -194,36 +214,36 @@ def limited(seconds: float | None, *, tools_of: float | None = None) -> Iterator
 
 
 def current_limit() -> float | None:
-    """Seconds that a call has here."""
+    """Limit of a call made here, in seconds; None is no limit."""
     return _limit.get()
 
 
 def current_tool_limit() -> float | None:
-    """Seconds that a tool call has here; None outside of `limited`."""
+    """Limit of a tool call made here, in seconds; None outside of `limited`."""
     return _tool_limit.get()
 
 
 def within_limit(call: Callable[[], T], what: str) -> T:
-    """What a call gives. It sees the context variables of its caller, and sets its own.
+    """Result of a call under the current limit. The call shares the context variables of its caller.
 
     Args:
-        what: was called, for the message.
+        what: name of the call for the error message.
     Raises:
-        OverTime: it took longer than the limit that is open here.
+        OverTime: the call exceeded the limit.
         RaisedInside: it raised `KeyboardInterrupt`, or an exception whose message cannot be read.
-        BaseException: whatever else it raises.
+        BaseException: any other exception of the call.
     """
     seconds = _limit.get()
     if seconds is None:
         return call()
-    return _apart(call, seconds, lambda job: OverTime(what, seconds, asking=job.asking > 0))
+    return _in_thread(call, seconds, lambda job: OverTime(what, seconds, asking=job.asking > 0))
 
 
-def _apart(call: Callable[[], T], seconds: float, late: Callable[[_Job], OverTime | None]) -> T:
-    """What a call in a thread of its own gives.
+def _in_thread(call: Callable[[], T], seconds: float, late: Callable[[_Job], OverTime | None]) -> T:
+    """Result of a call in a thread of its own.
 
     Args:
-        late: told after `seconds`, and each time that they have passed again: what to raise, or None to wait on.
+        late: called every `seconds` until the call finishes; returns the exception to raise, or None to wait on.
     """
     job = _Job(call, _job.get())
     try:
@@ -235,7 +255,7 @@ def _apart(call: Callable[[], T], seconds: float, late: Callable[[_Job], OverTim
     try:
         while over is None and not job.running.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             over = late(job)
-    except BaseException:  # the user stops the run: nobody waits for the call
+    except BaseException:  # the user stops the run: no thread waits for the call
         job.abandon(worker.thread)
         raise
     over = over or job.over
@@ -245,22 +265,22 @@ def _apart(call: Callable[[], T], seconds: float, late: Callable[[_Job], OverTim
         try:
             raise job.error
         finally:
-            job.error = None  # its traceback holds this frame
-    found: T = job.result
-    return found
+            job.error = None  # its traceback refers to this frame
+    result: T = job.result
+    return result
 
 
 @contextmanager
 def asking_model() -> Iterator[None]:
-    """Inside, a model is asked on behalf of the limited calls that are open here."""
+    """Inside, a model call is in progress on behalf of all enclosing limited calls."""
     jobs, job = [], _job.get()
     while job is not None:
         jobs.append(job)
         job = job.outer
-    for one in jobs:
-        one.asking, one.asked = one.asking + 1, True
+    for open_job in jobs:
+        open_job.asking, open_job.asked = open_job.asking + 1, True
     try:
         yield
     finally:
-        for one in jobs:
-            one.asking -= 1
+        for open_job in jobs:
+            open_job.asking -= 1

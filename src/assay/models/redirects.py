@@ -1,6 +1,7 @@
-"""Calls of models follow no redirect: the answer to a request would send its body and key to whatever host it names.
+"""Model calls follow no redirect, because a redirect would send the body and the key to the host that it names.
 
-`httpx`, which litellm and the SDKs under it use, follows them by default and sends the body on. DSPy's own transports follow none.
+litellm and the SDKs under it tell `httpx` to follow redirects, and it then sends the body on. DSPy's own transports
+follow none.
 """
 
 import importlib.util
@@ -18,7 +19,7 @@ _installed = False
 
 @contextmanager
 def no_redirects() -> Iterator[None]:
-    """Requests that are made inside through httpx, in this thread or task, end at a redirect, which their client raises as an error."""
+    """Inside, requests made through httpx in this thread or task end at a redirect; their client raises an error."""
     _install()
     token = _refused.set(True)
     try:
@@ -40,10 +41,10 @@ def _install() -> None:
 
 
 def _ending_at_redirects(send: Any) -> Any:
-    """Also of an asynchronous `send`: what it returns is awaited by its caller, and its arguments are those of this moment."""
+    """Wrap `send`, synchronous or not: the coroutine of an asynchronous one is returned to its caller."""
 
     @wraps(send)
-    def sends(*args: Any, **kwargs: Any) -> Any:
+    def guarded(*args: Any, **kwargs: Any) -> Any:
         return send(*args, **({**kwargs, "follow_redirects": False} if _refused.get() else kwargs))
 
-    return sends
+    return guarded

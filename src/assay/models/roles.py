@@ -1,6 +1,6 @@
-"""Who answers for a role (program, judge, reflection): model, address, and the environment variable that holds the key.
+"""Endpoint of a role's model (program, judge, reflection): address, and environment variable with the key.
 
-A key itself is never a setting, so that none is stored with a run, an artifact or a report.
+The key itself is never a setting, so that no key is stored with a run, an artifact or a report.
 """
 
 import ipaddress
@@ -11,13 +11,13 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from assay.errors import ConfigError
-from assay.scrubbing import is_credential, know
+from assay.support.scrubbing import add_secrets, is_credential
 
 __all__ = ["PROVIDER", "Endpoint", "check_address", "check_variables", "is_embedded", "is_local", "with_local_key"]
 
-PROVIDER = "provider"  # in place of an address: the provider's own
-_NO_KEY = "none"  # clients want one; servers on this machine or network mostly do not
-_KEYS = frozenset(("key", "sig", "signature", "code"))  # of an address's query, also keys
+PROVIDER = "provider"  # value for `api_base` that selects the provider's own address
+_NO_KEY = "none"  # clients require a key; servers on this machine or in a private network mostly do not
+_KEYS = frozenset(("key", "sig", "signature", "code"))  # query parameters that are credentials too
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -33,38 +33,40 @@ def is_local(address: str) -> bool:
     except ValueError:
         return False
     try:
-        found = ipaddress.ip_address(host)
-        return found.is_loopback or found.is_private or found.is_unspecified
+        ip = ipaddress.ip_address(host)
+        return ip.is_loopback or ip.is_private or ip.is_unspecified
     except ValueError:
         return host.endswith((".local", ".localhost", ".internal")) or (host != "" and "." not in host)
 
 
 def check_address(address: str | None, name: str = "api_base", instead: str = "") -> None:
-    """Refuses an address with a user or password in it, which would be stored, shown and sent on with it.
+    """Refuse an address that contains a user, password or key, because it is stored, shown and sent.
 
     Args:
-        name: of the argument that the message names; the command line says it as a flag.
-        instead: where the key goes.
+        name: argument that the message names; the command line shows it as a flag.
+        instead: advice on where to put the key.
     Raises:
-        ConfigError: there is one; the message does not say it.
+        ConfigError: the address contains one; the message does not repeat it.
     """
     if not address:
         return
     netloc = re.split(r"[/?#\\]", address.partition("://")[2] if "://" in address else address, maxsplit=1)[0]
     query = parse_qsl(address.partition("?")[2].partition("#")[0], keep_blank_values=True)
-    asked = next((told for told, _ in query if is_credential(told) or told.lower() in _KEYS), None)
-    if "@" in netloc or asked is not None:
-        held = "user or password" if "@" in netloc else f"key (?{asked}=…)"
-        known = instead or f"put the key into an environment variable, and name that with {name.removesuffix('api_base')}api_key_env"
+    names = (parameter for parameter, _ in query)
+    credential = next((part for part in names if is_credential(part) or part.lower() in _KEYS), None)
+    if "@" in netloc or credential is not None:
+        secret = "user or password" if "@" in netloc else f"key (?{credential}=…)"
+        variable = f"{name.removesuffix('api_base')}api_key_env"
+        advice = instead or f"put the key into an environment variable, and name it with {variable}"
         flag = "" if name.isupper() else f"--{name.replace('_', '-')}"
-        raise ConfigError(f"{name} must hold no {held}, which would be stored and shown with it: {known}", flag=flag)
+        raise ConfigError(f"{name} must hold no {secret}, which would be stored and shown with it: {advice}", flag=flag)
 
 
 def check_variables(model: str) -> None:
-    """Refuses a user, password or key in the environment variables from which litellm takes the address of a model's provider.
+    """Refuse credentials in the environment variables from which litellm takes a provider's address.
 
     Raises:
-        ConfigError: there is one; the message does not say it.
+        ConfigError: a variable contains one; the message does not repeat it.
     """
     provider = (model.partition("/")[0] if "/" in model else "openai").upper().replace("-", "_")
     for name in (f"{provider}_BASE_URL", f"{provider}_API_BASE"):
@@ -73,11 +75,11 @@ def check_variables(model: str) -> None:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a role's model is asked.
+    """Address and key of a role's model.
 
     Args:
-        api_base: address of an OpenAI-compatible server; the provider's own where None.
-        api_key_env: name of the environment variable with the key; the provider's usual one where None.
+        api_base: address of an OpenAI-compatible server; None: the provider's own.
+        api_key_env: name of the environment variable with the key; None: the provider's usual one.
     """
 
     api_base: str | None = None
@@ -87,33 +89,40 @@ class Endpoint:
         check_address(self.api_base)
 
     def role(self, api_base: str | None, api_key_env: str | None) -> "Endpoint":
-        """Another role's: this one's, but for what is given; `provider` for the provider's own address. A key goes with its address: another
-        address does not get this one's."""
+        """Endpoint of another role: this one with the given changes; `provider` selects the provider's own address.
+
+        A key belongs to its address: another address does not get this key.
+        """
         if api_base is None:
             return Endpoint(self.api_base, api_key_env or self.api_key_env)
         return Endpoint(None if api_base == PROVIDER else api_base, api_key_env)
 
     def client(self, model: str) -> dict[str, Any]:
-        """The settings for `get_lm`.
+        """Client settings for `get_lm`.
 
         Raises:
-            ConfigError: the variable is not set, or the name cannot be that of a variable.
+            ConfigError: the variable is not set, or its name is not a valid variable name.
         """
         if is_embedded(model):
             return {}
-        found: dict[str, Any] = {"api_base": self.api_base} if self.api_base and self.api_base != PROVIDER else {}
+        settings: dict[str, Any] = {"api_base": self.api_base} if self.api_base and self.api_base != PROVIDER else {}
         if self.api_key_env is not None:
             if not _VARIABLE.fullmatch(self.api_key_env):
-                raise ConfigError("api_key_env must be the name of an environment variable such as MY_KEY, not the key itself")
+                raise ConfigError(
+                    "api_key_env must be the name of an environment variable, such as MY_KEY, not the key itself"
+                )
             if not (key := os.environ.get(self.api_key_env)):
-                raise ConfigError(f"api_key_env names the environment variable {self.api_key_env}, which is not set: export {self.api_key_env}=…")
-            found["api_key"] = key
-            know(key)
-        return found
+                raise ConfigError(
+                    f"api_key_env names the environment variable {self.api_key_env}, which is not set: "
+                    f"export {self.api_key_env}=…"
+                )
+            settings["api_key"] = key
+            add_secrets(key)
+        return settings
 
 
 def with_local_key(model: str, client: dict[str, Any]) -> dict[str, Any]:
-    """A client's settings with a stand-in for the key where a local server is asked and no key is set."""
+    """Client settings with a placeholder key, for a local server without one."""
     address = str(client.get("api_base") or client.get("base_url") or "")
     variable = f"{model.partition('/')[0].upper()}_API_KEY"
     if address and is_local(address) and not client.get("api_key") and not os.environ.get(variable):

@@ -1,4 +1,4 @@
-"""What holds for the LM calls of a block of code: which sample they are, which field is read, who collects prices. Imports no model."""
+"""Context of LM calls in a block of code: sample, output field that is read, collected prices. Imports no model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ waits_for_servers: ContextVar[bool] = ContextVar("assay_waits", default=True)
 
 @contextmanager
 def sample_scope(sample: int | None) -> Iterator[None]:
-    """Calls inside are the `sample`-th rollout of their task: the response cache keeps them apart from the others."""
+    """Inside, calls belong to the `sample`-th rollout of their task, which the response cache keeps apart."""
     token = current_sample.set(sample)
     try:
         yield
@@ -33,7 +33,7 @@ def sample_scope(sample: int | None) -> Iterator[None]:
 
 @contextmanager
 def spending() -> Iterator[list[float]]:
-    """Collects the price in dollars of every call that is made inside in this thread or task, failed calls included."""
+    """Collect the price in dollars of every call made inside, in this thread or task, failed calls included."""
     prices: list[float] = []
     token = current_prices.set(prices)
     try:
@@ -44,7 +44,7 @@ def spending() -> Iterator[list[float]]:
 
 @contextmanager
 def alternatives_of(field: str) -> Iterator[None]:
-    """Of calls inside that ask for alternatives of tokens, those of this output field's value are read, and no others are kept."""
+    """Inside, only the token alternatives of this output field's value are kept, because no others are read."""
     token = current_field.set(field)
     try:
         yield
@@ -54,7 +54,7 @@ def alternatives_of(field: str) -> Iterator[None]:
 
 @contextmanager
 def refusals_end_at_once() -> Iterator[None]:
-    """Calls inside are not tried again where nothing listens at the address: whoever checks a server need not wait for it."""
+    """Inside, calls to an address where nothing listens are not retried: a check of a server should not wait."""
     token = waits_for_servers.set(False)
     try:
         yield

@@ -1,6 +1,6 @@
-"""A whole answer as a stream of events, in pieces that DSPy's listeners can follow.
+"""A complete answer as a stream of events, in pieces that DSPy's listeners can follow.
 
-Does not make an engine answer sooner: an answer is counted, stored and cached whole before its first piece goes out.
+Does not reduce latency: an answer is counted, stored and cached as a whole before its first piece is sent.
 """
 
 import dataclasses
@@ -19,9 +19,13 @@ _PIECE = re.compile(r"\s*\w+|\s*[^\w\s]|\s+")
 
 
 def events_in_pieces(response: lm15.Response) -> Iterator[Any]:
-    """The events of an answer, its text word by word; DSPy finds a field's end only across pieces."""
+    """Events of an answer, with its text word by word: DSPy detects the end of a field only across pieces."""
     for event in lm15.response_to_events(streamable(response)):
-        pieces = _PIECE.findall(event.delta.text) if isinstance(event, StreamDeltaEvent) and isinstance(event.delta, TextDelta) else []
+        pieces = (
+            _PIECE.findall(event.delta.text)
+            if isinstance(event, StreamDeltaEvent) and isinstance(event.delta, TextDelta)
+            else []
+        )
         if not pieces:
             yield event
         for at, piece in enumerate(pieces):

@@ -1,6 +1,7 @@
-"""Threads and thread pools that a program makes by itself: each job knows the place that was open where it was started.
+"""Propagates the current place of the recorder into threads and thread pools that a program creates.
 
-DSPy's context does not reach them. Only assay's own values are carried: what a program reads in a thread is what it reads there without assay.
+DSPy's context is not propagated to them. Only assay's own values are: a program's own context variables have the same
+values in a thread as without assay.
 """
 
 import threading
@@ -15,32 +16,42 @@ __all__ = ["accounted_calls", "current_place", "follow", "leave_place", "open_pl
 
 accounted_calls: ContextVar[int] = ContextVar("assay_accounted", default=0)
 _place: ContextVar[Any] = ContextVar("assay_place", default=None)
-_NOWHERE = object()  # a job of a pool that was handed in outside of any place, whatever the pool's thread was started for
+# marks a job that was submitted outside of any place, whatever the pool's thread was started for
+_NOWHERE = object()
 _OF_THREAD = "_assay_place"
-_JOBS = ("apply_async", "map", "map_async", "starmap", "starmap_async", "imap", "imap_unordered")  # each takes `func` first
+_JOBS = (  # methods of `ThreadPool` whose first argument is `func`
+    "apply_async",
+    "map",
+    "map_async",
+    "starmap",
+    "starmap_async",
+    "imap",
+    "imap_unordered",
+)
 _lock = threading.Lock()
 _following = False
 
 
 def open_place(place: object) -> Token[Any]:
-    """From now on, in this thread or task and in what it starts, `current_place` gives this."""
+    """Set the value of `current_place` for this thread or task, and for what it starts."""
     return _place.set(place)
 
 
 def leave_place(token: Token[Any]) -> None:
     _place.reset(token)
+    """Undo `open_place`."""
 
 
 def current_place() -> Any:
-    """The place of this thread or task, or the one that its thread was started in; None where neither is known."""
-    found = _place.get()
-    if found is None:
-        found = getattr(threading.current_thread(), _OF_THREAD, None)
-    return None if found is _NOWHERE else found
+    """Place of this thread or task, or else the one that its thread was started in; None if neither is known."""
+    place = _place.get()
+    if place is None:
+        place = getattr(threading.current_thread(), _OF_THREAD, None)
+    return None if place is _NOWHERE else place
 
 
 def follow() -> None:
-    """Carries places into threads that are started, and jobs that are handed to thread pools, from now on; once a process."""
+    """Install the propagation for threads started and jobs submitted from now on; once per process."""
     global _following
     with _lock:
         if _following:
@@ -67,19 +78,19 @@ def _wrap_job(owner: type, name: str) -> None:
     plain = getattr(owner, name)
 
     @wraps(plain)
-    def handed_in(pool: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def submit(pool: Any, /, *args: Any, **kwargs: Any) -> Any:
         if args:
             args = (_carrying(args[0]), *args[1:])
         elif "func" in kwargs:
             kwargs["func"] = _carrying(kwargs["func"])
         return plain(pool, *args, **kwargs)
 
-    setattr(owner, name, handed_in)
+    setattr(owner, name, submit)
 
 
 def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
-    found = current_place()
-    place, accounted = _NOWHERE if found is None else found, accounted_calls.get()
+    current = current_place()
+    place, accounted = _NOWHERE if current is None else current, accounted_calls.get()
 
     def job(*args: Any, **kwargs: Any) -> Any:
         tokens = _place.set(place), accounted_calls.set(accounted)

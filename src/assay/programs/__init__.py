@@ -1,8 +1,8 @@
-"""The agents: the Agent base and its five parameters, tools, adapters, and the shipped programs."""
+"""Programs: the `Agent` base class and its five parameters, tools, prompt formats and the shipped programs."""
 
 from typing import TYPE_CHECKING
 
-from assay.lazy import attach
+from assay.support.lazy import attach
 
 if TYPE_CHECKING:
     from assay.programs.adapters import ADAPTERS, LeanAdapter, SchemaAdapter, make_adapter

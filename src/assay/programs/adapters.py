@@ -1,8 +1,10 @@
-"""How a program's fields become messages. The adapter is one more thing that compile may choose.
+"""Prompt formats: how a program's fields become messages (adapters in DSPy's terms). `compile` can choose one.
 
-`json` is DSPy's JSONAdapter with a closed schema from the signature, its patterns and lengths included, wherever the
-engine takes one. `lean` writes plain `name: value` turns without section markers: half the tokens, and what a model
-of a few hundred million parameters can follow. `chat` is DSPy's own ChatAdapter.
+- `json`: DSPy's JSONAdapter. If the engine supports schemas, it sends a closed JSON schema of the signature with
+  patterns and lengths.
+- `lean`: `name: value` lines without section markers. Half the tokens, and simple enough for a model of a few hundred
+  million parameters.
+- `chat`: DSPy's ChatAdapter.
 """
 
 import re
@@ -22,19 +24,19 @@ ADAPTERS = ("json", "lean", "chat")
 
 
 def make_adapter(name: str) -> Any:
-    """The adapter of that name.
+    """Creates the adapter of a prompt format.
 
     Raises:
-        ConfigError: no adapter is called so.
+        ConfigError: unknown name.
     """
     kinds = {"json": SchemaAdapter, "lean": LeanAdapter, "chat": dspy.ChatAdapter}
     if name not in kinds:
-        raise ConfigError(f"no adapter is called {name!r}; there are {', '.join(ADAPTERS)}")
+        raise ConfigError(f"unknown adapter {name!r}; adapters are {', '.join(ADAPTERS)}")
     return kinds[name]()
 
 
 def output_schema(signature: Any) -> dict[str, Any] | None:
-    """The closed JSON schema of a signature's outputs; None where a field has no closed form (`dict[str, Any]`)."""
+    """Returns a closed JSON schema of a signature's outputs; None if a field has no closed form (`dict[str, Any]`)."""
     fields: dict[str, Any] = {}
     for name, field in signature.output_fields.items():
         if get_origin(field.annotation) is dict or field.annotation in (dict, Any):
@@ -42,23 +44,25 @@ def output_schema(signature: Any) -> dict[str, Any] | None:
         fields[name] = (field.annotation, field)
     try:
         model: Any = pydantic.create_model("Outputs", **fields)
-        found: dict[str, Any] = model.model_json_schema()
+        schema: dict[str, Any] = model.model_json_schema()
     except (pydantic.PydanticInvalidForJsonSchema, pydantic.PydanticSchemaGenerationError):
         return None
-    return _closed(found)
+    return _closed(schema)
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Every object lists all its properties as required and admits no others; DSPy's own keywords go."""
-    kept = {k: v for k, v in schema.items() if k not in ("title", "prefix", "desc", "constraints", "__dspy_field_type")}
-    if kept.get("type") == "object" and "properties" in kept:
-        kept["properties"] = {name: _closed(value) for name, value in kept["properties"].items()}
-        kept |= {"required": list(kept["properties"]), "additionalProperties": False}
-    if isinstance(kept.get("items"), dict):
-        kept["items"] = _closed(kept["items"])
-    if "$defs" in kept:
-        kept["$defs"] = {name: _closed(value) for name, value in kept["$defs"].items()}
-    return kept
+    """Makes all properties of every object required, forbids others, and removes DSPy's own keywords."""
+    closed = {
+        k: v for k, v in schema.items() if k not in ("title", "prefix", "desc", "constraints", "__dspy_field_type")
+    }
+    if closed.get("type") == "object" and "properties" in closed:
+        closed["properties"] = {name: _closed(value) for name, value in closed["properties"].items()}
+        closed |= {"required": list(closed["properties"]), "additionalProperties": False}
+    if isinstance(closed.get("items"), dict):
+        closed["items"] = _closed(closed["items"])
+    if "$defs" in closed:
+        closed["$defs"] = {name: _closed(value) for name, value in closed["$defs"].items()}
+    return closed
 
 
 def _response_format(schema: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +70,7 @@ def _response_format(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 class SchemaAdapter(dspy.JSONAdapter):  # type: ignore[misc]
-    """DSPy's JSONAdapter; DSPy itself drops patterns and lengths from the schema it sends."""
+    """DSPy's JSONAdapter with patterns and lengths in the schema; DSPy itself drops them."""
 
     def _prepare_response_format(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> None:
         schema = output_schema(signature)
@@ -76,12 +80,15 @@ class SchemaAdapter(dspy.JSONAdapter):  # type: ignore[misc]
             super()._prepare_response_format(lm, lm_kwargs, signature)
 
 
-SchemaAdapter.__name__ = "JSONAdapter"  # `dspy.streamify` looks up what an adapter writes by its class's name
+SchemaAdapter.__name__ = "JSONAdapter"  # `dspy.streamify` finds an adapter's output format by the class name
 
 
 def listen_under(adapter: Any) -> None:
-    """Has the listeners of `dspy.streamify` read what this adapter writes. They read by the adapter that is set where the stream is consumed,
-    which is not the one that a program sets for itself. Lines of a `lean` program have no listener; its answer comes whole."""
+    """Makes the listeners of `dspy.streamify` parse with this adapter.
+
+    By default they use the adapter configured where the stream is consumed, not the program's own. `lean` is not
+    supported by listeners: its answer is not streamed field by field.
+    """
     if not isinstance(adapter, dspy.ChatAdapter | dspy.JSONAdapter):
         return
 
@@ -98,7 +105,7 @@ def listen_under(adapter: Any) -> None:
 
 
 class LeanAdapter(dspy.Adapter):  # type: ignore[misc]
-    """`name: value` lines, in and out; constrained to the schema by engines that can constrain lines."""
+    """`name: value` lines for inputs and outputs. Engines that support it constrain the lines to the schema."""
 
     def _call_preprocess(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, inputs: dict[str, Any]) -> Any:
         signature = super()._call_preprocess(lm, lm_kwargs, signature, inputs)
@@ -115,13 +122,16 @@ class LeanAdapter(dspy.Adapter):  # type: ignore[misc]
     ) -> str:
         return _lines(signature.input_fields, inputs)
 
-    def format_assistant_message_content(self, signature: Any, outputs: dict[str, Any], missing_field_message: str | None = None) -> str:
+    def format_assistant_message_content(
+        self, signature: Any, outputs: dict[str, Any], missing_field_message: str | None = None
+    ) -> str:
         return _lines(signature.output_fields, outputs)
 
     def format_demos(self, signature: Any, demos: list[dict[str, Any]]) -> list[dict[str, Any]]:
         messages = []
         for demo in demos:
-            user, answer = self.format_user_message_content(signature, demo), self.format_assistant_message_content(signature, demo)
+            user = self.format_user_message_content(signature, demo)
+            answer = self.format_assistant_message_content(signature, demo)
             if user and answer:
                 messages += [{"role": "user", "content": user}, {"role": "assistant", "content": answer}]
         return messages
@@ -132,7 +142,8 @@ class LeanAdapter(dspy.Adapter):  # type: ignore[misc]
         marks = list(starts.finditer(completion))
         texts: dict[str, str] = {}
         for mark, following in zip(marks, [*marks[1:], None], strict=False):
-            texts.setdefault(mark[1], completion[mark.end() : following.start() if following else len(completion)].strip())
+            end = following.start() if following else len(completion)
+            texts.setdefault(mark[1], completion[mark.end() : end].strip())
         if not texts and len(names) == 1:
             texts = {names[0]: completion.strip()}
         values: dict[str, Any] = {}
@@ -149,11 +160,17 @@ class LeanAdapter(dspy.Adapter):  # type: ignore[misc]
 
     @staticmethod
     def _failure(signature: Any, completion: str, values: dict[str, Any], message: str) -> AdapterParseError:
-        return AdapterParseError(adapter_name="LeanAdapter", signature=signature, lm_response=completion, message=message, parsed_result=values)
+        return AdapterParseError(
+            adapter_name="LeanAdapter",
+            signature=signature,
+            lm_response=completion,
+            message=message,
+            parsed_result=values,
+        )
 
 
 def _as_choice(text: str, annotation: Any) -> str:
-    """`Calculator.` for the choice `calculator`: small models add capitals and full stops."""
+    """The matching choice, ignoring case and punctuation: small models write `Calculator.` for `calculator`."""
     for choice in get_args(annotation):
         if isinstance(choice, str) and text.strip(" .\"'`").casefold() == choice.casefold():
             return choice
@@ -161,5 +178,5 @@ def _as_choice(text: str, annotation: Any) -> str:
 
 
 def _lines(fields: dict[str, Any], values: dict[str, Any]) -> str:
-    shown = ((name, values[name], field) for name, field in fields.items() if values.get(name) not in (None, ""))
-    return "\n".join(f"{name}: {format_field_value(field_info=field, value=value)}" for name, value, field in shown)
+    entries = ((name, values[name], field) for name, field in fields.items() if values.get(name) not in (None, ""))
+    return "\n".join(f"{name}: {format_field_value(field_info=field, value=value)}" for name, value, field in entries)

@@ -1,7 +1,7 @@
-"""The Agent base, and the tool-using agent whose five parameters all act.
+"""The `Agent` base class, and `ToolAgent`, on which all five parameters have an effect.
 
-One predictor a decision: whether a tool is needed and which, its arguments, the answer, the review. A small model can
-follow each of these; a step that asks for all at once it cannot.
+There is one predictor per decision: the next action, a tool's arguments, the answer, the review. A small model can
+follow each of these, but not one prompt that combines them.
 """
 
 import functools
@@ -23,34 +23,34 @@ __all__ = ["REVIEW_DEPTH", "Agent", "BaseAgent", "ToolAgent", "reasoning_tokens"
 
 REVIEW_DEPTH = 6  # from this reasoning_depth on, the answer is reviewed once
 WRITTEN_DECISIONS = "assay_written_decisions"
-"""Key of DSPy's settings under which a tool agent does what it wrote, whatever the odds and the threshold: while a policy trains, a
-token is credited with what came of it, so what came must have come of it."""
+"""Key in DSPy's settings. If true, a tool agent executes the action that it wrote, regardless of probabilities and
+threshold. Policy gradient training needs this: tokens are credited with the outcome that they caused."""
 _ANSWER = "answer"
 
 
 @runtime_checkable
 class BaseAgent(Protocol):
-    """What anyone's agent needs to be tuned. Neither method has a default: an agent that leaves one out is refused."""
+    """Interface of an agent that can be tuned. Both methods are required."""
 
     def execute(self, task: Any) -> Any:
-        """The agent's output for one task. An exception counts as a failed run."""
+        """Returns the agent's output for one task. An exception counts as a failed run."""
         raise NotImplementedError(f"{type(self).__name__} has no execute(task)")
 
     def set_parameters(self, parameters: Mapping[str, Any]) -> None:
-        """Takes some or all of the five agent parameters by name; the next `execute` follows them."""
+        """Sets some or all of the five agent parameters by name, for the following calls of `execute`."""
         raise NotImplementedError(f"{type(self).__name__} has no set_parameters(parameters)")
 
 
 def reasoning_tokens(depth: int) -> int:
-    """Tokens of reasoning a step may take: 0 at depth 1, then 2 to the power of the depth, 1024 at 10."""
+    """Thinking budget of a step in tokens: 0 at depth 1, otherwise 2 to the power of the depth (1024 at 10)."""
     return 0 if depth == 1 else 2**depth
 
 
 class Agent(dspy.Module):  # type: ignore[misc]
-    """A `dspy.Module` that runs under `agent_parameters` and an adapter of its own. (`parameters()` is DSPy's: its predictors.)
+    """A `dspy.Module` with its own `agent_parameters` and prompt format.
 
-    Subclasses write `solve(**inputs)`, and put every constructor argument that is not a parameter into `config`, so
-    that an artifact can build the same program again.
+    Subclasses implement `solve(**inputs)` and put every constructor argument that is not an agent parameter into
+    `config`, so that an artifact can rebuild the program. `parameters()` is DSPy's method and returns predictors.
     """
 
     input_names: ClassVar[tuple[str, ...]] = ()
@@ -60,56 +60,68 @@ class Agent(dspy.Module):  # type: ignore[misc]
         self.agent_parameters = parameters or AgentParameters()
         self.adapter = adapter
         self.config: dict[str, Any] = {}
-        self.own_lm: Callable[[], Any] | None = None  # of a loaded artifact: gives the model to run under where none is set in DSPy
+        # set for a loaded artifact: returns the model to use if none is configured in DSPy
+        self.own_lm: Callable[[], Any] | None = None
 
     def set_parameters(self, parameters: Mapping[str, Any]) -> None:
-        """Sets some or all of the five, by name.
+        """Sets some or all of the five parameters by name.
 
         Raises:
-            ParameterError: an unknown name or a value out of range; nothing is changed.
+            ParameterError: an unknown name or a value out of range; no parameter is changed.
         """
         self.agent_parameters = AgentParameters.of(parameters, base=self.agent_parameters)
 
     def execute(self, task: Any) -> Any:
-        """Runs on a task: a `Task`, or a mapping of inputs."""
+        """Runs the agent on a `Task` or a mapping of inputs."""
         return self(**dict(getattr(task, "inputs", task)))
 
     def forward(self, **inputs: Any) -> Any:
         lm = dspy.settings.lm if dspy.settings.lm is not None or self.own_lm is None else self.own_lm()
         if lm is None:
-            raise ProgramError("no language model is set: use dspy.configure(lm=assay.get_lm(NAME))")
-        changed: dict[str, Any] = {"temperature": self.agent_parameters.temperature}
-        if lm.kwargs.get("max_tokens") is not None:  # the engine's limit on an answer leaves room for the thought
-            changed["max_tokens"] = lm.kwargs["max_tokens"] + reasoning_tokens(self.agent_parameters.reasoning_depth)
+            raise ProgramError("no language model is configured: call dspy.configure(lm=assay.get_lm(NAME))")
+        options: dict[str, Any] = {"temperature": self.agent_parameters.temperature}
+        if lm.kwargs.get("max_tokens") is not None:  # the thinking budget is in addition to the answer's limit
+            options["max_tokens"] = lm.kwargs["max_tokens"] + reasoning_tokens(self.agent_parameters.reasoning_depth)
         adapter = make_adapter(self.adapter)
         listen_under(adapter)
-        with dspy.context(lm=lm.copy(**changed), adapter=adapter):
+        with dspy.context(lm=lm.copy(**options), adapter=adapter):
             return self.solve(**inputs)
 
     async def aforward(self, **inputs: Any) -> Any:
         return await in_thread(self.forward, **inputs)
 
     def solve(self, **inputs: Any) -> Any:
-        raise NotImplementedError("a subclass of Agent writes solve(**inputs)")
+        """Returns the prediction for one task. Implemented by subclasses."""
+        raise NotImplementedError("a subclass of Agent must implement solve(**inputs)")
 
     def fit_context(
-        self, predictor: dspy.Predict, signature: Any, inputs: dict[str, Any], window: list[str], field: str, *, keep: int = 0
+        self,
+        predictor: dspy.Predict,
+        signature: Any,
+        inputs: dict[str, Any],
+        window: list[str],
+        field: str,
+        *,
+        keep: int = 0,
     ) -> dict[str, Any]:
-        """Inputs whose rendered prompt holds at most `context_length` tokens.
+        """Returns inputs and `demos` whose rendered prompt has at most `context_length` tokens, if possible.
 
-        `window[-1]` is the newest observation; the oldest are dropped first, but for the last `keep`, then the oldest
-        demonstrations. The task itself is never cut.
+        The oldest observations are dropped first, then the oldest demonstrations. The task itself is never cut.
+
+        Args:
+            window: observations, oldest first; they become the input `field`.
+            keep: number of the newest observations that are never dropped.
         """
-        limit, kept, demos = self.agent_parameters.context_length, list(window), list(predictor.demos)
+        limit, remaining, demos = self.agent_parameters.context_length, list(window), list(predictor.demos)
         while True:
-            filled = {**inputs, field: "\n".join(kept)}
+            filled = {**inputs, field: "\n".join(remaining)}
             messages = dspy.settings.adapter.format(signature, demos, filled)
             text = "\n".join(str(message["content"]) for message in messages)
-            # a token has at least one byte, so short prompts need no counting
+            # a token has at least one byte, so the tokens of short prompts need not be counted
             if len(text.encode("utf-8", "replace")) <= limit or count_tokens(dspy.settings.lm, text) <= limit:
                 break
-            if len(kept) > keep:
-                kept.pop(0)
+            if len(remaining) > keep:
+                remaining.pop(0)
             elif demos:
                 demos.pop(0)
             else:
@@ -118,12 +130,12 @@ class Agent(dspy.Module):  # type: ignore[misc]
 
 
 class ToolAgent(Agent):
-    """Decides, calls tools with arguments constrained to each tool's closed schema, and answers from their results.
+    """Chooses actions, calls tools with arguments constrained to a schema, and answers from the results.
 
     Args:
         signature: the task, `inputs -> outputs`.
-        tools: functions or `dspy.Tool`s, with typed arguments.
-        arguments: closed forms of the tools' arguments, by tool: a DSPy field for each argument.
+        tools: functions or `dspy.Tool`s with typed arguments.
+        arguments: tool -> argument -> (type, DSPy field).
     """
 
     def __init__(
@@ -138,26 +150,37 @@ class ToolAgent(Agent):
         super().__init__(parameters, adapter)
         self.tools = {tool.name: tool for tool in (t if isinstance(t, dspy.Tool) else dspy.Tool(t) for t in tools)}
         if not self.tools or _ANSWER in self.tools:
-            raise ProgramError(f"a tool agent needs tools, none of them called {_ANSWER!r}; got {sorted(self.tools)}")
+            raise ProgramError(f"a tool agent needs tools, none of them named {_ANSWER!r}; got {sorted(self.tools)}")
         task = dspy.Signature(signature) if isinstance(signature, str) else signature
         self.inputs, self.outputs = list(task.input_fields), list(task.output_fields)
-        given = {name: (field.annotation, dspy.InputField()) for name, field in task.input_fields.items()}
-        seen = {**given, "results": (str, dspy.InputField(desc="what the tools have returned so far"))}
+        fields = {name: (field.annotation, dspy.InputField()) for name, field in task.input_fields.items()}
+        context = {**fields, "results": (str, dspy.InputField(desc="what the tools have returned so far"))}
         answer = {name: (field.annotation, field) for name, field in task.output_fields.items()}
         names = list(self.tools)
         choices = Literal[(*names, _ANSWER)]  # type: ignore[valid-type]
         decision = {"thought": (str, dspy.OutputField(max_length=64)), "action": (choices, dspy.OutputField())}
-        described = "; ".join(f"{name}: {tool.desc}" for name, tool in self.tools.items())
+        descriptions = "; ".join(f"{name}: {tool.desc}" for name, tool in self.tools.items())
         self.decide = dspy.Predict(
-            dspy.Signature({**seen, **decision}, f"Choose the next action for the question. {described} answer: give the final answer.")
+            dspy.Signature(
+                {**context, **decision},
+                f"Choose the next action for the question. {descriptions} answer: give the final answer.",
+            )
         )
         self.use = {
-            name: dspy.Predict(dspy.Signature({**seen, **arguments[name]}, f"Write the next call of {name}. {self.tools[name].desc}"))
+            name: dspy.Predict(
+                dspy.Signature(
+                    {**context, **arguments[name]}, f"Write the next call of {name}. {self.tools[name].desc}"
+                )
+            )
             for name in names
         }
-        self.respond = dspy.Predict(dspy.Signature({**seen, **answer}, f"{task.instructions} Answer from the results."))
+        self.respond = dspy.Predict(
+            dspy.Signature({**context, **answer}, f"{task.instructions} Answer from the results.")
+        )
         draft = {"draft": (str, dspy.InputField(desc="a first answer"))}
-        self.review = dspy.Predict(dspy.Signature({**seen, **draft, **answer}, "Check the draft against the results and correct it."))
+        self.review = dspy.Predict(
+            dspy.Signature({**context, **draft, **answer}, "Check the draft against the results and correct it.")
+        )
 
     def solve(self, **inputs: Any) -> dspy.Prediction:
         observations: list[str] = []
@@ -170,7 +193,7 @@ class ToolAgent(Agent):
             repeated = any(step["tool"] == s["tool"] and step["arguments"] == s["arguments"] for s in steps)
             steps.append(step)
             observations.append(self._observation(step))
-            if repeated:  # the same call again can tell nothing new
+            if repeated:  # the same call gives the same result
                 note_failure(FailureKind.LOOP)
                 break
         else:
@@ -183,14 +206,16 @@ class ToolAgent(Agent):
             answer = {name: reviewed[name] for name in self.outputs}
         return dspy.Prediction(**answer, steps=steps)
 
-    def _ask(self, predictor: dspy.Predict, signature: Any, inputs: dict[str, Any], observations: list[str], **config: Any) -> Any:
+    def _ask(
+        self, predictor: dspy.Predict, signature: Any, inputs: dict[str, Any], observations: list[str], **config: Any
+    ) -> Any:
         filled = self.fit_context(predictor, signature, inputs, observations, "results")
         return predictor(signature=signature, config=config, **filled)
 
     def _choose(self, inputs: dict[str, Any], observations: list[str], steps: list[dict[str, Any]]) -> str:
-        """The next action: a tool whose estimated need reaches the threshold, or the answer.
+        """Returns the next action: a tool if its estimated need reaches the threshold, otherwise the answer.
 
-        Once a tool has answered, a tool is called again only if the agent also prefers it, so that it may finish.
+        After a successful tool call, the threshold is at least 0.5, so that the agent can finish.
         """
         threshold, answered = self.agent_parameters.tool_usage_threshold, any(step["error"] is None for step in steps)
         names = list(self.tools)
@@ -199,8 +224,10 @@ class ToolAgent(Agent):
             return names[0]
         written = bool(dspy.settings.get(WRITTEN_DECISIONS))
         stated = not written and not supports(dspy.settings.lm, "top_logprobs")
-        signature = _decision_signature(self.decide.signature, reasoning_tokens(self.agent_parameters.reasoning_depth), stated)
-        config = {} if stated or written else _asking_for_odds(dspy.settings.lm)
+        signature = _decision_signature(
+            self.decide.signature, reasoning_tokens(self.agent_parameters.reasoning_depth), stated
+        )
+        config = {} if stated or written else _logprobs_options(dspy.settings.lm)
         with alternatives_of("action"):
             decision = self._ask(self.decide, signature, inputs, observations, **config)
         if written:
@@ -212,47 +239,57 @@ class ToolAgent(Agent):
             need, favourite = 1 - odds[_ANSWER], max(names, key=odds.__getitem__)
         chosen = favourite if need >= (max(threshold, 0.5) if answered else threshold) else _ANSWER
         decision._store.pop("logprobs", None)
-        decision._completions = None  # they hold the alternatives too, and a trace would keep them
-        decision.action = chosen  # the trace shows what was done: demonstrations are made from it
+        decision._completions = None  # they contain the alternatives too, and a trace would store them
+        decision.action = chosen  # the trace has the executed action, because demonstrations are created from it
         return chosen
 
     def _odds(
-        self, decision: Any, choices: list[str], signature: Any, inputs: dict[str, Any], observations: list[str], config: dict[str, Any]
+        self,
+        decision: Any,
+        choices: list[str],
+        signature: Any,
+        inputs: dict[str, Any],
+        observations: list[str],
+        config: dict[str, Any],
     ) -> dict[str, float]:
-        """Probability of each action. Actions of which only the sum is known, and which could change what is done, are asked for once more
-        among themselves: where two tools' names begin alike and the model wrote a third."""
-        found = choice_odds(decision, "action", choices)
-        odds, tools = found.probabilities, [name for name in choices if name != _ANSWER]
-        for group, probability in found.together:
+        """Probability of each action.
+
+        If only the sum of a group of actions is known (their names begin alike and the model wrote another one), and
+        the group could change the choice, a second request decides among the group.
+        """
+        result = choice_odds(decision, "action", choices)
+        odds, tools = result.probabilities, [name for name in choices if name != _ANSWER]
+        for group, probability in result.together:
             outside = [odds[name] for name in tools if name not in group]
             if len(group) < len(choices) and (_ANSWER in group or probability > max(outside, default=0.0)):
                 among = [name for name in choices if name in group]
                 narrowed = _narrowed_signature(signature, tuple(among))
-                with alternatives_of("action"), dspy.context(trace=[]):  # demonstrations are made from the decision itself
-                    again = self._ask(self.decide, narrowed, inputs, observations, **config)
-                within = self._odds(again, among, narrowed, inputs, observations, config)
+                # not traced, because demonstrations are created from the first decision
+                with alternatives_of("action"), dspy.context(trace=[]):
+                    second = self._ask(self.decide, narrowed, inputs, observations, **config)
+                within = self._odds(second, among, narrowed, inputs, observations, config)
                 odds |= {name: probability * within[name] for name in among}
         return odds
 
     def _demonstrate(self, inputs: dict[str, Any], observations: list[str], action: str) -> None:
-        """Puts a decision that the parameters forced into the trace, as if the agent had made it."""
+        """Adds a decision that the parameters forced to the trace, as if the agent had made it."""
         if dspy.settings.trace is not None:
             thought = f"The result is {observations[-1].rpartition(' = ')[2]}." if observations else "No results yet."
-            given = {**inputs, "results": "\n".join(observations)}
-            dspy.settings.trace.append((self.decide, given, dspy.Prediction(thought=thought, action=action)))
+            context = {**inputs, "results": "\n".join(observations)}
+            dspy.settings.trace.append((self.decide, context, dspy.Prediction(thought=thought, action=action)))
 
     def _call(self, name: str, inputs: dict[str, Any], observations: list[str]) -> dict[str, Any]:
         predictor = self.use[name]
         written = self._ask(predictor, predictor.signature, inputs, observations)
         arguments = self.clean_arguments(name, {key: written[key] for key in predictor.signature.output_fields})
-        written._store.update(arguments)  # as with decisions, the trace shows what was done
+        written._store.update(arguments)  # as with decisions, the trace has what was executed
         try:
             return {"tool": name, "arguments": arguments, "result": str(self.tools[name](**arguments)), "error": None}
-        except Exception as error:  # the tool's failure is an observation for the agent, and is recorded as one
+        except Exception as error:  # a tool's failure is an observation for the agent
             return {"tool": name, "arguments": arguments, "result": None, "error": str(error)}
 
     def clean_arguments(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """What a tool is called with, from what the model wrote; a subclass may cut what does not belong."""
+        """Returns the arguments of a tool call from the model's output. Subclasses can remove unwanted parts."""
         return arguments
 
     def _observation(self, step: dict[str, Any]) -> str:
@@ -261,24 +298,28 @@ class ToolAgent(Agent):
         return f"{call} = {step['result']}" if step["error"] is None else f"{call}: error: {step['error']}"
 
 
-def _asking_for_odds(lm: Any) -> dict[str, Any]:
-    """Asks for the alternatives of the action's tokens: all that matter where the engine is ours, 20 where the API allows no more."""
+def _logprobs_options(lm: Any) -> dict[str, Any]:
+    """Options for the alternatives of the action's tokens: 200 from the embedded engine, 20 (the limit) from APIs."""
     return {"logprobs": True, "top_logprobs": 200 if supports(lm, LINES) else 20}
 
 
 @functools.lru_cache(maxsize=256)
 def _narrowed_signature(signature: Any, actions: tuple[str, ...]) -> Any:
-    """The decision among fewer actions."""
+    """The decision signature with fewer actions."""
     return signature.with_updated_fields("action", type_=Literal[actions])
 
 
 @functools.lru_cache(maxsize=256)
 def _decision_signature(signature: Any, tokens: int, stated: bool) -> Any:
-    """The decision with its thinking budget, and with a stated need where the engine gives no probabilities."""
-    changed = signature.delete("thought")
+    """The decision signature with a thinking budget, and with the field `need` if the engine gives no probabilities."""
+    decision = signature.delete("thought")
     if tokens:
-        # four characters a token, the usual English average
-        changed = changed.prepend("thought", dspy.OutputField(desc=f"at most {tokens} tokens", max_length=4 * tokens), str)
+        # four characters per token, the usual average in English
+        decision = decision.prepend(
+            "thought", dspy.OutputField(desc=f"at most {tokens} tokens", max_length=4 * tokens), str
+        )
     if stated:
-        changed = changed.append("need", dspy.OutputField(desc="how likely a tool is needed, from 0 to 1", ge=0, le=1), float)
-    return changed
+        decision = decision.append(
+            "need", dspy.OutputField(desc="how likely a tool is needed, from 0 to 1", ge=0, le=1), float
+        )
+    return decision

@@ -1,7 +1,7 @@
 """A safe calculator: `+ - * / % ^ ** sqrt( )`, fractions and decimals, bounded in size and time.
 
-Exact where it can be: whole numbers and fractions are computed as such. simpleeval does the parsing and refuses names,
-attributes and calls other than `sqrt`.
+Integers and fractions are computed exactly. simpleeval evaluates the expression and refuses names, attributes and calls
+other than `sqrt`.
 """
 
 import ast
@@ -20,7 +20,7 @@ _BITS = 1024  # of a numerator or denominator
 
 
 class CalculatorError(ValueError):
-    """The expression cannot be computed; the message is fit for the model that wrote it."""
+    """The expression cannot be computed. The message is written for the model that wrote the expression."""
 
 
 Number = int | Fraction | float
@@ -88,14 +88,23 @@ def _checked(function: Any) -> Any:
 
 
 _OPERATORS = {
-    ast.Add: _checked(operator.add), ast.Sub: _checked(operator.sub), ast.Mult: _checked(operator.mul),
-    ast.Div: _checked(_divide), ast.Mod: _checked(_modulo), ast.Pow: _checked(_power), ast.BitXor: _checked(_power),
-    ast.USub: _checked(operator.neg), ast.UAdd: _checked(operator.pos),
-}  # fmt: skip
+    ast.Add: _checked(operator.add),
+    ast.Sub: _checked(operator.sub),
+    ast.Mult: _checked(operator.mul),
+    ast.Div: _checked(_divide),
+    ast.Mod: _checked(_modulo),
+    ast.Pow: _checked(_power),
+    ast.BitXor: _checked(_power),
+    ast.USub: _checked(operator.neg),
+    ast.UAdd: _checked(operator.pos),
+}
 
 
 def evaluate_expression(expression: str) -> Number:
-    """The value of an arithmetic expression: a `Fraction` where exact, else a float. What follows a `=` is not read.
+    """Evaluates an arithmetic expression. Text after a `=` is ignored.
+
+    Returns:
+        A `Fraction` if the value is exact, otherwise a float.
 
     Raises:
         CalculatorError: too long, not arithmetic, division by zero, or a result that is too large.
@@ -112,7 +121,7 @@ def evaluate_expression(expression: str) -> Number:
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, bool):
                 raise CalculatorError("not arithmetic: True and False are no numbers")
-            if isinstance(node, ast.Constant) and type(node.value) is float:  # 0.1 means a tenth, exactly
+            if isinstance(node, ast.Constant) and type(node.value) is float:  # 0.1 is exactly 1/10
                 if not math.isfinite(node.value):
                     raise CalculatorError("the number is too large")
                 written = ast.get_source_segment(text.strip(), node) or node.value
@@ -121,7 +130,16 @@ def evaluate_expression(expression: str) -> Number:
         return _bounded(evaluator.eval(text, previously_parsed=ast.Expr(tree.body)))
     except CalculatorError:
         raise
-    except (InvalidExpression, SyntaxError, ValueError, TypeError, ArithmeticError, KeyError, RecursionError, MemoryError) as error:
+    except (
+        InvalidExpression,
+        SyntaxError,
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        KeyError,
+        RecursionError,
+        MemoryError,
+    ) as error:
         raise CalculatorError(f"not arithmetic: {type(error).__name__}") from None
 
 
@@ -132,4 +150,4 @@ def calculator(expression: str) -> str:
         return str(value.numerator)
     number = float(value)
     text = f"{number:.10g}"
-    return f"{number:.15g}" if "e+" in text and abs(number) < 1e15 else text  # as one would write it
+    return f"{number:.15g}" if "e+" in text and abs(number) < 1e15 else text  # no exponent below 1e15

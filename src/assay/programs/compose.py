@@ -1,7 +1,7 @@
-"""Programs made of programs: nearest demonstrations at run time, and ensembles. Both save and load like any other.
+"""Composite programs: nearest demonstrations at run time, and ensembles. Both can be saved and loaded.
 
-DSPy's own compiled KNN program bootstraps anew at every call and its saved state is not the KNN program; its ensemble
-draws members without a seed and cannot be rebuilt from its state.
+DSPy's own KNN program bootstraps at every call and does not save its demonstrations. Its ensemble draws members without
+a seed and cannot be rebuilt from its state.
 """
 
 import copy
@@ -27,7 +27,7 @@ _HASHED = 4096
 
 
 def embed(text: str) -> np.ndarray:
-    """Character trigrams hashed into 512 dimensions, of unit length. No model, no network; the same everywhere."""
+    """Character trigrams hashed into a unit vector of 512 dimensions. Deterministic; calls no model."""
     vector = np.zeros(_DIMENSIONS)
     padded = f"  {text.casefold()} "
     for i in range(len(padded) - 2):
@@ -40,17 +40,24 @@ def embed(text: str) -> np.ndarray:
 
 
 class Embedding:
-    """Texts as vectors of unit length whose product is their likeness. Calls no model, and is the same everywhere.
+    """TF-IDF embedding of texts as unit vectors; their dot product is the similarity. Deterministic; calls no model.
 
-    Whole words and the character n-grams of each word (3 to 5, which forgive endings and slips), hashed into 4,096 dimensions and
-    weighted by how rare they are in the texts that it was made from (TF-IDF).
+    Features are words and character n-grams within words (3 to 5, tolerant of inflection and typos), each hashed into
+    4,096 dimensions.
+
+    Args:
+        texts: corpus for the inverse document frequencies.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
         from sklearn.feature_extraction.text import HashingVectorizer
 
-        self._words = HashingVectorizer(n_features=_HASHED, alternate_sign=False, norm=None, token_pattern=r"(?u)\b\w+\b")
-        self._grams = HashingVectorizer(n_features=_HASHED, alternate_sign=False, norm=None, analyzer="char_wb", ngram_range=(3, 5))
+        self._words = HashingVectorizer(
+            n_features=_HASHED, alternate_sign=False, norm=None, token_pattern=r"(?u)\b\w+\b"
+        )
+        self._grams = HashingVectorizer(
+            n_features=_HASHED, alternate_sign=False, norm=None, analyzer="char_wb", ngram_range=(3, 5)
+        )
         self._idf = []
         for counts in self._counts(texts):
             present = np.asarray((counts > 0).sum(axis=0)).ravel()
@@ -60,23 +67,25 @@ class Embedding:
         return [part.transform(texts).log1p() for part in (self._words, self._grams)]
 
     def vectors(self, texts: Sequence[str]) -> Any:
-        """A sparse matrix, `vectors[text]`."""
+        """Returns a sparse matrix, one row per text."""
         from scipy import sparse
         from sklearn.preprocessing import normalize
 
-        parts = [normalize(counts.multiply(idf).tocsr()) for counts, idf in zip(self._counts(texts), self._idf, strict=True)]
+        parts = [
+            normalize(counts.multiply(idf).tocsr()) for counts, idf in zip(self._counts(texts), self._idf, strict=True)
+        ]
         return normalize(sparse.hstack(parts, format="csr"))
 
 
 @functools.lru_cache(maxsize=8)
 def _embedded(keys: tuple[str, ...]) -> tuple[Embedding, Any]:
-    """The embedding of a pool and its vectors: the candidates of a search share one pool."""
-    made = Embedding(keys)
-    return made, made.vectors(keys)
+    """The embedding of a pool and its vectors. Cached, because the candidates of a search share one pool."""
+    embedding = Embedding(keys)
+    return embedding, embedding.vectors(keys)
 
 
 class _Composite(Agent):
-    """Runs its members under its own parameters and adapter. Plain members run as they are (`plain`)."""
+    """Runs its members with its own parameters and prompt format; with `plain`, members are run unchanged."""
 
     plain = False
 
@@ -85,17 +94,19 @@ class _Composite(Agent):
 
 
 class NearestDemos(_Composite):
-    """Shows the `k` runs whose inputs are nearest to the task's.
+    """Uses the `k` runs whose inputs are most similar to the task's as demonstrations.
 
     Args:
-        program: what is run.
-        pool: runs as `{"key": text of the inputs, "demos": {predictor: [fields]}}`. Of a predictor that a run called several times, the
-            first and the last call are shown.
-        k: how many runs are shown.
+        program: the program to run.
+        pool: runs as `{"key": text of the inputs, "demos": {predictor: [fields]}}`. If a run called a predictor several
+            times, its first and last call are used.
+        k: number of runs.
         embedding: `tfidf` (see `Embedding`), or `trigrams`, as in artifacts of older versions.
     """
 
-    def __init__(self, program: dspy.Module, pool: Sequence[dict[str, Any]], k: int = 4, *, embedding: str = "tfidf") -> None:
+    def __init__(
+        self, program: dspy.Module, pool: Sequence[dict[str, Any]], k: int = 4, *, embedding: str = "tfidf"
+    ) -> None:
         super().__init__()
         self.program, self.pool, self.k, self.embedding = program, list(pool), k, embedding
         keys = tuple(entry["key"] for entry in self.pool)
@@ -107,25 +118,27 @@ class NearestDemos(_Composite):
         _take_settings(self, program)
 
     def nearest(self, **inputs: Any) -> list[dict[str, Any]]:
-        """The `k` runs of the pool that are most like these inputs, the nearest one last."""
-        asked = input_key(inputs)
-        vector = embed(asked) if self._embedded is None else self._embedded.vectors([asked]).toarray().ravel()
-        likeness = self._vectors @ vector
-        return [self.pool[i] for i in np.argsort(-likeness, kind="stable")[: self.k]][::-1]
+        """Returns the `k` most similar runs of the pool, most similar last."""
+        key = input_key(inputs)
+        vector = embed(key) if self._embedded is None else self._embedded.vectors([key]).toarray().ravel()
+        similarity = self._vectors @ vector
+        return [self.pool[i] for i in np.argsort(-similarity, kind="stable")[: self.k]][::-1]
 
     def solve(self, **inputs: Any) -> Any:
         nearest, program = self.nearest(**inputs), copy.deepcopy(self.program)
         for name, predictor in program.named_predictors():
-            predictor.demos = [dspy.Example(**fields) for entry in nearest for fields in self._shown(entry["demos"].get(name, []))]
+            predictor.demos = [
+                dspy.Example(**fields) for entry in nearest for fields in self._select(entry["demos"].get(name, []))
+            ]
         with streaming_as(self.program, program):
             return _run(program, self, inputs)
 
-    def _shown(self, calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _select(self, calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return list(calls[:1]) if self.embedding == "trigrams" else ends(calls)
 
 
 class EnsembleProgram(_Composite):
-    """Runs all members and takes, for each output field, what most of them say; ties go to the earliest member."""
+    """Runs all members and takes the majority value of each output field; ties go to the earliest member."""
 
     def __init__(self, members: Sequence[dspy.Module]) -> None:
         super().__init__()
@@ -138,27 +151,31 @@ class EnsembleProgram(_Composite):
         for member in self.members:
             try:
                 answers.append(_run(member, self, inputs))
-            except Exception as error:  # one member's failure is outvoted; all of them failing is a failure
+            except Exception as error:  # the ensemble fails only if all members fail
                 failure = error
         if not answers:
             raise failure or RuntimeError("the ensemble has no members")
-        voted = {name: _majority([answer[name] for answer in answers if name in answer]) for name in answers[0] if name != "steps"}
+        voted = {
+            name: _majority([answer[name] for answer in answers if name in answer])
+            for name in answers[0]
+            if name != "steps"
+        }
         steps = [step for answer in answers for step in answer.get("steps") or []]
         return dspy.Prediction(**voted, **({"steps": steps} if "steps" in answers[0] else {}))
 
 
 def ends(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first and the last of a predictor's calls in a run: how the work begins and how it ends."""
+    """Returns the first and the last of a predictor's calls in a run."""
     return list(calls) if len(calls) < 2 else [calls[0], calls[-1]]
 
 
 def is_agent(program: Any) -> bool:
-    """Whether a program has the five parameters: an Agent, but not a composite of plain modules."""
+    """Whether a program has the five agent parameters: it is an Agent, but not a composite of plain modules."""
     return isinstance(program, Agent) and not getattr(program, "plain", False)
 
 
 def input_key(inputs: dict[str, Any]) -> str:
-    """The text by which inputs are compared."""
+    """The text by which inputs are compared: all values, sorted by name."""
     return "\n".join(str(inputs[name]) for name in sorted(inputs))
 
 
@@ -182,13 +199,19 @@ def _run(program: dspy.Module, outer: Agent, inputs: dict[str, Any]) -> Any:
 
 
 class Configured(dspy.Module):  # type: ignore[misc]
-    """A plain module with the adapter and temperature that it was compiled with, which DSPy's own state leaves out.
+    """A plain module with the prompt format and temperature of its compilation, which DSPy's state does not include.
 
     Args:
-        own_lm: gives the model to run under where none is set in DSPy.
+        own_lm: returns the model to use if none is configured in DSPy.
     """
 
-    def __init__(self, program: dspy.Module, adapter: str | None, temperature: float | None, own_lm: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self,
+        program: dspy.Module,
+        adapter: str | None,
+        temperature: float | None,
+        own_lm: Callable[[], Any] | None = None,
+    ) -> None:
         super().__init__()
         self.program, self.adapter, self.temperature, self.own_lm = program, adapter, temperature, own_lm
 
@@ -203,14 +226,14 @@ class Configured(dspy.Module):  # type: ignore[misc]
             return await in_thread(self.program, *args, **inputs)
 
     def _settings(self) -> AbstractContextManager[Any]:
-        changed: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         lm = dspy.settings.lm
         if lm is None and self.own_lm is not None:
-            lm = changed["lm"] = self.own_lm()
+            lm = options["lm"] = self.own_lm()
         if self.adapter is not None:
-            changed["adapter"] = make_adapter(self.adapter)
-            listen_under(changed["adapter"])
+            options["adapter"] = make_adapter(self.adapter)
+            listen_under(options["adapter"])
         if self.temperature is not None and lm is not None:
-            changed["lm"] = lm.copy(temperature=self.temperature)
-        context: AbstractContextManager[Any] = dspy.context(**changed)
+            options["lm"] = lm.copy(temperature=self.temperature)
+        context: AbstractContextManager[Any] = dspy.context(**options)
         return context

@@ -1,4 +1,4 @@
-"""Constructor arguments of a program that was built by somebody else, read back so that an artifact can build it again."""
+"""Recovers the constructor arguments of a program object, so that an artifact can rebuild it."""
 
 import inspect
 import json
@@ -13,20 +13,21 @@ _MISSING = object()
 
 
 def constructor_config(program: dspy.Module) -> dict[str, Any]:
-    """The arguments that differ from their defaults and are kept by the program under their own names, as JSON.
+    """Returns constructor arguments that differ from their defaults, JSON-serializable.
 
-    A signature is written as text where that says all of it: names, types, order. Instructions and descriptions belong to the state.
-    Arguments that cannot be written (tools, clients) are left out, and building the program again fails for lack of them.
+    Arguments are found as attributes of the same name. A signature is converted to text if its names, types and order
+    can be expressed that way; its instructions and descriptions are part of the state. Arguments that cannot be
+    serialized (tools, clients) are omitted, so that rebuilding the program fails.
     """
     try:
         parameters = list(inspect.signature(type(program).__init__).parameters.values())[1:]
     except (TypeError, ValueError):
         return {}
-    found = {}
+    config = {}
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        value = _kept(program, parameter.name)
+        value = _stored(program, parameter.name)
         if value is _MISSING or (parameter.default is not parameter.empty and _same(value, parameter.default)):
             continue
         if isinstance(value, type) and issubclass(value, dspy.Signature):
@@ -34,18 +35,18 @@ def constructor_config(program: dspy.Module) -> dict[str, Any]:
             if value is None:
                 continue
         if _is_json(value):
-            found[parameter.name] = value
-    return found
+            config[parameter.name] = value
+    return config
 
 
-def _kept(program: dspy.Module, name: str) -> Any:
+def _stored(program: dspy.Module, name: str) -> Any:
     if name == "signature" and isinstance(program, dspy.ChainOfThought):
         return program.predict.signature.delete("reasoning")
     return vars(program).get(name, _MISSING)
 
 
 def signature_text(signature: type[dspy.Signature]) -> str | None:
-    """`question: str, n: int -> answer: bool`; None where a type has no such form."""
+    """Returns a signature as text, `question: str, n: int -> answer: bool`; None if a type cannot be expressed."""
     sides = []
     for fields in (signature.input_fields, signature.output_fields):
         parts = [(name, _type_text(field.annotation)) for name, field in fields.items()]
@@ -55,9 +56,11 @@ def signature_text(signature: type[dspy.Signature]) -> str | None:
     text = " -> ".join(sides)
     try:
         again = dspy.Signature(text)
-    except Exception:  # whatever its parser raises means that the text will not do
+    except Exception:  # any exception of DSPy's parser means that the text is not valid
         return None
-    same = {name: field.annotation for name, field in again.fields.items()} == {name: field.annotation for name, field in signature.fields.items()}
+    same = {name: field.annotation for name, field in again.fields.items()} == {
+        name: field.annotation for name, field in signature.fields.items()
+    }
     return text if same else None
 
 

@@ -1,4 +1,4 @@
-"""Reads how likely each choice was from the token log-probabilities of an answer. Calls no model."""
+"""Computes the probability of each choice from the token log-probabilities of an answer. Calls no model."""
 
 import math
 from collections.abc import Sequence
@@ -11,32 +11,35 @@ __all__ = ["Odds", "choice_odds", "choice_probabilities"]
 
 _FLOOR = 1e-9
 _QUOTES = " \t\n\"'`"
-_ENDS = "\"'`\n\r\t ,.}]"  # what follows the last character of a value
+_ENDS = "\"'`\n\r\t ,.}]"  # characters that can follow a value
 
 
 @dataclass
 class Odds:
-    """Probability of each choice, summing to 1.
+    """Probabilities of the choices; they sum to 1.
 
-    A choice is scored over all tokens of its name: the product, along the name, of each token's probability among the tokens that a choice
-    could go on with there (as an engine samples that is constrained to the choices). Engines list alternatives only along what they wrote.
-    So a choice that leaves the written text alone is exact, to within `LEAST` a token; of choices that leave it together only the sum is
-    known, which bounds each of them from above. They are in `together` with that sum, and each has an equal part of it.
+    The probability of a choice is the product over the tokens of its name of each token's probability among the tokens
+    that continue any choice, as in sampling constrained to the choices. Engines report alternatives only along the
+    written text. The probability of a choice that is the only one to diverge at a token is therefore known. If several
+    choices diverge at the same token with the same beginning, only their sum is known, an upper bound for each.
+
+    Args:
+        together: such groups with their sum. Each choice of a group gets an equal part of it.
     """
 
     probabilities: dict[str, float]
-    together: list[tuple[frozenset[str], float]] = field(default_factory=list)  # choices and the probability of their group
+    together: list[tuple[frozenset[str], float]] = field(default_factory=list)
 
 
 def choice_probabilities(prediction: Any, field: str, choices: Sequence[str]) -> dict[str, float]:
-    """Probability of each choice for `field`, summing to 1; see `choice_odds`."""
+    """Returns the probability of each choice for `field`; see `choice_odds`."""
     return choice_odds(prediction, field, choices).probabilities
 
 
 def choice_odds(prediction: Any, field: str, choices: Sequence[str]) -> Odds:
-    """Probability of each choice for `field`, read along the tokens of the field's value from the alternatives that the engine lists there.
+    """Computes the probability of each choice for `field` from the alternatives reported for the value's tokens.
 
-    Without log-probabilities the written choice has all.
+    Without log-probabilities, the written choice has probability 1.
     """
     content = (prediction.get("logprobs") or {}).get("content") or []
     span = value_tokens([str(token["token"]) for token in content], field)
@@ -52,34 +55,40 @@ def choice_odds(prediction: Any, field: str, choices: Sequence[str]) -> Odds:
     for group, probability in groups.items():
         if len(group) > 1:
             known = math.fsum(mass[choice] for choice in group)
-            # what is known of them divides the rest; a group of which nothing else is known is divided equally, and said to be
-            alike = probability > known
+            # the group's sum is divided by what is known of its choices; if that is less than the sum, equally
+            unknown = probability > known
             for choice in group:
-                mass[choice] += probability / len(group) if alike else probability * mass[choice] / known
-            together += [(group, probability)] if alike else []
+                mass[choice] += probability / len(group) if unknown else probability * mass[choice] / known
+            together += [(group, probability)] if unknown else []
     total = math.fsum(mass.values())
-    return Odds({choice: value / total for choice, value in mass.items()}, [(group, probability / total) for group, probability in together])
+    return Odds(
+        {choice: value / total for choice, value in mass.items()},
+        [(group, probability / total) for group, probability in together],
+    )
 
 
 def _groups(tokens: Sequence[Any], choices: Sequence[str]) -> dict[frozenset[str], float]:
-    """Choices that leave the written text at the same token, and the probability that they do; those it ends in are among them."""
+    """Groups of choices that diverge from the written text at the same token, with their probability.
+
+    The written choice itself is one of the groups.
+    """
     groups: dict[frozenset[str], float] = {}
-    reach, done, alive = 1.0, "", frozenset(choices)
+    reach, value, alive = 1.0, "", frozenset(choices)
     for token in tokens:
-        taken, found = str(token["token"]), _alternatives(token)
-        weights = [(text, p, _fits(alive, _written(done, text))) for text, p in found.items()]
+        sampled, alternatives = str(token["token"]), _alternatives(token)
+        weights = [(text, p, _fits(alive, _written(value, text))) for text, p in alternatives.items()]
         total = math.fsum(p for _, p, fits in weights if fits)
         if total <= 0:
             break
-        onwards = 0.0
+        continued = 0.0
         for text, p, fits in weights:
-            if fits and text != taken:
+            if fits and text != sampled:
                 groups[fits] = groups.get(fits, 0.0) + reach * p / total
             elif fits:
-                onwards, alive = p / total, fits
-        reach *= onwards
-        done = _written(done, taken)
-        if not onwards or len(alive) == 1:
+                continued, alive = p / total, fits
+        reach *= continued
+        value = _written(value, sampled)
+        if not continued or len(alive) == 1:
             break
     if tokens and groups | {alive: reach} != {frozenset(choices): 1.0}:
         groups[alive] = groups.get(alive, 0.0) + reach
@@ -87,21 +96,21 @@ def _groups(tokens: Sequence[Any], choices: Sequence[str]) -> dict[frozenset[str
 
 
 def _written(done: str, token: str) -> str:
-    """The value with a further token; one without text ends it."""
+    """Appends a token to the value; a token without text ends it."""
     return done + (token or "\n") if done else token.lstrip(_QUOTES)
 
 
 def _alternatives(token: Any) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for one in token.get("top_logprobs") or []:
-        found[str(one["token"])] = found.get(str(one["token"]), 0.0) + math.exp(one["logprob"])
-    if str(token["token"]) not in found:  # no engine promises that the sampled token is among them
-        found[str(token["token"])] = math.exp(token["logprob"]) if found and "logprob" in token else 1.0
-    return found
+    alternatives: dict[str, float] = {}
+    for entry in token.get("top_logprobs") or []:
+        alternatives[str(entry["token"])] = alternatives.get(str(entry["token"]), 0.0) + math.exp(entry["logprob"])
+    if str(token["token"]) not in alternatives:  # engines do not guarantee that the sampled token is included
+        alternatives[str(token["token"])] = math.exp(token["logprob"]) if alternatives and "logprob" in token else 1.0
+    return alternatives
 
 
 def _fits(choices: frozenset[str], text: str) -> frozenset[str]:
-    """Of the choices those that the text begins, or that it ends after."""
+    """The choices that begin with the text, or that the text contains completely."""
     text = text.casefold()
     if not text:
         return frozenset()

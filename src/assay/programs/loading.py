@@ -1,4 +1,4 @@
-"""Programs by name: `path/to/file.py:Class`, `package.module:Class`, or a shipped one."""
+"""Loads programs by name: `path/to/file.py:Class`, `package.module:Class`, or a shipped program."""
 
 import difflib
 import functools
@@ -16,8 +16,8 @@ from assay.programs.agent import Agent, BaseAgent
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos
 from assay.programs.shipped import Classify, Extract, MathQA
 from assay.programs.wrapping import AgentProgram, FunctionProgram, takes_inputs, with_forward
-from assay.sourcecode import NoSuchFile, load_source, located
-from assay.sourcefiles import is_own
+from assay.sources.files import is_own
+from assay.sources.modules import NoSuchFile, load_source, located
 
 __all__ = ["SHIPPED", "full_name", "load_program", "program_class", "program_inputs"]
 
@@ -25,10 +25,10 @@ SHIPPED: dict[str, type[Agent]] = {"math_qa": MathQA, "classify": Classify, "ext
 
 
 def program_class(name: str) -> Any:
-    """The class (or factory, or instance) that a program's name points to.
+    """Returns the class, factory or instance that a program's name refers to.
 
     Raises:
-        ProgramError: no such file, module or attribute; the message says which part is missing.
+        ProgramError: the file, module or attribute does not exist; the message names the missing part.
     """
     if name in SHIPPED:
         return SHIPPED[name]
@@ -38,12 +38,20 @@ def program_class(name: str) -> Any:
         if path.suffix == ".py":
             return program_class(full_name(name))
         if path.is_dir():
-            raise ProgramError(f"the folder {name!r} is no artifact: it has no manifest.json. Name one that `assay compile` wrote, or file.py:Class")
+            raise ProgramError(
+                f"the folder {name!r} is not an artifact: it has no manifest.json. "
+                "Pass a folder that `assay compile` wrote, or file.py:Class"
+            )
         if len(path.parts) > 1:
-            raise ProgramError(f"no artifact's folder or program is at {name!r}: there is no such file or folder{_beside(path)}")
+            raise ProgramError(
+                f"no artifact or program at {name!r}: there is no such file or folder{_similar_name(path)}"
+            )
         near = difflib.get_close_matches(name, SHIPPED, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ProgramError(f"no program is called {name!r}: give path/to/file.py:Class, package.module:Class, or one of {', '.join(SHIPPED)}.{hint}")
+        raise ProgramError(
+            f"unknown program {name!r}: pass path/to/file.py:Class, package.module:Class, "
+            f"or one of {', '.join(SHIPPED)}.{hint}"
+        )
     try:
         module, attribute = located(name)
     except NoSuchFile:
@@ -51,30 +59,36 @@ def program_class(name: str) -> Any:
     except ArtifactError:
         raise
     except Exception as error:
-        raise ProgramError(f"{module_name!r} cannot be imported: {_told(error)}") from error
+        raise ProgramError(f"{module_name!r} cannot be imported: {_describe(error)}") from error
     try:
-        found = functools.reduce(getattr, attribute.split("."), module)
+        target = functools.reduce(getattr, attribute.split("."), module)
     except AttributeError:
-        classes = [k for k, v in vars(module).items() if inspect.isclass(v) and issubclass(v, dspy.Module) and v.__module__ == module.__name__]
+        classes = [
+            k
+            for k, v in vars(module).items()
+            if inspect.isclass(v) and issubclass(v, dspy.Module) and v.__module__ == module.__name__
+        ]
         raise ProgramError(f"{module_name} has no {attribute!r}; its programs are {classes}") from None
-    if not callable(found):
-        raise ProgramError(f"{name!r} is a {type(found).__name__}; a program is a dspy.Module, its class, or a function that makes one")
-    if isinstance(found, dspy.Module | type):
-        with_forward(found if isinstance(found, type) else type(found))
-    return found
+    if not callable(target):
+        raise ProgramError(
+            f"{name!r} is a {type(target).__name__}; a program is a dspy.Module, its class, or a function returning one"
+        )
+    if isinstance(target, dspy.Module | type):
+        with_forward(target if isinstance(target, type) else type(target))
+    return target
 
 
 def full_name(name: str) -> str:
-    """A program's name with its class: `file.py` alone is the only program of that file. Other names as they are.
+    """Adds the class to `file.py`, if the file has exactly one program. Other names are returned unchanged.
 
     Raises:
-        ProgramError: no such file, it cannot be imported, or it has no program, or several.
+        ProgramError: the file does not exist, cannot be imported, or has no or several programs.
     """
     return f"{name}:{_only_program(Path(name))}" if name.endswith(".py") else name
 
 
 def _only_program(path: Path) -> str:
-    """The one class of a file that is a `dspy.Module` or an agent; base classes of others do not count."""
+    """Name of the only class of a file that is a `dspy.Module` or an agent. Base classes of others are ignored."""
     if not path.is_file():
         raise ProgramError(f"no such file: {path}")
     try:
@@ -82,76 +96,90 @@ def _only_program(path: Path) -> str:
     except ArtifactError:
         raise
     except Exception as error:
-        raise ProgramError(f"{str(path)!r} cannot be imported: {_told(error)}") from error
-    own = [v for v in vars(module).values() if inspect.isclass(v) and v.__module__ == module.__name__ and not inspect.isabstract(v)]
+        raise ProgramError(f"{str(path)!r} cannot be imported: {_describe(error)}") from error
+    own = [
+        v
+        for v in vars(module).values()
+        if inspect.isclass(v) and v.__module__ == module.__name__ and not inspect.isabstract(v)
+    ]
     programs = [v for v in own if issubclass(v, dspy.Module) or _is_agent_class(v)]
-    names = [one.__name__ for one in programs if not any(issubclass(other, one) and other is not one for other in programs)]
+    names = [
+        kind.__name__
+        for kind in programs
+        if not any(issubclass(other, kind) and other is not kind for other in programs)
+    ]
     if not names:
-        raise ProgramError(f"{path} has no program: no class in it is a dspy.Module or an agent with execute and set_parameters")
+        raise ProgramError(
+            f"{path} has no program: no class in it is a dspy.Module or an agent with execute and set_parameters"
+        )
     if len(names) > 1:
-        raise ProgramError(f"{path} has several programs, so say which: {', '.join(f'{path}:{name}' for name in names)}")
+        raise ProgramError(f"{path} has several programs; pass one of {', '.join(f'{path}:{name}' for name in names)}")
     return names[0]
 
 
-def _is_agent_class(found: type) -> bool:
-    return all(callable(getattr(found, name, None)) for name in ("execute", "set_parameters"))
+def _is_agent_class(kind: type) -> bool:
+    return all(callable(getattr(kind, name, None)) for name in ("execute", "set_parameters"))
 
 
-def _beside(path: Path) -> str:
-    """A name beside a missing one that is much like it."""
-    there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, there, 1)
+def _similar_name(path: Path) -> str:
+    """Hint with an existing file whose name is similar to a missing one."""
+    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, 1)
     return f". Did you mean {str(path.parent / near[0])!r}?" if near else ""
 
 
-def _told(error: Exception) -> str:
-    """The error, and the line of the user's own file that raised it."""
+def _describe(error: Exception) -> str:
+    """The error with the line of the user's own file that raised it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(Path(f.filename))]
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
 
 
 def load_program(name: str, *, tasks: Sequence[Task] = (), config: dict[str, Any] | None = None) -> Any:
-    """A new program by name.
+    """Creates a program by name.
 
     Args:
-        tasks: for programs that read their labels or fields from the data (`from_tasks`).
-        config: constructor arguments, from an artifact; then `tasks` is not read.
+        tasks: data for programs that read their labels or fields from it (`from_tasks`).
+        config: constructor arguments from an artifact; `tasks` is then ignored.
     Raises:
-        ProgramError: it cannot be found or built, or is no `dspy.Module`.
+        ProgramError: the program cannot be found or built, or is not a `dspy.Module`, agent or function.
     """
     name = full_name(name)
-    found = program_class(name)
+    target = program_class(name)
     try:
-        if isinstance(found, dspy.Module):
-            program = found.deepcopy()  # the module's own stays as it was written
+        if isinstance(target, dspy.Module):
+            program = target.deepcopy()  # the module's instance is not modified
         elif config:
-            program = found(**config)
-        elif hasattr(found, "from_tasks"):
-            program = found.from_tasks(tasks)
-        elif takes_inputs(found) is not None:
-            program = FunctionProgram(found)
+            program = target(**config)
+        elif hasattr(target, "from_tasks"):
+            program = target.from_tasks(tasks)
+        elif takes_inputs(target) is not None:
+            program = FunctionProgram(target)
         else:
-            program = found()
+            program = target()
         if not isinstance(program, dspy.Module) and isinstance(program, BaseAgent):
             program = AgentProgram(program)
     except ProgramError:
         raise
     except Exception as error:
-        raise ProgramError(f"{name!r} cannot be built: {_told(error)}") from error
+        raise ProgramError(f"{name!r} cannot be built: {_describe(error)}") from error
     if not isinstance(program, dspy.Module):
         raise ProgramError(
-            f"{name!r} is a {type(program).__name__}; a program is a dspy.Module, an agent with execute and set_parameters, or a function"
+            f"{name!r} is a {type(program).__name__}; a program is a dspy.Module, "
+            "an agent with execute and set_parameters, or a function"
         )
     with_forward(type(program))
     if name not in SHIPPED:
         module, attribute = located(name)
-        program._assay_origin = (module.__name__, attribute)  # where an artifact takes its source from
+        program._assay_origin = (module.__name__, attribute)  # an artifact copies the source from there
     return program
 
 
 def program_inputs(program: Any) -> list[str] | None:
-    """Input names of a program: an Agent's own, else the arguments of `forward`, else its only predictor's; None if unknown."""
+    """Returns the input names of a program, None if unknown.
+
+    These are an Agent's `input_names`, otherwise the arguments of `forward`, otherwise its only predictor's inputs.
+    """
     if isinstance(program, FunctionProgram):
         return takes_inputs(program.function)
     if not isinstance(program, dspy.Module | type):
@@ -169,7 +197,9 @@ def program_inputs(program: Any) -> list[str] | None:
     if isinstance(program, dspy.Predict):
         return list(program.signature.input_fields)
     forward = program.forward if not isinstance(program, dspy.Module) else object.__getattribute__(program, "forward")
-    named = [p for p in inspect.signature(forward).parameters.values() if p.name != "self" and p.kind is not p.VAR_KEYWORD]
+    named = [
+        p for p in inspect.signature(forward).parameters.values() if p.name != "self" and p.kind is not p.VAR_KEYWORD
+    ]
     required = [p.name for p in named if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
     if required:
         return required

@@ -1,4 +1,4 @@
-"""The five agent parameters. Frozen; out of range is an error that names the range."""
+"""The five agent parameters, immutable and range-checked."""
 
 import difflib
 from collections.abc import Mapping
@@ -20,16 +20,16 @@ RANGES: Mapping[str, tuple[float, float]] = {
 
 
 class AgentParameters(pydantic.BaseModel):
-    """How an agent behaves. `AgentParameters.of(mapping)` is the way in for outside values.
+    """Parameters of an agent's behavior. Use `AgentParameters.of(mapping)` for external values.
 
     Attributes:
-        context_length: tokens of context, history and observations one LM call may hold, by the model's tokenizer;
-            the oldest observations go first, the task never.
+        context_length: maximum tokens of context, history and observations of one LM call, by the model's tokenizer.
+            The oldest observations are dropped first, the task never.
         temperature: sampling temperature of every LM call.
-        max_steps: turns before the agent must answer; a turn decides and acts, and the answer is a turn.
-        tool_usage_threshold: a tool is called only if the agent's own estimate that it needs one is at least this.
-        reasoning_depth: tokens of reasoning per step are 2 to this power (none at 1); from `REVIEW_DEPTH` on the
-            answer is reviewed once, if `max_steps` leaves a step for it.
+        max_steps: maximum number of steps including the answer; a step decides and acts.
+        tool_usage_threshold: a tool is called only if its estimated need (a probability) is at least this.
+        reasoning_depth: the thinking budget per step is 2 to this power in tokens (0 at 1). From `REVIEW_DEPTH` on, the
+            answer is reviewed once if `max_steps` is above 1.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=False)
@@ -42,16 +42,16 @@ class AgentParameters(pydantic.BaseModel):
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, base: "AgentParameters | None" = None) -> "AgentParameters":
-        """`base` (the defaults) with `values` over it.
+        """Returns `base` (by default the default parameters) updated with `values`.
 
         Raises:
-            ParameterError: an unknown name, or a value that is not of its type or out of its range.
+            ParameterError: an unknown name, or a value of the wrong type or out of range.
         """
         merged = {**(base or cls()).model_dump(), **values}
         if unknown := sorted(set(values) - set(RANGES)):
             near = difflib.get_close_matches(unknown[0], RANGES, 1)
             hint = f". Did you mean {near[0]!r}?" if near else ""
-            raise ParameterError(f"unknown agent parameter {unknown}; there are {', '.join(RANGES)}{hint}")
+            raise ParameterError(f"unknown agent parameter {unknown}; parameters are {', '.join(RANGES)}{hint}")
         if flags := sorted(name for name, value in values.items() if isinstance(value, bool)):
             raise ParameterError(f"{flags[0]}={values[flags[0]]!r} must be a number")
         try:
@@ -60,4 +60,6 @@ class AgentParameters(pydantic.BaseModel):
             problem = error.errors()[0]
             name = str(problem["loc"][0])
             low, high = RANGES[name]
-            raise ParameterError(f"{name}={problem['input']!r} must be between {low:g} and {high:g} ({problem['msg']})") from None
+            raise ParameterError(
+                f"{name}={problem['input']!r} must be between {low:g} and {high:g} ({problem['msg']})"
+            ) from None

@@ -22,23 +22,31 @@ class Question(dspy.Signature):  # type: ignore[misc]
 
 
 class MathQA(ToolAgent):
-    """Answers questions with a calculator: plans, calls it, takes in the results, answers."""
+    """Answers math questions with a calculator tool."""
 
     input_names: ClassVar = ("question",)
 
     def __init__(self, parameters: AgentParameters | None = None, adapter: str = "json") -> None:
         expression = dspy.OutputField(desc="one arithmetic expression", pattern=r"^[0-9+*/^(). sqrt=-]{1,60}$")
-        super().__init__(Question, [calculator], arguments={"calculator": {"expression": (str, expression)}}, parameters=parameters, adapter=adapter)
+        super().__init__(
+            Question,
+            [calculator],
+            arguments={"calculator": {"expression": (str, expression)}},
+            parameters=parameters,
+            adapter=adapter,
+        )
 
     def clean_arguments(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Small models go on to write a result of their own after a `=`; the calculator's counts."""
+        """Removes the text after a `=`: small models append their own result."""
         return {key: str(value).split("=")[0].strip() for key, value in arguments.items()}
 
 
 class _OnePredictor(Agent):
-    """One call for the fields, with reasoning before it from depth 4 on, and a review from `REVIEW_DEPTH` on, if there is a
-    step left for it. The text is the task, so it is passed whole; demonstrations give way to `context_length`. There are no
-    tools, so `tool_usage_threshold` has nothing to act on."""
+    """One call for all fields, with reasoning from depth 4 on and a review from `REVIEW_DEPTH` on (if `max_steps` > 1).
+
+    The text is the task, so it is never cut; demonstrations are dropped to fit `context_length`. There are no tools, so
+    `tool_usage_threshold` has no effect.
+    """
 
     input_names: ClassVar = ("text",)
     predict: dspy.Predict
@@ -57,14 +65,14 @@ class _OnePredictor(Agent):
 
 
 def _thinking(signature: Any, depth: int) -> Any:
-    tokens = reasoning_tokens(depth) if depth > 3 else 0  # one-step tasks are read, not worked out
+    tokens = reasoning_tokens(depth) if depth > 3 else 0  # simple tasks need no reasoning at low depth
     if not tokens:
         return signature
     return signature.prepend("thought", dspy.OutputField(desc=f"at most {tokens} tokens", max_length=4 * tokens), str)
 
 
 class Classify(_OnePredictor):
-    """One label for a text, out of the labels that the data has.
+    """Assigns one label to a text.
 
     Args:
         labels: the choices, at least two.
@@ -73,7 +81,7 @@ class Classify(_OnePredictor):
     def __init__(self, labels: Sequence[str], parameters: AgentParameters | None = None, adapter: str = "json") -> None:
         super().__init__(parameters, adapter)
         if not labels:
-            raise ProgramError("classify takes its labels from the data: compile it, and run the artifact")
+            raise ProgramError("classify reads its labels from the data: compile it and run the artifact")
         if len(set(labels)) < 2:
             raise ProgramError(f"classify needs at least two labels, the data has {sorted(set(labels))}")
         self.config = {"labels": list(labels)}
@@ -83,38 +91,47 @@ class Classify(_OnePredictor):
 
     @classmethod
     def from_tasks(cls, tasks: Sequence[Task]) -> "Classify":
-        """With the labels of these tasks, in alphabetical order."""
-        return cls(sorted({str(task.expected["label"]) for task in tasks if task.expected.get("label") not in (None, "")}))
+        """Creates the program with the labels of the tasks, in alphabetical order."""
+        return cls(
+            sorted({str(task.expected["label"]) for task in tasks if task.expected.get("label") not in (None, "")})
+        )
 
 
 class Extract(_OnePredictor):
-    """Typed fields out of a text.
+    """Extracts typed fields from a text.
 
     Args:
-        fields: JSON types (`string`, `integer`, `number`, `boolean`) by field name.
+        fields: field name -> JSON type (`string`, `integer`, `number`, `boolean`).
     """
 
-    def __init__(self, fields: dict[str, str], parameters: AgentParameters | None = None, adapter: str = "json") -> None:
+    def __init__(
+        self, fields: dict[str, str], parameters: AgentParameters | None = None, adapter: str = "json"
+    ) -> None:
         super().__init__(parameters, adapter)
         kinds = {"string": str, "integer": int, "number": float, "boolean": bool}
         if not isinstance(fields, dict):
             raise ProgramError(f"fields={fields!r} must be a mapping of names to types, such as {{'city': 'string'}}")
         if not fields:
-            raise ProgramError("extract takes its fields from the data: compile it, and run the artifact")
+            raise ProgramError("extract reads its fields from the data: compile it and run the artifact")
         if unknown := sorted(set(fields.values()) - kinds.keys()):
             raise ProgramError(f"extract needs fields of the types {sorted(kinds)}, got {unknown}")
         if clash := {"text", "thought", "draft"} & fields.keys():
-            raise ProgramError(f"extract cannot fill fields called {sorted(clash)}")
+            raise ProgramError(f"extract cannot have fields named {sorted(clash)}")
         self.config = {"fields": dict(fields)}
-        outputs = {name: (kinds[kind], dspy.OutputField(max_length=500) if kind == "string" else dspy.OutputField()) for name, kind in fields.items()}
-        self.predict = dspy.Predict(dspy.Signature({"text": (str, dspy.InputField()), **outputs}, f"Extract {', '.join(fields)} from the text."))
+        outputs = {
+            name: (kinds[kind], dspy.OutputField(max_length=500) if kind == "string" else dspy.OutputField())
+            for name, kind in fields.items()
+        }
+        self.predict = dspy.Predict(
+            dspy.Signature({"text": (str, dspy.InputField()), **outputs}, f"Extract {', '.join(fields)} from the text.")
+        )
 
     @classmethod
     def from_tasks(cls, tasks: Sequence[Task]) -> "Extract":
-        """With the fields that these tasks expect; a field that is not always of one type is a string."""
-        found: dict[str, set[str]] = {}
+        """Creates the program with the expected fields of the tasks; a field with several types is a string."""
+        types: dict[str, set[str]] = {}
         names = {bool: "boolean", int: "integer", float: "number"}
         for task in tasks:
             for name, value in task.expected.items():
-                found.setdefault(name, set()).add(names.get(type(value), "string"))
-        return cls({name: kinds.pop() if len(kinds) == 1 else "string" for name, kinds in sorted(found.items())})
+                types.setdefault(name, set()).add(names.get(type(value), "string"))
+        return cls({name: kinds.pop() if len(kinds) == 1 else "string" for name, kinds in sorted(types.items())})

@@ -1,4 +1,4 @@
-"""What a compiled program is made of: its state as JSON, the program again from it, and the version that names it."""
+"""State of a compiled program as JSON, its restoration, and its version."""
 
 import copy
 import hashlib
@@ -14,15 +14,28 @@ __all__ = ["program_state", "program_version", "restore_program"]
 
 
 def program_state(program: dspy.Module) -> dict[str, Any]:
-    """JSON-ready: instructions and demonstrations of every predictor, composites included; no model, no traces."""
+    """Returns instructions and demonstrations of all predictors, JSON-serializable, also for composites.
+
+    Models and traces are not included.
+    """
     if isinstance(program, NearestDemos):
-        return {"kind": "nearest", "inner": program_state(program.program), "pool": program.pool, "k": program.k, "embedding": program.embedding}
+        return {
+            "kind": "nearest",
+            "inner": program_state(program.program),
+            "pool": program.pool,
+            "k": program.k,
+            "embedding": program.embedding,
+        }
     if isinstance(program, EnsembleProgram):
         return {"kind": "ensemble", "members": [program_state(member) for member in program.members]}
-    # a predictor with a model of its own, as SIMBA's samples have, cannot be dumped as it is
+    # a predictor with its own model, as SIMBA creates them, cannot be dumped unchanged
     own = any(getattr(part, "lm", None) is not None for _, part in program.named_parameters())
-    state = {name: _without_lm(part).dump_state() for name, part in program.named_parameters()} if own else program.dump_state()
-    for name, part in state.items():  # what a run leaves behind goes, and the model, which an artifact names itself
+    state = (
+        {name: _without_lm(part).dump_state() for name, part in program.named_parameters()}
+        if own
+        else program.dump_state()
+    )
+    for name, part in state.items():  # remove data of runs, and the model, which the artifact's manifest names
         if isinstance(part, dict) and "demos" in part:
             state[name] = {**part, "traces": [], "train": [], "lm": None}
     return {"kind": "program", "state": state}
@@ -35,16 +48,22 @@ def _without_lm(part: Any) -> Any:
 
 
 def program_version(program: dspy.Module, adapter: str | None) -> str:
-    """12 hex digits that are the same for the same prompts under the same adapter; parameters are told apart by themselves."""
+    """Returns 12 hex digits that identify prompts and prompt format. Agent parameters are not included."""
     text = json.dumps([program_state(program), adapter], sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
 
 
-def restore_program(name: str, config: dict[str, Any], state: dict[str, Any], fresh: dspy.Module | None = None) -> dspy.Module:
-    """The program of a state: built by its name, or into a copy of `fresh`.
+def restore_program(
+    name: str, config: dict[str, Any], state: dict[str, Any], fresh: dspy.Module | None = None
+) -> dspy.Module:
+    """Restores a program from its state.
 
+    Args:
+        name: name of the program, as for `load_program`.
+        config: its constructor arguments.
+        fresh: an instance to copy instead of loading by name.
     Raises:
-        ProgramError: it cannot be built by that name.
+        ProgramError: the program cannot be built.
     """
     if state["kind"] == "nearest":
         inner = restore_program(name, config, state["inner"], fresh)
@@ -52,8 +71,18 @@ def restore_program(name: str, config: dict[str, Any], state: dict[str, Any], fr
     if state["kind"] == "ensemble":
         return EnsembleProgram([restore_program(name, config, member, fresh) for member in state["members"]])
     program = load_program(name, config=config) if fresh is None else fresh.deepcopy()
-    own = {path: predictor.lm for path, predictor in program.named_predictors() if predictor.lm is not None}
-    program.load_state(state["state"])
+    own = {path: (predictor.lm, predictor.config) for path, predictor in program.named_predictors()}
+    program.load_state(_without_models(state["state"]))
+    # Models and call settings of predictors come from the program's code, never from the state: a crafted state could
+    # name a server.
     for path, predictor in program.named_predictors():
-        predictor.lm = own.get(path)  # a model that the program gives one of its predictors is part of its code
+        predictor.lm, predictor.config = own.get(path, (None, {}))
     return program
+
+
+def _without_models(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of a predictor or module without models, which a crafted state could name."""
+    parts = {
+        name: {**part, "lm": None} if isinstance(part, dict) and "lm" in part else part for name, part in state.items()
+    }
+    return {**parts, "lm": None} if "lm" in parts else parts

@@ -1,6 +1,7 @@
-"""`dspy.streamify` over programs that run a copy of themselves: what a copied predictor writes reaches the listeners of its original.
+"""Supports `dspy.streamify` for programs that run a copy of themselves.
 
-DSPy knows the predictors of a stream by identity, those of the program that `streamify` was given.
+DSPy identifies the predictors of a stream by object identity in the program passed to `streamify`. Output of copied
+predictors is redirected to the listeners of the originals.
 """
 
 import copy
@@ -16,7 +17,7 @@ __all__ = ["in_thread", "streaming_as"]
 
 
 class _Renamed:
-    """A stream that sends the chunks of copied predictors under the ids of their originals."""
+    """A stream that replaces the ids of copied predictors by those of their originals."""
 
     def __init__(self, stream: Any, ids: Mapping[int, int]) -> None:
         self._stream, self._ids = stream, ids
@@ -31,7 +32,7 @@ class _Renamed:
 
 
 def streaming_as(program: dspy.Module, copied: dspy.Module) -> AbstractContextManager[Any]:
-    """Within: the copy's predictors stream as those of `program`. For the calls of this context alone, as every call has a copy of its own."""
+    """Context in which the predictors of `copied` stream as those of `program`. Each call has its own copy."""
     stream = dspy.settings.send_stream
     if stream is None:
         return nullcontext()
@@ -40,15 +41,19 @@ def streaming_as(program: dspy.Module, copied: dspy.Module) -> AbstractContextMa
     for listener in tuple(listeners):
         for original, own in pairs:
             if listener.predict is original:
-                stand_in = copy.copy(listener)  # DSPy asks whether any listener has the predictor; what is sent goes to the original's
-                stand_in.predict = own
-                listeners.append(stand_in)
-    found: AbstractContextManager[Any] = dspy.context(
+                # DSPy streams only predictors that have a listener; the chunks are sent to the original's listener
+                duplicate = copy.copy(listener)
+                duplicate.predict = own
+                listeners.append(duplicate)
+    context: AbstractContextManager[Any] = dspy.context(
         send_stream=_Renamed(stream, {id(own): id(original) for original, own in pairs}), stream_listeners=listeners
     )
-    return found
+    return context
 
 
 async def in_thread(function: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
-    """A call in a worker thread of AnyIO, in the context of the caller. DSPy can stream from those alone, not from `asyncio.to_thread`'s."""
+    """Calls a function in a worker thread of AnyIO, with the caller's context.
+
+    DSPy can stream from AnyIO's threads, but not from those of `asyncio.to_thread`.
+    """
     return await anyio.to_thread.run_sync(functools.partial(function, *args, **inputs), abandon_on_cancel=True)

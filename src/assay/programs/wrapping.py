@@ -1,4 +1,4 @@
-"""Plain functions and agents of other makes as programs: they are run, recorded and scored like any other, and have no prompts to compile."""
+"""Wraps plain functions and custom agents as programs. They can be run, recorded and scored; they have no prompts."""
 
 import asyncio
 import contextvars
@@ -13,30 +13,43 @@ import dspy
 from assay.errors import ProgramError
 from assay.programs.agent import Agent, BaseAgent
 
-__all__ = ["AgentProgram", "FunctionProgram", "as_module", "as_prediction", "completed", "takes_inputs", "with_forward", "wrapped"]
+__all__ = [
+    "AgentProgram",
+    "FunctionProgram",
+    "as_module",
+    "as_prediction",
+    "completed",
+    "takes_inputs",
+    "with_forward",
+    "wrapped",
+]
 
 
 class FunctionProgram(dspy.Module):  # type: ignore[misc]
-    """A function of a task's inputs; one with `async` is awaited. What it returns is the prediction: a mapping its fields, anything else its
-    `answer`.
+    """A function of a task's inputs; async functions are awaited.
+
+    A returned mapping has the prediction's fields; any other value is the field `answer`.
 
     Raises:
-        ProgramError: it is a generator.
+        ProgramError: the function is a generator.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ProgramError(f"{function.__qualname__} is a generator (it has yield); a program returns its answer: return the whole of it")
+            raise ProgramError(
+                f"{function.__qualname__} is a generator (it has yield); a program must return the complete answer"
+            )
         self.function = function
-        self._assay_origin = (getattr(function, "__module__", ""), getattr(function, "__qualname__", ""))  # where an artifact takes its source from
+        # an artifact copies the source from there
+        self._assay_origin = (getattr(function, "__module__", ""), getattr(function, "__qualname__", ""))
 
     def forward(self, **inputs: Any) -> Any:
         return as_prediction(self.function(**inputs))
 
 
 class AgentProgram(Agent):
-    """An agent with `execute` and `set_parameters`. It is given the task's inputs as a mapping, and all five parameters before each run."""
+    """A `BaseAgent` as a program. Before each run all parameters are set; `execute` gets the inputs as a mapping."""
 
     def __init__(self, agent: BaseAgent) -> None:
         super().__init__()
@@ -49,27 +62,35 @@ class AgentProgram(Agent):
 
 
 def wrapped(program: Any) -> Any:
-    """What a program wraps, or itself."""
-    return program.function if isinstance(program, FunctionProgram) else program.agent if isinstance(program, AgentProgram) else program
+    """Returns the wrapped function or agent of a program, or the program itself."""
+    if isinstance(program, FunctionProgram):
+        return program.function
+    return program.agent if isinstance(program, AgentProgram) else program
 
 
 def as_prediction(result: Any) -> dspy.Prediction:
-    """What a program returned: a prediction as it is, a mapping by its fields, anything else as its `answer`; an awaitable is run to its end.
+    """Converts a program's result to a prediction.
+
+    A mapping becomes its fields; any other value becomes the field `answer`. Awaitables are awaited first.
 
     Raises:
-        ProgramError: it returned a generator.
+        ProgramError: the result is a generator.
     """
     result = completed(result)
     if isinstance(result, dspy.Prediction):
         return result
     if isinstance(result, Iterator | AsyncIterator):
-        raise ProgramError(f"the program returned a {type(result).__name__}; a program returns its answer: return the whole of it")
-    return dspy.Prediction(**{str(key): value for key, value in result.items()}) if isinstance(result, Mapping) else dspy.Prediction(answer=result)
+        raise ProgramError(f"the program returned a {type(result).__name__}; a program must return the complete answer")
+    if isinstance(result, Mapping):
+        return dspy.Prediction(**{str(key): value for key, value in result.items()})
+    return dspy.Prediction(answer=result)
 
 
 def completed(result: Any) -> Any:
-    """What an awaitable gives, in an event loop of its own; in a thread of its own where this one's loop runs already (a notebook).
-    Anything else as it is."""
+    """Awaits an awaitable in a new event loop and returns its result; any other value is returned unchanged.
+
+    If the current thread already runs a loop (a notebook), a new thread is used.
+    """
     if not inspect.isawaitable(result):
         return result
 
@@ -85,16 +106,16 @@ def completed(result: Any) -> Any:
 
 
 def with_forward(kind: type) -> type:
-    """A class of modules with `aforward` alone is given a `forward` that awaits it: DSPy's optimizers call `forward`.
+    """Adds a `forward` to a module class that has only `aforward`, because DSPy's optimizers call `forward`.
 
     Raises:
-        ProgramError: it has neither.
+        ProgramError: the class has neither.
     """
     if hasattr(kind, "forward") or not issubclass(kind, dspy.Module):
         return kind
     aforward = getattr(kind, "aforward", None)
     if aforward is None:
-        raise ProgramError(f"{kind.__qualname__} has no forward: a dspy.Module that is run needs `def forward(self, …)`")
+        raise ProgramError(f"{kind.__qualname__} has no forward: define `def forward(self, …)`")
 
     @functools.wraps(aforward)
     def forward(self: Any, *arguments: Any, **inputs: Any) -> Any:
@@ -105,7 +126,10 @@ def with_forward(kind: type) -> type:
 
 
 def takes_inputs(function: Any) -> list[str] | None:
-    """The arguments that a plain function needs; None where it needs none, which is then a function that makes a program."""
+    """Returns the required arguments of a plain function.
+
+    None if it has none: it is then treated as a factory of a program.
+    """
     if isinstance(function, type) or not callable(function):
         return None
     try:
@@ -117,10 +141,10 @@ def takes_inputs(function: Any) -> list[str] | None:
 
 
 def as_module(program: Any) -> dspy.Module:
-    """A program that was given as an object: a module as it is, a class built, a function or an agent wrapped.
+    """Converts an object to a module: classes are instantiated, functions and agents wrapped.
 
     Raises:
-        ProgramError: it is none of these, or a class that cannot be built without arguments.
+        ProgramError: an unsupported object, or a class that cannot be instantiated without arguments.
     """
     if isinstance(program, dspy.Module):
         with_forward(type(program))
@@ -129,11 +153,19 @@ def as_module(program: Any) -> dspy.Module:
         try:
             return as_module(program())
         except TypeError as error:
-            raise ProgramError(f"{program.__qualname__} cannot be built without arguments ({error}): give an instance") from error
+            raise ProgramError(
+                f"{program.__qualname__} cannot be built without arguments ({error}): pass an instance"
+            ) from error
     if isinstance(program, BaseAgent):
         return AgentProgram(program)
     if callable(getattr(program, "execute", None)):
-        raise ProgramError(f"{type(program).__name__} has execute and no set_parameters: an agent needs both, see assay.programs.BaseAgent")
+        raise ProgramError(
+            f"{type(program).__name__} has execute but no set_parameters; an agent needs both "
+            "(see assay.programs.BaseAgent)"
+        )
     if callable(program):
         return FunctionProgram(program)
-    raise ProgramError(f"a program is a name, a path, a dspy.Module, a function or an agent; got a {type(program).__name__}: {program!r}")
+    raise ProgramError(
+        "a program is a name, a path, a dspy.Module, a function or an agent; "
+        f"got a {type(program).__name__}: {program!r}"
+    )

@@ -1,15 +1,15 @@
-"""What counts: weighted criteria, decided by code or by a judge, as score, metric and report."""
+"""Rubrics: weighted criteria, graded by code or by a judge, as scores, DSPy metrics and TRL rewards."""
 
 from typing import TYPE_CHECKING
 
-from assay.lazy import attach
+from assay.support.lazy import attach
 
 if TYPE_CHECKING:
     from assay.rubrics.criteria import Criterion, Essential, Failed, Grade, JudgeSpec, NoGrade
+    from assay.rubrics.dspy_metric import RubricMetric
     from assay.rubrics.formats import points_rubric
     from assay.rubrics.lint import lint_rubric
     from assay.rubrics.loading import SHIPPED, load_rubric, rubric_schema
-    from assay.rubrics.metric import RubricMetric
     from assay.rubrics.rubric import Rubric
     from assay.rubrics.scoring import ScoreResult, fields_of
     from assay.rubrics.weights import fit_weights
@@ -21,7 +21,7 @@ else:
             "formats": "points_rubric",
             "lint": "lint_rubric",
             "loading": "SHIPPED load_rubric rubric_schema",
-            "metric": "RubricMetric",
+            "dspy_metric": "RubricMetric",
             "rubric": "Rubric",
             "scoring": "ScoreResult fields_of",
             "weights": "fit_weights",

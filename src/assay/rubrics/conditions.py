@@ -1,7 +1,7 @@
-"""Criteria that count only where another one passed (`Criterion.when`). Does not grade.
+"""Conditional criteria (`Criterion.when`): they count only if another criterion passed. Does not grade.
 
-A length penalty that counts on wrong answers too makes the short ones of an all-wrong group better than the long ones: with an
-advantage within the group, hard tasks then teach a model to think less. Under `when: correct` such a group has no spread.
+A length penalty on wrong answers ranks short wrong answers above long ones. With group-relative advantages, a group of
+only wrong answers (a hard task) then trains the model to think less. With `when: correct` it is a zero-variance group.
 """
 
 import difflib
@@ -15,11 +15,11 @@ __all__ = ["check_conditions", "condition", "no_such_condition"]
 
 
 def check_conditions(rubric: str, criteria: Sequence[Criterion]) -> dict[str, Criterion]:
-    """The criteria by name.
+    """Validates `when` of all criteria and returns the criteria by name.
 
     Raises:
-        RubricError: `when` names no criterion, the criterion itself (also through others), a pitfall, or, for a final
-            criterion, one of scope `step`.
+        RubricError: `when` names an unknown criterion, a pitfall, a criterion of scope `step` (for a final criterion),
+            or is part of a cycle.
     """
     by_name = {c.name: c for c in criteria}
     for c in criteria:
@@ -30,36 +30,45 @@ def check_conditions(rubric: str, criteria: Sequence[Criterion]) -> dict[str, Cr
         if gate is None:
             raise RubricError(f"rubric {rubric!r}: {no_such_condition(c.name, c.when, by_name)}")
         if gate.weight < 0:
-            raise RubricError(f"{where} is a pitfall (weight {gate.weight:g}), which does not pass; name a criterion with a weight of at least 0")
+            raise RubricError(
+                f"{where} is a pitfall (weight {gate.weight:g}), which cannot pass; name a criterion with a weight >= 0"
+            )
         if c.scope == "final" and gate.scope == "step":
-            raise RubricError(f"{where} is of scope 'step'; a final criterion can wait for a final one only")
-        _refuse_circle(where, c, by_name)
+            raise RubricError(f"{where} has scope 'step'; a final criterion can depend only on a final one")
+        _check_cycle(where, c, by_name)
     return by_name
 
 
-def _refuse_circle(where: str, c: Criterion, by_name: dict[str, Criterion]) -> None:
-    path, at = [c.name], by_name.get(c.when)
-    while at is not None and at.name not in path:
-        path.append(at.name)
-        at = by_name.get(at.when)
-    if at is not None and at.name == c.name:
-        raise RubricError(f"{where} waits for itself ({' -> '.join([*path, c.name])}); remove one of them")
+def _check_cycle(where: str, c: Criterion, by_name: dict[str, Criterion]) -> None:
+    path, gate = [c.name], by_name.get(c.when)
+    while gate is not None and gate.name not in path:
+        path.append(gate.name)
+        gate = by_name.get(gate.when)
+    if gate is not None and gate.name == c.name:
+        raise RubricError(f"{where} is part of a cycle ({' -> '.join([*path, c.name])}); remove one of them")
 
 
 def no_such_condition(name: str, when: str, names: Iterable[str]) -> str:
-    """That a criterion waits for one that is not there."""
+    """Error message for a `when` that names an unknown criterion, with the closest name."""
     near = difflib.get_close_matches(when, list(names), 1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"criterion {name!r}: when={when!r} names no criterion of the rubric; there are {', '.join(names)}.{hint}"
 
 
 def condition(criterion: Criterion, gate: Criterion, verdict: Verdict) -> Verdict | None:
-    """None where the gate passed; else the verdict that replaces the criterion's.
+    """Returns None if the gate passed, otherwise the verdict that replaces the criterion's.
 
-    Where the gate is unscored so is the criterion: nobody knows whether it counts.
+    If the gate is unscored, the criterion is unscored too; otherwise it does not apply.
     """
     if verdict.applies and verdict.grade is not None and gate.passed(verdict.grade):
         return None
     unknown = verdict.applies and verdict.grade is None
     reason = f"counts only where {gate.name} passes, and {gate.name} {'is unscored' if unknown else 'did not'}"
-    return Verdict(criterion=criterion.name, grade=None, weight=criterion.weight, scope=criterion.scope, reason=reason, applies=unknown)
+    return Verdict(
+        criterion=criterion.name,
+        grade=None,
+        weight=criterion.weight,
+        scope=criterion.scope,
+        reason=reason,
+        applies=unknown,
+    )

@@ -1,4 +1,4 @@
-"""Criteria: what is graded, by what, and how much it weighs. Does not grade: `assay.rubrics.scoring` does."""
+"""Criteria of a rubric: their graders, weights and validation. Grading is in `assay.rubrics.scoring`."""
 
 import functools
 import hashlib
@@ -11,18 +11,36 @@ from typing import Any
 
 from assay.errors import FailureKind, RubricError
 
-__all__ = ["PASS_AT", "SCALE_KINDS", "Check", "Criterion", "Essential", "Failed", "Grade", "JudgeSpec", "NoGrade", "arguments_rule"]
+__all__ = [
+    "PASS_AT",
+    "SCALE_KINDS",
+    "Check",
+    "Criterion",
+    "Essential",
+    "Failed",
+    "Grade",
+    "JudgeSpec",
+    "NoGrade",
+    "arguments_rule",
+]
 
 SCALE_KINDS = ("ordinal", "nominal", "numeric")
 
-PASS_AT = 0.5  # the grade from which a criterion that is not essential has passed
-_NOT_RISING = "a numeric judge scale must be rising numbers, found {!r}"
-_HEAVIEST = 1e9  # weights beyond it would overflow the sum
+PASS_AT = 0.5  # lowest passing grade of a criterion that is not essential
+_NOT_RISING = "a numeric judge scale must be increasing numbers, found {!r}"
+_HEAVIEST = 1e9  # far larger weights would overflow the sum
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grade:
-    """What a check or judge answers. `value` in [0, 1]; `reason` is shown to people and to reflecting models."""
+    """Result of a check or judge.
+
+    Args:
+        value: in [0, 1], higher is better (for a pitfall: the degree to which it occurred).
+        reason: explanation, shown to users and to reflection models.
+        label: word of the judge's scale.
+        confidence: in [0, 1].
+    """
 
     value: float
     reason: str = ""
@@ -31,10 +49,10 @@ class Grade:
 
 
 class NoGrade(Exception):
-    """Raised by a check or judge that cannot decide: the criterion is unscored, with this reason.
+    """Raised by a check or judge that cannot decide. The criterion is unscored, with the message as reason.
 
     Args:
-        wanted: the expected field that the task lacks, where that is why.
+        wanted: name of the expected field, if the task lacks one.
     """
 
     def __init__(self, *args: object, wanted: str = "") -> None:
@@ -44,10 +62,12 @@ class NoGrade(Exception):
 
 @dataclass(frozen=True)
 class Failed:
-    """Stands where a prediction should: the run gave none.
+    """Replaces the prediction of a run that produced none.
 
-    `own` failures (no answer, unparsed output, an exception in the program) score 0. The others (the model's server,
-    the machinery) are nobody's fault and leave the task unscored. `empty`: nothing was raised, and nothing answered.
+    Args:
+        own: True for failures of the agent (no answer, unparsed output, an exception in the program), which score 0.
+            False for failures of the model server or the infrastructure, which leave the task unscored.
+        empty: no exception was raised, but the answer is empty.
     """
 
     reason: str
@@ -57,7 +77,10 @@ class Failed:
 
 
 def arguments_rule(rule: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Marks a check whose `with` arguments are tried by `rule(**arguments)` when the rubric is made; it raises what is wrong."""
+    """Decorates a check with a validator of its `with` arguments.
+
+    `rule(**arguments)` is called when the rubric is created and raises an exception for invalid arguments.
+    """
 
     def mark(check: Any) -> Any:
         check.arguments_rule = rule
@@ -71,7 +94,7 @@ Check = Callable[..., Any]  # (task, prediction, rollout, **with) -> bool | floa
 
 @dataclass(frozen=True, kw_only=True)
 class Essential:
-    """Graded below `pass_at`, the whole score is at most `cap`. Both in [0, 1]."""
+    """If the grade is below `pass_at`, the total score is at most `cap`. Both in [0, 1]."""
 
     pass_at: float = 1.0
     cap: float = 0.0
@@ -84,11 +107,16 @@ class Essential:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeSpec:
-    """A question for a model, or a judge that is defined elsewhere (`use`: its YAML file or its artifact's folder).
+    """A question for a judge model, or a reference to a judge defined elsewhere.
 
-    `anchors` say what a word of the scale means. `kind` says how far its words lie apart: `ordinal` runs from worst to
-    best in even steps (two words: binary), `numeric` words are rising numbers, and `nominal` words have no order; in a
-    rubric each of those needs a grade in [0, 1].
+    Args:
+        text: the question.
+        scale: labels, worst first.
+        anchors: label -> its meaning.
+        kind: `ordinal` (evenly spaced from worst to best; two labels are binary), `numeric` (labels are increasing
+            numbers) or `nominal` (no order; needs `grades` in a rubric).
+        grades: label -> grade in [0, 1]. By default the position on the scale.
+        use: YAML file or artifact folder of a judge defined elsewhere.
     """
 
     text: str = ""
@@ -104,24 +132,29 @@ class JudgeSpec:
 
     def _problems(self) -> Iterator[str]:
         if not self.text.strip() and not self.use:
-            yield "a judge's text must say what to judge"
+            yield "a judge needs a text with the question to decide"
         if self.kind not in SCALE_KINDS:
             yield f"judge kind={self.kind!r} must be one of {', '.join(SCALE_KINDS)}"
         if self.kind == "numeric" and not _rises(self.scale):
             yield _NOT_RISING.format(list(self.scale))
-        if self.grades and (set(self.grades) != set(self.scale) or not all(0 <= grade <= 1 for grade in self.grades.values())):
-            yield f"judge grades {dict(self.grades)!r} must give each word of {list(self.scale)!r} a number between 0 and 1"
+        if self.grades and (
+            set(self.grades) != set(self.scale) or not all(0 <= grade <= 1 for grade in self.grades.values())
+        ):
+            yield (
+                f"judge grades {dict(self.grades)!r} must map each label of {list(self.scale)!r} "
+                "to a number between 0 and 1"
+            )
         if len(self.scale) < 2 or len({word.casefold() for word in self.scale}) != len(self.scale):
-            yield f"judge scale {list(self.scale)!r} needs at least two different words, from worst to best"
+            yield f"judge scale {list(self.scale)!r} needs at least two different labels, from worst to best"
         if unknown := sorted(set(self.anchors) - set(self.scale)):
             yield f"judge anchors {unknown!r} are not on the scale {list(self.scale)!r}"
 
     @property
     def steps(self) -> list[float]:
-        """Where the words of the scale stand: their numbers on a numeric scale, else 0, 1, 2 and so on.
+        """Positions of the labels: their values on a numeric scale, otherwise 0, 1, 2, ...
 
         Raises:
-            RubricError: a word of a numeric scale is no number.
+            RubricError: a label of a numeric scale is not a number.
         """
         if self.kind != "numeric":
             return [float(index) for index in range(len(self.scale))]
@@ -132,17 +165,17 @@ class JudgeSpec:
 
     @property
     def graded(self) -> bool:
-        """Whether each word has a grade: not those of a nominal scale without `grades`."""
+        """Whether each label has a grade. False for a nominal scale without `grades`."""
         return bool(self.grades) or self.kind != "nominal"
 
     def grade(self, word: str) -> float:
-        """The word's own grade, else its place between the first of the scale (0) and the last (1).
+        """Grade of a label: its entry in `grades`, otherwise its position between the first label (0) and the last (1).
 
         Raises:
-            RubricError: the words of a nominal scale have no grades.
+            RubricError: a nominal scale without `grades`.
         """
         if not self.graded:
-            raise RubricError(f"the words {list(self.scale)!r} have no order; give each a grade to score with them")
+            raise RubricError(f"the labels {list(self.scale)!r} have no order; set grades to score with them")
         if self.grades:
             return self.grades[word]
         steps = self.steps
@@ -151,13 +184,15 @@ class JudgeSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
-    """One named part of a rubric, decided by exactly one of `check` and `judge`.
+    """A named, weighted part of a rubric, decided by exactly one of `check` and `judge`.
 
-    A negative weight is a pitfall: its grade says how far the output fell into it. `scope` is `final` (the whole run)
-    or `step` (each LM call, for intermediate rewards; never in the score).
-
-    `when` names another criterion: this one counts only where that one passed (`passed`). Elsewhere it earns and costs
-    nothing, and is not asked. A length penalty without it teaches a model to think less on tasks that it gets wrong.
+    Args:
+        weight: signed share of the score. Negative means a pitfall: its grade is the degree to which it occurred.
+        scope: `final` (graded once per run) or `step` (graded per LM call, for step rewards; not part of the score).
+        arguments: keyword arguments of the check (`with` in YAML).
+        when: name of another criterion. This one counts only if that one passed (see `passed`); otherwise it is not
+            evaluated and does not change the score. A length penalty without `when` trains a model to think less on
+            tasks that it answers incorrectly.
     """
 
     name: str
@@ -176,30 +211,33 @@ class Criterion:
 
     def _problems(self) -> Iterator[str]:
         if not self.name.isidentifier():
-            yield "the name must be a word of letters, digits and underscores"
+            yield "the name must consist of letters, digits and underscores and not start with a digit"
         if not abs(self.weight) <= _HEAVIEST:
             yield f"weight={self.weight!r} must be a finite number between -1e9 and 1e9"
         if self.scope not in ("final", "step"):
             yield f"scope={self.scope!r} must be 'final' or 'step'"
         if (self.check is None) == (self.judge is None):
-            yield "it needs exactly one of check and judge"
+            yield "set exactly one of check and judge"
         if self.judge is not None and not self.judge.use and not self.judge.graded:
-            yield "its judge's scale is nominal; say what each word is worth in grades"
+            yield "its judge's scale is nominal; set grades with the value of each label"
         if self.scope == "step" and (self.essential is not None or self.judge is not None):
-            yield "a step criterion is a check, and cannot be essential"
+            yield "a step criterion needs a check and cannot be essential"
         if self.essential is not None and self.weight < 0:
             yield f"a pitfall (weight {self.weight:g}) cannot be essential"
         if self.check is not None and (wrong := self._unfit_arguments(self.check)):
             yield wrong
 
     def _unfit_arguments(self, check: Check) -> str:
-        """What is wrong with the arguments; empty where nothing is."""
+        """Error message for arguments that the check does not accept; empty if they are valid."""
         try:
             inspect.signature(check).bind(None, None, None, **self.arguments)
         except TypeError as error:
-            return f"check {self.source or check!r} cannot be called as check(task, prediction, rollout, **{dict(self.arguments)!r}): {error}"
+            return (
+                f"check {self.source or check!r} cannot be called as "
+                f"check(task, prediction, rollout, **{dict(self.arguments)!r}): {error}"
+            )
         except ValueError:
-            pass  # a builtin without a signature: the call will tell
+            pass  # a builtin without a signature: errors appear when it is called
         try:
             getattr(check, "arguments_rule", dict)(**self.arguments)
         except Exception as error:
@@ -207,14 +245,18 @@ class Criterion:
         return ""
 
     def passed(self, value: float) -> bool:
-        """Whether a grade passes: at least `pass_at` of an essential criterion, at least 0.5 of any other."""
+        """Whether a grade passes: >= `pass_at` for an essential criterion, >= 0.5 for any other."""
         return value >= (self.essential.pass_at if self.essential is not None else PASS_AT)
 
     def describe(self) -> dict[str, Any]:
-        """JSON-ready; together with the check's source it decides the rubric's version."""
+        """JSON-serializable description with the hash of the check's source. The rubric's version is its hash."""
         entry: dict[str, Any] = {"name": self.name, "weight": self.weight, "scope": self.scope}
         if self.judge is not None:
-            entry["judge"] = {**asdict(self.judge), "scale": list(self.judge.scale), "used": _content_hash(self.judge.use)}
+            entry["judge"] = {
+                **asdict(self.judge),
+                "scale": list(self.judge.scale),
+                "used": _content_hash(self.judge.use),
+            }
         else:
             entry |= {"check": self.source or _name_of(self.check), "with": dict(self.arguments)}
             entry["code"] = _code_hash(self.check)
@@ -234,7 +276,7 @@ def _rises(scale: Sequence[str]) -> bool:
 
 
 def _content_hash(use: str) -> str:
-    """Of a judge that is used from elsewhere: its file, or its artifact's manifest, which holds the hashes of the rest."""
+    """Hash of a referenced judge: of its file, or of its artifact's manifest, which contains all other hashes."""
     if not use:
         return ""
     path = Path(use) / "manifest.json" if Path(use).is_dir() else Path(use)
@@ -245,7 +287,7 @@ def _content_hash(use: str) -> str:
 
 
 def _name_of(check: Any) -> str:
-    """`module:name` of a function, of a partial's function, or of a callable object's class."""
+    """`module:name` of a function, a partial's function, or a callable object's class."""
     function = check.func if isinstance(check, functools.partial) else check
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}:{named.__qualname__}"

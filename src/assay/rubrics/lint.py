@@ -1,4 +1,4 @@
-"""What is likely to be wrong with a rubric, before anything is spent on it. Asks no model."""
+"""Static checks for likely mistakes in a rubric. Calls no model."""
 
 import difflib
 import itertools
@@ -13,7 +13,7 @@ from assay.rubrics.rubric import Rubric
 
 __all__ = ["Finding", "lint_rubric"]
 
-_ALIKE = 0.8  # of two questions' words, above which they are called the same
+_ALIKE = 0.8  # SequenceMatcher ratio of two questions' words from which they count as duplicates
 _JOINED = re.compile(r"\b(and|or|as well as)\b|;|\?.*\?|\w, \w[\w-]*, \w", re.IGNORECASE)
 _ONE_THING = re.compile(
     r"\b(between|both) [\w ]+? and\b|\band/or\b|\bpros and cons\b|\bquestion and answer\b"
@@ -21,19 +21,22 @@ _ONE_THING = re.compile(
     re.IGNORECASE,
 )
 _UNSEEN = {
-    "the calls of tools": r"\btools?\b|\b(function|API) calls?\b|\b(us(es?|ed|ing)|calls?|called) (the |a )?(calculator|search|interpreter|API)\b",
-    "the steps or the reasoning before the answer": r"\b(previous|earlier|intermediate) (steps?|turns?|messages?)\b|\bchain of thought\b",
-    "a reference answer": r"\b(reference|gold|golden|expected|ground[- ]truth|correct) (answer|solution|output|response|label)\b"
-    r"|\b(the|a) (reference|gold)\b",
-    "sources or a context": r"\b(source|retrieved|provided) (documents?|texts?|passages?|context)\b|\bcitations? (is|are) (real|correct)\b",
-    "how long it took or what it cost": r"\b(latency|response time|cost|tokens used)\b",
+    "tool calls": r"\btools?\b|\b(function|API) calls?\b"
+    r"|\b(us(es?|ed|ing)|calls?|called) (the |a )?(calculator|search|interpreter|API)\b",
+    "the steps or reasoning before the answer": r"\b(previous|earlier|intermediate) (steps?|turns?|messages?)\b"
+    r"|\bchain of thought\b",
+    "a reference answer": r"\b(reference|gold|golden|expected|ground[- ]truth|correct) "
+    r"(answer|solution|output|response|label)\b|\b(the|a) (reference|gold)\b",
+    "sources or a context": r"\b(source|retrieved|provided) (documents?|texts?|passages?|context)\b"
+    r"|\bcitations? (is|are) (real|correct)\b",
+    "latency or cost": r"\b(latency|response time|cost|tokens used)\b",
     "other outputs": r"\bcompared (to|with) (the )?other\b|\bbetter than (the )?other\b|\bthe best of\b",
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`rule` is `compound`, `unseen`, `duplicate`, `weight` or `condition`; `text` says what to do."""
+    """A likely mistake. `rule` is `compound`, `unseen`, `duplicate`, `weight` or `condition`; `text` has the fix."""
 
     criterion: str
     rule: str
@@ -44,27 +47,36 @@ class Finding:
 
 
 def lint_rubric(rubric: Rubric, *, used: Callable[[str], str] | None = None) -> list[Finding]:
-    """Criteria that ask two things at once, that ask about what a judge is not shown, that are there twice, that count
-    for nothing, or penalise length where the answer is wrong. Findings are likely, not certain: they are patterns of words.
+    """Finds likely mistakes in a rubric by word patterns. Findings can be wrong.
+
+    Reports criteria that ask two questions at once, ask about something the judge does not see, occur twice, have a
+    negligible weight, or penalize the length of wrong answers.
 
     Args:
-        used: gives the question of a judge that a criterion uses from elsewhere; without it those are not looked at.
+        used: returns the question of a judge referenced by `use`; without it those criteria are skipped.
     """
     judged = [(c, c.judge.text or (used(c.judge.use) if used else "")) for c in rubric.criteria if c.judge is not None]
-    return [*(f for c, text in judged if text for f in _of_question(c, text)), *_duplicates(rubric), *_weights(rubric), *_lengths(rubric)]
+    return [
+        *(f for c, text in judged if text for f in _question_findings(c, text)),
+        *_duplicates(rubric),
+        *_weights(rubric),
+        *_lengths(rubric),
+    ]
 
 
-def _of_question(c: Criterion, text: str) -> Iterator[Finding]:
-    if found := _JOINED.search(_ONE_THING.sub("", text)):
-        what = "asks more than one question" if "?" in found[0] else f"joins two things by {found[0]!r}"
-        yield Finding(c.name, "compound", f"{what}: a judge that agrees with one half has no verdict to give; make two criteria of it")
+def _question_findings(c: Criterion, text: str) -> Iterator[Finding]:
+    if match := _JOINED.search(_ONE_THING.sub("", text)):
+        what = "asks more than one question" if "?" in match[0] else f"joins two questions with {match[0]!r}"
+        yield Finding(
+            c.name, "compound", f"{what}: if only one half is true, no verdict is right; split it into two criteria"
+        )
     for what, pattern in _UNSEEN.items():
         if re.search(pattern, text, re.IGNORECASE):
-            yield Finding(
-                c.name, "unseen", f"asks about {what}, and a judge sees the task's inputs and the output; use a check, or show it as a field"
-            )
+            message = f"asks about {what}, but a judge sees only the task's inputs and the output"
+            yield Finding(c.name, "unseen", f"{message}; use a check, or add it as a field")
     for name in re.findall(r"\{(\w+)\}", text):
-        yield Finding(c.name, "unseen", f"{{{name}}} is not filled in: a judge's text is shown as it is; say in words what to look at")
+        message = f"{{{name}}} is not replaced: the judge sees the text unchanged"
+        yield Finding(c.name, "unseen", f"{message}; name what to judge in words")
 
 
 def _duplicates(rubric: Rubric) -> Iterator[Finding]:
@@ -75,9 +87,10 @@ def _duplicates(rubric: Rubric) -> Iterator[Finding]:
             if first.judge.use and first.judge.use == second.judge.use:
                 yield Finding(second.name, "duplicate", f"uses the same judge as {first.name!r}: it counts twice")
             elif first.judge.text and second.judge.text and _alike(first.judge.text, second.judge.text) >= _ALIKE:
-                yield Finding(second.name, "duplicate", f"asks nearly what {first.name!r} asks: it counts twice")
-        elif first.check is not None and first.check is second.check and dict(first.arguments) == dict(second.arguments):
-            yield Finding(second.name, "duplicate", f"is the same check as {first.name!r} with the same arguments: it counts twice")
+                yield Finding(second.name, "duplicate", f"asks nearly the same as {first.name!r}: it counts twice")
+        elif first.check is not None and first.check is second.check and first.arguments == second.arguments:
+            message = f"is the same check as {first.name!r} with the same arguments: it counts twice"
+            yield Finding(second.name, "duplicate", message)
 
 
 def _alike(a: str, b: str) -> float:
@@ -90,13 +103,19 @@ def _weights(rubric: Rubric) -> Iterator[Finding]:
     total = sum(abs(c.weight) for c in finals)
     for c in finals:
         if c.essential is None and abs(c.weight) < 0.01 * total:
-            yield Finding(c.name, "weight", f"weighs {abs(c.weight) / total:.1%} of the rubric and caps nothing: its verdict changes no score")
+            share = abs(c.weight) / total
+            yield Finding(
+                c.name, "weight", f"has {share:.1%} of the total weight and no cap: it barely changes the score"
+            )
 
 
 def _lengths(rubric: Rubric) -> Iterator[Finding]:
-    """Penalties of length, steps or tokens that also count on wrong answers."""
-    right = next((c.name for c in rubric.finals if c.essential is not None), None) or max(rubric.finals, key=lambda c: c.weight).name
+    """Penalties of length, steps or tokens that also apply to wrong answers."""
+    correct = (
+        next((c.name for c in rubric.finals if c.essential is not None), None)
+        or max(rubric.finals, key=lambda c: c.weight).name
+    )
     for c in rubric.criteria:
         if c.weight < 0 and not c.when and c.check in (checks.length, checks.steps_used, checks.token_use):
-            text = f"also counts where the answer is wrong, which teaches a model to think less on hard tasks; add `when: {right}`"
-            yield Finding(c.name, "condition", text)
+            text = "also counts if the answer is wrong, which trains a model to think less on hard tasks"
+            yield Finding(c.name, "condition", f"{text}; add `when: {correct}`")

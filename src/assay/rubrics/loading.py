@@ -1,8 +1,8 @@
-"""Rubrics from YAML, checked whole at load: an error names file, line and the valid values."""
+"""Loads rubrics from YAML. All errors of a file are reported at once, with file, line and valid values."""
 
 import difflib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -15,11 +15,12 @@ from assay.rubrics import checks, steps
 from assay.rubrics.conditions import no_such_condition
 from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec
 from assay.rubrics.formats import read_foreign
-from assay.rubrics.rubric import STEP_CAP, Resolver, Rubric
-from assay.rubrics.yamlfiles import read_text, read_yaml
-from assay.sourcecode import attribute_of
+from assay.rubrics.protocols import Resolver
+from assay.rubrics.rubric import STEP_CAP, Rubric
+from assay.rubrics.yaml_files import read_text, read_yaml
+from assay.sources.modules import attribute_of
 
-__all__ = ["SHIPPED", "JudgeFile", "StrictModel", "load_rubric", "parse_yaml", "rubric_schema"]
+__all__ = ["SHIPPED", "JudgeFile", "StrictModel", "load_rubric", "parse_yaml", "rubric_schema", "shipped_file"]
 
 SHIPPED = ("classify", "extract", "math_qa")
 
@@ -28,18 +29,20 @@ Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 
 class StrictModel(pydantic.BaseModel):
-    """What a YAML file holds: unknown keys are errors."""
+    """Base of the file models; unknown keys are errors."""
 
     model_config = pydantic.ConfigDict(extra="forbid", populate_by_name=True)
 
 
 class _EssentialFile(StrictModel):
     pass_at: float = pydantic.Field(1.0, ge=0, le=1)
+    """Grade from which the criterion passes."""
     cap: float = pydantic.Field(0.0, ge=0, le=1)
+    """Highest score of a rollout that does not pass."""
 
 
 def _word(value: Any) -> Any:
-    """A number on a scale, as YAML reads it, is the word it was written as."""
+    """Converts a number on a scale, as YAML parses it, to a string."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -50,151 +53,205 @@ class JudgeFile(StrictModel):
     """The fields of a `JudgeSpec`."""
 
     text: str = ""
+    """The question."""
     scale: list[_Word] = ["no", "yes"]
+    """Labels, from worst to best where `kind` is `ordinal`."""
     anchors: dict[_Word, str] = {}
+    """Label -> what it means, shown to the judge."""
     kind: Literal["ordinal", "nominal", "numeric"] = "ordinal"
+    """`ordinal`: from worst to best; `nominal`: without order; `numeric`: rising numbers."""
     grades: dict[_Word, float] = {}
+    """Label -> grade in [0, 1]; by default evenly spaced along the scale."""
     use: str = ""
+    """A compiled judge (artifact) or a judge's file, relative to this file, in place of `text`."""
 
     def spec(self) -> JudgeSpec:
-        return JudgeSpec(text=self.text, scale=tuple(self.scale), anchors=self.anchors, kind=self.kind, grades=self.grades, use=self.use)
+        return JudgeSpec(
+            text=self.text,
+            scale=tuple(self.scale),
+            anchors=self.anchors,
+            kind=self.kind,
+            grades=self.grades,
+            use=self.use,
+        )
 
 
 class _CriterionFile(StrictModel):
     name: str
+    """Unique in the rubric."""
     weight: float = pydantic.Field(1.0, allow_inf_nan=False)
+    """Share of the score; a negative weight is a pitfall."""
     scope: Literal["final", "step"] = "final"
+    """`final`: of the whole rollout; `step`: of each LM call, a step reward that is not part of the score."""
     check: str | None = None
+    """`package.module:NAME` or `file.py:NAME` next to the rubric. Loading the rubric runs the file."""
     with_: dict[str, Any] = pydantic.Field({}, alias="with")
+    """Arguments of the check."""
     judge: str | JudgeFile | None = None
+    """A question, or a mapping with the keys of `judge` below. Either `check` or `judge`."""
     scale: list[_Word] | None = None
+    """Labels of a judge that is given as a question."""
     anchors: dict[str, str] | None = None
+    """Label -> what it means, of a judge that is given as a question."""
     essential: _EssentialFile | None = None
+    """Caps the score where the criterion does not pass."""
     when: str = ""
+    """Name of a criterion: this one counts only where that one passed."""
 
 
 class _RubricFile(StrictModel):
     name: str
+    """Name in reports and traces."""
     description: str = ""
+    """For readers."""
     step_cap: float = pydantic.Field(STEP_CAP, ge=0, lt=1)
+    """Largest sum of the step rewards of a rollout."""
     judging: Literal["each", "together", "overall"] = "each"
+    """`each`: a call per judge criterion; `together`: one call with a verdict for each; `overall`: one rating of all
+    criteria together."""
     criteria: list[_CriterionFile] = pydantic.Field(min_length=1)
+    """The criteria, see below."""
 
 
 _CRITERION_KEYS = {name for key, field in _CriterionFile.model_fields.items() for name in (key, field.alias) if name}
-_JUDGE_KEYS = {"text", "jury", "cascade"}  # of a judge's file
-_WHAT = "a rubric is a mapping with 'name' and 'criteria'"
+_JUDGE_KEYS = {"text", "jury", "cascade"}  # one of them is in every judge file
+_EXPECTED = "a rubric is a mapping with 'name' and 'criteria'"
 
 
 def rubric_schema() -> dict[str, Any]:
-    """JSON schema of a rubric file, for editors."""
+    """Returns the JSON schema of a rubric file, for editors."""
     return _RubricFile.model_json_schema(by_alias=True)
 
 
 def load_rubric(source: str | Path, *, resolver: Resolver | None = None) -> Rubric:
-    """A rubric from a YAML file, or a shipped one by name, or a file that was written for another tool.
+    """Loads a rubric from a YAML file, by the name of a shipped one, or from another tool's file.
 
     Args:
-        source: a path ending in `.yaml` or `.yml`, one of `SHIPPED`, or a `.toml` or `.json` file as in
+        source: a path ending in `.yaml` or `.yml`, one of `SHIPPED`, or a `.toml` or `.json` file as accepted by
             `assay.rubrics.formats.read_foreign` (verifiers' criteria, HealthBench-like points).
-        resolver: makes the file's judge criteria decidable; without one they stay unscored.
+        resolver: creates the graders of judge criteria; without one they stay unscored.
     Raises:
-        RubricError: no such rubric; the file is not YAML; an unknown key, a value out of range, a check that cannot
-            be imported or called. The message names file and line.
+        RubricError: unknown rubric, invalid YAML, an unknown key, a value out of range, or a check that cannot be
+            imported or called. The message names file and line.
     """
     if Path(source).suffix.lower() in (".toml", ".json"):
         return read_foreign(Path(source), resolver=resolver)
-    text, shown, folder = _read(str(source))
-    data, node = _mapping(text, shown, _WHAT)
+    text, name, folder = _read(str(source))
+    data, node = _mapping(text, name, _EXPECTED)
     if "criteria" not in data and data.keys() & _JUDGE_KEYS:
         raise RubricError(
-            f"{shown} is a judge's file, not a rubric: a rubric has criteria, and one of them can use this judge: "
-            f"{{name: NAME, judge: {{use: {Path(shown).name}}}}}"
+            f"{name} is a judge file, not a rubric. A rubric has criteria; one of them can use this judge: "
+            f"{{name: NAME, judge: {{use: {Path(name).name}}}}}"
         )
-    parsed, problems = _validated(data, node, shown, _RubricFile)
+    parsed, problems = _validated(data, node, name, _RubricFile)
     entries = parsed.criteria if parsed is not None else _valid_entries(data)
-    criteria: list[Criterion] = []
-    names = Counter(entry.name for entry in entries if entry is not None)
-    for index, entry in enumerate(entries):
-        if entry is None:
-            continue
-        where = f"{shown}:{_line(node, ('criteria', index))}"
-        wrong = [no_such_condition(entry.name, entry.when, names)] if entry.when and entry.when not in names else []
-        if names[entry.name] > 1 and any(other is not None and other.name == entry.name for other in entries[:index]):
-            wrong.append(f"there is a criterion {entry.name!r} already")
-        try:
-            criteria.append(_criterion(entry, folder))
-        except RubricError as error:
-            wrong += str(error).split("\n")
-        problems += [f"{where}: {problem}" for problem in wrong]
+    criteria, criterion_problems = _criteria(entries, folder, node, name)
+    problems += criterion_problems
     if problems or parsed is None:
         raise RubricError("\n".join(problems))
     try:
         return Rubric(parsed.name, criteria, step_cap=parsed.step_cap, resolver=resolver, judging=parsed.judging)
     except RubricError as error:
-        raise RubricError(f"{shown}:{_line(node, ('criteria',))}: {error}") from None
+        raise RubricError(f"{name}:{_line(node, ('criteria',))}: {error}") from None
+
+
+def _criteria(
+    entries: Sequence[_CriterionFile | None], folder: Path | None, node: yaml.Node | None, source: str
+) -> tuple[list[Criterion], list[str]]:
+    """The valid criteria and the problems of the others, each with its line. None entries are skipped."""
+    criteria: list[Criterion] = []
+    problems: list[str] = []
+    names = Counter(entry.name for entry in entries if entry is not None)
+    for index, entry in enumerate(entries):
+        if entry is None:
+            continue
+        messages = [no_such_condition(entry.name, entry.when, names)] if entry.when and entry.when not in names else []
+        if names[entry.name] > 1 and any(other is not None and other.name == entry.name for other in entries[:index]):
+            messages.append(f"there is already a criterion {entry.name!r}")
+        try:
+            criteria.append(_criterion(entry, folder))
+        except RubricError as error:
+            messages += str(error).split("\n")
+        problems += [f"{source}:{_line(node, ('criteria', index))}: {message}" for message in messages]
+    return criteria, problems
 
 
 def _valid_entries(data: Mapping[str, Any]) -> list[_CriterionFile | None]:
-    """The criteria of a file that is wrong elsewhere, unknown keys left out: their own problems are told in the same go. None where an entry
-    cannot be read."""
-    listed = data.get("criteria")
-    found: list[_CriterionFile | None] = []
-    for entry in listed if isinstance(listed, list) else []:
-        known = {key: value for key, value in entry.items() if key in _CRITERION_KEYS} if isinstance(entry, dict) else None
-        try:
-            found.append(None if known is None else _CriterionFile.model_validate(known))
-        except pydantic.ValidationError:
-            found.append(None)
-    return found
+    """Criteria of a file with errors elsewhere, without unknown keys, so that all problems are reported at once.
 
-
-def parse_yaml(text: str, shown: str, model: type[Model], what: str) -> tuple[Model, yaml.Node | None]:
-    """A file's content, checked whole against its model, and its nodes, which know their lines.
-
-    Raises:
-        RubricError: not YAML, an unknown or repeated key, a wrong value; each with its line.
+    None for an entry that is invalid itself.
     """
-    data, node = _mapping(text, shown, what)
-    parsed, problems = _validated(data, node, shown, model)
+    listed = data.get("criteria")
+    entries: list[_CriterionFile | None] = []
+    for entry in listed if isinstance(listed, list) else []:
+        known = (
+            {key: part for key, part in entry.items() if key in _CRITERION_KEYS} if isinstance(entry, dict) else None
+        )
+        try:
+            entries.append(None if known is None else _CriterionFile.model_validate(known))
+        except pydantic.ValidationError:
+            entries.append(None)
+    return entries
+
+
+def parse_yaml(text: str, source: str, model: type[Model], expected: str) -> tuple[Model, yaml.Node | None]:
+    """Validates YAML text against a model. Returns the instance and the YAML node, which has line numbers.
+
+    Args:
+        source: file name, for error messages.
+        expected: description of the expected mapping, for the error message.
+    Raises:
+        RubricError: invalid YAML, an unknown or repeated key, or an invalid value; each with its line.
+    """
+    data, node = _mapping(text, source, expected)
+    parsed, problems = _validated(data, node, source, model)
     if problems or parsed is None:
         raise RubricError("\n".join(problems))
     return parsed, node
 
 
-def _mapping(text: str, shown: str, what: str) -> tuple[dict[str, Any], yaml.Node | None]:
-    """A file's content as it is written, and its nodes."""
-    data, node = read_yaml(text, shown)
+def _mapping(text: str, source: str, expected: str) -> tuple[dict[str, Any], yaml.Node | None]:
+    """The unvalidated content of a file and its YAML node."""
+    data, node = read_yaml(text, source)
     if not isinstance(data, dict):
-        raise RubricError(f"{shown}:1: {what}, found {type(data).__name__}")
+        raise RubricError(f"{source}:1: {expected}, found {type(data).__name__}")
     return data, node
 
 
-def _validated(data: dict[str, Any], node: yaml.Node | None, shown: str, model: type[Model]) -> tuple[Model | None, list[str]]:
-    """The content by its model, None where it does not fit, and all that is wrong with it, each with its line."""
-    problems = [f"{shown}:{line}: the key {key!r} stands here a second time" for key, line in _twice(node)]
+def _validated(
+    data: dict[str, Any], node: yaml.Node | None, source: str, model: type[Model]
+) -> tuple[Model | None, list[str]]:
+    """The model instance, or None if the content is invalid, and all problems, each with its line."""
+    problems = [f"{source}:{line}: duplicate key {key!r}" for key, line in _duplicate_keys(node)]
     try:
         return model.model_validate(data), problems
     except pydantic.ValidationError as error:
-        return None, [*(_explain(shown, node, problem, model) for problem in error.errors()), *problems]
+        return None, [*(_explain(source, node, problem, model) for problem in error.errors()), *problems]
+
+
+def shipped_file(name: str) -> Path:
+    """Returns the path of a shipped rubric's YAML file. `name` is one of `SHIPPED`."""
+    return Path(str(resources.files("assay.rubrics"))) / "shipped" / f"{name}.yaml"
 
 
 def _read(source: str) -> tuple[str, str, Path | None]:
     if source in SHIPPED:
-        return resources.files("assay.rubrics").joinpath("shipped", f"{source}.yaml").read_text(), f"{source}.yaml", None
+        return shipped_file(source).read_text(encoding="utf-8"), f"{source}.yaml", None
     path = Path(source)
     if path.suffix.lower() not in (".yaml", ".yml"):
         near = difflib.get_close_matches(source, SHIPPED, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise RubricError(f"no rubric is called {source!r}: give a .yaml, .toml or .json file, or one of {', '.join(SHIPPED)}.{hint}")
+        raise RubricError(
+            f"unknown rubric {source!r}: pass a .yaml, .toml or .json file, or one of {', '.join(SHIPPED)}.{hint}"
+        )
     return read_text(path), str(path), path.absolute().parent
 
 
 def _criterion(entry: _CriterionFile, folder: Path | None) -> Criterion:
-    """The criterion of an entry.
+    """Builds the criterion of a file entry.
 
     Raises:
-        RubricError: what is wrong with it, a line a problem.
+        RubricError: the entry is invalid; the message has one line per problem.
     """
     problems: list[str] = []
     judge, check = None, None
@@ -206,47 +263,61 @@ def _criterion(entry: _CriterionFile, folder: Path | None) -> Criterion:
         check = None if entry.check is None else import_check(entry.check, folder)
     except RubricError as error:
         problems.append(str(error))
-    unread = bool(problems)  # what could not be read is stood for by something that fits, so that the rest is checked too
-    try:
-        made = Criterion(
-            name=entry.name, weight=entry.weight, scope=entry.scope,
-            check=_fitting if check is None and entry.check is not None else check,
+    try:  # a judge or check that failed above is replaced by a placeholder, so that the other fields are validated too
+        criterion = Criterion(
+            name=entry.name,
+            weight=entry.weight,
+            scope=entry.scope,
+            check=_any_check if check is None and entry.check is not None else check,
             judge=JudgeSpec(text="?") if judge is None and entry.judge is not None else judge,
             arguments=entry.with_,
-            essential=None if entry.essential is None else Essential(pass_at=entry.essential.pass_at, cap=entry.essential.cap),
-            when=entry.when, source=entry.check or "",
-        )  # fmt: skip
+            essential=None
+            if entry.essential is None
+            else Essential(pass_at=entry.essential.pass_at, cap=entry.essential.cap),
+            when=entry.when,
+            source=entry.check or "",
+        )
     except RubricError as error:
         raise RubricError("\n".join([*problems, str(error)])) from None
-    if unread:
+    if problems:
         raise RubricError("\n".join(problems))
-    return made
+    return criterion
 
 
-def _fitting(*_: Any, **__: Any) -> None:
-    """Takes any arguments."""
+def _any_check(*_: Any, **__: Any) -> None:
+    """Placeholder check that accepts any arguments."""
 
 
 def _judge_of(entry: _CriterionFile, folder: Path | None) -> JudgeSpec | None:
-    beside = entry.scale is not None or entry.anchors is not None
+    has_scale = entry.scale is not None or entry.anchors is not None
     if isinstance(entry.judge, JudgeFile):
-        if beside:
-            raise RubricError("give scale and anchors inside judge, or beside its text, not both")
-        return _beside(entry.judge, folder).spec()
+        if has_scale:
+            raise RubricError("set scale and anchors either inside judge or next to its text, not both")
+        return _resolve_use(entry.judge, folder).spec()
     if entry.judge is not None:
-        return JudgeSpec(text=entry.judge, scale=tuple(entry.scale) if entry.scale is not None else ("no", "yes"), anchors=entry.anchors or {})
-    if beside:
-        raise RubricError("scale and anchors go with a judge; a check has none")
+        return JudgeSpec(
+            text=entry.judge,
+            scale=tuple(entry.scale) if entry.scale is not None else ("no", "yes"),
+            anchors=entry.anchors or {},
+        )
+    if has_scale:
+        raise RubricError("scale and anchors require a judge; a check has none")
     return None
 
 
-def _beside(judge: JudgeFile, folder: Path | None) -> JudgeFile:
-    """With a judge that is used from elsewhere found from the rubric's folder."""
+def _resolve_use(judge: JudgeFile, folder: Path | None) -> JudgeFile:
+    """Makes the path in `use` relative to the rubric's folder."""
     return judge.model_copy(update={"use": str((folder or Path()) / judge.use)}) if judge.use else judge
 
 
 def import_check(path: str, folder: Path | None = None) -> Check:
-    """The callable behind `package.module:name`, `file.py:name` (relative to the rubric), or a shipped check's name."""
+    """Imports a check.
+
+    Args:
+        path: `package.module:name`, `file.py:name` (relative to `folder`), or the name of a shipped check.
+    Raises:
+        RubricError: the check is unknown, cannot be imported or is not callable.
+    """
     if ":" not in path:
         for module in (checks, steps):
             if path in module.__all__:
@@ -254,7 +325,7 @@ def import_check(path: str, folder: Path | None = None) -> Check:
         known = [*checks.__all__, *steps.__all__]
         near = difflib.get_close_matches(path, known, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise RubricError(f"no check is called {path!r}: give 'package.module:name' or one of {', '.join(known)}.{hint}")
+        raise RubricError(f"unknown check {path!r}: pass 'package.module:name' or one of {', '.join(known)}.{hint}")
     try:
         check = attribute_of(path, folder=folder)
     except ArtifactError:
@@ -266,15 +337,16 @@ def import_check(path: str, folder: Path | None = None) -> Check:
     return check
 
 
-def _explain(shown: str, node: yaml.Node | None, problem: Any, model: type[pydantic.BaseModel]) -> str:
+def _explain(source: str, node: yaml.Node | None, problem: Any, model: type[pydantic.BaseModel]) -> str:
     location = tuple(part for part in problem["loc"] if part not in ("str", "JudgeFile"))
-    where, key = f"{shown}:{_line(node, location)}", ".".join(map(str, location))
+    where, key = f"{source}:{_line(node, location)}", ".".join(map(str, location))
     if problem["type"] == "extra_forbidden":
         valid = _valid_keys(location, model)
         near = difflib.get_close_matches(str(location[-1]), valid, 1)
-        return f"{where}: unknown key {location[-1]!r}; there are {', '.join(valid)}." + (f" Did you mean {near[0]!r}?" if near else "")
-    found = f", found {problem['input']!r}" if problem["type"] != "missing" else ""
-    return f"{where}: {key}: {problem['msg']}{found}"
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return f"{where}: unknown key {location[-1]!r}; valid keys are {', '.join(valid)}.{hint}"
+    suffix = f", found {problem['input']!r}" if problem["type"] != "missing" else ""
+    return f"{where}: {key}: {problem['msg']}{suffix}"
 
 
 def _valid_keys(location: tuple[Any, ...], model: type[pydantic.BaseModel]) -> list[str]:
@@ -287,22 +359,22 @@ def _valid_keys(location: tuple[Any, ...], model: type[pydantic.BaseModel]) -> l
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
-def _twice(node: yaml.Node | None) -> Iterator[tuple[str, int]]:
-    """Keys that stand twice in one mapping, with the line of the second; YAML itself takes the last without a word."""
+def _duplicate_keys(node: yaml.Node | None) -> Iterator[tuple[str, int]]:
+    """Keys that occur twice in one mapping, with the second one's line. PyYAML silently uses the last."""
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
             if key.value in seen:
                 yield key.value, key.start_mark.line + 1
             seen.add(key.value)
-            yield from _twice(value)
+            yield from _duplicate_keys(value)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            yield from _twice(item)
+            yield from _duplicate_keys(item)
 
 
 def _line(node: yaml.Node | None, location: tuple[Any, ...]) -> int:
-    """Line of the deepest part of `location` that stands in the file, from 1."""
+    """Line (from 1) of the deepest part of `location` that exists in the file."""
     line = 1 if node is None else node.start_mark.line + 1
     for part in location:
         child = None

@@ -1,17 +1,17 @@
-"""Keeps unscored tasks out of the averages of DSPy's own loops, whoever calls them.
+"""Patches DSPy so that unscored tasks are excluded from the averages of its own loops.
 
-DSPy counts an exception of a metric as the score 0: in `Evaluate`, in MIPROv2's evaluations, in SIMBA's runs and in GEPA's
-batches; ten of them end the run. `protect_dspy` is called where a rubric becomes a metric. From then on `assay.errors.Unscored`,
-which only assay raises, means "no score" there. A metric that never raises it behaves exactly as before.
+DSPy counts an exception of a metric as the score 0, in `Evaluate`, MIPROv2's evaluations, SIMBA's runs and GEPA's
+batches; ten exceptions end the run. `protect_dspy` is called when a rubric becomes a metric. From then on
+`assay.errors.Unscored`, which only assay raises, means "no score". Metrics that never raise it are not affected.
 
-The same where the program raised because its model's server failed: DSPy would not ask the metric, and count 0.
+The same applies if the program raised because its model server failed: DSPy would count 0 without calling the metric.
 
-- `Evaluate`: the score is the mean over the scored tasks; an unscored one stands in `results` as NaN (`MissingScore`) and is no error.
-  None scored: `Unscored`.
-- GEPA compares sums over one batch: a missing score takes the task's last known one, else the mean of the batch's others, so that
-  it moves no comparison.
-- SIMBA: a missing score takes the mean of its example's other runs, or of all.
-- MIPROv2: an evaluation in which nothing was scored raises, where DSPy makes it 0.
+- `Evaluate`: the score is the mean over the scored tasks. An unscored task is NaN (`MissingScore`) in `results` and not
+  an error. If no task is scored, `Unscored` is raised.
+- GEPA compares sums over one batch: a missing score is replaced by the task's last known score, otherwise by the mean
+  of the batch's other scores, so that it does not change a comparison.
+- SIMBA: a missing score is replaced by the mean of the example's other runs, otherwise of all runs.
+- MIPROv2: an evaluation without any score raises `Unscored`; DSPy would count it as 0.
 """
 
 import functools
@@ -25,33 +25,36 @@ from typing import Any
 from assay.errors import Unscored
 from assay.models.failures import failure_of_program, is_own
 from assay.rubrics.criteria import Failed
-from assay.scrubbing import said
+from assay.support.scrubbing import error_text
 
 __all__ = ["MissingScore", "protect_dspy", "protected_call"]
 
-_PATIENCE = 5  # batches of GEPA in a row without any score, after which the judge is taken to be gone
+_MAX_EMPTY_BATCHES = 5  # consecutive GEPA batches without a score after which the judge is considered unavailable
 _lock = threading.Lock()
 _installed = False
 
 
 class MissingScore(float):
-    """A score that is not there. It reads as NaN and is false; a sum leaves it out, and dividing that sum by the number of tasks
-    divides by those that have a score. DSPy's own average and progress bar are right with it."""
+    """A missing score: a NaN that is false and is excluded from averages.
+
+    A sum skips it, and dividing that sum by the number of tasks divides by the number of scored tasks. DSPy's own
+    average and progress bar are therefore correct.
+    """
 
     total: float | None
     missing: int
 
     def __new__(cls, total: float | None = None, missing: int = 1) -> "MissingScore":
-        made = super().__new__(cls, math.nan if total is None else total)
-        made.total, made.missing = total, missing
-        return made
+        score = super().__new__(cls, math.nan if total is None else total)
+        score.total, score.missing = total, missing
+        return score
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         return self.total, self.missing
 
     def __add__(self, other: Any) -> "MissingScore":
-        more, missing = (other.total or 0.0, other.missing) if isinstance(other, MissingScore) else (float(other), 0)
-        return MissingScore((self.total or 0.0) + more, self.missing + missing)
+        value, missing = (other.total or 0.0, other.missing) if isinstance(other, MissingScore) else (float(other), 0)
+        return MissingScore((self.total or 0.0) + value, self.missing + missing)
 
     __radd__ = __add__
 
@@ -66,14 +69,14 @@ class MissingScore(float):
     def __bool__(self) -> bool:
         return False
 
-    def __eq__(self, other: object) -> bool:  # GEPA warns where two scores of one run differ
+    def __eq__(self, other: object) -> bool:  # GEPA warns if two scores of one run differ
         return isinstance(other, MissingScore) and (self.total, self.missing) == (other.total, other.missing)
 
     __hash__ = float.__hash__
 
 
 def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A program, or its forward, that answers a failure of its model's server with a prediction that says so."""
+    """Wraps a program or its `forward`: a failure of the model server becomes a prediction marked as failed."""
 
     @functools.wraps(run, updated=())
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -86,7 +89,7 @@ def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
             import dspy
 
             prediction = dspy.Prediction()
-            prediction._failed = Failed(said(error), own=False, kind=kind)
+            prediction._failed = Failed(error_text(error), own=False, kind=kind)
             prediction._broken = error
             return prediction
 
@@ -94,7 +97,7 @@ def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def protect_dspy() -> None:
-    """Puts the protection in place, once in a process."""
+    """Installs the patches once per process."""
     global _installed
     with _lock:
         if _installed:
@@ -112,91 +115,93 @@ def protect_dspy() -> None:
         _installed = True
 
 
-class _Watched:
-    """A metric whose `Unscored` is a `MissingScore`; the reasons are kept. One that scores a run without an answer, which the model's
-    server broke off, is no such metric: DSPy gets the program's exception."""
+class _ProtectedMetric:
+    """Wraps a metric: `Unscored` becomes a `MissingScore`, and its reason is stored in `reasons`.
+
+    If the model server's failure ended the run and the metric returns a number for it nevertheless, the program's
+    exception is raised, as DSPy would do.
+    """
 
     def __init__(self, metric: Callable[..., Any]) -> None:
         self.metric, self.reasons = metric, list[str]()
-        self.__signature__ = inspect.signature(metric)  # GEPA passes what a metric names
+        self.__signature__ = inspect.signature(metric)  # GEPA passes only the arguments that the signature names
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         broken = next((error for value in args if (error := getattr(value, "_broken", None)) is not None), None)
         try:
-            found = self.metric(*args, **kwargs)
+            score = self.metric(*args, **kwargs)
         except Unscored as error:
             self.reasons.append(str(error))
             return MissingScore()
         except Exception as error:
             raise broken or error  # noqa: B904
-        if broken is not None and not isinstance(getattr(found, "score", found), MissingScore):
+        if broken is not None and not isinstance(getattr(score, "score", score), MissingScore):
             raise broken
-        return found
+        return score
 
     def named(self) -> Callable[..., Any]:
-        """The same under the name that DSPy would show: a function's own, else the class's."""
+        """The same metric with the name that DSPy displays: the function's, otherwise the class's."""
         if isinstance(self.metric, types.FunctionType):
             return functools.wraps(self.metric)(lambda *args, **kwargs: self(*args, **kwargs))
-        shown = type(type(self.metric).__name__, (), {"__call__": lambda _, *args, **kwargs: self(*args, **kwargs)})()
-        return shown
+        return type(type(self.metric).__name__, (), {"__call__": lambda _, *args, **kwargs: self(*args, **kwargs)})()
 
 
 def protected_call(outer: Callable[..., Any]) -> Callable[..., Any]:
-    """`Evaluate.__call__` with the protection inside of DSPy's callbacks, which go on seeing the metric that was given."""
+    """Patches `Evaluate.__call__` inside DSPy's callbacks, so that callbacks still see the original metric."""
     from dspy.utils.callback import with_callbacks
 
     raw = getattr(outer, "__wrapped__", None)
     plain = raw is not None and raw.__module__ == "dspy.evaluate.evaluate" and not hasattr(raw, "__wrapped__")
-    inner: Callable[..., Any] = raw if plain and raw is not None else outer  # what somebody else wrapped it in stays
+    inner: Callable[..., Any] = raw if plain and raw is not None else outer  # keep the wrappers of other libraries
 
     @functools.wraps(inner)
     def evaluated(self: Any, program: Any, metric: Any = None, *args: Any, **kwargs: Any) -> Any:
-        used = metric if metric is not None else self.metric
-        if used is None:
+        original = metric if metric is not None else self.metric
+        if original is None:
             return inner(self, program, metric, *args, **kwargs)
-        watched = _Watched(used)
-        result = inner(self, _guarded(program), watched.named(), *args, **kwargs)
-        if watched.reasons and math.isnan(result.score):
-            raise Unscored(f"none of the {len(result.results)} examples could be scored: {watched.reasons[0]}")
+        protected = _ProtectedMetric(original)
+        result = inner(self, _guarded(program), protected.named(), *args, **kwargs)
+        if protected.reasons and math.isnan(result.score):
+            raise Unscored(f"none of the {len(result.results)} examples could be scored: {protected.reasons[0]}")
         return result
 
     return with_callbacks(evaluated) if plain else evaluated
 
 
 def _mipro_evaluation(evaluated: Callable[..., Any]) -> Callable[..., Any]:
-    """DSPy makes a score of 0.0 of an evaluation that raises; one without a score has none."""
+    """Raises `Unscored` for an evaluation without any score, where DSPy returns 0.0."""
 
     @functools.wraps(evaluated)
     def candidate(batch_size: int, trainset: Any, program: Any, evaluate: Callable[..., Any], rng: Any = None) -> Any:
         unscored: list[Unscored] = []
 
-        def kept(*args: Any, **kwargs: Any) -> Any:
+        def recorded(*args: Any, **kwargs: Any) -> Any:
             try:
                 return evaluate(*args, **kwargs)
             except Unscored as error:
                 unscored.append(error)
                 raise
 
-        found = evaluated(batch_size, trainset, program, kept, rng)
+        score = evaluated(batch_size, trainset, program, recorded, rng)
         if unscored:
             raise unscored[0]
-        return found
+        return score
 
     return candidate
 
 
 def _simba_program(wrap: Callable[..., Any]) -> Callable[..., Any]:
-    """SIMBA's runs, with a `MissingScore` where DSPy puts 0.0."""
+    """SIMBA's runs with a `MissingScore` where DSPy uses 0.0."""
 
     @functools.wraps(wrap)
     def wrapped(program: Any, metric: Callable[..., Any]) -> Any:
-        return wrap(_guarded(program), _Watched(metric))
+        return wrap(_guarded(program), _ProtectedMetric(metric))
 
     return wrapped
 
 
 def _neutral(execute: Callable[..., Any]) -> Callable[..., Any]:
-    """A run of SIMBA without a score takes the mean of its example's other runs, or of all."""
+    """Replaces the missing score of a SIMBA run by the mean of its example's other runs, otherwise of all runs."""
 
     @functools.wraps(execute)
     def neutral(self: Any, function: Any, data: Any) -> Any:
@@ -204,34 +209,38 @@ def _neutral(execute: Callable[..., Any]) -> Callable[..., Any]:
         missing = [run for run in results if isinstance(run, dict) and isinstance(run.get("score"), MissingScore)]
         if not missing:
             return results
-        known = [run for run in results if isinstance(run, dict) and not isinstance(run.get("score", MissingScore()), MissingScore)]
-        if not known:
+        scored = [
+            run
+            for run in results
+            if isinstance(run, dict) and not isinstance(run.get("score", MissingScore()), MissingScore)
+        ]
+        if not scored:
             raise Unscored(f"none of the {len(results)} runs could be scored")
         for run in missing:
-            same = [float(other["score"]) for other in known if other["example"] is run["example"]]
-            run["score"] = _mean(same or [float(other["score"]) for other in known])
+            same = [float(other["score"]) for other in scored if other["example"] is run["example"]]
+            run["score"] = _mean(same or [float(other["score"]) for other in scored])
         return results
 
     return neutral
 
 
 def _gepa_batch(evaluate: Callable[..., Any]) -> Callable[..., Any]:
-    """GEPA's batches, whose sums it compares: every score is a number."""
+    """Replaces missing scores in GEPA's batches, because GEPA compares the sums of batches."""
 
     @functools.wraps(evaluate)
     def batch_of(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(self.metric_fn, _Watched):
+        if not isinstance(self.metric_fn, _ProtectedMetric):
             self.build_program = _built(self.build_program)
-            self.metric_fn = _Watched(self.metric_fn)
-        found = evaluate(self, batch, *args, **kwargs)
-        found.scores = _filled(self, [id(example) for example in batch], found.scores)
-        return found
+            self.metric_fn = _ProtectedMetric(self.metric_fn)
+        output = evaluate(self, batch, *args, **kwargs)
+        output.scores = _filled(self, [id(example) for example in batch], output.scores)
+        return output
 
     return batch_of
 
 
 def _built(build: Callable[..., Any]) -> Callable[..., Any]:
-    """GEPA's candidates, which are copies of the program: it reads their predictors, so the guard is around their forward."""
+    """Guards GEPA's candidates. They are copies of the program whose predictors GEPA reads, so `forward` is wrapped."""
 
     @functools.wraps(build)
     def built(*args: Any, **kwargs: Any) -> Any:
@@ -243,20 +252,27 @@ def _built(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _filled(adapter: Any, keys: Sequence[int], scores: Sequence[Any]) -> list[Any]:
-    """The scores of a batch with the missing ones replaced: by the example's last known score, else by the mean of the batch's
-    others, else by that of all that is known.
+    """Replaces missing scores of a batch.
+
+    A missing score becomes the example's last known score, otherwise the mean of the batch, otherwise the mean of all
+    known scores.
 
     Raises:
-        Unscored: nothing was ever scored, or nothing in five batches in a row.
+        Unscored: there is no score at all, or none in five consecutive batches.
     """
     history: dict[int, float] = adapter.__dict__.setdefault("_assay_scores", {})
     known = {key: float(score) for key, score in zip(keys, scores, strict=True) if not isinstance(score, MissingScore)}
     adapter._assay_empty = 0 if known else getattr(adapter, "_assay_empty", 0) + 1
-    if not (known or history) or adapter._assay_empty >= _PATIENCE:
+    if not (known or history) or adapter._assay_empty >= _MAX_EMPTY_BATCHES:
         why = f": {adapter.metric_fn.reasons[-1]}" if adapter.metric_fn.reasons else ""
-        raise Unscored(f"none of the {len(scores)} examples could be scored, {adapter._assay_empty} batches in a row{why}")
+        raise Unscored(
+            f"none of the {len(scores)} examples could be scored in {adapter._assay_empty} consecutive batches{why}"
+        )
     neutral = _mean(list(known.values()) or list(history.values()))
-    filled = [history.get(key, neutral) if isinstance(score, MissingScore) else score for key, score in zip(keys, scores, strict=True)]
+    filled = [
+        history.get(key, neutral) if isinstance(score, MissingScore) else score
+        for key, score in zip(keys, scores, strict=True)
+    ]
     history.update(known)
     return filled
 

@@ -1,5 +1,7 @@
-"""What a pattern or a JSON schema says of an agent's answer, in bounded time. The package `jsonschema` asks Python's `re`, which on some texts
-takes years and holds all threads for as long, and compares the items of a list each with each: both keywords are replaced here.
+"""Validates answers against regular expressions and JSON schemas in bounded time.
+
+The package `jsonschema` uses Python's `re`, whose backtracking can take practically forever while holding the GIL, and
+compares list items pairwise for `uniqueItems`. These keywords are replaced here.
 """
 
 import json
@@ -10,16 +12,18 @@ from assay.rubrics.criteria import NoGrade
 
 __all__ = ["MOST_CHARACTERS", "is_schema", "matches", "wrong_by"]
 
-MOST_CHARACTERS = 1_000_000  # of an answer that a schema is asked about
+MOST_CHARACTERS = 1_000_000  # of an answer that is validated against a schema
 _MATCH_S = 2.0
-_DEEP = 20  # levels that every schema can be asked about
+_SAFE_DEPTH = 20  # nesting depth that never exhausts the recursion limit by itself
 
 
 def matches(pattern: str, text: str, *, whole: bool = True) -> bool:
-    """Whether a text matches, within `_MATCH_S`.
+    """Whether a text matches a pattern.
 
+    Args:
+        whole: match the whole text instead of searching in it.
     Raises:
-        NoGrade: it took too long.
+        NoGrade: matching took more than 2 s.
     """
     import regex
 
@@ -27,16 +31,26 @@ def matches(pattern: str, text: str, *, whole: bool = True) -> bool:
     try:
         return (compiled.fullmatch if whole else compiled.search)(text, timeout=_MATCH_S) is not None
     except TimeoutError:
-        raise NoGrade(f"the pattern {pattern!r} took more than {_MATCH_S:g} s on {len(text)} characters: write one that backtracks less") from None
+        raise NoGrade(
+            f"the pattern {pattern!r} took more than {_MATCH_S:g} s on {len(text)} characters; "
+            "use one with less backtracking"
+        ) from None
 
 
 def is_schema(schema: dict[str, Any], **_: Any) -> None:
-    """Raises what is wrong with a schema."""
+    """Validates a schema.
+
+    Raises:
+        jsonschema.SchemaError: the schema is invalid.
+        ValueError: it combines keywords that have no time limit.
+    """
     import jsonschema
 
     jsonschema.validators.validator_for(schema).check_schema(schema)
     if _has(schema, "unevaluatedProperties") and _has(schema, "patternProperties"):
-        raise ValueError("unevaluatedProperties and patternProperties in one schema have no time limit: use additionalProperties instead")
+        raise ValueError(
+            "unevaluatedProperties cannot be combined with patternProperties (unbounded time); use additionalProperties"
+        )
 
 
 def _has(part: Any, keyword: str) -> bool:
@@ -46,21 +60,21 @@ def _has(part: Any, keyword: str) -> bool:
 
 
 def wrong_by(schema: dict[str, Any], value: Any) -> str:
-    """What a schema has against a value; empty where nothing. A value that cannot be checked is wrong.
+    """Returns why a value is invalid by a schema; empty if it is valid. A value that cannot be checked is invalid.
 
     Raises:
-        NoGrade: a pattern took too long, or the schema refers to itself without end.
+        NoGrade: a pattern took too long, or the schema has endless self-references.
     """
     import jsonschema
 
     try:
         wrong = jsonschema.exceptions.best_match(_validator(schema).iter_errors(value))
-    except (ArithmeticError, TypeError, ValueError) as error:  # of numbers such as Infinity, or keys that are no texts
+    except (ArithmeticError, TypeError, ValueError) as error:  # numbers such as Infinity, or keys that are not strings
         return f"It cannot be checked: {str(error)[:200]}."
     except RecursionError:
-        if _is_deeper(value, _DEEP):
+        if _is_deeper(value, _SAFE_DEPTH):
             return "It is nested too deeply to be checked."
-        raise NoGrade("the schema refers to itself without end") from None
+        raise NoGrade("the schema has endless self-references") from None
     return "" if wrong is None else f"{wrong.json_path}: {wrong.message[:300]}."
 
 
@@ -70,7 +84,7 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 
 def _validator(schema: dict[str, Any]) -> Any:
-    """The schema's validator, with keywords that take bounded time."""
+    """The schema's validator with the replaced keywords."""
     import jsonschema
 
     kind = jsonschema.validators.validator_for(schema)
@@ -100,18 +114,23 @@ def _additional_properties(validator: Any, allowed: Any, value: Any, schema: Map
     if not validator.is_type(value, "object"):
         return
     patterns, listed = schema.get("patternProperties", {}), schema.get("properties", {})
-    more = [name for name in value if name not in listed and not any(matches(pattern, name, whole=False) for pattern in patterns)]
+    more = [
+        name
+        for name in value
+        if name not in listed and not any(matches(pattern, name, whole=False) for pattern in patterns)
+    ]
     if validator.is_type(allowed, "object"):
         for name in more:
             yield from validator.descend(value[name], allowed, path=name)
     elif not allowed and more:
-        shown = ", ".join(repr(name) for name in sorted(more, key=str))
+        names = ", ".join(repr(name) for name in sorted(more, key=str))
         if patterns:
-            told = ", ".join(repr(pattern) for pattern in sorted(patterns))
-            yield jsonschema.ValidationError(f"{shown} {'does' if len(more) == 1 else 'do'} not match any of the regexes: {told}")
+            regexes = ", ".join(repr(pattern) for pattern in sorted(patterns))
+            verb = "does" if len(more) == 1 else "do"
+            yield jsonschema.ValidationError(f"{names} {verb} not match any of the regexes: {regexes}")
         else:
             verb = "was" if len(more) == 1 else "were"
-            yield jsonschema.ValidationError(f"Additional properties are not allowed ({shown} {verb} unexpected)")
+            yield jsonschema.ValidationError(f"Additional properties are not allowed ({names} {verb} unexpected)")
 
 
 def _unique_items(validator: Any, wanted: bool, value: Any, _: Any) -> Iterator[Any]:
@@ -122,7 +141,7 @@ def _unique_items(validator: Any, wanted: bool, value: Any, _: Any) -> Iterator[
 
 
 def _key(value: Any) -> str:
-    """A text that is the same for values that are equal in JSON: 1 and 1.0, but not 1 and true."""
+    """A string that is the same for values that are equal in JSON: 1 and 1.0, but not 1 and true."""
     if isinstance(value, bool) or value is None:
         return str(value)
     if isinstance(value, str):
@@ -137,5 +156,8 @@ def _key(value: Any) -> str:
 
 
 _BOUNDED = {
-    "pattern": _pattern, "patternProperties": _pattern_properties, "additionalProperties": _additional_properties, "uniqueItems": _unique_items,
-}  # fmt: skip
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+    "uniqueItems": _unique_items,
+}

@@ -1,4 +1,4 @@
-"""Verdicts and the score made of them. Does not call a model: judges do. NaN means unscored, never 0."""
+"""Verdicts and weighted scores. Does not call a model: judges do. NaN means unscored, never 0."""
 
 import math
 import reprlib
@@ -15,10 +15,10 @@ from assay.models.limits import within_limit
 from assay.models.scope import spending
 from assay.rubrics.checks import json_schema
 from assay.rubrics.criteria import Criterion, Failed, Grade, NoGrade
-from assay.scrubbing import said
+from assay.support.scrubbing import error_text
 from assay.traces.records import Rollout, Verdict
 
-__all__ = ["ScoreResult", "combine", "fields_of", "grade", "mark_unscored", "mean_result"]
+__all__ = ["ScoreResult", "combine", "fields_of", "grade", "mean_result", "set_failure"]
 
 _SHIPPED = ("assay.rubrics.checks", "assay.rubrics.steps")
 _PLAIN = (str, int, float, bool, type(None))
@@ -26,10 +26,15 @@ _PLAIN = (str, int, float, bool, type(None))
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreResult:
-    """What a rubric says of one prediction.
+    """Score of one prediction.
 
-    `value` is in [0, 1], higher is better; NaN where an essential criterion or all criteria are unscored.
-    `coverage` is the share of final criteria that were scored, or do not apply (`Criterion.when`). `feedback` says what to do better.
+    Args:
+        value: in [0, 1], higher is better; NaN if an essential criterion or all criteria are unscored.
+        verdicts: one per final criterion.
+        coverage: share of final criteria that were scored or do not apply (`Criterion.when`).
+        feedback: what to improve, as text for users and reflection models.
+        failed: why the run failed; None if it did not. `failure` is the kind of that failure.
+        capped_by: essential criteria that capped the score.
     """
 
     value: float
@@ -38,21 +43,22 @@ class ScoreResult:
     cost_usd: float = 0.0
     feedback: str = ""
     failed: str | None = None
-    failure: FailureKind | None = None  # of a run that failed
+    failure: FailureKind | None = None
     capped_by: tuple[str, ...] = field(default=())
 
     @property
     def scored(self) -> bool:
+        """Whether `value` is a number."""
         return not math.isnan(self.value)
 
     @property
     def grades(self) -> dict[str, float]:
-        """Final criteria by name; NaN where unscored and where the criterion does not apply."""
+        """Grades of the final criteria by name; NaN if the criterion is unscored or does not apply."""
         return {v.criterion: math.nan if v.grade is None else v.grade for v in self.verdicts if v.scope == "final"}
 
 
 def fields_of(prediction: Any) -> dict[str, Any]:
-    """A prediction's fields: of a mapping, a `dspy.Prediction` or anything with `items()`; a bare value is `answer`."""
+    """Fields of a prediction: a mapping, a `dspy.Prediction` or an object with `items()`; a bare value is `answer`."""
     if prediction is None or isinstance(prediction, Failed):
         return {}
     if isinstance(prediction, Mapping):
@@ -63,26 +69,34 @@ def fields_of(prediction: Any) -> dict[str, Any]:
 
 
 def grade(criterion: Criterion, decide: Any, task: Any, prediction: dict[str, Any], rollout: Rollout | None) -> Verdict:
-    """Asks a check or judge, and never lets its failure become a number. What its LM calls cost is the verdict's cost."""
+    """Calls a check or judge and returns its verdict. A failure is an unscored verdict with the reason, never a number.
+
+    The verdict's cost is the cost of the LM calls made.
+    """
     with spending() as prices:
-        found = _decided(criterion, decide, task, prediction, rollout)
-    found.cost_usd = math.fsum(prices)
-    return found
+        verdict = _verdict_or_failure(criterion, decide, task, prediction, rollout)
+    verdict.cost_usd = math.fsum(prices)
+    return verdict
 
 
-def _decided(criterion: Criterion, decide: Any, task: Any, prediction: dict[str, Any], rollout: Rollout | None) -> Verdict:
+def _verdict_or_failure(
+    criterion: Criterion, decide: Any, task: Any, prediction: dict[str, Any], rollout: Rollout | None
+) -> Verdict:
     try:
-        return _asked(criterion, decide, task, prediction, rollout)
+        return _call(criterion, decide, task, prediction, rollout)
     except NoGrade as error:
         return _verdict(criterion, None, str(error))
     except (KeyboardInterrupt, StopRun):
         raise
-    except BaseException as error:  # `sys.exit()` of a check is that check's failure
-        return _verdict(criterion, None, said(error) + _place(criterion, error))
+    except BaseException as error:  # `sys.exit()` inside a check is a failure of that check
+        return _verdict(criterion, None, error_text(error) + _place(criterion, error))
 
 
-def _asked(criterion: Criterion, decide: Any, task: Any, prediction: dict[str, Any], rollout: Rollout | None) -> Verdict:
-    """The verdict of a check or judge, within the time limit. What it answered is read there too: its class is the check's own code."""
+def _call(criterion: Criterion, decide: Any, task: Any, prediction: dict[str, Any], rollout: Rollout | None) -> Verdict:
+    """Verdict of a check or judge, within the time limit.
+
+    The result is converted within the limit too, because its class may be the check's own code.
+    """
 
     def verdict() -> Verdict:
         return _read(criterion, decide(task, prediction, rollout, **criterion.arguments))
@@ -93,30 +107,45 @@ def _asked(criterion: Criterion, decide: Any, task: Any, prediction: dict[str, A
 
 
 def _limits_itself(criterion: Criterion, prediction: dict[str, Any]) -> bool:
-    """Whether a shipped check ends by itself: all do but `json_schema`, on fields that are plain. Others have code of their own (`__str__`)."""
-    if criterion.check is None or getattr(criterion.check, "__module__", None) not in _SHIPPED or criterion.check is json_schema:
+    """Whether a shipped check needs no time limit.
+
+    True for all but `json_schema`, as long as the fields are of built-in types; others may run their own `__str__`.
+    """
+    if (
+        criterion.check is None
+        or getattr(criterion.check, "__module__", None) not in _SHIPPED
+        or criterion.check is json_schema
+    ):
         return False
-    return criterion.check.__module__ != json_schema.__module__ or all(type(value) in _PLAIN for value in prediction.values())
+    return criterion.check.__module__ != json_schema.__module__ or all(
+        type(value) in _PLAIN for value in prediction.values()
+    )
 
 
 def _read(criterion: Criterion, answer: Any) -> Verdict:
-    """What a check or judge answered, as a verdict of plain values."""
+    """Converts the result of a check or judge to a verdict of built-in types."""
     if not isinstance(answer, Grade):
         return _verdict(criterion, answer, "")
-    found = _verdict(criterion, answer.value, answer.reason if type(answer.reason) is str else str(answer.reason or ""))
-    found.label, found.confidence = answer.label, answer.confidence
-    return found
+    verdict = _verdict(
+        criterion, answer.value, answer.reason if type(answer.reason) is str else str(answer.reason or "")
+    )
+    verdict.label, verdict.confidence = answer.label, answer.confidence
+    return verdict
 
 
 def _place(criterion: Criterion, error: BaseException) -> str:
-    """File and line of the exception of a check, in the file that the check is in."""
+    """File and line where a check raised an exception, within the check's own file."""
     code = getattr(criterion.check, "__code__", None)
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if code is not None and frame.filename == code.co_filename]
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if code is not None and frame.filename == code.co_filename
+    ]
     return f" ({Path(code.co_filename).name}:{lines[-1]})" if code is not None and lines else ""
 
 
 def _is_numpy_bool(value: Any) -> bool:
-    """NumPy's numbers are `numbers.Real`, its truth values are not; without NumPy loaded there are none (importing it costs 16 MB)."""
+    """Whether a value is a NumPy bool, which is not `numbers.Real`. Does not import NumPy (16 MB)."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.bool_)
 
@@ -126,40 +155,46 @@ def _verdict(criterion: Criterion, value: Any, reason: str) -> Verdict:
     if isinstance(value, bool) or _is_numpy_bool(value):
         number = float(value)
     elif isinstance(value, Real) and value == value:
-        if 0 <= value <= 1:  # type: ignore[operator]  # as it is: what is too large for a float is a number all the same
+        if 0 <= value <= 1:  # type: ignore[operator]  # compared before float(), which overflows on a huge int
             number = float(value)
         else:
-            reason = f"graded {_shown(value)}, which is not between 0 and 1. {reason}".strip()
+            reason = f"graded {_short_repr(value)}, which is not between 0 and 1. {reason}".strip()
     elif not reason:
-        reason = f"graded {_shown(value)}, which is no number"
-    return Verdict(criterion=criterion.name, grade=number, weight=criterion.weight, scope=criterion.scope, reason=reason)
+        reason = f"graded {_short_repr(value)}, which is not a number"
+    return Verdict(
+        criterion=criterion.name, grade=number, weight=criterion.weight, scope=criterion.scope, reason=reason
+    )
 
 
-def _shown(value: Any) -> str:
-    """What a check answered, shortened; also a number that Python refuses to write out, and what cannot be written at all."""
+def _short_repr(value: Any) -> str:
+    """Shortened repr that does not raise, also for integers too long for decimal notation."""
     try:
         return reprlib.repr(value)
     except ValueError:
-        return f"a {type(value).__name__} of more digits than are written out"
+        return f"a {type(value).__name__} with too many digits to print"
     except SystemExit:
-        return f"a {type(value).__name__} that cannot be written out"
+        return f"a {type(value).__name__} that cannot be printed"
 
 
 def combine(criteria: Sequence[Criterion], verdicts: Sequence[Verdict]) -> ScoreResult:
     """Sum of w·g over the scored final criteria, divided by the sum of their positive weights, clipped to [0, 1].
 
-    A criterion that does not apply (`when`) adds nothing; its positive weight stays in the divisor, so that passing what it
-    waits for never lowers a score. Essential criteria graded below `pass_at` cap the result. With an essential criterion unscored, or nothing with a
-    positive weight scored, the value is NaN. Source: HealthBench (arXiv 2505.08775), scoring; caps and NaN are ours.
+    A criterion that does not apply (`when`) adds 0 to the sum, but its positive weight stays in the divisor, so that
+    passing its condition never lowers the score. An essential criterion graded below `pass_at` caps the score. The
+    value is NaN if an essential criterion is unscored or no criterion with a positive weight is scored.
 
-    Worked: correct 4·0, clear 1·1, rambling -1·0.5 gives (0 + 1 - 0.5) / (4 + 1) = 0.1; a cap of 0.5 leaves it.
+    Example: correct 4·0, clear 1·1, rambling -1·0.5: (0 + 1 - 0.5) / (4 + 1) = 0.1; a cap of 0.5 does not change it.
+
+    Source: HealthBench (arXiv 2505.08775), scoring section. Caps and NaN are additions.
     """
     by_name = {verdict.criterion: verdict for verdict in verdicts}
     finals = [c for c in criteria if c.scope == "final"]
     scored = [(c, g) for c in finals if (g := by_name[c.name].grade) is not None]
-    waiting = [c for c in finals if not by_name[c.name].applies]
-    positive = math.fsum(c.weight for c in [*(c for c, _ in scored), *waiting] if c.weight > 0)
-    missing = [c.name for c in finals if c.essential is not None and by_name[c.name].grade is None and c not in waiting]
+    inapplicable = [c for c in finals if not by_name[c.name].applies]
+    positive = math.fsum(c.weight for c in [*(c for c, _ in scored), *inapplicable] if c.weight > 0)
+    missing = [
+        c.name for c in finals if c.essential is not None and by_name[c.name].grade is None and c not in inapplicable
+    ]
     value, capped_by = math.nan, []
     if scored and positive > 0 and not missing:
         value = min(1.0, max(0.0, math.fsum(c.weight * g for c, g in scored) / positive))
@@ -170,28 +205,35 @@ def combine(criteria: Sequence[Criterion], verdicts: Sequence[Verdict]) -> Score
     return ScoreResult(
         value=value,
         verdicts=tuple(verdicts),
-        coverage=(len(scored) + len(waiting)) / len(finals),
+        coverage=(len(scored) + len(inapplicable)) / len(finals),
         cost_usd=math.fsum(verdict.cost_usd for verdict in verdicts),
         feedback=_feedback(value, finals, by_name, capped_by),
         capped_by=tuple(capped_by),
     )
 
 
-def mark_unscored(rollout: Rollout, criteria: Sequence[Criterion], result: ScoreResult) -> None:
-    """Sets the failure kind of a rollout that ran and has no score: `check` or `judge`, by the first criterion that was not graded, or
-    the model's, which then broke the run off."""
+def set_failure(rollout: Rollout, criteria: Sequence[Criterion], result: ScoreResult) -> None:
+    """Sets the failure kind of a rollout without a score.
+
+    It is the kind of the first unscored criterion (`check` or `judge`). If the model's failure ended the run, status,
+    error and failure kind are set to that failure.
+    """
     if rollout.status == "done" and result.failed is not None and not result.scored:
         rollout.status, rollout.error, rollout.failure = "error", result.failed, result.failure
     kinds = {c.name: FailureKind.JUDGE if c.check is None else FailureKind.CHECK for c in criteria}
-    missing = [kinds[v.criterion] for v in result.verdicts if v.scope == "final" and v.grade is None and v.applies and v.criterion in kinds]
+    missing = [
+        kinds[v.criterion]
+        for v in result.verdicts
+        if v.scope == "final" and v.grade is None and v.applies and v.criterion in kinds
+    ]
     if rollout.status == "done":
         rollout.failure = missing[0] if not result.scored and missing else None
 
 
 def mean_result(results: Sequence[ScoreResult]) -> ScoreResult:
-    """Several runs of one task as one result: means of the values and of each criterion's grades, over those that were scored.
+    """Combines several runs of one task: means of the values and of each criterion's grades, over the scored runs.
 
-    It counts as failed where every run failed; feedback and reasons are the first run's.
+    The result is failed only if every run failed. Feedback and reasons are those of the first run.
     """
     if len(results) == 1:
         return results[0]
@@ -200,7 +242,7 @@ def mean_result(results: Sequence[ScoreResult]) -> ScoreResult:
         verdicts.setdefault((verdict.criterion, verdict.scope), []).append(verdict)
     return ScoreResult(
         value=_mean([result.value for result in results]),
-        verdicts=tuple(_mean_verdict(found) for found in verdicts.values()),
+        verdicts=tuple(_mean_verdict(group) for group in verdicts.values()),
         coverage=math.fsum(result.coverage for result in results) / len(results),
         cost_usd=math.fsum(result.cost_usd for result in results),
         feedback=results[0].feedback,
@@ -211,22 +253,26 @@ def mean_result(results: Sequence[ScoreResult]) -> ScoreResult:
 
 
 def _mean_verdict(verdicts: Sequence[Verdict]) -> Verdict:
-    """Of the runs where the criterion applied; the first run's where it never did."""
+    """Mean over the runs where the criterion applied; the first run's verdict if it never did."""
     applied = [verdict for verdict in verdicts if verdict.applies]
-    return replace(applied[0], grade=_known([verdict.grade for verdict in applied])) if applied else verdicts[0]
+    return (
+        replace(applied[0], grade=_mean_of_scored([verdict.grade for verdict in applied])) if applied else verdicts[0]
+    )
 
 
-def _known(grades: Sequence[float | None]) -> float | None:
-    known = [value for value in grades if value is not None]
-    return math.fsum(known) / len(known) if known else None
+def _mean_of_scored(grades: Sequence[float | None]) -> float | None:
+    scored = [value for value in grades if value is not None]
+    return math.fsum(scored) / len(scored) if scored else None
 
 
 def _mean(values: Sequence[float]) -> float:
-    mean = _known([None if math.isnan(value) else value for value in values])
+    mean = _mean_of_scored([None if math.isnan(value) else value for value in values])
     return math.nan if mean is None else mean
 
 
-def _feedback(value: float, finals: Sequence[Criterion], by_name: Mapping[str, Verdict], capped_by: Sequence[str]) -> str:
+def _feedback(
+    value: float, finals: Sequence[Criterion], by_name: Mapping[str, Verdict], capped_by: Sequence[str]
+) -> str:
     lines = [f"Score {value:.2f} of 1." if not math.isnan(value) else "Unscored."]
     for c in sorted(finals, key=lambda c: -abs(c.weight)):
         verdict = by_name[c.name]

@@ -1,4 +1,8 @@
-"""Agents with a known optimum: published test functions over the five parameters, seen only as right or wrong answers."""
+"""A synthetic agent with a known optimum, for tests and benchmarks of tuners.
+
+A published test function of the five parameters decides the probability of a correct answer. A tuner sees only whether
+each answer is correct.
+"""
 
 import hashlib
 import json
@@ -14,23 +18,25 @@ from assay.programs import RANGES, AgentParameters
 
 __all__ = ["FUNCTIONS", "SyntheticAgent"]
 
-_BEST = 0.95  # success at the optimum
+_BEST = 0.95  # probability of a correct answer at the optimum
 _SPACE = Space(programs=["agent"], acting={"agent": list(RANGES)})
 
 
 def _ackley(u: np.ndarray) -> float:
-    """Ackley 1987, on [-2, 2] around an optimum off the middle; minimum 0."""
+    """Ackley 1987, on an interval of length 4 with the optimum off the middle; minimum 0."""
     x = 4 * (u - np.array([0.3, 0.2, 0.6, 0.35, 0.7]))
     return float(-20 * np.exp(-0.2 * np.sqrt((x**2).mean())) - np.exp(np.cos(2 * np.pi * x).mean()) + 20 + np.e)
 
 
 def _rosenbrock(u: np.ndarray) -> float:
-    """Rosenbrock 1960, Computer Journal 3:175, on [-2.048, 2.048], its logarithm; minimum 0 where every x is 1."""
+    """log(1 + f) of Rosenbrock 1960 (Computer Journal 3:175) on [-2.048, 2.048]; minimum 0 where every x is 1."""
     x = 4.096 * u - 2.048
     return float(np.log1p((100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()))
 
 
-_A = np.array([[10, 3, 17, 3.5, 1.7, 8], [0.05, 10, 17, 0.1, 8, 14], [3, 3.5, 1.7, 10, 17, 8], [17, 8, 0.05, 10, 0.1, 14]])
+_A = np.array(
+    [[10, 3, 17, 3.5, 1.7, 8], [0.05, 10, 17, 0.1, 8, 14], [3, 3.5, 1.7, 10, 17, 8], [17, 8, 0.05, 10, 0.1, 14]]
+)
 _P = 1e-4 * np.array(
     [
         [1312, 1696, 5569, 124, 8283, 5886],
@@ -44,13 +50,13 @@ _OPTIMUM = np.array([0.20169, 0.150011, 0.476874, 0.275332, 0.311652, 0.6573])
 
 
 def _hartmann(u: np.ndarray) -> float:
-    """Hartmann's function of six dimensions (Dixon and Szegö 1978), the last fixed at its optimum; minimum -3.32237."""
+    """Six-dimensional Hartmann function (Dixon and Szegö 1978), the last x fixed at its optimum; minimum -3.32237."""
     x = np.append(u, _OPTIMUM[5])
     return float(-(_ALPHA * np.exp(-(_A * (x - _P) ** 2).sum(axis=1))).sum())
 
 
-# function, its minimum, and the middle and width of the logistic map to a success probability: a quarter of the ranges does
-# better than the middle, and about one point in a hundred to four hundred comes within 5 % of the optimum
+# Function, its minimum, and midpoint and width of the logistic map to a probability. About a quarter of the parameter
+# space has values below the midpoint; one point in 100 to 400 is within 5 % of the optimum.
 FUNCTIONS: dict[str, tuple[Callable[[np.ndarray], float], float, float, float]] = {
     "ackley": (_ackley, 0.0, 5.6, 0.9),
     "rosenbrock": (_rosenbrock, 0.0, math.log1p(880), 0.9),
@@ -59,14 +65,15 @@ FUNCTIONS: dict[str, tuple[Callable[[np.ndarray], float], float, float, float]] 
 
 
 class SyntheticAgent:
-    """Meets `BaseAgent`: `execute(task)` is right with a probability that the five parameters decide.
+    """A `BaseAgent` whose `execute(task)` is correct with a probability that depends on the five parameters.
 
     The same seed, task and parameters give the same answer.
 
     Args:
         function: `ackley`, `rosenbrock` or `hartmann`.
-        tasks: how many the benchmark has.
-        fixed: share of the tasks that are always right, or always wrong, half each, whatever the parameters.
+        tasks: number of tasks.
+        fixed: share of the tasks whose answers do not depend on the parameters: half of them always correct, half
+            always wrong.
     """
 
     def __init__(self, function: str = "ackley", *, tasks: int = 50, seed: int = 0, fixed: float = 0.0) -> None:
@@ -81,25 +88,32 @@ class SyntheticAgent:
 
     def execute(self, task: Any) -> bool:
         self.executed += 1
-        key = json.dumps([self.seed, str(task), self.parameters.model_dump()])
-        drawn = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
-        kind = int.from_bytes(hashlib.sha256(f"{self.seed} {task}".encode()).digest()[:8], "big") / 2**64
-        return kind < self.fixed / 2 if kind < self.fixed else drawn < self.success(self.parameters.model_dump())
+        task_draw = _uniform(f"{self.seed} {task}")
+        if task_draw < self.fixed:
+            return task_draw < self.fixed / 2
+        parameters = self.parameters.model_dump()
+        return _uniform(json.dumps([self.seed, str(task), parameters])) < self.success(parameters)
 
     def success(self, parameters: Mapping[str, Any]) -> float:
-        """The true probability of a right answer; `best` at the optimum."""
-        function, least, middle, width = FUNCTIONS[self.function]
+        """The true probability of a correct answer; `best` at the optimum."""
+        function, minimum, midpoint, width = FUNCTIONS[self.function]
         u = np.array([_SPACE.place(name, parameters[name]) for name in RANGES])
-        return _BEST * _logistic((middle - function(u)) / width) / _logistic((middle - least) / width)
+        return _BEST * _logistic((midpoint - function(u)) / width) / _logistic((midpoint - minimum) / width)
 
     @property
     def best(self) -> float:
+        """Probability of a correct answer at the optimum."""
         return _BEST
 
     @staticmethod
     def right(task: Any, output: Any) -> dict[str, float]:
-        """The evaluator: only whether the answer is right."""
+        """An evaluator: accuracy 1 for a correct answer, 0 for a wrong one."""
         return {"accuracy": float(output)}
+
+
+def _uniform(key: str) -> float:
+    """A number in [0, 1) from the hash of the key."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
 
 
 def _logistic(x: float) -> float:

@@ -1,7 +1,8 @@
-"""Kills a job at random moments, resumes it until it is done, and holds what it left against a run that was not killed.
+"""Kills a job at random times, resumes it until it ends, and compares its results with those of an uninterrupted run.
 
-Each attempt is a forked process that gets SIGKILL; the model is `assay.testing.scripted_server`, and in a training the embedded one. Compared
-are the report without its clocks, the rollouts with their transitions in the store, the rows of an export, and the hash of trained weights.
+Each attempt is a forked process that receives SIGKILL. The model is `assay.testing.scripted_server`; trainings use the
+embedded model. Compared are the report without its timings, the rollouts and transitions in the store, the rows of an
+export, and the hash of trained weights.
 """
 
 import hashlib
@@ -42,9 +43,13 @@ def spread(task, prediction, rollout):
     return hashlib.sha256(str(prediction.get("answer")).encode()).digest()[0] / 255
 """
 _THREADS = 4
-_CLOCKS = ("latency_ms", "started_at", "ended_at", "created_at", "seconds", "metrics", "cost_usd", "repeated_calls", "kept_from_before", "artifact",
-           "page", "pictures", "importance", "table", "interval_ms", "path", "files", "step_time")  # fmt: skip
-
+_NOTHING_TO_RESUME = 3  # exit code of an attempt
+# keys of reports and rows that differ between runs: timings, paths, and counts that a resumed run splits differently
+_VOLATILE = (
+    "latency_ms", "started_at", "ended_at", "created_at", "seconds", "metrics", "cost_usd", "repeated_calls",
+    "kept_from_before", "artifact", "page", "pictures", "importance", "table", "interval_ms", "path", "files",
+    "step_time",
+)  # fmt: skip
 _IDS = ("rollout", "rollout_id", "group", "group_id", "run", "run_id", "id", "trajectory", "trajectory_id", "episode")
 
 Job = Callable[[str, bool], dict[str, Any]]
@@ -52,72 +57,91 @@ Job = Callable[[str, bool], dict[str, Any]]
 
 @dataclass
 class Outcome:
-    """What a job left. `requests`: how many the server saw; `kills`: of its processes; `weights`: the hash of those that were trained."""
+    """Results of a job."""
 
     report: dict[str, Any]
     rollouts: dict[str, Any]
-    rows: list[str]
-    requests: int
+    rows: list[str]  # of the exports
+    requests: int  # that the server received
     seconds: float
     kills: int = 0
-    weights: str = ""
-    spent: dict[str, int] = field(default_factory=dict)
+    weights: str = ""  # hash of the trained weights
+    spent: dict[str, int] = field(default_factory=dict)  # calls that the report counts: `calls`, `repeated`
 
 
 def _common(address: str, resume: bool) -> dict[str, Any]:
-    return {"rubric": "r.yaml", "data": "d.jsonl", "model": "openai/m", "api_base": address, "threads": _THREADS, "resume": resume, "seed": 7}
+    return {
+        "rubric": "r.yaml",
+        "data": "d.jsonl",
+        "model": "openai/m",
+        "api_base": address,
+        "threads": _THREADS,
+        "resume": resume,
+        "seed": 7,
+    }
 
 
 def _compile(address: str, resume: bool) -> dict[str, Any]:
-    from assay.api import compile
+    from assay.api.compile import compile
 
     return compile("p.py:Sums", **_common(address, resume), max_search_calls=60).to_dict()
 
 
 def _tune(address: str, resume: bool) -> dict[str, Any]:
-    from assay.tuning import tune
+    from assay.api.tune import tune
 
-    return tune("p.py:Sums", **_common(address, resume), trials=6, adapter="chat").to_dict()
+    return tune("p.py:Sums", **_common(address, resume), trials=6, prompt_format="chat").to_dict()
 
 
 def _collect(address: str, resume: bool) -> dict[str, Any]:
-    from assay.exporting import collect
+    from assay.api.collect import collect
 
-    return collect("p.py:Sums", **_common(address, resume), n=3, adapter="chat", parameters={"temperature": 1.0}).to_dict()
+    return collect(
+        "p.py:Sums", **_common(address, resume), n=3, prompt_format="chat", parameters={"temperature": 1.0}
+    ).to_dict()
 
 
 def _improve(address: str, resume: bool) -> dict[str, Any]:
-    from assay.improving import improve
+    from assay.api.improve.run import improve
 
     options = {**_common(address, resume), "max_search_calls": 80}
     return improve("p.py:Sums", name="better", order=("prompts", "prompts"), **options).to_dict()
 
 
 def _sft(address: str, resume: bool) -> dict[str, Any]:
-    from assay.optimizers.weights import SFTConfig, train_sft
+    from assay.optimizers.finetuning import SFTSettings, train_sft
 
-    config = SFTConfig(epochs=2, batch=2, rank=2, max_length=128, evaluations=3, held_out=0.2, seed=7)
+    config = SFTSettings(epochs=2, batch=2, lora_r=2, max_length=128, evaluations=3, eval_fraction=0.2, seed=7)
     return train_sft("sft.jsonl", "trained", config, resume=resume).to_dict()
 
 
 def _grpo(address: str, resume: bool) -> dict[str, Any]:
-    from assay.training import train
+    from assay.api.train import train
 
     settings: dict[str, Any] = {
         "steps": 4,
-        "tasks": 2,
+        "prompts_per_step": 2,
         "num_generations": 3,
-        "rank": 2,
+        "lora_r": 2,
         "max_length": 256,
         "max_completion": 12,
         "evaluate_every": 2,
-        "held_out": 2,
+        "eval_tasks": 2,
     }
-    found = train(
-        "p.py:Sums", rubric="spread.yaml", data="d.jsonl", name="trained", resume=resume, test=False, threads=1, seed=7, adapter="lean", save_every=1,
+    report = train(
+        "p.py:Sums",
+        rubric="spread.yaml",
+        data="d.jsonl",
+        name="trained",
+        resume=resume,
+        test=False,
+        threads=1,
+        seed=7,
+        prompt_format="lean",
+        save_every=1,
         **settings,
-    )  # fmt: skip
-    return found.to_dict()
+    )
+    return report.to_dict()
 
 
 TRAININGS: dict[str, Job] = {"sft": _sft, "grpo": _grpo}
@@ -128,16 +152,21 @@ def _prepare(folder: Path, tasks: int) -> None:
     folder.mkdir(parents=True)
     (folder / "p.py").write_text(PROGRAM)
     (folder / "r.yaml").write_text(RUBRIC)
-    rows = [{"inputs": {"question": f"What is {at} + 1?"}, "expected": {"answer": str(at + 1)}} for at in range(tasks)]
+    rows = [{"inputs": {"question": f"What is {n} + 1?"}, "expected": {"answer": str(n + 1)}} for n in range(tasks)]
     (folder / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    turns = [[{"role": "user", "content": f"What is {at} + 1?"}, {"role": "assistant", "content": f"It is {at + 1}."}] for at in range(tasks // 5)]
-    (folder / "sft.jsonl").write_text("".join(json.dumps({"prompt": [asked], "completion": [said]}) + "\n" for asked, said in turns))
+    turns = [
+        [{"role": "user", "content": f"What is {n} + 1?"}, {"role": "assistant", "content": f"It is {n + 1}."}]
+        for n in range(tasks // 5)
+    ]
+    (folder / "sft.jsonl").write_text(
+        "".join(json.dumps({"prompt": [user], "completion": [assistant]}) + "\n" for user, assistant in turns)
+    )
     (folder / "checks.py").write_text(SPREAD)
     (folder / "spread.yaml").write_text("name: spread\ncriteria:\n- {name: spread, check: 'checks.py:spread'}\n")
 
 
 def _attempt(job: str, folder: Path, address: str, resume: bool) -> None:
-    """In a process of its own: the job, and its report in a file."""
+    """Runs the job and writes its report to a file. Called in a process of its own."""
     os.chdir(folder)
     os.environ["OPENAI_API_KEY"] = "none"
     with open(folder / "output.txt", "a") as output:
@@ -148,8 +177,8 @@ def _attempt(job: str, folder: Path, address: str, resume: bool) -> None:
     except ConfigError as error:
         if not resume:
             raise
-        print(error, flush=True)  # killed before the run was in the store: there is nothing to resume
-        os._exit(3)
+        print(error, flush=True)  # killed before the run was stored, so there is nothing to resume
+        os._exit(_NOTHING_TO_RESUME)
     scratch = folder / ".report.json"
     scratch.write_text(json.dumps(report, default=str))
     scratch.replace(folder / "report.json")
@@ -157,7 +186,7 @@ def _attempt(job: str, folder: Path, address: str, resume: bool) -> None:
 
 
 def _run(job: str, folder: Path, address: str, *, resume: bool, kill_after_s: float | None = None) -> int:
-    """The exit code of one attempt; -9 where it was killed."""
+    """Exit code of one attempt; -9 if it was killed."""
     process = multiprocessing.get_context("fork").Process(target=_attempt, args=(job, folder, address, resume))
     process.start()
     process.join(kill_after_s)
@@ -168,43 +197,50 @@ def _run(job: str, folder: Path, address: str, *, resume: bool, kill_after_s: fl
     return int(process.exitcode or 0)
 
 
-def chaos(job: str, folder: Path, server: "Server", *, kills: int = 0, within_s: float = 1.0, seed: int = 0, tasks: int = 60) -> Outcome:
-    """Runs a job in a new folder, killed up to `kills` times at random moments and resumed each time.
+def chaos(
+    job: str, folder: Path, server: "Server", *, kills: int = 0, within_s: float = 1.0, seed: int = 0, tasks: int = 60
+) -> Outcome:
+    """Runs a job in a new folder, kills it up to `kills` times at random times, and resumes it each time.
 
     Args:
-        server: the same for runs that are compared: its address is part of what a job is.
-        within_s: the seconds that an unkilled run takes; the kills are spread over them.
+        job: a name in `JOBS`.
+        server: the same for all runs that are compared, because its address is part of the job's settings.
+        within_s: duration of an uninterrupted run; the kills are spread over it.
+        tasks: number of tasks of the job.
     """
     _prepare(folder, tasks)
-    rng, done, resume, before, clock = random.Random(seed), 0, False, server.requests, time.monotonic()
+    rng, killed, resume, requests_before, start = random.Random(seed), 0, False, server.requests, time.monotonic()
     while True:
-        kill = rng.uniform(0, 2 * within_s / (kills + 1)) if done < kills else None
-        code = _run(job, folder, server.address, resume=resume, kill_after_s=kill)
+        kill_after_s = rng.uniform(0, 2 * within_s / (kills + 1)) if killed < kills else None
+        code = _run(job, folder, server.address, resume=resume, kill_after_s=kill_after_s)
         if code == -signal.SIGKILL:
-            done, resume = done + 1, True
-        elif code == 3:
+            killed, resume = killed + 1, True
+        elif code == _NOTHING_TO_RESUME:
             resume = False
         elif code == 0:
             break
         else:
-            raise RuntimeError(f"{job} ended with {code}: {(folder / 'output.txt').read_text()[-3000:]}")
-    return _outcome(folder, kills=done, requests=server.requests - before, seconds=time.monotonic() - clock)
+            raise RuntimeError(f"{job} exited with {code}: {(folder / 'output.txt').read_text()[-3000:]}")
+    requests = server.requests - requests_before
+    return _outcome(folder, kills=killed, requests=requests, seconds=time.monotonic() - start)
 
 
 @dataclass(frozen=True)
 class Server:
-    """A scripted server that runs. `requests`: how many it has seen."""
+    """A running scripted server."""
 
     address: str
     log: Path
 
     @property
     def requests(self) -> int:
+        """Number of requests so far: the server writes one byte for each."""
         return self.log.stat().st_size if self.log.exists() else 0
 
 
 @contextmanager
 def serving(log: Path, *, delay_ms: float = 2) -> Iterator[Server]:
+    """Runs a scripted server; `log` is the file in which it counts requests."""
     with running(log, delay_ms=delay_ms) as address:
         yield Server(address, log)
 
@@ -214,43 +250,61 @@ def _outcome(folder: Path, *, kills: int, requests: int, seconds: float) -> Outc
 
     report = json.loads((folder / "report.json").read_text().replace(str(folder), ""))
     with Store(folder / ".assay" / "assay.db") as store:
-        found = [store.rollout(rollout.id) for rollout in store.rollouts()]
-    rollouts = {
-        r.id: {
-            "phase": r.phase, "task": r.task_id, "sample": r.sample, "split": r.split, "status": r.status, "score": r.score, "group": r.group_id,
-            "transitions": sorted(_digest([t.request, t.output, t.error]) for t in r.transitions),
-        }
-        for r in found
-    }  # fmt: skip
-    rows, parts = _exported(folder) if rollouts else [], isinstance(report.get("steps"), list)
-    if parts:  # an improvement is made of runs with ids of its own: what they left is compared without ids
+        rollouts = {rollout.id: _contents(store.rollout(rollout.id)) for rollout in store.rollouts()}
+    rows = _exported(folder) if rollouts else []
+    if isinstance(report.get("steps"), list):  # the runs of `improve` have random ids: compared without ids
         contents = sorted((_digest({**row, "group": ""}), row) for row in rollouts.values())
         rollouts = {f"{digest}/{number}": {**row, "group": ""} for number, (digest, row) in enumerate(contents)}
-        rows = sorted(json.dumps({k: v for k, v in json.loads(row).items() if k not in _IDS}, sort_keys=True) for row in rows)
+        rows = sorted(
+            json.dumps({k: v for k, v in json.loads(row).items() if k not in _IDS}, sort_keys=True) for row in rows
+        )
     spent = {"calls": report.get("calls", 0), "repeated": report.get("repeated_calls", 0)}
     trained = folder / ".assay" / "adapters" / "trained" / "adapter_model.safetensors"
     weights = hashlib.sha256(trained.read_bytes()).hexdigest() if trained.is_file() else ""
     return Outcome(_plain(report), rollouts, rows, requests, seconds, kills, weights, spent)
 
 
+def _contents(rollout: Any) -> dict[str, Any]:
+    """The parts of a rollout that are compared."""
+    return {
+        "phase": rollout.phase,
+        "task": rollout.task_id,
+        "sample": rollout.sample,
+        "split": rollout.split,
+        "status": rollout.status,
+        "score": rollout.score,
+        "group": rollout.group_id,
+        "transitions": sorted(_digest([t.request, t.output, t.error]) for t in rollout.transitions),
+    }
+
+
 def _exported(folder: Path) -> list[str]:
-    """The rows of exports of transitions with advantages against group and batch, as text without clocks."""
-    from assay.exporting import export
-    from assay.traces.gates import Gates
+    """Rows of the transitions exports with `group` and `batch` advantages, as JSON without timings."""
+    from assay.api.export import export
+    from assay.traces.export.gates import Gates
 
     rows = []
     for advantage in ("group", "batch"):
         out = folder / f"exported-{advantage}"
-        export("transitions", out, store=folder / ".assay" / "assay.db", gates=Gates(min_clean=0), privacy="off", advantage=advantage)
+        export(
+            "transitions",
+            out,
+            store=folder / ".assay" / "assay.db",
+            gates=Gates(min_clean=0),
+            privacy="off",
+            advantage=advantage,
+        )
         rows += [_plain(json.loads(line)) for line in (out / "data.jsonl").read_text().splitlines()]
-    # of two threads that ask the same, either may be the one that pays: the report's counts are compared, not whose call it was
-    return sorted(json.dumps({name: value for name, value in row.items() if name != "cached"}, sort_keys=True) for row in rows)
+    # of two threads that send the same request either one may get the cached response, so `cached` is not compared
+    return sorted(
+        json.dumps({name: value for name, value in row.items() if name != "cached"}, sort_keys=True) for row in rows
+    )
 
 
 def _plain(value: Any) -> Any:
-    """Without what a clock or a kill may change."""
+    """The value without the keys in `_VOLATILE`."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items() if key not in _CLOCKS}
+        return {key: _plain(item) for key, item in value.items() if key not in _VOLATILE}
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
@@ -258,24 +312,35 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def differences(whole: Outcome, killed: Outcome) -> list[str]:
-    """What a killed run left other than the whole one; empty where they are alike."""
-    found = [f"report.{key}: {value!r}, not {whole.report.get(key)!r}" for key, value in killed.report.items() if value != whole.report.get(key)]
-    missing, more = whole.rollouts.keys() - killed.rollouts.keys(), killed.rollouts.keys() - whole.rollouts.keys()
-    if missing or more:
-        some = [killed.rollouts[name] for name in sorted(more)[:2]] + [whole.rollouts[name] for name in sorted(missing)[:2]]
-        found.append(f"rollouts: {len(missing)} are missing, {len(more)} are too many: {some}")
-    changed = [name for name in whole.rollouts.keys() & killed.rollouts.keys() if whole.rollouts[name] != killed.rollouts[name]]
-    if changed:
-        found.append(f"{len(changed)} rollouts differ: {killed.rollouts[changed[0]]}, not {whole.rollouts[changed[0]]}")
-    if running_still := sum(r["status"] == "running" for r in killed.rollouts.values()):
-        found.append(f"{running_still} rollouts are left running")
-    if whole.weights != killed.weights:
-        found.append(f"the trained weights are {killed.weights[:12]}, not {whole.weights[:12]}")
-    if whole.rows != killed.rows:
-        found.append(f"the export has {len(killed.rows)} rows, {len(set(killed.rows) ^ set(whole.rows))} of them different, not {len(whole.rows)}")
-    if (again := killed.requests - whole.requests) > _THREADS * killed.kills:
-        found.append(f"{again} requests more than unkilled, and {killed.kills} kills can lose {_THREADS * killed.kills} that were on their way")
+def differences(reference: Outcome, killed: Outcome) -> list[str]:
+    """How a killed run's results differ from those of an uninterrupted one; empty if they are equal."""
+    problems = [
+        f"report.{key}: {value!r}, expected {reference.report.get(key)!r}"
+        for key, value in killed.report.items()
+        if value != reference.report.get(key)
+    ]
+    problems += _rollout_differences(reference.rollouts, killed.rollouts)
+    if reference.weights != killed.weights:
+        problems.append(f"the trained weights are {killed.weights[:12]}, expected {reference.weights[:12]}")
+    if reference.rows != killed.rows:
+        differing = len(set(killed.rows) ^ set(reference.rows))
+        problems.append(f"the export has {len(killed.rows)} rows, expected {len(reference.rows)}; {differing} differ")
+    # a kill loses at most the requests that are in flight, one per thread
+    repeated, allowed = killed.requests - reference.requests, _THREADS * killed.kills
+    if repeated > allowed:
+        problems.append(f"{repeated} repeated requests, expected at most {allowed} for {killed.kills} kills")
     if killed.spent["calls"] and killed.requests > sum(killed.spent.values()):
-        found.append(f"the server saw {killed.requests} requests, {sum(killed.spent.values())} are counted")
-    return found
+        problems.append(f"the server received {killed.requests} requests, {sum(killed.spent.values())} are counted")
+    return problems
+
+
+def _rollout_differences(reference: dict[str, Any], killed: dict[str, Any]) -> Iterator[str]:
+    missing, extra = sorted(reference.keys() - killed.keys()), sorted(killed.keys() - reference.keys())
+    if missing or extra:
+        examples = [*(killed[name] for name in extra[:2]), *(reference[name] for name in missing[:2])]
+        yield f"rollouts: {len(missing)} missing, {len(extra)} unexpected: {examples}"
+    changed = [name for name in reference.keys() & killed.keys() if reference[name] != killed[name]]
+    if changed:
+        yield f"{len(changed)} rollouts differ: {killed[changed[0]]}, expected {reference[changed[0]]}"
+    if running_still := sum(rollout["status"] == "running" for rollout in killed.values()):
+        yield f"{running_still} rollouts are still running"

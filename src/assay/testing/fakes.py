@@ -1,4 +1,4 @@
-"""A scripted engine: a real DSPy engine whose answers are a function of the request. For tests of what stands around it."""
+"""A scripted engine: a DSPy engine whose responses are a function of the request, for tests without a model."""
 
 import math
 import threading
@@ -14,11 +14,11 @@ __all__ = ["ScriptedEngine", "scripted_lm"]
 
 
 class ScriptedEngine:
-    """Answers with `script(request)`; an exception that the script returns is raised. Counts its calls.
+    """Returns `script(request)` as the response, or raises it if it is an exception. `calls` is the number of calls.
 
     Args:
         script: canonical request -> text, an exception, or next-token probabilities by word.
-        tokens: what each call is said to have used, prompt and completion.
+        tokens: prompt and completion tokens that each call reports.
     """
 
     supports_function_calling = False
@@ -26,10 +26,21 @@ class ScriptedEngine:
     supports_response_schema = True
 
     def __init__(
-        self, script: Callable[[Any], Any], *, tokens: tuple[int, int] = (10, 5), price_usd: float | None = 0.0, logprobs: bool = False
+        self,
+        script: Callable[[Any], Any],
+        *,
+        tokens: tuple[int, int] = (10, 5),
+        price_usd: float | None = 0.0,
+        logprobs: bool = False,
     ) -> None:
         self.supported_params = frozenset(
-            {"temperature", "max_tokens", "response_format", "seed", *(("logprobs", "top_logprobs") if logprobs else ())}
+            {
+                "temperature",
+                "max_tokens",
+                "response_format",
+                "seed",
+                *(("logprobs", "top_logprobs") if logprobs else ()),
+            }
         )
         self.script, self.tokens, self.price_usd, self.calls = script, tokens, price_usd, 0
         self._lock = threading.Lock()
@@ -37,20 +48,24 @@ class ScriptedEngine:
     def complete(self, request: Any) -> Any:
         with self._lock:
             self.calls += 1
-        answer = self.script(request)
-        if isinstance(answer, BaseException):
-            raise answer
+        output = self.script(request)
+        if isinstance(output, BaseException):
+            raise output
         prompt, completion = self.tokens
         usage = lm15.Usage(input_tokens=prompt, output_tokens=completion)
         logprobs = None
-        if isinstance(answer, dict):
-            top = tuple(TopLogprob(token=word, logprob=math.log(p)) for word, p in answer.items() if p > 0)
-            answer = max(answer, key=answer.__getitem__)
-            logprobs = (TokenLogprob(token=answer, logprob=0.0, top=top),)
+        if isinstance(output, dict):
+            top = tuple(TopLogprob(token=word, logprob=math.log(p)) for word, p in output.items() if p > 0)
+            output = max(output, key=output.__getitem__)
+            logprobs = (TokenLogprob(token=output, logprob=0.0, top=top),)
         return lm15.Response(
-            id=None, model=request.model, message=lm15.Message.assistant([lm15.TextPart(str(answer))]), finish_reason="stop", usage=usage,
+            id=None,
+            model=request.model,
+            message=lm15.Message.assistant([lm15.TextPart(str(output))]),
+            finish_reason="stop",
+            usage=usage,
             logprobs=logprobs,
-        )  # fmt: skip
+        )
 
     def stream(self, request: Any) -> Any:
         return iter(lm15.response_to_events(self.complete(request)))
@@ -68,7 +83,13 @@ def scripted_lm(
     logprobs: bool = False,
     **recording: Any,
 ) -> LanguageModel:
-    """A language model over a `ScriptedEngine`; `recording` as in `assay.models.with_recording`. Its engine is `lm.scripted`."""
+    """A language model with a `ScriptedEngine`, which is its attribute `scripted`.
+
+    Args:
+        script: as in `ScriptedEngine`, as are `tokens`, `price_usd` and `logprobs`.
+        num_retries: retries of a failed call.
+        recording: arguments of `assay.models.with_recording`.
+    """
     import dspy
 
     engine = ScriptedEngine(script, tokens=tokens, price_usd=price_usd, logprobs=logprobs)

@@ -1,4 +1,4 @@
-"""Judges that are broken in known ways, and one that knows the answers: what an audit and a card must tell apart."""
+"""Judges with known defects, and sound ones with an answer key, to test audits and judge cards. No model is called."""
 
 import random
 from collections.abc import Mapping
@@ -7,20 +7,29 @@ from typing import Any
 from assay.judges.base import Judge, Reading
 from assay.judges.pairwise import PairwiseJudge
 
-__all__ = ["AnswerKeyJudge", "ConstantJudge", "FirstPlaceJudge", "LengthJudge", "PairKeyJudge", "PhraseJudge", "RandomJudge", "broken_judges"]
+__all__ = [
+    "AnswerKeyJudge",
+    "ConstantJudge",
+    "FirstPlaceJudge",
+    "LengthJudge",
+    "PairKeyJudge",
+    "PhraseJudge",
+    "RandomJudge",
+    "broken_judges",
+]
 
 _QUESTION = "Is the output a right answer to the task?"
 
 
 class ConstantJudge(Judge):
-    """Likes everything."""
+    """Gives every output the best label."""
 
     def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
         return None, self.labels[-1]
 
 
 class RandomJudge(Judge):
-    """Throws a die for every verdict, seeded once."""
+    """Gives random labels."""
 
     def __init__(self, spec: Any, **options: Any) -> None:
         super().__init__(spec, **options)
@@ -31,14 +40,14 @@ class RandomJudge(Judge):
 
 
 class LengthJudge(Judge):
-    """The longer the better: a word of the scale for every forty characters."""
+    """Prefers long outputs: one step of the scale for every 40 characters."""
 
     def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
         return None, self.labels[min(len(self.labels) - 1, len(str(given["output"])) // 40)]
 
 
 class PhraseJudge(Judge):
-    """Likes whatever says one phrase."""
+    """Prefers outputs that contain a phrase."""
 
     def __init__(self, spec: Any, *, phrase: str = "step by step", **options: Any) -> None:
         super().__init__(spec, **options)
@@ -49,10 +58,10 @@ class PhraseJudge(Judge):
 
 
 class AnswerKeyJudge(Judge):
-    """A sound judge: it has the answers, and likes an output that holds the right one.
+    """A sound judge: gives the best label to outputs that contain the correct answer, else the worst.
 
     Args:
-        key: task input -> what a right answer says.
+        key: task input -> correct answer.
     """
 
     def __init__(self, spec: Any, *, key: Mapping[str, str], **options: Any) -> None:
@@ -64,7 +73,7 @@ class AnswerKeyJudge(Judge):
 
 
 class FirstPlaceJudge(PairwiseJudge):
-    """Prefers what is shown first."""
+    """Prefers the first output of every pair."""
 
     def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
         first = {label: float(label == self.labels[0]) for label in self.labels}
@@ -72,22 +81,26 @@ class FirstPlaceJudge(PairwiseJudge):
 
 
 class PairKeyJudge(PairwiseJudge):
-    """A sound judge of pairs: it has the answers."""
+    """A sound judge of pairs: prefers the output that contains the correct answer.
+
+    Args:
+        key: task input -> correct answer.
+    """
 
     def __init__(self, spec: Any = _QUESTION, *, key: Mapping[str, str], **options: Any) -> None:
         super().__init__(spec, **options)
         self.key = dict(key)
 
     def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
-        wanted = self.key[given["task_input"]]
-        a, b = (wanted in str(given[name]) for name in ("output_a", "output_b"))
-        said = 1 if a == b else 0 if a else 2
-        reading = {label: float(at == said) for at, label in enumerate(self.labels)}
+        answer = self.key[given["task_input"]]
+        a, b = (answer in str(given[name]) for name in ("output_a", "output_b"))
+        verdict = 1 if a == b else 0 if a else 2  # the label in the middle is a tie
+        reading = {label: float(index == verdict) for index, label in enumerate(self.labels)}
         return {"given": reading, "swapped": {self._swapped(label): p for label, p in reading.items()}}, None
 
 
 def broken_judges(spec: Any = _QUESTION) -> dict[str, Judge]:
-    """One of each, by what is wrong with it. All but the last judge one output; that judges pairs."""
+    """One judge of each kind, by its defect. The last one judges pairs, the others single outputs."""
     return {
         "constant": ConstantJudge(spec),
         "random": RandomJudge(spec),

@@ -1,22 +1,26 @@
-"""A scripted model that learns from its prompt by an open rule: for tests and benchmarks of prompt optimizers, without a model.
+"""A scripted model that learns from its prompt by an explicit rule, for tests and benchmarks of prompt optimizers.
 
-It sorts texts into labels and attends to the demonstrations of its prompt as a softmax attention head does: kernel regression is the
-usual picture of in-context learning (Garg et al. 2022, arXiv 2208.01066; Han et al. 2023, arXiv 2305.12766). The score of a label is
+It classifies texts and attends to the demonstrations in its prompt like a softmax attention head: kernel regression is
+a common model of in-context learning (Garg et al. 2022, arXiv 2208.01066; Han et al. 2023, arXiv 2305.12766). The score
+of a label is
 
     clarity(format) * ( knowledge(text, label) * (1 + obedience * quality(instruction))
-                        + strength * g * vote(label) - copying * g * [label is not shown] )
+                        + strength * g * vote(label) - copying * g * [no demonstration has the label] )
 
-- `knowledge`: normal noise of the text and label, plus `skill` for the true label: what the model can do without demonstrations.
-- `vote`: the share of attention on the demonstrations of that label. The attention on a demonstration is `exp(sharpness * cosine)`
-  of the words of both texts, growing by up to `recency` towards the end of the prompt.
-- `g = n / (n + half)` for `n` demonstrations: more of them help, less and less.
-- `copying`: models seldom answer with a label that the prompt has not shown.
-- `quality`: helpful sentences of the instruction minus harmful ones, by three, in [-1, 1].
-- The answer is the label with the highest score plus `temperature` times Gumbel noise, drawn from the call's seed and messages. A
-  share `slips[format]` of the answers is malformed.
+- `knowledge`: standard normal noise per text and label, plus `skill` for the true label: the accuracy of the model
+  without demonstrations.
+- `vote`: share of attention on the demonstrations with that label. The attention on a demonstration is
+  `exp(sharpness * cosine)`, the cosine being that of the word counts of both texts, times a factor that grows to
+  `1 + recency` towards the end of the prompt.
+- `g = n / (n + half)` for `n` demonstrations: more demonstrations have a diminishing effect.
+- `copying`: models seldom answer with a label that is not in the prompt's demonstrations.
+- `quality`: number of helpful minus harmful sentences in the instruction, divided by 3, clipped to [-1, 1].
+- The answer is the label with the highest score plus `temperature` times Gumbel noise, which is seeded with the call's
+  seed and messages. A share `slips[format]` of the answers is malformed.
 
-Which format is the clearest is drawn from the learner's seed, so that no format is favoured over seeds. Asked for anything but a
-label, it writes an instruction: a few sentences, helpful with probability 0.55, or 0.65 where the prompt shows it examples.
+`clarity` and `slips` of the prompt formats are drawn with the learner's seed, so that no format is best for all seeds.
+To a request without the output field `label` it responds with an instruction: up to four sentences, each helpful with
+probability 0.55, or 0.65 if the prompt contains at least two known texts.
 """
 
 import hashlib
@@ -49,12 +53,12 @@ FORMATS = ("chat", "json", "lean")
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerTask:
-    """A kind of task and how well the learner takes to it; the names are those of the rule in the module's docstring."""
+    """Parameters of a task and of the learner on it; names as in the module's docstring."""
 
     labels: int
-    words: int = 8  # of a text
-    own: float = 0.5  # share of a text's words that come from its label's vocabulary
-    shared: float = 0.5  # share of that vocabulary which a neighbouring label has too
+    words: int = 8  # words per text
+    own: float = 0.5  # share of a text's words from the vocabulary of its label or the neighbouring one
+    shared: float = 0.5  # half of this share of those words comes from the neighbouring label
     skill: float = 1.5
     strength: float = 4.0
     sharpness: float = 6.0
@@ -67,15 +71,17 @@ class LearnerTask:
 TASKS: Mapping[str, LearnerTask] = {
     # many labels that differ by their words: similar demonstrations help most
     "intents": LearnerTask(labels=12, skill=1.6, strength=6.0, sharpness=7.0),
-    # few labels that the model knows: little to gain
+    # few labels and much knowledge: little to gain
     "topics": LearnerTask(labels=5, skill=2.0, strength=2.0, sharpness=3.0, obedience=0.3),
-    # what decides is not in the words: the instruction and the coverage of labels count
-    "rules": LearnerTask(labels=6, own=0.1, skill=1.2, strength=1.0, sharpness=1.0, copying=2.5, obedience=1.2, recency=0.6),
+    # words decide little: the instruction and the coverage of the labels count
+    "rules": LearnerTask(
+        labels=6, own=0.1, skill=1.2, strength=1.0, sharpness=1.0, copying=2.5, obedience=1.2, recency=0.6
+    ),
 }
 
 
 class InContextLearner:
-    """The script of a model: `scripted_lm(InContextLearner("intents", seed=1))`.
+    """Script of the model: `scripted_lm(InContextLearner("intents", seed=1))`.
 
     Args:
         task: one of `TASKS`, or a `LearnerTask`.
@@ -94,12 +100,12 @@ class InContextLearner:
         self._truth: dict[str, str] = {}
 
     def tasks(self, count: int, *, seed: int = 0) -> list[Task]:
-        """`count` different tasks, `text -> label`. The learner only knows texts that were made here."""
+        """`count` different tasks, `text -> label`. The learner classifies only texts that this method returned."""
         rng = random.Random(f"tasks {self.seed} {seed}")
         vocabulary = [[f"w{label}x{word}" for word in range(10)] for label in range(self.task.labels)]
         common = [f"common{word}" for word in range(60)]
-        made: dict[str, Task] = {}
-        while len(made) < count:
+        tasks: dict[str, Task] = {}
+        while len(tasks) < count:
             label = rng.randrange(self.task.labels)
             neighbour = (label ^ 1) % self.task.labels
             words = []
@@ -110,11 +116,11 @@ class InContextLearner:
                     words.append(rng.choice(vocabulary[neighbour if rng.random() < self.task.shared / 2 else label]))
             text = " ".join(words)
             self._truth.setdefault(text, self.labels[label])
-            made[text] = Task(id=str(len(made)), inputs={"text": text}, expected={"label": self._truth[text]})
-        return list(made.values())
+            tasks[text] = Task(id=str(len(tasks)), inputs={"text": text}, expected={"label": self._truth[text]})
+        return list(tasks.values())
 
     def program(self) -> dspy.Module:
-        """The plain program that is to be compiled."""
+        """An uncompiled program for the tasks."""
         choice = Literal[tuple(self.labels)]  # type: ignore[valid-type]
         fields = {"text": (str, dspy.InputField()), "label": (choice, dspy.OutputField())}
         return dspy.Predict(dspy.Signature(fields, "Give the text its label."))
@@ -122,53 +128,63 @@ class InContextLearner:
     def __call__(self, request: Any) -> str:
         system = str(request.system or "")
         style = "lean" if "Reply with: " in system else "json" if "JSON object" in system else "chat"
-        wanted = _wanted(system, style)
+        output_fields = _output_fields(system, style)
         turns = [(message.role, message.text or "") for message in request.messages]
         rng = random.Random(_digest(request.config.seed, system, *(text for _, text in turns)))
         text = _field(turns[-1][1], "text")
-        if wanted != ["label"] or text not in self._truth:
-            return self._proposal(system + "\n".join(text for _, text in turns), wanted, style, rng)
-        shown = _demonstrations(turns[:-1], set(self.labels))
+        if output_fields != ["label"] or text not in self._truth:
+            return self._proposal(system + "\n".join(text for _, text in turns), output_fields, style, rng)
+        demonstrations = _demonstrations(turns[:-1], set(self.labels))
         if rng.random() < self.slips[style]:
             return "I am not sure."
         temperature = 0.7 if request.config.temperature is None else request.config.temperature
-        scores = self.scores(text, shown, system, style)
+        scores = self.scores(text, demonstrations, system, style)
         label = max(scores, key=lambda name: scores[name] + temperature * _gumbel(rng))
-        return _written({"label": label}, style)
+        return _formatted({"label": label}, style)
 
-    def scores(self, text: str, shown: Sequence[tuple[str, str]], instruction: str, style: str) -> dict[str, float]:
-        """The score of each label, by the rule in the module's docstring. `shown`: text and label of each demonstration."""
-        rule, count = self.task, len(shown)
-        obeyed = 1 + rule.obedience * quality(instruction)
+    def scores(
+        self, text: str, demonstrations: Sequence[tuple[str, str]], instruction: str, style: str
+    ) -> dict[str, float]:
+        """Score of each label, by the rule in the module's docstring.
+
+        Args:
+            demonstrations: text and label of each, in the order of the prompt.
+            style: prompt format, `chat`, `json` or `lean`.
+        """
+        rule, count = self.task, len(demonstrations)
+        instruction_factor = 1 + rule.obedience * quality(instruction)
         weights = [
-            math.exp(rule.sharpness * _cosine(text, other)) * (1 + rule.recency * (place + 1) / count) for place, (other, _) in enumerate(shown)
+            math.exp(rule.sharpness * _cosine(text, other)) * (1 + rule.recency * (position + 1) / count)
+            for position, (other, _) in enumerate(demonstrations)
         ]
         total, votes = float(sum(weights)) or 1.0, dict.fromkeys(self.labels, 0.0)
-        covered = {label for _, label in shown}
-        for weight, (_, label) in zip(weights, shown, strict=True):
+        covered = {label for _, label in demonstrations}
+        for weight, (_, label) in zip(weights, demonstrations, strict=True):
             votes[label] += weight / total
-        strength = count / (count + rule.half)
-        found = {}
+        g = count / (count + rule.half)
+        scores = {}
         for label in self.labels:
-            known = random.Random(_digest(self.seed, text, label)).gauss(0, 1) + rule.skill * (label == self._truth.get(text))
-            learned = rule.strength * votes[label] - rule.copying * (count > 0 and label not in covered)
-            found[label] = self.clarity[style] * (known * obeyed + strength * learned)
-        return found
+            noise = random.Random(_digest(self.seed, text, label)).gauss(0, 1)
+            knowledge = noise + rule.skill * (label == self._truth.get(text))
+            in_context = rule.strength * votes[label] - rule.copying * (count > 0 and label not in covered)
+            scores[label] = self.clarity[style] * (knowledge * instruction_factor + g * in_context)
+        return scores
 
-    def _proposal(self, prompt: str, wanted: Sequence[str], style: str, rng: random.Random) -> str:
+    def _proposal(self, prompt: str, output_fields: Sequence[str], style: str, rng: random.Random) -> str:
+        """An instruction, in each of the output fields."""
         helpful = 0.65 if sum(text in prompt for text in self._truth) >= 2 else 0.55
         sentences = [rng.choice(HELPFUL if rng.random() < helpful else HARMFUL) for _ in range(rng.randint(1, 4))]
         text = " ".join(dict.fromkeys(["Give the text its label.", *sentences]))
-        if not wanted:  # a bare prompt, as reflecting optimizers write it
+        if not output_fields:  # a prompt without a signature, as of reflective optimizers
             return f"```\n{text}\n```"
-        values: dict[str, Any] = {name: {"self": text} if name == "module_advice" else text for name in wanted}
-        return _written(values, style)
+        values: dict[str, Any] = {name: {"self": text} if name == "module_advice" else text for name in output_fields}
+        return _formatted(values, style)
 
 
 def quality(instruction: str) -> float:
-    """Helpful sentences minus harmful ones, by three, in [-1, 1]."""
-    difference = sum(sentence in instruction for sentence in HELPFUL) - sum(sentence in instruction for sentence in HARMFUL)
-    return max(-1.0, min(1.0, difference / 3))
+    """Number of helpful minus harmful sentences, divided by 3, clipped to [-1, 1]; higher is better."""
+    helpful, harmful = (sum(sentence in instruction for sentence in sentences) for sentences in (HELPFUL, HARMFUL))
+    return max(-1.0, min(1.0, (helpful - harmful) / 3))
 
 
 def _digest(*parts: Any) -> int:
@@ -180,13 +196,13 @@ def _gumbel(rng: random.Random) -> float:
 
 
 def _cosine(a: str, b: str) -> float:
-    one, other = Counter(a.split()), Counter(b.split())
-    length = math.sqrt(sum(v * v for v in one.values()) * sum(v * v for v in other.values()))
-    return sum(value * other[word] for word, value in one.items()) / length if length else 0.0
+    counts_a, counts_b = Counter(a.split()), Counter(b.split())
+    norm = math.sqrt(sum(v * v for v in counts_a.values()) * sum(v * v for v in counts_b.values()))
+    return sum(value * counts_b[word] for word, value in counts_a.items()) / norm if norm else 0.0
 
 
-def _wanted(system: str, style: str) -> list[str]:
-    """The output fields that a prompt asks for; none in a bare prompt."""
+def _output_fields(system: str, style: str) -> list[str]:
+    """Names of the output fields in a system prompt; empty for a prompt without a signature."""
     if style == "lean":
         return re.findall(r"(\w+): …", system.rpartition("Reply with: ")[2])
     described = system.partition("Your output fields are:")[2].partition("All interactions")[0]
@@ -194,21 +210,22 @@ def _wanted(system: str, style: str) -> list[str]:
 
 
 def _field(message: str, name: str) -> str:
-    """An input of a user's message, in any of the formats."""
-    found = re.search(rf"^(?:\[\[ ## {name} ## \]\]\n|{name}: )(.*)$", message, re.MULTILINE)
-    return found[1].strip() if found else ""
+    """An input field of a user message, in any of the prompt formats; empty if it is missing."""
+    match = re.search(rf"^(?:\[\[ ## {name} ## \]\]\n|{name}: )(.*)$", message, re.MULTILINE)
+    return match[1].strip() if match else ""
 
 
 def _demonstrations(turns: Sequence[tuple[str, str]], labels: set[str]) -> list[tuple[str, str]]:
-    shown = []
-    for (role, asked), (_, answered) in zip(turns[::2], turns[1::2], strict=False):
-        label = next((name for name in re.findall(r"label_\d+", answered) if name in labels), None)
+    """Text and label of each demonstration in the turns before the last one."""
+    demonstrations = []
+    for (role, prompt), (_, response) in zip(turns[::2], turns[1::2], strict=False):
+        label = next((name for name in re.findall(r"label_\d+", response) if name in labels), None)
         if role == "user" and label is not None:
-            shown.append((_field(asked, "text"), label))
-    return shown
+            demonstrations.append((_field(prompt, "text"), label))
+    return demonstrations
 
 
-def _written(values: Mapping[str, Any], style: str) -> str:
+def _formatted(values: Mapping[str, Any], style: str) -> str:
     if style == "json":
         return json.dumps(dict(values))
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}

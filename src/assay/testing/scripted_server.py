@@ -1,10 +1,11 @@
-"""An OpenAI-compatible server whose answers depend on prompt and temperature alone, in a process of its own: for tests that kill what asks it.
+"""An OpenAI-compatible server whose responses depend only on prompt and temperature, for tests that kill its clients.
 
     python -m assay.testing.scripted_server [--port 0] [--log FILE] [--delay-ms 2]
 
-It answers "What is A + 1?": right more often the more demonstrations the prompt shows (35 % without, 95 % with eight) and the lower the
-temperature, by a hash of the prompt.
-It writes its port on its first line of output, and one byte a request to the log before it answers.
+It answers "What is A + 1?". A hash of the prompt decides whether the answer is correct: at temperature 0.7, 35 % of the
+answers are correct without demonstrations and 95 % with eight; a lower temperature makes more of them correct.
+
+The first line of its output is the port. It writes one byte per request to the log before it responds.
 """
 
 import argparse
@@ -24,19 +25,24 @@ __all__ = ["answer_to", "running"]
 
 
 def answer_to(prompt: str, temperature: float = 0.7) -> str:
-    """The text that the server gives, in the form that the prompt asks for."""
+    """Text of the response, in the format that the prompt requires."""
     numbers = re.findall(r"What is (\d+) \+ 1", prompt)
-    asked = int(numbers[-1]) if numbers else 0
-    share = int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big") / 2**32
-    right = share < min(0.95, 0.35 + 0.075 * max(0, len(numbers) - 1)) - 0.2 * (temperature - 0.7)
-    number = asked + 1 if right else asked + 2
-    return json.dumps({"answer": number}) if "JSON" in prompt else f"[[ ## answer ## ]]\n{number}\n\n[[ ## completed ## ]]"
+    summand = int(numbers[-1]) if numbers else 0
+    draw = int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big") / 2**32
+    correct = draw < min(0.95, 0.35 + 0.075 * max(0, len(numbers) - 1)) - 0.2 * (temperature - 0.7)
+    answer = summand + 1 if correct else summand + 2
+    if "JSON" in prompt:
+        return json.dumps({"answer": answer})
+    return f"[[ ## answer ## ]]\n{answer}\n\n[[ ## completed ## ]]"
 
 
 def _tokens(text: str, alternatives: int) -> list[dict[str, Any]]:
-    """Each word as a token, with alternatives of falling probability."""
-    others = [{"token": f"w{at}", "logprob": -0.1 - 0.5 * at, "bytes": None} for at in range(alternatives)]
-    return [{"token": word, "logprob": -0.1, "bytes": None, "top_logprobs": others} for word in re.findall(r"\s*\S+\s*", text)]
+    """Each word as a token, with alternatives of decreasing probability."""
+    others = [{"token": f"w{rank}", "logprob": -0.1 - 0.5 * rank, "bytes": None} for rank in range(alternatives)]
+    return [
+        {"token": word, "logprob": -0.1, "bytes": None, "top_logprobs": others}
+        for word in re.findall(r"\s*\S+\s*", text)
+    ]
 
 
 def _handler(log: Path | None, delay_s: float) -> type[BaseHTTPRequestHandler]:
@@ -51,18 +57,35 @@ def _handler(log: Path | None, delay_s: float) -> type[BaseHTTPRequestHandler]:
                 with open(log, "ab", buffering=0) as file:
                     file.write(b".")
             text = answer_to(prompt, float(request.get("temperature") or 0.7))
-            usage = {"prompt_tokens": len(prompt), "completion_tokens": len(text), "total_tokens": len(prompt) + len(text)}
-            choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+            usage = {
+                "prompt_tokens": len(prompt),
+                "completion_tokens": len(text),
+                "total_tokens": len(prompt) + len(text),
+            }
+            choice: dict[str, Any] = {
+                "index": 0,
+                "finish_reason": "stop",
+                "message": {"role": "assistant", "content": text},
+            }
             if request.get("logprobs"):
                 choice["logprobs"] = {"content": _tokens(text, int(request.get("top_logprobs") or 0))}
-            body = json.dumps({"id": "1", "object": "chat.completion", "model": "m", "created": 1, "choices": [choice], "usage": usage}).encode()
+            body = json.dumps(
+                {
+                    "id": "1",
+                    "object": "chat.completion",
+                    "model": "m",
+                    "created": 1,
+                    "choices": [choice],
+                    "usage": usage,
+                }
+            ).encode()
             try:
                 self.send_response(200)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
-            except OSError:  # whoever asked was killed
+            except OSError:  # the client was killed
                 self.close_connection = True
 
         def log_message(self, *args: object) -> None:
@@ -73,13 +96,20 @@ def _handler(log: Path | None, delay_s: float) -> type[BaseHTTPRequestHandler]:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
-        """Whoever asked was killed."""
+        """Prints nothing: killed clients are expected."""
 
 
 @contextmanager
 def running(log: Path | None = None, *, delay_ms: float = 2) -> Iterator[str]:
-    """The server in a process of its own; gives the API's address."""
-    command = [sys.executable, "-m", "assay.testing.scripted_server", "--delay-ms", str(delay_ms), *(["--log", str(log)] if log else [])]
+    """Runs the server in a process of its own; yields the base URL of its API."""
+    command = [
+        sys.executable,
+        "-m",
+        "assay.testing.scripted_server",
+        "--delay-ms",
+        str(delay_ms),
+        *(["--log", str(log)] if log else []),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

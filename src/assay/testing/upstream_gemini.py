@@ -1,4 +1,4 @@
-"""What the scripted server answers in the dialect of Google's Gemini API, whole and streamed."""
+"""Responses of the scripted server in the dialect of Google's Gemini API, as one body and as a stream."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -8,27 +8,37 @@ __all__ = ["as_list", "gemini_stream", "gemini_whole"]
 
 
 def gemini_whole(number: int, model: str, text: str, calls: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Gemini's calls have no ids; the first call of an answer has the signature of the thought before it, which must come back."""
+    """The body of a response that is not streamed.
+
+    Gemini's calls have no ids. The first call of a response has a thought signature, which the client must send back.
+    """
     parts: list[dict[str, Any]] = [{"text": text}] if text or not calls else []
-    for at, call in enumerate(calls):
-        parts.append({"functionCall": {"name": call[0], "args": call[1]}, **({} if at else {"thoughtSignature": "c2lnbmVk"})})
+    for index, (name, arguments) in enumerate(calls):
+        signature = {} if index else {"thoughtSignature": "c2lnbmVk"}
+        parts.append({"functionCall": {"name": name, "args": arguments}, **signature})
     candidate = {"content": {"parts": parts, "role": "model"}, "finishReason": "STOP", "index": 0}
     tokens = len(text.split())
     usage = {"promptTokenCount": 7, "candidatesTokenCount": tokens, "totalTokenCount": 7 + tokens}
     return {"candidates": [candidate], "usageMetadata": usage, "modelVersion": model, "responseId": f"gen-{number}"}
 
 
-def gemini_stream(whole: dict[str, Any], text: str, calls: Sequence[Any], parts: Callable[[str], list[str]], usage: bool) -> Iterator[bytes]:
-    """Texts in parts, calls whole; the last event says why it ended, and no mark of the end comes after it."""
-    told = [{"text": part} for part in parts(text)] if text or not calls else []
-    told += [part for part in whole["candidates"][0]["content"]["parts"] if "text" not in part]
-    for at, part in enumerate(told):
-        candidate = {"content": {"parts": [part], "role": "model"}, "index": 0, **({"finishReason": "STOP"} if at == len(told) - 1 else {})}
-        yield f"data: {json.dumps({**whole, 'candidates': [candidate]})}\r\n\r\n".encode()
+def gemini_stream(
+    body: dict[str, Any], text: str, calls: Sequence[Any], split: Callable[[str], list[str]], usage: bool
+) -> Iterator[bytes]:
+    """The text in chunks, each call in one event. The last event has the finish reason; there is no `[DONE]`."""
+    parts = [{"text": part} for part in split(text)] if text or not calls else []
+    parts += [part for part in body["candidates"][0]["content"]["parts"] if "text" not in part]
+    for index, part in enumerate(parts):
+        candidate = {
+            "content": {"parts": [part], "role": "model"},
+            "index": 0,
+            **({"finishReason": "STOP"} if index == len(parts) - 1 else {}),
+        }
+        yield f"data: {json.dumps({**body, 'candidates': [candidate]})}\r\n\r\n".encode()
 
 
 def as_list(events: Iterator[bytes]) -> Iterator[bytes]:
-    """Events as the parts of one JSON list, as Gemini streams where no events are asked for."""
-    for at, event in enumerate(events):
-        yield (b"," if at else b"[") + event.removeprefix(b"data:").strip()
+    """The events as elements of one JSON list: Gemini's format for streams without `alt=sse`."""
+    for index, event in enumerate(events):
+        yield (b"," if index else b"[") + event.removeprefix(b"data:").strip()
     yield b"]"

@@ -1,4 +1,4 @@
-"""Interactions that people come with: checked one by one, kept in the store as rollouts of one turn, filtered, prepared for training."""
+"""Collects existing interactions as single-turn rollouts, and prepares the good ones for training."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,12 @@ _FIELDS = ("input", "output", "rating", "task_type", "model", "data_subject", "t
 
 @dataclass
 class Collected:
-    """What became of the interactions: rollouts by id, and each refused one's place with the reason."""
+    """Result of `DataCollector.collect_interaction_data`.
+
+    Args:
+        kept: Ids of the rollouts.
+        refused: Position and reason of each refused interaction.
+    """
 
     kept: list[str] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
@@ -27,16 +32,24 @@ class Collected:
 
 @dataclass
 class TrainingData:
-    """Rows with `prompt` and `completion` as chat messages, `quality` and `task_type`; and how many of each type there are."""
+    """Rows for supervised training.
+
+    Args:
+        rows: Rows with `prompt` and `completion` as chat messages, `quality` and `task_type`.
+        task_distribution: Number of rows by task type.
+        left_out: Number of interactions that are unrated or below the threshold.
+    """
 
     rows: list[dict[str, Any]]
     task_distribution: dict[str, int]
-    left_out: int = 0  # below the quality, or unrated
+    left_out: int = 0
 
 
 class DataCollector:
-    """Args:
-    store: where interactions are kept, opened or by its path; None keeps them in memory only.
+    """Collects interactions as rollouts.
+
+    Args:
+        store: Store or its path; None keeps the interactions in memory only.
     """
 
     def __init__(self, store: Store | str | Path | None = None) -> None:
@@ -45,17 +58,24 @@ class DataCollector:
         self._seen: set[str] = set()
         self._run = f"interactions-{new_id()[:12]}"
 
-    def collect_interaction_data(self, interactions: Iterable[Mapping[str, Any]], *, source: str = "interaction") -> Collected:
-        """Takes in `{"input", "output", "rating", "task_type"}`; the rating in [0, 1] or missing, the task type by default `default`.
+    def collect_interaction_data(
+        self, interactions: Iterable[Mapping[str, Any]], *, source: str = "interaction"
+    ) -> Collected:
+        """Check and store interactions.
 
-        A duplicate (the same input and output), an empty text, a rating out of range and an unknown field are refused with the
-        reason; the others are kept all the same.
+        Duplicates (same input and output), empty texts, ratings out of range and unknown fields are refused with a
+        reason; the other interactions are stored.
+
+        Args:
+            interactions: Mappings with `input`, `output`, and optionally `rating` in [0, 1], `task_type` (default
+                `default`), `model`, `data_subject`, `tenant` and `consent`.
+            source: Source of the rollouts.
         """
         report = Collected()
-        for at, row in enumerate(interactions):
+        for index, row in enumerate(interactions):
             reason = self._wrong(row)
             if reason is not None:
-                report.refused.append((at, reason))
+                report.refused.append((index, reason))
                 continue
             rollout = self._rollout(row, source)
             self.rollouts.append(rollout)
@@ -69,16 +89,18 @@ class DataCollector:
         if not isinstance(row, Mapping):
             return f"expected an object with input and output, found {type(row).__name__}"
         if unknown := sorted(map(str, set(row) - set(_FIELDS))):
-            return f"unknown fields {unknown}; there are {', '.join(_FIELDS)}"
+            return f"unknown fields {unknown}; allowed are {', '.join(_FIELDS)}"
         for name in ("input", "output"):
             if not isinstance(row.get(name), str) or not row[name].strip():
-                return f"{name} is {'missing' if name not in row else 'empty or no text'}"
+                return f"{name} is {'missing' if name not in row else 'empty or not text'}"
         rating = row.get("rating")
-        if rating is not None and (isinstance(rating, bool) or not isinstance(rating, int | float) or not 0 <= rating <= 1):
+        if rating is not None and (
+            isinstance(rating, bool) or not isinstance(rating, int | float) or not 0 <= rating <= 1
+        ):
             return f"rating={rating!r} must be between 0 and 1"
         key = content_hash({"input": row["input"].strip(), "output": row["output"].strip()})
         if key in self._seen:
-            return "a duplicate: the same input and output came before"
+            return "duplicate of an earlier interaction with the same input and output"
         self._seen.add(key)
         return None
 
@@ -86,20 +108,39 @@ class DataCollector:
         task = content_hash({"input": row["input"]})[:16]
         model = str(row.get("model") or "unknown")
         request = {"dialect": "chat", "body": {"model": model, "messages": [{"role": "user", "content": row["input"]}]}}
-        response = {"body": {"choices": [{"message": {"role": "assistant", "content": row["output"]}, "finish_reason": "stop"}]}}
+        response = {
+            "body": {"choices": [{"message": {"role": "assistant", "content": row["output"]}, "finish_reason": "stop"}]}
+        }
         whose: dict[str, Any] = {name: text for name, text in owners_of(row).items() if text}
         rating = None if row.get("rating") is None else float(row["rating"])
         return Rollout(
             run_id=self._run,
-            task_id=task, group_id=task, task_type=str(row.get("task_type") or "default"), source=source, status="done", model=model,
-            inputs={"input": row["input"]}, prediction={"answer": row["output"]}, human_rating=rating,
-            transitions=[Transition(t=0, model=model, request=request, response=response, output=row["output"])], **whose,
-        )  # fmt: skip
+            task_id=task,
+            group_id=task,
+            task_type=str(row.get("task_type") or "default"),
+            source=source,
+            status="done",
+            model=model,
+            inputs={"input": row["input"]},
+            prediction={"answer": row["output"]},
+            human_rating=rating,
+            transitions=[Transition(t=0, model=model, request=request, response=response, output=row["output"])],
+            **whose,
+        )
 
-    def generate_synthetic_data(self, n: int, *, data: str = "arithmetic:terms=2-3&digits=1-3", seed: int = 0) -> Collected:
-        """`n` interactions with answers known to be right, from a generator of tasks (`arithmetic:…`, `reasoning_gym:…`).
+    def generate_synthetic_data(
+        self, n: int, *, data: str = "arithmetic:terms=2-3&digits=1-3", seed: int = 0
+    ) -> Collected:
+        """Generate interactions with correct answers.
 
-        They are kept with the source `synthetic` and a rating of 1, since they are right by construction.
+        They have the source `synthetic` and the rating 1, because they are correct by construction.
+
+        Args:
+            n: Number of interactions.
+            data: Spec of a task generator (`arithmetic:…`, `reasoning_gym:…`).
+            seed: Seed of the generator.
+        Raises:
+            ConfigError: `n` is smaller than 1.
         """
         if n < 1:
             raise ConfigError(f"n={n!r} must be at least 1")
@@ -109,27 +150,36 @@ class DataCollector:
         joined = before + "&".join(part for part in (query, f"size={n}", f"seed={seed}") if part)
         rows = []
         for task in load_tasks(joined):
-            question, answer = (" ".join(str(value) for value in part.values()) for part in (task.inputs, task.expected))
+            question, answer = (
+                " ".join(str(value) for value in part.values()) for part in (task.inputs, task.expected)
+            )
             kind = task.task_type if task.task_type != "default" else data.partition(":")[0]
             rows.append({"input": question, "output": answer, "rating": 1.0, "task_type": kind})
         return self.collect_interaction_data(rows, source="synthetic")
 
     def filter_high_quality(self, threshold: float = 0.8) -> list[Rollout]:
-        """Interactions whose rating, or score, is at least the threshold; unrated ones are not among them."""
+        """Rollouts whose rating (or score) is at least `threshold`, in [0, 1]. Unrated ones are excluded."""
         if not 0 <= threshold <= 1:
             raise ConfigError(f"threshold={threshold!r} must be between 0 and 1")
-        return [rollout for rollout in self.rollouts if (quality := rollout.quality) is not None and quality >= threshold]
+        return [
+            rollout for rollout in self.rollouts if (quality := rollout.quality) is not None and quality >= threshold
+        ]
 
     def prepare_training_data(self, *, threshold: float = 0.8) -> TrainingData:
-        """Rows of good interactions for supervised training, and the distribution of their task types. To write them behind the
-        gates, anonymised: `assay.export("sft", …)` on the same store."""
+        """Convert the interactions that reach `threshold` to training rows.
+
+        Use `assay.export("sft", …)` on the same store to apply gates and anonymization.
+        """
         good = self.filter_high_quality(threshold)
         rows = [
             {
                 "prompt": [{"role": "user", "content": rollout.inputs["input"]}],
                 "completion": [{"role": "assistant", "content": rollout.transitions[0].output}],
-                "quality": rollout.quality, "task_type": rollout.task_type,
+                "quality": rollout.quality,
+                "task_type": rollout.task_type,
             }
             for rollout in good
-        ]  # fmt: skip
-        return TrainingData(rows, dict(Counter(rollout.task_type for rollout in good).most_common()), len(self.rollouts) - len(good))
+        ]
+        return TrainingData(
+            rows, dict(Counter(rollout.task_type for rollout in good).most_common()), len(self.rollouts) - len(good)
+        )

@@ -1,7 +1,7 @@
-"""Which LM call of a rollout deserves how much of its reward: returns, baselines, advantages. Pure functions of numbers.
+"""Credit assignment over the LM calls of a rollout: returns, baselines, advantages. Pure functions of numbers.
 
-A rollout of T calls earned `rewards[t]` at each; the outcome stands in the last. Nothing here knows of stores or trainers, and
-nothing takes a missing score: leave such rollouts out and count them.
+A rollout has one reward per call; the last includes the outcome. Does not access stores or trainers. Missing scores are
+not accepted: leave out such rollouts and count them.
 """
 
 import math
@@ -16,18 +16,22 @@ from assay.traces.records import Rollout
 __all__ = ["RETURNS", "Baseline", "differs_by_turn", "fitted_values", "gae", "returns", "rewards_of"]
 
 RETURNS = ("to_go", "episode", "step", "uniform")
-_EPSILON = 1e-4  # beside the deviation, as in TRL's GRPOTrainer
-_ULP = 2**1074  # every finite float is a whole number of 2**-1074
-_SAME = 1e-9  # episode returns that differ by less have no spread
+_EPSILON = 1e-4  # added to the deviation, as in TRL's GRPOTrainer
+_ULP = 2**1074  # every finite float is an integer multiple of 2**-1074
+_SAME = 1e-9  # relative difference below which episode returns are equal
 
 
-def rewards_of(rollout: Rollout, *, outcome: str = "score", step_weight: float = 1.0, outcome_weight: float = 1.0) -> list[float]:
-    """The reward of each LM call: the weighted sum of its step rewards; the last has the weighted outcome as well.
+def rewards_of(
+    rollout: Rollout, *, outcome: str = "score", step_weight: float = 1.0, outcome_weight: float = 1.0
+) -> list[float]:
+    """Reward of each LM call: the weighted sum of its step rewards. The last call also gets the weighted outcome.
 
     Args:
-        outcome: `score` (the rubric's) or `human` (a person's rating, else the score).
+        outcome: `score` (of the rubric) or `human` (human rating, else the score).
+        step_weight: Factor of the step rewards.
+        outcome_weight: Factor of the outcome.
     Raises:
-        Unscored: the rollout has no outcome, or a reward is not finite.
+        Unscored: The rollout has no outcome, or a reward is not finite.
     """
     value = rollout.human_rating if outcome == "human" and rollout.human_rating is not None else rollout.score
     if value is None or not math.isfinite(value):
@@ -36,56 +40,66 @@ def rewards_of(rollout: Rollout, *, outcome: str = "score", step_weight: float =
     if rewards:
         rewards[-1] += outcome_weight * value
     if not all(map(math.isfinite, rewards)):
-        raise Unscored(f"rollout {rollout.id} has a step reward that is no finite number")
+        raise Unscored(f"rollout {rollout.id} has a step reward that is not finite")
     return rewards
 
 
 def returns(rewards: Sequence[float], *, scheme: str = "to_go", discount: float = 1.0) -> list[float]:
-    """What each call of a rollout is credited with, `[turn]`.
+    """Return of each call of a rollout, `[turn]`.
+
+    Example: rewards 0.15, 0.15, 0.15, 1.0 give the `to_go` returns 1.45, 1.30, 1.15, 1.0.
 
     Args:
-        scheme: `to_go`: G_t = sum over k >= t of discount^(k-t) r_k (Sutton and Barto, Reinforcement Learning, 2nd ed., eq. 3.8);
-            `episode`: all calls get the sum of all; `step`: each its own reward; `uniform`: the sum, shared out equally.
-        discount: in [0, 1]; of `to_go` only.
-    Worked: 0.15, 0.15, 0.15, 1.0 gives to_go 1.45, 1.30, 1.15, 1.0.
+        rewards: Reward of each call.
+        scheme: `to_go`: G_t = sum over k >= t of discount^(k-t) r_k (Sutton and Barto, Reinforcement Learning, 2nd ed.,
+            eq. 3.8); `episode`: the sum of all rewards for every call (episode-level credit); `step`: the call's own
+            reward; `uniform`: the sum divided by the number of calls.
+        discount: Discount factor in [0, 1], for `to_go` only.
+    Raises:
+        ConfigError: The scheme is unknown, or the discount is out of range or has no effect.
     """
     if scheme not in RETURNS:
         raise ConfigError(f"returns={scheme!r} must be one of {', '.join(RETURNS)}")
     if not 0 <= discount <= 1:
         raise ConfigError(f"discount={discount!r} must be between 0 and 1")
     if discount != 1 and scheme != "to_go":
-        raise ConfigError(f"discount={discount!r} would have no effect on returns={scheme!r}")
+        raise ConfigError(f"discount={discount!r} has no effect with returns={scheme!r}; use returns='to_go'")
     if scheme == "step":
         return list(rewards)
     if scheme == "to_go":
-        found, ahead = [], 0.0
+        result, following = [], 0.0
         for reward in reversed(rewards):
-            ahead = reward + discount * ahead
-            found.append(ahead)
-        return found[::-1]
+            following = reward + discount * following
+            result.append(following)
+        return result[::-1]
     total = math.fsum(rewards)
     return [total / len(rewards) if scheme == "uniform" else total] * len(rewards)
 
 
 def differs_by_turn(scheme: str, discount: float) -> bool:
-    """Whether the first call's return knows little of the later ones': single steps, and discounted."""
+    """Whether the first call's return does not summarise the later ones: step rewards, or discounted returns."""
     return scheme == "step" or discount < 1
 
 
 @dataclass
 class Baseline:
-    """What the other rollouts of a group, or of a batch, were credited with at the same turn. Constant memory in their number.
+    """Turn-level baseline over the rollouts of a group or batch, in memory independent of their number.
 
-    Add every rollout, then ask for each one's advantages:
-    A_t = (G_t - mean of the others' G at turn t) / (deviation of all episode returns + 1e-4). A rollout that had ended before
-    turn t stands there with its last G, so that a longer way is held against what shorter ones arrived at. The episode return is the first
-    call's G. With `every_turn` (see `differs_by_turn`) the deviation is that of all G, and groups differ where any turn does.
+    Add every rollout, then compute the advantages of each:
+    A_t = (G_t - mean of the others' G at turn t) / (deviation of all episode returns + 1e-4).
+    A rollout that ended before turn t counts with its last G, so that longer rollouts are compared with the results of
+    shorter ones. The episode return is the first call's G.
 
-    Sums are exact, as integers of `_ULP`: the order in which rollouts are added changes no bit, and where all are alike it gives exactly 0.
+    Sums are exact, as integer multiples of 2**-1074: the result does not depend on the order of rollouts, and identical
+    rollouts have an advantage of exactly 0. With undiscounted returns to go and equal outcomes, the advantages of a
+    tool that all rollouts used correctly sum to at least 0 at every turn.
 
-    Sources: leave-one-out, RLOO (arXiv 2402.14740); the deviation, GRPO (arXiv 2402.03300, of the group) and REINFORCE++
-    (arXiv 2501.03262, of the batch); by turn and with rollouts that ended, ours. With undiscounted returns to go and equal
-    outcomes the calls of a tool that all used rightly sum to no less than 0 at every turn.
+    Args:
+        leave_one_out: Exclude the rollout itself from the mean.
+        scale: Divide by the deviation.
+        every_turn: Compute deviation and variance over the G of all turns, see `differs_by_turn`.
+    Sources: leave-one-out: RLOO (arXiv 2402.14740); deviation of the group: GRPO (arXiv 2402.03300), of the batch:
+        REINFORCE++ (arXiv 2501.03262). The mean by turn, including ended rollouts, is our own.
     """
 
     leave_one_out: bool = True
@@ -97,11 +111,15 @@ class Baseline:
     _ended: list[int] = field(default_factory=list)  # sums of last G by the turn after it
     _range: list[tuple[float, float]] = field(default_factory=list)  # lowest and highest G by turn
     _end_range: list[tuple[float, float]] = field(default_factory=list)  # of last G by the turn after it
-    _sum: int = 0  # of the G that are measured
+    _sum: int = 0  # of the G in the deviation
     _squares: int = 0
 
     def add(self, credited: Sequence[float]) -> None:
-        """Takes in a rollout: its G by turn."""
+        """Add a rollout.
+
+        Args:
+            credited: Its returns, `[turn]`.
+        """
         if not credited:
             return
         missing = len(credited) + 1 - len(self._at)
@@ -128,8 +146,8 @@ class Baseline:
         return math.sqrt((n * self._squares - self._sum**2) / (n * (n - 1) * _ULP**2)) if n > 1 else 0.0
 
     @property
-    def spread(self) -> bool:
-        """Whether there is anything to tell the rollouts apart by."""
+    def has_variance(self) -> bool:
+        """Whether the returns of the rollouts differ. If not, this is a zero-variance group."""
         ended = (math.inf, -math.inf)
         for turn in range(len(self._range) if self.every_turn else 1) if self.count > 1 else ():
             ended = _wider(ended, self._end_range[turn])
@@ -139,44 +157,57 @@ class Baseline:
         return False
 
     def advantages(self, credited: Sequence[float]) -> list[float]:
-        """Of a rollout that was added, by turn; exactly 0 everywhere without spread."""
-        if not self.spread:
+        """Advantages of an added rollout, `[turn]`; exactly 0 for a zero-variance group.
+
+        Args:
+            credited: Its returns, `[turn]`.
+        """
+        if not self.has_variance:
             return [0.0] * len(credited)
         divisor = self.deviation + _EPSILON if self.scale else 1.0
-        found, ended = [], 0
+        result, ended = [], 0
         others = self.count - 1 if self.leave_one_out else self.count
         for turn, value in enumerate(credited):
             ended += self._ended[turn]
             units = _units(value)
             total = self._at[turn] + ended - (units if self.leave_one_out else 0)
-            found.append((others * units - total) / (others * _ULP) / divisor)
-        return found
+            result.append((others * units - total) / (others * _ULP) / divisor)
+        return result
 
 
 def _units(value: float) -> int:
-    """A finite float as a whole number of the smallest one."""
+    """A finite float as an integer multiple of 2**-1074, the smallest positive float."""
     numerator, denominator = value.as_integer_ratio()
     return numerator << (_ULP.bit_length() - denominator.bit_length())  # both are powers of two
 
 
-def _wider(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
-    return min(one[0], other[0]), max(one[1], other[1])
+def _wider(left: tuple[float, float], right: tuple[float, float]) -> tuple[float, float]:
+    return min(left[0], right[0]), max(left[1], right[1])
 
 
-def gae(rewards: Sequence[float], values: Sequence[float], *, discount: float = 1.0, decay: float = 0.95) -> list[float]:
-    """Generalised advantage estimates over the turns of a rollout, `[turn]`.
+def gae(
+    rewards: Sequence[float], values: Sequence[float], *, discount: float = 1.0, decay: float = 0.95
+) -> list[float]:
+    """Generalized advantage estimates over the turns of a rollout, `[turn]`.
 
-    A_t = sum over k >= t of (discount · decay)^(k-t) · (r_k + discount · V_{k+1} - V_k), with V = 0 after the last turn.
-    Source: arXiv 1506.02438, eq. 16. With decay 1 it is the return to go minus V_t; with 0 one step's surprise.
+    A_t = sum over k >= t of (discount · decay)^(k-t) · (r_k + discount · V_{k+1} - V_k), with V = 0 after the last
+    turn.
+
+    Args:
+        rewards: Reward of each turn.
+        values: Value estimate of each turn.
+        discount: Discount factor gamma.
+        decay: Lambda: 1 gives the return to go minus V_t, 0 the one-step temporal difference.
+    Source: arXiv 1506.02438, eq. 16.
     """
     if len(rewards) != len(values):
         raise ConfigError(f"{len(rewards)} rewards for {len(values)} values")
-    found, ahead, after = [], 0.0, 0.0
+    result, following, next_value = [], 0.0, 0.0
     for reward, value in zip(reversed(rewards), reversed(values), strict=True):
-        ahead = reward + discount * after - value + discount * decay * ahead
-        after = value
-        found.append(ahead)
-    return found[::-1]
+        following = reward + discount * next_value - value + discount * decay * following
+        next_value = value
+        result.append(following)
+    return result[::-1]
 
 
 def fitted_values(
@@ -187,26 +218,40 @@ def fitted_values(
     ridge: float = 1.0,
     folds: int = 5,
 ) -> list[list[float]]:
-    """A value for every call, `[rollout][turn]`: ridge regression of G on features, each group predicted from the others' folds.
+    """Value of every call, `[rollout][turn]`: cross-fitted ridge regression of G on features.
 
-    No call is held against a value that was fitted to its own group, so the baseline stays unbiased. Features are numbers by
-    name, an absent one 0; with fewer than two groups every value is the mean of G.
+    Each group is predicted from the other folds, so that the baseline stays unbiased. With fewer than two groups, every
+    value is the mean of G.
+
+    Args:
+        features: Feature values by name, `[rollout][turn]`; a missing feature is 0.
+        credited: Returns, `[rollout][turn]`.
+        groups: Group of each rollout.
+        ridge: Regularization strength.
+        folds: Number of folds; at most one per group.
     """
     names = sorted({name for rollout in features for turn in rollout for name in turn})
     turns = [turn for rollout in features for turn in rollout]
-    rows = np.array([[turn.get(name, 0.0) for name in names] for turn in turns], dtype=float).reshape(len(turns), len(names))
+    rows = np.array([[turn.get(name, 0.0) for name in names] for turn in turns], dtype=float).reshape(
+        len(turns), len(names)
+    )
     target = np.array([value for rollout in credited for value in rollout], dtype=float)
     if len(rows) != len(target) or len(features) != len(groups):
-        raise ConfigError(f"{len(rows)} rows of features for {len(target)} returns, {len(features)} rollouts for {len(groups)} groups")
+        raise ConfigError(
+            f"{len(rows)} rows of features for {len(target)} returns, {len(features)} rollouts for {len(groups)} groups"
+        )
     order = {group: at for at, group in enumerate(dict.fromkeys(groups))}
     folds = min(folds, len(order))
-    fold = np.array([order[group] % max(1, folds) for group, rollout in zip(groups, credited, strict=True) for _ in rollout], dtype=int)
-    found = np.full(len(target), target.mean() if len(target) else 0.0)
+    fold = np.array(
+        [order[group] % max(1, folds) for group, rollout in zip(groups, credited, strict=True) for _ in rollout],
+        dtype=int,
+    )
+    values = np.full(len(target), target.mean() if len(target) else 0.0)
     for left_out in range(folds if folds > 1 else 0):
-        learn, tell = fold != left_out, fold == left_out
+        learn, predict = fold != left_out, fold == left_out
         centre, width = rows[learn].mean(axis=0), rows[learn].std(axis=0) + 1e-12
         x, mean = (rows[learn] - centre) / width, target[learn].mean()
         weights = np.linalg.solve(x.T @ x + ridge * np.eye(len(names)), x.T @ (target[learn] - mean))
-        found[tell] = (np.clip((rows[tell] - centre) / width, -10, 10)) @ weights + mean
+        values[predict] = (np.clip((rows[predict] - centre) / width, -10, 10)) @ weights + mean
     ends = np.cumsum([len(rollout) for rollout in credited])
-    return [part.tolist() for part in np.split(found, ends[:-1])] if len(credited) else []
+    return [part.tolist() for part in np.split(values, ends[:-1])] if len(credited) else []

@@ -1,6 +1,6 @@
-"""Ids of rollouts that a replay gives again, so that a resumed run overwrites what it wrote and adds nothing.
+"""Reproducible rollout ids, with which a resumed run overwrites its earlier rows instead of adding new ones.
 
-Imports, the gateway and `assay.record` keep ids of their own (`new_id`): what they record happens once.
+Imports, the gateway and `assay.record` use random ids (`new_id`), because their rollouts are not replayed.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ __all__ = ["RolloutIds", "outside_id"]
 
 
 class RolloutIds:
-    """Hands out the ids of one run's rollouts.
+    """Generates the rollout ids of one run. Thread-safe.
 
-    An id is a hash of the run, its phase and scope (a trial of a study), the task with its inputs, the sample, and the version, parameters and
-    model settings of the program that runs. Rollouts that are alike in all of these are numbered: they are interchangeable, so their order does
-    not matter. Thread-safe.
+    An id is a hash of the run, its phase and scope (such as a trial of a study), the task with its inputs, the sample,
+    and the version, parameters and model settings of the program. Rollouts that agree in all of these are numbered;
+    they are interchangeable, so their order does not matter.
     """
 
     def __init__(self) -> None:
@@ -31,14 +31,31 @@ class RolloutIds:
         self._lock = threading.Lock()
 
     def of(self, rollout: Rollout, *, scope: str = "", content: str | None = None) -> str:
-        """32 hexadecimal digits. `run_id` and `phase` of the rollout must be set; `content` is the hash of its inputs, where it is known."""
+        """Id of a rollout: 32 hexadecimal digits.
+
+        Args:
+            rollout: Its `run_id` and `phase` must be set.
+            scope: Scope inside the phase.
+            content: Content hash of its inputs, if already computed.
+        """
         lm = dspy.settings.lm
-        what = [
-            rollout.run_id, scope, rollout.phase, rollout.source, rollout.program, rollout.program_version, rollout.task_id,
-            content or content_hash(rollout.inputs), rollout.sample, rollout.parameters, current_sample.get(),
-            None if lm is None else [lm.model, {key: value for key, value in lm.kwargs.items() if not key.startswith("api_")}],
-        ]  # fmt: skip
-        digest = _digest(what)
+        identity = [
+            rollout.run_id,
+            scope,
+            rollout.phase,
+            rollout.source,
+            rollout.program,
+            rollout.program_version,
+            rollout.task_id,
+            content or content_hash(rollout.inputs),
+            rollout.sample,
+            rollout.parameters,
+            current_sample.get(),
+            None
+            if lm is None
+            else [lm.model, {key: value for key, value in lm.kwargs.items() if not key.startswith("api_")}],
+        ]
+        digest = _digest(identity)
         with self._lock:
             number = self._given[digest]
             self._given[digest] += 1
@@ -46,7 +63,7 @@ class RolloutIds:
 
 
 def outside_id(run_id: str, phase: str, scope: str = "") -> str:
-    """Of the one rollout that holds a phase's LM calls outside any rollout."""
+    """Id of the rollout that contains the LM calls of a phase outside any other rollout."""
     return _digest([run_id, scope, phase, "outside"])
 
 

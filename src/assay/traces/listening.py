@@ -1,8 +1,9 @@
-"""Tells the recorders at work which language models are called, which tools run, and which answers cannot be parsed.
+"""Notifies active recorders of LM calls, tool runs and parse failures in DSPy.
 
-DSPy's callbacks tell the same, and took half of what recording costs: for each of five functions a prediction goes through they make an id and
-bind the arguments, for whoever listens to any. Here the three methods that matter are wrapped, once a process, and cost a look into DSPy's
-settings. Who listens travels in those settings, which DSPy copies into its worker threads and async tasks.
+DSPy's callbacks provide the same events, but accounted for half of the cost of recording: they create an id and bind
+the arguments for each of five functions per prediction. Here only three methods are wrapped, once per process, at the
+cost of a lookup in DSPy's settings. The listeners are stored in those settings, which DSPy copies to its worker threads
+and async tasks.
 """
 
 import copy
@@ -19,7 +20,7 @@ from dspy.clients.typesafe import TypeSafe
 
 from assay.models.limits import current_tool_limit
 from assay.models.threads import current_place
-from assay.models.toollimits import awaited_within_tool_limit, within_tool_limit
+from assay.models.tool_limits import awaited_within_tool_limit, within_tool_limit
 
 __all__ = ["Listener", "is_told_here", "listeners", "listening"]
 
@@ -30,36 +31,38 @@ _logger = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
-    """What is told, in the thread or task where it happens. An exception is logged and never reaches the program."""
+    """Receives events in the thread or task where they happen. Its exceptions are logged and not raised."""
 
     def lm_called(self, lm: Any) -> AbstractContextManager[None] | None:
-        """A language model is about to be called; what it is to be called within, if anything."""
+        """Called before an LM call. May return a context manager for the call."""
 
     def tool_began(self, tool: Any, arguments: dict[str, Any]) -> Any:
-        """A tool is about to run. What is returned is handed to `tool_ended`."""
+        """Called before a tool runs. The result is passed to `tool_ended`."""
 
     def tool_ended(self, begun: Any, result: Any, error: BaseException | None) -> None:
-        """The tool has returned, or raised `error`."""
+        """Called after a tool has returned or raised `error`."""
 
     def parse_failed(self, text: str) -> None:
-        """An adapter could not parse this answer."""
+        """Called when an adapter could not parse an answer."""
 
 
 def listeners() -> tuple[Listener, ...]:
-    """Who listens in this thread or task, or where its thread was started."""
-    found = dspy.settings.get(_KEY)
-    if found is None:
-        found = getattr(current_place(), "listeners", ())
-    return found if isinstance(found, tuple) else ()
+    """Listeners of this thread or task, or of the place where its thread was started."""
+    active = dspy.settings.get(_KEY)
+    if active is None:
+        active = getattr(current_place(), "listeners", ())
+    return active if isinstance(active, tuple) else ()
 
 
 def is_told_here() -> bool:
-    """Whether DSPy's context, with those who listen, has come to this thread or task: then it tells what is open, and that nothing is."""
+    """Whether DSPy's context with the listeners reaches this thread or task. If so, its open rollout (or none) is
+    known.
+    """
     return dspy.settings.get(_KEY) is not None
 
 
 def listening(listener: Listener) -> dict[str, Any]:
-    """The settings for `dspy.context` within which one more listens; one that listens already is not told twice."""
+    """Settings for `dspy.context` that add a listener. An active listener is not added twice."""
     _install()
     return {_KEY: (*(other for other in listeners() if other is not listener), listener)}
 
@@ -69,32 +72,36 @@ def _install() -> None:
     with _lock:
         if _installed:
             return
-        for owner, wrap in ((dspy.BaseLM, _counting), (TypeSafe, _counting), (dspy.Tool, _telling)):
+        for owner, wrap in (
+            (dspy.BaseLM, _with_lm_events),
+            (TypeSafe, _with_lm_events),
+            (dspy.Tool, _with_tool_events),
+        ):
             for name in ("__call__", "acall"):
                 setattr(owner, name, wrap(getattr(owner, name)))
         _watch_adapters()
         _installed = True
 
 
-def _tell(told: Callable[..., Any], *what: Any) -> Any:
+def _tell(handler: Callable[..., Any], *arguments: Any) -> Any:
     try:
-        return told(*what)
+        return handler(*arguments)
     except Exception as error:
-        _logger.warning("%s could not take what it was told: %s: %s", told, type(error).__name__, error)
+        _logger.warning("listener %s failed: %s: %s", handler, type(error).__name__, error)
         return None
 
 
-def _counting(plain: Any) -> Any:
-    """A model's call, of which the listeners hear before it is made."""
+def _with_lm_events(plain: Any) -> Any:
+    """Wrap an LM's call so that listeners are notified before it."""
 
     def within(lm: Any) -> AbstractContextManager[Any]:
-        """What the listeners want it to be made within."""
-        found = [wanted for listener in listeners() if (wanted := _tell(listener.lm_called, lm)) is not None]
-        if not found:
+        """Context managers of the listeners for the call."""
+        contexts = [context for listener in listeners() if (context := _tell(listener.lm_called, lm)) is not None]
+        if not contexts:
             return nullcontext()
         stack = ExitStack()
-        for wanted in found:
-            stack.enter_context(wanted)
+        for context in contexts:
+            stack.enter_context(context)
         return stack
 
     @functools.wraps(plain)
@@ -111,7 +118,7 @@ def _counting(plain: Any) -> Any:
 
 
 class _Run:
-    """One run of a tool, told to everybody who listens."""
+    """Notifies all listeners of the start and end of a tool run."""
 
     def __init__(self, tool: Any, arguments: dict[str, Any]) -> None:
         self.begun = [(listener, _tell(listener.tool_began, tool, arguments)) for listener in listeners()]
@@ -125,8 +132,8 @@ class _Run:
             _tell(listener.tool_ended, begun, self.result, error)
 
 
-def _telling(plain: Any) -> Any:
-    """A tool's call, of which the listeners hear before and after. It has the time limit of tools."""
+def _with_tool_events(plain: Any) -> Any:
+    """Wrap a tool's call so that listeners are notified before and after it, and apply the time limit of tools."""
 
     @functools.wraps(plain)
     def call(tool: Any, **arguments: Any) -> Any:
@@ -144,7 +151,10 @@ def _telling(plain: Any) -> Any:
 
 
 def _limited(tool: Any) -> Any:
-    """A tool for an asynchronous call: a plain function holds the loop, where no task can be cancelled, so its call has a limit of its own."""
+    """Copy of a tool for an asynchronous call, with a time limit on a synchronous function.
+
+    A synchronous function blocks the event loop, where its task cannot be cancelled.
+    """
     if current_tool_limit() is None or inspect.iscoroutinefunction(tool.func):
         return tool
     plain, limited = tool.func, copy.copy(tool)
@@ -153,7 +163,7 @@ def _limited(tool: Any) -> Any:
 
 
 def _watch_adapters() -> None:
-    """Adapters bring a `parse` of their own each: those that there are, and those that will be."""
+    """Wrap `parse` of all existing and future adapter classes, because each has its own."""
     plain = dspy.Adapter.__init_subclass__.__func__
 
     def with_watched_parse(cls: Any, /, **kwargs: Any) -> None:
@@ -169,7 +179,7 @@ def _watch_adapters() -> None:
 
 
 def _watched(plain: Any) -> Any:
-    """A `parse` whose failure the listeners hear of, once, however many classes wrap it."""
+    """Wrap `parse` so that listeners are notified of a failure, once even if several classes are wrapped."""
     if getattr(plain, "_assay_watched", False):
         return plain
 

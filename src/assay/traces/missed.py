@@ -1,4 +1,4 @@
-"""How many LM calls were not recorded: plain data."""
+"""Number of unrecorded LM calls. Plain data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,14 +9,19 @@ __all__ = ["NOTHING", "Unrecorded"]
 
 @dataclass(frozen=True)
 class Unrecorded:
-    """How many LM calls were not recorded. `calls` were seen to go by; with a `reason` there may have been more, and the count is unknown."""
+    """Number of unrecorded LM calls.
+
+    Args:
+        calls: Calls that were detected.
+        reason: Why there may be more, which makes the count unknown; None if it is exact.
+    """
 
     calls: int = 0
     reason: str | None = None
 
     @property
     def count(self) -> int | None:
-        """The number, or None where it is unknown."""
+        """The number of calls; None if unknown."""
         return self.calls if self.reason is None else None
 
     def __add__(self, other: "Unrecorded") -> "Unrecorded":
@@ -27,17 +32,26 @@ class Unrecorded:
         return str(self.calls) if self.reason is None else f"unknown ({self.reason}{least})"
 
     def cost(self, recorded_usd: float | None) -> float | None:
-        """What a run cost, given the dollars of its recorded calls: None where calls went past, as their price is not known."""
+        """Cost of a run in dollars; None if it has unrecorded calls, because their price is unknown.
+
+        Args:
+            recorded_usd: Cost of the recorded calls.
+        """
         return recorded_usd if self.count == 0 else None
 
     def priced(self, report: Mapping[str, Any]) -> dict[str, Any]:
-        """An evaluation's report, with its `cost_usd` as `cost` says: whose calls went past is not known, so no part of the run has a cost."""
+        """Report of an evaluation with its `cost_usd` corrected by `cost`.
+
+        Unrecorded calls cannot be assigned to a part of the run, so no part has a known cost.
+        """
         return {**report, "cost_usd": self.cost(report["cost_usd"])}
 
     def to_dict(self) -> dict[str, Any]:
-        """`unrecorded` (null where it is unknown), and then `unrecorded_seen` and `unrecorded_reason`."""
+        """`unrecorded` (None if unknown, then also `unrecorded_seen` and `unrecorded_reason`)."""
         known: dict[str, Any] = {"unrecorded": self.count}
-        return known if self.reason is None else {**known, "unrecorded_seen": self.calls, "unrecorded_reason": self.reason}
+        return (
+            known if self.reason is None else {**known, "unrecorded_seen": self.calls, "unrecorded_reason": self.reason}
+        )
 
 
 NOTHING = Unrecorded()

@@ -1,4 +1,7 @@
-"""Which rollout is open here: in this thread or task, where its thread was started, or alone in the process. Stores nothing."""
+"""Finds the open rollout of a thread or task, of the place where its thread was started, or of the process.
+
+Does not access the store.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +18,11 @@ from assay.traces.unrecorded import UnrecordedCalls
 __all__ = ["OpenRollout", "current_rollout", "missed_here", "open_here", "opened", "others_open"]
 
 _KEY = "assay_rollout"
-_open: list["OpenRollout"] = []  # of the whole process
+_open: list["OpenRollout"] = []  # in this process
 
 
 class OpenRollout:
-    """A rollout that is open, as DSPy's settings carry it, and the threads that its program starts."""
+    """An open rollout, stored in DSPy's settings and inherited by the threads that its program starts."""
 
     __slots__ = ("_content", "listeners", "missed", "rollout")
 
@@ -29,7 +32,7 @@ class OpenRollout:
 
     @property
     def content(self) -> str:
-        """The content hash of its inputs; empty where it has none."""
+        """Content hash of its inputs; empty without inputs."""
         if self._content is None:
             self._content = content_hash(self.rollout.inputs) if self.rollout.inputs else ""
         return self._content
@@ -37,7 +40,7 @@ class OpenRollout:
 
 @contextmanager
 def opened(place: OpenRollout) -> Iterator[None]:
-    """Within: it is open here, and in what is started here."""
+    """Open the rollout in this thread or task and in those started inside the context."""
     place.listeners = listeners()
     token = open_place(place)
     _open.append(place)
@@ -50,25 +53,29 @@ def opened(place: OpenRollout) -> Iterator[None]:
 
 
 def open_here() -> OpenRollout | None:
-    """What is open in this thread or task. Where DSPy's context has not come, as in a thread that a program started, what is open where
-    that was done."""
-    found = dspy.settings.get(_KEY)
-    if found is None and not is_told_here():
-        found = current_place()
-    return found if isinstance(found, OpenRollout) else None
+    """The open rollout of this thread or task.
+
+    In a thread without DSPy's context, such as one that a program started, it is that of the place where the thread was
+    started.
+    """
+    place = dspy.settings.get(_KEY)
+    if place is None and not is_told_here():
+        place = current_place()
+    return place if isinstance(place, OpenRollout) else None
 
 
 def others_open() -> list[OpenRollout]:
-    """In a thread of which nothing is known: all rollouts that are open. None where DSPy's context says that this is outside of any."""
+    """All open rollouts of the process, for a thread of unknown origin. Empty if DSPy's context is known here."""
     return [] if is_told_here() else list(_open)
 
 
 def current_rollout() -> Rollout | None:
-    """The rollout that is open in this thread or task, or where its thread was started."""
-    found = open_here()
-    return None if found is None else found.rollout
+    """The open rollout of this thread or task, or of the place where its thread was started."""
+    place = open_here()
+    return None if place is None else place.rollout
 
 
 def missed_here() -> UnrecordedCalls | None:
-    found = open_here()
-    return None if found is None else found.missed
+    """Counter of unrecorded calls of the open rollout."""
+    place = open_here()
+    return None if place is None else place.missed

@@ -1,4 +1,4 @@
-"""Plain records: a rollout, its transitions, its tool calls, its verdicts. No behaviour; the rooms above fill them."""
+"""Plain data records: rollouts, transitions, tool calls and verdicts. Other packages create and fill them."""
 
 import hashlib
 import os
@@ -12,28 +12,29 @@ from assay.errors import FailureKind
 __all__ = ["Rollout", "ToolCall", "Transition", "Verdict", "new_id", "person_digest", "subject_digest"]
 
 
-_random = random.Random()  # seeded by the system, and by nobody else: asking the system for each id gives up the interpreter's lock
+# Seeded once by the system: `os.urandom` for each id would release the interpreter's lock.
+_random = random.Random()
 os.register_at_fork(after_in_child=_random.seed)
 
 
 def new_id() -> str:
-    """32 hex digits; ids made later sort later (milliseconds first)."""
+    """New random id of 32 hex digits. It starts with the time in milliseconds, so that later ids sort later."""
     return f"{time.time_ns() // 1_000_000:012x}{_random.getrandbits(80):020x}"
 
 
 def person_digest(name: str) -> str:
-    """A short hash of a rater's or data subject's name, by which what was made from somebody's data is found."""
+    """Short hash of the name of a rater or data subject, used to find everything made from their data."""
     return hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def subject_digest(name: str) -> str:
-    """The same of a data subject's name or id, whatever its case and spaces."""
+    """`person_digest` of a data subject's name or id, ignoring case and white space."""
     return person_digest(" ".join(name.casefold().split()))
 
 
 @dataclass(kw_only=True)
 class ToolCall:
-    """One tool call; exactly one of `result` and `error` is set once it has ended."""
+    """A tool call. After it has ended, exactly one of `result` and `error` is set."""
 
     name: str
     arguments: dict[str, Any]
@@ -43,9 +44,10 @@ class ToolCall:
 
 @dataclass(kw_only=True)
 class Verdict:
-    """What a check or judge said of one criterion. `grade` is in [0, 1], or None with a `reason`: unscored.
+    """Verdict of a check or judge on one criterion.
 
-    `applies` is False where the criterion counts only `when` another one passed, and that one did not: neither graded nor unscored.
+    `grade` is in [0, 1], higher is better; None means unscored, with a `reason`. `applies` is False if the criterion
+    has a `when` condition that is not met; it is then neither graded nor unscored.
     """
 
     criterion: str
@@ -61,7 +63,7 @@ class Verdict:
 
 @dataclass(kw_only=True)
 class Transition:
-    """One LM call of a rollout, at turn `t` (from 0)."""
+    """An LM call of a rollout, at turn `t` (from 0)."""
 
     t: int
     model: str
@@ -77,8 +79,8 @@ class Transition:
     cached: bool = False
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    thinking_tokens: int | None = None  # of the completion tokens; None where the engine does not say
-    shown_tasks: tuple[str, ...] = ()  # content hashes of the tasks that its demonstrations came from
+    thinking_tokens: int | None = None  # part of completion_tokens; None if the engine does not report them
+    shown_tasks: tuple[str, ...] = ()  # content hashes of the tasks in its demonstrations
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
     latency_ms: float = 0.0
@@ -90,10 +92,10 @@ class Transition:
 
 @dataclass(kw_only=True)
 class Rollout:
-    """One run of a program on one task.
+    """A run of a program on a task.
 
-    `status` is `running`, `done`, `failed` (the agent's own failure: it counts as a score of 0) or `error`
-    (the model or the machinery failed: unscored). `score` is in [0, 1] or None: unscored.
+    `status` is `running`, `done`, `failed` (failure of the agent, scored 0) or `error` (failure of the model or the
+    infrastructure, unscored). `score` is in [0, 1], higher is better; None means unscored.
     """
 
     id: str = field(default_factory=new_id)
@@ -113,11 +115,13 @@ class Rollout:
     source: str = "program"
     status: str = "running"
     inputs: dict[str, Any] = field(default_factory=dict)
-    expected: dict[str, Any] = field(default_factory=dict)  # what the task expects
-    metadata: dict[str, Any] = field(default_factory=dict)  # of the task: difficulty, known entities, whatever a rubric reads
+    expected: dict[str, Any] = field(default_factory=dict)  # expected outputs of the task
+    metadata: dict[str, Any] = field(
+        default_factory=dict
+    )  # of the task: difficulty, personal entities, other fields for rubrics
     prediction: dict[str, Any] | None = None
     error: str | None = None
-    failure: FailureKind | None = None  # set where `status` is `failed` or `error`, and `check` or `judge` where it ran and could not be scored
+    failure: FailureKind | None = None  # set if status is failed or error; check or judge if scoring failed
     rubric: str = ""
     score: float | None = None
     coverage: float | None = None
@@ -133,26 +137,26 @@ class Rollout:
 
     @property
     def tools(self) -> list[ToolCall]:
-        """All tool calls, in order."""
+        """All tool calls in order."""
         return self.early_tools + [tool for transition in self.transitions for tool in transition.tools]
 
     @property
     def quality(self) -> float | None:
-        """A person's rating where there is one, else the score; None where neither is known or it is not in [0, 1]."""
-        found = self.human_rating if self.human_rating is not None else self.score
-        return found if found is not None and 0 <= found <= 1 else None
+        """Human rating, else the score; None if there is neither or it is not in [0, 1]."""
+        value = self.human_rating if self.human_rating is not None else self.score
+        return value if value is not None and 0 <= value <= 1 else None
 
     @property
     def unpriced(self) -> bool:
-        """Whether a call that was made has no known price."""
+        """Whether the price of a call is unknown."""
         return any(t.cost_usd is None and t.error is None and not t.cached for t in self.transitions)
 
     @property
     def cost_usd(self) -> float:
-        """What its calls cost, where the price is known; answers from the cache cost nothing."""
+        """Cost of the calls with a known price. Cached answers cost nothing."""
         return sum(t.cost_usd or 0.0 for t in self.transitions if not t.cached)
 
     @property
     def tokens(self) -> int:
-        """Prompt and completion tokens over all calls, cached ones included."""
+        """Prompt and completion tokens of all calls, including cached ones."""
         return sum((t.prompt_tokens or 0) + (t.completion_tokens or 0) for t in self.transitions)

@@ -1,7 +1,7 @@
-"""Which tasks a prompt shows beside its own: those that its demonstrations, or its instructions, came from.
+"""Finds the tasks that a prompt contains besides its own, in demonstrations or instructions.
 
-Demonstrations are matched by content, because DSPy's optimizers rebuild them: by the text of a task's inputs, and by the prompt of an
-earlier call that was made for a task, which is what the demonstration of a later step of a program looks like.
+Demonstrations are matched by content, because DSPy's optimizers rebuild them: by the text of a task's inputs, and by
+the prompt of an earlier call for a task, because demonstrations of later program steps look like it.
 """
 
 import json
@@ -15,29 +15,29 @@ from typing import Any
 __all__ = ["Carried", "OwnTask", "TaskTexts", "message_texts"]
 
 _WORD = re.compile(r"\w+")
-_SHARED = 8  # tasks that may have an input in common and are still told by it
-_SHORT = 12  # characters under which a text must stand by itself in its line
+_SHARED = 8  # maximum number of tasks with a common input that still identifies them
+_SHORT = 12  # texts with fewer characters match only if they are delimited in their line
 _CACHED = 20_000  # messages
-_REQUEST = "\n\nRespond with"  # where DSPy's formats end the fields of the task at hand, and a demonstration does not have
+_REQUEST = "\n\nRespond with"  # follows the fields of the current task in DSPy's formats; demonstrations do not have it
 
 
 @dataclass(eq=False)
 class _Part:
-    """One input's text: in any of its renderings, all texts of which must stand in a prompt."""
+    """Text of one input. It is in a prompt if all texts of one of its renderings are."""
 
     renderings: tuple[tuple[str, ...], ...]
-    holders: list[str] = field(default_factory=list)  # tasks that have it, as far as they are told by it
-    anchored: list[str] = field(default_factory=list)  # tasks that have no rarer part
+    holders: list[str] = field(default_factory=list)  # tasks that have it, up to _SHARED + 1
+    anchored: list[str] = field(default_factory=list)  # tasks of which it is the rarest part
 
     @property
     def tells(self) -> bool:
-        """Whether it tells its tasks from others, without their other inputs."""
+        """Whether it identifies its tasks without their other inputs."""
         return len(self.holders) <= _SHARED and all(sum(map(len, texts)) >= _SHORT for texts in self.renderings)
 
     def stands_in(self, text: str) -> bool:
-        for texts in self.renderings:  # no generators: it is asked of every call's prompt
-            for one in texts:
-                if not _stands_in(one, text):
+        for texts in self.renderings:  # loops instead of generators: this runs for the prompt of every call
+            for part in texts:
+                if not _stands_in(part, text):
                     break
             else:
                 return True
@@ -46,32 +46,39 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Reading:
-    """What a text shows. `whole`: tasks of which all inputs stand in it; `prompt`: by which a prompt like it is known, where it has fields."""
+    """Tasks found in a text.
+
+    Args:
+        whole: Tasks all of whose inputs are in the text.
+        telling: Parts in the text that identify tasks by themselves.
+        prompt: Hash of the text's fields, to find a call with the same prompt; None without fields.
+    """
 
     whole: frozenset[str]
     telling: tuple[_Part, ...]
     prompt: int | None
 
     def tasks(self, own: Collection[Any]) -> frozenset[str]:
-        """All that are shown; inputs of the text's own task (`own`, by their renderings) tell of no other."""
+        """All tasks in the text. Inputs of the text's own task (`own`: their renderings) identify no other task."""
         telling = [part.holders for part in self.telling if part.renderings not in own]
         if not telling:
             return self.whole
-        found = self.whole.union(holders[0] for holders in telling if len(holders) == 1)
-        return found.union(*(holders for holders in telling if found.isdisjoint(holders)))
+        contents = self.whole.union(holders[0] for holders in telling if len(holders) == 1)
+        return contents.union(*(holders for holders in telling if contents.isdisjoint(holders)))
 
 
 class TaskTexts:
-    """Tasks by the text of their inputs, found by the rarest of its words: the time to search a text does not grow with the number of tasks.
+    """Index of tasks by the text of their inputs.
 
-    A program need not show all columns of its data. So a task is found by all of its inputs, and by any one that is long enough and that few
-    other tasks have. Where tasks share that one and nothing else tells which of them is meant, all of them count as shown.
+    Tasks are looked up by the rarest word of an input, so that search time does not grow with the number of tasks. A
+    program may use only some columns of its data. A task is therefore found by all of its inputs, or by one that is
+    long enough and shared by few tasks. If several tasks share it and cannot be distinguished, all of them count.
     """
 
     def __init__(self) -> None:
         self._parts: dict[tuple[tuple[str, ...], ...], _Part] = {}
         self._by_word: dict[str, list[_Part]] = defaultdict(list)
-        self._in_parts: Counter[str] = Counter()  # parts that a word is in
+        self._in_parts: Counter[str] = Counter()  # number of parts that contain a word
         self._known: dict[str, list[_Part]] = {}
         self._asked: dict[int, str] = {}
         self._read: dict[int, _Reading] = {}
@@ -80,10 +87,19 @@ class TaskTexts:
         return len(self._known)
 
     def add(self, content: str, inputs: Mapping[str, Any]) -> None:
-        """Makes a task known by its content hash."""
+        """Add a task.
+
+        Args:
+            content: Content hash of the task.
+            inputs: Its inputs.
+        """
         if content in self._known:
             return
-        parts = [self._part(found) for found in dict.fromkeys(_renderings(value) for value in inputs.values()) if found]
+        parts = [
+            self._part(renderings)
+            for renderings in dict.fromkeys(_renderings(value) for value in inputs.values())
+            if renderings
+        ]
         if not parts:
             return
         self._known[content] = parts
@@ -98,35 +114,42 @@ class TaskTexts:
         if part is None:
             part = self._parts[renderings] = _Part(renderings)
             words = [dict.fromkeys(word for text in texts for word in _WORD.findall(text)) for texts in renderings]
-            self._in_parts.update({word for found in words for word in found})
-            for rarest in {min(found, key=lambda word: (self._in_parts[word], -len(word))) for found in words}:
+            self._in_parts.update({word for words_of_form in words for word in words_of_form})
+            for rarest in {
+                min(words_of_form, key=lambda word: (self._in_parts[word], -len(word))) for words_of_form in words
+            }:
                 self._by_word[rarest].append(part)
         return part
 
     def asked(self, content: str, messages: Sequence[str]) -> None:
-        """Remembers the prompt of a call that was made for a task."""
+        """Record the prompt of a call for a task."""
         if messages and (key := self._reading(messages[-1]).prompt) is not None:
             self._asked[key] = content
 
-    def shown(self, messages: Sequence[str], *, own: str = "", inputs: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-        """Content hashes of the tasks that the messages show, without the one they are about; sorted.
+    def shown(
+        self, messages: Sequence[str], *, own: str = "", inputs: Mapping[str, Any] | None = None
+    ) -> tuple[str, ...]:
+        """Sorted content hashes of the tasks in the messages, without the call's own task.
 
         Args:
-            own: the content hash of that one, and `inputs` its inputs, where it may be unknown here. What others have in common with it is its own.
+            own: Content hash of the call's own task. Inputs that other tasks share with it are not matched.
+            inputs: Inputs of the own task, if it may not be in this index.
         """
-        theirs = {part.renderings for part in self._known.get(own, ())}.union(_renderings(value) for value in (inputs or {}).values())
-        found: set[str] = set()
+        own_renderings = {part.renderings for part in self._known.get(own, ())}.union(
+            _renderings(value) for value in (inputs or {}).values()
+        )
+        contents: set[str] = set()
         last = len(messages) - 1
         for place, text in enumerate(messages):
             reading = self._reading(text)
-            found |= reading.tasks(theirs)
+            contents |= reading.tasks(own_renderings)
             if place < last and reading.prompt in self._asked:
-                found.add(self._asked[reading.prompt])
-        found.discard(own)
-        return tuple(sorted(found))
+                contents.add(self._asked[reading.prompt])
+        contents.discard(own)
+        return tuple(sorted(contents))
 
     def within(self, text: str) -> frozenset[str]:
-        """Content hashes of the tasks that a text shows."""
+        """Content hashes of the tasks in a text."""
         return self._reading(text).tasks(frozenset())
 
     def _reading(self, text: str) -> "_Reading":
@@ -136,75 +159,100 @@ class TaskTexts:
             fields, request, rest = text.partition(_REQUEST)
             fields, (rest, words) = _plain(fields), _plain_words(request + rest)
             plain = f"{fields}\n{rest}" if fields and rest else fields or rest
-            candidates = {part for word in words.union(_WORD.findall(fields)) if word in self._by_word for part in self._by_word[word]}
+            candidates = {
+                part
+                for word in words.union(_WORD.findall(fields))
+                if word in self._by_word
+                for part in self._by_word[word]
+            }
             standing = {part for part in candidates if part.stands_in(plain)}
-            whole = frozenset(content for part in standing for content in part.anchored if standing.issuperset(self._known[content]))
+            whole = frozenset(
+                content for part in standing for content in part.anchored if standing.issuperset(self._known[content])
+            )
             if len(self._read) >= _CACHED:
                 self._read.clear()
-            known = self._read[key] = _Reading(whole, tuple(part for part in standing if part.tells), hash(fields) if fields else None)
+            known = self._read[key] = _Reading(
+                whole, tuple(part for part in standing if part.tells), hash(fields) if fields else None
+            )
         return known
 
 
 class Carried:
-    """Tasks that a program's own demonstrations show, found in prompts by the demonstrations' text.
+    """Tasks of the demonstrations in a program's artifact, found in prompts by the demonstrations' text.
 
-    A demonstration counts as shown where a line of it is in the prompt, or where it has no line by which it could be told. It then
-    shows the tasks that it is known to come from, or, where that is not known, all that no other demonstration comes from.
+    A demonstration is in a prompt if one of its lines is, or if it has no line that identifies it. The prompt then
+    contains the tasks of the demonstration or, if these are unknown, all tasks without a known demonstration.
 
     Args:
-        tasks: content hashes of all tasks that may be shown.
-        demos: by demonstration: its lines, and the tasks that it is known to show. Without any, every prompt may show all tasks.
+        tasks: Content hashes of all tasks of the demonstrations.
+        demos: Lines and known tasks of each demonstration. None: every prompt may contain all tasks.
     """
 
-    def __init__(self, tasks: Iterable[str] = (), demos: Sequence[tuple[Sequence[str], Sequence[str]]] | None = None) -> None:
+    def __init__(
+        self, tasks: Iterable[str] = (), demos: Sequence[tuple[Sequence[str], Sequence[str]]] | None = None
+    ) -> None:
         self.tasks = frozenset(tasks)
         known = {task for _, shown in demos or () for task in shown}
-        self._demos = None if demos is None else [(_told_by(lines), frozenset(shown) or self.tasks - known) for lines, shown in demos]
+        self._demos = (
+            None
+            if demos is None
+            else [(_identifying_lines(lines), frozenset(shown) or self.tasks - known) for lines, shown in demos]
+        )
 
     def shown(self, messages: Sequence[str]) -> frozenset[str]:
-        """Content hashes of the tasks that messages show."""
+        """Content hashes of the tasks in the messages."""
         if self._demos is None:
             return self.tasks
         text = _plain("\n".join(messages))
-        return frozenset(task for lines, tasks in self._demos if not lines or any(line in text for line in lines) for task in tasks)
+        return frozenset(
+            task for lines, tasks in self._demos if not lines or any(line in text for line in lines) for task in tasks
+        )
 
 
-def _told_by(lines: Iterable[str]) -> list[str]:
-    """Lines that are long enough to tell a demonstration, and the same in JSON as in text."""
+def _identifying_lines(lines: Iterable[str]) -> list[str]:
+    """Lines that identify a demonstration: long enough, and the same in JSON as in text."""
     plain = (" ".join(line.split()) for line in lines)
     return [line for line in plain if len(line) >= _SHORT and line.isascii() and not {'"', "\\"} & set(line)]
 
 
 class OwnTask:
-    """Whether a call's prompt demonstrates the very task that the call is about.
+    """Detects prompts that demonstrate the task of their own call. Calls of a rollout must be checked in order.
 
-    A demonstration is an answered user message before the last one, or DSPy's instructions. What the rollout itself asked or was
-    answered before is no demonstration, also where the client writes the answers in words of its own, as smolagents does. The calls of a
-    rollout are asked about in their order.
+    A demonstration is an answered user message before the last one, or in DSPy's instructions. Earlier messages of the
+    rollout itself are not demonstrations, also if the client rewrites the answers, as smolagents does.
+
+    Args:
+        inputs: Inputs of the task.
     """
 
     def __init__(self, inputs: Mapping[str, Any]) -> None:
-        self._parts = [text for value in inputs.values() if value is not None and not isinstance(value, bool) and (text := _plain(_text(value)))]
+        self._parts = [
+            text
+            for value in inputs.values()
+            if value is not None and not isinstance(value, bool) and (text := _plain(_text(value)))
+        ]
         self._word = max((word for part in self._parts for word in _WORD.findall(part)), key=len, default="")
-        self._answers: set[str] = set()  # what the rollout was answered so far
-        self._asked: set[int] = set()  # its conversations so far, up to their last user message
+        self._answers: set[str] = set()  # answers of the rollout so far
+        self._asked: set[int] = set()  # hashes of its conversations so far, up to the last user message
 
     def possible(self, request_json: str) -> bool:
-        """Whether the messages of a request are worth reading: without an assistant's, the task must be there twice."""
+        """Fast check whether a request may demonstrate the task: it has an assistant message, or the task is in it
+        twice.
+        """
         return '"assistant"' in request_json or (bool(self._word) and request_json.count(self._word) > 1)
 
     def demonstrated(self, messages: Sequence[Mapping[str, Any]], *, instructions: bool) -> bool:
-        """Whether these messages demonstrate the task.
+        """Whether the messages demonstrate the task.
 
         Args:
-            instructions: whether system messages count: DSPy puts no task into them, other programs may.
+            instructions: Whether system messages count. DSPy does not put the task there; other clients may.
         """
         texts = _texts(messages)
         last = _last_asked(messages)
         same = hash(_fields(texts[last])) if texts else 0
-        for at, (message, text) in enumerate(zip(messages[:last], texts, strict=False)):
-            if message.get("role") == "user" and messages[at + 1].get("role") == "assistant":
-                own = texts[at + 1] in self._answers or _beginning(texts, at) in self._asked
+        for index, (message, text) in enumerate(zip(messages[:last], texts, strict=False)):
+            if message.get("role") == "user" and messages[index + 1].get("role") == "assistant":
+                own = texts[index + 1] in self._answers or _beginning(texts, index) in self._asked
                 if not own and (hash(_fields(text)) == same or self._holds(text)):
                     return True
             elif instructions and message.get("role") == "system" and self._holds(text) and self._holds(texts[last]):
@@ -212,7 +260,7 @@ class OwnTask:
         return False
 
     def answered(self, messages: Sequence[Mapping[str, Any]], output: str) -> None:
-        """Notes a call of the rollout whose prompt did not demonstrate the task: its messages, and its answer."""
+        """Record a call of the rollout whose prompt did not demonstrate the task."""
         self._answers.add(output)
         self._asked.add(_beginning(_texts(messages), _last_asked(messages)))
 
@@ -221,7 +269,7 @@ class OwnTask:
 
 
 def _texts(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A text for each message."""
+    """Text of each message; empty without content."""
     return [message_texts([message])[0] if message.get("content") else "" for message in messages]
 
 
@@ -234,25 +282,28 @@ def _beginning(texts: Sequence[str], at: int) -> int:
 
 
 def message_texts(messages: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The texts of chat messages, in order."""
-    found = []
+    """Texts of chat messages, in order; messages without text are left out."""
+    texts = []
     for message in messages:
         content = message.get("content")
         if isinstance(content, str):
-            found.append(content)
+            texts.append(content)
         elif isinstance(content, list):
-            found.append("\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping)))
-    return found
+            texts.append("\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping)))
+    return texts
 
 
 def _renderings(value: Any) -> tuple[tuple[str, ...], ...]:
-    """How an input may stand in a prompt: as JSON, as Python says it, or, of a list, text by text. Of None, a bool and what has no word: none."""
+    """Forms of an input in a prompt: as JSON, as `str`, or for a list the text of each item.
+
+    None, booleans and texts without words have no forms.
+    """
     if value is None or isinstance(value, bool):
         return ()
     forms: list[list[str]] = [[value]] if isinstance(value, str) else [[_text(value)], [str(value)]]
     if isinstance(value, list | tuple):
         forms.append(list(_leaves(value)))
-    plain = [tuple(text for one in texts if _WORD.search(text := _plain(one))) for texts in forms]
+    plain = [tuple(text for text_part in texts if _WORD.search(text := _plain(text_part))) for texts in forms]
     return tuple(dict.fromkeys(texts for texts in plain if texts))
 
 
@@ -278,7 +329,7 @@ def _fields(text: str) -> str:
 
 @lru_cache(256)
 def _plain_words(text: str) -> tuple[str, frozenset[str]]:
-    """A text in its plain form, with its words: how prompts end is the same for every task."""
+    """Normalised text and its words. Cached, because the end of prompts is the same for every task."""
     plain = _plain(text)
     return plain, frozenset(_WORD.findall(plain))
 
@@ -291,7 +342,9 @@ def _stands_in(part: str, text: str) -> bool:
     at = text.find(part)
     while at >= 0:
         end = at + len(part)
-        if not (at and text[at - 1].isalnum() and part[0].isalnum()) and not (end < len(text) and text[end].isalnum() and part[-1].isalnum()):
+        if not (at and text[at - 1].isalnum() and part[0].isalnum()) and not (
+            end < len(text) and text[end].isalnum() and part[-1].isalnum()
+        ):
             return True
         at = text.find(part, at + 1)
     return False

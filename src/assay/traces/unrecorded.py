@@ -1,4 +1,7 @@
-"""LM calls of open rollouts that no recorded engine made: counted where the SDKs' transports show them, unknown where nothing can."""
+"""Counts unrecorded LM calls of open rollouts: calls that no recorded engine made.
+
+They are counted in the transports of the SDKs. The count is unknown if a client cannot be observed.
+"""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +14,12 @@ __all__ = ["UnrecordedCalls"]
 
 
 class UnrecordedCalls:
-    """The count of a recorder, or of one of its rollouts, which adds to its recorder's."""
+    """Count of a recorder, or of one of its rollouts.
+
+    Args:
+        before: Initial count.
+        whole: Count of the recorder, to which the count of a rollout is added.
+    """
 
     def __init__(self, before: Unrecorded = NOTHING, *, whole: "UnrecordedCalls | None" = None) -> None:
         self.total, self.whole = before, whole
@@ -22,7 +30,7 @@ class UnrecordedCalls:
                 count.total = replace(count.total, calls=max(0, count.total.calls + calls))
 
     def hide(self, reason: str) -> None:
-        """From now on the count is unknown; the first reason stays."""
+        """Mark the count as unknown. The first reason is kept."""
         with _lock:
             for count in self._both():
                 count.total = replace(count.total, reason=count.total.reason or reason)
@@ -31,18 +39,18 @@ class UnrecordedCalls:
         return [self] if self.whole is None else [self, self.whole]
 
     def opened(self, here: "Callable[[], UnrecordedCalls | None]") -> "UnrecordedCalls":
-        """The count of a rollout, until it is `closed`.
+        """Start the count of a rollout; it ends with `closed`.
 
         Args:
-            here: finds the count of the rollout that is open in a thread or task. Where none is, as in a thread that a program made by
-                itself, a call is of the rollout that was opened last.
+            here: Returns the count of the open rollout of the current thread or task. If there is none, as in a thread
+                that a program started, a call is assigned to the rollout that was opened last.
         """
         global _here
         count = UnrecordedCalls(whole=self)
         with _lock:
             _here = here
             _open.append(count)
-        watch(_saw, _hid)
+        watch(_count_call, _hide_count)
         return count
 
     def closed(self) -> None:
@@ -53,18 +61,18 @@ class UnrecordedCalls:
 
 
 _lock = threading.Lock()
-_open: list[UnrecordedCalls] = []  # of the whole process
+_open: list[UnrecordedCalls] = []  # in this process
 _here: Callable[[], UnrecordedCalls | None] = lambda: None  # noqa: E731
 
 
-def _saw() -> None:
-    found = _here() or (_open[-1] if _open else None)
-    if found is not None:
-        found.add(1)
+def _count_call() -> None:
+    count = _here() or (_open[-1] if _open else None)
+    if count is not None:
+        count.add(1)
 
 
-def _hid(reason: str) -> None:
-    """In a thread that belongs to no rollout as far as is known, any of those that are open may have asked for it."""
-    found = _here()
-    for count in [found] if found is not None else list(_open):
+def _hide_count(reason: str) -> None:
+    """Mark the count of the open rollout as unknown, or of all open rollouts in a thread of unknown origin."""
+    current = _here()
+    for count in [current] if current is not None else list(_open):
         count.hide(reason)

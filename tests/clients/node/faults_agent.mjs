@@ -1,5 +1,5 @@
-// Clients on Node when something goes wrong: `NAME` asks once and is left to try again by itself, `NAME_stream` the same with a stream;
-// `NAME_abort` stops a stream with an AbortController and goes on with what it has read.
+// Clients on Node against a server that fails. `NAME` sends one request and leaves retries to the client; `NAME_stream` does the same with a
+// streamed answer; `NAME_abort` cancels a stream with an AbortController and sends the text read so far in the next request.
 
 import Anthropic from '@anthropic-ai/sdk';
 import { createOpenAI } from '@ai-sdk/openai';
@@ -11,7 +11,7 @@ import { run } from './driver.mjs';
 const user = (content) => ({ role: 'user', content });
 const server = { baseURL: process.env.MODEL_BASE_URL, apiKey: process.env.MODEL_API_KEY };
 
-// Each gives the texts of an answer as they come.
+// Each yields the pieces of text of a streamed answer.
 const texts = {
   async *openai(messages, signal) {
     for await (const part of await new OpenAI().chat.completions.create({ model: 'gpt-4o', messages, stream: true }, { signal }))

@@ -11,7 +11,10 @@ set_tracing_disabled(True)
 
 async def agent(kind: type, streamed: bool, question: str) -> str:
     assistant = Agent(
-        name="assistant", instructions=INSTRUCTIONS, model=kind(model="gpt-4o", openai_client=AsyncOpenAI()), tools=[function_tool(calculator)]
+        name="assistant",
+        instructions=INSTRUCTIONS,
+        model=kind(model="gpt-4o", openai_client=AsyncOpenAI()),
+        tools=[function_tool(calculator)],
     )
     if not streamed:
         return (await Runner.run(assistant, question)).final_output

@@ -10,7 +10,11 @@ TOOL = tool("calculator")(calculator)
 def agent(streamed: bool, question: str) -> str:
     llm = LLM(model="openai/gpt-4o", stream=streamed)
     worker = Agent(role="calculator", goal=INSTRUCTIONS, backstory="You know numbers.", tools=[TOOL], llm=llm)
-    return Crew(agents=[worker], tasks=[Task(description=question, expected_output="A number.", agent=worker)]).kickoff().raw
+    return (
+        Crew(agents=[worker], tasks=[Task(description=question, expected_output="A number.", agent=worker)])
+        .kickoff()
+        .raw
+    )
 
 
 run(sync=lambda question: agent(False, question), stream=lambda question: agent(True, question))

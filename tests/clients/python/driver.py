@@ -1,5 +1,8 @@
-"""Runs an agent as often as it is asked to: each line of standard input is a JSON object with `mode` and `question`, each line of standard output
-one with `answer`, or with `error` where the agent raised. What the agent prints itself goes to standard error."""
+"""Runs an agent once per line of standard input, a JSON object with `mode` and `question`.
+
+Each line of standard output is a JSON object with `answer`, or with `error` if the agent raised. The agent's own output
+goes to standard error.
+"""
 
 import asyncio
 import inspect
@@ -13,7 +16,12 @@ from typing import Any
 __all__ = ["INSTRUCTIONS", "SCHEMA", "calculator", "run"]
 
 INSTRUCTIONS = "You calculate."
-SCHEMA = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"expression": {"type": "string"}},
+    "required": ["expression"],
+    "additionalProperties": False,
+}
 
 
 def calculator(expression: str) -> str:

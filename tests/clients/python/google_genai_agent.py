@@ -1,12 +1,18 @@
-"""The Google GenAI SDK: a loop that calls functions by itself (`manual`), the SDK's own (`automatic`), and its asynchronous client."""
+"""The Google GenAI SDK: a hand-written function-call loop (`manual`), the SDK's (`automatic`), and its async client."""
 
 from driver import INSTRUCTIONS, SCHEMA, calculator, run
 from google.genai import Client, types
 
 MODEL = "gemini-2.5-flash"
-RETRIES = types.HttpOptions(retry_options=types.HttpRetryOptions(attempts=3, initial_delay=0.1, jitter=0.1))  # by default it does not try again
-DECLARED = types.FunctionDeclaration(name="calculator", description="Calculates a product.", parameters_json_schema=SCHEMA)
-MANUAL = types.GenerateContentConfig(system_instruction=INSTRUCTIONS, temperature=0.2, tools=[types.Tool(function_declarations=[DECLARED])])
+RETRIES = types.HttpOptions(
+    retry_options=types.HttpRetryOptions(attempts=3, initial_delay=0.1, jitter=0.1)
+)  # by default it does not try again
+DECLARED = types.FunctionDeclaration(
+    name="calculator", description="Calculates a product.", parameters_json_schema=SCHEMA
+)
+MANUAL = types.GenerateContentConfig(
+    system_instruction=INSTRUCTIONS, temperature=0.2, tools=[types.Tool(function_declarations=[DECLARED])]
+)
 AUTOMATIC = types.GenerateContentConfig(system_instruction=INSTRUCTIONS, tools=[calculator])
 
 
@@ -17,7 +23,10 @@ def parts_of(answers: list[types.GenerateContentResponse]) -> list[types.Part]:
 
 def results(parts: list[types.Part]) -> list[types.Part]:
     calls = [part.function_call for part in parts if part.function_call]
-    return [types.Part.from_function_response(name=call.name, response={"result": calculator(**call.args)}) for call in calls]
+    return [
+        types.Part.from_function_response(name=call.name, response={"result": calculator(**call.args)})
+        for call in calls
+    ]
 
 
 def text_of(parts: list[types.Part]) -> str:
@@ -29,7 +38,11 @@ def manual(question: str, streamed: bool) -> str:
     contents = [types.Content(role="user", parts=[types.Part.from_text(text=question)])]
     while True:
         asked = {"model": MODEL, "contents": contents, "config": MANUAL}
-        parts = parts_of(list(client.models.generate_content_stream(**asked)) if streamed else [client.models.generate_content(**asked)])
+        parts = parts_of(
+            list(client.models.generate_content_stream(**asked))
+            if streamed
+            else [client.models.generate_content(**asked)]
+        )
         if not (given := results(parts)):
             return text_of(parts)
         contents += [types.Content(role="model", parts=parts), types.Content(role="user", parts=given)]

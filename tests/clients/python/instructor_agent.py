@@ -1,4 +1,4 @@
-"""instructor: each step is a typed answer, made by a tool that the model must call; the last one in parts where it is streamed."""
+"""instructor: each step is a typed answer from a forced tool call; the last one arrives in parts if streamed."""
 
 import instructor
 from driver import INSTRUCTIONS, calculator, run

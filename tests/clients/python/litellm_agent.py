@@ -5,7 +5,12 @@ import json
 import litellm
 from driver import INSTRUCTIONS, SCHEMA, calculator, run
 
-TOOLS = [{"type": "function", "function": {"name": "calculator", "description": "Calculates a product.", "parameters": SCHEMA}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "calculator", "description": "Calculates a product.", "parameters": SCHEMA},
+    }
+]
 
 
 def agent(model: str, streamed: bool, question: str) -> str:
@@ -19,7 +24,9 @@ def agent(model: str, streamed: bool, question: str) -> str:
             return said.content
         messages.append(said.model_dump(exclude_none=True))
         for call in said.tool_calls:
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": calculator(**json.loads(call.function.arguments))})
+            messages.append(
+                {"role": "tool", "tool_call_id": call.id, "content": calculator(**json.loads(call.function.arguments))}
+            )
 
 
 run(

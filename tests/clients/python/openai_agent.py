@@ -1,4 +1,4 @@
-"""The OpenAI SDK: `chat` completions, `responses` with the whole history, and `chained` by the id of the answer before."""
+"""The OpenAI SDK: `chat` completions, `responses` with full history, `chained` by the id of the previous response."""
 
 import json
 from typing import Any
@@ -24,7 +24,9 @@ def chat(question: str, streamed: bool) -> str | None:
     while (answer := said(client, streamed, model="gpt-4o", messages=messages, tools=tools)).tool_calls:
         messages.append(answer.model_dump(exclude_none=True, exclude={"parsed"}))
         for call in answer.tool_calls:
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": calculator(**json.loads(call.function.arguments))})
+            messages.append(
+                {"role": "tool", "tool_call_id": call.id, "content": calculator(**json.loads(call.function.arguments))}
+            )
     return answer.content
 
 
@@ -44,7 +46,10 @@ def responses(question: str, streamed: bool, chained: bool = False) -> str:
         calls = [item for item in answer.output if item.type == "function_call"]
         if not calls:
             return answer.output_text
-        results = [{"type": "function_call_output", "call_id": c.call_id, "output": calculator(**json.loads(c.arguments))} for c in calls]
+        results = [
+            {"type": "function_call_output", "call_id": c.call_id, "output": calculator(**json.loads(c.arguments))}
+            for c in calls
+        ]
         given = results if chained else [*given, *answer.output, *results]
         if chained:
             asked["previous_response_id"] = answer.id

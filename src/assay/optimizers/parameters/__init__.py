@@ -1,6 +1,6 @@
-"""The five agent parameters: searched by Optuna, or moved by a policy that learns."""
+"""The five agent parameters: searched by Optuna, or changed by a learned adjuster."""
 
-from assay.optimizers.parameters.arena import AgentArena, Arena, ProgramArena
+from assay.optimizers.parameters.objective import AgentObjective, Objective, ProgramObjective
 from assay.optimizers.parameters.policy import Episode, PolicyOutcome, train_policy
 from assay.optimizers.parameters.search import SearchOutcome, TrialResult, outcome_of, search
 from assay.optimizers.parameters.space import Point, Space, in_figures
@@ -8,13 +8,13 @@ from assay.optimizers.parameters.study import SearchConfig, open_study
 from assay.optimizers.parameters.trainer import HeldOutReport, RLTrainer
 
 __all__ = [
-    "AgentArena",
-    "Arena",
+    "AgentObjective",
     "Episode",
     "HeldOutReport",
+    "Objective",
     "Point",
     "PolicyOutcome",
-    "ProgramArena",
+    "ProgramObjective",
     "RLTrainer",
     "SearchConfig",
     "SearchOutcome",

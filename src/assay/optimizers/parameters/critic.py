@@ -1,4 +1,4 @@
-"""The policy's critic: what score is expected at any setting of the parameters, from all episodes so far. Chooses nothing."""
+"""The adjuster's critic: expected score at any parameters, from all episodes so far. Does not choose parameters."""
 
 import warnings
 from dataclasses import dataclass
@@ -20,10 +20,12 @@ class Estimates:
 
 
 class Critic:
-    """A Gaussian process over the parameters' places (Rasmussen and Williams 2006, ch. 2), with an RBF kernel of one length.
+    """A Gaussian process over the parameters' places, with an RBF kernel of one length scale.
 
-    An episode's own score is a mean over a few dozen tasks, with a standard error of about 0.07; what its neighbours scored makes the estimate
-    two to three times as exact.
+    Source: Rasmussen and Williams 2006, ch. 2.
+
+    An episode's score is a mean over a few dozen tasks, with a standard error of about 0.07. The scores of episodes at
+    similar parameters reduce that error by a factor of two to three.
 
     Args:
         places: `[episode][parameter]`, each in [0, 1] of its range; at least two episodes.
@@ -37,13 +39,16 @@ class Critic:
         from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
         self._centre = float(scores.mean())
-        smoothed = (scores * runs + 1) / (runs + 2)  # Laplace's rule: an episode of only right answers is not without sampling noise
-        self._process = GaussianProcessRegressor(ConstantKernel(0.05, _VARIANCE) * RBF(0.5, _LENGTH), alpha=smoothed * (1 - smoothed) / runs + 1e-4)
+        # Laplace's rule: an episode of only right answers still has sampling noise
+        smoothed = (scores * runs + 1) / (runs + 2)
+        self._process = GaussianProcessRegressor(
+            ConstantKernel(0.05, _VARIANCE) * RBF(0.5, _LENGTH), alpha=smoothed * (1 - smoothed) / runs + 1e-4
+        )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # a length at the edge of its range is an answer
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a length at a bound is a valid fit
             self._process.fit(places, scores - self._centre)
 
     def at(self, places: np.ndarray) -> Estimates:
-        """What is expected at `places[i][parameter]`."""
+        """Posterior at `places[i][parameter]`."""
         mean, error = self._process.predict(places, return_std=True)
         return Estimates(mean + self._centre, error)

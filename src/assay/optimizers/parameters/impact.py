@@ -1,4 +1,4 @@
-"""What each parameter does to an agent: moved alone over its range, the others fixed, its effect on every metric."""
+"""Effect of each parameter on every metric: one parameter varies over its range, the others are fixed."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from assay.errors import MissingExtra, ProgramError
-from assay.optimizers.metrics import METRICS, Budget, TaskRun, measure
-from assay.optimizers.parameters.arena import Arena
+from assay.evaluation.metrics import METRICS, Budget, TaskRun, measure
+from assay.evaluation.progress import Progress, SilentProgress
+from assay.optimizers.parameters.objective import Objective
 from assay.optimizers.parameters.space import Point, Space
-from assay.optimizers.session import Progress
 
 __all__ = ["Effect", "Impact", "draw_impact", "impact"]
 
@@ -22,8 +22,10 @@ _EXTRA = ("tokens", "seconds")
 
 @dataclass(frozen=True)
 class Effect:
-    """A parameter at one value: each metric with its 95 % interval, and its change from the start with an interval. An interval
-    is None where fewer than five tasks, or no run, measure it."""
+    """One value of a parameter: each metric and its change from the start, with 95 % intervals.
+
+    An interval is None if fewer than five tasks, or no run, measure the metric.
+    """
 
     parameter: str
     value: float
@@ -31,7 +33,7 @@ class Effect:
     changes: dict[str, dict[str, float | None]]
 
     def cell(self, name: str) -> str:
-        """A metric as a table shows it: with a star where its change is off zero."""
+        """A metric as a table cell, with a star if the interval of its change excludes 0."""
         value, change = self.metrics[name]["mean"], self.changes[name]
         if value is None:
             return "–"
@@ -44,8 +46,11 @@ class Effect:
 
 @dataclass(frozen=True)
 class Impact:
-    """All of it. `before`: the metrics at the start, as an effect's. `without_effect`: parameters under which every run came out the
-    same at every value. `failed`: why an agent could not be put to a value."""
+    """Effects of all parameters.
+
+    `before` are the metrics at the start. `without_effect` are parameters at whose values every run was the same as at
+    the start. `failed` has the reasons why the agent could not take a value.
+    """
 
     start: Point
     n: int
@@ -56,79 +61,103 @@ class Impact:
 
     @property
     def measured(self) -> list[str]:
-        """The metrics, and tokens, that any run measured."""
-        return [name for name in (*METRICS, "tokens") if any(effect.metrics[name]["mean"] is not None for effect in self.effects)]
+        """Names of the metrics (and tokens) that at least one run measured."""
+        return [
+            name
+            for name in (*METRICS, "tokens")
+            if any(effect.metrics[name]["mean"] is not None for effect in self.effects)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         effects = [effect.to_dict() for effect in self.effects]
         start = {**self.start.to_dict(), "metrics": self.before}
-        return {"start": start, "n": self.n, "without_effect": self.without_effect, "failed": self.failed, "effects": effects}
+        return {
+            "start": start,
+            "n": self.n,
+            "without_effect": self.without_effect,
+            "failed": self.failed,
+            "effects": effects,
+        }
 
 
 def impact(
-    arena: Arena, tasks: Sequence[Any], space: Space, start: Point, *, levels: int = 5, budget: Budget | None = None,
+    objective: Objective,
+    tasks: Sequence[Any],
+    space: Space,
+    start: Point,
+    *,
+    levels: int = 5,
+    budget: Budget | None = None,
     progress: Progress | None = None,
-) -> Impact:  # fmt: skip
+) -> Impact:
     """Runs the agent on the tasks at `levels` values of each parameter.
 
     Args:
-        start: what the others are fixed at; it names a value for every searched parameter.
+        start: values of the fixed parameters; it has a value for every searched parameter.
     """
-    shown, kept = progress or Progress(), budget or Budget()
+    progress, budget = progress or SilentProgress(), budget or Budget()
     names = space.searched(start.program)
     plans = {name: sorted({space.at(name, place) for place in np.linspace(0, 1, levels)}) for name in names}
-    before = arena.run(start, tasks)
+    before = objective.run(start, tasks)
     effects, still, failed = list[Effect](), list[str](), list[str]()
-    with shown.bar("values", sum(map(len, plans.values()))) as advance:
+    with progress.bar("values", sum(map(len, plans.values()))) as advance:
         for name, values in plans.items():
-            seen = []
+            traces = []
             for value in values:
                 advance(1)
                 try:
-                    runs = arena.run(Point(start.program, {**start.parameters, name: value}), tasks)
+                    runs = objective.run(Point(start.program, {**start.parameters, name: value}), tasks)
                 except ProgramError as error:
                     failed.append(f"{name}={value}: {error}")
                     continue
-                seen.append(_trace(runs))
-                found, changes = _measured(before, runs, kept)
-                effects.append(Effect(name, float(value), found, changes))
-            if seen and all(trace == _trace(before) for trace in seen):
+                traces.append(_trace(runs))
+                metrics, changes = _measured(before, runs, budget)
+                effects.append(Effect(name, float(value), metrics, changes))
+            if traces and all(trace == _trace(before) for trace in traces):
                 still.append(name)
-    return Impact(start, len(tasks), effects, still, _measured(before, before, kept)[0], failed)
+    return Impact(start, len(tasks), effects, still, _measured(before, before, budget)[0], failed)
 
 
 def _trace(runs: Sequence[TaskRun]) -> list[Any]:
     scores = [None if run.score is not None and np.isnan(run.score) else run.score for run in runs]
-    return [(run.task_id, run.sample, score, run.steps, run.tokens, run.answer) for run, score in zip(runs, scores, strict=True)]
+    return [
+        (run.task_id, run.sample, score, run.steps, run.tokens, run.answer)
+        for run, score in zip(runs, scores, strict=True)
+    ]
 
 
 def _values(runs: Sequence[TaskRun], budget: Budget) -> dict[str, float]:
-    found = measure(runs, budget=budget).to_dict()
+    metrics = measure(runs, budget=budget).to_dict()
     for name in _EXTRA:
-        known = [value for run in runs if (value := getattr(run, name)) is not None]
-        found[name] = float(np.mean(known)) if known else None
-    return {name: np.nan if value is None else value for name, value in found.items()}
+        measured = [value for run in runs if (value := getattr(run, name)) is not None]
+        metrics[name] = float(np.mean(measured)) if measured else None
+    return {name: np.nan if value is None else value for name, value in metrics.items()}
 
 
 def _measured(
     before: Sequence[TaskRun], after: Sequence[TaskRun], budget: Budget
 ) -> tuple[dict[str, dict[str, float | None]], dict[str, dict[str, float | None]]]:
-    """Metrics after, and their change, with percentiles over resamples of the tasks."""
+    """Metrics of `after` and their change from `before`, with 95 % bootstrap intervals over the tasks."""
     sides = [_by_task(before), _by_task(after)]
     tasks = sorted(sides[0].keys() & sides[1].keys())
     rng = np.random.default_rng(0)
     draws = [rng.integers(0, len(tasks), len(tasks)) for _ in range(_RESAMPLES)] if len(tasks) >= 5 else []
     point = [_values(runs, budget) for runs in (before, after)]
-    # each draw of a task is a task of its own: the same one drawn twice does not agree with itself
+    # each draw counts as a new task, so that a task drawn twice does not raise the coherence
     drawn = [
-        [_values([replace(run, task_id=str(k)) for k, at in enumerate(rows) for run in side[tasks[at]]], budget) for rows in draws] for side in sides
+        [
+            _values([replace(run, task_id=str(k)) for k, at in enumerate(rows) for run in side[tasks[at]]], budget)
+            for rows in draws
+        ]
+        for side in sides
     ]
     names = (*METRICS, *_EXTRA)
-    found = {name: _interval(point[1][name], [draw[name] for draw in drawn[1]]) for name in names}
+    metrics = {name: _interval(point[1][name], [draw[name] for draw in drawn[1]]) for name in names}
     changes = {
-        name: _interval(point[1][name] - point[0][name], [b[name] - a[name] for a, b in zip(*drawn, strict=True)]) for name in names
-    }  # fmt: skip
-    return found, changes
+        name: _interval(point[1][name] - point[0][name], [b[name] - a[name] for a, b in zip(*drawn, strict=True)])
+        for name in names
+    }
+    return metrics, changes
 
 
 def _by_task(runs: Sequence[TaskRun]) -> dict[str, list[TaskRun]]:
@@ -141,15 +170,15 @@ def _by_task(runs: Sequence[TaskRun]) -> dict[str, list[TaskRun]]:
 def _interval(value: float, draws: Sequence[float]) -> dict[str, float | None]:
     if np.isnan(value):
         return {"mean": None, "low": None, "high": None}
-    known = np.array([draw for draw in draws if not np.isnan(draw)])
-    if len(known) < 0.9 * _RESAMPLES:
+    valid = np.array([draw for draw in draws if not np.isnan(draw)])
+    if len(valid) < 0.9 * _RESAMPLES:
         return {"mean": float(value), "low": None, "high": None}
-    low, high = np.percentile(known, [2.5, 97.5])
+    low, high = np.percentile(valid, [2.5, 97.5])
     return {"mean": float(value), "low": float(low), "high": float(high)}
 
 
-def draw_impact(found: Impact, path: Path) -> Path:
-    """Small multiples as a PNG: a row for each metric that was measured, a column for each parameter.
+def draw_impact(result: Impact, path: Path) -> Path:
+    """Draws small multiples as a PNG: one row per measured metric, one column per parameter.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -158,32 +187,39 @@ def draw_impact(found: Impact, path: Path) -> Path:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtra("matplotlib", "plots") from error
-    parameters = list(dict.fromkeys(effect.parameter for effect in found.effects))
-    rows = found.measured
+    parameters = list(dict.fromkeys(effect.parameter for effect in result.effects))
+    rows = result.measured
     figure = Figure(figsize=(2.6 * len(parameters) + 1, 1.9 * len(rows) + 0.8), layout="constrained")
     axes = figure.subplots(len(rows), len(parameters), squeeze=False, sharex="col", sharey="row")
     for row, metric in enumerate(rows):
         for column, parameter in enumerate(parameters):
-            effects = [effect for effect in found.effects if effect.parameter == parameter]
-            _panel(axes[row][column], effects, metric, found.start.parameters[parameter], found.before[metric]["mean"])
+            effects = [effect for effect in result.effects if effect.parameter == parameter]
+            _panel(
+                axes[row][column], effects, metric, result.start.parameters[parameter], result.before[metric]["mean"]
+            )
             if parameter in ("context_length", "max_steps"):
                 axes[row][column].set_xscale("log")
         axes[row][0].set_ylabel(metric.replace("_", " "))
     for column, parameter in enumerate(parameters):
         axes[0][column].set_title(parameter.replace("_", " "), fontsize=10)
-    figure.suptitle(f"each parameter moved alone, {found.n} tasks; bars are 95 %, the dashed line is where it starts", fontsize=10)
+    figure.suptitle(
+        f"each parameter moved alone, {result.n} tasks; bars are 95 %, the dashed line is where it starts", fontsize=10
+    )
     figure.savefig(path, dpi=110)
     return path
 
 
 def _panel(axes: Any, effects: Sequence[Effect], metric: str, start: float, before: float | None) -> None:
-    known = [effect for effect in effects if effect.metrics[metric]["mean"] is not None]
+    measured = [effect for effect in effects if effect.metrics[metric]["mean"] is not None]
     axes.axvline(start, color="0.7", linestyle="--", linewidth=1)
-    points = sorted([(effect.value, effect.metrics[metric]["mean"]) for effect in known] + ([] if before is None else [(float(start), before)]))
+    points = sorted(
+        [(effect.value, effect.metrics[metric]["mean"]) for effect in measured]
+        + ([] if before is None else [(float(start), before)])
+    )
     axes.plot([value for value, _ in points], [mean for _, mean in points], "o-", color="tab:blue", markersize=4)
     if before is not None:
         axes.plot([start], [before], "o", color="0.3", markersize=5)
-    for effect in known:
+    for effect in measured:
         low, high = effect.metrics[metric]["low"], effect.metrics[metric]["high"]
         if low is not None:
             axes.plot([effect.value, effect.value], [low, high], color="tab:blue", alpha=0.5)

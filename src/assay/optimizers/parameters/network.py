@@ -1,21 +1,22 @@
-"""The policy network: from an agent's metrics and parameters to adjustments of the parameters. Measures nothing."""
+"""The adjuster's network: maps metrics and parameters of an agent to changes of the parameters. Does not run agents."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from assay.optimizers.metrics import METRICS
+from assay.evaluation.metrics import METRICS
 from assay.programs import RANGES
 
-__all__ = ["RULES", "Policy", "state_of"]
+__all__ = ["RULES", "Adjuster", "state_of"]
 
 _HIDDEN = 8
-_SIGMA = 0.15  # of a parameter's range: how far an adjustment strays from what the network says, at first
+_SIGMA = 0.15  # initial standard deviation, in shares of a range
 _LEAST, _MOST = 0.03, 0.4
 _PUSH = 0.1  # of a parameter's range, for a metric of 0
 _STEP = 0.02  # of the network's own weights
 
-# rows: parameters; columns: accuracy, efficiency, coherence, adaptability, tool usage. What a low metric raises or lowers.
+# What a low metric raises or lowers.
+# rows: parameters; columns: accuracy, efficiency, coherence, adaptability, tool usage
 RULES = _PUSH * np.array(
     [
         [1, 0, 0, 0, 0],  # context_length
@@ -28,11 +29,12 @@ RULES = _PUSH * np.array(
 )
 
 
-class Policy:
-    """A Gaussian policy: mean = A·d + V·tanh(W·s + b), with a standard deviation of its own for each parameter.
+class Adjuster:
+    """A Gaussian distribution of adjustments: mean = A·d + V·tanh(W·s + b), one standard deviation per parameter.
 
-    s are the deficits d = 1 - metric (0 where nothing measures it) and the parameters, all in [0, 1]; the mean and the actions are adjustments
-    in shares of each parameter's range. A begins as `RULES` and V at 0: the untrained network follows the rules alone.
+    s holds the deficits d = 1 - metric (0 for a metric that was not measured) and the parameters, all in [0, 1]. Means
+    and actions are in shares of each parameter's range. Initially A is `RULES` and V is 0, so the untrained network
+    follows the rules.
     """
 
     def __init__(self, *, seed: int = 0) -> None:
@@ -55,11 +57,13 @@ class Policy:
         return np.asarray(self.mean(state) + self.sigma * rng.normal(size=(count, len(RANGES))))
 
     def update(self, state: np.ndarray, action: np.ndarray, advantage: float) -> None:
-        """One step up the gradient of advantage times the action's log-probability (REINFORCE, Williams 1992, Machine Learning 8:229), in units
-        of the standard deviation, so that a step is as large where the policy is sure as where it is not.
+        """One gradient step on advantage times the action's log-probability.
+
+        Source: REINFORCE (Williams 1992, Machine Learning 8:229). The gradient is taken in units of the standard
+        deviation, so that the step size does not depend on it.
 
         Args:
-            advantage: in standard deviations; above 0 the action becomes likelier.
+            advantage: in standard deviations; a positive one makes the action more likely.
         """
         sigma = self.sigma
         z = (action - self.mean(state)) / sigma
@@ -74,5 +78,5 @@ class Policy:
 
 
 def state_of(metrics: Sequence[float | None], places: Sequence[float]) -> np.ndarray:
-    """What the network sees: a deficit for each metric, then the parameters' places in their ranges."""
+    """Input of the network: a deficit for each metric, then the position of each parameter in its range."""
     return np.array([0.0 if value is None else 1 - value for value in metrics] + list(places))

@@ -1,6 +1,7 @@
 """A policy that learns from an agent's metrics how to adjust its parameters.
 
-Actor and critic: the network proposes adjustments, a Gaussian process over all episodes says what each would score, and the best is tried.
+Actor-critic: the network proposes adjustments, a Gaussian process over all episodes predicts their scores, and the best
+one is tried.
 """
 
 import math
@@ -11,27 +12,31 @@ from typing import Any
 import numpy as np
 
 from assay.errors import BudgetExceeded, ConfigError, ModelError, ProgramError
-from assay.optimizers.metrics import METRICS, AgentMetrics, Budget, TaskRun, measure
-from assay.optimizers.parameters.arena import Arena
+from assay.evaluation.metrics import METRICS, AgentMetrics, Budget, TaskRun, measure
+from assay.evaluation.progress import Progress, SilentProgress
 from assay.optimizers.parameters.critic import Critic
-from assay.optimizers.parameters.network import Policy, state_of
+from assay.optimizers.parameters.network import Adjuster, state_of
+from assay.optimizers.parameters.objective import Objective
 from assay.optimizers.parameters.space import Point, Space
-from assay.optimizers.session import Progress
 from assay.programs import RANGES, AgentParameters
 
 __all__ = ["Episode", "PolicyOutcome", "overall", "scores_by_task", "train_policy"]
 
 _WEIGHTS = {"accuracy": 4.0, "efficiency": 1.0, "coherence": 1.0, "adaptability": 1.0, "tool_usage": 1.0}
-_SAME = 0.01  # of the overall score: a change that is none
-_REACH = 30  # a parameter's farthest move in an episode, in learning rates: 0.3 of its range at the default of 0.01
-_FARTHEST = 0.5  # of a parameter's range, at any learning rate
-_PROPOSED, _DRAWN = 256, 512  # adjustments that the critic compares: of the network, and uniform within reach
-_OPTIMISM = 0.5  # standard errors that are added to what the critic expects: unknown places are tried
-_STILL, _PATIENCE = 20, 60  # converged: so many episodes about the same, or none better than the best for so long
-_CONFIRMED = 3  # points that are tried on the validation tasks, beside the first
+_SAME = 0.01  # change of the overall score that counts as none
+_REACH = 30  # largest move per episode, in learning rates: 0.3 of a parameter's range at the default of 0.01
+_FARTHEST = 0.5  # largest move at any learning rate, as a share of the range
+_PROPOSED, _DRAWN = 256, 512  # adjustments compared by the critic: from the network, and uniform within reach
+_OPTIMISM = 0.5  # standard errors added to the critic's mean, for exploration
+_STILL, _PATIENCE = 20, 60  # converged: this many episodes without change, or without a new best
+_CONFIRMED = 3  # points evaluated on the validation tasks, in addition to the first
 _COVERAGE = 0.5  # of an episode's runs must be scored for the episode to count
 _HOPELESS = 3  # unscored episodes at the start after which training ends
-_BETTER, _EQUAL, _WORSE = "better: the policy moves here", "about the same: stable, maybe converged", "worse: the policy stays where it was"
+_BETTER, _EQUAL, _WORSE = (
+    "better: the policy moves here",
+    "about the same: stable, maybe converged",
+    "worse: the policy stays where it was",
+)
 _UNSCORED = "could not be scored: it counts for nothing"
 
 
@@ -39,9 +44,10 @@ _UNSCORED = "could not be scored: it counts for nothing"
 class Episode:
     """One episode.
 
-    `adjustments` are from where the policy stood, in the parameters' own units; `overall` is the weighted mean of the metrics that could be
-    measured, in [0, 1]; `improvement` is `overall` less what was expected of where the policy stood; `meaning` says it in words. Both are NaN
-    where the episode could not be scored. `unscored` counts runs without a score, and `why` is the reason of the first.
+    `adjustments` are relative to the policy's current parameters, in their own units. `overall`, in [0, 1], is the
+    weighted mean of the metrics that could be measured. `improvement` is `overall` minus the expected score of the
+    current parameters; `meaning` describes it. Both are NaN if the episode could not be scored. `unscored` counts runs
+    without a score, and `why` is the reason of the first.
     """
 
     number: int
@@ -56,15 +62,18 @@ class Episode:
     why: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: dict(value) if isinstance(value, Mapping) else None if value != value else value for name, value in vars(self).items()}
+        return {
+            name: dict(value) if isinstance(value, Mapping) else None if value != value else value
+            for name, value in vars(self).items()
+        }
 
 
 @dataclass
 class PolicyOutcome:
-    """What training found.
+    """Result of the training.
 
-    `best` is the point of which the critic expects most; where validation tasks were given, the one that scored best on them:
-    `confirmed` then has the overall score of each point tried there, the first being where training began.
+    `best` is the point with the highest expected score, or with validation tasks the one that scored best on them:
+    `confirmed` then has the overall score of each point evaluated there, the initial one first.
     """
 
     best: Point
@@ -76,15 +85,17 @@ class PolicyOutcome:
 
 
 def overall(metrics: AgentMetrics) -> float:
-    """The mean of the metrics that could be measured, accuracy counting four times; NaN where accuracy could not."""
+    """Mean of the measured metrics, with accuracy weighted 4; NaN if accuracy could not be measured."""
     found = {name: value for name, value in metrics.to_dict().items() if value is not None}
     if "accuracy" not in found:
         return math.nan
-    return math.fsum(_WEIGHTS[name] * value for name, value in found.items()) / math.fsum(_WEIGHTS[name] for name in found)
+    return math.fsum(_WEIGHTS[name] * value for name, value in found.items()) / math.fsum(
+        _WEIGHTS[name] for name in found
+    )
 
 
 def scores_by_task(runs: Sequence[TaskRun]) -> dict[str, float]:
-    """Mean score of each task's runs; NaN where none is scored."""
+    """Mean score of each task's runs; NaN if none is scored."""
     found: dict[str, list[float]] = {}
     for run in runs:
         found.setdefault(run.task_id, []).extend([] if run.score is None else [run.score])
@@ -92,33 +103,56 @@ def scores_by_task(runs: Sequence[TaskRun]) -> dict[str, float]:
 
 
 def train_policy(
-    arena: Arena, tasks: Sequence[Any], validation: Sequence[Any], space: Space, start: Point, *, episodes: int = 10,
-    tasks_per_episode: int | None = None, learning_rate: float = 0.01, update_policy: bool = True, seed: int = 0,
-    budget: Budget | None = None, policy: Policy | None = None, progress: Progress | None = None, into: PolicyOutcome | None = None,
-) -> PolicyOutcome:  # fmt: skip
-    """Episodes of: the policy adjusts the parameters, the agent runs, the policy is updated by the improvement that followed.
+    objective: Objective,
+    tasks: Sequence[Any],
+    validation: Sequence[Any],
+    space: Space,
+    start: Point,
+    *,
+    episodes: int = 10,
+    tasks_per_episode: int | None = None,
+    learning_rate: float = 0.01,
+    update_policy: bool = True,
+    seed: int = 0,
+    budget: Budget | None = None,
+    policy: Adjuster | None = None,
+    progress: Progress | None = None,
+    into: PolicyOutcome | None = None,
+) -> PolicyOutcome:
+    """Trains in episodes: the policy adjusts the parameters, the agent runs, the improvement updates the policy.
 
     Args:
-        validation: tasks on which the most promising points are compared; empty: the critic alone chooses.
-        learning_rate: how fast the parameters move: 30 times it is the largest share of its range that a parameter moves in one episode,
-            at most 0.5. Above 0.
-        update_policy: whether policy and critic learn; otherwise the rules alone act.
-        policy: one that was trained before; a new one where None.
-        into: takes the history as it grows, so that it survives an exception.
+        validation: tasks on which the most promising points are compared; empty: the critic chooses.
+        learning_rate: above 0. In one episode a parameter moves by at most 30 times this share of its range, and by at
+            most half of it.
+        update_policy: whether policy and critic learn; otherwise only the rules act.
+        policy: a policy trained before; None: a new one.
+        into: receives the history during training, so that it survives an exception.
     Returns:
-        At a cap the best so far, with `stopped`.
+        The outcome. If a cap was reached, the best so far, with `stopped`.
     Raises:
         ConfigError: a setting is out of range.
-        ModelError: the first episodes could not be scored at all.
-        BudgetExceeded: in the first episode.
+        ModelError: none of the first episodes could be scored.
+        BudgetExceeded: a cap was reached in the first episode.
     """
     if episodes < 1 or not 0 < learning_rate < math.inf:
-        raise ConfigError(f"episodes={episodes!r} must be at least 1 and learning_rate={learning_rate!r} a finite number above 0")
-    outcome, shown = into or PolicyOutcome(start), progress or Progress()
+        raise ConfigError(
+            f"episodes={episodes!r} must be at least 1 and learning_rate={learning_rate!r} a finite number above 0"
+        )
+    outcome, shown = into or PolicyOutcome(start), progress or SilentProgress()
     walk = _Walk(
-        arena, tasks, space, start, policy or Policy(seed=seed), outcome.history, seed=seed, budget=budget, per_episode=tasks_per_episode,
-        reach=min(_FARTHEST, _REACH * learning_rate), learns=update_policy,
-    )  # fmt: skip
+        objective,
+        tasks,
+        space,
+        start,
+        policy or Adjuster(seed=seed),
+        outcome.history,
+        seed=seed,
+        budget=budget,
+        per_episode=tasks_per_episode,
+        reach=min(_FARTHEST, _REACH * learning_rate),
+        learns=update_policy,
+    )
     try:
         with shown.bar("episodes", episodes) as advance:
             for _ in range(episodes):
@@ -144,7 +178,10 @@ def _choose(outcome: PolicyOutcome, walk: "_Walk", validation: Sequence[Any]) ->
     best = walk.promising(1)[0]
     if validation:
         scores = [overall(walk.metrics_of(p, validation)) for p in points]
-        outcome.confirmed = [{"parameters": dict(p), "overall": None if math.isnan(s) else s} for p, s in zip(points, scores, strict=True)]
+        outcome.confirmed = [
+            {"parameters": dict(p), "overall": None if math.isnan(s) else s}
+            for p, s in zip(points, scores, strict=True)
+        ]
         if all(math.isnan(score) for score in scores):
             raise ModelError("nothing could be confirmed: accuracy was measured on none of the validation tasks")
         best = points[max(range(len(points)), key=lambda at: -math.inf if math.isnan(scores[at]) else scores[at])]
@@ -154,16 +191,21 @@ def _choose(outcome: PolicyOutcome, walk: "_Walk", validation: Sequence[Any]) ->
 
 
 def _advice(walk: "_Walk", learning_rate: float) -> list[str]:
-    """What the last third of the improvements means."""
+    """Notes on the last third of the improvements."""
     known = [episode.improvement for episode in walk.history[1:] if not math.isnan(episode.improvement)]
     last = known[-max(3, len(known) // 3) :]
-    notes = [f"converged: {_STILL} episodes about the same, or none better than the best in {_PATIENCE}"] if walk.converged else []
+    notes = (
+        [f"converged: {_STILL} episodes about the same, or none better than the best in {_PATIENCE}"]
+        if walk.converged
+        else []
+    )
     if len(last) < 3:
         return notes
     mean = math.fsum(last) / len(last)
     if mean < -_SAME:
         notes.append(
-            f"improvement was {mean:+.3f} over the last {len(last)} episodes: try another learning rate (say {learning_rate / 2:g}) or a reset"
+            f"improvement was {mean:+.3f} over the last {len(last)} episodes: "
+            f"try another learning rate (say {learning_rate / 2:g}) or a reset"
         )
     elif mean <= _SAME and not walk.converged:
         notes.append(f"improvement was {mean:+.3f} over the last {len(last)} episodes: stable, maybe converged")
@@ -171,27 +213,42 @@ def _advice(walk: "_Walk", learning_rate: float) -> list[str]:
 
 
 class _Walk:
-    """Where a policy stands, and what it has seen."""
+    """State of the training: the current parameters and the episodes so far."""
 
     def __init__(
-        self, arena: Arena, tasks: Sequence[Any], space: Space, start: Point, policy: Policy, history: list[Episode], *, seed: int,
-        budget: Budget | None, per_episode: int | None, reach: float, learns: bool,
-    ) -> None:  # fmt: skip
+        self,
+        objective: Objective,
+        tasks: Sequence[Any],
+        space: Space,
+        start: Point,
+        policy: Adjuster,
+        history: list[Episode],
+        *,
+        seed: int,
+        budget: Budget | None,
+        per_episode: int | None,
+        reach: float,
+        learns: bool,
+    ) -> None:
         if not tasks:
             raise ConfigError("a policy needs tasks to learn from")
         if per_episode is not None and per_episode < 1:
             raise ConfigError(f"tasks_per_episode={per_episode!r} must be at least 1; leave it out for all tasks")
-        self.arena, self.tasks, self.space, self.policy, self.budget, self.per_episode = arena, list(tasks), space, policy, budget, per_episode
+        self.objective, self.tasks, self.space = objective, list(tasks), space
+        self.policy, self.budget, self.per_episode = policy, budget, per_episode
         self.reach, self.learns, self.history = reach, learns, history
         self.names = space.searched(start.program)
         defaults = AgentParameters().model_dump()
         begin = {name: start.parameters.get(name, defaults[name]) for name in self.names}
-        self.at = {name: space.at(name, space.place(name, value)) if not _inside(space, name, value) else value for name, value in begin.items()}
+        self.at = {
+            name: space.at(name, space.place(name, value)) if not _inside(space, name, value) else value
+            for name, value in begin.items()
+        }
         self.kept = {name: value for name, value in start.parameters.items() if name not in self.names}
         self.program, self.rng = start.program, np.random.default_rng(seed)
-        self.metrics, self.expected = AgentMetrics(), math.nan  # of where it stands
-        self.spread = 0.05  # of the improvements: what advantages are measured in
-        self._runs: list[int] = []  # scored runs, by episode
+        self.metrics, self.expected = AgentMetrics(), math.nan  # of the current parameters
+        self.spread = 0.05  # scale of the improvements, by which advantages are divided
+        self._runs: list[int] = []  # number of scored runs, by episode
 
     @property
     def converged(self) -> bool:
@@ -208,7 +265,7 @@ class _Walk:
         tried = self._moved(action)
         try:
             runs = self._run(tried)
-        except ProgramError as error:  # the agent takes these parameters not at all
+        except ProgramError as error:  # the agent cannot take these parameters
             return self._noted(AgentMetrics(), tried, [], meaning=f"could not be run: {error}")
         metrics, score = self._scored(runs)
         if math.isnan(score):
@@ -220,34 +277,42 @@ class _Walk:
         return self.history[-1]
 
     def _begin(self) -> Episode:
-        """The first episode; again, where it could not be scored."""
+        """The first episode, which is repeated if it could not be scored."""
         runs = self._run(self.at)
         self.metrics, self.expected = self._scored(runs)
         meaning = _UNSCORED if math.isnan(self.expected) else "where it begins"
         episode = self._noted(
-            self.metrics, self.at, runs, score=self.expected, improvement=math.nan if math.isnan(self.expected) else 0.0, meaning=meaning
+            self.metrics,
+            self.at,
+            runs,
+            score=self.expected,
+            improvement=math.nan if math.isnan(self.expected) else 0.0,
+            meaning=meaning,
         )
         if math.isnan(self.expected) and len(self.history) >= _HOPELESS:
             raise ModelError(
-                f"the first {_HOPELESS} episodes could not be scored: accuracy was measured on too few tasks; {episode.why or 'no reason'}"
+                f"the first {_HOPELESS} episodes could not be scored: accuracy was measured on too few tasks; "
+                f"{episode.why or 'no reason'}"
             )
         return episode
 
     def _action(self, state: np.ndarray) -> np.ndarray:
-        """The rules with their noise, or, once there is something to learn from, the best adjustment by what the critic expects."""
+        """The best adjustment by the critic's prediction; until there is a critic, the rules with their noise."""
         critic = self._critic() if self.learns else None
         if critic is None:
             return np.clip(self.policy.propose(state, 1, self.rng)[0], -self.reach, self.reach)
         drawn = self.rng.uniform(-self.reach, self.reach, size=(_DRAWN, len(RANGES)))
-        actions = np.clip(np.concatenate([self.policy.propose(state, _PROPOSED, self.rng), drawn]), -self.reach, self.reach)
+        actions = np.clip(
+            np.concatenate([self.policy.propose(state, _PROPOSED, self.rng), drawn]), -self.reach, self.reach
+        )
         found = critic.at(np.clip(np.array(self._places(self.at)) + actions, 0, 1))
         return np.asarray(actions[int(np.argmax(found.mean + _OPTIMISM * found.error))])
 
     def _learn(self, state: np.ndarray, action: np.ndarray, episode: Episode) -> None:
-        """Updates the network by what the critic now thinks of the move, and stands where most is expected."""
+        """Updates the network by the critic's gain of the move, and moves to the best expected parameters."""
         kept = episode.improvement >= 0
         critic = self._critic() if self.learns else None
-        if critic is None:  # the rules alone: what was not worse is kept
+        if critic is None:  # only the rules act: keep parameters that were not worse
             if kept:
                 self.at, self.metrics, self.expected = (
                     {n: episode.parameters[n] for n in self.names},
@@ -256,7 +321,9 @@ class _Walk:
                 )
         else:
             known = [e for e in self.history if not math.isnan(e.overall)]
-            gain = float(np.diff(critic.at(np.array([self._places(self.at), self._places(episode.parameters)])).mean)[0])
+            gain = float(
+                np.diff(critic.at(np.array([self._places(self.at), self._places(episode.parameters)])).mean)[0]
+            )
             self.policy.update(state, action, float(np.clip(gain / self.spread, -3, 3)))
             self.spread = max(0.01, 0.8 * self.spread + 0.2 * abs(gain))
             means = critic.at(np.array([self._places(e.parameters) for e in known])).mean
@@ -267,19 +334,27 @@ class _Walk:
         self.history[-1] = replace(episode, kept=kept)
 
     def _critic(self) -> Critic | None:
-        rows = [(self._places(e.parameters), e.overall, n) for e, n in zip(self.history, self._runs, strict=True) if not math.isnan(e.overall)]
+        rows = [
+            (self._places(e.parameters), e.overall, n)
+            for e, n in zip(self.history, self._runs, strict=True)
+            if not math.isnan(e.overall)
+        ]
         if len(rows) < 2:
             return None
         places, scores, runs = zip(*rows, strict=True)
         return Critic(np.array(places), np.array(scores), np.array(runs, dtype=float))
 
     def promising(self, count: int) -> list[Mapping[str, Any]]:
-        """Parameters of the episodes of which most is expected, best first."""
+        """Parameters of the episodes with the highest expected scores, best first."""
         known = [episode for episode in self.history if not math.isnan(episode.overall)]
         if not known:
             return [self.history[0].parameters]
         critic = self._critic()
-        values = [e.overall for e in known] if critic is None else critic.at(np.array([self._places(e.parameters) for e in known])).mean.tolist()
+        values = (
+            [e.overall for e in known]
+            if critic is None
+            else critic.at(np.array([self._places(e.parameters) for e in known])).mean.tolist()
+        )
         order = sorted(range(len(known)), key=lambda at: -values[at])
         found: list[Mapping[str, Any]] = []
         for at in order:
@@ -294,38 +369,57 @@ class _Walk:
         return self.runs_of({**self.kept, **parameters}, tasks)
 
     def runs_of(self, parameters: Mapping[str, Any], tasks: Sequence[Any]) -> list[TaskRun]:
-        """Without the seconds: they differ from run to run, and the same seed must give the same episodes."""
-        return [replace(run, seconds=None) for run in self.arena.run(Point(self.program, dict(parameters)), tasks)]
+        """Runs without their seconds, which differ between runs: the same seed must give the same episodes."""
+        return [replace(run, seconds=None) for run in self.objective.run(Point(self.program, dict(parameters)), tasks)]
 
     def metrics_of(self, parameters: Mapping[str, Any], tasks: Sequence[Any]) -> AgentMetrics:
         return measure(self.runs_of(parameters, tasks), budget=self.budget)
 
     def _scored(self, runs: Sequence[TaskRun]) -> tuple[AgentMetrics, float]:
-        """Metrics and overall score; NaN where too few runs are scored."""
+        """Metrics and overall score; the score is NaN if too few runs are scored."""
         metrics = measure(runs, budget=self.budget)
         return metrics, overall(metrics) if sum(_is_scored(run) for run in runs) >= _COVERAGE * len(runs) else math.nan
 
     def _noted(
-        self, metrics: AgentMetrics, parameters: Mapping[str, Any], runs: Sequence[TaskRun], *, meaning: str, score: float = math.nan,
+        self,
+        metrics: AgentMetrics,
+        parameters: Mapping[str, Any],
+        runs: Sequence[TaskRun],
+        *,
+        meaning: str,
+        score: float = math.nan,
         improvement: float = math.nan,
-    ) -> Episode:  # fmt: skip
+    ) -> Episode:
         moved = {name: float(parameters[name] - self.at[name]) for name in self.names}
         missing = [run for run in runs if not _is_scored(run)]
         why = next((run.error for run in missing if run.error), None)
         episode = Episode(
-            len(self.history), metrics.to_dict(), {**self.kept, **parameters}, moved, score, improvement, not self.history, meaning, len(missing), why
+            len(self.history),
+            metrics.to_dict(),
+            {**self.kept, **parameters},
+            moved,
+            score,
+            improvement,
+            not self.history,
+            meaning,
+            len(missing),
+            why,
         )
         self.history.append(episode)
         self._runs.append(len(runs) - len(missing))
         return episode
 
     def _places(self, parameters: Mapping[str, Any]) -> list[float]:
-        """Each of the five in [0, 1] of its range; the middle for those that are not searched."""
+        """The five parameters scaled to [0, 1] of their ranges; 0.5 for those that are not searched."""
         return [self.space.place(name, parameters[name]) if name in self.names else 0.5 for name in RANGES]
 
     def _moved(self, action: np.ndarray) -> dict[str, Any]:
         places = dict(zip(RANGES, self._places(self.at), strict=True))
-        return {name: self.space.at(name, places[name] + float(step)) for name, step in zip(RANGES, action, strict=True) if name in self.names}
+        return {
+            name: self.space.at(name, places[name] + float(step))
+            for name, step in zip(RANGES, action, strict=True)
+            if name in self.names
+        }
 
 
 def _is_scored(run: TaskRun) -> bool:

@@ -1,4 +1,4 @@
-"""Optuna's Wilcoxon pruner, paired by task: a trial's values against the best trial's on the tasks that both have run."""
+"""Optuna's Wilcoxon pruner, paired by task: compares a trial with the best trial on the tasks that both have run."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -6,20 +6,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["worse_on_the_same_tasks"]
+__all__ = ["is_worse_paired"]
 
 _FEWEST = 5  # pairs
-_SLOW = range(8, 14)  # pairs for which scipy's exact test with ties takes up to seconds (2^n evaluations); it is fast for fewer and for more
+# pairs for which scipy's exact test with ties takes up to seconds (2^n evaluations)
+_SLOW = range(8, 14)
 
 
-def worse_on_the_same_tasks(study: "optuna.Study", values: Mapping[str, float | None], best: Mapping[str, float], *, p: float) -> bool:
-    """Whether a trial with these values by task is losing against the best.
+def is_worse_paired(
+    study: "optuna.Study", values: Mapping[str, float | None], best: Mapping[str, float], *, p: float
+) -> bool:
+    """Whether a trial with these values by task is significantly worse than the best.
+
+    Optuna's pruner compares the two trials in a temporary study: in the study's own storage each value would be a
+    transaction.
 
     Args:
-        p: one-sided p of being worse than the best, under which it is.
-
-    The values stay out of the study's storage, where each would be a transaction: Optuna's pruner sees both trials in a
-    study of their own.
+        p: largest one-sided p-value at which a trial is pruned.
     """
     import optuna
     from optuna.trial import TrialState, create_trial
@@ -28,7 +31,9 @@ def worse_on_the_same_tasks(study: "optuna.Study", values: Mapping[str, float | 
     if len(pairs) < _FEWEST or len(pairs) in _SLOW:
         return False
     both = optuna.create_study(direction=study.direction)
-    leader = create_trial(value=sum(best.values()) / len(best), intermediate_values=dict(enumerate(against for _, against in pairs)))
+    leader = create_trial(
+        value=sum(best.values()) / len(best), intermediate_values=dict(enumerate(against for _, against in pairs))
+    )
     both.add_trial(leader)
     trial = create_trial(state=TrialState.RUNNING, intermediate_values=dict(enumerate(value for value, _ in pairs)))
     return optuna.pruners.WilcoxonPruner(p_threshold=p).prune(both, trial)

@@ -1,4 +1,4 @@
-"""An Optuna search over agent parameters: trials that are losing stop after few tasks, and any number of processes share one study."""
+"""Optuna search over agent parameters, with pruning by task; several processes can share one study."""
 
 import math
 import warnings
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from assay.errors import Cancelled, ModelError, ProgramError, StopRun, StoreError
-from assay.optimizers.metrics import TaskRun, measure
-from assay.optimizers.parameters.arena import Arena
-from assay.optimizers.parameters.pruning import worse_on_the_same_tasks
+from assay.evaluation.metrics import TaskRun, measure
+from assay.evaluation.progress import Progress, SilentProgress
+from assay.optimizers.parameters.objective import Objective
+from assay.optimizers.parameters.pruning import is_worse_paired
 from assay.optimizers.parameters.smoothing import Expected, smoothed
 from assay.optimizers.parameters.space import Point, Space, in_figures
 from assay.optimizers.parameters.study import OBJECTIVES, RETRIES, SearchConfig
-from assay.optimizers.session import Progress
 
 if TYPE_CHECKING:
     import optuna
@@ -22,15 +22,18 @@ if TYPE_CHECKING:
 __all__ = ["SearchOutcome", "TrialResult", "outcome_of", "put_back_all", "search"]
 
 _STATES = ("complete", "pruned", "failed")
-_LEVEL = 0.01  # of the score: trials that are level with the best, of which the one with the fewest tokens is taken
-_PUT_BACK = "put_back"  # marks a trial that was cut off, and whose point is tried again under another number
-_LOST = 0.2  # share of a trial's runs that may be without a score
+_LEVEL = 0.01  # scores this close to the best are a tie, which the fewest tokens decide
+_PUT_BACK = "put_back"  # marks an interrupted trial whose point was enqueued again under another number
+_LOST = 0.2  # share of a trial's runs that may be unscored
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """One finished trial. `state`: `complete`, `pruned` or `failed` (with `error`); `scores` by task, None where unscored; `runs`
-    counts the samples of each."""
+    """One finished trial.
+
+    `state` is `complete`, `pruned` or `failed` (with `error`). `scores` are by task, None if unscored. `runs` counts
+    the runs of all tasks.
+    """
 
     number: int
     point: Point
@@ -44,18 +47,24 @@ class TrialResult:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "number": self.number, **self.point.to_dict(), "state": self.state, "values": dict(self.values), "n": len(self.scores),
-            "metrics": dict(self.metrics), "tokens": self.tokens, "error": self.error,
-        }  # fmt: skip
+            "number": self.number,
+            **self.point.to_dict(),
+            "state": self.state,
+            "values": dict(self.values),
+            "n": len(self.scores),
+            "metrics": dict(self.metrics),
+            "tokens": self.tokens,
+            "error": self.error,
+        }
 
 
 @dataclass
 class SearchOutcome:
-    """What a search found.
+    """Result of a search.
 
-    `expected`: by number, the score of each trial that its neighbours speak for too; `best` goes by it where the score is what is
-    searched for. `walked`: a policy's episodes, and what was confirmed. `saved`: the share of the task runs that pruning saved.
-    `front`: numbers of the Pareto front's trials, with one objective the best alone.
+    `expected` is the score of each trial by number, smoothed over its neighbours; `best` is chosen by it if the score
+    is the first objective. `walked` has a policy's episodes and confirmed points. `saved` is the share of task runs
+    that pruning saved. `front` has the numbers of the Pareto front's trials; with one objective only the best.
     """
 
     best: TrialResult
@@ -64,34 +73,41 @@ class SearchOutcome:
     task_runs: int
     saved: float
     front: list[int]
-    level: list[int] = field(default_factory=list)  # numbers of the complete trials whose own first objective is level with the best's
+    level: list[int] = field(default_factory=list)  # complete trials whose own first objective ties with the best's
     expected: dict[int, float] = field(default_factory=dict)
     walked: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
 
 
 def search(
-    arena: Arena, tasks: Sequence[Any], space: Space, config: SearchConfig, study: "optuna.Study", *, defaults: Sequence[Point] = (),
-    progress: Progress | None = None, helping: bool = False, alone: bool = False,
-) -> SearchOutcome:  # fmt: skip
-    """Tries points until the study has as many finished trials as asked for, the defaults first.
+    objective: Objective,
+    tasks: Sequence[Any],
+    space: Space,
+    config: SearchConfig,
+    study: "optuna.Study",
+    *,
+    defaults: Sequence[Point] = (),
+    progress: Progress | None = None,
+    helping: bool = False,
+    alone: bool = False,
+) -> SearchOutcome:
+    """Runs trials until the study has `config.trials` finished ones, the defaults first.
 
     Args:
-        helping: whether another process sees the study through: this one stops as soon as the trials at work there and here
-            are enough.
-        alone: whether no other process works on this study, now or later. A trial that is cut off then stays as it is, and is run again
-            under its own number by whoever resumes; so the study ends with the trials it would have had.
+        helping: another process completes the study. This one stops as soon as finished and running trials are enough.
+        alone: no other process works on this study, now or later. An interrupted trial is then re-run under its own
+            number on resuming, so that the study ends with the same trials as without the interruption.
     Raises:
-        BudgetExceeded, Cancelled: the trial at work is run again on resuming; everything finished is in the study.
+        BudgetExceeded, Cancelled: the running trial is re-run on resuming; finished trials are in the study.
         ModelError: no trial could be scored at all.
     """
     import optuna
     from optuna.trial import TrialState
 
-    shown = progress or Progress()
-    objective = _Objective(arena, list(tasks), space, config, shown, alone=alone)
+    shown = progress or SilentProgress()
+    evaluator = _TrialEvaluator(objective, list(tasks), space, config, shown, alone=alone)
     for point in defaults if not study.get_trials(deepcopy=False) else ():
-        study.enqueue_trial(space.asked(point), user_attrs={"default": True}, skip_if_exists=True)
+        study.enqueue_trial(space.trial_parameters(point), user_attrs={"default": True}, skip_if_exists=True)
 
     def states() -> Counter[Any]:
         return Counter(trial.state for trial in study.get_trials(deepcopy=False))
@@ -113,21 +129,23 @@ def search(
         if done < config.trials or cut_off:
             try:
                 for trial in cut_off:
-                    _run_again(study, trial, objective)
+                    _run_again(study, trial, evaluator)
                     advance(1)
                 if done + len(cut_off) < config.trials:
-                    _optimized(study, objective, enough)
+                    _optimized(study, evaluator, enough)
             except Exception as error:
                 gone = _of_the_storage(error)
                 if gone is None:
                     raise
                 why = str(gone).partition("\n")[0]
-                raise StoreError(f"the study's storage is gone: {why}. Start it, and continue with resume=True") from error
+                raise StoreError(
+                    f"the study's storage is gone: {why}. Start it, and continue with resume=True"
+                ) from error
     return outcome_of(study, space, config, len(tasks))
 
 
 def _of_the_storage(error: BaseException | None) -> BaseException | None:
-    """The database's error behind this one, if it was the database: Optuna then stumbles over its own clean-up, and raises that."""
+    """The database error that caused this one, if any: Optuna raises a later error, of its own clean-up."""
     import optuna
     import sqlalchemy as sa
 
@@ -138,16 +156,16 @@ def _of_the_storage(error: BaseException | None) -> BaseException | None:
     return None
 
 
-def _optimized(study: "optuna.Study", objective: Any, enough: Callable[..., None]) -> None:
-    """Optuna's loop, continued where another process has marked a trial of this one as dead, after a sleep, say."""
+def _optimized(study: "optuna.Study", evaluator: Any, enough: Callable[..., None]) -> None:
+    """Optuna's loop. It continues if another process marked a trial of this one as failed."""
     import optuna
 
-    ended = list[int]()  # the trial whose value is now told to Optuna: what is raised then is not the objective's
+    ended = list[int]()  # id of a trial after its evaluation: later errors are Optuna's, not the objective's
 
     def watched(trial: Any) -> Any:
         ended.clear()
         try:
-            value = objective(trial)
+            value = evaluator(trial)
         except (optuna.TrialPruned, optuna.exceptions.UpdateFinishedTrialError):
             ended.append(trial._trial_id)
             raise
@@ -160,19 +178,30 @@ def _optimized(study: "optuna.Study", objective: Any, enough: Callable[..., None
             return
         except optuna.exceptions.UpdateFinishedTrialError:
             continue
-        except ValueError:  # Optuna's word for a trial that is not running any more; the study's own list is a copy from before the trial
+        except ValueError:
+            # Optuna raises it for a trial that is no longer running; ask the storage, the study's list is an old copy
             if not ended or study._storage.get_trial(ended[0]).state != optuna.trial.TrialState.FAIL:
                 raise
 
 
-class _Objective:
-    """One trial: blocks of tasks, until all are done or the pruner sees that it is losing."""
+class _TrialEvaluator:
+    """Runs one trial in blocks of tasks, until all are done or the trial is pruned."""
 
-    def __init__(self, arena: Arena, tasks: list[Any], space: Space, config: SearchConfig, progress: Progress, *, alone: bool) -> None:
-        self.arena, self.tasks, self.space, self.config, self.progress, self.alone = arena, tasks, space, config, progress, alone
+    def __init__(
+        self,
+        objective: Objective,
+        tasks: list[Any],
+        space: Space,
+        config: SearchConfig,
+        progress: Progress,
+        *,
+        alone: bool,
+    ) -> None:
+        self.objective, self.tasks, self.space = objective, tasks, space
+        self.config, self.progress, self.alone = config, progress, alone
 
     def __call__(self, trial: Any) -> Any:
-        with self.arena.within(f"trial {trial.number}"):
+        with self.objective.within(f"trial {trial.number}"):
             return self._value(trial)
 
     def _value(self, trial: Any) -> Any:
@@ -183,11 +212,11 @@ class _Objective:
         runs: list[TaskRun] = []
         try:
             for step, start in enumerate(range(0, len(self.tasks), self.config.block)):
-                runs += self.arena.run(point, self.tasks[start : start + self.config.block])
+                runs += self.objective.run(point, self.tasks[start : start + self.config.block])
                 if start + self.config.block < len(self.tasks) and self._losing(trial, step, runs, best):
                     self._keep(trial, runs)
                     if best and (seen := _values(runs, self.config.objectives)[self.config.objectives[0]]) is not None:
-                        trial.report(seen, step)  # what the sampler knows of it
+                        trial.report(seen, step)  # the sampler uses it for pruned trials
                     raise optuna.TrialPruned
         except StopRun:
             self._put_back(trial)
@@ -201,7 +230,9 @@ class _Objective:
         self._keep(trial, runs)
         values = _values(runs, self.config.objectives)
         lost = sum(run.score is None or not math.isfinite(run.score) for run in runs)
-        missing = [name for name, value in values.items() if value is None] or (["score"] if lost > _LOST * len(runs) else [])
+        missing = [name for name, value in values.items() if value is None] or (
+            ["score"] if lost > _LOST * len(runs) else []
+        )
         if missing:
             why = next((run.error for run in runs if run.error), "no reason was given")
             text = f"{', '.join(missing)} could not be measured on {lost or len(runs)} of {len(runs)} runs: {why}"
@@ -213,7 +244,7 @@ class _Objective:
     def _losing(self, trial: Any, step: int, runs: Sequence[TaskRun], best: Mapping[str, float]) -> bool:
         first = self.config.objectives[0]
         if self.config.prunes == "wilcoxon":
-            return worse_on_the_same_tasks(trial.study, _by_task(runs, first), best, p=self.config.prune_at)
+            return is_worse_paired(trial.study, _by_task(runs, first), best, p=self.config.prune_at)
         value = _values(runs, self.config.objectives)[first]
         if self.config.prunes == "none" or value is None:
             return False
@@ -224,7 +255,9 @@ class _Objective:
         first, scores = self.config.objectives[0], _by_task(runs, "score")
         paired = {} if first == "score" else {"first": _by_task(runs, first)}
         metrics, tokens = measure(runs, budget=self.config.budget).to_dict(), _mean([run.tokens for run in runs])
-        trial.set_user_attr("found", {"scores": scores, "metrics": metrics, "tokens": tokens, "runs": len(runs), **paired})
+        trial.set_user_attr(
+            "found", {"scores": scores, "metrics": metrics, "tokens": tokens, "runs": len(runs), **paired}
+        )
 
     def _put_back(self, trial: Any) -> None:
         if not self.alone:
@@ -232,23 +265,26 @@ class _Objective:
 
 
 def _put_back(study: "optuna.Study", trial: Any) -> None:
-    """Ends a trial that was cut short, and has its point tried again by whoever goes on."""
+    """Ends an interrupted trial and enqueues its point again."""
     from optuna.trial import TrialState
 
-    study.enqueue_trial(trial.params, user_attrs={key: value for key, value in trial.user_attrs.items() if key == "default"})
+    study.enqueue_trial(
+        trial.params, user_attrs={key: value for key, value in trial.user_attrs.items() if key == "default"}
+    )
     study._storage.set_trial_user_attr(trial._trial_id, _PUT_BACK, True)
     study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
-def _run_again(study: "optuna.Study", cut_off: Any, objective: "_Objective") -> None:
-    """Runs a trial that was cut off, under its own number; parameters that it had drawn already stay."""
+def _run_again(study: "optuna.Study", cut_off: Any, evaluator: "_TrialEvaluator") -> None:
+    """Re-runs an interrupted trial under its own number, with the parameters it had already drawn."""
     import optuna
     from optuna.trial import TrialState
 
     trial = optuna.trial.Trial(study, cut_off._trial_id)
-    warnings.simplefilter("ignore", UserWarning)  # that it has reported these steps before; within `search`'s own filters
+    # the warning that these steps were reported before; `search` restores the filters
+    warnings.simplefilter("ignore", UserWarning)
     try:
-        values = objective(trial)
+        values = evaluator(trial)
     except optuna.TrialPruned:
         study.tell(trial, state=TrialState.PRUNED)
     except (ProgramError, ModelError):
@@ -258,13 +294,15 @@ def _run_again(study: "optuna.Study", cut_off: Any, objective: "_Objective") -> 
 
 
 def _replaced(trials: Sequence[Any]) -> set[int]:
-    """Numbers of the trials that were cut off and tried again under another number, here or by Optuna."""
-    again = {trial.system_attrs.get("failed_trial") for trial in trials} | {n for t in trials for n in t.system_attrs.get("retry_history", ())}
+    """Numbers of the interrupted trials that were re-run under another number, by us or by Optuna."""
+    again = {trial.system_attrs.get("failed_trial") for trial in trials} | {
+        n for t in trials for n in t.system_attrs.get("retry_history", ())
+    }
     return {trial.number for trial in trials if trial.user_attrs.get(_PUT_BACK) or trial.number in again}
 
 
 def put_back_all(study: "optuna.Study") -> None:
-    """Puts back every trial at work in a study that nobody else works on: their processes are gone."""
+    """Enqueues all running trials again. Call it only if no other process works on the study."""
     from optuna.trial import TrialState
 
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
@@ -272,7 +310,7 @@ def put_back_all(study: "optuna.Study") -> None:
 
 
 def _by_task(runs: Sequence[TaskRun], objective: str) -> dict[str, float | None]:
-    """The means of an objective over the samples of each task."""
+    """Mean of an objective over the samples of each task."""
     grouped: dict[str, list[TaskRun]] = {}
     for run in runs:
         grouped.setdefault(run.task_id, []).append(run)
@@ -280,7 +318,7 @@ def _by_task(runs: Sequence[TaskRun], objective: str) -> dict[str, float | None]
 
 
 def _best_by_task(study: "optuna.Study") -> dict[str, float]:
-    """The best trial's values by task, of the first objective; empty where there is no trial yet."""
+    """Values of the first objective by task, of the best trial; empty if there is no trial yet."""
     try:
         found = study.best_trial.user_attrs.get("found", {})
     except ValueError:
@@ -294,69 +332,110 @@ def _mean(values: Sequence[float | int | None]) -> float | None:
 
 
 def _values(runs: Sequence[TaskRun], objectives: Sequence[str]) -> dict[str, float | None]:
-    """The means a run of what is searched for; None where no run has it."""
+    """Means of the objectives per run; None if no run has a value."""
     columns: dict[str, list[float | int | None]] = {
-        "score": [run.score for run in runs], "tokens": [run.tokens for run in runs], "latency": [run.seconds for run in runs],
+        "score": [run.score for run in runs],
+        "tokens": [run.tokens for run in runs],
+        "latency": [run.seconds for run in runs],
         "cost": [run.cost_usd for run in runs],
-    }  # fmt: skip
+    }
     return {name: _mean(columns[name]) for name in objectives}
 
 
 def _said(point: Point, values: Mapping[str, float | None]) -> str:
     settings = ", ".join(f"{name} {in_figures(value)}" for name, value in point.parameters.items())
-    return f"{', '.join(f'{name} {in_figures(value)}' for name, value in values.items() if value is not None)} with {settings}"
+    results = ", ".join(f"{name} {in_figures(value)}" for name, value in values.items() if value is not None)
+    return f"{results} with {settings}"
 
 
 def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks: int) -> SearchOutcome:
     found, replaced = study.get_trials(deepcopy=False), _replaced(study.get_trials(deepcopy=False))
-    trials = [_result(trial, space, config) for trial in found if trial.state.is_finished() and trial.number not in replaced]
+    trials = [
+        _result(trial, space, config) for trial in found if trial.state.is_finished() and trial.number not in replaced
+    ]
     complete = [trial for trial in trials if trial.state == "complete"]
     if not complete:
         reasons = [trial.error for trial in trials if trial.error]
-        raise ModelError(f"none of {len(trials)} trials could be scored: {reasons[-1] if reasons else 'all were cut short'}")
+        raise ModelError(
+            f"none of {len(trials)} trials could be scored: {reasons[-1] if reasons else 'all were cut short'}"
+        )
     ran, done = sum(trial.runs for trial in trials), [trial for trial in trials if trial.state != "failed"]
     first = [trial for trial in found if trial.user_attrs.get("default") and trial.state.is_finished()]
-    default = min((_result(trial, space, config) for trial in first), key=lambda trial: _STATES.index(trial.state), default=None)
+    default = min(
+        (_result(trial, space, config) for trial in first), key=lambda trial: _STATES.index(trial.state), default=None
+    )
     front = [trial.number for trial in study.best_trials]
     expected = _expected(done, space) if config.objectives[0] == "score" else {}
-    best = _best([trial for trial in complete if len(config.objectives) == 1 or trial.number in front], config, expected)
-    saved, notes = 1 - sum(len(t.scores) for t in done) / max(1, tasks * len(done)), _told_apart(best, complete, expected)
+    best = _best(
+        [trial for trial in complete if len(config.objectives) == 1 or trial.number in front], config, expected
+    )
+    saved, notes = (
+        1 - sum(len(t.scores) for t in done) / max(1, tasks * len(done)),
+        _told_apart(best, complete, expected),
+    )
     means = {number: found.mean for number, found in expected.items()}
     return SearchOutcome(
-        best, default, trials, ran, saved, [best.number] if len(config.objectives) == 1 else front, _level_with(best, complete, config),
-        means, notes=notes,
-    )  # fmt: skip
+        best,
+        default,
+        trials,
+        ran,
+        saved,
+        [best.number] if len(config.objectives) == 1 else front,
+        _level_with(best, complete, config),
+        means,
+        notes=notes,
+    )
 
 
 def _level_with(best: TrialResult, trials: Sequence[TrialResult], config: SearchConfig) -> list[int]:
-    """Trials that are no worse in what was measured: within 0.01 of the score, equal in any other objective."""
+    """Trials that tie with the best: within 0.01 in the score, equal in any other first objective."""
     slack, own = (_LEVEL if config.objectives[0] == "score" else 0.0), best.values[config.objectives[0]]
-    near = [t.number for t in trials if own is not None and (value := t.values[config.objectives[0]]) is not None and abs(value - own) <= slack]
+    near = [
+        t.number
+        for t in trials
+        if own is not None and (value := t.values[config.objectives[0]]) is not None and abs(value - own) <= slack
+    ]
     return [number for number in near if number != best.number]
 
 
 def _expected(trials: Sequence[TrialResult], space: Space) -> dict[int, Expected]:
-    seen = [(t, values) for t in trials if (values := {task: value for task, value in t.scores.items() if value is not None})]
-    return dict(zip((t.number for t, _ in seen), smoothed([t.point for t, _ in seen], [values for _, values in seen], space), strict=True))
+    seen = [
+        (t, values)
+        for t in trials
+        if (values := {task: value for task, value in t.scores.items() if value is not None})
+    ]
+    return dict(
+        zip(
+            (t.number for t, _ in seen),
+            smoothed([t.point for t, _ in seen], [values for _, values in seen], space),
+            strict=True,
+        )
+    )
 
 
 def _told_apart(best: TrialResult, trials: Sequence[TrialResult], expected: Mapping[int, Expected]) -> list[str]:
-    """Says so where the best is not the trial with the highest score of its own."""
+    """A note if the best trial is not the one with the highest measured score."""
     top = max(trials, key=lambda trial: trial.values.get("score") or 0.0)
     if not expected or (top.values["score"] or 0.0) - (best.values["score"] or 0.0) <= _LEVEL:
         return []
-    scores = f"trial {top.number} scored highest, {top.values['score']:.3g}, and trial {best.number} scored {best.values['score']:.3g}"
+    scores = (
+        f"trial {top.number} scored highest, {top.values['score']:.3g}, "
+        f"and trial {best.number} scored {best.values['score']:.3g}"
+    )
     high, chosen = expected[top.number].mean, expected[best.number].mean
     if high - chosen > _LEVEL or best.tokens is None or top.tokens is None or chosen - high > _LEVEL:
         return [f"{scores}; by the trials around them {high:.3g} is expected of the one, {chosen:.3g} of the other"]
-    return [f"{scores}; by the trials around them the two are level, and {best.tokens:.0f} tokens a task are fewer than {top.tokens:.0f}"]
+    return [
+        f"{scores}; by the trials around them the two are level, "
+        f"and {best.tokens:.0f} tokens a task are fewer than {top.tokens:.0f}"
+    ]
 
 
 def _best(trials: Sequence[TrialResult], config: SearchConfig, expected: Mapping[int, Expected]) -> TrialResult:
-    """The best by the first objective; of those that are level with it the one with the fewest tokens.
+    """The best trial by the first objective; of those that tie with it the one with the fewest tokens.
 
-    Scores go by what is expected; a trial whose own score is more than a standard error below that of the best one is not level
-    with it, however flat the expectation.
+    Scores are compared by their expected values. A trial whose measured score is more than a standard error below that
+    of the best one does not tie with it.
     """
     first = config.objectives[0]
     sign = 1 if OBJECTIVES[first] == "maximize" else -1
@@ -366,8 +445,20 @@ def _best(trials: Sequence[TrialResult], config: SearchConfig, expected: Mapping
     top = max((trial for _, trial in known), key=lambda trial: (worth[trial.number], own[trial.number]))
     doubt = expected[top.number].error if top.number in expected else 0.0
     slack = _LEVEL if first == "score" else 0.0
-    level = [trial for value, trial in known if worth[trial.number] >= worth[top.number] - slack and value >= own[top.number] - max(doubt, slack)]
-    return min(level, key=lambda trial: (math.inf if trial.tokens is None else trial.tokens, -worth[trial.number], -own[trial.number], trial.number))
+    level = [
+        trial
+        for value, trial in known
+        if worth[trial.number] >= worth[top.number] - slack and value >= own[top.number] - max(doubt, slack)
+    ]
+    return min(
+        level,
+        key=lambda trial: (
+            math.inf if trial.tokens is None else trial.tokens,
+            -worth[trial.number],
+            -own[trial.number],
+            trial.number,
+        ),
+    )
 
 
 def _result(trial: Any, space: Space, config: SearchConfig) -> TrialResult:

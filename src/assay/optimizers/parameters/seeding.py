@@ -1,8 +1,8 @@
-"""A sampler that is seeded anew for every trial: a study that is continued in another process suggests what it would have suggested.
+"""A sampler that is seeded by trial number, so that a resumed study suggests the same points.
 
-Optuna keeps a study's trials in its storage, but not the state of the sampler's random numbers, and advises to pickle the sampler. Here the
-numbers of a trial depend on its number alone, and those of a parameter on its name too, so that a trial that was cut off after some of its
-parameters had been drawn is given the others as well.
+Optuna stores a study's trials but not the state of the sampler's random generator. Here the random numbers of a trial
+depend on its number, and those of a parameter also on its name, so that a trial that was interrupted while its
+parameters were drawn gets the same remaining ones.
 """
 
 import hashlib
@@ -15,10 +15,12 @@ from optuna.samplers import BaseSampler
 __all__ = ["SeededByTrial"]
 
 
-class SeededByTrial(BaseSampler):  # type: ignore[misc]
-    """Args:
-    make: builds a sampler from a seed; what it knows of earlier trials it must read from the study.
-    seed: of the study.
+class SeededByTrial(BaseSampler):
+    """A sampler built anew for each trial.
+
+    Args:
+        make: builds a sampler from a seed; it must read earlier trials from the study only.
+        seed: of the study.
     """
 
     def __init__(self, make: Callable[[int], BaseSampler], seed: int) -> None:
@@ -28,11 +30,15 @@ class SeededByTrial(BaseSampler):  # type: ignore[misc]
     def _of(self, trial: Any, name: str = "") -> BaseSampler:
         if not name and self._current is not None and self._current[0] == trial.number:
             return self._current[1]
-        words = [self._seed, trial.number, *([int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")] if name else [])]
-        made = self._make(int(np.random.SeedSequence(words).generate_state(1)[0]))
+        words = [
+            self._seed,
+            trial.number,
+            *([int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")] if name else []),
+        ]
+        sampler = self._make(int(np.random.SeedSequence(words).generate_state(1)[0]))
         if not name:
-            self._current = (trial.number, made)
-        return made
+            self._current = (trial.number, sampler)
+        return sampler
 
     def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
         return self._of(trial).infer_relative_search_space(study, trial)

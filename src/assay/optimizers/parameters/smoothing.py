@@ -1,4 +1,4 @@
-"""What trials are worth, seen together: a trial's own mean is half luck, its neighbours know more. Chooses nothing."""
+"""Expected scores of trials, smoothed over similar parameters. Does not choose a trial."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,42 +10,46 @@ from assay.optimizers.parameters.space import Point, Space
 
 __all__ = ["Expected", "smoothed"]
 
-_FEWEST = 10  # trials; under it their own means stand
-_NOISE = 1e-4  # least variance of a run's luck
+_FEWEST = 10  # trials; with fewer, their own means are used
+_NOISE = 1e-4  # smallest variance of a run's sampling noise
 _ROUNDS = 20
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Of a trial: the mean of its own tasks, as if it had run all of them, that mean's standard error, and what is expected of it."""
+    """Of a trial: its own mean, adjusted for the tasks it did not run, the standard error, and the smoothed mean."""
 
-    own: float
+    adjusted: float
     error: float
     mean: float
 
 
 def smoothed(points: Sequence[Point], values: Sequence[Mapping[str, float]], space: Space) -> list[Expected]:
-    """What each trial is worth: the posterior mean of a Gaussian process (Matérn 5/2; Rasmussen and Williams 2006, ch. 2) over where
-    the trials stand in the space.
+    """Expected score of each trial: posterior mean of a Gaussian process over the space.
 
-    All trials run the same tasks, so what is hard for all of them is no luck: a trial's mean and the noise around it are those of
-    the additive model value = trial + task + luck, fitted by least squares. A trial that was pruned counts with what it ran.
+    Source: Rasmussen and Williams 2006, ch. 2; kernel Matérn 5/2. All trials run the same tasks, so the difficulty of a
+    task is not noise: means and noise are those of the additive model value = trial + task + noise, fitted by least
+    squares. A pruned trial counts with the tasks it ran.
 
     Args:
-        values: by trial, each of its tasks' values; no trial is without one.
+        values: by trial, the value of each task; no trial is empty.
     Returns:
-        One a trial; with fewer than ten trials, or where all are alike, what is expected is its own mean.
+        One per trial. With fewer than ten trials, or where all means are equal, each has its own mean.
     """
-    own, luck = _means(values)
+    adjusted, noise = _means(values)
     counts = np.array([len(trial) for trial in values])
-    errors = np.sqrt(luck / np.maximum(counts, 1))
-    spread = float(own.std()) if len(own) else 0.0
-    means = own if len(own) < _FEWEST or spread < 1e-9 else _posterior(points, own, errors, spread, space)
-    return [Expected(float(at), float(error), float(mean)) for at, error, mean in zip(own, errors, means, strict=True)]
+    errors = np.sqrt(noise / np.maximum(counts, 1))
+    spread = float(adjusted.std()) if len(adjusted) else 0.0
+    means = (
+        adjusted if len(adjusted) < _FEWEST or spread < 1e-9 else _posterior(points, adjusted, errors, spread, space)
+    )
+    return [
+        Expected(float(at), float(error), float(mean)) for at, error, mean in zip(adjusted, errors, means, strict=True)
+    ]
 
 
 def _means(values: Sequence[Mapping[str, float]]) -> tuple[np.ndarray, float]:
-    """Each trial's mean as if it had run all tasks, and the variance of what neither trial nor task explains."""
+    """Each trial's mean, adjusted for missing tasks, and the residual variance of the additive model."""
     names = sorted({task for trial in values for task in trial})
     table = np.array([[trial.get(task, np.nan) for task in names] for trial in values]).reshape(len(values), len(names))
     ran = ~np.isnan(table)
@@ -54,26 +58,34 @@ def _means(values: Sequence[Mapping[str, float]]) -> tuple[np.ndarray, float]:
         trials = (filled - tasks * ran).sum(axis=1) / np.maximum(ran.sum(axis=1), 1)
         tasks = (filled - trials[:, None] * ran).sum(axis=0) / np.maximum(ran.sum(axis=0), 1)
         tasks -= tasks.mean() if len(tasks) else 0.0
-    left = np.where(ran, table - trials[:, None] - tasks, 0.0)
+    residuals = np.where(ran, table - trials[:, None] - tasks, 0.0)
     free = ran.sum() - len(values) - len(names) + 1
-    return trials, max(float((left**2).sum() / free) if free > 0 else _NOISE, _NOISE)
+    return trials, max(float((residuals**2).sum() / free) if free > 0 else _NOISE, _NOISE)
 
 
-def _posterior(points: Sequence[Point], own: np.ndarray, errors: np.ndarray, spread: float, space: Space) -> np.ndarray:
+def _posterior(
+    points: Sequence[Point], adjusted: np.ndarray, errors: np.ndarray, spread: float, space: Space
+) -> np.ndarray:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
     kernel = ConstantKernel(1.0, (1e-2, 10.0)) * Matern(0.5, (0.05, 5.0), nu=2.5)
     process = GaussianProcessRegressor(kernel, alpha=(errors / spread) ** 2)
-    places, centre = np.array([_place(point, space) for point in points]), float(own.mean())
+    places, centre = np.array([_place(point, space) for point in points]), float(adjusted.mean())
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # a length at the edge of its range is an answer
-        fitted = process.fit(places, (own - centre) / spread)
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a length at a bound is a valid fit
+        fitted = process.fit(places, (adjusted - centre) / spread)
     return np.asarray(fitted.predict(places) * spread + centre)
 
 
 def _place(point: Point, space: Space) -> list[float]:
-    """Coordinates in [0, 1]: the parameters, what does nothing in the middle, then one a program."""
-    parameters = [space.place(name, point.parameters[name]) if name in space.searched(point.program) else 0.5 for name in space.ranges]
-    return [*parameters, *([float(point.program == program) for program in space.programs] if len(space.programs) > 1 else [])]
+    """Coordinates in [0, 1]: the parameters (0.5 for one without effect in the program), then one per program."""
+    parameters = [
+        space.place(name, point.parameters[name]) if name in space.searched(point.program) else 0.5
+        for name in space.ranges
+    ]
+    return [
+        *parameters,
+        *([float(point.program == program) for program in space.programs] if len(space.programs) > 1 else []),
+    ]

@@ -1,4 +1,4 @@
-"""What is searched: the five agent parameters, each in a range, and, where there are several, the program. Asks no model."""
+"""The search space: the five agent parameters, each in a range, and the program. Does not call a model."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,14 @@ from assay.programs import RANGES, AgentParameters
 
 __all__ = ["Point", "Space", "check_ranges", "in_figures"]
 
-_WHOLE = ("context_length", "max_steps", "reasoning_depth")
-_LOG = ("context_length", "max_steps")  # their effect is by ratios
+_INTEGERS = ("context_length", "max_steps", "reasoning_depth")
+_LOG = ("context_length", "max_steps")  # searched on a log scale
 _GRID = 4  # values of each parameter on a grid
 
 
 @dataclass(frozen=True)
 class Point:
-    """One setting: a program by name, and parameters by name; those that are left out stay as the program has them."""
+    """A program by name, and parameters by name; missing parameters keep the program's values."""
 
     program: str
     parameters: Mapping[str, Any]
@@ -32,8 +32,8 @@ class Space:
 
     Attributes:
         programs: names of the programs, the first being the default.
-        acting: by program, the parameters that do something there; others are not suggested for it.
-        ranges: searched parameters with lowest and highest value, within `RANGES`; all that act, whole, where not given.
+        acting: by program, the parameters with an effect there; others are not suggested for it.
+        ranges: searched parameters with lowest and highest value, within `RANGES`; by default all of them, in full.
         fixed: parameters that are not searched, with their values.
     """
 
@@ -52,21 +52,25 @@ class Space:
         return [name for name in RANGES if name in self.ranges and name in self.acting[program]]
 
     def suggest(self, trial: Any) -> Point:
-        """A point from an Optuna trial. A parameter that does nothing in the chosen program is not asked for (conditional)."""
-        program = trial.suggest_categorical("program", list(self.programs)) if len(self.programs) > 1 else self.programs[0]
-        return Point(program, {**self._kept(program), **{name: self._value(trial, name) for name in self.searched(program)}})
+        """A point from an Optuna trial. A parameter without effect in the chosen program is not suggested."""
+        program = (
+            trial.suggest_categorical("program", list(self.programs)) if len(self.programs) > 1 else self.programs[0]
+        )
+        return Point(
+            program, {**self._fixed_in(program), **{name: self._value(trial, name) for name in self.searched(program)}}
+        )
 
     def _value(self, trial: Any, name: str) -> float | int:
         low, high = self.ranges[name]
-        if name in _WHOLE:
+        if name in _INTEGERS:
             return int(trial.suggest_int(name, int(low), int(high), log=name in _LOG))
         return float(trial.suggest_float(name, low, high))
 
-    def _kept(self, program: str) -> dict[str, Any]:
+    def _fixed_in(self, program: str) -> dict[str, Any]:
         return {name: value for name, value in self.fixed.items() if name in self.acting[program]}
 
     def place(self, name: str, value: float) -> float:
-        """Where a value stands in its range, in [0, 1]; by ratios for those that act by ratios."""
+        """Position of a value in its range, in [0, 1]; logarithmic for `context_length` and `max_steps`."""
         low, high = self.ranges[name]
         if high == low:
             return 0.5
@@ -75,19 +79,22 @@ class Space:
         return min(1.0, max(0.0, (value - low) / (high - low)))
 
     def at(self, name: str, place: float) -> float | int:
-        """The value at a place; a place outside [0, 1] is moved to the edge."""
+        """The value at a position; positions outside [0, 1] are clipped."""
         low, high = self.ranges[name]
-        kept = min(1.0, max(0.0, place))
-        value = low * (high / low) ** kept if name in _LOG else low + kept * (high - low)
-        return min(int(high), max(math.ceil(low), round(value))) if name in _WHOLE else min(high, max(low, value))
+        clipped = min(1.0, max(0.0, place))
+        value = low * (high / low) ** clipped if name in _LOG else low + clipped * (high - low)
+        return min(int(high), max(math.ceil(low), round(value))) if name in _INTEGERS else min(high, max(low, value))
 
     def point(self, params: Mapping[str, Any]) -> Point:
         """The point that a trial's params are."""
         program = str(params.get("program", self.programs[0]))
-        return Point(program, {**self._kept(program), **{name: params[name] for name in self.searched(program) if name in params}})
+        return Point(
+            program,
+            {**self._fixed_in(program), **{name: params[name] for name in self.searched(program) if name in params}},
+        )
 
-    def asked(self, point: Point) -> dict[str, Any]:
-        """A point as what Optuna is asked to try, values outside the ranges moved to their edge."""
+    def trial_parameters(self, point: Point) -> dict[str, Any]:
+        """Parameters of a point for `study.enqueue_trial`; values outside the ranges are clipped."""
         values = {
             name: min(max(point.parameters[name], self.ranges[name][0]), self.ranges[name][1])
             for name in self.searched(point.program)
@@ -99,15 +106,15 @@ class Space:
         """A few values of each parameter over its range, for a grid."""
         import numpy as np
 
-        found: dict[str, list[Any]] = {"program": list(self.programs)} if len(self.programs) > 1 else {}
+        grid: dict[str, list[Any]] = {"program": list(self.programs)} if len(self.programs) > 1 else {}
         for name in dict.fromkeys(name for program in self.programs for name in self.searched(program)):
             low, high = self.ranges[name]
             values = np.geomspace(low, high, _GRID) if name in _LOG else np.linspace(low, high, _GRID)
-            found[name] = sorted({round(float(value)) if name in _WHOLE else float(value) for value in values})
-        return found
+            grid[name] = sorted({round(float(value)) if name in _INTEGERS else float(value) for value in values})
+        return grid
 
     def describe(self) -> dict[str, Any]:
-        """JSON-ready: what a study searches, to be held against another's."""
+        """The space as JSON, to compare it with another study's."""
         return {
             "programs": list(self.programs),
             "searched": {program: self.searched(program) for program in self.programs},
@@ -131,12 +138,14 @@ def check_ranges(ranges: Mapping[str, tuple[float, float]], fixed: Mapping[str, 
         least, most = RANGES[name]
         if not (math.isfinite(low) and math.isfinite(high)):
             raise ParameterError(f"the range {low:g} to {high:g} of {name} must be of finite numbers")
-        if name in _WHOLE and (low != int(low) or high != int(high)):
+        if name in _INTEGERS and (low != int(low) or high != int(high)):
             raise ParameterError(f"the range {low:g} to {high:g} of {name} must have whole numbers")
         if not least <= low <= high <= most:
-            raise ParameterError(f"the range {low:g} to {high:g} of {name} must rise and lie between {least:g} and {most:g}")
+            raise ParameterError(
+                f"the range {low:g} to {high:g} of {name} must rise and lie between {least:g} and {most:g}"
+            )
 
 
 def in_figures(value: float) -> str:
-    """A number to be read and typed again: whole where it is whole or large, three digits otherwise."""
+    """A number as text: without decimals where it is whole or at least 1000, else three significant digits."""
     return f"{value:.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.3g}"

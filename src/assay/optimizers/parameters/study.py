@@ -1,4 +1,4 @@
-"""Optuna studies: what one is made of, and how any number of processes open the same one."""
+"""Opens Optuna studies, also from several processes at once, and makes their samplers and pruners."""
 
 import importlib.util
 import json
@@ -7,12 +7,13 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from assay.errors import ConfigError, MissingExtra, StoreError
-from assay.optimizers.metrics import Budget
+from assay.evaluation.metrics import Budget
 from assay.optimizers.parameters.space import Space
-from assay.traces.store import shown_url, sqlite_pragmas
+from assay.traces.store import shown_url
+from assay.traces.store.connection import sqlite_pragmas
 
 if TYPE_CHECKING:
     import optuna
@@ -21,8 +22,13 @@ __all__ = ["OBJECTIVES", "PRUNERS", "RETRIES", "SAMPLERS", "SearchConfig", "open
 
 SAMPLERS = ("tpe", "gp", "cmaes", "nsga2", "random", "grid")
 PRUNERS = ("auto", "wilcoxon", "hyperband", "none")
-OBJECTIVES = {"score": "maximize", "tokens": "minimize", "latency": "minimize", "cost": "minimize"}
-_NEEDS = {"gp": "torch"}  # Optuna itself notices in the middle of a search
+OBJECTIVES: dict[str, Literal["minimize", "maximize"]] = {
+    "score": "maximize",
+    "tokens": "minimize",
+    "latency": "minimize",
+    "cost": "minimize",
+}
+_NEEDS = {"gp": "torch"}  # Optuna raises only in the middle of a search
 RETRIES = 3  # of a trial whose process died
 _HEARTBEAT_S = 15
 _OPENINGS = 8
@@ -33,15 +39,15 @@ class SearchConfig:
     """Settings of one search.
 
     Attributes:
-        trials: finished trials (complete or pruned) that the study shall have, of all processes together.
+        trials: number of finished trials (complete or pruned), of all processes together.
         sampler: `tpe`, `gp` (needs torch), `cmaes`, `nsga2`, `random` or `grid`.
-        pruner: `wilcoxon` (Optuna's, task by task against the best trial), `hyperband`, `none`, or `auto`: wilcoxon where
-            there is one objective, none where there are several (Optuna prunes none of those).
+        pruner: `wilcoxon` (Optuna's, task by task against the best trial), `hyperband`, `none`, or `auto`: wilcoxon
+            with one objective, none with several (Optuna cannot prune those).
         objectives: of `score`, `tokens`, `latency` and `cost`, the means a task.
-        prune_at: one-sided p of being worse than the best trial, under which Wilcoxon's test stops a trial, in (0, 0.5]. More saves
-            more runs, and loses more of what would have come out on top.
-        block: tasks run between two looks of the pruner.
-        budget: of a run, for its efficiency.
+        prune_at: p-value in (0, 0.5] of the one-sided Wilcoxon test, below which a trial is pruned. A higher one saves
+            more runs and loses more good trials.
+        block: tasks run between two pruning checks.
+        budget: of a run, for the metric efficiency.
     """
 
     trials: int = 60
@@ -54,9 +60,9 @@ class SearchConfig:
     budget: Budget = field(default_factory=Budget)
 
     def __post_init__(self) -> None:
-        for name, value, known in (("sampler", self.sampler, SAMPLERS), ("pruner", self.pruner, PRUNERS)):
-            if value not in known:
-                raise ConfigError(f"{name}={value!r} must be one of {', '.join(known)}")
+        for name, value, allowed in (("sampler", self.sampler, SAMPLERS), ("pruner", self.pruner, PRUNERS)):
+            if value not in allowed:
+                raise ConfigError(f"{name}={value!r} must be one of {', '.join(allowed)}")
         if self.trials < 1 or self.block < 1:
             raise ConfigError(f"trials={self.trials!r} and block={self.block!r} must be at least 1")
         if not 0 < self.prune_at <= 0.5:
@@ -65,7 +71,9 @@ class SearchConfig:
         if unknown or not self.objectives or len(set(self.objectives)) != len(self.objectives):
             raise ConfigError(f"objectives {list(self.objectives)} must be different ones of {', '.join(OBJECTIVES)}")
         if len(self.objectives) > 1 and self.pruner not in ("auto", "none"):
-            raise ConfigError(f"pruner={self.pruner!r} goes with one objective; with {len(self.objectives)} nothing is pruned")
+            raise ConfigError(
+                f"pruner={self.pruner!r} goes with one objective; with {len(self.objectives)} nothing is pruned"
+            )
         if self.sampler == "cmaes" and len(self.objectives) > 1:
             raise ConfigError("sampler='cmaes' goes with one objective; take tpe, gp or nsga2 for several")
 
@@ -76,11 +84,13 @@ class SearchConfig:
         return "wilcoxon" if len(self.objectives) == 1 else "none"
 
 
-def open_study(name: str, url: str | None, space: Space, config: SearchConfig, *, of: Mapping[str, Any] | None = None) -> "optuna.Study":
+def open_study(
+    name: str, url: str | None, space: Space, config: SearchConfig, *, of: Mapping[str, Any] | None = None
+) -> "optuna.Study":
     """A study in Optuna's storage at `url` (in memory where None), new or continued.
 
     Args:
-        of: what is searched on: whatever else must be the same for trials to be held against each other.
+        of: what is searched on: whatever else must be the same for trials to be comparable.
     Raises:
         ConfigError: a study of this name searches something else; the message says what differs.
         StoreError: the storage cannot be opened.
@@ -94,38 +104,54 @@ def open_study(name: str, url: str | None, space: Space, config: SearchConfig, *
         for attempt in range(_OPENINGS):
             try:
                 study = optuna.create_study(
-                    storage=_storage(url) if url else None, study_name=name, load_if_exists=True, pruner=_pruner(config),
+                    storage=_storage(url) if url else None,
+                    study_name=name,
+                    load_if_exists=True,
+                    pruner=_pruner(config),
                     directions=[OBJECTIVES[objective] for objective in config.objectives],
-                )  # fmt: skip
+                )
                 break
             except (ConfigError, ModuleNotFoundError):
                 raise
             except Exception as error:  # several processes may be creating the tables at once
-                known = any(isinstance(e, sa.exc.DBAPIError | optuna.exceptions.OptunaError) for e in (error, error.__cause__))
-                if attempt + 1 == _OPENINGS or not known:
+                of_database = any(
+                    isinstance(e, sa.exc.DBAPIError | optuna.exceptions.OptunaError) for e in (error, error.__cause__)
+                )
+                if attempt + 1 == _OPENINGS or not of_database:
                     why = f"{type(error).__name__}: {error}".partition("\n")[0]
                     where = shown_url(url) if url else "memory"
                     raise StoreError(f"the study {name!r} at {where} cannot be opened: {why}") from error
-                time.sleep(random.uniform(0.1, 0.2 * 2**attempt))  # not all of them again at the same moment
+                time.sleep(
+                    random.uniform(0.1, 0.2 * 2**attempt)
+                )  # jitter: the processes must not retry at the same moment
     # a trial's numbers depend on its number alone: the same after a stop, others in another process
     study.sampler = _sampler(space, config)
-    wanted = {"space": {**space.describe(), **(of or {})}, "objectives": list(config.objectives)}
+    expected = {"space": {**space.describe(), **(of or {})}, "objectives": list(config.objectives)}
     trials = study.get_trials(deepcopy=False)  # before the mark: whoever begins a study marks it first, and tries then
-    known = study.user_attrs.get("assay")
+    recorded = study.user_attrs.get("assay")
     directions = [OBJECTIVES[objective] for objective in config.objectives]
-    if known is None and (trials or [d.name.lower() for d in study.directions] != directions):
-        raise ConfigError(f"the study {name!r} was not begun by assay: what it searches and measures is not known. Give this one another name")
-    if known is None:
-        study.set_user_attr("assay", wanted)
-    elif known != json.loads(json.dumps(wanted)):
-        raise ConfigError(f"the study {name!r} searches something else: {_difference(known, wanted)}. Give this one another name")
+    if recorded is None and (trials or [d.name.lower() for d in study.directions] != directions):
+        raise ConfigError(
+            f"the study {name!r} was not begun by assay: what it searches and measures is not known. "
+            "Give this one another name"
+        )
+    if recorded is None:
+        study.set_user_attr("assay", expected)
+    elif recorded != json.loads(json.dumps(expected)):
+        raise ConfigError(
+            f"the study {name!r} searches something else: {_difference(recorded, expected)}. Give this one another name"
+        )
     return study
 
 
-def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+def _difference(recorded: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
     """What differs, by name: there, and here."""
-    old, new = ({**entry["space"], "objectives": entry["objectives"]} for entry in (known, json.loads(json.dumps(wanted))))
-    return "; ".join(f"{key} is {old.get(key)}, not {new.get(key)}" for key in sorted({*old, *new}) if old.get(key) != new.get(key))
+    old, new = (
+        {**entry["space"], "objectives": entry["objectives"]} for entry in (recorded, json.loads(json.dumps(expected)))
+    )
+    return "; ".join(
+        f"{key} is {old.get(key)}, not {new.get(key)}" for key in sorted({*old, *new}) if old.get(key) != new.get(key)
+    )
 
 
 def _storage(url: str) -> Any:
@@ -136,7 +162,11 @@ def _storage(url: str) -> Any:
     again = optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry=RETRIES)
     options: dict[str, Any] = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
     storage = optuna.storages.RDBStorage(
-        url, engine_kwargs=options, heartbeat_interval=_HEARTBEAT_S, grace_period=3 * _HEARTBEAT_S, heartbeat_stale_trial_callback=again
+        url,
+        engine_kwargs=options,
+        heartbeat_interval=_HEARTBEAT_S,
+        grace_period=3 * _HEARTBEAT_S,
+        heartbeat_stale_trial_callback=again,
     )
     if url.startswith("sqlite"):
         sa.event.listen(storage.engine, "connect", sqlite_pragmas)
@@ -151,14 +181,20 @@ def _sampler(space: Space, config: SearchConfig) -> Any:
 
     samplers = optuna.samplers
     makers: dict[str, Callable[[int], Any]] = {
-        "tpe": lambda seed: samplers.TPESampler(seed=seed, n_startup_trials=min(10, max(2, config.trials // 4)), constant_liar=True),
+        "tpe": lambda seed: samplers.TPESampler(
+            seed=seed, n_startup_trials=min(10, max(2, config.trials // 4)), constant_liar=True
+        ),
         "gp": lambda seed: samplers.GPSampler(seed=seed, deterministic_objective=False),
         "cmaes": lambda seed: samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False),
         "nsga2": lambda seed: samplers.NSGAIISampler(seed=seed, population_size=max(4, min(50, config.trials // 4))),
         "random": lambda seed: samplers.RandomSampler(seed=seed),
         "grid": lambda seed: samplers.GridSampler(space.grid(), seed=seed),
     }
-    if config.sampler == "grid" and len(space.programs) > 1 and len({tuple(space.searched(p)) for p in space.programs}) > 1:
+    if (
+        config.sampler == "grid"
+        and len(space.programs) > 1
+        and len({tuple(space.searched(p)) for p in space.programs}) > 1
+    ):
         raise ConfigError("sampler='grid' needs programs with the same parameters; take tpe")
     if config.sampler in _NEEDS and importlib.util.find_spec(_NEEDS[config.sampler]) is None:
         raise MissingExtra(_NEEDS[config.sampler], "train")
@@ -168,4 +204,6 @@ def _sampler(space: Space, config: SearchConfig) -> Any:
 def _pruner(config: SearchConfig) -> Any:
     import optuna
 
-    return optuna.pruners.HyperbandPruner(min_resource=1) if config.prunes == "hyperband" else optuna.pruners.NopPruner()
+    return (
+        optuna.pruners.HyperbandPruner(min_resource=1) if config.prunes == "hyperband" else optuna.pruners.NopPruner()
+    )

@@ -1,4 +1,4 @@
-"""`RLTrainer`: a policy adjusts the five parameters of anybody's agent, with no DSPy in it."""
+"""`RLTrainer`: trains a policy that adjusts the five parameters of any agent. Does not need DSPy."""
 
 import math
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from assay.errors import ConfigError
-from assay.optimizers.parameters.arena import AgentArena, AgentEvaluation
-from assay.optimizers.parameters.network import Policy
+from assay.evaluation.progress import Progress
+from assay.evaluation.statistics import Gain, mean_interval, paired_gain
+from assay.optimizers.parameters.network import Adjuster
+from assay.optimizers.parameters.objective import AgentEvaluation, AgentObjective
 from assay.optimizers.parameters.policy import PolicyOutcome, scores_by_task, train_policy
 from assay.optimizers.parameters.space import Point, Space
-from assay.optimizers.session import Progress
-from assay.optimizers.statistics import Gain, mean_interval, paired_gain
 from assay.programs import RANGES, AgentParameters, BaseAgent
 
 __all__ = ["HeldOutReport", "RLTrainer"]
@@ -21,10 +21,10 @@ __all__ = ["HeldOutReport", "RLTrainer"]
 
 @dataclass(frozen=True)
 class HeldOutReport:
-    """The initial and the best parameters on held-out tasks, which neither learning nor choosing has seen.
+    """The initial and the best parameters on held-out tasks, which were not used for training or selection.
 
-    `before` and `after` are mean scores in [0, 1] with `before_interval` and `after_interval` (95 %), NaN where nothing was scored; `gain` is
-    paired by task; `unscored` counts tasks without a score on either side.
+    `before` and `after` are mean scores in [0, 1] with `before_interval` and `after_interval` (95 %), NaN if nothing
+    was scored. `gain` is paired by task. `unscored` counts tasks without a score on either side.
     """
 
     before: float
@@ -35,91 +35,122 @@ class HeldOutReport:
     unscored: int
 
     def to_dict(self) -> dict[str, Any]:
-        found = {
+        fields = {
             **vars(self),
             "before_interval": list(self.before_interval),
             "after_interval": list(self.after_interval),
             "gain": self.gain.to_dict(),
         }
-        return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in found.items()}
+        return {
+            name: None if isinstance(value, float) and math.isnan(value) else value for name, value in fields.items()
+        }
 
 
 class RLTrainer:
-    """Trains a policy that adjusts the five parameters of anybody's agent.
+    """Trains a policy that adjusts the five parameters of any agent.
 
-    A run that fails because a model or a server could not be reached, or whose evaluation fails, is unscored: it is left out and counted. Any other
+    A run is unscored, left out and counted if a model or server could not be reached or the evaluation fails. Any other
     exception of the agent is its own failure and scores 0.
 
     Args:
         agent: has `execute(task)` and `set_parameters(mapping)`.
-        evaluator: `evaluator(task, output)` gives the metrics of one run by name, each in [0, 1]; `accuracy` is needed.
+        evaluator: `evaluator(task, output)` returns the metrics of one run by name, each in [0, 1], with
+            `accuracy`.
         benchmark: tasks, or an object whose `tasks` they are.
-        held_out: share of the tasks, in [0, 1), that only the report at the end sees. With 0 there is no report.
-        ranges: narrower ranges of the parameters, by name; the five, whole, where None.
-        initial: parameters to begin from; the defaults of those that are left out.
-        samples: runs of each task; how well its answers agree is part of the coherence.
+        eval_fraction: share of the tasks, in [0, 1), that only the report at the end sees. With 0 there is no report.
+        ranges: narrower ranges of parameters, by name; None: the full ranges of all five.
+        initial: initial parameters; those left out have their defaults.
+        samples: runs of each task; the agreement of their answers is part of the coherence.
     """
 
     def __init__(
-        self, agent: BaseAgent, evaluator: AgentEvaluation, benchmark: Any, *, held_out: float = 0.3, seed: int = 0,
-        ranges: Mapping[str, tuple[float, float]] | None = None, initial: Mapping[str, Any] | None = None, progress: Progress | None = None,
+        self,
+        agent: BaseAgent,
+        evaluator: AgentEvaluation,
+        benchmark: Any,
+        *,
+        eval_fraction: float = 0.3,
+        seed: int = 0,
+        ranges: Mapping[str, tuple[float, float]] | None = None,
+        initial: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
         samples: int = 1,
-    ) -> None:  # fmt: skip
+    ) -> None:
         tasks = list(getattr(benchmark, "tasks", benchmark))
-        if not 0 <= held_out < 1:
-            raise ConfigError(f"held_out={held_out!r} must be at least 0 and below 1")
+        if not 0 <= eval_fraction < 1:
+            raise ConfigError(f"eval_fraction={eval_fraction!r} must be at least 0 and below 1")
         if len(tasks) < 2:
             raise ConfigError(f"a benchmark needs at least two tasks, got {len(tasks)}")
         if samples < 1:
             raise ConfigError(f"samples={samples!r} must be at least 1")
         order = np.random.default_rng(seed).permutation(len(tasks))
-        kept = round(held_out * len(tasks))
-        self.held_out, self.tasks = [tasks[at] for at in order[:kept]], [tasks[at] for at in order[kept:]]
-        self.arena, self.seed, self.progress = AgentArena(agent, evaluator, samples=samples), seed, progress
-        self.space = Space(programs=["agent"], acting={"agent": list(RANGES)}, **({"ranges": dict(ranges)} if ranges else {}))
-        self.start = Point("agent", {**AgentParameters().model_dump(), **AgentParameters.of(initial or {}).model_dump(include=set(initial or {}))})
+        eval_count = round(eval_fraction * len(tasks))
+        self.held_out, self.tasks = [tasks[at] for at in order[:eval_count]], [tasks[at] for at in order[eval_count:]]
+        self.objective, self.seed, self.progress = AgentObjective(agent, evaluator, samples=samples), seed, progress
+        self.space = Space(
+            programs=["agent"], acting={"agent": list(RANGES)}, **({"ranges": dict(ranges)} if ranges else {})
+        )
+        self.start = Point(
+            "agent",
+            {
+                **AgentParameters().model_dump(),
+                **AgentParameters.of(initial or {}).model_dump(include=set(initial or {})),
+            },
+        )
         self.reset()
 
     def reset(self) -> None:
-        """Forgets what was learned: a new policy, no history, the initial parameters."""
-        self.policy = Policy(seed=self.seed)
+        """Discards the training: a new policy, no history, the initial parameters."""
+        self.policy = Adjuster(seed=self.seed)
         self.outcome: PolicyOutcome | None = None
         self.report: HeldOutReport | None = None
 
     @property
     def training_history(self) -> list[dict[str, Any]]:
-        """Metrics, parameters, adjustments and improvement of every episode, also of a training that an exception ended."""
+        """Metrics, parameters, adjustments and improvement of every episode, also after an exception."""
         return [] if self.outcome is None else [episode.to_dict() for episode in self.outcome.history]
 
     def train(
-        self, episodes: int = 10, tasks_per_episode: int | None = None, learning_rate: float = 0.01, update_policy: bool = True
+        self,
+        episodes: int = 10,
+        tasks_per_episode: int | None = None,
+        learning_rate: float = 0.01,
+        update_policy: bool = True,
     ) -> PolicyOutcome:
-        """Trains for some episodes (fewer where it converges), then runs the initial and the best parameters on the held-out tasks (`report`).
+        """Trains, then evaluates the initial and the best parameters on the held-out tasks (`report`).
 
         Args:
-            tasks_per_episode: drawn anew for each episode; None: all.
-            learning_rate: how fast the parameters move: 30 times it is the largest share of its range that a parameter moves in an episode, at
-                most 0.5.
-            update_policy: whether the policy learns; otherwise its rules alone act.
+            episodes: largest number of episodes; training ends earlier if it converges.
+            tasks_per_episode: number of tasks drawn for each episode; None: all.
+            learning_rate: above 0. In one episode a parameter moves by at most 30 times this share of its range, and by
+                at most half of it.
+            update_policy: whether the policy learns; otherwise only its rules act.
         """
         self.outcome, self.report = PolicyOutcome(self.start), None
         train_policy(
-            self.arena, self.tasks, (), self.space, self.start, episodes=episodes, tasks_per_episode=tasks_per_episode,
-            learning_rate=learning_rate, update_policy=update_policy, seed=self.seed, policy=self.policy, progress=self.progress, into=self.outcome,
+            self.objective, self.tasks, (), self.space, self.start, episodes=episodes,
+            tasks_per_episode=tasks_per_episode,
+            learning_rate=learning_rate, update_policy=update_policy, seed=self.seed, policy=self.policy,
+            progress=self.progress, into=self.outcome,
         )  # fmt: skip
         if self.held_out and self.outcome.stopped is None:
             self.report = self._reported(self.outcome.best)
             gain = self.report.gain
-            self.outcome.notes.append(f"held-out tasks, best against initial: {gain.mean:+.3f}, 95 % [{gain.low:+.3f}, {gain.high:+.3f}], n={gain.n}")
+            self.outcome.notes.append(
+                f"held-out tasks, best against initial: {gain.mean:+.3f}, "
+                f"95 % [{gain.low:+.3f}, {gain.high:+.3f}], n={gain.n}"
+            )
         return self.outcome
 
     def _reported(self, best: Point) -> HeldOutReport:
-        before, after = (scores_by_task(self.arena.run(point, self.held_out)) for point in (self.start, best))
+        before, after = (scores_by_task(self.objective.run(point, self.held_out)) for point in (self.start, best))
         means = [[score for score in side.values() if not math.isnan(score)] for side in (before, after)]
         first, second = (math.fsum(side) / len(side) if side else math.nan for side in means)
         unscored = sum(math.isnan(before[task]) or math.isnan(after[task]) for task in before)
-        return HeldOutReport(first, mean_interval(means[0]), second, mean_interval(means[1]), paired_gain(before, after), unscored)
+        return HeldOutReport(
+            first, mean_interval(means[0]), second, mean_interval(means[1]), paired_gain(before, after), unscored
+        )
 
     def get_best_parameters(self) -> dict[str, Any]:
-        """The parameters of which most is expected; those it began with before any training."""
+        """The best parameters by expected score; the initial ones before any training."""
         return dict((self.start if self.outcome is None else self.outcome.best).parameters)

@@ -1,8 +1,8 @@
 """Chaos run of the gateway: `benchmarks/chaos_gateway.py`.
 
-Clients hold conversations through `assay serve` with a server whose answers break by a seeded plan (`plan`, `upstream`, `clients`), while the
-store is locked, full or away and processes are killed (`faults`, `processes`). What is stored is then compared with what the clients and the
-server saw (`checks`).
+Clients hold conversations through `assay serve` with a model server whose responses fail according to a seeded plan
+(`plan`, `upstream`, `clients`). Meanwhile the store is locked, full or unavailable, and processes are killed (`faults`,
+`processes`). Then the stored rollouts are compared with the records of the clients and the server (`checks`).
 """
 
 from assay.testing.gateway_chaos.faults import FAULTS

@@ -1,4 +1,7 @@
-"""What a chaos run must have left: compares the store with what the clients sent and got, and with the server's log. Changes nothing."""
+"""Checks of a chaos run: compares the store with the records of the clients and with the server's log.
+
+Only reads: `run` changes the store afterwards.
+"""
 
 import json
 import re
@@ -14,17 +17,17 @@ from assay.testing.gateway_chaos.processes import Process
 from assay.traces.records import Rollout, Transition
 from assay.traces.store import Store
 
-__all__ = ["Found", "check"]
+__all__ = ["Findings", "check"]
 
-_YOUNG_S = 1.0  # what a killed gateway may lose
-_LATE_S = 1.0  # within which a gateway sees that a client went away
+_YOUNG_S = 1.0  # a killed gateway may lose calls that ended within this time before the kill
+_LATE_S = 1.0  # maximum time until the gateway notices that a client has disconnected
 _MARKER = re.compile(r"<c\d{6}>")
-_SHOWN = 8
+_EXAMPLES = 8  # problems of each kind in the report
 
 
 @dataclass
-class Found:
-    """`problems` by kind, the first few of each; `counts` of all."""
+class Findings:
+    """Result of the checks: the first `problems` of each kind, the `counts` of all problems, and other figures."""
 
     problems: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     counts: Counter[str] = field(default_factory=Counter)
@@ -32,68 +35,87 @@ class Found:
 
     def add(self, kind: str, text: str) -> None:
         self.counts[kind] += 1
-        if len(self.problems[kind]) < _SHOWN:
+        if len(self.problems[kind]) < _EXAMPLES:
             self.problems[kind].append(text[:300])
 
 
 def check(
-    store: Store, attempts: Sequence[Attempt], managed: Sequence[Management], gateway: Process, log: Path, seed: int, stats: Mapping[str, Any],
+    store: Store,
+    attempts: Sequence[Attempt],
+    managed: Sequence[Management],
+    gateway: Process,
+    log: Path,
+    seed: int,
+    stats: Mapping[str, Any],
     times: Sequence[tuple[float, str]] = (),
-) -> Found:  # fmt: skip
-    """Args:
-    stats: what `assay traces stats --json` prints.
-    times: when which fault began.
+) -> Findings:
+    """Checks the store after a run.
+
+    Args:
+        attempts: all calls of the clients.
+        managed: rollouts that the clients closed.
+        log: log of the model server, one line for each call.
+        stats: output of `assay traces stats --json`.
+        times: start time and name of each fault.
     """
-    found = Found()
-    asked = {str(attempt.call): attempt for attempt in attempts if attempt.asked}
-    seen = log.read_text().split()
+    findings = Findings()
+    accepted = {str(attempt.call): attempt for attempt in attempts if attempt.accepted}
     rollouts = [store.rollout(rollout.id) for rollout in store.rollouts()]
     stored: dict[str, list[tuple[Rollout, Transition]]] = defaultdict(list)
     for rollout in rollouts:
         for transition in rollout.transitions:
             stored[str(transition.request["body"]["metadata"]["chaos"])].append((rollout, transition))
-    _check_calls(found, asked, seen, stored, gateway, times)
-    for name, attempt in asked.items():
+    _check_calls(findings, accepted, log.read_text().split(), stored, gateway, times)
+    for name, attempt in accepted.items():
         for rollout, transition in stored.get(name, ())[:1]:
             for problem in _differences(seed, attempt, rollout, transition):
-                found.add("content", f"{name} ({spec_of(seed, attempt.call.conversation)}, {attempt.outcome}): {problem}")
-    lost = {str(attempt.call) for attempt in asked.values() if str(attempt.call) not in stored}
-    _check_rollouts(found, rollouts, asked, lost, _quiet(asked, gateway, seed), seed)
-    _check_managed(found, {rollout.id: rollout for rollout in rollouts}, managed, gateway)
-    _check_counts(found, asked, stored, gateway, stats, rollouts)
-    return found
+                spec = spec_of(seed, attempt.call.conversation)
+                findings.add("content", f"{name} ({spec}, {attempt.outcome}): {problem}")
+    lost = accepted.keys() - stored.keys()
+    _check_rollouts(findings, rollouts, accepted, lost, _undisturbed(accepted, gateway, seed), seed)
+    _check_managed(findings, {rollout.id: rollout for rollout in rollouts}, managed, gateway)
+    _check_counts(findings, accepted, stored, gateway, stats, rollouts)
+    return findings
 
 
 def _check_calls(
-    found: Found, asked: Mapping[str, Attempt], seen: Sequence[str], stored: Mapping[str, Sequence[Any]], gateway: Process,
+    findings: Findings,
+    accepted: Mapping[str, Attempt],
+    logged: Sequence[str],
+    stored: Mapping[str, Sequence[Any]],
+    gateway: Process,
     times: Sequence[tuple[float, str]],
-) -> None:  # fmt: skip
-    reached = Counter(seen)
-    for name, attempt in asked.items():
+) -> None:
+    """Each accepted call is stored once, except calls that a kill may lose."""
+    reached = Counter(logged)
+    for name, attempt in accepted.items():
         if attempt.wrong:
-            found.add("bytes", f"{name}: {attempt.wrong}")
+            findings.add("bytes", f"{name}: {attempt.wrong}")
         if name in stored:
             continue
-        if _young(attempt, gateway):
-            found.figures["young calls lost"] = found.figures.get("young calls lost", 0) + 1
-        elif attempt.outcome in ("reset", "timeout") and not attempt.status and not reached[name]:  # it waited for the store, or met a stop
-            found.figures["calls that reached no model"] = found.figures.get("calls that reached no model", 0) + 1
+        if _may_be_lost(attempt, gateway):
+            findings.figures["young calls lost"] = findings.figures.get("young calls lost", 0) + 1
+        # the gateway was stopped, or the client gave up, before the call was forwarded
+        elif attempt.outcome in ("reset", "timeout") and not attempt.status and not reached[name]:
+            key = "calls that reached no model"
+            findings.figures[key] = findings.figures.get(key, 0) + 1
         else:
-            after = max((at, fault) for at, fault in [(0.0, "no fault"), *times] if at <= attempt.ended)
-            told = f"{attempt.outcome} {attempt.status} of {attempt.ended - attempt.started:.2f} s, ended {attempt.ended - after[0]:.2f} s"
-            found.add("lost", f"{name}: {told} after the beginning of {after[1]!r}")
+            start, fault = max((at, fault) for at, fault in [(0.0, "no fault"), *times] if at <= attempt.ended)
+            duration, since_fault = attempt.ended - attempt.started, attempt.ended - start
+            outcome = f"{attempt.outcome} with status {attempt.status} after {duration:.2f} s"
+            findings.add("lost", f"{name}: {outcome}, {since_fault:.2f} s after the start of {fault!r}")
     for name, rows in stored.items():
         if len(rows) > 1:
-            found.add("doubled", f"{name} is stored {len(rows)} times")
-        if name not in asked:
-            found.add("made up", f"{name} is stored and nobody sent it")
-    for name, often in reached.items():
-        if often > 1:
-            found.add("doubled", f"{name} came to the server {often} times")
+            findings.add("doubled", f"{name} is stored {len(rows)} times")
+        if name not in accepted:
+            findings.add("made up", f"{name} is stored, but no client sent it")
+    for name, count in reached.items():
+        if count > 1:
+            findings.add("doubled", f"{name} reached the server {count} times")
 
 
-def _young(attempt: Attempt, gateway: Process) -> bool:
-    """Whether a kill may have cost the call: it was in flight, or had ended a moment ago."""
+def _may_be_lost(attempt: Attempt, gateway: Process) -> bool:
+    """Whether a kill may have lost the call: it was in flight, or had just ended."""
     late = _LATE_S if attempt.outcome != "whole" else 0.0
     return any(attempt.started <= dead and attempt.ended + late > kill - _YOUNG_S for kill, dead in gateway.kills)
 
@@ -102,103 +124,131 @@ def _differences(seed: int, attempt: Attempt, rollout: Rollout, transition: Tran
     """How a stored call differs from what was sent and received."""
     script = script_of(seed, attempt.call)
     marker = marker_of(attempt.call.conversation)
-    told = json.dumps([transition.request, transition.response, transition.output], ensure_ascii=False)
-    if others := set(_MARKER.findall(told)) - {marker}:
-        yield f"it holds texts of {others}"
+    texts = json.dumps([transition.request, transition.response, transition.output], ensure_ascii=False)
+    if others := set(_MARKER.findall(texts)) - {marker}:
+        yield f"it contains texts of {others}"
     body = transition.request["body"]
-    if transition.request["dialect"] == "gemini":  # what its path says is stored in the body
+    if transition.request["dialect"] == "gemini":  # model and verb of the path are stored in the body
         body = {key: value for key, value in body.items() if key not in ("model", "stream")}
     if body_hash(body) != attempt.sent:
-        yield "the request is not what was sent"
+        yield "the stored request differs from the one that was sent"
     if attempt.rollout and attempt.rollout != rollout.id:
-        yield f"it is in rollout {rollout.id}, and the client was told {attempt.rollout}"
+        yield f"it is in rollout {rollout.id}, the response named {attempt.rollout}"
     calls = [(tool.name, tool.arguments) for tool in transition.tools]
-    wanted = [(name, json.loads(arguments)) for _, name, arguments in script.calls]
+    expected = [(name, json.loads(arguments)) for _, name, arguments in script.calls]
+    output, text = f"{transition.output[:80]!r}", f"{script.text[:80]!r}"
     if script.kind in GOOD and attempt.outcome == "whole" and transition.error is not None:
-        yield f"{script.kind}: the client has the whole answer, the store an error: {transition.error}"
+        yield f"{script.kind}: the client received the complete response, the store has an error: {transition.error}"
     if transition.error is None:
         if script.kind not in GOOD:
-            yield f"{script.kind}: it is stored as an answer: {transition.output[:80]!r}"
-        elif transition.output != script.text or calls != wanted:
-            yield f"{script.kind}: output {transition.output[:80]!r} and {calls}, not {script.text[:80]!r} and {wanted}"
+            yield f"{script.kind}: it is stored as a successful call: {output}"
+        elif transition.output != script.text or calls != expected:
+            yield f"{script.kind}: output {output} and {calls}, expected {text} and {expected}"
     elif transition.failure is None:
-        yield f"{script.kind}: an error without its kind: {transition.error}"
-    elif not script.text.startswith(transition.output) and script.kind != "malformed" and transition.output.encode() not in script.data:
-        yield f"{script.kind}: the part {transition.output[:80]!r} is not the beginning of {script.text[:80]!r}"
+        yield f"{script.kind}: an error without failure kind: {transition.error}"
+    elif (
+        not script.text.startswith(transition.output)
+        and script.kind != "malformed"
+        and transition.output.encode() not in script.data
+    ):
+        yield f"{script.kind}: the partial output {output} is not the beginning of {text}"
 
 
 def _check_rollouts(
-    found: Found, rollouts: Sequence[Rollout], asked: Mapping[str, Attempt], lost: set[str], quiet: set[int], seed: int
-) -> None:  # fmt: skip
-    homes: dict[int, set[str]] = defaultdict(set)
+    findings: Findings,
+    rollouts: Sequence[Rollout],
+    accepted: Mapping[str, Attempt],
+    lost: set[str],
+    undisturbed: set[int],
+    seed: int,
+) -> None:
+    """Each rollout has the calls of one conversation, in order, without gaps; each conversation has one rollout."""
+    rollout_ids: dict[int, set[str]] = defaultdict(set)  # by conversation
     for rollout in rollouts:
         calls = [Call.of(transition.request["body"]["metadata"]["chaos"]) for transition in rollout.transitions]
         conversations = {call.conversation for call in calls}
-        for one in conversations:
-            homes[one].add(rollout.id)
+        for conversation in conversations:
+            rollout_ids[conversation].add(rollout.id)
+        of = f"rollout {rollout.id} of {sorted(conversations)}"
         if len(conversations) > 1:
-            found.add("mixed", f"rollout {rollout.id} has calls of conversations {sorted(conversations)}")
-        told = json.dumps([rollout.inputs, rollout.prediction], ensure_ascii=False, default=str)
-        if conversations and set(_MARKER.findall(told)) - {marker_of(one) for one in conversations}:
-            found.add("mixed", f"rollout {rollout.id} of {sorted(conversations)} has inputs or an answer of {set(_MARKER.findall(told))}")
+            findings.add("mixed", f"{of} has calls of several conversations")
+        texts = json.dumps([rollout.inputs, rollout.prediction], ensure_ascii=False, default=str)
+        markers = set(_MARKER.findall(texts))
+        if conversations and markers - {marker_of(conversation) for conversation in conversations}:
+            findings.add("mixed", f"{of} has inputs or a prediction of {markers}")
         turns = [transition.t for transition in rollout.transitions]
-        gone = sum(Call.of(name).conversation in conversations for name in lost)
-        if turns != list(range(len(turns))) and len(set(range(turns[-1] + 1)) - set(turns)) > gone:
-            found.add("holes", f"rollout {rollout.id} of {sorted(conversations)} has turns {turns}")
-        order = [asked[str(call)].started for call in calls if str(call) in asked]
-        if order != sorted(order):
-            found.add("order", f"rollout {rollout.id}: its calls are {[str(call) for call in calls]}")
-    for one, ids in homes.items():
-        named = spec_of(seed, one).naming in ("header", "path", "token")
-        if len(ids) > 1 and (named or one in quiet):
-            found.add("split", f"{spec_of(seed, one)} is in {len(ids)} rollouts")
-    found.figures["conversations found again that nothing broke"] = len(quiet & homes.keys())
+        lost_here = sum(Call.of(name).conversation in conversations for name in lost)
+        if turns != list(range(len(turns))) and len(set(range(turns[-1] + 1)) - set(turns)) > lost_here:
+            findings.add("holes", f"{of} has turns {turns}")
+        times = [accepted[str(call)].started for call in calls if str(call) in accepted]
+        if times != sorted(times):
+            findings.add("order", f"rollout {rollout.id}: its calls are {[str(call) for call in calls]}")
+    for conversation, ids in rollout_ids.items():
+        spec = spec_of(seed, conversation)
+        explicit = spec.naming in ("header", "path", "token")
+        if len(ids) > 1 and (explicit or conversation in undisturbed):
+            findings.add("split", f"{spec} is in {len(ids)} rollouts")
+    findings.figures["conversations found again that nothing broke"] = len(undisturbed & rollout_ids.keys())
 
 
-def _quiet(asked: Mapping[str, Attempt], gateway: Process, seed: int) -> set[int]:
-    """Conversations that the gateway had to find by themselves and could: while it ran, of a client that did not go away."""
-    attempts: dict[int, list[Attempt]] = defaultdict(list)
-    for attempt in asked.values():
-        attempts[attempt.call.conversation].append(attempt)
-    found = set()
-    for one, of in attempts.items():
-        spec, begun, ended = spec_of(seed, one), min(a.started for a in of), max(a.ended for a in of)
-        findable = spec.naming == "trace" or (spec.naming == "found" and spec.dialect != "completions")
-        lived = any(life["from"] <= begun and ended <= life["to"] for life in gateway.lives)
-        if findable and lived and spec.turns > 1 and all(a.outcome in ("whole", "gateway") for a in of):
-            found.add(one)
-    return found
+def _undisturbed(accepted: Mapping[str, Attempt], gateway: Process, seed: int) -> set[int]:
+    """Conversations without explicit rollout that the gateway must recognize as one rollout.
+
+    These are the ones with several turns whose client never disconnected, all within one run of the gateway.
+    """
+    by_conversation: dict[int, list[Attempt]] = defaultdict(list)
+    for attempt in accepted.values():
+        by_conversation[attempt.call.conversation].append(attempt)
+    undisturbed = set()
+    for conversation, attempts in by_conversation.items():
+        spec = spec_of(seed, conversation)
+        started, ended = min(attempt.started for attempt in attempts), max(attempt.ended for attempt in attempts)
+        recognizable = spec.naming == "trace" or (spec.naming == "none" and spec.dialect != "completions")
+        one_life = any(life["from"] <= started and ended <= life["to"] for life in gateway.lives)
+        connected = all(attempt.outcome in ("whole", "gateway") for attempt in attempts)
+        if recognizable and one_life and spec.turns > 1 and connected:
+            undisturbed.add(conversation)
+    return undisturbed
 
 
-def _check_managed(found: Found, rollouts: Mapping[str, Rollout], managed: Sequence[Management], gateway: Process) -> None:
-    for one in managed:
-        rollout = rollouts.get(one.rollout)
-        young = any(one.at - 1 <= kill and one.at > kill - _YOUNG_S for kill, _ in gateway.kills)
-        if not young and (rollout is None or (rollout.status, rollout.score) != ("done", one.score)):
+def _check_managed(
+    findings: Findings, rollouts: Mapping[str, Rollout], managed: Sequence[Management], gateway: Process
+) -> None:
+    """Rollouts that clients closed have their status and score, unless the gateway was killed at that time."""
+    for closing in managed:
+        rollout = rollouts.get(closing.rollout)
+        may_be_lost = any(closing.at - 1 <= kill and closing.at > kill - _YOUNG_S for kill, _ in gateway.kills)
+        if not may_be_lost and (rollout is None or (rollout.status, rollout.score) != ("done", closing.score)):
             state = None if rollout is None else (rollout.status, rollout.score)
-            found.add("rewards", f"rollout {one.rollout} was closed with {one.score} and is {state}")
+            findings.add("rewards", f"rollout {closing.rollout} was closed with {closing.score} and is {state}")
 
 
 def _check_counts(
-    found: Found, asked: Mapping[str, Attempt], stored: Mapping[str, Sequence[Any]], gateway: Process, stats: Mapping[str, Any],
+    findings: Findings,
+    accepted: Mapping[str, Attempt],
+    stored: Mapping[str, Sequence[Any]],
+    gateway: Process,
+    stats: Mapping[str, Any],
     rollouts: Sequence[Rollout],
-) -> None:  # fmt: skip
-    """Each gateway's own counts at its end, the store's, and what the clients know."""
+) -> None:
+    """The counts of `traces stats` and of each gateway at its end agree with the store and the clients."""
     total = sum(map(len, stored.values()))
+    reported = f"{stats['transitions']} calls in {stats['rollouts']} rollouts"
     if stats["transitions"] != total or stats["rollouts"] != len(rollouts):
-        found.add("counts", f"`traces stats` says {stats['transitions']} calls in {stats['rollouts']} rollouts; there are {total} in {len(rollouts)}")
+        findings.add("counts", f"`traces stats` reports {reported}; stored are {total} in {len(rollouts)}")
     if stats["errors"] != sum(rows[0][1].error is not None for rows in stored.values()):
-        found.add("counts", f"`traces stats` says {stats['errors']} failed calls")
+        findings.add("counts", f"`traces stats` reports {stats['errors']} failed calls")
+    # calls that a killed gateway lost are unknown, so the count must be null
     if gateway.kills and stats["unrecorded"] is not None:
-        found.add("counts", f"a gateway was killed, and `traces stats` says that {stats['unrecorded']} calls were not recorded")
+        findings.add("counts", f"`traces stats` reports {stats['unrecorded']} unrecorded calls after a kill")
     for number, life in enumerate(gateway.lives):
         if "audit" not in life:
             continue
-        audit, begun = life["audit"], gateway.lives[number - 1]["to"] if number else 0.0
-        calls = [attempt for attempt in asked.values() if begun < attempt.started < life["to"]]
-        own = sum(str(a.call) in stored for a in calls)
+        audit, previous_end = life["audit"], gateway.lives[number - 1]["to"] if number else 0.0
+        calls = [name for name, attempt in accepted.items() if previous_end < attempt.started < life["to"]]
+        own = sum(name in stored for name in calls)
         if life["code"] or not audit:
-            found.add("counts", f"gateway {number} ended with {life['code']} and said {audit}")
+            findings.add("counts", f"gateway {number} exited with {life['code']} and the audit {audit}")
         elif (audit["calls"], audit["stored"], audit["unrecorded"], audit["in_flight"]) != (own, own, 0, 0):
-            short = {name: audit[name] for name in ("calls", "stored", "unrecorded", "in_flight", "rows_waiting")}
-            found.add("counts", f"gateway {number}, ended by SIGTERM, said {short}; {own} of its calls are stored")
+            counts = {name: audit[name] for name in ("calls", "stored", "unrecorded", "in_flight", "rows_waiting")}
+            findings.add("counts", f"gateway {number} reports {counts} after SIGTERM; {own} of its calls are stored")

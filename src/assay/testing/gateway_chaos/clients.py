@@ -1,6 +1,6 @@
-"""Clients that hold conversations through a gateway, as agents do: they try a failed call again, and come back when the gateway was away.
+"""Clients of a chaos run. They hold conversations through the gateway like agents, and retry failed calls.
 
-They note what they sent and got, and compare each byte with the plan. What was stored is compared later, by `checks`.
+They record every attempt and compare each received byte with the plan. `checks` compares the store with their records.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from typing import Any
 import aiohttp
 
 from assay.testing.gateway_chaos.plan import GOOD, Call, Script, Spec, marker_of, script_of, spec_of
-from assay.traces.dialects import DIALECTS
+from assay.traces.messages.dialects import DIALECTS
 
 __all__ = ["KEY", "Attempt", "Clients", "Management", "body_hash"]
 
 KEY = "chaos-gateway-key"
 TOOL = {"type": "object", "properties": {"expression": {"type": "string"}, "note": {"type": "string"}}}
-_TIMEOUT_S = 4.0  # without a byte
+_TIMEOUT_S = 4.0  # maximum time between two reads
 _TRIES = 8
 
 
@@ -30,27 +30,35 @@ def body_hash(body: Any) -> str:
 
 @dataclass
 class Attempt:
-    """One call and what became of it. `outcome`: `whole`, `reset`, `timeout`, `gateway` (it answered by itself), or `refused`: it never
-    reached a model, as no gateway listened, or said that its store is away."""
+    """One attempt of a call, and its outcome.
+
+    Attributes:
+        outcome: `whole`, `reset`, `timeout`, `gateway` (an error of the gateway itself), or `refused` (the call did not
+            reach a model, because no gateway listened or its store was unavailable).
+        rollout: id of the rollout, from the gateway's response.
+        sent: hash of the request's body.
+        wrong: how the response differs from that of the model server; empty if it does not.
+        received: number of bytes.
+    """
 
     call: Call
     started: float
     ended: float = 0.0
     outcome: str = "refused"
     status: int = 0
-    rollout: str = ""  # that the gateway named
-    sent: str = ""  # hash of the body
-    wrong: str = ""  # how the answer differed from the server's
+    rollout: str = ""
+    sent: str = ""
+    wrong: str = ""
     received: int = 0
 
     @property
-    def asked(self) -> bool:
+    def accepted(self) -> bool:
         return self.outcome != "refused"
 
 
 @dataclass
 class Management:
-    """A rollout that was rewarded and closed over HTTP."""
+    """A rollout that a client closed with a reward."""
 
     rollout: str
     score: float
@@ -59,8 +67,12 @@ class Management:
 
 @dataclass
 class Clients:
-    """Args:
-    calls: after so many no new conversation begins, unless `more`.
+    """All clients of a chaos run.
+
+    Args:
+        url: address of the gateway.
+        calls: number of calls after which no new conversation starts, unless `more()`.
+        progress: called with the number of calls after each call.
     """
 
     seed: int
@@ -72,11 +84,12 @@ class Clients:
     managed: list[Management] = field(default_factory=list)
     unfinished: int = 0
     _next: int = 0
-    _asked: int = 0
+    _accepted: int = 0
 
     @property
     def done(self) -> int:
-        return self._asked
+        """Number of calls that the gateway accepted."""
+        return self._accepted
 
     async def run(self, concurrent: int) -> None:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=_TIMEOUT_S)
@@ -84,14 +97,14 @@ class Clients:
             await asyncio.gather(*(self._work(session) for _ in range(concurrent)))
 
     async def _work(self, session: aiohttp.ClientSession) -> None:
-        while self._asked < self.calls or self.more():
+        while self._accepted < self.calls or self.more():
             self._next += 1
             await _Conversation(self, session, spec_of(self.seed, self._next)).run()
 
     def note(self, attempt: Attempt) -> None:
         self.attempts.append(attempt)
-        self._asked += attempt.asked
-        self.progress(self._asked)
+        self._accepted += attempt.accepted
+        self.progress(self._accepted)
 
 
 class _Conversation:
@@ -111,7 +124,7 @@ class _Conversation:
             if script is None:
                 self.clients.unfinished += 1
                 return
-            self._go_on(script, turn)
+            self._extend(script, turn)
         if self.spec.naming in ("header", "token") and self.spec.number % 2:
             await self._close()
 
@@ -123,14 +136,14 @@ class _Conversation:
         elif self.spec.naming == "trace":
             self.headers["traceparent"] = f"00-{hashlib.md5(self.name.encode()).hexdigest()}-{'1' * 16}-01"
         elif self.spec.naming == "token":
-            told = await self._managed("/assay/rollouts", {"id": self.name})
-            if "api_key" in told:
-                self.name, self.headers = told["id"], {"Authorization": f"Bearer {told['api_key']}"}
-            else:  # it was opened by a try whose answer was lost
+            rollout = await self._managed("/assay/rollouts", {"id": self.name})
+            if "api_key" in rollout:
+                self.name, self.headers = rollout["id"], {"Authorization": f"Bearer {rollout['api_key']}"}
+            else:  # an earlier attempt, whose response was lost, created it
                 self.headers["x-assay-rollout"] = self.name
 
     async def _turn(self, turn: int) -> Script | None:
-        """The answer that the server gave in the end; None where every attempt failed."""
+        """The successful response to a turn; None if every attempt failed."""
         attempt = tries = 0
         until = time.monotonic() + 90
         while tries < _TRIES and time.monotonic() < until:
@@ -140,7 +153,7 @@ class _Conversation:
             if done.outcome == "whole" and script.kind in GOOD:
                 self.previous = f"resp_{call.number}"
                 return script
-            attempt, tries = attempt + done.asked, tries + (done.asked and done.outcome != "gateway")
+            attempt, tries = attempt + done.accepted, tries + (done.accepted and done.outcome != "gateway")
             await asyncio.sleep({"whole": 0.05, "gateway": 1.0}.get(done.outcome, 0.3))
         return None
 
@@ -150,10 +163,10 @@ class _Conversation:
         received = bytearray()
         try:
             url = f"{self.clients.url}{self.base}{self._path}"
-            async with self.session.post(url, json=body, headers=self.headers) as answer:
-                done.outcome, done.status = "reset", answer.status
-                done.rollout = answer.headers.get("x-assay-rollout", "")
-                async for chunk in answer.content.iter_any():
+            async with self.session.post(url, json=body, headers=self.headers) as response:
+                done.outcome, done.status = "reset", response.status
+                done.rollout = response.headers.get("x-assay-rollout", "")
+                async for chunk in response.content.iter_any():
                     received += chunk
                 done.outcome = "whole"
         except aiohttp.ClientConnectorError:
@@ -171,10 +184,12 @@ class _Conversation:
         if done.outcome == "whole" and done.status != script.status and b'"assay_gateway"' in received:
             done.outcome = "refused" if done.status == 503 else "gateway"
             return
-        if done.outcome == "whole" and (received != script.data or done.status != script.status or script.ending != "whole"):
-            done.wrong = f"{script.kind}: status {done.status}, {len(received)} of {len(script.data)} bytes, which are not the server's"
+        expected = received == script.data and done.status == script.status and script.ending == "whole"
+        if done.outcome == "whole" and not expected:
+            size = f"{len(received)} of {len(script.data)} bytes"
+            done.wrong = f"{script.kind}: status {done.status}, {size}, different from those of the server"
         elif not script.data.startswith(received):
-            done.wrong = f"{script.kind}: the first {len(received)} bytes are not the server's"
+            done.wrong = f"{script.kind}: the first {len(received)} bytes differ from those of the server"
 
     @property
     def _path(self) -> str:
@@ -184,50 +199,71 @@ class _Conversation:
 
     def _body(self, call: Call) -> dict[str, Any]:
         if self.spec.dialect == "gemini":
-            asked = {"role": "user", "parts": [{"text": f"{self.marker} question"}]}
-            declared = [{"functionDeclarations": [{"name": "calculator", "parametersJsonSchema": TOOL}]}]
-            return {"metadata": {"chaos": str(call)}, "contents": [asked, *self.history], "tools": declared}
-        body: dict[str, Any] = {"model": "m", "metadata": {"chaos": str(call)}, **({"stream": True} if self.spec.stream else {})}
+            message = {"role": "user", "parts": [{"text": f"{self.marker} question"}]}
+            declarations = [{"functionDeclarations": [{"name": "calculator", "parametersJsonSchema": TOOL}]}]
+            return {"metadata": {"chaos": str(call)}, "contents": [message, *self.history], "tools": declarations}
+        body: dict[str, Any] = {
+            "model": "m",
+            "metadata": {"chaos": str(call)},
+            **({"stream": True} if self.spec.stream else {}),
+        }
         question = {"role": "user", "content": f"{self.marker} question"}
         if self.spec.dialect == "completions":
             return {**body, "prompt": self.prompt}
         if self.spec.dialect == "responses":
             tools = [{"type": "function", "name": "calculator", "parameters": TOOL}]
             if self.spec.chained and self.previous:
-                return {**body, "input": self.history[self._new :], "previous_response_id": self.previous, "tools": tools}
+                new = self.history[self._new :]
+                return {**body, "input": new, "previous_response_id": self.previous, "tools": tools}
             return {**body, "input": [question, *self.history], "tools": tools}
         if self.spec.dialect == "messages":
-            return {**body, "max_tokens": 99, "messages": [question, *self.history], "tools": [{"name": "calculator", "input_schema": TOOL}]}
+            return {
+                **body,
+                "max_tokens": 99,
+                "messages": [question, *self.history],
+                "tools": [{"name": "calculator", "input_schema": TOOL}],
+            }
         tools = [{"type": "function", "function": {"name": "calculator", "parameters": TOOL}}]
         return {**body, "messages": [question, *self.history], "tools": tools}
 
     @property
     def _new(self) -> int:
-        """Where what came after the last answer begins in the history of Responses."""
-        return max((at + 1 for at, item in enumerate(self.history) if item["type"] in ("message", "function_call")), default=0)
+        """Index of the first item after the last response in the history (dialect `responses`)."""
+        responses = (index for index, item in enumerate(self.history) if item["type"] in ("message", "function_call"))
+        return max(responses, default=-1) + 1
 
-    def _go_on(self, script: Script, turn: int) -> None:
-        """Adds an answer and the results of its tools to the conversation."""
+    def _extend(self, script: Script, turn: int) -> None:
+        """Adds a response and the results of its tool calls to the conversation."""
         result = f"{self.marker} result {turn}"
         if self.spec.dialect == "completions":
             self.prompt += f"{script.text}\n{self.marker} question {turn + 1}\n"
         elif self.spec.dialect == "chat":
-            calls = [{"id": c[0], "type": "function", "function": {"name": c[1], "arguments": c[2]}} for c in script.calls]
-            self.history.append({"role": "assistant", "content": script.text or None, **({"tool_calls": calls} if calls else {})})
+            calls = [
+                {"id": c[0], "type": "function", "function": {"name": c[1], "arguments": c[2]}} for c in script.calls
+            ]
+            self.history.append(
+                {"role": "assistant", "content": script.text or None, **({"tool_calls": calls} if calls else {})}
+            )
             self.history += [{"role": "tool", "tool_call_id": c[0], "content": result} for c in script.calls]
         elif self.spec.dialect == "responses":
             if script.text or not script.calls:
-                self.history.append({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": script.text}]})
-            self.history += [{"type": "function_call", "call_id": c[0], "name": c[1], "arguments": c[2]} for c in script.calls]
+                self.history.append(
+                    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": script.text}]}
+                )
+            self.history += [
+                {"type": "function_call", "call_id": c[0], "name": c[1], "arguments": c[2]} for c in script.calls
+            ]
             self.history += [{"type": "function_call_output", "call_id": c[0], "output": result} for c in script.calls]
         elif self.spec.dialect == "gemini":
             parts: list[dict[str, Any]] = [{"text": script.text}] if script.text or not script.calls else []
             parts += [{"functionCall": {"name": c[1], "args": json.loads(c[2])}} for c in script.calls]
             self.history.append({"role": "model", "parts": parts})
-            given = [{"functionResponse": {"name": c[1], "response": {"result": result}}} for c in script.calls]
-            self.history += [{"role": "user", "parts": given}] if given else []
+            responses = [{"functionResponse": {"name": c[1], "response": {"result": result}}} for c in script.calls]
+            self.history += [{"role": "user", "parts": responses}] if responses else []
         else:
-            blocks: list[dict[str, Any]] = [{"type": "text", "text": script.text}] if script.text or not script.calls else []
+            blocks: list[dict[str, Any]] = (
+                [{"type": "text", "text": script.text}] if script.text or not script.calls else []
+            )
             blocks += [{"type": "tool_use", "id": c[0], "name": c[1], "input": json.loads(c[2])} for c in script.calls]
             self.history.append({"role": "assistant", "content": blocks})
             if script.calls:
@@ -236,20 +272,22 @@ class _Conversation:
 
     async def _close(self) -> None:
         score = (self.spec.number % 11) / 10
-        told = await self._managed(f"/assay/rollouts/{self.name}/close", {"status": "done", "reward": score})
-        if "id" in told:
-            self.clients.managed.append(Management(told["id"], score, time.time()))
+        closed = await self._managed(f"/assay/rollouts/{self.name}/close", {"status": "done", "reward": score})
+        if "id" in closed:
+            self.clients.managed.append(Management(closed["id"], score, time.time()))
 
     async def _managed(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """JSON of a POST to the gateway's own API, retried while it is unavailable; empty after 90 seconds."""
         until = time.monotonic() + 90
         timeout = aiohttp.ClientTimeout(total=40)
         while time.monotonic() < until:
             try:
                 headers = {"Authorization": f"Bearer {KEY}"}
-                async with self.session.post(self.clients.url + path, json=body, headers=headers, timeout=timeout) as answer:
-                    told: dict[str, Any] = await answer.json()
-                    if answer.status != 503:
-                        return told
+                url = self.clients.url + path
+                async with self.session.post(url, json=body, headers=headers, timeout=timeout) as response:
+                    result: dict[str, Any] = await response.json()
+                    if response.status != 503:
+                        return result
             except (aiohttp.ClientError, OSError, TimeoutError):
                 pass
             await asyncio.sleep(0.3)

@@ -1,4 +1,4 @@
-"""What happens to the processes and the database of a chaos run, one after another, spread over its calls by a seed."""
+"""The faults of a chaos run. They occur one after another, in a seeded order, spread over the calls."""
 
 import asyncio
 import random
@@ -11,18 +11,31 @@ from assay.testing.gateway_chaos.processes import Database, Disk, Postgres, Proc
 
 __all__ = ["FAULTS", "Faults"]
 
-FAULTS = {  # with how often each comes in 10,000 calls
-    "kill gateway": 5, "kill server": 4, "lock": 4, "lock, kill gateway": 3, "stop gateway": 2, "disk full": 3, "lock, stop gateway": 1,
-    "restart database": 3, "kill database": 3, "database away, kill gateway": 2,
-}  # fmt: skip
+FAULTS = {  # fault -> occurrences per 10,000 calls
+    "kill gateway": 5,
+    "kill server": 4,
+    "lock": 4,
+    "lock, kill gateway": 3,
+    "stop gateway": 2,
+    "disk full": 3,
+    "lock, stop gateway": 1,
+    "restart database": 3,
+    "kill database": 3,
+    "database away, kill gateway": 2,
+}
 _POSTGRES = ("restart database", "kill database", "database away, kill gateway")
 
 
 @dataclass
 class Faults:
-    """Args:
-    each: how often each fault comes; None: as in `FAULTS`, by the number of calls, and at least once.
-    disk: None where no file system could be mounted.
+    """Causes the faults.
+
+    Args:
+        disk: None if no file system could be mounted; then `disk full` does not occur.
+        calls: planned number of calls of the clients.
+        done: returns the number of calls so far.
+        each: occurrences of each fault; None: as in `FAULTS`, in proportion to `calls`, at least one.
+        names: faults that occur.
     """
 
     gateway: Process
@@ -36,34 +49,36 @@ class Faults:
     names: tuple[str, ...] = tuple(FAULTS)
     happened: Counter[str] = field(default_factory=Counter)
     current: str = ""
-    times: list[tuple[float, str]] = field(default_factory=list)  # when each began
+    times: list[tuple[float, str]] = field(default_factory=list)  # start of each fault
 
     def plan(self) -> list[str]:
-        found: list[str] = []
-        for name, often in FAULTS.items():
+        """Faults in the order in which they occur."""
+        plan: list[str] = []
+        for name, frequency in FAULTS.items():
             if name not in self.names or (name in _POSTGRES and not isinstance(self.database, Postgres)):
                 continue
             if name == "disk full" and self.disk is None:
                 continue
-            found += [name] * (max(1, round(often * self.calls / 10_000)) if self.each is None else self.each)
-        random.Random(self.seed).shuffle(found)
-        return found
+            plan += [name] * (max(1, round(frequency * self.calls / 10_000)) if self.each is None else self.each)
+        random.Random(self.seed).shuffle(plan)
+        return plan
 
     async def run(self) -> None:
-        """Each when its share of the calls is done."""
+        """Starts each fault when its share of the calls is done; returns after the last one."""
         plan, rng = self.plan(), random.Random(f"faults:{self.seed}")
-        for at, name in enumerate(plan):
-            while self.done() < self.calls * (at + 0.5) / len(plan):
+        for index, name in enumerate(plan):
+            while self.done() < self.calls * (index + 0.5) / len(plan):
                 await asyncio.sleep(0.02)
             self.current = name
             self.times.append((time.time(), name))
-            await self._of(name)(rng)
+            await self._method(name)(rng)
             self.current = ""
             self.happened[name] += 1
 
-    def _of(self, name: str) -> Callable[[random.Random], Awaitable[None]]:
-        found: Callable[[random.Random], Awaitable[None]] = getattr(self, "_" + name.replace(",", "").replace(" ", "_"))
-        return found
+    def _method(self, name: str) -> Callable[[random.Random], Awaitable[None]]:
+        method: Callable[[random.Random], Awaitable[None]]
+        method = getattr(self, "_" + name.replace(",", "").replace(" ", "_"))
+        return method
 
     async def _kill_gateway(self, rng: random.Random) -> None:
         await self.gateway.kill()
@@ -83,7 +98,7 @@ class Faults:
             await asyncio.sleep(rng.uniform(2, 7))
 
     async def _lock_kill_gateway(self, rng: random.Random) -> None:
-        """It is killed while the database is locked, and started again before the lock is gone."""
+        """Kills the gateway while the database is locked, and starts it again before the lock is released."""
         async with self.database.locked():
             await asyncio.sleep(rng.uniform(1.5, 5))
             await self.gateway.kill()
@@ -105,7 +120,7 @@ class Faults:
             await asyncio.to_thread(self.database.shrink)
         with self.disk.full():
             await asyncio.sleep(rng.uniform(6, 9))
-        if isinstance(self.database, Postgres):  # which ends where it cannot write its log
+        if isinstance(self.database, Postgres):  # PostgreSQL stops when it cannot write its log
             await self.database.start()
 
     async def _restart_database(self, rng: random.Random) -> None:

@@ -1,6 +1,7 @@
-"""What each conversation is like, and how the server answers each call: by a seed and the call's number alone.
+"""The plan of a chaos run: the properties of each conversation, and the response to each call.
 
-Client, server and checks work the same plan out, each in its own process. Does not talk HTTP.
+Both depend only on the seed and the number of the conversation or call, so that clients, server and checks compute the
+same plan in their own processes. Does not send HTTP.
 """
 
 import json
@@ -10,20 +11,37 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from assay.testing.upstream import answer_body, answer_events
+from assay.testing.upstream_dialects import response_body, response_events
 
 __all__ = ["GOOD", "KINDS", "Call", "Script", "Spec", "marker_of", "script_of", "spec_of"]
 
-KINDS = {  # of answers, with how often each comes
-    "ok": 600, "odd": 60, "slow": 30, "huge": 3, "429": 40, "500": 40, "error": 40, "empty": 30, "malformed": 40, "short": 30, "cut": 40,
-    "reset": 20, "hang": 8,
+KINDS = {  # kind of response -> relative frequency
+    "ok": 600, "odd": 60, "slow": 30, "huge": 3, "429": 40, "500": 40, "error": 40, "empty": 30, "malformed": 40,
+    "short": 30, "cut": 40, "reset": 20, "hang": 8,
 }  # fmt: skip
-GOOD = ("ok", "odd", "slow", "huge")  # kinds that are answers
+GOOD = ("ok", "odd", "slow", "huge")  # kinds of successful responses
 _DIALECTS = ("chat", "chat", "responses", "messages", "messages", "gemini", "completions")
-_NAMINGS = ("header", "path", "token", "found", "found", "trace")
-_WORDS = ("naïve", "übung", "東京", "😀", "plain", "\\ back", '"quoted"', "line\nbreak", "tab\t", "é", "data: x", "[DONE]")
-_EMPTY: dict[str, dict[str, Any]] = {"responses": {"output": None}, "messages": {"content": None}, "gemini": {"candidates": []}}
-_LAST_TRY = 4  # from this attempt on a call is always answered
+_NAMINGS = ("header", "path", "token", "none", "none", "trace")  # `none`: the gateway groups the calls by content
+_WORDS = (
+    "naïve",
+    "übung",
+    "東京",
+    "😀",
+    "plain",
+    "\\ back",
+    '"quoted"',
+    "line\nbreak",
+    "tab\t",
+    "é",
+    "data: x",
+    "[DONE]",
+)
+_EMPTY: dict[str, dict[str, Any]] = {
+    "responses": {"output": None},
+    "messages": {"content": None},
+    "gemini": {"candidates": []},
+}
+_LAST_FAILED_ATTEMPT = 3  # later attempts of a call always succeed
 
 
 @dataclass(frozen=True)
@@ -48,27 +66,27 @@ class Call:
 
 @dataclass(frozen=True)
 class Spec:
-    """A conversation: its dialect, how its rollout is named, how many turns it has."""
+    """A conversation. `naming`: how its requests identify their rollout, one of `_NAMINGS`."""
 
     number: int
     dialect: str
     stream: bool
     naming: str
     turns: int
-    chained: bool  # by `previous_response_id`
+    chained: bool  # requests continue a response by `previous_response_id`
 
 
 @dataclass(frozen=True)
 class Script:
-    """What the server does with a call. `ending`: `whole`, or `cut` (the connection is closed), or `hang` (nothing more comes)."""
+    """The response to a call."""
 
-    kind: str
+    kind: str  # one of `KINDS`
     status: int
     pieces: tuple[bytes, ...]
-    ending: str
+    ending: str  # `whole`, `cut` (the server closes the connection) or `hang` (the server sends nothing more)
     pause_s: float
     text: str
-    calls: tuple[tuple[str, str, str], ...]
+    calls: tuple[tuple[str, str, str], ...]  # id, name, arguments as text
 
     @property
     def data(self) -> bytes:
@@ -76,7 +94,7 @@ class Script:
 
 
 def marker_of(conversation: int) -> str:
-    """What stands in every text of a conversation and of no other."""
+    """A string that every text of the conversation contains, and no text of another one."""
     return f"<c{conversation:06d}>"
 
 
@@ -90,37 +108,44 @@ def spec_of(seed: int, conversation: int) -> Spec:
 
 @lru_cache(200)
 def script_of(seed: int, call: Call) -> Script:
-    """How the server answers a call."""
+    """The response to a call."""
     spec = spec_of(seed, call.conversation)
     rng = random.Random(f"{seed}:{call}")
-    kind = "ok" if call.attempt >= _LAST_TRY else rng.choices(list(KINDS), list(KINDS.values()))[0]
-    text, calls = _said(rng, spec, call, huge=kind == "huge")
-    given = (spec.dialect, call.number, "m", text, calls)
+    kind = "ok" if call.attempt > _LAST_FAILED_ATTEMPT else rng.choices(list(KINDS), list(KINDS.values()))[0]
+    text, calls = _content(rng, spec, call, huge=kind == "huge")
+    response = (spec.dialect, call.number, "m", text, calls)
     if kind in ("429", "500"):
-        told = json.dumps({"error": {"message": f"scripted {kind} of {call}", "type": "scripted"}}).encode()
-        return Script(kind, int(kind), (told,), "whole", 0.0, text, calls)
+        error = json.dumps({"error": {"message": f"scripted {kind} of {call}", "type": "scripted"}}).encode()
+        return Script(kind, int(kind), (error,), "whole", 0.0, text, calls)
     if spec.stream:
-        pieces = _streamed(rng, kind, spec.dialect, list(answer_events(*given, rng.randint(1, 12) if kind != "huge" else 50, rng.random() < 0.5)))
+        chunks = rng.randint(1, 12) if kind != "huge" else 50
+        events = list(response_events(*response, chunks, usage=rng.random() < 0.5))
+        pieces = _streamed(rng, kind, spec.dialect, events)
     else:
-        pieces = _unstreamed(kind, spec.dialect, answer_body(*given))
+        pieces = _unstreamed(kind, spec.dialect, response_body(*response))
     ending = {"cut": "cut", "reset": "cut", "hang": "hang"}.get(kind, "whole")
     if ending == "hang" and rng.random() < 0.5:
         pieces = []
     if kind == "odd" or (spec.stream and rng.random() < 0.3):
-        pieces = list(_cut_anywhere(rng, b"".join(pieces)))
-    if ending != "whole" and len(pieces) == 1:  # half of the pieces are sent
+        pieces = list(_split_anywhere(rng, b"".join(pieces)))
+    if ending != "whole" and len(pieces) == 1:  # the server sends half of the pieces, so there must be two
         pieces = [pieces[0][:20], pieces[0][20:]]
-    return Script(kind, 200, tuple(pieces), ending, rng.uniform(0.2, 0.6) if kind == "slow" else 0.0, text, calls)
+    pause_s = rng.uniform(0.2, 0.6) if kind == "slow" else 0.0
+    return Script(kind, 200, tuple(pieces), ending, pause_s, text, calls)
 
 
-def _said(rng: random.Random, spec: Spec, call: Call, *, huge: bool) -> tuple[str, tuple[tuple[str, str, str], ...]]:
-    """The text and the tool calls of the answer. All turns but the last one ask for a tool."""
+def _content(rng: random.Random, spec: Spec, call: Call, *, huge: bool) -> tuple[str, tuple[tuple[str, str, str], ...]]:
+    """Text and tool calls of the response. All turns but the last one call a tool."""
     marker = marker_of(call.conversation)
-    text = f"{marker} answer {call}: {' '.join(rng.choices(_WORDS, k=rng.randint(1, 30)))}" + ("x" * 1_000_000 if huge else "")
+    words = " ".join(rng.choices(_WORDS, k=rng.randint(1, 30)))
+    text = f"{marker} answer {call}: {words}" + ("x" * 1_000_000 if huge else "")
     if spec.dialect == "completions" or call.turn == spec.turns - 1:
         return text, ()
-    arguments = json.dumps({"expression": f"{call.conversation}*{call.turn}", "note": marker}, ensure_ascii=rng.random() < 0.5)
-    calls = tuple((f"call_{call.number}_{at}", "calculator", arguments) for at in range(rng.choice((1, 1, 2))))
+    arguments = json.dumps(
+        {"expression": f"{call.conversation}*{call.turn}", "note": marker}, ensure_ascii=rng.random() < 0.5
+    )
+    count = rng.choice((1, 1, 2))
+    calls = tuple((f"call_{call.number}_{index}", "calculator", arguments) for index in range(count))
     return text if huge or rng.random() < 0.3 else "", calls
 
 
@@ -142,13 +167,17 @@ def _unstreamed(kind: str, dialect: str, body: dict[str, Any]) -> list[bytes]:
 def _streamed(rng: random.Random, kind: str, dialect: str, events: list[bytes]) -> list[bytes]:
     half = max(1, len(events) // 2 - 1)
     if kind == "error":
-        told = {"type": "error", "error": {"message": "scripted overload", "type": "server_error"}}
-        return [*events[:half], f"event: error\ndata: {json.dumps(told)}\n\n".encode()]
+        error = {"type": "error", "error": {"message": "scripted overload", "type": "server_error"}}
+        return [*events[:half], f"event: error\ndata: {json.dumps(error)}\n\n".encode()]
     if kind == "empty":
+        if dialect not in ("chat", "completions"):
+            return [b": nothing\n\n"]
         head = {"id": "none", "object": "chat.completion.chunk", "choices": []}
-        return [f"data: {json.dumps(head)}\n\n".encode(), b"data: [DONE]\n\n"] if dialect in ("chat", "completions") else [b": nothing\n\n"]
+        return [f"data: {json.dumps(head)}\n\n".encode(), b"data: [DONE]\n\n"]
     if kind == "malformed":
-        event = rng.choice((b'data: {"choices": [{"delta": {"con\n\n', b'data: {"text": "\xff\xfe"\n\n', b"data: 1}\n\n"))
+        event = rng.choice(
+            (b'data: {"choices": [{"delta": {"con\n\n', b'data: {"text": "\xff\xfe"\n\n', b"data: 1}\n\n")
+        )
         return [*events[:half], event, *events[half:]]
     if kind == "short":
         return events[:half] if half < len(events) else [events[0][: len(events[0]) // 2]]
@@ -156,7 +185,7 @@ def _streamed(rng: random.Random, kind: str, dialect: str, events: list[bytes]) 
 
 
 def _odd(rng: random.Random, event: bytes) -> bytes:
-    """The same event as the standard for server-sent events allows it too: comments, lines that end with CRLF, data in several lines."""
+    """An equivalent server-sent event with rare syntax: comments, CRLF line ends, data in several lines."""
     lines: list[bytes] = [b": keep-alive"] if rng.random() < 0.3 else []
     for line in event.strip().split(b"\n"):
         name, _, value = line.partition(b": ")
@@ -168,10 +197,10 @@ def _odd(rng: random.Random, event: bytes) -> bytes:
     return end.join(lines) + end + end
 
 
-def _cut_anywhere(rng: random.Random, data: bytes) -> Iterator[bytes]:
-    """The same bytes in other pieces, cut within characters and events too."""
-    at = 0
-    while at < len(data):
+def _split_anywhere(rng: random.Random, data: bytes) -> Iterator[bytes]:
+    """The same bytes in random pieces, which can split characters and events."""
+    start = 0
+    while start < len(data):
         size = rng.randint(1, 400) if len(data) < 50_000 else 65_536
-        yield data[at : at + size]
-        at += size
+        yield data[start : start + size]
+        start += size

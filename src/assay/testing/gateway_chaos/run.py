@@ -1,4 +1,4 @@
-"""A chaos run of the gateway from its beginning to its report."""
+"""Runs clients and faults, checks the store and makes the report of a chaos run."""
 
 import asyncio
 import json
@@ -13,11 +13,19 @@ from typing import Any
 
 import aiohttp
 
-from assay.testing.gateway_chaos.checks import Found, check
+from assay.testing.gateway_chaos.checks import Findings, check
 from assay.testing.gateway_chaos.clients import KEY, Clients
 from assay.testing.gateway_chaos.faults import FAULTS, Faults
 from assay.testing.gateway_chaos.plan import script_of
-from assay.testing.gateway_chaos.processes import Database, Disk, Postgres, Process, Sqlite, gateway_command, upstream_command
+from assay.testing.gateway_chaos.processes import (
+    Database,
+    Disk,
+    Postgres,
+    Process,
+    Sqlite,
+    gateway_command,
+    upstream_command,
+)
 from assay.traces.store import Store
 
 __all__ = ["Settings", "chaos"]
@@ -25,8 +33,16 @@ __all__ = ["Settings", "chaos"]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """`store`: `sqlite` or `postgresql`. `each`: how often each fault comes, by default by the number of calls. `faults`: which ones.
-    `mounts`: whether file systems may be mounted, which needs the right to and a namespace that nobody else is in; without, no disk is full."""
+    """Settings of a chaos run.
+
+    Args:
+        calls: number of calls after which no new conversation starts, except while faults are left.
+        store: `sqlite` or `postgresql`.
+        concurrent: number of clients.
+        each: occurrences of each fault; None: in proportion to `calls`.
+        faults: names from `FAULTS`.
+        mounts: whether a file system may be mounted for `disk full`. Needs privileges and a mount namespace of its own.
+    """
 
     calls: int = 10_000
     seed: int = 0
@@ -38,12 +54,12 @@ class Settings:
 
 
 def chaos(settings: Settings, folder: Path, progress: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
-    """Runs it, and returns a report: figures, `problems` by kind (none: all as it must be), and what happened."""
+    """Returns the report of a run: counts, faults, and `problems` by kind, which are empty if the store is correct."""
     return asyncio.run(_chaos(settings, folder, progress))
 
 
 async def _chaos(settings: Settings, folder: Path, progress: Callable[[int], None]) -> dict[str, Any]:
-    clock = time.monotonic()
+    start = time.monotonic()
     (folder / "data").mkdir(parents=True)
     disk = Disk(folder / "data") if settings.mounts else None
     database: Database = Postgres(folder / "data") if settings.store == "postgresql" else Sqlite(folder / "data")
@@ -65,18 +81,19 @@ async def _chaos(settings: Settings, folder: Path, progress: Callable[[int], Non
             settings.each,
             settings.faults,
         )
-        problems, waited = await _under_faults(clients, faults, settings.concurrent)
+        problems, rows_waiting = await _under_faults(clients, faults, settings.concurrent)
         await gateway.stop()
         stats = json.loads(await asyncio.to_thread(_traces, "stats", database.url))
         with Store(database.url) as store:
             log = folder / "server.log"
-            found = await asyncio.to_thread(
+            findings = await asyncio.to_thread(
                 check, store, clients.attempts, clients.managed, gateway, log, settings.seed, stats, faults.times
-            )  # fmt: skip
+            )
         for problem in problems:
-            found.add("counts", problem)
-        await asyncio.to_thread(_check_closing, found, database.url)
-        return _report(settings, clients, faults, found, stats, time.monotonic() - clock) | {"most rows waiting": waited}
+            findings.add("counts", problem)
+        await asyncio.to_thread(_check_closing, findings, database.url)
+        report = _report(settings, clients, faults, findings, stats, time.monotonic() - start)
+        return report | {"most rows waiting": rows_waiting}
     finally:
         for process in (gateway, server):
             process.end()
@@ -86,65 +103,85 @@ async def _chaos(settings: Settings, folder: Path, progress: Callable[[int], Non
 
 
 async def _under_faults(clients: Clients, faults: Faults, concurrent: int) -> tuple[list[str], dict[str, int]]:
+    """Runs the clients until all faults have occurred; returns the result of `_poll`."""
     ended = asyncio.Event()
-    happening = asyncio.create_task(faults.run())
-    clients.more = lambda: not happening.done()
+    running_faults = asyncio.create_task(faults.run())
+    clients.more = lambda: not running_faults.done()
     polling = asyncio.create_task(_poll(clients.url, faults, ended))
     await clients.run(concurrent)
-    await happening
+    await running_faults
     ended.set()
     return await polling
 
 
 async def _poll(url: str, faults: Faults, ended: asyncio.Event) -> tuple[list[str], dict[str, int]]:
-    """Reads the gateway's counts all the time: none may be a wrong sum. Also how many rows waited at most, by fault."""
+    """Checks the gateway's counts twice a second.
+
+    Returns:
+        Problems, and the maximum number of rows that waited to be stored, by fault.
+    """
     problems: list[str] = []
-    waited: dict[str, int] = {}
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}, timeout=aiohttp.ClientTimeout(total=20)) as session:
+    rows_waiting: dict[str, int] = {}
+    async with aiohttp.ClientSession(
+        headers={"Authorization": f"Bearer {KEY}"}, timeout=aiohttp.ClientTimeout(total=20)
+    ) as session:
         while not ended.is_set():
             await asyncio.sleep(0.5)
             name = faults.current
             try:
-                async with session.get(f"{url}/assay/stats") as answer:
-                    told = await answer.json()
+                async with session.get(f"{url}/assay/stats") as response:
+                    stats = await response.json()
             except (aiohttp.ClientError, OSError, TimeoutError):
                 continue
-            waited[name or "none"] = max(waited.get(name or "none", 0), told["rows_waiting"])
-            if told["calls"] != told["stored"] + told["unrecorded"] + told["in_flight"] or told["unrecorded"]:
-                short = {name: told[name] for name in ("calls", "stored", "unrecorded", "in_flight", "rows_waiting")}
-                problems.append(f"/assay/stats said {short}")
-    return problems, waited
+            rows_waiting[name or "none"] = max(rows_waiting.get(name or "none", 0), stats["rows_waiting"])
+            if stats["calls"] != stats["stored"] + stats["unrecorded"] + stats["in_flight"] or stats["unrecorded"]:
+                counts = {name: stats[name] for name in ("calls", "stored", "unrecorded", "in_flight", "rows_waiting")}
+                problems.append(f"/assay/stats returned {counts}")
+    return problems, rows_waiting
 
 
 def _traces(command: str, url: str, *options: str) -> str:
-    asked = [sys.executable, "-m", "assay", "traces", command, "--store", url, "--json", *options]
-    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    arguments = [sys.executable, "-m", "assay", "traces", command, "--store", url, "--json", *options]
+    return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
 
 
-def _check_closing(found: Found, url: str) -> None:
-    """What killed gateways left open is ended by a command."""
+def _check_closing(findings: Findings, url: str) -> None:
+    """Checks that `traces close` ends the rollouts that killed gateways left open."""
+    open_before = _open_rollouts(url)
+    output = _traces("close", url, "--idle-minutes", "0")
+    closed = sum(value for value in json.loads(output).values() if isinstance(value, int))
+    open_after = _open_rollouts(url)
+    findings.figures["rollouts left open by kills"] = open_before
+    if open_after or closed != open_before:
+        counts = f"{open_before} rollouts before it, {open_after} after it"
+        findings.add("counts", f"`traces close` returned {output.strip()}; open are {counts}")
+
+
+def _open_rollouts(url: str) -> int:
     with Store(url) as store:
-        left = sum(rollout.status == "running" for rollout in store.rollouts())
-    told = _traces("close", url, "--idle-minutes", "0")
-    ended = sum(value for value in json.loads(told).values() if isinstance(value, int))
-    with Store(url) as store:
-        still = sum(rollout.status == "running" for rollout in store.rollouts())
-    found.figures["rollouts left open by kills"] = left
-    if still or ended != left:
-        found.add("counts", f"{left} rollouts were left open, `traces close` said {told.strip()}, {still} are open still")
+        return sum(rollout.status == "running" for rollout in store.rollouts())
 
 
 def _report(
-    settings: Settings, clients: Clients, faults: Faults, found: Found, stats: dict[str, Any], seconds: float
-) -> dict[str, Any]:  # fmt: skip
-    asked = [attempt for attempt in clients.attempts if attempt.asked]
+    settings: Settings, clients: Clients, faults: Faults, findings: Findings, stats: dict[str, Any], seconds: float
+) -> dict[str, Any]:
+    attempts = [attempt for attempt in clients.attempts if attempt.accepted]
     return {
-        "store": settings.store, "seed": settings.seed, "seconds": round(seconds, 1), "calls": len(asked),
-        "conversations": len({attempt.call.conversation for attempt in asked}), "unfinished": clients.unfinished,
-        "stored": stats["transitions"], "rollouts": stats["rollouts"],
-        "refused": len(clients.attempts) - len(asked),
-        "answers": dict(Counter(script_of(settings.seed, attempt.call).kind for attempt in asked)),
-        "outcomes": dict(Counter(attempt.outcome for attempt in asked)),
-        "faults": dict(faults.happened), "disk": "a tmpfs" if faults.disk is not None else "never full: nothing could be mounted",
-        **found.figures, "problems": {kind: {"count": found.counts[kind], "first": texts} for kind, texts in found.problems.items()},
-    }  # fmt: skip
+        "store": settings.store,
+        "seed": settings.seed,
+        "seconds": round(seconds, 1),
+        "calls": len(attempts),
+        "conversations": len({attempt.call.conversation for attempt in attempts}),
+        "unfinished": clients.unfinished,
+        "stored": stats["transitions"],
+        "rollouts": stats["rollouts"],
+        "refused": len(clients.attempts) - len(attempts),
+        "answers": dict(Counter(script_of(settings.seed, attempt.call).kind for attempt in attempts)),
+        "outcomes": dict(Counter(attempt.outcome for attempt in attempts)),
+        "faults": dict(faults.happened),
+        "disk": "a tmpfs" if faults.disk is not None else "never full: nothing could be mounted",
+        **findings.figures,
+        "problems": {
+            kind: {"count": findings.counts[kind], "first": texts} for kind, texts in findings.problems.items()
+        },
+    }

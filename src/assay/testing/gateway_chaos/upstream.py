@@ -1,6 +1,8 @@
-"""The server that answers by the plan, in a process of its own: `python -m assay.testing.gateway_chaos.upstream --seed 0 --log FILE`.
+"""The model server of a chaos run, in a process of its own. It responds according to the plan.
 
-It writes a line to the log when a call has come, so that calls which nobody stored are known.
+    python -m assay.testing.gateway_chaos.upstream --seed 0 --log FILE
+
+It writes a line to the log for each call when it arrives, so that calls without a stored transition can be detected.
 """
 
 import argparse
@@ -12,27 +14,28 @@ from pathlib import Path
 from aiohttp import web
 
 from assay.testing.gateway_chaos.plan import Call, Script, script_of, spec_of
-from assay.traces import gemini
-from assay.traces.dialects import DIALECTS
+from assay.traces.messages import gemini
+from assay.traces.messages.dialects import DIALECTS
 
 __all__ = ["app_of"]
 
 
 def app_of(seed: int, log: Path) -> web.Application:
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)  # unbuffered: the process is killed
+    """The server as an aiohttp application."""
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)  # unbuffered: the process will be killed
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def respond(request: web.Request) -> web.StreamResponse:
         call = Call.of((await request.json())["metadata"]["chaos"])
         os.write(file, f"{call}\n".encode())
-        return await _play(request, script_of(seed, call), stream=spec_of(seed, call.conversation).stream)
+        return await _send(request, script_of(seed, call), stream=spec_of(seed, call.conversation).stream)
 
     app = web.Application(client_max_size=64 << 20)
     for dialect, path in DIALECTS.items():
-        app.router.add_post(gemini.ROUTE if dialect == "gemini" else path, answer)
+        app.router.add_post(gemini.ROUTE if dialect == "gemini" else path, respond)
     return app
 
 
-async def _play(request: web.Request, script: Script, *, stream: bool) -> web.StreamResponse:
+async def _send(request: web.Request, script: Script, *, stream: bool) -> web.StreamResponse:
     if script.status != 200:
         headers = {"Retry-After": "1"} if script.status == 429 else {}
         return web.Response(status=script.status, body=script.data, content_type="application/json", headers=headers)
@@ -47,14 +50,14 @@ async def _play(request: web.Request, script: Script, *, stream: bool) -> web.St
         response.content_length = len(script.data)
     await response.prepare(request)
     sent = script.pieces if script.ending == "whole" else script.pieces[: max(1, len(script.pieces) // 2)]
-    for at, piece in enumerate(sent):
-        if script.pause_s and at in (0, len(sent) // 2, len(sent) - 1):
+    for index, piece in enumerate(sent):
+        if script.pause_s and index in (0, len(sent) // 2, len(sent) - 1):
             await asyncio.sleep(script.pause_s)
         await response.write(piece)
     if script.ending == "hang":
         await asyncio.sleep(3600)
     if script.ending == "cut":
-        await asyncio.sleep(0.01)  # what was sent must be on its way
+        await asyncio.sleep(0.01)  # `abort` drops bytes that are still in the buffer
         assert request.transport is not None
         request.transport.abort()
         return response

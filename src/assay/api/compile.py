@@ -1,0 +1,245 @@
+"""Public API for `assay compile`: `assay.compile`.
+
+Combines data, model, rubric with judges, program, optimizer and artifact. Does not search prompts:
+`assay.optimizers.prompts` does.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import dspy
+
+from assay.api.run import load
+from assay.deployment import load_artifact
+from assay.deployment.artifact import check_place, runnable
+from assay.errors import AssayError, ModelError, ProgramError
+from assay.evaluation import Gain, Progress, RecordedProgram, SilentProgress
+from assay.evaluation.session import Measured
+from assay.models import Meter
+from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, compile_prompts
+from assay.optimizers.prompts.estimate import Estimate, estimate_compile, minutes_text
+from assay.optimizers.prompts.reserve import Decisions, announce_splits, forecast_pair, plan_report
+from assay.reports.markdown import compile_markdown
+from assay.rubrics import Rubric
+from assay.runs.anchors import replay_of_rubric
+from assay.runs.arguments import given_model, given_program, program_settings, takes
+from assay.runs.artifacts import keep_artifact, rehearsed
+from assay.runs.jobs import Job, open_job
+from assay.runs.opening import home_of
+from assay.runs.preflight import checked
+from assay.runs.settings import CompileSettings
+from assay.runs.settings.options import CompileOptions
+from assay.sources.trust import trusts
+from assay.support.reprs import ReportRepr
+from assay.traces.missed import NOTHING, Unrecorded
+from assay.traces.store.sealing import Openings, openings_line
+
+__all__ = ["CompileReport", "compile"]
+
+
+@dataclass(repr=False)
+class CompileReport(ReportRepr):
+    """What `compile` returns. `to_dict()` is the `--json` object; `program` runs under any language model."""
+
+    artifact: Path
+    outcome: CompileOutcome
+    meter: Meter
+    config: CompileSettings
+    unrecorded: Unrecorded = NOTHING
+    dropped_rows: int = 0
+    openings: Openings | None = None  # of the test split
+    kept: Mapping[str, Any] | None = None  # stored report of a run that had already ended
+
+    @property
+    def program(self) -> dspy.Module:
+        if self.kept is not None:
+            return load(self.artifact)
+        return runnable(self.outcome.compiled.program, self.outcome.compiled.settings)
+
+    def to_dict(self) -> dict[str, Any]:
+        if self.kept is not None:
+            return dict(self.kept)
+        usage, search, outcome = self.meter.usage, self.meter.of("search"), self.outcome
+        return {
+            "artifact": str(self.artifact),
+            "optimizer": self.config.optimizer,
+            "winner": outcome.winner,
+            "search_calls": search.calls,
+            "calls": usage.calls,
+            "cached": usage.cached,
+            "repeated_calls": usage.repeated,
+            "tokens": usage.tokens,
+            "cost_usd": self.unrecorded.cost(usage.known_cost_usd),
+            "unpriced_calls": usage.unpriced,
+            **self.unrecorded.to_dict(),
+            "rows_not_stored": self.dropped_rows,
+            "replaces": outcome.replaces,
+            "gate": outcome.gate.to_dict() if outcome.gate else None,
+            "stopped": outcome.stopped,
+            "candidates": outcome.candidates,
+            "notes": outcome.notes,
+            "test": {
+                "baseline": self.unrecorded.priced(outcome.test_baseline.report()) if outcome.test_baseline else None,
+                "compiled": self.unrecorded.priced(outcome.test_compiled.report()) if outcome.test_compiled else None,
+                "gain": outcome.test_gain.to_dict() if outcome.test_gain else None,
+            },
+            "test_openings": self.openings.to_dict() if self.openings else None,
+        }
+
+
+@trusts
+@takes(CompileSettings)
+def compile(
+    program: Any,
+    *,
+    rubric: str | Path | Rubric,
+    data: Any,
+    lm: dspy.LM | None = None,
+    out: str | Path | None = None,
+    store: str | Path | None = None,
+    resume: bool = False,
+    gate: bool = True,
+    test: bool = True,
+    progress: Progress | None = None,
+    **options: Unpack[CompileOptions],
+) -> CompileReport:
+    """Compiles a program's prompts against a rubric and reports it on the sealed test split.
+
+    Args:
+        program: a name (`math_qa`, `file.py:Class`, `package.module:Class`), an artifact's path, a `dspy.Module` or a
+            class of one.
+        rubric: a name, a YAML file, or a `Rubric`.
+        data: a dataset spec (see `assay.datasets.iter_rows`), a path, a data frame, or a list of `dspy.Example` or
+            mappings.
+        lm: a `dspy.LM`. If None: the model named by `model=`, else the one configured in DSPy, else the embedded model.
+        out: folder of the artifact; by default `.assay/artifacts/PROGRAM-OPTIMIZER`.
+        gate: whether the gate split decides if the result replaces the program. If not, the result is the winner on
+            val; for callers that decide themselves.
+        test: whether the report at the end includes the sealed test split.
+        options: the fields of `assay.runs.settings.CompileSettings`.
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+        Cancelled: the user stopped the run; call again with `resume=True`.
+    """
+    program = given_program(program)
+    lm, found = given_model(program, lm, options)
+    config = program_settings(CompileSettings, program, rubric, data, lm, found)
+    decisions = replace(config.decisions, gate=gate, test=test)
+    if config.optimizer == "auto" and config.max_search_calls is None:
+        config = replace(config, max_search_calls=AUTO_SEARCH_CALLS)
+    search, shown = _search_of(config, decisions), progress or SilentProgress()
+    if out is not None:
+        check_place(Path(out).resolve())
+    with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume) as job:
+        if not job.student.program.predictors():
+            raise ProgramError(
+                f"{config.program} has no predictors, so there is nothing to compile; evaluate it, or tune it where it "
+                "is an agent"
+            )
+        job.status = "stopped"  # until the job is complete
+        finished = job.finished(gate=gate, test=test)
+        if job.session.recorder.resumed and (kept := finished.report(shown, out=out)) is not None:
+            job.end_as_before(kept)
+            return _as_kept(job, config, kept)
+        report = _compiled(job, config, search, shown)
+        report.artifact = _save(
+            job, report, Path(out) if out else home_of(store) / "artifacts" / _artifact_name(job, config)
+        )
+        if report.outcome.broken is not None:
+            raise ModelError(
+                f"{report.outcome.broken}. What was searched is kept in {report.artifact}; compile with --resume once "
+                "the model answers"
+            )
+        finished.keep(report.to_dict())
+    return report
+
+
+def _search_of(config: CompileSettings, decisions: Decisions) -> CompileConfig:
+    return CompileConfig(
+        optimizer=config.optimizer, threshold=config.threshold, demos=config.demos, test=decisions.test,
+        decisions=decisions,
+        settings=config.optimizer_settings or {}, token_margin=config.token_margin,
+    )  # fmt: skip
+
+
+def _compiled(job: Job, config: CompileSettings, search: CompileConfig, shown: Progress) -> CompileReport:
+    """Preflight, estimate, search, gate and test."""
+    warnings = announce_splits(job.splits, shown)
+    measured = checked(job, job.splits.val, split="val")
+    _announce(job, shown, config, search.decisions, measured)
+    warnings += [*(measured.warnings if measured else ()), *rehearsed(job)]
+    alarms = replay_of_rubric(job.session.rubric, job.session)
+    outcome = compile_prompts(job.student, job.splits, job.session, search, folder=job.folder)
+    outcome.notes += [*warnings, *alarms]
+    report = CompileReport(
+        Path(), outcome, job.session.meter, config, job.session.recorder.unrecorded, job.store.dropped
+    )
+    report.openings = job.openings
+    if outcome.stopped is None:
+        job.status = "done"
+    return report
+
+
+def _as_kept(job: Job, config: CompileSettings, kept: Mapping[str, Any]) -> CompileReport:
+    """The report of a run that had already ended.
+
+    Its outcome has no per-task evaluations; `compiled` is the baseline if the artifact cannot be loaded.
+    """
+    compiled = job.student
+    try:
+        artifact = load_artifact(kept["artifact"])
+        compiled = RecordedProgram(artifact.program, job.session, adapter=artifact.settings["adapter"])
+        compiled.set_parameters(artifact.settings["parameters"])
+    except AssayError as error:  # the report is complete without the program
+        kept = {**kept, "notes": [*kept["notes"], f"the artifact cannot be loaded here: {error}"]}
+    outcome = CompileOutcome(
+        job.student, compiled, kept["winner"], kept["candidates"], [], kept["stopped"], replaces=kept["replaces"],
+        notes=kept["notes"],
+        gate=Gain.of(kept["gate"]), test_gain=Gain.of(kept["test"]["gain"]),
+    )  # fmt: skip
+    return CompileReport(Path(kept["artifact"]), outcome, job.session.meter, config, kept=kept)
+
+
+def _artifact_name(job: Job, config: CompileSettings) -> str:
+    short = job.session.program_name.rpartition(":")[2].lower()
+    return f"{short}-{config.optimizer.rpartition(':')[2].lower()}"
+
+
+def _announce(
+    job: Job, progress: Progress, config: CompileSettings, decisions: Decisions, measured: Measured | None
+) -> None:
+    pair = forecast_pair(job.student.program, job.session)
+    plan = plan_report(job.splits, job.session.meter, decisions, pair=pair, searching=True)
+    guess = estimate_compile(
+        job.student, job.splits, job.session, demos=config.demos, reported=pair.calls * (plan.gate + plan.test)
+    )
+    minutes = ""
+    if measured is not None and measured.latency_s is not None:
+        duration = guess.calls * measured.latency_s / max(1, job.session.threads) / 60
+        minutes = f"; {minutes_text(duration)} at the latency of the preflight"
+    progress.say(_estimate_line(guess, config) + minutes)
+
+
+def _estimate_line(guess: Estimate, config: CompileSettings) -> str:
+    price = "cost unknown for these models" if guess.cost_usd is None else f"${guess.cost_usd:.2f}"
+    caps = [
+        f"{k.removeprefix('max_')} {v:g}" for k, v in asdict(config).items() if k.startswith("max_") and v is not None
+    ]
+    return (
+        f"estimate: {guess.calls} calls ({guess.search_calls} of them searching), about {guess.tokens:,} tokens, "
+        f"{price}" + (f"; caps: {', '.join(caps)}" if caps else "; no caps")
+    )
+
+
+def _save(job: Job, report: CompileReport, folder: Path) -> Path:
+    result = {key: value for key, value in report.to_dict().items() if key != "artifact"}
+    return keep_artifact(job, report.outcome.compiled, folder, result, _markdown(report))
+
+
+def _markdown(report: CompileReport) -> str:
+    data = report.to_dict()
+    return compile_markdown(
+        data, program=report.config.program, model=report.config.model, openings=openings_line(data["test_openings"])
+    )

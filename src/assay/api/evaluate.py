@@ -1,0 +1,162 @@
+"""Public API for `assay evaluate`: `assay.evaluate`. Scores one split; does not compile."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Unpack
+
+import dspy
+
+from assay.api.judge.correction import corrected_by_people
+from assay.datasets import Task
+from assay.errors import BudgetExceeded
+from assay.evaluation import Evaluation, Progress, SilentProgress
+from assay.evaluation import evaluate as run_evaluation
+from assay.models import Meter
+from assay.optimizers.prompts.reserve import too_few_to_score
+from assay.rubrics import Rubric
+from assay.runs.anchors import replay_of_rubric
+from assay.runs.arguments import given_model, given_program, program_settings, takes
+from assay.runs.jobs import Job, open_job
+from assay.runs.preflight import checked
+from assay.runs.settings import EvaluateSettings
+from assay.runs.settings.options import EvaluateOptions
+from assay.sources.trust import trusts
+from assay.support.reprs import ReportRepr
+from assay.traces.missed import NOTHING, Unrecorded
+from assay.traces.store.sealing import HASH, Openings
+
+__all__ = ["EvaluationReport", "evaluate"]
+
+
+@dataclass(repr=False)
+class EvaluationReport(ReportRepr):
+    """What `evaluate` returns."""
+
+    evaluation: Evaluation
+    meter: Meter
+    split: str
+    stopped: str | None = None
+    unrecorded: Unrecorded = NOTHING
+    dropped_rows: int = 0
+    alarms: Sequence[str] = ()  # of compiled judges whose verdicts have drifted
+    # by criterion, see `assay.api.judge.correction.corrected_by_people`
+    corrected: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    openings: Openings | None = None  # of the test split
+    notes: Sequence[str] = ()
+    used: int = 0  # number of tasks that the artifact learned from or was selected on
+
+    def to_dict(self) -> dict[str, Any]:
+        usage = self.meter.usage
+        return {
+            "result": self.unrecorded.priced(self.evaluation.report()), "split": self.split,
+            "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated,
+            "tokens": usage.tokens, "cost_usd": self.unrecorded.cost(usage.known_cost_usd),
+            "stopped": self.stopped, "alarms": list(self.alarms), "notes": list(self.notes),
+            "corrected": dict(self.corrected), "test_openings": self.openings.to_dict() if self.openings else None,
+            **self.unrecorded.to_dict(), "rows_not_stored": self.dropped_rows,
+        }  # fmt: skip
+
+
+@trusts
+@takes(EvaluateSettings)
+def evaluate(
+    program: Any,
+    *,
+    rubric: str | Path | Rubric,
+    data: Any,
+    lm: dspy.LM | None = None,
+    store: str | Path | None = None,
+    resume: bool = False,
+    opens_as: str | None = None,
+    progress: Progress | None = None,
+    **options: Unpack[EvaluateOptions],
+) -> EvaluationReport:
+    """Scores a program or an artifact on one split, by default `val`. `split="test"` opens the sealed split.
+
+    When a cap is reached, the report covers the finished tasks and its `stopped` holds the reason.
+
+    Args:
+        program: as in `compile`, or a function of the task's inputs, or an agent with `execute` and `set_parameters`.
+        data: as in `compile`.
+        lm: as in `compile`; without a model, an artifact is evaluated with the one that it was measured with.
+        opens_as: id that an opening of the test split is counted for, if this evaluation is part of a larger job.
+        options: the fields of `assay.runs.settings.EvaluateSettings`. With several `samples` of each task, the
+            agreement of its answers is part of the coherence metric.
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+    """
+    program = given_program(program)
+    lm, found = given_model(program, lm, options)
+    config, shown = program_settings(EvaluateSettings, program, rubric, data, lm, found), progress or SilentProgress()
+    split, evaluation = config.split, Evaluation()
+    with open_job(
+        config,
+        program=program,
+        rubric=rubric,
+        lm=lm,
+        progress=shown,
+        store=store,
+        resume=resume,
+        need=(split,),
+        opens_as=opens_as,
+    ) as job:
+        tasks = job.splits.unseal() if split == "test" else getattr(job.splits, split)
+        job.session.register(tasks, split)
+        used = len(job.made_with() & {task.content_hash[:HASH] for task in tasks})
+        notes = _notes(job, config, shown, used=used, of=len(tasks))
+        stopped, alarms = _evaluated(job, config, tasks, into=evaluation, notes=notes)
+        corrected = {}
+        if job.session.rubric.needs_judge:
+            job.store.flush()
+            corrected = corrected_by_people(job.session.rubric, job.store, job.run_id)
+    return EvaluationReport(
+        evaluation, job.session.meter, split, stopped, job.session.recorder.unrecorded, job.store.dropped, alarms,
+        corrected, job.openings,
+        notes, used,
+    )  # fmt: skip
+
+
+def _notes(job: Job, config: EvaluateSettings, shown: Progress, *, used: int, of: int) -> list[str]:
+    """Notes that limit what the score means: too few tasks, rows left out, tasks used in compiling."""
+    few, left_out = too_few_to_score(job.splits.sizes(), config.split), job.splits.left_out()
+    notes = [*([few] if few else []), *([f"of the data: {left_out}"] if left_out else [])]
+    if few is not None:
+        shown.say(f"warning: {few}")
+    if used:
+        notes.append(
+            f"{used} of these {of} tasks were used to compile {config.program} (demonstrations and selection): its "
+            "score on them "
+            "is biased upwards; the splits gate and test have others"
+        )
+    return notes
+
+
+def _evaluated(
+    job: Job, config: EvaluateSettings, tasks: Sequence[Task], *, into: Evaluation, notes: list[str]
+) -> tuple[str | None, list[str]]:
+    """Runs the tasks that no earlier process has finished.
+
+    Returns:
+        The cap that ended the run, if any, and the alarms of judges that have drifted.
+    """
+    known, samples, alarms = job.runs_before("evaluate"), config.samples, list[str]()
+    try:
+        if any((task.id, sample) not in known for task in tasks for sample in range(samples)):
+            measured = checked(job, tasks, split=config.split)
+            notes += measured.warnings if measured else ()
+        alarms = replay_of_rubric(job.session.rubric, job.session)
+        with job.session.phase("evaluate"):
+            run_evaluation(
+                job.student,
+                tasks,
+                job.session,
+                name=f"evaluate: {config.split}",
+                samples=samples,
+                into=into,
+                known=known,
+            )
+    except BudgetExceeded as cap:
+        job.status = "stopped"
+        return str(cap), alarms
+    return None, alarms

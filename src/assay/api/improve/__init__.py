@@ -1,0 +1,1 @@
+"""`assay improve`: prompts and weights in turn, each step gated."""

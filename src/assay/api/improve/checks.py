@@ -1,0 +1,279 @@
+"""Preflight, gates and sealed test of `assay improve`.
+
+Does not run steps: `assay.api.improve.run` does.
+"""
+
+import glob
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from assay.api.improve.caps import ROUNDING, ImprovePlan, plan_steps
+from assay.api.train import Retained
+from assay.datasets import SPLITS
+from assay.errors import BudgetExceeded
+from assay.evaluation import Progress
+from assay.evaluation.comparison import Comparison, compare, ended_early
+from assay.evaluation.sequential import SequentialTest
+from assay.models import Meter
+from assay.models.ledger import Ledger
+from assay.models.meter import Usage, spent_before
+from assay.optimizers.finetuning.settings import PolicySettings
+from assay.optimizers.prompts.estimate import price_of
+from assay.optimizers.prompts.reserve import ReportPlan, announce_splits, decision_tasks, forecast_pair, plan_report
+from assay.runs.arguments import program_settings
+from assay.runs.jobs import Job, open_job
+from assay.runs.loading import load_rubric
+from assay.runs.preflight import checked, preflight
+from assay.runs.settings import CompileSettings
+
+__all__ = ["CAPS", "Trial", "check_start", "compare_on", "ended_by", "left_of", "of_part", "spent_in"]
+
+CAPS = ("max_calls", "max_tokens", "max_cost_usd")
+_WHAT = {"max_calls": "calls", "max_tokens": "tokens", "max_cost_usd": "dollars"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What the preflight checks.
+
+    `rollouts`: per task, collected by `sft`. `monitor`: monitor rubric of `grpo`, or None.
+    """
+
+    program: str
+    rubric: str | Path
+    data: str
+    order: Sequence[str]
+    rollouts: int
+    grpo: PolicySettings
+    monitor: str | Path | None = None
+    retained: Sequence[Retained] = ()
+
+    @property
+    def split(self) -> str:
+        """The split that the first step runs."""
+        return "val" if self.order[0] == "prompts" else "train"
+
+
+def check_start(
+    trial: Trial,
+    *,
+    part: Callable[[str], AbstractContextManager[None]],
+    options: Callable[[], Mapping[str, Any]],
+    store: str | Path | None,
+    progress: Progress,
+) -> tuple[list[str], ImprovePlan]:
+    """Reports the split sizes, runs the program on one task and asks each judge once.
+
+    Includes the judges of the monitor rubric and of retention tasks.
+
+    Args:
+        part: opens a part of the improvement by its name; `options` are its settings with the caps that are left.
+    Returns:
+        Warnings about the splits, and the runs of steps, gates and test without caps.
+    Raises:
+        AssayError: as `assay.runs.preflight.preflight`; settings with `preflight=False` try nothing.
+    """
+    with part("preflight"):
+        config = of_part("improve", trial.program, trial.rubric, trial.data, options())
+        with open_job(
+            config, program=trial.program, rubric=load_rubric(trial.rubric), progress=progress, store=store, need=SPLITS
+        ) as job:
+            warnings = announce_splits(job.splits, progress)
+            checked(job, getattr(job.splits, trial.split), split=trial.split)
+            _check_monitor(job, trial)
+            price = price_of(job.session.lm, 300, 40) or 0.0
+            pair = forecast_pair(job.student.program, job.session, cost_per_call=price)
+            report = plan_report(job.splits, Meter(), job.config.decisions, pair=pair)
+            steps = plan_steps(
+                trial.order, job.splits.sizes(), config, each=pair.calls / 2,
+                rollouts=trial.rollouts, grpo=trial.grpo, retained=len(trial.retained),
+            )  # fmt: skip
+    for at, kept in enumerate(trial.retained if config.preflight else ()):
+        with part(f"preflight-{at + 1}"):
+            given = {name: value for name, value in options().items() if name not in ("parameters", "sizes", "rename")}
+            config = of_part("improve", kept.program, kept.rubric, kept.data, given)
+            with open_job(
+                config, program=kept.program, rubric=kept.rubric, progress=progress, store=store, need=("val", "test")
+            ) as job:
+                checked(job, job.splits.val, split="val")
+    return warnings, ImprovePlan(report=report, steps=steps)
+
+
+def of_part(kind: str, program: str, rubric: str | Path, data: str, options: Mapping[str, Any]) -> CompileSettings:
+    """The settings of a part that runs a program: those of a compile, under the part's own kind of run."""
+    return replace(program_settings(CompileSettings, program, rubric, data, None, options), kind=kind)
+
+
+def _check_monitor(job: Job, trial: Trial) -> None:
+    """Asks the judges of the monitor rubric once; the program's run comes from the response cache."""
+    if trial.monitor is None or not job.config.preflight:
+        return
+    monitor = job.rubric_beside(trial.monitor)
+    if monitor.needs_judge:
+        tasks = getattr(job.splits, trial.split)
+        preflight(
+            replace(job.session, rubric=monitor),
+            job.student,
+            tasks,
+            split=trial.split,
+            max_cost_usd=job.config.max_cost_usd,
+        )
+
+
+def left_of(
+    options: Mapping[str, Any], spent: Usage, *, kept: Mapping[str, float], least: Mapping[str, float]
+) -> dict[str, Any]:
+    """The options with what is left of their caps, which are of all parts of a job, for one of them.
+
+    Args:
+        spent: by the other parts, see `spent_in`.
+        kept: what stays for parts that come later, by the names of the caps.
+        least: what the part needs, likewise.
+    Raises:
+        BudgetExceeded: less than that is left, or nothing.
+    """
+    left = dict(options)
+    for name, field in zip(CAPS, ("calls", "tokens", "cost_usd"), strict=True):
+        if left.get(name) is None:
+            continue
+        cap, used, held, needed = left[name], getattr(spent, field), kept.get(name, 0), least.get(name, 0)
+        rest = cap - used - held
+        if rest <= 0 and used < cap:
+            said = (
+                f"{used:g} of {cap:g} {_WHAT[name]} of the whole improvement are spent; the rest is kept for its gate "
+                "and its sealed test"
+            )
+            raise BudgetExceeded(said, what=_WHAT[name])
+        if rest <= 0:
+            raise BudgetExceeded(
+                f"the cap of {cap:g} {_WHAT[name]} of the whole improvement is reached", what=_WHAT[name]
+            )
+        if rest + ROUNDING < needed:
+            said = (
+                f"{used:g} of {cap:g} {_WHAT[name]} of the whole improvement are spent and {held:g} are kept for its "
+                "gate and its sealed test"
+            )
+            raise BudgetExceeded(f"{said}: {rest:g} are left, and its work takes about {needed:g}", what=_WHAT[name])
+        left[name] = rest if name == "max_cost_usd" else int(rest + ROUNDING)
+    return left
+
+
+def spent_in(runs: Path, job: str, *, but: str) -> Usage:
+    """What the runs of a job of several parts have spent, by their ledgers, which outlive a kill.
+
+    Args:
+        runs: the folder of runs, whose names begin with the job's.
+        but: a part that is left out: a run that is resumed counts by itself what it had spent.
+    """
+    total = Usage()
+    for path in sorted(runs.glob(f"{glob.escape(job)}.*/calls.db")):
+        if path.parent.name.startswith(f"{job}.{but}-"):
+            continue
+        ledger = Ledger(path)
+        for usage in spent_before(ledger).values():
+            for name, value in vars(usage).items():
+                setattr(total, name, getattr(total, name) + value)
+        ledger.close()
+    return total
+
+
+def compare_on(
+    split: str,
+    before: tuple[str, str],
+    after: tuple[str, str],
+    *,
+    rubric: str | Path,
+    data: str,
+    part: Callable[[str], AbstractContextManager[None]],
+    options: Callable[[], Mapping[str, Any]],
+    store: str | Path | None,
+    progress: Progress,
+    opens_as: str,
+    plan: ReportPlan | None,
+) -> tuple[Comparison, dict[str, int] | None]:
+    """Compares two programs, each with its model, on gate or test.
+
+    Ends early once the sequential test has decided, as the gate of a compile does.
+
+    Args:
+        split: `gate` or `test`. Test is opened once, for both.
+        before, after: program and model.
+        part, options: as in `check_start`; the caps are of both together.
+        opens_as: the job that the opening of test is counted for.
+        plan: usage of a pair of runs, which limits the tasks to what the caps allow; None if unknown.
+    Returns:
+        The comparison, whose `cap` is the one that ended it, and how often test was opened; None of gate.
+    Raises:
+        BudgetExceeded: a cap was reached before any pair was complete.
+        ModelError: one of them could not be scored at all.
+    """
+    with part(split), ExitStack() as opened:
+        given, jobs = options(), list[Job]()
+        for side, (program, model) in (("before", before), ("after", after)):
+            config = of_part("evaluate", program, rubric, data, {**given, "model": model})
+            with part(f"{split}-{side}"):
+                job = open_job(
+                    config,
+                    program=program,
+                    rubric=load_rubric(rubric),
+                    progress=progress,
+                    store=store,
+                    need=(split,),
+                    opens_as=opens_as,
+                )
+                jobs.append(opened.enter_context(job))
+        first, second = (job.session for job in jobs)
+        first.meter.beside(second.meter)
+        second.meter.beside(first.meter)
+        decisions, splits = jobs[0].config.decisions, jobs[0].splits
+        fitting = _fitting(plan, split, first.meter)
+        if split == "test":
+            splits.unseal()
+        wanted = decision_tasks(splits, split, decisions)
+        tasks = wanted[:fitting]
+        rule = SequentialTest(tasks=len(tasks), difference=decisions.difference) if decisions.early_stop else None
+        found = compare(
+            jobs[0].student,
+            jobs[1].student,
+            tasks,
+            first,
+            after_session=second,
+            split=split,
+            names=("before", "after"),
+            rule=rule,
+        )
+        if len(tasks) < len(wanted) and not found.ended:
+            found = replace(
+                found, planned=len(wanted), cap=BudgetExceeded(f"the caps leave {len(tasks)} tasks for {split}")
+            )
+    return found, jobs[0].openings.to_dict() if jobs[0].openings is not None else None
+
+
+def ended_by(found: Comparison, split: str) -> str:
+    """A line for the report where not all tasks were run; empty otherwise."""
+    return (
+        f"{split} ended after {found.gain.n} of {found.planned} tasks: {found.cap}"
+        if found.cap is not None
+        else ended_early(found, split)
+    )
+
+
+def _fitting(plan: ReportPlan | None, split: str, meter: Meter) -> int | None:
+    """Tasks of gate or test that the caps allow; None without a plan.
+
+    Raises:
+        BudgetExceeded: none.
+    """
+    if plan is None:
+        return None
+    fitting = (
+        replace(plan, test=0, tested=False).within(meter).gate
+        if split == "gate"
+        else replace(plan, gate=0).within(meter).test
+    )
+    if fitting < 1:
+        raise BudgetExceeded(f"the caps leave nothing for {split}")
+    return fitting

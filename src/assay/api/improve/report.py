@@ -1,0 +1,69 @@
+"""The report of `assay improve`, and its files. Does not run anything."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.support.reprs import ReportRepr
+from assay.support.scrubbing import results
+from assay.traces.store.sealing import openings_line
+
+__all__ = ["ImproveReport", "finished_report", "write_json"]
+
+
+@dataclass(repr=False)
+class ImproveReport(ReportRepr):
+    """What `improve` returns.
+
+    `steps`: each step with the decision of its gate. `test`: comparison of start and result on the sealed test.
+    `stopped`: the cap that ended the improvement early.
+    """
+
+    artifact: Path | None
+    program: str
+    model: str
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    test: dict[str, Any] | None = None
+    test_openings: dict[str, int] | None = None
+    notes: list[str] = field(default_factory=list)
+    stopped: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "artifact": str(self.artifact) if self.artifact else None}
+
+    @classmethod
+    def of(cls, kept: Mapping[str, Any]) -> "ImproveReport":
+        """From the output of `to_dict`."""
+        return cls(**{**kept, "artifact": Path(kept["artifact"]) if kept["artifact"] else None})
+
+    def as_text(self, name: str) -> str:
+        """The report of the improvement `name` as Markdown."""
+        lines = [
+            f"- {told['step']}: {'kept' if told['kept'] else 'not kept'} {told['gate'] or told.get('note', '')}"
+            for told in self.steps
+        ]
+        cut = [f"Stopped early: {self.stopped}."] if self.stopped else []
+        gain = f"Sealed test, paired: {(self.test or {}).get('gain')}"
+        return (
+            "\n\n".join(
+                [f"# {name}", f"Model `{self.model}`.", *cut, "\n".join(lines), gain, openings_line(self.test_openings)]
+            )
+            + "\n"
+        )
+
+
+def finished_report(path: Path, job: Mapping[str, Any]) -> ImproveReport | None:
+    """The report of this very job, where it had finished."""
+    if not path.is_file():
+        return None
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    return ImproveReport.of(kept["report"]) if kept["job"] == job else None
+
+
+def write_json(path: Path, what: Mapping[str, Any]) -> None:
+    """Writes a file that is never there in part."""
+    scratch = path.with_name(f".{path.name}")
+    scratch.write_text(json.dumps(results(what), default=str), encoding="utf-8")
+    scratch.replace(path)

@@ -1,0 +1,113 @@
+"""Checks the settings of an improvement: its steps, the models they train, and the judges.
+
+`assay improve` and its estimate (`--dry-run`) share these checks, so that neither accepts what the other refuses.
+Opens nothing and calls no model.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from assay.api.train import guards_of, independent
+from assay.deployment.artifact import is_artifact
+from assay.errors import ConfigError
+from assay.optimizers.finetuning.run_folder import check_free
+from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings, made_of
+from assay.runs.settings import DEFAULT_MODEL, ImproveSettings
+
+__all__ = ["STATE", "STEPS", "adapter_names", "check_improvement", "check_name", "own_model", "own_name"]
+
+STATE = "state.json"  # of an unfinished improvement, in its folder
+STEPS = ("prompts", "sft", "grpo")
+
+
+def check_improvement(config: ImproveSettings, *, model: str | None, monitor: str | Path | None = None) -> None:
+    """Refuses an improvement that would fail at a later step.
+
+    Args:
+        model: the one that was named; None where the program's own or the default is meant.
+        monitor: the monitor rubric, where it is not `config.monitor`.
+    Raises:
+        ConfigError: an unknown step or setting, a model that cannot be trained, or a judge that is the trained model.
+    """
+    order, monitor = config.order, monitor or config.monitor
+    if unknown := sorted(set(order) - set(STEPS)):
+        raise ConfigError(f"order names {unknown}; the steps are {', '.join(STEPS)}")
+    if not order:
+        raise ConfigError("order is empty: there is nothing to do")
+    if (config.retention or monitor) and "grpo" not in order:
+        raise ConfigError(
+            f"retention and monitor would have no effect: they guard grpo, and the order is {', '.join(order)}"
+        )
+    sft, grpo = config.sft or {}, config.grpo or {}
+    made_of(SFTSettings, sft, "sft")
+    if made_of(PolicySettings, grpo, "grpo").evaluate_every == 0 and config.retention:
+        raise ConfigError(
+            "retention tasks are evaluated every evaluate_every steps, and 0 is never: give "
+            "grpo={'evaluate_every': STEPS}"
+        )
+    own = own_model(config.program, model)
+    for step, trained in _trained(order, own, {"sft": sft, "grpo": grpo}):
+        _check_trainable(step, trained)
+        judge = config.judge_model or own
+        independent(config.rubric, judge, trained)
+        guards_of(
+            config.retention, monitor, program=own_name(config.program), data=config.data, judge=judge, model=trained
+        )
+
+
+def check_name(name: str, order: Sequence[str], folder: Path) -> None:
+    """Refuses to begin an improvement under a name that is taken.
+
+    Args:
+        folder: of the improvement of this name, in which an unfinished one is kept.
+    Raises:
+        ConfigError: there is an unfinished improvement, or an adapter, of this name.
+    """
+    if (folder / STATE).is_file():
+        raise ConfigError(
+            f"there is an unfinished improvement {name!r} in {folder}: add resume=True, or take another name"
+        )
+    for adapter in adapter_names(name, order):
+        check_free(adapter)
+
+
+def adapter_names(name: str, order: Sequence[str]) -> list[str]:
+    """Names of the adapters that the steps of an improvement create."""
+    return [f"{name}-{number}" for number, step in enumerate(order, start=1) if step != "prompts"]
+
+
+def own_model(program: str, model: str | None) -> str:
+    """The model that an improvement begins with: an artifact's own, else the one that is named, else the default."""
+    return str(_manifest(program)["model"]) if is_artifact(program) else str(model or DEFAULT_MODEL)
+
+
+def own_name(program: str) -> str:
+    """Name of the program in its rollouts."""
+    return str(_manifest(program)["program"]) if is_artifact(program) else program
+
+
+def _manifest(program: str) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((Path(program) / "manifest.json").read_text(encoding="utf-8"))
+    return manifest
+
+
+def _trained(order: Sequence[str], model: str, settings: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Each training step and the model it trains, if all steps before it are kept."""
+    for step in order:
+        if step != "prompts":
+            model = str(settings[step].get("model", model))
+            yield step, model
+
+
+def _check_trainable(step: str, model: str) -> None:
+    """Raises if the model is not `embedded/NAME`; only those are served by name for the comparison afterwards."""
+    if model.startswith("embedded/"):
+        return
+    raise ConfigError(
+        f"{step} cannot train {model!r}: improve trains embedded models (embedded/NAME), which it can serve. Improve "
+        "the prompts alone "
+        f"(order=['prompts']), or name the model to train ({step}={{'model': 'embedded/NAME'}})",
+        flag=f"--order prompts, --{step} model=embedded/NAME",
+    )

@@ -1,0 +1,1 @@
+"""`assay judge`: compile a judge against human labels, and use one."""

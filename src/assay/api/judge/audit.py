@@ -1,0 +1,108 @@
+"""Public API for `assay judge audit`: tests a judge for known failure modes."""
+
+from pathlib import Path
+from typing import Any, Unpack
+
+import dspy
+
+from assay.api.judge.items import need_fields, rated_items
+from assay.api.judge.session import at_work, built_judge, judge_settings, spent_by
+from assay.datasets.sources import iter_rows
+from assay.errors import ConfigError, ModelError
+from assay.evaluation import Progress, SilentProgress
+from assay.evaluation.judged import judge_items
+from assay.judges.loading import AnyJudge
+from assay.judges.quality.attacks import load_attacks
+from assay.judges.quality.audit import asks_for_quality, assess, audit_cases, audit_items, not_tried, plain_rows
+from assay.judges.quality.bases import BASES, bases_of, load_bases
+from assay.models.scope import refusals_end_at_once
+from assay.runs.arguments import takes
+from assay.runs.settings import JudgeAuditSettings
+from assay.runs.settings.options import JudgeAuditOptions
+from assay.sources.trust import trusts
+
+__all__ = ["audit_judge"]
+
+
+@trusts
+@takes(JudgeAuditSettings)
+def audit_judge(
+    judge: str | AnyJudge, *, cases: str | None = None, labels: str | None = None, attack: str | None = None,
+    lm: dspy.LM | None = None, store: str | Path | None = None, progress: Progress | None = None,
+    **options: Unpack[JudgeAuditOptions],
+) -> dict[str, Any]:  # fmt: skip
+    """Tests a judge for known failure modes, and reports which attacks it withstands.
+
+    Args:
+        cases: dataset with `good` and `bad` outputs (and `input`) for the attacks; None for the shipped cases.
+        attack: dataset of additional attacks: rows with `name` and `text`, which contains `{output}` or is appended to
+            the output.
+        labels: ratings to use instead of `cases`: their best and worst outputs. `store`: the labels in the store.
+        options: the fields of `assay.runs.settings.JudgeAuditSettings`. `profile`: see
+            `assay.judges.quality.audit.audit_cases`. If None: `property` for a nominal scale, and for shipped cases if
+            the judge's question is not about correctness or quality; otherwise `quality`.
+    Returns:
+        `passed`; `notes` on the cases; by attack the number of cases, the number of correct verdicts, and examples of
+        wrong ones.
+    Raises:
+        ModelError: the judge gave no verdict at all.
+        AssayError: what was wrong, which rule, what to do.
+    """
+    if cases and labels:
+        raise ConfigError("an audit takes its cases from cases=… or from labels=…, not from both")
+    config, lm = judge_settings(JudgeAuditSettings, judge, lm, cases or labels or "", options)
+    built, shown = built_judge(judge, config.scale, lists=True), progress or SilentProgress()
+    bases = (
+        load_bases(iter_rows(cases))
+        if cases
+        else bases_of(rated_items(labels, built, {}, store), built.spec)
+        if labels
+        else BASES
+    )
+    own = load_attacks(iter_rows(attack)) if attack else []
+    source = "cases" if cases else "labels" if labels else "shipped"
+    unasked = source == "shipped" and not asks_for_quality(built.spec)
+    kind = config.profile or ("property" if built.spec.kind == "nominal" or unasked else "quality")
+    pack = audit_cases(built, bases, attacks=own, profile=kind)
+    with at_work(config, judge, lm, shown, store) as (judge_, session):
+        items = audit_items(pack, judge_)
+        need_fields(judge_, items)
+        # a pack has hundreds of verdicts: retrying an unreachable server for each would take minutes
+        with refusals_end_at_once():
+            judged = judge_items(judge_, items, session, name="audit", split="audit")
+        if judged.unscored == len(items):
+            raise ModelError(
+                f"the judge gave no verdict at all: {next((r for r in judged.reasons if r), 'no reason was given')}"
+            )
+        assessment = assess(pack, items, judged.answers, judge_, pass_at=config.pass_at)
+        return {
+            **assessment,
+            "profile": kind,
+            "cases": {"source": source, "n": len(bases)},
+            "notes": _audit_notes(source, len(bases), kind, config.profile),
+            "not_tried": not_tried(pack, profile=kind, attacks=own),
+            **judged.coverage(judge_, plain_rows(pack, items)),
+            "verdicts": len(items),
+            "unscored": judged.unscored,
+            **spent_by(session),
+        }
+
+
+def _audit_notes(source: str, count: int, kind: str, profile: str | None) -> list[str]:
+    """Notes on the cases that an audit ran, and on those that do not apply to the judge."""
+    made = {
+        "shipped": f"{count} shipped questions, each with a right and a wrong answer",
+        "cases": f"{count} good and bad outputs of the given cases",
+        "labels": f"{count} pairs of the outputs that the labels call best and worst",
+    }[source]
+    tried = "all attacks" if kind == "quality" else "attacks that must not change a verdict"
+    notes = [f"cases: {made}; {tried} (profile {kind})"]
+    if source == "shipped" and kind == "property":
+        why = "its question does not ask whether an output is right" if profile is None else "the profile is property"
+        notes.append(
+            f"cases about correctness do not apply to this judge ({why}) and were left out, so whether it tells good "
+            "from bad was not tried. "
+            "Give good and bad outputs for its own question with cases=… or labels=…"
+            + ("; profile='quality' runs all cases" if profile is None else "")
+        )
+    return notes

@@ -1,0 +1,203 @@
+"""Public API for `assay judge compile`: `assay.compile_judge`.
+
+Combines labels, model, judge, artifact and reliability card. Does not search prompts:
+`assay.optimizers.judges.compile` does.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import dspy
+
+from assay.api.judge.card import anchor_set, judge_card
+from assay.api.judge.items import need_fields, rated_items, with_fields, without_absent_fields
+from assay.api.judge.report import JudgeReport, save_judge
+from assay.api.judge.session import judge_session
+from assay.datasets import SPLITS
+from assay.datasets.memory import data_spec
+from assay.deployment import load_artifact
+from assay.errors import BudgetExceeded, ConfigError
+from assay.evaluation import Progress, Session, SilentProgress
+from assay.judges import Judge, split_items
+from assay.judges.labels import Item, LabelSplits
+from assay.judges.quality.audit import negatives
+from assay.optimizers.judges.compile import JudgeConfig, JudgeOutcome, compile_judge_prompts
+from assay.programs import program_version
+from assay.runs.arguments import given_lm, takes
+from assay.runs.finished import FinishedRun
+from assay.runs.loading import compiled_parts, load_judge
+from assay.runs.opening import Run, home_of, open_run
+from assay.runs.preflight import preflight_judge
+from assay.runs.settings import JudgeCompileSettings
+from assay.runs.settings.options import JudgeCompileOptions
+from assay.sources.trust import trusts
+from assay.traces.store.sealing import DEFAULT_SALT, Openings, open_test, resolve_salt
+
+__all__ = ["JudgeReport", "compile_judge"]
+
+_THIN = 20  # items of a split below which there is no interval
+
+
+@trusts
+@takes(JudgeCompileSettings)
+def compile_judge(
+    judge: str | Judge,
+    *,
+    labels: Any,
+    lm: dspy.LM | None = None,
+    out: str | Path | None = None,
+    store: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    **options: Unpack[JudgeCompileOptions],
+) -> JudgeReport:
+    """Compiles a judge against human labels and reports it on sealed items, next to the human ceiling.
+
+    Args:
+        judge: a YAML file, an artifact's folder, `file.py:NAME`, one sentence (with `scale=`), or a judge.
+        labels: source of ratings, see `assay.judges.load_labels`.
+        out: folder of the artifact; by default `.assay/artifacts/judge-OPTIMIZER`.
+        options: the fields of `assay.runs.settings.JudgeCompileSettings`.
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+        Cancelled: the user stopped the run; call again with `resume=True`.
+    """
+    name = judge if isinstance(judge, str) else judge.spec.text
+    found: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    lm, labels = given_lm(lm, found), data_spec(labels)
+    config = JudgeCompileSettings(
+        judge=name, labels=labels, **{**found, **({"model": lm.model} if lm is not None else {})}
+    )
+    search = JudgeConfig(optimizer=config.optimizer, objective=config.objective, demos=config.demos)
+    built, shown = _built(judge, config), progress or SilentProgress()
+    parents = compiled_parts(judge) if isinstance(judge, str) else []
+    config = replace(config, salt=_salt_of(config, parents, store))
+    items = rated_items(labels, built, config.rename, store)
+    if isinstance(judge, str) and not config.shows:
+        built = without_absent_fields(built, items)
+    need_fields(built, items)
+    splits = split_items(items, salt=config.salt or DEFAULT_SALT, limits=config.sizes)
+    if config.negatives:
+        splits.train += negatives(splits.train, built.spec, count=config.negatives)
+    with (
+        open_run(config, lm=lm, progress=shown, store=store, resume=resume) as run,
+        judge_session(run, built, shown, config) as session,
+    ):
+        run.status = "stopped"  # until the job is complete
+        parts = [program_version(built, None), asdict(built.spec)]
+        about = {"judge": parts, "ratings": splits.ratings(), "parents": parents}
+        finished = FinishedRun(run.folder, caps=config.caps, about=about)
+        if run.recorder.resumed and (kept := finished.report(shown, out=out)) is not None:
+            run.ended, run.status = True, "done" if kept["stopped"] is None else "stopped"
+            return _as_kept(built, run, config, kept)
+        _announce(splits, items, shown)
+        report = _compiled(built, splits, session, search, run, config)
+        name = f"judge-{config.optimizer.rpartition(':')[2].lower()}"
+        save_judge(report, splits, run, parents, Path(out) if out else home_of(store) / "artifacts" / name)
+        finished.keep(report.to_dict())
+    return report
+
+
+def _salt_of(config: JudgeCompileSettings, parents: Sequence[str], store: str | Path | None) -> str:
+    """The salt of the splits: that of the parents, if there are any.
+
+    Raises:
+        ConfigError: a parent has another salt.
+    """
+    salts = [(parent, load_artifact(parent).manifest["labels"]["salt"]) for parent in parents]
+    salt: str = config.salt or (salts[0][1] if salts else resolve_salt(None, store))
+    for parent, own in salts:
+        if own != salt:
+            raise ConfigError(
+                f"{parent} was compiled with the salt {own!r}: what it learned from would fall into the new test "
+                "split. Use that salt"
+            )
+    return salt
+
+
+def _compiled(
+    judge: Judge, splits: LabelSplits, session: Session, search: JudgeConfig, run: Run, config: JudgeCompileSettings
+) -> JudgeReport:
+    """Preflight, search, gate, test, and the measurements on the sealed items."""
+    if config.preflight:
+        session.progress.say("preflight: each model answers once")
+        preflight_judge(judge, splits.val, session, max_cost_usd=config.max_cost_usd)
+    opened: list[Openings] = []
+    hashes = [item.content_hash for item in splits.test]
+    outcome = compile_judge_prompts(
+        judge, splits, session, search, folder=run.folder,
+        on_open=lambda: opened.append(open_test(run.store, run.run_id, data=config.labels, tasks=hashes)),
+    )  # fmt: skip
+    report = JudgeReport(Path(), outcome, {}, run.meter, config, splits.sizes(), openings=next(iter(opened), None))
+    if outcome.test_compiled is not None:
+        try:
+            report.card = judge_card(outcome, splits, session)
+            report.anchors = anchor_set(outcome, splits, session)
+        except BudgetExceeded as cap:
+            outcome.stopped = str(cap)
+    if outcome.stopped is None:
+        run.status = "done"
+    return report
+
+
+def _as_kept(judge: Judge, run: Run, config: JudgeCompileSettings, kept: Mapping[str, Any]) -> JudgeReport:
+    """The report of a run that had already ended. Its outcome has no answers of single items."""
+    compiled = load_judge(kept["artifact"])
+    assert isinstance(compiled, Judge)
+    outcome = JudgeOutcome(
+        judge, compiled, kept["objective"], kept["winner"], kept["candidates"], gate=kept["gate"],
+        replaces=kept["replaces"],
+        stopped=kept["stopped"], gain=kept["test"]["gain"], accuracy_gain=kept["test"]["accuracy_gain"],
+        notes=kept["notes"],
+    )  # fmt: skip
+    picture = Path(kept["picture"]) if kept["picture"] else None
+    return JudgeReport(
+        Path(kept["artifact"]), outcome, kept["card"], run.meter, config, kept["sizes"], picture=picture, kept=kept
+    )
+
+
+def _built(judge: str | Judge, config: JudgeCompileSettings) -> Judge:
+    if not isinstance(judge, str):
+        return judge
+    scale = {"scale": tuple(config.scale or ()), "kind": config.scale_kind}
+    spec: dict[str, Any] = {name: value for name, value in scale.items() if value}
+    built = load_judge(judge, **spec)
+    if not isinstance(built, Judge):
+        raise ConfigError(
+            "a judge of lists has no labels of one output or of a pair to be compiled against; compile the judge of "
+            "pairs"
+        )
+    return with_fields(built, config.shows) if config.shows else built
+
+
+def _announce(splits: LabelSplits, items: Sequence[Item], progress: Progress) -> None:
+    raters = {rating.rater for item in items for rating in item.ratings}
+    ratings = sum(len(item.ratings) for item in items)
+    sizes = ", ".join(f"{name} {count}" for name, count in splits.sizes().items())
+    progress.say(
+        f"labels: {ratings:,} ratings of {len(items):,} items by {len(raters):,} raters; {sizes}; the test items are "
+        "sealed"
+    )
+    for warning in _thin(splits):
+        progress.say(f"warning: {warning}")
+
+
+def _thin(splits: LabelSplits) -> list[str]:
+    """Warnings about splits that are too small.
+
+    A hash of its content assigns an item, so few items can fall unevenly.
+    """
+    warnings = []
+    labels = {item.modes[0] for name in SPLITS for item in getattr(splits, name)}
+    for name in SPLITS:
+        items = getattr(splits, name)
+        if missing := sorted(labels - {item.modes[0] for item in items}):
+            warnings.append(
+                f"{name} has no item that people called {', '.join(missing)}; label more, or name splits in a field "
+                "'split'"
+            )
+        elif name != "train" and len(items) < _THIN:
+            warnings.append(f"{name} has {len(items)} items, and under {_THIN} nothing can be claimed; label more")
+    return warnings

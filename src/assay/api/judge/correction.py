@@ -1,0 +1,60 @@
+"""Means of judge criteria, corrected by human labels (prediction-powered inference)."""
+
+from collections import defaultdict
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from assay.api.judge.items import question_key
+from assay.api.judge.label import item_to_label
+from assay.judges import PointwiseJudge
+from assay.judges.quality.inference import FEWEST_PEOPLE, corrected_mean
+from assay.rubrics import Rubric
+from assay.runs.loading import load_judge
+from assay.traces import Rollout, Store
+
+__all__ = ["corrected_by_people"]
+
+
+def corrected_by_people(rubric: Rubric, store: Store, run_id: str) -> dict[str, dict[str, Any]]:
+    """Means of a run's judge criteria, corrected by labels that `assay judge label` collected for some of its outputs.
+
+    Returns:
+        By criterion, `assay.judges.quality.inference.CorrectedMean` as a mapping. Left out: criteria with fewer than
+        20 labelled outputs or fewer than two unlabelled ones.
+    """
+    judges = {
+        c.name: load_judge(c.judge.use) if c.judge.use else PointwiseJudge(c.judge)
+        for c in rubric.finals
+        if c.judge is not None
+    }
+    grades_by_item: dict[str, dict[str, list[float]]] = {}
+    for name, judge in judges.items():
+        labels: dict[str, list[float]] = defaultdict(list)
+        for row in store.labels(question_key(judge)) if judge.spec.graded else ():
+            labels[row["item_id"]].append(judge.spec.grade(row["label"]))
+        if len(labels) >= FEWEST_PEOPLE:
+            grades_by_item[name] = labels
+    if not grades_by_item:
+        return {}
+    columns: dict[str, tuple[list[float], list[float], list[float]]] = {name: ([], [], []) for name in grades_by_item}
+    latest: dict[str, Rollout] = {}
+    for rollout in store.rollouts(run_id=run_id):  # newest first
+        if rollout.source != "judge" and rollout.prediction:
+            latest.setdefault(rollout.task_id, rollout)
+    for rollout in latest.values():
+        grades = {verdict.criterion: verdict.grade for verdict in rollout.verdicts if verdict.grade is not None}
+        for name in columns.keys() & grades.keys():
+            people, beside, others = columns[name]
+            entry = item_to_label(rollout, judges[name])
+            if entry is not None and entry.item_id in grades_by_item[name]:
+                people.append(float(np.mean(grades_by_item[name][entry.item_id])))
+                beside.append(grades[name])
+            else:
+                others.append(grades[name])
+    return {
+        name: asdict(corrected_mean(people, beside, others))
+        for name, (people, beside, others) in columns.items()
+        if len(people) >= FEWEST_PEOPLE and len(others) > 1
+    }

@@ -1,0 +1,80 @@
+"""Items with human ratings for a judge, and the fields that the judge is shown of them."""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from assay.datasets.tasks import content_hash
+from assay.errors import ConfigError, DataError
+from assay.judges import Cascade, Judge, Jury, PointwiseJudge, load_labels
+from assay.judges.base import rebuilt
+from assay.judges.labels import Item, make_items
+from assay.judges.loading import AnyJudge
+from assay.traces import Store
+
+__all__ = ["need_fields", "question_key", "rated_items", "with_fields", "without_absent_fields"]
+
+
+def question_key(judge: AnyJudge) -> str:
+    """Key of a judge's labels in the store: a hash of its question and scale."""
+    return content_hash({"text": judge.spec.text, "scale": list(judge.spec.scale)})[:16]
+
+
+def rated_items(labels: str, judge: Judge, rename: Mapping[str, str], store: str | Path | None) -> list[Item]:
+    """Loads items with ratings from a source; `store` means the labels made with `assay judge label`."""
+    if labels != "store":
+        return load_labels(labels, labels=judge.labels, rename=rename, shows=judge.shows)
+    with Store(store) as opened:
+        rows = [
+            (f"label {index + 1} of the store", row) for index, row in enumerate(opened.labels(question_key(judge)))
+        ]
+    if not rows:
+        raise DataError(
+            "the store has no labels for this judge's question and scale; collect some with assay judge label"
+        )
+    return make_items(rows, labels=judge.labels, spec="the store", shows=judge.shows)
+
+
+def need_fields(judge: Judge, items: Sequence[Item], *, optional: Collection[str] = ()) -> None:
+    """Raises `ConfigError` if no item has a field that the judge needs."""
+    for name in judge.shows:
+        if name not in optional and not any(name in item.shown for item in items):
+            raise ConfigError(
+                f"the judge sees {list(judge.shows)}, but no item has {name!r}; they have {sorted(items[0].shown)}. "
+                "Rename a column"
+            )
+
+
+def with_fields(judge: Judge, shows: Sequence[str]) -> Judge:
+    """A copy of the judge that is shown other fields. A jury or cascade has no own fields: its members do."""
+    if not isinstance(judge, PointwiseJudge):
+        raise ConfigError(
+            f"shows={list(shows)!r} must be set in the files of this {type(judge).__name__.lower()}'s members: it has "
+            "no question of its own",
+            flag="--shows",
+        )
+    seeing = rebuilt(type(judge), {**judge.config, "shows": list(shows)})
+    for (_, old), (_, new) in zip(judge.named_predictors(), seeing.named_predictors(), strict=True):
+        new.demos, new.signature = old.demos, new.signature.with_instructions(old.signature.instructions)
+    return seeing
+
+
+def without_absent_fields(judge: Judge, items: Sequence[Item]) -> Judge:
+    """The judge without fields that no item has: labels of outputs alone need no input."""
+    if isinstance(judge, Jury):
+        return Jury(
+            [without_absent_fields(member, items) for member in judge.members],
+            how=judge.how,
+            weights=judge.weights,
+            calibration=judge.calibration,
+        )
+    if isinstance(judge, Cascade):
+        return Cascade(
+            without_absent_fields(judge.first, items),
+            without_absent_fields(judge.second, items),
+            least=judge.least,
+            calibration=judge.calibration,
+        )
+    present = [name for name in judge.shows if any(name in item.shown for item in items)]
+    if tuple(present) == judge.shows or not present or not isinstance(judge, PointwiseJudge):
+        return judge
+    return with_fields(judge, present)

@@ -1,0 +1,87 @@
+"""Public API for `assay judge label`: stored rollouts that a rater has not judged yet."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from assay.api.judge.items import question_key
+from assay.datasets.tasks import content_hash
+from assay.errors import ConfigError
+from assay.judges import ListwiseJudge
+from assay.judges.deciding import one_of, output_of
+from assay.judges.loading import AnyJudge
+from assay.runs.loading import load_judge
+from assay.traces import Rollout, Store
+
+__all__ = ["ToLabel", "item_to_label", "to_label"]
+
+
+@dataclass(frozen=True)
+class ToLabel:
+    """One item for a rater."""
+
+    item_id: str
+    shown: Mapping[str, Any]
+    rollout_id: str
+
+
+def to_label(
+    judge: str | AnyJudge, store: Store, *, rater: str, run_id: str | None = None, task_id: str | None = None,
+    limit: int = 20, seed: int = 0,
+    scale: Sequence[str] | None = None,
+) -> tuple[AnyJudge, list[ToLabel]]:  # fmt: skip
+    """Items from stored rollouts that this rater has not judged yet, as the judge would see them, in random order.
+
+    Leaves out rollouts of the sealed test split, of judges, and without an answer. For a pairwise judge the items are
+    pairs of different outputs of one task.
+    """
+    spec: dict[str, Any] = {"scale": tuple(scale)} if scale else {}
+    built = load_judge(judge, **spec) if isinstance(judge, str) else judge
+    if isinstance(built, ListwiseJudge):
+        raise ConfigError("a judge of lists has no labels of its own; label pairs, or single outputs")
+    judged = {row["item_id"] for row in store.labels(question_key(built)) if row["rater"] == rater}
+    entries: dict[str, ToLabel] = {}
+    rollouts = (
+        r
+        for r in store.rollouts(run_id=run_id, task_id=task_id)
+        if r.prediction and r.source != "judge" and r.split != "test" and r.task_type != "verdict"
+    )
+    for entry in _pairs(rollouts) if built.compares else (item_to_label(rollout, built) for rollout in rollouts):
+        if entry is not None and entry.item_id not in judged:
+            entries.setdefault(entry.item_id, entry)
+    order = np.random.default_rng(seed).permutation(len(entries))
+    waiting = list(entries.values())
+    return built, [waiting[index] for index in order[:limit]]
+
+
+def item_to_label(rollout: Rollout, judge: AnyJudge) -> ToLabel | None:
+    """A rollout as the judge would see it; None if it has no answer or lacks a field that the judge needs."""
+    prediction = rollout.prediction or {}
+    seen = {**prediction, **rollout.inputs, "task_input": one_of(rollout.inputs), "output": output_of(prediction)}
+    names = getattr(judge, "shows", ("task_input", "output"))
+    if seen["output"] in ("", {}, None) or any(name not in seen for name in names):
+        return None
+    shown = {name: seen[name] for name in names}
+    return ToLabel(content_hash(shown)[:16], shown, rollout.id)
+
+
+def _pairs(rollouts: Iterator[Rollout]) -> Iterator[ToLabel]:
+    groups: dict[str, dict[str, Rollout]] = defaultdict(dict)
+    for rollout in rollouts:
+        groups[json.dumps(rollout.inputs, sort_keys=True, default=str)].setdefault(
+            str(output_of(rollout.prediction or {})), rollout
+        )
+    for group in groups.values():
+        # by hash, so that the order does not depend on age or length
+        members = sorted(group.values(), key=lambda r: content_hash({"output": output_of(r.prediction or {})}))
+        for first, second in zip(members[::2], members[1::2], strict=False):
+            shown = {
+                "task_input": one_of(first.inputs),
+                "output_a": output_of(first.prediction or {}),
+                "output_b": output_of(second.prediction or {}),
+            }
+            yield ToLabel(content_hash(shown)[:16], shown, first.id)

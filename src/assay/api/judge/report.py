@@ -1,0 +1,160 @@
+"""Report of `assay.compile_judge`: as JSON, and as the artifact of the compiled judge."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from assay.datasets import SPLITS
+from assay.deployment import load_artifact, save_artifact
+from assay.deployment.artifact import check_loads
+from assay.errors import MissingExtra
+from assay.judges import Judge
+from assay.judges.labels import LabelSplits
+from assay.judges.quality.drawing import draw_card
+from assay.judges.quality.drift import AnchorSet
+from assay.models import Meter
+from assay.optimizers.judges.compile import JudgeOutcome
+from assay.programs import program_version
+from assay.reports.markdown import figure, with_interval
+from assay.runs.anchors import ANCHORS
+from assay.runs.opening import Run
+from assay.runs.settings import JudgeCompileSettings
+from assay.sources.modules import qualified_name
+from assay.support.package import __version__
+from assay.support.reprs import ReportRepr
+from assay.traces.records import person_digest
+from assay.traces.store.sealing import Openings, openings_line
+
+__all__ = ["JudgeReport", "save_judge"]
+
+
+@dataclass(repr=False)
+class JudgeReport(ReportRepr):
+    """What `compile_judge` returns. `to_dict()` is the `--json` object."""
+
+    artifact: Path
+    outcome: JudgeOutcome
+    card: dict[str, Any]
+    meter: Meter
+    config: JudgeCompileSettings
+    sizes: dict[str, int]
+    picture: Path | None = None
+    anchors: AnchorSet | None = None
+    notes: list[str] = field(default_factory=list)
+    openings: Openings | None = None  # of the labels' test split
+    kept: Mapping[str, Any] | None = None  # stored report of a run that had already ended
+
+    @property
+    def judge(self) -> Judge:
+        return self.outcome.compiled
+
+    def to_dict(self) -> dict[str, Any]:
+        if self.kept is not None:
+            return dict(self.kept)
+        usage, search, outcome = self.meter.usage, self.meter.of("search"), self.outcome
+        return {
+            "artifact": str(self.artifact),
+            "picture": str(self.picture) if self.picture else None,
+            "optimizer": self.config.optimizer,
+            "objective": outcome.objective,
+            "winner": outcome.winner,
+            "replaces": outcome.replaces,
+            "gate": outcome.gate,
+            "stopped": outcome.stopped,
+            "sizes": self.sizes,
+            "ceiling": outcome.ceiling.to_dict() if outcome.ceiling else None,
+            "test": {
+                "baseline": outcome.test_baseline.to_dict() if outcome.test_baseline else None,
+                "compiled": outcome.test_compiled.to_dict() if outcome.test_compiled else None,
+                "gain": outcome.gain,
+                "accuracy_gain": outcome.accuracy_gain,
+            },
+            "test_openings": self.openings.to_dict() if self.openings else None,
+            "card": self.card,
+            **(outcome.answers["compiled"].coverage(outcome.compiled) if outcome.answers else {}),
+            "candidates": outcome.candidates,
+            "notes": [*outcome.notes, *self.notes],
+            "search_calls": search.calls,
+            "calls": usage.calls,
+            "cached": usage.cached,
+            "repeated_calls": usage.repeated,
+            "tokens": usage.tokens,
+            "cost_usd": usage.known_cost_usd,
+        }
+
+
+def save_judge(report: JudgeReport, splits: LabelSplits, run: Run, parents: Sequence[str], folder: Path) -> None:
+    """Writes the artifact: the judge, its manifest and report, and where it was tested its card and anchor set."""
+    config, judge = report.config, report.outcome.compiled
+    data = {key: value for key, value in report.to_dict().items() if key not in ("artifact", "picture")}
+    raters = {
+        person_digest(rating.rater) for name in SPLITS for item in getattr(splits, name) for rating in item.ratings
+    }
+    for parent in parents:  # the child contains what its parent learned from
+        raters |= set(load_artifact(parent).manifest.get("raters", ()))
+    manifest = {
+        "assay": __version__,
+        "dspy": dspy.__version__,
+        "kind": "judge",
+        "program": qualified_name(judge),
+        "version": program_version(judge, None),
+        "settings": {"adapter": None, "parameters": {}},
+        "judge": asdict(judge.spec),
+        "model": config.model,
+        "api_base": config.api_base or run.lm.recording.address,
+        "api_key_env": config.api_key_env,
+        "weights": run.lm.recording.backend.weights,
+        "labels": {"spec": config.labels, "salt": config.salt, "sizes": splits.sizes()},
+        "raters": sorted(raters),
+        "parents": list(parents),
+        "seed": config.seed,
+        "run": run.run_id,
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "result": data,
+    }
+    report.artifact = save_artifact(
+        folder.resolve(), judge, manifest, splits={"ratings": splits.ratings()}, report=_markdown(data)
+    )
+    run.store.put_artifact(str(report.artifact), sorted(raters))
+    if (note := check_loads(report.artifact, judge)) is not None:
+        report.notes.append(note)
+    if report.card:
+        (report.artifact / "card.json").write_text(json.dumps(report.card, indent=1))
+        if report.anchors is not None:
+            report.anchors.save(report.artifact / ANCHORS)
+        try:
+            report.picture = draw_card(report.card, report.artifact / "card.png")
+        except MissingExtra as error:
+            report.notes.append(f"no picture of the card: {error}")
+
+
+def _markdown(data: dict[str, Any]) -> str:
+    lines = [
+        f"# A judge, compiled with {data['optimizer']} for {data['objective']}",
+        "",
+        f"Winner: {data['winner']}.",
+        "",
+    ]
+    before, after, people = data["test"]["baseline"], data["test"]["compiled"], data["ceiling"]
+    if before and after:
+        lines += ["| sealed test | baseline | compiled | people |", "|---|---|---|---|"]
+        lines += [
+            f"| {name} | {figure(before[name])} | {figure(after[name])} | {figure(people[name])} |"
+            for name in ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")
+        ]
+        verdict = (
+            "the compiled judge replaces its parent"
+            if data["replaces"]
+            else "no proof that it agrees better: keep its parent"
+        )
+        lines += [
+            "",
+            f"Gain in {data['objective']}, paired: {with_interval(data['test']['gain'], 'items')}. Gate: {verdict}.",
+        ]
+        lines += ["", openings_line(data["test_openings"])]
+    return "\n".join(lines) + "\n"

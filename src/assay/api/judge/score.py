@@ -1,0 +1,114 @@
+"""Public API for `assay judge score`: judges every row of a dataset."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Unpack
+
+import dspy
+import numpy as np
+
+from assay.api.judge.items import need_fields
+from assay.api.judge.session import OPTIONAL, at_work, built_judge, judge_settings, preflight_items, spent_by
+from assay.datasets.sources import iter_rows
+from assay.datasets.splits import renamed
+from assay.errors import BudgetExceeded
+from assay.evaluation import Progress, SilentProgress, mean_interval
+from assay.evaluation.judged import Judged, judge_items
+from assay.judges import Item, Judge
+from assay.judges.labels import make_items
+from assay.judges.quality.inference import FEWEST_PEOPLE, corrected_mean
+from assay.runs.anchors import replay_changed, values_of
+from assay.runs.arguments import takes
+from assay.runs.settings import JudgeScoreSettings
+from assay.runs.settings.options import JudgeScoreOptions
+from assay.sources.trust import trusts
+from assay.support.scrubbing import results
+
+__all__ = ["score_rows"]
+
+_SHOWN_REASONS = 3
+_FEWEST = 5  # verdicts below which no interval is reported
+
+
+@trusts
+@takes(JudgeScoreSettings)
+def score_rows(
+    judge: str | Judge, *, data: str, out: str | Path | None = None, lm: dspy.LM | None = None,
+    store: str | Path | None = None,
+    resume: bool = False, progress: Progress | None = None, **options: Unpack[JudgeScoreOptions],
+) -> dict[str, Any]:  # fmt: skip
+    """Judges every item of a dataset, and reports the mean value with a 95 % interval.
+
+    Rows have the format of a labels file. Rows with the same content, such as ratings by several people, are one item,
+    which is judged and counted once. Labels in some rows correct the mean (prediction-powered inference).
+
+    Args:
+        out: JSONL file with one line per item: its fields, `verdict`, `value`, `confidence`; `reason` if unscored.
+        options: the fields of `assay.runs.settings.JudgeScoreSettings`.
+    Raises:
+        ModelError: a model of the judge did not answer.
+    """
+    config, lm = judge_settings(JudgeScoreSettings, judge, lm, data, options)
+    built, shown, rename = built_judge(judge, config.scale), progress or SilentProgress(), config.rename
+    rows = [(where, renamed(row, rename, where) if rename else row) for where, row in iter_rows(data)]
+    items = make_items(rows, labels=built.labels, spec=data, unrated=True, shows=built.shows)
+    need_fields(built, items, optional=OPTIONAL)
+    if not built.spec.graded:
+        shown.say("note: the words of this scale have no grades, so there is no mean value")
+    with at_work(config, judge, lm, shown, store, resume=resume) as (judge_, session):
+        try:
+            preflight_items(judge_, items, session, config)
+            alarms = replay_changed(judge, judge_, session)
+            judged = judge_items(judge_, items, session, name="score")
+        except BudgetExceeded as cap:
+            raise BudgetExceeded(f"{cap}; add --resume with a higher cap to go on from here") from None
+        spent = spent_by(session)
+    values = values_of(judged.answers, judge_)
+    if out is not None:
+        _write(Path(out), items, judged, values)
+    reasons = list(dict.fromkeys(reason for reason in judged.reasons if reason))
+    return {
+        "n": len(items), "rows": len(rows), "unscored": judged.unscored, "why_unscored": reasons[:_SHOWN_REASONS],
+        **judged.coverage(judge_), "out": str(out) if out else None,
+        "labelled": sum(bool(item.ratings) for item in items), "alarms": alarms,
+        "verdicts": {label: judged.answers.verdicts.count(label) for label in judge_.labels},
+        **_means(items, values, judge_), **spent,
+    }  # fmt: skip
+
+
+def _means(items: Sequence[Item], values: Sequence[float | None], judge: Judge) -> dict[str, Any]:
+    scored = [value for value in values if value is not None]
+    if not scored:
+        return {"mean": None, "interval": None, "corrected": None}
+    people, beside, others = [], [], []
+    for item, value in zip(items, values, strict=True):
+        if value is None:
+            continue
+        if item.ratings:
+            people.append(math.fsum(judge.spec.grade(label) * share for label, share in item.shares.items()))
+            beside.append(value)
+        else:
+            others.append(value)
+    corrected = (
+        asdict(corrected_mean(people, beside, others)) if len(people) >= FEWEST_PEOPLE and len(others) > 1 else None
+    )
+    return {
+        "mean": float(np.mean(scored)),
+        "interval": list(mean_interval(scored)) if len(scored) >= _FEWEST else None,
+        "corrected": corrected,
+    }
+
+
+def _write(path: Path, items: Sequence[Item], judged: Judged, values: Sequence[float | None]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    answers = judged.answers
+    with path.open("w", encoding="utf-8") as file:
+        for index, item in enumerate(items):
+            masses, verdict = answers.probabilities[index], answers.verdicts[index]
+            confidence, reason = masses[verdict] if masses and verdict else None, judged.reasons[index] or None
+            row = {"verdict": verdict, "value": values[index], "confidence": confidence, "reason": reason}
+            line = {"item_id": item.id, **item.shown, **row}
+            file.write(json.dumps(results(line), ensure_ascii=False, default=str) + "\n")

@@ -1,0 +1,105 @@
+"""Shared by commands that call one judge: the judge, its settings, its session and its usage."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import dspy
+
+from assay.deployment.artifact import is_artifact, with_model_of
+from assay.errors import ConfigError
+from assay.evaluation import Progress, Session
+from assay.judges import Item, Judge, ListwiseJudge
+from assay.judges.loading import AnyJudge
+from assay.optimizers.judges.compile import agreement_rubric
+from assay.runs.arguments import given_lm
+from assay.runs.loading import load_judge
+from assay.runs.opening import Run, open_run
+from assay.runs.preflight import check_prices, preflight_judge
+from assay.runs.settings import CommonSettings
+from assay.runs.settings.judge import JudgeAuditSettings, JudgeSettings
+from assay.sources.modules import qualified_name
+
+__all__ = ["OPTIONAL", "at_work", "built_judge", "judge_session", "judge_settings", "preflight_items", "spent_by"]
+
+OPTIONAL = ("task_input",)  # outputs alone can be judged
+_Settings = TypeVar("_Settings", bound=JudgeSettings)
+
+
+def built_judge(judge: str | AnyJudge, scale: Sequence[str] | None = None, *, lists: bool = False) -> Judge:
+    """The judge. `scale`: for a judge given as a sentence. `lists`: turns a listwise judge into one of pairs."""
+    if scale and not isinstance(judge, str):
+        raise ConfigError("scale goes with a judge that is given as a sentence; this one has its own")
+    spec: dict[str, Any] = {"scale": tuple(scale)} if scale else {}
+    built = load_judge(judge, **spec) if isinstance(judge, str) else judge
+    if lists and isinstance(built, ListwiseJudge):
+        return built.as_pairs()
+    if not isinstance(built, Judge):
+        raise ConfigError("a judge of lists grades whole groups; use it in a rubric with score_group")
+    return built
+
+
+@contextmanager
+def judge_session(run: Run, judge: Judge, progress: Progress, config: CommonSettings) -> Iterator[Session]:
+    """The session of an open run for `judge_items`."""
+    yield Session(
+        lm=run.lm, rubric=agreement_rubric(judge.spec), recorder=run.recorder, meter=run.meter,
+        program_name=qualified_name(judge), source="judge", seed=config.seed, threads=run.threads,
+        progress=progress, prompt_lm=run.reflection, task_timeout=config.task_timeout,
+    )  # fmt: skip
+
+
+@contextmanager
+def at_work(
+    config: JudgeSettings,
+    judge: str | AnyJudge,
+    lm: dspy.LM | None,
+    progress: Progress,
+    store: str | Path | None,
+    *,
+    resume: bool = False,
+) -> Iterator[tuple[Judge, Session]]:
+    """Context with the judge and an open session for it."""
+    built = built_judge(judge, config.scale, lists=isinstance(config, JudgeAuditSettings))
+    with (
+        open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run,
+        judge_session(run, built, progress, config) as session,
+        session.phase(config.kind.removeprefix("judge ")),
+    ):
+        check_prices(session, config.max_cost_usd, judge=built)
+        yield built, session
+
+
+def judge_settings(
+    kind: type[_Settings], judge: str | AnyJudge, lm: dspy.LM | None, data: str, options: Mapping[str, Any]
+) -> tuple[_Settings, dspy.LM | None]:
+    """The settings of a command that calls a judge, and its model object, if any.
+
+    A compiled judge has its own model.
+    """
+    found = {name: value for name, value in options.items() if value is not None}
+    lm = given_lm(lm, found)
+    if lm is None and found.get("model") is None and isinstance(judge, str) and is_artifact(judge):
+        found = with_model_of(judge, found)
+    model = {"model": lm.model} if lm is not None else {}
+    return kind(judge=judge if isinstance(judge, str) else judge.spec.text, data=data, **{**found, **model}), lm
+
+
+def preflight_items(judge: Judge, items: Sequence[Item], session: Session, config: JudgeSettings) -> None:
+    """Calls each model of the judge once, so that a missing one is found before every item waits for it."""
+    whole = [item for item in items if all(name in item.shown or name in OPTIONAL for name in judge.shows)]
+    if config.preflight and whole:
+        session.progress.say("preflight: each model answers once")
+        preflight_judge(judge, whole, session, max_cost_usd=config.max_cost_usd)
+
+
+def spent_by(session: Session) -> dict[str, Any]:
+    usage = session.meter.usage
+    return {
+        "calls": usage.calls,
+        "cached": usage.cached,
+        "repeated_calls": usage.repeated,
+        "tokens": usage.tokens,
+        "cost_usd": usage.known_cost_usd,
+    }

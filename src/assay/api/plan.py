@@ -1,0 +1,203 @@
+"""Estimates of a job without running it: calls, tokens, dollars and minutes. Calls no model and stores nothing."""
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import dspy
+import sqlalchemy as sa
+
+from assay.api.improve.caps import ImprovePlan, StepPlan, plan_steps, search_runs
+from assay.api.improve.steps import check_improvement, check_name
+from assay.errors import ConfigError
+from assay.evaluation import SilentProgress
+from assay.models import Meter, count_tokens
+from assay.optimizers.finetuning.settings import PolicySettings, made_of
+from assay.optimizers.prompts.estimate import calls_per_run, minutes_text, price_of
+from assay.optimizers.prompts.reserve import forecast_pair, plan_report, too_few_to_score, too_small
+from assay.programs.loading import full_name
+from assay.rubrics import Rubric
+from assay.runs.arguments import given_model, program_settings
+from assay.runs.jobs import Job, open_job, salt_at
+from assay.runs.opening import home_of
+from assay.runs.settings import (
+    CollectSettings,
+    CompileSettings,
+    EvaluateSettings,
+    ImproveSettings,
+    ProgramSettings,
+    TuneSettings,
+)
+from assay.runs.settings.options import PlanOptions
+from assay.runs.settings.shared import PromptSettings
+from assay.support.settings import settings_of
+from assay.traces import Store, store_url
+from assay.traces.store import tables as schema
+from assay.traces.store.sealing import resolve_salt
+
+__all__ = ["Plan", "plan"]
+
+_ANSWER = 40  # assumed tokens per answer
+_LATEST = 1000  # rollouts whose calls give the mean latency
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """An estimate.
+
+    `cost_usd`: None if a price is unknown. `minutes`: None if the store has no call of the model yet.
+    """
+
+    kind: str
+    sizes: Mapping[str, int]
+    calls: int
+    tokens: int
+    cost_usd: float | None
+    minutes: float | None
+    left_out: str = ""  # rows of the data: duplicates and contradictions
+    warnings: Sequence[str] = ()
+    # of an improvement: `step`, requested `calls`, `share` of the caps (None: does not fit)
+    steps: Sequence[Mapping[str, Any]] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        price = "cost unknown for these models" if self.cost_usd is None else f"${self.cost_usd:.2f}"
+        minutes = (
+            "minutes unknown: the store has no call of this model yet"
+            if self.minutes is None
+            else minutes_text(self.minutes)
+        )
+        splits = ", ".join(f"{name} {count}" for name, count in self.sizes.items())
+        left_out = f" ({self.left_out})" if self.left_out else ""
+        return [
+            f"tasks: {splits}{left_out}",
+            f"estimate: {self.calls:,} calls, about {self.tokens:,} tokens, {price}, {minutes}",
+            *self.warnings,
+        ]
+
+
+_SETTINGS: dict[str, type[ProgramSettings]] = {
+    "compile": CompileSettings,
+    "tune": TuneSettings,
+    "collect": CollectSettings,
+    "evaluate": EvaluateSettings,
+    "improve": ImproveSettings,
+}
+
+
+def plan(
+    kind: str,
+    program: str | dspy.Module,
+    *,
+    rubric: str | Path | Rubric,
+    data: str,
+    lm: dspy.LM | None = None,
+    store: str | Path | None = None,
+    name: str | None = None,
+    **options: Unpack[PlanOptions],
+) -> Plan:
+    """Estimates `compile`, `tune`, `collect`, `evaluate` or `improve`. Checks the settings as the command does.
+
+    Args:
+        kind: the command's name.
+        name: name of the improvement, refused if it is taken; None to resume an existing one.
+        options: the settings of the command. The estimate does not include the judges of a monitor rubric.
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+    """
+    if kind not in _SETTINGS:
+        raise ConfigError(f"kind={kind!r} must be one of {', '.join(_SETTINGS)}")
+    program = full_name(program) if isinstance(program, str) else program
+    lm, found = given_model(program, lm, options)
+    if unknown := sorted(found.keys() - settings_of(_SETTINGS[kind]).keys()):
+        raise ConfigError(f"{kind} has no setting {', '.join(unknown)}")
+    config = program_settings(_SETTINGS[kind], program, rubric, data, lm, found)
+    config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))
+    if isinstance(config, ImproveSettings):
+        check_improvement(config, model=found.get("model"))
+        if name is not None:
+            check_name(name, config.order, home_of(store) / "improve" / name)
+    need = (config.split,) if isinstance(config, CollectSettings | EvaluateSettings) else ("val", "gate", "test")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_job(
+            config,
+            program=program,
+            rubric=rubric,
+            lm=lm,
+            progress=SilentProgress(),
+            store=Path(folder) / "plan.db",
+            need=need,
+        ) as job,
+    ):
+        each = calls_per_run(job.student.program) + sum(c.judge is not None for c in job.session.rubric.finals)
+        runs, warnings, steps = _runs(job, config, each)
+        calls = min(int(runs * each), config.max_calls if config.max_calls is not None else math.inf)
+        return _plan(job, kind, int(calls), store, warnings, steps)
+
+
+def _runs(job: Job, config: ProgramSettings, each: float) -> tuple[float, list[str], list[dict[str, Any]]]:
+    """Runs of the program in the job, warnings and lines for the user, and the steps of an improvement."""
+    sizes = job.splits.sizes()
+    if isinstance(config, CollectSettings):
+        return config.n * sizes[config.split], [], []
+    if isinstance(config, EvaluateSettings):
+        few = too_few_to_score(sizes, config.split)
+        return config.samples * sizes[config.split], [f"warning: {few}"] if few else [], []
+    few = too_small(sizes)
+    warnings = [f"warning: {few}"] if few else []
+    if isinstance(config, ImproveSettings):
+        grpo = made_of(PolicySettings, config.grpo or {}, "grpo")
+        steps = plan_steps(
+            config.order, sizes, config, each=each, rollouts=config.rollouts, grpo=grpo, retained=len(config.retention)
+        )
+        improvement, caps = _improvement(job, steps), replace(config.caps, search_calls=None)
+        return improvement.runs, [*warnings, *improvement.lines(caps)], improvement.rows(caps)
+    pair = forecast_pair(job.student.program, job.session)
+    report = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)
+    search = float(config.trials * config.samples * sizes["val"]) if isinstance(config, TuneSettings) else 0.0
+    if isinstance(config, PromptSettings):
+        search = search_runs(config, each, sizes["val"])
+    return search + 2 * report.gate + 2 * report.test, [*warnings, report.detectable_gain], []
+
+
+def _improvement(job: Job, steps: Sequence[StepPlan]) -> ImprovePlan:
+    pair = forecast_pair(job.student.program, job.session, cost_per_call=price_of(job.session.lm, 300, 40) or 0.0)
+    return ImprovePlan(report=plan_report(job.splits, Meter(), job.config.decisions, pair=pair), steps=steps)
+
+
+def _plan(
+    job: Job, kind: str, calls: int, store: str | Path | None, warnings: list[str], steps: list[dict[str, Any]]
+) -> Plan:
+    session, tasks = job.session, [*job.splits.train, *job.splits.val, *job.splits.gate]
+    shown = count_tokens(session.lm, f"{dict(tasks[0].inputs)} {dict(tasks[0].expected)}") if tasks else 100
+    prompt = 120 + shown * (1 + job.config.shown_demos)
+    latency = _latency_s(store, session.lm.model)
+    return Plan(
+        kind=kind, sizes=job.splits.sizes(), calls=calls, tokens=calls * (prompt + _ANSWER),
+        left_out=job.splits.left_out(),
+        warnings=warnings, steps=steps,
+        cost_usd=price_of(session.lm, calls * prompt, calls * _ANSWER),
+        minutes=None if latency is None else calls * latency / max(1, session.threads) / 60,
+    )  # fmt: skip
+
+
+def _latency_s(store: str | Path | None, model: str) -> float | None:
+    """Mean seconds per call of a model in the latest rollouts of the store; None if there are none."""
+    url = store_url(store)
+    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).is_file():
+        return None
+    r, t = schema.rollouts, schema.transitions
+    # ordered as the index is, so that a large store is not sorted
+    latest = sa.select(r.c.id).order_by(r.c.started_at.desc(), r.c.id.desc()).limit(_LATEST).scalar_subquery()
+    mean = sa.select(sa.func.avg(t.c.latency_ms)).where(
+        t.c.rollout_id.in_(latest), t.c.model == model, t.c.error.is_(None), t.c.latency_ms > 0
+    )
+    with Store(store) as opened, opened.engine.connect() as connection:
+        mean_ms = connection.execute(mean).scalar()
+    return None if mean_ms is None else float(mean_ms) / 1000

@@ -1,0 +1,350 @@
+"""Recording in process: `with assay.record(...)` around an agent's run, `@assay.recorded` on an agent's function.
+
+LM calls through any `dspy.LM` are recorded. Calls of other clients are added with `Recording.call`, or go through the
+gateway (`assay serve`). Other calls are counted as unrecorded where assay notices them.
+"""
+
+import atexit
+import functools
+import inspect
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, Unpack
+
+import dspy
+
+from assay.api.recorded_fields import CallFields, RolloutFields, check_fields
+from assay.datasets import SPLITS, Task
+from assay.datasets.tasks import consent_text, content_hash
+from assay.deployment.demands import demand_trust_around
+from assay.errors import AssayError, ConfigError, FailureKind
+from assay.models import LanguageModel, with_recording
+from assay.models.failures import failure_of_run, is_own, unanswered
+from assay.rubrics import Rubric, ScoreResult, load_rubric
+from assay.rubrics.criteria import Failed
+from assay.rubrics.grading import score_rollout
+from assay.support.scrubbing import error_text
+from assay.traces import Recorder, Rollout, Store, ToolCall, Transition, store_url
+from assay.traces.messages.final_answer import NO_ANSWER, NOT_RECORDED, final_answer, prediction_of
+from assay.traces.records import Verdict, new_id
+
+__all__ = ["Graded", "Recording", "grade_rollout", "opened_store", "record", "recorded", "task_of", "write_score"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+_opened: dict[str, tuple[Store, Recorder]] = {}
+_lock = threading.Lock()
+
+
+class Recording:
+    """An open rollout. `rollout` is its record, as it is in the store."""
+
+    def __init__(self, rollout: Rollout, recorder: Recorder) -> None:
+        self.rollout, self._recorder = rollout, recorder
+
+    def call(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        output: str,
+        *,
+        model: str,
+        tools: Sequence[ToolCall] = (),
+        reward: float | None = None,
+        **fields: Unpack[CallFields],
+    ) -> None:
+        """Records an LM call that another client made.
+
+        Args:
+            messages: the OpenAI chat messages of the request.
+            output: the text of the answer.
+            tools: tool calls that followed the answer.
+            reward: step reward of the call.
+            fields: further fields of `assay.traces.Transition`: `prompt_tokens`, `token_ids`, `logprobs`, …
+        Raises:
+            ConfigError: an unknown field.
+        """
+        check_fields(fields, CallFields, "an LM call")
+        request = {"dialect": "chat", "body": {"model": model, "messages": [dict(message) for message in messages]}}
+        choice = {
+            "message": {"role": "assistant", "content": output},
+            "finish_reason": fields.pop("finish_reason", "stop"),
+        }
+        transition = Transition(
+            t=len(self.rollout.transitions),
+            model=model,
+            request=request,
+            response={"body": {"choices": [choice]}},
+            output=output,
+            tools=list(tools),
+            **{"started_at": time.time(), **fields},  # type: ignore[arg-type]
+        )
+        self.rollout.transitions.append(transition)
+        self._recorder.recorded_by_hand()
+        if not self.rollout.model:
+            self.rollout.model = model
+        if reward is not None:
+            self.reward(reward, t=transition.t)
+        elif self._recorder.store is not None:
+            self._recorder.store.put_transition(self.rollout.id, transition)
+
+    def reward(self, value: float, *, t: int | None = None, criterion: str = "posted") -> None:
+        """The rollout's score, in [0, 1]; with `t` a step reward of any size for that turn.
+
+        Raises:
+            ConfigError: not finite, out of range, or no such turn.
+        """
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not abs(value) <= 1e6
+            or (t is None and not 0 <= value <= 1)
+        ):
+            raise ConfigError(
+                f"reward={value!r} must be {'a number between 0 and 1' if t is None else 'a finite number'}"
+            )
+        if t is None:
+            self.rollout.score, self.rollout.coverage, self.rollout.rubric = (
+                float(value),
+                1.0,
+                self.rollout.rubric or "posted",
+            )
+            return
+        if not 0 <= t < len(self.rollout.transitions):
+            raise ConfigError(f"t={t!r}: this rollout has {len(self.rollout.transitions)} turns, the first is 0")
+        transition = self.rollout.transitions[t]
+        transition.step_rewards[criterion] = float(value)
+        if self._recorder.store is not None:
+            self._recorder.store.put_transition(self.rollout.id, transition)
+
+    def answer(self, prediction: Any) -> None:
+        """Sets the agent's answer: its fields, or one value as the field `answer`."""
+        self.rollout.prediction = dict(prediction.items()) if hasattr(prediction, "items") else {"answer": prediction}
+
+
+@contextmanager
+def record(
+    task: Task | Mapping[str, Any] | str | None = None,
+    *,
+    rubric: Rubric | str | Path | None = None,
+    store: str | Path | None = None,
+    **fields: Unpack[RolloutFields],
+) -> Iterator[Recording]:
+    """Opens a rollout. LM calls and tool calls of DSPy inside the block are its turns.
+
+    The rollout is written when the block begins and when it ends.
+
+    Args:
+        task: a `Task`, the task's inputs, or one text.
+        rubric: scores the answer when the block ends. Without one, give a `reward`; without both, it is unscored.
+        fields: further fields of `assay.traces.Rollout`: `task_id`, `task_type`, `group_id`, `program`, `split`, …
+    Raises:
+        ConfigError: an unknown field, or a value out of range.
+    """
+    check_fields(fields, RolloutFields, "a rollout")
+    for name in ("score", "human_rating"):
+        value = fields.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1):
+            raise ConfigError(f"{name}={value!r} must be a number between 0 and 1")
+    if fields.get("split", "") not in ("", *SPLITS):
+        raise ConfigError(f"split={fields['split']!r} must be one of {', '.join(SPLITS)}, or empty")
+    if fields.get("consent") is not None:
+        fields["consent"] = consent_text(fields["consent"])
+    recorded_task = task if isinstance(task, Task) else _task_from(task)
+    if isinstance(rubric, str | Path):
+        demand_trust_around(rubric)
+    scoring = load_rubric(rubric) if isinstance(rubric, str | Path) else rubric
+    opened, recorder = opened_store(store)
+    values: dict[str, Any] = {
+        "task_id": recorded_task.id,
+        "group_id": recorded_task.id,
+        "task_type": recorded_task.task_type,
+        "inputs": dict(recorded_task.inputs),
+        "expected": dict(recorded_task.expected),
+        "metadata": dict(recorded_task.metadata),
+        "source": "program",
+        "phase": "record",
+    }
+    rollout = Rollout(**(values | dict(fields)))
+    recording = Recording(rollout, recorder)
+    with ExitStack() as inside:
+        lm = dspy.settings.lm
+        if isinstance(lm, dspy.LM) and not (
+            isinstance(lm, LanguageModel) and recorder.observe in lm.recording.observers
+        ):
+            inside.enter_context(dspy.context(lm=with_recording(lm, observers=[recorder.observe])))
+        inside.enter_context(recorder.active())
+        try:
+            with recorder.rollout(rollout):
+                try:
+                    yield recording
+                except Exception as error:
+                    # A failure of the agent scores 0; one of the model or of this package leaves it unscored.
+                    rollout.failure = failure_of_run(error, rollout.transitions) or FailureKind.AGENT
+                    own = is_own(rollout.failure) and not isinstance(error, AssayError)
+                    rollout.status, rollout.error = "failed" if own else "error", error_text(error)
+                    raise
+        finally:
+            if scoring is not None and rollout.score is None and rollout.status in ("done", "failed"):
+                write_score(scoring, recorded_task, rollout, recorder)
+            opened.put_rollout(rollout)
+
+
+def write_score(rubric: Rubric, task: Task, rollout: Rollout, recorder: Recorder, *, whole: bool = False) -> float:
+    """Scores a rollout by a rubric, writes score, verdicts and step rewards, and returns the score (NaN: unscored).
+
+    A rollout without a prediction gets the final answer of its LM calls (`assay.traces.messages.final_answer`). Without
+    a final answer it failed: its score is 0. It stays unscored if its last call failed, or if the record does not
+    contain the answer.
+
+    Args:
+        whole: if a final criterion that applies is unscored, writes nothing and returns NaN.
+    """
+    graded = grade_rollout(rubric, task, rollout, whole=whole)
+    if graded.rewards is not None:
+        recorder.scored(rollout, graded.rewards)
+    return graded.value
+
+
+@dataclass(frozen=True)
+class Graded:
+    """A rubric's score of a rollout.
+
+    Attributes:
+        value: score in [0, 1]; NaN means unscored.
+        result: None if the rubric was not applied.
+        rewards: step rewards of each transition, to be written with the score; None if nothing is to be written.
+    """
+
+    value: float
+    result: ScoreResult | None = None
+    rewards: list[dict[str, float]] | None = None
+
+
+def grade_rollout(rubric: Rubric, task: Task, rollout: Rollout, *, whole: bool = False) -> Graded:
+    """As `write_score`, and writes nothing: for threads, whose scores are written in the order of the rollouts."""
+    if rollout.prediction is None and rollout.status == "done" and not _ended(rollout):
+        return Graded(math.nan)
+    failed = Failed(rollout.error or "the agent gave no answer", kind=rollout.failure or FailureKind.AGENT)
+    answered = rollout.status == "done" and rollout.prediction is not None
+    result = score_rollout(rubric, task, rollout.prediction if answered else failed, rollout)
+    if whole and (
+        math.isnan(result.value) or (result.failed is None and any(_undecided(verdict) for verdict in result.verdicts))
+    ):
+        return Graded(math.nan, result)
+    return Graded(result.value, result, rubric.step_rewards(task, rollout))
+
+
+def _ended(rollout: Rollout) -> bool:
+    """Sets the prediction of a rollout without one from its LM calls. False if their final answer is unknown."""
+    if (broken := unanswered(rollout.transitions)) is not None:
+        rollout.failure = broken
+        return False
+    if rollout.transitions and rollout.transitions[-1].error is None:
+        ending = final_answer(rollout.transitions)
+        if not ending.known:
+            rollout.error = rollout.error or NOT_RECORDED
+            return False
+        rollout.prediction = prediction_of(ending.value)
+        rollout.error = rollout.error or (NO_ANSWER if ending.value is None else None)
+    return True
+
+
+def _undecided(verdict: Verdict) -> bool:
+    return verdict.scope == "final" and verdict.applies and verdict.grade is None
+
+
+def task_of(rollout: Rollout) -> Task:
+    """The task of a stored rollout, from the fields that the store has."""
+    # Rollouts of `assay run` have no task id.
+    name = rollout.task_id or (content_hash(rollout.inputs)[:16] if rollout.inputs else "")
+    return Task(
+        id=name,
+        task_type=rollout.task_type,
+        inputs=rollout.inputs,
+        expected=rollout.expected,
+        metadata=rollout.metadata,
+    )
+
+
+def recorded(
+    function: F | None = None,
+    *,
+    rubric: Rubric | str | Path | None = None,
+    store: str | Path | None = None,
+    **fields: Unpack[RolloutFields],
+) -> Any:
+    """Records each call of a function as a rollout: its arguments are the task's inputs, its result is the answer.
+
+    Use it as `@assay.recorded` or `@assay.recorded(rubric="math_qa", task_type="sums")`, also on async functions. The
+    arguments are those of `record`.
+    """
+    if function is None:
+        return functools.partial(recorded, rubric=rubric, store=store, **fields)
+    signature = inspect.signature(function)
+    named: RolloutFields = {"program": f"{function.__module__}:{function.__qualname__}", **fields}
+
+    def inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return {name: value for name, value in bound.arguments.items() if name != "self"}
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            with record(inputs(args, kwargs), rubric=rubric, store=store, **named) as run:
+                result = await function(*args, **kwargs)
+                run.answer(result)
+            return result
+
+        return awaited
+
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(
+            f"{function.__qualname__} gives its answer piece by piece: record it with `with assay.record(...)`"
+        )
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with record(inputs(args, kwargs), rubric=rubric, store=store, **named) as run:
+            result = function(*args, **kwargs)
+            run.answer(result)
+        return result
+
+    return called
+
+
+def _task_from(given: Mapping[str, Any] | str | None) -> Task:
+    inputs = {} if given is None else {"input": given} if isinstance(given, str) else dict(given)
+    return Task(id=content_hash(inputs)[:16] if inputs else "", inputs=inputs)
+
+
+def opened_store(where: str | Path | None) -> tuple[Store, Recorder]:
+    """The store and recorder of this process for a database; they are closed when the process ends."""
+    url = store_url(where)
+    if url.startswith("sqlite:///"):
+        url = f"sqlite:///{Path(url.removeprefix('sqlite:///')).absolute()}"
+    with _lock:
+        if url not in _opened:
+            store = Store(url)
+            recorder = Recorder(store, run_id=f"record-{new_id()[:12]}")
+            started = time.time()
+            _opened[url] = (store, recorder)
+
+            def end() -> None:
+                store.put_run(
+                    recorder.run_id,
+                    kind="record",
+                    config={},
+                    status="done",
+                    started_at=started,
+                    unrecorded=recorder.unrecorded,
+                )
+                store.close()
+
+            atexit.register(end)
+        return _opened[url]

@@ -1,0 +1,81 @@
+"""Keywords of `assay.record`, `assay.recorded` and `Recording.call`: fields of a rollout and of an LM call."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from assay.errors import ConfigError, FailureKind
+from assay.traces.records import Verdict
+
+__all__ = ["CallFields", "RolloutFields", "check_fields"]
+
+
+class RolloutFields(TypedDict, total=False):
+    """Fields of `assay.traces.Rollout` that the caller of `assay.record` may set."""
+
+    id: str
+    run_id: str
+    task_id: str
+    task_type: str
+    group_id: str
+    sample: int
+    program: str
+    program_version: str
+    parameters: dict[str, Any]
+    model: str
+    adapters: tuple[str, ...]
+    seed: int | None
+    split: str
+    phase: str
+    source: str
+    inputs: dict[str, Any]
+    expected: dict[str, Any]
+    metadata: dict[str, Any]
+    prediction: dict[str, Any] | None
+    status: str
+    error: str | None
+    failure: FailureKind | None
+    score: float | None
+    coverage: float | None
+    verdicts: list[Verdict]
+    human_rating: float | None
+    tenant: str | None
+    data_subject: str | None
+    consent: Any
+    started_at: float
+    ended_at: float | None
+
+
+class CallFields(TypedDict, total=False):
+    """Fields of `assay.traces.Transition` that the caller of `Recording.call` may set, and `finish_reason`."""
+
+    finish_reason: str
+    weights: str
+    adapters: tuple[str, ...]
+    error: str | None
+    failure: FailureKind | None
+    constrained: bool
+    cached: bool
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    thinking_tokens: int | None
+    shown_tasks: tuple[str, ...]
+    token_ids: Sequence[int] | None
+    logprobs: Sequence[float] | None
+    latency_ms: float
+    cost_usd: float | None
+    started_at: float
+    step_rewards: dict[str, float]
+
+
+def check_fields(fields: Mapping[str, Any], allowed: type[Any], what: str) -> None:
+    """Raises ConfigError if a name is no key of the TypedDict `allowed`; names the nearest one.
+
+    Args:
+        what: what the fields belong to, for the message: `a rollout`.
+    """
+    names = list(allowed.__annotations__)
+    for name in sorted(set(fields) - set(names)):
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(names))}"
+        raise ConfigError(f"{what} has no field {name!r}: {hint}")

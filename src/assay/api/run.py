@@ -1,0 +1,134 @@
+"""Public API for `assay run`: `assay.run`, and `assay.load` for a compiled program. Scores nothing."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Unpack
+
+import dspy
+
+from assay.datasets.tasks import make_task, missing_inputs
+from assay.deployment import Artifact, load_artifact
+from assay.deployment.artifact import check_pinned, is_artifact
+from assay.errors import ConfigError
+from assay.evaluation import SilentProgress
+from assay.models import get_lm
+from assay.models.roles import Endpoint
+from assay.programs import load_program, program_inputs, program_version
+from assay.programs.loading import full_name
+from assay.programs.wrapping import as_prediction
+from assay.runs.arguments import takes
+from assay.runs.jobs import salt_in
+from assay.runs.lock import answered_within
+from assay.runs.opening import opened_store
+from assay.runs.settings import DEFAULT_MODEL, RunSettings
+from assay.runs.settings.options import RunOptions
+from assay.runs.shown_tasks import carried_by
+from assay.sources.trust import trusting, trusts
+from assay.traces import Recorder, Rollout
+from assay.traces.store.sealing import claim_salt, resolve_salt
+
+__all__ = ["load", "predictor", "run"]
+
+
+def load(path: str | Path, *, program: dspy.Module | None = None, trust: bool = False) -> dspy.Module:
+    """Loads the compiled program of an artifact, with its adapter and parameters: `assay.load(path)(question=…)`.
+
+    If the artifact has source files, loading runs them.
+
+    Args:
+        program: uncompiled instance to load into, for programs that cannot be built from their name; no file of the
+            artifact is run then.
+        trust: trusts, from now on, an artifact that somebody else compiled; see `docs/explanation/security.md`.
+    Raises:
+        UntrustedArtifact: it has code that this user has neither compiled nor trusted.
+        ArtifactError: it was changed, or has no program.
+    """
+    with trusting(trust):
+        return load_artifact(path, program=program).runnable()
+
+
+@trusts
+@takes(RunSettings)
+def run(
+    program: str | Path,
+    inputs: Mapping[str, Any],
+    *,
+    store: str | Path | None = None,
+    **options: Unpack[RunOptions],
+) -> dspy.Prediction:
+    """Makes one recorded prediction with a program or an artifact. Without a model, an artifact uses its own.
+
+    Args:
+        options: the fields of `assay.runs.settings.RunSettings`.
+    Raises:
+        ProgramFailed: it exceeded `task_timeout`, or called `sys.exit()`.
+        AssayError: what was wrong, which rule, what to do.
+    """
+    with predictor(program, store=store, **options) as predict:
+        return predict(inputs)
+
+
+@takes(RunSettings)
+@contextmanager
+def predictor(
+    program: str | Path,
+    *,
+    store: str | Path | None = None,
+    columns: Collection[str] | None = None,
+    **options: Unpack[RunOptions],
+) -> Iterator[Callable[..., dspy.Prediction]]:
+    """Context with a function that makes recorded predictions: `run` for many inputs. Settings as in `run`.
+
+    The function's argument `where` names the position of a data row; columns that are not inputs of the program are
+    then left out, as in `compile`.
+
+    Args:
+        columns: columns of the data rows, if any; the program's inputs must be among them.
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+    """
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    config, program = RunSettings(**given), full_name(str(program))
+    artifact = load_artifact(program) if is_artifact(program) else None
+    built: Any = artifact.runnable() if artifact else load_program(program)
+    inner = artifact.program if artifact else built
+    wanted = program_inputs(inner)
+    if columns and (missing := sorted(set(wanted or ()) - set(columns))):
+        raise missing_inputs("the data", missing, columns)
+    name = config.model or (artifact.model if artifact else DEFAULT_MODEL)
+    salt = resolve_salt(None, store, artifact=salt_in(artifact)) if salt_in(artifact) else None
+    with opened_store(store, SilentProgress()) as opened:
+        if salt is not None:  # rollouts may be of sealed tasks; the salt identifies them
+            claim_salt(opened, salt)
+        recorder = Recorder(opened)
+        if artifact is not None:
+            recorder.carried = carried_by(artifact)
+        lm = get_lm(name, observers=[recorder.observe], **_endpoint(config, artifact).client(name))
+        if artifact:
+            check_pinned(artifact, lm)
+
+        def predict(inputs: Mapping[str, Any], *, where: str | None = None) -> dspy.Prediction:
+            if where is not None:
+                inputs = make_task(inputs, where=where, inputs=wanted).inputs
+            if wanted is not None and set(inputs) != set(wanted):
+                raise ConfigError(f"{program} takes the inputs {wanted}, got {sorted(inputs)}")
+            rollout = Rollout(
+                phase="run", program=artifact.manifest["program"] if artifact else str(program), inputs=dict(inputs),
+                model=name,
+                program_version=program_version(inner, artifact.settings["adapter"] if artifact else None),
+                parameters=artifact.settings["parameters"] if artifact else {},
+            )  # fmt: skip
+            with dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
+                prediction = answered_within(config.task_timeout, lambda: as_prediction(built(**inputs)))
+                rollout.prediction = dict(prediction.items())
+            return prediction
+
+        yield predict
+
+
+def _endpoint(config: RunSettings, artifact: Artifact | None) -> Endpoint:
+    """Address and key of the model: as set, else those of the artifact, unless another model is named."""
+    if config.api_base is None and config.model is None and artifact:
+        return Endpoint(artifact.endpoint.api_base, config.api_key_env or artifact.endpoint.api_key_env)
+    return Endpoint(config.api_base, config.api_key_env)

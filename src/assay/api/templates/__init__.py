@@ -1,0 +1,1 @@
+"""The files that `assay init` writes."""

@@ -1,0 +1,160 @@
+"""Public API for `assay traces`: scores stored rollouts, and erases a data subject's data."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from assay.api.rescoring import Rescoring, threads_for
+from assay.errors import ConfigError
+from assay.evaluation import Progress, SilentProgress
+from assay.models import Meter, ResponseCache, get_lm
+from assay.models.limits import DEFAULT_S, check_limit, limited
+from assay.models.lora.adapters import list_adapters
+from assay.models.roles import Endpoint
+from assay.rubrics import Rubric
+from assay.runs.loading import load_rubric
+from assay.runs.lock import cancelled_by_signals
+from assay.runs.opening import home_of
+from assay.sources.trust import trusts
+from assay.traces import Store
+from assay.traces.records import subject_digest
+from assay.traces.store.erasure import erase_subject
+
+__all__ = ["forget_subject", "score_rollouts"]
+
+
+@trusts
+def score_rollouts(
+    rubric: str | Path | Rubric,
+    *,
+    store: str | Path | None = None,
+    runs: Sequence[str] = (),
+    again: bool = False,
+    judge_model: str | None = None,
+    judge_api_base: str | None = None,
+    judge_api_key_env: str | None = None,
+    threads: int | None = None,
+    task_timeout: float = DEFAULT_S,
+    preflight: bool = True,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Scores stored rollouts by a rubric, with step rewards: of the gateway, of imports, of other rubrics.
+
+    Nothing is stored for a rollout with an undecided final criterion: it keeps its earlier score, or none. Rollouts are
+    scored in parallel and stored in their order; an interrupt keeps the scores so far.
+
+    Args:
+        runs: ids of runs; all runs if empty.
+        again: also scores rollouts that have a score, and replaces it.
+        judge_model: model for criteria that need a judge and name no model themselves.
+        judge_api_base: address of its server; None for the provider's default.
+        judge_api_key_env: environment variable with its key.
+        threads: rollouts scored in parallel; by default as many as the judges' engine benefits from.
+        task_timeout: time limit of a check or a judge in seconds; beyond it the criterion is unscored.
+        preflight: stops if a judge gives no verdict on any of the first three rollouts with an answer.
+    Returns:
+        `scored`; `unscored` (undecided); `skipped` (had a score); `skipped_of_other_rubrics` (those among them that
+        another rubric scored, by its name and version; `again=True` replaces them); `running` (not ended, so not
+        scored); `mean`; `rubric`; and for the rollouts scored now `coverage` and `undecided`, see
+        `assay.rubrics.coverage`.
+    Raises:
+        ConfigError: a criterion needs a judge and no model is named for it.
+        ModelError: a judge did not answer.
+    """
+    check_limit(task_timeout)
+    meter = Meter()
+    judge = (
+        get_lm(
+            judge_model, temperature=0.1, meter=meter, **Endpoint(judge_api_base, judge_api_key_env).client(judge_model)
+        )
+        if judge_model
+        else None
+    )
+    measure, shown = load_rubric(rubric, judge_lm=judge, own_models=judge is None), progress or SilentProgress()
+    _require_judges(measure)
+    at_once, name = threads_for(measure, threads), f"{measure.name}@{measure.version}"
+    wanted: list[str | None] = [*runs] or [None]
+    with Store(store) as opened, cancelled_by_signals(meter), limited(task_timeout):
+        stored = (r for run in wanted for r in opened.rollouts(run_id=run) if r.source not in ("outside", "judge"))
+        own = {r.id: (r.status, r.rubric if r.score is not None else None) for r in stored}
+        ended = {
+            rollout_id: scored_by for rollout_id, (status, scored_by) in own.items() if status in ("done", "failed")
+        }
+        asked = [rollout_id for rollout_id, scored_by in ended.items() if again or scored_by is None]
+        with shown.bar(f"score: {measure.name}", len(asked)) as advance:
+            scoring = Rescoring(measure, opened, advance)
+            scoring.run((opened.rollout(rollout_id) for rollout_id in asked), threads=at_once, preflight=preflight)
+    skipped = [] if again else [scored_by for scored_by in ended.values() if scored_by is not None]
+    others = dict(Counter(scored_by for scored_by in skipped if scored_by != name))
+    running = sum(status == "running" for status, _ in own.values())
+    return {
+        **scoring.report(),
+        "rubric": name,
+        "skipped": len(skipped),
+        "skipped_of_other_rubrics": others,
+        "running": running,
+    }
+
+
+def _require_judges(rubric: Rubric) -> None:
+    """Raises `ConfigError` if a final criterion needs a judge and no model is named for it."""
+    if unasked := [c.name for c in rubric.finals if not c.when and rubric.decider(c.name) is None]:
+        raise ConfigError(
+            f"the rubric {rubric.name!r} has a judge decide {', '.join(map(repr, unasked))}, and no model was named "
+            "for it: no rollout could be "
+            "scored. Name one as judge_model, or in the judge's own file",
+            flag="--judge-model NAME",
+        )
+
+
+def forget_subject(subject: str, *, store: str | Path | None = None) -> dict[str, Any]:
+    """Erases a data subject: their rollouts, their tasks in other prompts, and the cached answers to both.
+
+    Returns:
+        `removed`: number of rollouts. `prompts_emptied`: other calls that showed one of their tasks.
+        `cached_answers_removed`. `unowned_answers_removed`: cached answers without a recorded request, as older
+        versions stored them; all of these are removed. `made_from_them`: paths of artifacts, exports, and adapters
+        trained on these or starting from such an adapter. They are not changed: delete or remake them.
+    Raises:
+        CacheError: the response cache could not be written.
+    """
+    with Store(store) as opened:
+        erased = erase_subject(opened, subject)
+        person = subject_digest(subject)
+        made = opened.artifacts_of(person)
+    cache = home_of(store) / "cache" / "responses.db"
+    had_data = bool(erased.removed or erased.tasks or erased.prompts)
+    answers, unowned = (
+        _forget_answers(cache, [request for request, _, _ in erased.calls]) if cache.is_file() and had_data else (0, 0)
+    )
+    return {
+        "subject": subject, "removed": erased.removed, "prompts_emptied": erased.prompts,
+        "cached_answers_removed": answers,
+        "unowned_answers_removed": unowned, "made_from_them": [*made, *_adapters_of(person, made)],
+    }  # fmt: skip
+
+
+def _adapters_of(person: str, made: Sequence[str]) -> list[str]:
+    """Paths of adapters trained on a person's data, and of adapters trained from one of those."""
+    hashes, paths = set[str](), list[str]()
+    for adapter in sorted(list_adapters(), key=lambda one: len(one.after)):
+        if _made_from(adapter.made, person, made) or hashes & set(adapter.after):
+            hashes.add(adapter.sha256)
+            paths.append(str(adapter.path))
+    return sorted(paths)
+
+
+def _forget_answers(path: Path, requests: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    cache = ResponseCache(path)
+    try:
+        return cache.forget(requests), cache.forget_unowned()
+    finally:
+        cache.close()
+
+
+def _made_from(made: Mapping[str, Any], person: str, folders: Sequence[str]) -> bool:
+    """Whether an adapter was trained on a person's tasks, or on an export that contains them."""
+    text = json.dumps(made, default=str)
+    return person in (made.get("people") or ()) or any(json.dumps(folder) in text for folder in folders)

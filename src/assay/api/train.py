@@ -1,0 +1,385 @@
+"""Public API for `assay train`: `assay.train`.
+
+Combines program, rubric, data, policy, retention tasks and monitor rubric. Does not implement the training:
+`assay.optimizers.finetuning` does.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import dspy
+
+from assay.api.evaluate import evaluate
+from assay.datasets import Task
+from assay.errors import ConfigError
+from assay.evaluation import Progress, SilentProgress
+from assay.models.roles import is_embedded
+from assay.optimizers.finetuning.comparison import MODES, EvalTask, compared
+from assay.optimizers.finetuning.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
+from assay.optimizers.finetuning.offline import Recorded, export_temperature
+from assay.optimizers.finetuning.online import Rollouts
+from assay.optimizers.finetuning.policy_gradient import PolicyReport, train_policy
+from assay.optimizers.finetuning.run_folder import rank, world
+from assay.optimizers.finetuning.settings import PolicySettings
+from assay.programs.loading import full_name
+from assay.rubrics import Rubric
+from assay.runs.arguments import program_settings, takes
+from assay.runs.jobs import Job, open_job
+from assay.runs.loading import load_judge, load_rubric
+from assay.runs.opening import home_of
+from assay.runs.preflight import checked, preflight, preflight_judges
+from assay.runs.settings import EvaluateSettings, ProgramSettings, TrainSettings
+from assay.runs.settings.options import ComparisonOptions, EvaluateOptions, OfflineOptions, TrainOptions
+from assay.runs.settings.train import ROLLOUTS_ONLY
+from assay.sources.trust import trusts
+from assay.traces.records import new_id
+from assay.traces.store.sealing import Openings
+
+__all__ = ["Retained", "check_comparison", "compare", "guards_of", "independent", "train", "train_offline"]
+
+
+@dataclass(frozen=True)
+class Retained:
+    """A retention task: another program whose score must not fall, with its rubric and its data."""
+
+    program: str
+    rubric: str
+    data: str
+
+    @classmethod
+    def read(cls, text: str) -> "Retained":
+        """Of `PROGRAM,RUBRIC,DATA`."""
+        parts = [part.strip() for part in text.split(",", 2)]
+        if len(parts) != 3 or not all(parts):
+            raise ConfigError(f"{text!r} must be PROGRAM,RUBRIC,DATA, such as extract,extract,data/mails.jsonl")
+        return cls(*parts)
+
+
+@trusts
+@takes(TrainSettings, without=("cache",))  # a policy in training is never answered from a cache
+def train(
+    program: str | dspy.Module,
+    *,
+    rubric: str | Path | Rubric,
+    data: str,
+    name: str,
+    monitor: str | Path | Rubric | None = None,
+    store: str | Path | None = None,
+    resume: bool = False,
+    test: bool = True,
+    progress: Progress | None = None,
+    **options: Unpack[TrainOptions],
+) -> PolicyReport:
+    """Trains weights by policy gradient on rollouts of a program.
+
+    Trains on `train`, evaluates on `val`, and compares old and new weights on the sealed `test`, greedy and sampled.
+    The adapter is saved as `name` and served as `MODEL+NAME`.
+
+    Args:
+        program: a name, an artifact's path (its prompts and demonstrations stay), or a `dspy.Module`.
+        monitor: a second rubric that scores the rollouts and is not trained on.
+        test: whether old and new weights are compared on the sealed test split at the end; if not, the report has no
+            validation.
+        options: the fields of `assay.runs.settings.TrainSettings`.
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+        Cancelled: a signal came; call again with `resume=True`.
+    """
+    program = full_name(program) if isinstance(program, str) else program
+    shown = (progress or SilentProgress()) if not rank() else SilentProgress()
+    if rank():  # processes that train together each write a store of their own
+        store = home_of(store) / f"rank-{rank()}" / "assay.db"
+    found: dict[str, Any] = {key: value for key, value in _shared_out(options).items() if value is not None}
+    named = {} if monitor is None else {"monitor": monitor.name if isinstance(monitor, Rubric) else str(monitor)}
+    config = program_settings(TrainSettings, program, rubric, data, None, {**found, **named})
+    if "temperature" in config.parameters:
+        raise ConfigError("the agent parameter temperature would have no effect: rollouts are sampled at --temperature")
+    settings = config.policy
+    measure = independent(rubric, config.judge_model, settings.model, forced=config.judged_by_itself)
+    others, monitoring = guards_of(
+        config.retention, monitor, program=str(program), data=data, judge=config.judge_model, model=settings.model
+    )  # fmt: skip
+    engine = _engine(settings)
+    with ExitStack() as opened:
+        opener = _EvalTasks(
+            replace(config, model=engine.lm.model, cache=False, adapter_name=name),
+            engine,
+            shown,
+            store=store,
+            resume=resume,
+            test=test,
+            opened=opened,
+        )
+        main, job = opener.open(program, measure, data, config.parameters)
+        kept = [opener.open(one.program, one.rubric, one.data)[0] for one in others]
+        for one, other in itertools.permutations([main, *kept], 2):
+            one.session.meter.beside(other.session.meter)  # the caps are of the whole training
+        monitored = job.rubric_beside(monitoring) if monitoring is not None else None
+        if config.preflight and not rank():
+            shown.say("preflight: one task, each judge once")
+            _tried(main, job.splits.train, engine, monitored, config.max_cost_usd)
+            for one in kept:
+                _tried(one, one.val, engine, None, config.max_cost_usd)
+        rollouts = Rollouts(main, job.splits.train, settings, engine, monitors=monitored)
+        return train_policy(rollouts, name, settings, retained=kept, resume=resume, progress=shown)
+
+
+@dataclass
+class _EvalTasks:
+    """Opens the jobs of a training: the program that is trained on, and the retention tasks."""
+
+    config: TrainSettings
+    engine: PolicyEngine
+    shown: Progress
+    store: str | Path | None
+    resume: bool
+    test: bool
+    opened: ExitStack
+    titles: list[str] = field(default_factory=list)
+
+    def open(
+        self, program: str | dspy.Module, rubric: Any, data: str, parameters: Mapping[str, Any] | None = None
+    ) -> tuple[EvalTask, Job]:
+        """An evaluation task and its job. `parameters`: of the trained program; None for a retention task."""
+        named = program_settings(ProgramSettings, program, rubric, data, None, {})
+        sampled = {**(parameters or {}), "temperature": self.config.temperature}
+        config = replace(self.config, program=named.program, rubric=named.rubric, data=named.data, parameters=sampled)
+        trained = parameters is not None
+        need = ("train", "val", "test") if trained else ("val", "test")
+        job = self.opened.enter_context(
+            open_job(
+                config,
+                program=program,
+                rubric=rubric,
+                lm=self.engine.lm,
+                progress=self.shown,
+                store=self.store,
+                resume=self.resume,
+                need=need,
+            )
+        )
+        job.session.lm.recording.cache = None  # a policy in training is never answered from a cache
+        for split in need[:-1]:
+            job.session.register(getattr(job.splits, split), split)
+        self.titles.append(_title(job.session.program_name, data, self.titles))
+        # run at the end only; its content hashes identify the training
+        sealed = job.splits.parts()["test"] if self.test else []
+        opens = functools.partial(_open, job) if self.test else None
+        return EvalTask(self.titles[-1], job.student, job.session, job.splits.val, sealed, trained, opens), job
+
+
+def _tried(
+    eval_task: EvalTask, tasks: Sequence[Task], engine: PolicyEngine, watcher: Rubric | None, max_cost_usd: float | None
+) -> None:
+    """Runs one task and asks each judge once, before weights are loaded; judges only if the engine cannot answer yet.
+
+    Raises:
+        AssayError: as `assay.runs.preflight.preflight`.
+    """
+    session, split = eval_task.session, "train" if eval_task.trained else "val"
+    watching = [replace(session, rubric=watcher)] if watcher is not None and watcher.needs_judge else []
+    for one in [session, *watching]:
+        if engine.answers_before:
+            preflight(one, eval_task.student, tasks, split=split, max_cost_usd=max_cost_usd)
+        elif one.judge_lm is not None and one.judge_lm.recording.backend is not engine.lm.recording.backend:
+            preflight_judges(one, tasks, split=split, max_cost_usd=max_cost_usd)
+
+
+def check_comparison(
+    program: str, *, rubric: str | Path, data: str, progress: Progress | None = None, store: str | Path | None = None,
+    **options: Unpack[EvaluateOptions],
+) -> None:  # fmt: skip
+    """Checks before a training what `compare` needs after it: data, rubric, program, and each model once.
+
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+    """
+    config = program_settings(EvaluateSettings, full_name(program), rubric, data, None, options)
+    config = replace(config, kind="preflight")
+    independent(rubric, config.judge_model, config.model)
+    with open_job(
+        config,
+        program=config.program,
+        rubric=rubric,
+        progress=progress or SilentProgress(),
+        store=store,
+        need=("train", "test"),
+    ) as job:
+        checked(job, job.splits.train, split="train")
+
+
+def _open(job: Job) -> Openings | None:
+    job.session.register(job.splits.unseal(), "test")
+    return job.openings
+
+
+def _shared_out(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with this process's share of the caps, which apply to all training processes together."""
+    shared = dict(options)
+    for cap in ("max_calls", "max_tokens", "max_cost_usd"):
+        if shared.get(cap) is not None and world() > 1:
+            shared[cap] = shared[cap] / world() if cap == "max_cost_usd" else max(1, shared[cap] // world())
+    return shared
+
+
+def guards_of(
+    given: Sequence[str], monitor: str | Path | Rubric | None, *, program: str, data: str, judge: str | None, model: str
+) -> tuple[list[Retained], Rubric | None]:
+    """Reads the retention tasks and the monitor rubric, and refuses any that the model in training would judge.
+
+    Raises:
+        ConfigError: a task is named twice or is the one trained on, is judged by that model, or is not
+            PROGRAM,RUBRIC,DATA.
+        RubricError: the rubric does not exist.
+    """
+    others = [Retained.read(part) for part in given]
+    named = [(program, data), *((one.program, one.data) for one in others)]
+    if twice := [name for at, name in enumerate(named) if name in named[:at]]:
+        raise ConfigError(
+            f"{twice[0][0]} on {twice[0][1]} is named twice: once is enough, and what is trained on is no retention "
+            "task"
+        )
+    for one in others:
+        independent(one.rubric, judge, model)
+    return others, independent(monitor, judge, model) if monitor is not None else None
+
+
+def _title(program: str, data: str, taken: Sequence[str]) -> str:
+    """The shortest name that no other evaluation task has."""
+    short = program.rpartition(":")[2]
+    names = itertools.chain(
+        (short, f"{short} on {data}", f"{program} on {data}"),
+        (f"{program} on {data} ({at})" for at in itertools.count(2)),
+    )
+    return next(name for name in names if name not in taken)
+
+
+@trusts
+@takes(EvaluateSettings, without=("model", "split"))
+def compare(
+    program: str, *, rubric: str | Path, data: str, models: tuple[str, str], progress: Progress | None = None,
+    store: str | Path | None = None,
+    parameters: Mapping[str, Any] | None = None, on_open: Callable[[Openings], Any] | None = None,
+    **options: Unpack[ComparisonOptions],
+) -> dict[str, Any]:  # fmt: skip
+    """Compares a program under two models on the sealed test split.
+
+    `greedy` is at temperature 0.1, the minimum of an agent; `sampled` at the program's own. Each has `before`, `after`,
+    the paired `gain`, and the shares of valid tool calls and of parsed answers.
+
+    Args:
+        models: before and after, by name.
+        on_open: called after each run with the number of openings of the test split.
+        options: the fields of `assay.runs.settings.EvaluateSettings`, but `model` and `split`.
+    """
+    independent(rubric, options.get("judge_model"), models[1])
+    results, opened = {}, f"compare-{new_id()[:12]}"
+    for mode in MODES:
+        given = {**(parameters or {}), **({"temperature": 0.1} if mode == "greedy" else {})}
+        before, after = (
+            evaluate(
+                program,
+                rubric=rubric,
+                data=data,
+                split="test",
+                model=model,
+                parameters=given,
+                store=store,
+                progress=progress,
+                opens_as=opened,
+                **options,
+            )
+            for model in models
+        )
+        if on_open is not None and after.openings is not None:
+            on_open(after.openings)
+        results[mode] = compared(before.evaluation, after.evaluation)
+    return results
+
+
+@takes(PolicySettings)
+def train_offline(
+    export: str | Path,
+    *,
+    name: str,
+    resume: bool = False,
+    progress: Progress | None = None,
+    **options: Unpack[OfflineOptions],
+) -> PolicyReport:
+    """Trains weights by policy gradient on the folder of a transitions export, with the rewards stored in it.
+
+    Importance ratios are relative to the weights that made the calls. Runs no program; score the result with
+    `assay evaluate`.
+
+    Args:
+        options: the fields of `PolicySettings` without `ROLLOUTS_ONLY`; the temperature is that of the export.
+    Raises:
+        DataError: no transitions export, changed since, of another tokenizer, or with nothing to learn from.
+        ConfigError: a setting that would have no effect.
+    """
+    if ignored := sorted(set(ROLLOUTS_ONLY) & options.keys()):
+        raise ConfigError(
+            f"{', '.join(ignored)} would have no effect: an export brings its tasks and rewards, and nothing is run"
+        )
+    given: dict[str, Any] = {**options, "temperature": export_temperature(export, options.get("temperature"))}
+    settings = PolicySettings(**given)
+    return train_policy(Recorded(export, settings), name, settings, resume=resume, progress=progress)
+
+
+def _engine(settings: PolicySettings) -> PolicyEngine:
+    if is_embedded(settings.model):
+        if settings.vllm != "none":
+            raise ConfigError(
+                f"vllm={settings.vllm!r} serves models of the hub or of a folder; an embedded one is served by "
+                "llama.cpp"
+            )
+        return LlamaPolicy(
+            settings.model, temperature=settings.temperature, max_completion=settings.max_completion, seed=settings.seed
+        )
+    return TrainerPolicy(settings.model, max_completion=settings.max_completion)
+
+
+def independent(rubric: str | Path | Rubric, judge: str | None, model: str, *, forced: bool = False) -> Rubric:
+    """Loads the rubric and checks that the model in training does not judge it.
+
+    Raises:
+        ConfigError: the model would judge itself and `forced` is false; or a judge compares outputs, but rollouts are
+            scored one by one.
+    """
+    found = load_rubric(rubric)
+    judges = [
+        load_judge(c.judge.use, own_model=judge is None) if c.judge.use else None
+        for c in found.criteria
+        if c.judge is not None
+    ]
+    if compared := [one for one in judges if one is not None and one.compares]:
+        raise ConfigError(
+            f"the rubric {found.name!r} has a judge that compares outputs ({compared[0].spec.text[:80]!r}), and a "
+            "training scores each rollout by itself: take a judge of one output"
+        )
+    asked = {name for one in judges for name in _models_of(one, judge or model)}
+    if model in asked and not forced:
+        raise ConfigError(
+            f"the rubric {found.name!r} would be judged by {model}, the model in training, which would learn to please "
+            "itself: name another with "
+            "--judge-model (or in the judge's own file), or, for the rubric that is trained on, say --judged-by-itself"
+        )
+    return found
+
+
+def _models_of(judge: Any, default: str) -> Iterator[str]:
+    """Names of the models that a judge asks, those of a jury's or a cascade's members included."""
+    own = getattr(judge, "model", None) or default
+    members = [
+        *getattr(judge, "members", ()),
+        *(part for name in ("first", "second") if (part := getattr(judge, name, None)) is not None),
+    ]
+    for member in members:
+        yield from _models_of(member, own)
+    if not members:
+        yield own

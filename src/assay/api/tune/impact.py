@@ -1,0 +1,159 @@
+"""Public API for `assay tune --impact`: measures what each agent parameter does."""
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import dspy
+
+from assay.api.tune.study import facts_of, objective_of, space_of, storage_of, study_to_show
+from assay.errors import ConfigError, MissingExtra
+from assay.evaluation import Progress, SilentProgress
+from assay.evaluation.metrics import Budget
+from assay.models import Meter
+from assay.optimizers.parameters import Point
+from assay.optimizers.parameters.impact import Impact, draw_impact, impact
+from assay.optimizers.parameters.page import importance, write_page
+from assay.optimizers.prompts.reserve import too_few_to_score
+from assay.programs import AgentParameters
+from assay.rubrics import Rubric
+from assay.runs.arguments import given_model, given_program, program_settings, takes
+from assay.runs.jobs import open_job, salt_at
+from assay.runs.opening import home_of
+from assay.runs.preflight import checked
+from assay.runs.settings import ImpactSettings
+from assay.runs.settings.options import ImpactOptions
+from assay.sources.trust import trusts
+from assay.support.reprs import ReportRepr
+from assay.traces.store.sealing import resolve_salt
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["ImpactReport", "parameter_impact"]
+
+
+@dataclass(repr=False)
+class ImpactReport(ReportRepr):
+    """What `parameter_impact` returns. `to_dict()` is the `--json` object; `folder` has it as `impact.json`.
+
+    `page` shows the effects, and the charts of `study` if a study has searched the same space.
+    """
+
+    found: Impact
+    folder: Path
+    meter: Meter
+    picture: Path | None = None
+    page: Path | None = None
+    study: str | None = None
+    importance: dict[str, dict[str, float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        usage = self.meter.usage
+        return {
+            **self.found.to_dict(), "folder": str(self.folder), "picture": str(self.picture) if self.picture else None,
+            "page": str(self.page) if self.page else None, "study": self.study, "importance": self.importance,
+            "notes": self.notes,
+            "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated, "tokens": usage.tokens,
+            "cost_usd": usage.known_cost_usd,
+        }  # fmt: skip
+
+
+@trusts
+@takes(ImpactSettings)
+def parameter_impact(
+    program: Any,
+    *,
+    rubric: str | Path | Rubric,
+    data: Any,
+    lm: dspy.LM | None = None,
+    out: str | Path | None = None,
+    store: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    **options: Unpack[ImpactOptions],
+) -> ImpactReport:
+    """Varies one agent parameter at a time over its range on val, and measures every metric.
+
+    The other parameters keep the program's values.
+
+    Args:
+        out: folder of the table, the page and the pictures; by default `.assay/impact/PROGRAM`.
+        options: the fields of `assay.runs.settings.ImpactSettings`.
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+    """
+    program = given_program(program)
+    lm, given = given_model(program, lm, options)
+    config = program_settings(ImpactSettings, program, rubric, data, lm, given)
+    shown = progress or SilentProgress()
+    config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))
+    with open_job(
+        config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=("val",)
+    ) as job:
+        few = too_few_to_score(job.splits.sizes(), "val")
+        if few is not None:
+            shown.say(f"warning: {few}")
+        space = space_of(job, config, shown)
+        name = space.programs[0]
+        job.session.register(job.splits.val, "val")
+        defaults = {**AgentParameters().model_dump(), **job.student.settings["parameters"]}
+        study = study_to_show(job, config, space, storage_of(config, store))
+        short = job.session.program_name.rpartition(":")[2].lower()
+        folder = _made_folder(Path(out) if out else home_of(store) / "impact" / short)
+        measured = checked(job, job.splits.val, split="val")
+        start = Point(name, {parameter: defaults[parameter] for parameter in space.searched(name)})
+        with job.session.phase("impact"):
+            found = impact(
+                objective_of(job, config, space),
+                job.splits.val,
+                space,
+                start,
+                levels=config.levels,
+                budget=Budget(**config.budget),
+                progress=shown,
+            )
+        report = ImpactReport(found, folder, job.session.meter)
+        facts = facts_of(job, config)
+    _draw(report, config, study, facts)
+    report.notes += [*([few] if few is not None else []), *(measured.warnings if measured else ())]
+    report.notes += [f"could not be run: {why}" for why in found.failed]
+    report.notes += [f"{parameter} had no effect on any run" for parameter in found.without_effect]
+    if study is None:
+        report.notes.append(
+            "importance, slices and contours need a study of the same: run `assay tune` with these ranges and tasks "
+            "first"
+        )
+    (folder / "impact.json").write_text(json.dumps(report.to_dict(), indent=1))
+    return report
+
+
+def _made_folder(folder: Path) -> Path:
+    """Creates the folder of the report, before anything is run."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error}. Choose another folder with --out") from error
+    return folder
+
+
+def _draw(report: ImpactReport, config: ImpactSettings, study: "optuna.Study | None", facts: dict[str, Any]) -> None:
+    """Writes the chart and the page; without matplotlib a note takes their place."""
+    if study is not None:
+        report.study, report.importance = study.study_name, importance(study)
+        facts["study"] = f"{study.study_name}, {len(study.get_trials(deepcopy=False))} trials"
+    try:
+        report.picture = draw_impact(report.found, report.folder / "impact.png")
+        objectives = config.objectives if study is None else study.user_attrs["assay"]["objectives"]
+        report.page, _ = write_page(
+            report.folder,
+            study,
+            objectives,
+            title=f"What the agent parameters of {config.program} do",
+            facts=facts,
+            impact=report.found,
+        )
+    except MissingExtra as error:
+        report.notes.append(f"no picture: {error}")

@@ -1,0 +1,146 @@
+"""Report of a search over agent parameters: as JSON and as the artifact's page."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.evaluation.comparison import Comparison
+from assay.evaluation.metrics import Budget, before_and_after
+from assay.evaluation.statistics import mean_difference
+from assay.models import Meter
+from assay.optimizers.parameters import SearchOutcome, in_figures
+from assay.reports.markdown import dollars, figure, with_interval
+from assay.runs.settings import TuneSettings
+from assay.support.reprs import ReportRepr
+from assay.traces.store.sealing import Openings, openings_line
+
+__all__ = ["TuneReport", "as_page", "cheaper", "saving"]
+
+
+@dataclass(repr=False)
+class TuneReport(ReportRepr):
+    """What `tune` returns. `to_dict()` is the `--json` object."""
+
+    artifact: Path
+    config: TuneSettings
+    outcome: SearchOutcome
+    best: dict[str, Any]
+    meter: Meter
+    gate: Comparison | None = None
+    test: Comparison | None = None
+    replaces: bool = False
+    openings: Openings | None = None  # of the test split
+    stopped: str | None = None
+    page: Path | None = None
+    pictures: list[Path] = field(default_factory=list)
+    importance: dict[str, dict[str, float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    kept: Mapping[str, Any] | None = None  # of a run that had ended before
+
+    def to_dict(self) -> dict[str, Any]:
+        if self.kept is not None:
+            return dict(self.kept)
+        usage, search, found, test = self.meter.usage, self.meter.of("search"), self.outcome, self.test
+        budget = Budget(**self.config.budget)
+        states = [trial.state for trial in found.trials]
+        return {
+            "artifact": str(self.artifact),
+            "page": None if self.page is None else str(self.page),
+            "pictures": [str(path) for path in self.pictures],
+            "importance": self.importance,
+            "method": self.config.method,
+            "best": self.best,
+            "level_with_best": found.level,
+            "program": found.best.point.program,
+            "trials": len(states),
+            "complete": states.count("complete"),
+            "pruned": states.count("pruned"),
+            "failed": states.count("failed"),
+            "task_runs": found.task_runs,
+            "task_runs_saved": found.saved,
+            "objectives": list(self.config.objectives),
+            "front": [trial.to_dict() for trial in found.trials if trial.number in found.front],
+            "replaces": self.replaces,
+            "gate": None
+            if self.gate is None
+            else {**self.gate.gain.to_dict(), "tokens": saving(self.gate), **self._inferiority(self.gate)},
+            "test": dict.fromkeys(("default", "tuned", "gain", "tokens", "table"))
+            if test is None
+            else {
+                "default": test.before.report(budget=budget),
+                "tuned": test.after.report(budget=budget),
+                "gain": test.gain.to_dict(),
+                "tokens": saving(test),
+                "table": before_and_after(list(test.before.runs.values()), list(test.after.runs.values())),
+            },
+            "history": [{**trial.to_dict(), "expected": found.expected.get(trial.number)} for trial in found.trials]
+            if found.walked is None
+            else found.walked["episodes"],
+            "confirmed": None if found.walked is None else found.walked["confirmed"],
+            "stopped": self.stopped,
+            "test_openings": self.openings.to_dict() if self.openings else None,
+            "notes": [*found.notes, *self.notes],
+            "search_calls": search.calls,
+            "calls": usage.calls,
+            "cached": usage.cached,
+            "repeated_calls": usage.repeated,
+            "tokens": usage.tokens,
+            "cost_usd": usage.known_cost_usd,
+        }
+
+    def _inferiority(self, gate: Comparison) -> dict[str, Any]:
+        return {"margin": self.config.margin, "not_inferior": gate.gain.low > -self.config.margin}
+
+
+def cheaper(gate: Comparison, margin: float) -> bool:
+    """Whether the tuned program uses fewer tokens and is not inferior, by both 95 % intervals; score above -margin."""
+    fewer = saving(gate)
+    return gate.gain.low > -margin and fewer["high"] is not None and fewer["high"] < 0
+
+
+def saving(found: Comparison) -> dict[str, float | None]:
+    """Relative change of tokens per task, with a paired 95 % interval; negative if fewer are used."""
+    before, after = found.before.tokens, found.after.tokens
+    mean = float(np.mean(list(before.values()))) if before else 0.0
+    if not mean:
+        return {"mean": None, "low": None, "high": None}
+    gap = mean_difference([after[key] - before[key] for key in before.keys() & after.keys()])
+    return {
+        name: None if value is None or math.isnan(value) else value / mean
+        for name, value in zip(("mean", "low", "high"), gap, strict=True)
+    }
+
+
+def as_page(data: Mapping[str, Any]) -> str:
+    """The report in Markdown."""
+    settings = ", ".join(f"{name} {in_figures(value)}" for name, value in data["best"].items())
+    lines = ["# Tuned agent parameters", "", f"Best: {settings}.", ""]
+    before, after = data["test"]["default"], data["test"]["tuned"]
+    if before and after:
+        lines += [
+            "| sealed test | default | tuned |",
+            "|---|---|---|",
+            f"| score | {figure(before['score'])} | {figure(after['score'])} |",
+        ]
+        lines += [f"| tokens a task | {before['tokens_per_task']:.1f} | {after['tokens_per_task']:.1f} |"]
+        lines += [
+            f"| {name} | {figure(before['metrics'][name])} | {figure(after['metrics'][name])} |"
+            for name in after["metrics"]
+        ]
+        verdict = (
+            "the tuned parameters replace the default"
+            if data["replaces"]
+            else "no proof that they are better: keep the default"
+        )
+        lines += ["", f"Gain, paired: {with_interval(data['test']['gain'])}. Gate: {verdict}."]
+        lines += ["", openings_line(data["test_openings"])]
+    lines += [
+        "",
+        f"{data['trials']} trials, {data['pruned']} of them pruned; {data['calls']} calls, {data['tokens']} tokens, "
+        f"{dollars(data['cost_usd'])}.",
+    ]
+    return "\n".join(lines) + "\n"

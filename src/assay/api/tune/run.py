@@ -1,0 +1,355 @@
+"""Public API for `assay tune`: searches agent parameters, decides on the gate, reports on the sealed test split."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import dspy
+
+from assay.api.tune.report import TuneReport, as_page, cheaper
+from assay.api.tune.study import (
+    default_of,
+    default_student,
+    facts_of,
+    objective_of,
+    space_of,
+    storage_of,
+    student_at,
+    study_of,
+)
+from assay.api.tune.workers import helped
+from assay.datasets import Task
+from assay.deployment.artifact import check_place, is_artifact
+from assay.errors import BudgetExceeded, ConfigError, MissingExtra
+from assay.evaluation import Progress, RecordedProgram, SilentProgress
+from assay.evaluation.comparison import Comparison, compare, ended_early
+from assay.evaluation.metrics import Budget
+from assay.evaluation.sequential import SequentialTest
+from assay.models.meter import Usage
+from assay.optimizers.parameters import (
+    Point,
+    ProgramObjective,
+    SearchOutcome,
+    Space,
+    TrialResult,
+    in_figures,
+    outcome_of,
+    search,
+    train_policy,
+)
+from assay.optimizers.parameters.page import importance, write_page
+from assay.optimizers.parameters.search import put_back_all
+from assay.optimizers.prompts.estimate import price_of
+from assay.optimizers.prompts.reserve import announce_splits, forecast_pair, plan_report
+from assay.rubrics import Rubric
+from assay.runs.anchors import replay_of_rubric
+from assay.runs.arguments import given_model, given_program, program_settings, takes
+from assay.runs.artifacts import keep_artifact, rehearsed
+from assay.runs.jobs import Job, open_job, salt_at
+from assay.runs.opening import home_of
+from assay.runs.preflight import checked
+from assay.runs.settings import TuneSettings
+from assay.runs.settings.options import TuneOptions
+from assay.sources.trust import trusts
+from assay.traces import shown_url
+from assay.traces.store.sealing import resolve_salt
+
+__all__ = ["tune"]
+
+_SIDES = ("default", "tuned")
+
+
+@trusts
+@takes(TuneSettings)
+def tune(
+    program: Any,
+    *,
+    rubric: str | Path | Rubric,
+    data: Any,
+    lm: dspy.LM | None = None,
+    out: str | Path | None = None,
+    apply: str | Path | None = None,
+    store: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    **options: Unpack[TuneOptions],
+) -> TuneReport:
+    """Searches the five agent parameters on val, decides on gate, and reports on the sealed test split.
+
+    Args:
+        program: as for `assay.compile`; its own parameters are the default, the baseline of the comparison.
+        rubric: as for `assay.compile`.
+        data: as for `assay.compile`.
+        lm: as for `assay.compile`.
+        out: folder of the artifact; by default `.assay/artifacts/PROGRAM-tuned`.
+        apply: a compiled artifact; the result is a copy of it with the best parameters.
+        options: the fields of `assay.runs.settings.TuneSettings`.
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+        Cancelled: the user stopped the run; call again with `resume=True`.
+    """
+    program = given_program(program)
+    lm, found = given_model(program, lm, options)
+    config = program_settings(TuneSettings, program, rubric, data, lm, found)
+    if config.workers > 1 and not (lm is None and isinstance(program, str) and isinstance(rubric, str | Path)):
+        raise ConfigError("workers are processes of their own: give program, rubric and model by their names")
+    shown = progress or SilentProgress()
+    config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))
+    if out is not None:
+        check_place(Path(out).resolve())
+    if apply is not None and not is_artifact(apply):
+        why = "it has no manifest.json" if Path(apply).is_dir() else "there is no such folder"
+        raise ConfigError(f"apply={str(apply)!r} is no artifact to write parameters into: {why}")
+    with open_job(
+        config.of_one_worker(),
+        program=program,
+        rubric=rubric,
+        lm=lm,
+        progress=shown,
+        store=store,
+        resume=resume,
+        need=config.need,
+    ) as job:
+        job.status = "stopped"  # until the job is complete
+        finished = job.finished(apply=apply)
+        if job.session.recorder.resumed and (kept := finished.report(shown, out=out)) is not None:
+            job.end_as_before(kept)
+            return _as_kept(config, job, kept)
+        if apply is not None:
+            student_at(job, Point(str(apply), {}), config)  # refuses it now, not after the search
+        warnings = _prepared(job, config, shown)
+        report = _tuned(job, config, shown, store, resume)
+        report.notes += warnings
+        if report.stopped is None:
+            job.status = "done"
+        name = f"{job.session.program_name.rpartition(':')[2].lower()}-tuned"
+        _save(report, job, config, Path(out) if out else home_of(store) / "artifacts" / name, apply)
+        if config.method == "optuna":
+            _drawn(report, job, config, storage_of(config, store))
+        finished.keep(report.to_dict())
+    return report
+
+
+def _prepared(job: Job, config: TuneSettings, shown: Progress) -> list[str]:
+    """Preflight, and the reserve of gate and test; returns notes for the report."""
+    warnings = announce_splits(job.splits, shown)
+    measured = checked(job, job.splits.val, split="val")
+    warnings += [*(measured.warnings if measured else ()), *rehearsed(job)]
+    price = price_of(job.session.lm, 300, 40) or 0.0
+    pair = forecast_pair(job.student.program, job.session, cost_per_call=price)
+    plan = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)
+    shown.say(plan.detectable_gain)
+    plan.reserve(job.session.meter)
+    _check_caps(job, config, pair)
+    return warnings
+
+
+def _check_caps(job: Job, config: TuneSettings, pair: Usage) -> None:
+    """Refuses caps on calls that do not allow two trials, the default and another, on all val tasks."""
+    left, val = job.session.meter.search_calls_left(), len(job.splits.val)
+    needed = pair.calls * val * config.samples  # for two trials: a pair of runs per task
+    if config.method != "optuna" or left >= needed or job.session.recorder.resumed:
+        return
+    caps = ", ".join(
+        f"{name}={cap}" for name in ("max_calls", "max_search_calls") if (cap := getattr(config, name)) is not None
+    )
+    raise ConfigError(
+        f"{caps}: this leaves {left:.0f} calls for the search, and two trials of "
+        f"{val} val tasks take about {needed}. Raise max_calls to {2 * needed} or more, or set sizes={{'val': N}} to "
+        "fewer tasks"
+    )
+
+
+def _as_kept(config: TuneSettings, job: Job, kept: Mapping[str, Any]) -> TuneReport:
+    """The report of a run that had already ended. Its outcome has the best trial only, without scores per task."""
+    best = TrialResult(0, Point(kept["program"], dict(kept["best"])), "complete", {"score": None}, {}, {}, None)
+    outcome = SearchOutcome(best, None, [], kept["task_runs"], kept["task_runs_saved"], [])
+    page = Path(kept["page"]) if kept["page"] else None
+    return TuneReport(
+        Path(kept["artifact"]), config, outcome, dict(kept["best"]), job.session.meter, replaces=kept["replaces"],
+        stopped=kept["stopped"], page=page,
+        pictures=[Path(path) for path in kept["pictures"]], importance=kept["importance"], notes=kept["notes"],
+        kept=kept,
+    )  # fmt: skip
+
+
+def _tuned(job: Job, config: TuneSettings, shown: Progress, store: str | Path | None, resume: bool) -> TuneReport:
+    space = space_of(job, config, shown)
+    objective = objective_of(job, config, space)
+    for split in ("train", "val"):
+        job.session.register(getattr(job.splits, split), split)
+    default = default_of(job, space)
+    alarms = replay_of_rubric(job.session.rubric, job.session)
+    with job.session.phase("search"):
+        if config.method == "policy":
+            outcome, stopped = _by_policy(job, objective, space, default, config, shown)
+        else:
+            outcome, stopped = _by_optuna(job, objective, space, default, config, shown, store, resume)
+    tuned = objective.student(outcome.best.point)
+    before, unset = default_student(job, objective, default)
+    notes = [*alarms, *unset]
+    report = TuneReport(
+        Path(), config, outcome, dict(tuned.settings["parameters"]), job.session.meter, stopped=stopped, notes=notes
+    )
+    try:
+        _decide(report, job, before, tuned)
+    except BudgetExceeded as cap:
+        report.stopped = str(cap)
+    return report
+
+
+def _by_optuna(
+    job: Job,
+    objective: ProgramObjective,
+    space: Space,
+    default: Point,
+    config: TuneSettings,
+    shown: Progress,
+    store: str | Path | None,
+    resume: bool,
+) -> tuple[SearchOutcome, str | None]:
+    url, val = storage_of(config, store), job.splits.val
+    study, alone = study_of(job, config, space, url), config.study is None and config.workers == 1
+    shown.say(
+        f"study {study.study_name} in {shown_url(url)}: {config.trials} trials of {len(val)} val tasks; the test split "
+        "is sealed"
+    )
+    if moved := [
+        name
+        for name, value in space.trial_parameters(default).items()
+        if name != "program" and value != default.parameters.get(name)
+    ]:
+        shown.say(
+            f"the default's {', '.join(f'{name} {default.parameters[name]}' for name in moved)} is out of range: tried "
+            "at the edge"
+        )
+    stopped = None
+    if config.study is None and not alone:
+        put_back_all(study)  # a study of this run alone: processes that held its running trials are gone
+    try:
+        with helped(config, study.study_name, url, store, shown, meter=job.session.meter, resume=resume):
+            search(objective, val, space, config.search, study, defaults=[default], progress=shown, alone=alone)
+    except BudgetExceeded as cap:
+        if not any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
+            raise
+        stopped = str(cap)
+        shown.say(f"end of the search: {cap}; the best so far goes on")
+    return outcome_of(study, space, config.search, len(val)), stopped
+
+
+def _by_policy(
+    job: Job, objective: ProgramObjective, space: Space, default: Point, config: TuneSettings, shown: Progress
+) -> tuple[SearchOutcome, str | None]:
+    """Learns on train and confirms on val. On resume, the runs before a cap are answered from the response cache."""
+    train, val = job.splits.train, job.splits.val
+    shown.say(
+        f"policy: {config.episodes} episodes of {config.tasks_per_episode or len(train)} train tasks; {len(val)} val "
+        "tasks confirm the best"
+    )
+    result = train_policy(
+        objective, train, val, space, default, episodes=config.episodes, tasks_per_episode=config.tasks_per_episode,
+        learning_rate=config.learning_rate, seed=config.seed, budget=Budget(**config.budget), progress=shown,
+    )  # fmt: skip
+    trials = [
+        TrialResult(
+            e.number,
+            Point(default.program, e.parameters),
+            "complete",
+            {"score": e.metrics["accuracy"]},
+            {},
+            e.metrics,
+            None,
+        )
+        for e in result.history
+    ]
+    best = TrialResult(len(trials), result.best, "complete", {"score": None}, {}, {}, None)
+    each = min(config.tasks_per_episode or len(train), len(train))
+    runs = config.samples * (len(result.history) * each + len(result.confirmed) * len(val))
+    notes = [*result.notes, *(f"{e.number}: {e.meaning}" for e in result.history if e.kept and e.improvement > 0)]
+    walked = {"episodes": [episode.to_dict() for episode in result.history], "confirmed": result.confirmed}
+    return SearchOutcome(best, trials[0], trials, runs, 0.0, [], notes=notes, walked=walked), result.stopped
+
+
+def _save(report: TuneReport, job: Job, config: TuneSettings, folder: Path, apply: str | Path | None) -> None:
+    """Writes the artifact: the best program, or a copy of `apply` with the best parameters."""
+    chosen = student_at(job, report.outcome.best.point, config)
+    if apply is not None:
+        chosen = student_at(job, Point(str(apply), chosen.settings["parameters"]), config)
+        report.notes.append(f"the parameters were written into a copy of {apply}, which was not evaluated with them")
+    omitted = ("artifact", "page", "pictures", "importance")
+    result = {key: value for key, value in report.to_dict().items() if key not in omitted}
+    report.artifact = keep_artifact(job, chosen, folder, result, as_page(result))
+
+
+def _drawn(report: TuneReport, job: Job, config: TuneSettings, url: str) -> None:
+    """Writes the study's page into the artifact's folder."""
+    import optuna
+    import sqlalchemy as sa
+
+    try:
+        study = optuna.load_study(study_name=config.study or job.run_id, storage=url)
+        report.importance = importance(study)
+    except (KeyError, sa.exc.SQLAlchemyError, optuna.exceptions.OptunaError) as error:  # the result needs no charts
+        report.notes.append(f"no page: the study at {shown_url(url)} is gone ({str(error).partition(chr(10))[0]})")
+        return
+    facts = {
+        **facts_of(job, config),
+        "trials": len(report.outcome.trials),
+        "best": ", ".join(f"{k} {in_figures(v)}" for k, v in report.best.items()),
+    }
+    try:
+        title = f"Agent parameters of {job.session.program_name}"
+        report.page, report.pictures = write_page(report.artifact, study, config.objectives, title=title, facts=facts)
+    except MissingExtra as error:
+        report.notes.append(f"no page: {error}")
+
+
+def _decide(report: TuneReport, job: Job, before: RecordedProgram, tuned: RecordedProgram) -> None:
+    """Runs the gate, then the sealed test.
+
+    The tuned program replaces the default if it scores higher, or uses fewer tokens and is not inferior.
+    """
+    plan = plan_report(
+        job.splits, job.session.meter, job.config.decisions, pair=forecast_pair(job.student.program, job.session)
+    )
+    plan.reserve(job.session.meter)
+    report.stopped = report.stopped or plan.short
+    after = (
+        tuned
+        if tuned.settings != before.settings or report.outcome.best.point.program != job.config.program
+        else before
+    )
+    if after is before:
+        tried = sum(trial.state != "failed" for trial in report.outcome.trials)
+        report.notes.append(
+            "no point was better on val than the default; it stays"
+            if tried > 1
+            else "nothing was tried beside the default; it stays"
+        )
+    else:
+        report.gate = _compared(report, job, before, after, job.splits.gate[: plan.gate], "gate")
+        report.replaces = report.gate.gain.is_gain or cheaper(report.gate, report.config.margin)
+    tasks = job.splits.unseal()[: plan.test]
+    report.openings = job.openings
+    report.test = _compared(report, job, before, after, tasks, "test")
+
+
+def _compared(
+    report: TuneReport, job: Job, before: RecordedProgram, after: RecordedProgram, tasks: Sequence[Task], split: str
+) -> Comparison:
+    """Compares default and tuned program. Does not stop for futility: equal quality at a lower cost is a result too."""
+    if not tasks:
+        raise BudgetExceeded(f"the caps leave nothing for {split}")
+    decisions = job.config.decisions
+    rule = (
+        SequentialTest(tasks=len(tasks), difference=decisions.difference, futility=False)
+        if decisions.early_stop
+        else None
+    )
+    comparison = compare(before, after, tasks, job.session, split=split, names=_SIDES, rule=rule)
+    if note := ended_early(comparison, split):
+        report.notes.append(note)
+    if comparison.cap is not None:
+        report.stopped = str(comparison.cap)
+    return comparison

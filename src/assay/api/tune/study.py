@@ -1,0 +1,184 @@
+"""Search space, objective and Optuna study of a job."""
+
+import copy
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assay.datasets.tasks import content_hash
+from assay.deployment import load_artifact
+from assay.errors import ConfigError, StoreError
+from assay.evaluation import Progress, RecordedProgram
+from assay.evaluation.session import acting_parameters
+from assay.optimizers.parameters import Point, ProgramObjective, Space, open_study
+from assay.programs import RANGES, AgentParameters, program_version
+from assay.runs.jobs import Job
+from assay.runs.opening import home_of
+from assay.runs.settings import TuneSettings
+from assay.runs.settings.tune import ParameterSettings
+from assay.traces import shown_url, store_url
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = [
+    "default_of",
+    "default_student",
+    "facts_of",
+    "objective_of",
+    "space_of",
+    "storage_of",
+    "student_at",
+    "study_of",
+    "study_to_show",
+]
+
+
+def space_of(job: Job, config: ParameterSettings, shown: Progress) -> Space:
+    """The parameters that have an effect in the program and in each artifact that is tried as an alternative."""
+    names = [config.program, *(str(path) for path in config.also)]
+    acting = {name: acting_parameters(student_at(job, Point(name, {}), config)) for name in names}
+    ranges = dict(config.ranges) or {name: limits for name, limits in RANGES.items() if name not in config.parameters}
+    for name, effective in acting.items():
+        if idle := [parameter for parameter in ranges if parameter not in effective]:
+            shown.say(f"{name} ignores {', '.join(idle)}: not searched for it")
+    return Space(programs=names, acting=acting, ranges=ranges, fixed=dict(config.parameters))
+
+
+def student_at(job: Job, point: Point, config: ParameterSettings) -> RecordedProgram:
+    """The program at a point: the job's own, or an artifact of the same program."""
+    if point.program == config.program:
+        student = copy.deepcopy(job.student)
+    else:
+        artifact = load_artifact(point.program)
+        if artifact.manifest["program"] != job.session.program_name:
+            raise ConfigError(
+                f"{point.program} is of {artifact.manifest['program']}, not of {job.session.program_name}"
+            )
+        if artifact.manifest["data"]["salt"] != config.salt:
+            raise ConfigError(
+                f"{point.program} was compiled with the salt {artifact.manifest['data']['salt']!r}: its tasks may be "
+                "in this test split"
+            )
+        student = RecordedProgram(artifact.program, job.session, adapter=artifact.settings["adapter"])
+        student.set_parameters(artifact.settings["parameters"])
+    student.set_parameters(point.parameters)
+    return student
+
+
+def default_of(job: Job, space: Space) -> Point:
+    """The program's own parameters.
+
+    A missing temperature is the model's, clipped to the range, else an agent's default.
+    """
+    own, model_temperature = dict(job.student.settings["parameters"]), job.session.lm.kwargs.get("temperature")
+    low, high = RANGES["temperature"]
+    temperature = (
+        AgentParameters().temperature if model_temperature is None else min(max(float(model_temperature), low), high)
+    )
+    searched = space.searched(space.programs[0])
+    return Point(space.programs[0], {**({"temperature": temperature} if "temperature" in searched else {}), **own})
+
+
+def default_student(job: Job, objective: ProgramObjective, default: Point) -> tuple[RecordedProgram, list[str]]:
+    """The baseline of gate and test: the program at the point of the first trial; and notes for the user.
+
+    If the model's temperature is outside the range of agent parameters, the baseline is the unchanged program.
+    """
+    model_temperature, (low, high) = job.session.lm.kwargs.get("temperature"), RANGES["temperature"]
+    if "temperature" not in default.parameters or "temperature" in job.student.settings["parameters"]:
+        return job.student, []
+    first = f"{default.parameters['temperature']:g}"
+    if model_temperature is None:
+        note = (
+            f"{default.program} and its model set no temperature: the default is {first}, in the first trial as on "
+            "gate and test"
+        )
+        return objective.student(default), [note]
+    if low <= model_temperature <= high:
+        return objective.student(default), []
+    note = (
+        f"the model's temperature {model_temperature:g} is outside {low:g} to {high:g}: the first trial has {first}, "
+        "the default on gate and test keeps it"
+    )
+    return job.student, [note]
+
+
+def objective_of(job: Job, config: ParameterSettings, space: Space) -> ProgramObjective:
+    """The objective over the programs of a space."""
+    return ProgramObjective(
+        {name: student_at(job, Point(name, {}), config) for name in space.programs}, job.session, samples=config.samples
+    )
+
+
+def storage_of(config: ParameterSettings, store: str | Path | None) -> str:
+    """URL of the study's storage: as set, else the store's server, else a file next to the SQLite store."""
+    if config.storage:
+        return store_url(config.storage)
+    url = store_url(store)
+    return url if not url.startswith("sqlite:///") else f"sqlite:///{(home_of(store) / 'studies.db').resolve()}"
+
+
+def study_of(job: Job, config: TuneSettings, space: Space, url: str) -> "optuna.Study":
+    """Creates or joins the study. All its processes must search the same space on the same tasks."""
+    return open_study(config.study or job.run_id, url, space, config.search, of=_searched_on(job, config))
+
+
+def study_to_show(job: Job, config: ParameterSettings, space: Space, url: str) -> "optuna.Study | None":
+    """An existing study: the one named in the settings, else the newest that searched the same; None if there is none.
+
+    Raises:
+        ConfigError: no study has the name.
+        StoreError: the storage cannot be read.
+    """
+    import optuna
+
+    file = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") else None
+    try:
+        summaries = (
+            optuna.get_all_study_summaries(storage=url, include_best_trial=False)
+            if file is None or Path(file).is_file()
+            else []
+        )
+    except Exception as error:
+        raise StoreError(
+            f"the studies at {shown_url(url)} cannot be read: {str(error).partition(chr(10))[0]}"
+        ) from error
+    if config.study:
+        summaries = [summary for summary in summaries if summary.study_name == config.study]
+        if not summaries:
+            raise ConfigError(f"there is no study {config.study!r} at {shown_url(url)}")
+    else:
+        wanted = json.loads(json.dumps({**space.describe(), **_searched_on(job, config)}))
+        summaries = [summary for summary in summaries if summary.user_attrs.get("assay", {}).get("space") == wanted]
+    newest = max(summaries, key=lambda summary: str(summary.datetime_start or ""), default=None)
+    return None if newest is None else optuna.load_study(study_name=newest.study_name, storage=url)
+
+
+def facts_of(job: Job, config: ParameterSettings) -> dict[str, Any]:
+    """Description of the job for a page of charts."""
+    return {
+        "program": config.program,
+        "rubric": job.session.rubric.name,
+        "model": config.model,
+        "data": config.data,
+        "val tasks": len(job.splits.val),
+    }
+
+
+def _searched_on(job: Job, config: ParameterSettings) -> dict[str, Any]:
+    tasks = sorted(task.content_hash for task in job.splits.val)
+    names = [config.program, *map(str, config.also)]
+    return {
+        "tasks": content_hash({"tasks": tasks})[:16], "salt": config.salt, "rubric": job.session.rubric.version,
+        "model": config.model,
+        "judge_model": config.judge_model, "samples": config.samples, "prompt_format": config.prompt_format,
+        "versions": [_version(student_at(job, Point(name, {}), config)) for name in names],
+    }  # fmt: skip
+
+
+def _version(student: RecordedProgram) -> str:
+    """Hash of a program, including its parameters."""
+    return content_hash(
+        {"program": program_version(student.program, student.settings["adapter"]), "settings": student.settings}
+    )[:12]

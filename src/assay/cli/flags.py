@@ -1,0 +1,227 @@
+"""Flags of the command line, made from the settings classes: name, type, default, help, choices and metavar are those
+of the field.
+
+What a command has beside its settings (`--json`, `--store`, `--out`) is in `assay.cli.shared`, or in the command.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import click
+
+from assay.cli.shared import Decorator, json_or_text, pairs, with_options
+from assay.runs.project import project_settings
+from assay.support.settings import Setting, settings_of
+
+__all__ = ["SPLITS", "given_job", "given_settings", "is_artifact", "is_given", "of_project", "settings_flags"]
+
+_MODEL = ("model", "api_base", "api_key_env")
+SPLITS = ("train", "val", "gate", "test")
+
+
+def settings_flags(
+    *kinds: type[Any],
+    only: Sequence[str] = (),
+    without: Sequence[str] = (),
+    sizes: Sequence[str] = SPLITS,
+    help: Mapping[str, str] | None = None,
+) -> Decorator:
+    """The flags of settings classes, those that a job cannot do without first.
+
+    Args:
+        only: these fields alone; all where empty.
+        without: fields without a flag.
+        sizes: the splits of `--SPLIT-size`; with none there is one `--size`, of the split that the command takes.
+        help: texts in place of the fields' own, by name.
+    """
+    found = {
+        name: one
+        for kind in kinds
+        for name, one in settings_of(kind).items()
+        if not one.declared.named or one.declared.flag
+    }
+    chosen = [one for name, one in found.items() if (not only or name in only) and name not in without]
+    options = []
+    for one in sorted(chosen, key=lambda one: not one.required):
+        text = (help or {}).get(one.name, one.declared.flag_help or one.declared.help)
+        options += _size_options(text, sizes) if one.name == "sizes" else [_option(one, text)]
+    return lambda function: with_options(function, options)
+
+
+def _size_options(text: str, sizes: Sequence[str]) -> list[Decorator]:
+    if not sizes:
+        return [click.option("--size", type=click.IntRange(1), help="Largest number of tasks taken from the split.")]
+    return [click.option(f"--{split}-size", type=click.IntRange(1), help=text.format(split=split)) for split in sizes]
+
+
+def _option(one: Setting, text: str) -> Decorator:
+    declared, kind = one.declared, one.plain
+    flag = declared.flag or f"--{one.name.replace('_', '-')}"
+    if kind is bool:
+        default = bool(one.default) if "/" in flag else False
+        return click.option(
+            *flag.split(" "), _parameter(one), is_flag=True, default=default, show_default="/" in flag, help=text
+        )
+    flags = flag.split("/")
+    if get_origin(kind) in (Mapping, Sequence) and (declared.many or get_origin(kind) is Mapping):
+        return click.option(*flags, one.name, multiple=True, metavar=declared.metavar or "NAME=VALUE", help=text)
+    shown = one.default not in (MISSING, None, ())
+    metavar = declared.metavar
+    return click.option(
+        *flags, one.name, type=_type(one), default=_default(one), show_default=shown, metavar=metavar, help=text
+    )
+
+
+def _default(one: Setting) -> Any:
+    if one.default is MISSING:
+        return None
+    return ",".join(one.default) or None if isinstance(one.default, tuple) else one.default
+
+
+def _type(one: Setting) -> Any:
+    declared, kind = one.declared, one.plain
+    if declared.choices:
+        return click.Choice(list(declared.choices))
+    if kind not in (int, float):
+        return str
+    low, high = declared.gt if declared.ge is None else declared.ge, declared.lt if declared.le is None else declared.le
+    if low is None and high is None:
+        return kind
+    if kind is int:
+        return click.IntRange(None if low is None else int(low), None if high is None else int(high))
+    return click.FloatRange(low, high, min_open=declared.gt is not None, max_open=declared.lt is not None)
+
+
+def _parameter(one: Setting) -> str:
+    """The name of a flag's value: the field's, but for a switch that turns something off (`--no-cache`)."""
+    flag = one.declared.flag
+    return (
+        one.name
+        if one.plain is not bool or one.default is False or "/" in flag
+        else flag.removeprefix("--").replace("-", "_")
+    )
+
+
+def given_settings(
+    values: dict[str, Any], *kinds: type[Any], artifact: bool = False, project: bool = True
+) -> dict[str, Any]:
+    """Takes the flags of settings classes out of a command's values.
+
+    Args:
+        artifact: what runs is an artifact, which brings its own model: that of the project file is not for it.
+        project: whether the project file fills what is not given.
+    Returns:
+        Those that were given on the command line or in the project file, as keywords of the Python function; it has
+        defaults for the others.
+    Raises:
+        click.MissingParameter: one that the job cannot do without was not given.
+    """
+    settings = {name: one for kind in kinds for name, one in settings_of(kind).items()}
+    found = {
+        name: value
+        for name, value in (of_project() if project else {}).items()
+        if name in settings and (not artifact or name not in _MODEL)
+    }
+    found = {
+        name: value
+        for name, value in found.items()
+        if not settings[name].declared.named or settings[name].declared.flag
+    }
+    for one in settings.values():
+        if one.name == "sizes":
+            found |= _sizes(values, found.get("split"))
+            continue
+        name = _parameter(one)
+        if name not in values:
+            continue
+        value = values.pop(name)
+        if is_given(name):
+            found[one.name] = _value(one, value)
+        elif one.required and one.name not in found:
+            _require(name)
+    return found
+
+
+def given_job(values: dict[str, Any], program: str | None, *kinds: type[Any]) -> tuple[str, dict[str, Any]]:
+    """The program of a job and its settings: as given, else those of the project file.
+
+    Raises:
+        click.MissingParameter: there is no program, or no setting that the job cannot do without.
+    """
+    if (name := program or of_project().get("program")) is None:
+        _require("program")
+    return str(name), given_settings(values, *kinds, artifact=is_artifact(name))
+
+
+def is_artifact(*names: Any) -> bool:
+    """Whether one of the names is an artifact's folder."""
+    return any((Path(str(name)) / "manifest.json").is_file() for name in names)
+
+
+def of_project() -> dict[str, Any]:
+    """What the project file sets for the running command."""
+    context, names = click.get_current_context(), list[str]()
+    while context.parent is not None:
+        names.insert(0, str(context.info_name))
+        context = context.parent
+    return project_settings(" ".join(names))
+
+
+def _require(name: str) -> None:
+    context = click.get_current_context()
+    raise click.MissingParameter(
+        ctx=context, param=next(option for option in context.command.params if option.name == name)
+    )
+
+
+def is_given(name: str) -> bool:
+    """Whether an option is on the command line, or in an environment variable that it reads."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source in (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
+
+
+def _sizes(values: dict[str, Any], split: str | None) -> dict[str, Any]:
+    found = {split: size for split in SPLITS if (size := values.pop(f"{split}_size", None)) is not None}
+    if (size := values.pop("size", None)) is not None:
+        found[values["split"] if split is None or is_given("split") else split] = size
+    return {"sizes": found} if found else {}
+
+
+def _value(one: Setting, value: Any) -> Any:
+    """What a flag says, as the field has it."""
+    flag, kind = one.declared.flag.split("/")[0] or f"--{one.name.replace('_', '-')}", one.plain
+    if kind is bool:
+        return value if _parameter(one) == one.name else not value
+    if get_origin(kind) is Mapping:
+        read = _READ.get(get_origin(item := get_args(kind)[1]) or item, _text)
+        return {name: read(text, flag, name) for name, text in pairs(value, flag).items()}
+    if get_origin(kind) is Sequence and isinstance(value, str):
+        return tuple(word.strip() for word in value.split(",") if word.strip())
+    return Path(value) if kind is Path else value
+
+
+def _text(text: str, flag: str, name: str) -> str:
+    return text
+
+
+def _number(text: str, flag: str, name: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise click.UsageError(f"{flag}: {text!r} is no number") from None
+
+
+def _range(text: str, flag: str, name: str) -> tuple[float, float]:
+    low, colon, high = text.partition(":")
+    if not colon:
+        raise click.UsageError(f"{flag} {name}={text} must be NAME=LOW:HIGH")
+    return _number(low, flag, name), _number(high, flag, name)
+
+
+_READ: dict[Any, Callable[[str, str, str], Any]] = {
+    Any: lambda text, flag, name: json_or_text(text),
+    float: _number,
+    tuple: _range,
+}

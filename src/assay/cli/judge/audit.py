@@ -1,0 +1,94 @@
+"""`assay judge audit`: the ways judges are known to fail."""
+
+from typing import Any
+
+import click
+
+from assay.cli.flags import given_settings, is_artifact, settings_flags
+from assay.cli.judge.tables import rich_console, spent_text
+from assay.cli.shared import Console, job_options, keep, print_json, require_coverage
+from assay.cli.wording import counted, in_flags
+from assay.runs.settings import JudgeAuditSettings
+
+__all__ = ["audit_command"]
+
+
+@click.command("audit")
+@click.argument("judge")
+@click.option(
+    "--cases",
+    metavar="D",
+    help="Rows with good and bad outputs (and input) to make the attacks from; shipped ones by default.",
+)
+@click.option(
+    "--labels",
+    metavar="D",
+    help="Ratings instead, whose best and worst outputs are taken; 'store' for those of the store.",
+)
+@click.option(
+    "--attack", metavar="FILE", help="Attacks of your own to try as well: rows with text (holding {output}) and name."
+)
+@settings_flags(JudgeAuditSettings, without=("rename", "salt", "sizes", "preflight"))
+@job_options(resume=False)
+def audit_command(judge: str, **values: Any) -> None:
+    """Try the ways judges are known to fail on JUDGE. Exit code 1 where it fails one: for your CI."""
+    from assay.api.judge.audit import audit_judge
+    from assay.errors import ModelError
+
+    (as_json,) = keep(values, "as_json")
+    values |= given_settings(values, JudgeAuditSettings, artifact=is_artifact(judge))
+    try:
+        data = audit_judge(judge, progress=Console(), **values)
+    except ModelError as error:
+        if as_json:
+            print_json({"passed": None, "error": str(error)})
+        raise
+    if as_json:
+        print_json(data)
+    else:
+        _show_audit(data)
+    require_coverage(data)
+    if not data["passed"]:
+        click.get_current_context().exit(1)
+
+
+def _show_audit(data: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    rich, table = (
+        rich_console(),
+        Table(title=f"audit: right at least {data['pass_at']:.0%} of the time", title_justify="left"),
+    )
+    for column in ("attack", "right", "cases", "verdicts moved", ""):
+        table.add_column(column, justify="left" if column in ("attack", "") else "right")
+    for name, entry in data["attacks"].items():
+        moved = "" if entry["flip_rate"] is None else f"{entry['flip_rate']:.0%}"
+        table.add_row(
+            name,
+            f"{entry['share']:.0%}",
+            str(entry["n"]),
+            moved,
+            "passed" if entry["passed"] else "[bold]FAILED[/bold]",
+        )
+    rich.print(table)
+    for note in data["notes"]:
+        rich.print(f"note: {in_flags(note)}", markup=False)
+    for name in data["not_tried"]:
+        why = "in every case its own words say the right answer"
+        if name == "truncation":
+            why = "no good output has a first half that surely lost what makes it right; an 'answer' column says it"
+        rich.print(f"note: {name} was not tried: {why}", markup=False)
+    for alarm in data["flip_alarms"]:
+        rich.print(f"alarm: {alarm}", markup=False)
+    for name, entry in data["attacks"].items():
+        for wrong in [] if entry["passed"] else entry["wrong"][:1]:
+            value, against = ("none" if v is None else f"{v:.2f}" for v in (wrong["value"], wrong["against"]))
+            than = "" if wrong["against"] is None else f" the {against} of the output that it is compared with"
+            rich.print(f"{name}: {wrong['output']!r} got {value}, and must be {wrong['rule']}{than}", markup=False)
+    verdict = "passed" if data["passed"] else "FAILED"
+    alarms = f" (alarms: {len(data['flip_alarms'])})" if data["flip_alarms"] else ""
+    rich.print(
+        f"{verdict}{alarms}; {counted(data['verdicts'], 'verdicts')}, {data['unscored']} of them none; "
+        f"{spent_text(data)}",
+        markup=False,
+    )

@@ -1,0 +1,32 @@
+"""`assay judge card`: the reliability card of a compiled judge."""
+
+import click
+
+from assay.cli.judge.tables import rich_console, show_agreement, show_card
+from assay.cli.shared import json_option, print_json
+
+__all__ = ["card_command"]
+
+
+@click.command("card")
+@click.argument("judge")
+@json_option()
+def card_command(judge: str, as_json: bool) -> None:
+    """Show the reliability card of a compiled JUDGE."""
+    import json
+    from pathlib import Path
+
+    from assay.errors import ArtifactError
+
+    path = Path(judge) / "card.json"
+    if not path.is_file():
+        raise ArtifactError(
+            f"{judge} has no card: it is no folder that assay judge compile wrote, or its run was stopped "
+            f"before the sealed test"
+        )
+    card = json.loads(path.read_text("utf-8"))
+    if as_json:
+        print_json(card)
+    else:
+        show_agreement(rich_console(), card)
+        show_card(rich_console(), card)

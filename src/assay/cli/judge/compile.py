@@ -1,0 +1,86 @@
+"""`assay judge compile`: optimize and calibrate a judge against human labels."""
+
+from typing import Any
+
+import click
+
+from assay.cli.flags import given_settings, settings_flags
+from assay.cli.judge.tables import MEASURES, gain_text, interval_text, number, show_card
+from assay.cli.shared import Console, job_options, keep, print_json, require_coverage, say_openings
+from assay.cli.wording import in_flags
+from assay.reports.markdown import dollars
+from assay.runs.settings import JudgeCompileSettings
+
+__all__ = ["compile_command"]
+
+
+@click.command("compile")
+@click.argument("judge")
+@settings_flags(JudgeCompileSettings)
+@job_options(out="Folder to write the artifact to.")
+def compile_command(judge: str, **values: Any) -> None:
+    """Compile JUDGE against people's labels, and report its agreement on sealed items beside the human ceiling.
+
+    JUDGE is a YAML file, path/to/file.py:NAME, an artifact's folder, or one sentence that says what to judge.
+    """
+    from assay.api.judge import compile as judging
+
+    as_json, store, out, resume = keep(values, "as_json", "store", "out", "resume")
+    report = judging.compile_judge(
+        judge, store=store, out=out, resume=resume, progress=Console(), **given_settings(values, JudgeCompileSettings)
+    )
+    data = report.to_dict()
+    if as_json:
+        print_json(data)
+    else:
+        _show(data)
+    require_coverage(data)
+
+
+def _show(data: dict[str, Any]) -> None:
+    from rich.console import Console as Rich
+    from rich.table import Table
+
+    rich = Rich(highlight=False)
+    before, after, people, card = data["test"]["baseline"], data["test"]["compiled"], data["ceiling"], data["card"]
+    if before and after:
+        table = Table(title=f"agreement with people, {after['n']} sealed items", title_justify="left")
+        for column in ("", "baseline", "compiled", "95 %", "people"):
+            table.add_column(column, justify="left" if not column else "right")
+        for name in MEASURES:
+            style = "bold" if name == data["objective"] else ""
+            table.add_row(
+                name,
+                number(before[name]),
+                number(after[name]),
+                interval_text(after["intervals"].get(name)),
+                number(people[name]),
+                style=style,
+            )
+        table.add_row("no verdict", str(before["unscored"]), str(after["unscored"]), "", "")
+        rich.print(table)
+        for whose, side in (("", after), ("people's ", people)):
+            for name, reason in sorted(side["undefined"].items()):
+                if not whose or name != "brier":  # people give no probabilities
+                    rich.print(f"{whose}{name} is undefined: {reason}", markup=False)
+        gain, accuracy = data["test"]["gain"], data["test"]["accuracy_gain"]
+        rich.print(f"gain in {data['objective']}: {gain_text(gain)}; in accuracy: {gain_text(accuracy)}", markup=False)
+        show_card(rich, card, said=after["undefined"])
+    say_openings(rich, data["test_openings"])
+    if data["gate"]:
+        unproven = "no proof on gate that it agrees better: keep the baseline; the artifact holds the unproven judge"
+        verdict = "the compiled judge replaces the baseline" if data["replaces"] else unproven
+        rich.print(f"gate ({data['gate']['n']} items): {gain_text(data['gate'])}: {verdict}", markup=False)
+    rich.print(
+        f"winner: {data['winner']}; {data['calls']:,} LM calls ({data['cached']:,} more from the cache), "
+        f"{dollars(data['cost_usd'])}",
+        markup=False,
+    )
+    for note in [
+        *data["notes"],
+        *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else []),
+    ]:
+        rich.print(f"note: {in_flags(note)}", markup=False)
+    for key in ("picture", "artifact"):
+        if data[key]:
+            rich.print(f"{key}: {data[key]}", markup=False, soft_wrap=True)

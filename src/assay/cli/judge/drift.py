@@ -1,0 +1,55 @@
+"""`assay judge drift`: a frozen set of verdicts, replayed."""
+
+from typing import Any
+
+import click
+
+from assay.cli.flags import given_settings, is_artifact, settings_flags
+from assay.cli.judge.tables import rich_console, spent_text
+from assay.cli.shared import Console, job_options, keep, print_json, require_coverage
+from assay.runs.settings import JudgeDriftSettings
+
+__all__ = ["drift_command"]
+
+
+@click.command("drift")
+@click.argument("judge")
+@click.option(
+    "--anchors", metavar="FILE", help="The frozen set, a .json file; by default the one beside a compiled judge."
+)
+@click.option("--freeze", metavar="D", help="Freeze what JUDGE says of these rows into FILE.")
+@settings_flags(JudgeDriftSettings, without=("rename", "salt", "sizes", "cache"))
+@job_options(resume=False)
+def drift_command(judge: str, **values: Any) -> None:
+    """Replay a frozen set of verdicts on JUDGE, and raise an alarm that names what changed. Exit code 1 on an alarm."""
+    from assay.api.judge.drift import replay_anchors
+
+    (as_json,) = keep(values, "as_json")
+    values |= given_settings(values, JudgeDriftSettings, artifact=is_artifact(judge))
+    data = replay_anchors(judge, progress=Console(), **values)
+    if as_json:
+        print_json(data)
+    elif "frozen" in data:
+        text = (
+            f"froze {data['frozen']} verdicts in {data['anchors']}; "
+            f"asked twice they differ by {data['noise']:.3f} of the scale; {spent_text(data)}"
+        )
+        rich_console().print(text, markup=False)
+    else:
+        _show_drift(data)
+    require_coverage(data)
+    if data.get("alarms"):
+        click.get_current_context().exit(1)
+
+
+def _show_drift(data: dict[str, Any]) -> None:
+    rich = rich_console()
+    for name, (before, after) in data["changed"].items():
+        rich.print(f"changed: {name}: {before} -> {after}", markup=False)
+    moved, psi = ("–" if value is None else f"{value:.3f}" for value in (data["mean_difference"], data["psi"]))
+    cusum = f"CUSUM {data['cusum']:.1f} (alarm over {data['cusum_limit']:.1f})"
+    over = "" if data["psi"] is None else f" (alarm over {data['psi_limit']:.2f})"
+    rich.print(f"{data['n']} anchors: mean difference {moved}, {cusum}, PSI {psi}{over}", markup=False)
+    for alarm in data["alarms"]:
+        rich.print(f"ALARM: {alarm}", markup=False)
+    rich.print(f"{'drifted' if data['alarms'] else 'judges as it did'}; {spent_text(data)}", markup=False)

@@ -1,0 +1,29 @@
+"""`assay judge forget`: removes a person's labels."""
+
+import click
+
+from assay.cli.judge.tables import rich_console
+from assay.cli.shared import json_option, print_json, store_option
+from assay.cli.wording import counted
+
+__all__ = ["forget_command"]
+
+
+@click.command("forget")
+@click.argument("rater")
+@store_option()
+@json_option()
+def forget_command(rater: str, store: str | None, as_json: bool) -> None:
+    """Remove all labels of RATER from the store, and name every judge that was compiled from them."""
+    from assay.api.judge.forget import forget_rater
+
+    data = forget_rater(rater, store=store)
+    if as_json:
+        print_json(data)
+        return
+    rich = rich_console()
+    rich.print(f"{counted(data['removed'], 'labels')} of {rater} removed", markup=False)
+    for judge in data["judges"]:
+        rich.print(
+            f"compiled from labels of {rater}, compile it again without them: {judge}", markup=False, soft_wrap=True
+        )

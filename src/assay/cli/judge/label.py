@@ -1,0 +1,124 @@
+"""`assay judge label`: a person judges rollouts of the store."""
+
+import getpass
+import sys
+from typing import Any
+
+import click
+
+from assay.cli.shared import json_option, print_json, store_option, trust_option
+from assay.cli.wording import counted
+
+__all__ = ["label_command"]
+
+
+def _words(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    return tuple(word.strip() for word in value.split(",")) if value else None
+
+
+@click.command("label")
+@click.argument("judge")
+@click.option("--rater", help="Who you are; by default your user name.")
+@click.option("--run", "run_id", help="Only rollouts of this run.")
+@click.option("--task", "task_id", help="Only rollouts of this task.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Most outputs to ask about.")
+@click.option("--rationale", is_flag=True, help="Ask for a reason as well; optimizers that reflect read it.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order in which rollouts are shown.")
+@click.option(
+    "--scale", callback=_words, help="Words of a judge that is given as a sentence, worst to best; no,yes by default."
+)
+@store_option()
+@trust_option()
+@json_option("What was labelled as one JSON object on standard output; the questions go to standard error.")
+def label_command(
+    judge: str, rater: str | None, limit: int, rationale: bool, store: str | None, as_json: bool, **where: Any
+) -> None:
+    """Judge rollouts of the store yourself, as JUDGE would be asked, and keep the labels in the store.
+
+    Answer with a word of the scale, its number in the list (where no word is a number itself), s to skip or q to stop;
+    every answer is kept at once. Then compile with assay judge compile JUDGE --labels store.
+    """
+    from assay.api.judge.items import question_key
+    from assay.api.judge.label import to_label
+    from assay.traces.store import Store
+
+    who, done = rater or getpass.getuser(), 0
+    with Store(store) as opened:
+        built, waiting = to_label(judge, opened, rater=who, limit=limit, **where)
+        words = list(built.spec.scale)
+        if not waiting:
+            click.echo("nothing is waiting for your label: no rollout that you have not judged fits", err=True)
+        for at, entry in enumerate(waiting, 1):
+            _ask(at, len(waiting), entry.shown, built.spec)
+            label = _answer(words)
+            if label is None:
+                break
+            if label:
+                why = _line("why? ") if rationale else ""
+                opened.put_label(
+                    question_key(built),
+                    entry.item_id,
+                    who,
+                    label,
+                    shown=entry.shown,
+                    rationale=why,
+                    rollout_id=entry.rollout_id,
+                )
+                done += 1
+    data = {"rater": who, "labelled": done, "asked": len(waiting)}
+    if as_json:
+        print_json(data)
+    else:
+        then = f"; compile with: assay judge compile {judge!r} --labels store" if done else ""
+        click.echo(f"{counted(done, 'labels')} of {who} kept{then}", err=True)
+
+
+def _ask(at: int, count: int, shown: Any, spec: Any) -> None:
+    from rich.console import Console as Rich
+    from rich.panel import Panel
+    from rich.text import Text
+
+    rich = Rich(stderr=True, highlight=False)
+    rich.rule(f"{at} of {count}")
+    for name, value in shown.items():
+        rich.print(Panel(Text(str(value)), title=name, title_align="left"))
+    rich.print(f"{spec.text}", markup=False)
+    keys = {word: key for key, word in _numbers(list(spec.scale)).items()}
+    for word in spec.scale:
+        meaning = f": {spec.anchors[word]}" if word in spec.anchors else ""
+        rich.print(f"  {keys.get(word, '')} {word}{meaning}", markup=False)
+
+
+def _numbers(words: list[str]) -> dict[str, str]:
+    """What may be typed for a word: its place, but on a scale of numbers only the numbers themselves."""
+    return (
+        {}
+        if any(word.strip("+-").replace(".", "").isdigit() for word in words)
+        else {str(at): word for at, word in enumerate(words, 1)}
+    )
+
+
+def _line(prompt: str) -> str:
+    click.echo(prompt, nl=False, err=True)
+    return sys.stdin.readline().strip()
+
+
+def _answer(words: list[str]) -> str | None:
+    """The typed word of the scale, "" to skip, None to stop or at the end of the input.
+
+    Where s or q is itself a word of the scale, /s skips or /q stops.
+    """
+    known = {**_numbers(words), **{word.casefold(): word for word in words}}
+    skip, stop = (key if key not in known else f"/{key}" for key in ("s", "q"))
+    while True:
+        click.echo(f"your verdict ({skip} skips, {stop} stops): ", nl=False, err=True)
+        line = sys.stdin.readline()
+        said = line.strip().casefold()
+        if said in known:
+            return known[said]
+        if said == stop or not line:
+            return None
+        if said == skip:
+            return ""
+        numbers = f", or 1 to {len(words)}" if _numbers(words) else ""
+        click.echo(f"{line.strip()!r} is not on the scale: {', '.join(words)}{numbers}", err=True)

@@ -1,0 +1,31 @@
+"""`assay judge lint`: criteria that ask two things, or about what a judge cannot see."""
+
+import click
+
+from assay.cli.judge.tables import rich_console
+from assay.cli.shared import json_option, print_json, trust_option
+
+__all__ = ["lint_command"]
+
+
+@click.command("lint")
+@click.argument("rubric")
+@trust_option()
+@json_option()
+def lint_command(rubric: str, as_json: bool) -> None:
+    """Look for criteria in RUBRIC that ask two things, ask about what a judge cannot see, or stand twice. Exit code 1
+    if there are any."""
+    from assay.rubrics import lint_rubric
+    from assay.runs.loading import load_judge, load_rubric
+
+    found = lint_rubric(load_rubric(rubric), used=lambda name: load_judge(name).spec.text)
+    if as_json:
+        print_json({"findings": [finding.to_dict() for finding in found]})
+    else:
+        for finding in found:
+            rich_console().print(f"{finding.criterion}: {finding.rule}: {finding.text}", markup=False)
+        rich_console().print(
+            f"{len(found)} finding{'s' if len(found) > 1 else ''}" if found else "nothing found", markup=False
+        )
+    if found:
+        click.get_current_context().exit(1)

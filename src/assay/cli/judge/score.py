@@ -1,0 +1,74 @@
+"""`assay judge score`: every row of a dataset."""
+
+from typing import Any
+
+import click
+
+from assay.cli.flags import given_settings, is_artifact, settings_flags
+from assay.cli.judge.tables import rich_console, spent_text
+from assay.cli.shared import Console, job_options, keep, print_json, require_coverage
+from assay.cli.wording import counted
+from assay.runs.settings import JudgeScoreSettings
+
+__all__ = ["score_command"]
+
+
+@click.command("score")
+@click.argument("judge")
+@click.option(
+    "--data",
+    required=True,
+    metavar="D",
+    help="Rows with input and output (or output_a and output_b); labels beside some correct the mean.",
+)
+@click.option("--out", metavar="FILE", help="A .jsonl file for one verdict an item.")
+@settings_flags(JudgeScoreSettings, without=("salt", "sizes"))
+@job_options()
+def score_command(judge: str, **values: Any) -> None:
+    """Judge every row of D, and say the mean with its interval."""
+    from assay.api.judge.score import score_rows
+
+    (as_json,) = keep(values, "as_json")
+    values |= given_settings(values, JudgeScoreSettings, artifact=is_artifact(judge))
+    data = score_rows(judge, progress=Console(), **values)
+    if as_json:
+        print_json(data)
+    else:
+        _show_scores(data)
+    require_coverage(data)
+
+
+def _show_scores(data: dict[str, Any]) -> None:
+    rich = rich_console()
+    shares = ", ".join(f"{label} {count}" for label, count in data["verdicts"].items())
+    several = (
+        f" of {counted(data['rows'], 'rows')}; rows that show the same count once" if data["rows"] != data["n"] else ""
+    )
+    rich.print(f"{counted(data['n'], 'items')}{several}: {shares}; no verdict {data['unscored']}", markup=False)
+    for reason in data["why_unscored"]:
+        rich.print(f"note: no verdict: {reason}", markup=False)
+    if data["interval"]:
+        rich.print(
+            "mean value {:.3f}, 95 % [{:.3f}, {:.3f}] as this judge sees it".format(data["mean"], *data["interval"]),
+            markup=False,
+        )
+    if data["labelled"] > 0 and not data["corrected"]:
+        why = (
+            "every item has one, and there is nothing to correct"
+            if data["labelled"] == data["n"]
+            else "it takes 20, and two items without one"
+        )
+        rich.print(
+            f"note: the mean is not corrected by the {counted(data['labelled'], 'items')} with human labels: {why}",
+            markup=False,
+        )
+    if found := data["corrected"]:
+        text = (
+            f"corrected by {found['n_people']} human labels: {found['mean']:.3f}, 95 % [{found['low']:.3f}, "
+            f"{found['high']:.3f}] "
+            f"(people alone {found['people_alone']:.3f}; the verdicts were trusted by {found['weight']:.2f})"
+        )
+        rich.print(text, markup=False)
+    if data["out"]:
+        rich.print(f"verdicts: {data['out']}", markup=False, soft_wrap=True)
+    rich.print(spent_text(data), markup=False)

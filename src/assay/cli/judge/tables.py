@@ -1,0 +1,137 @@
+"""Tables and lines that the commands of `assay judge` print."""
+
+from collections.abc import Collection
+from typing import Any
+
+from assay.reports.markdown import dollars
+
+__all__ = [
+    "MEASURES",
+    "confusion_table",
+    "gain_text",
+    "interval_text",
+    "number",
+    "rich_console",
+    "show_agreement",
+    "show_card",
+    "spent_text",
+]
+
+MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman", "brier")
+
+
+def show_agreement(rich: Any, card: dict[str, Any]) -> None:
+    """A card's agreement with people, beside that of people with each other."""
+    from rich.table import Table
+
+    found, people = card["agreement"], card["ceiling"]
+    table = Table(title=f"agreement with people, {found['n']} sealed items", title_justify="left")
+    for column in ("", "judge", "95 %", "people"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name in MEASURES:
+        style = "bold" if name == card["objective"] else ""
+        table.add_row(
+            name, number(found[name]), interval_text(found["intervals"].get(name)), number(people[name]), style=style
+        )
+    rich.print(table)
+
+
+def show_card(rich: Any, card: dict[str, Any], *, said: Collection[str] = ()) -> None:
+    """A card in words. `said`: measures whose being undefined was said already."""
+    shown = [
+        ("of what people reach", _percent(card["of_ceiling"])),
+        ("coverage", _percent(card["coverage"])),
+        ("calibration error, Brier", f"{number(card['calibration_error'])}, {number(card['brier'])}"),
+        (
+            "probability on its scale",
+            "–" if not card.get("mass") else "mean {mean:.0%}, lowest {lowest:.1%}".format(**card["mass"]),
+        ),
+        ("same verdict when asked again", _percent(card["test_retest"])),
+        (
+            "length bias (rho)",
+            "–"
+            if card["length_bias"] is None
+            else "{rho:+.2f} [{low:+.2f}, {high:+.2f}]".format(**card["length_bias"]),
+        ),
+        (
+            "verbosity bias",
+            "–"
+            if card["verbosity_bias"] is None
+            else "{mean:+.2f} [{low:+.2f}, {high:+.2f}]".format(**card["verbosity_bias"]),
+        ),
+        *(
+            (("flips when places change", _percent(card["position_flip_rate"])),)
+            if card["position_flip_rate"] is not None
+            else ()
+        ),
+        *(
+            (("self-preference", "{mean:+.2f} [{low:+.2f}, {high:+.2f}]".format(**card["self_preference"])),)
+            if card["self_preference"]
+            else ()
+        ),
+        ("smallest difference it can show", _percent(card["smallest_difference"])),
+        ("dollars a verdict", "–" if card["cost_usd_per_verdict"] is None else f"{card['cost_usd_per_verdict']:.6f}"),
+    ]
+    rich.print("; ".join(f"{name}: {value}" for name, value in shown), markup=False)
+    for row in card.get("explained_by") or ():
+        text = (
+            f"{row['feature']} explains judge minus raters: {row['effect']:+.2f} of the scale, 95 % "
+            f"[{row['low']:+.2f}, {row['high']:+.2f}], "
+            f"corrected p {row['p']:.3f}, in {row['n']} outputs"
+        )
+        rich.print(text, markup=False)
+    rich.print(confusion_table(card["confusion"]))
+    for name, reason in sorted((name, why) for name, why in card["undefined"].items() if name not in said):
+        rich.print(f"{name.replace('_', ' ')} is undefined: {reason}", markup=False)
+    for alarm in card["alarms"]:
+        rich.print(f"alarm: this judge {alarm}", markup=False)
+
+
+def confusion_table(found: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    title = "confusion: the judge's verdicts by human labels, items (one with several labels counts in parts)"
+    table = Table(title=title, title_justify="left")
+    table.add_column("judge")
+    for label in found["labels"]:
+        table.add_column(label, justify="right")
+    for label, row in zip(found["labels"], found["verdicts_by_people"], strict=True):
+        table.add_row(label, *(f"{value:.4g}" for value in row))
+    return table
+
+
+def number(value: float | None) -> str:
+    """Three decimals; a dash where undefined."""
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f} %"
+
+
+def interval_text(interval: list[float] | None) -> str:
+    """`[low, high]`; a dash where there is none."""
+    return "–" if interval is None else f"[{interval[0]:.3f}, {interval[1]:.3f}]"
+
+
+def gain_text(gain: dict[str, Any]) -> str:
+    """A gain with its 95 % interval."""
+    if gain["mean"] is None:
+        return "undefined"
+    reach = "no interval (under 20 items)" if gain["low"] is None else f"95 % [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+    return f"{gain['mean']:+.3f}, {reach}"
+
+
+def rich_console() -> Any:
+    """A console on standard output."""
+    from rich.console import Console as Rich
+
+    return Rich(highlight=False)
+
+
+def spent_text(data: dict[str, Any]) -> str:
+    """Calls, tokens and dollars of a report."""
+    return (
+        f"{data['calls']:,} LM calls ({data['cached']:,} more from the cache), {data['tokens']:,} tokens, "
+        f"{dollars(data['cost_usd'])}"
+    )

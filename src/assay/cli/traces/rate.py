@@ -1,0 +1,94 @@
+"""`assay traces rate`: human ratings of rollouts."""
+
+from typing import Any
+
+import click
+
+from assay.cli.shared import json_option, open_store, print_json, store_option
+from assay.cli.wording import counted
+
+__all__ = ["rate_command"]
+
+_NOT_RATED = ("judge", "outside")  # sources of rollouts that no export uses
+
+
+@click.command("rate")
+@click.argument("rollout_id", required=False)
+@click.argument("rating", type=float, required=False)
+@click.option("--run", "run_id", help="Ask only about rollouts of this run.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Largest number to ask about.")
+@store_option()
+@json_option()
+def rate_command(
+    rollout_id: str | None, rating: float | None, run_id: str | None, limit: int, store: str | None, as_json: bool
+) -> None:
+    """Rate one rollout from 0 to 1. Without ROLLOUT_ID, ask for a rating of each rollout that has none.
+
+    An export of training data uses the rating in place of the rubric's score.
+    """
+    with open_store(store) as opened:
+        if rollout_id is None:
+            rated = _ask(opened, run_id, limit)
+        elif rating is None:
+            raise click.UsageError("say the rating as well, from 0 to 1: assay traces rate ROLLOUT 0.8")
+        else:
+            rated = {_rate(opened, rollout_id, rating): rating}
+    if as_json:
+        print_json({"rated": rated})
+    else:
+        click.echo(f"{counted(len(rated), 'rollouts')} rated")
+
+
+def _ask(opened: Any, run_id: str | None, limit: int) -> dict[str, float]:
+    """Asks for ratings on the terminal. Returns those given, by rollout id."""
+    rated: dict[str, float] = {}
+    # Rollouts of gate and test are sealed: a rating would be used for selection.
+    waiting = [
+        rollout
+        for rollout in opened.rollouts(run_id=run_id, limit=None)
+        if rollout.source not in _NOT_RATED
+        and rollout.split not in ("gate", "test")
+        and rollout.human_rating is None
+        and rollout.status in ("done", "failed")
+    ][:limit]
+    for number, rollout in enumerate(waiting, 1):
+        output = rollout.prediction if rollout.prediction is not None else rollout.error
+        click.echo(f"\n[{number} of {len(waiting)}] {rollout.inputs}\n  -> {output}", err=True)
+        try:
+            answer = click.prompt(
+                "rating 0 to 1 (Enter: skip, q: quit)", default="", show_default=False, err=True
+            ).strip()
+        except click.Abort:  # end of the input
+            break
+        if answer == "q":
+            break
+        if answer and (value := _number(answer)) is not None:
+            rated[_rate(opened, rollout.id, value)] = value
+    return rated
+
+
+def _rate(opened: Any, rollout_id: str, rating: float) -> str:
+    """Stores a rating. Returns the full id of the rollout."""
+    from assay.errors import ConfigError
+
+    rollout = opened.rollout(rollout_id)
+    if rollout.source in _NOT_RATED:
+        what = "a verdict of a judge" if rollout.source == "judge" else "a group of LM calls outside of a task"
+        raise ConfigError(
+            f"{rollout.id} is {what}, which no export uses. Rate the program's rollout (see assay traces list); "
+            "to give a judge an example, use assay judge label"
+        )
+    opened.rate(rollout.id, rating)
+    return str(rollout.id)
+
+
+def _number(text: str) -> float | None:
+    """A rating; None, with a message, if the text is not a number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if 0 <= value <= 1:
+        return value
+    click.echo(f"{text!r} is not a number from 0 to 1; the rollout was not rated", err=True)
+    return None

@@ -1,0 +1,72 @@
+"""`assay traces score`: score stored rollouts by a rubric."""
+
+from typing import Any
+
+import click
+
+from assay.cli.flags import given_settings, settings_flags
+from assay.cli.shared import (
+    Console,
+    json_option,
+    min_coverage_option,
+    open_store,
+    print_json,
+    require_coverage,
+    store_option,
+    trust_option,
+)
+from assay.cli.wording import counted
+from assay.runs.settings import ProgramSettings
+
+__all__ = ["score_command"]
+
+_FIELDS = ("rubric", "judge_model", "judge_api_base", "judge_api_key_env", "threads", "task_timeout", "preflight")
+_HELP = {
+    "judge_model": "Model of the rubric's judges.",
+    "judge_api_base": "Base URL of an OpenAI-compatible server for --judge-model.",
+    "threads": "Number of rollouts scored at the same time; by default chosen for the judges' model.",
+    "task_timeout": "Time limit in seconds of one check or one judge; beyond it the criterion is unscored.",
+}
+
+
+@click.command("score")
+@settings_flags(ProgramSettings, only=_FIELDS, help=_HELP)
+@click.option("--run", "runs", multiple=True, help="Only rollouts of this run; repeatable.")
+@click.option("--again", is_flag=True, help="Also score rollouts that have a score, and replace it.")
+@min_coverage_option()
+@trust_option()
+@store_option()
+@json_option()
+def score_command(runs: tuple[str, ...], again: bool, store: str | None, as_json: bool, **values: Any) -> None:
+    """Score stored rollouts (of the gateway, or imported) by a rubric, step rewards included.
+
+    A rollout on which a criterion could not be decided keeps the score it had, or stays unscored.
+    """
+    from assay.api.traces import score_rollouts
+
+    settings = given_settings(values, ProgramSettings, project=False)
+    open_store(store).close()  # refuses a store that does not exist, which `score_rollouts` would create
+    report = score_rollouts(settings.pop("rubric"), store=store, runs=runs, again=again, progress=Console(), **settings)
+    if as_json:
+        print_json(report)
+    else:
+        _show(report)
+    require_coverage(report)
+
+
+def _show(report: dict[str, Any]) -> None:
+    mean = "" if report["mean"] is None else f", mean {report['mean']:.3f}"
+    click.echo(
+        f"{counted(report['scored'], 'rollouts')} scored{mean}; {report['unscored']} could not be scored and are "
+        f"unchanged, {report['skipped']} already had a score"
+    )
+    if others := report["skipped_of_other_rubrics"]:
+        rubrics = ", ".join(f"{count} of {name or 'a rubric without a name'}" for name, count in others.items())
+        click.echo(f"note: existing scores of other rubrics than {report['rubric']}: {rubrics}. --again replaces them")
+    if report["running"]:
+        verb = "is" if report["running"] == 1 else "are"
+        click.echo(
+            f"{counted(report['running'], 'rollouts')} {verb} still running and not scored. A gateway ends "
+            f"rollouts when "
+            "it is stopped, or --idle-s after their last call; assay traces close ends those of a killed gateway"
+        )

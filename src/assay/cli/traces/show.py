@@ -1,0 +1,69 @@
+"""`assay traces show`: one rollout with its LM calls."""
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from assay.cli.shared import json_option, open_store, print_json, store_option
+
+__all__ = ["show_command"]
+
+
+@click.command("show")
+@click.argument("rollout_id")
+@store_option()
+@json_option()
+def show_command(rollout_id: str, store: str | None, as_json: bool) -> None:
+    """Show one rollout with every LM call, exactly as sent and received.
+
+    ROLLOUT_ID may be the first characters of the id.
+    """
+    from assay.traces.messages.dialects import answer_of, chat_messages
+
+    with open_store(store) as opened:
+        rollout = opened.rollout(rollout_id)
+    if as_json:
+        print_json(asdict(rollout))
+        return
+    score = "unscored" if rollout.score is None else f"{rollout.score:.3f}"
+    program = "@".join(part for part in (rollout.program, rollout.program_version) if part) or f"from {rollout.source}"
+    task = ", ".join(part for part in (rollout.task_type, rollout.split) if part)
+    click.echo(f"{rollout.id}  {program}  {rollout.model}  {rollout.status}  score {score}")
+    click.echo(f"task {rollout.task_id or '–'} ({task}): {rollout.inputs}")
+    _show_tools(rollout.early_tools)
+    for t in rollout.transitions:
+        marks = [word for word, on in (("cached", t.cached), ("constrained", t.constrained)) if on]
+        tokens = f"{t.prompt_tokens}+{t.completion_tokens} tokens, {t.latency_ms:.0f} ms"
+        click.echo(f"\n[{t.t}] {tokens}{', ' + ', '.join(marks) if marks else ''}")
+        for message in chat_messages(t.request):
+            calls = "".join(
+                f" [calls {c['function']['name']}({c['function']['arguments']})]"
+                for c in message.get("tool_calls") or ()
+            )
+            click.echo(f"  {message['role']}: {_flat(message.get('content') or '')}{calls}")
+        response = t.response or {}
+        answer = answer_of(t.request.get("dialect"), response.get("body", response))
+        if answer.reasoning:
+            click.echo(f"  reasoning: {_flat(answer.reasoning)}")
+        click.echo(f"  -> {t.error if t.error else _flat(t.output)}{' (refusal)' if answer.refusal else ''}")
+        _show_tools(t.tools)
+        if t.step_rewards:
+            click.echo(f"  step rewards: {', '.join(f'{name} {value:g}' for name, value in t.step_rewards.items())}")
+    click.echo(f"\nprediction: {rollout.prediction if rollout.prediction is not None else rollout.error}")
+    if rollout.human_rating is not None:
+        click.echo(f"human rating: {rollout.human_rating:g}")
+    for v in rollout.verdicts:
+        grade = "not counted" if not v.applies else "unscored" if v.grade is None else f"{v.grade:.2f}"
+        click.echo(f"  {v.criterion} (weight {v.weight:g}): {grade} {v.reason}")
+
+
+def _show_tools(tools: list[Any]) -> None:
+    for tool in tools:
+        click.echo(
+            f"  tool {tool.name}({tool.arguments}) = {tool.result if tool.error is None else 'error: ' + tool.error}"
+        )
+
+
+def _flat(text: Any) -> str:
+    return str(text).replace("\n", "\n      ")

@@ -1,0 +1,61 @@
+"""`assay traces stats`: counts, tokens and dollars."""
+
+from typing import Any
+
+import click
+
+from assay.cli.shared import json_option, open_store, print_json, store_option
+from assay.cli.wording import counted
+
+__all__ = ["stats_command"]
+
+
+@click.command("stats")
+@click.option("--run", "run_id", help="Count only this run.")
+@store_option()
+@json_option()
+def stats_command(run_id: str | None, store: str | None, as_json: bool) -> None:
+    """Counts, tokens and dollars of the recorded rollouts.
+
+    `unrecorded` counts LM calls that were made but could not be recorded; it is unknown where assay cannot detect them.
+    """
+    from assay.traces.store.counts import file_stats
+    from assay.traces.store.location import store_file
+
+    # A SQLite file is read without opening a `Store`, which loads SQLAlchemy and migrates the tables.
+    file = store_file(store)
+    counts = file_stats(file, run_id) if file is not None else None
+    if counts is None:
+        with open_store(store) as opened:
+            counts = opened.stats(run_id=run_id)
+    if as_json:
+        print_json(counts)
+        return
+    for label, text in _lines(counts):
+        click.echo(f"{label:18} {text}")
+
+
+def _lines(counts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Label with unit and value of each printed line."""
+
+    def by(name: str) -> str:
+        return ", ".join(f"{part} {count:,}" for part, count in counts[name].items()) or "–"
+
+    if counts["unrecorded"] is None:
+        seen = counted(counts["unrecorded_seen"], "LM calls")
+        unrecorded = f"unknown, at least {seen} ({counts['unrecorded_reason']})"
+    else:
+        unrecorded = counted(counts["unrecorded"], "LM calls")
+    complete = counts["unrecorded"] == 0
+    unpriced = "a call has no known price" if complete else "LM calls that went past the recorder are in no price"
+    mean = "–" if counts["mean_score"] is None else f"{counts['mean_score']:.3f}"
+    cost = f"unknown: {unpriced}" if counts["cost_usd"] is None else f"${counts['cost_usd']:.4f}"
+    return [
+        ("rollouts", f"{counts['rollouts']:,}"), ("  by status", by("statuses")), ("  by split", by("splits")),
+        ("  scored", f"{counts['scored']:,}, mean score {mean}"), ("LM calls", f"{counts['transitions']:,}"),
+        ("  from the cache", f"{counts['cached']:,}"), ("  failed", f"{counts['errors']:,}"),
+        ("unrecorded", unrecorded),
+        ("prompt tokens", f"{counts['prompt_tokens']:,} (calls from the cache included)"),
+        ("completion tokens", f"{counts['completion_tokens']:,} (calls from the cache included)"),
+        ("cost", cost),
+    ]  # fmt: skip

@@ -1,0 +1,136 @@
+"""Compares two programs on the same tasks. Gate decides by this comparison, and the test report shows it.
+
+Does not choose between candidates: the optimizers do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from assay.datasets import Task
+from assay.errors import BudgetExceeded, ModelError
+from assay.evaluation.evaluation import Evaluation, evaluate
+from assay.evaluation.sequential import SequentialTest
+from assay.evaluation.session import RecordedProgram, Session
+from assay.evaluation.statistics import Gain, differences_of, paired_gain
+
+__all__ = ["Comparison", "compare", "ended_early"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Both evaluations, and the paired gain of the second.
+
+    Attributes:
+        gain: paired difference of mean scores, `after` minus `before`, in [-1, 1]; higher is better.
+        planned: number of tasks the comparison was allowed to run.
+        ended: why fewer tasks were run: `decided`, `futile`, or the text of the cap; empty if all were run.
+        level: two-sided error of the interval.
+    """
+
+    before: Evaluation
+    after: Evaluation
+    gain: Gain
+    planned: int
+    ended: str = ""
+    cap: BudgetExceeded | None = None
+    level: float = 0.05
+
+
+def compare(
+    before: RecordedProgram,
+    after: RecordedProgram,
+    tasks: Sequence[Task],
+    session: Session,
+    *,
+    split: str,
+    names: tuple[str, str],
+    rule: SequentialTest | None = None,
+    after_session: Session | None = None,
+) -> Comparison:
+    """Runs both programs on the same tasks. If `after` is `before`, the program is run once.
+
+    Args:
+        rule: decides when to stop before the last task; None runs all tasks.
+        after_session: the session of `after`; None uses `session`.
+    Raises:
+        ModelError: no task of one of them could be scored.
+        BudgetExceeded: a cap was reached before any pair was complete. If some pairs were complete, they are compared
+            and `Comparison.cap` holds the error.
+        Cancelled: finished runs are in the store.
+    """
+    sessions = (session, after_session or session)
+    for each in sessions:
+        each.register(tasks, split)
+    first, second = Evaluation(), Evaluation()
+    level, ended, cap, done = 0.05, "", None, list[int]()
+    with session.phase(split), sessions[1].phase(split):
+        try:
+            if after is before:
+                second = evaluate(before, tasks, session, name=f"{split}: {names[0]}", into=first)
+            else:
+                level, ended = _in_parts((before, first), (after, second), tasks, sessions, split, names, rule, done)
+        except BudgetExceeded as error:
+            both = [key for key in first.results if after is before or key in second.results]
+            if not both:
+                raise
+            first, second, cap, ended = (
+                first.only(both),
+                (first if after is before else second).only(both),
+                error,
+                str(error),
+            )
+            level = (
+                rule.level([*(count for count in done if count < len(both)), len(both)]) if rule is not None else level
+            )
+    for evaluation in (first, second):
+        if evaluation.why_unscored is not None:
+            raise ModelError(f"none of the {len(evaluation)} {split} tasks could be scored: {evaluation.why_unscored}")
+    guarded = ended != ""
+    return Comparison(
+        first,
+        second,
+        paired_gain(first.scores, second.scores, level=level, guarded=guarded),
+        len(tasks),
+        ended,
+        cap,
+        level,
+    )
+
+
+def _in_parts(
+    before: tuple[RecordedProgram, Evaluation],
+    after: tuple[RecordedProgram, Evaluation],
+    tasks: Sequence[Task],
+    sessions: tuple[Session, Session],
+    split: str,
+    names: tuple[str, str],
+    rule: SequentialTest | None,
+    done: list[int],
+) -> tuple[float, str]:
+    """Runs both programs on the tasks between two interim analyses, until `rule` stops.
+
+    Appends the number of finished tasks to `done` after each part.
+
+    Returns:
+        The level of the interval, and why the comparison stopped early (empty if it did not).
+    """
+    for end in rule.evaluations if rule is not None else (len(tasks),):
+        part = tasks[done[-1] if done else 0 : end]
+        for (student, evaluation), name, session in zip((before, after), names, sessions, strict=True):
+            evaluate(student, part, session, name=f"{split}: {name}", into=evaluation)
+        done.append(end)
+        if rule is None:
+            return 0.05, ""
+        decision = rule.decide(list(differences_of(before[1].scores, after[1].scores)), done)
+        if decision.stop:
+            return decision.level, decision.why
+    return 0.05, ""  # no tasks
+
+
+def ended_early(comparison: Comparison, split: str) -> str:
+    """A report line that says why a comparison stopped early; empty if it ran all tasks or hit a cap."""
+    why = {
+        "decided": "a difference is shown; its interval holds for stopping early",
+        "futile": "the difference that it is to show could hardly be shown any more",
+    }.get(comparison.ended)
+    return f"{split} ended after {len(comparison.after)} of {comparison.planned} tasks: {why}" if why else ""

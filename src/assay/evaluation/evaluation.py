@@ -1,0 +1,310 @@
+"""Runs a program over tasks and collects the scores.
+
+Failed runs are counted. Nothing is retried here: retries belong to the model client.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from assay.datasets import Task
+from assay.errors import Cancelled, FailureKind
+from assay.evaluation.executors import in_threads, pairs_in_threads
+from assay.evaluation.failures import FirstRuns
+from assay.evaluation.metrics import Budget, TaskRun, measure, run_of
+from assay.evaluation.session import RecordedProgram, Session
+from assay.evaluation.statistics import mean_interval
+from assay.rubrics import ScoreResult
+from assay.rubrics.coverage import coverage_report
+from assay.rubrics.scoring import mean_result
+from assay.traces import Rollout
+
+__all__ = ["Evaluation", "evaluate", "evaluate_pairs", "finished_runs"]
+
+
+@dataclass
+class Evaluation:
+    """Results by task id, in the order of the tasks. A task that was run several times has the mean over its
+    samples."""
+
+    results: dict[str, ScoreResult] = field(default_factory=dict)
+    task_types: dict[str, str] = field(default_factory=dict)
+    tokens: dict[str, float] = field(default_factory=dict)
+    prompt_tokens: dict[str, float] = field(default_factory=dict)  # of them
+    calls: dict[str, float] = field(default_factory=dict)
+    cost_usd: dict[str, float] = field(default_factory=dict)
+    unpriced: set[str] = field(default_factory=set)  # tasks with a call whose price is not known
+    runs: dict[tuple[str, int], TaskRun] = field(default_factory=dict)  # by task and sample, for the five metrics
+    _samples: dict[str, list[ScoreResult]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Score by task id; NaN where unscored."""
+        return {task_id: result.value for task_id, result in self.results.items()}
+
+    @property
+    def mean(self) -> float:
+        """Mean over the scored tasks; NaN where none is."""
+        values = [value for value in self.scores.values() if not math.isnan(value)]
+        return float(np.mean(values)) if values else math.nan
+
+    @property
+    def why_unscored(self) -> str | None:
+        """Why the first task has no score, where no task has one."""
+        if not self.results or self.unscored < len(self):
+            return None
+        first = next(iter(self.results.values()))
+        return first.failed or first.feedback
+
+    @property
+    def unscored(self) -> int:
+        return sum(math.isnan(value) for value in self.scores.values())
+
+    def add(self, other: "Evaluation") -> None:
+        """Takes in the results of other tasks."""
+        self.results.update(other.results)
+        self.task_types.update(other.task_types)
+        self.tokens.update(other.tokens)
+        self.prompt_tokens.update(other.prompt_tokens)
+        self.calls.update(other.calls)
+        self.cost_usd.update(other.cost_usd)
+        self.unpriced |= other.unpriced
+        self.runs.update(other.runs)
+        self._samples.update(other._samples)
+
+    def only(self, task_ids: Collection[str]) -> "Evaluation":
+        """The results of some of the tasks."""
+        selected = set(task_ids)
+        parts = ("results", "task_types", "tokens", "prompt_tokens", "calls", "cost_usd", "_samples")
+        parts_of = {
+            name: {key: value for key, value in getattr(self, name).items() if key in selected} for name in parts
+        }
+        return Evaluation(
+            **parts_of,
+            unpriced=self.unpriced & selected,
+            runs={key: run for key, run in self.runs.items() if key[0] in selected},
+        )
+
+    def add_run(self, task: Task, prediction: Any) -> None:
+        """Takes in a scored run of one task; another one of the same task is another sample."""
+        samples, result = self._samples.setdefault(task.id, []), prediction._result
+        samples.append(result)
+        count, unscored = len(samples), math.isnan(result.value)
+        run = run_of(
+            prediction._rollout,
+            score=None if unscored else result.value,
+            has_tools=getattr(prediction, "_has_tools", False),
+            needed=task.metadata.get("tool_calls"),
+            error=(result.failed or result.feedback) if unscored else None,
+        )
+        self.results[task.id] = mean_result(samples)
+        self.task_types[task.id] = task.task_type
+        rollout = prediction._rollout
+        prompts = sum(t.prompt_tokens or 0 for t in rollout.transitions)
+        for means, value in (
+            (self.tokens, run.tokens or 0),
+            (self.prompt_tokens, prompts),
+            (self.calls, run.steps or 0),
+        ):
+            means[task.id] = means.get(task.id, 0.0) + (value - means.get(task.id, 0.0)) / count
+        self.cost_usd[task.id] = self.cost_usd.get(task.id, 0.0) + (run.cost_usd or 0.0)
+        self.unpriced |= {task.id} if rollout.unpriced else set()
+        self.runs[task.id, count - 1] = run
+
+    def arrange(self, order: Sequence[str]) -> None:
+        """Puts tasks into this order, whichever were done first; others stay before them."""
+        last = {task_id: place for place, task_id in enumerate(order)}
+        for by_task in (
+            self.results,
+            self.task_types,
+            self.tokens,
+            self.prompt_tokens,
+            self.calls,
+            self.cost_usd,
+            self._samples,
+        ):
+            _reorder(by_task, sorted(by_task, key=lambda task_id: last.get(task_id, -1)))
+        _reorder(self.runs, sorted(self.runs, key=lambda key: (key[1], last.get(key[0], -1))))
+
+    def criteria(self) -> dict[str, float | None]:
+        """Mean grade of each final criterion over the tasks where it was decided."""
+        grades: dict[str, list[float]] = defaultdict(list)
+        for result in self.results.values():
+            for name, value in result.grades.items():
+                grades[name] += [] if math.isnan(value) else [value]
+        return {name: float(np.mean(values)) if values else None for name, values in grades.items()}
+
+    def coverage(self) -> dict[str, Any]:
+        """`coverage` and `undecided` over all runs: see `assay.rubrics.coverage`."""
+        return coverage_report(
+            result for samples in (self._samples or {"": list(self.results.values())}).values() for result in samples
+        )
+
+    def report(self, *, budget: Budget | None = None) -> dict[str, Any]:
+        """The evaluation as a JSON-ready mapping.
+
+        Fields: `score`, `interval`, `n`, `unscored`, `failed`, `why_failed`, `coverage`, `undecided`, `criteria`,
+        `metrics`, `task_types`, `calls_per_task`, `tokens_per_task`, `cost_usd` (None if a price is unknown).
+        """
+        by_type: dict[str, list[float]] = defaultdict(list)
+        for task_id, value in self.scores.items():
+            by_type[self.task_types[task_id]] += [] if math.isnan(value) else [value]
+        low, high = mean_interval(list(self.scores.values()))
+        reasons = [result.failed for result in self.results.values() if result.failed is not None]
+        return {
+            "score": None if math.isnan(self.mean) else self.mean,
+            "interval": None if math.isnan(self.mean) else [low, high],
+            "n": len(self),
+            "unscored": self.unscored,
+            "failed": len(reasons),
+            "why_failed": Counter(reasons).most_common(1)[0][0] if reasons else None,
+            **self.coverage(),
+            "criteria": self.criteria(),
+            "metrics": measure(list(self.runs.values()), budget=budget).to_dict(),
+            "task_types": {
+                kind: float(np.mean(values)) if values else None for kind, values in sorted(by_type.items())
+            },
+            "calls_per_task": float(np.mean(list(self.calls.values()))) if self.calls else 0.0,
+            "tokens_per_task": float(np.mean(list(self.tokens.values()))) if self.tokens else 0.0,
+            "cost_usd": None if self.unpriced else math.fsum(self.cost_usd.values()),
+        }
+
+
+def _reorder(values: dict[Any, Any], order: Sequence[Any]) -> None:
+    for key in order:
+        values[key] = values.pop(key)
+
+
+def evaluate(
+    student: RecordedProgram,
+    tasks: Sequence[Task],
+    session: Session,
+    *,
+    name: str = "evaluate",
+    samples: int = 1,
+    into: Evaluation | None = None,
+    known: Mapping[tuple[str, int], Any] | None = None,
+) -> Evaluation:
+    """Runs and scores `tasks` concurrently.
+
+    Args:
+        samples: number of runs of each task.
+        into: evaluation that receives the results, also when the call is interrupted; None makes a new one.
+        known: scored predictions of an earlier process by (task id, sample), which are not repeated; see
+            `finished_runs`.
+    Raises:
+        BudgetExceeded, Cancelled: finished runs are in the store.
+        ProgramFailed: after a preflight, each of the first runs raised an error in the program itself.
+    """
+    session.register(list(tasks))
+    evaluation, execute = Evaluation() if into is None else into, session.executor or in_threads
+    first = session.first_runs or FirstRuns(proven=True)
+    with session.progress.bar(name, samples * len(tasks)) as advance:
+        for sample in range(samples):
+            runner = student if sample == 0 else student.another(sample)
+            ahead = {task_id: prediction for (task_id, number), prediction in (known or {}).items() if number == sample}
+            deciding = first.deciding(tasks)
+            for task in tasks:
+                if task.id in ahead:
+                    evaluation.add_run(task, ahead[task.id])
+                    first.done(deciding, task, ahead[task.id])
+            try:
+                with runner.unchanged():
+                    for task, prediction in execute(runner, [task for task in tasks if task.id not in ahead], session):
+                        evaluation.add_run(task, prediction)  # at once: predictions hold whole prompts and answers
+                        first.done(deciding, task, prediction)
+                        advance(1)
+            except KeyboardInterrupt:
+                session.meter.cancel()
+                raise Cancelled("stopped by the user") from None
+            finally:
+                evaluation.arrange([task.id for task in tasks])
+    return evaluation
+
+
+def finished_runs(session: Session, phase: str, *, has_tools: bool, errors: bool = False) -> dict[tuple[str, int], Any]:
+    """Scored predictions of one phase that an earlier process recorded, by (task id, sample).
+
+    Only runs scored with the session's rubric version are returned.
+
+    Args:
+        errors: include runs that failed because of the model or the infrastructure. If False, they are run again.
+    """
+    recorder, rubric = session.recorder, f"{session.rubric.name}@{session.rubric.version}"
+    store, ended = recorder.store, ("done", "failed", "error") if errors else ("done", "failed")
+    if store is None:
+        return {}
+    rows = [
+        r
+        for r in store.rollouts(run_id=recorder.run_id)
+        if r.phase == phase and r.status in ended and r.rubric == rubric and r.task_id
+    ]
+    rows = [r for r in rows if r.source == "program" and r.failure is not FailureKind.CAP]
+    return {(r.task_id, r.sample): _prediction_of(store.rollout(r.id), has_tools) for r in rows}
+
+
+def _prediction_of(rollout: Rollout, has_tools: bool) -> Any:
+    """Rebuilds a scored prediction from its stored rollout."""
+    import dspy
+
+    prediction = dspy.Prediction(**(rollout.prediction or {}))
+    failed = rollout.error if rollout.status in ("failed", "error") else None
+    value = math.nan if rollout.score is None else rollout.score
+    reason = next((verdict.reason for verdict in rollout.verdicts if verdict.grade is None), "")
+    coverage = 1.0 if rollout.coverage is None else rollout.coverage
+    prediction._result = ScoreResult(
+        value=value,
+        verdicts=tuple(rollout.verdicts),
+        coverage=coverage,
+        feedback=reason,
+        failed=failed,
+        failure=rollout.failure,
+    )
+    prediction._rollout, prediction._has_tools = rollout, has_tools
+    return prediction
+
+
+def evaluate_pairs(
+    pairs: Sequence[tuple[RecordedProgram, Task]], session: Session, *, name: str = "evaluate"
+) -> list[Any]:
+    """Runs and scores each program on its own task, `session.threads` pairs at a time.
+
+    Returns:
+        Predictions in the order of `pairs`.
+
+    Raises:
+        BudgetExceeded, Cancelled: finished runs are in the store.
+    """
+    session.register([task for _, task in pairs])
+    by_place: dict[int, Any] = {}
+    with session.progress.bar(name, len(pairs)) as advance:
+        try:
+            if session.executor is None:
+                for place, prediction in pairs_in_threads(pairs, session):
+                    by_place[place] = prediction
+                    advance(1)
+            else:  # hosts are sent one program at a time
+                places: dict[int, list[int]] = defaultdict(list)
+                for place, (student, _) in enumerate(pairs):
+                    places[id(student)].append(place)
+                for group in places.values():
+                    by_task = {pairs[place][1].id: place for place in group}
+                    for task, prediction in session.executor(
+                        pairs[group[0]][0], [pairs[place][1] for place in group], session
+                    ):
+                        by_place[by_task[task.id]] = prediction
+                        advance(1)
+        except KeyboardInterrupt:
+            session.meter.cancel()
+            raise Cancelled("stopped by the user") from None
+    predictions = [by_place[place] for place in range(len(pairs))]
+    if session.first_runs is not None:
+        session.first_runs.add(predictions)
+    return predictions

@@ -1,0 +1,323 @@
+"""Executors of an evaluation: local threads, or the hosts of a Ray cluster. Both return the same results."""
+
+import contextvars
+import functools
+import importlib.metadata
+import inspect
+import logging
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import dspy
+
+from assay.datasets import Task
+from assay.errors import ConfigError, MissingExtra, ModelError
+from assay.evaluation.session import RecordedProgram, Session
+from assay.models.meter import Usage
+from assay.programs.wrapping import wrapped
+from assay.sources.modules import is_private
+from assay.traces import Rollout, Transition
+from assay.traces.missed import Unrecorded
+
+__all__ = ["EXECUTORS", "RayExecutor", "in_threads", "pairs_in_threads"]
+
+EXECUTORS = ("threads", "ray")
+_MAX_WAIT_S = 0.05  # longest wait in seconds before finished runs are yielded
+_LOSSES = 2  # hosts that may be lost on one task; one more, and the task is taken for the cause
+
+
+def in_threads(student: RecordedProgram, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:
+    """Runs the tasks, `session.threads` at a time; yields each task with its scored prediction as it finishes."""
+    for place, prediction in pairs_in_threads([(student, task) for task in tasks], session):
+        yield tasks[place], prediction
+
+
+def pairs_in_threads(pairs: Sequence[tuple[RecordedProgram, Task]], session: Session) -> Iterator[tuple[int, Any]]:
+    """Runs each program on its task, `session.threads` pairs at a time; yields (index of the pair, scored prediction).
+
+    An exception ends the iteration after the runs finished before it were yielded. Runs still in progress are dropped.
+    """
+    runs = _Runs(pairs, session)
+    for _ in range(min(max(1, session.threads), len(pairs))):
+        threading.Thread(target=contextvars.copy_context().run, args=(runs.work,), name="assay").start()
+    try:
+        remaining = len(pairs)
+        while remaining:
+            runs.finished.wait(_MAX_WAIT_S)
+            runs.finished.clear()
+            failed = runs.failed  # before what is done is taken: all that was done until it failed is among it
+            while runs.done:
+                yield runs.done.popleft()
+                remaining -= 1
+            if failed is not None:
+                raise failed
+    finally:
+        runs.stopped = True
+
+
+class _Runs:
+    """State shared by the threads of one evaluation.
+
+    The collecting thread is woken once all runs are done, not for each run: for a program that answers immediately,
+    one wake-up per run took as long as recording the run.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[RecordedProgram, Task]], session: Session) -> None:
+        self.pairs, self.session = pairs, session
+        self.next = iter(range(len(pairs)))
+        self.done: deque[tuple[int, Any]] = deque()
+        self.failed: BaseException | None = None
+        self.stopped = False
+        self.finished = threading.Event()
+
+    def work(self) -> None:
+        try:
+            with self.session.context():
+                for place in self.next:
+                    if self.stopped:
+                        return
+                    student, task = self.pairs[place]
+                    self.done.append(
+                        (place, contextvars.copy_context().run(student.run, dict(task.inputs), task.content_hash))
+                    )  # what it sets is its own
+        except BaseException as error:
+            self.failed, self.stopped = self.failed or error, True
+        finally:
+            self.finished.set()
+
+
+@dataclass
+class Report:
+    """What a host sends back: one scored run, and everything that its session recorded and spent since it last sent.
+
+    `number` counts a host's reports: they may arrive in another order, and what is newer of a record must stay.
+    """
+
+    number: int
+    rollout: Rollout
+    result: Any
+    has_tools: bool
+    rollouts: list[Rollout]
+    transitions: list[tuple[str, Transition]]
+    spent: Usage
+    unrecorded: Unrecorded
+
+
+@dataclass
+class Outbox:
+    """Stands where a store does, on a host that has none: keeps the records until they are sent."""
+
+    rollouts: dict[str, Rollout] = field(default_factory=dict)
+    transitions: dict[tuple[str, int], tuple[str, Transition]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def put_rollout(self, rollout: Rollout, *, interim: bool = False) -> None:
+        with self._lock:
+            self.rollouts[rollout.id] = rollout
+
+    def put_transition(self, rollout_id: str, transition: Transition) -> None:
+        with self._lock:
+            self.transitions[rollout_id, transition.t] = (rollout_id, transition)
+
+    def emptied(self) -> tuple[list[Rollout], list[tuple[str, Transition]]]:
+        """Takes out the rollouts that have ended, with their transitions; those that still change stay."""
+        with self._lock:
+            ended = {
+                name: self.rollouts.pop(name)
+                for name in [name for name, r in self.rollouts.items() if r.status != "running"]
+            }
+            sent = [key for key in self.transitions if key[0] not in self.rollouts]
+            return list(ended.values()), [self.transitions.pop(key) for key in sent]
+
+
+class Host:
+    """One host's part: a session of its own, in which it runs the tasks it is given."""
+
+    def __init__(self, make: Callable[[Outbox], Session]) -> None:
+        self.outbox = Outbox()
+        self.session = make(self.outbox)
+        self._sent, self._missed, self._reports, self._lock = Usage(), 0, 0, threading.Lock()
+
+    def run(
+        self, program: dspy.Module, student: dict[str, Any], task: Task, split: str, place: tuple[str, str]
+    ) -> Report:
+        session = self.session
+        session.register([task], split)
+        session.recorder.phase, session.recorder.scope = place
+        copy = RecordedProgram(program, session, adapter=student["adapter"], sample=student["sample"])
+        copy.set_parameters(student["parameters"])
+        copy.group = student["group"]
+        with session.context():
+            prediction = copy(**dict(task.inputs))
+        with self._lock:
+            usage, missed = session.meter.usage, session.recorder.unrecorded
+            spent = Usage(**{name: value - getattr(self._sent, name) for name, value in vars(usage).items()})
+            rollouts, transitions = self.outbox.emptied()
+            self._reports += 1
+            report = Report(
+                self._reports,
+                prediction._rollout,
+                prediction._result,
+                prediction._has_tools,
+                rollouts,
+                transitions,
+                spent,
+                Unrecorded(missed.calls - self._missed, missed.reason),
+            )
+            self._sent, self._missed = usage, missed.calls
+        return report
+
+
+class RayExecutor:
+    """Runs the tasks of an evaluation on the hosts of a Ray cluster, one session on each.
+
+    The cluster is the one at `RAY_ADDRESS`; without it a local one is started. Caps are checked before each task is
+    sent out, so the tasks already running on the hosts can exceed them.
+
+    Args:
+        make: builds a session on a host; it is pickled, and imported there.
+        threads: tasks at once on a host.
+        carried: functions that `make` needs; those from files of the user's travel with their code.
+    Raises:
+        MissingExtra: ray is not installed.
+        ConfigError: there is no cluster at the address.
+    """
+
+    def __init__(self, make: Callable[[Outbox], Session], *, threads: int, carried: Sequence[Any] = ()) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise MissingExtra("ray", "ray") from error
+        self.ray: Any = ray
+        self.threads = max(1, threads)
+        self._began = not ray.is_initialized()
+        if self._began:
+            try:
+                ray.init(
+                    log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False, configure_logging=False
+                )
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise ConfigError(
+                    f"no Ray cluster could be joined or started: {error}. RAY_ADDRESS names one that runs"
+                ) from error
+        _by_value({str(getattr(part, "__module__", "")) for part in carried}, ray)
+        self.hosts = self._hosts(make)
+        self._evaluations = 0
+        self._newest: dict[Any, int] = {}  # by record, the number of the report it came in
+
+    def _hosts(self, make: Callable[[Outbox], Session]) -> list[Any]:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        alive = [node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        maker = self.ray.remote(Host)
+        return [
+            maker.options(
+                num_cpus=0,
+                max_concurrency=self.threads,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+            ).remote(make)
+            for node in alive
+        ]
+
+    def close(self) -> None:
+        for host in self.hosts:
+            self.ray.kill(host)
+        if self._began:
+            self.ray.shutdown()
+
+    def __call__(self, student: RecordedProgram, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:
+        """As `in_threads`."""
+        parts = (student.program, *(inner for _, inner in student.program.named_sub_modules()))
+        _by_value({name for part in parts for name in _modules_of(part)}, self.ray)
+        program = self.ray.put(student.program)
+        settings = {**student.settings, "sample": student.sample, "group": student.group}
+        # hosts cannot number rollouts that are alike over all of them: each evaluation is a scope of its own
+        self._evaluations += 1
+        place = (session.recorder.phase, f"{session.recorder.scope}/{self._evaluations}")
+        remaining, lost = list(reversed(tasks)), dict.fromkeys((task.id for task in tasks), 0)
+        working: dict[Any, tuple[Task, Any]] = {}
+        free = [host for host in self.hosts for _ in range(self.threads)]
+        try:
+            while remaining or working:
+                while remaining and free:
+                    session.meter.check()
+                    task, host = remaining.pop(), free.pop(0)
+                    split = session.split_of.get(task.content_hash, "")
+                    working[host.run.remote(program, settings, task, split, place)] = (task, host)
+                if not working:
+                    raise ModelError(
+                        "every host of the Ray cluster is gone; what was finished is in the store. "
+                        "Continue with resume=True"
+                    )
+                for reference in self.ray.wait(list(working), num_returns=1)[0]:
+                    task, host = working.pop(reference)
+                    report = self._fetch(reference, task, host)
+                    if report is not None:
+                        free.append(host)
+                        yield task, self._record(report, session)
+                        continue
+                    lost[task.id] += 1
+                    if lost[task.id] > _LOSSES:
+                        raise ModelError(f"task {task.id}: {lost[task.id]} hosts were lost while they ran it")
+                    remaining.append(task)
+                    self.hosts = [other for other in self.hosts if other is not host]
+                    free = [other for other in free if other is not host]
+        finally:
+            for reference in working:
+                self.ray.cancel(reference, force=False)
+
+    def _fetch(self, reference: Any, task: Task, host: Any) -> Report | None:
+        """A host's report; None where the host is lost."""
+        errors = self.ray.exceptions
+        try:
+            return self.ray.get(reference)
+        except errors.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, BaseException) else ModelError(str(error)) from error
+        except errors.ActorDiedError as error:
+            if error.actor_init_failed:  # its own `__init__` raised
+                raise ModelError(
+                    f"a host of the Ray cluster could not begin: {str(error).strip().splitlines()[-1]}"
+                ) from error
+            return None
+        except errors.RayActorError:
+            return None
+
+    def _record(self, report: Report, session: Session) -> dspy.Prediction:
+        """Writes a host's records to the store and its usage to the meter; returns the scored prediction."""
+
+        def is_newest(record: Any) -> bool:
+            if report.number < self._newest.get(record, 0):
+                return False
+            self._newest[record] = report.number
+            return True
+
+        rollouts = [rollout for rollout in report.rollouts if is_newest(rollout.id)]
+        transitions = [(rollout_id, step) for rollout_id, step in report.transitions if is_newest((rollout_id, step.t))]
+        session.recorder.take_in(rollouts, transitions, unrecorded=report.unrecorded)
+        session.meter.add(report.spent, name=report.rollout.id)
+        prediction = dspy.Prediction(**(report.rollout.prediction or {}))
+        prediction._rollout, prediction._result, prediction._has_tools = report.rollout, report.result, report.has_tools
+        return prediction
+
+
+def _modules_of(part: Any) -> set[str]:
+    """The modules that a program's class comes from, and the function or agent that it wraps."""
+    inner = wrapped(part)
+    called = inner.func if isinstance(inner, functools.partial) else inner
+    function = inspect.unwrap(called) if inspect.isfunction(called) else called
+    return {str(getattr(source, "__module__", "")) for source in (type(part), type(inner), called, function)}
+
+
+def _by_value(modules: Collection[str], ray: Any) -> None:
+    """What comes from a file of the user's travels with its code: the other hosts do not have the file."""
+    installed = {"assay", "__main__", *sys.stdlib_module_names, *importlib.metadata.packages_distributions()}
+    for name in modules:
+        top = name.partition(".")[0]
+        if top not in installed and name in sys.modules:
+            ray.cloudpickle.register_pickle_by_value(
+                sys.modules[top if is_private(name) else name]
+            )  # with the helpers beside it

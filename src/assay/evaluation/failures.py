@@ -1,0 +1,128 @@
+"""Detects programs that do not work: locates their exceptions and stops a job whose first runs all fail.
+
+Does not run programs. Failures of the model server and unparseable answers do not count against the program.
+"""
+
+import inspect
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from assay.datasets import Task
+from assay.errors import FailureKind, ProgramFailed
+from assay.support.package import FOLDER
+
+__all__ = ["FirstRuns", "Place", "own_traceback", "place_of", "require_answers"]
+
+_FIRST = 10  # runs that a job begins with
+_FEWEST = 3  # runs below which a job is never stopped
+_EMPTY = (
+    ". The answer of `forward` needs a value: return a dspy.Prediction (or a mapping) with fields that are not empty"
+)
+_LIBRARIES = (str(FOLDER), str(Path(dspy.__file__).parent), str(Path(inspect.__file__).parent))
+
+
+class FirstRuns:
+    """The first runs of a job. If each fails in the program itself, the job stops: every later score would be 0."""
+
+    def __init__(self, *, proven: bool = False) -> None:
+        self.runs: list[Any] = []
+        self.proven = proven  # at least one run did not fail in the program itself
+
+    def deciding(self, tasks: Sequence[Task]) -> dict[str, Any]:
+        """A mapping from the ids of the deciding tasks to their predictions, to be filled; empty if already proven."""
+        return {} if self.proven else dict.fromkeys(task.id for task in tasks[:_FIRST])
+
+    def done(self, deciding: dict[str, Any], task: Task, prediction: Any) -> None:
+        """Stores a prediction in `deciding`; once the mapping is full, passes all predictions to `add`.
+
+        Raises:
+            ProgramFailed: as `add`.
+        """
+        if task.id in deciding and deciding[task.id] is None:
+            deciding[task.id] = prediction
+            if all(answer is not None for answer in deciding.values()):
+                self.add(deciding.values())
+
+    def add(self, predictions: Iterable[Any]) -> None:
+        """Adds scored predictions.
+
+        Raises:
+            ProgramFailed: at least three runs were made, and each failed in the program itself.
+        """
+        if self.proven:
+            return
+        self.runs += predictions
+        self.proven = len(self.runs) >= _FIRST or not all(_failed_itself(run) for run in self.runs)
+        require_answers(self.runs)
+
+
+def require_answers(predictions: Sequence[Any]) -> None:
+    """Checks that not every run failed in the program itself; does nothing for fewer than three runs.
+
+    Raises:
+        ProgramFailed: with the most common reason and a traceback.
+    """
+    if len(predictions) < _FEWEST or not all(_failed_itself(run) for run in predictions):
+        return
+    reason, count = Counter(run._result.failed for run in predictions).most_common(1)[0]
+    error = next((run._error for run in predictions if getattr(run, "_error", None) is not None), None)
+    how = f"\n{own_traceback(error)}\nCorrect the program" if error is not None else _EMPTY
+    such = "" if count == len(predictions) else ", such as"
+    raise ProgramFailed(
+        f"the program failed on each of the first {len(predictions)} tasks{such}: {reason}{how}. "
+        "preflight=False skips this check",
+        flag="--no-preflight",
+    )
+
+
+def _failed_itself(prediction: Any) -> bool:
+    result = getattr(prediction, "_result", None)
+    return result is not None and result.failed is not None and result.failure is FailureKind.AGENT
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an exception was raised: the last line of the program's own code in the traceback."""
+
+    kind: type[BaseException]
+    file: str
+    line: int
+
+
+def place_of(error: BaseException, program: Any) -> Place:
+    """The last traceback line in the program's own files; its `forward` if no own line was reached (wrong
+    arguments)."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _is_own(frame.filename)]
+    if own:
+        return Place(type(error), own[-1].filename, own[-1].lineno or 0)
+    inside = [
+        frame for frame in frames if "assay" in Path(frame.filename).parts and "programs" in Path(frame.filename).parts
+    ]
+    if inside:
+        return Place(type(error), inside[-1].filename, inside[-1].lineno or 0)
+    forward = getattr(type(program), "forward", type(program))
+    try:
+        return Place(type(error), inspect.getsourcefile(forward) or "?", inspect.getsourcelines(forward)[1])
+    except (OSError, TypeError):
+        last = frames[-1] if frames else None
+        return Place(type(error), last.filename if last else "?", (last.lineno or 0) if last else 0)
+
+
+def _is_own(file: str) -> bool:
+    return not file.startswith((*_LIBRARIES, "<")) and "site-packages" not in file
+
+
+def own_traceback(error: BaseException) -> str:
+    """The traceback from the program's first own line; the whole traceback if it has none."""
+    trace = traceback.TracebackException.from_exception(error)
+    own = [index for index, frame in enumerate(trace.stack) if _is_own(frame.filename)]
+    if own:
+        trace.stack = traceback.StackSummary.from_list(list(trace.stack)[own[0] :])
+    return "".join(trace.format()).rstrip()

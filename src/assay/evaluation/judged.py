@@ -1,0 +1,168 @@
+"""Runs a judge over many items and collects its verdicts."""
+
+import contextvars
+import copy
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from assay.errors import FailureKind, StopRun
+from assay.evaluation.session import Session
+from assay.judges import Judge
+from assay.judges.calibration import Calibration, expected_step
+from assay.judges.labels import Item
+from assay.judges.quality.agreement import Answers
+from assay.models import spending
+from assay.models.limits import OverTime, limited, within_limit
+from assay.programs import program_version
+from assay.rubrics import NoGrade
+from assay.rubrics.criteria import JudgeSpec
+from assay.support.scrubbing import error_text
+from assay.traces import Rollout
+
+__all__ = ["Judged", "joined", "judge_items", "only", "recalibrated"]
+
+
+@dataclass
+class Judged:
+    """A judge's verdicts on items, in the order of the items, with their cost.
+
+    Attributes:
+        raw: probabilities before calibration, `raw[item]`; None where the model gave none.
+        asked: calls for all verdicts, those answered from the cache included.
+    """
+
+    answers: Answers
+    raw: list[Mapping[str, float] | None]
+    reasons: list[str]
+    cost_usd: float = 0.0
+    asked: int = 0
+
+    @property
+    def unscored(self) -> int:
+        return sum(verdict is None for verdict in self.answers.verdicts)
+
+    def coverage(self, judge: Judge, rows: Sequence[int] | None = None) -> dict[str, Any]:
+        """`coverage` and `undecided` in the form of `assay.rubrics.coverage`, over all items or over `rows`."""
+        reasons = [
+            self.reasons[row]
+            for row in (range(len(self.reasons)) if rows is None else rows)
+            if self.answers.verdicts[row] is None
+        ]
+        of = len(self.reasons) if rows is None else len(rows)
+        name = f"judge {judge.spec.text[:80]!r}"
+        gap = {"n": len(reasons), "of": of, "reason": Counter(reasons).most_common(1)[0][0]} if reasons else None
+        return {"coverage": 1 - len(reasons) / of if of else 1.0, "undecided": {name: gap} if gap else {}}
+
+
+def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: str, split: str = "") -> Judged:
+    """Asks the judge about every item, several at a time; each is a rollout in the store. What fails is unscored.
+
+    Raises:
+        BudgetExceeded, Cancelled: what was judged before is in the response cache.
+    """
+    version, parts, calls = program_version(judge, None), [None] * len(items), [0] * len(items)
+
+    def judge_item(index: int) -> None:
+        item = items[index]
+        rollout = Rollout(
+            task_id=item.id[:200],
+            task_type="verdict",
+            source="judge",
+            program=session.program_name,
+            program_version=version,
+            model=session.lm.model,
+            seed=session.seed,
+            split=split,
+            inputs=dict(item.shown),
+        )
+        rollout.group_id = rollout.task_id
+        with session.context(), session.recorder.rollout(rollout), spending() as prices:
+            try:
+                if missing := [name for name in judge.shows if name.startswith("output") and name not in item.shown]:
+                    raise NoGrade(f"the judge sees {list(judge.shows)}, and the item has no {', '.join(missing)}")
+                inputs = {name: item.shown.get(name) for name in judge.shows}  # None: not there, and not shown
+                with limited(session.task_timeout):
+                    prediction = within_limit(lambda: judge(**inputs), "the judge")
+            except (KeyboardInterrupt, StopRun):
+                raise
+            except BaseException as error:  # a verdict that fails is no verdict; the reason is kept
+                kind = FailureKind.TIMEOUT if isinstance(error, OverTime) else FailureKind.JUDGE
+                rollout.status, rollout.error, rollout.failure = "error", error_text(error), kind
+                parts[index] = (None, rollout.error, prices)  # type: ignore[call-overload]
+                return
+            finally:
+                calls[index] = len(rollout.transitions)
+            rollout.prediction = {key: prediction[key] for key in ("verdict", "confidence", "value")}
+        parts[index] = (prediction, "", prices)  # type: ignore[call-overload]
+
+    with (
+        ThreadPoolExecutor(max_workers=max(1, session.threads), thread_name_prefix="assay-judge") as pool,
+        session.progress.bar(name, len(items)) as advance,
+    ):
+        futures = [pool.submit(contextvars.copy_context().run, judge_item, index) for index in range(len(items))]
+        try:
+            for future in futures:
+                future.result()
+                advance(1)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # those at work end at their next call
+            raise
+    return replace(_collected(parts, judge.spec), asked=sum(calls))
+
+
+def _collected(parts: Sequence[Any], spec: JudgeSpec) -> Judged:
+    steps = dict(zip(spec.scale, spec.steps, strict=True))
+    verdicts, places, probabilities, raw, orders = [], [], [], [], []
+    for prediction, _, _ in parts:
+        orders.append(None if prediction is None else prediction.get("orders"))
+        verdicts.append(None if prediction is None else prediction.verdict)
+        raw.append(None if prediction is None else prediction.raw)
+        probabilities.append(None if prediction is None else prediction.probabilities)
+        if prediction is None:
+            places.append(math.nan)
+        elif prediction.probabilities is None:
+            places.append(steps[prediction.verdict])
+        else:
+            places.append(expected_step([prediction.probabilities[label] for label in spec.scale], spec))
+    cost = math.fsum(price for _, _, prices in parts for price in prices)
+    return Judged(Answers(verdicts, places, probabilities, orders), raw, [reason for _, reason, _ in parts], cost)
+
+
+def recalibrated(judged: Judged, calibration: Calibration | None, judge: Judge) -> Judged:
+    """The same readings under another calibration; no model is asked."""
+    changed = copy.copy(judge)
+    changed.calibration = calibration
+    parts = [
+        (changed.judged(raw, verdict) if raw is not None or verdict is not None else None, reason, ())
+        for raw, verdict, reason in zip(judged.raw, judged.answers.verdicts, judged.reasons, strict=True)
+    ]
+    return _collected(parts, judge.spec)
+
+
+def only(judged: Judged, rows: Sequence[int]) -> Judged:
+    """Some of the answers, in the order of `rows`."""
+
+    def select(column: Sequence[Any]) -> list[Any]:
+        return [column[row] for row in rows] if column else []
+
+    a = judged.answers
+    answers = Answers(select(a.verdicts), select(a.places), select(a.probabilities), select(a.orders))
+    return Judged(answers, select(judged.raw), select(judged.reasons))
+
+
+def joined(parts: Sequence[Judged]) -> Judged:
+    """Several sets of answers as one."""
+
+    def chained(name: str) -> list[Any]:
+        return [value for part in parts for value in getattr(part.answers, name)]
+
+    answers = Answers(chained("verdicts"), chained("places"), chained("probabilities"), chained("orders"))
+    raw, reasons = (
+        [entry for part in parts for entry in part.raw],
+        [reason for part in parts for reason in part.reasons],
+    )
+    return Judged(answers, raw, reasons, math.fsum(part.cost_usd for part in parts))

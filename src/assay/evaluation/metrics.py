@@ -1,0 +1,294 @@
+"""The five metrics of an agent's behaviour. Each is in [0, 1], higher is better; None means not measured.
+
+Does not call a model. Runs are made from rollouts (`run_of`) or, for any other agent, as `TaskRun` by hand.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from itertools import combinations
+from typing import Any
+
+from assay.datasets import Task
+from assay.errors import ConfigError
+from assay.rubrics import Rubric
+from assay.rubrics.steps import is_used, passed_on, plain_text
+from assay.traces import Rollout, ToolCall, Transition
+
+__all__ = ["METRICS", "AgentEvaluator", "AgentMetrics", "Budget", "TaskRun", "before_and_after", "measure", "run_of"]
+
+_NUMBER = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
+_SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What one run may use up before its efficiency is 0: LM calls, tokens, and seconds."""
+
+    steps: float = 10
+    tokens: float = 4000
+    seconds: float = 30
+
+    def __post_init__(self) -> None:
+        if wrong := {name: value for name, value in asdict(self).items() if not value > 0}:
+            raise ConfigError(f"budget {wrong} must be above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRun:
+    """One run of an agent on one task.
+
+    Attributes:
+        score: in [0, 1], None where unscored.
+        sample: number of the run among several of the same task.
+        answer: what is compared over samples, and with the reasoning; None where there is none.
+        reasoning: text of the thoughts or observations, in order; empty where there is none.
+        tools_good: number of tool calls that were eligible, executed and used.
+        tools_made: number of all tool calls.
+        tools_needed: number of tool calls that the task needs; None for an agent without tools.
+        confidence: the agent's own, in [0, 1].
+        metrics: values that a user's evaluator gave for this run; they replace the computed metrics of the same name.
+        error: why the agent gave no answer.
+    """
+
+    task_id: str
+    score: float | None
+    task_type: str = "default"
+    sample: int = 0
+    steps: int | None = None
+    tokens: int | None = None
+    seconds: float | None = None
+    cost_usd: float | None = None
+    answer: Any = None
+    reasoning: str = ""
+    tools_good: int = 0
+    tools_made: int = 0
+    tools_needed: int | None = None
+    confidence: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentMetrics:
+    """The five, over all runs; see `measure` for their formulas."""
+
+    accuracy: float | None = None
+    efficiency: float | None = None
+    coherence: float | None = None
+    adaptability: float | None = None
+    tool_usage: float | None = None
+
+    def to_dict(self) -> dict[str, float | None]:
+        return asdict(self)
+
+
+METRICS = tuple(entry.name for entry in fields(AgentMetrics))
+
+
+def measure(runs: Sequence[TaskRun], *, budget: Budget | None = None) -> AgentMetrics:
+    """The five metrics of some runs.
+
+    - accuracy: the mean score of the runs that have one.
+    - efficiency: the mean over runs of 1 - mean(min(1, used / budget)) over what is known of steps, tokens and seconds.
+    - coherence: the mean of two agreements, or the one that can be measured. First, the share of runs whose answer is
+      at the end of their reasoning (its last number, or in its last sentence); runs without reasoning use their last
+      tool result, unless the program passed it on to a later step. Second, over tasks with several samples, the share
+      of pairs of samples with equal answers.
+    - adaptability: the mean score of the worst task type divided by the mean score, at most 1; undefined with one task
+      type, or with a mean of 0.
+    - tool_usage: the mean over runs of good / max(made, needed), where good calls are eligible, executed and used; a
+      run that needs no call and makes none has 1.
+
+    A metric that runs have in `TaskRun.metrics` is the mean of those values instead.
+    """
+    reported: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        for name, figure in run.metrics.items():
+            if name in METRICS and figure is not None and math.isfinite(figure):
+                reported[name].append(figure)
+    scores = [(run.task_type, run.score) for run in runs if run.score is not None and math.isfinite(run.score)]
+    limits = budget or Budget()
+    follows = _mean([value for run in runs if (value := _follows(run)) is not None])
+    agreements = [value for value in (follows, _stable(runs)) if value is not None]
+    computed: dict[str, float | None] = {
+        "accuracy": _mean([score for _, score in scores]),
+        "efficiency": _mean([value for run in runs if (value := _efficiency(run, limits)) is not None]),
+        "coherence": _mean(agreements),
+        "adaptability": _adaptability(scores),
+        "tool_usage": _mean([value for run in runs if (value := _tool_usage(run)) is not None]),
+    }
+    return AgentMetrics(**{name: _mean(reported[name]) if reported[name] else computed[name] for name in METRICS})
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _efficiency(run: TaskRun, budget: Budget) -> float | None:
+    used = [
+        min(1.0, value / most)
+        for value, most in zip((run.steps, run.tokens, run.seconds), asdict(budget).values(), strict=True)
+        if value is not None
+    ]
+    return None if not used else 1 - math.fsum(used) / len(used)
+
+
+def _follows(run: TaskRun) -> float | None:
+    """1.0 if the answer is at the end of the reasoning, else 0.0; None without an answer or without reasoning."""
+    if run.answer is None or not run.reasoning.strip():
+        return None
+    answer = plain_text(run.answer)
+    numbers = _NUMBER.findall(run.reasoning.replace(",", ""))
+    number = _NUMBER.fullmatch(answer.replace(",", "").lstrip("$€£"))
+    if number and numbers:
+        return float(math.isclose(float(numbers[-1]), float(number.group()), rel_tol=1e-6, abs_tol=1e-9))
+    last = [plain_text(part) for part in _SENTENCE.split(run.reasoning) if part.strip()][-1:]
+    return float(bool(answer) and any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", part) for part in last))
+
+
+def _stable(runs: Sequence[TaskRun]) -> float | None:
+    groups: dict[str, list[str | None]] = defaultdict(list)
+    for run in runs:
+        groups[run.task_id].append(None if run.answer is None else plain_text(run.answer))
+    pairs = [a is not None and a == b for answers in groups.values() for a, b in combinations(answers, 2)]
+    return _mean([float(pair) for pair in pairs])
+
+
+def _adaptability(scores: Sequence[tuple[str, float]]) -> float | None:
+    by_type: dict[str, list[float]] = defaultdict(list)
+    for kind, score in scores:
+        by_type[kind].append(score)
+    mean = _mean([score for _, score in scores])
+    if not mean or len(by_type) < 2:
+        return None
+    return min(1.0, min(math.fsum(values) / len(values) for values in by_type.values()) / mean)
+
+
+def _tool_usage(run: TaskRun) -> float | None:
+    if run.tools_needed is None:
+        return None
+    most = max(run.tools_made, run.tools_needed)
+    return 1.0 if most == 0 else run.tools_good / most
+
+
+def run_of(
+    rollout: Rollout, *, score: float | None, has_tools: bool, needed: Any = None, error: str | None = None
+) -> TaskRun:
+    """A recorded rollout as a run.
+
+    Args:
+        has_tools: whether the program has tools at all.
+        needed: tool calls that the task needs, their number or themselves; 1 where there is neither.
+    """
+    tools_needed = (
+        len(needed) if isinstance(needed, list | tuple) else needed if isinstance(needed, int) and needed >= 0 else 1
+    )
+    prediction = rollout.prediction or {}
+    answers = {name: value for name, value in prediction.items() if name not in ("steps", "reasoning", "thought")}
+    answer = next(iter(answers.values())) if len(answers) == 1 else answers or None
+    calls, transitions = rollout.tools, rollout.transitions
+    probabilities = [p for t in transitions if t.logprobs for p in t.logprobs]
+    return TaskRun(
+        task_id=rollout.task_id,
+        task_type=rollout.task_type,
+        sample=rollout.sample,
+        score=score,
+        steps=len(transitions),
+        tokens=rollout.tokens,
+        seconds=math.fsum([t.latency_ms for t in transitions]) / 1000,
+        cost_usd=rollout.cost_usd,
+        answer=answer,
+        reasoning=_reasoning(prediction, rollout),
+        tools_good=sum(
+            _good(call, after, calls[index + 1 :], answer) for index, (call, after) in enumerate(_calls(rollout))
+        ),
+        tools_made=len(calls),
+        tools_needed=tools_needed if has_tools else None,
+        error=error,
+        confidence=math.exp(math.fsum(probabilities) / len(probabilities)) if probabilities else None,
+    )
+
+
+def _calls(rollout: Rollout) -> list[tuple[ToolCall, Sequence[Transition]]]:
+    """The tool calls in order, each with the LM calls after it."""
+    turns: Sequence[Transition] = rollout.transitions
+    return [(call, turns) for call in rollout.early_tools] + [
+        (call, turns[index + 1 :]) for index, turn in enumerate(turns) for call in turn.tools
+    ]
+
+
+def _reasoning(prediction: Mapping[str, Any], rollout: Rollout) -> str:
+    """The run's thoughts; without any, its last tool result.
+
+    A result that the program passed on to a later step is an input and not a conclusion, so it is left out.
+    """
+    thoughts = " ".join(str(prediction[name]) for name in ("reasoning", "thought") if prediction.get(name))
+    results = [(call, after) for call, after in _calls(rollout) if call.error is None and call.result is not None]
+    if thoughts or not results or passed_on(*results[-1]):
+        return thoughts
+    return str(results[-1][0].result)
+
+
+def _good(call: ToolCall, following: Sequence[Transition], later: Sequence[ToolCall], answer: Any) -> bool:
+    """Whether a tool call was eligible (no empty argument), executed (no error) and used.
+
+    It is used if its result is in the answer, in the arguments of a later call, or was passed on to a later step.
+    """
+    eligible = all(value not in (None, "") for value in call.arguments.values())
+    used = is_used(call, [answer, *(other.arguments for other in later)])
+    return eligible and call.error is None and (used or passed_on(call, following))
+
+
+class AgentEvaluator:
+    """A rubric as the evaluator of anybody's agent: `evaluator(task, output)` gives the metrics of one run.
+
+    Args:
+        rubric: scores the output; its score is the accuracy. An output that could not be scored has none.
+    """
+
+    def __init__(self, rubric: Rubric) -> None:
+        self.rubric = rubric
+
+    def __call__(self, task: Any, output: Any) -> dict[str, float]:
+        value = self.rubric.score(task if isinstance(task, Task | Mapping) else {"input": task}, output).value
+        return {} if math.isnan(value) else {"accuracy": value}
+
+    @staticmethod
+    def table(before: Sequence[TaskRun], after: Sequence[TaskRun]) -> list[dict[str, float | str | None]]:
+        """The classic table of an agent before and after, see `before_and_after`."""
+        return before_and_after(before, after)
+
+
+def before_and_after(
+    before: Sequence[TaskRun], after: Sequence[TaskRun], *, pass_at: float = 0.8
+) -> list[dict[str, float | str | None]]:
+    """Four figures of an agent before and after a change.
+
+    The rows are: average confidence (stated by the agent), task accuracy (share of scored runs with a score of at least
+    `pass_at`), response quality (mean score), and overall score (mean of the other three).
+
+    Returns:
+        Rows with `name`, `before`, `after`, `points` (the difference times 100) and `percent` (of before); None where
+        nothing was measured, or where `before` is 0.
+    """
+    sides = [_row_values(runs, pass_at) for runs in (before, after)]
+    rows = []
+    for name in sides[0]:
+        old, new = (side[name] for side in sides)
+        points = None if old is None or new is None else 100 * (new - old)
+        percent = None if points is None or not old else points / old
+        rows.append({"name": name, "before": old, "after": new, "points": points, "percent": percent})
+    return rows
+
+
+def _row_values(runs: Sequence[TaskRun], pass_at: float) -> dict[str, float | None]:
+    scores = [run.score for run in runs if run.score is not None and math.isfinite(run.score)]
+    values = {
+        "average confidence": _mean([run.confidence for run in runs if run.confidence is not None]),
+        "task accuracy": _mean([float(score >= pass_at) for score in scores]),
+        "response quality": _mean(scores),
+    }
+    return {**values, "overall score": _mean([value for value in values.values() if value is not None])}

@@ -1,0 +1,320 @@
+"""`Session`: the state that all runs of one command share. `RecordedProgram`: a program whose runs are recorded and
+scored.
+
+Does not choose tasks or compare programs.
+"""
+
+import copy
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import dspy
+from dspy.utils.exceptions import AdapterParseError
+
+from assay.datasets import Task
+from assay.datasets.tasks import content_hash, owners_of
+from assay.errors import AssayError, ConfigError, FailureKind
+from assay.evaluation.failures import FirstRuns
+from assay.evaluation.progress import Progress, SilentProgress
+from assay.models import LanguageModel, Meter, sample_scope
+from assay.models.failures import failure_of_program, failure_of_run, is_own, stop_in
+from assay.models.limits import DEFAULT_S, OverTime, current_limit, limited, within_limit
+from assay.models.tool_limits import ToolOverTime
+from assay.programs import RANGES, AgentParameters, make_adapter, program_version
+from assay.programs.compose import is_agent
+from assay.programs.wrapping import as_prediction
+from assay.rubrics import Failed, Rubric
+from assay.rubrics.grading import score_rollout
+from assay.support.scrubbing import error_text
+from assay.traces import Recorder, Rollout
+from assay.traces.listening import listening
+
+__all__ = ["CONTINUES", "Measured", "RecordedProgram", "Session", "acting_parameters"]
+
+CONTINUES = "What was run is kept; once that is mended, resume=True continues"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Resource usage of one run, as the preflight measured it.
+
+    Attributes:
+        calls: LM calls of the program.
+        judge_calls: LM calls of the rubric's judges.
+        tokens: of one call; None where unknown.
+        latency_s: of one call in seconds; None where unknown.
+        warnings: fields that the rubric reads and the answer does not have.
+    """
+
+    calls: float
+    judge_calls: float
+    tokens: float | None
+    latency_s: float | None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass
+class Session:
+    """Model, rubric, recorder, meter and tasks of one command. Shared by all copies of a program."""
+
+    lm: LanguageModel
+    rubric: Rubric
+    recorder: Recorder
+    meter: Meter
+    program_name: str = ""
+    source: str = "program"  # of its rollouts; `judge` where a judge is compiled, audited or at work on rows
+    seed: int = 0
+    threads: int = 4
+    progress: Progress = field(default_factory=SilentProgress)
+    tasks: dict[str, Task] = field(default_factory=dict)
+    split_of: dict[str, str] = field(default_factory=dict)
+    prompt_lm: LanguageModel | None = None  # proposes prompts; the program's own model where None
+    judge_lm: LanguageModel | None = None  # decides the rubric's judge criteria
+    own_models: bool = False  # compiled judges use the model they were calibrated with, and not `judge_lm`
+    measured: Measured | None = None  # by the preflight
+    first_runs: FirstRuns | None = None  # after a preflight, until one of them gave an answer
+    # Seconds that a run, a check or a judge may take; a tool may take a quarter of them. See `assay.models.limits`.
+    task_timeout: float = DEFAULT_S
+    executor: Callable[..., Any] | None = None  # see `assay.evaluation.executors`; None runs in threads
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __deepcopy__(self, memo: object) -> "Session":
+        return self
+
+    def register(self, tasks: Sequence[Task], split: str | None = None) -> None:
+        """Registers tasks by their inputs. A teleprompter passes inputs alone; a run finds its task and split by
+        them."""
+        for task in tasks:
+            digest = task.content_hash
+            self.tasks[digest] = task
+            self.recorder.texts.add(digest, task.inputs)
+            if split is not None:
+                self.split_of[digest] = split
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Inside, calls are counted under this phase and rollouts are labelled with it."""
+        before, self.recorder.phase = self.recorder.phase, name
+        try:
+            with self.meter.during(name):
+                yield
+        finally:
+            self.recorder.phase = before
+
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        """DSPy's settings for this session.
+
+        DSPy's call history and prediction trace are disabled: they would keep the last 10,000 entries in memory, and
+        the store has all of them. Optimizers that read a trace open their own.
+        """
+        settings = {"lm": self.lm, "num_threads": self.threads, "disable_history": True, "trace": UnreadTrace()}
+        with dspy.context(**settings, **listening(self.recorder)):
+            yield
+
+
+class UnreadTrace(list[Any]):
+    """Replaces DSPy's trace where nothing reads it; always empty."""
+
+    def append(self, entry: Any) -> None:
+        """Keeps nothing."""
+
+    def extend(self, entries: Iterable[Any]) -> None:
+        """Keeps nothing."""
+
+
+def stored_fields(task: Task) -> dict[str, Any]:
+    """Fields of a task that its rollout stores besides the inputs. The owners come from the task's metadata."""
+    return {"expected": dict(task.expected), "metadata": dict(task.metadata), **owners_of(task.metadata)}
+
+
+def has_tools(program: dspy.Module) -> bool:
+    """Whether a program, or one inside it, calls tools."""
+    return any(
+        bool(getattr(module, "tools", None))
+        for module in (program, *(inner for _, inner in program.named_sub_modules()))
+    )
+
+
+def acting_parameters(student: "RecordedProgram") -> list[str]:
+    """The agent parameters that affect a program. A plain `dspy.Module` has only `temperature`."""
+    if not is_agent(student.program):
+        return ["temperature"]
+    return [name for name in RANGES if name != "tool_usage_threshold" or has_tools(student.program)]
+
+
+class RecordedProgram(dspy.Module):  # type: ignore[misc]
+    """A program whose runs are recorded as rollouts and scored at once.
+
+    A failed run returns a prediction without fields instead of raising: DSPy's optimizers stop after ten errors, drop
+    partly parsed rollouts and swallow exceptions. The rubric scores a failed run 0, or leaves it unscored if the model
+    server failed and not the agent.
+    """
+
+    def __init__(
+        self, program: dspy.Module, session: Session, *, adapter: str | None = None, sample: int | None = None
+    ) -> None:
+        super().__init__()
+        self.program, self.session, self.sample = program, session, sample
+        self.adapter = adapter
+        self.group: str | None = None  # prefix of the rollouts' group id; None: all rollouts of a task are one group
+        self.temperature: float | None = None
+        self.fixed_version: str | None = None  # set during an evaluation, which changes no prompt
+        self.has_tools = has_tools(program)  # searches all submodules, so it is done once and not for each rollout
+        if adapter is not None:
+            make_adapter(adapter)
+            if is_agent(program):
+                program.adapter = adapter
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Inside, the program must not change: its version is computed once and not for each rollout."""
+        self.fixed_version = program_version(self.program, self.settings["adapter"])
+        try:
+            yield
+        finally:
+            self.fixed_version = None
+
+    def another(self, sample: int) -> "RecordedProgram":
+        """The same program with another sample number; the cache keeps answers of different samples apart."""
+        other = copy.copy(self)
+        other.sample = sample
+        return other
+
+    def set_parameters(self, parameters: Mapping[str, Any]) -> None:
+        """Sets agent parameters; a plain module has only a temperature.
+
+        Raises:
+            ParameterError: unknown or out of range.
+            ConfigError: the program would ignore it.
+        """
+        if is_agent(self.program):
+            self.program.set_parameters(parameters)
+            return
+        checked = AgentParameters.of(parameters)
+        if ignored := sorted(set(parameters) - {"temperature"}):
+            raise ConfigError(
+                f"{ignored} would have no effect: {type(self.program).__name__} is a plain dspy.Module, "
+                "which has a temperature alone. "
+                f"Write it as an assay.Agent to have {', '.join(name for name in RANGES if name != 'temperature')}."
+            )
+        if "temperature" in parameters:
+            self.temperature = checked.temperature
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings that DSPy's program state does not contain: `adapter` (prompt format) and `parameters`."""
+        program = self.program
+        parameters = program.agent_parameters.model_dump() if is_agent(program) else {}
+        if not is_agent(program) and self.temperature is not None:
+            parameters = {"temperature": self.temperature}
+        return {"adapter": program.adapter if is_agent(program) else self.adapter, "parameters": parameters}
+
+    def forward(self, **inputs: Any) -> dspy.Prediction:
+        return self.run(inputs, content_hash(inputs))
+
+    def run(self, inputs: dict[str, Any], digest: str) -> dspy.Prediction:
+        """As a call, for evaluations: of inputs whose hash is known, and without what DSPy does around each module."""
+        seconds = self.session.task_timeout
+        with limited(None if current_limit() is None else seconds, tools_of=seconds):
+            return self._recorded(inputs, digest)
+
+    def _recorded(self, inputs: dict[str, Any], digest: str) -> dspy.Prediction:
+        """A rollout: the run under recording, scored."""
+        session, settings, group = self.session, self.settings, self.group
+        task = session.tasks.get(digest)
+        task_id = task.id if task else digest[:16]
+        rollout = Rollout(
+            task_id=task_id,
+            task_type=task.task_type if task else "default",
+            group_id=task_id if group is None else f"{group}/{task_id}",
+            source=session.source,
+            program=session.program_name,
+            program_version=self.fixed_version or program_version(self.program, settings["adapter"]),
+            parameters=settings["parameters"],
+            model=session.lm.model,
+            seed=session.seed,
+            split=session.split_of.get(digest, ""),
+            sample=self.sample or 0,
+            inputs=inputs,
+            **(stored_fields(task) if task else {}),
+        )
+        # Unrecorded calls do not pass the meter, so their cap can only be checked between runs.
+        if session.recorder.unrecorded.calls:
+            session.meter.check()
+        with session.recorder.rollout(rollout, then_scored=task is not None, content=digest):
+            prediction = self._run(inputs, rollout)
+            failed = getattr(prediction, "_failed", None)
+            rollout.prediction = None if failed else dict(prediction.items())
+        prediction._rollout, prediction._has_tools = rollout, self.has_tools
+        if task is not None:
+            with limited(session.task_timeout):  # also where the run has none
+                self._score(task, prediction, rollout)
+        return prediction
+
+    def _run(self, inputs: dict[str, Any], rollout: Rollout) -> dspy.Prediction:
+        try:
+            with sample_scope(self.sample), self._settings():
+                return within_limit(lambda: as_prediction(self.program(**inputs)), "the run")
+        except (AssayError, KeyboardInterrupt):
+            raise  # a missing package, a wrong setting, the store: the user has to correct it; it is never a score
+        except BaseException as error:
+            # From the program or its model client; `sys.exit()` is a failure of the program too.
+            if (stop := stop_in(error)) is not None:
+                raise stop from error
+            raised, failed = error, self._failure(error, inputs, rollout)
+        rollout.status, rollout.error, rollout.failure = (
+            ("failed" if failed.own else "error"),
+            failed.reason,
+            failed.kind,
+        )
+        prediction = dspy.Prediction()
+        prediction._failed, prediction._error = failed, raised
+        return prediction
+
+    def _failure(self, error: BaseException, inputs: dict[str, Any], rollout: Rollout) -> Failed:
+        """Classifies an exception of the program: the failure kind decides whether the run scores 0 or is unscored."""
+        # A timeout is the program's failure, unless it was waiting for the model.
+        if isinstance(error, OverTime) and not isinstance(error, ToolOverTime):
+            return Failed(str(error), own=not error.asking, kind=FailureKind.TIMEOUT)
+        if isinstance(error, SystemExit):
+            return Failed(f"the program ended itself with sys.exit({error.code!r})", own=True, kind=FailureKind.AGENT)
+        kind = failure_of_run(error, rollout.transitions) or FailureKind.AGENT
+        if kind is FailureKind.CAP and failure_of_program(error) is FailureKind.CAP:
+            # `sys.exit()` in a group or before another exception: errors that end the job were raised above.
+            kind = FailureKind.AGENT
+        reason = error_text(error)
+        if isinstance(error, AdapterParseError):
+            self._keep_partial(error, inputs)
+            self.session.recorder.unparsed(rollout, str(error.lm_response))
+            reason = f"the answer could not be parsed: {str(error.lm_response)[:300]!r}"
+        elif kind is FailureKind.CONTEXT:
+            reason = f"the prompt is too long for the model: {error}"
+        return Failed(reason, own=is_own(kind), kind=kind)
+
+    def _settings(self) -> AbstractContextManager[Any]:
+        changed: dict[str, Any] = {}
+        if not is_agent(self.program):
+            if self.adapter is not None:
+                changed["adapter"] = make_adapter(self.adapter)
+            if self.temperature is not None:
+                changed["lm"] = dspy.settings.lm.copy(temperature=self.temperature)
+        return dspy.context(**changed) if changed else nullcontext()
+
+    def _keep_partial(self, error: AdapterParseError, inputs: dict[str, Any]) -> None:
+        """Adds an answer that could not be parsed to DSPy's trace: reflective optimizers (GEPA) learn from it."""
+        if dspy.settings.trace is None:
+            return
+        for predictor in self.predictors():
+            if predictor.signature.equals(error.signature):
+                partial = {**dict.fromkeys(predictor.signature.output_fields, ""), **(error.parsed_result or {})}
+                dspy.settings.trace.append((predictor, inputs, dspy.Prediction(**partial)))
+                return
+
+    def _score(self, task: Task, prediction: dspy.Prediction, rollout: Rollout) -> None:
+        rubric = self.session.rubric
+        prediction._result = score_rollout(rubric, task, prediction, rollout)
+        self.session.recorder.scored(rollout, rubric.step_rewards(task, rollout))

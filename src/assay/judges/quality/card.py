@@ -1,0 +1,350 @@
+"""Reliability card of a judge: agreement, biases and alarms as JSON. Calls no model."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from assay.judges.labels import Item
+from assay.judges.quality.agreement import Agreement, Answers
+from assay.judges.quality.reliability import calibration_error
+from assay.rubrics import JudgeSpec
+
+__all__ = ["partial_correlation", "reliability_card"]
+
+_POWER = 1.959964 + 0.841621  # normal quantiles of 0.975 and 0.8: two-sided 5 %, power 80 %
+_RESAMPLES = 500
+_LITTLE_MASS = 0.1
+_FEW = 20  # minimum number of items for a bias
+
+
+def reliability_card(
+    answers: Answers,
+    items: Sequence[Item],
+    spec: JudgeSpec,
+    *,
+    found: Agreement,
+    people: Agreement,
+    objective: str,
+    retest: tuple[Answers, Answers] | None = None,
+    padded: tuple[Answers, Answers] | None = None,
+    masses: Sequence[float] = (),
+    model: str = "",
+    cost_usd: float | None = 0.0,
+) -> dict[str, Any]:
+    """Computes the reliability card, JSON-serializable.
+
+    Values that are undefined or were not measured are null, with the reason in `undefined`. `alarms` lists the rules
+    that the judge breaks.
+
+    Args:
+        found: the judge's agreement with the raters on these items.
+        people: the human ceiling, from `assay.judges.quality.agreement.ceiling`.
+        retest: two independent sets of answers to the same items.
+        padded: answers to the same items unchanged and with padding (`assay.judges.quality.audit.padded`).
+        masses: total probability of the labels of every reading (`assay.judges.reading.scale_masses`).
+        model: name of the judge's model. Outputs whose column `model` (`model_a`, `model_b`) names it are its own.
+        cost_usd: cost of all verdicts; None if unknown.
+    """
+    error, points = calibration_error(answers, items)
+    measured = _measured(answers, items, spec, retest, padded, masses, model, error)
+    best, top = found.values[objective], people.values[objective]
+    card = {
+        "objective": objective,
+        "agreement": found.to_dict(),
+        "ceiling": people.to_dict(),
+        "of_ceiling": None if best is None or not top or top <= 0 else best / top,
+        "coverage": found.n / (found.n + found.unscored) if found.n + found.unscored else 0.0,
+        "confusion": {"labels": list(spec.scale), "verdicts_by_people": _confusion(answers, items, spec)},
+        **{name: value for name, (value, _) in measured.items()},
+        "brier": found.values["brier"],
+        "reliability": points,
+        "cost_usd_per_verdict": None if cost_usd is None else cost_usd / len(items) if items else 0.0,
+        "undefined": {**found.why, **{name: why for name, (value, why) in measured.items() if value is None}},
+    }
+    return {**card, "alarms": _alarms(card)}
+
+
+def _measured(
+    answers: Answers,
+    items: Sequence[Item],
+    spec: JudgeSpec,
+    retest: tuple[Answers, Answers] | None,
+    padded: tuple[Answers, Answers] | None,
+    masses: Sequence[float],
+    model: str,
+    error: float | None,
+) -> dict[str, tuple[Any, str]]:
+    """Values of the card with the reason to give if they are undefined."""
+    return {
+        "calibration_error": (error, "the model gives no probabilities"),
+        "test_retest": (_same(retest), "not measured"),
+        "position_flip_rate": (_flips(answers, spec), "no verdict has two orders"),
+        "prefers_first": (_prefers_first(answers, spec), "no verdict has two orders"),
+        "mass": (_mass_on_scale(masses), "the verdicts were not read from token probabilities"),
+        "length_bias": (_length_bias(answers, items, spec), "fewer than 20 verdicts, or outputs of one length"),
+        "explained_by": (
+            _explained(answers, items, spec),
+            "fewer than 40 verdicts, or the judge differs from the raters equally on all items",
+        ),
+        "verbosity_bias": (_verbosity(padded, spec), _why_no_verbosity(padded, spec)),
+        "self_preference": (
+            _self_preference(answers, items, spec, model),
+            "the labels do not name the models of the outputs",
+        ),
+        "smallest_difference": (
+            _smallest_difference(answers, spec),
+            "fewer than two verdicts, all equal, or a nominal scale",
+        ),
+    }
+
+
+def _short(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.2f}"
+
+
+def _alarms(card: dict[str, Any]) -> list[str]:
+    """Rules that the judge breaks. The limits are conventions of this project."""
+    objective, found = card["objective"], card["agreement"]
+    value, interval = found[objective], found["intervals"].get(objective)
+    rows = [sum(row) > 0 for row in card["confusion"]["verdicts_by_people"]]
+    biases = {
+        "length_bias": ("correlates with the length of the output", "rho", 0.3),
+        "verbosity_bias": ("changes with padding", "mean", 0.1),
+        "self_preference": ("prefers outputs of its own model more than raters do", "mean", 0.05),
+    }
+    chance = objective != "brier" and interval is not None and interval[0] <= 0
+    retest, flips, error = card["test_retest"], card["position_flip_rate"], card["calibration_error"]
+    rules = [
+        (sum(rows) == 1 and found["n"] >= _FEW, "gives the same verdict to every item"),
+        (
+            value is None,
+            f"cannot be compared with raters: {objective} is undefined: {found['undefined'].get(objective)}",
+        ),
+        (
+            chance,
+            f"agrees with raters no better than chance: {objective} {_short(value)}, "
+            f"95 % from {_short(interval and interval[0])}",
+        ),
+        (card["coverage"] < 0.95, f"leaves {1 - card['coverage']:.0%} of the items unscored"),
+        (retest is not None and retest < 0.9, f"repeats its verdict in only {retest or 0:.0%} of the items"),
+        (flips is not None and flips > 0.2, f"changes its choice with the order in {flips or 0:.0%} of the pairs"),
+        (error is not None and error > 0.2, f"has a calibration error of {error or 0:.2f}"),
+    ]
+    for row in card["explained_by"] or ():
+        what, effect = f"outputs with {row['feature']}", f"{row['effect']:+.2f} of the scale"
+        rules.append((True, f"{_over(row['effect'])} {what}: {effect} compared with raters"))
+    mass = card["mass"]
+    if mass is not None and mass["mean"] < _LITTLE_MASS:
+        rules.append((True, f"puts only {mass['mean']:.0%} of its probability on the labels of its scale"))
+    for name, (what, key, limit) in biases.items():
+        bias = card[name]
+        rules.append(
+            (
+                bias is not None and abs(bias[key]) >= limit and bias["low"] * bias["high"] > 0,
+                f"{what}: {bias and round(bias[key], 3)}",
+            )
+        )
+    return [text for broken, text in rules if broken]
+
+
+def _confusion(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> list[list[float]]:
+    """Row: verdict; column: human label. Each item is distributed over the labels of its raters."""
+    index = {label: i for i, label in enumerate(spec.scale)}
+    table = np.zeros((len(index), len(index)))
+    for verdict, item in zip(answers.verdicts, items, strict=True):
+        if verdict is not None:
+            for label, share in item.shares.items():
+                table[index[verdict], index[label]] += share
+    return [[round(float(cell), 3) for cell in row] for row in table]
+
+
+def _same(retest: tuple[Answers, Answers] | None) -> float | None:
+    """Share of items with the same verdict in both runs."""
+    pairs = (
+        []
+        if retest is None
+        else [
+            (a, b)
+            for a, b in zip(retest[0].verdicts, retest[1].verdicts, strict=True)
+            if a is not None and b is not None
+        ]
+    )
+    return sum(a == b for a, b in pairs) / len(pairs) if pairs else None
+
+
+def _mass_on_scale(masses: Sequence[float]) -> dict[str, float] | None:
+    """Mean and lowest total probability of the labels before normalization."""
+    return {"mean": float(np.mean(masses)), "lowest": min(masses)} if masses else None
+
+
+def _flips(answers: Answers, spec: JudgeSpec) -> float | None:
+    """Share of the pairs for which the preferred output changes with the order."""
+    pairs = [orders for orders in answers.orders if orders is not None]
+    return sum(orders[0] == orders[1] != spec.scale[1] for orders in pairs) / len(pairs) if pairs else None
+
+
+def _prefers_first(answers: Answers, spec: JudgeSpec) -> float | None:
+    """Share of the first position among verdicts that are not a tie; 0.5 without position bias."""
+    named = [
+        verdict for orders in answers.orders if orders is not None for verdict in orders if verdict != spec.scale[1]
+    ]
+    return named.count(spec.scale[0]) / len(named) if named else None
+
+
+def _people_gap(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> list[tuple[Item, float]]:
+    """The judge's position minus the raters' mean, as a share of the scale; on a nominal scale the judge's error."""
+    steps, width = dict(zip(spec.scale, spec.steps, strict=True)), spec.steps[-1] - spec.steps[0]
+    rows = []
+    for verdict, place, item in zip(answers.verdicts, answers.places, items, strict=True):
+        if verdict is not None:
+            people = math.fsum(steps[label] * share for label, share in item.shares.items())
+            rows.append(
+                (item, 1 - item.shares.get(verdict, 0.0) if spec.kind == "nominal" else (place - people) / width)
+            )
+    return rows
+
+
+def _length_bias(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> dict[str, float] | None:
+    """Partial rank correlation of the judge's position with the output's length, with a bootstrap interval.
+
+    The raters' mean position is held fixed: 0 means that length affects the judge no more than the raters. For a pair,
+    the length is that of the second output minus that of the first. On a nominal scale it is Spearman's correlation of
+    length and the judge's error.
+    """
+    rows = [
+        (
+            _length(item.shown),
+            gap,
+            math.fsum(step * item.shares.get(label, 0.0) for label, step in zip(spec.scale, spec.steps, strict=True)),
+        )
+        for item, gap in _people_gap(answers, items, spec)
+    ]
+    data = np.array(rows, dtype=float)
+    if len(rows) < _FEW or np.ptp(data[:, 0]) == 0:
+        return None
+    length, gap, people = data.T
+    width = spec.steps[-1] - spec.steps[0]
+    judge, held = (gap, np.zeros_like(people)) if spec.kind == "nominal" else (gap * width + people, people)
+    rng = np.random.default_rng(0)
+    draws = [
+        partial_correlation(length[rows], judge[rows], held[rows])
+        for rows in (rng.integers(0, len(data), len(data)) for _ in range(_RESAMPLES))
+    ]
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return {"rho": partial_correlation(length, judge, held), "low": float(low), "high": float(high)}
+
+
+def partial_correlation(x: np.ndarray, y: np.ndarray, held: np.ndarray) -> float:
+    """Correlation of the ranks of x and y after regressing out the ranks of `held`; 0 if nothing is left."""
+    from scipy import stats
+
+    centred = [ranks - ranks.mean() for ranks in (stats.rankdata(x), stats.rankdata(y), stats.rankdata(held))]
+    base = centred[2]
+    square = float(base @ base)
+    left = [ranks - base * (float(ranks @ base) / square if square else 0.0) for ranks in centred[:2]]
+    size = math.sqrt(float(left[0] @ left[0]) * float(left[1] @ left[1]))
+    return float(left[0] @ left[1]) / size if size > 1e-9 * len(x) else 0.0
+
+
+def _explained(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> list[dict[str, Any]] | None:
+    """Words and features that explain the judge's difference from its raters; on a nominal scale, its errors."""
+    from assay.judges.quality.scan import explained_by
+
+    rows = _people_gap(answers, items, spec)
+    steps = dict(zip(spec.scale, spec.steps, strict=True))
+    people = [math.fsum(steps[label] * share for label, share in item.shares.items()) for item, _ in rows]
+    if any("output" not in item.shown and not {"output_a", "output_b"} <= item.shown.keys() for item, _ in rows):
+        return None
+    outputs = [
+        (str(item.shown["output_a"]), str(item.shown["output_b"]))
+        if "output_b" in item.shown
+        else str(item.shown["output"])
+        for item, _ in rows
+    ]
+    return explained_by(outputs, [gap for _, gap in rows], people)
+
+
+def _over(effect: float) -> str:
+    return "overrates" if effect > 0 else "underrates"
+
+
+def _length(shown: Any) -> int:
+    if "output_b" in shown:
+        return len(str(shown["output_b"])) - len(str(shown["output_a"]))
+    return len(str(shown.get("output", "")))
+
+
+def _verbosity(padded: tuple[Answers, Answers] | None, spec: JudgeSpec) -> dict[str, float] | None:
+    """Mean change of the position after padding, as a share of the scale, with a t interval."""
+    if padded is None or spec.kind == "nominal":
+        return None
+    width = spec.steps[-1] - spec.steps[0]
+    changes = [
+        (after - before) / width
+        for a, b, before, after in zip(
+            padded[0].verdicts, padded[1].verdicts, padded[0].places, padded[1].places, strict=True
+        )
+        if a is not None and b is not None
+    ]
+    return _mean_interval(changes)
+
+
+def _why_no_verbosity(padded: tuple[Answers, Answers] | None, spec: JudgeSpec) -> str:
+    if padded is None:
+        return "not measured"
+    if spec.kind == "nominal":
+        return "a nominal scale"
+    both = sum(a is not None and b is not None for a, b in zip(padded[0].verdicts, padded[1].verdicts, strict=True))
+    return f"{both} items have a verdict with and without padding; at least {_FEW} are needed"
+
+
+def _self_preference(answers: Answers, items: Sequence[Item], spec: JudgeSpec, model: str) -> dict[str, float] | None:
+    """Difference of the mean gaps (judge minus raters) between outputs of the judge's own model and others.
+
+    For pairs with one output of each, the mean gap in favor of its own.
+    """
+    if spec.kind == "nominal" or not model:
+        return None
+    rows = _people_gap(answers, items, spec)
+    pairs = []
+    for item, gap in rows:
+        first, second = (item.beside.get(name) == model for name in ("model_a", "model_b"))
+        if first != second:
+            pairs.append(gap if second else -gap)
+    if pairs:
+        return _mean_interval(pairs)
+    own, others = (
+        [gap for item, gap in rows if "model" in item.beside and (item.beside["model"] == model) is mine]
+        for mine in (True, False)
+    )
+    if min(len(own), len(others)) < _FEW:
+        return None
+    from scipy import stats
+
+    interval = stats.ttest_ind(own, others, equal_var=False).confidence_interval()
+    return {"mean": float(np.mean(own) - np.mean(others)), "low": float(interval.low), "high": float(interval.high)}
+
+
+def _mean_interval(values: Sequence[float]) -> dict[str, float] | None:
+    from scipy import stats
+
+    if len(values) < _FEW:
+        return None
+    mean, error = float(np.mean(values)), float(stats.sem(values))
+    reach = float(stats.t.ppf(0.975, len(values) - 1)) * error
+    return {"mean": mean, "low": mean - reach, "high": mean + reach}
+
+
+def _smallest_difference(answers: Answers, spec: JudgeSpec) -> float | None:
+    """Smallest detectable difference between two systems' mean positions, as a share of the scale.
+
+    For as many verdicts of each system as in these answers (two-sided 5 %, power 80 %).
+    """
+    places = np.array(
+        [place for verdict, place in zip(answers.verdicts, answers.places, strict=True) if verdict is not None]
+    )
+    if len(places) < 2 or spec.kind == "nominal" or np.ptp(places) == 0:
+        return None
+    return float(_POWER * places.std(ddof=1) * math.sqrt(2 / len(places)) / (spec.steps[-1] - spec.steps[0]))

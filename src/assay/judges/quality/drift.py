@@ -1,0 +1,184 @@
+"""Drift of a judge: replays a frozen anchor set and tests the differences with CUSUM and PSI. Calls no model."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.errors import DataError
+
+__all__ = ["Anchor", "AnchorSet", "Cusum", "compare", "population_stability_index"]
+
+_FORMAT = 1
+_BINS = 10
+_PSI = 0.25  # a shift above it is major (a convention of credit scoring)
+_LEAST_NOISE = 0.02  # share of the scale; minimum assumed noise, also for a judge that repeats itself exactly
+_FEWEST = 20
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A judged item with its value in [0, 1] and verdict; both None if it was unscored."""
+
+    shown: Mapping[str, Any]
+    value: float | None
+    verdict: str | None
+
+
+@dataclass(frozen=True)
+class AnchorSet:
+    """Reference verdicts of a judge.
+
+    Args:
+        made_by: everything that determines a verdict (question, prompt, calibration, model, weights, …).
+        noise: standard deviation of the difference between the values of two runs, as a share of the scale.
+        anchors: the judged items.
+    """
+
+    made_by: Mapping[str, str]
+    noise: float
+    anchors: Sequence[Anchor] = field(repr=False)
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {
+            "format": _FORMAT,
+            "made_by": dict(self.made_by),
+            "noise": self.noise,
+            "anchors": [asdict(anchor) for anchor in self.anchors],
+        }
+        path.write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> "AnchorSet":
+        """Loads an anchor set.
+
+        Raises:
+            DataError: the file is not an anchor set, or has a newer format.
+        """
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["format"] <= _FORMAT:
+                anchors = [Anchor(**anchor) for anchor in content["anchors"]]
+                return cls(dict(content["made_by"]), float(content["noise"]), anchors)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{path} is not an anchor set: {type(error).__name__}: {error}. Create one with --freeze"
+            ) from None
+        raise DataError(f"{path} has format {content['format']}; this version reads up to {_FORMAT}. Update assay")
+
+
+class Cusum:
+    """Two-sided cumulative sum chart (Page 1954, Biometrika 41:100). `update(x)` is True after the mean has shifted.
+
+    Args:
+        sigma: standard deviation of x without a shift; its mean is 0.
+        slack: half the smallest relevant shift, in sigmas. With 0.5 and limit 5, a false alarm occurs about once in 465
+            values, and a shift of one sigma is detected after about 10.
+        limit: alarm threshold, in sigmas; `limit_for` computes it for a number of values.
+    """
+
+    def __init__(self, *, sigma: float, slack: float = 0.5, limit: float = 5.0) -> None:
+        self.sigma, self.slack, self.limit = sigma, slack, limit
+        self.high = self.low = self.peak = 0.0
+
+    def update(self, x: float) -> bool:
+        """Adds a value. Returns whether the threshold has been exceeded."""
+        z = x / self.sigma
+        self.high = max(0.0, self.high + z - self.slack)
+        self.low = max(0.0, self.low - z - self.slack)
+        self.peak = max(self.peak, self.high, self.low)
+        return self.peak > self.limit
+
+
+def limit_for(n: int) -> float:
+    """Returns the CUSUM threshold for n values with a false alarm in about one of a hundred sets; at least 5.
+
+    It is the threshold h at which a two-sided chart with slack 0.5 has an average run length e^(h + 1.166) of 100·n
+    values (Siegmund 1985, Sequential Analysis, section 10.2).
+    """
+    return max(5.0, math.log(100 * max(1, n)) - 1.166)
+
+
+def population_stability_index(before: Sequence[float], after: Sequence[float], *, bins: int = _BINS) -> float:
+    """Returns the population stability index: the sum over bins of (q - p)·ln(q / p).
+
+    p and q are the shares of values before and after. 0 means no shift, above 0.1 a moderate and above 0.25 a major
+    one. Bins are quantiles of the values before. Half a value is added to each bin, so that empty bins stay finite.
+
+    Example: two bins with shares 0.5/0.5 before and 0.9/0.1 after give 0.879.
+
+    Raises:
+        DataError: one of the sequences is empty.
+    """
+    if not len(before) or not len(after):
+        raise DataError("a stability index needs values before and after")
+    inner = np.unique(np.quantile(before, np.linspace(0, 1, bins + 1)[1:-1]))
+    edges = np.concatenate([[-math.inf], inner, [math.inf]])
+    p, q = (np.histogram(values, edges)[0] + 0.5 for values in (before, after))
+    p, q = p / p.sum(), q / q.sum()
+    return float(((q - p) * np.log(q / p)).sum())
+
+
+def compare(frozen: AnchorSet, values: Sequence[float | None], made_by: Mapping[str, str]) -> dict[str, Any]:
+    """Compares a replay with an anchor set.
+
+    Args:
+        values: new values of the anchors, in order; None for unscored ones.
+        made_by: what determined the new verdicts.
+    Returns:
+        JSON-serializable: `alarms`, `changed` (entries of `made_by` that differ: [old, new]), the mean difference, and
+        both statistics with their limits.
+    """
+    pairs = [
+        (a.value, value)
+        for a, value in zip(frozen.anchors, values, strict=True)
+        if a.value is not None and value is not None
+    ]
+    lost = sum(a.value is not None and value is None for a, value in zip(frozen.anchors, values, strict=True))
+    keys = sorted({*frozen.made_by, *made_by})
+    changed = {k: [frozen.made_by.get(k), made_by.get(k)] for k in keys if frozen.made_by.get(k) != made_by.get(k)}
+    chart = Cusum(sigma=max(frozen.noise, _LEAST_NOISE), limit=limit_for(len(pairs)))
+    moved_at = next((at for at, (before, after) in enumerate(pairs) if chart.update(after - before)), None)
+    psi, psi_limit = None, math.inf
+    if len(pairs) >= _FEWEST:
+        bins = min(_BINS, len(pairs) // 10)
+        psi = population_stability_index(*map(list, zip(*pairs, strict=True)), bins=bins)
+        psi_limit = _psi_limit(len(pairs), bins)
+    cause = f" Changed: {', '.join(changed)}." if changed else " No recorded setting changed: check the model server."
+    mean = float(np.mean([after - before for before, after in pairs])) if pairs else None
+    alarms = []
+    if moved_at is not None:
+        alarms.append(
+            f"verdicts shifted by {mean:+.3f} of the scale on average (CUSUM, at anchor {moved_at + 1}).{cause}"
+        )
+    if psi is not None and psi > psi_limit:
+        alarms.append(f"the distribution of verdicts changed (PSI {psi:.2f}, limit {psi_limit:.2f}).{cause}")
+    if lost > 0.05 * len(frozen.anchors):
+        alarms.append(f"{lost} of {len(frozen.anchors)} anchors are now unscored.{cause}")
+    return {
+        "alarms": alarms,
+        "changed": changed,
+        "n": len(pairs),
+        "lost": lost,
+        "mean_difference": mean,
+        "cusum": chart.peak,
+        "cusum_limit": chart.limit,
+        "psi": psi,
+        "psi_limit": None if psi is None else psi_limit,
+    }
+
+
+def _psi_limit(n: int, bins: int) -> float:
+    """The larger of 0.25 and the 99 % quantile of the PSI of two samples of n values from one distribution.
+
+    That PSI is about (2 / n)·chi-square with bins - 1 degrees of freedom (Yurdakul and Naranjo 2020, Journal of Risk
+    Model Validation 14).
+    """
+    from scipy import stats
+
+    return max(_PSI, 2 / n * float(stats.chi2.ppf(0.99, bins - 1)))

@@ -1,0 +1,158 @@
+"""Converts LoRA weights from PEFT's format to GGUF for llama.cpp. Needs `gguf` and `safetensors`, not torch."""
+
+import functools
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from assay.errors import MissingExtra, ModelError
+
+__all__ = ["permuted_rows", "write_gguf", "write_merged"]
+
+_PERMUTED = {"llama"}  # architectures for which llama.cpp reorders the rows of q and k by rotary pairs
+_HEADS = {"q_proj": "head_count", "k_proj": "head_count_kv"}
+
+
+def write_gguf(peft: Path, base: Path, out: Path) -> None:
+    """Write the PEFT adapter in folder `peft` as the GGUF file `out`, for the model in the GGUF file `base`.
+
+    Raises:
+        ModelError: not a plain LoRA adapter, or it changes a module that the base does not have.
+    """
+    try:
+        import gguf
+        import numpy as np
+        from safetensors.numpy import load_file
+    except ImportError as error:
+        raise MissingExtra(str(error.name), "train") from error
+    config = json.loads((peft / "adapter_config.json").read_text(encoding="utf-8"))
+    if (
+        config.get("peft_type") != "LORA"
+        or config.get("use_dora")
+        or config.get("modules_to_save")
+        or config.get("rank_pattern")
+    ):
+        raise ModelError(f"{peft} is not a plain LoRA adapter: llama.cpp serves only those")
+    arch, layers, heads = _shape(base)
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[arch], layers)
+    rank = float(config["r"])
+    scale = rank**0.5 if config.get("use_rslora") else 1.0  # llama.cpp divides alpha by the rank
+    writer = gguf.GGUFWriter(str(out), arch)
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", float(config["lora_alpha"]) * scale)
+    for key, tensor in sorted(load_file(str(peft / "adapter_model.safetensors")).items()):
+        module, part = key.removeprefix("base_model.model.").removesuffix(".weight").rsplit(".lora_", 1)
+        name = names.get_name(module)
+        if name is None:
+            raise ModelError(f"the adapter changes {module}, which {base.name} does not have")
+        weights = tensor.astype(np.float32)
+        kind = next((kind for kind in _HEADS if module.endswith(kind)), None)
+        if arch in _PERMUTED and part == "B" and kind is not None:
+            weights = permuted_rows(weights, heads[_HEADS[kind]])
+        writer.add_tensor(f"{name}.weight.lora_{part.lower()}", np.ascontiguousarray(weights))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_merged(base: Path, adapters: Sequence[Path], out: Path, *, keep: bool = False) -> None:
+    """Write the model with the adapters (GGUF files, in order) merged into its weights, as `out`.
+
+    llama.cpp computes adapters separately at every token: on two cores SmolLM2-135M generates 93 tokens per second, 45
+    with one adapter, 26 with two. Changed tensors are stored in 8 bits (Q8_0), finer than the 4 bits of the base; the
+    others are copied.
+
+    Args:
+        keep: keep the base's weights in memory, for callers that merge at every step.
+    Raises:
+        ModelError: an adapter changes a tensor that the base does not have.
+    """
+    import gguf
+    import numpy as np
+
+    model = _Base.of(base)
+    deltas: dict[str, Any] = {}
+    for adapter in adapters:
+        reader = gguf.GGUFReader(str(adapter))
+        alpha = float(reader.fields["adapter.lora.alpha"].contents())
+        parts = {tensor.name: tensor.data.astype(np.float32) for tensor in reader.tensors}
+        for name in sorted({name.removesuffix(".lora_a") for name in parts if name.endswith(".lora_a")}):
+            if name not in model.places:
+                raise ModelError(f"{adapter} changes {name}, which {base.name} does not have")
+            down, up = parts[f"{name}.lora_a"], parts[f"{name}.lora_b"]
+            delta = (alpha / len(down)) * (up @ down)
+            deltas[name] = deltas[name] + delta if name in deltas else delta
+    kind, changed = gguf.GGMLQuantizationType.Q8_0, dict[str, bytes]()
+    for name, delta in deltas.items():
+        changed[name] = gguf.quants.quantize(model.weights(name) + delta, kind).tobytes()
+    model.write(out, changed, int(kind))
+    if not keep:
+        _Base.of.cache_clear()
+
+
+class _Base:
+    """A GGUF model whose tensors can be rewritten. Header and vocabulary are copied as bytes: parsing takes seconds."""
+
+    def __init__(self, path: Path) -> None:
+        import gguf
+
+        reader = gguf.GGUFReader(str(path))
+        self.tensors = list(reader.tensors)
+        self.places = {tensor.name: tensor for tensor in self.tensors}
+        self.alignment = int(reader.alignment)
+        with open(path, "rb") as file:
+            self.head = file.read(min(int(tensor.field.offset) for tensor in self.tensors))
+        self.known: dict[str, Any] = {}
+
+    @staticmethod
+    @functools.lru_cache(maxsize=1)
+    def of(path: Path) -> "_Base":
+        return _Base(path)
+
+    def weights(self, name: str) -> Any:
+        """Weights of a tensor as 32-bit floats; cached, because a policy in training reads them at every step."""
+        import gguf
+
+        if name not in self.known:
+            self.known[name] = gguf.quants.dequantize(self.places[name].data, self.places[name].tensor_type)
+        return self.known[name]
+
+    def write(self, out: Path, changed: dict[str, bytes], kind: int) -> None:
+        infos, blobs, at = bytearray(), list[bytes](), 0
+        for tensor in self.tensors:
+            blob = changed.get(tensor.name) or tensor.data.tobytes()
+            name = tensor.name.encode()
+            infos += struct.pack("<Q", len(name)) + name + struct.pack("<I", len(tensor.shape))
+            infos += struct.pack(f"<{len(tensor.shape)}Q", *map(int, tensor.shape))
+            infos += struct.pack("<IQ", kind if tensor.name in changed else int(tensor.tensor_type), at)
+            blobs.append(blob + bytes(-len(blob) % self.alignment))
+            at += len(blobs[-1])
+        scratch = out.with_name(f".{out.name}")
+        with open(scratch, "wb") as file:
+            file.write(self.head)
+            file.write(infos)
+            file.write(bytes(-(len(self.head) + len(infos)) % self.alignment))
+            file.writelines(blobs)
+        scratch.replace(out)
+
+
+@functools.lru_cache(maxsize=4)
+def _shape(base: Path) -> tuple[str, int, dict[str, int]]:
+    """Architecture, number of layers, and numbers of attention heads of a GGUF model."""
+    import gguf
+
+    fields = gguf.GGUFReader(str(base)).fields
+    arch = str(fields["general.architecture"].contents())
+    heads = {name: int(fields[f"{arch}.attention.{name}"].contents()) for name in ("head_count", "head_count_kv")}
+    return arch, int(fields[f"{arch}.block_count"].contents()), heads
+
+
+def permuted_rows(weights: Any, heads: int) -> Any:
+    """Rows of a projection in llama.cpp's order, with rotary pairs next to each other."""
+    rows = weights.shape[0]
+    return weights.reshape(heads, 2, rows // heads // 2, *weights.shape[1:]).swapaxes(1, 2).reshape(weights.shape)

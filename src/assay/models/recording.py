@@ -1,0 +1,276 @@
+"""Engine under every model of a run: response cache, meter, backend, observers, in this order.
+
+Independent of `dspy.LM`: `assay.models.lm` builds one on it.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import dspy
+from dspy import lm15
+from dspy._vendor.lm15.serde import request_to_dict, response_from_dict
+from dspy.utils.exceptions import LMError, LMInvalidRequestError
+
+from assay.models.alternatives import pruned
+from assay.models.answers import kept_response, text_of
+from assay.models.cache import ResponseCache
+from assay.models.calls import Call, Observer
+from assay.models.embedded import LlamaBackend
+from assay.models.failures import failure_of_call, is_refused
+from assay.models.hosted import HostedBackend
+from assay.models.ledger import Ledger
+from assay.models.limits import asking_model
+from assay.models.meter import Meter
+from assay.models.roles import Endpoint
+from assay.models.scope import current_field, current_prices, current_sample, waits_for_servers
+from assay.models.streaming import events_in_pieces
+from assay.models.transports import accounted, went_by
+from assay.support.scrubbing import error_text
+
+__all__ = ["NOT_KNOWN", "AsyncRecordingEngine", "RecordingEngine", "ServerRefused", "bill_answered"]
+
+NOT_KNOWN = 1.0  # marks a missing log-probability, which is never above 0: DSPy accepts no NaN
+
+
+class ServerRefused(LMError):  # type: ignore[misc]
+    """Nothing listens at a model's address. DSPy does not retry this class, see `scope.refusals_end_at_once`."""
+
+
+class RecordingEngine:
+    """The engine under every model of a run: cache, meter, backend, observers, in this order."""
+
+    def __init__(
+        self,
+        backend: LlamaBackend | HostedBackend,
+        *,
+        model: str,
+        cache: ResponseCache | None = None,
+        meter: Meter | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.backend, self.model, self.cache = backend, model, cache
+        self.meter, self.observers = meter or Meter(), tuple(observers)
+        self.siblings: dict[tuple[str, Any, Endpoint | None], dspy.LM] = {}
+        self.client: dict[str, Any] = {}  # address and key, in memory only; judges' models at the same server use them
+
+    @property
+    def address(self) -> str | None:
+        """Address of the model's server; None for the provider's own and for embedded models."""
+        address = self.client.get("api_base") or self.client.get("base_url")
+        return str(address) if address else None
+
+    def __deepcopy__(self, memo: object) -> "RecordingEngine":
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("supports_") or name == "supported_params":
+            return getattr(self.backend, name)
+        raise AttributeError(name)
+
+    def complete(self, request: lm15.Request) -> lm15.Response:
+        fields, sample = request_to_dict(request), current_sample.get()
+        if self.cache is None:
+            return self._call(request, fields, "", sample)
+        weights, field = self.backend.weights or getattr(self.backend, "address", ""), current_field.get()
+        identity = fields if field is None else {**fields, "alternatives_of": field}
+        key = self.cache.key(identity, weights=weights, adapters=self.backend.adapters, sample=sample)
+        with self.cache.locks.of(key):  # identical concurrent requests are sent once
+            record = self.cache.get(key)
+            if record is None:
+                return self._call(request, fields, key, sample)
+            return self._cached(record, fields, key, sample)
+
+    def _cached(self, record: dict[str, Any], fields: dict[str, Any], key: str, sample: int | None) -> lm15.Response:
+        """An answer from the response cache. If this rollout paid for it before a kill, it is recorded so."""
+        response, replayed = response_from_dict(record["response"]), self.meter.replayed(key)
+        cost = 0.0 if replayed is None else record.get("cost_usd", replayed.cost_usd)
+        if replayed is not None and (prices := current_prices.get()) is not None:
+            prices.append(cost or 0.0)
+        self._notify(
+            fields,
+            response,
+            ids=record["token_ids"],
+            cached=replayed is None,
+            sample=sample,
+            started=time.time(),
+            latency_ms=record.get("latency_ms", 0.0),
+            cost_usd=cost,
+        )
+        return response
+
+    def _call(self, request: lm15.Request, fields: dict[str, Any], key: str, sample: int | None) -> lm15.Response:
+        """An answer of the model. A request whose schema is refused is sent again without it, as another call."""
+        backend = self.backend
+        if not isinstance(backend, HostedBackend):
+            return self._send(request, fields, key, sample)
+        request = backend.fitting(request)
+        try:
+            return self._send(request, fields, key, sample)
+        except LMInvalidRequestError as error:
+            plainer = backend.plainer(request, error)
+            if plainer is None:
+                raise
+        response = self._send(plainer, fields, key, sample)
+        backend.without_schemas()
+        return response
+
+    def _send(self, request: lm15.Request, fields: dict[str, Any], key: str, sample: int | None) -> lm15.Response:
+        """An answer of the model, counted before the request is sent."""
+        sent, started, clock = self.meter.reserve(key), time.time(), time.perf_counter()
+        response: lm15.Response | None = None
+        cost: float | None = None
+        error: BaseException | None = None
+        try:
+            if not self.observers:
+                went_by()
+            with accounted(), asking_model():
+                response, cost = self.backend.complete(request)
+            response = pruned(response, current_field.get())
+        except BaseException as failure:
+            error = failure
+            if not waits_for_servers.get() and is_refused(failure):
+                raise ServerRefused(str(failure)) from failure
+            raise
+        finally:  # a failed call may have a cost too
+            usage, ids = response.usage if response is not None else lm15.Usage(), _token_ids(response)
+            latency_ms = (time.perf_counter() - clock) * 1000
+            if self.cache is not None and response is not None:  # before settling: a paid answer is never lost
+                self.cache.put(
+                    key,
+                    request=fields,
+                    record={
+                        "response": kept_response(response),
+                        "token_ids": ids,
+                        "latency_ms": latency_ms,
+                        "cost_usd": cost,
+                    },
+                )
+            self.meter.settle(
+                sent,
+                prompt_tokens=usage.input_tokens,
+                completion_tokens=usage.output_tokens,
+                cost_usd=cost,
+                failed=response is None,
+            )
+            if (prices := current_prices.get()) is not None:
+                prices.append(cost or 0.0)
+            self._notify(
+                fields,
+                response,
+                ids=ids,
+                error=error,
+                sample=sample,
+                started=started,
+                latency_ms=latency_ms,
+                cost_usd=cost,
+            )
+        return response
+
+    def stream(self, request: lm15.Request) -> Iterator[Any]:
+        return events_in_pieces(self.complete(request))
+
+    def close(self) -> None:
+        pass
+
+    def _notify(
+        self,
+        request: dict[str, Any],
+        response: lm15.Response | None,
+        *,
+        ids: list[int] | None,
+        sample: int | None,
+        started: float,
+        latency_ms: float = 0.0,
+        cost_usd: float | None = 0.0,
+        cached: bool = False,
+        error: BaseException | None = None,
+    ) -> None:
+        """Pass the call to all observers."""
+        if not self.observers:
+            return
+        usage = response.usage if response is not None else lm15.Usage()
+        call = Call(
+            model=self.model,
+            weights=self.backend.weights,
+            adapters=self.backend.adapters,
+            request=request,
+            response=kept_response(response, logprobs=False) if response is not None else None,
+            text=text_of(response),
+            error=None if error is None else error_text(error),
+            failure=None if error is None else failure_of_call(error),
+            cached=cached,
+            constrained="response_format" in request.get("config", {}),
+            prompt_tokens=usage.input_tokens,
+            completion_tokens=usage.output_tokens,
+            thinking_tokens=usage.reasoning_tokens,
+            token_ids=None if ids is None else tuple(ids),
+            logprobs=_logprobs(response),
+            latency_ms=latency_ms,
+            cost_usd=cost_usd,
+            started_at=started,
+            sample=sample,
+        )
+        for observer in self.observers:
+            observer(call)
+
+
+class AsyncRecordingEngine:
+    """`RecordingEngine` for DSPy's async calls; the work runs in a thread with the caller's context."""
+
+    def __init__(self, engine: RecordingEngine) -> None:
+        self.engine = engine
+
+    def __deepcopy__(self, memo: object) -> "AsyncRecordingEngine":
+        return self
+
+    async def complete(self, request: lm15.Request) -> lm15.Response:
+        return await asyncio.to_thread(self.engine.complete, request)
+
+    async def stream(self, request: lm15.Request) -> Any:
+        for event in events_in_pieces(await self.complete(request)):
+            yield event
+
+    async def aclose(self) -> None:
+        pass
+
+
+def bill_answered(ledger: Ledger, cache: ResponseCache) -> int:
+    """Settle the calls of a killed process whose answers are in the response cache; return their number.
+
+    The other unsettled calls were never answered: if they are sent again, they count as repeated.
+    """
+    billed = 0
+    for sent in ledger.unsettled():
+        record = cache.get(sent.key.hex())
+        if record is None:
+            continue
+        usage = response_from_dict(record["response"]).usage
+        cost = record.get("cost_usd")
+        sent.settle(
+            prompt_tokens=usage.input_tokens, completion_tokens=usage.output_tokens, cost_usd=cost, failed=False
+        )
+        ledger.settled(sent)
+        billed += 1
+    return billed
+
+
+def _logprobs(response: lm15.Response | None) -> tuple[float, ...] | None:
+    """Log-probabilities of the sampled tokens; None if the engine returned only the tokens (`NOT_KNOWN`)."""
+    logprobs = tuple(token.logprob for token in response.logprobs) if response is not None and response.logprobs else ()
+    return logprobs if logprobs and max(logprobs) < NOT_KNOWN else None
+
+
+def _token_ids(response: lm15.Response | None) -> list[int] | None:
+    """Ids of the sampled tokens, from the raw replies of llama.cpp and vLLM; None if any is missing.
+
+    For a character that takes several tokens, llama.cpp reports only the last one.
+    """
+    if response is None or not response.logprobs:
+        return None
+    raw = (response.provider_data or {}).get("choices") or [{}]
+    content = ((raw[0] or {}).get("logprobs") or {}).get("content") or []
+    ids = [int(token["id"]) for token in content if "id" in token]
+    sampled = response.usage.output_tokens
+    return ids if len(ids) == len(response.logprobs) and sampled in (None, len(ids)) else None

@@ -1,0 +1,201 @@
+"""Loads the model that is trained, in torch, and identifies its tokenizer. Needs the extra `train`."""
+
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from assay.errors import MissingExtra, ModelError
+from assay.models.lora.adapters import Adapter, with_adapters
+from assay.models.registry import find_model, model_home, spec
+
+__all__ = ["Policy", "fast_bf16", "lean_head", "load_policy", "lora_of", "quiet", "tokenizer_sha", "unpacked_weights"]
+
+
+@dataclass
+class Policy:
+    """A causal language model with its tokenizer.
+
+    Attributes:
+        embedded: name of the embedded model whose weights these are; None for a model of the hub or a folder.
+        merged: adapters that are already merged into the weights, in order.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+    embedded: str | None
+    merged: tuple[Adapter, ...] = ()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Turns off bars and warnings of transformers and datasets: a run uses its own `Progress`."""
+    import datasets
+    from transformers.utils import logging as hf_logging
+
+    level, bars_enabled = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity(logging.ERROR)
+    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    bars_disabled = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    accelerate_level = logging.getLogger("accelerate").level
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        hf_logging.set_verbosity(level)
+        logging.getLogger("accelerate").setLevel(accelerate_level)
+        if bars_enabled:
+            hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+        if not bars_disabled:
+            datasets.enable_progress_bars()
+
+
+@contextmanager
+def lean_head() -> Iterator[None]:
+    """On a CPU, computes logits for completion tokens only. The results are the same.
+
+    TRL's fused head skips the prompts on GPUs only. Elsewhere it computes the whole vocabulary at every position, which
+    took more than half of a step of SmolLM2-135M.
+    """
+    import torch
+    from trl.trainer import utils
+
+    before = utils._use_triton
+    if not torch.cuda.is_available():
+        # in TRL's CPU path this function decides only whether masked positions are scored
+        utils._use_triton = lambda device: True
+    try:
+        yield
+    finally:
+        utils._use_triton = before
+
+
+def load_policy(name: str) -> Policy:
+    """Loads a model by name.
+
+    An embedded model is loaded with the adapters in its name merged in order. A model of the hub or of a folder is
+    loaded in bfloat16 on a GPU.
+
+    Raises:
+        MissingExtra: torch, transformers or peft is not installed.
+        ModelError: it cannot be loaded, or it is of a kind that cannot be trained.
+    """
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError as error:
+        raise MissingExtra(str(error.name), "train") from error
+    if name.startswith("embedded:"):
+        raise ModelError(
+            f"{name!r} can be run and judged with, not trained: train embedded/NAME, a model of the hub, "
+            "or a folder of weights"
+        )
+    embedded, adapters, source = None, tuple[Adapter, ...](), name
+    if name.startswith("embedded/"):
+        embedded, adapters = with_adapters(name)
+        source = str(unpacked_weights(embedded))
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(source)
+            # LoRA's own weights stay in 32 bits
+            half = embedded is None and torch.cuda.is_available() and fast_bf16()
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16 if half else torch.float32)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{name!r} cannot be loaded for training: {str(error).partition(chr(10))[0]}") from error
+    with quiet():
+        for adapter in adapters:
+            model = _merged(model, adapter.path)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return Policy(name, model, tokenizer, embedded, adapters)
+
+
+def lora_of(rank: int) -> Any:
+    """LoRA configuration for all linear layers; alpha is twice the rank."""
+    from peft import LoraConfig
+
+    return LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def _merged(model: Any, path: Path) -> Any:
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(model, str(path)).merge_and_unload()
+
+
+def unpacked_weights(name: str) -> Path:
+    """Folder with an embedded model's weights in torch's format. The first call unpacks them from GGUF (15 s)."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = find_model(name)
+    target = model_home() / f"{name}-{spec(name).sha256[:12]}-torch-2"  # 2: version of `_split_as_llama_cpp`
+    if target.is_dir():
+        return target
+    model_home().mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):
+        if target.is_dir():
+            return target
+        if shutil.disk_usage(target.parent).free < 8 * source.stat().st_size:
+            raise ModelError(
+                f"{target.parent} has too little free space: {8 * source.stat().st_size / 1e6:.0f} MB are needed to "
+                f"unpack {name}. Free some, or set ASSAY_HOME to another folder"
+            )
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpacked-") as scratch, quiet():
+            ready = Path(scratch) / "model"
+            tokenizer = _split_as_llama_cpp(AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name), source)
+            model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+            if (quantizer := getattr(model, "hf_quantizer", None)) is not None:
+                quantizer.remove_quantization_config(model)
+            model.save_pretrained(ready)
+            tokenizer.save_pretrained(ready)
+            os.rename(ready, target)
+    return target
+
+
+def _split_as_llama_cpp(tokenizer: Any, source: Path) -> Any:
+    """The tokenizer with digits split before words, where the GGUF asks for it.
+
+    transformers ignores that field; two spaces before a digit, one token in llama.cpp, became two.
+    """
+    import gguf
+    from tokenizers import pre_tokenizers
+
+    pre = gguf.GGUFReader(str(source)).get_field("tokenizer.ggml.pre")
+    if pre is not None and pre.contents() == "smollm":
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), words]
+        )
+    return tokenizer
+
+
+def fast_bf16() -> bool:
+    """Whether bfloat16 is native here: a GPU that supports it, or a CPU with AVX-512 BF16 or AMX.
+
+    On such a CPU, steps of SmolLM2-135M are 1.6 times as fast as in 32 bits.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        return bool(torch.cuda.is_bf16_supported())
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def tokenizer_sha(tokenizer: Any) -> str:
+    """Identity of a tokenizer: sha256 of its vocabulary in the order of the ids."""
+    words: Sequence[tuple[str, int]] = sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
+    return hashlib.sha256("\0".join(f"{token}\1{word}" for word, token in words).encode("utf-8", "replace")).hexdigest()

@@ -1,0 +1,132 @@
+"""Compares the weights before and after training by running programs, greedily and sampled, paired by task."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import dspy
+
+from assay.datasets import Task
+from assay.evaluation.evaluation import Evaluation, evaluate
+from assay.evaluation.session import RecordedProgram, Session
+from assay.evaluation.statistics import paired_gain
+from assay.models import supports
+from assay.optimizers.finetuning.engines import PolicyEngine
+from assay.optimizers.finetuning.run_folder import rank
+from assay.programs.agent import WRITTEN_DECISIONS
+
+__all__ = ["MODES", "EvalTask", "compared", "evaluate_weights"]
+
+MODES = ("greedy", "sampled")
+
+
+@dataclass
+class EvalTask:
+    """A program with the tasks it is evaluated on: `val` during training, `test` once at the end.
+
+    `trained` is False for a retention task: the policy is never trained on it.
+    """
+
+    name: str
+    student: RecordedProgram
+    session: Session
+    val: Sequence[Task]
+    test: Sequence[Task]
+    trained: bool = True
+    opens: Callable[[], Any] | None = None  # called before `test` is run; returns how often it was opened
+
+
+def evaluate_weights(
+    eval_task: EvalTask, engine: PolicyEngine, tasks: Sequence[Task], mode: str, *, phase: str, scope: str
+) -> Evaluation:
+    """Evaluates the program on tasks under the weights that are served. The first process runs all tasks.
+
+    If the engine gives no probabilities of decisions, decisions are taken as written, as in training: asking for
+    probabilities would change the prompt.
+
+    Args:
+        mode: `greedy`, or `sampled` at the training temperature.
+        scope: identifies this evaluation of the tasks, so that a re-run after an interruption overwrites its records.
+    """
+    inside: AbstractContextManager[Any] = engine.greedy() if mode == "greedy" else nullcontext()
+    written = not supports(engine.lm, "top_logprobs")
+    recorder = eval_task.session.recorder
+    with (
+        inside,
+        recorder.within(f"{scope}, {mode}"),
+        eval_task.session.phase(phase),
+        dspy.context(**{WRITTEN_DECISIONS: written}),
+    ):
+        return evaluate(
+            eval_task.student, tasks if not rank() else [], eval_task.session, name=f"{phase}: {eval_task.name}, {mode}"
+        )
+
+
+def evaluation_report(evaluation: Evaluation) -> dict[str, Any]:
+    """The report of an evaluation, with `valid_calls`.
+
+    That is the share of tool calls that were eligible, ran and were used.
+    """
+    report = evaluation.report()
+    calls_made = sum(run.tools_made for run in evaluation.runs.values())
+    good = sum(run.tools_good for run in evaluation.runs.values())
+    parsed = 1 - report["failed"] / report["n"] if report["n"] else None
+    fields = {
+        name: report[name]
+        for name in (
+            "score",
+            "interval",
+            "n",
+            "unscored",
+            "failed",
+            "why_failed",
+            "coverage",
+            "undecided",
+            "criteria",
+            "task_types",
+            "tokens_per_task",
+        )
+    }
+    return {
+        **fields,
+        "tool_calls": calls_made,
+        "valid_calls": good / calls_made if calls_made else None,
+        "parsed": parsed,
+    }
+
+
+def compared(before: Evaluation, after: Evaluation, *, level: float = 0.05, guarded: bool = False) -> dict[str, Any]:
+    """`before`, `after`, and the paired `gain` of the score, of each of `criteria` and of each of `task_types`.
+
+    Args:
+        level, guarded: of all intervals; see `assay.evaluation.statistics.paired_gain`.
+    """
+    paired = functools.partial(paired_gain, level=level, guarded=guarded)
+    grades: dict[str, Any] = {}
+    for name in before.criteria():
+        pair = [
+            {task: result.grades.get(name, math.nan) for task, result in evaluation.results.items()}
+            for evaluation in (before, after)
+        ]
+        grades[name] = paired(*pair).to_dict()
+    kinds = {
+        kind: paired(
+            *(
+                {task: score for task, score in evaluation.scores.items() if evaluation.task_types[task] == kind}
+                for evaluation in (before, after)
+            )
+        )
+        for kind in sorted(set(before.task_types.values()) & set(after.task_types.values()))
+    }
+    gain: Mapping[str, Any] = paired(before.scores, after.scores).to_dict()
+    by_kind = {kind: gain_of_kind.to_dict() for kind, gain_of_kind in kinds.items()}
+    return {
+        "before": evaluation_report(before),
+        "after": evaluation_report(after),
+        "gain": gain,
+        "criteria": grades,
+        "task_types": by_kind,
+    }

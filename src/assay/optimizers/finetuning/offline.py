@@ -1,0 +1,281 @@
+"""Rows for off-policy policy gradient training, from an export of transitions."""
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.errors import ConfigError, DataError, Unscored
+from assay.models.registry import spec
+from assay.optimizers.finetuning.advantages import Credit, ValueMemory, assign_credit
+from assay.optimizers.finetuning.base import Policy, tokenizer_sha
+from assay.optimizers.finetuning.rows import Row, RowStats, Trajectory, contains_output, trajectory_of
+from assay.optimizers.finetuning.run_folder import rank
+from assay.optimizers.finetuning.settings import PolicySettings
+from assay.traces import Rollout, Transition
+from assay.traces.export.manifest import checked_manifest
+from assay.traces.export.transitions import read_transitions, transition_of_row
+from assay.traces.messages.dialects import chat_messages
+
+__all__ = ["Recorded", "export_temperature"]
+
+_FAR = 0.1  # nats per token between behaviour and policy above which data is called far off policy
+_STRANGE = 0.02  # share of calls whose tokens do not decode to their text above which the tokenizer is another one
+
+
+class Recorded:
+    """A source of rows: the groups of a transitions export. `items` is the number of groups whose rewards differ.
+
+    Raises:
+        DataError: the export is missing, of another kind, changed since it was written, or has nothing to learn from.
+    """
+
+    eval_task = engine = None
+    of_what = "groups with spread"
+
+    def __init__(self, folder: str | Path, config: PolicySettings) -> None:
+        self.folder, self.config = Path(folder), config
+        self.manifest = checked_manifest(self.folder, "transitions")
+        self.job = {"data": self.manifest["files"]["data.jsonl"]["sha256"]}
+        self.row_stats, self.memory = RowStats(), ValueMemory()
+        self.rollouts = self._read()
+        self.credit = self._credited()
+        members = defaultdict(list)
+        for rollout in self.rollouts.values():
+            if rollout.id in self.credit.advantages:
+                members[rollout.group_id].append(rollout.id)
+        self.groups = list(members.values())
+        self.items = len(self.groups)
+        self.trajectories: dict[str, Trajectory] = {}
+        self.prompts = [chat_messages(rollout.transitions[0].request) for rollout in self.rollouts.values()][:4]
+        if not self.items:
+            raise DataError(
+                f"{self.folder} has {self.credit.groups} groups, and none has rewards that differ: "
+                "there is nothing to learn from it"
+            )
+
+    def _read(self) -> dict[str, Rollout]:
+        rollouts: dict[str, Rollout] = {}
+        calls_of: dict[str, dict[int, tuple[Transition, float]]] = defaultdict(dict)
+        for row in read_transitions(self.folder):
+            rollout = rollouts.setdefault(
+                row["rollout"], Rollout(id=row["rollout"], group_id=row["group"], task_id=row["task"], score=0.0)
+            )
+            rollout.task_type = row["task_type"]
+            # assigned by turn, since an export balanced by copies repeats rows
+            calls_of[rollout.id][row["t"]] = (transition_of_row(row), self._reward(row))
+        for name, calls in calls_of.items():
+            turns = [calls[turn] for turn in sorted(calls)]
+            credited = [value for _, value in turns]
+            # the difference of two returns is the reward between them, including calls that the export left out
+            earned = (
+                [now - after for now, after in zip(credited, [*credited[1:], 0.0], strict=True)]
+                if self._returns_to_go
+                else credited
+            )
+            for index, ((transition, _), reward) in enumerate(zip(turns, earned, strict=True)):
+                transition.t, transition.step_rewards = index, {"reward": reward}
+                rollouts[name].transitions.append(transition)
+        return rollouts
+
+    @property
+    def _returns_to_go(self) -> bool:
+        config = self.manifest.get("config", {})
+        return config.get("returns") == "to_go" and config.get("discount") == 1.0
+
+    def _reward(self, row: dict[str, Any]) -> float:
+        value = row["return" if self._returns_to_go else "reward"]
+        if not isinstance(value, int | float) or not np.isfinite(value):
+            raise DataError(
+                f"{self.folder}: rollout {row['rollout']} has a reward of {value!r}, which is no finite number"
+            )
+        return float(value)
+
+    def _credited(self) -> Credit:
+        batch = [
+            Trajectory(
+                group=rollout.group_id,
+                rollout=rollout.id,
+                rewards=[call.step_rewards["reward"] for call in rollout.transitions],
+                features=[
+                    {"turn": float(call.t), "prompt_tokens": float(call.prompt_tokens or 0)}
+                    for call in rollout.transitions
+                ],
+            )
+            for rollout in self.rollouts.values()
+        ]
+        return assign_credit(batch, self.config, self.memory)
+
+    def made_from(self) -> dict[str, Any]:
+        """Provenance of the data, stored with the adapter."""
+        return {"export": str(self.folder.resolve())}
+
+    def begin(self, trainer: Any, policy: Policy) -> list[str]:
+        """Makes rows of the calls and compares the policy that sampled them with the current one. Returns notes.
+
+        Raises:
+            DataError: the tokens are of another tokenizer, or no call can be trained on.
+        """
+        self._check_tokenizer(policy)
+        # counted from zero: a resumed training has loaded the counts of its first part
+        self.row_stats.left_out = Counter(
+            {"rollouts of zero-variance groups": len(self.rollouts) - len(self.credit.advantages)}
+        )
+        stored, unknown = list[Row](), list[Row]()
+        ours = (
+            (spec(policy.embedded).sha256, tuple(adapter.sha256 for adapter in policy.merged))
+            if policy.embedded
+            else None
+        )
+        strange, limited = Counter[bool](), 0
+        for rollout in self.rollouts.values():
+            if rollout.id not in self.credit.advantages:
+                continue
+            same = [(call.weights, call.adapters) == ours for call in rollout.transitions]
+            for call in rollout.transitions:
+                limited += policy.embedded is not None and _config(call).get("top_p") != 1
+                if call.token_ids and call.output.strip():
+                    strange[not contains_output(policy.tokenizer.decode(list(call.token_ids)), call.output)] += 1
+            behaviour = self.config.temperature == 1.0
+            try:
+                trajectory = trajectory_of(
+                    rollout,
+                    policy.tokenizer,
+                    max_length=self.config.max_length,
+                    behaviour=behaviour,
+                    left_out=self.row_stats.left_out,
+                )
+            except Unscored:
+                continue
+            for row in list(trajectory.rows):
+                if row.logprobs is not None:
+                    stored.append(row)
+                elif same[row.turn]:
+                    unknown.append(row)
+                else:
+                    trajectory.rows.remove(row)
+                    self.row_stats.left_out[
+                        "calls of other weights, whose log-probabilities are not known at this temperature"
+                    ] += 1
+            self.trajectories[rollout.id] = trajectory
+        if strange[True] > _STRANGE * strange.total():
+            raise DataError(
+                f"{strange[True]} of {strange.total()} calls have tokens that do not spell their text: "
+                "they are another tokenizer's"
+            )
+        if not stored and not unknown:
+            raise DataError(f"{self.folder} has no call to train on: {dict(self.row_stats.left_out)}")
+        if rank():  # every process reads the whole export: count once
+            self.row_stats.left_out.clear()
+        notes = self._behaviour(trainer, stored, unknown)
+        if limited:
+            notes.append(
+                f"{limited} calls were sampled from llama.cpp's likeliest tokens, "
+                "and the ratio is to the whole distribution: `assay collect --untruncated` samples from that"
+            )
+        return notes
+
+    def _check_tokenizer(self, policy: Policy) -> None:
+        recorded = {name for name in self.manifest.get("tokenizers", {}) if name != "not known"}
+        mine = tokenizer_sha(policy.tokenizer)
+        if other := sorted(recorded - {mine}):
+            raise DataError(
+                f"{self.folder} has tokens of another tokenizer ({other[0][:12]}…) "
+                f"than {policy.name} has ({mine[:12]}…): its token ids mean nothing there. "
+                "Train the model that made them, or export sft"
+            )
+
+    def _behaviour(self, trainer: Any, stored: list[Row], unknown: list[Row]) -> list[str]:
+        """Log-probabilities under the initial policy.
+
+        They become the behaviour of calls that the policy sampled itself (`unknown`, filled in place). For `stored`
+        calls they give the distance to the policy that sampled them, which is returned as notes.
+        """
+        for row, odds in zip(unknown, trainer.logprobs_of(unknown), strict=True):
+            row.logprobs = odds
+        notes = []
+        if unknown:
+            notes.append(
+                f"{len(unknown)} calls were made by these very weights: their log-probabilities were worked out again"
+            )
+        if stored:
+            gaps = [
+                mine - theirs
+                for row, odds in zip(stored, trainer.logprobs_of(stored), strict=True)
+                for mine, theirs, chosen in zip(row.logprobs or [], odds, row.trained, strict=True) if chosen
+            ]  # fmt: skip
+            far = float(np.mean(gaps)) if gaps else 0.0
+            low, high = self.config.clip
+            least, most = {"cispo": (0.0, high), "sapo": (0.0, np.inf), "vespo": (0.0, np.inf)}.get(
+                self.config.loss, (1 - low, 1 + high)
+            )
+            outside = float(np.mean([not least <= np.exp(-gap) <= most for gap in gaps])) if gaps else 0.0
+            notes.append(
+                f"off policy by {far:.3f} nats a token; "
+                f"{100 * outside:.0f} % of the tokens begin outside the clip range"
+            )
+            if abs(far) > _FAR or outside > 0.25:
+                notes.append(
+                    "warning: the data is far off policy: much of it is clipped away or weighs too much. "
+                    "Collect anew with these weights"
+                )
+        return notes
+
+    def collect(self, inputs: list[dict[str, Any]], trainer: Any) -> Any:
+        """Rows of this process's share of a step.
+
+        A group appears `config.num_generations` times in a step. Each time a different part of it is taken.
+        """
+        from assay.optimizers.finetuning.trl_trainer import Batch, over_ranks
+
+        first, chosen = trainer.accelerator.process_index * len(inputs), list[str]()
+        for position, item in enumerate(inputs):
+            members = self.groups[item["index"]]
+            chosen += members[(first + position) % self.config.num_generations :: self.config.num_generations]
+        batch = [self.trajectories[name] for name in chosen if name in self.trajectories]
+        rows, _ = self.credit.apply_to(batch, Counter())
+        self.row_stats.rollouts += len(batch)
+        self.row_stats.calls += len(rows)
+        totals = list(itertools.chain.from_iterable(over_ranks([[sum(trajectory.rewards) for trajectory in batch]])))
+        metrics = {"reward": float(np.mean(totals)), "reward_std": float(np.std(totals))} if totals else {}
+        return Batch(rows, metrics={**metrics, "rows": float(len(rows))})
+
+
+def _config(call: Transition) -> Mapping[str, Any]:
+    """The recorded sampling settings of the call."""
+    config: Mapping[str, Any] = call.request.get("config", call.request.get("body", {}))
+    return config
+
+
+def export_temperature(folder: str | Path, default: float | None = None) -> float:
+    """The temperature at which all calls of a transitions export were sampled.
+
+    Args:
+        default: the temperature of calls that have none on record.
+
+    Raises:
+        ConfigError: there are several temperatures, another one than `default`, or none on record and no `default`.
+        DataError: it is no transitions export.
+    """
+    counts = Counter(_config(transition_of_row(row)).get("temperature") for row in read_transitions(Path(folder)))
+    unrecorded = counts.pop(None, 0)
+    if unrecorded and default is None:
+        raise ConfigError(
+            f"{unrecorded} calls of {folder} have no recorded sampling temperature: set it with --temperature"
+        )
+    if len(counts) > 1:
+        summary = ", ".join(f"{count} at {value:g}" for value, count in sorted(counts.items()))
+        raise ConfigError(
+            f"{folder} was sampled at several temperatures ({summary}): "
+            "export them apart, one policy has one temperature"
+        )
+    temperature = next(iter(counts), default)
+    if default is not None and temperature != default:
+        raise ConfigError(
+            f"{folder} was sampled at temperature {temperature:g}, not at {default:g}: "
+            "the ratio would be to a policy that there never was"
+        )
+    return float(temperature or 0.0)

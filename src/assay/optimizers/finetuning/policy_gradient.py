@@ -1,0 +1,470 @@
+"""Policy gradient training: repeats rollouts under the current weights, credit assignment per call, optimizer step."""
+
+import itertools
+import json
+import math
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.errors import Cancelled, ConfigError, DataError, Diverged, MissingExtra, StopRun
+from assay.evaluation.progress import Progress, SilentProgress
+from assay.models.lora.adapters import keep_adapter, list_adapters, served_as
+from assay.optimizers.finetuning.base import Policy, lean_head, load_policy, quiet, tokenizer_sha
+from assay.optimizers.finetuning.comparison import MODES, EvalTask, compared, evaluate_weights
+from assay.optimizers.finetuning.monitoring import TrainingMonitor
+from assay.optimizers.finetuning.offline import Recorded
+from assay.optimizers.finetuning.online import Rollouts, job_of
+from assay.optimizers.finetuning.rows import RowStats
+from assay.optimizers.finetuning.run_folder import (
+    last_good,
+    rank,
+    ready,
+    report_agreement,
+    restored,
+    save_adapter,
+    stoppable,
+    training_id,
+    working_folder,
+    world,
+)
+from assay.optimizers.finetuning.settings import PolicySettings
+from assay.optimizers.finetuning.trl_settings import make_trainer
+from assay.reports.training import current_curves, of_other_seeds, write_report
+from assay.support.reprs import ReportRepr
+
+__all__ = ["PolicyReport", "train_policy"]
+
+_NOTES = "assay.json"  # our state in a checkpoint folder, next to the files of TRL
+
+
+@dataclass(repr=False)
+class PolicyReport(ReportRepr):
+    """Result of `train_policy`.
+
+    `name` is the model to serve; it is None for a base model that is not embedded, where `path` is PEFT's folder.
+    `curves[name][step]` are the logged values. `validation[name][mode]` has `before`, `after` and their paired `gain`
+    on tasks that were used neither for training nor for model selection. `agreement`, in [0, 1], is the share of
+    prompts that torch and the served GGUF continue with the same greedy text.
+    """
+
+    name: str | None
+    path: Path
+    config: PolicySettings
+    curves: dict[str, dict[int, float]] = field(default_factory=dict)
+    validation: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # by evaluation task, see `assay.traces.store.sealing.Openings`
+    test_openings: dict[str, dict[str, int]] = field(default_factory=dict)
+    alarms: list[str] = field(default_factory=list)
+    converged: bool | None = None
+    best_step: int | None = None
+    steps: int = 0
+    row_stats: RowStats = field(default_factory=RowStats)
+    report: Path | None = None
+    agreement: float | None = None
+    stopped: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "row_stats"}
+        paths = {"path": str(self.path), "report": str(self.report) if self.report else None}
+        return {**values, **self.row_stats.to_dict(), **paths, "config": asdict(self.config)}
+
+
+def train_policy(
+    source: Rollouts | Recorded,
+    name: str,
+    config: PolicySettings,
+    *,
+    retained: Sequence[EvalTask] = (),
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> PolicyReport:
+    """Trains an adapter on the rows of a source and keeps it under `name`, to be served as `MODEL+NAME`.
+
+    Args:
+        source: rollouts made during the training, or an export of transitions.
+        retained: retention tasks, evaluated every `config.evaluate_every` steps. Training stops if one of them loses
+            more than `config.max_score_drop`. Their sessions must run on the `lm` of the source's engine.
+    Raises:
+        DataError: too few tasks, or nothing to learn from.
+        ConfigError: an adapter of this name exists, there is nothing to resume, or retention tasks are never evaluated.
+        Cancelled: a signal came; a checkpoint was written.
+        Diverged: the loss was not finite before the first checkpoint, or a retention task lost too much.
+        ModelError: memory or disk ran out.
+    """
+    if retained and not config.evaluate_every:
+        raise ConfigError(
+            "what is to be retained is looked at every --evaluate-every steps, and 0 is never: give a number of steps"
+        )
+    if source.items < config.prompts_per_step:
+        wanted = config.prompts_per_step
+        raise DataError(
+            f"{source.items} {source.of_what} to train on, and a step takes {wanted}: "
+            "give more data, or lower --prompts-per-step"
+        )
+    job = {
+        **config.of_what(),
+        "name": name,
+        **source.job,
+        "retained": [job_of(one, [*one.val, *one.test]) for one in retained],
+    }
+    with working_folder(name, job, resume=resume, last=_NOTES) as work, ready():
+        if source.engine is not None:
+            source.engine.work_in(work / f"policy-{rank()}")
+        try:
+            return _Training(source, name, config, retained, work, progress or SilentProgress()).run(resume)
+        finally:
+            if source.engine is not None:
+                source.engine.close()
+
+
+class _EndedError(Exception):
+    """A retention task lost too much before the first step. Only an exception ends TRL's loop there."""
+
+
+class _Training:
+    """State and steps of one training run."""
+
+    def __init__(
+        self,
+        source: Rollouts | Recorded,
+        name: str,
+        config: PolicySettings,
+        retained: Sequence[EvalTask],
+        work: Path,
+        shown: Progress,
+    ) -> None:
+        self.source, self.name, self.config = source, name, config
+        self.retained, self.work, self.shown = list(retained), work, shown
+        self.all_eval_tasks = [*([source.eval_task] if source.eval_task is not None else []), *retained]
+        self.report, self.watch = PolicyReport(None, work, config, row_stats=source.row_stats), TrainingMonitor()
+        self.best: tuple[float, int] | None = None
+        self.kept_at: dict[str, float] = {}  # first score of each retention task: the reference of max_score_drop
+        self.diverged, self.forgot = False, False
+        self.stop = threading.Event()
+        self.rows, self.lines = 1.0, itertools.count()  # rows of the last batch; lines of the printed table
+        if source.engine is not None:
+            for one in self.all_eval_tasks:
+                one.session.executor = source.engine.execute
+
+    # -- the run
+
+    def run(self, resume: bool) -> PolicyReport:
+        self.shown.say(f"loading {self.config.model} …")
+        policy = load_policy(self.config.model)
+        checkpoint = resume and any((self.work / "checkpoints").glob("checkpoint-*"))
+        if checkpoint:
+            self._remember()
+        bar = self.shown.bar(f"{self.config.algorithm}: steps", self.config.steps)
+        with quiet(), lean_head(), stoppable() as self.stop, bar as advance:
+            if self.source.engine is not None:
+                self.source.engine.timeout_s = self.config.rollout_timeout_s
+                # several processes must stop together, so they stop between steps only
+                self.source.engine.stop = self.stop if world() == 1 else None
+            trainer = make_trainer(
+                policy,
+                self.config,
+                self.source.items,
+                self.work / "checkpoints",
+                self.source.collect,
+                self._callback(advance),
+            )
+            self.report.notes += self.source.begin(trainer, policy)
+            try:
+                trainer.train(resume_from_checkpoint=True if checkpoint else None)
+            except _EndedError:
+                pass
+            except StopRun:
+                self._checkpoint(trainer)
+                raise
+            self.report.steps = self.report.best_step = trainer.state.global_step
+            if self._stopped():
+                raise Cancelled(
+                    f"stopped at step {self.report.steps}, with a checkpoint in {self.work}; continue with resume=True"
+                )
+            if self.diverged:
+                self.report.stopped, self.report.best_step = last_good(trainer, self.work, self.report.steps)
+            elif self.best is not None:
+                restored(trainer.model, self.work / "best")
+                self.report.best_step = self.best[1]
+            elif self.forgot:
+                raise Diverged(f"{self.report.stopped}. No weights of an earlier look are within it, so none are kept")
+            self._validate(trainer)
+        self.report.curves, self.report.converged = (
+            {name: dict(curve) for name, curve in self.watch.curves.items()},
+            self.watch.converged,
+        )
+        self.report.alarms = list(self.watch.alarms.values())
+        return self._keep(trainer, policy)
+
+    def _keep(self, trainer: Any, policy: Policy) -> PolicyReport:
+        report, kept = self.report, self.work / "adapter"
+        self._tell_of_all()
+        save_adapter(trainer, kept)
+        if rank():
+            report.path = kept
+            return report
+        if policy.embedded is None:
+            report.path = kept
+            report.notes.append(
+                f"{self.config.model} is no embedded model: the adapter stays in PEFT's form, for vLLM or transformers"
+            )
+            return self._told()
+        made = {
+            **report.to_dict(),
+            **self.source.made_from(),
+            "tokenizer_sha256": tokenizer_sha(policy.tokenizer),
+            "training": training_id(self.work),
+        }
+        adapter = keep_adapter(self.name, kept, base=policy.embedded, after=policy.merged, made=made)
+        report.name, report.path = served_as(adapter), adapter.path
+        report.agreement = report_agreement(trainer, policy, adapter, self.source.prompts, report.notes)
+        shutil.rmtree(self.work, ignore_errors=True)
+        return self._told()
+
+    def _tell_of_all(self) -> None:
+        """Sums the row counts over all processes."""
+        from assay.optimizers.finetuning.trl_trainer import over_ranks
+
+        row_stats = self.report.row_stats
+        every = over_ranks([(row_stats.rollouts, row_stats.calls, dict(row_stats.left_out))])
+        row_stats.rollouts, row_stats.calls = sum(one[0] for one in every), sum(one[1] for one in every)
+        row_stats.left_out = sum((Counter(one[2]) for one in every), Counter())
+
+    def _told(self) -> PolicyReport:
+        """The report, with its HTML page next to the adapter where the charts can be drawn."""
+        try:
+            content = self.report.to_dict()
+            others = of_other_seeds(content, (adapter.made for adapter in list_adapters()))
+            self.report.report = write_report(self.report.path / "training.html", content, others)
+        except (MissingExtra, OSError) as error:
+            self.report.notes.append(f"no page was written: {error}")
+        return self.report
+
+    # -- along the way
+
+    def _callback(self, advance: Callable[[int], None]) -> Any:
+        from transformers import TrainerCallback
+
+        mine = self
+
+        class Callback(TrainerCallback):
+            trainer: Any = None
+
+            def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                advance(state.global_step)
+                step = state.global_step
+                stopped_in_it = mine._due(step, state.max_steps) and step not in mine._looks()
+                if (not step or stopped_in_it) and not mine._look(self.trainer, step):
+                    raise _EndedError
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                advance(1)
+                if mine._stopped() and state.global_step % mine.config.iterations == 0:
+                    control.should_save = control.should_training_stop = True
+
+            def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+                if "loss" not in (logs or {}):  # TRL's summary at the end of training
+                    return
+                mine._see(state.global_step, logs)
+                if mine.diverged:
+                    control.should_training_stop, control.should_save = True, False
+                    return
+                if mine._due(state.global_step, state.max_steps) and not mine._look(self.trainer, state.global_step):
+                    control.should_training_stop = True
+
+            def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                mine._note(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+
+        return Callback()
+
+    def _see(self, step: int, logged: Mapping[str, Any]) -> None:
+        self.diverged = not all(math.isfinite(float(logged[key])) for key in ("loss", "grad_norm") if key in logged)
+        told = {
+            key: float(value)
+            for key, value in logged.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
+        self.rows = told.get("rows", self.rows)
+        if not self.rows:  # TRL logged values of the blank filler row
+            told = {
+                key: value
+                for key, value in told.items()
+                if key not in ("entropy", "kl") and not key.startswith("clip_ratio")
+            }
+        for alarm in self.watch.update(step, told):
+            self.shown.say(f"alarm: {alarm}")
+        if "step_time" in told:
+            self.source.row_stats.spend("steps", told["step_time"])
+        if next(self.lines) % _HEAD_EVERY == 0:
+            self.shown.say(_HEAD)
+        self.shown.say(_line(step, told))
+
+    def _due(self, step: int, last: int) -> bool:
+        every = self.config.evaluate_every
+        return bool(every and step) and (step % every == 0 or step == last)
+
+    def _looks(self) -> set[int]:
+        """Steps that have been evaluated."""
+        return {
+            step
+            for name, curve in self.watch.curves.items()
+            if name.startswith(("held_out_", "retained_"))
+            for step in curve
+        }
+
+    def _look(self, trainer: Any, step: int) -> bool:
+        """Evaluates the held-out and retention tasks. False: a retention task lost too much.
+
+        The evaluation has its own random state, so that training is the same with it, without it, and after an
+        interrupted one that is re-run.
+        """
+        import torch
+
+        if self.source.engine is None or (not self.config.evaluate_every and step == 0):
+            return True
+        trainer.mark()
+        torch.manual_seed(self.config.seed + step)
+        told = self._looked(trainer)
+        trainer.rewind()
+        return self._judge(trainer, step, told)
+
+    def _looked(self, trainer: Any) -> dict[str, float]:
+        """Mean scores by curve name, from the first process."""
+        from assay.optimizers.finetuning.trl_trainer import over_ranks
+
+        engine, eval_task, told = self.source.engine, self.source.eval_task, dict[str, float]()
+        at = f"step {trainer.state.global_step}"
+        assert engine is not None
+        engine.sync(trainer)
+        for mode in MODES:
+            if eval_task is None:
+                break
+            found = evaluate_weights(
+                eval_task, engine, eval_task.val[: self.config.eval_tasks], mode, phase="validate", scope=at
+            )
+            if not math.isnan(found.mean):
+                told[f"held_out_{mode}"] = found.mean
+        for other in self.retained:
+            found = evaluate_weights(
+                other, engine, other.val[: self.config.eval_tasks], "greedy", phase="validate", scope=at
+            )
+            if not math.isnan(found.mean):
+                told[f"retained_{other.name}"] = found.mean
+        first: dict[str, float] = over_ranks([told])[0]
+        return first
+
+    def _judge(self, trainer: Any, step: int, told: Mapping[str, float]) -> bool:
+        """Whether training continues after this evaluation; keeps the best weights."""
+        for other in self.retained:
+            if (score := told.get(f"retained_{other.name}")) is not None:
+                self.kept_at.setdefault(other.name, score)
+        for name, value in told.items():
+            self.watch.curves[name][step] = value
+        self.shown.say(
+            f"step {step}: " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in told.items())
+        )
+        lost = {
+            name: kept - told[f"retained_{name}"] for name, kept in self.kept_at.items() if f"retained_{name}" in told
+        }
+        if forgotten := {name: value for name, value in lost.items() if value > self.config.max_score_drop}:
+            losses = ", ".join(f"{name} lost {value:.3f}" for name, value in forgotten.items())
+            self.report.stopped = (
+                f"step {step}: {losses}, and {self.config.max_score_drop:g} may be lost. "
+                "Raise --beta or lower --learning-rate"
+            )
+            self.watch.alarms["forgetting"], self.forgot = self.report.stopped, True
+            return False
+        scores = [told[f"held_out_{mode}"] for mode in MODES if f"held_out_{mode}" in told]
+        if step and scores and (self.best is None or float(np.mean(scores)) >= self.best[0]):
+            self.best = (float(np.mean(scores)), step)
+            save_adapter(trainer, self.work / "best")
+        return True
+
+    def _stopped(self) -> bool:
+        """Whether any process received a signal."""
+        from assay.optimizers.finetuning.trl_trainer import over_ranks
+
+        return any(over_ranks([self.stop.is_set()]))
+
+    def _validate(self, trainer: Any) -> None:
+        """Compares the model before and after training on the sealed split and the retention tasks, in each mode."""
+        engine = self.source.engine
+        if engine is None:
+            return
+        engine.sync(trainer)
+        for eval_task in self.all_eval_tasks:
+            found: dict[str, Any] = {}
+            if eval_task.opens is not None and (openings := eval_task.opens()) is not None:
+                self.report.test_openings[eval_task.name] = openings.to_dict()
+            for mode in MODES if eval_task.test else ():
+                with engine.before():
+                    before = evaluate_weights(eval_task, engine, eval_task.test, mode, phase="test", scope="before")
+                after = evaluate_weights(eval_task, engine, eval_task.test, mode, phase="test", scope="after")
+                if not rank():
+                    found[mode] = compared(before, after)
+            if found or rank():
+                self.report.validation[eval_task.name] = found
+
+    # -- what a checkpoint keeps beside TRL's
+
+    def _checkpoint(self, trainer: Any) -> None:
+        """Writes a checkpoint of the last finished step: its weights are in place, the random state is rewound."""
+        folder = self.work / "checkpoints" / f"checkpoint-{trainer.state.global_step}"
+        step = trainer.state.global_step  # a checkpoint has no rollouts: write it only where new ones are due
+        if step and not step % self.config.iterations and world() == 1 and not (folder / _NOTES).exists():
+            trainer.rewind()
+            trainer._save_checkpoint(trainer.model, None)
+            self._note(folder)
+
+    def _note(self, folder: Path) -> None:
+        if rank():
+            return
+        state = {
+            "curves": self.watch.curves,
+            "alarms": self.watch.alarms,
+            "memory": self.source.memory.to_json(),
+            "best": self.best,
+            "kept_at": self.kept_at,
+            "tally": self.source.row_stats.to_dict(),
+        }
+        (folder / _NOTES).write_text(json.dumps(state, default=str), encoding="utf-8")
+
+    def _remember(self) -> None:
+        """Restores our state from the newest checkpoint."""
+        folder = max(
+            (self.work / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])
+        )
+        told = json.loads((folder / _NOTES).read_text(encoding="utf-8"))
+        self.watch.curves.update(current_curves(told["curves"]))
+        self.watch.alarms, self.kept_at = told["alarms"], told["kept_at"]
+        self.source.memory.load(told["memory"])
+        self.source.row_stats.restore(told["tally"])
+        self.best = (told["best"][0], told["best"][1]) if told["best"] else None
+
+
+_HEAD_EVERY = 20  # lines between two headings of the printed table
+_SHOWN = {
+    "reward": "reward",
+    "score": "score",
+    "entropy": "entropy",
+    "kl": "kl",
+    "clip_ratio/region_mean": "clipped",
+    "zero_variance_groups": "no var.",
+    "turns": "turns",
+    "tokens": "tokens",
+    "step_time": "seconds",
+}
+_HEAD = f"{'step':>5}" + "".join(f"{label:>9}" for label in _SHOWN.values())
+
+
+def _line(step: int, told: Mapping[str, float]) -> str:
+    """One row of the table printed during training, under `_HEAD`."""
+    return f"{step:>5}" + "".join(f"{told[key]:>9.3g}" if key in told else " " * 9 for key in _SHOWN)

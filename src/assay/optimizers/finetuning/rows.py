@@ -1,0 +1,285 @@
+"""Converts rollouts to training rows: one row per LM call, with its sampled tokens. Does not score or train."""
+
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from assay.models import LINES
+from assay.traces import Rollout, Transition
+from assay.traces.credit import rewards_of
+from assay.traces.messages.chaining import whole_requests
+from assay.traces.messages.dialects import chat_messages, chat_tools
+from assay.traces.messages.requested import asked_schema
+
+__all__ = ["Row", "RowStats", "Trajectory", "contains_output", "trained_tokens", "trajectory_of"]
+
+_ODD = re.compile(r"[^\x21-\x7e]+")
+_HALF = "\ufffd"  # a token that is only part of a character decodes to this
+_GRAMMARS_CHOICE = math.log(1e-4)  # below this log-probability a token was forced by the grammar
+
+
+@dataclass(kw_only=True)
+class Row:
+    """One LM call as tokens.
+
+    `logprobs` are those of the behaviour policy (None: unknown at this temperature). `trained` is False for tokens that
+    a grammar forced.
+    """
+
+    turn: int
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    logprobs: list[float] | None = None
+    trained: list[bool] = field(default_factory=list)
+    advantage: float = 0.0
+    rollout: str = ""
+
+
+@dataclass
+class RowStats:
+    """Counts and times of a source of rows. `left_out` counts rollouts and calls not trained on, by reason."""
+
+    rollouts: int = 0
+    calls: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rollouts": self.rollouts,
+            "calls": self.calls,
+            "seconds": dict(self.seconds),
+            "left_out": dict(self.left_out),
+            "samples": self.samples,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restores the output of `to_dict`."""
+        self.rollouts, self.calls, self.samples = state["rollouts"], state["calls"], state["samples"]
+        self.seconds, self.left_out = dict(state["seconds"]), Counter(state["left_out"])
+
+    def spend(self, what: str, seconds: float) -> None:
+        self.seconds[what] = self.seconds.get(what, 0.0) + seconds
+
+
+@dataclass(kw_only=True)
+class Trajectory:
+    """A rollout for credit assignment.
+
+    `rewards[turn]` and `features[turn]` cover all calls; `rows` has only the calls that can be trained on.
+    """
+
+    group: str
+    rollout: str
+    rewards: list[float]
+    features: list[dict[str, float]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+
+    def without_rows(self) -> "Trajectory":
+        return Trajectory(group=self.group, rollout=self.rollout, rewards=self.rewards, features=self.features)
+
+
+def trajectory_of(
+    rollout: Rollout,
+    tokenizer: Any,
+    *,
+    ours: Callable[[Transition], bool] = lambda _: True,
+    max_length: int,
+    behaviour: bool,
+    step_weight: float = 1.0,
+    outcome_weight: float = 1.0,
+    left_out: Counter[str] | None = None,
+) -> Trajectory:
+    """Rewards, features and rows of a scored rollout.
+
+    Args:
+        tokenizer: of transformers; its prompts must have the lengths that the engine recorded.
+        ours: which calls the policy made; others (of another model) get rewards but are not trained on.
+        max_length: tokens of prompt and completion; longer calls are left out.
+        behaviour: whether the stored log-probabilities are those at the training temperature.
+        left_out: counts calls that are left out, by reason.
+    Raises:
+        Unscored: the rollout has no score.
+    """
+    left_out = Counter() if left_out is None else left_out
+    rewards = rewards_of(rollout, step_weight=step_weight, outcome_weight=outcome_weight)
+    trajectory = Trajectory(
+        group=rollout.group_id, rollout=rollout.id, rewards=rewards, features=list(_features(rollout))
+    )
+    requests = whole_requests(
+        [(transition.request, (transition.response or {}).get("body") or {}) for transition in rollout.transitions]
+    )
+    for transition, request in zip(rollout.transitions, requests, strict=True):
+        if not ours(transition):
+            left_out["calls of another model"] += 1
+        elif request is None:
+            left_out["calls that continue a conversation that is not on record"] += 1
+        elif isinstance(row := _row(replace(transition, request=request), tokenizer, max_length, behaviour), Row):
+            trajectory.rows.append(row)
+        else:
+            left_out[row] += 1
+    return trajectory
+
+
+def _row(transition: Transition, tokenizer: Any, max_length: int, behaviour: bool) -> Row | str:
+    """The row of the call, or the reason why it has none."""
+    if transition.error is not None:
+        return "calls that failed"
+    if transition.cached:
+        return "calls answered from a cache"
+    if not transition.token_ids or transition.completion_tokens not in (None, len(transition.token_ids)):
+        return "calls whose engine does not tell all token ids"
+    prompt = _prompt_ids(transition.request, tokenizer)
+    if transition.prompt_tokens is not None and len(prompt) != transition.prompt_tokens:
+        return "calls whose prompt the engine tokenised in another way"
+    if len(prompt) + len(transition.token_ids) > max_length:
+        return f"calls of more than {max_length} tokens"
+    ids = list(transition.token_ids)
+    logprobs = list(transition.logprobs) if behaviour and transition.logprobs else None
+    if logprobs is not None and not all(map(math.isfinite, logprobs)):
+        return "calls with a log-probability that is no finite number"
+    trained = trained_tokens(transition, _pieces(tokenizer, ids)) if transition.constrained else [True] * len(ids)
+    return Row(turn=transition.t, prompt_ids=prompt, completion_ids=ids, logprobs=logprobs, trained=trained)
+
+
+def _pieces(tokenizer: Any, ids: list[int]) -> list[str]:
+    """The text that each token adds. A character made of several tokens belongs to the last of them."""
+    alone = [tokenizer.decode([token]) for token in ids]
+    if not any(_HALF in piece for piece in alone):
+        return alone
+    prefixes = ["", *(tokenizer.decode(ids[:end]).rstrip(_HALF) for end in range(1, len(ids) + 1))]
+    return [text[len(before) :] for before, text in itertools.pairwise(prefixes)]
+
+
+def _prompt_ids(request: Mapping[str, Any], tokenizer: Any) -> list[int]:
+    tools = chat_tools(request) or None
+    return list(
+        tokenizer.apply_chat_template(
+            chat_messages(request), tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    )
+
+
+def _features(rollout: Rollout) -> Iterator[dict[str, float]]:
+    """Features of the state before each call, for the value function."""
+    tools = errors = spent = 0
+    for transition in rollout.transitions:
+        yield {
+            "turn": float(transition.t),
+            "prompt_tokens": float(transition.prompt_tokens or 0),
+            "spent": float(spent),
+            "tools": float(tools),
+            "errors": float(errors),
+            "answered": float(tools > errors),
+            f"type:{rollout.task_type}": 1.0,
+        }
+        tools += len(transition.tools)
+        errors += sum(tool.error is not None for tool in transition.tools)
+        spent += transition.completion_tokens or 0
+
+
+def trained_tokens(transition: Transition, pieces: Sequence[str]) -> list[bool]:
+    """Which tokens of a constrained call the model chose itself.
+
+    These are the tokens of the schema's values. Not chosen are names, punctuation and braces, tokens where only one of
+    the offered words was left, and tokens that the model gave a probability below 1e-4.
+
+    Args:
+        pieces: the text of each token. If they do not add up to the output, all tokens count as chosen.
+    Returns:
+        One flag per token.
+    """
+    text = "".join(pieces)
+    schema = asked_schema(transition.request) or {}
+    if not contains_output(text, transition.output):
+        return [True] * len(pieces)
+    lines = bool(schema.get(LINES))
+    spans = list(_line_values(text, schema.get("properties", {})) if lines else _json_values(text, _words(schema)))
+    chosen, at = list[bool](), 0
+    for piece in pieces:
+        end = at + len(piece)
+        inside = any(
+            start < end and at < stop and not _forced(text[start : min(end, stop)], text[start : max(at, start)], words)
+            if piece else start <= at < stop
+            for start, stop, words in spans
+        )  # fmt: skip
+        chosen.append(inside or (lines and not piece))
+        at = end
+    odds = transition.logprobs or [0.0] * len(pieces)
+    return [mine and odd >= _GRAMMARS_CHOICE for mine, odd in zip(chosen, odds, strict=True)]
+
+
+def contains_output(text: str, output: str) -> bool:
+    """Whether the text of the tokens contains the output.
+
+    Only visible ASCII characters are compared, since engines and tokenizers render other bytes differently.
+    """
+    plain, expected = (_ODD.sub("", part) for part in (text, output))
+    return expected in plain
+
+
+_Span = tuple[int, int, Sequence[str]]  # start and end of a value, and the words it must be one of (none: free text)
+
+
+def _forced(now: str, before: str, words: Sequence[str]) -> bool:
+    """Whether a value that began with `before` had to continue as `now`: all remaining words begin with it."""
+    remaining = [word for word in words if word.startswith(before)]
+    return bool(remaining) and all(word.startswith(now) for word in remaining)
+
+
+def _offered(schema: Mapping[str, Any]) -> list[Any]:
+    """The values that a schema allows; empty for a free value."""
+    if "enum" in schema or "const" in schema:
+        return list(schema.get("enum", [schema.get("const")]))
+    return [True, False] if schema.get("type") == "boolean" else []
+
+
+def _line_values(text: str, fields: Mapping[str, Any]) -> Iterator[_Span]:
+    """Spans of the values in `name: value` lines.
+
+    The model chooses the newline that ends a free value, and the one after the last value, which may be missing.
+    """
+    marks = list(re.finditer(rf"^({'|'.join(map(re.escape, fields))}): ?", text, re.MULTILINE)) if fields else []
+    for mark, following in zip(marks, [*marks[1:], None], strict=False):
+        words = [str(word).lower() if isinstance(word, bool) else str(word) for word in _offered(fields[mark[1]])]
+        yield (
+            mark.end(),
+            following.start() if following else len(text),
+            [f"{word}\n" for word in words] if following else words,
+        )
+
+
+_PART = re.compile(r'("(?:[^"\\]|\\.)*"?)(\s*:)?|(-?\d[\d.eE+-]*|true|false|null)')
+
+
+def _json_values(text: str, words: Mapping[str, Sequence[str]]) -> Iterator[_Span]:
+    """Spans of the values in JSON: the text of a string with its closing quote, a number, or a word."""
+    name = ""
+    for part in _PART.finditer(text):
+        if part[3]:
+            yield *part.span(3), words.get(name, ())
+        elif part[2]:
+            name = part[1].strip('"')
+        else:
+            yield part.start(1) + 1, part.end(1), [word[1:] for word in words.get(name, ()) if word.startswith('"')]
+
+
+def _words(schema: Any) -> dict[str, list[str]]:
+    """Values that a JSON schema allows, as JSON, by property name; empty if properties of the same name differ."""
+    allowed: dict[str, list[str]] = {}
+    parts = [schema]
+    while parts:
+        part = parts.pop()
+        for name, property_schema in part.get("properties", {}).items() if isinstance(part, dict) else ():
+            offered = (
+                [json.dumps(value) for value in _offered(property_schema)] if isinstance(property_schema, dict) else []
+            )
+            allowed[name] = offered if allowed.setdefault(name, offered) == offered else []
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else []
+    return allowed

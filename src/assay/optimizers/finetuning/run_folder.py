@@ -1,0 +1,309 @@
+"""The working folder of a training: lock, signals, out-of-memory and disk errors, check of the served adapter.
+
+Shared by supervised fine-tuning and policy gradient training.
+"""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from assay.errors import AssayError, ConfigError, Diverged, MissingExtra, ModelError
+from assay.models.embedded import LlamaBackend
+from assay.models.lora.adapters import Adapter, adapter_home, check_name, served_as
+from assay.optimizers.finetuning.base import Policy
+from assay.traces.records import new_id
+
+__all__ = [
+    "check_free",
+    "last_good",
+    "rank",
+    "ready",
+    "report_agreement",
+    "restored",
+    "save_adapter",
+    "stoppable",
+    "training_id",
+    "wait_for_all",
+    "working_folder",
+    "world",
+]
+
+Messages = list[dict[str, Any]]
+_TOKENS = 32  # length of the greedy texts compared between torch and llama.cpp
+
+
+def rank() -> int:
+    """Rank of this process; 0 for the first one, and without distributed training."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def world() -> int:
+    """Number of processes that train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def wait_for_all() -> None:
+    """Barrier over all processes that train together."""
+    if world() > 1:
+        from accelerate import PartialState
+
+        PartialState().wait_for_everyone()
+
+
+def check_free(name: str) -> None:
+    """Raises ConfigError if an adapter of this name exists."""
+    if (adapter_home() / check_name(name)).exists():
+        raise ConfigError(f"there is an adapter {name!r} in {adapter_home()}: take another name, or remove that one")
+
+
+@contextmanager
+def working_folder(
+    name: str, job: Mapping[str, Any], *, resume: bool, last: str = "trainer_state.json"
+) -> Iterator[Path]:
+    """The working folder of the training that makes the adapter `name`, under a file lock.
+
+    With `resume` the training continues from the newest complete checkpoint. Checkpoints left incomplete by a kill or a
+    full disk are removed.
+
+    Args:
+        job: identifies the training; only the same job can be resumed.
+        last: file of a checkpoint that is written last; a checkpoint without it is incomplete.
+    Raises:
+        ConfigError: an adapter of this name exists, another process trains it, there is nothing to resume, or the job
+            differs.
+    """
+    work = adapter_home().parent / "training" / name
+    if rank():  # the first process holds the lock; the others wait until the folder is ready
+        wait_for_all()
+        if not (work / "job.json").is_file():
+            raise ConfigError(
+                f"{work} is not there on every machine: share one folder over all of them, "
+                "and name it in ASSAY_ADAPTERS"
+            )
+        yield work
+        return
+    check_name(name)
+    work.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(f"{work}.lock", timeout=0):
+            if not (resume and (work / "job.json").exists()):
+                check_free(name)
+            _prepare(work, json.loads(json.dumps(job, default=str)), resume, last)
+            _remove_unreported(name, work)
+            check_free(name)
+            wait_for_all()
+            yield work
+    except Timeout:
+        raise ConfigError(f"another process is training {name!r}; wait for it, or take another name") from None
+
+
+def _prepare(work: Path, job: Mapping[str, Any], resume: bool, last: str) -> None:
+    job_file = work / "job.json"
+    if resume:
+        if not job_file.exists():
+            raise ConfigError(f"there is nothing to resume in {work}: leave --resume out")
+        before = json.loads(job_file.read_text(encoding="utf-8"))
+        if changed := sorted(key for key in job if before.get(key) != job[key]):
+            raise ConfigError(
+                f"what was begun in {work} had another {', '.join(changed)}: "
+                "resume with the same, or begin anew without --resume"
+            )
+        for folder in (work / "checkpoints").glob("checkpoint-*"):
+            try:
+                json.loads((folder / last).read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                shutil.rmtree(folder)
+        return
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    job_file.write_text(json.dumps({**job, "training": new_id()}), encoding="utf-8")
+
+
+def training_id(work: Path) -> str | None:
+    """The id of the training in this folder; None if the folder has none."""
+    try:
+        training: str | None = json.loads((work / "job.json").read_text(encoding="utf-8")).get("training")
+    except (OSError, ValueError):
+        return None
+    return training
+
+
+def _remove_unreported(name: str, work: Path) -> None:
+    """Removes the adapter that this training had kept when it was killed before its report: it is made again."""
+    adapter = adapter_home() / name
+    try:
+        training = json.loads((adapter / "adapter.json").read_text(encoding="utf-8"))["made"].get("training")
+    except (OSError, ValueError, KeyError):
+        return
+    if training is not None and training == training_id(work):
+        shutil.rmtree(adapter)
+
+
+def save_adapter(trainer: Any, folder: Path) -> None:
+    """Writes the trained adapter with PEFT. Every process must call it: sharded weights are gathered."""
+    # get_state_dict needs DeepSpeed's engine to gather sharded weights; PEFT cannot read them from it
+    wrapped = getattr(trainer, "deepspeed", None) or trainer.model
+    state = trainer.accelerator.get_state_dict(wrapped) if world() > 1 else None
+    if not rank():
+        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(folder), state_dict=state)
+    wait_for_all()
+
+
+def last_good(trainer: Any, work: Path, step: int) -> tuple[str, int]:
+    """Restores the last good checkpoint after a loss that was not finite.
+
+    Returns:
+        A message for the report, and the step of the checkpoint.
+    Raises:
+        Diverged: there is no checkpoint.
+    """
+    checkpoints = sorted(
+        (work / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])
+    )
+    if not checkpoints:
+        raise Diverged(f"the loss was no number at step {step}, before any checkpoint: lower --learning-rate")
+    good = Path(trainer.state.best_model_checkpoint or checkpoints[-1])
+    restored(trainer.model, good)
+    message = (
+        f"the loss was no number at step {step}; the weights are those of {good.name}. "
+        "A lower --learning-rate may go on"
+    )
+    return message, int(good.name.rpartition("-")[2])
+
+
+def restored(model: Any, folder: Path) -> None:
+    """Puts an adapter's weights, as PEFT wrote them, into the model."""
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    sharded = [part for part in model.parameters() if part.requires_grad and hasattr(part, "ds_id")]  # by ZeRO-3
+    with _gathered(sharded) if sharded else nullcontext():
+        set_peft_model_state_dict(model, load_file(str(folder / "adapter_model.safetensors")))
+
+
+def _gathered(parts: Sequence[Any]) -> AbstractContextManager[None]:
+    """Inside: parameters gathered from DeepSpeed's shards. At exit those of the first process are sharded again."""
+    import deepspeed
+
+    gathered: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(list(parts), modifier_rank=0)
+    return gathered
+
+
+@contextmanager
+def stoppable() -> Iterator[threading.Event]:
+    """Inside: SIGINT and SIGTERM set the event, which the trainer checks after every step."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {kind: signal.signal(kind, lambda *_: stop.set()) for kind in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+@contextmanager
+def ready() -> Iterator[None]:
+    """Adds advice to errors where memory or disk ran out. Raises MissingExtra without peft and trl."""
+    try:
+        import peft  # noqa: F401
+        import trl  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra(str(error.name), "train") from error
+    try:
+        yield
+    except AssayError:
+        raise
+    except Exception as error:  # safetensors and tokenizers raise their own types if a write fails
+        match _ran_out(error) or _ran_out_by_text(error):
+            case "memory":
+                raise ModelError(
+                    "memory ran out: lower --per-device-batch-size, which may change with --resume; then, anew, "
+                    "--max-length and --lora-r (of sft: --batch to 2 or 1 first)"
+                ) from error
+            case "disk":
+                raise ModelError(
+                    f"the disk is full ({str(error)[:200]}). The last whole checkpoint is kept: "
+                    "make room, and add --resume"
+                ) from error
+        raise
+
+
+def _ran_out(error: Exception) -> str | None:
+    """`memory` or `disk` if the error's class or errno says that it ran out."""
+    import torch
+
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return "memory"
+    number = error.errno if isinstance(error, OSError) else None
+    return {errno.ENOMEM: "memory", errno.ENOSPC: "disk", errno.EDQUOT: "disk"}.get(number or 0)
+
+
+def _ran_out_by_text(error: Exception) -> str | None:
+    """The same, from the error's text.
+
+    Neither class nor errno distinguishes these errors (torch 2.13, safetensors 0.8): torch's CPU allocator, its file
+    writer and a CUDA context that cannot start raise a bare RuntimeError; SafetensorError and tokenizers have the
+    system's error number in their text only. The text only selects the advice; the error is raised in any case.
+    """
+    from safetensors import SafetensorError
+
+    if isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "out of memory" in str(error)):
+        return "memory"
+    if isinstance(error, RuntimeError) and "inline_container" in str(error) and "unexpected pos" in str(error):
+        return "disk"
+    from_rust = isinstance(error, SafetensorError) or type(error) is Exception  # tokenizers
+    return "disk" if from_rust and f"os error {errno.ENOSPC}" in str(error) else None
+
+
+def report_agreement(
+    trainer: Any, policy: Policy, adapter: Adapter, prompts: Sequence[Messages], notes: list[str]
+) -> float | None:
+    """Share of prompts, in [0, 1], that torch and the served model continue with the same greedy text.
+
+    None without prompts, or with a note if the comparison failed: the adapter is kept in any case.
+    """
+    if not prompts:
+        return None
+    try:
+        share = _agreement(trainer, policy, adapter, prompts)
+    except (AssayError, OSError) as error:
+        notes.append(f"not compared with torch: {error}")
+        return None
+    if share < 0.5:
+        notes.append(
+            f"warning: only {100 * share:.0f} % of greedy texts are the same as in torch: "
+            "what is served may not be what was trained"
+        )
+    return share
+
+
+def _agreement(trainer: Any, policy: Policy, adapter: Adapter, prompts: Sequence[Messages]) -> float:
+    import torch
+
+    served, same = LlamaBackend(served_as(adapter)), 0
+    model = trainer.model.eval()
+    for prompt in prompts:
+        ids = policy.tokenizer.apply_chat_template(
+            prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        ).to(model.device)
+        with torch.no_grad():
+            out = model.generate(
+                **ids, max_new_tokens=_TOKENS, do_sample=False, pad_token_id=policy.tokenizer.pad_token_id
+            )
+        ours = policy.tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+        body = {"messages": prompt, "temperature": 0.0, "max_tokens": _TOKENS}
+        theirs = served.post("/v1/chat/completions", body)["choices"][0]["message"]["content"]
+        same += ours.strip() == (theirs or "").strip()
+    return same / len(prompts)

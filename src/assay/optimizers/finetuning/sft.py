@@ -1,0 +1,320 @@
+"""Supervised fine-tuning: LoRA on the answers of good traces with TRL's SFTTrainer.
+
+Keeps the checkpoint with the lowest loss on held-out tasks.
+"""
+
+import json
+import math
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.errors import Cancelled, ConfigError, DataError
+from assay.evaluation.progress import Progress, SilentProgress
+from assay.models.chat_templates import template_of_tokenizer
+from assay.models.lora.adapters import keep_adapter, served_as
+from assay.optimizers.finetuning.base import Policy, fast_bf16, lean_head, load_policy, lora_of, quiet, tokenizer_sha
+from assay.optimizers.finetuning.data import TrainingData, read_sft
+from assay.optimizers.finetuning.labels import completion_row, conversation_rows
+from assay.optimizers.finetuning.run_folder import (
+    last_good,
+    rank,
+    ready,
+    report_agreement,
+    save_adapter,
+    stoppable,
+    training_id,
+    working_folder,
+    world,
+)
+from assay.optimizers.finetuning.settings import SFTSettings
+from assay.support.reprs import ReportRepr
+from assay.traces.export.rendering import RowRenderer
+
+__all__ = ["SFTReport", "fitting_rows", "make_trainer", "to_dataset", "train_sft", "with_labels"]
+
+_PROMPTS = 4  # prompts whose greedy texts are compared between torch and llama.cpp
+_MICRO = 4  # rows of a forward pass at most; the rest of a batch is accumulated
+
+
+@dataclass(repr=False)
+class SFTReport(ReportRepr):
+    """Result of `train_sft`.
+
+    `name` is the model to serve; it is None for a base model that is not embedded, where `path` is PEFT's folder.
+    `loss` and `held_out_loss` are mean negative log-likelihoods per completion token, by step. `agreement`, in [0, 1],
+    is the share of held-out prompts that torch and the served GGUF continue with the same greedy text.
+    """
+
+    name: str | None
+    path: Path
+    config: SFTSettings
+    rows: int
+    held_out_rows: int
+    tasks: int
+    left_out: Counter[str]
+    steps: int
+    loss: dict[int, float] = field(default_factory=dict)
+    held_out_loss: dict[int, float] = field(default_factory=dict)
+    best_step: int | None = None
+    agreement: float | None = None
+    stopped: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "path": str(self.path), "left_out": dict(self.left_out)}
+
+
+def train_sft(
+    source: str | Path, name: str, config: SFTSettings, *, resume: bool = False, progress: Progress | None = None
+) -> SFTReport:
+    """Trains an adapter on an export's rows and keeps it under `name`, to be served as `MODEL+NAME`.
+
+    Checkpoints are in `.assay/training/NAME` until training ends; `resume` continues from the last one, with the same
+    final weights.
+
+    Raises:
+        DataError: the rows cannot be read, or are all too long.
+        ConfigError: an adapter of this name exists, or there is nothing to resume.
+        Cancelled: a signal came; a checkpoint was written.
+        ModelError: the loss was no number before there was any checkpoint, or memory or disk ran out.
+    """
+    shown = progress or SilentProgress()
+    data = read_sft(source, min_quality=config.min_quality, eval_fraction=config.eval_fraction, seed=config.seed)
+    with working_folder(name, {**asdict(config), "data": data.sha256}, resume=resume) as work, ready():
+        return _train(work, name, config, data, resume, shown)
+
+
+def _train(work: Path, name: str, config: SFTSettings, data: TrainingData, resume: bool, shown: Progress) -> SFTReport:
+    from assay.optimizers.finetuning.trl_trainer import over_ranks
+
+    shown.say(f"loading {config.model} …")
+    policy = load_policy(config.model)
+    train, held_out = (
+        fitting_rows(rows, policy, config.max_length, data.left_out) for rows in (data.train, data.held_out)
+    )
+    if any("labels" in row for row in (*train, *held_out)):
+        train, held_out = with_labels(train, policy), with_labels(held_out, policy)
+    if not train:
+        raise DataError(
+            f"no row is left to train on: {dict(data.left_out)}. "
+            "Raise --max-length, or export shorter ones (--without-demos)"
+        )
+    report = SFTReport(None, work, config, len(train), len(held_out), data.tasks, data.left_out, 0)
+    if not held_out:
+        report.notes.append(
+            "one task alone, or none held out: nothing says when to stop, and the last weights are taken"
+        )
+    if data.ungated:
+        report.notes.append("the export did not pass its gates")
+    with (
+        quiet(),
+        lean_head(),
+        stoppable() as stop,
+        shown.bar(f"sft: {len(train)} rows", _steps(len(train), config)) as advance,
+    ):
+        watch = _Watch(report, stop, advance)
+        trainer = make_trainer(policy, train, held_out, config, work / "checkpoints", watch.callback())
+        checkpoint = resume and any((work / "checkpoints").glob("checkpoint-*"))
+        trainer.train(resume_from_checkpoint=True if checkpoint else None)
+    report.steps = trainer.state.global_step
+    if any(over_ranks([stop.is_set()])):
+        raise Cancelled(f"stopped at step {report.steps}, with a checkpoint in {work}")
+    if watch.diverged:
+        report.stopped, report.best_step = last_good(trainer, work, report.steps)
+    else:
+        best = trainer.state.best_model_checkpoint
+        report.best_step = int(Path(best).name.rpartition("-")[2]) if best else report.steps
+    kept = report.path = work / "adapter"
+    save_adapter(trainer, kept)
+    if rank():
+        return report
+    made = {
+        **report.to_dict(),
+        "data_sha256": data.sha256,
+        "export": str(data.folder.resolve()) if data.folder else None,
+        "tokenizer_sha256": tokenizer_sha(policy.tokenizer),
+        "training": training_id(work),
+    }
+    if policy.embedded is None:
+        report.notes.append(
+            f"{config.model} is no embedded model: the adapter stays in PEFT's form, for vLLM or transformers"
+        )
+        return report
+    adapter = keep_adapter(name, kept, base=policy.embedded, after=policy.merged, made=made)
+    report.name, report.path = served_as(adapter), adapter.path
+    prompts = [row["prompt"] for row in (held_out or train)[:_PROMPTS]]
+    report.agreement = report_agreement(trainer, policy, adapter, prompts, report.notes)
+    shutil.rmtree(work, ignore_errors=True)
+    return report
+
+
+def _steps(rows: int, config: SFTSettings) -> int:
+    return math.ceil(rows / config.batch) * config.epochs
+
+
+def fitting_rows(rows: Sequence[dict[str, Any]], policy: Policy, most: int, left: Counter[str]) -> list[dict[str, Any]]:
+    """Rows of at most `most` tokens, rendered for the model's chat template: tools as text if it ignores them.
+
+    Rows of whole conversations get their tokens and labels. Longer rows are left out, not cut: the end of an answer
+    must be learned too.
+    """
+    found, renderer = list[dict[str, Any]](), RowRenderer(template_of_tokenizer(policy.tokenizer))
+    for row in rows:
+        try:
+            tools = row.get("tools")
+            tools = (json.loads(tools) if isinstance(tools, str) else tools) or []
+            if (reason := _unlearnable(row, tools, renderer)) is not None:
+                left[f"that cannot be learned from: {reason}"] += 1
+                continue
+            said, tools = renderer.messages([*row["prompt"], *row["completion"]], tools), renderer.tools(tools)
+            at = len(said) - len(row["completion"])
+            row = {
+                **row,
+                "prompt": said[:at],
+                "completion": said[at:],
+                "tools": json.dumps(tools or None, ensure_ascii=False),
+            }
+            if row.get("whole"):
+                parts = [{**row, **tokens} for tokens in conversation_rows(said, tools, policy.tokenizer)]
+                lengths = [len(part["input_ids"]) for part in parts]
+            else:
+                ids = policy.tokenizer.apply_chat_template(said, tools=tools or None, tokenize=True, return_dict=True)[
+                    "input_ids"
+                ]
+                parts, lengths = [row], [len(ids)]
+        except Exception as error:  # a template can raise any exception
+            left[f"that the chat template refuses: {error}"[:200]] += 1
+            continue
+        found += [part for part, length in zip(parts, lengths, strict=True) if length <= most]
+        if long := sum(length > most for length in lengths):
+            left[f"of more than {most} tokens"] += long
+    return found
+
+
+def _unlearnable(row: dict[str, Any], tools: list[Any], renderer: RowRenderer) -> str | None:
+    """Why a row (or one assistant turn of a whole conversation) cannot be trained on; None if it can."""
+    said = [*row["prompt"], *row["completion"]]
+    turns = [at for at, message in enumerate(said) if at and message["role"] == "assistant"] if row.get("whole") else []
+    asked = [(said[:at], [said[at]]) for at in turns] or [(row["prompt"], row["completion"])]
+    return next(
+        (reason for prompt, completion in asked if (reason := renderer.check(prompt, completion, tools)) is not None),
+        None,
+    )
+
+
+def with_labels(rows: Sequence[dict[str, Any]], policy: Policy) -> list[dict[str, Any]]:
+    """Adds tokens and labels to rows that have none: TRL needs the same columns in all rows."""
+    return [
+        row
+        if "labels" in row
+        else {
+            **row,
+            **completion_row(row["prompt"], row["completion"], json.loads(row["tools"]) or [], policy.tokenizer),
+        }
+        for row in rows
+    ]
+
+
+def to_dataset(rows: list[dict[str, Any]]) -> Any:
+    """The data set for TRL.
+
+    Messages stay JSON: as Arrow structs, each tool call would get the arguments of all others as nulls.
+    """
+    from datasets import Dataset
+
+    if rows and "labels" in rows[0]:
+        return Dataset.from_list([{name: row[name] for name in ("input_ids", "labels")} for row in rows])
+    return Dataset.from_list(rows, on_mixed_types="use_json")
+
+
+def make_trainer(
+    policy: Policy,
+    train: list[dict[str, Any]],
+    held_out: list[dict[str, Any]],
+    config: SFTSettings,
+    out: Path,
+    callback: Any,
+) -> Any:
+    import torch
+    from transformers import EarlyStoppingCallback, PrinterCallback
+    from trl import SFTConfig as Arguments
+    from trl import SFTTrainer
+
+    if config.batch % world():
+        raise ConfigError(f"batch={config.batch} cannot be shared out to {world()} processes: give a multiple")
+    share, cuda = config.batch // world(), torch.cuda.is_available()
+    micro = math.gcd(share, _MICRO)
+    every = max(1, _steps(len(train), config) // config.evaluations)
+    evaluated: dict[str, Any] = {
+        "eval_strategy": "steps",
+        "eval_steps": every,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "eval_loss",
+    }
+    evaluated |= {"greater_is_better": False, "eval_on_start": True}
+    arguments = Arguments(
+        output_dir=str(out), num_train_epochs=config.epochs, learning_rate=config.learning_rate, seed=config.seed,
+        report_to=config.report_to,
+        per_device_train_batch_size=micro, per_device_eval_batch_size=micro, gradient_accumulation_steps=share // micro,
+        max_length=config.max_length, logging_steps=1, logging_nan_inf_filter=False, max_grad_norm=1.0,
+        lr_scheduler_type="cosine", warmup_steps=0.05,
+        save_strategy="steps", save_steps=every, save_total_limit=2, bf16=fast_bf16(), use_cpu=not cuda,
+        gradient_checkpointing=cuda, disable_tqdm=True, **(evaluated if held_out else {}),
+    )  # fmt: skip
+    patience = [EarlyStoppingCallback(early_stopping_patience=config.patience)] if held_out else []
+    trainer = SFTTrainer(
+        model=policy.model,
+        args=arguments,
+        train_dataset=to_dataset(train),
+        eval_dataset=to_dataset(held_out) if held_out else None,
+        processing_class=policy.tokenizer,
+        peft_config=lora_of(config.lora_r),
+        callbacks=[callback, *patience],
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+class _Watch:
+    """Logs the losses; stops training at a signal or a loss that is not finite."""
+
+    def __init__(self, report: SFTReport, stop: threading.Event, advance: Any) -> None:
+        self.report, self.stop, self.advance, self.diverged = report, stop, advance, False
+
+    def callback(self) -> Any:
+        from transformers import TrainerCallback
+
+        from assay.optimizers.finetuning.trl_trainer import over_ranks
+
+        watch = self
+
+        class Callback(TrainerCallback):
+            def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                watch.advance(state.global_step)
+                for logged in state.log_history:
+                    watch.see(logged)
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                watch.advance(1)
+                if any(over_ranks([watch.stop.is_set()])):
+                    control.should_save = control.should_training_stop = True
+
+            def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+                watch.see({**(logs or {}), "step": state.global_step})
+                if watch.diverged:
+                    control.should_training_stop, control.should_save = True, False
+
+        return Callback()
+
+    def see(self, logged: dict[str, Any]) -> None:
+        for key, curve in (("loss", self.report.loss), ("eval_loss", self.report.held_out_loss)):
+            if key in logged:
+                value = float(logged[key])
+                self.diverged = self.diverged or not math.isfinite(value)
+                if math.isfinite(value):
+                    curve[int(logged["step"])] = value

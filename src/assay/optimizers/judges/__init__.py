@@ -1,0 +1,1 @@
+"""Judge optimization against human labels."""

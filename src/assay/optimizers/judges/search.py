@@ -1,0 +1,301 @@
+"""The candidates of one compile of a judge: forms of its prompt, each with and without calibration.
+
+Does not open gate or test.
+"""
+
+import copy
+import functools
+import itertools
+import json
+import math
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.datasets import Task
+from assay.errors import ConfigError, ModelError
+from assay.evaluation.judged import Judged, joined, judge_items, only, recalibrated
+from assay.evaluation.session import RecordedProgram, Session
+from assay.judges import Cascade, Judge, Jury, PointwiseJudge, reliability_weights
+from assay.judges.base import rebuilt
+from assay.judges.calibration import METHODS, Calibration
+from assay.judges.labels import Item, LabelSplits
+from assay.judges.panel import RULES
+from assay.judges.quality.agreement import (
+    agreement,
+    objective_of,
+    oriented,
+)
+from assay.judges.quality.audit import ATTACK
+from assay.judges.reading import STYLES, shown_as, tell_apart
+from assay.optimizers.judges.config import JudgeConfig
+from assay.optimizers.judges.fitting import cuttable, fitted
+from assay.optimizers.prompts.dspy_patches import repaired_dspy
+from assay.optimizers.prompts.optimizer_inputs import Proposal
+from assay.optimizers.prompts.proposals import InstructionCheck
+from assay.optimizers.prompts.teleprompters import propose
+from assay.support.scrubbing import scrubbed
+
+__all__ = ["LOST", "JudgeCandidate", "JudgeSearch", "item_tasks"]
+
+_LEASTS = (0.5, 0.6, 0.7, 0.8, 0.9)  # confidences of the first judge of a cascade, the cheapest first
+_SLACK = 0.005  # how much better a costlier candidate must be on val
+_FOLDS = 5
+LOST = 0.02  # largest share of items by which a judge may give fewer verdicts than the one that it is compared with
+
+
+@dataclass
+class JudgeCandidate:
+    name: str
+    judge: Judge
+    score: float = -math.inf  # the objective on held-out items of train and val
+    unscored: int = 0
+    n: int = 0
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "agreement": self.score if math.isfinite(self.score) else None,
+            "n": self.n,
+            "unscored": self.unscored,
+        }
+
+
+class JudgeSearch:
+    """Makes prompt forms, each with and without calibration; selects the simplest of those that agree best."""
+
+    def __init__(
+        self, judge: Judge, splits: LabelSplits, session: Session, config: JudgeConfig, folder: Path | None
+    ) -> None:
+        self.judge, self.splits, self.session, self.config, self.folder = judge, splits, session, config, folder
+        self.objective = config.objective or objective_of(judge.spec)
+        self.candidates: list[JudgeCandidate] = []
+        self.notes: list[str] = []
+
+    def run(self) -> None:
+        self._try("as it is", self.judge)
+        if all(c.unscored == c.n for c in self.candidates):
+            raise ModelError(f"none of {self.candidates[0].n} items got a verdict: {self._first_reason}")
+        if self.config.optimizer == "auto":
+            for name, judge in self._forms():
+                self._try(name, judge)
+        elif self.config.optimizer != "calibrate":
+            self._try(self.config.optimizer, self._proposed(self.config.optimizer))
+
+    def best(self) -> JudgeCandidate:
+        """The candidate that agrees best on held-out items of train and val; within 0.005, the first one.
+
+        Candidates that leave more items unscored than others are excluded: a judge without verdicts on hard items
+        agrees well on the rest.
+        """
+        if not self.candidates:
+            return JudgeCandidate("as it is", self.judge)
+        fewest = min(c.unscored / max(1, c.n) for c in self.candidates)
+        open_ = [c for c in self.candidates if c.unscored / max(1, c.n) - fewest <= LOST]
+        top = max(c.score for c in open_)
+        return next(c for c in open_ if c.score >= top - _SLACK)
+
+    def _forms(self) -> list[tuple[str, Judge]]:
+        """Variants of the judge: letters instead of words, demonstrations from human labels, voting rules of a jury,
+        thresholds of a cascade. Calls that a member made before are answered from the cache."""
+        if isinstance(self.judge, Jury):
+            return self._votes(self.judge)
+        if isinstance(self.judge, Cascade):
+            first, second = self.judge.first, self.judge.second
+            return [
+                (f"second judge under {least:g}", Cascade(first, second, least=least))
+                for least in _LEASTS
+                if least != self.judge.least
+            ]
+        if not isinstance(self.judge, PointwiseJudge):
+            return []
+        labelled = self._demonstrations()
+        forms: list[tuple[str, Judge]] = []
+        for style in STYLES[1:] if tell_apart(self.judge.labels) else STYLES[2:]:
+            for demos in ([], labelled):
+                try:
+                    judge = self._variant(style, demos)
+                except ConfigError as error:  # a user's class with a single style
+                    self.notes.append(f"no other style was tried: {error}")
+                    continue
+                if demos or style != self.judge.style:
+                    forms.append((f"{style}{f', {len(demos)} labelled demos' if demos else ''}", judge))
+        return forms
+
+    def _votes(self, jury: Jury) -> list[tuple[str, Judge]]:
+        train = [
+            judge_items(member, self.splits.train, self.session, name="train: a member", split="train")
+            for member in jury.members
+        ]
+        reliable = reliability_weights(
+            [judged.answers.verdicts for judged in train], self.splits.train, len(jury.labels)
+        )
+        rules = [how for how in RULES if how != "median" or jury.spec.kind != "nominal"]
+        kinds = [(how, weights) for how in rules for weights in ((), tuple(reliable))]
+        return [
+            (f"{how}{', weighted by reliability' if weights else ''}", Jury(jury.members, how=how, weights=weights))
+            for how, weights in kinds
+            if (how, weights) != (jury.how, jury.weights)
+        ]
+
+    def _variant(self, style: str, demos: Sequence[Mapping[str, Any]]) -> PointwiseJudge:
+        assert isinstance(self.judge, PointwiseJudge)
+        judge = rebuilt(type(self.judge), {**self.judge.config, "style": style})
+        assert isinstance(judge, PointwiseJudge)
+        judge.load_state(self.judge.dump_state())
+        judge.decide.demos = [dict(demo) for demo in demos] or judge.decide.demos
+        return judge
+
+    def _demonstrations(self) -> list[dict[str, Any]]:
+        """The train items of each label on which raters agree most, shuffled, so that no label is always last."""
+        groups: dict[str, list[Item]] = defaultdict(list)
+        people = [item for item in self.splits.train if ATTACK not in item.id]
+        for item in sorted(people, key=lambda item: -max(item.shares.values())):
+            groups[item.modes[0]].append(item)
+        chosen = [item for group in groups.values() for item in group[: self.config.demos]]
+        np.random.default_rng(self.session.seed).shuffle(chosen)
+        return [
+            {**{name: shown_as(item.shown.get(name)) for name in self.judge.shows}, "verdict": item.modes[0]}
+            for item in chosen
+        ]
+
+    def _proposed(self, name: str) -> Judge:
+        train, val = item_tasks(self.splits.train, self.judge), item_tasks(self.splits.val[:50], self.judge)
+        self.session.register(train, "train")
+        self.session.register(val, "val")
+        proposal = Proposal(
+            RecordedProgram(copy.deepcopy(self.judge), self.session),
+            train,
+            val,
+            self.session,
+            threshold=0.5,
+            demos=self.config.demos * 2,
+        )
+        instruction_check = InstructionCheck(self.judge, self.session.lm)
+        log = self.folder / "dspy.log" if self.folder is not None else Path(os.devnull)
+        with (
+            scrubbed(open(log, "a")) as file,
+            repaired_dspy(file, self.session.seed, instruction_check=instruction_check),
+            instruction_check.listening(self.session.lm, self.session.prompt_lm),
+        ):
+            compiled = propose(name, proposal).program
+        if not isinstance(compiled, Judge):
+            raise ConfigError(f"{name} makes another program around the judge, and what is compiled must be a judge")
+        self.notes += instruction_check.checked(compiled, self.judge, train)
+        return compiled
+
+    def _try(self, name: str, judge: Judge) -> None:
+        """Judges val, and train if the model gives probabilities; adds the judge as it is and with each calibration."""
+        session, splits = self.session, self.splits
+        val = judge_items(judge, splits.val, session, name=f"val: {name}", split="val")
+        self._first_reason = next((reason for reason in val.reasons if reason), "")
+        if all(raw is None for raw in val.raw):
+            if name == "as it is":
+                self.notes.append("the model gives no probabilities, so there is nothing to calibrate")
+            self._add(name, judge, val, splits.val)
+            return
+        train = judge_items(judge, splits.train, session, name=f"train: {name}", split="train")
+        read, items = joined([train, val]), [*splits.train, *splits.val]
+        pool, fixed = self._comparison_rows(judge, name)
+        self._add(name, judge, only(read, pool), [items[row] for row in pool])
+        for method in METHODS:
+            for cuts in (False, True) if cuttable(judge) else (False,):
+                calibrate = functools.partial(
+                    fitted, method, cuts, judge=judge, objective=self.objective, seed=session.seed
+                )
+                cross_fitted = self._cross_fitted(calibrate, read, items, pool, fixed, judge)
+                if cross_fitted is not None:
+                    calibrated = copy.deepcopy(judge)
+                    calibrated.calibration = calibrate(read, items)  # fitted on all labels but those of gate and test
+                    self._add(
+                        f"{name}, {method}{' with cuts' if cuts else ''}",
+                        calibrated,
+                        cross_fitted,
+                        [items[row] for row in pool],
+                    )
+
+    def _comparison_rows(self, judge: Judge, name: str) -> tuple[list[int], list[int]]:
+        """Rows of train and val on which candidates are compared, and rows that only calibrations are fitted on.
+
+        A compared row is judged under a calibration that was not fitted on it. A judge proposed from train is compared
+        on val alone. Demonstrations and attacks added to train are never compared on.
+        """
+        train, val = self.splits.train, self.splits.val
+        proposed = name == self.config.optimizer
+        demonstrated = {
+            json.dumps({key: demo.get(key) for key in judge.shows})
+            for predictor in judge.predictors()
+            for demo in predictor.demos
+        }
+        pool, fixed = list[int](), list[int]()
+        for row, item in enumerate(train):
+            if json.dumps({key: shown_as(item.shown.get(key)) for key in judge.shows}) in demonstrated:
+                continue
+            (fixed if proposed or ATTACK in item.id else pool).append(row)
+        return [*pool, *range(len(train), len(train) + len(val))], fixed
+
+    def _cross_fitted(
+        self,
+        calibrate: Callable[..., Calibration | None],
+        read: Judged,
+        items: Sequence[Item],
+        pool: Sequence[int],
+        fixed: Sequence[int],
+        judge: Judge,
+    ) -> Judged | None:
+        """The judge's verdicts on the pool, each under a calibration fitted on the other folds; None if one cannot be
+        fitted."""
+        fold_of = dict(
+            zip(
+                np.random.default_rng(self.session.seed).permutation(pool).tolist(),
+                itertools.cycle(range(_FOLDS)),
+                strict=False,
+            )
+        )
+        parts: dict[int, tuple[list[int], Judged]] = {}
+        for fold in sorted(set(fold_of.values())):
+            fold_rows, rest = (
+                [row for row in pool if fold_of[row] == fold],
+                [*fixed, *(row for row in pool if fold_of[row] != fold)],
+            )
+            calibration = calibrate(only(read, rest), [items[row] for row in rest])
+            if calibration is None:
+                return None
+            parts[fold] = fold_rows, recalibrated(only(read, fold_rows), calibration, judge)
+        order = [row for fold_rows, _ in parts.values() for row in fold_rows]
+        return only(joined([judged for _, judged in parts.values()]), [order.index(row) for row in pool])
+
+    def _add(self, name: str, judge: Judge, judged: Judged, items: Sequence[Item]) -> None:
+        result = agreement(judged.answers, items, judge.spec, intervals=False)
+        value = result.values[self.objective]
+        self.candidates.append(
+            JudgeCandidate(
+                name,
+                judge,
+                -math.inf if value is None else oriented(self.objective, value),
+                judged.unscored,
+                len(items),
+            )
+        )
+        if value is None:
+            self.notes.append(f"{name}: {self.objective} is undefined before the gate: {result.why[self.objective]}")
+        self.session.progress.say(
+            f"  {name}: {self.objective} {'undefined' if value is None else f'{value:.3f}'} "
+            f"on {len(items)} held-out items"
+        )
+
+
+def item_tasks(items: Sequence[Item], judge: Judge) -> list[Task]:
+    """Items as tasks of the judge as a program: what it sees goes in, the label most raters gave is expected."""
+    return [
+        Task(
+            id=item.id[:200], task_type=item.modes[0], inputs={name: item.shown.get(name) for name in judge.shows},
+            expected={"verdict": item.modes[0]}, metadata={"shares": item.shares, "rationales": item.rationales},
+        )
+        for item in items
+    ]  # fmt: skip

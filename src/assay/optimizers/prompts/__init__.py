@@ -1,0 +1,1 @@
+"""Prompt optimization: the search of `auto`, and DSPy's own teleprompters."""

@@ -1,0 +1,328 @@
+"""The candidates of the prompt search: what they are made of, how alike they are, and the programs that they make."""
+
+import copy
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from assay.evaluation.evaluation import Evaluation
+from assay.evaluation.session import RecordedProgram, acting_parameters
+from assay.evaluation.statistics import paired_gain
+from assay.optimizers.parameters.space import Space
+from assay.optimizers.prompts.demonstrations import Demonstration, with_demos
+from assay.optimizers.prompts.selection import select
+from assay.programs import ToolAgent
+from assay.programs.compose import NearestDemos, input_key
+
+__all__ = ["OWN", "Candidate", "CandidateSpec", "SearchSpace", "kernel"]
+
+OWN = "own"  # the demonstrations that the program already has
+NEAREST = "nearest"
+_POOL = 500  # demonstrations among which the nearest are searched; all of them are stored in the artifact
+_COUNTS = (2, 4, 8, 12, 16, 24, 32, 48, 64)
+# Parameter values that are tried besides the program's own; all lie inside `assay.programs.RANGES`.
+_VALUES: Mapping[str, Sequence[float]] = {
+    "temperature": (0.1, 0.3, 0.7, 1.0),
+    "tool_usage_threshold": (0.0, 0.25, 0.5, 0.75),
+    "reasoning_depth": (1, 2, 3, 4, 6),
+    "max_steps": (2, 4, 10),
+    "context_length": (1000, 2000, 4000),
+}
+
+
+@dataclass(frozen=True)
+class CandidateSpec:
+    """What a candidate is made of; equal specs make equal programs.
+
+    Attributes:
+        selection: how demonstrations are chosen, `own` for those that the program has.
+        count: demonstrations shown.
+        draw: which of several draws of the same selection.
+        adapter: prompt format; None is the program's own.
+        instruction: index of the instruction, 0 the program's own.
+        parameters: agent parameters that differ from the program's own, by name.
+    """
+
+    selection: str = OWN
+    count: int = 0
+    draw: int = 0
+    adapter: str | None = None
+    instruction: int = 0
+    parameters: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def name(self) -> str:
+        text = "own demonstrations" if self.selection == OWN else f"{self.count} {self.selection} demonstrations"
+        drawn = f" (draw {self.draw})" if self.draw else ""
+        parts = [
+            text + drawn,
+            self.adapter or "own format",
+            *([f"instruction {self.instruction}"] if self.instruction else []),
+        ]
+        return ", ".join([*parts, *(f"{name} {value:g}" for name, value in self.parameters)])
+
+
+_SAVED = 0.9  # a candidate saves tokens if it needs less than this share of the best one's
+
+
+@dataclass
+class Candidate:
+    """A program in the search, with its evaluation on val so far."""
+
+    name: str
+    student: RecordedProgram
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    dropped: str = ""
+    spec: CandidateSpec = field(default_factory=CandidateSpec)
+    expected: float | None = None  # by the surrogate
+
+    @property
+    def mean(self) -> float:
+        value = self.evaluation.mean
+        return -1.0 if math.isnan(value) else value
+
+    @property
+    def prompt_tokens(self) -> float:
+        """Mean over its tasks; infinite where nothing is known."""
+        counts = [count for count in self.evaluation.prompt_tokens.values() if count > 0]
+        return sum(counts) / len(counts) if counts else math.inf
+
+    def summary(self) -> dict[str, Any]:
+        score = None if math.isnan(self.evaluation.mean) else self.evaluation.mean
+        return {
+            "name": self.name,
+            "val_score": score,
+            "expected": self.expected,
+            "n": len(self.evaluation),
+            "dropped": self.dropped,
+        }
+
+
+def best_with_fewest_tokens(candidates: Sequence[Candidate], values: Sequence[float], margin: float) -> Candidate:
+    """The candidate with the highest value, or a tied one that needs fewer prompt tokens per task.
+
+    A candidate is tied if its value is at most `margin` lower and the paired 95 % interval of the best one's gain over
+    it includes 0. It must save at least a tenth of the tokens: smaller savings are noise, since candidates run on
+    different tasks.
+
+    Args:
+        values: of each candidate, higher is better; the first of equals is the best.
+    """
+    best = max(range(len(candidates)), key=lambda i: values[i])
+    leader = candidates[best]
+    level = [
+        c for c, value in zip(candidates, values, strict=True) if value >= values[best] - margin and c is not leader
+    ]
+    level = [c for c in level if c.prompt_tokens < _SAVED * leader.prompt_tokens]
+    level = [c for c in level if not paired_gain(c.evaluation.scores, leader.evaluation.scores).is_gain]
+    return min(level, key=lambda c: c.prompt_tokens, default=leader)
+
+
+@dataclass
+class SearchSpace:
+    """The space of candidates that can be built from one program.
+
+    Args:
+        pool: demonstrations, from labels or from successful runs.
+        adapters: prompt formats worth trying, the program's own first.
+        most: demonstrations shown at most.
+    """
+
+    student: RecordedProgram
+    pool: Sequence[Demonstration]
+    adapters: Sequence[str | None]
+    most: int
+    seed: int
+    instructions: list[dict[str, str]] = field(
+        default_factory=lambda: [{}]
+    )  # by predictor; those left out stay as they are
+
+    def __post_init__(self) -> None:
+        parameters = self.student.settings["parameters"]
+        lm_temperature = self.student.session.lm.kwargs.get("temperature")
+        self.own_parameters: dict[str, float] = {
+            name: parameters[name] for name in acting_parameters(self.student) if name in parameters
+        }
+        if "temperature" not in self.own_parameters and lm_temperature is not None:
+            self.own_parameters["temperature"] = lm_temperature
+        self.values = {
+            name: [value for value in _VALUES[name] if value != self.own_parameters.get(name)]
+            for name in acting_parameters(self.student)
+        }
+        self._near = _entries(
+            select(self.pool, _POOL, how="stratified", seed=self.seed) if len(self.pool) > _POOL else self.pool
+        )
+        usable = min(self.most, len(self.pool))
+        self.counts = (
+            sorted({min(count, usable) for count in (*_COUNTS, usable) if count <= max(usable, 2)}) if usable else []
+        )
+        self.selections = [NEAREST, "stratified", "representative", "diverse", "random"] if usable else []
+
+    def first(self) -> list[CandidateSpec]:
+        """The first candidates, the most promising first. They cover the space, so that each part is tried early."""
+        cold = self._cold()
+        specs: list[CandidateSpec] = []
+        if self.counts:
+            most, some = self.counts[-1], self.counts[len(self.counts) // 2]
+            kinds = [
+                (NEAREST, most),
+                ("stratified", most),
+                ("representative", most),
+                (NEAREST, some),
+                ("diverse", some),
+                ("stratified", some),
+            ]
+            for place, (how, count) in enumerate(kinds):
+                for turn, adapter in enumerate(self.adapters[:2]):
+                    specs.append(
+                        CandidateSpec(how, count, adapter=adapter, parameters=cold if (place + turn) % 2 == 0 else ())
+                    )
+            specs += [CandidateSpec(NEAREST, most, adapter=adapter, parameters=cold) for adapter in self.adapters[2:]]
+        specs += [CandidateSpec(adapter=adapter, parameters=cold) for adapter in self.adapters]
+        if isinstance(self.student.program, ToolAgent) and self.counts:
+            eager = _with(cold, "tool_usage_threshold", 0.0)
+            specs.append(CandidateSpec(NEAREST, self.counts[-1], adapter=self.adapters[0], parameters=eager))
+        return list(dict.fromkeys(spec for spec in specs if spec != CandidateSpec(adapter=self.adapters[0])))
+
+    def _cold(self) -> tuple[tuple[str, float], ...]:
+        """A low temperature where the program's own is higher: an answer that is right is seldom improved by chance."""
+        low = min(_VALUES["temperature"])
+        return (("temperature", low),) if self.own_parameters.get("temperature", 1.0) > low else ()
+
+    def mutants(self, parents: Sequence[CandidateSpec], count: int, rng: random.Random) -> list[CandidateSpec]:
+        """Candidates that differ from one of the parents in one or two things, and a few that are new throughout."""
+        mutants: dict[CandidateSpec, None] = {}
+        for attempt in range(4 * count):
+            if len(mutants) >= count:
+                break
+            spec = rng.choice(list(parents)) if attempt % 5 else self._random(rng)
+            for _ in range(rng.choice((1, 1, 2))):
+                spec = self._changed(spec, rng)
+            mutants[spec] = None
+        return list(mutants)
+
+    def _random(self, rng: random.Random) -> CandidateSpec:
+        spec = CandidateSpec(adapter=rng.choice(list(self.adapters)), parameters=rng.choice([(), self._cold()]))
+        return (
+            replace(spec, selection=rng.choice(self.selections), count=rng.choice(self.counts)) if self.counts else spec
+        )
+
+    def _changed(self, spec: CandidateSpec, rng: random.Random) -> CandidateSpec:
+        kinds = [
+            "parameters",
+            *(["adapter"] if len(self.adapters) > 1 else []),
+            *(["instruction"] * 2 if len(self.instructions) > 1 else []),
+        ]
+        kinds += ["selection", "count", "draw"] if self.counts else []
+        kind = rng.choice(kinds)
+        if kind == "adapter":
+            return replace(spec, adapter=rng.choice(list(self.adapters)))
+        if kind == "instruction":
+            return replace(spec, instruction=rng.randrange(len(self.instructions)))
+        if kind == "parameters":
+            name = rng.choice([*sorted(self.values), "temperature"])
+            value = rng.choice([None, *self.values[name]])
+            return replace(spec, parameters=_with(spec.parameters, name, value))
+        if kind == "draw" and spec.selection not in (OWN, NEAREST):
+            return replace(spec, draw=spec.draw + rng.randint(1, 9))
+        if kind == "count" and spec.selection != OWN:
+            return replace(spec, count=rng.choice(self.counts))
+        how = rng.choice(self.selections)
+        return replace(
+            spec, selection=how, count=spec.count or rng.choice(self.counts), draw=0 if how == NEAREST else spec.draw
+        )
+
+    def build(self, spec: CandidateSpec) -> RecordedProgram:
+        """The program of a spec."""
+        base = self.student
+        program = RecordedProgram(copy.deepcopy(base.program), base.session, adapter=base.adapter)
+        program.temperature = base.temperature
+        for name, predictor in program.program.named_predictors():
+            if (text := self.instructions[spec.instruction].get(name)) is not None:
+                predictor.signature = predictor.signature.with_instructions(text)
+        adapter = spec.adapter or base.settings["adapter"]
+        if spec.selection == OWN:
+            built = RecordedProgram(program.program, base.session, adapter=adapter)
+        elif spec.selection == NEAREST:
+            built = RecordedProgram(
+                NearestDemos(program.program, self._near, k=spec.count), base.session, adapter=adapter
+            )
+        else:
+            chosen = select(self.pool, spec.count, how=spec.selection, seed=self.seed * 1000 + spec.draw)
+            built = with_demos(program, chosen, adapter=adapter)
+        built.temperature = base.temperature
+        built.set_parameters(dict(spec.parameters))
+        return built
+
+    def kernel(self, specs: Sequence[CandidateSpec]) -> np.ndarray:
+        """Prior covariance of the specs' qualities, see `assay.optimizers.prompts.surrogate`."""
+        return kernel(specs, self.own_parameters)
+
+
+def _with(parameters: tuple[tuple[str, float], ...], name: str, value: float | None) -> tuple[tuple[str, float], ...]:
+    changed = {**dict(parameters), name: value}
+    return tuple(sorted((key, number) for key, number in changed.items() if number is not None))
+
+
+def _entries(pool: Sequence[Demonstration]) -> list[dict[str, Any]]:
+    """Demonstrations as the pool of `NearestDemos`."""
+    entries = []
+    for demonstration in pool:
+        demos: dict[str, list[dict[str, Any]]] = {}
+        for name, inputs, output in demonstration.steps:
+            demos.setdefault(name, []).append({**inputs, **output})
+        entries.append({"key": input_key(dict(demonstration.task.inputs)), "demos": demos})
+    return entries
+
+
+# deviations of what each part of a candidate adds to its quality, on the scale of scores
+_DEMONSTRATIONS, _FORMAT, _INSTRUCTION, _PARAMETERS, _INTERACTION, _DRAW = 0.12, 0.08, 0.06, 0.08, 0.05, 0.03
+
+
+def kernel(specs: Sequence[CandidateSpec], own_parameters: Mapping[str, float]) -> np.ndarray:
+    """Additive over demonstrations, format, instruction and parameters, with a part for what only acts together and one
+    for the draw.
+
+    Args:
+        own_parameters: the program's own parameters, for specs that leave them as they are.
+    """
+    space = Space(programs=["p"], acting={"p": list(_VALUES)})
+
+    def equal(values: Sequence[Any]) -> np.ndarray:
+        return np.array([[float(a == b) for b in values] for a in values])
+
+    counts = np.log2(1 + np.array([spec.count for spec in specs], dtype=float))
+    near = np.exp(-0.5 * (counts[:, None] - counts[None, :]) ** 2)
+    how = np.array([[_likeness(a.selection, b.selection) for b in specs] for a in specs])
+    places = np.array([_places(spec, own_parameters, space) for spec in specs])
+    distances = ((places[:, None, :] - places[None, :, :]) / 0.3) ** 2
+    similarity = np.exp(-0.5 * distances)
+    formats, texts = equal([spec.adapter for spec in specs]), equal([spec.instruction for spec in specs])
+    demonstrations = how * near
+    return np.asarray(
+        _DEMONSTRATIONS**2 * demonstrations
+        + _FORMAT**2 * formats
+        + _INSTRUCTION**2 * texts
+        + _PARAMETERS**2 * similarity.mean(axis=2) * len(own_parameters) ** 0.5
+        + _INTERACTION**2 * demonstrations * formats * texts * similarity.prod(axis=2)
+        + _DRAW**2 * equal(list(specs))
+    )
+
+
+def _places(spec: CandidateSpec, own_parameters: Mapping[str, float], space: Space) -> list[float]:
+    """Positions of a spec's parameters in their ranges, in [0, 1]; 0.5 for those that the program does not have."""
+    values = {**own_parameters, **dict(spec.parameters)}
+    return [space.place(name, values[name]) if name in values else 0.5 for name in _VALUES]
+
+
+def _likeness(a: str, b: str) -> float:
+    """Of two ways to choose demonstrations."""
+    if a == b:
+        return 1.0
+    if OWN in (a, b):
+        return 0.0
+    return 0.4 if NEAREST in (a, b) else 0.8

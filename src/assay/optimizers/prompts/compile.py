@@ -1,0 +1,193 @@
+"""Prompt compilation: baseline on val, search, winner on val, decision on gate, report on the sealed test split.
+
+Each step writes its result into the run folder. A killed run is resumed with `resume=True`; calls made before the stop
+are answered from the response cache. Candidates are made in `assay.optimizers.prompts.search`.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.datasets import Splits, Task
+from assay.errors import BudgetExceeded, ModelError
+from assay.evaluation.comparison import Comparison, compare, ended_early
+from assay.evaluation.evaluation import Evaluation
+from assay.evaluation.sequential import LEAST_SPREAD, WORST_SPREAD, SequentialTest, spread_of
+from assay.evaluation.session import RecordedProgram, Session
+from assay.evaluation.statistics import Gain, differences_of
+from assay.optimizers.prompts.budgets import too_few_calls
+from assay.optimizers.prompts.candidates import Candidate
+from assay.optimizers.prompts.config import CompileConfig
+from assay.optimizers.prompts.dspy_patches import repaired_dspy
+from assay.optimizers.prompts.estimate import price_of
+from assay.optimizers.prompts.reserve import FEWEST, Decisions, ReportPlan, forecast_pair, pair_of, plan_report
+from assay.optimizers.prompts.search import PromptSearch
+from assay.support.scrubbing import scrubbed
+
+__all__ = ["CompileConfig", "CompileOutcome", "compile_prompts"]
+
+AUTO_SEARCH_CALLS = 300
+_SIDES = ("baseline", "compiled")
+
+
+@dataclass
+class CompileOutcome:
+    """The result of a compile. `replaces`: the interval of the paired gain on gate lies above zero."""
+
+    baseline: RecordedProgram
+    compiled: RecordedProgram
+    winner: str
+    candidates: list[dict[str, Any]]
+    explored: list[dict[str, Any]]
+    stopped: str | None = None
+    broken: str | None = None  # why gate or test could not be scored at all
+    replaces: bool = False
+    gate: Gain | None = None
+    test_baseline: Evaluation | None = None
+    test_compiled: Evaluation | None = None
+    test_gain: Gain | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def compile_prompts(
+    student: RecordedProgram, splits: Splits, session: Session, config: CompileConfig, *, folder: Path
+) -> CompileOutcome:
+    """Compiles `student` and reports it on the sealed test split.
+
+    If a cap is reached during the search, the best candidate so far is evaluated on gate and test as far as the caps
+    allow, and `stopped` says why. If a named optimizer raises an error, the same happens and `notes` say why.
+
+    Raises:
+        OptimizerError: the optimizer raised an error before any program was evaluated.
+        Cancelled: the user stopped the run; its state is kept for `--resume`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "val", "gate"):
+        session.register(getattr(splits, split), split)
+    search = PromptSearch(student, splits, session, config, folder)
+    _reserve_report(student, splits, session, config)
+    if (warning := too_few_calls(config.optimizer, config.settings, student, len(search.val), session)) is not None:
+        search.notes.append(warning)
+        session.progress.say(f"warning: {warning}")
+    stopped: str | None = None
+    with (
+        scrubbed(open(folder / "dspy.log", "a")) as log,
+        repaired_dspy(log, session.seed, search.keep_if_best, search.instruction_check, search.record_run),
+        search.instruction_check.listening(session.lm, session.prompt_lm),
+    ):
+        try:
+            with session.phase("search"):
+                search.run()
+        except BudgetExceeded as cap:
+            # `auto` always spends its budget of search calls, so this cap is its normal end; it cuts other optimizers
+            # short
+            stopped = None if cap.what == "search calls" and config.optimizer == "auto" else str(cap)
+            session.progress.say(f"end of the search: {cap}; the best so far goes on")
+        search.finish()
+        winner = search.best()
+        outcome = CompileOutcome(
+            student,
+            winner.student,
+            winner.name,
+            [c.summary() for c in search.candidates],
+            search.explored,
+            stopped,
+            notes=search.notes,
+        )
+        _gate_and_test(outcome, search.candidates[0], winner, splits, session, config)
+    return outcome
+
+
+def _reserve_report(student: RecordedProgram, splits: Splits, session: Session, config: CompileConfig) -> None:
+    """Keeps the part of the caps that gate and test are expected to need, before the search spends any of them."""
+    price = price_of(session.lm, 300, 40) or 0.0
+    pair = forecast_pair(student.program, session, cost_per_call=price)
+    plan = plan_report(splits, session.meter, config.decisions, pair=pair, searching=True)
+    plan.reserve(session.meter)
+    if config.decisions.gate:
+        session.progress.say(f"warning: {plan.short}" if plan.short else plan.detectable_gain)
+
+
+def _gate_and_test(
+    outcome: CompileOutcome,
+    baseline: Candidate,
+    winner: Candidate,
+    splits: Splits,
+    session: Session,
+    config: CompileConfig,
+) -> None:
+    """Compares winner and baseline on gate, then on test. A cap or a failing model is written into `outcome`."""
+    try:
+        plan = _planned(baseline, winner, splits, session, config.decisions)
+        outcome.stopped = outcome.stopped or plan.short
+        _decide(outcome, splits.gate[: plan.gate], session, config.decisions)
+        if config.test:
+            _report(outcome, splits.unseal()[: plan.test], session, config.decisions)
+    except BudgetExceeded as cap:
+        outcome.stopped = str(cap)
+        session.progress.say(f"stopped before the report was complete: {cap}")
+    except ModelError as error:  # the search result is kept; the report can be made when the model answers again
+        outcome.stopped = outcome.broken = str(error)
+
+
+def _planned(
+    baseline: Candidate, winner: Candidate, splits: Splits, session: Session, decisions: Decisions
+) -> ReportPlan:
+    """Plans the tasks of gate and test by the spread and calls measured on val, and reserves their part of the caps."""
+    before, after = baseline.evaluation, winner.evaluation
+    spread = WORST_SPREAD
+    if winner is not baseline:  # the winner was selected on val, so the spread there is biased downwards
+        spread = max(LEAST_SPREAD, spread_of(list(differences_of(before.scores, after.scores))))
+    pair = (
+        pair_of(before, after, session)
+        if len(before) and len(after)
+        else forecast_pair(winner.student.program, session)
+    )
+    plan = plan_report(splits, session.meter, decisions, pair=pair, spread=spread)
+    plan.reserve(session.meter)
+    return plan
+
+
+def _decide(outcome: CompileOutcome, tasks: list[Task], session: Session, decisions: Decisions) -> None:
+    """Decides on gate whether the result replaces the baseline; does nothing if `decisions.gate` is False."""
+    if outcome.compiled is outcome.baseline:
+        compared = sum((row["n"] or 0) > 0 for row in outcome.candidates) > 1
+        why = (
+            "the cap ended the search before any candidate was compared on val"
+            if outcome.stopped
+            else "nothing else than the plain program was proposed"
+        )
+        outcome.notes.append(
+            "nothing beat the plain program on val; it stays as it is" if compared else f"{why}; it stays as it is"
+        )
+        return
+    if not decisions.gate:
+        return
+    comparison = _compared(outcome, tasks, session, decisions, "gate")
+    outcome.gate, outcome.replaces = comparison.gain, comparison.gain.is_gain
+
+
+def _report(outcome: CompileOutcome, tasks: list[Task], session: Session, decisions: Decisions) -> None:
+    """The sealed test split, opened here and only here: baseline and result together."""
+    comparison = _compared(outcome, tasks, session, decisions, "test")
+    outcome.test_baseline, outcome.test_compiled, outcome.test_gain = (
+        comparison.before,
+        comparison.after,
+        comparison.gain,
+    )
+
+
+def _compared(
+    outcome: CompileOutcome, tasks: list[Task], session: Session, decisions: Decisions, split: str
+) -> Comparison:
+    if not tasks:
+        raise BudgetExceeded(f"the caps leave nothing for {split}")
+    rule = SequentialTest(tasks=len(tasks), difference=decisions.difference) if decisions.early_stop else None
+    comparison = compare(outcome.baseline, outcome.compiled, tasks, session, split=split, names=_SIDES, rule=rule)
+    if note := ended_early(comparison, split):
+        outcome.notes.append(note)
+    if comparison.cap is not None and (comparison.gain.is_gain if split == "gate" else comparison.gain.n >= FEWEST):
+        outcome.notes.append(f"{split} ended after {comparison.gain.n} of {comparison.planned} tasks: {comparison.cap}")
+    elif comparison.cap is not None:
+        outcome.stopped = str(comparison.cap)
+    return comparison

@@ -1,0 +1,306 @@
+"""Demonstrations: how a teacher's successes are found when the plain program has none, and which of them are shown."""
+
+import copy
+import math
+import random
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import dspy
+
+from assay.datasets import Task
+from assay.errors import BudgetExceeded, ModelError
+from assay.evaluation.session import CONTINUES, RecordedProgram, Session
+from assay.programs import ToolAgent
+from assay.programs.compose import ends
+
+__all__ = ["Demonstration", "Exploration", "choose", "explore", "shape", "with_demos"]
+
+_BATCH = 4
+_ALPHA = 0.1
+_COOL, _HOT = 0.1, 1.0  # temperatures of a first and of a further try
+_TRIES = 4  # of one task
+_COLD = 8  # runs of a variant without a success, after which tasks are tried hot
+
+Steps = tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]
+Run = tuple[dspy.Prediction, Steps]
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One successful run: its task and, in order, what each predictor was given and gave.
+
+    `failures` is how often the task failed before, under `adapter`: what failed at first is what the program gets
+    wrong.
+    """
+
+    task: Task
+    steps: Steps
+    score: float
+    failures: int = 0
+    adapter: str | None = None
+
+
+@dataclass
+class Variant:
+    """One way to run the teacher."""
+
+    student: RecordedProgram
+    settings: dict[str, Any]
+    tried: int = 0
+    succeeded: int = 0
+
+    @property
+    def promise(self) -> float:
+        return (self.succeeded + 1) / (self.tried + 2)
+
+
+@dataclass
+class Exploration:
+    """What exploring gave. `teacher` is the variant that succeeds most often, None where none ever did."""
+
+    demonstrations: list[Demonstration] = field(default_factory=list)
+    teacher: RecordedProgram | None = None
+    variants: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def adapter(self) -> str | None:
+        return self.teacher.settings["adapter"] if self.teacher is not None else None
+
+    def behind(self, adapter: str | None) -> bool:
+        """Whether runs under this prompt format succeeded less often than under the best one.
+
+        By Fisher's exact test, p < 0.1.
+        """
+        from scipy import stats
+
+        table = [[0, 0], [0, 0]]
+        for variant in self.variants:
+            if variant["adapter"] in (adapter, self.adapter):
+                row = table[variant["adapter"] != adapter]
+                row[0] += variant["succeeded"]
+                row[1] += variant["tried"] - variant["succeeded"]
+        return bool(stats.fisher_exact(table, alternative="less").pvalue < _ALPHA)
+
+
+def teacher_variants(student: RecordedProgram, adapters: Sequence[str | None]) -> list[Variant]:
+    """The program with each prompt format at a low temperature; for a tool agent also with tools forced, in one
+    step."""
+    settings: list[tuple[str | None, dict[str, Any]]] = []
+    if isinstance(student.program, ToolAgent):
+        settings += [(adapter, {"tool_usage_threshold": 0.0, "max_steps": 2}) for adapter in adapters]
+        settings += [(adapter, {"tool_usage_threshold": 0.0}) for adapter in adapters]
+    else:
+        settings += [(adapter, {}) for adapter in adapters]
+    variants = []
+    for adapter, parameters in settings:
+        teacher = RecordedProgram(copy.deepcopy(student.program), student.session, adapter=adapter)
+        teacher.set_parameters({"temperature": _COOL, **parameters})
+        variants.append(Variant(teacher, {"adapter": adapter, **parameters}))
+    return variants
+
+
+def explore(
+    student: RecordedProgram,
+    tasks: Sequence[Task],
+    session: Session,
+    *,
+    adapters: Sequence[str | None],
+    target: int = 12,
+    max_calls: float = float("inf"),
+    threshold: float = 0.8,
+) -> Exploration:
+    """Runs variants of the program on training tasks and collects successful runs as demonstrations.
+
+    Ends when `target` successes are found, a quarter of them hard (failed before they succeeded), or twice as many if
+    none is hard, or when `max_calls` were made. Variants that succeed are tried more often. Successes alone would show
+    only easy tasks; therefore a run that is wrong in its last step alone is corrected by the task's label
+    (`_corrected`), and other failed tasks are repeated up to three times at a higher temperature.
+
+    Raises:
+        ModelError: none of the first runs could be scored: the model's server, or a judge, is at fault.
+    """
+    variants, successes = teacher_variants(student, adapters), dict[str, Demonstration]()
+    queue = [(task, 0) for task in tasks]
+    random.Random(session.seed).shuffle(queue)
+    start = session.meter.asked("search")
+    exploration = Exploration()
+    with session.progress.bar("explore", target) as advance:
+        while queue and not _enough(successes.values(), target) and session.meter.asked("search") - start < max_calls:
+            untried = [v for v in variants[: len(adapters)] if not v.tried]  # each format once before one is preferred
+            variant = untried[0] if untried else max(variants, key=lambda v: v.promise)
+            if variant.tried >= 16 and variant.succeeded == 0:
+                break
+            batch, queue = queue[:_BATCH], queue[_BATCH:]
+            try:
+                runs = _run_batch(variant, batch, session)
+            except BudgetExceeded:
+                break
+            scored = [prediction for prediction, _ in runs if not math.isnan(prediction._result.value)]
+            if not scored and not any(v.tried for v in variants):
+                why = runs[0][0]._result.failed or runs[0][0]._result.feedback
+                raise ModelError(
+                    f"none of the first {len(runs)} runs could be scored: {why}. {CONTINUES}", flag="--resume"
+                )
+            for (task, attempt), (prediction, steps) in zip(batch, runs, strict=True):
+                if math.isnan(prediction._result.value):
+                    continue  # unscored is neither a success nor a failure
+                success = _success_of(variant, task, attempt, (prediction, steps), session, threshold)
+                if success is not None:
+                    successes[task.id] = success
+                    advance(1)
+                elif attempt + 1 < _TRIES and (variant.succeeded or variant.tried > _COLD):
+                    queue.insert(0, (task, attempt + 1))
+    best = max(variants, key=lambda v: v.promise)
+    exploration.teacher = best.student if best.succeeded else None
+    # failures under a prompt format that is not used do not make a task hard
+    exploration.demonstrations = [
+        d if d.adapter == best.student.adapter else replace(d, failures=0) for d in successes.values()
+    ]
+    exploration.variants = [{**v.settings, "tried": v.tried, "succeeded": v.succeeded} for v in variants]
+    return exploration
+
+
+def _success_of(
+    variant: Variant, task: Task, attempt: int, run: tuple[dspy.Prediction, Steps], session: Session, threshold: float
+) -> Demonstration | None:
+    """Counts a scored run of a variant; returns its demonstration if it succeeded or could be corrected by the
+    label."""
+    variant.tried += 1
+    prediction, steps = run
+    score, adapter = prediction._result.value, variant.student.adapter
+    if score >= threshold:
+        variant.succeeded += 1
+        return Demonstration(task, steps, score, attempt, adapter)
+    repaired = _corrected(task, steps, prediction, session, threshold)
+    return None if repaired is None else replace(repaired, failures=attempt + 1, adapter=adapter)
+
+
+def _corrected(
+    task: Task, steps: Steps, prediction: dspy.Prediction, session: Session, threshold: float
+) -> Demonstration | None:
+    """The run with its last step's output replaced by the label; None if that is no valid demonstration.
+
+    The label must occur in the step's inputs, beside the task's own: an output that the inputs do not contain teaches
+    the model to guess. The corrected run must also succeed by the rubric.
+    """
+    if not steps or getattr(prediction, "_failed", None):
+        return None
+    name, inputs, output = steps[-1]
+    labels = {field: value for field, value in task.expected.items() if field in output}
+    inputs_text = "\n".join(str(value) for field, value in inputs.items() if field not in task.inputs)
+    if not labels or not all(
+        re.search(rf"(?<![\w.-]){re.escape(str(value))}(?![\w.])", inputs_text) for value in labels.values()
+    ):
+        return None
+    right = dspy.Prediction(**{**dict(prediction.items()), **labels})
+    score = session.rubric.score(task, right, prediction._rollout).value
+    if not score >= threshold:  # NaN included
+        return None
+    return Demonstration(task, (*steps[:-1], (name, inputs, {**output, **labels})), score)
+
+
+def _enough(successes: Collection[Demonstration], target: int) -> bool:
+    return len(successes) >= target and (
+        sum(d.failures > 0 for d in successes) >= target / 4 or len(successes) >= 2 * target
+    )
+
+
+def _run_batch(variant: Variant, batch: Sequence[tuple[Task, int]], session: Session) -> list[Run]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    names = {id(predictor): name for name, predictor in variant.student.program.named_predictors()}
+    session.register([task for task, _ in batch])
+
+    def run_task(item: tuple[Task, int]) -> Run:
+        task, attempt = item
+        student = variant.student
+        with session.context(), dspy.context(trace=[]):
+            if attempt:
+                student = RecordedProgram(copy.copy(student.program), session, adapter=student.adapter, sample=attempt)
+                student.set_parameters({"temperature": _HOT})
+            prediction = student(**dict(task.inputs))
+            trace = list(dspy.settings.trace)
+        steps = tuple(
+            (names[id(p)], dict(inputs), dict(output.items())) for p, inputs, output in trace if id(p) in names
+        )
+        return prediction, steps
+
+    with ThreadPoolExecutor(max_workers=max(1, session.threads)) as pool:
+        futures = [pool.submit(run_task, item) for item in batch]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def shape(text: Any) -> str:
+    """The form of a text: digits become 0, letters a; runs of three and more are cut to three."""
+    out: list[str] = []
+    for char in str(text)[:200]:
+        kind = "0" if char.isdigit() else "a" if char.isalpha() else " " if char.isspace() else char
+        if out[-3:] != [kind] * 3:
+            out.append(kind)
+    return "^" + "".join(out) + "$"
+
+
+def _features(demonstration: Demonstration) -> Counter[str]:
+    """Bigrams of the shapes of what the predictors gave, and of the task's type."""
+    grams: Counter[str] = Counter({f"type {demonstration.task.task_type}": 2})
+    for name, _, output in demonstration.steps:
+        for key, value in output.items():
+            form = shape(value)
+            grams.update(f"{name}.{key} {form[i : i + 2]}" for i in range(len(form) - 1))
+    return grams
+
+
+def _distance(a: Counter[str], b: Counter[str]) -> float:
+    """1 minus the weighted Jaccard similarity."""
+    union = sum((a | b).values())
+    return 1 - sum((a & b).values()) / union if union else 0.0
+
+
+def choose(pool: Sequence[Demonstration], k: int, *, seed: int, diverse: bool = True) -> list[Demonstration]:
+    """`k` of the pool, at random or diverse.
+
+    Diverse: each is the one least like those already chosen (farthest-first, Gonzalez 1985), up to half of them among
+        the
+    runs of tasks that failed before they succeeded, then among all.
+    """
+    rng = random.Random(seed)
+    order = rng.sample(list(pool), len(pool))
+    if not diverse or len(order) <= k:
+        return order[:k]
+    features = {id(d): _features(d) for d in order}
+    hard = [d for d in order if d.failures]
+    chosen = [*hard, *order][:1]
+    while len(chosen) < k:
+        rest = [d for d in (hard if len(chosen) < k // 2 else order) if d not in chosen] or [
+            d for d in order if d not in chosen
+        ]
+        chosen.append(max(rest, key=lambda d: min(_distance(features[id(d)], features[id(c)]) for c in chosen)))
+    rng.shuffle(chosen)
+    return chosen
+
+
+def with_demos(
+    student: RecordedProgram, demonstrations: Sequence[Demonstration], *, adapter: str | None
+) -> RecordedProgram:
+    """A copy of the program that shows these runs. A predictor that was called several times in a run shows the first
+    and the last of these calls: how the work begins and how it ends."""
+    compiled = RecordedProgram(copy.deepcopy(student.program), student.session, adapter=adapter)
+    compiled.temperature = student.temperature
+    demos: Mapping[str, list[dspy.Example]] = defaultdict(list)
+    for demonstration in demonstrations:
+        calls: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for name, inputs, output in demonstration.steps:
+            calls[name].append({**inputs, **output})
+        for name, runs in calls.items():
+            demos[name] += [dspy.Example(augmented=True, **fields) for fields in ends(runs)]
+    for name, predictor in compiled.program.named_predictors():
+        predictor.demos = list(demos[name])
+    return compiled

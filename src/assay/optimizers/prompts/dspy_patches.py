@@ -1,0 +1,196 @@
+"""Patches of DSPy's optimizers for weighted rubrics and small models, in effect while they run.
+
+- `Evaluate` stops after ten errors and resubmits slow examples, which doubles the work on a slow machine. The patched
+  one does neither; the same holds for `ParallelExecutor` (used by `dspy.Parallel` and so by SIMBA).
+- Unscored examples are left out of means, see `assay.rubrics.protection`.
+- Optuna studies that teleprompters create get a seed; DSPy gives them none.
+- Output is written to a log: standard output belongs to the command.
+"""
+
+import contextvars
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from typing import Any, TextIO
+
+import dspy
+import numpy as np
+from dspy.evaluate.evaluate import Evaluate, EvaluationResult
+from dspy.teleprompt import simba
+from dspy.teleprompt.gepa.gepa_utils import DspyAdapter
+from dspy.utils.parallelizer import ParallelExecutor
+
+from assay.errors import StopRun
+from assay.optimizers.prompts.proposals import InstructionCheck
+from assay.rubrics.protection import MissingScore, protect_dspy, protected_call
+
+__all__ = ["repaired_dspy"]
+
+_lock = threading.RLock()
+
+
+OnEvaluated = Callable[[Any, EvaluationResult], None]
+OnRun = Callable[[Any, float], None]
+
+
+@contextmanager
+def repaired_dspy(
+    log: TextIO | None = None,
+    seed: int = 0,
+    on_evaluated: OnEvaluated = lambda program, result: None,
+    instruction_check: InstructionCheck | None = None,
+    on_run: OnRun = lambda program, score: None,
+) -> Iterator[None]:
+    """Applies the patches inside the context. One context at a time per process; others wait.
+
+    Args:
+        log: receives the printed output; None leaves it on standard output.
+        on_evaluated: called with every program that a teleprompter evaluates and its result.
+        on_run: called with the program and score of every run that SIMBA makes.
+        instruction_check: programs with an instruction that it rejects score 0 without being run; GEPA keeps the
+            previous instruction.
+    """
+    import optuna
+
+    protect_dspy()
+    with _lock:
+        originals = (
+            Evaluate.__call__,
+            ParallelExecutor.__init__,
+            optuna.create_study,
+            DspyAdapter.propose_new_texts,
+            simba.wrap_program,
+        )
+        Evaluate.__call__ = _rejecting(
+            _reporting_evaluations(protected_call(_evaluate), on_evaluated), instruction_check
+        )
+        DspyAdapter.propose_new_texts = _keeping_previous(originals[3], instruction_check)
+        ParallelExecutor.__init__ = _patient(originals[1])
+        simba.wrap_program = _reporting_runs(originals[4], on_run)
+        optuna.create_study = _seeded(originals[2], seed)
+        random.seed(seed)  # some teleprompters draw from the global generators
+        np.random.seed(seed % 2**32)
+        try:
+            with redirect_stdout(log) if log is not None else nullcontext():
+                yield
+        finally:
+            (
+                Evaluate.__call__,
+                ParallelExecutor.__init__,
+                optuna.create_study,
+                DspyAdapter.propose_new_texts,
+                simba.wrap_program,
+            ) = originals
+
+
+def _rejecting(
+    call: Callable[..., EvaluationResult], instruction_check: InstructionCheck | None
+) -> Callable[..., EvaluationResult]:
+    def reject_or_evaluate(self: Any, program: Any, *args: Any, **kwargs: Any) -> EvaluationResult:
+        if instruction_check is None or not instruction_check.refuses(program):
+            return call(self, program, *args, **kwargs)
+        devset = kwargs.get("devset") or self.devset or []
+        return EvaluationResult(score=0.0, results=[(example, dspy.Prediction(), 0.0) for example in devset])
+
+    return reject_or_evaluate
+
+
+def _keeping_previous(
+    propose: Callable[..., dict[str, str]], instruction_check: InstructionCheck | None
+) -> Callable[..., dict[str, str]]:
+    def propose_valid(self: Any, candidate: dict[str, str], *args: Any, **kwargs: Any) -> dict[str, str]:
+        texts = propose(self, candidate, *args, **kwargs)
+        if instruction_check is None:
+            return texts
+        return {
+            name: candidate.get(name, text)
+            if instruction_check.why(text, candidate.get(name, "")) is not None
+            else text
+            for name, text in texts.items()
+        }
+
+    return propose_valid
+
+
+def _reporting_runs(wrap: Callable[..., Callable[..., Any]], on_run: OnRun) -> Callable[..., Callable[..., Any]]:
+    def reporting(program: Any, metric: Any) -> Callable[..., Any]:
+        inner = wrap(program, metric)
+
+        def run(example: Any) -> Any:
+            result = inner(example)
+            on_run(program, float(result["score"]))
+            return result
+
+        return run
+
+    return reporting
+
+
+def _patient(init: Callable[..., None]) -> Callable[..., None]:
+    def patient(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self.timeout, self.max_errors, self.disable_progress_bar = 0, 10**9, True
+
+    return patient
+
+
+def _seeded(create: Callable[..., Any], seed: int) -> Callable[..., Any]:
+    def seeded(*args: Any, **kwargs: Any) -> Any:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        kwargs.setdefault("sampler", optuna.samplers.TPESampler(seed=seed))
+        return create(*args, **kwargs)
+
+    return seeded
+
+
+def _reporting_evaluations(
+    call: Callable[..., EvaluationResult], on_evaluated: OnEvaluated
+) -> Callable[..., EvaluationResult]:
+    """Wraps the protected call, because the protection passes the program on inside a function."""
+
+    def reporting(self: Any, program: Any, *args: Any, **kwargs: Any) -> EvaluationResult:
+        result = call(self, program, *args, **kwargs)
+        on_evaluated(program, result)
+        return result
+
+    return reporting
+
+
+def _evaluate(
+    self: Any, program: Any, metric: Any = None, devset: Any = None, num_threads: Any = None, **_: Any
+) -> EvaluationResult:
+    metric, devset = metric or self.metric, devset if devset is not None else self.devset
+    if not devset:
+        raise ValueError("devset must contain at least one example")
+
+    def evaluate_example(example: Any) -> tuple[Any, Any]:
+        try:
+            prediction = program(**example.inputs())
+            return prediction, metric(example, prediction)
+        except StopRun:
+            raise
+        except Exception as error:  # a metric or program of somebody's own: a failed example, as in DSPy
+            failed = dspy.Prediction()
+            failed._error = error
+            return failed, self.failure_score
+
+    threads = num_threads or self.num_threads or dspy.settings.num_threads or 1
+    with ThreadPoolExecutor(max_workers=threads) as pool:
+        futures = [pool.submit(contextvars.copy_context().run, evaluate_example, example) for example in devset]
+        try:
+            outcomes = [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    results = [(example, prediction, score) for example, (prediction, score) in zip(devset, outcomes, strict=True)]
+    mean = sum(_number(score) for *_, score in results) / len(results)
+    return EvaluationResult(score=round(100 * mean, 2), results=results)
+
+
+def _number(score: Any) -> float:
+    value = score["score"] if isinstance(score, dspy.Prediction) else score
+    return value if isinstance(value, MissingScore) else float(value)

@@ -1,0 +1,141 @@
+"""DSPy's optimizers by class name: assay's short names for them, those that are refused, and their settings."""
+
+import inspect
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from dspy import teleprompt
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+from pydantic_core import SchemaError
+
+from assay.errors import ConfigError
+
+__all__ = ["ALIASES", "check_settings", "refusal", "short_name"]
+
+# DSPy class -> assay's name. Under that name it gets a threshold, a successful teacher, and sizes that fit the data.
+ALIASES = {
+    "LabeledFewShot": "labeled",
+    "BootstrapFewShot": "bootstrap",
+    "BootstrapFewShotWithRandomSearch": "bootstrap-search",
+    "KNNFewShot": "knn",
+    "COPRO": "copro",
+    "MIPROv2": "mipro",
+    "SIMBA": "simba",
+    "GEPA": "gepa",
+    "InferRules": "infer-rules",
+    "Ensemble": "ensemble",
+    "BootstrapFewShotWithOptuna": "optuna",
+}
+_CLASSES = {
+    "labeled": (teleprompt.LabeledFewShot,),
+    "bootstrap": (teleprompt.BootstrapFewShot,),
+    "knn": (),
+    "ensemble": (),
+    "bootstrap-search": (teleprompt.BootstrapFewShotWithRandomSearch,),
+    "copro": (teleprompt.COPRO,),
+    "mipro": (teleprompt.MIPROv2,),
+    "simba": (teleprompt.SIMBA,),
+    "gepa": (teleprompt.GEPA,),
+    "infer-rules": (teleprompt.InferRules,),
+    "optuna": (teleprompt.BootstrapFewShotWithOptuna,),
+}
+_WEIGHTS = (
+    "{name} trains weights, and a compile makes prompts: its artifact would run without them. "
+    "Use `assay improve --order {order}`, or in Python dspy.{name} with lm.provider = assay's TRLProvider"
+)
+_REFUSED = {
+    "BootstrapFinetune": _WEIGHTS.format(name="BootstrapFinetune", order="sft"),
+    "BetterTogether": _WEIGHTS.format(name="BetterTogether", order="prompts,sft,prompts"),
+    "GRPO": _WEIGHTS.format(name="GRPO", order="grpo"),
+    "AvatarOptimizer": (
+        "AvatarOptimizer rewrites the actor of a dspy.Avatar alone, and counts a task that could not be scored as 0. "
+        "Use gepa, mipro or simba: they propose instructions for any program"
+    ),
+}
+_SET_BY_ASSAY = {
+    "metric",
+    "trainset",
+    "valset",
+    "student",
+    "teacher",
+    "program",
+    "prompt_model",
+    "task_model",
+    "reflection_lm",
+    "seed",
+    "self",
+}
+
+
+def short_name(name: str) -> str:
+    """Our name of a DSPy class that is given by its name or its path in dspy; any other name as it is."""
+    module, _, attribute = name.rpartition(":")
+    return ALIASES.get(attribute, name) if not module or module.split(".")[0] == "dspy" else name
+
+
+def refusal(name: str) -> str | None:
+    """Why an optimizer of DSPy cannot work here; None where it can."""
+    module, _, attribute = name.rpartition(":")
+    return _REFUSED.get(attribute) if not module or module.split(".")[0] == "dspy" else None
+
+
+def parameters_of(optimizer_class: type) -> set[str]:
+    """Settings that a teleprompter's constructor and `compile` take."""
+    names = set[str]()
+    for function in (optimizer_class.__init__, optimizer_class.compile):  # type: ignore[misc, attr-defined]
+        kinds = inspect.signature(function).parameters.values()
+        names |= {p.name for p in kinds if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    return names - _SET_BY_ASSAY
+
+
+def check_settings(name: str, settings: Mapping[str, Any], optimizer_class: type | None = None) -> None:
+    """Refuses settings that the optimizer does not take, and values that are not of the types that it declares.
+
+    Raises:
+        ConfigError: names them, and those that there are.
+    """
+    if not settings:
+        return
+    classes = (optimizer_class,) if optimizer_class is not None else _CLASSES.get(name, ())
+    accepted = set[str]().union(*(parameters_of(each) for each in classes)) if classes else set[str]()
+    if unknown := sorted(set(settings) - accepted):
+        accepted_text = (
+            f"it has {', '.join(sorted(accepted))}"
+            if accepted
+            else "it has none; --demos and the caps are its settings"
+        )
+        raise ConfigError(f"optimizer_settings {unknown} are no settings of {name}: {accepted_text}")
+    for each in classes:
+        for setting, value in settings.items():
+            if (declared := _mistyped(each, setting, value)) is not None:
+                raise ConfigError(
+                    f"optimizer_settings {setting}={value!r} must be {declared} for {name}",
+                    flag=f"--optimizer-set {setting}=VALUE",
+                )
+
+
+def _mistyped(optimizer_class: type, setting: str, value: Any) -> str | None:
+    """The type that an optimizer declares for a setting, or its default has, if the value does not match it.
+
+    None if the value matches, or if neither a type nor a default is known.
+    """
+    for function in (optimizer_class.__init__, optimizer_class.compile):  # type: ignore[misc, attr-defined]
+        try:
+            declared = typing.get_type_hints(function).get(setting) or _type_of_default(function, setting)
+            if declared is None:
+                continue
+            TypeAdapter(declared, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value, strict=True)
+        except ValidationError:
+            return inspect.formatannotation(declared).replace("typing.", "")
+        except (NameError, TypeError, PydanticUserError, SchemaError):
+            continue  # a type that only its own module can resolve, or that pydantic cannot check
+    return None
+
+
+def _type_of_default(function: Any, setting: str) -> type | None:
+    parameter = inspect.signature(function).parameters.get(setting)
+    return (
+        type(parameter.default) if parameter is not None and isinstance(parameter.default, bool | int | float) else None
+    )

@@ -1,0 +1,370 @@
+"""DSPy's teleprompters by name. They propose programs; `assay.optimizers.prompts.compile` chooses between them."""
+
+import copy
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import dspy
+from dspy import teleprompt
+
+from assay.errors import BudgetExceeded, ConfigError
+from assay.evaluation.session import RecordedProgram
+from assay.optimizers.prompts.demonstrations import Demonstration, choose, with_demos
+from assay.optimizers.prompts.named import check_settings, refusal, short_name
+from assay.optimizers.prompts.optimizer_inputs import Proposal, to_examples
+from assay.programs import ADAPTERS
+from assay.programs.compose import EnsembleProgram, NearestDemos, input_key
+
+__all__ = [
+    "OPTIMIZERS",
+    "auto_adapters",
+    "check_optimizer",
+    "least_runs",
+    "propose",
+    "val_share",
+]
+
+
+def _labeled(p: Proposal) -> RecordedProgram:
+    return p.compiled(p.build(teleprompt.LabeledFewShot, k=p.labels), trainset=p.examples(), sample=False)
+
+
+class _Bootstrap(teleprompt.BootstrapFewShot):  # type: ignore[misc]
+    """Shows what it has collected where a cap ends it; DSPy's loses it."""
+
+    cut: BudgetExceeded | None = None
+
+    def _bootstrap(self, **options: Any) -> None:
+        try:
+            super()._bootstrap(**options)
+        except BudgetExceeded as cap:
+            if not any(self.name2traces.values()):
+                raise
+            self.cut = cap
+            self.validation: list[Any] = []
+
+
+def _bootstrap(p: Proposal) -> RecordedProgram:
+    optimizer = p.build(
+        _Bootstrap,
+        metric=p.metric(),
+        max_bootstrapped_demos=p.demos,
+        max_labeled_demos=0,
+        max_rounds=2,
+        max_errors=10**9,
+    )
+    explored = p.explored()
+    try:
+        compiled = p.compiled(optimizer, teacher=explored.teacher or p.student, trainset=p.examples())
+    except BudgetExceeded as cap:
+        if not explored.demonstrations:
+            raise
+        p.cut = cap
+        return with_demos(
+            p.student,
+            choose(explored.demonstrations, p.demos, seed=p.session.seed, diverse=True),
+            adapter=explored.adapter,
+        )
+    p.cut = optimizer.cut
+    return compiled
+
+
+def _bootstrap_search(p: Proposal) -> RecordedProgram:
+    optimizer = p.build(
+        teleprompt.BootstrapFewShotWithRandomSearch,
+        metric=p.metric(),
+        max_bootstrapped_demos=p.demos,
+        max_labeled_demos=p.labels,
+        num_candidate_programs=max(1, p.passes(7, most=19) - 3),  # it tries three programs beside them
+        num_threads=p.session.threads,
+        max_errors=10**9,
+    )
+    return p.compiled(optimizer, teacher=p.teacher(), trainset=p.examples(), valset=to_examples(p.val))
+
+
+def _knn(p: Proposal) -> RecordedProgram:
+    demonstrations = p.explored().demonstrations
+    if not demonstrations:
+        demonstrations = [
+            Demonstration(
+                t, tuple((n, dict(t.inputs), dict(t.expected)) for n, _ in p.student.program.named_predictors()), 1.0
+            )
+            for t in p.train
+        ]
+    pool = []
+    for demonstration in demonstrations:
+        demos: dict[str, list[dict[str, Any]]] = {}
+        for name, inputs, output in demonstration.steps:
+            demos.setdefault(name, []).append({**inputs, **output})
+        pool.append({"key": input_key(dict(demonstration.task.inputs)), "demos": demos})
+    return RecordedProgram(NearestDemos(copy.deepcopy(p.student.program), pool, k=p.demos), p.session)
+
+
+def _copro(p: Proposal) -> RecordedProgram:
+    optimizer = p.build(
+        teleprompt.COPRO,
+        prompt_model=p.prompt_lm,
+        metric=p.metric(),
+        breadth=3,
+        depth=max(1, p.passes(8, most=12) // 4),
+    )
+    options = {"num_threads": p.session.threads, "display_progress": False}
+    return p.compiled(optimizer, trainset=to_examples(p.val), eval_kwargs=options)
+
+
+def _mipro(p: Proposal) -> RecordedProgram:
+    optimizer = p.build(
+        teleprompt.MIPROv2,
+        metric=p.metric(),
+        prompt_model=p.prompt_lm,
+        task_model=p.session.lm,
+        auto=None,
+        num_candidates=3,
+        max_bootstrapped_demos=p.demos,
+        max_labeled_demos=p.labels,
+        num_threads=p.session.threads,
+        max_errors=10**9,
+        seed=p.session.seed,
+    )
+    return p.compiled(
+        optimizer,
+        trainset=p.examples(),
+        valset=to_examples(p.val),
+        teacher=p.teacher(),
+        num_trials=max(1, p.passes(7, most=30) - 1),
+        minibatch=False,
+        seed=p.session.seed,
+    )
+
+
+def _simba(p: Proposal) -> RecordedProgram:
+    size = min(8, len(p.train))
+    step = 7 * size  # runs of one step: three programs are sampled, and up to four candidates tried
+    train, steps = p.examples(), 8
+    if math.isfinite(p.session.meter.search_calls_left()):  # it ends with up to four programs on all of its train tasks
+        runs = p.runs(0)
+        train = train[: max(size, runs // 12)]
+        steps = min(8, max(1, (runs - 4 * len(train)) // step))
+    optimizer = p.build(
+        teleprompt.SIMBA,
+        metric=p.metric(),
+        bsize=size,
+        num_candidates=3,
+        max_steps=steps,
+        max_demos=p.demos,
+        prompt_model=p.prompt_lm,
+        num_threads=p.session.threads,
+    )
+    return p.compiled(optimizer, trainset=train, seed=p.session.seed)
+
+
+def _gepa(p: Proposal) -> RecordedProgram:
+    optimizer = p.build(
+        teleprompt.GEPA,
+        metric=p.metric(feedback=True),
+        reflection_lm=p.prompt_lm,
+        max_metric_calls=p.runs(max(40, 4 * len(p.val))),
+        num_threads=p.session.threads,
+        seed=p.session.seed,
+        warn_on_score_mismatch=False,
+    )
+    return p.compiled(optimizer, trainset=p.examples(), valset=to_examples(p.val))
+
+
+class _InferRules(teleprompt.InferRules):  # type: ignore[misc]
+    """InferRules that gives each candidate its own signature class.
+
+    DSPy's writes the rules into the signature's class, which all copies of a program share, the baseline included.
+    """
+
+    def update_program_instructions(self, predictor: Any, natural_language_rules: str) -> None:
+        rules = f"Please adhere to the following rules when making your prediction:\n{natural_language_rules}"
+        predictor.signature = predictor.signature.append_instructions(rules)
+
+
+def _infer_rules(p: Proposal) -> RecordedProgram:
+    optimizer = p.build(
+        _InferRules,
+        metric=p.metric(),
+        num_candidates=max(1, p.passes(4, most=11) - 1),
+        num_rules=5,
+        num_threads=p.session.threads,
+        max_errors=10**9,
+        max_bootstrapped_demos=p.demos,
+        max_labeled_demos=p.labels,
+        teacher_settings={"lm": p.prompt_lm},
+    )
+    return p.compiled(optimizer, teacher=p.teacher(), trainset=p.examples(), valset=to_examples(p.val))
+
+
+def _ensemble(p: Proposal) -> RecordedProgram:
+    exploration = p.explored()
+    adapter = p.student.settings["adapter"]
+    members = [
+        with_demos(
+            p.student,
+            choose(exploration.demonstrations, p.demos, seed=p.session.seed + i, diverse=i == 0),
+            adapter=adapter,
+        ).program
+        for i in range(3)
+    ]
+    return RecordedProgram(EnsembleProgram(members), p.session)
+
+
+class _Optuna(teleprompt.BootstrapFewShotWithOptuna):  # type: ignore[misc]
+    """BootstrapFewShotWithOptuna with a corrected objective.
+
+    DSPy's shows a single demonstration whatever number is set, and fails on a predictor that no run called.
+    """
+
+    demos_per_predictor = 4
+
+    def objective(self, trial: Any) -> float:
+        program = self.student.reset_copy()
+        for (name, bootstrapped), (_, predictor) in zip(
+            self.compiled_teleprompter.named_predictors(), program.named_predictors(), strict=True
+        ):
+            count = len(bootstrapped.demos)
+            drawn = [
+                trial.suggest_int(f"{name} demo {slot}", 0, count - 1)
+                for slot in range(min(self.demos_per_predictor, count))
+            ]
+            predictor.demos = [bootstrapped.demos[index] for index in dict.fromkeys(drawn)]
+        trial.set_user_attr("program", program)
+        return float(dspy.Evaluate(devset=self.valset, metric=self.metric, num_threads=self.num_threads)(program).score)
+
+
+def _optuna(p: Proposal) -> RecordedProgram:
+    optimizer = p.build(
+        _Optuna,
+        metric=p.metric(),
+        max_bootstrapped_demos=p.demos,
+        max_labeled_demos=0,
+        num_candidate_programs=p.passes(4, most=16),
+        num_threads=p.session.threads,
+    )
+    optimizer.demos_per_predictor = p.demos
+    trainset = p.examples()
+    return p.compiled(
+        optimizer, teacher=p.teacher(), max_demos=2 * p.demos, trainset=trainset, valset=to_examples(p.val)
+    )
+
+
+OPTIMIZERS: dict[str, Callable[[Proposal], RecordedProgram]] = {
+    "labeled": _labeled,
+    "bootstrap": _bootstrap,
+    "bootstrap-search": _bootstrap_search,
+    "knn": _knn,
+    "copro": _copro,
+    "mipro": _mipro,
+    "simba": _simba,
+    "gepa": _gepa,
+    "infer-rules": _infer_rules,
+    "ensemble": _ensemble,
+    "optuna": _optuna,
+}
+
+
+def least_runs(name: str, val: int, settings: Mapping[str, Any]) -> int:
+    """Fewest runs of the program that an optimizer needs for one proposal on `val` tasks; 0 if unknown."""
+    if name == "gepa":  # the plain program on val, the parent and its child on a minibatch, the child on val
+        return 2 * val + 2 * int(settings.get("reflection_minibatch_size") or 3)
+    if name == "simba":  # one step: trajectories of a batch, and its candidates on the batch
+        candidates = int(settings.get("num_candidates") or 3)
+        return (2 * candidates + 1) * int(settings.get("bsize") or 8)
+    return {
+        "mipro": 2 * val + 12,
+        "bootstrap-search": 3 * val,
+        "copro": 3 * val,
+        "optuna": val + 8,
+        "infer-rules": 2 * val,
+    }.get(name, 0)
+
+
+def val_share(name: str) -> int:
+    """The divisor of the search's calls: one comparison on val may take this fraction (1 / divisor) of them."""
+    return 3 if name == "labeled" else 4 if name in ("bootstrap", "knn", "ensemble", "simba") else 8
+
+
+def propose(name: str, proposal: Proposal) -> RecordedProgram:
+    """Runs the named optimizer on a copy of the student and returns the program it proposes.
+
+    Args:
+        name: one of `OPTIMIZERS`, or the class path of any other DSPy teleprompter, `package.module:Class`.
+    Raises:
+        ConfigError: no such optimizer.
+    """
+    session = proposal.session
+    session.register(proposal.train + proposal.val)
+    name = short_name(name)
+    build = OPTIMIZERS.get(name) or (lambda p: _by_path(name, p))
+    student = proposal.student
+    proposal.student = RecordedProgram(copy.deepcopy(student.program), session, adapter=student.adapter)
+    proposal.student.temperature = student.temperature
+    with session.context():
+        compiled = build(proposal)
+    compiled.temperature = student.temperature
+    compiled.adapter = compiled.adapter or student.adapter
+    return compiled
+
+
+def check_optimizer(name: str, settings: Mapping[str, Any] | None = None) -> None:
+    """Refuses unknown or unsupported optimizers, and settings that the optimizer does not take.
+
+    Raises:
+        ConfigError: says why, and what to use.
+    """
+    if (why := refusal(name)) is not None:
+        raise ConfigError(f"optimizer {name!r}: {why}")
+    short = short_name(name)
+    optimizer_class = _class(short) if short not in OPTIMIZERS and short != "auto" else None
+    check_settings(short, settings or {}, optimizer_class)
+
+
+def _class(path: str) -> Any:
+    module, colon, attribute = path.rpartition(":")
+    if not colon:
+        raise ConfigError(
+            f"no optimizer is called {path!r}; there are auto, {', '.join(OPTIMIZERS)}, or package.module:Class"
+        )
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"optimizer {path!r} cannot be imported: {error}") from error
+
+
+def _by_path(path: str, p: Proposal) -> RecordedProgram:
+    """Any teleprompter: it is given those of our settings that its constructor and `compile` name."""
+    optimizer_class = _class(path)
+    offered = {
+        "metric": p.metric(),
+        "num_threads": p.session.threads,
+        "prompt_model": p.prompt_lm,
+        "task_model": p.session.lm,
+        "seed": p.session.seed,
+        "max_errors": 10**9,
+        "reflection_lm": p.prompt_lm,
+    }
+    optimizer = p.build(optimizer_class, **_named(optimizer_class.__init__, offered))
+    data: dict[str, Any] = {
+        "trainset": p.examples(),
+        "valset": to_examples(p.val),
+        "seed": p.session.seed,
+        "eval_kwargs": {"num_threads": p.session.threads, "display_progress": False},
+    }
+    if "teacher" in inspect.signature(optimizer.compile).parameters:
+        data["teacher"] = p.teacher()
+    return p.compiled(optimizer, **_named(optimizer.compile, data))
+
+
+def _named(function: Any, offered: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in offered.items() if name in inspect.signature(function).parameters}
+
+
+def auto_adapters(student: RecordedProgram) -> list[str | None]:
+    """The program's own prompt format first (None is DSPy's default), then the others worth trying."""
+    default = student.settings["adapter"]
+    return [default, *(name for name in ADAPTERS if name not in (default, "chat"))]

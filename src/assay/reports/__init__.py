@@ -1,0 +1,1 @@
+"""Reports for people: HTML pages and Markdown. Runs nothing."""

@@ -1,0 +1,97 @@
+"""The page `report.md` of a compiled artifact: rounded figures with their intervals."""
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["NOTHING_TO_COMPARE", "compile_markdown", "dollars", "figure", "percent", "type_label", "with_interval"]
+
+NOTHING_TO_COMPARE = "the baseline is the best that was found: there is nothing to compare it with"
+
+
+def figure(value: float | None) -> str:
+    """A score with three decimals; a dash where there is none."""
+    return "–" if value is None else f"{value:.3f}"
+
+
+def dollars(value: float | None) -> str:
+    """A price; a dash where it is not known."""
+    return "–" if value is None else f"${value:.4f}"
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f} %"
+
+
+def type_label(kind: str) -> str:
+    """A row's name for the tasks of a type; tasks without `task_type` are of the type `default`."""
+    return "tasks without a type" if kind == "default" else f"tasks of type {kind}"
+
+
+def with_interval(value: Mapping[str, Any], of_what: str = "tasks") -> str:
+    """A difference and its 95 % interval."""
+    if value.get("mean") is None:
+        return "nothing was scored in both"
+    interval = (
+        "no interval (too few)" if value.get("low") is None else f"95 % [{value['low']:+.3f}, {value['high']:+.3f}]"
+    )
+    return f"{value['mean']:+.3f}, {interval}" + (f", {value['n']} {of_what}" if value.get("n") is not None else "")
+
+
+def compile_markdown(data: Mapping[str, Any], *, program: str, model: str, openings: str = "") -> str:
+    """The page of a compile.
+
+    Args:
+        data: `CompileReport.to_dict()`.
+        openings: how often the test split was opened, as a sentence.
+    """
+    name = program.replace("\\", "/").rpartition("/")[2]
+    lines = [f"# {name}", "", f"Compiled with `{data['optimizer']}` for `{model}`. Winner: {data['winner']}.", ""]
+    before, after, gain, gate = data["test"]["baseline"], data["test"]["compiled"], data["test"]["gain"], data["gate"]
+    if before and after and data["winner"] == "baseline":
+        lines += [
+            f"## Sealed test, {after['n']} tasks",
+            "",
+            f"Score {figure(after['score'])}: {NOTHING_TO_COMPARE}.",
+            "",
+        ]
+        lines += [*([openings] if openings else []), ""]
+    elif before and after:
+        lines += [f"## Sealed test, {after['n']} tasks", "", "| | baseline | compiled |", "|---|---:|---:|"]
+        lines += [f"| score | {figure(before['score'])} | {figure(after['score'])} |"]
+        lines += [
+            f"| {name} | {percent(before['criteria'].get(name))} | {percent(after['criteria'].get(name))} |"
+            for name in after["criteria"]
+        ]
+        if len(after["task_types"]) > 1:
+            lines += [
+                f"| {type_label(kind)} | {figure(before['task_types'].get(kind))} | {figure(value)} |"
+                for kind, value in after["task_types"].items()
+            ]
+        lines += [
+            f"| {label} | {before[key]} | {after[key]} |"
+            for label, key in (("failed runs", "failed"), ("unscored", "unscored"))
+        ]
+        lines += [
+            f"| {label} | {before[key]:.1f} | {after[key]:.1f} |"
+            for label, key in (("LM calls a task", "calls_per_task"), ("tokens a task", "tokens_per_task"))
+        ]
+        lines += ["", f"Gain, paired: {with_interval(gain)}." if gain else "", *([openings] if openings else []), ""]
+    if gate:
+        verdict = (
+            "the compiled program replaces the baseline"
+            if data["replaces"]
+            else "no proof that it is better: keep the baseline"
+        )
+        lines += [f"Gate: {with_interval(gate)}: {verdict}.", ""]
+    lines += [
+        "## Cost",
+        "",
+        f"{data['calls']:,} LM calls, {data['search_calls']:,} of them searching, "
+        f"{data['cached']:,} more from the cache; ",
+    ]
+    lines[-1] += f"{data['tokens']:,} tokens; {dollars(data['cost_usd'])}."
+    if data["stopped"]:
+        lines += ["", f"Stopped early: {data['stopped']}."]
+    if data["notes"]:
+        lines += ["", "## Notes", "", *(f"- {note}" for note in data["notes"])]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,138 @@
+"""Arguments of the Python functions: programs and models as objects, settings as keywords."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any, TypeVar
+
+import dspy
+
+from assay.datasets.memory import data_spec
+from assay.deployment.artifact import is_artifact, with_model_of
+from assay.errors import ConfigError
+from assay.models.lm import has_provider
+from assay.programs.loading import full_name
+from assay.programs.wrapping import as_module, wrapped
+from assay.rubrics import Rubric
+from assay.runs.settings.shared import ProgramSettings
+from assay.sources.modules import qualified_name
+from assay.support.settings import Setting, nearest, settings_of
+
+__all__ = ["given_lm", "given_model", "given_program", "program_settings", "takes"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Settings = TypeVar("_Settings", bound=ProgramSettings)
+
+
+def given_program(program: Any) -> Any:
+    """The program as a name (with its class, if it is a path) or as a `dspy.Module` made of a function or agent."""
+    return full_name(str(program)) if isinstance(program, str | Path) else as_module(program)
+
+
+def given_lm(lm: dspy.LM | None, options: Mapping[str, Any]) -> dspy.LM | None:
+    """The model object to use: `lm`; None if `options` names a model; otherwise the one set in DSPy.
+
+    Raises:
+        ConfigError: `lm` is not a `dspy.LM`.
+    """
+    if lm is not None and not isinstance(lm, dspy.LM):
+        raise ConfigError(f"lm={lm!r} must be a dspy.LM, such as assay.get_lm(NAME); a name goes into model=NAME")
+    if lm is not None or options.get("model") is not None:
+        return lm
+    return dspy.settings.lm
+
+
+def given_model(program: Any, lm: dspy.LM | None, options: Mapping[str, Any]) -> tuple[dspy.LM | None, dict[str, Any]]:
+    """The model object of a run, and the options with the model's name and address.
+
+    In this order: the model that is passed or named, that of the artifact, the one set in DSPy.
+
+    Raises:
+        ConfigError: `lm` is not a `dspy.LM`; or no model is named, and the artifact's model was an object without a
+            name that can be loaded.
+    """
+    settings = {name: value for name, value in options.items() if value is not None}
+    if lm is None and "model" not in settings and isinstance(program, str) and is_artifact(program):
+        settings = with_model_of(program, settings)
+        if not has_provider(settings["model"]):
+            raise ConfigError(
+                f"{program} was made with the model {settings['model']!r}, an object that no name stands for: "
+                "give a model (lm=…, or model=NAME)",
+                flag="--model NAME",
+            )
+    return given_lm(lm, settings), settings
+
+
+def program_settings(
+    kind: type[_Settings],
+    program: str | dspy.Module,
+    rubric: str | Path | Rubric,
+    data: Any,
+    lm: dspy.LM | None,
+    options: Mapping[str, Any],
+) -> _Settings:
+    """The settings of a job. Program, rubric and model may be objects; the settings hold their names.
+
+    Args:
+        options: the other settings by field name.
+    """
+    name = program if isinstance(program, str) else qualified_name(wrapped(program))
+    model = {} if lm is None else {"model": lm.model}
+    measure = rubric.name if isinstance(rubric, Rubric) else str(rubric)
+    return kind(program=name, rubric=measure, data=data_spec(data), **{**options, **model})
+
+
+def takes(*kinds: type[Any], without: Sequence[str] = ()) -> Callable[[_Function], _Function]:
+    """Decorator for a function whose `**options` are settings.
+
+    Its signature lists each setting with type and default. Any other keyword is a `TypeError` that names the nearest
+    setting.
+
+    Args:
+        kinds: settings classes. Named fields (see `Declared.named`) are left out: each is an argument of its own.
+        without: fields that are left out as well.
+    """
+    settings = {
+        name: one
+        for kind in kinds
+        for name, one in settings_of(kind).items()
+        if not one.declared.named and name not in without
+    }
+
+    def decorate(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        more = [_parameter(one) for name, one in settings.items() if name not in signature.parameters]
+        full = signature.replace(parameters=[*own, *more])
+        names = set(full.parameters)
+
+        @functools.wraps(function)
+        def call(*args: Any, **keywords: Any) -> Any:
+            if unknown := sorted(keywords.keys() - names):
+                raise TypeError(_unexpected(function.__name__, unknown, keywords, names))
+            return function(*args, **keywords)
+
+        call.__signature__ = full  # type: ignore[attr-defined]
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def _parameter(one: Setting) -> inspect.Parameter:
+    default = inspect.Parameter.empty if one.default is MISSING else one.default
+    return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=one.type)
+
+
+def _unexpected(function: str, unknown: Sequence[str], given: Mapping[str, Any], known: set[str]) -> str:
+    if "size" in unknown and "sizes" in known:
+        return (
+            f"{function}() has no size of a single split: give sizes={{'val': {given['size']!r}}}, with the split's "
+            "name"
+        )
+    near = [(name, right) for name in unknown if (right := nearest(name, known)) is not None]
+    hints = ", ".join(f"{right!r} instead of {wrong!r}" for wrong, right in near)
+    return f"{function}() got unexpected keywords: {', '.join(unknown)}." + (
+        f" Did you mean {hints}?" if hints else f" It takes {', '.join(sorted(known))}."
+    )

@@ -1,0 +1,89 @@
+"""The report of a run that has ended, stored in the run's folder. `--resume` returns it without calling a model.
+
+Without the stored report an ended run would be replayed. A replay may call a model again, for a call that had failed
+or in a program that is not deterministic, and would then exceed its cap. Runs that were killed, or whose model failed,
+have no stored report: they are resumed.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from assay.datasets.tasks import content_hash
+from assay.deployment.artifact import is_artifact
+from assay.errors import ArtifactError
+from assay.evaluation import Progress
+from assay.models import Caps
+from assay.support.scrubbing import results
+
+__all__ = ["FinishedRun"]
+
+_FORMAT = 1
+_FILE = "report.json"
+
+
+class FinishedRun:
+    """The stored report of a run.
+
+    Args:
+        folder: folder of the run.
+        caps: caps of this attempt. If one is higher than when the run ended, the run continues.
+        about: everything else that the report depends on. If it has changed, the stored report is not used.
+    """
+
+    def __init__(self, folder: Path, *, caps: Caps, about: Mapping[str, Any]) -> None:
+        self.path, self.caps = folder / _FILE, asdict(caps)
+        self.about = content_hash(json.loads(json.dumps(dict(about), default=str)))
+
+    def report(self, progress: Progress, *, out: str | Path | None = None) -> dict[str, Any] | None:
+        """The report, ready for JSON; None if the run has not ended or can continue.
+
+        Args:
+            out: folder to copy the artifact to.
+        """
+        if not self.path.is_file():
+            return None
+        content = json.loads(self.path.read_text(encoding="utf-8"))
+        if content["format"] != _FORMAT or content["about"] != self.about or self._raised(content["caps"]):
+            return None
+        report: dict[str, Any] = content["report"]
+        if "artifact" in report:
+            if not is_artifact(report["artifact"]):
+                return None
+            report["artifact"] = str(_copied(Path(report["artifact"]), out))
+        if report["stopped"] is None:
+            progress.say("this run has finished: its report is given again, and nothing is run")
+        else:
+            progress.say(
+                f"nothing is left under this cap ({report['stopped']}): the report is given again. "
+                "Raise the cap to continue"
+            )
+        return report
+
+    def keep(self, report: Mapping[str, Any]) -> None:
+        """Writes the report of a run that is done, or that was stopped by a cap."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Written to another file and renamed: a killed process leaves no partial report.
+        scratch = self.path.with_name(f".{_FILE}")
+        whole = {"format": _FORMAT, "about": self.about, "caps": self.caps, "report": results(dict(report))}
+        scratch.write_text(json.dumps(whole, default=str), "utf-8")
+        scratch.replace(self.path)
+
+    def _raised(self, before: Mapping[str, float | None]) -> bool:
+        now = self.caps
+        return any(cap is not None and (now[name] is None or now[name] > cap) for name, cap in before.items())
+
+
+def _copied(artifact: Path, out: str | Path | None) -> Path:
+    place = artifact if out is None else Path(out).resolve()
+    if not place.exists():
+        try:
+            shutil.copytree(artifact, place)
+        except OSError as error:
+            raise ArtifactError(
+                f"cannot write the artifact to {place}: {error}. Choose another folder with --out"
+            ) from error
+    return place if is_artifact(place) else artifact

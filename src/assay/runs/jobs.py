@@ -1,0 +1,246 @@
+"""Jobs: run, rubric, program, splits and session, shared by every command that runs a program."""
+
+import functools
+import hashlib
+import inspect
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from assay.datasets import SPLITS, Splits, load_splits
+from assay.deployment import Artifact, load_artifact
+from assay.deployment.artifact import check_pinned, is_artifact
+from assay.errors import ConfigError
+from assay.evaluation import Progress, RecordedProgram, Session
+from assay.evaluation.evaluation import finished_runs
+from assay.evaluation.executors import Outbox, RayExecutor
+from assay.evaluation.session import has_tools
+from assay.models import LanguageModel, Meter, ResponseCache, get_lm
+from assay.programs import load_program, program_inputs, program_version
+from assay.programs.loading import program_class
+from assay.rubrics import Rubric
+from assay.runs.finished import FinishedRun
+from assay.runs.loading import load_rubric
+from assay.runs.opening import Run, client_of, open_run
+from assay.runs.settings import ProgramSettings
+from assay.runs.shown_tasks import carried_by
+from assay.sources.trust import accept, entries
+from assay.traces import Recorder, Store
+from assay.traces.store.sealing import DEFAULT_SALT, Openings, know_splits, know_tasks, open_test, resolve_salt
+
+__all__ = ["Job", "open_job", "salt_at", "salt_in"]
+
+
+@dataclass
+class Job:
+    """An opened job. Changes to `status` and `ended` are written to the store when it is closed."""
+
+    config: ProgramSettings
+    folder: Path
+    run_id: str
+    splits: Splits
+    student: RecordedProgram
+    session: Session
+    store: Store
+    artifact: Artifact | None
+    rubric_path: str | Path | None  # file or shipped name; None for a rubric made in Python
+    status: str = "done"
+    openings: Openings | None = None  # of the test split, once this job has opened it
+    ended: bool = False  # an earlier process had ended it; its report was returned and nothing was run
+    was_done: bool = False  # an earlier process had completed it
+
+    def rubric_beside(self, source: str | Path | Rubric) -> Rubric:
+        """Loads another rubric, with the same judge models as the job's own."""
+        return load_rubric(source, judge_lm=self.session.judge_lm, own_models=self.session.own_models)
+
+    def runs_before(self, phase: str) -> dict[tuple[str, int], Any]:
+        """Runs of a phase that an earlier process finished, see `finished_runs`.
+
+        For a completed job, failed runs are included: it is only reported again.
+        """
+        if not self.session.recorder.resumed:
+            return {}
+        return finished_runs(self.session, phase, has_tools=has_tools(self.student.program), errors=self.was_done)
+
+    def finished(self, **more: Any) -> FinishedRun:
+        """The stored report of this run. `more`: arguments that the report depends on and that `config` lacks."""
+        rubric, student = self.session.rubric, self.student
+        names = ("difference", "early_stop", "token_margin", "trials")
+        about = {
+            **{name: getattr(self.config, name, None) for name in names}, **more,
+            "rubric": [rubric.name, rubric.version], "source": _source_of(student.program),
+            "program": [program_version(student.program, student.settings["adapter"]), student.settings],
+            "data": self.splits.manifest()["sha256"],
+        }  # fmt: skip
+        return FinishedRun(self.folder, caps=self.config.caps, about=about)
+
+    def tasks_of_artifact(self) -> dict[str, list[str]]:
+        """Shortened content hashes of the tasks the artifact was made with, by split; empty without an artifact."""
+        if self.artifact is None:
+            return {}
+        tasks = json.loads((self.artifact.path / "splits.json").read_text(encoding="utf-8")).get("tasks") or {}
+        return {name: hashes for name, hashes in tasks.items() if name in SPLITS}
+
+    def made_with(self) -> set[str]:
+        """Those of them that the artifact learned from or was selected on."""
+        return {content for name in ("train", "val") for content in self.tasks_of_artifact().get(name, ())}
+
+    def end_as_before(self, report: Mapping[str, Any]) -> None:
+        """Ends the job with the report of an earlier process; the store entry of the run stays as it is."""
+        self.ended, self.status = True, "done" if report["stopped"] is None else "stopped"
+
+
+@contextmanager
+def open_job(
+    config: ProgramSettings,
+    *,
+    program: str | dspy.Module,
+    rubric: str | Path | Rubric,
+    lm: dspy.LM | None = None,
+    progress: Progress,
+    store: str | Path | None = None,
+    resume: bool = False,
+    need: tuple[str, ...] = SPLITS,
+    opens_as: str | None = None,
+) -> Iterator[Job]:
+    """Opens a job, holds its lock while it is open, and stores how it ended (`Job.status`).
+
+    Args:
+        need: splits that must not be empty.
+        opens_as: id that an opening of the test split is counted for, if several runs are one job; by default the
+            run's own.
+    Raises:
+        AssayError: what was wrong, which rule, what to do. No model has been called by then.
+    """
+    given = None if isinstance(program, str) else program
+    artifact = load_artifact(config.program) if given is None and is_artifact(config.program) else None
+    config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_in(artifact)))
+    known = artifact.program if artifact else given
+    name = artifact.manifest["program"] if artifact else config.program
+    inputs = program_inputs(known if known is not None else program_class(name))
+    checked = load_rubric(rubric)
+    splits = load_splits(
+        config.data,
+        inputs=inputs,
+        rename=config.rename,
+        salt=config.salt or DEFAULT_SALT,
+        limits=config.sizes,
+        need=need,
+    )
+    if known is None:
+        known = load_program(name, tasks=splits.train + splits.val)
+    if config.executor == "ray" and lm is not None:
+        raise ConfigError(
+            "executor='ray' needs the model by its name: an object of this process cannot travel to the hosts"
+        )
+    with open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run, ExitStack() as closing:
+        judge = _judge_lm(config, run.lm, run.model)
+        session = Session(
+            lm=run.lm.copy(**config.generation),
+            rubric=load_rubric(checked, judge_lm=judge, own_models=config.own_models),
+            recorder=run.recorder, meter=run.meter, program_name=name, seed=config.seed, threads=run.threads,
+            progress=progress,
+            prompt_lm=run.reflection, judge_lm=judge, own_models=config.own_models, task_timeout=config.task_timeout,
+        )  # fmt: skip
+        if config.executor == "ray":
+            session.executor = _ray_executor(config, checked, name, run)
+            closing.callback(session.executor.close)
+        if artifact is not None:
+            check_pinned(artifact, run.lm)
+        settings = artifact.settings if artifact else {"adapter": None, "parameters": {}}
+        student = RecordedProgram(known, session, adapter=config.prompt_format or settings["adapter"])
+        splits.outputs = frozenset(
+            name for predictor in student.program.predictors() for name in predictor.signature.output_fields
+        )
+        student.set_parameters({**settings["parameters"], **config.parameters})
+        path = None if isinstance(rubric, Rubric) else rubric
+        job = Job(
+            config, run.folder, run.run_id, splits, student, session, run.store, artifact, path, was_done=run.was_done
+        )
+        _keep_splits(job, opens_as or run.run_id)
+        yield job
+        run.status, run.ended = job.status, job.ended
+
+
+def _ray_executor(config: ProgramSettings, rubric: Rubric, program: str, run: Run) -> RayExecutor:
+    """An executor whose hosts open sessions of their own and trust what this process trusts."""
+    checks = [c.check for c in rubric.criteria if c.check]
+    trusted = frozenset(entry.sha256 for entry in entries())
+    make_session = functools.partial(_session_on_a_host, config, rubric, program, run.run_id, trusted)
+    return RayExecutor(make_session, threads=run.threads, carried=checks)
+
+
+def salt_in(artifact: Artifact | None) -> tuple[str, str] | None:
+    """An artifact's path and the salt of its splits; None for a judge's artifact, which has no tasks."""
+    salt = (artifact.manifest.get("data") or {}).get("salt") if artifact is not None else None
+    return (str(artifact.path), str(salt)) if artifact is not None and salt else None
+
+
+def salt_at(program: Any) -> tuple[str, str] | None:
+    """`salt_in` of a program given by path; None if it is not an artifact."""
+    return salt_in(load_artifact(program)) if isinstance(program, str) and is_artifact(program) else None
+
+
+def _keep_splits(job: Job, opens_as: str) -> None:
+    """Stores the split of each task, and counts openings of the test split in the store."""
+    splits = job.splits
+    know_tasks(job.store, splits.parts())
+    if job.artifact is not None:
+        job.session.recorder.carried = carried_by(job.artifact)
+        know_splits(
+            job.store, {name: [(content, "") for content in hashes] for name, hashes in job.tasks_of_artifact().items()}
+        )
+
+    def count() -> None:
+        job.openings = open_test(
+            job.store, opens_as, data=job.config.data, tasks=[task.content_hash for task in splits.parts()["test"]]
+        )
+
+    splits.on_open = count
+
+
+def _judge_lm(config: ProgramSettings, lm: LanguageModel, make: Callable[..., LanguageModel]) -> LanguageModel:
+    """The model of the rubric's judges: the program's model, unless settings name another model or address."""
+    if config.own_models:
+        return lm.copy(temperature=0.1)
+    name = config.judge_model or lm.model
+    return make(name, temperature=0.1, **client_of(config, "judge", name, lm))
+
+
+def _session_on_a_host(
+    config: ProgramSettings, rubric: Rubric, program: str, run_id: str, trusted: frozenset[str], outbox: Outbox
+) -> Session:
+    """A job's session on a cluster host, with its own model, cache and meter. Records wait in the outbox.
+
+    Trusts the same artifacts as the driver.
+    """
+    accept(trusted)
+    logging.getLogger("dspy").setLevel(logging.ERROR)
+    recorder, meter = Recorder(outbox, run_id=run_id, replayable=True), Meter()  # type: ignore[arg-type]
+    shared: dict[str, Any] = {
+        "cache": ResponseCache(),
+        "meter": meter,
+        "observers": [recorder.observe],
+        "seed": config.seed,
+    }
+    lm = get_lm(config.model, **shared, **client_of(config, "program", config.model))
+    judge = _judge_lm(config, lm, functools.partial(get_lm, **shared))
+    return Session(
+        lm=lm.copy(**config.generation), rubric=load_rubric(rubric, judge_lm=judge, own_models=config.own_models),
+        recorder=recorder, meter=meter, program_name=program, seed=config.seed,
+        threads=1, judge_lm=judge, own_models=config.own_models, task_timeout=config.task_timeout,
+    )  # fmt: skip
+
+
+def _source_of(program: dspy.Module) -> str:
+    """Hash of the source file of a program's class; empty if there is none."""
+    try:
+        return hashlib.sha256(Path(inspect.getsourcefile(type(program)) or "").read_bytes()).hexdigest()
+    except (OSError, TypeError):
+        return ""

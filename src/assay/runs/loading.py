@@ -1,0 +1,87 @@
+"""Loads rubrics and judges, including compiled ones.
+
+Loading runs their code; artifacts made by others are loaded only if they are trusted.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from assay.deployment import load_artifact
+from assay.deployment.artifact import is_artifact
+from assay.deployment.demands import demand_trust_around
+from assay.errors import ConfigError
+from assay.judges import Judge, resolver
+from assay.judges.loading import AnyJudge, members_of
+from assay.judges.loading import load_judge as read_judge
+from assay.models.lm import has_provider
+from assay.rubrics import Rubric
+from assay.rubrics import load_rubric as read_rubric
+from assay.sources.trust import trusting, trusts
+
+__all__ = ["compiled_parts", "load_judge", "load_rubric"]
+
+
+def load_rubric(
+    source: str | Path | Rubric, *, judge_lm: dspy.LM | None = None, own_models: bool = False, trust: bool = False
+) -> Rubric:
+    """Loads a rubric from a YAML file or by a shipped name; `judge_lm` decides its judge criteria. Runs its check
+    files.
+
+    Args:
+        own_models: compiled judges use the model that they were calibrated with, at its own address, not `judge_lm`.
+        trust: trusts, from now on, artifacts that it names and somebody else compiled; see
+            `docs/explanation/security.md`.
+    Raises:
+        RubricError: the rubric, or something that it names, is invalid.
+        UntrustedArtifact: an artifact that it names, or is a part of, has code that this user neither compiled nor
+            trusted.
+    """
+    with trusting(trust):
+        return _loaded_rubric(source, judge_lm, own_models)
+
+
+def _loaded_rubric(source: str | Path | Rubric, judge_lm: dspy.LM | None, own_models: bool) -> Rubric:
+    if not isinstance(source, str | Path | Rubric):
+        raise ConfigError(f"rubric={source!r} must be a Rubric, a YAML file's path or a shipped name")
+    if not isinstance(source, Rubric):
+        demand_trust_around(source)
+    rubric = source if isinstance(source, Rubric) else read_rubric(source)
+    if rubric.resolver is not None or (judge_lm is None and not own_models):
+        return rubric
+    return rubric.with_resolver(resolver(judge_lm, functools.partial(load_judge, own_model=own_models)))
+
+
+@trusts
+def load_judge(source: str | Path, *, own_model: bool = False, **spec: Any) -> AnyJudge:
+    """Loads a compiled judge from its artifact's folder, or any other as `assay.judges.loading.load_judge` does.
+
+    Runs the code of the judge's file or artifact; `trust=True` trusts an artifact that somebody else compiled.
+
+    Args:
+        own_model: a compiled judge that names no model uses the one that it was calibrated with, at its own address.
+    """
+    if not is_artifact(source):
+        demand_trust_around(source)
+        return read_judge(source, find=functools.partial(load_judge, own_model=own_model), **spec)
+    if spec:
+        raise ConfigError(f"{source} is a compiled judge with its own {', '.join(sorted(spec))}")
+    artifact = load_artifact(source)
+    judge = artifact.program
+    if not isinstance(judge, Judge):
+        raise ConfigError(f"{source} is an artifact of {type(judge).__name__}, not of a judge")
+    if own_model and judge.model is None and has_provider(artifact.manifest["model"]):
+        judge.model, judge.endpoint = artifact.model, artifact.endpoint
+    return judge
+
+
+def compiled_parts(judge: str) -> list[str]:
+    """The compiled judges within a judge: itself, or those among the members of a jury or cascade, recursively."""
+    if is_artifact(judge):
+        return [judge]
+    path = Path(judge)
+    if path.suffix.lower() not in (".yaml", ".yml") or not path.is_file():
+        return []
+    return [part for member in members_of(path) for part in compiled_parts(member)]

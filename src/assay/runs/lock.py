@@ -1,0 +1,83 @@
+"""The lock of a running job, signals that cancel its meter, and the time limit of a prediction.
+
+Does not open stores or models.
+"""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from filelock import FileLock, Timeout
+
+from assay.errors import ConfigError, ProgramFailed
+from assay.models import Meter
+from assay.models.limits import OverTime, limited, within_limit
+
+__all__ = ["answered_within", "cancelled_by_signals", "only_one"]
+
+T = TypeVar("T")
+
+
+@contextmanager
+def cancelled_by_signals(meter: Meter) -> Iterator[None]:
+    """Makes Ctrl-C and SIGTERM cancel the meter as well.
+
+    Running threads then stop at their next LM call. Without this a thread pool, such as DSPy's, would first finish all
+    of its tasks.
+    """
+    if threading.current_thread() is not threading.main_thread():  # signal.signal is allowed in the main thread only
+        yield
+        return
+    before: dict[int, Any] = {}
+
+    def cancel(number: int, frame: Any) -> None:
+        meter.cancel()
+        if callable(before[number]):
+            before[number](number, frame)
+        else:
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, cancel)
+    try:
+        yield
+    finally:
+        for caught, handler in before.items():
+            signal.signal(caught, handler)
+
+
+@contextmanager
+def only_one(path: Path) -> Iterator[None]:
+    """Holds the lock of a job, so that it does not run twice at the same time.
+
+    Raises:
+        ConfigError: another process holds the lock.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(f"this very job is running already (its lock is {path})") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def answered_within(seconds: float, call: Callable[[], T]) -> T:
+    """The result of a program, within a time limit in seconds.
+
+    Raises:
+        ProgramFailed: the limit was exceeded, or the program called `sys.exit()`.
+    """
+    try:
+        with limited(seconds):
+            return within_limit(call, "the run")
+    except OverTime as error:
+        raise ProgramFailed(f"{error}; task_timeout allows more", flag="--task-timeout") from error
+    except SystemExit as error:
+        raise ProgramFailed(f"the program ended itself with sys.exit({error.code!r})") from error

@@ -1,0 +1,193 @@
+"""Opens runs: lock, store, meter, ledger, and language models with recording, counting and caching."""
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from assay.errors import BudgetExceeded, Cancelled, ConfigError
+from assay.evaluation import Progress
+from assay.models import LanguageModel, Meter, ResponseCache, get_lm, with_recording
+from assay.models.meter import spent_before
+from assay.models.roles import Endpoint, is_embedded
+from assay.runs.lock import cancelled_by_signals, only_one
+from assay.runs.settings import CommonSettings
+from assay.traces import Recorder, Store, store_url
+from assay.traces.missed import Unrecorded
+from assay.traces.resuming import close_running, drop_cut_off, opened_ledger
+from assay.traces.store.sealing import claim_salt
+
+__all__ = ["Run", "client_of", "home_of", "open_run", "opened_store", "pinned"]
+
+
+@dataclass
+class Run:
+    """An open run. All its language models share recorder, meter and cache."""
+
+    run_id: str
+    folder: Path
+    store: Store
+    recorder: Recorder
+    meter: Meter
+    lm: LanguageModel
+    model: Callable[..., LanguageModel]  # makes another model, by name
+    reflection: LanguageModel | None
+    threads: int
+    status: str = "done"
+    ended: bool = False  # an earlier process had ended it and nothing was run
+    was_done: bool = False  # an earlier process had completed it
+
+
+@contextmanager
+def open_run(
+    config: CommonSettings,
+    *,
+    lm: dspy.LM | None = None,
+    progress: Progress,
+    store: str | Path | None = None,
+    resume: bool = False,
+) -> Iterator[Run]:
+    """Opens a run, holds its lock while it is open, and stores how it ended (`Run.status`)."""
+    logging.getLogger("dspy").setLevel(logging.ERROR)
+    home = home_of(store)
+    with only_one(home / "runs" / f"{config.key}.lock"), opened_store(store, progress) as opened:
+        if config.salt is not None:
+            claim_salt(opened, config.salt)
+        (run_id, resumed), started, status = (
+            _run_id(opened, config.key, resume=resume, cache=config.cache),
+            time.time(),
+            "failed",
+        )
+        ended = False
+        stored = config.without_passwords
+        was_done = resumed and (run_id, "done") in opened.runs(run_id.rpartition("-")[0])
+        close_running(opened, run_id.rpartition("-")[0] + "-")
+        # these kinds skip what was finished before; the others repeat it, so their count starts at zero
+        before = opened.unrecorded(run_id) if resumed else Unrecorded()
+        unrecorded = before if config.kind in ("collect", "tune", "evaluate") else Unrecorded()
+        recorder = Recorder(opened, run_id=run_id, unrecorded=unrecorded, replayable=True, resumed=resumed)
+        cache = ResponseCache(home / "cache" / "responses.db") if config.cache else ResponseCache()
+        ledger = opened_ledger(home / "runs" / run_id / "calls.db", recorder, opened, cache)
+        meter = Meter(config.caps, spent=spent_before(ledger), ledger=ledger)
+        meter.unrecorded = lambda: recorder.unrecorded.calls
+        try:
+            shared: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
+            client = client_of(config, "program", config.model)
+            model = (
+                with_recording(lm, **shared)
+                if lm is not None
+                else get_lm(config.model, seed=config.seed, **shared, **client)
+            )
+            reflection = _reflection_lm(config, model, shared)
+            opened.put_run(run_id, kind=config.kind, config=stored, status="running", started_at=started)
+            opened.flush()  # before the first call, so that a run that is killed at once can be resumed
+            run = Run(
+                run_id, home / "runs" / run_id, opened, recorder, meter, model,
+                functools.partial(get_lm, seed=config.seed, **shared), reflection,
+                config.threads or model.recording.backend.concurrency, was_done=was_done,
+            )  # fmt: skip
+            with cancelled_by_signals(meter):
+                yield run
+            status = run.status
+            recorder.finish()
+            ended = run.ended
+            if resumed and status == "done" and not ended:
+                drop_cut_off(opened, run_id, started)
+        except (Cancelled, KeyboardInterrupt, BudgetExceeded):
+            status = "stopped"
+            raise
+        finally:
+            missed = before if ended else recorder.unrecorded
+            opened.put_run(
+                run_id, kind=config.kind, config=stored, status=status, started_at=started, unrecorded=missed
+            )
+            ledger.close()
+
+
+def _reflection_lm(config: CommonSettings, lm: LanguageModel, shared: dict[str, Any]) -> LanguageModel | None:
+    """The model that proposes prompts; None if it is the program's own."""
+    named, address, key = config.endpoints.get("reflection", (None, None, None))
+    if not (named or address or key):
+        return None
+    name = named or lm.model
+    return get_lm(name, temperature=1.0, max_tokens=4096, **shared, **client_of(config, "reflection", name, lm))
+
+
+def client_of(config: CommonSettings, role: str, model: str, lm: dspy.LM | None = None) -> dict[str, Any]:
+    """Address and key for a role's model, see `assay.models.roles`.
+
+    Args:
+        role: `program`, `judge` or `reflection`.
+        lm: the program's model as an object. Its address and key are used for other roles unless theirs are set.
+    Raises:
+        ConfigError: the environment variable of a key is not set.
+    """
+    program = Endpoint(config.api_base, config.api_key_env)
+    if role == "program":
+        return program.client(model)
+    _, base, env = config.endpoints.get(role, (None, None, None))
+    if base is None and env is None and isinstance(lm, LanguageModel) and not is_embedded(model):
+        return dict(lm.recording.client)
+    return program.role(base, env).client(model)
+
+
+@contextmanager
+def opened_store(store: str | Path | None, progress: Progress) -> Iterator[Store]:
+    """Opens the store and closes it at the end. Rows that it refused are a warning: they must not cost the result."""
+    opened = Store(store)
+    try:
+        yield opened
+    finally:
+        try:
+            opened.close()
+        except Exception as error:  # the run's result must not be lost with its last rows
+            progress.say(f"warning: {error}")
+
+
+def home_of(store: str | Path | None) -> Path:
+    """The folder of runs, cache and artifacts: that of the SQLite file, or `.assay` if the store is a server."""
+    url = store_url(store)
+    return Path(url.removeprefix("sqlite:///")).parent if url.startswith("sqlite:///") else Path(".assay")
+
+
+_pin: ContextVar[str | None] = ContextVar("assay_pinned_run", default=None)
+
+
+@contextmanager
+def pinned(name: str) -> Iterator[None]:
+    """Makes runs opened inside parts of a larger job.
+
+    Their ids begin with `name`. A run that exists already is resumed or replayed.
+    """
+    token = _pin.set(name)
+    try:
+        yield
+    finally:
+        _pin.reset(token)
+
+
+def _run_id(store: Store, key: str, *, resume: bool, cache: bool) -> tuple[str, bool]:
+    """The id of the run to open, and whether an earlier process has started it.
+
+    `resume` replays a finished run without calling the model: its process may have been killed before it printed the
+    report.
+    """
+    if (pin := _pin.get()) is not None:
+        run_id = f"{pin}-{key}"
+        return run_id, any(known == run_id for known, _ in store.runs(pin))
+    earlier = store.runs(key)
+    if not resume or not earlier:  # without an earlier run there is nothing to resume
+        return f"{key}-{len(earlier) + 1}", False
+    unfinished = [run_id for run_id, status in earlier if status != "done"]
+    if unfinished or cache:
+        return (unfinished or [run_id for run_id, _ in earlier])[-1], True
+    raise ConfigError(
+        "this job has finished, and without a response cache it cannot be replayed: run it anew, without --resume"
+    )

@@ -1,0 +1,322 @@
+"""Checks before a job: prices are known, the program runs, each judge gives a verdict, the reflection model answers.
+
+Calls are recorded and counted under the phase `preflight`; the job then gets the same answers from the response cache.
+Does not import programs or load data: `assay.runs.jobs.open_job` has done that before.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import dspy
+from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError, LMNotConfiguredError
+
+from assay.datasets import Task
+from assay.errors import ConfigError, FailureKind, ModelError, ProgramFailed
+from assay.evaluation import RecordedProgram, Session
+from assay.evaluation.failures import FirstRuns, own_traceback, place_of, require_answers
+from assay.evaluation.session import Measured
+from assay.judges import Cascade, Judge, Jury
+from assay.judges.base import attempt
+from assay.judges.labels import Item
+from assay.models import LanguageModel
+from assay.models.failures import MODEL_FAILURES, is_refused
+from assay.models.hosted import HostedBackend
+from assay.models.limits import OverTime, limited, within_limit
+from assay.models.lm import sibling
+from assay.models.scope import refusals_end_at_once
+from assay.optimizers.prompts.estimate import price_of
+from assay.rubrics import Rubric, ScoreResult
+from assay.rubrics.scoring import fields_of
+from assay.runs.jobs import Job
+from assay.runs.undecided import SKIP, SKIP_FLAG, Verdicts
+from assay.sources.opened import watching
+from assay.traces import Rollout
+
+__all__ = [
+    "ask_reflection",
+    "check_prices",
+    "checked",
+    "preflight",
+    "preflight_judge",
+    "preflight_judges",
+    "preflight_scoring",
+]
+
+_TRIES = 3  # tasks that may fail before the job is stopped
+
+
+def checked(job: Job, tasks: Sequence[Task], *, split: str, student: RecordedProgram | None = None) -> Measured | None:
+    """Runs `preflight` for an opened job, unless its settings turn it off."""
+    if not job.config.preflight:
+        return None
+    job.session.progress.say("preflight: one task, each judge once")
+    measured = preflight(job.session, student or job.student, tasks, split=split, max_cost_usd=job.config.max_cost_usd)
+    job.session.measured = measured
+    job.session.first_runs = FirstRuns()
+    return measured
+
+
+def preflight(
+    session: Session, student: RecordedProgram, tasks: Sequence[Task], *, split: str, max_cost_usd: float | None = None
+) -> Measured:
+    """Runs the program on one task and asks each judge for one verdict; then asks the reflection model, if there is
+    one.
+
+    Tries up to three tasks if one fails.
+
+    Args:
+        tasks: those that the job runs first, so that it finds the answers in the cache.
+        split: the split that they belong to.
+        max_cost_usd: the job's cap in dollars, if any.
+    Returns:
+        Calls, tokens and latency of a run, for an estimate.
+    Raises:
+        ConfigError: there is a cap in dollars and a model without a known price.
+        ProgramFailed: the program raised the same exception at the same place on each task, or answered none of them.
+        RubricError: a check decided nothing on any of the tasks.
+        ModelError: the program's model answered none of the tasks, a judge gave no verdict on any of them, or the
+            reflection model did not answer.
+        BudgetExceeded, Cancelled: a cap was reached; the calls made so far are in the store.
+    """
+    check_prices(session, max_cost_usd)
+    first, errors, verdicts = list(tasks[:_TRIES]), list[Exception](), Verdicts(session.rubric)
+    answers: list[dspy.Prediction] = []
+    session.register(first, split)
+    runs: list[Rollout] = []
+    with session.phase("preflight"), session.context(), refusals_end_at_once(), limited(session.task_timeout):
+        before = session.meter.usage
+        for task in first:
+            with watching(session.program_name):
+                prediction = student(**dict(task.inputs))
+            runs.append(prediction._rollout)
+            answers.append(prediction)
+            error = getattr(prediction, "_error", None)
+            if error is not None and not isinstance(error, AdapterParseError | ContextWindowExceededError):
+                errors.append(error)
+                if is_refused(error) and isinstance(error, LMError):
+                    break
+                continue
+            verdicts.take(task, prediction)
+            if not verdicts.missing:
+                break
+        if errors and len(errors) == len(runs):
+            _stop(errors, student)
+        if not errors:
+            require_answers(answers)
+        verdicts.ask(first[0], runs[0])
+        verdicts.require(tasks)
+        spent = session.meter.usage
+    warnings = verdicts.warnings()
+    for warning in warnings:
+        session.progress.say(f"warning: {warning}")
+    ask_reflection(session)
+    check_prices(session, max_cost_usd, unpriced=session.meter.usage.unpriced - before.unpriced)
+    asked = spent.calls + spent.cached - before.calls - before.cached
+    return replace(_measured(runs, asked), warnings=tuple(warnings))
+
+
+def preflight_judges(session: Session, tasks: Sequence[Task], *, split: str, max_cost_usd: float | None = None) -> None:
+    """`preflight` for a program that cannot run yet: asks each judge about the expected output of the first task.
+
+    Raises:
+        ConfigError, ModelError: as in `preflight`.
+        BudgetExceeded, Cancelled: a cap was reached.
+    """
+    check_prices(session, max_cost_usd)
+    verdicts, first = Verdicts(session.rubric), tasks[0]
+    with session.phase("preflight"), session.context(), refusals_end_at_once(), limited(session.task_timeout):
+        verdicts.ask(first, Rollout(task_id=first.id, split=split, inputs=dict(first.inputs)))
+        verdicts.require(tasks)
+
+
+def preflight_scoring(rubric: Rubric, scored: Iterable[tuple[Task, ScoreResult | None, Rollout]]) -> None:
+    """Reads up to three scored rollouts with an answer, until each judge has given a verdict.
+
+    Args:
+        scored: lazy: a rollout is scored when it is read, so an unreachable judge ends the job at the first one.
+    Raises:
+        ModelError: a judge gave no verdict on any of them.
+    """
+    verdicts = Verdicts(rubric)
+    with refusals_end_at_once():
+        for task, result, rollout in scored:
+            verdicts.read(task, result, fields_of(rollout.prediction), rollout)
+            if not verdicts.silent or len(verdicts.seen) == _TRIES:
+                break
+    if verdicts.seen:  # else no judge was asked anything
+        verdicts.require_judges()
+
+
+def preflight_judge(
+    judge: Judge, items: Sequence[Item], session: Session, *, max_cost_usd: float | None = None
+) -> None:
+    """Calls each model of a judge once, including those of jury and cascade members; then the reflection model, if any.
+
+    Args:
+        items: those that are judged first; up to three are tried.
+    Raises:
+        ConfigError: there is a cap in dollars and a model without a known price.
+        ModelError: a model answered on none of the items.
+        BudgetExceeded, Cancelled: a cap was reached; the calls made so far are in the store.
+    """
+    check_prices(session, max_cost_usd, judge=judge)
+    before = session.meter.usage
+    with session.phase("preflight"), session.context(), refusals_end_at_once():
+        for part in _parts_of(judge):
+            _require_answer(part, items[:_TRIES], session)
+    ask_reflection(session)
+    check_prices(session, max_cost_usd, unpriced=session.meter.usage.unpriced - before.unpriced)
+
+
+def _parts_of(judge: Judge) -> list[Judge]:
+    """The single judge, or all members of a jury or cascade, recursively."""
+    members = (
+        judge.members if isinstance(judge, Jury) else [judge.first, judge.second] if isinstance(judge, Cascade) else []
+    )
+    return [part for member in members for part in _parts_of(member)] or [judge]
+
+
+def _require_answer(judge: Judge, items: Sequence[Item], session: Session) -> None:
+    """Raises if every call failed at the model's server. An answer without a verdict passes: compiling may fix it."""
+    broken: list[tuple[str, str | None]] = []  # models and the reasons for missing answers
+    for item in items:
+        rollout = Rollout(
+            task_id=item.id[:200], task_type="verdict", program=session.program_name, source="judge",
+            model=session.lm.model,
+            inputs={name: item.shown.get(name) for name in judge.shows},
+        )  # fmt: skip
+        with session.recorder.rollout(rollout):
+            verdict, reason, kind = _asked(judge, rollout.inputs, session.task_timeout)
+            if verdict is None:
+                rollout.status, rollout.error, rollout.failure = "error", reason, kind
+        if kind is FailureKind.TIMEOUT:
+            broken.append((session.lm.model, reason))
+            continue
+        if any(call.failure not in MODEL_FAILURES for call in rollout.transitions):
+            return
+        broken += [(call.model, call.error) for call in rollout.transitions]
+    if broken:
+        model, why = broken[-1]
+        raise ModelError(
+            f"{model} did not answer the judge {judge.spec.text[:80]!r}: {why}. "
+            f"Check the model, its key and address (model, api_key_env, api_base); {SKIP}",
+            flag=f"--model, --api-key-env, --api-base, {SKIP_FLAG}",
+        )
+
+
+def _asked(judge: Judge, inputs: Mapping[str, Any], seconds: float) -> tuple[Any, str, FailureKind]:
+    """The answer of a judge, or None with the reason and its kind."""
+    try:
+        with limited(seconds):
+            return *within_limit(lambda: attempt(judge, inputs), "the judge"), FailureKind.JUDGE
+    except OverTime as error:
+        return None, str(error), FailureKind.TIMEOUT
+
+
+def check_prices(
+    session: Session, max_cost_usd: float | None, *, unpriced: int = 0, judge: Judge | None = None
+) -> None:
+    """Refuses a cap in dollars if the price of a model is unknown.
+
+    Args:
+        unpriced: number of calls so far without a price.
+        judge: judge whose models, including those of jury and cascade members, need a price as well.
+    Raises:
+        ConfigError: names the models.
+    """
+    if max_cost_usd is None:
+        return
+    own = (
+        [sibling(session.lm, part.model, part.endpoint) for part in _parts_of(judge) if part.model is not None]
+        if judge is not None
+        else []
+    )
+    used = {
+        lm.model: lm
+        for lm in (session.lm, session.judge_lm if session.rubric.needs_judge else None, session.prompt_lm, *own)
+        if lm is not None
+    }
+    unknown = [name for name, lm in used.items() if price_of(lm) is None and (unpriced or _priced_by_name(lm))]
+    if unknown or unpriced:
+        raise ConfigError(
+            f"max_cost_usd={max_cost_usd:g} cannot be kept: no price is known for "
+            f"{', '.join(unknown) or 'a model that a judge names'}. "
+            "Cap calls or tokens instead (max_calls, max_tokens)",
+            flag="--max-calls, --max-tokens",
+        )
+
+
+def ask_reflection(session: Session) -> None:
+    """Asks the model that proposes prompts for one word; does nothing if that is the program's own.
+
+    Raises:
+        ModelError: it did not answer.
+        BudgetExceeded, Cancelled: a cap was reached.
+    """
+    lm = session.prompt_lm
+    if lm is None:
+        return
+    with session.phase("preflight"), session.context(), refusals_end_at_once():
+        try:
+            lm("Reply with one word: ready")
+        except LMError as error:
+            raise ModelError(
+                f"the reflection model {lm.model} did not answer: {_why(error, 'reflection_api_key_env')}. Check its "
+                "name, key and address "
+                f"(reflection_model, reflection_api_key_env, reflection_api_base); {SKIP}",
+                flag=f"--reflection-model, --reflection-api-key-env, --reflection-api-base, {SKIP_FLAG}",
+            ) from error
+
+
+def _priced_by_name(lm: LanguageModel) -> bool:
+    """Whether the price is looked up by model name; a user's own engine reports it with each answer."""
+    return isinstance(lm.recording.backend, HostedBackend)
+
+
+def _keys(error: Exception) -> Sequence[str]:
+    """The environment variables for the provider's missing key; empty for any other error."""
+    return getattr(error, "env_keys", ()) if isinstance(error, LMNotConfiguredError) else ()
+
+
+def _why(error: Exception, argument: str) -> str:
+    """The text of a model client's exception. For a missing key it names our arguments instead of the client's."""
+    if keys := _keys(error):
+        model = getattr(error, "model", None) or "the provider"
+        return f"{model} needs an API key: set {' or '.join(keys)}, or name the variable that has it ({argument})"
+    return f"{type(error).__name__}: {str(error).strip().rstrip('.')}"
+
+
+def _stop(errors: Sequence[Exception], student: RecordedProgram) -> None:
+    """Raises if all runs failed in the same way; different failures do not show that the program is broken."""
+    if all(isinstance(error, LMError) for error in errors):
+        what = f"answered none of the first {len(errors)} tasks" if len(errors) > 1 else "did not answer"
+        flag = f"--api-key-env, {SKIP_FLAG}" if _keys(errors[-1]) else SKIP_FLAG
+        raise ModelError(f"the model {what}: {_why(errors[-1], 'api_key_env')}. {SKIP}", flag=flag)
+    places = {place_of(error, student.program) for error in errors}
+    if len(places) == 1 and not isinstance(errors[0], LMError):
+        place, error = places.pop(), errors[0]
+        raise ProgramFailed(
+            f"the program failed on each of the first {len(errors)} tasks with {type(error).__name__} at "
+            f"{place.file}:{place.line}: {error}\n"
+            f"{own_traceback(error)}\nCorrect the program. Where such an exception follows from what a weak model "
+            "answers, catch it and return an "
+            f"empty answer, which scores 0. {SKIP}",
+            flag=SKIP_FLAG,
+        )
+
+
+def _measured(runs: Sequence[Rollout], asked: int) -> Measured:
+    calls = [transition for run in runs for transition in run.transitions]
+    ended = [run for run in runs if run.transitions] or list(runs)
+    latencies = [call.latency_ms / 1000 for call in calls if call.latency_ms > 0]
+    tokens = [
+        (call.prompt_tokens or 0) + (call.completion_tokens or 0) for call in calls if call.prompt_tokens is not None
+    ]
+    return Measured(
+        calls=len(calls) / max(1, len(ended)),
+        judge_calls=max(0.0, (asked - len(calls)) / max(1, len(ended))),
+        tokens=statistics.fmean(tokens) if tokens else None,
+        latency_s=statistics.median(latencies) if latencies else None,
+    )

@@ -1,0 +1,172 @@
+"""`assay.toml`: the settings of a project, by command and by role.
+
+The command line reads it; Python functions use it only through `assay.project_settings`.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from assay.errors import ConfigError
+from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
+from assay.runs.settings import (
+    CollectSettings,
+    CompareSettings,
+    CompileSettings,
+    EvaluateSettings,
+    ExportSettings,
+    ImpactSettings,
+    ImproveSettings,
+    JudgeAuditSettings,
+    JudgeCompileSettings,
+    JudgeDriftSettings,
+    JudgeScoreSettings,
+    RunSettings,
+    ServeSettings,
+    TrainSettings,
+    TuneSettings,
+)
+from assay.support.settings import nearest, settings_of
+
+__all__ = ["FILE", "find_project", "project_settings"]
+
+FILE = "assay.toml"
+ROLES = ("program", "judge", "reflection")
+_ROLE_KEYS = ("model", "api_base", "api_key_env")
+_EXPORTS = ("sft", "grpo", "preferences", "transitions")
+_NOT_OF_TRAIN = ("algorithm", "cache")  # the command's own name; a policy in training is never answered from a cache
+COMMANDS: dict[str, tuple[type[Any], ...]] = {
+    "compile": (CompileSettings,),
+    "evaluate": (EvaluateSettings,),
+    "compare": (CompareSettings,),
+    "run": (RunSettings,),
+    "tune": (TuneSettings, ImpactSettings),
+    "collect": (CollectSettings,),
+    "improve": (ImproveSettings,),
+    "train sft": (SFTSettings,),
+    **{f"train {algorithm}": (TrainSettings,) for algorithm in ALGORITHMS},
+    **{f"export {kind}": (ExportSettings,) for kind in _EXPORTS},
+    "judge compile": (JudgeCompileSettings,),
+    "judge audit": (JudgeAuditSettings,),
+    "judge score": (JudgeScoreSettings,),
+    "judge drift": (JudgeDriftSettings,),
+    "serve": (ServeSettings,),
+}
+GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
+
+
+def project_settings(command: str, folder: str | Path = ".") -> dict[str, Any]:
+    """Settings of `assay.toml` for a command, as keywords: `assay.compile(**assay.project_settings("compile"))`.
+
+    A command's table overrides those of the roles, which override `[defaults]`. Paths are relative to the file.
+
+    Args:
+        command: such as `compile`, `train grpo` or `judge audit`.
+        folder: where the search for the file starts; it may be in a parent folder.
+    Returns:
+        Settings by name, `program` among them where the file names one; empty without a file.
+    Raises:
+        ConfigError: the file cannot be read, or has an unknown table or key; the message names the nearest one.
+    """
+    path = find_project(folder)
+    if path is None:
+        return {}
+    if command not in COMMANDS:
+        raise ConfigError(f"there is no command {command!r} with settings; {_hint(command, COMMANDS)}")
+    tables = _read(path)
+    known, found = _keys(command), dict[str, Any]()
+    for table in ([tables.get("defaults", {})], _of_roles(command, tables), _of_command(command, tables)):
+        for values in table:
+            found |= {name: value for name, value in values.items() if name in known}
+    return {name: _located(path.parent, known[name], value) for name, value in found.items()}
+
+
+def find_project(folder: str | Path = ".") -> Path | None:
+    """The project file of a folder: in it, or in the nearest folder above it."""
+    start = Path(folder).resolve()
+    return next((place / FILE for place in (start, *start.parents) if (place / FILE).is_file()), None)
+
+
+def _keys(command: str) -> dict[str, bool]:
+    """The keys that a command takes, and whether their values may be paths."""
+    settings = {name: one.declared.file for kind in COMMANDS[command] for name, one in settings_of(kind).items()}
+    if command.startswith("train "):
+        settings = {name: file for name, file in settings.items() if name not in _NOT_OF_TRAIN}
+    return {name: file or name == "program" for name, file in settings.items()}
+
+
+def _of_command(command: str, tables: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The tables of a command: its group's, then its own."""
+    found, table = [], tables
+    for part in command.split():
+        table = table.get(part, {})
+        found.append(table)
+    return found
+
+
+def _of_roles(command: str, tables: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The models of the roles as settings of a command; a judge without a model uses the program's."""
+    own = next((getattr(kind, "ROLE", "program") for kind in COMMANDS[command]), "program")
+    # the model of an export is the one to be trained; a gateway behind an upstream records whichever model answered
+    if command.startswith("export") or command == "serve":
+        return []
+    found = [_role(tables, "program")] if own != "program" else []
+    found += [
+        {f"{role}_{name}": value for name, value in _role(tables, role).items()}
+        for role in ("judge", "reflection")
+        if role != own
+    ]
+    return [*found, _role(tables, own)]
+
+
+def _role(tables: Mapping[str, Any], role: str) -> dict[str, Any]:
+    return {name: value for name, value in tables.get(role, {}).items() if name in _ROLE_KEYS}
+
+
+def _located(folder: Path, is_path: bool, value: Any) -> Any:
+    """A path from the file, made relative to the file's folder; a value that is not a path is unchanged."""
+    if isinstance(value, list):
+        return [_located(folder, is_path, one) for one in value]
+    if not is_path or not isinstance(value, str) or Path.cwd() == folder:
+        return value
+    name, colon, rest = value.partition(":")
+    return f"{folder / name}{colon}{rest}" if (folder / name).exists() else value
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    commands = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS))
+    for name, table in tables.items():
+        if name not in ("defaults", *ROLES, *commands):
+            raise ConfigError(f"{path} has an unknown table [{name}]; {_hint(name, ('defaults', *ROLES, *commands))}")
+        if not isinstance(table, dict):
+            raise ConfigError(
+                f"{path}: {name} = {table!r} is outside of a table; put it under [defaults] or under a command"
+            )
+        _check_table(path, name, table)
+    return tables
+
+
+def _check_table(path: Path, name: str, table: Mapping[str, Any]) -> None:
+    inner = [command.split()[1] for command in COMMANDS if command.startswith(f"{name} ")]
+    known: dict[str, Any] = dict.fromkeys(_ROLE_KEYS) if name in ROLES else {}
+    for command in COMMANDS:
+        if name == "defaults" or command == name or (command.startswith(f"{name} ") and name not in ROLES):
+            known |= _keys(command)
+    for key, value in table.items():
+        if key in inner and isinstance(value, dict):
+            if unknown := [one for one in value if one not in _keys(f"{name} {key}")]:
+                raise ConfigError(
+                    f"{path}: [{name}.{key}] has no setting {unknown[0]!r}; {_hint(unknown[0], _keys(f'{name} {key}'))}"
+                )
+        elif key not in known:
+            raise ConfigError(f"{path}: [{name}] has no setting {key!r}; {_hint(key, [*known, *inner])}")
+
+
+def _hint(name: str, known: Any) -> str:
+    near = nearest(name, known)
+    return f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"

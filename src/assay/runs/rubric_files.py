@@ -1,0 +1,108 @@
+"""A rubric and everything it names, as files that work from any folder: check files with helpers, judges, jury members.
+
+Installed packages are not copied. Loading such a rubric runs its check files.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from assay.deployment.artifact import is_artifact
+from assay.errors import ArtifactError, RubricError
+from assay.rubrics import SHIPPED
+from assay.rubrics.loading import shipped_file
+from assay.rubrics.yaml_files import read_yaml
+from assay.runs.loading import load_rubric
+from assay.sources.files import SourceFiles
+from assay.sources.modules import located
+
+__all__ = ["portable_rubric"]
+
+_CODE = re.compile(r"[^\s:]+:[A-Za-z_][\w.]*")  # file.py:NAME or package.module:NAME
+
+
+def portable_rubric(rubric: str | Path) -> dict[str, bytes]:
+    """File contents by relative path; the first is the rubric itself: `rubric.yaml` (or `.toml`, `.json`).
+
+    Raises:
+        RubricError: the rubric or something that it names cannot be loaded.
+    """
+    path = shipped_file(str(rubric)) if str(rubric) in SHIPPED else Path(rubric)
+    load_rubric(path)
+    name = f"rubric{path.suffix.lower()}"
+    text = path.read_text(encoding="utf-8")
+    if path.suffix.lower() in (".toml", ".json"):
+        return {name: text.encode()}
+    carrier = _Carrier()
+    return {name: carrier.rewritten(text, path.absolute().parent).encode(), **carrier.files}
+
+
+class _Carrier:
+    """Copies the files that a rubric names, each once, under new names."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self._code = SourceFiles()
+        self._new: dict[str, str] = {}  # by absolute name
+
+    def rewritten(self, text: str, folder: Path, *, up: str = "") -> str:
+        """The text of a YAML file with the new names of what was copied.
+
+        Args:
+            folder: folder that its names are relative to.
+            up: relative path from the file's new folder to the top.
+        """
+        for name in sorted(set(_named(read_yaml(text, "rubric")[0])), key=len, reverse=True):
+            if (new := self.carried(name, folder)) is not None:
+                written = (up + new).replace("\\", r"\\")
+                text = re.sub(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", written, text)
+        return text
+
+    def carried(self, name: str, folder: Path) -> str | None:
+        """The new name of something that a file names; None for installed code, a shipped check or a sentence."""
+        place = folder / name if not Path(name).is_absolute() else Path(name)
+        if place.suffix.lower() in (".yaml", ".yml") and place.is_file():
+            return self._once(place, lambda new: self._yaml(place, new), ".yaml")
+        if is_artifact(place):
+            return self._once(place, lambda new: self._folder(place, new), "")
+        return self._of_code(name, folder) if _CODE.fullmatch(name) else None
+
+    def _once(self, place: Path, copy: Any, suffix: str) -> str:
+        key = str(place.resolve())
+        if key not in self._new:
+            self._new[key] = f"judges/{len(self._new)}-{place.stem}{suffix}"
+            copy(self._new[key])
+        return self._new[key]
+
+    def _yaml(self, place: Path, new: str) -> None:
+        self.files[new] = self.rewritten(place.read_text("utf-8"), place.absolute().parent, up="../").encode()
+
+    def _folder(self, place: Path, new: str) -> None:
+        for file in sorted(place.rglob("*")):
+            if file.is_file() and file.parent.name != "__pycache__":
+                self.files[f"{new}/{file.relative_to(place).as_posix()}"] = file.read_bytes()
+
+    def _of_code(self, name: str, folder: Path) -> str | None:
+        try:
+            module, attribute = located(name, folder=folder)
+        except ArtifactError:
+            raise
+        except Exception as error:
+            raise RubricError(f"{name!r} cannot be imported: {type(error).__name__}: {error}") from error
+        source = SourceFiles()
+        if not source.add(name, module.__name__, attribute):
+            return None
+        key = str(Path(str(module.__file__)).resolve())
+        if key not in self._new:
+            self._new[key] = f"code/{len(self._new)}"
+            self.files |= {f"{self._new[key]}/{place}": content for place, content in source.files.items()}
+        return f"{self._new[key]}/{source.names[name]}"
+
+
+def _named(value: Any, key: str = "") -> list[str]:
+    """Names in a rubric's or judge's file: under `check`, `use`, `first`, `second`, and in `members`."""
+    if isinstance(value, dict):
+        return [name for inner, one in value.items() for name in _named(one, str(inner))]
+    if isinstance(value, list):
+        return [name for one in value for name in _named(one, key)]
+    return [value] if isinstance(value, str) and key in ("check", "use", "first", "second", "members") else []

@@ -1,0 +1,40 @@
+"""The settings class of each command.
+
+Imports no heavy package: the command line makes its flags from these classes at each start.
+"""
+
+from assay.runs.settings.commands import (
+    CollectSettings,
+    CompareSettings,
+    CompileSettings,
+    EvaluateSettings,
+    ImproveSettings,
+    RunSettings,
+)
+from assay.runs.settings.export import ExportSettings
+from assay.runs.settings.judge import JudgeAuditSettings, JudgeCompileSettings, JudgeDriftSettings, JudgeScoreSettings
+from assay.runs.settings.serve import ServeSettings
+from assay.runs.settings.shared import DEFAULT_MODEL, CommonSettings, ProgramSettings
+from assay.runs.settings.train import TrainSettings
+from assay.runs.settings.tune import ImpactSettings, TuneSettings
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "CollectSettings",
+    "CommonSettings",
+    "CompareSettings",
+    "CompileSettings",
+    "EvaluateSettings",
+    "ExportSettings",
+    "ImpactSettings",
+    "ImproveSettings",
+    "JudgeAuditSettings",
+    "JudgeCompileSettings",
+    "JudgeDriftSettings",
+    "JudgeScoreSettings",
+    "ProgramSettings",
+    "RunSettings",
+    "ServeSettings",
+    "TrainSettings",
+    "TuneSettings",
+]

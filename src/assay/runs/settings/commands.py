@@ -1,0 +1,124 @@
+"""Settings of `compile`, `evaluate`, `compare`, `run`, `collect` and `improve`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from assay.errors import ConfigError
+from assay.models.limits import DEFAULT_S
+from assay.models.roles import check_address, is_embedded
+from assay.runs.settings.shared import RESUMED, ExecutorSettings, PromptSettings, api_base, api_key_env
+from assay.support.settings import Settings, setting
+
+__all__ = [
+    "CollectSettings",
+    "CompareSettings",
+    "CompileSettings",
+    "EvaluateSettings",
+    "ImproveSettings",
+    "RunSettings",
+]
+
+SPLITS = ("train", "val", "gate", "test")
+
+
+def _samples() -> Any:
+    return setting(1, "Number of runs of each task; the score of a task is their mean.", ge=1, job=RESUMED)
+
+
+def _split() -> Any:
+    return setting("val", "Split to score. The test split is sealed; each opening is counted.", choices=SPLITS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileSettings(ExecutorSettings, PromptSettings):
+    """Settings of `assay.compile`."""
+
+    kind: str = "compile"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateSettings(ExecutorSettings):
+    """Settings of `assay.evaluate`. The split is part of the job: `resume` continues a run on the same split."""
+
+    kind: str = "evaluate"
+    split: str = _split()
+    samples: int = _samples()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareSettings(EvaluateSettings):
+    """Settings of `assay.compare`: those of both evaluations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(Settings):
+    """Settings of `assay.run`."""
+
+    model: str | None = setting(None, "Language model; by default that of the artifact.")
+    api_base: str | None = api_base("the model")
+    api_key_env: str | None = api_key_env()
+    task_timeout: float = setting(DEFAULT_S, "Time limit of one prediction in seconds.", gt=0, metavar="SECONDS")
+
+    def __post_init__(self) -> None:
+        check_address(self.api_base)
+        super().__post_init__()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectSettings(ExecutorSettings):
+    """Settings of `assay.collect`."""
+
+    kind: str = "collect"
+    n: int = setting(8, "Number of rollouts of each task.", ge=1, flag="-n/--n")
+    split: str = setting(
+        "train", "Split of the tasks. Gate and test are not available for training.", choices=("train", "val")
+    )
+    over: Sequence[Mapping[str, Any]] = setting(
+        (),
+        "Values of an agent parameter, taken in turn by the rollouts of a task; repeatable.",
+        metavar="NAME=V,V…",
+        many=True,
+    )
+    untruncated: bool = setting(
+        False,
+        "Sample from the whole distribution of an embedded model, without top-k and top-p. A policy gradient on the "
+        "export needs this.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.untruncated and not is_embedded(self.model):
+            raise ConfigError(
+                f"untruncated would have no effect on {self.model}: its server sets top-k and top-p. Set them there"
+            )
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        return {"top_p": 1.0} if self.untruncated else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImproveSettings(ExecutorSettings, PromptSettings):
+    """Settings of `assay.improve`: of its compile steps and of its training steps. The caps cover all steps."""
+
+    kind: str = "improve"
+    order: Sequence[str] = setting(
+        ("prompts", "sft", "prompts"), "Steps in order, separated by commas: prompts, sft, grpo."
+    )
+    rollouts: int = setting(2, "Number of rollouts of each train task that sft collects.", ge=1)
+    sft: Mapping[str, Any] | None = setting(
+        None, "Setting of sft, named as in `assay train sft`: epochs=2.", metavar="NAME=VALUE"
+    )
+    grpo: Mapping[str, Any] | None = setting(
+        None, "Setting of grpo, named as in `assay train grpo`: steps=12, beta=0.", metavar="NAME=VALUE"
+    )
+    retention: Sequence[str] = setting(
+        (),
+        "Retention task: a program, rubric and data whose score grpo must not lower; repeatable.",
+        metavar="PROGRAM,RUBRIC,DATA",
+        many=True,
+    )
+    monitor: str | None = setting(
+        None, "Monitor rubric: scores the rollouts of grpo, but gives no reward.", metavar="R", file=True
+    )

@@ -1,0 +1,97 @@
+"""Settings of `judge compile`, `judge audit`, `judge score` and `judge drift`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from assay.runs.settings.shared import CommonSettings, ReflectionSettings, SearchSettings, api_base
+from assay.support.settings import named_setting, setting
+
+__all__ = ["JudgeAuditSettings", "JudgeCompileSettings", "JudgeDriftSettings", "JudgeScoreSettings", "JudgeSettings"]
+
+MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman", "brier")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeSettings(CommonSettings):
+    """Settings shared by the commands that run one judge."""
+
+    ROLE: ClassVar[str] = "judge"
+
+    judge: str = named_setting("Judge: a YAML file, an artifact's folder, file.py:NAME, or a question in one sentence.")
+    data: str = ""  # internal: the judged data, part of the job
+    model: str = setting(CommonSettings.model, "Language model of the judge; by default that of a compiled judge.")
+    api_base: str | None = api_base("the model")
+    scale: Sequence[str] | None = setting(
+        None,
+        "Labels of the scale from worst to best, separated by commas, for a judge given as a sentence. "
+        "By default no,yes.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeAuditSettings(JudgeSettings):
+    """Settings of `audit_judge`."""
+
+    kind: str = "judge audit"
+    profile: str | None = setting(
+        None,
+        "What the scale measures. quality: how good an output is; property: a property of it, such as its tone. By "
+        "default derived from the scale and the question.",
+        choices=("quality", "property"),
+    )
+    pass_at: float = setting(0.8, "Share of the cases of an attack that the judge must decide correctly.", ge=0, le=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeScoreSettings(JudgeSettings):
+    """Settings of `score_rows`."""
+
+    kind: str = "judge score"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeDriftSettings(JudgeSettings):
+    """Settings of `replay_anchors`."""
+
+    kind: str = "judge drift"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeCompileSettings(SearchSettings, ReflectionSettings):
+    """Settings of `assay.compile_judge`. `scale` and `scale_kind` apply to a judge given as a sentence."""
+
+    ROLE: ClassVar[str] = "judge"
+
+    kind: str = "judge compile"
+    judge: str = named_setting("Judge: a YAML file, an artifact's folder, file.py:NAME, or a question in one sentence.")
+    labels: str = named_setting(
+        "Human labels, one per row: a .jsonl, .csv or .parquet file, hf:…, or 'store'.",
+        flag="--labels",
+        metavar="D",
+        file=True,
+    )
+    model: str = setting(CommonSettings.model, "Language model of the judge.")
+    scale: Sequence[str] = setting(
+        (),
+        "Labels of the scale from worst to best, separated by commas, for a judge given as a sentence: no,partly,yes.",
+    )
+    scale_kind: str | None = setting(
+        None,
+        "Kind of the scale, for a judge given as a sentence; ordinal by default.",
+        choices=("ordinal", "nominal", "numeric"),
+        flag="--kind",
+    )
+    shows: Sequence[str] = setting(
+        (), "Columns that the judge sees, separated by commas; by default task_input,output."
+    )
+    optimizer: str = setting(
+        "auto", "Optimizer: auto, calibrate, or one of assay compile, such as gepa, mipro or copro."
+    )
+    objective: str | None = setting(
+        None, "Measure of agreement to optimize; by default chosen by the kind of the scale.", choices=MEASURES
+    )
+    demos: int = setting(2, "Number of demonstrations of each label.", ge=1, le=16)
+    negatives: int = setting(
+        0, "Number of attacks on train items to add to the training set, with the worst label.", ge=0
+    )

@@ -1,0 +1,324 @@
+"""The settings of each command as keywords of its Python function (PEP 692), for type checkers.
+
+Each class has the fields of the settings class of the same name, with their types; a test compares them. Values are
+checked at run time by the settings classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+__all__ = [
+    "CollectOptions",
+    "CompareOptions",
+    "ComparisonOptions",
+    "CompileOptions",
+    "EvaluateOptions",
+    "ExportOptions",
+    "ImpactOptions",
+    "ImproveOptions",
+    "JudgeAuditOptions",
+    "JudgeCompileOptions",
+    "JudgeDriftOptions",
+    "JudgeScoreOptions",
+    "OfflineOptions",
+    "PlanOptions",
+    "RunOptions",
+    "TrainOptions",
+    "TuneOptions",
+]
+
+
+class _Common(TypedDict, total=False):
+    trust: bool  # read by the decorator `assay.sources.trust.trusts`
+    model: str
+    api_base: str | None
+    api_key_env: str | None
+    rename: Mapping[str, str]
+    salt: str | None
+    sizes: Mapping[str, int]
+    seed: int
+    threads: int | None
+    task_timeout: float
+    max_calls: int | None
+    max_tokens: int | None
+    max_cost_usd: float | None
+    preflight: bool
+
+
+class _Cache(TypedDict, total=False):
+    cache: bool
+
+
+class _Program(TypedDict, total=False):
+    judge_model: str | None
+    judge_api_base: str | None
+    judge_api_key_env: str | None
+    prompt_format: str | None
+    parameters: Mapping[str, Any]
+
+
+class _Executor(TypedDict, total=False):
+    executor: str
+
+
+class _Reflection(TypedDict, total=False):
+    reflection_model: str | None
+    reflection_api_base: str | None
+    reflection_api_key_env: str | None
+    max_search_calls: int | None
+
+
+class _Decisions(TypedDict, total=False):
+    difference: float
+    early_stop: bool
+
+
+class _Prompts(TypedDict, total=False):
+    optimizer: str
+    optimizer_settings: Mapping[str, Any] | None
+    threshold: float
+    demos: int
+    token_margin: float
+
+
+class CompileOptions(_Common, _Cache, _Program, _Executor, _Reflection, _Decisions, _Prompts, total=False):
+    """The keywords of `assay.compile`."""
+
+
+class EvaluateOptions(_Common, _Cache, _Program, _Executor, total=False):
+    """The keywords of `assay.evaluate`."""
+
+    split: str
+    samples: int
+
+
+class ComparisonOptions(TypedDict, total=False):
+    """The keywords of `assay.api.train.compare`: those of an evaluation, without the model and the split."""
+
+    trust: bool
+    api_base: str | None
+    api_key_env: str | None
+    rename: Mapping[str, str]
+    salt: str | None
+    sizes: Mapping[str, int]
+    seed: int
+    threads: int | None
+    task_timeout: float
+    max_calls: int | None
+    max_tokens: int | None
+    max_cost_usd: float | None
+    preflight: bool
+    cache: bool
+    judge_model: str | None
+    judge_api_base: str | None
+    judge_api_key_env: str | None
+    prompt_format: str | None
+    executor: str
+    samples: int
+
+
+class CompareOptions(_Common, _Cache, _Program, _Executor, total=False):
+    """The keywords of `assay.compare`."""
+
+    split: str
+    samples: int
+
+
+class RunOptions(TypedDict, total=False):
+    """The keywords of `assay.run`."""
+
+    trust: bool
+    model: str | None
+    api_base: str | None
+    api_key_env: str | None
+    task_timeout: float
+
+
+class CollectOptions(_Common, _Cache, _Program, _Executor, total=False):
+    """The keywords of `assay.collect`."""
+
+    n: int
+    split: str
+    over: Sequence[Mapping[str, Any]]
+    untruncated: bool
+
+
+class ImproveOptions(_Common, _Cache, _Program, _Executor, _Reflection, _Decisions, _Prompts, total=False):
+    """The keywords of `assay.improve`."""
+
+    order: Sequence[str]
+    rollouts: int
+    sft: Mapping[str, Any] | None
+    grpo: Mapping[str, Any] | None
+    retention: Sequence[str]
+
+
+class _Parameters(TypedDict, total=False):
+    ranges: Mapping[str, tuple[float, float]]
+    samples: int
+    budget: Mapping[str, float]
+    study: str | None
+    storage: str | None
+    objectives: Sequence[str]
+
+
+class _Tune(TypedDict, total=False):
+    also: Sequence[str]
+    method: str
+    episodes: int
+    tasks_per_episode: int | None
+    learning_rate: float
+    trials: int
+    sampler: str
+    pruner: str
+    prune_at: float
+    block: int
+    workers: int
+    margin: float
+    max_search_calls: int | None
+
+
+class TuneOptions(_Common, _Cache, _Program, _Executor, _Decisions, _Parameters, _Tune, total=False):
+    """The keywords of `assay.tune`."""
+
+
+class ImpactOptions(_Common, _Cache, _Program, _Executor, _Parameters, total=False):
+    """The keywords of `assay.parameter_impact`."""
+
+    levels: int
+
+
+class _Policy(TypedDict, total=False):
+    algorithm: str
+    steps: int
+    prompts_per_step: int
+    num_generations: int
+    iterations: int
+    learning_rate: float
+    lora_r: int
+    temperature: float
+    loss: str
+    epsilon: float | None
+    epsilon_high: float | None
+    beta: float
+    kl_in_reward: bool
+    value: str
+    returns: str
+    discount: float
+    gae_lambda: float
+    scale: bool
+    step_weight: float
+    outcome_weight: float
+    per_device_batch_size: int
+    max_length: int
+    max_completion: int
+    max_grad_norm: float
+    rollout_timeout_s: float
+    evaluate_every: int
+    eval_tasks: int
+    save_every: int
+    max_score_drop: float
+    samples_every: int
+    vllm: str
+    report_to: str
+
+
+class TrainOptions(_Common, _Program, _Policy, total=False):
+    """The keywords of `assay.train`."""
+
+    retention: Sequence[str]
+    judged_by_itself: bool
+
+
+class OfflineOptions(_Policy, total=False):
+    """The keywords of `train_offline`."""
+
+    model: str
+    seed: int
+
+
+class JudgeScoreOptions(_Common, _Cache, total=False):
+    """The keywords of `score_rows`."""
+
+    scale: Sequence[str] | None
+
+
+class JudgeDriftOptions(_Common, _Cache, total=False):
+    """The keywords of `replay_anchors`."""
+
+    scale: Sequence[str] | None
+
+
+class JudgeAuditOptions(_Common, _Cache, total=False):
+    """The keywords of `audit_judge`."""
+
+    scale: Sequence[str] | None
+    profile: str | None
+    pass_at: float
+
+
+class JudgeCompileOptions(_Common, _Cache, _Reflection, total=False):
+    """The keywords of `assay.compile_judge`."""
+
+    scale: Sequence[str]
+    scale_kind: str | None
+    shows: Sequence[str]
+    optimizer: str
+    objective: str | None
+    demos: int
+    negatives: int
+
+
+class ExportOptions(TypedDict, total=False):
+    """The keywords of `assay.export`."""
+
+    trust: bool
+    runs: Sequence[str]
+    programs: Sequence[str]
+    task_types: Sequence[str]
+    sources: Sequence[str]
+    tenants: Sequence[str]
+    require_consent: bool
+    rated: bool
+    min_transitions: int
+    min_clean: float
+    min_task_types: int
+    gated: bool
+    by: Sequence[str]
+    balance_temperature: float
+    most_copies: int
+    seed: int
+    privacy: str
+    privacy_key: str | Path | None
+    licence: str
+    min_quality: float
+    whole: bool
+    model: str
+    tools: str
+    demos: bool
+    call: str
+    margin: float
+    unpaired: bool
+    returns: str
+    discount: float
+    advantage: str
+    group_by: str
+    by_outcome: bool
+    step_weight: float
+    outcome_weight: float
+    outcome: str
+
+
+class PlanOptions(CompileOptions, total=False):
+    """The keywords of `assay.api.plan.plan`: those settings of the planned command that change the estimate."""
+
+    split: str
+    n: int
+    samples: int
+    trials: int
+    order: Sequence[str]
+    rollouts: int
+    sft: Mapping[str, Any] | None
+    grpo: Mapping[str, Any] | None
+    retention: Sequence[str]

@@ -1,0 +1,59 @@
+"""Settings of `assay serve`. Keys are not settings: settings are stored with the run, and a key must not be."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from assay.runs.settings.shared import DEFAULT_MODEL
+from assay.support.settings import Settings, setting
+
+__all__ = ["ServeSettings"]
+
+
+def _seconds(default: float, help: str) -> Any:
+    return setting(default, help, ge=0.1, metavar="SECONDS")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings(Settings):
+    """Settings of the gateway. The defaults of the connection limits are those of `ConnectionLimits`.
+
+    Attributes:
+        idle_s, connection_idle_s, receive_s, upstream_idle_s: seconds.
+        max_connections: None for a third of the file descriptors of the process, at most 2000.
+    """
+
+    model: str | None = setting(
+        None,
+        "Model that answers: embedded/NAME or a litellm name; with --upstream, the name that the server knows. "
+        f"Without --upstream the default is {DEFAULT_MODEL}.",
+        metavar="NAME",
+    )
+    upstream: str | None = setting(
+        None,
+        "Base URL of a server that implements OpenAI chat completions (vLLM, llama.cpp, a provider).",
+        metavar="URL",
+    )
+    host: str = setting("127.0.0.1", "Address to bind; non-loopback addresses require --key.")
+    port: int = setting(8321, "Port to bind; 0 selects a free port.", ge=0, le=65535)
+    allow_host: Sequence[str] = setting(
+        (), "Additional host name under which clients may reach this gateway; repeatable.", metavar="NAME", many=True
+    )
+    idle_s: float = _seconds(600.0, "A rollout ends after this time without a call.")
+    max_body_mb: int = setting(10, "Largest request body in MiB; a larger request is answered with status 413.", ge=1)
+    max_connections: int | None = setting(
+        None,
+        "Largest number of concurrent connections; others wait. "
+        "By default a third of the open-file limit (ulimit -n), at most 2000.",
+        ge=1,
+    )
+    connection_idle_s: float = _seconds(75.0, "A connection without a request is closed after this time.")
+    receive_s: float = _seconds(60.0, "Time limit for receiving a request body, plus 1 second for each 64 KiB.")
+    upstream_idle_s: float = _seconds(
+        600.0, "A call fails after this time in which the upstream sends nothing or the caller reads nothing."
+    )
+
+    @property
+    def answering(self) -> str | None:
+        """The model that answers; None where the upstream's own choice is passed through."""
+        return DEFAULT_MODEL if self.model is None and self.upstream is None else self.model

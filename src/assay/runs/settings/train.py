@@ -1,0 +1,47 @@
+"""Settings of `train`: those of the weight update, and those of the program whose rollouts it learns from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from assay.optimizers.finetuning.settings import PolicySettings
+from assay.runs.settings.shared import ProgramSettings
+from assay.support.settings import setting, settings_of
+
+__all__ = ["ROLLOUTS_ONLY", "TrainSettings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(PolicySettings, ProgramSettings):
+    """Settings of `assay.train`: of the weight update and of the program whose rollouts it learns from."""
+
+    kind: str = "train"
+    adapter_name: str = ""  # internal: part of the job, so that each adapter has its own run
+    retention: Sequence[str] = setting(
+        (),
+        "Retention task: a program, rubric and data whose score must not fall; repeatable.",
+        metavar="PROGRAM,RUBRIC,DATA",
+        many=True,
+    )
+    monitor: str | None = setting(
+        None, "Monitor rubric: scores the rollouts, but gives no reward.", metavar="R", file=True
+    )
+    judged_by_itself: bool = setting(False, "Allow the model in training to judge its own rollouts.")
+
+    @property
+    def policy(self) -> PolicySettings:
+        """The settings of the weight update alone."""
+        return PolicySettings(**{name: getattr(self, name) for name in settings_of(PolicySettings)})
+
+
+# Training on an export ignores these: tasks and rewards are in the export, and no program runs.
+ROLLOUTS_ONLY = (
+    "step_weight",
+    "outcome_weight",
+    "rollout_timeout_s",
+    "evaluate_every",
+    "eval_tasks",
+    "max_score_drop",
+    "samples_every",
+    "max_completion",
+    "vllm",
+)

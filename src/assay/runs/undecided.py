@@ -1,0 +1,182 @@
+"""Preflight check of a rubric: each final criterion must be decided on one of the first tasks.
+
+Does not run programs: `assay.runs.preflight` does.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import dspy
+
+from assay.datasets import Task
+from assay.errors import ModelError, RubricError
+from assay.rubrics import Criterion, NoGrade, Rubric, ScoreResult
+from assay.rubrics.scoring import fields_of, grade
+from assay.traces import Rollout
+from assay.traces.records import Verdict
+
+__all__ = ["SKIP", "SKIP_FLAG", "Verdicts"]
+
+SKIP, SKIP_FLAG = "preflight=False skips this check", "--no-preflight"
+_MORE = 20  # further tasks on which a check is tried, with the last answer, before it is refused
+
+
+class Verdicts:
+    """The final criteria of a rubric that are still undecided, and why.
+
+    Judges that compare outputs are left out: a preflight has one output per task.
+    """
+
+    def __init__(self, rubric: Rubric) -> None:
+        self.rubric = rubric
+        self.missing: dict[str, str] = {
+            c.name: "" for c in rubric.finals if c.check is not None or not rubric.compares(c.name)
+        }
+        self.seen: list[tuple[Task, dict[str, Any], Rollout]] = []  # runs with an answer
+        self._verdicts: list[Verdict] = []
+
+    def take(self, task: Task, prediction: dspy.Prediction) -> None:
+        """Reads the verdicts of a scored run, and asks judges without a verdict separately."""
+        self.read(task, getattr(prediction, "_result", None), fields_of(prediction), prediction._rollout)
+
+    def read(self, task: Task, result: ScoreResult | None, fields: dict[str, Any], rollout: Rollout) -> None:
+        """As `take`, for a score result."""
+        if result is None or result.failed is not None:
+            return
+        self.seen.append((task, fields, rollout))
+        checks = {c.name for c in self.rubric.finals if c.check is not None}
+        for verdict in result.verdicts:
+            if verdict.grade is not None or (not verdict.applies and verdict.criterion in checks):
+                self.missing.pop(verdict.criterion, None)
+            elif verdict.criterion in checks & self.missing.keys():
+                self.missing[verdict.criterion] = self.missing[verdict.criterion] or verdict.reason
+        self._verdicts += result.verdicts
+        self._ask(*self.seen[-1])
+
+    def ask(self, task: Task, rollout: Rollout) -> None:
+        """If no run gave an answer, asks the judges about the expected one."""
+        if not self.seen:
+            self._ask(task, dict(task.expected) or {"answer": "no answer"}, rollout)
+
+    def require(self, tasks: Sequence[Task]) -> None:
+        """Raises if a criterion was decided on no output.
+
+        Args:
+            tasks: the job's tasks; an undecided check is tried on some of them with the last answer.
+        Raises:
+            RubricError: a check decided nothing.
+            ModelError: a judge decided nothing.
+        """
+        checks = [
+            c
+            for c in self.rubric.finals
+            if c.check is not None and self.missing.get(c.name) and not self._decided_elsewhere(c, tasks)
+        ]
+        if checks:
+            hints = {pair for c in checks if (pair := self._rename(c)) is not None}
+            lines = [
+                f"criterion {c.name!r} could not be graded on {self._where()}: {self.missing[c.name]}" for c in checks
+            ]
+            wanted = ", ".join(f"{old!r}: {new!r}" for old, new in sorted(hints))
+            lines += [f"Where that is a column of the data, rename it: rename={{{wanted}}}"] if hints else []
+            lines += [] if hints else [self._fields()]
+            flags = [f"--rename {old}={new}" for old, new in sorted(hints)]
+            raise RubricError("\n".join([*lines, SKIP]), flag=", ".join([*flags, SKIP_FLAG]))
+        self.require_judges()
+
+    @property
+    def silent(self) -> list[str]:
+        """The criteria of judges that have given no verdict yet."""
+        return sorted({c.name for c in self.rubric.finals if c.judge is not None} & self.missing.keys())
+
+    def require_judges(self) -> None:
+        """Raises if a judge gave no verdict.
+
+        Raises:
+            ModelError: names the judge and its error.
+        """
+        if self.silent:
+            name = self.silent[0]
+            raise ModelError(
+                f"the judge of {name!r} gave no verdict on any of the outputs that it was shown: {self.missing[name]}. "
+                f"Check its model, key and address (judge_model, judge_api_key_env, judge_api_base); {SKIP}",
+                flag=f"--judge-model, --judge-api-key-env, --judge-api-base, {SKIP_FLAG}",
+            )
+
+    def warnings(self) -> list[str]:
+        """A warning if answers share no field with the expected outputs: checks then grade 0 instead of staying
+        undecided.
+        """
+        failed = sorted({v.criterion for v in self._verdicts if v.scope == "final" and v.grade == 0 and v.weight > 0})
+        if not failed or any(
+            not task.expected or task.expected.keys() & fields.keys() for task, fields, _ in self.seen
+        ):
+            return []
+        task, fields, _ = self.seen[0]
+        return [
+            f"the tasks expect {sorted(task.expected)}, and the program answers {sorted(fields)}: a check that "
+            "compares fields of one name gives 0 "
+            f"({', '.join(failed)}). Rename a column of the data, or name the field in the rubric (with: "
+            f"{{field: NAME}})"
+        ]
+
+    def _fields(self) -> str:
+        """The fields that a check can read."""
+        task, fields, _ = self.seen[-1]
+        return (
+            f"task.inputs has {sorted(task.inputs)}, task.expected {sorted(task.expected)}, and the prediction "
+            f"{sorted(fields)}"
+        )
+
+    def _where(self) -> str:
+        ids = [repr(task.id) for task, _, _ in self.seen]
+        return f"task {ids[0]}" if len(ids) == 1 else f"any of the first {len(ids)} tasks ({', '.join(ids)})"
+
+    def _decided_elsewhere(self, criterion: Criterion, tasks: Sequence[Task]) -> bool:
+        _, fields, rollout = self.seen[-1]
+        more = tasks[len(self.seen) : len(self.seen) + _MORE]
+        return any(grade(criterion, criterion.check, task, dict(fields), rollout).grade is not None for task in more)
+
+    def _rename(self, criterion: Criterion) -> tuple[str, str] | None:
+        """An expected column and the name under which the check can use it; None if no column fits or several do."""
+        task, fields, rollout = self.seen[0]
+        wanted = _wanted(criterion, task, fields, rollout)
+        if not wanted or wanted in task.expected:
+            return None
+        fitting = []
+        for column, value in task.expected.items():
+            renamed = replace(task, expected={wanted: value, **{k: v for k, v in task.expected.items() if k != column}})
+            if grade(criterion, criterion.check, renamed, dict(fields), rollout).grade is not None:
+                fitting.append(column)
+        near = fitting if len(fitting) == 1 else difflib.get_close_matches(wanted, fitting, 1)
+        return (near[0], wanted) if near else None
+
+    def _ask(self, task: Task, fields: Mapping[str, Any], rollout: Rollout) -> None:
+        for criterion in self.rubric.finals:
+            if criterion.name not in self.missing or criterion.judge is None:
+                continue
+            decide = self.rubric.decider(criterion.name)
+            if decide is None:
+                self.missing[criterion.name] = "no judge model was given"
+                continue
+            verdict = grade(criterion, decide, task, dict(fields), rollout)
+            if verdict.grade is not None:
+                del self.missing[criterion.name]
+            else:
+                self.missing[criterion.name] = verdict.reason or "no reason was given"
+
+
+def _wanted(criterion: Criterion, task: Task, fields: Mapping[str, Any], rollout: Rollout) -> str:
+    """The expected field that a check needs: named by a shipped check, or the key that a user's check fails on."""
+    assert criterion.check is not None
+    try:
+        criterion.check(task, dict(fields), rollout, **criterion.arguments)
+    except NoGrade as error:
+        return error.wanted
+    except KeyError as error:
+        return str(error.args[0]) if error.args else ""
+    except Exception:  # any other failure names no field
+        return ""
+    return ""

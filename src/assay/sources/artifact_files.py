@@ -1,0 +1,180 @@
+"""Reads an artifact's files and verifies all of them against the manifest, before any is used. Runs no code.
+
+Everything is bounded: the number of files and the size of each. Only plain files are allowed. A malicious folder can
+therefore neither exhaust the memory nor refer to files outside of it.
+"""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from assay.errors import ArtifactError
+
+__all__ = [
+    "FORMAT",
+    "RUBRIC",
+    "SOURCE",
+    "code_of",
+    "hash_of_files",
+    "hash_of_manifest",
+    "hash_of_text",
+    "read_json",
+    "verified",
+]
+
+FORMAT = 1
+SOURCE, RUBRIC = "source", "rubric"
+_FILES = ("program.json", "splits.json", "report.md")
+_MOST_FILES = 10_000  # files in the whole folder
+_MOST_BYTES = 256 * 2**20  # bytes of one file; the state of a program with its demonstrations is a few MB
+_CHANGED = (
+    "was changed after the artifact was written. Compile again, or restore the file: "
+    "the scores belong to the program as it was"
+)
+
+
+def verified(folder: Path) -> dict[str, Any]:
+    """Manifest of an artifact, after verifying all files against it.
+
+    Raises:
+        ArtifactError: not an artifact; a newer format; a file is missing, changed, too large or not in the manifest; or
+            the folder contains a link.
+    """
+    manifest = read_json(folder / "manifest.json", folder)
+    version = manifest.get("format")
+    if not isinstance(version, int):
+        raise ArtifactError(f"{folder}: manifest.json has no format number: it is not an assay artifact")
+    if version > FORMAT:
+        raise ArtifactError(f"{folder} has format {version}, this assay reads up to {FORMAT}: update assay")
+    if manifest.get("sha256") != hash_of_manifest(manifest):
+        raise ArtifactError(f"{folder}: manifest.json {_CHANGED}")
+    _check_plain(folder)
+    for name in _FILES:
+        if _hash_of_file(folder / name, folder) != _mapping(manifest, "files", folder).get(name):
+            raise ArtifactError(f"{folder}: {name} {_CHANGED}")
+    _check_files(folder, RUBRIC, _mapping(manifest, "rubric_files", folder))
+    source = _mapping(manifest, "source", folder)
+    if source:
+        files = _mapping(source, "files", folder)
+        _check_files(folder, SOURCE, files)
+        places = _mapping(source, "names", folder)
+        if unlisted := [name for name, place in places.items() if str(place).rpartition(":")[0] not in files]:
+            raise ArtifactError(f"{folder}: the source of {unlisted[0]!r} is not in the manifest: compile again")
+    return manifest
+
+
+def code_of(manifest: Mapping[str, Any], kind: str = SOURCE) -> list[str]:
+    """Paths of the files of an artifact's source, or of its rubric, that run as code; data files are left out."""
+    if kind == RUBRIC:
+        return [f"{kind}/{place}" for place in manifest.get("rubric_files") or {} if place.endswith(".py")]
+    source = manifest.get("source") or {}
+    loaded = {str(place).rpartition(":")[0] for place in (source.get("names") or {}).values()}
+    return [f"{kind}/{place}" for place in source.get("files") or {} if place.endswith(".py") or place in loaded]
+
+
+def hash_of_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_of_manifest(manifest: Mapping[str, Any]) -> str:
+    """sha256 of the manifest without its own hash. It covers all files of the artifact, whose hashes it contains."""
+    return hash_of_text(json.dumps({key: value for key, value in manifest.items() if key != "sha256"}, sort_keys=True))
+
+
+def hash_of_files(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {place: hashlib.sha256(content).hexdigest() for place, content in files.items()}
+
+
+def read_json(path: Path, folder: Path) -> dict[str, Any]:
+    """The JSON object in a file of an artifact.
+
+    Raises:
+        ArtifactError: the file is missing, too large, or not a JSON object.
+    """
+    try:
+        value = json.loads(_content(path, folder))
+    except (FileNotFoundError, NotADirectoryError):
+        why = (
+            f"it has no {path.name}"
+            if folder.is_dir()
+            else "it is a file"
+            if folder.is_file()
+            else "there is no such folder"
+        )
+        raise ArtifactError(
+            f"{folder} is no artifact: {why}. `assay compile` and `assay tune` print the folder of their artifact"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"cannot read {path}: {error}") from None
+    if not isinstance(value, dict):
+        raise ArtifactError(f"{path} is not a JSON object")
+    return value
+
+
+def _mapping(mapping: Mapping[str, Any], name: str, folder: Path) -> Mapping[str, Any]:
+    value = mapping.get(name)
+    if not isinstance(value, dict | None):
+        raise ArtifactError(f"{folder}: {name} in manifest.json is a {type(value).__name__}, not an object")
+    return value or {}
+
+
+def _content(path: Path, folder: Path) -> bytes:
+    """Content of a plain file of limited size. Reading a pipe would block forever."""
+    status = os.lstat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise ArtifactError(f"{folder}: {path.name} is not a plain file: artifacts contain no links and no devices")
+    if status.st_size > _MOST_BYTES:
+        raise ArtifactError(
+            f"{folder}: {path.name} has {status.st_size / 2**20:.0f} MiB; the limit is {_MOST_BYTES // 2**20} MiB"
+        )
+    with open(path, "rb") as file:
+        return file.read(_MOST_BYTES + 1)
+
+
+def _hash_of_file(path: Path, folder: Path) -> str:
+    try:
+        return hashlib.sha256(_content(path, folder)).hexdigest()
+    except OSError as error:
+        raise ArtifactError(f"{folder}: cannot read {path.relative_to(folder).as_posix()}: {error}") from None
+
+
+def _check_plain(folder: Path) -> None:
+    """Check that the folder contains only files and folders: the target of a link is not hashed, and may change."""
+    waiting, count = [folder.resolve()], 0
+    while waiting:
+        try:
+            entries = list(os.scandir(waiting.pop()))
+        except OSError as error:
+            raise ArtifactError(f"cannot read {folder}: {error}") from None
+        for entry in entries:
+            count += 1
+            if count > _MOST_FILES:
+                raise ArtifactError(f"{folder} has more than {_MOST_FILES} files: it is not an assay artifact")
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(Path(entry.path))
+            elif not entry.is_file(follow_symlinks=False):
+                place = Path(entry.path).relative_to(folder.resolve()).as_posix()
+                raise ArtifactError(
+                    f"{folder}: {place} is a link or a device; an artifact contains only plain files. "
+                    "Copy the file itself"
+                )
+
+
+def _check_files(folder: Path, kind: str, files: Mapping[str, Any]) -> None:
+    home = folder / kind
+    present = {
+        path.relative_to(home).as_posix()
+        for path in home.rglob("*")
+        if path.is_file() and path.parent.name != "__pycache__"
+    }
+    if extra := sorted(present - files.keys()):
+        raise ArtifactError(f"{folder}: {kind}/{extra[0]} is not in the manifest: remove it, or compile again")
+    for place, sha in files.items():
+        if Path(place).is_absolute() or ".." in Path(place).parts:
+            raise ArtifactError(f"{folder}: {kind}/{place} is outside of the artifact")
+        if _hash_of_file(home / place, folder) != sha:
+            raise ArtifactError(f"{folder}: {kind}/{place} {_CHANGED}")

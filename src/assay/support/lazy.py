@@ -1,0 +1,27 @@
+"""Public names of a package that load on first use (PEP 562): importing one name does not import the whole package."""
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+__all__ = ["attach"]
+
+
+def attach(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` for a package's `__init__`.
+
+    Args:
+        package: its `__name__`.
+        modules: module, relative to the package -> names of its public objects, separated by spaces.
+    """
+    where = {name: f"{package}.{module}" for module, names in modules.items() for name in names.split()}
+
+    def get(name: str) -> Any:
+        if name not in where:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(where[name]), name)
+        setattr(sys.modules[package], name, value)  # later accesses do not call this function
+        return value
+
+    return get, lambda: sorted(where)

@@ -1,0 +1,45 @@
+"""Short `repr` and notebook table for reports. Imports no other part of assay, so that any package can use it."""
+
+import html
+from typing import Any
+
+__all__ = ["ReportRepr"]
+
+_FIRST = ("artifact", "path", "name", "split", "winner", "best", "replaces")
+_LAST = ("rollouts", "rows", "passed", "steps", "best_step", "agreement", "converged", "calls", "cost_usd", "stopped")
+
+
+class ReportRepr:
+    """Base of reports: `repr` is one line, notebooks show a small table. The data is in `to_dict()`."""
+
+    def _facts(self) -> list[tuple[str, str]]:
+        data: dict[str, Any] = self.to_dict()  # type: ignore[attr-defined]
+        facts = [(key, data[key]) for key in _FIRST if data.get(key) is not None]
+        for key, part in (("score", data.get("result")), *(data.get("test") or {}).items()):
+            if isinstance(part, dict) and part:
+                facts.append((key, _measure(part)))
+        facts += [(key, data[key]) for key in _LAST if isinstance(data.get(key), str | int | float)]
+        return [(key, _short(value)) for key, value in facts]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{key}={value}' for key, value in self._facts())})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>" for key, value in self._facts()
+        )
+        return f"<table><caption>{html.escape(type(self).__name__)}</caption>{rows}</table>"
+
+
+def _measure(part: dict[str, Any]) -> str:
+    """A score or difference, with its interval."""
+    value = part.get("score", part.get("mean", part.get("kappa")))
+    low, high = part.get("interval") or (part.get("low"), part.get("high"))
+    if value is None:
+        return "unscored"
+    return f"{value:.3f}" + (f" [{low:.3f}, {high:.3f}]" if low is not None and high is not None else "")
+
+
+def _short(value: Any) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"

@@ -1,0 +1,243 @@
+"""Settings: frozen dataclasses whose fields are declared once, with type, default, rule and help.
+
+From these declarations come the keywords of the Python functions (`assay.runs.arguments`), the flags of the command
+line (`assay.cli.flags`) and the keys of `assay.toml` (`assay.runs.project`). Reads no file and loads no heavy package.
+"""
+
+import dataclasses
+import difflib
+import math
+import numbers
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.errors import ConfigError
+
+__all__ = ["Declared", "Setting", "Settings", "named_setting", "nearest", "setting", "settings_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """What a field says of itself beside its type and default.
+
+    Attributes:
+        ge, gt, le, lt: bounds of a number.
+        choices: allowed values of a string.
+        why: what the bounds are about, added to the error.
+        flag: of the command line, where it is not the field's name; two with a slash for a switch
+            (`--early-stop/--no-early-stop`).
+        many: a sequence is given by repeating the flag; otherwise by one flag with commas.
+        job: part of what the job is. False: how far and where it runs, so that another value resumes the same job.
+        flag_help: help text of the flag, where the flag says the opposite of the field (`--no-cache` of `cache`).
+        file: the value may be a path, which `assay.toml` gives relative to itself.
+        named: a name of what the Python function takes as an argument of its own, such as the program; the command
+            line has no flag for it unless `flag` is given.
+    """
+
+    help: str = ""
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    choices: tuple[str, ...] = ()
+    why: str = ""
+    flag: str = ""
+    metavar: str | None = None
+    many: bool = False
+    job: bool = True
+    flag_help: str = ""
+    file: bool = False
+    named: bool = False
+
+    @property
+    def rule(self) -> str:
+        """The bounds in words; empty where there are none."""
+        low, high = self.gt if self.ge is None else self.ge, self.lt if self.le is None else self.le
+        at_least = None if low is None else f"{'above' if self.ge is None else 'at least'} {low:g}"
+        at_most = None if high is None else f"{'below' if self.le is None else 'at most'} {high:g}"
+        if self.ge is not None and self.le is not None:
+            return f"between {low:g} and {high:g}"
+        return " and ".join(part for part in (at_least, at_most) if part)
+
+    def allows(self, value: float) -> bool:
+        """Whether a number is within the bounds."""
+        return (
+            (self.ge is None or value >= self.ge)
+            and (self.gt is None or value > self.gt)
+            and (self.le is None or value <= self.le)
+            and (self.lt is None or value < self.lt)
+        )
+
+
+def setting(
+    default: Any = MISSING, help: str = "", *, factory: Callable[[], Any] | Any = MISSING, **declared: Any
+) -> Any:
+    """A field of a settings class. `declared`: the attributes of `Declared`."""
+    metadata = {"setting": Declared(help=help, **declared)}
+    if factory is not MISSING:
+        return dataclasses.field(default_factory=factory, metadata=metadata)
+    return (
+        dataclasses.field(metadata=metadata)
+        if default is MISSING
+        else dataclasses.field(default=default, metadata=metadata)
+    )
+
+
+def named_setting(help: str = "", **declared: Any) -> Any:
+    """A required field that holds the name of an argument of the Python function: program, rubric, data or judge."""
+    return setting(help=help, named=True, **declared)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A declared field of a settings class."""
+
+    name: str
+    type: Any
+    default: Any  # MISSING where it is required
+    declared: Declared
+
+    @property
+    def required(self) -> bool:
+        return self.default is MISSING
+
+    @property
+    def plain(self) -> Any:
+        """The type without None: `int` of `int | None`."""
+        kinds = [kind for kind in _members(self.type) if kind is not type(None)]
+        return kinds[0] if len(kinds) == 1 else self.type
+
+
+_known: dict[Any, dict[str, Setting]] = {}
+
+
+def settings_of(kind: type[Any]) -> Mapping[str, Setting]:
+    """The declared fields of a settings class by name, in their order; fields without `setting` are internal."""
+    if kind not in _known:
+        _known[kind] = _settings_of(kind)
+    return _known[kind]
+
+
+def _settings_of(kind: type[Any]) -> dict[str, Setting]:
+    types_of = typing.get_type_hints(kind)
+    found = {}
+    for item in dataclasses.fields(kind):
+        if (declared := item.metadata.get("setting")) is not None:
+            default = item.default if item.default_factory is MISSING else item.default_factory()
+            found[item.name] = Setting(item.name, types_of[item.name], default, declared)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Base of all settings classes. Each field is checked against its type and rule when an object is made.
+
+    Raises:
+        ConfigError: a value breaks its rule; the message says field, value and rule.
+    """
+
+    def __post_init__(self) -> None:
+        for one in settings_of(type(self)).values():
+            value = getattr(self, one.name)
+            if (plain := _plain(value)) is not value:
+                object.__setattr__(self, one.name, plain)
+            check_value(one, plain)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy numbers as Python numbers, also in a mapping: settings are stored as JSON. Other values are unchanged."""
+    if isinstance(value, Mapping) and any(_plain(item) is not item for item in value.values()):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, numbers.Integral) and not isinstance(value, int):
+        return int(value)
+    if isinstance(value, numbers.Real) and not isinstance(value, int | float):
+        return float(value)
+    return value
+
+
+def check_value(one: Setting, value: Any) -> None:
+    """Raises `ConfigError` where a value is of another type than a field, out of its bounds, or none of its choices."""
+    said, declared = f"{one.name}={value!r}", one.declared
+    if not _fits(value, one.type):
+        raise ConfigError(f"{said} must be {_words(one.type)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{said} must be a finite number{f' {declared.rule}' if declared.rule else ''}")
+    if isinstance(value, int | float) and not isinstance(value, bool) and not declared.allows(value):
+        raise ConfigError(f"{said} must be {declared.rule}{f': {declared.why}' if declared.why else ''}")
+    if declared.choices and isinstance(value, str) and value not in declared.choices:
+        raise ConfigError(f"{said} must be one of {', '.join(declared.choices)}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that an unknown one was probably meant to be."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return close[0] if close else None
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    return (
+        typing.get_args(kind)
+        if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
+        else (kind,)
+    )
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a type. An integer is a number; True and False are not."""
+    members = _members(kind)
+    if len(members) > 1:
+        return any(_fits(value, member) for member in members)
+    if kind is Any:
+        return True
+    origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin in (int, float):
+        return isinstance(value, (int, float) if origin is float else int) and not isinstance(value, bool)
+    if origin is Mapping:
+        return isinstance(value, Mapping) and (
+            not arguments or all(_fits(key, arguments[0]) and _fits(item, arguments[1]) for key, item in value.items())
+        )
+    if origin is Sequence:
+        return isinstance(value, list | tuple) and (not arguments or all(_fits(item, arguments[0]) for item in value))
+    if origin is tuple:
+        return isinstance(value, list | tuple) and len(value) == len(arguments) and all(map(_fits, value, arguments))
+    return isinstance(value, origin)
+
+
+_WORDS = {
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    bool: "True or False",
+    type(None): "None",
+    Any: "any value",
+    Path: "a Path",
+}
+_PLURALS = {int: "integers", float: "numbers", str: "strings", Any: "values"}
+
+
+def _words(kind: Any) -> str:
+    """A type in words: `an integer or None`."""
+    members = _members(kind)
+    if len(members) > 1:
+        return " or ".join(map(_words, members))
+    origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin is Mapping:
+        return f"a mapping of {_plural(arguments[0])} to {_plural(arguments[1])}"
+    if origin is Sequence:
+        return f"a list or tuple of {_plural(arguments[0])}"
+    if origin is tuple:
+        return f"{len(arguments)} {_plural(arguments[0])}"
+    return str(_WORDS.get(kind) or getattr(kind, "__name__", kind))
+
+
+def _plural(kind: Any) -> str:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        return f"pairs of {_plural(arguments[0])}"
+    if origin is Mapping:
+        return "mappings"
+    return _PLURALS.get(kind) or _words(kind)

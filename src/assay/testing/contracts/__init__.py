@@ -1,0 +1,23 @@
+"""Contract suites: tests for your own store, judge, agent, criterion or optimizer.
+
+Subclass a suite under a name that starts with `Test` and override `make`; pytest collects the inherited tests. Nothing
+here imports pytest: `failures` runs a suite without it.
+"""
+
+from assay.testing.contracts.agents import AgentContract
+from assay.testing.contracts.base import Contract
+from assay.testing.contracts.criteria import CriterionContract
+from assay.testing.contracts.judges import JudgeContract, ListwiseJudgeContract, PairwiseJudgeContract
+from assay.testing.contracts.optimizers import OptimizerContract
+from assay.testing.contracts.stores import StoreContract
+
+__all__ = [
+    "AgentContract",
+    "Contract",
+    "CriterionContract",
+    "JudgeContract",
+    "ListwiseJudgeContract",
+    "OptimizerContract",
+    "PairwiseJudgeContract",
+    "StoreContract",
+]

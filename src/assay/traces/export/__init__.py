@@ -1,0 +1,1 @@
+"""Export of training data from the store: selection, anonymization, gates, balancing, formats and files."""

@@ -1,0 +1,386 @@
+"""One pass of an export over the store: decides what becomes a row, writes the rows and counts what is left out."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from assay.support.package import __version__
+from assay.traces.credit import Baseline, differs_by_turn, returns
+from assay.traces.export.balance import Sampler
+from assay.traces.export.drawn import count_turns, left_out
+from assay.traces.export.files import RowWriter, without_gc
+from assay.traces.export.formats import grpo_columns, grpo_rows, preference_rows, prompt_of, sft_rows
+from assay.traces.export.gates import VERIFIED, GateReport
+from assay.traces.export.hiding import Hider
+from assay.traces.export.manifest import FORMAT
+from assay.traces.export.provenance import Provenance
+from assay.traces.export.restrictions import SHOWN, Restrictions
+from assay.traces.export.selection import Episode, Overlap, read_groups
+from assay.traces.export.settings import ExportConfig
+from assay.traces.export.target import Target
+from assay.traces.export.transitions import JSON_COLUMNS, transition_row
+from assay.traces.export.turns import Turn
+from assay.traces.records import Rollout, subject_digest
+from assay.traces.shown import OwnTask
+from assay.traces.store import Store
+from assay.traces.store.rows import as_json
+from assay.traces.store.sealing import SplitFinder
+
+__all__ = ["ExportPass"]
+
+_LEARNED_FROM = ("truncated", "parse")  # problems that a policy must learn to avoid: exported although not clean
+REPEATED = "cached copies of calls that are exported"
+ITSELF = "calls whose prompt demonstrates their own task"
+_ANSWERS = 20  # answers of a GRPO export on which the rubric's checks are tried
+_OWN_SECTIONS = ("selection", "gates", "balance", "privacy_key")  # not in the manifest's "config"
+
+
+class ExportPass:
+    """One pass over the store with its counters.
+
+    Args:
+        sealed: Keys of the inputs of gate and test tasks, see `sealed_tasks`.
+        overlap: Text overlap with sealed inputs, see `sealed_tasks`.
+        splits: Finds the split of a task.
+    """
+
+    def __init__(
+        self, store: Store, config: ExportConfig, sealed: set[str], overlap: Overlap, splits: SplitFinder
+    ) -> None:
+        self.store, self.config, self.sealed, self.overlap, self.splits = store, config, sealed, overlap, splits
+        self.target = Target(config)
+        self.hider = Hider(config.privacy, config.privacy_key, JSON_COLUMNS if config.kind == "transitions" else ())
+        gates = replace(config.gates, privacy="names") if config.privacy == "names" else config.gates
+        self.gates = GateReport(gates, finds_names=self.hider.finds_names)
+        self.left = Counter(left_out(store, config.selection))
+        self.people: set[str] = set()
+        self.zero_variance_groups = self.rollouts = self.groups = 0
+        self.written = Counter[str]()
+        self.answers: list[tuple[Rollout, str]] = []
+        self.columns: dict[str, dict[str, str]] = {"inputs": {}, "outputs": {}}
+        self._task: str | None = None
+        self._seen: dict[int, bool] = {}  # calls of this task, and whether only a copy from the cache was seen
+        self._row_keys: set[int] = set()  # SFT rows of this task
+        self.provenance = Provenance()
+        self.restrictions = Restrictions(store, config.selection, splits)
+        self.total = count_turns(store, config.selection)
+        counts, self.batch = (
+            self._survey()
+            if config.balance.method != "none" or config.advantage == "batch"
+            else (Counter[tuple[str, ...]](), None)
+        )
+        self.sampler = Sampler(counts, config.balance)
+
+    def _survey(self) -> tuple[Counter[tuple[str, ...]], Baseline | None]:
+        """First pass over scores and step rewards: number of rollouts by balance cell, and the baseline of the
+        batch.
+        """
+        counts, baseline = Counter[tuple[str, ...]](), self._baseline()
+        for group in self._groups(light=True):
+            for episode in group:
+                if self._wanted(episode):
+                    counts[self._cell(episode)] += 1
+                if (credited := self._credited(episode)) is not None:
+                    baseline.add(credited[1])
+        return counts, baseline if self.config.advantage == "batch" else None
+
+    def _groups(self, *, light: bool = False) -> Iterator[list[Episode]]:
+        config, left = self.config, None if light else self.left
+        means, by_task = "difficulty" in config.balance.by, config.group_by == "task"
+        return read_groups(
+            self.store,
+            config.selection,
+            self.sealed,
+            splits=self.splits,
+            light=light,
+            means=means,
+            by_task=by_task,
+            left=left,
+        )
+
+    def _cell(self, episode: Episode) -> tuple[str, ...]:
+        quality = episode.quality
+        outcome = "unscored" if quality is None else "good" if quality >= self.config.min_quality else "bad"
+        values = {"task_type": episode.rollout.task_type, "difficulty": episode.difficulty, "outcome": outcome}
+        return tuple(values[name] for name in self.config.balance.by)
+
+    def _wanted(self, episode: Episode) -> bool:
+        """Whether this rollout is exported: all for GRPO, for SFT those with `min_quality`, for the others all
+        scored.
+        """
+        quality = episode.quality
+        if self.config.kind == "grpo":
+            return True
+        return quality is not None and (self.config.kind != "sft" or quality >= self.config.min_quality)
+
+    def _credited(self, episode: Episode) -> tuple[list[float], list[float]] | None:
+        """Rewards and returns by turn; None without an outcome or with a non-finite reward."""
+        if episode.credited is None:
+            episode.credited = self._credit(episode)
+        return episode.credited or None
+
+    def _credit(self, episode: Episode) -> tuple[list[float], list[float]] | tuple[()]:
+        config = self.config
+        outcome = episode.quality if config.outcome == "human" else episode.rollout.score
+        if outcome is None or not 0 <= outcome <= 1:
+            return ()
+        rewards = [config.step_weight * reward for reward in episode.rewards]
+        rewards[-1] += config.outcome_weight * outcome
+        if not all(map(math.isfinite, rewards)):
+            return ()
+        return rewards, returns(rewards, scheme=config.returns, discount=config.discount)
+
+    def write(self, folder: Path, advance: Callable[[int], None]) -> dict[str, dict[str, Any]]:
+        """Write all rows into a folder.
+
+        Returns:
+            Rows, bytes and sha256 by file name.
+        """
+        with without_gc(), RowWriter(folder, parquet=self.config.kind == "transitions") as writer:
+            for group in self._groups():
+                self.groups += 1
+                known = self.hider.known([episode.rollout for episode in group])
+                for row in self._rows(group):
+                    self.written[group[0].rollout.task_type] += 1
+                    writer.write(self.hider.row(row, known))
+                advance(sum(len(episode.turns) for episode in group))
+        self.gates.verified, self.gates.residual = self.hider.verified, self.hider.residual
+        self.gates.template = self.target.to_dict() if self.target.renders else None
+        return writer.files
+
+    def _rows(self, group: list[Episode]) -> Iterator[dict[str, Any]]:
+        selected = [(episode, self._usable(episode), copies) for episode in group if (copies := self._copies(episode))]
+        selected = [(episode, turns, copies) for episode, turns, copies in selected if turns]
+        for episode, _, _ in selected:
+            self._note(episode)
+        if self.config.kind == "grpo":
+            episodes = [episode for episode, _, _ in selected]
+            inputs, outputs = grpo_columns(episodes)
+            self.columns["inputs"].update(inputs)
+            self.columns["outputs"].update(dict.fromkeys(outputs, ""))
+            answered = [
+                (episode.rollout, episode.turns[-1].output) for episode in episodes if episode.rollout.status == "done"
+            ]
+            self.answers += answered[: _ANSWERS - len(self.answers)]
+            return grpo_rows(episodes, self.target.renderer, call=self.config.call)
+        if self.config.kind == "sft":
+            return self._sft_rows(selected)
+        calls = self._calls(selected, self._baselines(group))
+        if self.config.kind == "preferences":
+            paired = [(episode, turn, credited) for episode, turn, _, credited, _ in calls]
+            return preference_rows(
+                paired,
+                self.target.renderer,
+                margin=self.config.margin,
+                unpaired=self.config.unpaired,
+                good=self.config.min_quality,
+            )
+        return self._transition_rows(selected, calls)
+
+    def _sft_rows(self, selected: list[tuple[Episode, list[Turn], int]]) -> Iterator[dict[str, Any]]:
+        for episode, turns, copies in selected:
+            for row in sft_rows(episode, turns, self.target.renderer, whole=self.config.whole, demos=self.config.demos):
+                key = hash(as_json([row.get("prompt"), row.get("completion"), row.get("messages")]))
+                if key in self._row_keys:
+                    self.left["duplicate rows of a task"] += 1
+                    continue
+                self._row_keys.add(key)
+                if self.config.whole:
+                    self.target.see_whole(row)
+                yield from [row] * copies
+
+    def _transition_rows(
+        self,
+        selected: list[tuple[Episode, list[Turn], int]],
+        calls: Iterator[tuple[Episode, Turn, float, float, float]],
+    ) -> Iterator[dict[str, Any]]:
+        shares = {episode.rollout.id: (copies, 1 / len(turns)) for episode, turns, copies in selected}
+        for episode, turn, reward, credited, advantage in calls:
+            copies, weight = shares[episode.rollout.id]
+            yield from [
+                transition_row(episode, turn, reward=reward, credited=credited, advantage=advantage, weight=weight)
+            ] * copies
+
+    def _calls(
+        self, selected: list[tuple[Episode, list[Turn], int]], baselines: dict[str, Baseline]
+    ) -> Iterator[tuple[Episode, Turn, float, float, float]]:
+        """Usable calls with their reward, return and advantage."""
+        for episode, turns, _ in selected:
+            if (credit := self._credited(episode)) is None:
+                continue
+            rewards, credited = credit
+            baseline = baselines.get(self._group_of(episode))
+            advantages = baseline.advantages(credited) if baseline is not None else [0.0] * len(rewards)
+            positions = {turn.t: index for index, turn in enumerate(episode.turns)}
+            for index, turn in ((positions[turn.t], turn) for turn in turns):
+                yield episode, turn, rewards[index], credited[index], advantages[index]
+
+    def _group_of(self, episode: Episode) -> str:
+        return (
+            ("good" if (episode.quality or 0.0) >= self.config.min_quality else "bad") if self.config.by_outcome else ""
+        )
+
+    def _baseline(self) -> Baseline:
+        return Baseline(every_turn=differs_by_turn(self.config.returns, self.config.discount))
+
+    def _baselines(self, group: list[Episode]) -> dict[str, Baseline]:
+        """Baselines of a group by subgroup name, over all its rollouts, before balancing."""
+        if self.config.advantage == "none":
+            return {}
+        if self.batch is not None:
+            return {"": self.batch}
+        baselines: dict[str, Baseline] = {}
+        for episode in group:
+            if (credited := self._credited(episode)) is not None:
+                baselines.setdefault(self._group_of(episode), self._baseline()).add(credited[1])
+        self.zero_variance_groups += sum(not baseline.has_variance for baseline in baselines.values())
+        return baselines
+
+    def _copies(self, episode: Episode) -> int:
+        if (
+            self._wanted(episode)
+            and self.config.kind in ("transitions", "preferences")
+            and self._credited(episode) is None
+        ):
+            self.left["without an outcome or with a non-finite reward"] += 1
+            for _ in episode.turns:
+                self.gates.see(episode.rollout.task_type, "reward", episode.rollout.run_id)
+            return 0
+        if not self._wanted(episode):
+            self.left[
+                "unscored" if episode.quality is None else f"below the quality of {self.config.min_quality:g}"
+            ] += 1
+            if episode.quality is None:
+                for turn in episode.turns:
+                    problem = turn.problem(episode.rollout, turn is episode.turns[-1]) or "unscored"
+                    self.gates.see(episode.rollout.task_type, problem, episode.rollout.run_id)
+            return 0
+        if self.config.balance.method == "none":
+            cell = self._cell(episode)
+            for table in (self.sampler.before, self.sampler.after):
+                table[cell] = table.get(cell, 0) + 1
+            return 1
+        copies = self.sampler.take(self._cell(episode))
+        if not copies:
+            self.left["by balancing"] += 1
+        return copies
+
+    def _usable(self, episode: Episode) -> list[Turn]:
+        """Calls of a rollout that become rows. The gates count all calls with their problems."""
+        rollout, usable = episode.rollout, []
+        if rollout.task_id != self._task:
+            self._task, self._seen, self._row_keys = rollout.task_id, {}, set()
+        refused = {turn.t for turn in episode.turns if self.restrictions.refuses(turn, rollout.inputs)}
+        self.left[SHOWN] += len(refused)
+        copied = self._showing_itself(episode) - refused
+        self.left[ITSELF] += len(copied)
+        refused |= copied
+        if refused and (self.config.kind == "grpo" or self.config.whole):
+            return []  # a row of these kinds contains the whole rollout
+        for turn in episode.turns:
+            if turn.t in refused:
+                continue
+            problem = turn.problem(rollout, turn is episode.turns[-1])
+            if problem is None and not turn.model:
+                problem = "provenance"
+            if problem is None and not self._first_time(turn):
+                self.left[REPEATED] += 1
+                continue
+            problem = problem or self.target.problem(turn)
+            self.gates.see(rollout.task_type, problem, rollout.run_id)
+            if problem is None or (problem in _LEARNED_FROM and self.config.kind in ("transitions", "preferences")):
+                usable.append(turn)
+        return usable
+
+    def _showing_itself(self, episode: Episode) -> set[int]:
+        """Turns whose exported prompt demonstrates their own task: a model trained on them learns to copy."""
+        own, turns = OwnTask(episode.rollout.inputs), set[int]()
+        for turn in episode.turns:
+            prompt = prompt_of(turn, demos=self.config.demos)
+            if own.possible(turn.request_json) and own.demonstrated(
+                prompt, instructions=not turn.request.get("dialect")
+            ):
+                turns.add(turn.t)
+            else:
+                own.answered(prompt, turn.output)
+        return turns
+
+    def _first_time(self, turn: Turn) -> bool:
+        """Whether this call is not a cached copy of a call of its task that is exported, or the original of such a
+        copy.
+
+        Rollouts of a group may have identical uncached answers; all of them are exported.
+        """
+        key = hash((turn.request_json, turn.output, turn.tools_json))
+        before = self._seen.get(key)
+        if before is None or (not turn.cached and not before):
+            self._seen[key] = bool(turn.cached)
+            return True
+        self._seen[key] = before and turn.cached
+        return False
+
+    def _note(self, episode: Episode) -> None:
+        rollout = episode.rollout
+        self.rollouts += 1
+        self.overlap.see(rollout.task_id, rollout.inputs)
+        if rollout.data_subject:
+            self.people.add(subject_digest(rollout.data_subject))
+        for turn in episode.turns:
+            self.people |= self.restrictions.people(turn)
+        self.provenance.see(episode, split=self.splits.of_inputs(rollout.inputs, rollout.split))
+
+    def manifest(self, files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        config = self.config
+        settings = {key: value for key, value in asdict(config).items() if key not in _OWN_SECTIONS}
+        return {
+            "format": FORMAT,
+            "assay": __version__,
+            "kind": config.kind,
+            "rows": files["data.jsonl"]["rows"],
+            "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "files": dict(files),
+            "config": settings,
+            "filters": {
+                **asdict(config.selection),
+                "min_quality": config.min_quality if config.kind == "sft" else None,
+            },
+            "gates": self.gates.to_list(),
+            "passed": self.gates.passed,
+            "gated": config.gates.gated or self.gates.passed,
+            "transitions": self.gates.transitions,
+            "rollouts": self.rollouts,
+            "groups": self.groups,
+            "groups_without_spread": self.zero_variance_groups,
+            "problems": dict(self.gates.problems),
+            **({"template": self.gates.template} if self.gates.template is not None else {}),
+            "left_out": {reason: count for reason, count in self.left.items() if count},
+            "task_types": self.hider.names(self.written),
+            "sealed_tasks": len(self.sealed),
+            "overlap": self.hider.plain(self.overlap.to_dict()),
+            "balance": {
+                **asdict(config.balance),
+                "before": self._table(self.sampler.before),
+                "after": self._table(self.sampler.after),
+            },
+            **(
+                {"columns": {"inputs": self.columns["inputs"], "outputs": sorted(self.columns["outputs"])}}
+                if config.kind == "grpo"
+                else {}
+            ),
+            "privacy": {**self.hider.to_dict(), "state": self.gates.state, "verified": self.gates.state == VERIFIED},
+            "licence": config.licence,
+            "salt": self.splits.salt,
+            "tenants": list(config.selection.tenants),
+            **{name: self.hider.names(counts) for name, counts in self.provenance.to_dict().items()},
+        }
+
+    def _table(self, counts: Mapping[tuple[str, ...], int]) -> dict[str, int]:
+        return self.hider.names({" / ".join(cell): count for cell, count in sorted(counts.items())})
+
+    def save_table(self, folder: Path) -> None:
+        """Write the encrypted table that reverses the surrogates. Does nothing without a key file."""
+        self.hider.save_table(folder / "surrogates.enc")

@@ -1,0 +1,284 @@
+"""Gates of an export: thresholds that the data must reach, each reported with its value.
+
+Defaults: 5,000 transitions, 95 % of them clean, five task types, anonymized.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from assay.errors import AssayError, ConfigError, DataError
+
+__all__ = ["FAILED", "PATTERNS", "VERIFIED", "GateReport", "Gates", "UngatedExport", "refuse_ungated", "shown_value"]
+
+VERIFIED = "verified"  # patterns and names were replaced, and a second pass found nothing more
+PATTERNS = "patterns only"  # patterns were replaced and verified; names were not detected
+FAILED = "failed"  # nothing was anonymized, or the second pass found personal values
+
+
+class UngatedExport(AssayError, RuntimeError):
+    """A gate failed and nothing was written. `gates` has the result of every gate."""
+
+    def __init__(self, message: str, gates: list[dict[str, Any]]) -> None:
+        super().__init__(message)
+        self.gates = gates
+
+
+_CURES = {  # advice by exclusion reason
+    "of the gate or test split": "these are never exported; `assay collect` makes rollouts of train tasks",
+    "with the inputs of a sealed task": "inputs with this hash are in the gate or test split; record other inputs",
+    "still running": "`assay traces close` ends open rollouts",
+    "ended by an error of the model or the infrastructure": "run the tasks again when the model is available",
+    "of a tenant that was not selected": "select it with tenants=…",
+    "without any consent": "leave out require_consent=True",
+    "without a human rating": "leave out rated=True, or rate with `assay traces rate`",
+    "unscored": "`assay traces score --rubric R` scores them",
+    "without an outcome or with a non-finite reward": "`assay traces score --rubric R` scores them",
+    "by balancing": "change balance=…",
+}
+
+
+def refuse_ungated(manifest: Mapping[str, Any], *, drawn: int) -> None:
+    """Refuse an export without rows or with a failed enforced gate.
+
+    Args:
+        manifest: Manifest of the export.
+        drawn: Number of rollouts in the selected runs, programs, task types and sources.
+    Raises:
+        DataError: There are no rows; the message has the number of excluded rollouts by reason.
+        UngatedExport: An enforced gate failed.
+    """
+    if not manifest["rows"]:
+        raise DataError(f"there is nothing to export as {manifest['kind']}: {_why_nothing(manifest, drawn)}")
+    failed = [gate for gate in manifest["gates"] if gate["enforced"] and not gate["passed"]]
+    if failed:
+        text = "; ".join(
+            f"{gate['gate']} is {shown_value(gate['value'])}, required is {gate['required']}: {gate['missing']}"
+            for gate in failed
+        )
+        raise UngatedExport(
+            f"the data does not pass the gates; nothing was written. {text}. "
+            "Correct the data, select other rollouts (runs, programs), or change a threshold (min_clean, privacy)",
+            manifest["gates"],
+        )
+
+
+def _why_nothing(manifest: Mapping[str, Any], drawn: int) -> str:
+    """Number of rollouts, the reasons for their exclusion, and how to include them."""
+    if not drawn:
+        return (
+            "no rollout of an agent was selected. Record some with `assay collect`; `assay traces list` shows the "
+            "existing ones"
+        )
+    parts = [f"{count} left out: {reason}{_cure(reason, manifest)}" for reason, count in manifest["left_out"].items()]
+    parts += [f"{count} calls with a problem: {problem}" for problem, count in manifest["problems"].items()]
+    parts += [
+        f"{count} calls: {reason}" for reason, count in (manifest.get("template") or {}).get("reasons", {}).items()
+    ]
+    if manifest["kind"] == "preferences" and manifest["rollouts"]:
+        groups = f"{manifest['rollouts']} in {manifest['groups']} group{'s' if manifest['groups'] > 1 else ''}"
+        parts.append(
+            f"{groups}, without two answers to the same prompt whose returns differ by the margin (lower margin=…, or "
+            f"collect more rollouts per task)"
+        )
+    return f"of {drawn} rollout{'s' if drawn > 1 else ''}: " + ("; ".join(parts) or "none has a call that makes a row")
+
+
+def _cure(reason: str, manifest: Mapping[str, Any]) -> str:
+    least = manifest["filters"].get("min_quality")
+    cures = {
+        **_CURES,
+        **({f"below the quality of {least:g}": "a lower min_quality includes them"} if least is not None else {}),
+    }
+    return f" ({cures[reason]})" if reason in cures else ""
+
+
+def shown_value(value: Any) -> str:
+    """Display form of a gate's value: numbers with four significant digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gates:
+    """Thresholds of the gates. 0 disables a gate; the manifest records it.
+
+    `min_clean` and `privacy` are always enforced. `min_transitions` and `min_task_types` only warn unless `gated` is
+    set, because the amount of data needed depends on its purpose.
+
+    Args:
+        min_transitions: Minimum number of clean transitions.
+        min_clean: Minimum share of clean transitions, in [0, 1].
+        min_task_types: Minimum number of task types with clean transitions.
+        privacy: Required anonymization: `patterns` (personal data with a recognisable format), `names` (also names) or
+            `off`.
+        gated: Enforce all gates.
+    """
+
+    min_transitions: int = 5000
+    min_clean: float = 0.95
+    min_task_types: int = 5
+    privacy: str | bool = "patterns"
+    gated: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_clean <= 1:
+            raise ConfigError(f"min_clean={self.min_clean!r} must be between 0 and 1")
+        if self.min_transitions < 0 or self.min_task_types < 0:
+            raise ConfigError("min_transitions and min_task_types must be at least 0")
+        if isinstance(self.privacy, bool):
+            object.__setattr__(self, "privacy", "patterns" if self.privacy else "off")
+        if self.privacy not in ("patterns", "names", "off"):
+            raise ConfigError(f"privacy={self.privacy!r} must be patterns, names or off")
+
+
+@dataclass
+class GateReport:
+    """Counts of the transitions read, and the result of each gate."""
+
+    gates: Gates
+    transitions: int = 0
+    problems: Counter[str] = field(default_factory=Counter)  # transitions that are not clean, by problem
+    task_types: Counter[str] = field(default_factory=Counter)  # clean transitions by task type
+    runs: Counter[str] = field(default_factory=Counter)  # transitions that are not clean, by run
+    verified: bool = False  # the second pass found no personal values
+    residual: int = 0  # rows with findings of the second pass
+    finds_names: bool = False  # whether names are detected
+    template: Mapping[str, Any] | None = None  # `Target.to_dict()`; None if nothing is rendered
+
+    def see(self, task_type: str, problem: str | None, run: str | None = None) -> None:
+        """Count one transition.
+
+        Args:
+            problem: Why it is not clean; None if it is clean.
+        """
+        self.transitions += 1
+        if problem is None:
+            self.task_types[task_type] += 1
+        else:
+            self.problems[problem] += 1
+            self.runs[run or "none"] += 1
+
+    @property
+    def clean(self) -> int:
+        return self.transitions - sum(self.problems.values())
+
+    @property
+    def failed(self) -> list[dict[str, Any]]:
+        """Enforced gates that failed; they stop the export."""
+        return [gate for gate in self.to_list() if gate["enforced"] and not gate["passed"]]
+
+    @property
+    def passed(self) -> bool:
+        return all(gate["passed"] for gate in self.to_list())
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """One object per gate: `gate`, `passed`, `enforced`, `value`, `required`, and `missing` if it failed."""
+        share = self.clean / self.transitions if self.transitions else 0.0
+        least, task_types = self.gates.min_transitions, len(self.task_types)
+        worst = ", ".join(f"{count} {why}" for why, count in self.problems.most_common())
+        if len(self.runs) > 1:
+            run, count = self.runs.most_common(1)[0]
+            worst += f"; {count} of them in run {run}"
+        required = self.gates.min_clean
+        # n more clean ones make (clean + n) / (all + n) enough: n = (min·all - clean) / (1 - min), without rounding
+        # errors
+        exact_min = Fraction(str(required))
+        more = (
+            0
+            if share >= required or required == 1
+            else math.ceil((exact_min * self.transitions - self.clean) / (1 - exact_min))
+        )
+        return [
+            _gate(
+                "transitions",
+                self.clean,
+                least,
+                f"{least - self.clean} more clean transitions",
+                enforced=self.gates.gated,
+            ),
+            _gate(
+                "clean",
+                share,
+                required,
+                f"{worst or 'there are none'}" + (f"; {more} more clean transitions would do" if more else ""),
+            ),
+            _gate(
+                "task types",
+                task_types,
+                self.gates.min_task_types,
+                f"{self.gates.min_task_types - task_types} more task types",
+                enforced=self.gates.gated,
+            ),
+            self._privacy(),
+            *([] if self.template is None else [_template_gate(self.template)]),
+        ]
+
+    @property
+    def state(self) -> str:
+        """State of the anonymization: `VERIFIED`, `PATTERNS` or `FAILED`."""
+        return FAILED if not self.verified else VERIFIED if self.finds_names else PATTERNS
+
+    def _privacy(self) -> dict[str, Any]:
+        state, wanted = self.state, self.gates.privacy
+        gate: dict[str, Any] = {
+            "gate": "privacy",
+            "enforced": True,
+            "value": state,
+            "required": {"names": VERIFIED, "patterns": PATTERNS, "off": "nothing"}[str(wanted)],
+        }
+        gate["passed"] = wanted == "off" or state == VERIFIED or (state == PATTERNS and wanted == "patterns")
+        if not gate["passed"]:
+            gate["missing"] = self._missing(state)
+        elif state == PATTERNS:
+            gate["warning"] = (
+                "names were not detected; install 'assay[privacy]' with a language model, and require it with "
+                "privacy='names'"
+            )
+        return gate
+
+    def _missing(self, state: str) -> str:
+        if state == PATTERNS:
+            return "names were not detected; install 'assay[privacy]' with a language model"
+        problem = (
+            f"the second pass still found {self.residual} personal values"
+            if self.residual
+            else "nothing was anonymized"
+        )
+        return f"{problem}; export with privacy='auto'"
+
+
+def _template_gate(counts: Mapping[str, Any]) -> dict[str, Any]:
+    """Warning about calls that were not checked or were refused. Refused calls also count as not clean."""
+    gate = {
+        "gate": "template",
+        "passed": True,
+        "enforced": False,
+        "value": "not checked",
+        "required": "every answer is rendered",
+    }
+    if not counts["found"]:
+        return {
+            **gate,
+            "warning": (
+                f"{counts['note']}; set model=… to a model whose tokenizer is installed, or download it with "
+                f"`assay models pull`"
+            ),
+        }
+    gate["value"] = f"{counts['calls']} calls, {counts['converted']} with tools in text, {counts['refused']} refused"
+    reasons = "; ".join(f"{count}: {reason}" for reason, count in counts["reasons"].items())
+    return {**gate, **({"warning": f"left out {reasons}"} if reasons else {})}
+
+
+def _gate(name: str, value: float, required: float, missing: str, *, enforced: bool = True) -> dict[str, Any]:
+    passed = value >= required
+    return {
+        "gate": name,
+        "passed": passed,
+        "enforced": enforced,
+        "value": value,
+        "required": required,
+        **({} if passed else {"missing": missing}),
+    }

@@ -1,0 +1,231 @@
+"""Anonymization of export rows, with a second pass that verifies what is written."""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from assay.traces.privacy.anonymizer import TYPES, Anonymizer, Known
+from assay.traces.records import Rollout
+from assay.traces.store.rows import as_json
+
+__all__ = ["Hider"]
+
+_ESCAPED = re.compile(r"\\[nrt]")  # JSON escapes of white space; their letter would hide the start of a word
+_ROLES = (
+    "user",
+    "assistant",
+    "system",
+    "developer",
+    "tool",
+    "function",
+    "text",
+    "message",
+)  # words of every conversation, and nobody's name
+_CHECKED = 1000  # the first rows are all verified; after them, one row in a hundred
+_KEPT = frozenset(  # columns without free text
+    (
+        "rollout",
+        "t",
+        "model",
+        "weights",
+        "adapters",
+        "program_version",
+        "status",
+        "token_ids",
+        "logprobs",
+        "reward",
+        "return",
+        "advantage",
+        "score",
+        "human_rating",
+        "prompt_tokens",
+        "completion_tokens",
+        "constrained",
+        "cached",
+        "weight",
+        "quality",
+        "label",
+        "margin",
+    )
+)
+
+
+class Hider:
+    """Anonymizes the rows of one export.
+
+    Args:
+        engine: An engine of `Anonymizer`; `names` requires the name model to be installed; `off` disables
+            anonymization.
+        key: Key file: exports with the same key use the same surrogates. None: a random key for this export.
+        encoded: Columns that contain JSON text; they are rewritten as JSON text.
+    """
+
+    def __init__(self, engine: str, key: Path | None, encoded: Sequence[str] = ()) -> None:
+        self.encoded = frozenset(encoded)
+        self._named: dict[Known, None] = {}  # that tasks know of and that stand in what the manifest says
+        self.key_path, self.rows, self.checked, self.residual, self.untokened = key, 0, 0, 0, 0
+        self.anonymizer = None if engine == "off" else Anonymizer(_secret(key), engine=engine)
+
+    @property
+    def finds_names(self) -> bool:
+        return self.anonymizer is not None and self.anonymizer.finds_names
+
+    @property
+    def verified(self) -> bool:
+        return self.anonymizer is not None and self.checked > 0 and not self.residual
+
+    def known(self, rollouts: Sequence[Rollout]) -> tuple[Known, ...]:
+        """Personal values that the metadata of a group's tasks declares. A row may contain text of any of its
+        rollouts.
+        """
+        entities = tuple(dict.fromkeys(entity for rollout in rollouts for entity in _known(rollout)))
+        if self.anonymizer is not None:
+            names = (
+                " ".join(f"{r.task_type} {r.task_id} {r.program} {r.run_id}" for r in rollouts).casefold()
+                if entities
+                else ""
+            )
+            self._named.update(
+                {
+                    e: None
+                    for e in entities
+                    if any(word in names for word in e.value.casefold().split() if len(word) > 2)
+                }
+            )
+        return entities
+
+    def row(self, row: dict[str, Any], known: tuple[Known, ...]) -> dict[str, Any]:
+        """The row with surrogates, also in the names of tasks and groups.
+
+        If the output changed, token ids and log-probabilities are removed, because they encode the original text.
+        """
+        if self.anonymizer is None:
+            return row
+        self.rows += 1
+        columns = {name: value for name, value in row.items() if name not in _KEPT}
+        hidden = self._values(columns, known)
+        changed = {**row, **hidden}
+        spelled = any(hidden.get(name) != row.get(name) for name in ("output", "reasoning", "refusal", "tools"))
+        if spelled and row.get("token_ids", "null") != "null":
+            changed["token_ids"] = changed["logprobs"] = "null"
+            self.untokened += 1
+        self._check(hidden, known)
+        return changed
+
+    def _check(self, hidden: dict[str, Any], known: tuple[Known, ...]) -> None:
+        """Second pass over a row: declared values must be absent from every row; the anonymizer runs again on a
+        sample.
+        """
+        assert self.anonymizer is not None
+        leaked = False
+        if known:
+            text = _ESCAPED.sub(" ", " ".join(map(str, hidden.values()))).casefold()
+            leaked = any(
+                len(entity.value) > 2 and re.search(rf"(?<!\w){re.escape(entity.value.casefold())}(?!\w)", text)
+                for entity in known
+            )
+        if self.rows <= _CHECKED or self.rows % 100 == 0:
+            self.checked += 1
+            counts = self.anonymizer.counts.copy()
+            leaked = leaked or self._values(hidden, known) != hidden
+            self.anonymizer.counts = counts
+        self.residual += leaked
+
+    def _values(self, columns: dict[str, Any], known: tuple[Known, ...]) -> dict[str, Any]:
+        """Anonymized columns; JSON columns stay JSON text. Column names are passed on as labels of the values."""
+        assert self.anonymizer is not None
+        parsed = {
+            name: orjson.loads(value) if name in self.encoded else value
+            for name, value in columns.items()
+            if not self._empty(name, value)
+        }
+        hidden = self.anonymizer.value(parsed, known)
+        empty = {name: value for name, value in columns.items() if self._empty(name, value)}
+        return {
+            **empty,
+            **{
+                name: self._written(name, columns[name], parsed[name], new)
+                for name, new in zip(parsed, hidden.values(), strict=True)
+            },
+        }
+
+    def _empty(self, name: str, value: Any) -> bool:
+        return value is None or (name in self.encoded and value in ("[]", "{}", "null"))
+
+    def _written(self, name: str, value: Any, parsed: Any, new: Any) -> Any:
+        if name not in self.encoded:
+            return new
+        return value if new == parsed else as_json(new)
+
+    def plain(self, value: Any) -> Any:
+        """Anonymize any other value that is written with the rows."""
+        return value if self.anonymizer is None else self.anonymizer.value(value, tuple(self._named))
+
+    def names(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """Counts by anonymized name, for the manifest."""
+        return {str(self.plain(name)): count for name, count in counts.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the manifest: engine, counts by type, whether names are detected, and the result of the second pass."""
+        if self.anonymizer is None:
+            return {"engine": "off", "verified": False, "note": "nothing was anonymized"}
+        note = (
+            ""
+            if self.anonymizer.finds_names
+            else "no name model is installed: names that the tasks do not declare were not detected"
+        )
+        return {
+            "engine": self.anonymizer.engine_name,
+            "finds_names": self.anonymizer.finds_names,
+            "found": dict(self.anonymizer.counts),
+            "verified": self.verified,
+            "checked_rows": self.checked,
+            "residual": self.residual,
+            "reversible": self.key_path is not None,
+            "rows_without_token_ids": self.untokened,
+            **({"note": note} if note else {}),
+        }
+
+    def save_table(self, path: Path) -> None:
+        if self.anonymizer is not None and self.key_path is not None:
+            self.anonymizer.save_table(path, self.key_path)
+
+
+def _secret(path: Path | None) -> bytes | None:
+    """Key of the surrogates, derived from the key file. Creates the file if missing (see `Anonymizer.save_table`)."""
+    if path is None:
+        return None
+    from assay.traces.privacy.key_files import key_of
+
+    return hashlib.sha256(b"surrogates:" + key_of(path)).digest()
+
+
+def _known(rollout: Rollout) -> tuple[Known, ...]:
+    """Personal values declared by a task: its data subject, and `entities` in its metadata.
+
+    `entities` is `{type: value or values}` or a list of `{"type", "value"}`.
+    """
+    known = [Known("person", rollout.data_subject)] if rollout.data_subject else []
+    entities = rollout.metadata.get("entities")
+    if isinstance(entities, Mapping):
+        for kind, values in entities.items():
+            known += [
+                Known(_type(kind), str(value)) for value in (values if isinstance(values, list) else [values]) if value
+            ]
+    elif isinstance(entities, list):
+        known += [
+            Known(_type(e.get("type", "person")), str(e["value"]))
+            for e in entities
+            if isinstance(e, Mapping) and e.get("value")
+        ]
+    return tuple(entity for entity in known if entity.value.strip().lower() not in _ROLES)
+
+
+def _type(name: Any) -> str:
+    """The anonymizer's type for a declared type; unknown types become `id`."""
+    plain = str(name).lower()
+    return plain if plain in TYPES else "person" if plain in ("name", "per", "customer", "user") else "id"

@@ -1,0 +1,136 @@
+"""Exports training data from the store: selects, anonymizes, gates, balances and writes rollouts, in constant memory.
+
+Files are written to a temporary folder, which is renamed when all enforced gates have passed.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.errors import ConfigError
+from assay.support.reprs import ReportRepr
+from assay.support.scrubbing import fields
+from assay.traces.export.drawn import check_named, count_drawn
+from assay.traces.export.export_pass import ExportPass
+from assay.traces.export.gates import refuse_ungated
+from assay.traces.export.selection import sealed_tasks
+from assay.traces.export.settings import ADVANTAGES, KINDS, ExportConfig
+from assay.traces.export.trl_files import trl_files
+from assay.traces.records import Rollout
+from assay.traces.store import Store
+from assay.traces.store.sealing import SplitFinder, claim_salt
+
+__all__ = ["ADVANTAGES", "KINDS", "ExportConfig", "ExportReport", "export_traces", "is_export"]
+
+
+@dataclass(repr=False)
+class ExportReport(ReportRepr):
+    """Result of `export_traces`. `to_dict()` is the `--json` object."""
+
+    path: Path
+    rows: int
+    manifest: dict[str, Any]
+    # kind="grpo" only: up to 20 rollouts with the text of their last call, to try the rubric's checks on
+    answers: list[tuple[Rollout, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        keys = (
+            "gates",
+            "passed",
+            "left_out",
+            "problems",
+            "groups_without_spread",
+            "balance",
+            "overlap",
+            "privacy",
+            "task_types",
+            "rollouts",
+        )
+        fields_ = {key: self.manifest[key] for key in keys}
+        return {
+            "path": str(self.path),
+            "rows": self.rows,
+            "notes": self.notes,
+            **fields_,
+            "template": self.manifest.get("template"),
+        }
+
+
+def is_export(folder: str | Path) -> bool:
+    """Whether a folder is an export of any kind."""
+    return (Path(folder) / "manifest.json").is_file() and (Path(folder) / "data.jsonl").is_file()
+
+
+def export_traces(
+    store: Store,
+    out: str | Path,
+    config: ExportConfig,
+    *,
+    rubric: Mapping[str, bytes] | None = None,
+    bar: Callable[[int], contextlib.AbstractContextManager[Callable[[int], None]]] | None = None,
+) -> ExportReport:
+    """Export training data into a new folder.
+
+    Writes `data.jsonl`, `manifest.json`, a dataset card, `data.parquet` for transitions, and a `trl` configuration for
+    the other kinds.
+
+    Args:
+        store: Store to read from.
+        out: Folder to create.
+        config: Settings of the export.
+        rubric: Files of the rubric that scores GRPO completions, by relative path; the rubric's YAML file comes first.
+        bar: Opens a progress bar for a number of transitions.
+    Raises:
+        ConfigError: The folder exists, or a setting is invalid.
+        DataError: There is nothing to export; nothing was written.
+        UngatedExport: An enforced gate failed; nothing was written.
+    """
+    folder = Path(out).absolute()
+    _check_arguments(folder, config, rubric)
+    store.flush()
+    check_named(store, config.selection)
+    splits = SplitFinder(store)
+    sealed, overlap = sealed_tasks(store, splits)
+    run = ExportPass(store, config, sealed, overlap, splits)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        with bar(run.total) if bar else contextlib.nullcontext(lambda _: None) as advance:
+            written = run.write(scratch, advance)
+        manifest = run.manifest(written)
+        refuse_ungated(manifest, drawn=count_drawn(store, config.selection))
+        trl_files(scratch, config.kind, manifest, rubric=rubric, template=run.target.marked)
+        run.save_table(scratch)
+        manifest_text = json.dumps(fields(manifest, texts=True), indent=1, ensure_ascii=False, default=str)
+        (scratch / "manifest.json").write_text(manifest_text + "\n", encoding="utf-8")
+        os.chmod(scratch, 0o755)
+        try:
+            claim_salt(store, splits.salt)  # fixes the splits: exported tasks cannot become test tasks later
+            # Registered before the folder appears, so that erasure finds it even if this process is killed in between.
+            store.put_artifact(str(folder), sorted(run.people))
+            os.rename(scratch, folder)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} was created while this export was written; give a new folder as out"
+            ) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return ExportReport(folder, written["data.jsonl"]["rows"], manifest, run.answers)
+
+
+def _check_arguments(folder: Path, config: ExportConfig, rubric: Mapping[str, bytes] | None) -> None:
+    if config.kind == "grpo" and rubric is None:
+        raise ConfigError("kind='grpo' requires rubric=…, which scores the completions")
+    if folder.exists():
+        raise ConfigError(f"{folder} already exists and is not overwritten; give a new folder as out")
+    if config.privacy_key is not None and Path(config.privacy_key).absolute().is_relative_to(folder):
+        raise ConfigError(
+            f"privacy_key={str(config.privacy_key)!r} is inside the export folder; keep the key elsewhere"
+        )

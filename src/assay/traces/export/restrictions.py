@@ -1,0 +1,99 @@
+"""Restrictions on the tasks that an exported prompt may contain, for instance as demonstrations.
+
+Sealed tasks, tasks of erased people, of other tenants or without consent are refused. The rollout's own tenant and
+consent are checked by the selection.
+"""
+
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from assay.datasets.tasks import content_hash
+from assay.traces.export.selection import Selection, consents
+from assay.traces.export.turns import Turn
+from assay.traces.records import subject_digest
+from assay.traces.shown import TaskTexts, message_texts
+from assay.traces.store import Store
+from assay.traces.store import tables as schema
+from assay.traces.store.sealing import HASH, SEALED, SplitFinder
+
+__all__ = ["SHOWN", "Restrictions"]
+
+SHOWN = "calls whose prompt shows a task of another tenant, without consent, of an erased person, or sealed"
+
+
+class Restrictions:
+    """Tasks that prompts of an export may not contain. A task is permitted if a permitted rollout has the same
+    inputs.
+    """
+
+    def __init__(self, store: Store, selection: Selection, splits: SplitFinder) -> None:
+        self.selection, self.splits = selection, splits
+        self._forgotten = store.forgotten()
+        self.texts = TaskTexts()  # texts of restricted tasks, for calls without a record of the tasks in their prompt
+        self.tasks: set[str] = set()
+        self._subjects: dict[str, str] = {}
+        with store.engine.connect() as connection:
+            known = schema.known_tasks
+            for task, tenant, consent, subject in connection.execute(
+                sa.select(known.c.task, known.c.tenant, known.c.consent, known.c.subject)
+            ):
+                if subject is not None:
+                    self._subjects[task] = subject
+                if self._restricted(tenant, consent, subject, has_terms=bool(tenant or consent or subject)):
+                    self.tasks.add(task)
+            self._read_rollouts(connection)
+
+    def _restricted(
+        self, tenant: str | None, consent: str | None, subject: str | None, *, has_terms: bool = True
+    ) -> bool:
+        if (tenant is not None and tenant not in self.selection.tenants) or (
+            subject is not None and subject in self._forgotten
+        ):
+            return True
+        return (consent is not None and not consents(consent)) or (
+            has_terms and consent is None and self.selection.require_consent
+        )
+
+    def _read_rollouts(self, connection: sa.Connection) -> None:
+        r = schema.rollouts
+        query = sa.select(r.c.inputs_json, r.c.tenant, r.c.consent, r.c.data_subject).order_by(
+            r.c.task_id, r.c.group_id, r.c.id
+        )
+        restricted, permitted, last = dict[str, str](), set[str](), None
+        for row in connection.execution_options(yield_per=500).execute(query):
+            if row == last:
+                continue
+            last = row
+            text, tenant, consent, subject = row
+            if self._restricted(tenant, consent, subject_digest(subject) if subject else None):
+                restricted[text] = ""
+            elif not self.tasks and not restricted:
+                continue
+            else:
+                permitted.add(text)
+        for text in restricted.keys() - permitted:
+            inputs = orjson.loads(text)
+            if inputs:
+                task = content_hash(inputs)
+                self.texts.add(task, inputs)
+                self.tasks.add(task[:HASH])
+
+    def people(self, turn: Turn) -> set[str]:
+        """Digests of the data subjects whose tasks are in a call's prompt."""
+        tasks = orjson.loads(turn.shown_tasks_json) if turn.shown_tasks_json not in ("", "[]", None) else []
+        return {person for task in tasks if (person := self._subjects.get(task[:HASH])) is not None}
+
+    def refuses(self, turn: Turn, own: dict[str, Any]) -> bool:
+        """Whether a call's prompt contains a restricted task other than its own.
+
+        Args:
+            own: Inputs of the call's own task.
+        """
+        tasks = orjson.loads(turn.shown_tasks_json) if turn.shown_tasks_json not in ("", "[]", None) else []
+        if any(task[:HASH] in self.tasks or self.splits.of_hash(task) in SEALED for task in tasks):
+            return True
+        if not len(self.texts):
+            return False
+        return bool(self.texts.shown(message_texts(turn.messages), own=content_hash(own), inputs=own))

@@ -1,0 +1,161 @@
+"""Rows of a transitions export: one schema, written by the export and read by the policy gradient.
+
+Does not select rollouts, anonymize or compute credit.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+import orjson
+
+from assay.errors import DataError
+from assay.traces.export.manifest import checked_manifest
+from assay.traces.export.selection import Episode
+from assay.traces.export.turns import Turn
+from assay.traces.records import Transition
+
+__all__ = ["JSON_COLUMNS", "TransitionRow", "read_transitions", "transition_of_row", "transition_row"]
+
+# JSON text in Parquet, plain JSON in JSON lines
+JSON_COLUMNS = ("input", "tools", "adapters", "token_ids", "logprobs", "step_rewards")
+
+_READ = (
+    "rollout",
+    "group",
+    "task",
+    "task_type",
+    "t",
+    "input",
+    "output",
+    "constrained",
+    "cached",
+    "model",
+    "weights",
+    "adapters",
+    "prompt_tokens",
+    "completion_tokens",
+    "token_ids",
+    "logprobs",
+    "reward",
+    "return",
+)
+
+# functional form, because "return" is a keyword
+TransitionRow = TypedDict(
+    "TransitionRow",
+    {
+        "rollout": str,  # id of the rollout
+        "group": str,  # rollouts of one group share a baseline
+        "task": str,
+        "task_type": str,
+        "t": int,  # position of the call in its rollout, from 0
+        "input": Any,  # the exact request
+        "output": str,  # the text of the answer
+        "reasoning": str,
+        "refusal": str,
+        "tools": Any,  # tool calls with results or errors
+        "constrained": bool,  # whether a grammar or schema limited the output
+        "cached": bool,
+        "model": str,
+        "weights": str,  # sha256 of the model's weights; empty where unknown
+        "adapters": Any,  # sha256 of each LoRA adapter, in order
+        "prompt_tokens": int | None,
+        "completion_tokens": int | None,
+        "token_ids": Any,  # of the sampled tokens; null if the engine returns none
+        "logprobs": Any,  # natural logarithm per sampled token; null if the engine returns none
+        "step_rewards": Any,  # reward by criterion
+        "reward": float,
+        "return": float,
+        "advantage": float,
+        "weight": float,  # 1 / number of calls of the rollout, so that all rollouts have equal weight
+        "score": float | None,  # of the rollout, in [0, 1]; null where unscored
+        "human_rating": float | None,
+        "status": str,
+        "program": str,
+        "program_version": str,
+    },
+)
+
+
+def transition_row(
+    episode: Episode, turn: Turn, *, reward: float, credited: float, advantage: float, weight: float
+) -> dict[str, Any]:
+    """One LM call as a `TransitionRow`. `JSON_COLUMNS` have the JSON text of the store; `RowWriter` converts them.
+
+    Args:
+        credited: Return of the call.
+    """
+    rollout = episode.rollout
+    return {
+        "rollout": rollout.id,
+        "group": episode.group,
+        "task": rollout.task_id,
+        "task_type": rollout.task_type,
+        "t": turn.t,
+        "input": turn.request_json,
+        "output": turn.output,
+        "reasoning": turn.reasoning,
+        "refusal": turn.refusal,
+        "tools": turn.tools_json,
+        "constrained": turn.constrained,
+        "cached": turn.cached,
+        "model": turn.model,
+        "weights": turn.weights,
+        "adapters": turn.adapters_json,
+        "prompt_tokens": turn.prompt_tokens,
+        "completion_tokens": turn.completion_tokens,
+        "token_ids": turn.token_ids_json or "null",
+        "logprobs": turn.logprobs_json or "null",
+        "step_rewards": turn.step_rewards_json,
+        "reward": reward,
+        "return": credited,
+        "advantage": advantage,
+        "weight": weight,
+        "score": rollout.score,
+        "human_rating": rollout.human_rating,
+        "status": rollout.status,
+        "program": rollout.program,
+        "program_version": rollout.program_version,
+    }
+
+
+def transition_of_row(row: Mapping[str, Any]) -> Transition:
+    """`Transition` of a row, with the fields that a policy gradient needs. Reads both forms of `JSON_COLUMNS`."""
+    request, ids, logprobs, adapters = (_value(row[name]) for name in ("input", "token_ids", "logprobs", "adapters"))
+    return Transition(
+        t=row["t"],
+        model=row["model"],
+        weights=row["weights"],
+        adapters=tuple(adapters or ()),
+        request=request,
+        output=row["output"],
+        constrained=bool(row["constrained"]),
+        cached=bool(row["cached"]),
+        prompt_tokens=row["prompt_tokens"],
+        completion_tokens=row["completion_tokens"],
+        token_ids=tuple(ids) if ids else None,
+        logprobs=tuple(logprobs) if logprobs else None,
+    )
+
+
+def read_transitions(folder: Path) -> Iterator[dict[str, Any]]:
+    """Iterate over the `TransitionRow`s of an export in file order.
+
+    Raises:
+        DataError: The folder is not a transitions export, has a newer format or changed data, or a row lacks a column.
+    """
+    checked_manifest(folder, "transitions")
+    with open(folder / "data.jsonl", "rb") as file:
+        for number, line in enumerate(file, 1):
+            row: dict[str, Any] = orjson.loads(line)
+            if missing := [name for name in _READ if name not in row]:
+                raise DataError(
+                    f"{folder}/data.jsonl, line {number}: missing columns {', '.join(missing)}. Export again with: "
+                    f"assay export transitions"
+                )
+            yield row
+
+
+def _value(value: Any) -> Any:
+    return orjson.loads(value) if isinstance(value, str) else value

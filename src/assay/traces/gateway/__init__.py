@@ -1,0 +1,1 @@
+"""The gateway: records agents that call a language model over HTTP."""

@@ -1,0 +1,214 @@
+"""One call through a gateway: sent first, recorded while the upstream works.
+
+Removing secrets from the request, finding its rollout by its conversation and encoding it as JSON take time that grows
+with the conversation. They run after the request was sent, so that the caller does not wait for them.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from assay.support.scrubbing import error_text
+from assay.traces.gateway.conversation import Asked
+from assay.traces.gateway.live import Live
+from assay.traces.gateway.proxy import Passed, is_constrained, sent_secrets, storable
+from assay.traces.gateway.sessions import LiveRollouts
+from assay.traces.gateway.upstreams import EmbeddedUpstream, Reply, answering_model, asked_model
+from assay.traces.messages import gemini
+from assay.traces.records import Transition
+from assay.traces.store.rows import as_json
+
+__all__ = ["Call", "Turns", "choices_asked", "sent"]
+
+_WRITES = 2  # event loop iterations in which a request is written to an open connection
+_LOG = logging.getLogger("assay.gateway")
+
+
+class Turns:
+    """Records one call per iteration of the event loop, so that data is forwarded between two records.
+
+    Recording a hundred calls at once would delay the first tokens of all answers.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._made = False  # whether a record was made in this iteration of the event loop
+
+    async def record(self, record: Callable[[], None], *, later: int = 0) -> None:
+        """Calls `record` in turn, at least `later` iterations later; at once if the task is cancelled meanwhile."""
+        try:
+            for _ in range(later):
+                await asyncio.sleep(0)
+            async with self._lock:
+                while self._made:
+                    await asyncio.sleep(0)
+        finally:
+            self._made = True
+            asyncio.get_running_loop().call_soon(self._turn)
+            record()
+
+    def _turn(self) -> None:
+        self._made = False
+
+
+@asynccontextmanager
+async def sent(
+    asking: AbstractAsyncContextManager[Reply], turns: Turns, meanwhile: Callable[[], None]
+) -> AsyncIterator[Reply]:
+    """The answer of an upstream. Calls `meanwhile` exactly once, after the request was sent, also if it fails."""
+    async with AsyncExitStack() as stack:
+        sending = asyncio.create_task(stack.enter_async_context(asking))
+        try:
+            await turns.record(meanwhile, later=_WRITES)
+            reply = await sending
+        except BaseException:
+            sending.cancel()
+            await asyncio.wait([sending])
+            raise
+        yield reply
+
+
+class Call:
+    """A call from its request to its record.
+
+    Args:
+        path: path of its address if it differs from the dialect's own.
+        in_path: fields of the request that are in the path instead of the body.
+        told: headers that name the rollout's task and group; empty if the caller may not set them.
+    """
+
+    def __init__(
+        self,
+        rollouts: LiveRollouts,
+        dialect: str,
+        request: web.Request,
+        body: dict[str, Any],
+        path: str,
+        in_path: dict[str, Any],
+        told: Mapping[str, str],
+    ) -> None:
+        self._rollouts, self._dialect, self._request, self._body, self._told = rollouts, dialect, request, body, told
+        self._path, self._in_path = path, in_path
+        self._began, self._clock = time.time(), time.perf_counter()
+        self.passed = Passed()
+        self.passed.secrets = sent_secrets(request)
+        self.live: Live | None = None
+        self._named: str | None = None
+        self._reopens = True
+        self._asked: Asked | None = None
+        self._transition: Transition | None = None
+        self._text: str | None = None
+
+    @property
+    def rollout_id(self) -> str:
+        """Id of the rollout it belongs to; "" until it is known."""
+        return "" if self.live is None else self.live.rollout.id
+
+    def asked(self) -> Asked:
+        """The request without secrets. Computed once."""
+        if self._asked is None:
+            beginning = self._rollouts.beginnings.of(self._dialect, self._body)
+            body = storable(self._body, self.passed.secrets, bare=beginning.known if beginning is not None else 0)
+            # The cached digests are of the original messages: of no use if a secret was removed from one of them.
+            unchanged = beginning is not None and body["messages"] is self._body["messages"]
+            chain = beginning.chain if beginning is not None and unchanged else ()
+            self._asked = Asked(self._dialect, body, self._request.headers, chain)
+            if beginning is not None and unchanged:
+                self._rollouts.beginnings.keep(beginning, self._asked.chain)
+        return self._asked
+
+    def of(self, live: Live, name: str | None = None, *, reopens: bool = True) -> None:
+        """Sets the rollout of the call. To be called before `begin`.
+
+        Args:
+            name: the name by which the call refers to the rollout; None if it does not name it.
+            reopens: whether the rollout is reopened if it ends before the call is noted; else the call is added to the
+                ended rollout.
+        """
+        self.live, self._named, self._reopens = live, name, reopens
+
+    def begin(self, upstream: Any) -> None:
+        """Begins the record of a call. A call that cannot be read is still forwarded, and counted as unrecorded."""
+        try:
+            self._begin(upstream)
+        except Exception as error:
+            _LOG.error("a call could not be noted: %s", error_text(error, self.passed.secrets))
+
+    def _begin(self, upstream: Any) -> None:
+        """Finds the rollout of the call unless it is set, and begins the record."""
+        asked = self.asked()
+        live = self.live = self._rollout(asked, upstream)
+        used = live.upstream
+        model = used.named or asked_model({**asked.body, **self._in_path}, self._path)
+        if not live.rollout.model:
+            live.rollout.model = model
+            self._rollouts.put(live)
+        self._transition = Transition(
+            t=self._rollouts.asked(live, asked),
+            model=model,
+            weights=used.weights,
+            adapters=tuple(used.adapters),
+            request={"dialect": self._dialect, **self._in_path, "body": asked.body},
+            started_at=self._began,
+            constrained=is_constrained(self._body) or (asked.insists and isinstance(used, EmbeddedUpstream)),
+        )
+        self._text = as_json(self._transition.request)
+
+    def _rollout(self, asked: Asked, upstream: Any) -> Live:
+        if self.live is None:
+            return self._rollouts.of_conversation(asked, upstream)
+        live = self.live
+        if self._named is not None:
+            if self._reopens and live.rollout.id not in self._rollouts.open:  # ended a moment ago
+                live = self._rollouts.named(self._named, upstream, live.rollout)
+            self._describe(live, asked)
+        return live
+
+    def _describe(self, live: Live, asked: Asked) -> None:
+        """Sets task, group and inputs of a named rollout from its first call."""
+        if live.rollout.task_id or live.turns:
+            return
+        live.rollout.task_id = self._told.get("x-assay-task", "")[:1000]
+        live.rollout.group_id = self._told.get("x-assay-group", "")[:1000] or live.rollout.task_id
+        if "inputs" not in live.let_go:
+            live.rollout.inputs = live.rollout.inputs or {"prompt": asked.prompt}
+        self._rollouts.put(live)
+
+    def keep(self) -> bool:
+        """Stores a call that has ended as a transition. An answer that cannot be read is stored as text with an error.
+
+        Returns:
+            Whether the transition was stored.
+        """
+        live, transition, passed = self.live, self._transition, self.passed
+        passed.kept = True
+        if live is None or transition is None:
+            return False
+        transition.latency_ms = (time.perf_counter() - self._clock) * 1000
+        answer, response_id = passed.answer(self._dialect, transition)
+        transition.cost_usd = live.upstream.price_usd
+        if not live.upstream.named and (name := answering_model(transition.response)) is not None:
+            live.rollout.model = name if live.rollout.model == transition.model else live.rollout.model
+            transition.model = name
+        try:
+            again = not 400 <= passed.status < 500 or passed.status in (408, 409, 429)
+            self._rollouts.answered(
+                live, transition, self.asked(), answer, response_id, again=again, request_json=self._text
+            )
+        except Exception as error:  # the caller has its answer; the call is counted as unrecorded
+            _LOG.error("a call could not be stored: %s", error_text(error, passed.secrets))
+            return False
+        return True
+
+
+def choices_asked(dialect: str, body: Mapping[str, Any]) -> int:
+    """Number of choices that a request asks for."""
+    if dialect == "gemini":
+        return gemini.choices_of(body)
+    choices, prompt = body.get("n"), body.get("prompt")
+    return choices if isinstance(choices, int) else len(prompt) if isinstance(prompt, list) else 1

@@ -1,0 +1,390 @@
+"""Finds the open rollout that a request continues if the request does not name one.
+
+Criteria, in this order: a W3C trace (`traceparent`); an OpenAI conversation; the response or message that the request
+continues; the result of a tool call that a rollout waits for; the same request after a failed one; a conversation that
+begins with the rollout's messages so far; the next prompt of a DSPy program. If a conversation continues twice from the
+same point, the second continuation is a new rollout. Does not use HTTP.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, Generic, Protocol, TypeVar
+
+import orjson
+
+from assay.traces.messages.dialects import Answer, Message, chat_messages, chat_tools, part_texts, tool_results
+from assay.traces.messages.gemini import CALL_IDS
+from assay.traces.messages.prompts import Prompt, output_values
+from assay.traces.messages.requested import asked_schema, must_call
+
+__all__ = ["Asked", "Conversations", "Trail"]
+
+_TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}", re.IGNORECASE)
+_REMEMBERED = 1000  # characters of tool arguments up to which their canonical form is cached
+_LARGE = 16_384  # characters of an answer that are kept for comparison
+_OUTPUTS = 200  # output values of a rollout that are kept for comparison
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request and the features of its conversation.
+
+    Args:
+        begun: digests of its first messages if they were processed before.
+    """
+
+    dialect: str
+    body: Mapping[str, Any]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    begun: Sequence[bytes] = ()
+
+    @cached_property
+    def messages(self) -> list[Message]:
+        return chat_messages({"dialect": self.dialect, "body": self.body})
+
+    @cached_property
+    def chain(self) -> list[bytes]:
+        """Digests of the conversation's prefixes: `chain[i]` covers the messages 0 to i."""
+        digests = list(self.begun)
+        for message in self.messages[len(digests) :]:
+            digests.append(_extended(digests[-1] if digests else b"", message))
+        return digests
+
+    @property
+    def trace(self) -> str:
+        """The id of its W3C trace; "" if it has none."""
+        found = _TRACE.fullmatch(
+            next((value for name, value in self.headers.items() if name.lower() == "traceparent"), "").strip()
+        )
+        return found[1].lower() if found and found[1].strip("0") else ""
+
+    @property
+    def thread(self) -> str:
+        """The id of its OpenAI conversation; "" if it has none."""
+        told = self.body.get("conversation")
+        found = told.get("id") if isinstance(told, Mapping) else told
+        return found if isinstance(found, str) else ""
+
+    @property
+    def previous(self) -> str:
+        """The id of the response or message that it continues; "" if it has none."""
+        thread = self.body.get("thread")
+        found = self.body.get("previous_response_id") or (
+            thread.get("previous_message_id") if isinstance(thread, Mapping) else None
+        )
+        return found if isinstance(found, str) else ""
+
+    @cached_property
+    def task(self) -> str:
+        """Digest of messages, offered tools and requested schema: the task of a conversation that begins here."""
+        if not self.chain:
+            return ""
+        request = {"dialect": self.dialect, "body": self.body}
+        offered = sorted(json.dumps(tool, sort_keys=True, default=str) for tool in chat_tools(request))
+        text = json.dumps([offered, asked_schema(request), self.previous], sort_keys=True, default=str)
+        return hashlib.blake2b(self.chain[-1] + text.encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+    @property
+    def insists(self) -> bool:
+        """Whether tools must be called."""
+        return must_call({"dialect": self.dialect, "body": self.body})
+
+    @property
+    def prompt(self) -> str:
+        """Text of the last user message."""
+        return next((part_texts(m.get("content")) for m in reversed(self.messages) if m.get("role") == "user"), "")
+
+    def call_keys(self, answer: Answer) -> list[str]:
+        """Keys of an answer's tool calls: their ids, else the digest of the conversation before and their index."""
+        before = self.chain[-1].hex() if self.chain else ""
+        return [call_id or f"{before}:{at}" for at, (call_id, _, _) in enumerate(answer.tools)]
+
+    @cached_property
+    def brought(self) -> dict[str, str]:
+        """Tool results by the keys of their calls, as in `call_keys`."""
+        found = tool_results(self.messages)
+        if self.dialect != "gemini":
+            return found
+        keys = {
+            call["id"]: f"{self.chain[place - 1].hex() if place else ''}:{at}"
+            for place, message in enumerate(self.messages)
+            for at, call in enumerate(message.get("tool_calls") or ())
+            if call["id"].startswith(CALL_IDS)
+        }
+        return {keys.get(call_id, call_id): result for call_id, result in found.items()}
+
+    @cached_property
+    def results(self) -> set[str]:
+        """Ids of the tool calls whose results come after the last answer."""
+        last = max((at for at, message in enumerate(self.messages) if message.get("role") == "assistant"), default=-1)
+        return set(tool_results(self.messages[last + 1 :]))
+
+
+@dataclass
+class Trail:
+    """Position of an open rollout's conversation."""
+
+    at: bytes = b""  # digest of the last answered call's messages and answer
+    asked: bytes = b""  # digest of that call's messages
+    task: str = ""  # `Asked.task` of that call
+    insists: bool = False
+    failed: bytes = b""  # digest of the last call's messages if it failed with an error that clients retry
+    part: Message = field(default_factory=dict)  # the part of the failed call's answer that had arrived
+    response: str = ""  # id of its last answer
+    said: Message = field(default_factory=dict)  # its last answer
+    calls: set[str] = field(default_factory=set)  # ids of all its tool calls
+    requests: set[bytes] = field(default_factory=set)  # digests of the messages of all its calls
+    prompt: Prompt = field(default_factory=Prompt)  # of its first call, if DSPy wrote it
+    outputs: list[tuple[str, str]] = field(default_factory=list)  # fields of all its answers to such prompts
+    latest: list[tuple[str, str]] = field(default_factory=list)  # of the last one
+    entries: set[tuple[str, Any]] = field(default_factory=set)  # the keys under which the indexes list it
+
+
+class _Rollout(Protocol):
+    id: str
+
+
+class Open(Protocol):
+    """The attributes of an open rollout that are used here."""
+
+    @property
+    def rollout(self) -> _Rollout: ...
+
+    trail: Trail
+    in_flight: int
+    touched: float
+    waiting: dict[str, Any]
+
+
+R = TypeVar("R", bound=Open)
+
+
+class Conversations(Generic[R]):
+    """Args:
+    open_rollouts: the rollouts that a request may continue, by id.
+    """
+
+    def __init__(self, open_rollouts: Mapping[str, R]) -> None:
+        self._open = open_rollouts
+        self._index: dict[str, dict[Any, dict[str, None]]] = {}  # kind -> key -> rollout ids, in order
+
+    # -- calls and answers
+
+    def asked(self, live: R, request: Asked) -> None:
+        """Indexes a call of a rollout before it is made."""
+        if not live.trail.requests:
+            live.trail.prompt = Prompt.of(request.messages)
+            for section in live.trail.prompt.sections.items():
+                self._note(live, "section", section)
+        live.trail.requests.update(request.chain[-1:])
+        for kind, key in (("trace", request.trace), ("thread", request.thread)):
+            if key and not self._at(kind, key):
+                self._note(live, kind, key)
+
+    def answered(self, live: R, request: Asked, answer: Answer, response_id: str | None) -> None:
+        """Indexes a call's answer: requests that begin with the call's messages and it continue the call's rollout."""
+        trail = live.trail
+        message = answer.message
+        trail.said, trail.failed, trail.part = _held(message), b"", {}
+        trail.asked = request.chain[-1] if request.chain else b""
+        trail.at = _extended(trail.asked, message)
+        trail.task, trail.insists = request.task, request.insists
+        self._note(live, "answer", trail.at)
+        if request.chain:
+            self._note(live, "request", trail.asked)
+        trail.response = response_id or ""
+        if response_id:
+            self._note(live, "response", response_id)
+        for call_id, _, _ in answer.tools:
+            if call_id:
+                trail.calls.add(call_id)
+                self._note(live, "call", call_id)
+        if trail.prompt.sections:
+            trail.latest = output_values(answer.output)
+            trail.outputs = [*trail.outputs, *trail.latest][-_OUTPUTS:]
+
+    def failed(self, live: R, request: Asked, part: str = "") -> None:
+        """Indexes a call that failed with an error that clients retry.
+
+        Args:
+            part: text of the answer that had arrived: a client that disconnected may continue with it.
+        """
+        if request.chain:
+            live.trail.failed, live.trail.part = request.chain[-1], _held({"role": "assistant", "content": part})
+            self._note(live, "failed", live.trail.failed)
+
+    def forget(self, live: R) -> None:
+        """Removes an ended rollout from the indexes."""
+        for kind, key in live.trail.entries:
+            keys = self._index[kind]
+            keys[key].pop(live.rollout.id, None)
+            if not keys[key]:
+                del keys[key]
+            if not keys:
+                del self._index[kind]
+        live.trail.entries.clear()
+
+    def _note(self, live: R, kind: str, key: Any) -> None:
+        self._index.setdefault(kind, {}).setdefault(key, {})[live.rollout.id] = None
+        live.trail.entries.add((kind, key))
+
+    def _at(self, kind: str, key: Any) -> list[R]:
+        return [live for id_ in self._index.get(kind, {}).get(key, ()) if (live := self._open.get(id_)) is not None]
+
+    # -- finding
+
+    def find(self, request: Asked) -> R | None:
+        """The open rollout that a request continues; None if it begins a new one."""
+        for kind, key in (("trace", request.trace), ("thread", request.thread)):
+            if key and (found := self._at(kind, key)):
+                return found[0]
+        if request.previous and (found := self._at("response", request.previous)):
+            return next(
+                (live for live in found if live.trail.response == request.previous and not live.in_flight), None
+            )
+        if not request.chain:
+            return None
+        waiting = {
+            live.rollout.id: live
+            for call_id in request.results
+            for live in self._at("call", call_id)
+            if call_id in live.waiting
+        }
+        if len(waiting) == 1:
+            return next(iter(waiting.values()))  # also if the client rewrote the conversation
+        tried = [
+            live
+            for live in self._at("failed", request.chain[-1])
+            if live.trail.failed == request.chain[-1] and not live.in_flight
+        ]
+        return tried[0] if tried else self._insisting(request) or self._continued(request) or self._of_program(request)
+
+    def _insisting(self, request: Asked) -> R | None:
+        """The rollout whose last request is repeated with mandatory tool calls, as by DSPy's ReActV2 for its answer."""
+        if not request.insists:
+            return None
+        asked = [live for live in self._at("request", request.chain[-1]) if live.trail.asked == request.chain[-1]]
+        return _first(
+            [live for live in asked if live.trail.task == request.task and not live.trail.insists], request.results
+        )
+
+    def _continued(self, request: Asked) -> R | None:
+        """Finds by the longest prefix of the conversation that is a rollout's request, or request and answer."""
+        brought = tool_results(request.messages).keys()
+        answered, asked, failed = (self._index.get(kind, {}) for kind in ("answer", "request", "failed"))
+        for at in reversed(range(len(request.chain) - 1)):
+            key = request.chain[at]
+            if key not in answered and key not in asked and key not in failed:
+                continue  # the common case; cheap, as every message of a long conversation is looked up
+            later = request.messages[at + 1 :]
+            been = self._at("answer", key)
+            here = [live for live in been if live.trail.at == key]
+            if not been and (been := self._at("request", key)):
+                here = [live for live in been if live.trail.asked == key and _says(live.trail.said, later)]
+            if not been:
+                been = here = [
+                    live
+                    for live in self._at("failed", key)
+                    if live.trail.failed == key and _says(live.trail.part, later)
+                ]
+            if been:  # no result means that all of them have continued from there: this is a fork
+                return _first(here, brought) or _first(
+                    [live for live in been if _ends_with(later, live.trail.said)], brought
+                )
+        owners = {live.rollout.id: live for call_id in brought for live in self._at("call", call_id)}
+        return next(iter(owners.values())) if len(owners) == 1 else None  # of a rewritten conversation
+
+    def _of_program(self, request: Asked) -> R | None:
+        """The rollout of a DSPy program whose next prompt this is: it has the program's inputs and earlier outputs."""
+        prompt = Prompt.of(request.messages)
+        alike = {live.rollout.id: live for section in prompt.sections.items() for live in self._at("section", section)}
+        fits = [
+            (share, live)
+            for live in alike.values()
+            if not live.in_flight and request.chain[-1] not in live.trail.requests
+            if (share := prompt.follows(live.trail.prompt, live.trail.outputs, live.trail.latest)) is not None
+        ]
+        return min(fits, key=lambda fit: (-fit[0], fit[1].touched))[1] if fits else None
+
+
+def _first(fits: Iterable[R], brought: Iterable[str]) -> R | None:
+    """Of the candidates without a running call: one whose tool results the request contains, else the longest idle."""
+    ids = set(brought)
+    free = [live for live in fits if not live.in_flight]
+    return min(free, key=lambda live: (ids.isdisjoint(live.trail.calls), live.touched), default=None)
+
+
+def _ends_with(later: Sequence[Message], said: Message) -> bool:
+    """Whether the last answer in these messages is the rollout's last answer.
+
+    So it is if a client that used a server-side thread before now sends the conversation itself.
+    """
+    last = max((at for at, message in enumerate(later) if message.get("role") == "assistant"), default=None)
+    return last is not None and _says(said, later[last:])
+
+
+def _says(said: Message, later: Sequence[Message]) -> bool:
+    """Whether messages begin with the rollout's answer. Clients may reformat the answer or leave it out."""
+    if later[0].get("role") != "assistant":
+        return True
+    end = next((at for at, message in enumerate(later) if message.get("role") != "assistant"), len(later))
+    text = _plain(" ".join(part_texts(message.get("content")) for message in later[:end]))
+    calls = said.get("tool_calls") or []
+    told = [call["function"] for message in later[:end] for call in message.get("tool_calls") or ()]
+    if calls and [(f["name"], compact(f["arguments"])) for f in told] == [
+        (c["function"]["name"], compact(c["function"]["arguments"])) for c in calls
+    ]:
+        return True
+    if any(len(call["id"]) > 3 and call["id"] in text for call in calls):
+        return True
+    own = _plain(part_texts(said.get("content")))
+    return bool(own and text) and (own in text or text in own or compact(own) == compact(text))
+
+
+def _held(message: Message) -> Message:
+    """An answer as kept for comparison. Long texts are cut: calls with long arguments are identified by their ids."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": call["function"]["arguments"][:_LARGE]}}
+        for call in message.get("tool_calls") or ()
+    ]
+    return {**message, "content": (message.get("content") or "")[:_LARGE], **({"tool_calls": calls} if calls else {})}
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _extended(digest: bytes, message: Message) -> bytes:
+    """The digest of a conversation extended by one message.
+
+    Computed for each message of each request, as each request contains the whole conversation: it must be cheap.
+    """
+    calls = message.get("tool_calls")
+    asked = [(c["function"]["name"], _compact_once(c["function"]["arguments"])) for c in calls] if calls else ()
+    parts = (message.get("role"), message.get("content") or "", asked, message.get("tool_call_id") or "")
+    try:
+        text = orjson.dumps(parts, default=str)
+    except TypeError:  # lone surrogates
+        text = json.dumps(parts, ensure_ascii=True, default=str).encode()
+    return hashlib.blake2b(digest + text, digest_size=16).digest()
+
+
+@lru_cache(10_000)
+def _compact_short(arguments: str) -> str:
+    return compact(arguments)
+
+
+def _compact_once(arguments: str) -> str:
+    return _compact_short(arguments) if len(arguments) < _REMEMBERED else compact(arguments)
+
+
+def compact(arguments: str) -> str:
+    """Arguments of a tool call as canonical JSON, as clients reformat it; unchanged if they are not JSON."""
+    try:
+        return json.dumps(json.loads(arguments or "{}"), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments

@@ -1,0 +1,373 @@
+"""Forwarding of answers through a gateway.
+
+An answer is forwarded as it arrives and parsed once it is complete. Also removes credentials from a request's body
+before it is stored.
+"""
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp import web
+from multidict import CIMultiDict
+
+from assay.errors import ConfigError, FailureKind
+from assay.support.scrubbing import credentials_in, fields, is_credential, mask_secrets, may_hold, message
+from assay.traces.gateway.events import read_events
+from assay.traces.messages import gemini
+from assay.traces.messages.dialects import Answer, answer_of, error_in, is_context_error, told_error
+from assay.traces.records import Transition
+
+__all__ = ["Passed", "is_constrained", "json_body", "pass_on", "sent_secrets", "storable"]
+
+_CONTAINERS = frozenset((dict, list))  # exact types suffice for parsed JSON; `isinstance` takes three times as long
+_DEEPEST = 200  # nesting of a request that trainers and databases can read
+_KEPT = 64 << 20  # bytes of an answer that are kept in memory
+# A stream's last event.
+_LAST = re.compile(rb"\n(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed)))")
+# In the chunk of a chat before the usage and the end. Some servers send "" in earlier chunks.
+_FINISH = re.compile(rb'"finish(?:_r|R)eason"\s*:\s*"[^"]')
+_KEY_HEADER = re.compile(r"auth|key|token|secret|cookie|passw|credential|signature", re.I)
+_KEY_ARGUMENTS = ("key", "sig", "signature", "code")
+_SECRETS = ("api_key", "api_base", "base_url", "headers", "extra_headers")  # some clients send these in the body
+
+
+def storable(body: dict[str, Any], secrets: list[str], *, bare: int = 0) -> dict[str, Any]:
+    """A request's body without server addresses and keys.
+
+    Args:
+        secrets: the request's secrets. Those in the body's fields are added, as servers may echo them.
+        bare: number of its first `messages` that are known to have no field that can hold a credential.
+    """
+    for part in (body, body.get("extra_body")):
+        if isinstance(part, dict):
+            fields({key: part[key] for key in _SECRETS if key in part}, removed=secrets)
+    kept = {key: value for key, value in body.items() if key not in _SECRETS}
+    if isinstance(extra := kept.get("extra_body"), dict):
+        kept["extra_body"] = {key: value for key, value in extra.items() if key not in _SECRETS}
+    if not bare or may_hold(kept["messages"], secrets):
+        return _bare(kept, secrets)
+    before, later = kept["messages"][:bare], kept["messages"][bare:]
+    found = _bare({**kept, "messages": later}, secrets)
+    return {**found, "messages": kept["messages"] if found["messages"] is later else before + found["messages"]}
+
+
+def _bare(body: dict[str, Any], secrets: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = fields(body, secrets, removed=secrets)
+    return found
+
+
+def sent_secrets(request: web.Request) -> list[str]:
+    """The keys in a request's headers and query."""
+    found: list[str] = []
+    for name, value in request.headers.items():
+        if _KEY_HEADER.search(name):
+            found += credentials_in(value)
+            if "cookie" in name.lower():
+                found += [part.partition("=")[2].strip() for part in value.split(";")]
+    found += [value for name, value in request.query.items() if is_credential(name) or name.lower() in _KEY_ARGUMENTS]
+    return [secret for secret in found if secret]
+
+
+class Passed:
+    """The forwarded parts of one answer."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.size = self.status = 0
+        self.streamed = self.listed = self.kept = self._ending = False  # `listed`: as one JSON list
+        self._tail = b"\n"
+        self.error: str | None = None
+        self.failure: FailureKind | None = None
+        self.left = False  # the client went away
+        self.secrets: list[str] = []  # the request's secrets, which the server may echo
+        self.response: web.StreamResponse | None = None
+
+    def see(self, chunk: bytes) -> bool:
+        """Adds a part of the answer. True once a stream's last event is complete."""
+        self.size += len(chunk)
+        if self.size <= _KEPT:
+            self.parts.append(chunk)
+        found = self._tail + chunk
+        self._ending = self._ending or _LAST.search(found) is not None
+        self._tail = found[-40:]
+        return self._ending and found.endswith((b"\n\n", b"\r\n\r\n"))
+
+    @property
+    def text(self) -> str:
+        return b"".join(self.parts).decode("utf-8", "replace")
+
+    def read(self, dialect: str) -> tuple[dict[str, Any] | None, bool]:
+        """The answer as one body, and whether it is complete."""
+        if self.status >= 400 or not self.parts:
+            return None, self.status >= 400
+        if not self.streamed:
+            found = _json(b"".join(self.parts))
+            return (found, True) if isinstance(found, dict) else (None, False)
+        events = list(self._listed_events() if self.listed else self._events())
+        broken = next((found for event in events if (found := told_error(event))), None)
+        if broken is not None:
+            self.fail(
+                f"the upstream: {self._shown(json.dumps(broken))}",
+                FailureKind.CONTEXT if is_context_error(broken) else FailureKind.MODEL,
+            )
+        body, complete = read_events(dialect, events)
+        return body, complete and self.size <= _KEPT
+
+    def _listed_events(self) -> Iterator[dict[str, Any]]:
+        """The objects of a JSON list, Gemini's stream unless events are requested; of a cut list the complete ones."""
+        text, reader, at = self.text, json.JSONDecoder(), 0
+        while (at := text.find("{", at)) >= 0:
+            try:
+                event, at = reader.raw_decode(text, at)
+            except (ValueError, RecursionError):
+                return
+            yield event
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        """The objects in a stream's events; plain text of an `error` event becomes its message.
+
+        Other data that is not JSON makes the answer a failure.
+        """
+        name, begun = b"", list[bytes]()  # `begun`: the lines so far of data in several lines
+        for line in (*b"".join(self.parts).replace(b"\r\n", b"\n").split(b"\n"), b""):
+            if line.startswith(b"event:"):
+                name = line[6:].strip()
+            elif line.startswith(b"data:") and (data := line[5:].strip()) and data != b"[DONE]":
+                event = None if begun else _json_or_none(data)  # some servers omit the empty line between events
+                if isinstance(event, dict):
+                    yield _named(event, name)
+                elif event is None:
+                    begun.append(data)
+                elif name == b"error":
+                    yield _named({"message": event if isinstance(event, str) else data.decode()}, name)
+            elif not line:
+                if begun:
+                    yield from self._event_of(b"\n".join(begun), name)
+                name, begun = b"", []
+
+    def _event_of(self, data: bytes, name: bytes) -> Iterator[dict[str, Any]]:
+        """The event whose data is not JSON in a single line."""
+        event = _json_or_none(data)
+        if isinstance(event, dict):
+            yield _named(event, name)
+        elif name == b"error":
+            yield _named({"message": data.decode("utf-8", "replace")}, name)
+        elif event is None and data != b"null":
+            self.fail(
+                f"an event of the stream is no JSON: {self._shown(data[:200].decode('utf-8', 'replace'))}",
+                FailureKind.MODEL,
+            )
+
+    def fail(self, error: str, kind: FailureKind) -> None:
+        """Sets the error unless one is set: the first error is the cause."""
+        if self.error is None:
+            self.error, self.failure = message(error, self.secrets), kind
+
+    def _shown(self, text: str) -> str:
+        """The first 500 characters of a server's text. Secrets are removed first, so that none is cut in two."""
+        return message(text[:20_000], self.secrets)[:500]
+
+    def answer(self, dialect: str, transition: Transition) -> tuple[Answer | None, str | None]:
+        """Writes the answer, or its error and failure kind, into a transition.
+
+        Returns:
+            The answer, None if it failed; and the id of the response.
+        """
+        answer = response_id = None
+        try:
+            body, complete = self.read(dialect)
+            if self.left and self.streamed and complete:
+                self.error = self.failure = None  # many clients close the connection at the last event
+            if body is not None:
+                response_id = body.get("id") if dialect in ("responses", "messages") else None
+                answer = _fill(transition, dialect, fields(body, self.secrets))
+            self._judge(dialect, body, complete)
+        except Exception as error:
+            self.fail(f"the answer could not be read: {error}", FailureKind.MODEL)
+            transition.output = mask_secrets(self.text[:20_000], self.secrets)
+        transition.error, transition.failure = self.error, self.failure
+        return answer if self.error is None else None, response_id
+
+    def _judge(self, dialect: str, body: dict[str, Any] | None, complete: bool) -> None:
+        """Sets the error if status, format or codes show that this was no answer."""
+        if self.status >= 400:
+            told = _json_or_none(b"".join(self.parts))
+            told = told[0] if isinstance(told, list) and told else told  # Gemini, if a list was requested
+            error = (told_error(told) or told) if isinstance(told, dict) else None
+            timed_out = self.status in (408, 504)
+            kind = (
+                FailureKind.CONTEXT
+                if is_context_error(error)
+                else FailureKind.TIMEOUT
+                if timed_out
+                else FailureKind.MODEL
+            )
+            self.fail(f"HTTP {self.status}: {self._shown(self.text)}", kind)
+        elif body is not None and (found := error_in(dialect, body)) is not None:
+            kind = FailureKind.CONTEXT if is_context_error(found) else FailureKind.MODEL
+            self.fail(f"the upstream answered {self._shown(json.dumps(found, default=str))}", kind)
+        elif not complete:
+            self.fail("the answer was not complete", FailureKind.MODEL)
+        elif body is None:
+            self.fail("the answer could not be read", FailureKind.MODEL)
+
+
+def _fill(transition: Transition, dialect: str, body: dict[str, Any]) -> Answer:
+    transition.response = {"body": body}
+    answer = answer_of(dialect, body)
+    transition.output, transition.token_ids, transition.logprobs = answer.output, answer.token_ids, answer.logprobs
+    transition.prompt_tokens, transition.completion_tokens = answer.prompt_tokens, answer.completion_tokens
+    transition.thinking_tokens = answer.thinking_tokens
+    if transition.completion_tokens is None and answer.logprobs is not None:
+        transition.completion_tokens = len(answer.logprobs)
+    return answer
+
+
+def _named(event: dict[str, Any], name: bytes) -> dict[str, Any]:
+    return {**event, "type": "error"} if name == b"error" else event
+
+
+def _json_or_none(raw: bytes) -> Any:
+    try:
+        return _json(raw)
+    except (ValueError, RecursionError):
+        return None
+
+
+async def pass_on(
+    request: web.Request, reply: Any, passed: Passed, rollout_id: str, keep: Callable[[], None],
+    in_turn: Callable[[Callable[[], None]], Awaitable[None]], *, choices: int = 1, streams: bool = False,
+) -> web.StreamResponse:  # fmt: skip
+    """Forwards an answer. A stream is recorded before its last event is sent: the next call may follow at once.
+
+    Some clients disconnect at the finish reason of a chat, one event before the last, so with one choice that event is
+    held back too. Gemini's streams have no end marker, and some repeat the finish reason in every event: there each
+    part is held until the next one arrives.
+
+    Args:
+        keep: records the call.
+        in_turn: calls `keep` when it is this call's turn to be recorded.
+        choices: number of requested choices.
+        streams: whether a Gemini stream was requested, which arrives as events or as one JSON list.
+    """
+    passed.status = reply.status
+    headers = CIMultiDict(reply.headers)
+    headers["x-assay-rollout"] = rollout_id
+    events = "event-stream" in headers.get("content-type", "")
+    passed.listed = streams and not events and reply.status < 400
+    passed.streamed = events or passed.listed
+    if not passed.streamed:
+        return await _pass_whole(request, reply, passed, headers, keep)
+    response = passed.response = web.StreamResponse(status=reply.status, headers=headers)
+    await response.prepare(request)
+    held = b""
+    async for chunk in reply.chunks:
+        ended = passed.see(chunk)
+        if ended and not passed.kept:
+            held, chunk = b"", await _begun(response, held + chunk)
+            await in_turn(keep)
+        if streams and held:
+            await response.write(held)
+            held = b""
+        if not ended and (held or (choices == 1 and _FINISH.search(chunk))):
+            held += chunk
+            continue
+        await response.write(held + chunk)
+        held = b""
+    keep()  # a broken stream has no last event; it must be stored before the client sees the end
+    if held:
+        await response.write(held)
+    await response.write_eof()
+    return response
+
+
+async def _begun(response: web.StreamResponse, chunk: bytes) -> bytes:
+    """Sends the events before the end in a stream's last part, without waiting for the record; returns the rest."""
+    found = [match.start() for mark in (_FINISH, _LAST) if (match := mark.search(chunk))]
+    at = chunk.rfind(b"\n\n", 0, min(found, default=0)) + 2
+    if at < 2:
+        return chunk
+    await response.write(chunk[:at])
+    return chunk[at:]
+
+
+async def _pass_whole(
+    request: web.Request, reply: Any, passed: Passed, headers: CIMultiDict[str], keep: Callable[[], None]
+) -> web.StreamResponse:  # fmt: skip
+    """Forwards an unstreamed answer as it arrives: some servers send blank lines to keep clients waiting.
+
+    The last part is held until the call is recorded. If the answer breaks off, it breaks off for the client too.
+    """
+    held: bytes | None = None
+
+    async def send() -> None:
+        if passed.response is None:
+            response = web.StreamResponse(status=reply.status, headers=headers)
+            await response.prepare(request)
+            passed.response = response
+        await passed.response.write(held or b"")
+
+    try:
+        async for chunk in reply.chunks:
+            passed.see(chunk)
+            if held is not None:
+                await send()
+            held = chunk
+    except (aiohttp.ClientError, TimeoutError):
+        if held is not None:
+            await send()
+        raise
+    if passed.response is None:
+        passed.response = web.Response(status=reply.status, body=held or b"", headers=headers)
+        return passed.response
+    keep()
+    await send()
+    await passed.response.write_eof()
+    return passed.response
+
+
+def _json(raw: bytes) -> Any:
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:  # lone surrogates and NaN, which Python's parser accepts
+        return json.loads(raw.decode("utf-8", "surrogatepass"))
+
+
+def json_body(raw: bytes) -> dict[str, Any]:
+    try:
+        found = _json(raw)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the body is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError("the body must be a JSON object")
+    if _depth(found) > _DEEPEST:
+        raise ConfigError(f"the body is nested more than {_DEEPEST} deep")
+    return found
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        level = [
+            part
+            for item in level
+            for part in (item.values() if type(item) is dict else item)
+            if type(part) in _CONTAINERS
+        ]
+    return depth
+
+
+def is_constrained(body: dict[str, Any]) -> bool:
+    config = gemini.field(body, "generationConfig")
+    if gemini.asked_schema(body) or gemini.field(config, "responseMimeType") not in (None, "text/plain"):
+        return True
+    asked = [body.get("response_format"), body.get("output_format")]
+    asked += [told.get("format") for name in ("text", "output_config") if isinstance(told := body.get(name), dict)]
+    return "grammar" in body or any(
+        isinstance(found, dict) and found.get("type") not in (None, "text") for found in asked
+    )

@@ -1,0 +1,113 @@
+"""Forwards requests that are not LM calls of a known dialect. They are counted by path, not recorded.
+
+Examples: lists of models, token counts, embeddings, files, batches, responses by id. They can cost money and read data
+stored at the provider, so the gateway's provider key is used only for callers with the gateway's key; others need their
+own key of the upstream.
+"""
+
+import re
+from collections.abc import AsyncIterator, Mapping
+from urllib.parse import unquote
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from assay.errors import ConfigError
+from assay.models.transports import is_lm_request
+from assay.traces.gateway.headers import KEYS
+from assay.traces.gateway.upstreams import EmbeddedUpstream, HttpUpstream
+from assay.traces.messages.gemini import is_google
+
+__all__ = ["Relay", "inner_path", "named_path"]
+
+_PLACE = re.compile(r"^/r/[^/]+(?=/)")
+_NAMES = 100  # maximum number of paths that are counted separately
+_PART = re.compile(r"v\d+\w*|[A-Za-z_:.-]{1,40}")  # part of a path; other parts are ids
+
+
+def without_ids(path: str) -> str:
+    """A path whose parts that may be ids are replaced by `*`."""
+    return "/".join(part if not part or _PART.fullmatch(part) else "*" for part in path.split("/"))
+
+
+def inner_path(request: web.Request) -> str:
+    """A request's path, still encoded, without the `/r/ROLLOUT` prefix."""
+    return _PLACE.sub("", request.rel_url.raw_path)
+
+
+def named_path(request: web.Request) -> str:
+    """The inner path of a call that has its model or deployment in the path.
+
+    The provider's key is used for it, so it must not lead to another path.
+
+    Raises:
+        ConfigError: a name in it would change or end the path.
+    """
+    path = inner_path(request)
+    plain = unquote(path)
+    if {".", ".."} & set(re.split(r"[/\\]", plain)) or re.search(r"[?#\x00-\x1f\x7f]", plain):
+        raise ConfigError(
+            f"{path[:200]!r} is no path of a call: a name in it holds '..', '?', '#' or a control character"
+        )
+    return path
+
+
+class Relay:
+    """Forwards and counts requests. `counts`: by method and path without ids. `lm_calls`: the LM calls among them."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.lm_calls = 0
+
+    def may_pass(
+        self, upstream: HttpUpstream, path: str, headers: Mapping[str, str], query: str, *, lent: bool, token: bool
+    ) -> bool:
+        """Whether a request that is not an LM call may be forwarded.
+
+        It needs the gateway's key (`lent`) or a key of the upstream; no key if the upstream has none. An embedded model
+        requires the gateway's key, as other paths of its server change the adapters of all rollouts.
+
+        Args:
+            token: whether the caller has a rollout's token, which allows only LM calls.
+        """
+        if isinstance(upstream, EmbeddedUpstream):
+            return lent
+        in_address = is_google(path) and any(part.startswith("key=") for part in query.split("&"))
+        has_key = in_address or any(name.lower() in KEYS for name in headers)
+        return lent or has_key or not (upstream.key or token)
+
+    async def pass_on(
+        self,
+        request: web.Request,
+        upstream: HttpUpstream,
+        headers: Mapping[str, str],
+        query: str,
+        body: AsyncIterator[bytes] | None,
+        *,
+        lent: bool,
+    ) -> web.StreamResponse:
+        """Forwards a request and its answer.
+
+        Args:
+            headers: the request's headers without keys of the gateway.
+            query: the request's query without keys of the gateway.
+            body: the request's body in parts.
+            lent: whether the gateway's key of the upstream is used.
+        """
+        self._count(request.method, inner_path(request))
+        given = CIMultiDict(headers)
+        if "Content-Encoding" in request.headers:  # the body is decompressed: its length differs
+            given.popall("Content-Length", None)
+        async with upstream.relay(request.method, inner_path(request), query, given, body, lent=lent) as reply:
+            response = web.StreamResponse(status=reply.status, headers=reply.headers)
+            await response.prepare(request)
+            async for chunk in reply.chunks:
+                await response.write(chunk)
+            await response.write_eof()
+            return response
+
+    def _count(self, method: str, path: str) -> None:
+        self.lm_calls += is_lm_request(method, path)
+        name = f"{method} {without_ids(path)}"
+        name = name if name in self.counts or len(self.counts) < _NAMES else "other"
+        self.counts[name] = self.counts.get(name, 0) + 1

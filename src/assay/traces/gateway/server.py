@@ -1,0 +1,396 @@
+"""The gateway's HTTP server: records agents that use OpenAI chat or Responses, Anthropic messages or Gemini.
+
+Requests and answers pass through unchanged, streamed or not; afterwards they become transitions of rollouts. Calls that
+could not be recorded are counted. Keys are never stored. Permissions are in `assay.traces.gateway.access`, handlers of
+rollouts in `assay.traces.gateway.rollout_routes`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp import web
+
+from assay.errors import AssayError, ConfigError, FailureKind, StoreError, UnknownRollout
+from assay.models.failures import failure_of_call
+from assay.models.roles import is_embedded
+from assay.support.scrubbing import add_secrets, error_text, message
+from assay.traces.gateway.access import LOOPBACK, Access, Caller, Refused
+from assay.traces.gateway.calls import Call, Turns, choices_asked, sent
+from assay.traces.gateway.connections import Connections, SlowRequest
+from assay.traces.gateway.proxy import json_body, pass_on, sent_secrets
+from assay.traces.gateway.relay import Relay, inner_path, named_path, without_ids
+from assay.traces.gateway.replies import error_response
+from assay.traces.gateway.rollout_routes import RolloutRoutes
+from assay.traces.gateway.sessions import LiveRollouts
+from assay.traces.gateway.store_access import FLUSH_S, StoreAccess
+from assay.traces.gateway.upstreams import EmbeddedUpstream, HttpUpstream, LitellmUpstream, upstream_of
+from assay.traces.messages import gemini
+from assay.traces.messages.dialects import DIALECTS
+from assay.traces.store import Store
+
+__all__ = ["Gateway"]
+
+_LOG = logging.getLogger("assay.gateway")
+_OWN = ("/assay", "/feedback", "/health", "/reward", "/close")  # paths of the gateway itself, never passed on
+# Path prefixes of Azure OpenAI, before the dialect's own path without /v1.
+_AZURE = ("/openai/deployments/{deployment}", "/openai/v1", "/openai")
+_STATUS = {FailureKind.TIMEOUT: 504, FailureKind.CONTEXT: 400}  # status of a failed call by its kind; 502 for others
+_NOT_RECORDED = (
+    f"is not a recorded call. Recorded are POST requests to {', '.join(DIALECTS.values())}: check the base URL. "
+    "Other requests are passed on only with the gateway's key, or with your own key for the upstream"
+)
+_COUNTS_S = 0.5  # that a request for the counts waits for the store
+Upstream = HttpUpstream | LitellmUpstream
+
+
+class Gateway:
+    """Proxy between agents and a model, which writes what it passes on to a store.
+
+    Args:
+        upstream: answers the calls of new rollouts; `serve_model` replaces it while agents run.
+        key: key that callers must send; required if `host` is not loopback. Without one, calls from this machine need
+            no key, and a generated key protects everything else (`access.key`).
+        host: address the server listens on.
+        names: further host names that requests may address, see `Access`.
+        idle_s: seconds without a call after which a rollout ends, see `LiveRollouts`.
+        max_body: largest request body, in bytes.
+        receive_s: seconds in which a request's body must arrive, see `ConnectionLimits`.
+        one_server: models set over HTTP (`POST /assay/model`) are models of the upstream's server.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        upstream: Upstream,
+        *,
+        key: str | None = None,
+        host: str = "127.0.0.1",
+        names: Sequence[str] = (),
+        run_id: str = "",
+        idle_s: float = 600.0,
+        max_body: int = 10 << 20,
+        receive_s: float = 60.0,
+        one_server: bool = False,
+    ) -> None:
+        self.access = Access(key, host=host, names=names)
+        add_secrets(self.access.key)
+        self.store, self.upstream, self.max_body = store, upstream, max_body
+        self.one_server = one_server
+        self.rollouts = LiveRollouts(store, run_id=run_id, idle_s=idle_s)
+        self.asked = self.ended = self.stored = self.refused = 0
+        self.past: dict[str, int] = {}  # refused path -> number of requests
+        self.connections = Connections(receive_s, max_body)
+        self.relay = Relay()
+        self._upstreams: list[Upstream] = [upstream]
+        self._turns = Turns()
+        self._several = False  # open rollouts have other upstreams than new ones
+        self._store_access = StoreAccess()
+        self._routes = RolloutRoutes(
+            self.rollouts, self.access, self.connections, self._store_access, lambda: self.upstream
+        )
+        store.never_wait()
+        # Handlers that an agent may use; all others need the gateway's key.
+        self._agent_handlers: set[Any] = {self._models, self._count_tokens}
+
+    def app(self) -> web.Application:
+        """An aiohttp application; `web.run_app` or any runner serves it."""
+        app = web.Application(client_max_size=self.max_body, middlewares=[self._guard])
+        for dialect, path in DIALECTS.items():
+            call = self._call_of(dialect)
+            self._agent_handlers.add(call)
+            for prefix in ("", "/r/{rollout}"):
+                if dialect == "gemini":
+                    app.router.add_post(prefix + gemini.ROUTE, call)
+                    continue
+                app.router.add_post(prefix + path, call)
+                app.router.add_post(prefix + path.removeprefix("/v1"), call)
+                for azure in _AZURE if dialect != "messages" else ():
+                    app.router.add_post(prefix + azure + path.removeprefix("/v1"), call)
+        for prefix in ("", "/r/{rollout}"):
+            for path in ("/v1/models", "/models"):
+                app.router.add_get(prefix + path, self._models)
+            app.router.add_post(f"{prefix}/v1/messages/count_tokens", self._count_tokens)
+        self._routes.add_to(app)
+        app.router.add_get("/assay/stats", self._stats)
+        app.router.add_post("/assay/model", self._serve_model)
+        app.router.add_get("/health", self._health)
+        for prefix in ("/r/{rollout}", ""):
+            app.router.add_route("*", f"{prefix}/{{path:.*}}", self._other)
+        app.cleanup_ctx.append(self._running)
+        return app
+
+    async def _running(self, app: web.Application) -> Any:
+        async def sweeping() -> None:
+            while True:
+                await asyncio.sleep(min(30.0, max(0.05, self.rollouts.idle_s / 4)))
+                try:
+                    self.rollouts.sweep()
+                    self._several = any(live.upstream is not self.upstream for live in self.rollouts.open.values())
+                    await self._settle()
+                except Exception as error:  # the next sweep must still run
+                    _LOG.error("idle rollouts could not be ended: %s: %s", type(error).__name__, error)
+
+        task = asyncio.create_task(sweeping())
+        yield
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        self.rollouts.sweep(all_of_them=True)
+        for upstream in self._upstreams:
+            await upstream.close()
+        self._store_access.shutdown()
+
+    async def _settle(self) -> None:
+        """Drops ended rollouts from memory once their rows are in the database."""
+        written = {rollout_id: live.rollout.ended_at for rollout_id, live in self.rollouts.ended.items()}
+        if written:
+            with suppress(StoreError):
+                await self._store_access.call(self.store.flush, FLUSH_S)
+                self.rollouts.settled(written)
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Checks permissions and turns exceptions into error responses."""
+        try:
+            self._admit(request)
+            return await handler(request)
+        except Refused as error:
+            return error_response(error.status, str(error))
+        except ConfigError as error:
+            return error_response(422, str(error))
+        except UnknownRollout as error:
+            return error_response(404, str(error))
+        except StoreError as error:
+            return error_response(503, str(error), headers={"Retry-After": "5"})
+        except AssayError as error:
+            return error_response(500, str(error))
+        except web.HTTPRequestEntityTooLarge:
+            return error_response(413, f"the body is larger than {self.max_body >> 20} MB; --max-body-mb raises it")
+        except SlowRequest as error:
+            return error_response(408, str(error), headers={"Connection": "close"})
+        except web.RequestPayloadError as error:
+            return error_response(400, f"the body cannot be read: {error}")
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except web.HTTPException as error:
+            return error_response(error.status, error.reason)
+        except Exception as error:
+            text = error_text(error, sent_secrets(request))
+            _LOG.error("%s %s: %s", request.method, message(inner_path(request)), text)
+            return error_response(500, text[:300])
+        finally:
+            self.connections.done(request)
+
+    def _admit(self, request: web.Request) -> None:
+        """Raises `Refused` if the request's host, origin or key does not permit it."""
+        self.access.check_host(request.headers.get("Host", ""))
+        if (origin := request.headers.get("Origin")) and urlsplit(origin).hostname not in LOOPBACK and self.access.open:
+            # Without a key any page could use the gateway through the user's browser.
+            raise Refused(403, f"a page of {origin!r} may not use this gateway")
+        caller = self.access.caller(request)
+        handler = request.match_info.handler
+        if handler == self._health:
+            return
+        if handler in self._agent_handlers or handler == self._other:
+            self.access.may_call(caller)
+        else:
+            self.access.may_manage(caller)
+
+    # -- calls
+
+    def _call_of(self, dialect: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def call(request: web.Request) -> web.StreamResponse:
+            return await self._call(dialect, request)
+
+        return call
+
+    async def _call(self, dialect: str, request: web.Request) -> web.StreamResponse:
+        raw = await self.connections.body(request)
+        body = json_body(raw)
+        caller = self.access.caller(request)
+        streams = gemini.streams(request.path)
+        in_path = {"model": gemini.model_in(request.path), "stream": streams} if dialect == "gemini" else {}
+        path = named_path(request) if "/openai/" in request.path or in_path else ""
+        # An agent with a rollout's token must not choose its task and group by headers.
+        headers = request.headers if caller.rollout is None else {}
+        call = Call(self.rollouts, dialect, request, body, path, in_path, headers)
+        upstream = await self._upstream_of(request, caller, call)
+        passed = call.passed
+        self.asked += 1
+        try:
+            asking = upstream.ask(
+                dialect, body, raw, self.access.passed_on(request.headers), self.access.query_passed_on(request), path
+            )
+            async with sent(asking, self._turns, partial(call.begin, upstream)) as reply:
+                keep = partial(self._keep, call)
+                return await pass_on(
+                    request,
+                    reply,
+                    passed,
+                    call.rollout_id,
+                    keep,
+                    self._turns.record,
+                    choices=choices_asked(dialect, body),
+                    streams=streams,
+                )
+        except AssayError as error:  # such as a missing package: the caller gets the message
+            passed.fail(str(error), FailureKind.MODEL)
+            raise
+        except (ConnectionResetError, asyncio.CancelledError):
+            passed.left = True
+            passed.fail("the client went away before the answer was complete", FailureKind.CAP)
+            raise
+        except Exception as error:  # any failure of the upstream; not all client errors of aiohttp are OSErrors
+            kind = failure_of_call(error)
+            passed.fail(error_text(error, passed.secrets), kind)
+            if passed.response is None:
+                return error_response(
+                    _STATUS.get(kind, 502),
+                    f"the upstream does not answer: {type(error).__name__}",
+                    rollout=call.rollout_id,
+                )
+            if isinstance(error, ConnectionError):
+                raise
+            raise ConnectionResetError(error_text(error, passed.secrets)) from error
+        finally:
+            self._keep(call)
+            ends = request.headers.get("x-assay-end", "0").lower() not in ("", "0", "false", "no")
+            if ends and call.rollout_id in self.rollouts.open:
+                self.rollouts.close(call.rollout_id)
+
+    def _keep(self, call: Call) -> None:
+        if not call.passed.kept:
+            self.ended += 1
+            self.stored += call.keep()
+
+    async def _upstream_of(self, request: web.Request, caller: Caller, call: Call) -> Upstream:
+        """The upstream that answers a call.
+
+        The call's rollout is named by token, header, path or key. The conversation is searched here only if rollouts
+        have different upstreams; otherwise this waits until the call is on its way.
+        """
+        name = self.access.rollout_named(request, caller)
+        if name is not None:
+            if len(name) > 200:
+                raise ConfigError("a rollout's name may have at most 200 characters")
+            stored = await self._routes.stored(name)
+            by_token = caller.rollout is not None and not caller.has_key
+            if by_token and self.rollouts.was_ended(name, stored):
+                raise Refused(
+                    403,
+                    "the rollout of this token has ended: open a new one, or call with the gateway's key",
+                )
+            call.of(self.rollouts.named(name, self.upstream, stored), name, reopens=not by_token)
+        elif self._several:
+            call.of(self.rollouts.of_conversation(call.asked(), self.upstream))
+        upstream: Upstream = self.upstream if call.live is None else call.live.upstream
+        return upstream
+
+    async def _serve_model(self, request: web.Request) -> web.Response:
+        body = json_body(await self.connections.body(request))
+        name = body.get("model")
+        if not isinstance(name, str) or not name:
+            raise ConfigError('name the model: {"model": "embedded/smollm2-135m"}')
+        first = self._upstreams[0]
+        if self.one_server and isinstance(first, HttpUpstream) and not is_embedded(name):
+            # A model of the same server.
+            upstream: Upstream = replace(first, name=name, model=name.removeprefix("openai/"), _session=None)
+        else:
+            # By name alone: a caller must not choose the server's address.
+            upstream = await asyncio.to_thread(upstream_of, name)
+        self.serve_model(upstream)
+        return web.json_response(
+            {"model": upstream.name, "weights": upstream.weights, "adapters": list(upstream.adapters)}
+        )
+
+    def serve_model(self, upstream: Upstream) -> None:
+        """Sets the model or adapter for new rollouts. Open rollouts keep theirs."""
+        self.upstream = upstream
+        self._upstreams.append(upstream)
+        self._several = True
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        if isinstance(self.upstream, LitellmUpstream | EmbeddedUpstream):
+            return web.json_response(self.upstream.models())
+        return await self._passed_on(request, self.upstream, lent=True)
+
+    async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
+        if isinstance(self.upstream, LitellmUpstream):
+            return self._not_here(request)
+        return await self._passed_on(request, self.upstream, lent=True)
+
+    async def _other(self, request: web.Request) -> web.StreamResponse:
+        """Passes any other request on, if the caller may send it to the upstream."""
+        path, upstream, caller = inner_path(request), self.upstream, self.access.caller(request)
+        if path == "/" or path.startswith(_OWN) or isinstance(upstream, LitellmUpstream):
+            return self._not_here(request)
+        headers, query = self.access.passed_on(request.headers), self.access.query_passed_on(request)
+        if not self.relay.may_pass(
+            upstream, path, headers, query, lent=caller.has_key, token=caller.rollout is not None
+        ):
+            self._count_refused(path)
+            raise Refused(403, f"{request.method} {path[:100]} {_NOT_RECORDED}")
+        return await self._passed_on(request, upstream, lent=caller.has_key)
+
+    async def _passed_on(self, request: web.Request, upstream: HttpUpstream, *, lent: bool) -> web.StreamResponse:
+        try:
+            parts = self.connections.parts(request) if request.body_exists else None
+            headers, query = self.access.passed_on(request.headers), self.access.query_passed_on(request)
+            return await self.relay.pass_on(request, upstream, headers, query, parts, lent=lent)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            if isinstance(error.__cause__, SlowRequest):
+                raise error.__cause__ from None
+            if request.transport is None or request.transport.is_closing():
+                raise
+            return error_response(502, f"the upstream does not answer: {type(error).__name__}")
+
+    def _not_here(self, request: web.Request) -> web.Response:
+        path = inner_path(request)[:200]
+        self._count_refused(path)
+        return error_response(404, f"{path} is not supported here: supported are {', '.join(DIALECTS.values())}")
+
+    def _count_refused(self, path: str) -> None:
+        path = without_ids(message(path))[:200]
+        name = path if path in self.past or len(self.past) < 100 else "other"
+        self.past[name] = self.past.get(name, 0) + 1
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok", "model": self.upstream.name})
+
+    async def _stats(self, request: web.Request) -> web.Response:
+        with suppress(StoreError, TimeoutError):  # its threads may all be busy
+            await asyncio.wait_for(self._store_access.call(self.store.flush, _COUNTS_S), _COUNTS_S)
+        return web.json_response(self.stats())
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of LM calls (sent to a model, stored, unrecorded), of other requests, and of rollouts.
+
+        Rows that wait for the database (`rows_waiting`) are counted as stored.
+        """
+        return {
+            "calls": self.asked + self.relay.lm_calls,
+            "stored": self.stored - self.store.dropped_calls,
+            "in_flight": self.asked - self.ended,
+            "rows_waiting": self.store.waiting,
+            "unrecorded": self.unrecorded,
+            "passed_through": dict(self.relay.counts),
+            "not_spoken": dict(self.past),
+            "open": len(self.rollouts.open),
+            "closed": self.rollouts.closed,
+            "unclosed": self.rollouts.unclosed,
+            "model": self.upstream.name,
+        }
+
+    @property
+    def unrecorded(self) -> int:
+        """Number of calls that went to a model and are not in the store."""
+        return self.ended - self.stored + self.store.dropped_calls + self.relay.lm_calls

@@ -1,0 +1,343 @@
+"""Open rollouts of a gateway: assigns calls to rollouts, numbers turns, stores rewards, ends rollouts.
+
+A call names its rollout, or the rollout is found by the conversation (`assay.traces.gateway.conversation`). Rollouts
+that begin with the same messages, tools and schema belong to one task and one group. Does not use HTTP or call models.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from assay.errors import ConfigError, FailureKind, StoreError, UnknownRollout
+from assay.traces.gateway.beginnings import Beginnings
+from assay.traces.gateway.conversation import Asked, Conversations, Trail
+from assay.traces.gateway.left_open import NEVER_CLOSED
+from assay.traces.gateway.live import Live, answer_is_final
+from assay.traces.gateway.rollout_fields import (
+    check_reward,
+    check_status,
+    checked_fields,
+    own_rollout,
+    rollout_id_of,
+    turn_count,
+)
+from assay.traces.messages.dialects import Answer
+from assay.traces.messages.final_answer import NO_ANSWER, NOT_RECORDED, Ending, answered_with, prediction_of
+from assay.traces.records import Rollout, Transition, new_id
+from assay.traces.store import Store
+
+__all__ = ["LiveRollouts"]
+
+_LARGE_FIELDS = ("inputs", "expected", "metadata", "prediction")
+_LARGE_PART = 4096  # characters of a field from which on only the store holds it
+_IN_FLIGHT = "the gateway ended before a call was answered"
+
+
+class LiveRollouts:
+    """Rollouts that are open, and those that ended so recently that their rows may not be in the database.
+
+    Args:
+        idle_s: seconds without a call after which a rollout ends. One that a client opened explicitly then counts as
+            unclosed: it ends with an error and without a score.
+    """
+
+    def __init__(self, store: Store, *, run_id: str = "", idle_s: float = 600.0) -> None:
+        self.store, self.run_id, self.idle_s = store, run_id, idle_s
+        self.open: dict[str, Live] = {}
+        self.ended: dict[str, Live] = {}  # rollouts whose last row may not be in the database yet
+        self._conversations: Conversations[Live] = Conversations(self.open)
+        self.beginnings = Beginnings()
+        self.closed = self.unclosed = 0
+
+    # -- opening
+
+    def begin(
+        self,
+        upstream: Any,
+        name: str | None = None,
+        fields: Mapping[str, Any] | None = None,
+        *,
+        explicit: bool = True,
+        existing: Rollout | None = None,
+    ) -> Live:
+        """Opens a rollout.
+
+        Args:
+            fields: fields that the client sent, see `checked_fields`.
+            explicit: a client opened it; False if its first call did.
+            existing: the rollout of this name that exists already.
+        Raises:
+            ConfigError: a field is unknown or of the wrong type, or the name is taken.
+        """
+        checked = checked_fields(fields or {})
+        if name and (rollout_id_of(name) in self.open or (existing is not None and existing.id == rollout_id_of(name))):
+            raise ConfigError(
+                f"rollout {name!r} exists already: choose another name, or send calls under this name to continue it"
+            )
+        rollout = Rollout(
+            id=rollout_id_of(name) if name else new_id(), run_id=self.run_id, source="gateway", phase="serve", **checked
+        )
+        rollout.model, rollout.adapters = upstream.named, tuple(upstream.adapters)
+        if name and rollout.id != name:
+            rollout.metadata = {**rollout.metadata, "client_id": name[:200]}
+        rollout.group_id = rollout.group_id or rollout.task_id
+        live = self.open[rollout.id] = Live(rollout, upstream, explicit)
+        self.put(live)
+        return live
+
+    def put(self, live: Live) -> None:
+        """Writes a rollout's row. Large fields leave memory then: open rollouts must not hold every prompt."""
+        if live.partial:
+            self.store.put_changes(live.rollout, without=live.let_go)
+        else:
+            self.store.put_rollout(live.rollout)
+        for name in _LARGE_FIELDS:
+            value = getattr(live.rollout, name)
+            if value and sum(len(v) if isinstance(v, str) else _LARGE_PART for v in value.values()) > _LARGE_PART:
+                live.let_go.add(name)
+                live.partial = True
+                setattr(live.rollout, name, {})
+
+    def at_hand(self, name: str) -> Live | None:
+        """The rollout of that name if it is open, or ended so recently that its row may not be in the database."""
+        rollout_id = rollout_id_of(name)
+        return self.open.get(rollout_id) or self.ended.get(rollout_id)
+
+    def stored(self, name: str) -> Rollout | None:
+        """The rollout of that name from the store, or None. Rollouts that are not `at_hand` have been written.
+
+        Raises:
+            StoreError: the store could not be read, or rows of an earlier gateway are not in the database yet. The
+                rollout may be among them, so it must not be created again.
+        """
+        if self.store.behind:
+            raise StoreError(
+                "the rows that an earlier process left are not in the database yet: it is locked or unreachable"
+            )
+        try:
+            return self.store.rollout(rollout_id_of(name))
+        except UnknownRollout:
+            return None
+
+    def of_gateway(self, name: str) -> Rollout:
+        """The rollout of that name from the store, see `stored`.
+
+        Raises:
+            UnknownRollout: there is none, or a gateway did not record it. The gateway never changes such rollouts.
+        """
+        rollout = self.stored(name)
+        if rollout is None:
+            raise UnknownRollout(f"there is no rollout {name!r}")
+        return own_rollout(rollout)
+
+    def was_ended(self, name: str, stored: Rollout | None) -> bool:
+        """Whether a client ended the rollout of that name or scored it after its end. An idle timeout does not count.
+
+        Args:
+            stored: the rollout from the store, if it is not `at_hand`.
+        """
+        live = self.at_hand(name)
+        rollout = live.rollout if live is not None else stored
+        if rollout is None or rollout.status == "running":
+            return live is not None and live.scored
+        return rollout.score is not None or rollout.error != NEVER_CLOSED
+
+    def named(self, name: str, upstream: Any, rollout: Rollout | None) -> Live:
+        """The open rollout of that name.
+
+        A rollout that was closed, or left open by an earlier gateway (`rollout`, from the store), is reopened. A new
+        name opens a new rollout.
+        """
+        live = self.open.get(rollout_id_of(name))
+        if live is not None:
+            return live
+        if (ended := self.ended.pop(rollout_id_of(name), None)) is not None:
+            ended.upstream = upstream
+            return self._reopened(ended)
+        if rollout is None:
+            return self.begin(upstream, name)
+        own_rollout(rollout)
+        called = {tool.name for tool in rollout.tools}
+        live = self.open[rollout.id] = Live(rollout, upstream, True, turns=turn_count(rollout), called=called)
+        rollout.transitions = []
+        return self._reopened(live)
+
+    def _reopened(self, live: Live) -> Live:
+        rollout = live.rollout
+        live.ended_as = rollout.status if rollout.status in ("done", "failed") else None
+        live.scored = rollout.score is not None and rollout.status != "running"
+        rollout.status, rollout.ended_at = "running", None
+        self.open[rollout.id] = live
+        return live
+
+    def of_conversation(self, request: Asked, upstream: Any) -> Live:
+        """The rollout whose conversation this request continues, or a new one."""
+        if (live := self._conversations.find(request)) is not None:
+            return live
+        fields = {"task_id": request.task, "group_id": request.task, "inputs": {"prompt": request.prompt}}
+        return self.begin(upstream, fields=fields, explicit=False)
+
+    # -- calls
+
+    def asked(self, live: Live, request: Asked) -> int:
+        """Registers a call that is about to be sent, stores the tool results in it, and returns its turn."""
+        self._conversations.asked(live, request)
+        for key, result in request.brought.items():
+            if (position := live.waiting.pop(key, None)) is not None:
+                self.store.put_tool_result(live.rollout.id, *position, result[:20_000])
+        turn, live.turns = live.turns, live.turns + 1
+        live.in_flight += 1
+        live.flying.add(turn)
+        live.touched = time.monotonic()
+        return turn
+
+    def answered(
+        self,
+        live: Live,
+        transition: Transition,
+        request: Asked,
+        answer: Answer | None,
+        response_id: str | None,
+        *,
+        again: bool = False,
+        request_json: str | None = None,
+    ) -> None:
+        """Stores a call that has ended, successfully or not.
+
+        Args:
+            again: the call failed in a way that clients retry by themselves.
+            request_json: the transition's request as JSON without secrets, if the caller has it already.
+        """
+        live.in_flight -= 1
+        live.flying.discard(transition.t)
+        live.broken = transition.failure if transition.error is not None else None
+        live.touched = time.monotonic()
+        if answer is not None:
+            transition.tools = answer.tool_calls()
+            if any(tool.error is not None for tool in transition.tools):  # arguments that are not a JSON object
+                transition.failure = FailureKind.PARSE
+            live.waiting.update({key: (transition.t, index) for index, key in enumerate(request.call_keys(answer))})
+            ending = answered_with(transition.request, answer, live.called)
+            live.ending = Ending(known=ending.known)
+            if not answer_is_final(live):
+                live.rollout.prediction = prediction_of(ending.value)
+                live.let_go.discard("prediction")
+            live.called.update(name for _, name, _ in answer.tools)
+            self._conversations.answered(live, request, answer, response_id)
+            self.put(live)  # stores the prediction, so that it survives if the gateway is killed
+        elif again:
+            self._conversations.failed(live, request, transition.output)
+        transition.step_rewards = live.step_rewards.pop(transition.t, {})
+        self.store.put_transition(live.rollout.id, transition, request_json=request_json)
+
+    # -- rewards and the end
+
+    def reward(
+        self, name: str, value: Any, *, t: Any = None, criterion: str = "posted", stored: Rollout | None = None
+    ) -> Rollout:
+        """Sets a rollout's score in [0, 1] or, with `t`, a step reward of that turn. The rollout may have ended.
+
+        Args:
+            stored: the rollout from the store, if it is not `at_hand`; without it the store is read here.
+        Raises:
+            ConfigError: the value is not finite or out of range, or there is no such turn.
+            UnknownRollout: there is no such rollout.
+        """
+        check_reward(value, t)
+        live = self.at_hand(name)
+        target = (
+            live.rollout if live is not None else own_rollout(stored) if stored is not None else self.of_gateway(name)
+        )
+        if t is not None:
+            return self._step_reward(live, target, t, criterion, float(value))
+        target.score, target.coverage, target.rubric = float(value), 1.0, target.rubric or "posted"
+        if live is not None:
+            self.put(live)
+        else:
+            self.store.put_rollout(target)
+        return target
+
+    def _step_reward(self, live: Live | None, rollout: Rollout, t: int, criterion: str, value: float) -> Rollout:
+        turns = turn_count(rollout) if live is None else live.turns
+        if t >= turns or (live is None and all(found.t != t for found in rollout.transitions)):
+            raise ConfigError(f"t={t}: rollout {rollout.id} has {turns} turns, the first is 0")
+        if live is not None and t in live.flying:
+            live.step_rewards.setdefault(t, {})[criterion[:100]] = value
+        else:
+            self.store.put_step_reward(rollout.id, t, criterion[:100], value)
+        return rollout
+
+    def close(
+        self,
+        name: str,
+        *,
+        status: str = "done",
+        prediction: Any = None,
+        error: str | None = None,
+        failure: FailureKind | None = None,
+        stored: Rollout | None = None,
+    ) -> Rollout:
+        """Ends a rollout.
+
+        Args:
+            failure: kind for the statuses `failed` and `error`; by default the last call's, else `agent` or `model`.
+            stored: the rollout from the store, if it is not open; without it the store is read here.
+        Raises:
+            ConfigError: `status` is unknown.
+            UnknownRollout: no such rollout is open here or was left open by an earlier gateway.
+        """
+        check_status(status)
+        live = self.open.pop(rollout_id_of(name), None)
+        if live is None:
+            left = self.stored(name) if stored is None and rollout_id_of(name) not in self.ended else stored
+            if left is None or left.status != "running":
+                raise UnknownRollout(f"no rollout {name!r} is open")
+            live = Live(own_rollout(left), None, True)
+            left.transitions = []
+        rollout = live.rollout
+        rollout.status, rollout.error, rollout.ended_at = status, error, time.time()
+        by_default = live.broken or (FailureKind.AGENT if status == "failed" else FailureKind.MODEL)
+        rollout.failure = None if status == "done" else failure or by_default
+        if prediction is not None:
+            live.let_go.discard("prediction")
+            rollout.prediction = dict(prediction) if isinstance(prediction, Mapping) else {"answer": prediction}
+        self._conversations.forget(live)
+        live.trail, live.waiting = Trail(), {}
+        self.put(live)
+        self.ended[rollout.id] = live
+        self.closed += 1
+        return rollout
+
+    def settled(self, written: Mapping[str, float | None]) -> None:
+        """Drops ended rollouts whose rows are in the database from memory.
+
+        Args:
+            written: rollout id -> time at which it had ended when its row was written.
+        """
+        for rollout_id, ended_at in written.items():
+            if (live := self.ended.get(rollout_id)) is not None and live.rollout.ended_at == ended_at:
+                del self.ended[rollout_id]
+
+    def sweep(self, *, all_of_them: bool = False) -> int:
+        """Ends rollouts that were idle for longer than `idle_s`, or all rollouts. Returns their number."""
+        late = time.monotonic() - self.idle_s
+        idle = [live for live in self.open.values() if all_of_them or (not live.in_flight and live.touched < late)]
+        for live in idle:
+            if live.ended_as is not None:
+                self.close(live.rollout.id, status=live.ended_as, failure=live.rollout.failure)
+            elif live.explicit:
+                self.unclosed += 1
+                self.close(
+                    live.rollout.id, status="error", error=NEVER_CLOSED, failure=live.broken or FailureKind.AGENT
+                )
+            elif live.in_flight:
+                self.close(live.rollout.id, status="error", error=_IN_FLIGHT, failure=FailureKind.CAP)
+            elif live.broken:
+                self.close(live.rollout.id, status="error", error="its last call failed")
+            elif (
+                live.rollout.prediction is None and live.ending.known
+            ):  # the agent ran out of steps, which is its own failure
+                self.close(live.rollout.id, status="failed", error=NO_ANSWER)
+            else:
+                self.close(live.rollout.id, error=NOT_RECORDED if live.rollout.prediction is None else None)
+        return len(idle)

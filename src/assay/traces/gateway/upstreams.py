@@ -1,0 +1,368 @@
+"""Upstreams of a gateway: HTTP servers that support the caller's dialect, or any other provider through litellm.
+
+Answers are returned unchanged, including status and errors. Does not record calls.
+"""
+
+import json
+import os
+import re
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, unquote
+
+import aiohttp
+import orjson
+from multidict import CIMultiDict
+from yarl import URL
+
+from assay.errors import ConfigError
+from assay.models.roles import check_address, check_variables, is_embedded
+from assay.models.transports import accounted
+from assay.support.scrubbing import MARK, add_secrets
+from assay.traces.gateway.connections import keep_alive
+from assay.traces.gateway.embedded_chat import as_called, chat_request, chunks_of, refused, stream_of
+from assay.traces.gateway.headers import KEYS, request_headers, response_headers
+from assay.traces.gateway.litellm_upstream import LitellmUpstream
+from assay.traces.gateway.replies import IDLE_S, JSON, Reply, once, told
+from assay.traces.gateway.translation import spoken, streamed
+from assay.traces.messages import gemini
+from assay.traces.messages.dialects import DIALECTS
+
+__all__ = [
+    "EmbeddedUpstream",
+    "HttpUpstream",
+    "LitellmUpstream",
+    "Reply",
+    "answering_model",
+    "asked_model",
+    "upstream_of",
+    "without_key",
+]
+
+_NAME = 200  # maximum characters of a model's name from a caller or server
+_DEPLOYMENT = re.compile(r"(?<=^/openai/deployments/)[^/]+")
+_AZURE = "/openai/"  # prefix of Azure's paths; Azure takes the key in its own header
+_PROVIDERS = {  # base address, environment variables of its key, native dialects
+    "openai": ("https://api.openai.com", ("OPENAI_API_KEY",), ("chat", "completions", "responses")),
+    "anthropic": ("https://api.anthropic.com", ("ANTHROPIC_API_KEY",), ("messages",)),
+    "gemini": ("https://generativelanguage.googleapis.com", ("GEMINI_API_KEY", "GOOGLE_API_KEY"), ("gemini",)),
+}
+
+
+@dataclass
+class HttpUpstream:
+    """A server with OpenAI's, Anthropic's or Google's HTTP API. Forwards bytes unchanged except for the model's name.
+
+    Args:
+        name: the model's name in transitions.
+        base: address before `/v1/…`.
+        model: the model's name at the server; None keeps the caller's.
+        key: sent to the server; None forwards the caller's own.
+        logprobs: request token ids and logprobs if the caller did not (chat only).
+        idle_s: time without a byte after which an answer has failed.
+    """
+
+    name: str
+    base: str
+    model: str | None = None
+    key: str | None = None
+    weights: str = ""
+    adapters: tuple[str, ...] = ()
+    dialects: tuple[str, ...] = tuple(DIALECTS)
+    logprobs: bool = False
+    price_usd: float | None = None
+    idle_s: float = IDLE_S
+    other: "LitellmUpstream | None" = None  # answers the dialects that the server does not support
+    _session: aiohttp.ClientSession | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        add_secrets(self.key)
+
+    @property
+    def named(self) -> str:
+        """The model's name in transitions; "" if callers choose the model (`name` is then an address)."""
+        return "" if self.model is None and self.name == self.base else self.name
+
+    @asynccontextmanager
+    async def ask(
+        self,
+        dialect: str,
+        body: dict[str, Any],
+        raw: bytes,
+        headers: Mapping[str, str],
+        query: str = "",
+        path: str = "",
+    ) -> AsyncIterator[Reply]:
+        """Sends a request of one dialect.
+
+        Args:
+            raw: the request's body as received.
+            query: query string of its address.
+            path: path of its address if it is not the dialect's own: Azure's has the deployment, Gemini's the model.
+        """
+        if dialect not in self.dialects and self.other is not None:
+            async with self.other.ask(dialect, body, raw, headers) as reply:
+                yield reply
+            return
+        changed: dict[str, Any] = {}
+        if self.model is not None and dialect != "gemini" and body.get("model") != self.model:
+            changed["model"] = self.model
+        if self.logprobs and dialect == "chat" and "logprobs" not in body:
+            changed["logprobs"], changed["top_logprobs"] = True, 1
+        data = _as_json({**body, **changed}) if changed else raw
+        path = path or DIALECTS[dialect]
+        if self.model is not None:
+            path = (
+                gemini.with_model(path, self.model)
+                if dialect == "gemini"
+                else _DEPLOYMENT.sub(quote(self.model, safe=""), path)
+            )
+        given = CIMultiDict(headers)
+        given.setdefault("Content-Type", "application/json")
+        with accounted():  # the gateway records it
+            answer = await self._request("POST", path, query, given, data, lent=True)
+        async with answer:
+            yield _reply(answer, self.key)
+
+    @asynccontextmanager
+    async def relay(
+        self, method: str, path: str, query: str, headers: Mapping[str, str], data: Any, *, lent: bool
+    ) -> AsyncIterator[Reply]:
+        """Forwards any other request unchanged, without parsing it.
+
+        Args:
+            lent: whether this upstream's key is sent in place of the caller's own.
+        """
+        with accounted():  # the gateway counts it
+            answer = await self._request(method, path, query, headers, data, lent=lent)
+        async with answer:
+            yield _reply(answer, self.key)
+
+    async def _request(
+        self, method: str, path: str, query: str, headers: Mapping[str, str], data: Any, *, lent: bool
+    ) -> aiohttp.ClientResponse:
+        if self.key is not None and lent and gemini.is_google(path):  # the caller's own key may be in the query too
+            query = "&".join(part for part in query.split("&") if part.partition("=")[0] != "key")
+        address = URL(self.base + path + (f"?{query}" if query else ""), encoded=True)
+        given, length = (
+            request_headers(headers),
+            {key: value for key, value in headers.items() if key.lower() == "content-length"},
+        )
+        if self.key is not None and lent:
+            for name in KEYS:
+                given.popall(name, None)
+            if self.key:
+                given.update(_key_headers(path, self.key))
+        given.update({"Accept-Encoding": "identity", **(length if not isinstance(data, bytes) else {})})
+        unasked = ("User-Agent", "Accept", "Content-Type")  # which aiohttp would add
+        return await self.session.request(
+            method, address, data=data, headers=given, skip_auto_headers=unasked, allow_redirects=False
+        )
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        if self._session is None or self._session.closed:
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=self.idle_s)
+            # No limit here: the listener limits the callers' connections.
+            connector = aiohttp.TCPConnector(limit=0, socket_factory=_kept_alive)
+            cookies = aiohttp.DummyCookieJar()  # one caller's cookies must not be sent for another
+            self._session = aiohttp.ClientSession(
+                connector=connector, cookie_jar=cookies, timeout=timeout, read_bufsize=1 << 18
+            )
+        return self._session
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+@dataclass
+class EmbeddedUpstream(HttpUpstream):
+    """An embedded model: requests are converted to llama.cpp's chat, answers to the caller's dialect.
+
+    Answers carry the model's name, token ids and logprobs.
+
+    Args:
+        tools: whether the model's chat template supports tools.
+    """
+
+    tools: bool = False
+
+    @asynccontextmanager
+    async def ask(
+        self,
+        dialect: str,
+        body: dict[str, Any],
+        raw: bytes,
+        headers: Mapping[str, str],
+        query: str = "",
+        path: str = "",
+    ) -> AsyncIterator[Reply]:
+        short = self.model or self.name
+        if dialect == "gemini":
+            body = {**body, "model": gemini.model_in(path), "stream": gemini.streams(path)}
+        if (no := refused(dialect, body, (self.name, short))) is not None:
+            yield told(*no)
+            return
+        asked = chat_request(dialect, body, short, tools=self.tools)
+        inner = dialect if dialect == "completions" else "chat"
+        async with super().ask(inner, asked, json.dumps(asked, ensure_ascii=True).encode(), {}) as reply:
+            if reply.status >= 400:
+                yield reply
+            elif asked.get("stream"):
+                yield streamed(dialect, chunks_of(reply.chunks), self.name, query)
+            else:
+                whole = as_called(json.loads(b"".join([chunk async for chunk in reply.chunks])), dialect, body)
+                if body.get("stream"):  # constrained to a tool call, which is known only once it is complete
+                    yield streamed(dialect, stream_of(whole), self.name, query)
+                else:
+                    yield told(200, spoken(dialect, whole, self.name))
+
+    def models(self) -> dict[str, Any]:
+        """The list of models, in OpenAI's format."""
+        return {"object": "list", "data": [{"id": self.name, "object": "model", "created": 0, "owned_by": "assay"}]}
+
+
+def _kept_alive(address: Any) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    sock = socket.socket(family, kind, protocol)
+    keep_alive(sock)
+    return sock
+
+
+def _key_headers(path: str, key: str) -> dict[str, str]:
+    """The headers in which the API of a path takes a key."""
+    if path.startswith(_AZURE):
+        return {"api-key": key}
+    if gemini.is_google(path) and "/projects/" not in path:  # Vertex AI's take a token
+        return {"x-goog-api-key": key}
+    return {"Authorization": f"Bearer {key}", "x-api-key": key}
+
+
+def _reply(answer: aiohttp.ClientResponse, key: str | None) -> Reply:
+    if answer.status in (301, 302, 303, 307, 308):
+        return _redirected(answer)
+    headers = response_headers(answer.headers)
+    chunks: AsyncIterator[bytes] = answer.content.iter_any()
+    if not key:
+        return Reply(answer.status, headers, chunks)
+    # The key is not the caller's: it is removed if the server echoes it.
+    headers = CIMultiDict((name, value.replace(key, MARK)) for name, value in headers.items())
+    return Reply(answer.status, headers, without_key(chunks, key.encode()))
+
+
+async def without_key(chunks: AsyncIterator[bytes], key: bytes) -> AsyncIterator[bytes]:
+    """The bytes without the key. A part's end that may be the key's beginning is held until the next part."""
+    held = b""
+    async for chunk in chunks:
+        data = (held + chunk).replace(key, MARK.encode())
+        waits = next((n for n in range(min(len(key) - 1, len(data)), 0, -1) if data.endswith(key[:n])), 0)
+        held = data[len(data) - waits :]
+        if waits < len(data):
+            yield data[: len(data) - waits]
+    if held:
+        yield held
+
+
+def _redirected(answer: aiohttp.ClientResponse) -> Reply:
+    return Reply(502, JSON, once(_redirect_error(answer)))
+
+
+def _redirect_error(answer: aiohttp.ClientResponse) -> bytes:
+    """Error for a redirect, which is neither followed nor forwarded: body and key would be sent to its target.
+
+    Names only the host, as the address may contain a key.
+    """
+    try:
+        found = answer.url.join(URL(answer.headers.get("Location", "")))
+        where = f"{found.scheme}://{found.host}:{found.port}"
+    except (ValueError, TypeError):
+        where = "an address that cannot be read"
+    message = (
+        f"the upstream answers with a redirect ({answer.status}) to {where}, which is not followed: "
+        "give the address of the server itself"
+    )
+    return json.dumps({"error": {"message": message, "type": "assay_gateway", "code": 502}}).encode()
+
+
+def _as_json(body: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError:  # lone surrogates, numbers beyond 64 bits
+        return json.dumps(body, ensure_ascii=True).encode()
+
+
+def asked_model(body: Mapping[str, Any], path: str) -> str:
+    """The model that a request names in its body or, for Azure, in its path; "unknown" if in neither."""
+    deployment = _DEPLOYMENT.search(path)
+    name = body.get("model") or (unquote(deployment[0]) if deployment else "")
+    return name[:_NAME] if isinstance(name, str) and name else "unknown"
+
+
+def answering_model(response: Mapping[str, Any] | None) -> str | None:
+    """The model that an answer names; None if it names none."""
+    body = (response or {}).get("body") or {}
+    name = body.get("model") or body.get("modelVersion")  # Gemini's
+    return name[:_NAME] if isinstance(name, str) and name else None
+
+
+def upstream_of(
+    model: str | None, *, base: str | None = None, key: str | None = None, idle_s: float = IDLE_S
+) -> HttpUpstream | LitellmUpstream:  # fmt: skip
+    """The upstream for a model's name.
+
+    Args:
+        model: `embedded/NAME`, or a name of litellm's; None with a `base`: whatever the caller asks for.
+        base: address of a server that speaks OpenAI chat completions, and perhaps the other dialects.
+        key: the server's; by default that of the provider's environment variable, and for a `base` the caller's own.
+        idle_s: time without a byte after which an answer has failed.
+    Raises:
+        ConfigError: no provider of this model is known, or the address cannot be used.
+    """
+    if base is not None:
+        address = base.rstrip("/").removesuffix("/v1")
+        if not address.startswith(("http://", "https://")):
+            raise ConfigError(f"upstream={base!r} must be an address that starts with http:// or https://")
+        check_address(base, "upstream", "give the key as upstream_key")
+        known = model.split("/", 1)[1] if model and model.startswith("openai/") else model
+        return HttpUpstream(model or address, address, model=known, key=key, idle_s=idle_s)
+    if model is None:
+        raise ConfigError("name a model, or the address of a server with --upstream")
+    if is_embedded(model):
+        from assay.models.embedded import LlamaBackend, server_url
+
+        backend = LlamaBackend(model)
+        short = re.split("[/:]", model, maxsplit=1)[1]
+        return EmbeddedUpstream(
+            model,
+            server_url(model),
+            model=short,
+            key="",
+            weights=backend.weights,
+            adapters=backend.adapters,
+            price_usd=0.0,
+            tools=backend.supports_function_calling,
+            idle_s=idle_s,
+        )
+    provider, _, rest = model.partition("/")
+    check_variables(model)
+    if provider not in _PROVIDERS and not _is_known(model):
+        raise ConfigError(
+            f"model={model!r} names no provider that litellm knows: write PROVIDER/NAME (openai/…, anthropic/…, "
+            "ollama_chat/…), or upstream='http://…', the address of a server of your own"
+        )
+    litellm = LitellmUpstream(model, {"api_key": key} if key else {}, idle_s=idle_s)
+    if provider in _PROVIDERS:
+        address, variables, dialects = _PROVIDERS[provider]
+        key = key or next((found for name in variables if (found := os.environ.get(name))), None)
+        return HttpUpstream(model, address, model=rest, key=key, dialects=dialects, other=litellm, idle_s=idle_s)
+    return litellm
+
+
+def _is_known(model: str) -> bool:
+    from assay.models.lm import has_provider  # loads DSPy and litellm
+
+    return has_provider(model)

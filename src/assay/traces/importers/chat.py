@@ -1,0 +1,399 @@
+"""Converts messages, tools and answers of traces to OpenAI chat messages, the format of imported calls.
+
+Reads the formats of the OpenTelemetry GenAI conventions, OpenAI (chat, completions, responses), Anthropic, Bedrock,
+Gemini, LangChain and OpenInference. Parts without a chat equivalent are kept unchanged; text in no known format is kept
+as text. Does not read files.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from assay.traces.importers.pydantic_ai import is_native, native_conversation, native_settings, native_tools
+from assay.traces.importers.tools import tools_of
+from assay.traces.importers.values import as_text, parsed
+from assay.traces.messages.linking import linked
+
+__all__ = ["Message", "answers_of", "body_of", "conversation_of", "text_of"]
+
+Message = dict[str, Any]
+_ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "model": "assistant", "function": "tool"}
+_FINISH = {
+    "tool_call": "tool_calls",
+    "tool_use": "tool_calls",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "STOP": "stop",
+    "MAX_TOKENS": "length",
+    "SAFETY": "content_filter",
+}
+_CALLS = ("tool_call", "tool_use", "toolUse", "functionCall", "function_call")
+_RESULTS = (
+    "tool_call_response",
+    "tool_result",
+    "toolResult",
+    "function_call_output",
+    "functionResponse",
+    "function_response",
+)
+_WRAPPED = (
+    "message_content",
+    "toolUse",
+    "functionCall",
+    "function_call",
+    "toolResult",
+    "functionResponse",
+    "function_response",
+)
+_SETTINGS = (
+    "model",
+    "temperature",
+    "max_tokens",
+    "max_completion_tokens",
+    "top_p",
+    "top_k",
+    "seed",
+    "stop",
+    "n",
+    "frequency_penalty",
+    "presence_penalty",
+    "tool_choice",
+    "response_format",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "logprobs",
+    "top_logprobs",
+)
+
+
+def text_of(content: Any) -> str:
+    """Text of a message's content."""
+    parts = content if isinstance(content, list) else [content]
+    return "".join(
+        part if isinstance(part, str) else str(part.get("text") or "") for part in parts if isinstance(part, str | dict)
+    )
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    inner = call.get("tool_call")
+    call = inner if isinstance(inner, dict) else call
+    function = call["function"] if isinstance(call.get("function"), dict) else call
+    arguments: Any = next(
+        (function[key] for key in ("arguments", "args", "input") if function.get(key) is not None), {}
+    )
+    call_id = next((call[key] for key in ("id", "call_id", "toolUseId") if call.get(key)), "")
+    text = arguments if isinstance(arguments, str) else as_text(arguments)
+    return {
+        "id": str(call_id),
+        "type": "function",
+        "function": {"name": as_text(function.get("name")), "arguments": text},
+    }
+
+
+def _file(part: Mapping[str, Any]) -> Any:
+    """Images as OpenAI's `image_url`, by address or inline; other files unchanged."""
+    if part.get("modality") == "image" and part.get("uri"):
+        return {"type": "image_url", "image_url": {"url": part["uri"]}}
+    if part.get("modality") == "image" and part.get("type") == "blob":
+        return {
+            "type": "image_url",
+            "image_url": {"url": f"data:{part.get('mime_type') or 'image/png'};base64,{part.get('content')}"},
+        }
+    return dict(part)
+
+
+class _Parts:
+    """Collects the parts of one message."""
+
+    def __init__(self) -> None:
+        self.content: list[Any] = []
+        self.calls: list[dict[str, Any]] = []
+        self.results: list[Message] = []
+        self.reasoning: list[str] = []
+
+    @property
+    def message_content(self) -> Any:
+        """Content: a single text as a string, otherwise a list of parts; None next to tool calls without text."""
+        if not self.content:
+            return None if self.calls else ""
+        part = self.content[0] if len(self.content) == 1 else {}
+        return (part["text"] or (None if self.calls else "")) if part.get("type") == "text" else self.content
+
+    def take(self, part: Any) -> None:
+        if not isinstance(part, dict):
+            self.content += [] if part is None else [{"type": "text", "text": as_text(part)}]
+            return
+        kind = part.get("type")
+        if kind is None and (wrap := next((key for key in _WRAPPED if isinstance(part.get(key), dict)), None)):
+            part = part[wrap]
+            kind = part.get("type") if wrap == "message_content" else wrap
+        if kind in ("text", "input_text", "output_text", None) and ("text" in part or "content" in part):
+            self.content.append({"type": "text", "text": as_text(part["text"] if "text" in part else part["content"])})
+        elif kind in _CALLS:
+            self.calls.append(_call(part))
+        elif kind in _RESULTS:
+            result = next(
+                (part[key] for key in ("response", "result", "content", "output") if part.get(key) is not None), None
+            )
+            called = next((part[key] for key in ("id", "tool_use_id", "toolUseId", "call_id") if part.get(key)), "")
+            self.results.append({"role": "tool", "tool_call_id": str(called), "content": _result_text(result)})
+        elif kind == "refusal":
+            self.content.append(
+                {
+                    "type": "text",
+                    "text": as_text(next((part[key] for key in ("refusal", "content", "text") if part.get(key)), "")),
+                }
+            )
+        elif kind in ("reasoning", "thinking"):
+            self.reasoning.append(
+                as_text(next((part[key] for key in ("content", "thinking", "text") if part.get(key) is not None), ""))
+            )
+        else:
+            self.content.append(_file(part))
+
+
+def _result_text(value: Any) -> str:
+    """Result of a tool as text; a list of texts is joined."""
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value)
+    ):
+        return text_of(value)
+    return as_text(value)
+
+
+def _messages(item: Any, default: str) -> Iterator[Message]:
+    """Convert one message of any tracer. A message with tool results becomes several chat messages."""
+    if not isinstance(item, dict):
+        yield {"role": default, "content": as_text(item)}
+        return
+    if is_native(item):
+        yield from native_conversation([item])
+        return
+    inner = item.get("message", item.get("kwargs") if "lc" in item else None)
+    item = inner if isinstance(inner, dict) else item
+    role = item.get("role") or (item.get("type") if item.get("type") != "message" else None) or default
+    role = _ROLES.get(role, str(role)) if isinstance(role, str) else default
+    parts = _Parts()
+    content = next((item[key] for key in ("parts", "contents", "content") if item.get(key) is not None), None)
+    for part in content if isinstance(content, list) else [content]:
+        parts.take(part)
+    calls = item.get("tool_calls")
+    if isinstance(calls, list):
+        known = {
+            call["id"] for call in parts.calls if call["id"]
+        }  # some tracers write calls both as parts and in `tool_calls`
+        parts.calls += [
+            call for told_call in calls if isinstance(told_call, dict) and (call := _call(told_call))["id"] not in known
+        ]
+    yield from parts.results
+    if parts.results and not parts.content and not parts.calls:
+        return
+    message: Message = {"role": role, "content": parts.message_content}
+    if role == "tool":
+        message["tool_call_id"] = str(item.get("tool_call_id") or item.get("id") or "")
+    elif isinstance(item.get("name"), str):
+        message["name"] = item["name"]
+    if parts.calls:
+        message["tool_calls"] = parts.calls
+    if isinstance(item.get("refusal"), str) and item["refusal"]:
+        message["refusal"] = item["refusal"]
+    if reasoning := item.get("reasoning_content") or "\n".join(parts.reasoning):
+        message["reasoning_content"] = reasoning
+    yield message
+
+
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    if isinstance(value.get("message"), dict) or "lc" in value or is_native(value):
+        return True
+    return "role" in value or ("type" in value and ("content" in value or "call_id" in value))
+
+
+def conversation_of(value: Any) -> list[Message] | None:
+    """Convert a list of messages; None if the value is not one."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
+        value = value[0]  # LangChain's batch of one
+    if isinstance(value, dict) and _is_message(value):
+        value = [value]
+    if not isinstance(value, list) or not value or not all(_is_message(item) for item in value):
+        return None
+    if all(map(is_native, value)):
+        return native_conversation(value)
+    value = [item for item in value if not _defines(item)]
+    items = [{"role": "tool" if "output" in m else "assistant", "parts": [m]} if "call_id" in m else m for m in value]
+    return linked([message for item in items for message in _messages(item, "user")])
+
+
+def _defines(message: Any) -> bool:
+    """Whether a message is a tool definition: Langfuse writes LangChain's definitions as messages of role `tool`."""
+    if not isinstance(message, dict) or message.get("role") != "tool" or message.get("tool_call_id"):
+        return False
+    content = parsed(message.get("content"))
+    return isinstance(content, dict) and content.get("type") == "function" and isinstance(content.get("function"), dict)
+
+
+def body_of(value: Any) -> dict[str, Any]:
+    """Body of a request: `messages`, and `tools` and settings if the value has them."""
+    request = parsed(value)
+    if request is None or request == "":
+        return {"messages": []}
+    if isinstance(request, dict) and request and set(request) <= {"args", "kwargs"}:
+        items = request.get("args")
+        return body_of(request.get("kwargs") or (items[0] if isinstance(items, list) and len(items) == 1 else items))
+    if not isinstance(request, dict) or (_is_message(request) and "messages" not in request):
+        tools = (
+            tools_of([message["content"] for message in request if _defines(message)])
+            if isinstance(request, list)
+            else []
+        )
+        return {
+            **({"tools": tools} if tools else {}),
+            "messages": conversation_of(request)
+            or [{"role": "user", "content": value if isinstance(value, str) else as_text(request)}],
+        }
+    keys = (
+        ("messages", "contents") if isinstance(value, str) else ("messages", "input", "contents", "prompt", "prompts")
+    )
+    items = next(
+        (request[key] for key in keys if request.get(key) is not None),
+        request["input"] if isinstance(request.get("input"), list) else None,
+    )
+    if items is None:  # an object without messages is the question itself
+        return {"messages": [{"role": "user", "content": value if isinstance(value, str) else as_text(request)}]}
+    items = parsed(items)
+    messages = conversation_of(items)
+    if messages is None:
+        messages = [m for item in (items if isinstance(items, list) else [items]) for m in _messages(item, "user")]
+    system = next(
+        (
+            request[key]
+            for key in ("system", "instructions", "system_instruction", "systemInstruction")
+            if request.get(key)
+        ),
+        None,
+    )
+    if system is not None:
+        messages = [
+            *_messages({**(system if isinstance(system, dict) else {"content": system}), "role": "system"}, "system"),
+            *messages,
+        ]
+    parameters = request.get("model_request_parameters")  # pydantic-ai's
+    own = {
+        **(given_settings if isinstance(given_settings := request.get("model_settings"), dict) else {}),
+        **native_settings(parameters),
+        **request,
+    }
+    settings = {key: own[key] for key in _SETTINGS if own.get(key) is not None}
+    listed = [message["content"] for message in items if _defines(message)] if isinstance(items, list) else []
+    config = request.get("toolConfig")  # Bedrock's
+    tools = tools_of(
+        request.get("tools") or (config.get("tools") if isinstance(config, dict) else None) or listed
+    ) or native_tools(parameters)
+    return {**settings, "messages": messages, **({"tools": tools} if tools else {})}
+
+
+def answers_of(value: Any, reasons: Any = None) -> list[dict[str, Any]]:
+    """Choices of an answer, each with `index`, `message` and `finish_reason`; empty without an answer.
+
+    Args:
+        value: The answer in any format.
+        reasons: Finish reasons by choice, used if a choice has none.
+    """
+    answer = parsed(value)
+    known = _is_answer(answer, strict=isinstance(value, str))
+    pairs = (
+        []
+        if answer is None or answer == ""
+        else list(_choices(answer))
+        if known
+        else [({"content": as_text(value)}, None)]
+    )
+    reasons = reasons if isinstance(reasons, list) else [reasons]
+    choices = []
+    for index, (message, reason) in enumerate(pairs):
+        chat_message = next(
+            (m for m in _messages(message, "assistant") if m["role"] != "tool"), {"role": "assistant", "content": ""}
+        )
+        reason = reason or (reasons[index] if index < len(reasons) else None)
+        choices.append(
+            {
+                "index": index,
+                "message": {**chat_message, "role": "assistant"},
+                "finish_reason": _FINISH.get(str(reason), reason),
+            }
+        )
+    return choices
+
+
+_BLOCKS = ("text", "thinking", "tool_use")  # Anthropic's, of one answer
+_SURE = ("choices", "candidates", "generations", "role", "parts", "tool_calls")
+
+
+def _is_answer(value: Any, *, strict: bool) -> bool:
+    """Whether a value is an answer in the format of an API.
+
+    Args:
+        strict: The value was text, which may also be JSON that the model wrote.
+    """
+    if isinstance(value, list):
+        if not strict and value and all(isinstance(item, str) for item in value):
+            return True
+        return bool(value) and all(
+            isinstance(item, dict) and (_is_block(item) or _is_answer(item, strict=strict)) for item in value
+        )
+    if not isinstance(value, dict):
+        return False
+    if any(key in value for key in _SURE) or (_is_message(value) and not strict):
+        return True
+    return (
+        not strict
+        and bool(value)
+        and ("message" in value or isinstance(value.get("output"), list) or set(value) <= {"content", "text"})
+    )
+
+
+def _is_block(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") in _BLOCKS and "role" not in value
+
+
+def _choices(answer: Any) -> Iterator[tuple[Any, Any]]:
+    """Message of each choice in the tracer's format, and its finish reason."""
+    if isinstance(answer, list):
+        if all(_is_block(item) for item in answer):
+            yield {"content": answer}, None
+            return
+        for item in answer:
+            yield from _choices(item)
+        return
+    if not isinstance(answer, dict):
+        yield {"content": answer}, None
+        return
+    listed = next(
+        (answer[key] for key in ("choices", "candidates", "generations") if isinstance(answer.get(key), list)), None
+    )
+    if listed is not None:
+        for item in listed[0] if listed and isinstance(listed[0], list) else listed:
+            yield from _choices(item)
+        return
+    if isinstance(answer.get("output"), list):  # OpenAI's responses
+        parts = [p for item in answer["output"] if isinstance(item, dict) for p in _output_parts(item)]
+        yield {"parts": parts}, "tool_calls" if any(p.get("type") == "function_call" for p in parts) else "stop"
+        return
+    reason = next(
+        (answer[key] for key in ("finish_reason", "stop_reason", "finishReason", "stopReason") if answer.get(key)), None
+    )
+    inner = parsed(answer["message"]) if "message" in answer else answer
+    inner = inner.get("content") if isinstance(inner, dict) and isinstance(inner.get("content"), dict) else inner
+    if isinstance(inner, dict) and "content" not in inner and "parts" not in inner and "text" in inner:
+        inner = {**inner, "content": inner["text"]}
+    yield (inner if isinstance(inner, dict) else {"content": inner}), reason
+
+
+def _output_parts(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    if item.get("type") == "function_call":
+        return [item]
+    content = item.get("content")
+    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []

@@ -1,0 +1,235 @@
+"""Reads Langfuse exports: API pages and traces, UI downloads and tables, blob storage rows; camelCase or snake_case.
+
+Observations, scores and traces may be in one file in any order, for instance concatenated files of a blob export.
+Source: langfuse.com/docs/api-and-data-platform (Observations API v2, Export Field Reference, Export from UI).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from assay.traces.importers.chat import answers_of, body_of
+from assay.traces.importers.files import Part, Row, Skipped, Sorted
+from assay.traces.importers.spans import LMCall, Mark, Span, ToolUse, Trace
+from assay.traces.importers.tools import tools_of
+from assay.traces.importers.values import as_text, count_of, number_of, parsed, usage_of
+
+__all__ = ["take", "trace_of"]
+
+_HELD = ("data", "observations", "traces", "scores")  # fields with nested rows
+_NUMBERS = ("NUMERIC", "BOOLEAN", "")  # score types whose `value` is a grade; for categories it is an index
+
+
+def _get(row: Any, *names: str) -> Any:
+    """Value of the first field that is present, in camel case or snake case."""
+    for name in names if isinstance(row, dict) else ():
+        snake = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
+        if (value := row.get(name, row.get(snake))) is not None:
+            return value
+    return None
+
+
+def take(row: Row, into: Sorted) -> Iterator[Skipped]:
+    """Add the observations, scores and traces of a row to their trace."""
+    yield from _take(row.where, row.value, into, "")
+
+
+def _take(where: str, row: Any, into: Sorted, inside: str) -> Iterator[Skipped]:
+    """Add one object with its nested rows.
+
+    Args:
+        inside: Id of the enclosing trace, used if the object has none.
+    """
+    if not isinstance(row, dict):
+        yield Skipped(where=where, reason=f"expected an object, found {type(row).__name__}")
+        return
+    kind, trace = _kind_of(row), as_text(_get(row, "traceId")) or inside
+    if kind == "trace":
+        trace = as_text(row.get("id")) or trace
+    nested = [(name, row[name]) for name in _HELD if isinstance(row.get(name), list)]
+    if isinstance(row.get("trace"), dict):  # older UI downloads: a trace next to its observations
+        trace = as_text(row["trace"].get("id"))
+        nested.append(("trace", [row["trace"]]))
+    for name, rows in nested:
+        for item in rows:
+            if not (name == "scores" and isinstance(item, str)):  # lists of traces have score ids instead of scores
+                yield from _take(where, item, into, trace if kind == "trace" or name != "data" else inside)
+    if not kind:
+        if not nested:
+            yield Skipped(
+                where=where,
+                reason=f"not an observation, score or trace: its fields are {', '.join(map(repr, list(row)[:5]))}",
+            )
+    elif not trace:
+        yield Skipped(where=where, reason=f"the {kind} {as_text(row.get('id'))!r:.100} belongs to no trace")
+    else:
+        fields = {key: value for key, value in row.items() if key not in _HELD and key != "trace"}
+        if skipped := into.add(trace, kind, as_text(row.get("id")), where, fields):
+            yield skipped
+
+
+def _kind_of(row: Mapping[str, Any]) -> str:
+    if _get(row, "startTime") is not None and row.get("type"):
+        return "observation"
+    if _get(row, "dataType") is not None or (
+        "source" in row and "name" in row and ("value" in row or _get(row, "stringValue") is not None)
+    ):
+        return "score"
+    return "trace" if "id" in row and ("timestamp" in row or "observations" in row) else ""
+
+
+def trace_of(trace_id: str, parts: Iterable[Part]) -> Trace:
+    """Trace from its rows."""
+    trace = Trace(id=trace_id, where="")
+    scores: list[Part] = []
+    rows: list[Mapping[str, Any]] = []
+    for part in parts:
+        trace.where = trace.where or part.where
+        if part.kind == "score":
+            scores.append(part)
+        elif part.kind == "observation":
+            trace.spans.append(_span(part, len(trace.spans)))
+            rows.append(part.value)
+        else:
+            rows.insert(0, part.value)
+            trace.inputs, trace.outputs = part.value.get("input"), part.value.get("output")
+            trace.program = as_text(part.value.get("name"))
+    tops = {span.id for span in trace.spans if not span.parent}
+    for part in scores:
+        _mark(trace, part, tops)
+    trace.program = trace.program or _first_text(rows, "traceName")
+    trace.version = _first_text(rows, "release") or _first_text(rows, "version")
+    trace.user, trace.session = _first_text(rows, "userId") or None, _first_text(rows, "sessionId") or None
+    metadata = [parsed(row.get("metadata")) for row in rows]
+    trace.tenant = next((name for row in metadata if (name := as_text(_get(row, "tenant", "tenantId")))), None)
+    return trace
+
+
+def _first_text(rows: Iterable[Mapping[str, Any]], name: str) -> str:
+    return next((text for row in rows if (text := as_text(_get(row, name)))), "")
+
+
+def _seconds(value: Any) -> float | None:
+    """Unix seconds from ISO 8601 (UTC without a zone) or a Unix time in seconds or milliseconds."""
+    number = number_of(value)
+    if number is not None:
+        number = number / 1000 if number > 1e11 else number
+        return number if 0 < number < 1e11 else None
+    try:
+        time = datetime.fromisoformat(as_text(value))
+    except ValueError:
+        return None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+
+
+def _span(part: Part, number: int) -> Span:
+    row = part.value
+    inputs, outputs, kind = row.get("input"), row.get("output"), as_text(row.get("type")).upper()
+    error = as_text(_get(row, "statusMessage")) or "error" if as_text(row.get("level")).upper() == "ERROR" else None
+    does: LMCall | ToolUse | None = None
+    if kind == "GENERATION":
+        does = _call(row)
+    elif kind == "TOOL":
+        does = ToolUse(name=as_text(row.get("name")), arguments=inputs, result=None if outputs == "" else outputs)
+    return Span(
+        id=as_text(row.get("id")) or f"#{number}",
+        parent=as_text(_get(row, "parentObservationId")),
+        name=as_text(row.get("name")),
+        where=part.where,
+        start=_seconds(_get(row, "startTime")),
+        end=_seconds(_get(row, "endTime")),
+        error=error,
+        does=does,
+        inputs=inputs,
+        outputs=outputs,
+    )
+
+
+def _call(row: Mapping[str, Any]) -> LMCall:
+    outputs, parameters = row.get("output"), parsed(_get(row, "modelParameters"))
+    body = {**body_of(row.get("input")), **_settings(parameters)}
+    if tools := body.get("tools") or tools_of(_get(row, "toolDefinitions")):
+        body["tools"] = tools
+    model = as_text(_get(row, "providedModelName", "model"))
+    choices = answers_of(outputs)
+    if (calls := _get(row, "toolCalls")) and not choices:  # tool calls have their own column
+        choices = answers_of(
+            [{"role": "assistant", "tool_calls": [parsed(call) for call in calls]}] if isinstance(calls, list) else None
+        )
+    prompt, completion = _usage(row, parsed(outputs))
+    return LMCall(
+        body={**body, **({"model": model} if model else {})},
+        choices=choices,
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        cost_usd=_cost(row),
+    )
+
+
+def _settings(parameters: Any) -> dict[str, Any]:
+    body = body_of({**parameters, "messages": []}) if isinstance(parameters, dict) else {}
+    return {key: value for key, value in body.items() if key != "messages"}
+
+
+def _usage(row: Mapping[str, Any], outputs: Any) -> tuple[int | None, int | None]:
+    """Prompt and completion tokens: Langfuse's sums, else the sum of details starting with `input` or `output`.
+
+    Cached tokens are included.
+    """
+    details = parsed(_get(row, "usageDetails", "usage"))
+    if not isinstance(details, dict):
+        details = {}
+    parts = {
+        side: [count_of(value) for key, value in details.items() if key.startswith(side)]
+        for side in ("input", "output")
+    }
+    summed = {
+        side: sum(known) if (known := [n for n in counts if n is not None]) else None for side, counts in parts.items()
+    }
+    other = usage_of(
+        details,
+        {"prompt_tokens": _get(row, "promptTokens"), "completion_tokens": _get(row, "completionTokens")},
+        outputs,
+    )
+    own = (count_of(_get(row, "inputUsage")), count_of(_get(row, "outputUsage")))
+    counts = [
+        next((n for n in three if n is not None), None)
+        for three in zip(own, (summed["input"], summed["output"]), other, strict=True)
+    ]
+    return counts[0], counts[1]
+
+
+def _cost(row: Mapping[str, Any]) -> float | None:
+    """Cost in dollars. A total of 0 without details means that Langfuse has no price for the model."""
+    details = parsed(_get(row, "costDetails"))
+    details = details if isinstance(details, dict) else {}
+    total = number_of(details.get("total"))
+    if total is None:
+        total = number_of(_get(row, "totalCost", "calculatedTotalCost"))
+        total = None if total == 0 and not details else total
+    return total if total is not None and total >= 0 else None
+
+
+def _mark(trace: Trace, part: Part, tops: set[str]) -> None:
+    row = part.value
+    kind, label = as_text(_get(row, "dataType")).upper(), _get(row, "stringValue")
+    if kind == "CORRECTION":
+        trace.expected["output"] = parsed(label)
+        return
+    value = row.get("value")
+    if kind not in _NUMBERS:
+        value = as_text(label if label is not None else value)
+    elif kind == "BOOLEAN" and value in (0, 1):
+        value = bool(value)
+    observation = as_text(_get(row, "observationId"))
+    trace.marks.append(
+        Mark(
+            name=as_text(row.get("name")),
+            value=value,
+            human=as_text(row.get("source")).upper() == "ANNOTATION",
+            where=part.where,
+            step=bool(observation) and observation not in tops,
+            reason=as_text(row.get("comment")),
+            label=None if label is None else as_text(label),
+        )
+    )

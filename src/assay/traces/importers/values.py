@@ -1,0 +1,65 @@
+"""Parses values of trace files: JSON text, numbers and token counts. Independent of the tracers."""
+
+import json
+import math
+from typing import Any
+
+__all__ = ["as_text", "count_of", "number_of", "parsed", "usage_of"]
+
+_TOKENS = (
+    ("prompt_tokens", "input_tokens", "promptTokens", "inputTokens", "input", "promptTokenCount"),
+    ("completion_tokens", "output_tokens", "completionTokens", "outputTokens", "output", "candidatesTokenCount"),
+)
+
+
+def parsed(value: Any) -> Any:
+    """Parse text that is a JSON object or array; return other values unchanged."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def as_text(value: Any) -> str:
+    """Text unchanged, None as an empty string, other values as JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def number_of(value: Any) -> float | None:
+    """A finite number, also from text; None for other values and booleans."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def count_of(value: Any) -> int | None:
+    """A token count, or None."""
+    number = number_of(value)
+    return int(number) if number is not None and 0 <= number < 2**31 else None
+
+
+def usage_of(*values: Any) -> tuple[int | None, int | None]:
+    """Prompt and completion tokens from the first value that has them, under the names of any API.
+
+    Args:
+        values: Usage objects, or objects that contain one.
+    """
+    for value in map(parsed, values):
+        inner = value.get("usage") if isinstance(value, dict) else None
+        usage = inner if isinstance(inner, dict) else value
+        if not isinstance(usage, dict):
+            continue
+        counts = [
+            next((count_of(usage[name]) for name in names if usage.get(name) is not None), None) for names in _TOKENS
+        ]
+        if counts != [None, None]:
+            return counts[0], counts[1]
+    return None, None

@@ -1,0 +1,295 @@
+"""Reads LM requests of all supported APIs, and of DSPy, as OpenAI chat messages. `answers` reads the responses.
+
+An HTTP request is stored unchanged as `{"dialect": D, "body": …}`. D is `chat` (OpenAI chat completions), `completions`
+(OpenAI text completions), `responses` (OpenAI Responses), `messages` (Anthropic) or `gemini` (Google; `model` and
+`stream` from the path are stored next to the body). A request without a dialect is DSPy's canonical request. Does not
+call models.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from assay.traces.messages import gemini
+from assay.traces.messages.answers import answer_of, as_text, canonical_answer
+from assay.traces.messages.linking import linked_calls
+from assay.traces.messages.parts import (
+    MAPPING,
+    Answer,
+    Message,
+    chat_call,
+    content_of,
+    each,
+    part_texts,
+)
+
+__all__ = [
+    "DIALECTS",
+    "Answer",
+    "Message",
+    "answer_of",
+    "answer_to",
+    "chat_messages",
+    "chat_tools",
+    "each",
+    "error_in",
+    "is_context_error",
+    "part_texts",
+    "told_error",
+    "tool_results",
+]
+
+DIALECTS = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+    "gemini": gemini.PATH,
+}
+_TOO_LONG = frozenset(
+    {
+        "context_length_exceeded",
+        "exceed_context_size_error",
+        "ContextWindowExceededError",
+        "input_tokens",  # vLLM, in `param`
+        "40303",  # FastChat
+    }
+)
+
+
+def chat_messages(request: Mapping[str, Any]) -> list[Message]:
+    """The request as OpenAI chat messages; empty if it cannot be read as a conversation."""
+    body = request.get("body", request)
+    if not isinstance(body, Mapping):
+        return []
+    readers = {
+        "chat": _from_chat,
+        "completions": _from_completions,
+        "responses": _from_responses,
+        "messages": _from_anthropic,
+        "gemini": gemini.messages_of,
+    }
+    reader = readers.get(str(request.get("dialect")), _from_canonical)
+    return list(reader(body))
+
+
+def chat_tools(request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tool definitions of a request in OpenAI's chat format."""
+    tools = []
+    body = request.get("body", request)
+    if request.get("dialect") == "gemini":
+        return list(gemini.tools_of(body)) if isinstance(body, Mapping) else []
+    for tool in each(body.get("tools")) if isinstance(body, Mapping) else ():
+        definition = tool.get("function", tool)
+        if isinstance(definition, Mapping) and definition.get("name"):
+            schema = (
+                definition.get("parameters") or definition.get("input_schema") or {"type": "object", "properties": {}}
+            )
+            function = {
+                "name": definition["name"],
+                "description": definition.get("description") or "",
+                "parameters": schema,
+            }
+            tools.append({"type": "function", "function": function})
+    return tools
+
+
+def tool_results(messages: Sequence[Message]) -> dict[str, str]:
+    """Text of tool results by the id of the tool call."""
+    return {
+        str(m.get("tool_call_id")): part_texts(m.get("content"))
+        for m in messages
+        if m.get("role") == "tool" and m.get("tool_call_id")
+    }
+
+
+def _from_chat(body: Mapping[str, Any]) -> Iterator[Message]:
+    for message in each(body.get("messages")):
+        role, content, called = message.get("role"), message.get("content"), message.get("tool_calls")
+        result: Message = {"role": "system" if role == "developer" else "user" if role is None else str(role)}
+        for key in ("tool_call_id", "name"):
+            if (value := message.get(key)) is not None:
+                result[key] = value
+        result["content"] = content_of(content) or str(message.get("refusal") or "")
+        functions = (
+            [(c, c["function"]) for c in each(called) if isinstance(c.get("function"), MAPPING)] if called else ()
+        )
+        if calls := [
+            chat_call(str(c.get("id") or ""), str(f.get("name") or ""), str(f.get("arguments") or ""))
+            for c, f in functions
+        ]:
+            result["tool_calls"] = calls
+            result["content"] = result["content"] or None
+        yield result
+
+
+def _from_completions(body: Mapping[str, Any]) -> Iterator[Message]:
+    """Prompts as user messages; token lists as JSON text."""
+    prompt = body.get("prompt")
+    several = isinstance(prompt, list) and not all(isinstance(token, int) for token in prompt)
+    for item in prompt if several and prompt else [prompt] if prompt else ():
+        yield {"role": "user", "content": item if isinstance(item, str) else json.dumps(item)}
+
+
+def _from_responses(body: Mapping[str, Any]) -> Iterator[Message]:
+    if body.get("instructions"):
+        yield {"role": "system", "content": part_texts(body["instructions"])}
+    items = body.get("input")
+    if isinstance(items, str):
+        yield {"role": "user", "content": items}
+    answer: Message | None = None  # an answer is split into one item for its text and one for each tool call
+    for item in each(items):
+        kind = item.get("type", "message")
+        role = "assistant" if kind == "function_call" else str(item.get("role", "user"))
+        if kind == "function_call" or (kind == "message" and role == "assistant"):
+            answer = answer or {"role": "assistant", "content": ""}
+            if kind == "function_call":
+                call = chat_call(
+                    str(item.get("call_id") or ""), str(item.get("name") or ""), str(item.get("arguments") or "")
+                )
+                answer.setdefault("tool_calls", []).append(call)
+            else:
+                answer["content"] += part_texts(item.get("content"))
+            continue
+        if answer is not None and kind in ("function_call_output", "message"):
+            yield _without_empty_content(answer)
+            answer = None
+        if kind == "function_call_output":
+            yield {
+                "role": "tool",
+                "tool_call_id": str(item.get("call_id") or ""),
+                "content": part_texts(item.get("output")),
+            }
+        elif kind == "message":
+            yield {"role": "system" if role == "developer" else role, "content": content_of(item.get("content"))}
+    if answer is not None:
+        yield _without_empty_content(answer)
+
+
+def _without_empty_content(message: Message) -> Message:
+    return {**message, "content": message["content"] or None} if message.get("tool_calls") else message
+
+
+def _from_anthropic(body: Mapping[str, Any]) -> Iterator[Message]:
+    if body.get("system"):
+        yield {"role": "system", "content": part_texts(body["system"])}
+    for message in each(body.get("messages")):
+        content, role = message.get("content"), str(message.get("role", "user"))
+        parts = list(each(content))
+        for part in parts:
+            if part.get("type") == "tool_result":
+                yield {
+                    "role": "tool",
+                    "tool_call_id": str(part.get("tool_use_id") or ""),
+                    "content": part_texts(part.get("content")),
+                }
+        calls = [
+            chat_call(
+                str(part.get("id") or ""),
+                str(part.get("name") or ""),
+                json.dumps(part.get("input") or {}, ensure_ascii=False),
+            )
+            for part in parts
+            if part.get("type") == "tool_use"
+        ]
+        text = content_of(
+            content
+            if isinstance(content, str)
+            else [p for p in parts if p.get("type") not in ("tool_use", "tool_result", "thinking")]
+        )
+        if calls:
+            yield {"role": role, "content": text or None, "tool_calls": calls}
+        elif text or not parts:
+            yield {"role": role, "content": text}
+
+
+def _from_canonical(body: Mapping[str, Any]) -> Iterator[Message]:
+    if body.get("system"):
+        system = body["system"]
+        yield {"role": "system", "content": system if isinstance(system, str) else part_texts(list(system))}
+    for message in each(body.get("messages")):
+        parts, role = list(each(message.get("parts"))), str(message.get("role", "user"))
+        if "parts" not in message:
+            yield {"role": role, "content": content_of(message.get("content") or message.get("text"))}
+        elif role == "tool":
+            for part in parts:
+                content = part.get("content")
+                yield {
+                    "role": "tool",
+                    "tool_call_id": str(part.get("id") or ""),
+                    "content": part_texts(list(content) if content else ""),
+                }
+        elif all(part.get("type") == "text" and "text" in part for part in parts):  # the common case
+            yield {"role": role, "content": part_texts(parts)}
+        else:
+            answer = canonical_answer({"message": message})
+            text = content_of([as_text(part) for part in parts if part.get("type") not in ("tool_call", "thinking")])
+            yield {**answer.message, "role": role, "content": text or None if answer.tools else text}
+
+
+def answer_to(request: Mapping[str, Any], body: Mapping[str, Any]) -> Answer:
+    """Read a response. Gemini's tool calls have no ids; they get those that the next request uses.
+
+    Args:
+        request: The request of the response.
+        body: Body of the response.
+    """
+    answer = answer_of(request.get("dialect"), body)
+    if request.get("dialect") == "gemini" and not all(call_id for call_id, _, _ in answer.tools):
+        answer.tools = linked_calls(chat_messages(request), answer.tools, gemini.CALL_IDS)
+    return answer
+
+
+def error_in(dialect: str, body: Mapping[str, Any]) -> Any:
+    """The error in a reply with status 200: its `error`, or why it has no answer; None if it has an answer."""
+    if error := told_error(body):
+        return error
+    if dialect == "responses":
+        return (
+            "the response failed"
+            if body.get("status") == "failed"
+            else None
+            if isinstance(body.get("output"), list)
+            else "no output"
+        )
+    if dialect == "messages":
+        return None if isinstance(body.get("content"), list) else "no content"
+    if dialect == "gemini":
+        return gemini.error_in(body)
+    choice = next(iter(body.get("choices") or ()), None)
+    answers = isinstance(choice, Mapping) and (
+        isinstance(choice.get("message"), Mapping) or isinstance(choice.get("text"), str)
+    )
+    return None if answers else "no choice with a message"
+
+
+def told_error(body: Mapping[str, Any]) -> Any:
+    """The error in a body or stream event, or None.
+
+    It is nested (OpenAI chat, Anthropic), in the response (OpenAI Responses), in a choice (OpenRouter), or flat (OpenAI
+    Responses, vLLM, SGLang, FastAPI).
+    """
+    response, choice = body.get("response"), next(each(body.get("choices")), {})
+    nested = (
+        body.get("error") or (response.get("error") if isinstance(response, Mapping) else None) or choice.get("error")
+    )
+    if nested:
+        return nested
+    if choice.get("finish_reason") == "error":
+        return "it ended with an error"
+    flat = body.get("type") == "error" or body.get("object") == "error" or body.keys() == {"detail"}
+    return (
+        {key: body[key] for key in ("code", "type", "param", "message", "detail") if body.get(key) is not None}
+        if flat
+        else None
+    )
+
+
+def is_context_error(error: Any) -> bool:
+    """Whether the code, type or parameter of an error means that the request exceeds the context length.
+
+    Recognises OpenAI, litellm, vLLM, llama.cpp and FastChat.
+    """
+    return isinstance(error, Mapping) and not _TOO_LONG.isdisjoint(
+        str(error.get(key)) for key in ("code", "type", "param")
+    )

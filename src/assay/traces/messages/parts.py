@@ -1,0 +1,150 @@
+"""The answer of a model, and helpers for message parts that the readers of all dialects share."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from assay.traces.records import ToolCall
+
+__all__ = [
+    "MAPPING",
+    "Answer",
+    "Message",
+    "chat_call",
+    "content_of",
+    "count_of",
+    "each",
+    "hashed",
+    "object_of",
+    "part_texts",
+]
+
+Message = dict[str, Any]
+_LISTS, MAPPING = (list, tuple), (dict, Mapping)  # `dict` first: isinstance with `Mapping` alone is slow
+
+
+class Answer:
+    """Answer of a model: text, reasoning, refusal, tool calls, finish reason, token counts, token ids and logprobs.
+
+    `tools` are `(id, name, arguments as text)`. `media` are references to parts that are not text: an address, an id,
+    or the hash of inline data.
+    """
+
+    __slots__ = (
+        "completion_tokens",
+        "finish",
+        "logprobs",
+        "media",
+        "prompt_tokens",
+        "reasoning",
+        "refusal",
+        "text",
+        "thinking_tokens",
+        "token_ids",
+        "tools",
+    )
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.reasoning = ""
+        self.refusal = ""  # text of a separate refusal field
+        self.media: list[str] = []
+        self.tools: list[tuple[str, str, str]] = []
+        self.finish: str | None = None  # stop, length, tool_calls, content_filter or the provider's own value
+        self.prompt_tokens: int | None = None
+        self.completion_tokens: int | None = None
+        self.thinking_tokens: int | None = None  # of the completion tokens
+        self.token_ids: tuple[int, ...] | None = None
+        self.logprobs: tuple[float, ...] | None = None
+
+    @property
+    def output(self) -> str:
+        """Output of a transition: the text of all parts, the refusal and references to media."""
+        return self.text + self.refusal + "".join(f"[{reference}]" for reference in self.media)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the answer has no text, refusal, tool call, reasoning or media."""
+        return not (self.text or self.refusal or self.tools or self.reasoning or self.media)
+
+    def see_image(self, address: Any) -> None:
+        """Record an image by its address, or by its hash if it is inline."""
+        url = address.get("url") if isinstance(address, Mapping) else address
+        if isinstance(url, str) and url:
+            self.media.append("image: " + (hashed(url) if url.startswith("data:") else url))
+
+    @property
+    def message(self) -> Message:
+        """The answer as an assistant's chat message. A refusal is part of the content, because chat templates have no
+        field for it."""
+        text = self.text + self.refusal
+        message: Message = {"role": "assistant", "content": text or None if self.tools else text}
+        if self.tools:
+            message["tool_calls"] = [chat_call(*call) for call in self.tools]
+        return message
+
+    def tool_calls(self) -> list[ToolCall]:
+        """Tool calls as records. Arguments that are not a JSON object are stored under `arguments`, with an error."""
+        return [_tool_record(name, arguments) for _, name, arguments in self.tools]
+
+
+def hashed(data: str) -> str:
+    return f"sha256:{hashlib.sha256(data.encode()).hexdigest()}"
+
+
+def chat_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _read_object(arguments: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def object_of(arguments: str) -> dict[str, Any]:
+    """Arguments of a tool call as an object. Text that is not a JSON object is stored under `arguments`."""
+    value = _read_object(arguments)
+    return {"arguments": arguments} if value is None else value
+
+
+def _tool_record(name: str, arguments: str) -> ToolCall:
+    if (value := _read_object(arguments)) is not None:
+        return ToolCall(name=name, arguments=value)
+    return ToolCall(name=name, arguments={"arguments": arguments}, error="the arguments are not a JSON object")
+
+
+def part_texts(content: Any) -> str:
+    """Text of a content, which may be a string or a list of parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return "" if content is None else json.dumps(content, ensure_ascii=False, default=str)
+    return "".join(
+        part if isinstance(part, str) else str(part.get("text") or "")
+        for part in content
+        if isinstance(part, str | Mapping)
+    )
+
+
+def content_of(content: Any) -> Any:
+    """Content as one string; content with images or files stays a list of parts."""
+    if type(content) is str:
+        return content
+    if isinstance(content, list) and any(isinstance(part, Mapping) and "text" not in part for part in content):
+        return content
+    return part_texts(content)
+
+
+def each(value: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(value, _LISTS):
+        for part in value:
+            if isinstance(part, MAPPING):
+                yield part
+
+
+def count_of(value: Any) -> int | None:
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,1 @@
+"""Anonymization of training data: the anonymizer, and the detectors of patterns and names."""

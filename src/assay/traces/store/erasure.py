@@ -1,0 +1,130 @@
+"""Erasure of a person's data: rollouts, labels, and prompts of other rollouts that show their tasks as demonstrations.
+
+Does not change artifacts, exports or adapters, and does not empty the response cache: `assay.api.traces.forget_subject`
+reports the former and does the latter.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from assay.datasets.tasks import content_hash
+from assay.traces.messages.dialects import chat_messages
+from assay.traces.records import subject_digest
+from assay.traces.shown import TaskTexts, message_texts
+from assay.traces.store import Store
+from assay.traces.store import tables as schema
+from assay.traces.store.sealing import HASH, SplitFinder, task_key
+from assay.traces.store.upserts import upsert
+
+__all__ = ["Erased", "erase_subject"]
+
+_BATCH = 400  # rows of one statement
+
+
+@dataclass
+class Erased:
+    """Result of an erasure.
+
+    Args:
+        removed: number of rollouts that were deleted.
+        prompts: number of prompts of other rollouts that were blanked, because they showed a task of the person.
+        tasks: content hashes of the person's tasks.
+        calls: request, weights and adapters of each LM call that showed the person's data; keys of the response cache.
+    """
+
+    removed: int = 0
+    prompts: int = 0
+    tasks: set[str] = field(default_factory=set)
+    calls: list[tuple[dict[str, Any], str, list[str]]] = field(default_factory=list)
+
+
+def erase_subject(store: Store, subject: str) -> Erased:
+    """Removes a subject's rollouts, transitions and labels; blanks prompts of other rollouts that show their tasks.
+
+    Case and spaces of the name are ignored. Rows of this subject that are written later (by a run in progress, by an
+    import) stay in the store but are never exported, also not as a demonstration.
+    """
+    store.flush()
+    r, t, digest, erased = schema.rollouts, schema.transitions, subject_digest(subject), Erased()
+    texts, rows = TaskTexts(), list[dict[str, Any]]()
+    splits = SplitFinder(store)
+    with store.engine.begin() as connection:
+        names = connection.execute(
+            sa.select(r.c.data_subject).where(r.c.data_subject.is_not(None)).distinct()
+        ).scalars()
+        spellings = [name for name in names if subject_digest(name) == digest]
+        # Demonstrations may show a task that never ran: such tasks are in known_tasks only.
+        k = schema.known_tasks
+        erased.tasks |= set(connection.execute(sa.select(k.c.task).where(k.c.subject == digest)).scalars())
+        for (text,) in connection.execute(sa.select(r.c.inputs_json).where(r.c.data_subject.in_(spellings))):
+            inputs = orjson.loads(text)
+            if inputs and (task := content_hash(inputs)[:HASH]):
+                texts.add(task, inputs)
+                erased.tasks.add(task)
+                split = splits.of_inputs(inputs) or "train"
+                rows.append(
+                    {
+                        "task": task,
+                        "text": task_key(inputs),
+                        "split": split,
+                        "tenant": None,
+                        "consent": None,
+                        "subject": digest,
+                    }
+                )
+        ids = sa.select(r.c.id).where(r.c.data_subject.in_(spellings))
+        own = connection.execute(
+            sa.select(t.c.request_json, t.c.weights, t.c.adapters_json).where(t.c.rollout_id.in_(ids))
+        ).all()
+        erased.calls += [_call(*row) for row in own]
+        for table in (t, schema.labels):
+            connection.execute(sa.delete(table).where(table.c.rollout_id.in_(ids)))
+        deleted = connection.execute(sa.delete(r).where(r.c.data_subject.in_(spellings)))
+        erased.removed = int(deleted.rowcount)
+        _blank(connection, erased, texts)
+        if erased.removed or erased.tasks:
+            connection.execute(
+                upsert(store.engine.dialect.name, schema.forgotten), [{"person": digest, "at": time.time()}]
+            )
+    store.put_splits(rows)
+    return erased
+
+
+def _blank(connection: sa.Connection, erased: Erased, texts: TaskTexts) -> None:
+    """Empties the requests of calls that show an erased task. Exports leave out calls that have no request."""
+    t = schema.transitions
+    affected = [(row, tasks) for row in _requests(connection) if (tasks := _shows(row, erased.tasks, texts))]
+    for row, tasks in affected:
+        erased.calls.append(_call(row.request_json, row.weights, row.adapters_json))
+        where = (t.c.rollout_id == row.rollout_id) & (t.c.t == row[1])
+        connection.execute(
+            sa.update(t).where(where).values(request_json="{}", shown_tasks_json=orjson.dumps(sorted(tasks)).decode())
+        )
+    erased.prompts = len(affected)
+
+
+def _requests(connection: sa.Connection) -> Iterator[Any]:
+    r, t = schema.rollouts, schema.transitions
+    wanted = (t.c.rollout_id, t.c.t, t.c.request_json, t.c.weights, t.c.adapters_json, t.c.shown_tasks_json)
+    query = (
+        sa.select(*wanted).select_from(r.join(t, r.c.id == t.c.rollout_id)).order_by(r.c.task_id, r.c.group_id, r.c.id)
+    )
+    # Set on the query, not on the connection: the connection's later statements delete and insert.
+    yield from connection.execute(query.execution_options(yield_per=_BATCH))
+
+
+def _shows(row: Any, tasks: set[str], texts: TaskTexts) -> set[str]:
+    """Hashes of all tasks that a call shows; empty if none of `tasks` is named in its row or quoted in its prompt."""
+    named = {task[:HASH] for task in orjson.loads(row.shown_tasks_json or "[]")}
+    request = orjson.loads(row.request_json or "{}")
+    quoted = set(texts.shown(message_texts(chat_messages(request)))) if len(texts) and request else set()
+    return named | quoted if quoted or named & tasks else set()
+
+
+def _call(request_json: str, weights: str, adapters_json: str) -> tuple[dict[str, Any], str, list[str]]:
+    return orjson.loads(request_json or "{}"), weights, orjson.loads(adapters_json or "[]")

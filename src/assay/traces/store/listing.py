@@ -1,0 +1,154 @@
+"""Lists of the store's content: rollouts by filters, and runs. Does not import DSPy."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from assay.errors import StoreError
+from assay.traces.records import Rollout
+from assay.traces.store import Store
+from assay.traces.store import tables as schema
+from assay.traces.store.location import store_file
+from assay.traces.store.rows import rollout_of
+
+__all__ = ["find_rollouts", "finished_report", "known_programs", "list_runs", "show_run"]
+
+_NEWEST = 10_000  # rollouts that `known_programs` reads: DISTINCT over a whole store takes seconds
+_SEARCH = (
+    "optimizer", "optimizer_settings", "threshold", "demos", "difference", "early_stop", "token_margin",
+    "max_search_calls", "reflection_model", "reflection_api_base", "reflection_api_key_env",
+)  # fmt: skip
+_NOT_OF_KIND = {
+    "evaluate": _SEARCH,
+    "collect": _SEARCH,
+    **{f"judge {name}": ("optimizer", "max_search_calls") for name in ("audit", "score")},
+}
+
+
+def find_rollouts(
+    store: Store,
+    *,
+    equal: dict[str, str],
+    program: str | None = None,
+    since: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    limit: int | None = None,
+) -> Iterator[Rollout]:
+    """Rollouts without their transitions, newest first.
+
+    Args:
+        equal: values by column: `run_id`, `task_id`, `split`, `status`, `phase`, `failure`, `source`, …; rollouts of
+            judges are included only with `source` judge.
+        program: a part of the program's name; case is ignored.
+        since: earliest start, in seconds since the epoch.
+        least: lowest score, in [0, 1]; unscored rollouts are left out if it or `most` is given.
+        most: highest score, in [0, 1].
+        limit: maximum number of rollouts; None for all.
+    """
+    table = schema.rollouts
+    query = sa.select(table).order_by(table.c.started_at.desc(), table.c.id.desc()).limit(limit)
+    for name, value in equal.items():
+        query = query.where(table.c[name] == value)
+    if "source" not in equal:
+        query = query.where(table.c.source != "judge")
+    if program is not None:
+        query = query.where(sa.func.lower(table.c.program).contains(program.lower(), autoescape=True))
+    for condition, limit_ in (
+        (table.c.started_at.__ge__, since),
+        (table.c.score.__ge__, least),
+        (table.c.score.__le__, most),
+    ):
+        if limit_ is not None:
+            query = query.where(condition(limit_))
+    with store.engine.connect() as connection:
+        for row in connection.execution_options(yield_per=500).execute(query).mappings():
+            yield rollout_of(row)
+
+
+def known_programs(store: Store) -> list[str]:
+    """Sorted names of the programs of the newest 10,000 rollouts."""
+    table = schema.rollouts
+    newest = sa.select(table.c.program).order_by(table.c.started_at.desc(), table.c.id.desc()).limit(_NEWEST).subquery()
+    with store.engine.connect() as connection:
+        return sorted(name for name in connection.execute(sa.select(newest.c.program).distinct()).scalars() if name)
+
+
+def list_runs(store: Store, *, limit: int | None = None) -> list[dict[str, Any]]:
+    """Runs, newest first: id, kind, status, program, model, times, settings."""
+    table = schema.runs
+    with store.engine.connect() as connection:
+        rows = connection.execute(sa.select(table).order_by(table.c.started_at.desc()).limit(limit)).mappings()
+        return [_run(row) for row in rows]
+
+
+def show_run(store: Store, id_prefix: str) -> dict[str, Any]:
+    """One run, with its settings and the counts and mean scores of its rollouts by phase, status and source.
+
+    The source separates rollouts of judges from rollouts of tasks.
+
+    Args:
+        id_prefix: the run's id, or the beginning of it.
+    Raises:
+        StoreError: no run's id begins with `id_prefix`, or several do.
+    """
+    table, rollouts = schema.runs, schema.rollouts
+    with store.engine.connect() as connection:
+        rows = list(
+            connection.execute(
+                sa.select(table).where(table.c.id.startswith(id_prefix, autoescape=True)).limit(2)
+            ).mappings()
+        )
+        exact = [row for row in rows if row["id"] == id_prefix]
+        if len(exact or rows) != 1:
+            raise StoreError(
+                f"{'no' if not rows else 'more than one'} run's id starts with {id_prefix!r}; see assay runs list"
+            )
+        run = _run((exact or rows)[0])
+        columns = (rollouts.c.phase, rollouts.c.status, rollouts.c.source)
+        counted = (
+            sa.select(*columns, sa.func.count(), sa.func.avg(rollouts.c.score))
+            .where(rollouts.c.run_id == run["id"])
+            .group_by(*columns)
+        )
+        run["rollouts"] = [
+            {
+                "phase": phase,
+                "status": status,
+                "source": source,
+                "n": count,
+                "mean_score": None if mean is None else float(mean),
+            }
+            for phase, status, source, count, mean in connection.execute(counted.order_by(*columns))
+        ]
+    return run
+
+
+def finished_report(where: str | Path | None, run_id: str) -> dict[str, Any] | None:
+    """The report in a run's folder next to the store; None if the run is in progress or its command writes none."""
+    file = store_file(where)
+    path = (file.parent if file is not None else Path(".assay")) / "runs" / run_id / "report.json"
+    content = _json_object(path.read_bytes()) if path.is_file() else {}
+    return content.get("report")
+
+
+def _run(row: Any) -> dict[str, Any]:
+    config = _json_object(row["config"])
+    for name in _NOT_OF_KIND.get(row["kind"], ()):  # shared settings that this command does not use
+        config.pop(name, None)
+    ended = row["ended_at"]
+    return {
+        "id": row["id"], "kind": row["kind"], "status": row["status"],
+        "program": config.get("program") or config.get("judge"), "model": config.get("model"),
+        "started_at": row["started_at"], "ended_at": ended,
+        "seconds": None if ended is None else ended - row["started_at"], "config": config,
+    }  # fmt: skip
+
+
+def _json_object(text: Any) -> dict[str, Any]:
+    import orjson
+
+    parsed: dict[str, Any] = orjson.loads(text) if isinstance(text, str | bytes) else dict(text)
+    return parsed

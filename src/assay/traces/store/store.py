@@ -1,0 +1,294 @@
+"""The store: SQLite in WAL mode by default, PostgreSQL by a URL, the same schema and calls on both.
+
+One background thread commits the writes in batches, at least every 0.25 s; a rollout never waits for the disk. A killed
+process loses at most what was put in the last second, also while the database is locked or unreachable: rows then wait
+in a file (`assay.traces.store.buffer`). Queries are in `assay.traces.store.reads`, writes of single rows in
+`assay.traces.store.direct_writes`.
+"""
+
+import itertools
+import time
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from assay.errors import StoreError
+from assay.support.scrubbing import add_secrets, fields, message
+from assay.traces.missed import NOTHING, Unrecorded
+from assay.traces.records import Rollout, Transition
+from assay.traces.store import tables as schema
+from assay.traces.store.buffer import Keeper
+from assay.traces.store.changes import make_changes
+from assay.traces.store.connection import open_engine, passes, password_of, short_waits, shown_url
+from assay.traces.store.direct_writes import DirectWrites
+from assay.traces.store.location import store_url
+from assay.traces.store.rows import as_json, clean, rollout_row, transition_row
+from assay.traces.store.spill import Spill, left_over, spill_path
+from assay.traces.store.upserts import upsert
+from assay.traces.store.writer import Rows, Writer
+
+__all__ = ["Store"]
+
+_LAST = "\U0010ffff"  # sorts behind every other character
+_SPILLED = 1 << 30  # bytes that may wait in a file while the database is unreachable
+_PATIENCE_S = 0.3  # of retries before the database counts as unreachable
+_RETRY_S = 0.5  # between two attempts while it is unreachable
+_SCORE_FIELDS = ("score", "coverage", "rubric", "verdicts")
+
+
+class Store(DirectWrites):
+    """Rollouts and transitions, for any number of threads and processes.
+
+    Raises:
+        StoreError: the database cannot be opened, or its schema is newer than this version of assay.
+    """
+
+    def __init__(self, where: str | Path | None = None) -> None:
+        self.url = store_url(where)
+        add_secrets(password_of(self.url))
+        self.dropped = 0  # rows that the database refused (a full disk); the run continues and reports them
+        self.dropped_calls = 0  # transitions among them
+        self._spill = Spill(spill_path(self.url), _SPILLED)
+        self._numbers = itertools.count()
+        self._error: Exception | None = None
+        self._reported = 0
+        self._upserts: dict[str, tuple[str, list[str] | None]] = {}
+        self.engine = open_engine(self.url)
+        self._never_waits = self._closed = False
+        self._keeper = Keeper(
+            self._spill, partial(self._written, patience_s=_PATIENCE_S), self._take_left_over, retry_s=_RETRY_S
+        )
+        self._writer = Writer(self._commit, away=self.behind)
+
+    def __deepcopy__(self, memo: object) -> "Store":
+        return self
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- writing
+    def put_rollout(self, rollout: Rollout, *, interim: bool = False) -> None:
+        """Inserts or replaces the rollout's row. Its transitions are put one by one.
+
+        Args:
+            interim: the rollout is put again soon, so the row is built only if a batch is written before that. It
+                then holds the present fields; mutable values may have changed meanwhile.
+        """
+        values = {**vars(rollout), "transitions": None}
+        self._writer.put("rollouts", rollout.id, partial(rollout_row, values) if interim else rollout_row(values))
+
+    def put_changes(self, rollout: Rollout, *, without: Collection[str] = ()) -> None:
+        """Updates the row of a rollout that was put before, except the fields `without`, which may have left memory."""
+        values = {name: value for name, value in vars(rollout).items() if name not in without} | {"transitions": None}
+        if rollout.human_rating is None:
+            del values["human_rating"]  # it may have been written to the database directly
+        if rollout.score is None:  # so may the score
+            values = {name: value for name, value in values.items() if name not in _SCORE_FIELDS}
+        # Every change has a key of its own: a later one may leave out a field that an earlier one of the batch changes.
+        row = rollout_row(values)
+        self._writer.put("changes", (rollout.id, next(self._numbers)), row, size=len(row.get("prediction_json") or ""))
+
+    def put_tool_result(self, rollout_id: str, t: int, index: int, result: str) -> None:
+        """Adds the result of a tool call to a transition that was put before, unless the call has an error.
+
+        Args:
+            index: position of the call among the tool calls of the transition, from 0.
+        """
+        self._writer.put(
+            "results",
+            (rollout_id, t, index),
+            {"rollout_id": rollout_id, "t": t, "at": index, "result": clean(result)},
+            size=len(result),
+        )
+
+    def put_step_reward(self, rollout_id: str, t: int, criterion: str, value: float) -> None:
+        """Adds a step reward to a transition that was put before. A second one of the same criterion replaces it."""
+        self._writer.put(
+            "rewards",
+            (rollout_id, t, criterion),
+            {"rollout_id": rollout_id, "t": t, "criterion": clean(criterion), "value": value},
+        )
+
+    def put_transition(self, rollout_id: str, transition: Transition, *, request_json: str | None = None) -> None:
+        """Inserts or replaces one transition.
+
+        Args:
+            request_json: the request as `as_json` writes it, without credential fields, if the caller has it already.
+        """
+        row = transition_row(vars(transition), request_json=request_json)
+        row["rollout_id"] = rollout_id
+        size = len(row["request_json"]) + len(row["response_json"] or "")
+        self._writer.put("transitions", (rollout_id, transition.t), row, size=size)
+
+    def trim(self, rollout_id: str, keep: int) -> None:
+        """Removes the rollout's transitions with t >= `keep`, which belong to an attempt that a replay overwrote."""
+        self._writer.put("trims", rollout_id, {"id": rollout_id, "keep": keep})
+
+    def put_run(
+        self,
+        run_id: str,
+        *,
+        kind: str,
+        config: dict[str, Any],
+        status: str,
+        started_at: float,
+        unrecorded: Unrecorded = NOTHING,
+    ) -> None:
+        """Inserts or replaces the row of a run.
+
+        Args:
+            status: running, done, stopped or failed.
+            unrecorded: LM calls that bypassed the recorder.
+        """
+        ended = None if status == "running" else time.time()
+        reason = None if unrecorded.reason is None else message(unrecorded.reason)
+        row = {
+            "id": run_id,
+            "kind": kind,
+            "config": as_json(fields(config)),
+            "status": status,
+            "unseen": unrecorded.calls,
+        }
+        self._writer.put(
+            "runs", run_id, {**row, "unrecorded_reason": reason, "started_at": started_at, "ended_at": ended}
+        )
+
+    def flush(self, timeout_s: float = 60.0) -> None:
+        """Returns once everything put before is committed.
+
+        Raises:
+            StoreError: the database refused rows, or did not answer in time.
+        """
+        if not self._writer.alive:
+            raise StoreError(
+                f"the writer of the store {shown_url(self.url)!r} has ended; rows that were waiting are lost"
+            )
+        if not self._writer.flush(timeout_s):
+            where = (
+                f" {self._spill.rows} wait in {self._spill.path} and are written when the store is opened again."
+                if self._spill.rows
+                else ""
+            )
+            cause = f": {self._error}." if self._error else "."
+            raise StoreError(
+                f"the store {shown_url(self.url)!r} did not take its rows within {timeout_s:g} s{cause}{where}"
+            )
+        if self.dropped > self._reported:
+            self._reported = self.dropped
+            raise StoreError(f"the store refused {self.dropped} rows: {self._error}. What was stored before is intact.")
+
+    def close(self, timeout_s: float = 60.0) -> None:
+        """Commits the waiting rows and closes the store. Safe to call twice.
+
+        Raises:
+            StoreError: see `flush`.
+        """
+        closed_before, self._closed = self._closed, True
+        try:
+            if self._writer.alive and not closed_before:  # a writer that is ending does not answer another flush
+                self.flush(timeout_s)
+        finally:
+            if self._writer.end(5.0 if self._spill.rows else 0.0):
+                self._spill.leave()
+            self.engine.dispose()
+
+    @property
+    def waiting(self) -> int:
+        """Approximate number of rows that are not in the database yet."""
+        return self._writer.waiting + self._keeper.waiting
+
+    @property
+    def behind(self) -> bool:
+        """Whether rows left by earlier processes are not in the database yet."""
+        return self._keeper.behind
+
+    def never_wait(self) -> None:
+        """From now on putting a row never blocks: rows that come while too many wait are dropped and counted.
+
+        Rows that a full disk does not take wait as well; without this mode they are dropped.
+        """
+        self._never_waits = True
+        self._writer.refuse = partial(self._drop, 1)
+
+    def _drop(self, count: int, table: str) -> None:
+        self.dropped += count
+        self.dropped_calls += count if table == "transitions" else 0
+        self._error = self._error or StoreError("too many rows were waiting for the database")
+
+    def _commit(self, rows: Rows) -> bool:
+        """Commits a batch. True if the database has taken or refused every row put so far."""
+        built = {
+            table: {key: row for key, item in by_key.items() if (row := self._built(table, item)) is not None}
+            for table, by_key in rows.items()
+        }
+        return self._keeper.commit({table: by_key for table, by_key in built.items() if by_key})
+
+    def _written(self, rows: Rows, *, patience_s: float) -> bool:
+        """Writes all rows in one transaction. False if the database is unreachable.
+
+        If the database refuses the transaction, the rows are written one by one, so that one bad row costs only itself.
+        """
+        if (taken := self._try(rows, patience_s)) is None:
+            return False
+        for table, by_key in rows.items() if not taken else ():
+            for row in by_key.values():
+                if (taken := self._try({table: {0: row}}, patience_s)) is None:
+                    return False  # rows that were taken are written again later, which changes nothing
+                if not taken:
+                    self._drop(1, table)
+        return True
+
+    def _take_left_over(self) -> bool:
+        """Writes the rows that ended processes left in files. False if the database is unreachable."""
+        for batches in left_over(spill_path(self.url)):
+            for batch in batches:
+                if not self._written(batch, patience_s=0.0):
+                    return False
+        return True
+
+    def _built(self, table: str, item: Any) -> dict[str, Any] | None:
+        """The row as it is written. None if it cannot be built, which counts as a row that the database refused."""
+        try:
+            row: dict[str, Any] = item() if isinstance(item, partial) else item
+        except Exception as error:
+            self._error = error
+            self._drop(1, table)
+            return None
+        return row
+
+    def _try(self, rows: Rows, patience_s: float) -> bool | None:
+        """Whether the database took the rows. None if it is unreachable or locked for longer than `patience_s`."""
+        tables = {"runs": schema.runs, "rollouts": schema.rollouts, "transitions": schema.transitions}
+        until, wait = time.monotonic() + patience_s, 0.1
+        while True:
+            try:
+                with self.engine.begin() as connection, short_waits(connection):
+                    for name, table in tables.items():
+                        if rows.get(name):
+                            self._put_rows(connection, table, list(rows[name].values()))
+                    make_changes(connection, rows)
+                return True
+            except Exception as error:  # the writer must survive any driver error; flush() reports what was dropped
+                self._error = getattr(error, "orig", None) or error
+                if not passes(error, full_passes=self._never_waits):
+                    return False
+                if time.monotonic() + wait > until:
+                    return None
+                time.sleep(wait)  # another process holds the lock, or the server is coming back
+                wait *= 2
+
+    def _put_rows(self, connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
+        """Upserts with a statement compiled once per table: twice the rows per second of `Connection.execute`."""
+        if table.name not in self._upserts:
+            compiled = upsert(self.engine.dialect.name, table).compile(dialect=self.engine.dialect)
+            self._upserts[table.name] = (str(compiled), compiled.positiontup)
+        statement, order = self._upserts[table.name]
+        connection.exec_driver_sql(
+            statement, rows if order is None else [tuple(row[name] for name in order) for row in rows]
+        )

@@ -1,0 +1,166 @@
+"""The tables, the same on SQLite and PostgreSQL. Does not read or write them."""
+
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text
+
+__all__ = [
+    "SINCE_REVISIONS", "forgotten", "known_tasks", "labels", "made_from", "meta", "metadata", "revisions", "rollouts",
+    "runs", "test_openings", "transitions",
+]  # fmt: skip
+
+# `schema` in `meta`: versions of assay from before revisions refuse a store whose number is above 5.
+SINCE_REVISIONS = "6"
+
+metadata = MetaData()
+
+meta = Table("meta", metadata, Column("key", String(64), primary_key=True), Column("value", Text, nullable=False))
+
+# The current revision of the tables, see `migrations`. Written by Alembic.
+revisions = Table("store_revision", metadata, Column("version_num", String(32), primary_key=True))
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("kind", String(32), nullable=False),
+    Column("config", Text, nullable=False),
+    Column("status", String(32), nullable=False),
+    Column("unseen", Integer, nullable=False, default=0),  # LM calls that the recorder missed
+    Column("unrecorded_reason", Text),  # if not null, the number of missed calls is unknown
+    Column("started_at", Float, nullable=False),
+    Column("ended_at", Float),
+)
+
+# Columns ending in _json hold JSON as text: the same on both databases, not converted by a driver.
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("run_id", String(64), nullable=False),
+    Column("task_id", Text, nullable=False),
+    Column("task_type", Text, nullable=False),
+    Column("group_id", Text, nullable=False),
+    Column("sample", Integer, nullable=False),
+    Column("program", Text, nullable=False),
+    Column("program_version", String(64), nullable=False),
+    Column("parameters_json", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("adapters_json", Text, nullable=False),
+    Column("seed", BigInteger),
+    Column("split", String(32), nullable=False),
+    Column("phase", String(32), nullable=False),
+    Column("source", String(32), nullable=False),
+    Column("status", String(32), nullable=False),
+    Column("inputs_json", Text, nullable=False),
+    Column("expected_json", Text, nullable=False, server_default="{}"),
+    Column("metadata_json", Text, nullable=False, server_default="{}"),
+    Column("prediction_json", Text),
+    Column("error", Text),
+    Column("failure", String(16)),
+    Column("rubric", Text, nullable=False),
+    Column("score", Float),
+    Column("coverage", Float),
+    Column("verdicts_json", Text, nullable=False),
+    Column("early_tools_json", Text, nullable=False, server_default="[]"),
+    Column("human_rating", Float),
+    Column("tenant", Text),
+    Column("data_subject", Text),
+    Column("consent", String(64)),
+    Column("started_at", Float, nullable=False),
+    Column("ended_at", Float),
+    # The first two are covering indexes for counts: scores of a run, rows that an export leaves out. The others serve
+    # one order or one key.
+    Index("rollouts_of_run", "run_id", "split", "score"),
+    Index("rollouts_by_state", "split", "status", "source", "tenant", "consent", "human_rating"),
+    Index("rollouts_by_time", "started_at", "id"),
+    Index("rollouts_by_subject", "data_subject"),
+    Index("rollouts_by_group", "task_id", "group_id", "id"),  # exports read in this order
+)
+
+transitions = Table(
+    "transitions",
+    metadata,
+    Column("rollout_id", String(32), primary_key=True),
+    Column("t", Integer, primary_key=True, autoincrement=False),
+    Column("model", Text, nullable=False),
+    Column("weights", String(64), nullable=False),
+    Column("adapters_json", Text, nullable=False),
+    Column("request_json", Text, nullable=False),
+    Column("response_json", Text),
+    Column("output", Text, nullable=False),
+    Column("error", Text),
+    Column("failure", String(16)),
+    Column("tools_json", Text, nullable=False),
+    Column("constrained", Boolean, nullable=False),
+    Column("cached", Boolean, nullable=False),
+    Column("prompt_tokens", Integer),
+    Column("completion_tokens", Integer),
+    Column("thinking_tokens", Integer),
+    Column("shown_tasks_json", Text, nullable=False, server_default="[]"),
+    Column("token_ids_json", Text),
+    Column("logprobs_json", Text),
+    Column("latency_ms", Float, nullable=False),
+    Column("cost_usd", Float),
+    Column("started_at", Float, nullable=False),
+    Column("step_rewards_json", Text, nullable=False),
+    Column("return_", Float),
+    # Covering index for counts of calls, tokens and dollars: reading the rows would read kilobytes of text for each.
+    Index("transitions_usage", "rollout_id", "cached", "prompt_tokens", "completion_tokens", "cost_usd"),
+)
+_failed = transitions.c.error.is_not(None)
+Index("rollouts_by_prefix", rollouts.c.id, postgresql_ops={"id": "varchar_pattern_ops"}).ddl_if(dialect="postgresql")
+Index("transitions_failed", transitions.c.rollout_id, sqlite_where=_failed, postgresql_where=_failed)
+
+# Labels by raters, by question.
+labels = Table(
+    "labels",
+    metadata,
+    Column("question", String(64), primary_key=True),  # a hash of the question and its scale
+    Column("item_id", String(64), primary_key=True),
+    Column("rater", String(200), primary_key=True),
+    Column("label", Text, nullable=False),
+    Column("rationale", Text, nullable=False),
+    Column("shown_json", Text, nullable=False),
+    Column("rollout_id", String(32), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Index("labels_by_rollout", "rollout_id"),
+    Index("labels_by_rater", "rater"),
+)
+
+# Hashes of data subjects whose rollouts were erased: rows of them that are written later are never exported.
+forgotten = Table(
+    "forgotten", metadata, Column("person", String(16), primary_key=True), Column("at", Float, nullable=False)
+)
+
+# Paths of artifacts and exports made from people's data, with the hashes of those people's names.
+made_from = Table(
+    "made_from",
+    metadata,
+    Column("artifact", String(1000), primary_key=True),
+    Column("people_json", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
+# Splits of tasks as jobs determined them. A data file may name a split, so the salt alone does not determine it.
+known_tasks = Table(
+    "known_tasks",
+    metadata,
+    Column("task", String(16), primary_key=True),  # the first hex digits of its content hash
+    Column("text", String(64), nullable=False),  # hash of its inputs' text; "" if only the content hash is known
+    Column("split", String(8), nullable=False),
+    Column("tenant", Text),
+    Column("consent", String(64)),
+    Column("subject", String(16)),  # hash of the data subject's name
+)
+
+# How often each job opened test tasks.
+test_openings = Table(
+    "test_openings",
+    metadata,
+    Column("job", String(64), primary_key=True),
+    Column("data", Text, nullable=False),
+    Column("tasks", String(16), nullable=False),  # hash of the tasks' content hashes
+    Column("n", Integer, nullable=False),
+    Column("members_json", Text),  # the first hex digits of each content hash; null in rows of older stores
+    Column("times", Integer, nullable=False),  # above 1 if the job was resumed during its report
+    Column("at", Float, nullable=False),
+)

@@ -1,0 +1,311 @@
+"""The gate of a step of `assay improve` ends once it has decided, under the caps of the whole improvement."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+import assay
+import assay.api.compile
+import assay.api.improve.run
+from assay.errors import BudgetExceeded
+from assay.evaluation import SilentProgress, evaluate
+from assay.models import Meter
+from assay.runs.jobs import open_job
+from assay.runs.settings import CompileSettings
+from assay.testing.serving import served
+from assay.traces import Store
+
+PROGRAM = """import dspy
+
+
+class Mine(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        found, number = self.answer(question=question), int(question.split()[2])
+        return dspy.Prediction(answer=str({what}))
+"""
+
+
+class Server:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.calls += 1
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": json.dumps({"answer": "4"})},
+            "finish_reason": "stop",
+        }
+        usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
+        return web.json_response(
+            {
+                "id": "x",
+                "object": "chat.completion",
+                "created": 1,
+                "model": body["model"],
+                "choices": [choice],
+                "usage": usage,
+            }
+        )
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def job(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """An improvement whose only step comes to `after.py`."""
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    made = SimpleNamespace(outcome=SimpleNamespace(winner="one", stopped=None), artifact="after.py:Mine", meter=Meter())
+    monkeypatch.setattr("assay.api.improve.run.compile_program", lambda *_, **__: made)
+    rows = [{"question": f"What is {n} + 2?", "answer": str(n + 2)} for n in range(300)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+    (tmp_path / "before.py").write_text(PROGRAM.format(what="number"))
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", server.answer)
+    with served(app) as url:
+        yield {
+            "rubric": "r.yaml", "data": "data.jsonl", "name": "up", "order": ["prompts"], "model": "openai/m",
+            "api_base": f"{url}/v1",
+            "prompt_format": "json", "sizes": {"gate": 50, "test": 5}, "cache": False, "preflight": False,
+        }  # fmt: skip
+
+
+def test_a_gate_ends_once_it_has_decided(job: dict[str, Any], server: Server) -> None:
+    Path("after.py").write_text(PROGRAM.format(what="number + 2"))
+    report = assay.improve("before.py:Mine", **job)
+    step = report.steps[0]
+    assert step["kept"]
+    assert step["gate"]["low"] > 0
+    assert (step["gate"]["n"], step["before"], step["after"]) == (20, 0.0, 1.0)  # of 50, evaluated every 10
+    assert (
+        step["note"] == "gate ended after 20 of 50 tasks: a difference is shown; its interval holds for stopping early"
+    )
+    assert server.calls == 2 * 20 + 2 * 5  # gate and test
+
+
+def test_a_step_of_prompts_runs_its_gate_once(
+    job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.api.improve.run.compile_program", assay.api.compile.compile)
+    Path("before.py").write_text(PROGRAM.format(what="number + 2 if len(self.answer.demos) > 1 else number"))
+    report = assay.improve("before.py:Mine", optimizer="labeled", **job)
+    step = report.steps[0]
+    assert (step["kept"], step["before"], step["after"]) == (True, 0.0, 1.0)
+    with Store(Path(".assay") / "assay.db") as store:
+        runs = [(rollout.phase, rollout.task_id) for rollout in store.rollouts() if rollout.phase in ("gate", "test")]
+    gate = [task for phase, task in runs if phase == "gate"]
+    assert len(gate) == 2 * step["gate"]["n"]  # before and after, by the step alone
+    assert len(runs) - len(gate) == 2 * 5
+
+
+def test_a_compile_whose_gate_is_left_to_its_caller_searches_with_the_whole_cap(
+    job: dict[str, Any], server: Server
+) -> None:
+    options = {key: value for key, value in job.items() if key not in ("name", "order")} | {"max_calls": 60}
+    report = assay.compile("before.py:Mine", optimizer="labeled", gate=False, test=False, **options).to_dict()
+    assert (report["gate"], report["replaces"], report["test"]["compiled"]) == (None, False, None)
+    assert [row["n"] for row in report["candidates"]] == [
+        20,
+        20,
+    ]  # 60 calls allow 20 tasks for both and the search; half of them would allow 10
+    assert server.calls == 40
+
+
+def test_a_gate_that_can_show_nothing_any_more_ends(job: dict[str, Any]) -> None:
+    Path("after.py").write_text(PROGRAM.format(what="-number"))  # as wrong
+    step = assay.improve("before.py:Mine", **job).steps[0]
+    assert not step["kept"]
+    assert 10 <= step["gate"]["n"] < 50
+    assert "could hardly be shown" in step["note"]
+
+
+def test_without_early_stop_a_gate_takes_the_whole_split(job: dict[str, Any]) -> None:
+    Path("after.py").write_text(PROGRAM.format(what="number + 2"))
+    step = assay.improve("before.py:Mine", early_stop=False, **job).steps[0]
+    assert (step["gate"]["n"], step["kept"], "note" in step) == (50, True, False)
+
+
+def test_a_gate_that_a_cap_cuts_short_decides_nothing_and_continues(
+    job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    Path("after.py").write_text(PROGRAM.format(what="number + 2 * (number % 4 == 0)"))  # one of four tasks
+    report = assay.improve("before.py:Mine", max_calls=30, **job)
+    assert server.calls == 22  # 8 are kept for the sealed test, and no step is kept that it would compare
+    assert "step 1 of 1, prompts: gate ended after 11 of 50 tasks" in str(report.stopped)
+    assert (report.steps, report.test) == ([], None)
+    again = assay.improve(
+        "before.py:Mine", max_calls=30, resume=True, **job
+    )  # nothing is left: the report is given again
+    assert (again.to_dict(), server.calls) == (report.to_dict(), 22)
+    monkeypatch.delattr(
+        "assay.api.improve.run.compile_program"
+    )  # what came of the step waits for its gate: it is not made again
+    report = assay.improve("before.py:Mine", max_calls=300, resume=True, **job)
+    assert report.steps[0]["kept"]
+    assert report.test is not None
+    assert report.stopped is None
+    assert not (Path(".assay") / "improve" / "up").exists()
+
+
+def test_a_cap_ends_an_improvement_with_the_sealed_test_of_what_was_kept(
+    job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("after.py").write_text(PROGRAM.format(what="number + 2"))
+    made, searched = assay.api.improve.run.compile_program(), []
+
+    def compile_program(program: str, **options: Any) -> Any:
+        """The first comes to `after.py`; the second spends what it is given."""
+        searched.append(options["max_calls"])
+        if len(searched) == 1:
+            return made
+        config = CompileSettings(
+            program=program,
+            rubric="r.yaml",
+            data="data.jsonl",
+            **{name: options[name] for name in ("max_calls", "model", "api_base")},
+        )
+        with open_job(config, program=program, rubric="r.yaml", progress=SilentProgress()) as opened:
+            opened.session.register(opened.splits.train, "train")
+            evaluate(opened.student, opened.splits.train, opened.session, name="all")
+        raise AssertionError("the cap was not reached")
+
+    monkeypatch.setattr("assay.api.improve.run.compile_program", compile_program)
+    job |= {"order": ["prompts", "prompts"], "sizes": {"gate": 10, "test": 10}}
+    report = assay.improve("before.py:Mine", max_calls=80, **job)
+    # half of 80 is reserved for two gates of 6 tasks and a test of 8; the searches share the rest. 60 calls are left
+    # for the second step, of which its gate and the test get 20 each
+    assert searched == [20, 20]
+    assert report.stopped == "step 2 of 2, prompts: the cap of 20 calls is reached"
+    assert [step["kept"] for step in report.steps] == [True]
+    assert report.test is not None
+    assert (report.test["gain"]["n"], report.test["after"]["score"]) == (10, 1.0)
+    assert server.calls == 20 + 20 + 20  # gate, search, test
+    assert report.artifact is not None
+    assert "Stopped early: step 2 of 2" in (report.artifact / "report.md").read_text()
+    Path("other.py").write_text(PROGRAM.format(what="number + 2"))
+    made.artifact = "other.py:Mine"
+    monkeypatch.setattr("assay.api.improve.run.compile_program", lambda *_, **__: made)
+    report = assay.improve(
+        "before.py:Mine", max_calls=200, resume=True, **job
+    )  # the second step and its gate, which shows nothing more
+    assert (report.stopped, [step["kept"] for step in report.steps]) == (None, [True, False])
+
+
+def test_a_step_that_takes_all_it_may_leaves_the_later_one_its_work_and_its_gate(
+    job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("after", "other"):
+        Path(f"{name}.py").write_text(PROGRAM.format(what="number + 2"))
+    made = assay.api.improve.run.compile_program()
+
+    def compile_program(program: str, **options: Any) -> Any:
+        given = {name: options[name] for name in ("max_calls", "model", "api_base", "prompt_format", "cache")}
+        with open_job(
+            CompileSettings(program=program, rubric="r.yaml", data="data.jsonl", **given),
+            program=program,
+            rubric="r.yaml",
+            progress=SilentProgress(),
+        ) as opened:
+            opened.session.register(opened.splits.train, "train")
+            with pytest.raises(BudgetExceeded):
+                evaluate(opened.student, opened.splits.train, opened.session, name="all")
+        return made if program.startswith("before") else SimpleNamespace(**{**vars(made), "artifact": "other.py:Mine"})
+
+    monkeypatch.setattr("assay.api.improve.run.compile_program", compile_program)
+    report = assay.improve(
+        "before.py:Mine", max_calls=120, **{**job, "order": ["prompts", "prompts"], "sizes": {"gate": 10, "test": 10}}
+    )
+    assert report.stopped is None
+    assert [step["gate"]["n"] for step in report.steps] == [10, 10]
+    assert report.test is not None
+    assert server.calls == 2 * (30 + 20) + 20  # half of 120 is for gates and test, and two searches share the rest
+
+
+def test_a_sealed_test_that_a_cap_cuts_short_is_reported_as_far_as_it_came(job: dict[str, Any], server: Server) -> None:
+    Path("after.py").write_text(PROGRAM.format(what="number + 2"))
+    report = assay.improve("before.py:Mine", max_calls=36, **{**job, "sizes": {"gate": 10, "test": 30}})
+    assert report.test is not None
+    assert report.test["gain"]["n"] == 8  # what the gate leaves
+    assert report.stopped is None  # enough for an interval
+    assert report.notes == ["test ended after 8 of 30 tasks: the caps leave 8 tasks for test"]
+    assert server.calls == 36
+
+
+def test_the_sealed_test_is_opened_once_and_ends_once_it_has_decided(job: dict[str, Any], server: Server) -> None:
+    Path("after.py").write_text(PROGRAM.format(what="number + 2"))
+    report = assay.improve("before.py:Mine", **{**job, "sizes": {"gate": 10, "test": 50}})
+    assert report.test is not None
+    assert report.test_openings == {"this_job": 1, "this_store": 1}
+    assert (report.test["before"]["n"], report.test["after"]["n"], report.test["gain"]["n"]) == (
+        20,
+        20,
+        20,
+    )  # of 50, evaluated every 10
+    assert report.test["gain"]["low"] > 0
+    assert report.notes == [
+        "test ended after 20 of 50 tasks: a difference is shown; its interval holds for stopping early"
+    ]
+    assert server.calls == 2 * 10 + 2 * 20
+
+
+def test_without_early_stop_the_sealed_test_takes_the_whole_split(job: dict[str, Any]) -> None:
+    Path("after.py").write_text(PROGRAM.format(what="number + 2"))
+    report = assay.improve("before.py:Mine", early_stop=False, **{**job, "sizes": {"gate": 10, "test": 30}})
+    assert report.test is not None
+    assert (report.test["after"]["n"], report.notes) == (30, [])
+    assert report.test_openings == {"this_job": 1, "this_store": 1}
+
+
+def test_the_interval_of_a_criterion_is_as_wide_as_that_of_the_score_where_a_test_ended_early(
+    job: dict[str, Any],
+) -> None:
+    Path("after.py").write_text(PROGRAM.format(what="number + 2 * (number % 3 > 0)"))  # two of three tasks
+    report = assay.improve("before.py:Mine", **{**job, "sizes": {"gate": 30, "test": 100}})
+    assert report.test is not None
+    assert report.test["gain"]["n"] < 100
+    assert report.test["criteria"]["right"] == report.test["gain"]  # the only criterion
+
+
+@pytest.mark.parametrize(("given", "done"), [({}, False), ({"max_search_calls": 5}, True)])
+def test_a_search_that_a_cap_ended_before_it_found_anything_is_open(
+    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], done: bool
+) -> None:  # fmt: skip
+    outcome = SimpleNamespace(winner="baseline", stopped="the cap of 5 calls is reached")
+    monkeypatch.setattr(
+        "assay.api.improve.run.compile_program", lambda *_, **__: SimpleNamespace(outcome=outcome, artifact=None)
+    )
+    report = assay.improve("before.py:Mine", **job, **given)
+    assert (len(report.steps), report.stopped is None) == (
+        done,
+        done,
+    )  # a cap of the search alone is the end of the step
+
+
+def test_a_search_whose_share_of_a_cap_found_nothing_is_done_where_a_later_step_fits(
+    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = SimpleNamespace(winner="baseline", stopped="the cap of 30 calls is reached")
+    monkeypatch.setattr(
+        "assay.api.improve.run.compile_program", lambda *_, **__: SimpleNamespace(outcome=outcome, artifact=None)
+    )
+    report = assay.improve(
+        "before.py:Mine", max_calls=120, **{**job, "order": ["prompts", "prompts"], "sizes": {"gate": 10, "test": 10}}
+    )
+    assert [step["note"] for step in report.steps] == ["nothing beat the program as it is"]
+    assert (
+        report.stopped == "step 2 of 2, prompts: the cap of 30 calls is reached"
+    )  # the last one is open, for a higher cap

@@ -1,0 +1,239 @@
+"""`assay improve` before its first step: small splits are reported, program and judges are tried, for every order."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from click.testing import CliRunner
+
+import assay
+from assay.api.plan import plan
+from assay.cli.main import group
+from assay.errors import ConfigError, Diverged, ModelError, ProgramFailed
+from assay.evaluation import SilentProgress
+from assay.testing.serving import served
+
+PROGRAM = """import dspy
+
+
+class Mine(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        found = self.answer(question=question)
+        return self.read(found)
+
+    def read(self, found):
+        {body}
+"""
+ORDERS = [["prompts"], ["sft"], ["grpo"]]
+
+
+class Heard(SilentProgress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+class Server:
+    """Answers 4 to everything, but for the models named `down`."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.asked.append(body["model"])
+        if body["model"] == "down":
+            return web.json_response(
+                {"error": {"message": "no such model", "type": "invalid_request_error"}}, status=404
+            )
+        message = {"role": "assistant", "content": json.dumps({"answer": "4"})}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
+        return web.json_response(
+            {
+                "id": "x",
+                "object": "chat.completion",
+                "created": 1,
+                "model": body["model"],
+                "choices": [choice],
+                "usage": usage,
+            }
+        )
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def job(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    for step in ("compile_program", "collect", "train"):
+
+        def far_enough(*_: Any, **__: Any) -> None:
+            raise Diverged("far enough")
+
+        monkeypatch.setattr(f"assay.api.improve.run.{step}", far_enough)
+    rows = [{"question": f"What is {n} + 2?", "answer": str(n + 2)} for n in range(60)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+    (tmp_path / "judged.yaml").write_text(
+        "name: judged\ncriteria:\n- {name: nice, judge: 'Is it nice?', scale: ['no', 'yes']}\n"
+    )
+    write()
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", server.answer)
+    with served(app) as url:
+        trained = {"model": "embedded/smollm2-135m"}
+        yield {
+            "rubric": "r.yaml", "data": "data.jsonl", "name": "up", "model": "openai/m", "api_base": f"{url}/v1",
+            "prompt_format": "json",
+            "sft": trained, "grpo": trained,
+        }  # fmt: skip
+
+
+def write(body: str = "return found") -> None:
+    Path("mine.py").write_text(PROGRAM.format(body=body))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_failing_program_stops_before_the_first_step(job: dict[str, Any], server: Server, order: Sequence[str]) -> None:
+    write('raise RuntimeError("no such table: prices")')
+    with pytest.raises(ProgramFailed, match="first 3 tasks with RuntimeError"):
+        assay.improve("mine.py:Mine", order=order, **job)
+    assert len(server.asked) == 3
+    write()  # corrected: it begins anew, and there is nothing to resume
+    report = assay.improve("mine.py:Mine", order=order, **job)
+    assert [step["note"] for step in report.steps] == ["far enough"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_unreachable_judge_stops_before_the_first_step(
+    job: dict[str, Any], server: Server, order: Sequence[str]
+) -> None:
+    with pytest.raises(ModelError, match="judge of 'nice' gave no verdict"):
+        assay.improve("mine.py:Mine", order=order, **{**job, "rubric": "judged.yaml", "judge_model": "openai/down"})
+    assert server.asked.count("m") <= 3
+
+
+def test_judges_of_the_monitor_rubric_are_tried(job: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match="judge of 'nice' gave no verdict"):
+        assay.improve("mine.py:Mine", order=["grpo"], monitor="judged.yaml", **{**job, "judge_model": "openai/down"})
+
+
+def test_retention_program_is_tried(job: dict[str, Any]) -> None:
+    Path("other.py").write_text(PROGRAM.format(body='raise RuntimeError("gone")'))
+    rows = [{"question": f"And {n}?", "answer": "4"} for n in range(60)]
+    Path("others.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ProgramFailed, match=r"other\.py:14"):
+        assay.improve("mine.py:Mine", order=["grpo"], retention=["other.py:Mine,r.yaml,others.jsonl"], **job)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_cap_on_dollars_requires_known_prices(job: dict[str, Any], server: Server, order: Sequence[str]) -> None:
+    with pytest.raises(ConfigError, match="no price is known for openai/m"):
+        assay.improve("mine.py:Mine", order=order, max_cost_usd=1.0, **job)
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_splits_that_are_too_small_are_reported_at_the_start(job: dict[str, Any], order: Sequence[str]) -> None:
+    heard = Heard()
+    report = assay.improve("mine.py:Mine", order=order, sizes={"gate": 1, "test": 2}, progress=heard, **job)
+    warned = next(
+        at
+        for at, line in enumerate(heard.lines)
+        if "too few tasks for a decision: gate has 1 task, test has 2 tasks" in line
+    )
+    assert warned < next(at for at, line in enumerate(heard.lines) if line.startswith("step 1"))
+    assert "too few tasks for a decision" in report.notes[0]
+
+
+def test_preflight_counts_against_the_caps_and_runs_once(job: dict[str, Any], server: Server) -> None:
+    assay.improve("mine.py:Mine", order=["sft", "sft"], **job)
+    assert len(server.asked) == 1
+    server.asked.clear()
+    assay.improve("mine.py:Mine", order=["sft"], preflight=False, **{**job, "name": "unchecked"})
+    assert server.asked == []
+
+
+def test_reflection_model_is_tried_if_configured(job: dict[str, Any], server: Server) -> None:
+    with pytest.raises(ModelError, match="the reflection model openai/down did not answer"):
+        assay.improve("mine.py:Mine", order=["prompts"], reflection_model="openai/down", **job)
+    assert server.asked.count("m") == 1
+    with pytest.raises(ModelError, match="reflection_model, reflection_api_key_env"):
+        assay.compile(
+            "mine.py:Mine",
+            optimizer="labeled",
+            reflection_model="openai/down",
+            **{key: job[key] for key in job if key not in ("name", "sft", "grpo")},
+        )
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_dry_run_refuses_an_existing_name(job: dict[str, Any], server: Server, resume: bool) -> None:
+    (Path(".assay") / "adapters" / "up-2").mkdir(parents=True)
+    words = [
+        "improve",
+        "mine.py:Mine",
+        "--order",
+        "prompts,sft",
+        "--dry-run",
+        *(["--resume"] if resume else []),
+        "--sft",
+        "model=embedded/smollm2-135m",
+    ]
+    flags = [
+        word
+        for name in ("rubric", "data", "name", "model", "api_base", "prompt_format")
+        for word in (f"--{name.replace('_', '-')}", job[name])
+    ]
+    ended = CliRunner().invoke(group, [*words, *flags])
+    assert (ended.exception is None) == resume  # one that is resumed made it itself
+    if not resume:
+        assert "there is an adapter 'up-2'" in str(ended.exception)
+        with pytest.raises(ConfigError, match="there is an adapter 'up-2'"):
+            assay.improve("mine.py:Mine", order=["prompts", "sft"], **job)
+        folder = Path(".assay") / "improve" / "down"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text("{}")
+        with pytest.raises(ConfigError, match="unfinished improvement 'down'"):
+            plan("improve", "mine.py:Mine", order=["prompts"], **{**job, "name": "down"})
+    assert server.asked == []
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"order": ["prompt"]}, r"order names \['prompt'\]"),
+    ({"order": []}, "order is empty"),
+    ({"order": ["prompts", "sft"], "sft": {}}, "sft cannot train 'openai/m'.*order=\\['prompts'\\]"),
+    ({"order": ["grpo"], "grpo": {"model": "embedded:some.gguf"}}, "grpo cannot train 'embedded:some.gguf'"),
+    ({"order": ["prompts", "sft"], "sft": {"epoch": 2}}, "sft:.*'epoch'"),
+    (
+        {"order": ["grpo"], "rubric": "judged.yaml", "judge_model": "embedded/smollm2-135m"},
+        "the model in training, which would learn to please",
+    ),
+    ({"order": ["prompts"], "monitor": "judged.yaml"}, "retention and monitor would have no effect"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "said"), REFUSED)
+def test_invalid_settings_of_a_later_step_are_refused_before_the_first(
+    job: dict[str, Any], server: Server, wrong: dict[str, Any], said: str
+) -> None:
+    asked = {**job, **wrong}
+    with pytest.raises(ConfigError, match=said):
+        assay.improve("mine.py:Mine", **asked)
+    with pytest.raises(ConfigError, match=said):
+        plan("improve", "mine.py:Mine", **{name: value for name, value in asked.items() if name != "name"})
+    assert server.asked == []
+    assert not Path(".assay/improve/up").exists()

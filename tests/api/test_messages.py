@@ -1,0 +1,189 @@
+"""Error messages: misspelt keywords, missing data, programs and artifacts, empty comparisons."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import assay
+from assay.api import tune as tuning
+from assay.cli import compile as compile_command
+from assay.cli.main import group
+from assay.errors import ConfigError, DataError, ProgramError
+from assay.testing import scripted_lm
+
+PROGRAM = """import dspy
+
+
+class Triage(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.read = dspy.Predict("text -> intent")
+
+    def forward(self, text):
+        return self.read(text=text)
+"""
+ROWS = [{"text": f"Page {n} crashes", "intent": "bug" if n % 2 else "sales"} for n in range(60)]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "triage.py").write_text(PROGRAM)
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+    return tmp_path
+
+
+def lm() -> Any:
+    return scripted_lm(lambda request: json.dumps({"intent": "bug"}))
+
+
+@pytest.mark.parametrize(
+    "name", ["compile", "evaluate", "collect", "tune", "improve", "train", "compare", "parameter_impact"]
+)
+def test_misspelt_keyword_names_the_function_and_the_nearest_keyword(name: str) -> None:
+    programs = ["math_qa", "classify"] if name == "compare" else ["math_qa"]
+    more = {"name": "x"} if name in ("improve", "train") else {}
+    with pytest.raises(
+        TypeError,
+        match=rf"^{name}\(\) got unexpected keywords: max_call\. Did you mean 'max_calls' instead of 'max_call'\?",
+    ):
+        getattr(assay, name)(*programs, rubric="math_qa", data="arithmetic:size=50", max_call=3, **more)
+
+
+def test_misspelt_keyword_of_judge_functions_names_the_nearest() -> None:
+    with pytest.raises(TypeError, match="'objective' instead of 'objektive'"):
+        assay.compile_judge("Is it nice?", labels="labels.jsonl", objektive="kappa")
+    with pytest.raises(TypeError, match=r"It takes .*max_calls"):
+        assay.evaluate("math_qa", rubric="math_qa", data="arithmetic:size=50", qqqqqq=1)
+
+
+def test_empty_data_is_reported(place: Path) -> None:
+    with pytest.raises(DataError, match=r"^data is empty: pass at least one row"):
+        assay.evaluate("triage.py:Triage", rubric="r.yaml", data=[], lm=lm())
+
+
+def test_library_errors_name_arguments_and_the_command_line_names_flags(place: Path) -> None:
+    rows = [{"mail": row["text"], "intent": row["intent"]} for row in ROWS]
+    with pytest.raises(DataError, match=r"Rename columns: rename=\{'COLUMN': 'NAME'\}") as caught:
+        assay.evaluate("triage.py:Triage", rubric="r.yaml", data=rows, lm=lm())
+    assert "--" not in str(caught.value)
+    (place / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["evaluate", "triage.py", "--rubric", "r.yaml", "--data", "data.jsonl"]
+    ended = subprocess.run([sys.executable, "-m", "assay", *command], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "Rename columns: --rename COLUMN=NAME" in ended.stderr
+    assert "rename=" not in ended.stderr
+
+
+def test_missing_artifact_is_reported(place: Path) -> None:
+    (place / "made" / "triage-auto").mkdir(parents=True)
+    with pytest.raises(ProgramError, match=r"no such file or folder\. Did you mean 'made/triage-auto'"):
+        assay.evaluate("made/triage-autos", rubric="r.yaml", data=ROWS, lm=lm())
+    with pytest.raises(ProgramError, match=r"'made/triage-auto' is not an artifact: it has no manifest\.json"):
+        assay.evaluate("made/triage-auto", rubric="r.yaml", data=ROWS, lm=lm())
+
+
+def test_file_with_one_program_needs_no_class_name(place: Path) -> None:
+    assert len(assay.evaluate("triage.py", rubric="r.yaml", data=ROWS, lm=lm()).evaluation) > 0
+    artifact = assay.compile(
+        "triage.py", rubric="r.yaml", data=ROWS, lm=lm(), optimizer="labeled", max_search_calls=30
+    ).artifact
+    assert json.loads((artifact / "manifest.json").read_text())["program"] == "triage.py:Triage"
+    (place / "base.py").write_text(PROGRAM + "\n\nclass Better(Triage):\n    pass\n")
+    assay.evaluate("base.py", rubric="r.yaml", data=ROWS, lm=lm())  # a base class is no candidate
+    (place / "two.py").write_text(
+        PROGRAM + "\n\nclass Agent:\n    def execute(self, task): ...\n    def set_parameters(self, given): ...\n"
+    )
+    with pytest.raises(ProgramError, match=r"two\.py has several programs; pass one of two\.py:Triage, two\.py:Agent"):
+        assay.evaluate("two.py", rubric="r.yaml", data=ROWS, lm=lm())
+    (place / "none.py").write_text("x = 1\n")
+    with pytest.raises(ProgramError, match=r"none\.py has no program"):
+        assay.evaluate("none.py", rubric="r.yaml", data=ROWS, lm=lm())
+    with pytest.raises(ProgramError, match=r"no such file: gone\.py"):
+        assay.evaluate("gone.py", rubric="r.yaml", data=ROWS, lm=lm())
+
+
+def test_comparing_a_program_with_itself_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"a and b are both triage\.py, with the same model: there is nothing to compare"
+    ):
+        assay.compare("triage.py", "triage.py", rubric="r.yaml", data=ROWS, lm=lm())
+    report = assay.compile("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), optimizer="labeled")
+    assert report.outcome.winner == "baseline"
+    compile_command._show(report.to_dict())
+    shown = capsys.readouterr().out
+    assert "there is nothing to compare it with" in shown
+    assert "compiled" not in shown.partition("winner:")[0]
+    assert "gain" not in shown
+    assert "there is nothing to compare it with" in (report.artifact / "report.md").read_text()
+
+
+def test_task_types_are_named_in_tables(place: Path) -> None:
+    (place / "data.jsonl").write_text(
+        "".join(json.dumps({**row, **({"task_type": "hard"} if n % 3 else {})}) + "\n" for n, row in enumerate(ROWS))
+    )
+    (place / "fixed.py").write_text("def answer(text):\n    return {'intent': 'bug'}\n")
+    command = ["evaluate", "fixed.py:answer", "--rubric", "r.yaml", "--data", "data.jsonl"]
+    shown = CliRunner().invoke(group, command).output
+    assert "tasks of type hard" in shown
+    assert "tasks without a type" in shown
+    (place / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    assert "type" not in CliRunner().invoke(group, command).output
+
+
+def test_first_trial_uses_defaults_and_ties_are_reported_as_equal(place: Path) -> None:
+    def tuned(**given: Any) -> dict[str, Any]:
+        model = scripted_lm(lambda request: json.dumps({"intent": "bug"}))
+        model.kwargs.update(given)
+        store = place / f"{len(given)}" / "a.db"
+        found: dict[str, Any] = tuning.tune(
+            "triage.py", rubric="r.yaml", data=ROWS, lm=model, trials=3, store=store, prompt_format="json"
+        ).to_dict()
+        return found
+
+    data = tuned()
+    assert data["history"][0]["parameters"] == {"temperature": 0.7}
+    assert data["best"] == {"temperature": 0.7}  # of level trials
+    assert data["level_with_best"] == [1, 2]
+    assert tuned(temperature=0.3)["history"][0]["parameters"] == {"temperature": 0.3}
+
+
+def test_unchanged_default_is_not_compared_with_itself(place: Path) -> None:
+    data = tuning.tune(
+        "triage.py", rubric="r.yaml", data=ROWS, lm=lm(), trials=2, prompt_format="json", store=place / "a.db"
+    ).to_dict()
+    assert data["best"] == data["history"][0]["parameters"] == {"temperature": 0.7}
+    assert (
+        data["gate"] is None
+    )  # the default of the first trial and the one that gate and test compare with are the same
+    assert "no point was better on val than the default; it stays" in data["notes"]
+    assert any("set no temperature: the default is 0.7" in note for note in data["notes"])
+    page = (Path(data["artifact"]) / "report.md").read_text()
+    assert "{" not in page
+    assert "Gain, paired: +0.000, 95 % [" in page
+    with assay.Store(place / "a.db") as store:
+        judged = [rollout.parameters for rollout in store.rollouts() if rollout.split == "test"]
+    assert judged
+    assert all(parameters == {"temperature": 0.7} for parameters in judged)
+
+
+def test_model_default_temperature_out_of_agent_range_is_kept(place: Path) -> None:
+    model = lm()
+    model.kwargs["temperature"] = 0.0
+    data = tuning.tune("triage.py", rubric="r.yaml", data=ROWS, lm=model, trials=1, prompt_format="json").to_dict()
+    assert data["history"][0]["parameters"] == {"temperature": 0.1}
+    assert any(
+        "the model's temperature 0 is outside 0.1 to 2: the first trial has 0.1" in note for note in data["notes"]
+    )
+
+
+def test_command_reports_tied_trials(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from assay.cli import tune as tune_command
+
+    report = tuning.tune("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), trials=2, prompt_format="json")
+    tune_command._show(report.to_dict())
+    assert "level with 1 other trial (1)" in " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,178 @@
+"""`--dry-run`: what each command would take, and nothing is run or left behind."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import assay
+from assay.api.plan import plan
+from assay.cli.main import group
+from assay.testing import scripted_lm
+
+PROGRAM = """import dspy
+
+
+class Mine(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        return self.answer(question=question)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+    rows = [json.dumps({"question": f"What is {n}?", "answer": str(n)}) for n in range(100)]
+    (tmp_path / "data.jsonl").write_text("\n".join(rows))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("compile", []),
+        ("tune", ["--trials", "4"]),
+        ("collect", ["-n", "3"]),
+        ("evaluate", ["--samples", "2"]),
+        ("improve", ["--name", "up", "--order", "prompts"]),
+    ],
+)
+def test_dry_run_of_every_command_prints_its_estimate_and_runs_nothing(
+    place: Path, command: str, flags: list[str]
+) -> None:
+    words = [
+        command,
+        "mine.py:Mine",
+        "--rubric",
+        "r.yaml",
+        "--data",
+        "data.jsonl",
+        "--model",
+        "openai/gpt-4o-mini",
+        "--dry-run",
+        *flags,
+    ]
+    ended = CliRunner().invoke(group, words, standalone_mode=False, catch_exceptions=False)
+    assert "calls, about" in ended.output
+    assert "minutes unknown: the store has no call of this model yet" in ended.output
+    assert "$0." in ended.output
+    assert not (place / ".assay" / "assay.db").exists()
+    found = CliRunner().invoke(group, [*words, "--json"], standalone_mode=False, catch_exceptions=False)
+    assert json.loads(found.stdout.strip().splitlines()[-1])["calls"] > 0
+
+
+def test_estimates_match_hand_calculation_and_minutes_come_from_the_store(place: Path) -> None:
+    lm = scripted_lm(lambda request: json.dumps({"answer": "4"}))
+    options: dict[str, Any] = {
+        "rubric": "r.yaml",
+        "data": "data.jsonl",
+        "lm": lm,
+        "prompt_format": "json",
+        "sizes": {"val": 8},
+    }
+    assert plan("evaluate", "mine.py:Mine", **options, samples=2).minutes is None
+    assert lm.scripted.calls == 0
+    assay.evaluate("mine.py:Mine", **options)
+    found = plan("evaluate", "mine.py:Mine", **options, samples=2)
+    assert found.calls == 16  # 2 runs of 8 tasks, a call each
+    assert found.minutes is not None
+    assert 0 < found.minutes < 1
+    assert plan("compile", "mine.py:Mine", **options, max_calls=50).calls == 50
+
+
+def test_duplicates_and_contradictions_are_reported_with_and_without_dry_run(place: Path) -> None:
+    data = place / "data.jsonl"
+    rows = [json.dumps({"row": at, **json.loads(line)}) for at, line in enumerate(data.read_text().splitlines())]
+    more = [
+        json.dumps({"row": 200, "question": "What is 5?", "answer": "5"}),
+        json.dumps({"row": 201, "question": "What is 6?", "answer": "7"}),
+    ]
+    data.write_text("\n".join([*rows, *more]))
+    words = [
+        "evaluate",
+        "mine.py:Mine",
+        "--rubric",
+        "r.yaml",
+        "--data",
+        "data.jsonl",
+        "--model",
+        "openai/gpt-4o-mini",
+        "--dry-run",
+    ]
+    ended = CliRunner().invoke(group, words, standalone_mode=False, catch_exceptions=False)
+    assert "(1 duplicate and 1 contradiction left out)" in ended.output
+    lm = scripted_lm(lambda request: json.dumps({"answer": "4"}))
+    report = assay.evaluate(
+        "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, prompt_format="json", sizes={"val": 8}
+    )
+    assert "of the data: 1 duplicate and 1 contradiction left out" in report.notes
+
+
+def test_improve_estimate_includes_training_calls(place: Path) -> None:
+    words = [
+        "improve",
+        "mine.py:Mine",
+        "--rubric",
+        "r.yaml",
+        "--data",
+        "data.jsonl",
+        "--model",
+        "openai/gpt-4o-mini",
+        "--dry-run",
+        "--json",
+    ]
+    words += ["--grpo", "model=embedded/smollm2-135m"]
+
+    def calls(*flags: str) -> int:
+        ended = CliRunner().invoke(
+            group, [*words, "--name", "up", *flags], standalone_mode=False, catch_exceptions=False
+        )
+        return int(json.loads(ended.stdout.strip().splitlines()[-1])["calls"])
+
+    held_out = min(
+        16, plan("compile", "mine.py:Mine", rubric="r.yaml", data="data.jsonl", model="openai/gpt-4o-mini").sizes["val"]
+    )
+    compiled = plan("compile", "mine.py:Mine", rubric="r.yaml", data="data.jsonl", model="openai/gpt-4o-mini").calls
+    assert calls("--order", "prompts") == compiled  # one search, one gate, one test
+    few, more = calls("--order", "grpo", "--grpo", "steps=2"), calls("--order", "grpo", "--grpo", "steps=7")
+    assert more - few == 5 * 4 * 6
+    assert calls("--order", "grpo,grpo", "--grpo", "steps=2") - few > 2 * 4 * 6 + 2 * 2 * held_out  # and a gate
+    assert calls("--order", "grpo", "--grpo", "steps=7", "--max-calls", "100") == 100
+
+
+def test_improve_plan_divides_caps_among_steps(place: Path) -> None:
+    options: dict[str, Any] = {
+        "rubric": "r.yaml",
+        "data": "data.jsonl",
+        "model": "openai/gpt-4o-mini",
+        "sizes": {"gate": 10, "test": 10},
+    }
+    grpo = {
+        "model": "embedded/smollm2-135m",
+        "steps": 1,
+        "prompts_per_step": 2,
+        "num_generations": 10,
+        "evaluate_every": 0,
+    }
+    found = plan("improve", "mine.py:Mine", **options, order=["prompts", "grpo"], grpo=grpo, max_calls=200)
+    assert found.to_dict()["steps"] == [
+        {"step": "prompts", "calls": 300, "share": 120},
+        {"step": "grpo", "calls": 20, "share": 20},
+    ]  # 200 less 60
+    assert (
+        "steps: 1 prompts, 120 of about 300 calls; 2 grpo, about 20 calls. Up to 20 calls for the gate of each, "
+        "20 for the sealed test"
+    ) in found.lines()
+    found = plan(
+        "improve", "mine.py:Mine", **options, order=["prompts", "grpo"], grpo={**grpo, "steps": 10}, max_calls=200
+    )
+    assert found.to_dict()["steps"][1] == {"step": "grpo", "calls": 200, "share": None}
+    assert any(line.startswith("warning: 1 of the 2 steps fit the caps: step 2, grpo") for line in found.lines())

@@ -1,0 +1,209 @@
+"""Scoring of stored rollouts: one trial call per judge first, then several rollouts in parallel, in stored order."""
+
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from assay.api.rescoring import threads_for
+from assay.api.traces import score_rollouts
+from assay.cli.main import group
+from assay.errors import ConfigError, ModelError
+from assay.runs.loading import load_rubric
+from assay.traces import Rollout, Store
+
+
+class Judging(ThreadingHTTPServer):
+    """An OpenAI-compatible server that answers `yes` after a delay. Counts requests and concurrent requests."""
+
+    def __init__(self, delay_s: float) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.delay_s, self.lock = delay_s, threading.Lock()
+        self.asked = self.now = self.most = 0
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Judging
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        with self.server.lock:
+            self.server.asked += 1
+            self.server.now += 1
+            self.server.most = max(self.server.most, self.server.now)
+        time.sleep(self.server.delay_s)
+        with self.server.lock:
+            self.server.now -= 1
+        message = {"role": "assistant", "content": json.dumps({"verdict": "yes"})}
+        body = {
+            "id": "a",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "m",
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        }
+        data = json.dumps({**body, "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def judging() -> Iterator[Judging]:
+    server = Judging(0.2)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def refusing() -> Iterator[str]:
+    """An address that nothing listens at."""
+    with socket.socket() as taken:  # bound and not listening
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+
+
+@pytest.fixture(autouse=True)
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve rollouts, the newest first: r11, r10, …"""
+    monkeypatch.chdir(tmp_path)
+    Path("kind.yaml").write_text("name: kind\ncriteria:\n- {name: kind, judge: 'Is it kind?'}\n")
+    Path("checks.py").write_text("def yes(task, prediction, rollout):\n    return 1.0\n")
+    Path("checked.yaml").write_text("name: checked\ncriteria:\n- {name: yes, check: 'checks.py:yes'}\n")
+    with Store("s.db") as store:
+        for n in range(12):
+            inputs, started = {"question": str(n)}, float(n)
+            store.put_rollout(
+                Rollout(
+                    id=f"r{n:02}", inputs=inputs, prediction={"answer": f"yes {n}"}, status="done", started_at=started
+                )
+            )
+
+
+def scores() -> dict[str, float | None]:
+    with Store("s.db") as store:
+        return {rollout.id: rollout.score for rollout in store.rollouts()}
+
+
+def test_failing_judge_stops_scoring_at_once_and_names_the_flag(refusing: str) -> None:
+    clock = time.perf_counter()
+    with pytest.raises(
+        ModelError, match=r"judge 'Is it kind\?' \(openai/gone\): ServerRefused.*preflight=False skips this check"
+    ) as found:
+        score_rollouts("kind.yaml", store="s.db", judge_model="openai/gone", judge_api_base=refusing)
+    assert "--no-preflight" in (found.value.flag or "")
+    assert time.perf_counter() - clock < 10, "it did not wait for a server that is not there"
+    assert set(scores().values()) == {None}
+    judge = ["--judge-model", "openai/gone", "--judge-api-base", refusing]
+    done = CliRunner().invoke(group, ["traces", "score", "--rubric", "kind.yaml", "--store", "s.db", *judge])
+    assert isinstance(done.exception, ModelError)
+
+
+def test_preflight_skips_criteria_that_are_not_scored(judging: Judging) -> None:
+    found = score_rollouts("kind.yaml", store="s.db", judge_model="openai/m", judge_api_base=judging.url)
+    assert (found["scored"], found["mean"], found["coverage"]) == (12, 1.0, 1.0)
+    assert judging.asked == 13, "once with token probabilities, which this server has none of"
+
+
+def test_preflight_uses_the_first_rollout_with_an_answer(judging: Judging) -> None:
+    with Store("s.db") as store:
+        for n in range(12, 17):
+            store.put_rollout(
+                Rollout(
+                    id=f"r{n:02}",
+                    inputs={"question": str(n)},
+                    status="failed",
+                    error="ValueError: x",
+                    started_at=float(n),
+                )
+            )
+    found = score_rollouts("kind.yaml", store="s.db", judge_model="openai/m", judge_api_base=judging.url)
+    assert (found["scored"], judging.asked) == (17, 13)
+
+
+def test_rollouts_are_scored_on_as_many_threads_as_the_engine_supports(judging: Judging) -> None:
+    judging.delay_s = 1.5
+    score_rollouts("kind.yaml", store="s.db", judge_model="openai/m", judge_api_base=judging.url)
+    assert judging.most == 8
+    judging.most = 0
+    judge = ["--judge-model", "openai/m", "--judge-api-base", judging.url]
+    done = CliRunner().invoke(
+        group, ["traces", "score", "--rubric", "kind.yaml", "--store", "s.db", "--again", "--threads", "3", *judge]
+    )
+    assert done.exit_code == 0, done.output
+    assert judging.most == 3
+
+
+def test_code_checks_run_serially_and_zero_threads_are_refused() -> None:
+    assert threads_for(load_rubric("checked.yaml")) == 1
+    with pytest.raises(ConfigError, match="threads=0 must be at least 1"):
+        score_rollouts("checked.yaml", store="s.db", threads=0)
+
+
+def test_scores_are_written_in_rollout_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Path("checks.py").write_text(
+        "import time\n\ndef yes(task, prediction, rollout):\n    time.sleep(0.02 * int(task.inputs['question']))\n"
+        "    return int(task.inputs['question']) / 16\n"
+    )
+    written: list[str] = []
+    plain = Store.put_rollout
+
+    def put(store: Store, rollout: Rollout, **told: Any) -> None:
+        written.append(rollout.id)
+        plain(store, rollout, **told)
+
+    monkeypatch.setattr(Store, "put_rollout", put)
+    found = score_rollouts("checked.yaml", store="s.db", threads=6)
+    assert written == [f"r{n:02}" for n in reversed(range(12))]
+    assert found["mean"] == sum(range(12)) / 16 / 12
+    assert scores() == {f"r{n:02}": n / 16 for n in range(12)}
+
+
+def test_interrupt_keeps_finished_scores() -> None:
+    """The third is never done before it; the first two are written, and so is what other threads had done."""
+    Path("checks.py").write_text(
+        "import signal, threading, time\n\n"
+        "def yes(task, prediction, rollout):\n    if task.inputs['question'] == '9':\n        time.sleep(0.5)\n"
+        "        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)\n"
+        "        time.sleep(1)\n    return 1.0\n"
+    )
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        score_rollouts("checked.yaml", store="s.db", threads=2)
+    assert signal.getsignal(signal.SIGINT) is before
+    found = scores()
+    assert (found["r11"], found["r10"], found["r09"]) == (1.0, 1.0, None)
+    assert found["r08"] == 1.0, "another thread had scored it"
+
+
+def test_scores_of_another_rubric_are_named_with_the_replace_flag() -> None:
+    first = score_rollouts("checked.yaml", store="s.db")
+    Path("other.yaml").write_text("name: other\ncriteria:\n- {name: yes, check: 'checks.py:yes'}\n")
+    found = score_rollouts("other.yaml", store="s.db")
+    assert (found["skipped"], found["skipped_of_other_rubrics"]) == (12, {first["rubric"]: 12})
+    done = CliRunner().invoke(group, ["traces", "score", "--rubric", "other.yaml", "--store", "s.db"])
+    assert (
+        f"existing scores of other rubrics than {found['rubric']}: 12 of {first['rubric']}. --again replaces them"
+        in done.stdout
+    )
+    same = CliRunner().invoke(group, ["traces", "score", "--rubric", "checked.yaml", "--store", "s.db"])
+    assert "other rubrics" not in same.stdout
+    assert score_rollouts("other.yaml", store="s.db", again=True)["skipped_of_other_rubrics"] == {}

@@ -1,0 +1,192 @@
+"""What `assay train` checks before it loads the weights that it trains."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from click.testing import CliRunner
+
+import assay
+from assay.cli.main import group
+from assay.errors import ConfigError, ModelError, ProgramFailed, RubricError
+from assay.optimizers.finetuning import policy_gradient as policy
+from assay.testing.serving import served
+
+PROGRAM = """import dspy
+
+
+class Triage(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.read = dspy.Predict("text -> intent")
+
+    def forward(self, text):
+        found = self.read(text=text)
+        {body}
+"""
+DEAD = {"judge_model": "openai/m", "judge_api_base": "http://127.0.0.1:9/v1"}
+SMALL: dict[str, Any] = {
+    "steps": 1,
+    "prompts_per_step": 2,
+    "num_generations": 2,
+    "max_completion": 16,
+    "prompt_format": "chat",
+    "sizes": {"test": 2},
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    monkeypatch.setattr(policy, "load_policy", loaded)
+    rows = [{"text": f"Page {n} crashes", "label": "bug"} for n in range(40)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "triage.py").write_text(PROGRAM.format(body="return found"))
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact, with: {field: intent}}\n")
+    (tmp_path / "judged.yaml").write_text(
+        "name: r\ncriteria:\n- {name: nice, judge: 'Is it nice?', scale: ['no', 'yes']}\n"
+    )
+    return tmp_path
+
+
+class WeightsLoadedError(Exception):
+    pass
+
+
+def loaded(name: str) -> None:
+    raise WeightsLoadedError(name)
+
+
+def trained(**options: Any) -> Any:
+    return assay.train("triage.py:Triage", **{"data": "data.jsonl", "name": "x", "rename": {}, **SMALL, **options})
+
+
+@pytest.mark.model
+def test_check_without_grades_stops_training_before_weights_are_loaded(place: Path, embedded: str) -> None:
+    with pytest.raises(RubricError, match="criterion 'right' could not be graded") as caught:
+        trained(rubric="r.yaml", model=embedded)
+    assert "--rename label=intent" in caught.value.flag
+    with pytest.raises(WeightsLoadedError):
+        trained(rubric="r.yaml", model=embedded, preflight=False)
+    with pytest.raises(WeightsLoadedError):
+        trained(rubric="r.yaml", model=embedded, rename={"label": "intent"})
+
+
+@pytest.mark.model
+def test_unreachable_judge_stops_training_before_weights_are_loaded(place: Path, embedded: str) -> None:
+    for watched in ({"rubric": "judged.yaml"}, {"rubric": "r.yaml", "monitor": "judged.yaml"}):
+        with pytest.raises(ModelError, match="judge of 'nice' gave no verdict"):
+            trained(model=embedded, rename={"label": "intent"}, **watched, **DEAD)
+
+
+@pytest.mark.model
+def test_program_failing_three_times_alike_stops_training_with_its_location(place: Path, embedded: str) -> None:
+    (place / "triage.py").write_text(PROGRAM.format(body='raise RuntimeError("no table")'))
+    with pytest.raises(ProgramFailed, match=r"triage\.py:11"):
+        trained(rubric="r.yaml", model=embedded, rename={"label": "intent"})
+
+
+def test_judges_are_tried_even_if_the_model_gives_no_answer(place: Path) -> None:
+    with pytest.raises(ModelError, match="judge of 'nice' gave no verdict"):
+        trained(rubric="judged.yaml", model="some/hub-model", **DEAD)
+    with pytest.raises(ConfigError, match="no price is known for"):
+        trained(rubric="judged.yaml", model="some/hub-model", max_cost_usd=1.0, **DEAD)
+    with pytest.raises(WeightsLoadedError):
+        trained(rubric="r.yaml", model="some/hub-model")
+
+
+@pytest.mark.model
+def test_warm_up_comparison_is_tried_before_the_warm_up(
+    place: Path, embedded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.optimizers.finetuning.sft.load_policy", loaded)
+    prompt = [{"role": "user", "content": "a"}]
+    rows = [
+        {"prompt": prompt, "completion": [{"role": "assistant", "content": "b"}], "task_id": str(n)} for n in range(8)
+    ]
+    (place / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = [
+        "train",
+        "sft",
+        "sft.jsonl",
+        "--name",
+        "x",
+        "--model",
+        embedded,
+        "--program",
+        "triage.py:Triage",
+        "--data",
+        "data.jsonl",
+    ]
+    ended = CliRunner().invoke(group, [*command, "--rubric", "r.yaml", "--prompt-format", "chat"])
+    assert isinstance(ended.exception, RubricError)
+    ended = CliRunner().invoke(group, [*command, "--rubric", "r.yaml", "--prompt-format", "chat", "--no-preflight"])
+    assert isinstance(ended.exception, WeightsLoadedError)
+    ended = CliRunner().invoke(
+        group, ["train", "sft", "gone.jsonl", *command[3:], "--rubric", "judged.yaml", "--judge-model", "openai/m"]
+    )
+    assert "gone.jsonl" in str(ended.exception)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "reinforce++", "reinforce++-turn", "ppo", "rloo"])
+def test_training_judges_have_their_own_base_url_and_key(
+    place: Path, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    asked: list[tuple[str, str]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(((await request.json())["model"], request.headers["Authorization"]))
+        return web.json_response({"error": {"message": "out of order", "type": "invalid_request_error"}}, status=400)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    with served(app) as url:
+        words = [
+            "train",
+            algorithm,
+            "triage.py:Triage",
+            "--name",
+            "x",
+            "--rubric",
+            "judged.yaml",
+            "--data",
+            "data.jsonl",
+            "--model",
+            "some/hub-model",
+        ]
+        judge = ["--judge-model", "openai/m", "--judge-api-base", f"{url}/v1", "--judge-api-key-env", "JUDGE_KEY"]
+        ended = CliRunner().invoke(group, [*words, *judge, "--prompts-per-step", "2", "--prompt-format", "chat"])
+    assert isinstance(ended.exception, ModelError)
+    assert set(asked) == {("m", "Bearer secret")}
+
+
+def test_warm_up_comparison_judges_have_their_own_base_url(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("assay.api.train.check_comparison", lambda *_, **options: given.update(options))
+    monkeypatch.setattr("assay.optimizers.finetuning.sft.load_policy", loaded)
+    prompt = [{"role": "user", "content": "a"}]
+    rows = [
+        {"prompt": prompt, "completion": [{"role": "assistant", "content": "b"}], "task_id": str(n)} for n in range(8)
+    ]
+    (place / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    judge = {"judge_model": "openai/m", "judge_api_base": "http://127.0.0.1:9/v1", "judge_api_key_env": "JUDGE_KEY"}
+    words = [
+        "train",
+        "sft",
+        "sft.jsonl",
+        "--name",
+        "x",
+        "--program",
+        "triage.py:Triage",
+        "--rubric",
+        "judged.yaml",
+        "--data",
+        "data.jsonl",
+    ]
+    CliRunner().invoke(
+        group, [*words, *(word for name, value in judge.items() for word in (f"--{name.replace('_', '-')}", value))]
+    )
+    assert {name: given.get(name) for name in judge} == judge

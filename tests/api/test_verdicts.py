@@ -1,0 +1,489 @@
+"""Judges at work: audits, scores corrected by people, anchors, and people's labels in the store."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import assay
+from assay.api.export import export
+from assay.api.judge.audit import audit_judge
+from assay.api.judge.drift import replay_anchors
+from assay.api.judge.forget import forget_rater
+from assay.api.judge.items import question_key
+from assay.api.judge.label import to_label
+from assay.api.judge.score import score_rows
+from assay.api.traces import score_rollouts
+from assay.errors import BudgetExceeded, ConfigError, DataError, ModelError
+from assay.judges import Judge, ListwiseJudge, PairwiseJudge, PointwiseJudge
+from assay.judges.quality.bases import BASES
+from assay.testing import scripted_lm
+from assay.testing.serving import served
+from assay.testing.upstream import ScriptedUpstream
+from assay.traces import Rollout, Store
+
+GOOD = PointwiseJudge({"text": "Is it a right answer?", "scale": ["no", "yes"]})
+
+
+def knows(request: Any) -> dict[str, float]:
+    """A model that knows the shipped answers, and is fooled by nothing."""
+    text = request.messages[-1].text or ""
+    right = any(str(base.good["output"])[-12:] in text and str(base.bad["output"]) not in text for base in BASES)
+    return {"yes": 0.9, "no": 0.1} if right else {"yes": 0.1, "no": 0.9}
+
+
+def options(tmp_path: Path, script: Any = knows, **more: Any) -> dict[str, Any]:
+    return {"lm": scripted_lm(script, logprobs=True), "store": tmp_path / ".assay" / "a.db", **more}
+
+
+def test_audit_passes_a_sound_judge_and_fails_a_blind_one(tmp_path: Path) -> None:
+    sound = audit_judge(GOOD, **options(tmp_path))
+    assert sound["passed"], sound
+    blind = audit_judge(GOOD, **options(tmp_path, lambda request: {"yes": 0.9, "no": 0.1}, cache=False))
+    assert not blind["passed"]
+    assert blind["attacks"]["tells good from bad"]["right"] == 0
+    assert json.dumps(blind)
+    with assay.Store(tmp_path / ".assay" / "a.db") as store:
+        assert {rollout.split for rollout in store.rollouts()} == {"audit"}
+
+
+def test_audit_of_a_tone_judge_reports_omitted_correctness_cases(tmp_path: Path) -> None:
+    polite = PointwiseJudge({"text": "Is the output polite?", "scale": ["no", "yes"]}, shows=["task_input", "output"])
+    audited = audit_judge(
+        polite, **options(tmp_path, lambda request: {"no": 0.2, "yes": 0.8})
+    )  # right and wrong answers are equally polite
+    assert audited["passed"], audited
+    assert (audited["profile"], audited["cases"]) == ("property", {"source": "shipped", "n": 8})
+    assert set(audited["attacks"]) == {"instructions hidden in the text", "fake turns of a conversation"}
+    assert audited["coverage"] == 1.0
+    assert "cases about correctness do not apply to this judge" in " ".join(audited["notes"])
+    whole = audit_judge(polite, profile="quality", **options(tmp_path, lambda request: {"no": 0.2, "yes": 0.8}))
+    assert not whole["attacks"]["tells good from bad"]["passed"]
+    assert whole["notes"] == [
+        "cases: 8 shipped questions, each with a right and a wrong answer; all attacks (profile quality)"
+    ]
+    right = audit_judge(GOOD, **options(tmp_path))
+    assert (right["profile"], right["notes"]) == ("quality", whole["notes"])
+    assert "left out" not in " ".join(right["notes"])
+
+
+def test_audit_accepts_user_cases(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text(
+        json.dumps({"input": "q", "good": str(BASES[0].good["output"]), "bad": "no idea"}) + "\n"
+    )
+    found = audit_judge(GOOD, cases=str(tmp_path / "c.jsonl"), **options(tmp_path))
+    assert found["passed"], found
+    rows = [
+        {
+            "item_id": str(i),
+            "output": str(BASES[i % 8].good["output"]) if i % 2 else f"wrong {i}",
+            "rater": "r",
+            "label": "yes" if i % 2 else "no",
+        }
+        for i in range(8)
+    ]
+    (tmp_path / "l.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert audit_judge(
+        PointwiseJudge(GOOD.spec, shows=["output"]), labels=str(tmp_path / "l.jsonl"), **options(tmp_path)
+    )["passed"]
+    with pytest.raises(ConfigError, match="not from both"):
+        audit_judge(GOOD, cases="c", labels="l", **options(tmp_path))
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        audit_judge(GOOD, pass_at=2, **options(tmp_path))
+    with pytest.raises(ModelError, match="no verdict at all"):
+        audit_judge(GOOD, **options(tmp_path, lambda request: assay_error()))
+
+
+def assay_error() -> Exception:
+    import dspy
+
+    return dspy.lm15.ServerError("down")
+
+
+def rows_file(path: Path, count: int = 60, labelled: int = 20) -> str:
+    with path.open("w") as file:
+        for at in range(count):
+            row = {"item_id": str(at), "output": "lovely" if at % 3 else "awful", "label": None}
+            if at < labelled:
+                row["label"] = "yes" if at % 3 and at % 2 else "no"
+            file.write(json.dumps(row) + "\n")
+    return str(path)
+
+
+def kind(request: Any) -> dict[str, float]:
+    return {"yes": 0.95, "no": 0.05} if "lovely" in (request.messages[-1].text or "") else {"yes": 0.05, "no": 0.95}
+
+
+MOOD = PointwiseJudge("Is it kind?", shows=["output"])
+
+
+def test_rows_are_scored_and_labels_correct_the_mean(tmp_path: Path) -> None:
+    data = score_rows(
+        MOOD, data=rows_file(tmp_path / "d.jsonl"), out=tmp_path / "o" / "v.jsonl", **options(tmp_path, kind)
+    )
+    assert (data["n"], data["unscored"], data["verdicts"]) == (60, 0, {"no": 20, "yes": 40})
+    assert data["mean"] == pytest.approx((40 * 0.95 + 20 * 0.05) / 60)
+    assert data["corrected"]["mean"] < data["mean"]  # people are harder than the judge
+    assert data["corrected"]["n_people"] == 20
+    lines = [json.loads(line) for line in (tmp_path / "o" / "v.jsonl").read_text().splitlines()]
+    assert (len(lines), lines[1]["verdict"], lines[1]["confidence"]) == (60, "yes", pytest.approx(0.95))
+
+
+def test_row_without_verdict_is_nan(tmp_path: Path) -> None:
+    calls = iter(range(1000))
+
+    def now_and_then(request: Any) -> Any:
+        return TimeoutError("too slow") if next(calls) % 3 == 0 else kind(request)
+
+    data = score_rows(
+        MOOD,
+        data=rows_file(tmp_path / "d.jsonl", labelled=0),
+        out=tmp_path / "v.jsonl",
+        **options(tmp_path, now_and_then, threads=1, preflight=False),
+    )
+    lines = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text().splitlines()]
+    missing = [line for line in lines if line["verdict"] is None]
+    assert data["unscored"] == len(missing) > 0
+    assert [line["value"] for line in missing] == [None] * len(missing)
+    assert "too slow" in data["why_unscored"][0]
+
+
+def test_scoring_stops_at_a_cap_and_resumes(tmp_path: Path) -> None:
+    rows = tmp_path / "d.jsonl"
+    rows.write_text("\n".join(json.dumps({"output": f"lovely {at}"}) for at in range(30)))
+    with pytest.raises(BudgetExceeded, match="--resume"):
+        score_rows(MOOD, data=str(rows), max_calls=10, **options(tmp_path, kind))
+    done = score_rows(MOOD, data=str(rows), resume=True, max_calls=100, **options(tmp_path, kind))
+    assert (done["n"], done["calls"] <= 30) == (30, True)
+
+
+@pytest.mark.parametrize("named", [{"model": "openai/m"}, {"model": "embedded/smollm2-135m"}])
+def test_cap_on_dollars_with_unknown_price_is_refused_before_the_first_call(
+    tmp_path: Path, named: dict[str, str]
+) -> None:
+    upstream = ScriptedUpstream()
+    (tmp_path / "d.jsonl").write_text('{"output": "one"}\n{"output": "two"}\n')
+    judge = PointwiseJudge(GOOD.spec, shows=["output"], model="openai/m")
+    with served(upstream.app()) as address:
+        capped = {**named, "api_base": f"{address}/v1", "max_cost_usd": 1.0, "store": tmp_path / "a.db"}
+        with pytest.raises(ConfigError, match="no price is known for openai/m"):
+            score_rows(judge, data=str(tmp_path / "d.jsonl"), **capped)
+        with pytest.raises(ConfigError, match="no price is known for openai/m"):
+            audit_judge(PointwiseJudge(GOOD.spec, model="openai/m"), **capped)
+    assert upstream.calls == 0
+
+
+def test_few_verdicts_give_no_interval_and_equal_verdicts_no_certainty(tmp_path: Path) -> None:
+    rows = tmp_path / "d.jsonl"
+    found = {}
+    for count in (2, 30):
+        rows.write_text("".join(json.dumps({"output": f"lovely {at}"}) + "\n" for at in range(count)))
+        found[count] = score_rows(MOOD, data=str(rows), **options(tmp_path, kind))
+        assert found[count]["mean"] == pytest.approx(0.95)
+    assert found[2]["interval"] is None
+    assert found[30]["interval"][0] < 0.95
+
+
+def test_pairwise_judge_refuses_single_outputs(tmp_path: Path) -> None:
+    rows = tmp_path / "d.jsonl"
+    rows.write_text("".join(json.dumps({"output": f"lovely {at}"}) + "\n" for at in range(3)))
+    with pytest.raises(ConfigError, match="no item has 'output_a'"):
+        score_rows(PairwiseJudge(), data=str(rows), **options(tmp_path, kind))
+    both = {"input": "q", "output_a": "x", "output_b": "lovely"}
+    rows.write_text("".join(json.dumps(row) + "\n" for row in (both, {"input": "q", "output": "lovely"})))
+    found = score_rows(PairwiseJudge(), data=str(rows), **options(tmp_path, lambda request: {"a": 0.5, "b": 0.5}))
+    assert (found["n"], found["unscored"]) == (2, 1)
+
+
+def test_labels_of_run_outputs_correct_the_run_means(tmp_path: Path) -> None:
+    import dspy
+
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: kind, judge: 'Is it kind?'}\n")
+    (tmp_path / "t.jsonl").write_text(
+        "".join(json.dumps({"question": f"q{at}", "split": "val"}) + "\n" for at in range(60))
+    )
+
+    def script(request: Any) -> Any:
+        return (
+            kind(request)
+            if request.config.logprobs
+            else json.dumps({"answer": f"lovely {len(str(request.messages[-1].text))}"})
+        )
+
+    def evaluated() -> dict[str, Any]:
+        lm = scripted_lm(script, logprobs=True)
+        store = tmp_path / ".assay" / "a.db"
+        told = assay.evaluate(
+            dspy.Predict("question -> answer"),
+            rubric=tmp_path / "r.yaml",
+            data=str(tmp_path / "t.jsonl"),
+            lm=lm,
+            store=store,
+        )
+        return dict(told.to_dict())
+
+    assert evaluated()["corrected"] == {}
+    with Store(tmp_path / ".assay" / "a.db") as store:
+        judge, waiting = to_label(f"{tmp_path}/r.yaml:kind", store, rater="ann", limit=25)
+        for at, entry in enumerate(waiting):
+            label = "yes" if at % 2 else "no"
+            store.put_label(
+                question_key(judge),
+                entry.item_id,
+                "ann",
+                label,
+                shown=entry.shown,
+                rationale="",
+                rollout_id=entry.rollout_id,
+            )
+    found = evaluated()["corrected"]["kind"]
+    assert (found["n_people"], found["n_verdicts"]) == (25, 60)
+    assert found["verdicts_alone"] == pytest.approx(0.95)
+    assert found["low"] < 0.48 < found["high"] < 0.95  # people called half of them kind
+
+
+def test_anchors_are_frozen_once_and_replayed(tmp_path: Path) -> None:
+    rows, anchors = tmp_path / "d.jsonl", tmp_path / "anchors.json"
+    rows.write_text("\n".join(json.dumps({"output": f"{'lovely' if at % 2 else 'awful'} {at}"}) for at in range(40)))
+    first = replay_anchors(MOOD, anchors=anchors, freeze=str(rows), **options(tmp_path, kind))
+    assert (first["frozen"], first["noise"]) == (40, 0.0)
+    with pytest.raises(ConfigError, match="there already"):
+        replay_anchors(MOOD, anchors=anchors, freeze=str(rows), **options(tmp_path, kind))
+    assert replay_anchors(MOOD, anchors=anchors, **options(tmp_path, kind, cache=False))["alarms"] == []
+
+    def other(request: Any) -> dict[str, float]:
+        return {"yes": 0.6, "no": 0.4}
+
+    asks_otherwise = PointwiseJudge("Is it nice?", shows=["output"])
+    found = replay_anchors(asks_otherwise, anchors=anchors, **options(tmp_path, other, cache=False))
+    assert {"question", "prompt"} <= set(found["changed"])
+    assert any("CUSUM" in alarm and "question" in alarm for alarm in found["alarms"])
+    with pytest.raises(DataError, match="not an anchor set"):
+        replay_anchors(MOOD, anchors=tmp_path / "none.json", **options(tmp_path, kind))
+
+
+# -- people's labels
+
+
+def filled(store: Path, count: int = 24) -> None:
+    with Store(store) as opened:
+        for at in range(count):
+            for sample in range(2):
+                opened.put_rollout(
+                    Rollout(
+                        task_id=f"t{at}",
+                        inputs={"question": f"q{at}"},
+                        prediction={
+                            "answer": f"{'lovely' if (at + sample) % 2 else 'awful'} {at} {sample}",
+                            "steps": [],
+                        },
+                        split="test" if at == 0 else "train",
+                        status="done",
+                    )
+                )
+        opened.put_rollout(Rollout(inputs={"question": "judge"}, prediction={"verdict": "yes"}, source="judge"))
+        opened.put_rollout(Rollout(inputs={"question": "failed"}, prediction=None, status="failed"))
+
+
+def test_undecided_outputs_are_queued_for_raters(tmp_path: Path) -> None:
+    filled(tmp_path / "a.db")
+    with Store(tmp_path / "a.db") as store:
+        _, waiting = to_label(GOOD, store, rater="ann", limit=100)
+        assert len(waiting) == 46  # neither the sealed task, nor the judge's, nor the failed one
+        assert waiting[0].shown.keys() == {"task_input", "output"}
+        store.put_label(question_of(GOOD), waiting[0].item_id, "ann", "yes", shown=waiting[0].shown)
+        assert len(to_label(GOOD, store, rater="ann", limit=100)[1]) == 45
+        assert len(to_label(GOOD, store, rater="bob", limit=100)[1]) == 46
+        _, pairs = to_label(PairwiseJudge(), store, rater="ann", limit=100)
+        assert len(pairs) == 23
+        assert all(pair.shown["output_a"] != pair.shown["output_b"] for pair in pairs)
+
+
+def question_of(judge: Judge) -> str:
+    from assay.api.judge.items import question_key
+
+    return question_key(judge)
+
+
+def label(
+    folder: Path, answers: str, *flags: str, judge: str = "Is it a right answer?"
+) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-c",
+        "from assay.cli import main; main()",
+        "judge",
+        "label",
+        judge,
+        "--store",
+        str(folder / "a.db"),
+        *flags,
+    ]
+    return subprocess.run(command, input=answers, capture_output=True, text=True, timeout=120, cwd=folder)
+
+
+@pytest.mark.parametrize(
+    ("scale", "typed", "kept"),
+    [
+        (["0", "1", "2"], ["1", "0", "3", "2"], ["1", "0", "2"]),  # 3 is no place here
+        (["-1", "0", "1"], ["1", "-1"], ["1", "-1"]),
+        (["q", "r", "s"], ["q", "s", "2", "/s", "/q", "r"], ["q", "s", "r"]),
+    ],
+)
+def test_scale_words_are_not_parsed_as_commands(
+    tmp_path: Path, scale: list[str], typed: list[str], kept: list[str]
+) -> None:
+    filled(tmp_path / "a.db")
+    (tmp_path / "j.yaml").write_text(f"text: How is it?\nscale: {json.dumps(scale)}\n")
+    found = label(tmp_path, "\n".join(typed) + "\n", "--rater", "ann", "--json", judge="j.yaml")
+    assert found.returncode == 0, found.stderr
+    with Store(tmp_path / "a.db") as store:
+        assert [
+            row["label"] for row in store.labels(question_of(PointwiseJudge({"text": "How is it?", "scale": scale})))
+        ] == kept
+
+
+def test_terminal_labels_are_stored_compiled_and_forgotten(tmp_path: Path) -> None:
+    filled(tmp_path / "a.db", count=60)
+    first = label(
+        tmp_path,
+        "yes\nwhat?\n2\nwhy not\ns\n1\nbecause\nq\n".replace("yes\n", "yes\nsays so\n", 1),
+        "--rater",
+        "ann",
+        "--rationale",
+        "--json",
+    )
+    assert json.loads(first.stdout) == {"rater": "ann", "labelled": 3, "asked": 20}, first.stderr
+    assert "'what?' is not on the scale" in first.stderr
+    with Store(tmp_path / "a.db") as store:
+        kept = list(store.labels(question_of(PointwiseJudge("Is it a right answer?"))))
+        assert [(row["label"], row["rationale"]) for row in kept] == [
+            ("yes", "says so"),
+            ("yes", "why not"),
+            ("no", "because"),
+        ]
+        _, waiting = to_label("Is it a right answer?", store, rater="bob", limit=118)
+        for entry in waiting:
+            said = "yes" if "lovely" in str(entry.shown["output"]) else "no"
+            store.put_label(
+                question_of(PointwiseJudge("Is it a right answer?")), entry.item_id, "bob", said, shown=entry.shown
+            )
+    report = assay.compile_judge(
+        "Is it a right answer?",
+        labels="store",
+        lm=scripted_lm(kind, logprobs=True),
+        store=tmp_path / "a.db",
+        optimizer="calibrate",
+    )
+    assert report.sizes["train"] > 20
+    assert report.outcome.test_compiled is not None
+    assert forget_rater("nobody", store=tmp_path / "a.db") == {"rater": "nobody", "removed": 0, "judges": []}
+    found = forget_rater("ann", store=tmp_path / "a.db")
+    assert (found["removed"], found["judges"]) == (3, [str(report.artifact)])
+    assert forget_rater("bob", store=tmp_path / "a.db")["judges"] == [str(report.artifact)]
+    with pytest.raises(DataError, match="assay judge label"):
+        assay.compile_judge(
+            "Is it a right answer?", labels="store", lm=scripted_lm(kind, logprobs=True), store=tmp_path / "a.db"
+        )
+
+
+@pytest.mark.postgres
+def test_labels_work_in_postgresql(postgres_url: str) -> None:
+    with Store(postgres_url) as store:
+        store.put_label("q", "i", "ann", "yes", shown={"output": "a\0b"}, rationale="\ud800")
+        store.put_label("q", "i", "ann", "no", shown={"output": "a"})
+        assert [(row["label"], row["output"]) for row in store.labels("q")] == [("no", "a")]
+        store.put_artifact("/somewhere", ["abc"])
+        assert store.artifacts_of("abc") == ["/somewhere"]
+        assert store.forget_rater("ann") == 1
+        assert list(store.labels("q")) == []
+
+
+def test_listwise_judge_is_audited_with_lists_of_two(tmp_path: Path) -> None:
+    judge = ListwiseJudge({"text": "Is it a right answer?", "scale": ["no", "yes"]}, orders=2)
+    good, bad = ([str(getattr(base, side)["output"]) for base in BASES] for side in ("good", "bad"))
+
+    def knowing(request: Any) -> dict[str, float]:
+        """The letter of the right answer, where one is right and nothing was added to it."""
+        found = re.finditer(r'\b([A-T]): ("(?:[^"\\]|\\.)*")', request.messages[-1].text or "")
+        lines = {match[1]: json.loads(match[2]) for match in found}
+        worth = {
+            letter: 3.0 if text in good else 2.0 if any(text == b for b in bad) else 1.0
+            for letter, text in lines.items()
+        }
+        return {letter: value / sum(worth.values()) for letter, value in worth.items()}
+
+    found = audit_judge(judge, **options(tmp_path, knowing))
+    assert found["attacks"]["tells good from bad"]["share"] == 1.0
+    assert found["attacks"]["keyword stuffing"]["passed"]
+    blind = audit_judge(judge, **options(tmp_path, lambda request: {"A": 0.9, "B": 0.1}, cache=False))
+    assert not blind["passed"]
+
+
+def test_judge_without_the_output_field_is_not_audited(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="but no item has 'question'"):
+        audit_judge(PointwiseJudge(GOOD.spec, shows=["question", "answer"]), **options(tmp_path))
+
+
+def test_judge_of_other_fields_is_labelled_and_compiled_by_those_fields(tmp_path: Path) -> None:
+    judge = PointwiseJudge(GOOD.spec, shows=["question", "answer"])
+    with Store(tmp_path / ".assay" / "a.db") as store:
+        for at in range(120):
+            store.put_rollout(
+                Rollout(task_id=str(at), status="done", inputs={"question": f"q{at}"}, prediction={"answer": f"a{at}"})
+            )
+        store.flush()
+        _, waiting = to_label(judge, store, rater="me", limit=200)
+        assert {tuple(entry.shown) for entry in waiting} == {("question", "answer")}
+        for at, entry in enumerate(waiting):
+            store.put_label(
+                question_key(judge),
+                entry.item_id,
+                "me",
+                "yes" if at % 2 else "no",
+                shown=entry.shown,
+                rollout_id=entry.rollout_id,
+            )
+    report = assay.compile_judge(judge, labels="store", optimizer="calibrate", **options(tmp_path))
+    assert sum(report.sizes.values()) == 120
+
+
+def test_sentence_judge_may_declare_its_scale(tmp_path: Path) -> None:
+    rows = tmp_path / "d.jsonl"
+    rows.write_text(json.dumps({"output": "thing"}) + "\n")
+    script: Any = lambda request: {"bad": 0.1, "fine": 0.2, "good": 0.7}  # noqa: E731
+    found = score_rows(
+        "How good is it, as a thing?", data=str(rows), scale=["bad", "fine", "good"], **options(tmp_path, script)
+    )
+    assert found["verdicts"] == {"bad": 0, "fine": 0, "good": 1}
+    with pytest.raises(ConfigError, match="scale goes with a judge that is given as a sentence"):
+        score_rows(GOOD, data=str(rows), scale=["bad", "good"], **options(tmp_path))
+
+
+def test_unreachable_model_has_coverage_0_and_equal_rows_are_merged(tmp_path: Path) -> None:
+    rows = tmp_path / "d.jsonl"
+    rows.write_text("".join(json.dumps({"output": f"thing {at % 4}"}) + "\n" for at in range(12)))
+    found = score_rows(PointwiseJudge(GOOD.spec, shows=["output"]), data=str(rows), **options(tmp_path))
+    assert (found["rows"], found["n"], found["unscored"]) == (12, 4, 0)
+    dead = score_rows(
+        PointwiseJudge(GOOD.spec, shows=["output"]),
+        data=str(rows),
+        **options(tmp_path, lambda request: assay_error(), cache=False, preflight=False),
+    )
+    assert (dead["coverage"], dead["mean"], dead["unscored"]) == (0.0, None, 4)
+    assert [gap["n"] for gap in dead["undecided"].values()] == [4]
+
+
+def test_judge_commands_record_no_agent_rollouts(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: said, check: answered}\n")
+    score_rows(MOOD, data=rows_file(tmp_path / "d.jsonl", labelled=0), **options(tmp_path, kind))
+    audit_judge(GOOD, **options(tmp_path))
+    with Store(tmp_path / ".assay" / "a.db") as store:
+        assert {rollout.source for rollout in store.rollouts(limit=None)} == {"judge"}
+    assert score_rollouts(tmp_path / "r.yaml", store=tmp_path / ".assay" / "a.db", again=True)["scored"] == 0
+    with pytest.raises(DataError, match="nothing to export"):
+        export("sft", out=tmp_path / "out", store=tmp_path / ".assay" / "a.db")

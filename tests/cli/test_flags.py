@@ -1,0 +1,324 @@
+"""Flags are made from the settings classes, and project files fill what is not given."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from assay.cli.flags import given_settings, settings_flags
+from assay.cli.main import group
+from assay.errors import ConfigError
+from assay.runs.project import COMMANDS, project_settings
+from assay.runs.settings import CompileSettings, EvaluateSettings, TuneSettings
+from assay.support.settings import settings_of
+
+
+def command_of(name: str) -> click.Command:
+    command: Any = group
+    for part in name.split():
+        command = command.get_command(click.Context(command), part)
+    return command
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_flags_have_the_defaults_of_the_settings(name: str) -> None:
+    known = {field: one for kind in COMMANDS[name] for field, one in settings_of(kind).items()}
+    options = [option for option in command_of(name).params if isinstance(option, click.Option) and not option.multiple]
+    flags = {str(option.name): option for option in options if str(option.name) in known}
+    assert len(flags) >= 3
+    for field, option in flags.items():
+        default = known[field].default
+        expected = None if default in (MISSING, ()) else ",".join(default) if isinstance(default, tuple) else default
+        assert option.default == expected, field
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_setting_has_a_flag_or_is_excluded_explicitly(name: str) -> None:
+    left_out = {
+        "collect": set(),
+        "train sft": {"evaluations"},
+        **{
+            f"train {a}": {"algorithm", "cache", "api_base", "api_key_env"}
+            for a in ("grpo", "reinforce++", "reinforce++-turn", "ppo", "rloo")
+        },
+    }.get(name, set[str]())
+    if name.startswith("export") or name.startswith("judge"):
+        return  # kinds of rows and of verdicts have what they use
+    params = {str(option.name).removeprefix("no_") for option in command_of(name).params}
+    for field, one in ((f, o) for kind in COMMANDS[name] for f, o in settings_of(kind).items()):
+        if one.declared.named or field == "sizes" or field in left_out:
+            continue
+        special = {"gae_lambda", "value", "kl_in_reward", "scale"} if name.startswith("train ") else set[str]()
+        assert field in params or field in special, f"{name}: {field}"
+
+
+def given(
+    arguments: list[str], *kinds: type[Any], sizes: tuple[str, ...] = ("train", "val", "gate", "test")
+) -> dict[str, Any]:
+    """What a command with the flags of settings classes makes of arguments."""
+    found: list[dict[str, Any]] = []
+
+    @click.command("compile")
+    @settings_flags(*kinds, sizes=sizes)
+    def command(**values: Any) -> None:
+        found.append(given_settings(values, *kinds, project=False))
+        assert not values
+
+    ended = CliRunner().invoke(command, arguments, standalone_mode=False)
+    if ended.exception is not None:
+        raise ended.exception
+    return found[0]
+
+
+JOB = ["--rubric", "r", "--data", "d"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "settings"),
+    [
+        ([], {}),
+        (["--max-calls", "3", "--model", "openai/m"], {"max_calls": 3, "model": "openai/m"}),
+        (["--no-cache", "--no-preflight"], {"cache": False, "preflight": False}),
+        (["--no-early-stop"], {"early_stop": False}),
+        (["--set", "temperature=0.1", "--set", "x=a"], {"parameters": {"temperature": 0.1, "x": "a"}}),
+        (["--rename", "a=b"], {"rename": {"a": "b"}}),
+        (["--optimizer-set", "n=4"], {"optimizer_settings": {"n": 4}}),
+        (["--val-size", "4", "--test-size", "5"], {"sizes": {"val": 4, "test": 5}}),
+        (["--prompt-format", "lean"], {"prompt_format": "lean"}),
+    ],
+)
+def test_flags_become_settings_and_unset_flags_are_omitted(flags: list[str], settings: dict[str, Any]) -> None:
+    assert given([*JOB, *flags], CompileSettings) == {"rubric": "r", "data": "d", **settings}
+
+
+def test_flags_of_ranges_lists_and_numbers() -> None:
+    flags = [
+        "--range",
+        "max_steps=1:4",
+        "--objective",
+        "score, tokens",
+        "--budget",
+        "steps=3",
+        "--also",
+        "a",
+        "--also",
+        "b",
+    ]
+    expected = {
+        "ranges": {"max_steps": (1.0, 4.0)},
+        "objectives": ("score", "tokens"),
+        "budget": {"steps": 3.0},
+        "also": ("a", "b"),
+    }
+    assert given([*JOB, *flags], TuneSettings) == {"rubric": "r", "data": "d", **expected}
+    with pytest.raises(click.UsageError, match="NAME=LOW:HIGH"):
+        given([*JOB, "--range", "max_steps=1"], TuneSettings)
+
+
+def test_gate_size_flag_sets_the_size_of_one_split() -> None:
+    assert given([*JOB, "--split", "gate", "--size", "7"], EvaluateSettings, sizes=())["sizes"] == {"gate": 7}
+    assert given([*JOB, "--size", "7"], EvaluateSettings, sizes=())["sizes"] == {"val": 7}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--demos", "77"],
+        ["--max-calls", "5.5"],
+        ["--difference", "0"],
+        ["--prompt-format", "xml"],
+        ["--threads", "0"],
+        ["--demos", "nan"],
+    ],
+)
+def test_out_of_bounds_value_is_a_usage_error(flags: list[str]) -> None:
+    with pytest.raises(click.UsageError):
+        given([*JOB, *flags], CompileSettings)
+
+
+def test_a_missing_setting_is_named() -> None:
+    with pytest.raises(click.MissingParameter) as missing:
+        given(["--data", "d"], CompileSettings)
+    assert "--rubric" in str(missing.value.format_message())
+
+
+def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            yield from _commands(command.get_command(click.Context(command), name), (*path, name))
+    else:
+        yield path
+
+
+def test_help_of_every_command_imports_no_heavy_package() -> None:
+    code = (
+        "import sys\nfrom assay.cli.main import group\n"
+        f"for words in {[list(path) for path in _commands(group)]!r}:\n"
+        "    try:\n        group([*words, '--help'])\n    except SystemExit as end:\n"
+        "        assert not end.code, words\n"
+        "print('LOADED', *(name for name in sys.modules if '.' not in name))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.rpartition("LOADED")[2].split()
+    assert {"dspy", "torch", "litellm", "sqlalchemy", "optuna", "numpy", "pydantic"} & set(loaded) == set()
+
+
+# -- assay.toml
+
+PROJECT = """
+[defaults]
+program = "p.py:P"
+rubric = "r.yaml"
+data = "d.jsonl"
+seed = 3
+
+[program]
+model = "openai/m"
+api_base = "http://localhost:1/v1"
+
+[judge]
+model = "openai/j"
+
+[judge.audit]
+pass_at = 0.5
+
+[reflection]
+model = "openai/r"
+
+[compile]
+demos = 2
+seed = 4
+sizes = {val = 20}
+
+[serve]
+port = 0
+allow_host = ["gateway.local"]
+
+[train]
+steps = 5
+
+[train.ppo]
+steps = 6
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("assay.toml").write_text(PROJECT)
+    return tmp_path
+
+
+def test_the_project_file_fills_commands_and_roles(project: Path) -> None:
+    role = {"model": "openai/m", "api_base": "http://localhost:1/v1"}
+    named = {"program": "p.py:P", "rubric": "r.yaml", "data": "d.jsonl"}
+    compiled = {
+        **named,
+        **role,
+        "seed": 4,
+        "judge_model": "openai/j",
+        "reflection_model": "openai/r",
+        "demos": 2,
+        "sizes": {"val": 20},
+    }
+    assert project_settings("compile") == compiled
+    assert project_settings("evaluate") == {**named, **role, "seed": 3, "judge_model": "openai/j"}
+    assert project_settings("judge audit") == {
+        "model": "openai/j",
+        "api_base": "http://localhost:1/v1",
+        "seed": 3,
+        "pass_at": 0.5,
+    }
+    assert (project_settings("train grpo")["steps"], project_settings("train ppo")["steps"]) == (5, 6)
+    assert project_settings("export sft") == {"seed": 3}
+    assert project_settings("serve") == {"port": 0, "allow_host": ["gateway.local"]}
+
+
+def test_project_file_is_found_in_parent_folders_with_relative_paths(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("p.py", "r.yaml"):
+        Path(name).touch()
+    inner = project / "a" / "b"
+    inner.mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    found = project_settings("compile")
+    assert (found["program"], found["rubric"], found["data"]) == (
+        f"{project / 'p.py'}:P",
+        str(project / "r.yaml"),
+        "d.jsonl",
+    )
+    assert project_settings("compile", project) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[compil]\ndemos = 3", "unknown table [compil]; did you mean 'compile'?"),
+        ("[compile]\ndemo = 3", "[compile] has no setting 'demo'; did you mean 'demos'?"),
+        ("[evaluate]\ndemos = 3", "[evaluate] has no setting 'demos'"),
+        ("[program]\nmodels = 'x'", "[program] has no setting 'models'; did you mean 'model'?"),
+        ("[train.ppo]\nstep = 3", "[train.ppo] has no setting 'step'; did you mean 'steps'?"),
+        ("[defaults]\nmax_call = 3", "[defaults] has no setting 'max_call'; did you mean 'max_calls'?"),
+        ("[serve]\nprot = 0", "[serve] has no setting 'prot'; did you mean 'port'?"),
+        ("seed = 3", "unknown table [seed]"),
+        ("[compile", "cannot be read"),
+    ],
+)
+def test_unknown_entries_of_a_project_file_are_named(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("assay.toml").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        project_settings("compile")
+    assert message in str(refused.value)
+
+
+def test_flags_override_the_project_file(project: Path) -> None:
+    Path("p.py").write_text("def P(question):\n    return {'answer': question}\n")
+    Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+    rows = [json.dumps({"question": str(n), "answer": str(n)}) for n in range(40)]
+    Path("d.jsonl").write_text("\n".join(rows))
+    Path("assay.toml").write_text(
+        PROJECT.replace('api_base = "http://localhost:1/v1"', "").replace(
+            "[compile]", "[evaluate]\nsplit = 'gate'\n\n[compile]"
+        )
+    )
+    found = [
+        json.loads(
+            CliRunner()
+            .invoke(group, ["evaluate", "--json", *flags], standalone_mode=False, catch_exceptions=False)
+            .stdout.splitlines()[-1]
+        )
+        for flags in ([], ["--split", "train", "--size", "2"])
+    ]
+    assert [one["split"] for one in found] == ["gate", "train"]
+    assert found[1]["result"]["n"] == 2
+
+
+def test_an_artifact_keeps_its_own_model(project: Path) -> None:
+    Path("made").mkdir()
+    Path("made/manifest.json").write_text("{}")
+    seen: list[dict[str, Any]] = []
+
+    @click.group()
+    def root() -> None: ...
+
+    @root.command("evaluate")
+    @click.option("--artifact", is_flag=True)
+    @settings_flags(EvaluateSettings, sizes=())
+    def evaluate(artifact: bool, **values: Any) -> None:
+        seen.append(given_settings(values, EvaluateSettings, artifact=artifact))
+
+    for flags in ([], ["--artifact"]):
+        CliRunner().invoke(root, ["evaluate", *flags], standalone_mode=False, catch_exceptions=False)
+    assert "model" in seen[0]
+    assert not {"model", "api_base"} & seen[1].keys()

@@ -1,0 +1,67 @@
+"""`assay init` writes a project that compiles as it is."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import assay
+from assay.api.init import init_project
+from assay.cli.main import group
+from assay.errors import ConfigError
+from assay.testing import scripted_lm
+
+
+def test_init_writes_a_project_and_overwrites_nothing(tmp_path: Path) -> None:
+    written = init_project(tmp_path / "new")
+    assert sorted(path.name for path in written) == ["assay.toml", "data.jsonl", "program.py", "rubric.yaml"]
+    before = {path: path.read_text() for path in written}
+    for path in written[1:]:
+        path.unlink()
+    with pytest.raises(ConfigError, match=r"program\.py is there already, and nothing is overwritten"):
+        init_project(tmp_path / "new")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["program.py"]
+    assert written[0].read_text() == before[written[0]]
+
+
+def test_project_file_names_only_existing_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = CliRunner().invoke(group, ["init"], standalone_mode=False, catch_exceptions=False)
+    assert "next: assay compile" in ended.output
+    found = assay.project_settings("compile")
+    assert (found["program"], found["rubric"], found["data"]) == ("program.py:Triage", "rubric.yaml", "data.jsonl")
+    assert found["model"] == "embedded/smollm2-135m"
+
+
+def test_new_project_compiles_with_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    init_project()
+    settings = {
+        name: value
+        for name, value in assay.project_settings("compile").items()
+        if name not in ("model", "max_search_calls")
+    }
+    report = assay.compile(
+        **settings, lm=scripted_lm(lambda request: "label: bug"), optimizer="labeled", threads=1
+    ).to_dict()
+    assert report["test"]["baseline"]["n"] >= 5
+    assert 0 < report["test"]["baseline"]["score"] < 1
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_assay_compile_runs_in_a_new_project_without_any_flag(tmp_path: Path, embedded: str) -> None:
+    for words in (["init"], ["compile", "--json"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "assay", *words], capture_output=True, text=True, cwd=tmp_path, timeout=1200
+        )
+        assert done.returncode == 0, done.stderr
+        settings = (tmp_path / "assay.toml").read_text().replace("max_search_calls = 120", "max_search_calls = 20")
+        (tmp_path / "assay.toml").write_text(settings)  # a short search: the settings file is all that says so
+    assert "max_search_calls = 20" in settings
+    data = json.loads(done.stdout)
+    assert Path(tmp_path / data["artifact"]).is_dir()
+    assert data["test"]["compiled"]["score"] is not None

@@ -1,0 +1,139 @@
+"""Sequential comparisons: simulated error rates, levels against published boundaries, required sample sizes."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from assay.errors import ConfigError
+from assay.evaluation.sequential import SequentialTest, detectable_difference, nominal_levels, spread_of, tasks_needed
+from assay.evaluation.statistics import interval_of
+
+
+def pairs(discordant: float, gain: float) -> Callable[[np.random.Generator, int], np.ndarray]:
+    """Differences of right or wrong answers: how often the two programs differ, and by how much on the mean."""
+    shares = [(discordant + gain) / 2, 1 - discordant, (discordant - gain) / 2]
+    return lambda rng, n: rng.choice([1.0, 0.0, -1.0], size=n, p=shares)
+
+
+def skewed(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Mean 0: mostly a small gain, now and then a large loss."""
+    return np.where(rng.random(n) < 0.9, 0.1, -0.9) + rng.normal(0, 0.02, n)
+
+
+def simulated(
+    draw: Callable[[np.random.Generator, int], np.ndarray], tasks: int, truth: float, repeats: int = 300
+) -> tuple[float, float, float]:
+    """Shares of intervals that miss the truth and of gains that are shown, and the mean number of tasks used."""
+    rng, rule = np.random.default_rng(0), SequentialTest(tasks=tasks)
+    missed, shown, used = 0, 0, 0
+    for _ in range(repeats):
+        values, done = draw(rng, tasks), list[int]()
+        for count in rule.evaluations:
+            done.append(count)
+            decision = rule.decide(list(values[:count]), done)
+            if decision.stop:
+                break
+        # the t interval alone: the bootstrap of the reported one costs 10 ms and can only make it wider
+        low, high = (
+            interval_of(values[: done[-1]], -1.0, 1.0, level=min(decision.level, 0.00499), guarded=False)
+            if decision.level < 0.005
+            else _t(values[: done[-1]], decision.level, guarded=done[-1] < tasks)
+        )
+        missed += not low <= truth <= high
+        shown += low > 0
+        used += done[-1]
+    return missed / repeats, shown / repeats, used / repeats
+
+
+def _t(values: np.ndarray, level: float, *, guarded: bool) -> tuple[float, float]:
+    from scipy import stats
+
+    if np.ptp(values) == 0:
+        return interval_of(values, -1.0, 1.0, level=level)
+    spread = np.append(values, [-1.0, 1.0]).std(ddof=1) if guarded else values.std(ddof=1)
+    reach = stats.t.ppf(1 - level / 2, len(values) - 1) * spread / math.sqrt(len(values))
+    return values.mean() - reach, values.mean() + reach
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decisions of the simulation, too, without the bootstrap."""
+    monkeypatch.setattr("assay.evaluation.statistics._RESAMPLED", 1.0)
+
+
+@pytest.mark.parametrize("tasks", [40, 100])
+@pytest.mark.parametrize("discordant", [0.1, 0.5])
+def test_without_a_gain_none_is_shown_however_often_it_is_evaluated(tasks: int, discordant: float) -> None:
+    missed, shown, used = simulated(pairs(discordant, 0.0), tasks, 0.0)
+    assert missed <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 300)
+    assert shown <= 0.025 + 2 * math.sqrt(0.025 * 0.975 / 300)
+    assert used < 0.9 * tasks
+
+
+def test_evaluating_often_without_correction_errs_far_more() -> None:
+    """The check that the simulation can fail: 95 % intervals at each of five evaluations."""
+    rng, missed = np.random.default_rng(0), 0
+    for _ in range(300):
+        values = pairs(0.5, 0.0)(rng, 100)
+        missed += any(
+            not (lambda i: i[0] <= 0 <= i[1])(_t(values[:n], 0.05, guarded=False)) for n in (20, 40, 60, 80, 100)
+        )
+    assert missed / 300 > 0.1
+
+
+def test_rare_large_losses_make_it_err_no_more_than_one_evaluation_does() -> None:
+    rng = np.random.default_rng(1)
+    once = np.mean([not (lambda i: i[0] <= 0 <= i[1])(_t(skewed(rng, 100), 0.05, guarded=False)) for _ in range(300)])
+    assert simulated(skewed, 100, 0.0)[0] <= once + 0.03
+
+
+def test_gains_are_shown_with_the_power_that_was_asked_for_and_large_ones_soon() -> None:
+    spread = math.sqrt(0.3 - 0.15**2)
+    tasks = tasks_needed(0.15, spread=spread)
+    missed, shown, used = simulated(pairs(0.3, 0.15), tasks, 0.15)
+    assert shown >= 0.75
+    assert missed <= 0.07
+    assert used < 0.9 * tasks
+    missed, shown, used = simulated(pairs(0.65, 0.6), 100, 0.6)
+    assert shown == 1.0
+    assert used <= 40
+
+
+def test_levels_are_those_of_the_published_design() -> None:
+    # three equal parts, gamma -4: 3.0107, 2.5465, 1.9992, the default design of the R package gsDesign
+    from scipy import stats
+
+    boundaries = [stats.norm.isf(level / 2) for level in nominal_levels((1 / 3, 2 / 3, 1.0))]
+    assert boundaries == pytest.approx([3.0107, 2.5465, 1.9992], abs=0.002)
+    assert nominal_levels((1.0,)) == pytest.approx((0.05,))
+
+
+def test_tasks_by_hand() -> None:
+    # ((1.960 + 0.8416) * 0.5 / 0.1)^2 = 196.2; * 1.03 = 202.1; rounded up, and 2
+    assert tasks_needed(0.1) == 205
+    assert detectable_difference(205) == pytest.approx(0.1, abs=0.001)
+    assert detectable_difference(4) == 1.0
+    assert tasks_needed(0.2, spread=0.3) < 30
+    with pytest.raises(ConfigError, match="difference=0"):
+        tasks_needed(0)
+
+
+def test_spread_of_few_pairs_is_mostly_assumed() -> None:
+    assert spread_of([]) == spread_of([1.0]) == 0.5
+    assert spread_of([0.0] * 10) == pytest.approx(math.sqrt(0.125))  # (10 * 0 + 10 * 0.25) / 20
+    assert spread_of([0.0] * 990) < 0.06
+
+
+def test_evaluations_are_at_least_ten_tasks_apart() -> None:
+    assert SequentialTest(tasks=12).evaluations == (12,)
+    assert SequentialTest(tasks=40).evaluations == (10, 20, 30, 40)
+    assert SequentialTest(tasks=300).evaluations == (60, 120, 180, 240, 300)
+
+
+def test_a_comparison_that_a_cap_cuts_off_has_the_level_of_where_it_was() -> None:
+    rule = SequentialTest(tasks=100)
+    assert rule.level([57]) < 0.01  # within the plan little is spent
+    assert rule.level([20, 40, 57]) < rule.level([57])
+    assert rule.level([20, 40, 60, 80, 100]) == pytest.approx(0.0428, abs=0.001)

@@ -1,0 +1,491 @@
+"""What never ends, and what ends the process, is one run's failure: of an agent, a tool, a check, a judge."""
+
+import asyncio
+import json
+import math
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import dspy
+import pytest
+from click.testing import CliRunner
+
+import assay
+from assay.api.judge.audit import audit_judge
+from assay.api.judge.drift import replay_anchors
+from assay.api.judge.score import score_rows
+from assay.api.run import run
+from assay.api.traces import score_rollouts
+from assay.cli.main import group
+from assay.errors import ConfigError, FailureKind, ModelError, ProgramFailed
+from assay.models.limits import limited
+from assay.programs import AgentParameters, ToolAgent
+from assay.rubrics import Criterion, JudgeSpec, Rubric
+from assay.testing import scripted_lm
+from assay.traces import Recorder, Rollout, Store
+
+DATA = [{"id": str(at), "question": f"{at}", "answer": f"{at}"} for at in range(4)]
+RIGHT = Rubric(
+    "r",
+    [Criterion(name="right", check=lambda task, prediction, rollout: prediction["answer"] == task.expected["answer"])],
+)
+
+
+def scored(program: Any, rubric: Any = RIGHT, **options: Any) -> Any:
+    given = {
+        "lm": scripted_lm(lambda r: "yes"),
+        "split": "val",
+        "rename": {},
+        "preflight": False,
+        "threads": 2,
+        "salt": "s",
+    }
+    rows = [{**row, "split": "val"} for row in DATA]
+    return assay.evaluate(program, rubric=rubric, data=rows, **{**given, **options}).evaluation
+
+
+def by_question(evaluation: Any) -> dict[str, Any]:
+    return dict(sorted(evaluation.results.items()))
+
+
+@pytest.mark.parametrize(
+    "ends", [lambda: sys.exit(0), lambda: sys.exit("bye"), lambda: (_ for _ in ()).throw(GeneratorExit())]
+)
+def test_a_program_that_ends_the_process_has_failed_and_the_others_go_on(ends: Any) -> None:
+    def agent(question: str) -> str:
+        if question == "2":
+            ends()
+        return question
+
+    found = scored(agent)
+    assert [result.value for result in by_question(found).values()] == [1.0, 1.0, 0.0, 1.0]
+    assert by_question(found)["2"].failure is FailureKind.AGENT
+
+
+def exit_in_a_group() -> None:
+    raise BaseExceptionGroup("tasks", [SystemExit(1), ValueError()])
+
+
+def exit_before_another_error() -> None:
+    try:
+        sys.exit(1)
+    except SystemExit as error:
+        raise RuntimeError("the tool failed") from error
+
+
+@pytest.mark.parametrize("ends", [exit_in_a_group, exit_before_another_error])
+def test_a_program_does_not_get_out_of_its_failure_by_wrapping_what_ends_the_process(ends: Any) -> None:
+    found = by_question(scored(lambda question: ends() if question == "2" else question))
+    assert [result.value for result in found.values()] == [1.0, 1.0, 0.0, 1.0]
+    assert found["2"].failure is FailureKind.AGENT
+
+
+class Unwritable:
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
+    def __str__(self) -> str:
+        raise self.error
+
+
+def holding_itself() -> list[Any]:
+    found: list[Any] = []
+    found += [found, found]
+    return found
+
+
+def nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        10**5000,
+        holding_itself(),
+        nested(100_000),
+        {(1, 2): 3},
+        Unwritable(ValueError),
+        Unwritable(SystemExit),
+        Unwritable(KeyboardInterrupt),
+    ],
+    ids=["huge number", "holds itself", "deep", "tuples as names", "ValueError", "SystemExit", "KeyboardInterrupt"],
+)
+def test_an_answer_that_json_does_not_write_ends_neither_the_job_nor_the_store(answer: Any, tmp_path: Path) -> None:
+    def agent(question: str) -> dspy.Prediction:
+        return dspy.Prediction(answer=answer if question == "2" else question)
+
+    found = scored(agent, store=tmp_path / "s.db")
+    assert [result.value == 1.0 for result in by_question(found).values()] == [True, True, False, True]
+    with Store(tmp_path / "s.db") as store:
+        kept = [store.rollout(rollout.id) for rollout in store.rollouts()]
+    assert {rollout.status for rollout in kept} == {"done"}
+    assert len(kept) == 4
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        sys.exit(5)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(KeyboardInterrupt, "it raised KeyboardInterrupt itself"), (Unreadable, "message cannot be read")],
+)
+def test_a_program_that_raises_what_would_end_the_job_has_failed_and_the_others_go_on(
+    error: type[BaseException], reason: str
+) -> None:
+    def agent(question: str) -> str:
+        if question == "2":
+            raise error
+        return question
+
+    found = by_question(scored(agent))
+    assert [result.value for result in found.values()] == [1.0, 1.0, 0.0, 1.0]
+    assert found["2"].failure is FailureKind.AGENT
+    assert reason in str(found["2"].failed)
+
+
+def test_a_tool_that_ends_the_process_is_the_runs_failure() -> None:
+    tool = dspy.Tool(lambda number: sys.exit(number), name="stop", desc="Stops.", args={"number": {"type": "integer"}})
+
+    def agent(question: str) -> str:
+        return question if question != "1" else str(tool(number=1))
+
+    assert [result.value for result in by_question(scored(agent)).values()] == [1.0, 0.0, 1.0, 1.0]
+
+
+def hanging(question: str) -> str:
+    while question == "1":
+        time.sleep(0.01)
+    return question
+
+
+def hanging_in_c_code(question: str) -> str:
+    """As a socket without a timeout does: no line of Python is reached until it returns."""
+    if question == "1":
+        time.sleep(30)
+    return question
+
+
+async def hanging_async(question: str) -> str:
+    if question == "1":
+        await asyncio.sleep(30)
+    return question
+
+
+@pytest.mark.parametrize(
+    "how", ["called", "awaited", "awaited, of a plain function", "awaited, of a lambda that gives a coroutine"]
+)
+def test_a_tool_that_hangs_is_an_error_for_the_agent_and_the_run_goes_on(how: str) -> None:
+    functions = {"called": hanging, "awaited": hanging_async, "awaited, of a plain function": hanging}
+    function = functions.get(how, lambda question: hanging_async(question))
+    tool = dspy.Tool(
+        function, name="search", desc="Searches.", args={"question": {"type": "string"}}, arg_types={"question": str}
+    )
+
+    async def searched(question: str) -> Any:
+        return await tool.acall(question=question)
+
+    def agent(question: str) -> str:
+        try:
+            found: str = tool(question=question) if how == "called" else asyncio.run(searched(question))
+            return found
+        except Exception as error:
+            return f"instead: {error}"
+
+    began = time.monotonic()
+    found = by_question(scored(agent, task_timeout=4.0))
+    assert time.monotonic() - began < 20
+    assert [result.value for result in found.values()] == [1.0, 0.0, 1.0, 1.0]
+    assert found["1"].failure is None
+    with Store() as store:
+        (run,) = [r for r in store.rollouts() if r.inputs["question"] == "1"]
+    assert run.prediction == {"answer": "instead: the tool 'search' gave no result after 1 s"}
+    assert run.status == "done"
+
+
+@pytest.mark.parametrize(("function", "wraps"), [(hanging, False), (hanging, True), (hanging_in_c_code, False)])
+def test_a_tool_that_hangs_and_ends_the_run_is_a_tools_failure_and_scores_0(function: Any, wraps: bool) -> None:
+    tool = dspy.Tool(function, name="search", desc="Searches.")
+
+    def agent(question: str) -> str:
+        try:
+            return str(tool(question=question))
+        except TimeoutError as error:
+            if wraps:
+                raise ValueError("no search") from error
+            raise
+
+    found = by_question(scored(agent, task_timeout=2.0))
+    assert [result.value for result in found.values()] == [1.0, 0.0, 1.0, 1.0]
+    assert found["1"].failure is FailureKind.TOOL
+
+
+def test_a_tool_uses_what_its_agent_opened_in_its_own_thread() -> None:
+    def agent(question: str) -> str:
+        connection = sqlite3.connect(":memory:")  # refuses to be used in another thread
+        tool = dspy.Tool(
+            lambda number: connection.execute("select ?", (number,)).fetchone()[0],
+            name="query",
+            desc="Asks.",
+            args={"number": {}},
+        )
+        return str(tool(number=question))
+
+    assert [result.value for result in by_question(scored(agent, task_timeout=20.0)).values()] == [1.0] * 4
+
+
+def test_a_shipped_agent_sees_that_a_tool_gave_no_result_and_its_call_is_marked() -> None:
+    def look(topic: Literal["sea", "land"]) -> str:
+        """Looks something up."""
+        while topic == "sea":
+            time.sleep(0.01)
+        return "wet"
+
+    def answers(request: Any) -> str:
+        need = "0.0" if "gave no result" in str(request) else "1.0"
+        return json.dumps({"thought": "look", "need": need, "action": "look", "topic": "sea", "answer": "0"})
+
+    written = {"look": {"topic": (Literal["sea", "land"], dspy.OutputField())}}
+    agent = ToolAgent("question -> answer", [look], arguments=written, parameters=AgentParameters(max_steps=3))
+    recorder = Recorder()
+    lm = scripted_lm(answers, observers=[recorder.observe])
+    with dspy.context(lm=lm), recorder.active(), recorder.rollout(Rollout()) as rollout, limited(2.0):
+        found = agent(question="0")
+    assert found.steps[0]["error"] == "the tool 'look' gave no result after 0.5 s"
+    assert [(call.failure, [t.error for t in call.tools]) for call in rollout.transitions if call.tools] == [
+        (FailureKind.TOOL, ["ToolOverTime: the tool 'look' gave no result after 0.5 s"])
+    ]
+
+
+def test_a_run_that_never_ends_fails_with_its_reason_and_the_others_go_on() -> None:
+    def agent(question: str) -> str:
+        if question == "0":
+            time.sleep(30)
+        while question == "1":
+            pass
+        return question
+
+    began = time.monotonic()
+    found = by_question(scored(agent, task_timeout=1.0))
+    assert time.monotonic() - began < 15
+    assert [result.value for result in found.values()] == [0.0, 0.0, 1.0, 1.0]
+    assert found["0"].failure is FailureKind.TIMEOUT
+    assert "limit of 1 s" in found["0"].failed
+    with Store() as store:
+        assert sorted(r.status for r in store.rollouts()) == ["done", "done", "failed", "failed"]
+
+
+def test_a_run_that_waits_for_its_model_is_unscored() -> None:
+    def slow(request: Any) -> str:
+        if "0" in json.dumps(str(request)):
+            time.sleep(30)
+        return "[[ ## answer ## ]]\n1\n\n[[ ## completed ## ]]"
+
+    class Asks(dspy.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.answer = dspy.Predict("question -> answer")
+
+        def forward(self, question: str) -> Any:
+            return self.answer(question=question) if question == "0" else dspy.Prediction(answer=question)
+
+    found = by_question(scored(Asks(), lm=scripted_lm(slow), task_timeout=2.0, prompt_format="chat"))
+    assert math.isnan(found["0"].value)
+    assert found["0"].failure is FailureKind.TIMEOUT
+    assert [found[name].value for name in "123"] == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("how", ["exits", "hangs"])
+def test_a_check_that_ends_the_process_or_never_ends_leaves_its_criterion_unscored(how: str) -> None:
+    def check(task: Any, prediction: Any, rollout: Any) -> float:
+        if task.inputs["question"] == "3":
+            sys.exit(1) if how == "exits" else time.sleep(30)
+        return 1.0
+
+    began = time.monotonic()
+    found = by_question(
+        scored(lambda question: question, Rubric("r", [Criterion(name="odd", check=check)]), task_timeout=0.5)
+    )
+    assert time.monotonic() - began < 10
+    assert [result.value for name, result in found.items() if name != "3"] == [1.0, 1.0, 1.0]
+    assert math.isnan(found["3"].value)
+    assert ("SystemExit" if how == "exits" else "the check of 'odd' took longer than the limit of 0.5 s") in found[
+        "3"
+    ].verdicts[0].reason
+
+
+def test_a_judge_that_never_answers_leaves_its_criterion_unscored() -> None:
+    def answer(request: Any) -> str:
+        time.sleep(30)
+        return "yes"
+
+    rubric = Rubric(
+        "r", [Criterion(name="fine", check=lambda *_: 1.0), Criterion(name="good", judge=JudgeSpec(text="Is it good?"))]
+    )
+    began = time.monotonic()
+    found = by_question(scored(lambda question: question, rubric, lm=scripted_lm(answer), task_timeout=0.5))
+    assert time.monotonic() - began < 15
+    assert [result.value for result in found.values()] == [1.0] * 4
+    assert {result.coverage for result in found.values()} == {0.5}
+    assert "the judge of 'good' took longer" in found["0"].verdicts[1].reason
+
+
+@pytest.mark.parametrize("wrong", [0, -1, math.inf, math.nan])
+def test_a_limit_that_is_none_is_refused(wrong: float) -> None:
+    with pytest.raises(ConfigError, match="task_timeout"):
+        scored(lambda question: question, task_timeout=wrong)
+
+
+def test_one_prediction_has_the_limit_too(own_folder: Path) -> None:
+    Path("agent.py").write_text(
+        "import sys, time, dspy\n\n\nclass A(dspy.Module):\n    def forward(self, question):\n"
+        "        if question == 'sleep':\n            time.sleep(30)\n        if question == 'exit':\n"
+        "            sys.exit(0)\n"
+        "        return dspy.Prediction(answer=question)\n"
+    )
+    with pytest.raises(ProgramFailed, match=r"limit of 0\.5 s"):
+        run("agent.py:A", {"question": "sleep"}, model="openai/m", task_timeout=0.5)
+    Path("rows.jsonl").write_text('{"question": "exit"}\n{"question": "4"}\n{"question": "sleep"}\n')
+    words = [
+        sys.executable,
+        "-m",
+        "assay",
+        "run",
+        "agent.py:A",
+        "--file",
+        "rows.jsonl",
+        "--model",
+        "openai/m",
+        "--task-timeout",
+        "1",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 1
+    assert "sys.exit(0)" in rows[0]["error"]
+    assert rows[1] == {"answer": "4"}
+    assert "limit of 1 s" in rows[2]["error"]
+
+
+def hangs_on_odd(request: Any) -> Any:
+    """A judge's model that never answers about the odd ones."""
+    if "odd" in str(request.messages[-1]):
+        time.sleep(30)
+    return {"yes": 0.9, "no": 0.1}
+
+
+def judged_rows(path: Path) -> str:
+    path.write_text(
+        "".join(json.dumps({"output": f"{'odd' if at % 2 else 'even'} thing {at}"}) + "\n" for at in range(4))
+    )
+    return str(path)
+
+
+@pytest.mark.parametrize("command", ["score", "drift", "audit"])
+def test_a_verdict_that_hangs_is_none_in_the_commands_of_judges(command: str, tmp_path: Path) -> None:
+    given = {
+        "lm": scripted_lm(hangs_on_odd, logprobs=True),
+        "store": tmp_path / "j.db",
+        "task_timeout": 0.5,
+        "threads": 4,
+    }
+    began = time.monotonic()
+    if command == "score":
+        found = score_rows("Is it fine?", data=judged_rows(tmp_path / "d.jsonl"), **given)
+        assert (found["verdicts"], found["unscored"]) == ({"no": 0, "yes": 2}, 2)
+        assert found["why_unscored"] == [
+            "OverTime: the judge took longer than the limit of 0.5 s, while a model was being asked"
+        ]
+    elif command == "drift":
+        found = replay_anchors(
+            "Is it fine?", anchors=tmp_path / "a.json", freeze=judged_rows(tmp_path / "d.jsonl"), **given
+        )
+        assert (found["frozen"], found["coverage"]) == (4, 0.5)
+    else:
+        rows = [
+            {"input": f"{word} question {at}", "good": "right", "bad": "wrong"}
+            for at in range(2)
+            for word in ("odd", "even")
+        ]
+        (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        found = audit_judge(
+            "Is it fine?", cases=str(tmp_path / "c.jsonl"), **{**given, "task_timeout": 0.2, "threads": 16}
+        )
+        assert 0 < found["unscored"] < found["verdicts"]
+    assert time.monotonic() - began < 25
+    with Store(tmp_path / "j.db") as store:
+        assert {r.failure for r in store.rollouts() if r.status == "error"} == {FailureKind.TIMEOUT}
+
+
+def test_a_judge_of_whom_nothing_comes_stops_the_job_before_it_begins(tmp_path: Path) -> None:
+    def never(request: Any) -> Any:
+        time.sleep(30)
+
+    began = time.monotonic()
+    with pytest.raises(ModelError, match=r"did not answer the judge 'Is it fine\?': .*longer than the limit of 0\.3 s"):
+        score_rows(
+            "Is it fine?",
+            data=judged_rows(tmp_path / "d.jsonl"),
+            lm=scripted_lm(never),
+            store=tmp_path / "j.db",
+            task_timeout=0.3,
+        )
+    assert time.monotonic() - began < 15
+
+
+def test_stored_rollouts_are_scored_within_the_limit(tmp_path: Path) -> None:
+    def check(task: Any, prediction: Any, rollout: Any) -> float:
+        if prediction["answer"] == "3":
+            time.sleep(30)
+        return 1.0
+
+    with Store(tmp_path / "s.db") as store:
+        for at in range(4):
+            store.put_rollout(
+                Rollout(task_id=str(at), inputs={"question": str(at)}, prediction={"answer": str(at)}, status="done")
+            )
+    rubric = Rubric("r", [Criterion(name="odd", check=check)])
+    began = time.monotonic()
+    found = score_rollouts(rubric, store=tmp_path / "s.db", task_timeout=0.5)
+    assert time.monotonic() - began < 15
+    assert (found["scored"], found["unscored"]) == (3, 1)
+    assert "the check of 'odd' took longer" in found["undecided"]["odd"]["reason"]
+    with pytest.raises(ConfigError, match="task_timeout"):
+        score_rollouts(rubric, store=tmp_path / "s.db", task_timeout=0)
+
+
+LIMITED = [
+    "compile",
+    "evaluate",
+    "tune",
+    "collect",
+    "improve",
+    "compare",
+    "run",
+    "judge compile",
+    "judge audit",
+    "judge score",
+    "judge drift",
+]
+
+
+@pytest.mark.parametrize("command", [*LIMITED, "traces score", "train sft", "train grpo", "train ppo"])
+def test_every_command_that_runs_code_of_others_has_the_flag(command: str) -> None:
+    shown = CliRunner().invoke(group, [*command.split(), "--help"]).output
+    assert "--task-timeout SECONDS" in shown
+
+
+def test_training_on_an_export_refuses_a_limit_that_would_have_no_effect(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b"}) + "\n")
+    done = CliRunner().invoke(group, ["train", "sft", str(tmp_path / "d.jsonl"), "--name", "x", "--task-timeout", "5"])
+    assert done.exit_code == 2
+    assert "--task-timeout" in done.output

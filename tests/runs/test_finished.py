@@ -1,0 +1,236 @@
+"""`resume` of a finished run returns its report without calls; with a higher cap it continues."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from dspy.utils.exceptions import LMServerError
+
+import assay
+from assay.api.tune import tune
+from assay.cli import tune as cli_tune
+from assay.cli.main import group
+from assay.errors import ArtifactError, BudgetExceeded, ParameterError
+from assay.evaluation import SilentProgress
+from assay.models import Caps, Meter
+from assay.models.meter import Usage
+from assay.testing import scripted_lm
+from assay.traces import Store
+from assay.traces.store.listing import list_runs
+
+PROGRAM = """import dspy
+
+
+class Mine(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        return self.answer(question=question)
+"""
+
+
+class Flaky:
+    """Adds 2 if demonstrations show it; sometimes answers with an error, which is never cached."""
+
+    def __init__(self, every: int = 9) -> None:
+        self.calls, self.every = 0, every
+
+    def __call__(self, request: Any) -> Any:
+        self.calls += 1
+        if self.calls % self.every == 5:
+            return LMServerError("busy")
+        asked = request.messages[-1].text or ""
+        number = int(asked.split("number ")[1].split(".")[0]) if "number " in asked else 0
+        return json.dumps({"answer": str(number + 2) if len(request.messages) > 4 else str(number)})
+
+
+class Heard(SilentProgress):
+    def __init__(self) -> None:
+        self.text = ""
+
+    def say(self, text: str) -> None:
+        self.text += f"{text}\n"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+    rows = [json.dumps({"question": f"What do you say to number {n}.", "answer": str(n + 2)}) for n in range(300)]
+    (tmp_path / "data.jsonl").write_text("\n".join(rows))
+    return tmp_path
+
+
+def job(script: Any, **more: Any) -> dict[str, Any]:
+    return {"rubric": "r.yaml", "data": "data.jsonl", "lm": scripted_lm(script), "threads": 1, **more}
+
+
+def statuses() -> list[str]:
+    with Store(Path(".assay/assay.db")) as store:
+        return [run["status"] for run in list_runs(store, limit=9)]
+
+
+def test_a_finished_compile_is_reported_again_though_its_cap_is_spent_and_calls_had_failed(place: Path) -> None:
+    script, heard = Flaky(), Heard()
+    first = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json"))
+    data, calls = first.to_dict(), script.calls
+    assert data["replaces"]
+    assert data["stopped"] is None
+    again = assay.compile(
+        "mine.py:Mine", **job(script, max_calls=120, prompt_format="json", resume=True, progress=heard)
+    )
+    assert script.calls == calls
+    assert again.to_dict() == json.loads(json.dumps(data))
+    assert again.outcome.gate == first.outcome.gate
+    assert again.program.predictors()[0].demos
+    assert statuses() == ["done"]
+    assert "this run has finished" in heard.text
+
+
+def test_a_higher_cap_continues_a_finished_run_and_another_rubric_is_another_report(place: Path) -> None:
+    script = Flaky()
+    first = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json")).to_dict()
+    more = assay.compile("mine.py:Mine", **job(script, max_calls=400, prompt_format="json", resume=True)).to_dict()
+    assert more["calls"] > first["calls"]
+    (place / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n- {name: same, check: exact}\n")
+    other = assay.compile("mine.py:Mine", **job(script, max_calls=400, prompt_format="json", resume=True)).to_dict()
+    assert set(other["test"]["compiled"]["criteria"]) == {"right", "same"}
+
+
+def test_a_run_that_its_cap_ended_before_a_decision_says_that_nothing_is_left(place: Path) -> None:
+    script, heard = Flaky(), Heard()
+    first = assay.compile("mine.py:Mine", **job(script, max_calls=12, prompt_format="json")).to_dict()
+    assert first["stopped"]
+    again = assay.compile(
+        "mine.py:Mine", **job(script, max_calls=12, prompt_format="json", resume=True, progress=heard)
+    ).to_dict()
+    assert again == json.loads(json.dumps(first))
+    assert "nothing is left under this cap" in heard.text
+    assert statuses() == ["stopped"]
+
+
+def test_a_copy_of_the_artifact_goes_where_it_is_wanted(place: Path) -> None:
+    script = Flaky()
+    assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json"))
+    again = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json", resume=True, out="there"))
+    assert again.artifact == (place / "there").resolve()
+    assert assay.load("there")
+
+
+def test_a_finished_compile_is_reported_again_though_its_artifact_cannot_be_loaded(place: Path) -> None:
+    script = Flaky()
+    first = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json")).to_dict()
+    calls = script.calls
+    source = next((Path(first["artifact"]) / "source").rglob("*.py"))
+    source.write_text("raise ImportError('gone')\n")
+    again = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json", resume=True))
+    assert script.calls == calls
+    data = again.to_dict()
+    assert "the artifact cannot be loaded here: " in data["notes"][-1]
+    assert {**data, "notes": data["notes"][:-1]} == json.loads(json.dumps(first))
+    with pytest.raises(ArtifactError):
+        _ = again.program
+
+
+def test_a_finished_tune_is_reported_again(place: Path) -> None:
+    script = Flaky()
+    settings = {"trials": 2, "max_calls": 250, "prompt_format": "json", "sizes": {"val": 20}}
+    first = tune("mine.py:Mine", **job(script, **settings)).to_dict()
+    calls = script.calls
+    again = tune("mine.py:Mine", **job(script, **settings, resume=True)).to_dict()
+    assert script.calls == calls
+    assert again == json.loads(json.dumps(first, default=str))
+
+
+@pytest.mark.parametrize("cap", [200, 30])
+def test_an_evaluation_that_ended_keeps_its_runs_failed_ones_too_where_it_was_done(place: Path, cap: int) -> None:
+    script = Flaky()
+    first = assay.evaluate("mine.py:Mine", **job(script, max_calls=cap, split="val", prompt_format="json")).to_dict()
+    again = assay.evaluate(
+        "mine.py:Mine", **job(script, max_calls=cap, split="val", prompt_format="json", resume=True)
+    ).to_dict()
+    assert again["calls"] == first["calls"] <= cap
+    assert again["stopped"] == first["stopped"]
+    if cap == 200:
+        assert again["result"] == first["result"]
+        assert first["result"]["failed"] > 0
+        assert statuses() == ["done"]
+    else:
+        assert again["result"]["n"] >= first["result"]["n"]
+
+
+def test_a_finished_collect_makes_no_call(place: Path) -> None:
+    script = Flaky()
+    first = assay.collect(
+        "mine.py:Mine", **job(script, max_calls=60, n=2, split="val", sizes={"val": 20}, prompt_format="json")
+    ).to_dict()
+    calls = script.calls
+    again = assay.collect(
+        "mine.py:Mine",
+        **job(script, max_calls=60, n=2, split="val", sizes={"val": 20}, prompt_format="json", resume=True),
+    ).to_dict()
+    assert script.calls == calls
+    assert again["result"] == first["result"]
+    assert again["stopped"] is None
+
+
+def test_what_later_phases_spent_before_a_resume_is_not_kept_for_them_twice() -> None:
+    meter = Meter(Caps(calls=100), {"search": Usage(calls=20), "gate": Usage(calls=30), "test": Usage(calls=10)})
+    meter.hold(gate=Usage(calls=30), test=Usage(calls=30))
+    with meter.during("search"):
+        meter.check()  # 60 are spent and 20 more kept
+    meter.phases["search"].calls = 40
+    with (
+        meter.during("search"),
+        pytest.raises(BudgetExceeded, match="80 of 100 calls are spent; the rest is reserved for gate and test"),
+    ):
+        meter.check()
+
+
+def test_runs_show_has_score_gain_and_artifact(place: Path) -> None:
+    found = assay.compile("mine.py:Mine", **job(Flaky(), max_calls=120, prompt_format="json")).to_dict()
+    run_id = json.loads(CliRunner().invoke(group, ["runs", "list", "--json"]).stdout)["runs"][0]["id"]
+    shown = CliRunner().invoke(group, ["runs", "show", run_id]).stdout
+    assert f"score on test: {found['test']['compiled']['score']:.3f}" in shown
+    assert f"gain on gate: {found['gate']['mean']:+.3f}" in shown
+    assert f"artifact: {found['artifact']}" in shown
+    assert (
+        json.loads(CliRunner().invoke(group, ["runs", "show", run_id, "--json"]).stdout)["result"]["winner"]
+        == found["winner"]
+    )
+
+
+def test_tune_shows_what_was_measured_and_says_what_it_is(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tune(
+        "mine.py:Mine", **job(Flaky(), trials=2, max_calls=250, prompt_format="json", sizes={"val": 20})
+    ).to_dict()
+    assert report["test"]["tuned"]["metrics"]["adaptability"] is None  # there is one task type alone
+    cli_tune._show(report)
+    shown = capsys.readouterr().out
+    assert "adaptability" not in shown
+    assert "average confidence" not in shown
+    assert "efficiency: 1 minus the share of --budget" in shown
+    assert "task accuracy: share of tasks with a score of 0.8 or more" in shown
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_range_that_falls_is_refused_before_the_preflight(place: Path, more: list[str]) -> None:
+    words = [
+        "tune",
+        "mine.py:Mine",
+        "--rubric",
+        "r.yaml",
+        "--data",
+        "data.jsonl",
+        "--range",
+        "temperature=1:0.1",
+        *more,
+    ]
+    with pytest.raises(ParameterError, match="of temperature must rise and lie between"):
+        CliRunner().invoke(group, words, standalone_mode=False, catch_exceptions=False)
+    assert not Path(".assay").exists()

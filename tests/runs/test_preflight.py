@@ -1,0 +1,293 @@
+"""What is checked before a job spends anything: the program runs, its judges answer, prices are known."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+import assay
+from assay.api import tune as tuning
+from assay.api.judge.score import score_rows
+from assay.errors import ConfigError, ModelError, ProgramFailed
+from assay.testing import scripted_lm
+from assay.testing.serving import served
+from assay.testing.upstream import ScriptedUpstream
+from assay.traces import Store
+from assay.traces.export.gates import Gates
+
+PROGRAM = """import dspy
+
+
+class Mine(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        found = self.answer(question=question)
+        return self.read(found)
+
+    def read(self, found):
+        {body}
+"""
+RUBRIC = "name: r\ncriteria:\n- {name: right, check: exact}\n"
+JUDGED = RUBRIC + "- {name: nice, judge: 'Is it nice?', scale: ['no', 'yes']}\n"
+ALWAYS = 'raise RuntimeError("no such table: prices")'  # line 14 of the program's file
+
+
+def answers(request: Any) -> Any:
+    if "material to judge" in str(request):
+        return {"yes": 0.9, "no": 0.1}
+    return json.dumps({"answer": "4"})
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    rows = [{"question": f"What is {n} + 2?", "answer": str(n + 2)} for n in range(60)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "r.yaml").write_text(RUBRIC)
+    (tmp_path / "judged.yaml").write_text(JUDGED)
+    (tmp_path / "mine.py").write_text(PROGRAM.format(body="return found"))
+    return tmp_path
+
+
+def jobs(**options: Any) -> list[Any]:
+    given = {"rubric": "r.yaml", "data": "data.jsonl", "prompt_format": "json", **options}
+    return [
+        lambda: assay.compile("mine.py:Mine", optimizer="labeled", **given),
+        lambda: tuning.tune("mine.py:Mine", trials=2, **given),
+        lambda: assay.collect("mine.py:Mine", n=2, **given),
+        lambda: assay.evaluate("mine.py:Mine", **given),
+        lambda: assay.parameter_impact("mine.py:Mine", levels=2, **given),
+    ]
+
+
+@pytest.mark.parametrize("job", range(5))
+def test_a_program_that_fails_three_times_alike_stops_every_job_and_says_where(place: Path, job: int) -> None:
+    (place / "mine.py").write_text(PROGRAM.format(body=ALWAYS))
+    lm = scripted_lm(answers)
+    with pytest.raises(ProgramFailed, match="first 3 tasks with RuntimeError") as caught:
+        jobs(lm=lm)[job]()
+    assert f"{place / 'mine.py'}:14" in str(caught.value)
+    assert ALWAYS in str(caught.value)
+    assert "Traceback" in str(caught.value)
+    assert lm.scripted.calls == 3  # one of each run, and nothing after
+    with Store() as store:
+        assert {status for _, status in store.runs("")} <= {"failed"}
+
+
+def test_failures_of_the_model_are_not_the_programs(place: Path) -> None:
+    report = assay.evaluate(
+        "mine.py:Mine",
+        rubric="r.yaml",
+        data="data.jsonl",
+        prompt_format="json",
+        lm=scripted_lm(lambda request: "no json"),
+    )
+    assert report.evaluation.report()["failed"] == len(report.evaluation)
+
+
+def test_failures_at_different_places_stop_a_job_on_the_first_tasks(place: Path) -> None:
+    body = (
+        "n = len(str(found))\n        global seen\n        seen = globals().get('seen', 0) + 1\n"
+        "        if seen % 2:\n            raise ValueError(n)\n        raise KeyError(n)"
+    )
+    (place / "mine.py").write_text(PROGRAM.format(body=body))
+    lm = scripted_lm(answers)
+    with pytest.raises(ProgramFailed, match=r"first \d+ tasks, such as"):
+        assay.evaluate("mine.py:Mine", rubric="r.yaml", data="data.jsonl", prompt_format="json", lm=lm, threads=1)
+    assert lm.scripted.calls <= 12
+
+
+FAILING = {
+    "none": ("return None", "first 3 tasks: every field of the answer is empty", 3),
+    "no fields": ("return dspy.Prediction()", "first 3 tasks: the prediction has no fields", 3),
+    "from the second run on": (
+        "global seen\n        seen = globals().get('seen', 0) + 1\n        if seen > 1:\n"
+        "            raise ValueError(f'bad {seen}')\n        return found",
+        r"first \d+ tasks, such as: ValueError: bad",
+        14,  # of several threads some runs have begun
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "said", "most"), FAILING.values(), ids=FAILING)
+@pytest.mark.parametrize("job", range(5))
+def test_a_program_that_gives_no_answer_stops_every_job(place: Path, job: int, body: str, said: str, most: int) -> None:
+    (place / "mine.py").write_text(PROGRAM.format(body=body))
+    lm = scripted_lm(answers)
+    with pytest.raises(ProgramFailed, match=said) as caught:
+        jobs(lm=lm, max_calls=200)[job]()
+    assert lm.scripted.calls <= most
+    assert ("mine.py" in str(caught.value)) == ("raise" in body)
+
+
+def test_auto_stops_where_no_candidate_gives_an_answer(place: Path) -> None:
+    (place / "mine.py").write_text(PROGRAM.format(body=FAILING["from the second run on"][0]))
+    lm = scripted_lm(answers)
+    with pytest.raises(ProgramFailed, match="ValueError"):
+        assay.compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, max_calls=200)
+    assert lm.scripted.calls <= 60
+
+
+def test_without_preflight_a_program_that_gives_no_answer_scores_zero(place: Path) -> None:
+    (place / "mine.py").write_text(PROGRAM.format(body="return None"))
+    report = assay.evaluate(
+        "mine.py:Mine",
+        rubric="r.yaml",
+        data="data.jsonl",
+        prompt_format="json",
+        lm=scripted_lm(answers),
+        preflight=False,
+    )
+    assert report.evaluation.report()["score"] == 0
+
+
+def test_a_first_failure_alone_does_not_stop_a_job(place: Path) -> None:
+    body = (
+        "global seen\n        seen = globals().get('seen', 0) + 1\n        if seen == 1:\n"
+        "            raise ValueError(1)\n        return found"
+    )
+    (place / "mine.py").write_text(PROGRAM.format(body=body))
+    report = assay.evaluate(
+        "mine.py:Mine", rubric="r.yaml", data="data.jsonl", prompt_format="json", lm=scripted_lm(answers)
+    )
+    assert report.evaluation.report()["failed"] == 0
+
+
+def test_a_server_that_is_down_stops_after_three_tasks(place: Path) -> None:
+    lm = scripted_lm(lambda request: dspy.lm15.ServerError("down"))
+    with pytest.raises(ModelError, match="none of the first 3 tasks"):
+        assay.evaluate("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm)
+    assert lm.scripted.calls == 3
+
+
+@pytest.mark.parametrize("job", range(5))
+def test_a_dead_judge_stops_every_job_before_it_spends(place: Path, job: int) -> None:
+    def script(request: Any) -> Any:
+        return dspy.lm15.ServerError("down") if "material to judge" in str(request) else answers(request)
+
+    lm = scripted_lm(script)
+    with pytest.raises(ModelError, match="judge of 'nice' gave no verdict"):
+        jobs(rubric="judged.yaml", lm=lm)[job]()
+    assert lm.scripted.calls < 15
+
+
+def test_a_judge_is_asked_although_no_run_gave_an_answer(place: Path) -> None:
+    def script(request: Any) -> Any:
+        return dspy.lm15.ServerError("down") if "material to judge" in str(request) else "no json"
+
+    with pytest.raises(ModelError, match="judge of 'nice'"):
+        assay.evaluate(
+            "mine.py:Mine", rubric="judged.yaml", data="data.jsonl", prompt_format="json", lm=scripted_lm(script)
+        )
+
+
+def test_what_preflight_asks_costs_nothing_twice(place: Path) -> None:
+    def spent(**options: Any) -> tuple[int, Any]:
+        lm = scripted_lm(answers, logprobs=True)
+        report = assay.evaluate(
+            "mine.py:Mine", rubric="judged.yaml", data="data.jsonl", prompt_format="json", lm=lm, cache=False, **options
+        )
+        return lm.scripted.calls, report
+
+    plain, checked = spent(preflight=False), spent()
+    assert plain[0] == checked[0] == checked[1].meter.usage.calls
+    assert checked[1].meter.of("preflight").calls == 2  # the program's and the judge's
+    assert checked[1].evaluation.scores == plain[1].evaluation.scores
+
+
+def test_rollouts_of_preflight_are_in_the_store_and_in_no_export(place: Path) -> None:
+    assay.collect(
+        "mine.py:Mine", rubric="r.yaml", data="data.jsonl", prompt_format="json", n=1, lm=scripted_lm(answers)
+    )
+    with Store() as store:
+        phases = [rollout.phase for rollout in store.rollouts()]
+    assert phases.count("preflight") == 1
+    report = assay.export("transitions", "out", gates=Gates(min_clean=0))
+    assert report.rows == phases.count("collect")
+
+
+@pytest.mark.parametrize("job", range(5))
+def test_a_cap_on_dollars_needs_a_price(place: Path, job: int) -> None:
+    with pytest.raises(ConfigError, match=r"max_cost_usd=1 cannot be kept: no price is known for openai/local-model"):
+        jobs(model="openai/local-model", api_base="http://127.0.0.1:9/v1", max_cost_usd=1.0)[job]()
+
+
+def test_a_price_that_an_engine_does_not_tell_is_noticed_after_the_first_run(place: Path) -> None:
+    lm = scripted_lm(answers, price_usd=None)
+    with pytest.raises(ConfigError, match="no price is known for scripted/model"):
+        assay.evaluate(
+            "mine.py:Mine", rubric="r.yaml", data="data.jsonl", prompt_format="json", lm=lm, max_cost_usd=1.0
+        )
+    assert lm.scripted.calls == 1
+
+
+def test_the_command_ends_with_1_and_the_traceback(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    (place / "mine.py").write_text(PROGRAM.format(body=ALWAYS))
+    command = [
+        sys.executable,
+        "-m",
+        "assay",
+        "compile",
+        "mine.py:Mine",
+        "--rubric",
+        "r.yaml",
+        "--data",
+        "data.jsonl",
+        "--json",
+    ]
+    with served(ScriptedUpstream().app()) as url:
+        ended = subprocess.run(
+            [*command, "--model", "openai/m", "--api-base", f"{url}/v1"], capture_output=True, text=True
+        )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "mine.py:14" in ended.stderr
+    assert "Traceback" in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["score", "drift"])
+def test_judge_score_and_drift_end_before_their_items_where_nothing_answers(place: Path, command: str) -> None:
+    """Each of the items would have waited for the server by itself."""
+    (place / "rows.jsonl").write_text("".join(json.dumps({"input": str(n), "output": "b"}) + "\n" for n in range(30)))
+    more = {
+        "score": ["--data", "rows.jsonl", "--json"],
+        "drift": ["--anchors", "frozen.json", "--freeze", "rows.jsonl"],
+    }[command]
+    with socket.socket() as taken:  # bound and not listening
+        taken.bind(("127.0.0.1", 0))
+        judge = ["Is it kind?", "--model", "openai/gone", "--api-base", f"http://127.0.0.1:{taken.getsockname()[1]}/v1"]
+        done = subprocess.run(
+            [sys.executable, "-m", "assay", "judge", command, *judge, *more, "--store", "s.db"],
+            cwd=place,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 1, said
+    assert "openai/gone did not answer the judge 'Is it kind?': LMTransportError" in said
+    assert "(--model, --api-key-env, --api-base); --no-preflight skips this check" in said
+    with Store(place / "s.db") as store:
+        assert {rollout.phase for rollout in store.rollouts()} == {"preflight"}
+
+
+def test_the_preflight_of_judge_score_costs_no_call_of_its_own(place: Path) -> None:
+    (place / "rows.jsonl").write_text("".join(json.dumps({"input": str(n), "output": "b"}) + "\n" for n in range(6)))
+    found = []
+    for name, preflight in (("with", True), ("without", False)):
+        (place / name).mkdir()
+        lm = scripted_lm(lambda _: {"yes": 0.9, "no": 0.1}, logprobs=True)
+        found.append(
+            score_rows(
+                "Is it kind?", data=str(place / "rows.jsonl"), lm=lm, store=place / name / "s.db", preflight=preflight
+            )
+        )
+    assert [entry["calls"] for entry in found] == [6, 6]
+    assert found[0]["mean"] == found[1]["mean"]

@@ -1,0 +1,229 @@
+"""Settings: each field is declared once; values are validated; Python functions accept exactly these keywords."""
+
+import inspect
+import subprocess
+import sys
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import assay
+from assay.api.judge.audit import audit_judge
+from assay.api.judge.drift import replay_anchors
+from assay.api.judge.score import score_rows
+from assay.api.run import run
+from assay.api.train import compare as compare_models
+from assay.api.train import train_offline
+from assay.errors import ConfigError
+from assay.optimizers.finetuning.settings import PolicySettings
+from assay.runs import settings
+from assay.runs.settings import options
+from assay.runs.settings.shared import DEFAULT_SALT
+from assay.support.settings import Settings, nearest, setting, settings_of
+
+NAMED = {"program": "p", "rubric": "r", "data": "d"}
+PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
+    (assay.compile, settings.CompileSettings, options.CompileOptions),
+    (assay.evaluate, settings.EvaluateSettings, options.EvaluateOptions),
+    (assay.compare, settings.CompareSettings, options.CompareOptions),
+    (assay.collect, settings.CollectSettings, options.CollectOptions),
+    (assay.improve, settings.ImproveSettings, options.ImproveOptions),
+    (assay.tune, settings.TuneSettings, options.TuneOptions),
+    (assay.parameter_impact, settings.ImpactSettings, options.ImpactOptions),
+    (assay.train, settings.TrainSettings, options.TrainOptions),
+    (train_offline, PolicySettings, options.OfflineOptions),
+    (compare_models, settings.EvaluateSettings, options.ComparisonOptions),
+    (assay.export, settings.ExportSettings, options.ExportOptions),
+    (assay.compile_judge, settings.JudgeCompileSettings, options.JudgeCompileOptions),
+    (audit_judge, settings.JudgeAuditSettings, options.JudgeAuditOptions),
+    (score_rows, settings.JudgeScoreSettings, options.JudgeScoreOptions),
+    (replay_anchors, settings.JudgeDriftSettings, options.JudgeDriftOptions),
+    (run, settings.RunSettings, options.RunOptions),
+]
+NOT_TAKEN = {assay.train: {"cache"}, compare_models: {"model", "split"}}
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "keywords"), PUBLIC, ids=[f"{f.__module__}.{f.__name__}" for f, _, _ in PUBLIC]
+)
+def test_keywords_types_and_defaults_are_those_of_the_settings(
+    function: Callable[..., Any], kind: type[Any], keywords: type[Any]
+) -> None:
+    shown = inspect.signature(function).parameters
+    own = inspect.signature(inspect.unwrap(function)).parameters
+    declared = {
+        name: one
+        for name, one in settings_of(kind).items()
+        if not one.declared.named and name not in NOT_TAKEN.get(function, ())
+    }
+    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in shown.values())
+    assert "trust" in shown or function is train_offline
+    for name, one in declared.items():
+        assert name in shown, name
+        if name not in own:
+            assert (shown[name].default, shown[name].annotation) == (one.default, one.type), name
+    typed = {name: found for name, found in typing.get_type_hints(keywords).items() if name != "trust"}
+    assert typed == {name: one.type for name, one in declared.items() if name not in own}
+
+
+def test_no_public_function_takes_untyped_options() -> None:
+    for name in assay.__all__:
+        function = getattr(assay, name)
+        if inspect.isfunction(function) and name not in ("record", "recorded", "get_lm", "load_judge"):
+            kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
+            assert inspect.Parameter.VAR_KEYWORD not in kinds, name
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_calls": "5"}, "max_calls='5' must be an integer or None"),
+        ({"max_calls": 5.5}, "max_calls=5.5 must be an integer or None"),
+        ({"max_calls": True}, "max_calls=True must be an integer or None"),
+        ({"max_calls": -1}, "max_calls=-1 must be at least 0"),
+        ({"max_cost_usd": float("nan")}, "max_cost_usd=nan must be a finite number at least 0"),
+        ({"threshold": float("inf")}, "threshold=inf must be a finite number above 0 and at most 1"),
+        ({"difference": 0}, "difference=0 must be above 0 and at most 1: the smallest gain"),
+        ({"demos": 77}, "demos=77 must be between 1 and 64"),
+        ({"cache": "no"}, "cache='no' must be True or False"),
+        ({"cache": 1}, "cache=1 must be True or False"),
+        ({"model": 3}, "model=3 must be a string"),
+        ({"rename": {"a": 1}}, "rename={'a': 1} must be a mapping of strings to strings"),
+        ({"rename": "a=b"}, "rename='a=b' must be a mapping of strings to strings"),
+        ({"sizes": {"val": 0}}, "must be integers >= 1"),
+        ({"sizes": {"vall": 3}}, "sizes names"),
+        ({"prompt_format": "xml"}, "prompt_format='xml' must be one of json, lean, chat"),
+        ({"executor": "dask"}, "executor='dask' must be one of threads, ray"),
+        ({"parameters": [("a", 1)]}, "must be a mapping of strings to values"),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_names_field_value_and_rule(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        settings.CompileSettings(**NAMED, **given)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"ranges": {"max_steps": [1, "x"]}}, "must be a mapping of strings to pairs of numbers"),
+        ({"also": "folder"}, "also='folder' must be a list or tuple of strings"),
+        (
+            {"workers": 2, "method": "policy"},
+            "workers=2 goes with method='optuna': method='policy' supports only workers=1",
+        ),
+        ({"budget": {"step": 3.0}}, "Did you mean 'steps'?"),
+    ],
+)
+def test_settings_of_tune_are_checked(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        settings.TuneSettings(**NAMED, **given)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "function", [assay.evaluate, assay.collect, assay.compare, assay.parameter_impact, assay.train]
+)
+def test_a_setting_that_a_command_has_no_use_for_is_refused(function: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match="unexpected keywords: demos"):
+        function("math_qa", rubric="math_qa", data="arithmetic:size=60", demos=77)
+
+
+def test_a_wrong_value_is_refused_by_the_python_function() -> None:
+    with pytest.raises(ConfigError, match="max_calls='5' must be an integer or None"):
+        assay.evaluate("math_qa", rubric="math_qa", data="arithmetic:size=60", max_calls="5")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("function", "typo", "right"),
+    [
+        (assay.compile, "max_call", "max_calls"),
+        (assay.tune, "trial", "trials"),
+        (assay.train, "num_generation", "num_generations"),
+        (assay.export, "min_qualtiy", "min_quality"),
+        (assay.compile_judge, "negative", "negatives"),
+        (audit_judge, "pass_al", "pass_at"),
+        (run, "task_timeot", "task_timeout"),
+    ],
+)
+def test_a_typo_names_the_nearest_field(function: Callable[..., Any], typo: str, right: str) -> None:
+    with pytest.raises(TypeError, match=f"Did you mean '{right}' instead of '{typo}'"):
+        function("x", **{typo: 1})
+
+
+def test_the_key_of_a_job_is_that_of_what_it_does() -> None:
+    made = settings.CompileSettings(**NAMED)
+    for same in (
+        {"max_calls": 3},
+        {"threads": 2},
+        {"cache": False},
+        {"task_timeout": 3.0},
+        {"judge_api_key_env": "X"},
+        {"salt": DEFAULT_SALT},
+    ):
+        assert settings.CompileSettings(**NAMED, **same).key == made.key, same  # type: ignore[arg-type]
+    for other in ({"seed": 1}, {"demos": 3}, {"judge_model": "openai/m"}, {"salt": "b"}, {"prompt_format": "json"}):
+        assert settings.CompileSettings(**NAMED, **other).key != made.key, other  # type: ignore[arg-type]
+    assert settings.EvaluateSettings(**NAMED).key != settings.EvaluateSettings(**NAMED, split="gate").key
+
+
+def test_a_field_without_setting_is_internal() -> None:
+    assert "kind" not in settings_of(settings.CompileSettings)
+    assert "worker" not in settings_of(settings.TuneSettings)
+
+
+def test_every_setting_has_a_help_text_and_a_default() -> None:
+    for name in settings.__all__:
+        kind = getattr(settings, name)
+        if isinstance(kind, type) and issubclass(kind, Settings):
+            for one in settings_of(kind).values():
+                assert one.declared.named or (one.declared.help.endswith((".", ")", "…")) and not one.required), (
+                    f"{name}.{one.name}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example(Settings):
+    count: int = setting(1, "A count.", ge=1, lt=5)
+    turns: Sequence[Mapping[str, Any]] = setting((), "Turns.")
+    file: Path | None = setting(None, "A file.")
+
+
+def test_types_and_bounds_of_any_settings_class() -> None:
+    assert Example(count=4, turns=[{"a": 1}], file=Path("x")).count == 4
+    for given, message in (
+        ({"count": 5}, "count=5 must be at least 1 and below 5"),
+        ({"turns": ["a"]}, "must be a list or tuple of mappings"),
+        ({"file": "x"}, "file='x' must be a Path or None"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Example(**given)  # type: ignore[arg-type]
+
+
+def test_the_nearest_name() -> None:
+    assert nearest("max_cals", ["max_calls", "model"]) == "max_calls"
+    assert nearest("zzz", ["max_calls"]) is None
+
+
+def test_choices_that_are_written_twice_are_the_same() -> None:
+    from assay.judges.quality.agreement import MEASURES
+    from assay.optimizers.finetuning.settings import RETURNS
+    from assay.runs.settings.judge import MEASURES as SETTINGS_MEASURES
+    from assay.traces.credit import RETURNS as CREDIT_RETURNS
+    from assay.traces.export.settings import DEFAULT_MODEL
+    from assay.traces.store import sealing
+
+    assert set(RETURNS) == set(CREDIT_RETURNS) == set(settings_of(settings.ExportSettings)["returns"].declared.choices)
+    assert SETTINGS_MEASURES == MEASURES
+    assert sealing.DEFAULT_SALT == DEFAULT_SALT
+    assert settings.ExportSettings().model == DEFAULT_MODEL
+
+
+def test_importing_the_settings_is_light() -> None:
+    code = "import assay.runs.settings, sys; print(' '.join(m for m in sys.modules if '.' not in m))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {"dspy", "torch", "litellm", "sqlalchemy", "numpy", "optuna", "pydantic", "rich"} & set(loaded) == set()

@@ -1,0 +1,563 @@
+"""The contract suites: ours meet them, and each fails on an implementation that is broken in a known way."""
+
+import dataclasses
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+import sqlalchemy as sa
+
+from assay.datasets import Task
+from assay.judges import Judge, ListwiseJudge, PairwiseJudge, PointwiseJudge
+from assay.programs import AgentParameters, ToolAgent
+from assay.rubrics import Criterion, Grade, checks
+from assay.testing import AnswerKeyJudge, PairKeyJudge, SyntheticAgent, scripted_lm
+from assay.testing.contracts import (
+    AgentContract,
+    Contract,
+    CriterionContract,
+    JudgeContract,
+    ListwiseJudgeContract,
+    OptimizerContract,
+    PairwiseJudgeContract,
+    StoreContract,
+)
+from assay.traces import Store
+from assay.traces.store.tables import metadata
+
+# -- stores
+
+
+class TestStore(StoreContract):
+    @pytest.fixture(autouse=True, params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+    def _at(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+        self.url = str(tmp_path / "s.db")
+        if request.param == "postgres":
+            self.url = request.getfixturevalue("postgres_url")
+            engine = sa.create_engine(self.url.replace("postgresql://", "postgresql+psycopg://"))
+            metadata.drop_all(engine)
+            engine.dispose()
+
+    def make(self) -> Store:
+        return Store(self.url)
+
+
+class _TemporaryStore(StoreContract):
+    kind: type[Store] = Store
+
+    def make(self) -> Store:
+        if not hasattr(self, "folder"):
+            self.folder = tempfile.TemporaryDirectory()
+        return self.kind(Path(self.folder.name) / "s.db")
+
+
+class NanAsZero(Store):
+    def put_rollout(self, rollout: Any, **options: Any) -> None:
+        super().put_rollout(
+            dataclasses.replace(rollout, score=0.0 if rollout.score != rollout.score else rollout.score), **options
+        )
+
+
+class Oldest(Store):
+    def rollouts(self, **options: Any) -> Iterator[Any]:
+        yield from reversed(list(super().rollouts(**{**options, "limit": None})))
+
+
+class Forgets(Store):
+    def put_transition(self, rollout_id: str, transition: Any, **options: Any) -> None:
+        if transition.t != 1:
+            super().put_transition(rollout_id, transition, **options)
+
+
+class AnyRating(Store):
+    def rate(self, rollout_id: str, rating: float, **options: Any) -> Any:
+        return super().rate(rollout_id, rating if 0 <= rating <= 1 else 0.5, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fails"),
+    [
+        (Store, set()),
+        (NanAsZero, {"test_nan_and_infinity_are_never_numbers"}),
+        (Oldest, {"test_the_newest_rollouts_come_first"}),
+        (Forgets, {"test_a_rollout_is_read_back_equal"}),
+        (AnyRating, {"test_ratings_are_between_0_and_1"}),
+    ],
+)
+def test_a_broken_store_fails(kind: type[Store], fails: set[str]) -> None:
+    assert type("Suite", (_TemporaryStore,), {"kind": kind}).failures().keys() == fails
+
+
+# -- agents
+
+
+class TestSyntheticAgent(AgentContract):
+    def make(self) -> Any:
+        return SyntheticAgent(tasks=6)
+
+    def tasks(self) -> Any:
+        return SyntheticAgent(tasks=6).tasks
+
+
+def double(n: int) -> int:
+    """Twice a number."""
+    return 2 * n
+
+
+class TestToolAgent(AgentContract):
+    def make(self) -> Any:
+        arguments = {"double": {"n": (int, dspy.InputField())}}
+        return ToolAgent("question -> answer", [double], arguments=arguments)
+
+    def tasks(self) -> Any:
+        return [{"question": "Twice 3?"}, {"question": "Twice 4?"}]
+
+    def context(self) -> AbstractContextManager[Any]:
+        return dspy.context(lm=scripted_lm(_decides))
+
+
+def _decides(request: Any) -> str:
+    """Answers every field of its form by the first choice, so without a tool."""
+    fields = request.config.response_format["schema"]["properties"]
+    return json.dumps({name: _first(kind) for name, kind in fields.items()})
+
+
+def _first(kind: Mapping[str, Any]) -> Any:
+    if "enum" in kind:
+        return kind["enum"][-1]
+    return {"integer": 1, "number": 0.0, "boolean": False}.get(kind.get("type", "string"), "6")
+
+
+class Careless(SyntheticAgent):
+    """Keeps whatever it is given."""
+
+    def set_parameters(self, parameters: Mapping[str, Any]) -> None:
+        self.parameters = AgentParameters.model_construct(**{**self.parameters.model_dump(), **parameters})
+
+
+class HalfSet(SyntheticAgent):
+    """Has taken the first parameters when it refuses a later one."""
+
+    def set_parameters(self, parameters: Mapping[str, Any]) -> None:
+        for name, value in parameters.items():
+            super().set_parameters({name: value})
+
+
+class Counting(SyntheticAgent):
+    """Answers by how often it was called."""
+
+    def execute(self, task: Any) -> Any:
+        return super().execute(task), self.executed
+
+
+class Shared(SyntheticAgent):
+    def __deepcopy__(self, memo: Any) -> "Shared":
+        return self
+
+
+class _Agents(AgentContract):
+    kind: Any = SyntheticAgent
+
+    def make(self) -> Any:
+        return self.kind(tasks=40)
+
+    def tasks(self) -> Any:
+        return SyntheticAgent(tasks=40).tasks
+
+
+@pytest.mark.parametrize(
+    ("kind", "fails"),
+    [
+        (SyntheticAgent, set()),
+        (Careless, {"test_wrong_parameters_are_refused_by_name_and_change_nothing"}),
+        (HalfSet, {"test_wrong_parameters_are_refused_by_name_and_change_nothing"}),
+        (Counting, {"test_the_same_task_gives_the_same_output"}),
+        (Shared, {"test_a_copy_behaves_alike_and_has_its_own_parameters"}),
+    ],
+)
+def test_a_broken_agent_fails(kind: Any, fails: set[str]) -> None:
+    assert type("Suite", (_Agents,), {"kind": kind}).failures().keys() >= fails
+    assert bool(type("Suite", (_Agents,), {"kind": kind}).failures()) == bool(fails)
+
+
+# -- criteria
+
+
+def _criterion(name: str, task: Mapping[str, Any], higher: Any, lower: Any, **arguments: Any) -> Any:
+    return name, Task(id="t", inputs={"question": "?"}, expected=dict(task)), higher, lower, arguments
+
+
+SHIPPED = [
+    _criterion("exact", {"answer": "4"}, "4", "5"),
+    _criterion("numeric", {"answer": "4"}, "It is 4", "It is 5"),
+    _criterion("regex", {}, "ab12", "ab", pattern=r"[a-z]+\d+"),
+    _criterion("contains", {}, "a fox", "a cat", text="fox"),
+    _criterion("one_of", {}, "yes", "maybe", values=["yes", "no"]),
+    _criterion(
+        "json_schema",
+        {},
+        '{"a": 1}',
+        '{"a": "x"}',
+        schema={"type": "object", "properties": {"a": {"type": "integer"}}},
+        field="answer",
+    ),
+    _criterion("length", {}, "long " * 50, "short", max_tokens=10),
+]
+
+
+class TestShippedChecks(CriterionContract):
+    @pytest.fixture(autouse=True, params=SHIPPED, ids=lambda case: case[0])
+    def _of(self, request: pytest.FixtureRequest) -> None:
+        self.name, self.of_task, self.high, self.low, self.arguments = request.param
+
+    def make(self) -> Criterion:
+        return Criterion(name=self.name, check=getattr(checks, self.name), arguments=self.arguments)
+
+    def task(self) -> Task:
+        return self.of_task
+
+    def higher(self) -> Mapping[str, Any]:
+        return {"answer": self.high}
+
+    def lower(self) -> Mapping[str, Any]:
+        return {"answer": self.low}
+
+
+class _Length(CriterionContract):
+    check: Any = None
+    pickles = False
+
+    def make(self) -> Criterion:
+        return Criterion(name="short", check=type(self).__dict__["check"].__func__)
+
+    def task(self) -> Task:
+        return Task(id="t", inputs={"question": "?"}, expected={})
+
+    def higher(self) -> Mapping[str, Any]:
+        return {"answer": "abc"}
+
+    def lower(self) -> Mapping[str, Any]:
+        return {"answer": "a" * 40}
+
+
+_CALLS: list[int] = []
+
+
+def _sound(task: Any, prediction: Any, rollout: Any) -> Any:
+    return max(0.0, 1 - len(str(prediction.get("answer", ""))) / 50)
+
+
+def _unbounded(task: Any, prediction: Any, rollout: Any) -> Any:
+    return 1 - len(str(prediction.get("answer", ""))) / 50
+
+
+def _nan(task: Any, prediction: Any, rollout: Any) -> Any:
+    return _sound(task, prediction, rollout) if prediction.get("answer") else float("nan")
+
+
+def _raises(task: Any, prediction: Any, rollout: Any) -> Any:
+    return 1 - min(50, len(prediction["answer"])) / 50
+
+
+def _turned(task: Any, prediction: Any, rollout: Any) -> Any:
+    return Grade(value=1 - _sound(task, prediction, rollout))
+
+
+def _changes(task: Any, prediction: Any, rollout: Any) -> Any:
+    return max(0.0, 1 - len(str(prediction.pop("answer", ""))) / 50)
+
+
+def _varies(task: Any, prediction: Any, rollout: Any) -> Any:
+    _CALLS.append(1)
+    return _sound(task, prediction, rollout) / len(_CALLS)
+
+
+@pytest.mark.parametrize(
+    ("check", "fails"),
+    [
+        (_sound, set()),
+        (_unbounded, {"test_hostile_predictions_raise_nothing"}),
+        (_nan, {"test_hostile_predictions_raise_nothing"}),
+        (_raises, {"test_hostile_predictions_raise_nothing"}),
+        (_turned, {"test_the_higher_prediction_gets_the_higher_grade"}),
+        (_changes, {"test_task_and_prediction_are_not_changed"}),
+        (_varies, {"test_the_same_prediction_gets_the_same_grade"}),
+    ],
+)
+def test_a_broken_check_fails(check: Any, fails: set[str]) -> None:
+    assert type("Suite", (_Length,), {"check": staticmethod(check)}).failures().keys() == fails
+
+
+def test_a_check_that_cannot_be_pickled_fails() -> None:
+    suite = type(
+        "Suite",
+        (_Length,),
+        {"check": staticmethod(lambda task, prediction, rollout: _sound(task, prediction, rollout)), "pickles": True},
+    )
+    assert suite.failures().keys() == {"test_it_can_be_pickled"}
+
+
+# -- judges
+
+
+def _judges_well(request: Any) -> Any:
+    """Finds `4` in what it is shown, whichever form it is asked in."""
+    text = request.messages[-1].text
+    shown = dict(re.findall(r'\b(\w{1,20}): ("(?:[^"\\]|\\.)*")', text))
+    first, second = (str(shown.get(name, "")) == '"4"' for name in ("output_a", "output_b"))
+    if "output_a" in text:
+        return json.dumps({"verdict": "tie" if first == second else "a" if first else "b"})
+    if "outputs" in text:
+        lines = re.findall(r"\b([A-Z]): (.*)", text.encode().decode("unicode_escape", "replace"))
+        return json.dumps(
+            {"grades": [{"id": letter, "grade": "yes" if line.strip(' "') == "4" else "no"} for letter, line in lines]}
+        )
+    return json.dumps({"verdict": "yes" if '"4"' in text else "no"})
+
+
+class _Asks:
+    def context(self) -> AbstractContextManager[Any]:
+        return dspy.context(lm=scripted_lm(_judges_well))
+
+
+class TestPointwiseJudge(_Asks, JudgeContract):
+    def make(self) -> Judge:
+        return PointwiseJudge("Is the output right?", reading="text")
+
+
+class TestPairwiseJudge(_Asks, PairwiseJudgeContract):
+    def make(self) -> Judge:
+        return PairwiseJudge(reading="text")
+
+
+class TestListwiseJudge(_Asks, ListwiseJudgeContract):
+    def make(self) -> ListwiseJudge:
+        return ListwiseJudge(reading="text")
+
+
+class TestAnswerKeyJudge(JudgeContract):
+    def make(self) -> Judge:
+        return Keyed()
+
+
+class TestPairKeyJudge(PairwiseJudgeContract):
+    def make(self) -> Judge:
+        return PairKeyed()
+
+
+class Keyed(AnswerKeyJudge):
+    def __init__(self) -> None:
+        super().__init__("Is it right?", key={"How much is 2 + 2?": "4"})
+
+
+class PairKeyed(PairKeyJudge):
+    def __init__(self) -> None:
+        super().__init__(key={"How much is 2 + 2?": "4"})
+
+
+class OffScale(Keyed):
+    def judged(self, reading: Any, verdict: Any = None) -> Any:
+        said = super().judged(reading, verdict)
+        said.verdict = "perhaps"
+        return said
+
+
+class ValueTooHigh(Keyed):
+    def judged(self, reading: Any, verdict: Any = None) -> Any:
+        said = super().judged(reading, verdict)
+        said.value = 10.0
+        return said
+
+
+class NanValue(Keyed):
+    def judged(self, reading: Any, verdict: Any = None) -> Any:
+        said = super().judged(reading, verdict)
+        said.value = float("nan")
+        return said
+
+
+class Half(Keyed):
+    def judged(self, reading: Any, verdict: Any = None) -> Any:
+        said = super().judged(reading, verdict)
+        said.probabilities = dict.fromkeys(self.labels, 0.25)
+        return said
+
+
+class Backwards(Keyed):
+    def read(self, given: Mapping[str, Any]) -> Any:
+        reading, verdict = super().read(given)
+        return reading, self.labels[1 - self.labels.index(str(verdict))]
+
+
+class Raises(Keyed):
+    def read(self, given: Mapping[str, Any]) -> Any:
+        return None, self.labels[-1 if given["output"].strip() == "4" else 0]
+
+
+class Alternates(Keyed):
+    count = 0
+
+    def read(self, given: Mapping[str, Any]) -> Any:
+        Alternates.count += 1
+        return None, self.labels[Alternates.count % 2]
+
+
+class Lenient(Keyed):
+    """Judges what it was not shown."""
+
+    def forward(self, **given: Any) -> Any:
+        return super().forward(**{"task_input": "How much is 2 + 2?", "output": "", **given})
+
+
+class NoConfig(Keyed):
+    @property
+    def config(self) -> dict[str, Any]:
+        return {**super().config, "shows": {"task_input", "output"}}
+
+
+RANGES = "test_verdict_probabilities_confidence_and_value_are_in_range"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fails"),
+    [
+        (Keyed, set()),
+        (OffScale, {RANGES}),
+        (ValueTooHigh, {RANGES}),
+        (NanValue, {RANGES}),
+        (Half, {RANGES}),
+        (Backwards, {"test_the_better_output_has_no_lower_value"}),
+        (Raises, {"test_hostile_inputs_give_a_verdict_or_none"}),
+        (Alternates, {"test_the_same_inputs_get_the_same_verdict_and_are_not_changed"}),
+        (Lenient, {"test_a_missing_input_is_named"}),
+        (NoConfig, {"test_a_judge_built_from_its_config_gives_the_same_verdict"}),
+    ],
+)
+def test_a_broken_judge_fails(kind: Any, fails: set[str]) -> None:
+    found = type("Suite", (JudgeContract,), {"make": lambda self: kind()}).failures()
+    assert found.keys() >= fails
+    assert bool(found) == bool(fails)
+
+
+def test_a_judge_that_breaks_on_a_models_nonsense_fails() -> None:
+    class Trusting(PointwiseJudge):
+        def read(self, given: Any) -> Any:
+            lm = dspy.settings.lm
+            return None, json.loads(lm(str(given))[0])["verdict"]
+
+    class Suite(_Asks, JudgeContract):
+        def make(self) -> Judge:
+            return Trusting("Is it right?")
+
+    assert "test_a_model_that_answers_nonsense_gives_a_verdict_or_none" in Suite.failures()
+
+
+def test_a_pairwise_judge_that_prefers_the_first_place_fails() -> None:
+    class First(PairKeyed):
+        def judged(self, reading: Any, verdict: Any = None) -> Any:
+            said = super().judged(reading, verdict)
+            said.verdict, said.value, said.probabilities = self.labels[0], 0.0, None
+            return said
+
+    found = type("Suite", (PairwiseJudgeContract,), {"make": lambda self: First()}).failures()
+    assert found.keys() == {"test_swapped_outputs_swap_the_verdict"}
+
+
+@pytest.mark.parametrize(
+    ("grades", "fails"),
+    [
+        ({0: 1.0, 2: 2.0}, "test_grades_are_in_range_and_the_ranking_has_their_order"),
+        ({0: float("nan")}, "test_grades_are_in_range_and_the_ranking_has_their_order"),
+        ({0: 0.1, 2: 0.9}, "test_the_best_output_is_not_graded_below_the_worst"),
+        ({0: 0.9, 7: 0.1}, "test_grades_are_in_range_and_the_ranking_has_their_order"),
+    ],
+)
+def test_a_broken_listwise_judge_fails(grades: Any, fails: str) -> None:
+    class Fixed(ListwiseJudge):
+        def forward(self, **given: Any) -> Any:
+            return dspy.Prediction(grades=grades, ranking=sorted(grades, key=lambda key: -grades[key]))
+
+    found = type("Suite", (ListwiseJudgeContract,), {"make": lambda self: Fixed()}).failures()
+    assert {fails, "test_fewer_than_two_outputs_are_not_graded"} <= found.keys()
+
+
+# -- optimizers
+
+
+@pytest.mark.parametrize("name", ["labeled", "bootstrap", "knn", "copro", "infer-rules"])
+def test_an_optimizer_of_ours_meets_the_contract(name: str) -> None:
+    assert type("Suite", (OptimizerContract,), {"make": lambda self: name}).failures() == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["auto", "bootstrap-search", "mipro", "simba", "gepa", "ensemble", "optuna"])
+def test_a_longer_optimizer_of_ours_meets_the_contract(name: str) -> None:
+    assert type("Suite", (OptimizerContract,), {"make": lambda self: name}).failures() == {}
+
+
+BROKEN = """
+import itertools
+from dspy.teleprompt import LabeledFewShot
+
+class Raises(LabeledFewShot):
+    def compile(self, student, *, trainset, sample=True):
+        raise RuntimeError("always")
+
+class Varies(LabeledFewShot):
+    numbers = itertools.count()
+    def compile(self, student, *, trainset, sample=True):
+        made = super().compile(student, trainset=trainset, sample=False)
+        for predictor in made.predictors():
+            predictor.signature = predictor.signature.with_instructions(f"Add two to the number. {next(self.numbers)}")
+        return made
+
+class Invents(LabeledFewShot):
+    def compile(self, student, *, trainset, sample=True):
+        student(question="What do you say to number 1000.")
+        return super().compile(student, trainset=trainset, sample=False)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "fails"),
+    [
+        ("Raises", "test_it_proposes_a_program_that_is_evaluated_on_every_test_task"),
+        ("Varies", "test_the_same_seed_gives_the_same_program"),
+        ("Invents", "test_the_search_runs_tasks_of_train_and_val_only"),
+    ],
+)
+def test_a_broken_optimizer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, fails: str) -> None:
+    (tmp_path / "broken_optimizers.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert fails in type("Suite", (OptimizerContract,), {"make": lambda self: f"broken_optimizers:{name}"}).failures()
+
+
+# -- the suites themselves
+
+
+def test_a_suite_without_make_says_what_is_missing() -> None:
+    found = StoreContract.failures()
+    assert set(found.values()) == {"NotImplementedError: StoreContract must override make()"}
+
+
+def test_the_suites_import_no_pytest() -> None:
+    import subprocess
+    import sys
+
+    code = "import assay.testing.contracts, sys; print('pytest' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_every_suite_lists_in_its_docstring_what_it_checks() -> None:
+    import assay.testing.contracts as contracts
+
+    for name in contracts.__all__:
+        suite = getattr(contracts, name)
+        assert issubclass(suite, Contract)
+        assert suite is Contract or len(str(suite.__doc__)) > 100

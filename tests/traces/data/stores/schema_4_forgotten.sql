@@ -1,0 +1,17 @@
+CREATE TABLE forgotten ( person VARCHAR(16) NOT NULL, at FLOAT NOT NULL, PRIMARY KEY (person) );
+CREATE TABLE labels ( question VARCHAR(64) NOT NULL, item_id VARCHAR(64) NOT NULL, rater VARCHAR(200) NOT NULL, label TEXT NOT NULL, rationale TEXT NOT NULL, shown_json TEXT NOT NULL, rollout_id VARCHAR(32) NOT NULL, created_at FLOAT NOT NULL, PRIMARY KEY (question, item_id, rater) );
+CREATE TABLE made_from ( artifact VARCHAR(1000) NOT NULL, people_json TEXT NOT NULL, created_at FLOAT NOT NULL, PRIMARY KEY (artifact) );
+CREATE TABLE meta ( "key" VARCHAR(64) NOT NULL, value TEXT NOT NULL, PRIMARY KEY ("key") );
+CREATE TABLE rollouts ( id VARCHAR(32) NOT NULL, run_id VARCHAR(64) NOT NULL, task_id TEXT NOT NULL, task_type TEXT NOT NULL, group_id TEXT NOT NULL, sample INTEGER NOT NULL, program TEXT NOT NULL, program_version VARCHAR(64) NOT NULL, parameters_json TEXT NOT NULL, model TEXT NOT NULL, adapters_json TEXT NOT NULL, seed BIGINT, split VARCHAR(32) NOT NULL, phase VARCHAR(32) NOT NULL, source VARCHAR(32) NOT NULL, status VARCHAR(32) NOT NULL, inputs_json TEXT NOT NULL, expected_json TEXT NOT NULL, metadata_json TEXT NOT NULL, prediction_json TEXT, error TEXT, rubric TEXT NOT NULL, score FLOAT, coverage FLOAT, verdicts_json TEXT NOT NULL, early_tools_json TEXT NOT NULL, human_rating FLOAT, tenant TEXT, data_subject TEXT, consent VARCHAR(64), started_at FLOAT NOT NULL, ended_at FLOAT, PRIMARY KEY (id) );
+CREATE INDEX rollouts_by_group ON rollouts (task_id, group_id, id);
+CREATE INDEX rollouts_by_run ON rollouts (run_id, split);
+CREATE TABLE runs ( id VARCHAR(64) NOT NULL, kind VARCHAR(32) NOT NULL, config TEXT NOT NULL, status VARCHAR(32) NOT NULL, unseen INTEGER NOT NULL, started_at FLOAT NOT NULL, ended_at FLOAT, PRIMARY KEY (id) );
+CREATE TABLE transitions ( rollout_id VARCHAR(32) NOT NULL, t INTEGER NOT NULL, model TEXT NOT NULL, weights VARCHAR(64) NOT NULL, adapters_json TEXT NOT NULL, request_json TEXT NOT NULL, response_json TEXT, output TEXT NOT NULL, error TEXT, tools_json TEXT NOT NULL, constrained BOOLEAN NOT NULL, cached BOOLEAN NOT NULL, prompt_tokens INTEGER, completion_tokens INTEGER, token_ids_json TEXT, logprobs_json TEXT, latency_ms FLOAT NOT NULL, cost_usd FLOAT, started_at FLOAT NOT NULL, step_rewards_json TEXT NOT NULL, return_ FLOAT, PRIMARY KEY (rollout_id, t) );
+INSERT INTO forgotten (person, at) VALUES ('x', 1.0);
+INSERT INTO labels (question, item_id, rater, label, rationale, shown_json, rollout_id, created_at) VALUES ('x', 'x', 'x', 'x', 'x', '{}', 'r1', 1.0);
+INSERT INTO made_from (artifact, people_json, created_at) VALUES ('x', '["abc"]', 1.0);
+INSERT INTO meta (key, value) VALUES ('schema', '4');
+INSERT INTO meta (key, value) VALUES ('salt', 'pepper');
+INSERT INTO rollouts (id, run_id, task_id, task_type, group_id, sample, program, program_version, parameters_json, model, adapters_json, split, phase, source, status, inputs_json, expected_json, metadata_json, rubric, verdicts_json, early_tools_json, started_at) VALUES ('r1', 'x', 'x', 'x', 'x', 0, 'x', 'x', '{}', 'x', '[]', 'val', 'x', 'x', 'done', '{"q": "a"}', '{}', '{}', 'x', '[]', '[]', 1.0);
+INSERT INTO runs (id, kind, config, status, unseen, started_at) VALUES ('r1', 'x', 'x', 'done', 0, 1.0);
+INSERT INTO transitions (rollout_id, t, model, weights, adapters_json, request_json, output, tools_json, constrained, cached, latency_ms, started_at, step_rewards_json) VALUES ('r1', 0, 'x', 'x', '[]', '{}', 'x', '[]', FALSE, FALSE, 1.0, 1.0, '{}');

@@ -1,0 +1,146 @@
+"""What was read of a conversation is not read again, and is found and stored as if it were."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.support.scrubbing import MARK, add_secrets
+from assay.testing.serving import post, served
+from assay.testing.upstream import ScriptedUpstream
+from assay.traces import Store
+from assay.traces.gateway import conversation
+from assay.traces.gateway import proxy as passing
+from assay.traces.gateway.beginnings import Beginnings
+from assay.traces.gateway.conversation import Asked
+from assay.traces.gateway.proxy import storable
+from assay.traces.gateway.server import Gateway
+from assay.traces.gateway.upstreams import upstream_of
+
+Body = dict[str, Any]
+SECRET = "planted-credential-1a2b3c4d"
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[tuple[Gateway, str]]:
+    with Store(tmp_path / "s.db") as store, served(ScriptedUpstream().app()) as behind:
+        gateway = Gateway(store, upstream_of("m", base=behind))
+        with served(gateway.app()) as url:
+            yield gateway, url
+
+
+def turns(dialect: str, count: int, *, planted: int = -1) -> list[Body]:
+    """The requests of a conversation of so many turns, with a credential's field in the result of one."""
+    body: Body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "begin"}],
+        **({"system": "be brief"} if dialect == "messages" else {}),
+    }
+    found = [json.loads(json.dumps(body))]
+    for turn in range(count):
+        told = json.dumps({"expression": f"6*{turn}", **({"api_key": SECRET} if turn == planted else {})})
+        if dialect == "chat":
+            call = {"id": f"c{turn}", "type": "function", "function": {"name": "calculator", "arguments": told}}
+            more = [
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": f"c{turn}", "content": "42"},
+            ]
+        else:
+            use = {"type": "tool_use", "id": f"c{turn}", "name": "calculator", "input": json.loads(told)}
+            result = [
+                {"type": "tool_result", "tool_use_id": f"c{turn}", "content": "42"},
+                {"type": "text", "text": "and now?"},
+            ]
+            more = [{"role": "assistant", "content": [use]}, {"role": "user", "content": result}]
+        body["messages"] += more
+        found.append(json.loads(json.dumps(body)))
+    return found
+
+
+def read(beginnings: Beginnings, dialect: str, body: Body) -> Asked:
+    """As a call reads its request."""
+    known = beginnings.of(dialect, body)
+    assert known is not None
+    bare = storable(body, [], bare=known.known)
+    asked = Asked(dialect, bare, begun=known.chain if bare["messages"] is body["messages"] else ())
+    if bare["messages"] is body["messages"]:
+        beginnings.keep(known, asked.chain)
+    return asked
+
+
+@pytest.mark.parametrize("planted", [-1, 0, 3])
+@pytest.mark.parametrize("dialect", ["chat", "messages"])
+def test_a_conversation_whose_beginning_is_known_reads_as_one_that_is_new(dialect: str, planted: int) -> None:
+    beginnings = Beginnings()
+    for body in turns(dialect, 5, planted=planted):
+        found, plain = read(beginnings, dialect, body), Asked(dialect, storable(body, []))
+        assert list(found.body.items()) == list(plain.body.items())
+        assert (found.chain, found.task) == (plain.chain, plain.task)
+        assert SECRET not in json.dumps(found.body)
+
+
+def test_each_message_of_a_conversation_is_read_once(
+    stage: tuple[Gateway, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scrubbed, digests = list[int](), list[int]()
+    bare, extended = passing._bare, conversation._extended
+    monkeypatch.setattr(
+        passing, "_bare", lambda body, secrets: scrubbed.append(len(body["messages"])) or bare(body, secrets)
+    )
+    monkeypatch.setattr(conversation, "_extended", lambda *given: digests.append(1) or extended(*given))
+    for body in turns("chat", 6):
+        assert post(f"{stage[1]}/v1/chat/completions", body)[0] == 200
+    assert scrubbed == [1, 2, 2, 2, 2, 2, 2]
+    assert len(digests) == 13 + 7  # of the messages, and of the answers
+
+
+@pytest.mark.parametrize("changed", ["system", "message", "tools of a message"])
+def test_a_beginning_that_was_changed_is_read_anew(changed: str) -> None:
+    beginnings = Beginnings()
+    *_, last, body = turns("messages", 4)
+    read(beginnings, "messages", last)
+    assert (known := beginnings.of("messages", body))
+    assert known.known
+    if changed == "system":
+        body["system"] = "be long"
+    elif changed == "message":
+        body["messages"][0]["content"] = "begin!"
+    else:
+        body["messages"][1]["content"][0]["input"]["api_key"] = SECRET
+    assert (known := beginnings.of("messages", body))
+    assert (known.known, known.chain) == (0, ())
+    assert SECRET not in json.dumps(read(beginnings, "messages", body).body)
+
+
+def test_a_key_that_becomes_known_later_is_taken_out_of_a_known_beginning() -> None:
+    beginnings, later = Beginnings(), "told-after-the-first-call-77"
+    *_, last, body = turns("chat", 3)
+    for one in (last, body):
+        one["messages"][0]["content"] = f"with {later}"
+    assert later in json.dumps(read(beginnings, "chat", last).body)
+    add_secrets(later)
+    assert read(beginnings, "chat", body).body["messages"][0]["content"] == f"with {MARK}"
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    beginnings = Beginnings(most=30)
+    for number in range(20):
+        body = {"messages": [{"role": "user", "content": f"{number} {at}"} for at in range(10)]}
+        read(beginnings, "chat", body)
+    assert beginnings._size == sum(map(len, beginnings._known.values())) == 30
+    read(beginnings, "chat", body)  # the same once more takes no more room
+    assert beginnings._size == 30
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body"),
+    [
+        ("responses", {"input": "hello"}),
+        ("chat", {"messages": "hello"}),
+        ("chat", {"messages": [{"role": "user", "content": "\ud800"}]}),
+    ],
+)
+def test_a_request_that_is_not_read_message_by_message_is_read_as_a_whole(dialect: str, body: Body) -> None:
+    assert Beginnings().of(dialect, body) is None
