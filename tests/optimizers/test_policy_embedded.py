@@ -303,7 +303,7 @@ def test_exports_without_learning_signal_are_refused(
     unsaid = rewritten(
         tmp_path / "rows", tmp_path / "unsaid", lambda row: {**row, "input": without_temperature(row["input"])}
     )
-    with pytest.raises(ConfigError, match="do not say at which temperature"):
+    with pytest.raises(ConfigError, match="have no recorded sampling temperature"):
         train_offline(unsaid, name="unsaid", model=embedded, **small)
     with pytest.raises(DataError, match="is not an export"):
         train_offline(tmp_path / "nowhere", name="other", model=embedded, **small)

@@ -326,9 +326,9 @@ def test_a_lucky_trial_among_poor_ones_is_not_the_best() -> None:
     values[1] = {str(task): 1.0 for task in range(20)}  # luck, far from where it is good
     points = [Point("agent", {"temperature": float(place)}) for place in places]
     found = smoothed(points, values, space)
-    expected, own = (np.array([getattr(each, name) for each in found]) for name in ("mean", "own"))
+    expected, adjusted = (np.array([getattr(each, name) for each in found]) for name in ("mean", "adjusted"))
     assert abs(places[int(np.argmax(expected))] - 0.8) < 0.15
-    assert np.abs(expected - chances).mean() < np.abs(own - chances).mean()
+    assert np.abs(expected - chances).mean() < np.abs(adjusted - chances).mean()
     assert [each.adjusted for each in found] == pytest.approx([np.mean(list(trial.values())) for trial in values])
     assert all(each.mean == each.adjusted for each in smoothed(points[:9], values[:9], space))
     assert all(each.mean == 1.0 for each in smoothed(points, [{"a": 1.0}] * 30, space))
