@@ -370,6 +370,23 @@ def test_a_call_of_a_thread_from_before_is_of_the_only_open_rollout(tmp_path: Pa
     assert recorder.unrecorded == Unrecorded(0)
 
 
+def test_an_open_rollout_of_another_recorder_is_not_considered(tmp_path: Path) -> None:
+    opened, done = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with Recorder().rollout(Rollout()):
+            opened.set()
+            done.wait(20)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    opened.wait(20)
+    transitions = ask_from_outside(Recorder(), 1, tmp_path)
+    done.set()
+    thread.join()
+    assert transitions == ([1], 0)
+
+
 def test_a_call_that_several_open_rollouts_may_have_made_is_kept_apart_and_counted(tmp_path: Path) -> None:
     recorder = Recorder()
     assert ask_from_outside(recorder, 2, tmp_path) == ([0, 0], 1)

@@ -24,10 +24,17 @@ _open: list["OpenRollout"] = []  # in this process
 class OpenRollout:
     """An open rollout, stored in DSPy's settings and inherited by the threads that its program starts."""
 
-    __slots__ = ("_content", "listeners", "missed", "rollout")
+    __slots__ = ("_content", "listeners", "missed", "recorder", "rollout")
 
-    def __init__(self, rollout: Rollout, missed: UnrecordedCalls | None = None, content: str | None = None) -> None:
-        self.rollout, self.missed, self._content = rollout, missed, content
+    def __init__(
+        self,
+        rollout: Rollout,
+        missed: UnrecordedCalls | None = None,
+        content: str | None = None,
+        *,
+        recorder: object = None,
+    ) -> None:
+        self.rollout, self.missed, self._content, self.recorder = rollout, missed, content, recorder
         self.listeners: tuple[Any, ...] = ()
 
     @property
@@ -64,9 +71,11 @@ def open_here() -> OpenRollout | None:
     return place if isinstance(place, OpenRollout) else None
 
 
-def others_open() -> list[OpenRollout]:
-    """All open rollouts of the process, for a thread of unknown origin. Empty if DSPy's context is known here."""
-    return [] if is_told_here() else list(_open)
+def others_open(recorder: object) -> list[OpenRollout]:
+    """All open rollouts of a recorder, for a thread of unknown origin. Empty if DSPy's context is known here."""
+    # A rollout of another recorder of the process, such as one that was abandoned at its time limit, made no call of
+    # this recorder's engines.
+    return [] if is_told_here() else [place for place in _open if place.recorder is recorder]
 
 
 def current_rollout() -> Rollout | None:

@@ -125,7 +125,7 @@ class Recorder:
         self._put(rollout, interim=True)
         missed = self._missed.opened(missed_here)
         try:
-            with opened(OpenRollout(rollout, missed, content)):
+            with opened(OpenRollout(rollout, missed, content, recorder=self)):
                 yield rollout
         except BaseException as error:
             if rollout.status == "running":
@@ -261,11 +261,11 @@ class Recorder:
         return tasks
 
     def _alone(self) -> OpenRollout | None:
-        """The only open rollout, for a call from a thread that was not started in a rollout.
+        """The only open rollout of this recorder, for a call from a thread that was not started in a rollout.
 
         If several are open, the call is stored outside of them and counted as unrecorded.
         """
-        places = others_open()
+        places = others_open(self)
         if len(places) > 1:
             self._missed.add(1)
         return places[0] if len(places) == 1 else None
