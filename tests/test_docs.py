@@ -217,7 +217,19 @@ def test_the_files_that_contributing_names_exist() -> None:
         ("trl_reward.py", ["--steps", "1", "--generations", "2", "--tokens", "8"]),
         (
             "parameter_impact_example.py",
-            ["--tasks", "2", "--levels", "2", "--trials", "3", "--ranges", "max_steps=1:4", "temperature=0.1:1"],
+            [
+                "--data",
+                "arithmetic:terms=2-2&digits=1-1&size=60",
+                "--tasks",
+                "1",
+                "--levels",
+                "2",
+                "--trials",
+                "2",
+                "--ranges",
+                "max_steps=1:4",
+                "temperature=0.1:0.3",
+            ],
         ),
     ],
 )

@@ -16,8 +16,9 @@ import pytest
 from assay.cli.main import how_to_continue
 
 ASSAY = [sys.executable, "-c", "from assay.cli import main; main()"]
-COMPILE = ["compile", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=80", "--set", "temperature=0.1"]
-SMALL = ["--train-size", "8", "--val-size", "4", "--gate-size", "3", "--test-size", "3", "--max-search-calls", "20"]
+DATA = "arithmetic:terms=2-2&digits=1-1&size=80"  # few and short calls
+COMPILE = ["compile", "math_qa", "--rubric", "math_qa", "--data", DATA, "--set", "temperature=0.1"]
+SMALL = ["--train-size", "8", "--val-size", "4", "--gate-size", "3", "--test-size", "3", "--max-search-calls", "14"]
 
 
 def assay(*args: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
@@ -154,7 +155,7 @@ def test_compile_prints_one_json_object_with_the_documented_fields(compiled: tup
         assert data["test"][side].keys() >= {"score", "n", "unscored", "criteria", "task_types"}
         assert data["test"][side]["n"] == 3
     assert data["test"]["gain"].keys() >= {"mean", "low", "high"}
-    assert 0 < data["search_calls"] <= 20
+    assert 0 < data["search_calls"] <= 14
     assert data["cost_usd"] == 0.0
 
 
@@ -186,7 +187,7 @@ def test_the_artifact_runs_evaluates_and_its_calls_are_in_the_store(compiled: tu
         "--rubric",
         "math_qa",
         "--data",
-        "arithmetic:size=80",
+        DATA,
         "--split",
         "test",
         "--size",
@@ -262,7 +263,7 @@ def test_a_killed_compile_resumes_where_it_stopped(embedded: str, tmp_path: Path
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     assert data["repeated_calls"] <= 4  # what was in flight; what was answered before the kill is not asked again
-    assert data["search_calls"] <= 20 + 1  # and still counts under the cap
+    assert data["search_calls"] <= 14 + 1  # and still counts under the cap
     again = json.loads(assay(*command, "--resume").stdout)  # a finished run is replayed
     assert (again["calls"], again["winner"]) == (data["calls"], data["winner"])
 

@@ -69,6 +69,7 @@ def trained(embedded: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
             name="two-steps",
             model=embedded,
             sizes={"test": 2, "val": 2},
+            parameters={"max_steps": 2},
             **SMALL,
         )
     return folder, report
@@ -167,13 +168,13 @@ def test_rewarded_output_becomes_more_likely(embedded: str) -> None:
     ]
     Path("numbers.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
     Path("brief.py").write_text(
-        'def brief(task, prediction, rollout):\n    return max(0.0, 1 - len(str(prediction["answer"])) / 60)\n'
+        'def brief(task, prediction, rollout):\n    return max(0.0, 1 - len(str(prediction["answer"])) / 40)\n'
     )
     Path("brief.yaml").write_text("name: brief\ncriteria:\n  - {name: brief, weight: 1, check: 'brief.py:brief'}\n")
     report = train(
         Saying(), rubric="brief.yaml", data="numbers.jsonl", name="brief", model=embedded, prompt_format="lean",
         steps=4, prompts_per_step=4, num_generations=4,
-        learning_rate=5e-4, beta=0.0, max_completion=20, evaluate_every=0, sizes={"test": 6, "val": 2},
+        learning_rate=5e-4, beta=0.0, max_completion=14, evaluate_every=0, sizes={"test": 6, "val": 2},
     )  # fmt: skip
     sampled = next(iter(report.validation.values()))["sampled"]
     assert sampled["gain"]["low"] > 0
@@ -350,7 +351,7 @@ def test_monitor_rubric_may_use_another_judge_model(
     report = train(
         "math_qa", rubric="digits.yaml", monitor="nice.yaml", judge_model=f"{embedded}+two-steps", data=DATA,
         name="watched", model=embedded,
-        store="watched.db", sizes={"test": 2, "val": 2}, **SMALL,
+        store="watched.db", sizes={"test": 1, "val": 1}, parameters={"max_steps": 1}, **SMALL,
     )  # fmt: skip
     assert set(report.curves["monitor"]) == {1, 2}
     assert all(0 <= value <= 1 for value in report.curves["monitor"].values())

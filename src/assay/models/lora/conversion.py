@@ -35,9 +35,10 @@ def write_gguf(peft: Path, base: Path, out: Path) -> None:
         or config.get("rank_pattern")
     ):
         raise ModelError(f"{peft} is not a plain LoRA adapter: llama.cpp serves only those")
-    arch, layers, heads = _shape(base)
+    model = _Base.of(base)
+    arch = model.architecture
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(kinds[arch], layers)
+    names = gguf.get_tensor_name_map(kinds[arch], model.layers)
     rank = float(config["r"])
     scale = rank**0.5 if config.get("use_rslora") else 1.0  # llama.cpp divides alpha by the rank
     writer = gguf.GGUFWriter(str(out), arch)
@@ -52,7 +53,7 @@ def write_gguf(peft: Path, base: Path, out: Path) -> None:
         weights = tensor.astype(np.float32)
         kind = next((kind for kind in _HEADS if module.endswith(kind)), None)
         if arch in _PERMUTED and part == "B" and kind is not None:
-            weights = permuted_rows(weights, heads[_HEADS[kind]])
+            weights = permuted_rows(weights, model.heads[_HEADS[kind]])
         writer.add_tensor(f"{name}.weight.lora_{part.lower()}", np.ascontiguousarray(weights))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -92,11 +93,11 @@ def write_merged(base: Path, adapters: Sequence[Path], out: Path, *, keep: bool 
         changed[name] = gguf.quants.quantize(model.weights(name) + delta, kind).tobytes()
     model.write(out, changed, int(kind))
     if not keep:
-        _Base.of.cache_clear()
+        model.known.clear()
 
 
 class _Base:
-    """A GGUF model whose tensors can be rewritten. Header and vocabulary are copied as bytes: parsing takes seconds."""
+    """A GGUF model whose tensors can be rewritten. Header and vocabulary are copied as bytes: parsing is slow."""
 
     def __init__(self, path: Path) -> None:
         import gguf
@@ -105,12 +106,17 @@ class _Base:
         self.tensors = list(reader.tensors)
         self.places = {tensor.name: tensor for tensor in self.tensors}
         self.alignment = int(reader.alignment)
+        fields = reader.fields
+        self.architecture = str(fields["general.architecture"].contents())
+        self.layers = int(fields[f"{self.architecture}.block_count"].contents())
+        names = ("head_count", "head_count_kv")
+        self.heads = {name: int(fields[f"{self.architecture}.attention.{name}"].contents()) for name in names}
         with open(path, "rb") as file:
             self.head = file.read(min(int(tensor.field.offset) for tensor in self.tensors))
         self.known: dict[str, Any] = {}
 
     @staticmethod
-    @functools.lru_cache(maxsize=1)
+    @functools.lru_cache(maxsize=2)
     def of(path: Path) -> "_Base":
         return _Base(path)
 
@@ -139,17 +145,6 @@ class _Base:
             file.write(bytes(-(len(self.head) + len(infos)) % self.alignment))
             file.writelines(blobs)
         scratch.replace(out)
-
-
-@functools.lru_cache(maxsize=4)
-def _shape(base: Path) -> tuple[str, int, dict[str, int]]:
-    """Architecture, number of layers, and numbers of attention heads of a GGUF model."""
-    import gguf
-
-    fields = gguf.GGUFReader(str(base)).fields
-    arch = str(fields["general.architecture"].contents())
-    heads = {name: int(fields[f"{arch}.attention.{name}"].contents()) for name in ("head_count", "head_count_kv")}
-    return arch, int(fields[f"{arch}.block_count"].contents()), heads
 
 
 def permuted_rows(weights: Any, heads: int) -> Any:

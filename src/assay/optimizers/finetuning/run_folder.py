@@ -292,18 +292,21 @@ def report_agreement(
 def _agreement(trainer: Any, policy: Policy, adapter: Adapter, prompts: Sequence[Messages]) -> float:
     import torch
 
-    served, same = LlamaBackend(served_as(adapter)), 0
-    model = trainer.model.eval()
-    for prompt in prompts:
-        ids = policy.tokenizer.apply_chat_template(
-            prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        ).to(model.device)
-        with torch.no_grad():
-            out = model.generate(
-                **ids, max_new_tokens=_TOKENS, do_sample=False, pad_token_id=policy.tokenizer.pad_token_id
-            )
-        ours = policy.tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+    served, tokenizer, model = LlamaBackend(served_as(adapter)), policy.tokenizer, trainer.model.eval()
+    inputs = tokenizer.apply_chat_template(
+        [list(prompt) for prompt in prompts],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+        padding=True,
+        tokenizer_kwargs={"padding_side": "left"},
+    ).to(model.device)
+    with torch.no_grad():
+        outputs = model.generate(**inputs, max_new_tokens=_TOKENS, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+    texts = tokenizer.batch_decode(outputs[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    same = 0
+    for prompt, text in zip(prompts, texts, strict=True):
         body = {"messages": prompt, "temperature": 0.0, "max_tokens": _TOKENS}
-        theirs = served.post("/v1/chat/completions", body)["choices"][0]["message"]["content"]
-        same += ours.strip() == (theirs or "").strip()
+        served_text = served.post("/v1/chat/completions", body)["choices"][0]["message"]["content"]
+        same += text.strip() == (served_text or "").strip()
     return same / len(prompts)
