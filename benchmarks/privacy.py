@@ -19,7 +19,7 @@ from typing import Any
 
 from faker import Faker
 
-from assay.traces.privacy.anonymizer import Anonymizer, Known
+from assay.traces.privacy.anonymizer import Anonymizer, KnownValue
 
 LOCALES = ["en_US", "en_GB", "de_DE", "fr_FR", "es_ES", "it_IT", "nl_NL", "pl_PL", "pt_BR", "sv_SE", "en_IN", "cs_CZ"]
 ALNUM, HEX, B64 = (
@@ -38,7 +38,7 @@ class Text:
 
     text: str
     gold: tuple[tuple[str, bool, int, int], ...] = ()
-    known: tuple[Known, ...] = ()
+    known: tuple[KnownValue, ...] = ()
 
 
 # -- values: (as it stands in the text, whether it is a hard form)
@@ -529,7 +529,7 @@ def with_metadata(texts: list[Text]) -> list[Text]:
         Text(
             t.text,
             t.gold,
-            tuple(Known(kind, plain.get(t.text[s:e], t.text[s:e])) for kind, _, s, e in t.gold if kind in NAMES),
+            tuple(KnownValue(kind, plain.get(t.text[s:e], t.text[s:e])) for kind, _, s, e in t.gold if kind in NAMES),
         )
         for t in texts
     ]

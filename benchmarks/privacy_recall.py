@@ -19,7 +19,7 @@ import numpy as np
 from faker import Faker
 
 from assay.traces.privacy.anonymizer import Anonymizer
-from assay.traces.privacy.names import Known
+from assay.traces.privacy.names import KnownValue
 
 COUNTRIES: dict[str, list[str]] = {
     "tune": ["en_US", "de_DE", "fr_FR", "es_ES", "nl_NL", "pl_PL", "en_IN"],
@@ -173,7 +173,7 @@ def values(fake: Any, rng: random.Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def personal(which: str, size: int, seed: int) -> list[tuple[str, list[tuple[str, int, int]], tuple[Known, ...]]]:
+def personal(which: str, size: int, seed: int) -> list[tuple[str, list[tuple[str, int, int]], tuple[KnownValue, ...]]]:
     rng, found = random.Random(seed), []
     Faker.seed(seed)
     fakes = {name: Faker(name) for name in COUNTRIES[which]}
@@ -188,7 +188,7 @@ def personal(which: str, size: int, seed: int) -> list[tuple[str, list[tuple[str
                 gold.append((field, len(text), len(text) + len(value)))
                 text += value
         subject = next((text[s:e] for kind, s, e in gold if kind == "person"), None)
-        found.append((text, gold, (Known("person", subject),) if subject else ()))
+        found.append((text, gold, (KnownValue("person", subject),) if subject else ()))
     return found
 
 

@@ -27,7 +27,7 @@ from assay.testing.serving import get, post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store, Transition
 from assay.traces.messages.prompts import sections_of
-from assay.traces.store.sealing import know_splits
+from assay.traces.store.sealing import store_splits
 
 HERE = Path(__file__).parent
 KEY = "gateway-key-1"
@@ -290,7 +290,7 @@ class Bench:
     def counts(self) -> dict[str, int]:
         told = get(f"{self.gateway}/assay/stats", Authorization=f"Bearer {KEY}")
         return {name: told[name] for name in ("calls", "stored", "unrecorded")} | {
-            "past": sum(told["not_spoken"].values())
+            "past": sum(told["refused_paths"].values())
         }
 
     def _all(self) -> list[Rollout]:
@@ -341,7 +341,7 @@ def table_of(client: Client, at: Bench) -> tuple[list[Row], dict[str, str]]:
         with Store(
             at.store
         ) as store:  # exports leave out tasks of the sealed splits, and which are those is drawn by lot
-            know_splits(
+            store_splits(
                 store, {"train": [(content_hash(task), "") for rollout in (*found, *again) for task in _tasks(rollout)]}
             )
     return rows, modes

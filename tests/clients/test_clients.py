@@ -56,7 +56,7 @@ class Stage:
         answered = len(self.log.read_text().splitlines()) if self.log and self.log.is_file() else 0
         return {name: told[name] for name in ("calls", "stored", "unrecorded")} | {
             "answered": answered,
-            "past": sum(told["not_spoken"].values()),
+            "past": sum(told["refused_paths"].values()),
         }
 
     def counts(self) -> dict[str, int]:

@@ -9,7 +9,7 @@ from assay.errors import ConfigError, DataError
 from assay.judges import Cascade, Item, Judge, Rating
 from assay.judges.quality.agreement import Answers, agreement, ceiling, objective_of
 from assay.judges.quality.attacks import cut_short, holds, load_attacks
-from assay.judges.quality.audit import asks_for_quality, assess, audit_cases, audit_items, negatives, not_tried, padded
+from assay.judges.quality.audit import assess, audit_cases, audit_items, judges_quality, negatives, not_tried, padded
 from assay.judges.quality.bases import BASES, Base, bases_of, load_bases
 from assay.judges.quality.card import reliability_card
 from assay.rubrics import JudgeSpec, NoGrade
@@ -302,9 +302,9 @@ def test_attacks_of_ones_own_are_tried(tmp_path: Any) -> None:
     ],
 )
 def test_what_a_question_asks_for_decides_which_shipped_cases_apply(text: str, quality: bool) -> None:
-    assert asks_for_quality(JudgeSpec(text=text, scale=("no", "yes"))) is quality
+    assert judges_quality(JudgeSpec(text=text, scale=("no", "yes"))) is quality
     judged_by_meaning = JudgeSpec(text=text, scale=("no", "yes"), anchors={"yes": "everything is correct"})
-    assert asks_for_quality(judged_by_meaning)
+    assert judges_quality(judged_by_meaning)
 
 
 def test_hidden_instructions_are_tried_on_judges_of_properties_too() -> None:

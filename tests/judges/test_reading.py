@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from assay.errors import ConfigError
 from assay.judges import Calibration, Judge, PointwiseJudge
 from assay.judges.deciding import JudgeDecider
-from assay.judges.reading import fence, fenced, tell_apart, word_probabilities
+from assay.judges.reading import fence, fenced, have_distinct_first_tokens, word_probabilities
 from assay.models import get_lm
 from assay.rubrics import Criterion, JudgeSpec, NoGrade, Rubric
 from assay.testing import scripted_lm
@@ -195,11 +195,11 @@ def test_demonstrations_and_reasoning_are_fenced_like_what_is_judged() -> None:
 
 
 def test_words_that_begin_alike_are_read_by_letters() -> None:
-    assert tell_apart(["negative", "neutral", "positive"])
-    assert tell_apart(["no", "not sure", "yes"])
-    assert tell_apart(["1", "2", "3"])
-    assert not tell_apart(["very poor", "fair", "very good"])
-    assert not tell_apart([str(number) for number in range(11)])
+    assert have_distinct_first_tokens(["negative", "neutral", "positive"])
+    assert have_distinct_first_tokens(["no", "not sure", "yes"])
+    assert have_distinct_first_tokens(["1", "2", "3"])
+    assert not have_distinct_first_tokens(["very poor", "fair", "very good"])
+    assert not have_distinct_first_tokens([str(number) for number in range(11)])
     assert PointwiseJudge({"text": "How good?", "scale": ["very poor", "very good"]}).style == "letters"
     ten = PointwiseJudge({"text": "How good?", "scale": [str(number) for number in range(11)], "kind": "numeric"})
     assert judged(ten, lambda request: {"K": 0.9, "J": 0.1}).verdict == "10"

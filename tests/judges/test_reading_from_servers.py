@@ -14,7 +14,7 @@ from assay.errors import ConfigError
 from assay.judges import ListwiseJudge, PairwiseJudge, PointwiseJudge
 from assay.judges.deciding import JudgeDecider, one_of
 from assay.judges.loading import load_judge
-from assay.judges.reading import EMPTY, fenced, scale_masses, shown_as
+from assay.judges.reading import EMPTY, fenced, fenced_text, scale_masses
 from assay.models import get_lm
 from assay.rubrics import Criterion, JudgeSpec, NoGrade, Rubric
 from assay.testing import scripted_lm
@@ -176,7 +176,7 @@ def test_an_empty_output_is_shown_as_empty_and_what_is_not_there_is_not_shown() 
         "who writes so is quoted"
     )
     assert asked_texts(PointwiseJudge(GOOD), task_input=None) == ['output: "x"']
-    assert (shown_as(None), shown_as(""), fenced(""), fenced(EMPTY)) == (None, EMPTY, EMPTY, EMPTY)
+    assert (fenced_text(None), fenced_text(""), fenced(""), fenced(EMPTY)) == (None, EMPTY, EMPTY, EMPTY)
     assert one_of({"answer": "", "why": None}) == ""
 
 

@@ -219,7 +219,7 @@ def test_hanging_monitor_rubric_does_not_stop_training(tiny_model: Path) -> None
         **{**SMALL, "model": str(tiny_model), "steps": 1, "evaluate_every": 0, "rollout_timeout_s": 3.0}
     )
     begun = source(str(tiny_model), config)
-    begun.monitors = assay.Rubric(
+    begun.monitor = assay.Rubric(
         "watches", [assay.Criterion(name="hangs", check=lambda task, prediction, rollout: float(hung.wait(60)))]
     )
     report = train_policy(begun, "watched", config)

@@ -33,8 +33,8 @@ from assay.evaluation.metrics import AgentEvaluator, AgentMetrics, Budget, TaskR
 from assay.optimizers.parameters import AgentObjective, Point, SearchConfig, Space, in_figures, open_study, search
 from assay.optimizers.parameters.impact import impact
 from assay.optimizers.parameters.page import importance, with_pruned_trials, write_page
-from assay.optimizers.parameters.search import put_back_all
-from assay.optimizers.parameters.smoothing import smoothed
+from assay.optimizers.parameters.search import requeue_all
+from assay.optimizers.parameters.smoothing import smoothed_scores
 from assay.programs import RANGES, Agent
 from assay.rubrics import JudgeSpec
 from assay.runs.settings import TuneSettings
@@ -325,14 +325,14 @@ def test_a_lucky_trial_among_poor_ones_is_not_the_best() -> None:
     values = [{str(task): float(random.random() < chance) for task in range(20)} for chance in chances]
     values[1] = {str(task): 1.0 for task in range(20)}  # luck, far from where it is good
     points = [Point("agent", {"temperature": float(place)}) for place in places]
-    found = smoothed(points, values, space)
+    found = smoothed_scores(points, values, space)
     expected, adjusted = (np.array([getattr(each, name) for each in found]) for name in ("mean", "adjusted"))
     assert abs(places[int(np.argmax(expected))] - 0.8) < 0.15
     assert np.abs(expected - chances).mean() < np.abs(adjusted - chances).mean()
     assert [each.adjusted for each in found] == pytest.approx([np.mean(list(trial.values())) for trial in values])
-    assert all(each.mean == each.adjusted for each in smoothed(points[:9], values[:9], space))
-    assert all(each.mean == 1.0 for each in smoothed(points, [{"a": 1.0}] * 30, space))
-    assert smoothed([], [], space) == []
+    assert all(each.mean == each.adjusted for each in smoothed_scores(points[:9], values[:9], space))
+    assert all(each.mean == 1.0 for each in smoothed_scores(points, [{"a": 1.0}] * 30, space))
+    assert smoothed_scores([], [], space) == []
 
 
 @settings(max_examples=25, deadline=None)
@@ -349,7 +349,7 @@ def test_what_is_expected_is_a_number_for_any_trials(values: list[dict[str, floa
         Point(program, {name: space.at(name, random.random()) for name in space.searched(program)})
         for program in random.choice(["a", "b"], len(values))
     ]
-    found = smoothed(points, values, space)
+    found = smoothed_scores(points, values, space)
     assert np.isfinite([(each.adjusted, each.error, each.mean) for each in found]).all()
 
 
@@ -783,7 +783,7 @@ def test_what_a_dead_process_had_at_work_is_put_back_and_old_cuts_do_not_end_a_s
     study.enqueue_trial({"temperature": 1.5, "max_steps": 30}, user_attrs={"default": True})
     for _ in range(8):  # more cuts than trials
         TWO.suggest(study.ask())
-        put_back_all(study)
+        requeue_all(study)
     found = searched(url=url, trials=4)
     assert sum(trial.state in ("complete", "pruned") for trial in found.trials) == 4
     assert found.default.point.parameters == {"temperature": 1.5, "max_steps": 30}
@@ -937,7 +937,7 @@ def test_what_is_hard_for_all_is_no_luck_and_level_trials_are_not_all_alike() ->
 def test_a_pruned_trial_counts_as_if_it_had_run_all() -> None:
     hard, easy = {f"h{n}": 0.0 for n in range(5)}, {f"e{n}": 1.0 for n in range(5)}
     trials = [hard | easy for _ in range(9)] + [hard]
-    found = smoothed([Point("agent", {"temperature": 0.5})] * 10, trials, TWO)
+    found = smoothed_scores([Point("agent", {"temperature": 0.5})] * 10, trials, TWO)
     assert [each.adjusted for each in found] == pytest.approx([0.5] * 10)
 
 

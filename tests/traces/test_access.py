@@ -354,7 +354,7 @@ def test_a_path_that_is_not_spoken_is_counted_without_the_token_in_it(stage: Sta
     token = stage.opened()["api_key"]
     assert post(f"{stage.url}/r/{token}/v1/embeddings", {})[0] == 403
     assert post(f"{stage.url}/r/{token}/feedback", {})[0] == 404
-    assert stage.gateway.stats()["not_spoken"] == {"/v1/embeddings": 1, "/feedback": 1}
+    assert stage.gateway.stats()["refused_paths"] == {"/v1/embeddings": 1, "/feedback": 1}
 
 
 @pytest.mark.parametrize("stage", [{}], indirect=True)
@@ -366,7 +366,7 @@ def test_paths_that_are_not_spoken_are_counted_without_ids(stage: Stage) -> None
         "/health/1",
     ):
         asked("GET", f"{stage.url}{path}", None)
-    assert stage.gateway.stats()["not_spoken"] == {"/v1/files/*": 2, "/webhook/*": 1, "/health/*": 1}
+    assert stage.gateway.stats()["refused_paths"] == {"/v1/files/*": 2, "/webhook/*": 1, "/health/*": 1}
 
 
 def test_serve_prints_the_key_that_it_made(tmp_path: Path) -> None:

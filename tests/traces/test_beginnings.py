@@ -14,7 +14,7 @@ from assay.traces import Store
 from assay.traces.gateway import conversation
 from assay.traces.gateway import proxy as passing
 from assay.traces.gateway.beginnings import Beginnings
-from assay.traces.gateway.conversation import Asked
+from assay.traces.gateway.conversation import ClientRequest
 from assay.traces.gateway.proxy import storable
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
@@ -59,12 +59,12 @@ def turns(dialect: str, count: int, *, planted: int = -1) -> list[Body]:
     return found
 
 
-def read(beginnings: Beginnings, dialect: str, body: Body) -> Asked:
+def read(beginnings: Beginnings, dialect: str, body: Body) -> ClientRequest:
     """As a call reads its request."""
     known = beginnings.of(dialect, body)
     assert known is not None
     bare = storable(body, [], bare=known.known)
-    asked = Asked(dialect, bare, begun=known.chain if bare["messages"] is body["messages"] else ())
+    asked = ClientRequest(dialect, bare, begun=known.chain if bare["messages"] is body["messages"] else ())
     if bare["messages"] is body["messages"]:
         beginnings.keep(known, asked.chain)
     return asked
@@ -75,7 +75,7 @@ def read(beginnings: Beginnings, dialect: str, body: Body) -> Asked:
 def test_a_conversation_whose_beginning_is_known_reads_as_one_that_is_new(dialect: str, planted: int) -> None:
     beginnings = Beginnings()
     for body in turns(dialect, 5, planted=planted):
-        found, plain = read(beginnings, dialect, body), Asked(dialect, storable(body, []))
+        found, plain = read(beginnings, dialect, body), ClientRequest(dialect, storable(body, []))
         assert list(found.body.items()) == list(plain.body.items())
         assert (found.chain, found.task) == (plain.chain, plain.task)
         assert SECRET not in json.dumps(found.body)

@@ -11,7 +11,7 @@ import assay
 from assay.optimizers.finetuning.rows import trajectory_of
 from assay.traces import Rollout, Store, Transition
 from assay.traces.export.gates import Gates
-from assay.traces.messages.chaining import whole_requests
+from assay.traces.messages.chaining import full_requests
 from assay.traces.messages.dialects import chat_messages
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
@@ -42,10 +42,10 @@ WHOLE = [
 
 def test_a_request_that_continues_a_response_has_all_messages_before_it() -> None:
     first, second = asked("1 + 2?", instructions="Be brief."), asked([RESULT], previous_response_id="resp_1")
-    whole = whole_requests([(first, CALLED), (second, text("resp_2", "3"))])
+    whole = full_requests([(first, CALLED), (second, text("resp_2", "3"))])
     assert whole[0] == first
     assert chat_messages(whole[1] or {}) == WHOLE  # the API does not carry instructions over
-    third = whole_requests(
+    third = full_requests(
         [
             (first, CALLED),
             (second, text("resp_2", "3")),
@@ -63,7 +63,7 @@ def test_a_fork_continues_the_response_that_it_names() -> None:
         (asked("1 + 2?"), CALLED), (asked([RESULT], previous_response_id="resp_1"), text("resp_2", "3")),
         (asked([RESULT], previous_response_id="resp_1"), text("resp_3", "three")),
     ]  # fmt: skip
-    assert [chat_messages(request or {}) for request in whole_requests(calls)[1:]] == [WHOLE, WHOLE]
+    assert [chat_messages(request or {}) for request in full_requests(calls)[1:]] == [WHOLE, WHOLE]
 
 
 def test_requests_of_one_conversation_hold_the_calls_before_them() -> None:
@@ -72,12 +72,12 @@ def test_requests_of_one_conversation_hold_the_calls_before_them() -> None:
         (asked("hi", conversation={"id": "conv_2"}), text("resp_9", "hello")),
         (asked([RESULT], conversation={"id": "conv_1"}), text("resp_2", "3")),
     ]
-    assert chat_messages(whole_requests(calls)[2] or {}) == WHOLE
+    assert chat_messages(full_requests(calls)[2] or {}) == WHOLE
 
 
 def test_a_request_that_continues_what_is_not_on_record_is_not_whole() -> None:
     lost = asked([RESULT], previous_response_id="resp_0")
-    assert whole_requests(
+    assert full_requests(
         [(lost, text("resp_1", "3")), (asked("sure?", previous_response_id="resp_1"), text("resp_2", "yes"))]
     ) == [None, None]
 
@@ -106,7 +106,7 @@ def test_a_message_that_continues_a_thread_has_the_threads_messages_system_and_t
         (asked("sure?", thread={"type": "continue", "previous_message_id": "msg_2"}), answered("msg_3")),
         (asked("lost", thread={"type": "continue", "previous_message_id": "msg_0"}), answered("msg_4")),
     ]
-    first, second, third, lost = whole_requests(calls)
+    first, second, third, lost = full_requests(calls)
     assert (first, lost) == (calls[0][0], None)
     assert chat_messages(second or {}) == [{"role": "system", "content": "Be brief."}, *WHOLE]
     assert chat_messages(third or {})[4:] == [

@@ -25,7 +25,7 @@ from assay.errors import ConfigError
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, ToolCall, Transition
 from assay.traces.export.selection import consents
-from assay.traces.store.sealing import know_splits
+from assay.traces.store.sealing import store_splits
 from assay.traces.store.tables import known_tasks
 
 
@@ -317,7 +317,7 @@ def test_interactions_are_refused_one_by_one_with_the_reason() -> None:
         store.flush()
         from assay.traces.export.gates import Gates
 
-        know_splits(
+        store_splits(
             store, {"train": [(content_hash(rollout.inputs), "") for rollout in store.rollouts()]}
         )  # else the hash seals some
         report_ = assay.export(

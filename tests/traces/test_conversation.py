@@ -13,7 +13,7 @@ from aiohttp import web
 from assay.testing.serving import post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
-from assay.traces.gateway.conversation import Asked
+from assay.traces.gateway.conversation import ClientRequest
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
 
@@ -418,9 +418,9 @@ def test_arguments_of_tool_calls_are_read_once_however_often_their_conversation_
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": f"c{turn}", "content": "ok"},
         ]
-        chain = Asked("chat", {"messages": messages}).chain
+        chain = ClientRequest("chat", {"messages": messages}).chain
     assert len(read) == 60
     spaced = plain(json.dumps(messages).replace(":  ", ": "))
-    assert Asked("chat", {"messages": spaced}).chain == chain  # however a client writes them
+    assert ClientRequest("chat", {"messages": spaced}).chain == chain  # however a client writes them
     odd = [{"role": "user", "content": "\ud800"}]
-    assert Asked("chat", {"messages": odd}).chain != chain[:1]
+    assert ClientRequest("chat", {"messages": odd}).chain != chain[:1]

@@ -18,7 +18,7 @@ from assay.traces import Rollout, Store
 from assay.traces.gateway.embedded_chat import chat_request
 from assay.traces.gateway.events import read_events
 from assay.traces.gateway.server import Gateway
-from assay.traces.gateway.translation import spoken
+from assay.traces.gateway.translation import to_dialect
 from assay.traces.gateway.upstreams import EmbeddedUpstream, upstream_of
 from assay.traces.messages.dialects import answer_of
 
@@ -162,7 +162,7 @@ def test_token_ids_and_logprobs_stand_beside_the_answer_in_every_dialect() -> No
     }
     chat = {"id": "c", "choices": [choice], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
     for dialect in PATHS:
-        answer = answer_of(dialect, spoken(dialect, chat, "embedded/echo"))
+        answer = answer_of(dialect, to_dialect(dialect, chat, "embedded/echo"))
         assert (answer.text, answer.token_ids, answer.logprobs, answer.prompt_tokens) == (
             "42",
             (7, 8),

@@ -29,7 +29,7 @@ from assay.traces.export.balance import Balance, Sampler, targets
 from assay.traces.export.gates import GateReport, Gates, UngatedExport
 from assay.traces.export.selection import Selection
 from assay.traces.store.erasure import erase_subject
-from assay.traces.store.sealing import know_splits
+from assay.traces.store.sealing import store_splits
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
 
@@ -68,7 +68,7 @@ def put(store: Store, *turns: Transition, **options: Any) -> Rollout:
     }
     rollout = Rollout(transitions=list(turns), **told)
     if rollout.split in ("train", "val"):  # as a file that names splits would: else the hash of the inputs decides
-        know_splits(store, {rollout.split: [(content_hash(rollout.inputs), "")]})
+        store_splits(store, {rollout.split: [(content_hash(rollout.inputs), "")]})
     store.put_rollout(rollout)
     for transition in turns:
         store.put_transition(rollout.id, transition)
@@ -1073,7 +1073,7 @@ def test_texts_that_speak_of_escapes_stay_as_they_are(store: Store, text: str) -
 @pytest.mark.slow
 def test_an_export_from_postgresql_is_the_same(store: Store, postgres_url: str) -> None:
     def filled(opened: Store) -> None:
-        know_splits(opened, {"train": [(content_hash({"question": f"q{at}"}), "") for at in range(5)]})
+        store_splits(opened, {"train": [(content_hash({"question": f"q{at}"}), "") for at in range(5)]})
         for at in range(6):
             for sample, score in enumerate((1.0, 0.0)):
                 rollout = Rollout(

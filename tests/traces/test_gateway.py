@@ -16,7 +16,7 @@ from assay.testing.serving import get, post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store, Verdict
 from assay.traces.gateway.events import read_events
-from assay.traces.gateway.left_open import close_left
+from assay.traces.gateway.left_open import close_abandoned
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import HttpUpstream, LitellmUpstream, upstream_of
 from assay.traces.messages.dialects import answer_of
@@ -332,7 +332,7 @@ def test_bodies_paths_and_json_that_do_not_fit_are_refused(stage: Stage) -> None
     assert post(f"{stage.url}/v1/chat/completions", b"{broken")[0] == 422
     status, told = post(f"{stage.url}/v1/embeddings", {"input": "x"})
     assert (status, "with the gateway's key" in told["error"]["message"]) == (403, True)
-    assert stage.gateway.stats()["not_spoken"] == {"/v1/embeddings": 1}
+    assert stage.gateway.stats()["refused_paths"] == {"/v1/embeddings": 1}
     assert stage.upstream.calls == 0
     assert stage.rollouts() == []
 
@@ -624,8 +624,8 @@ def test_what_a_killed_gateway_left_open_can_be_ended(stage: Stage) -> None:
     assert [r.score for r in stage.rollouts()] == [None, None, None]
     assert stage.manage("/assay/rollouts/left/close", {"reward": 0.8})[1]["status"] == "done"
     assert stage.manage("/assay/rollouts/left/close", {})[0] == 404
-    assert close_left(stage.gateway.store, idle_s=3600) == {"done": 0, "error": 0, "running": 2}
-    assert close_left(stage.gateway.store, idle_s=0) == {"done": 1, "error": 1, "running": 0}
+    assert close_abandoned(stage.gateway.store, idle_s=3600) == {"done": 0, "error": 0, "running": 2}
+    assert close_abandoned(stage.gateway.store, idle_s=0) == {"done": 1, "error": 1, "running": 0}
     found = {r.metadata.get("client_id", "found"): r for r in stage.rollouts()}
     assert {name: (r.status, r.score, len(r.transitions)) for name, r in found.items()} == {
         "left": ("done", 0.8, 1), "empty": ("error", None, 0), "found": ("done", None, 1),
@@ -636,7 +636,11 @@ def test_what_a_killed_gateway_left_open_can_be_ended(stage: Stage) -> None:
 def test_a_score_of_the_store_outlasts_the_gateways_last_word(stage: Stage, length: int) -> None:
     stage.chat("a" * length)
     store = stage.gateway.store
-    assert close_left(store, idle_s=0) == {"done": 1, "error": 0, "running": 0}  # while the gateway still holds it open
+    assert close_abandoned(store, idle_s=0) == {
+        "done": 1,
+        "error": 0,
+        "running": 0,
+    }  # while the gateway still holds it open
     (found,) = stage.rollouts()
     found.score, found.coverage, found.rubric, found.transitions = 0.7, 1.0, "mine", []
     found.verdicts = [Verdict(criterion="right", grade=0.7)]
@@ -651,7 +655,7 @@ def test_a_score_of_the_store_outlasts_the_gateways_last_word(stage: Stage, leng
 def test_a_score_does_not_stay_with_another_answer(stage: Stage) -> None:
     stage.chat("a")
     store = stage.gateway.store
-    close_left(store, idle_s=0)
+    close_abandoned(store, idle_s=0)
     (found,) = stage.rollouts()
     found.score, found.rubric, found.transitions = 0.7, "mine", []
     store.put_rollout(found)

@@ -32,7 +32,7 @@ from assay.traces.messages.dialects import answer_of, answer_to, chat_messages, 
 from assay.traces.messages.final_answer import final_answer
 from assay.traces.messages.gemini import is_google
 from assay.traces.messages.requested import asked_schema, insisted_tool, must_call
-from assay.traces.store.sealing import know_splits
+from assay.traces.store.sealing import store_splits
 
 MODEL = "/v1beta/models/gemini-2.5-flash"
 VERTEX = "/v1/projects/p/locations/l/publishers/google/models/gemini-2.5-flash"
@@ -710,7 +710,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     }
     result = {"role": "user", "parts": [{"functionResponse": {"name": "calculator", "response": {"result": "42"}}}]}
     with Store(tmp_path / ".assay" / "assay.db") as opened:
-        know_splits(opened, {"train": [(content_hash({"question": ASKED}), "")]})
+        store_splits(opened, {"train": [(content_hash({"question": ASKED}), "")]})
         for text, score in (("It is 42.", 1.0), ("I do not know.", 0.0)):
             told: dict[str, Any] = {
                 "task_id": "t",

@@ -14,7 +14,7 @@ from assay.traces import Rollout, Store
 from assay.traces.gateway.embedded_chat import chat_request
 from assay.traces.gateway.events import read_events
 from assay.traces.gateway.server import Gateway
-from assay.traces.gateway.translation import spoken
+from assay.traces.gateway.translation import to_dialect
 from assay.traces.gateway.translation_gemini import chat_of
 from assay.traces.gateway.upstreams import EmbeddedUpstream, LitellmUpstream, upstream_of
 from assay.traces.messages.dialects import answer_of
@@ -168,7 +168,7 @@ def test_token_ids_and_logprobs_are_in_the_place_that_gemini_has_for_them() -> N
         "logprobs": {"content": tokens},
     }
     chat = {"id": "c", "choices": [choice], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
-    answer = answer_of("gemini", spoken("gemini", chat, "embedded/echo"))
+    answer = answer_of("gemini", to_dialect("gemini", chat, "embedded/echo"))
     assert (answer.text, answer.token_ids, answer.logprobs, answer.finish) == ("42", (7, 8), (-0.5, -0.25), "length")
 
 
@@ -205,7 +205,7 @@ def test_settings_have_their_names_in_chat() -> None:
 def test_reasoning_is_a_thought_and_its_tokens_are_counted_apart() -> None:
     message = {"role": "assistant", "content": "42", "reasoning_content": "Six sevens."}
     usage = {"prompt_tokens": 5, "completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 6}}
-    body = spoken("gemini", {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}, "m")
+    body = to_dialect("gemini", {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}, "m")
     answer = answer_of("gemini", body)
     assert (answer.text, answer.reasoning, answer.completion_tokens, answer.thinking_tokens) == (
         "42",

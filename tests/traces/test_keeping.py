@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from assay.traces.store.buffer import Keeper
-from assay.traces.store.spill import Spill, left_over
+from assay.traces.store.spill import Spill, leftover_batches
 from assay.traces.store.writer import Rows
 
 
@@ -39,7 +39,7 @@ def batch(*numbers: int) -> Rows:
 def in_files(spill: Spill, folder: Path) -> list[int]:
     """What another process would find, were this one killed now."""
     spill.leave()
-    return [row["n"] for rows in left_over(folder / "s.db") for part in rows for row in part["t"].values()]
+    return [row["n"] for rows in leftover_batches(folder / "s.db") for part in rows for row in part["t"].values()]
 
 
 def until_written(keeper: Keeper) -> None:

@@ -19,18 +19,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from assay.errors import ConfigError, DataError, MissingExtra
-from assay.traces.privacy.anonymizer import TYPES, Anonymizer, Known, restore
+from assay.traces.privacy.anonymizer import TYPES, Anonymizer, KnownValue, restore
 from assay.traces.privacy.key_files import key_of
 
 KEY = b"0123456789abcdef"
-JANE = Known("person", "Jane Q. Doe")
+JANE = KnownValue("person", "Jane Q. Doe")
 
 
 def make(**settings: Any) -> Anonymizer:
     return Anonymizer(KEY, engine="patterns", **settings)
 
 
-def found(text: str, *known: Known) -> list[tuple[str, str]]:
+def found(text: str, *known: KnownValue) -> list[tuple[str, str]]:
     return [(span.type, text[span.start : span.end]) for span in make().find(text, known)]
 
 
@@ -146,8 +146,8 @@ def test_secrets_become_marks(text: str, value: str | None, kind: str) -> None:
 
 def test_secrets_are_never_in_the_table() -> None:
     anonymizer = make()
-    anonymizer.text(f"jane@gmail.com password=hunter2 sk-{A}", [Known("secret", "open sesame")])
-    assert anonymizer.text("say open sesame", [Known("secret", "open sesame")]) == "say [secret known]"
+    anonymizer.text(f"jane@gmail.com password=hunter2 sk-{A}", [KnownValue("secret", "open sesame")])
+    assert anonymizer.text("say open sesame", [KnownValue("secret", "open sesame")]) == "say [secret known]"
     assert list(anonymizer.table.values()) == ["jane@gmail.com"]
     assert anonymizer.counts == {"email": 1, "secret": 3}
 
@@ -299,7 +299,7 @@ def test_anonymising_twice_changes_nothing_the_second_time(drawn: tuple[str, lis
 @settings(deadline=None)
 @given(st.text(max_size=200), st.text(max_size=30))
 def test_any_text_is_anonymised_once_and_for_all(text: str, name: str) -> None:
-    known = [Known("person", name), Known("id", name[::-1])]
+    known = [KnownValue("person", name), KnownValue("id", name[::-1])]
     once = make().text(text + name, known)
     assert make().text(once, known) == once
 
@@ -321,7 +321,7 @@ around = st.lists(
 @example("born on", "3 May 1984")
 @example("5", "+4930901820")
 def test_an_empty_line_parts_finds(first: str, second: str) -> None:
-    known = [Known("person", "Jane Doe")]
+    known = [KnownValue("person", "Jane Doe")]
     apart = make().text(first, known) + "\n\n" + make().text(second, known)
     assert make().text(f"{first}\n\n{second}", known) == apart
 
@@ -411,7 +411,7 @@ def test_exports_with_one_key_agree_and_with_the_table_on_all() -> None:
     backwards = {phone: second.text(phone) for phone in reversed(phones)}
     assert 0 < sum(backwards[phone] != mapped[phone] for phone in phones) < 150
     assert {phone: third.text(phone) for phone in reversed(phones)} == mapped
-    names = [Known("person", "Jane Doe")]
+    names = [KnownValue("person", "Jane Doe")]
     assert make(table=first.table).text("Jane Doe", names) == make().text("Jane Doe", names)
     assert Anonymizer(b"another key, as long", engine="patterns").text(phones[0]) != mapped[phones[0]]
     assert Anonymizer(engine="patterns").text("jane@gmail.com") != Anonymizer(engine="patterns").text("jane@gmail.com")
@@ -464,7 +464,7 @@ def test_surrogates_are_of_their_types_form_and_nobodys() -> None:
 def test_every_type_has_a_surrogate_that_is_not_found_again() -> None:
     for kind in TYPES:
         for value in ("Some Value", "ab", "93.184.216.34", "::1", "x" * 60):
-            known = [Known(kind, value)]
+            known = [KnownValue(kind, value)]
             once = make().text(f"so: {value}!", known)
             assert (value in once) == (len(value) < 3)
             assert make().text(once, known) == once
@@ -480,7 +480,7 @@ def test_every_type_has_a_surrogate_that_is_not_found_again() -> None:
 
 def test_a_known_person_is_replaced_wherever_the_name_stands() -> None:
     anonymizer = make()
-    full = anonymizer.text("Jane Doe", [Known("person", "Jane Doe")])
+    full = anonymizer.text("Jane Doe", [KnownValue("person", "Jane Doe")])
     jane, doe = full.removeprefix("Person ").split("-")
     for text, expected in [
         ("JANE  DOE's", f"{full}'s"),
@@ -490,22 +490,22 @@ def test_a_known_person_is_replaced_wherever_the_name_stands() -> None:
         (r"Hi\nJane", rf"Hi\nPerson {jane}"),
         ("Janet, a doer, jane_doe", "Janet, a doer, jane_doe"),
     ]:
-        assert anonymizer.text(text, [Known("person", "Jane Doe")]) == expected
+        assert anonymizer.text(text, [KnownValue("person", "Jane Doe")]) == expected
     assert restore(f"{full} Person {doe}", anonymizer.table) == "Jane Doe Doe"
 
 
 def test_names_that_are_words_are_replaced_only_in_full() -> None:
-    known = [Known("person", "Will Young")]
+    known = [KnownValue("person", "Will Young")]
     assert found("Will Young will be young, Young, Will", *known) == [
         ("person", "Will Young"),
         ("person", "Young, Will"),
     ]
-    assert found("Will WILL will", Known("person", "Will")) == [("person", "Will"), ("person", "WILL")]
-    assert found("will smithson go to Al", Known("person", "Al Smithson")) == [("person", "smithson")]
+    assert found("Will WILL will", KnownValue("person", "Will")) == [("person", "Will"), ("person", "WILL")]
+    assert found("will smithson go to Al", KnownValue("person", "Al Smithson")) == [("person", "smithson")]
 
 
 def test_known_values_are_found_as_json_writes_them() -> None:
-    known = [Known("person", "José Núñez"), Known("place", "Örebro")]
+    known = [KnownValue("person", "José Núñez"), KnownValue("place", "Örebro")]
     anonymizer = make()
     plain = anonymizer.text("José Núñez, ÖREBRO", known)
     for text in ("José Núñez, Örebro", "josé núñez, örebro"):
@@ -517,13 +517,22 @@ def test_known_values_are_found_as_json_writes_them() -> None:
 
 
 def test_known_values_of_two_letters_would_hit_everywhere_and_are_left() -> None:
-    assert found("to be or 42", Known("person", "be"), Known("id", "42"), Known("id", ""), Known("id", " ")) == []
-    assert found("customer 4711-B", Known("id", "4711-b")) == [("id", "4711-B")]
+    assert (
+        found(
+            "to be or 42",
+            KnownValue("person", "be"),
+            KnownValue("id", "42"),
+            KnownValue("id", ""),
+            KnownValue("id", " "),
+        )
+        == []
+    )
+    assert found("customer 4711-B", KnownValue("id", "4711-b")) == [("id", "4711-B")]
 
 
 def test_an_unknown_type_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="type='custmer' must be one of"):
-        Known("custmer", "Jane")
+        KnownValue("custmer", "Jane")
 
 
 # -- data
@@ -630,7 +639,7 @@ def test_hostile_texts_take_linear_time(name: str) -> None:
 @given(st.text(max_size=100))
 def test_lone_surrogates_and_the_like_are_taken(text: str) -> None:
     hostile = f"\ud800{text}\0 jane@gmail.com \udfff"
-    out = make().text(hostile, [Known("person", f"\ud800{text}x")])
+    out = make().text(hostile, [KnownValue("person", f"\ud800{text}x")])
     assert "jane@gmail.com" not in out
 
 
@@ -650,10 +659,10 @@ def test_numbers_in_json_texts_are_replaced_by_strings_where_they_must() -> None
 def test_the_longer_of_two_finds_is_taken_and_surrogates_stay_whole() -> None:
     assert found("jane.doe@gmail.com", JANE) == [("email", "jane.doe@gmail.com")]
     known = [
-        Known("organisation", "Example"),
-        Known("id", "555"),
-        Known("secret", "secret"),
-        Known("person", "Person Place"),
+        KnownValue("organisation", "Example"),
+        KnownValue("id", "555"),
+        KnownValue("secret", "secret"),
+        KnownValue("person", "Person Place"),
     ]
     once = make().text("jane@gmail.com (212) 736-5000 tell the secret to Example of Person Place", known)
     assert make().text(once, known) == once
@@ -687,7 +696,7 @@ def test_what_is_cached_is_counted_again_and_depends_on_what_is_known() -> None:
         anonymizer.text("jane@gmail.com")
     assert anonymizer.counts == {"email": 3}
     assert anonymizer.text("Jane Doe") == "Jane Doe"
-    assert anonymizer.text("Jane Doe", [Known("person", "Jane Doe")]).startswith("Person ")
+    assert anonymizer.text("Jane Doe", [KnownValue("person", "Jane Doe")]).startswith("Person ")
 
 
 # -- the table
@@ -695,7 +704,7 @@ def test_what_is_cached_is_counted_again_and_depends_on_what_is_known() -> None:
 
 def test_the_table_is_encrypted_and_its_key_kept_apart(tmp_path: Path) -> None:
     anonymizer = make()
-    out = anonymizer.text("mail jane@gmail.com, password=hunter2, \ud800", [Known("person", "mail")])
+    out = anonymizer.text("mail jane@gmail.com, password=hunter2, \ud800", [KnownValue("person", "mail")])
     table, key = tmp_path / "export" / "table.bin", tmp_path / "keys" / "table.key"
     anonymizer.save_table(table, key)
     assert b"jane" not in table.read_bytes()
@@ -815,7 +824,7 @@ def test_presidio_finds_names_and_agrees_with_what_is_known() -> None:
     assert anonymizer.counts == {"person": 2, "place": 1}
     assert Anonymizer(KEY, engine="auto").text(out) == out
     assert restore(out, anonymizer.table) == text
-    assert make().text("John Smith", [Known("person", "John Smith")]) in out
+    assert make().text("John Smith", [KnownValue("person", "John Smith")]) in out
     assert anonymizer.value({"John Smith": 1}) == {"John Smith": 1}
 
 

@@ -13,7 +13,7 @@ from assay.models.chat_templates import ChatTemplate, TemplateRefused, find_temp
 from assay.traces import Rollout, Store, Transition
 from assay.traces.export.gates import Gates, UngatedExport
 from assay.traces.export.rendering import RowRenderer, shows_tools, training_template
-from assay.traces.store.sealing import know_splits
+from assay.traces.store.sealing import store_splits
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
 EMPTY = "<|im_end|>\n"  # all that SmolLM2's template makes of a message with tool calls
@@ -90,7 +90,7 @@ def put(store: Store, turns: list[Transition], **options: Any) -> Rollout:
         **options,
     }
     rollout = Rollout(transitions=turns, **told)
-    know_splits(store, {"train": [(content_hash(rollout.inputs), "")]})  # else the hash of the inputs decides
+    store_splits(store, {"train": [(content_hash(rollout.inputs), "")]})  # else the hash of the inputs decides
     store.put_rollout(rollout)
     for turn in turns:
         store.put_transition(rollout.id, turn)

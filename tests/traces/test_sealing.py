@@ -21,7 +21,7 @@ from assay.runs.settings import CommonSettings, TuneSettings
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, Transition
 from assay.traces.export.gates import Gates
-from assay.traces.store.sealing import SplitFinder, know_splits, know_tasks, open_test, resolve_salt, salt_of
+from assay.traces.store.sealing import SplitFinder, open_test, resolve_salt, salt_of, store_splits, store_tasks
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
 QUESTIONS = [f"How far is place {at} from here?" for at in range(120)]
@@ -185,7 +185,7 @@ def test_a_split_that_a_file_names_counts_and_a_sealed_task_stays_sealed(own_fol
         for name in ("train", "test")
     }
     with Store("s.db") as store:
-        know_splits(
+        store_splits(
             store,
             {
                 "test": [(content_hash({"question": by_hash["train"]}), "")],
@@ -195,7 +195,7 @@ def test_a_split_that_a_file_names_counts_and_a_sealed_task_stays_sealed(own_fol
         splits = SplitFinder(store)
         assert splits.of_inputs({"question": by_hash["train"]}) == "test"
         assert splits.of_inputs({"question": by_hash["test"]}) == "train"
-        know_splits(
+        store_splits(
             store, {"train": [(content_hash({"question": by_hash["train"]}), "")]}
         )  # a file that was changed since
         assert SplitFinder(store).of_inputs({"question": by_hash["train"]}) == "test"
@@ -362,7 +362,7 @@ def test_a_sealed_question_is_known_in_whatever_prompt_it_stands(tmp_path: Path,
         known = {
             name: [make_task({"inputs": {"question": text}})] for name, text in (("test", sealed), ("train", other))
         }
-        know_tasks(store, known)
+        store_tasks(store, known)
         splits = SplitFinder(store)
         splits.of_hash = lambda content: splits._known.get(content[:16], "")  # not by the prompt's own hash
         assert splits.of_inputs({"input": prompt.format(sealed)}) == "test"

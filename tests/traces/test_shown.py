@@ -22,7 +22,7 @@ from assay.traces.export.gates import GateReport, Gates, UngatedExport
 from assay.traces.export.selection import Selection
 from assay.traces.privacy import gazetteers as privacy_gazetteers
 from assay.traces.shown import Carried, TaskTexts
-from assay.traces.store.sealing import know_splits
+from assay.traces.store.sealing import store_splits
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
 BOTH = Selection(tenants=("north", "south"))
@@ -281,7 +281,7 @@ def test_calls_that_others_recorded_are_read_for_what_they_show(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with Store("s.db") as store:
-        know_splits(store, {"train": [(task(at), "") for at in range(4)]})
+        store_splits(store, {"train": [(task(at), "") for at in range(4)]})
         for at, options in enumerate(({"tenant": "south"}, {"consent": "no"}, {}, {})):
             demo = (
                 [{"role": "user", "content": f"An example. {question(at - 2)}"}, {"role": "assistant", "content": "7"}]

@@ -14,7 +14,7 @@ import assay
 from assay.datasets.tasks import content_hash
 from assay.traces import Rollout, Store, Transition
 from assay.traces.export.gates import Gates
-from assay.traces.store.sealing import know_splits
+from assay.traces.store.sealing import store_splits
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
 TOOLS = [
@@ -75,7 +75,7 @@ def store(tmp_path: Path) -> Any:
                     expected={"answer": str(at + 1)},
                     **told,
                 )
-                know_splits(opened, {"train": [(content_hash(rollout.inputs), "")]})
+                store_splits(opened, {"train": [(content_hash(rollout.inputs), "")]})
                 opened.put_rollout(rollout)
                 for one in turns:
                     opened.put_transition(rollout.id, one)

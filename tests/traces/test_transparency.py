@@ -314,7 +314,7 @@ def test_other_paths_pass_through_unrecorded_and_counted(stage: Stage) -> None:
         "GET /v1/responses/*": 1,
         "DELETE /v1/responses/*": 1, "GET /v1/chat/completions": 1,
     }  # fmt: skip
-    assert (stats["calls"], stats["unrecorded"], stats["not_spoken"]) == (0, 0, {})
+    assert (stats["calls"], stats["unrecorded"], stats["refused_paths"]) == (0, 0, {})
     assert stage.rollouts() == []
 
 

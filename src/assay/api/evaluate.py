@@ -103,7 +103,7 @@ def evaluate(
     ) as job:
         tasks = job.splits.unseal() if split == "test" else getattr(job.splits, split)
         job.session.register(tasks, split)
-        used = len(job.made_with() & {task.content_hash[:HASH] for task in tasks})
+        used = len(job.training_splits() & {task.content_hash[:HASH] for task in tasks})
         notes = _notes(job, config, shown, used=used, of=len(tasks))
         stopped, alarms = _evaluated(job, config, tasks, into=evaluation, notes=notes)
         corrected = {}

@@ -15,7 +15,7 @@ from assay.api.improve.steps import check_improvement, check_name
 from assay.errors import ConfigError
 from assay.evaluation import SilentProgress
 from assay.models import Meter, count_tokens
-from assay.optimizers.finetuning.settings import PolicySettings, made_of
+from assay.optimizers.finetuning.settings import PolicySettings, settings_from
 from assay.optimizers.prompts.estimate import calls_per_run, minutes_text, price_of
 from assay.optimizers.prompts.reserve import forecast_pair, plan_report, too_few_to_score, too_small
 from assay.programs.loading import full_name
@@ -152,7 +152,7 @@ def _runs(job: Job, config: ProgramSettings, each: float) -> tuple[float, list[s
     few = too_small(sizes)
     warnings = [f"warning: {few}"] if few else []
     if isinstance(config, ImproveSettings):
-        grpo = made_of(PolicySettings, config.grpo or {}, "grpo")
+        grpo = settings_from(PolicySettings, config.grpo or {}, "grpo")
         steps = plan_steps(
             config.order, sizes, config, each=each, rollouts=config.rollouts, grpo=grpo, retained=len(config.retention)
         )

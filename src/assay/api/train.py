@@ -119,13 +119,13 @@ def train(
         kept = [opener.open(one.program, one.rubric, one.data)[0] for one in others]
         for one, other in itertools.permutations([main, *kept], 2):
             one.session.meter.beside(other.session.meter)  # the caps are of the whole training
-        monitored = job.rubric_beside(monitoring) if monitoring is not None else None
+        monitored = job.additional_rubric(monitoring) if monitoring is not None else None
         if config.preflight and not rank():
             shown.say("preflight: one task, each judge once")
             _tried(main, job.splits.train, engine, monitored, config.max_cost_usd)
             for one in kept:
                 _tried(one, one.val, engine, None, config.max_cost_usd)
-        rollouts = Rollouts(main, job.splits.train, settings, engine, monitors=monitored)
+        rollouts = Rollouts(main, job.splits.train, settings, engine, monitor=monitored)
         return train_policy(rollouts, name, settings, retained=kept, resume=resume, progress=shown)
 
 

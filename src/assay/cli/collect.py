@@ -10,8 +10,8 @@ from assay.cli.shared import (
     Console,
     dry_run,
     job_options,
-    keep,
     pairs,
+    pop_values,
     print_json,
     require_coverage,
     warn_of_failures,
@@ -40,7 +40,7 @@ def command(program: str | None, **values: Any) -> None:
     from assay.api.collect import collect
     from assay.errors import ModelError
 
-    as_json, store, resume, dry, temperatures, over = keep(
+    as_json, store, resume, dry, temperatures, over = pop_values(
         values, "as_json", "store", "resume", "dry_run", "temperatures", "over"
     )
     program, settings = given_job(values, program, CollectSettings)

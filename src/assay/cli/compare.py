@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from assay.cli.flags import given_settings, is_artifact, settings_flags
-from assay.cli.shared import Console, job_options, keep, print_json, require_coverage, say_openings
+from assay.cli.shared import Console, job_options, pop_values, print_json, print_openings, require_coverage
 from assay.cli.wording import in_flags
 from assay.runs.settings import CompareSettings
 
@@ -22,7 +22,7 @@ def command(a: str, b: str, **values: Any) -> None:
     A, with a 95 % interval."""
     from assay.api.compare import compare
 
-    as_json, store, resume = keep(values, "as_json", "store", "resume")
+    as_json, store, resume = pop_values(values, "as_json", "store", "resume")
     settings = given_settings(values, CompareSettings, artifact=is_artifact(a, b))
     report = compare(a, b, store=store, resume=resume, progress=Console(), **settings)
     data = report.to_dict()
@@ -62,4 +62,4 @@ def _show(data: dict[str, Any]) -> None:
     rich.print(f"gain of b: {with_interval(gain)}: {what}")
     for note in data["notes"]:
         rich.print(f"note: {in_flags(note)}")
-    say_openings(rich, data["test_openings"])
+    print_openings(rich, data["test_openings"])

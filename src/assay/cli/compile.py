@@ -10,10 +10,10 @@ from assay.cli.shared import (
     Console,
     dry_run,
     job_options,
-    keep,
+    pop_values,
     print_json,
+    print_openings,
     require_coverage,
-    say_openings,
     warn_of_failures,
     warn_of_gaps,
 )
@@ -36,7 +36,7 @@ def command(program: str | None, **values: Any) -> None:
     """
     from assay.api.compile import compile
 
-    as_json, store, out, resume, dry = keep(values, "as_json", "store", "out", "resume", "dry_run")
+    as_json, store, out, resume, dry = pop_values(values, "as_json", "store", "out", "resume", "dry_run")
     program, settings = given_job(values, program, CompileSettings)
     if dry:
         return dry_run("compile", program, settings, as_json=as_json, store=store)
@@ -67,7 +67,7 @@ def _show(data: dict[str, Any]) -> None:
         rich.print(table)
         warn_of_failures(rich, after)
         rich.print(NOTHING_TO_COMPARE if alone else _gain_line(gain), markup=False)
-    say_openings(rich, data["test_openings"])
+    print_openings(rich, data["test_openings"])
     gate = data["gate"]
     if gate:
         verdict = (

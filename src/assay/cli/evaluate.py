@@ -9,10 +9,10 @@ from assay.cli.shared import (
     Console,
     dry_run,
     job_options,
-    keep,
+    pop_values,
     print_json,
+    print_openings,
     require_coverage,
-    say_openings,
     warn_of_failures,
     warn_of_gaps,
 )
@@ -38,7 +38,7 @@ def command(program: str | None, **values: Any) -> None:
     from assay.api.evaluate import evaluate
     from assay.errors import ModelError
 
-    as_json, store, resume, least, dry = keep(values, "as_json", "store", "resume", "fail_under", "dry_run")
+    as_json, store, resume, least, dry = pop_values(values, "as_json", "store", "resume", "fail_under", "dry_run")
     program, settings = given_job(values, program, EvaluateSettings)
     if dry:
         return dry_run("evaluate", program, settings, as_json=as_json, store=store)
@@ -89,7 +89,7 @@ def _show(program: str, data: dict[str, Any]) -> None:
             f"(verdicts alone {found['verdicts_alone']:.3f})"
         )
         rich.print(text, markup=False)
-    say_openings(rich, data["test_openings"])
+    print_openings(rich, data["test_openings"])
     warn_of_failures(rich, result)
     warn_of_gaps(rich, data)
     for note in data["notes"]:

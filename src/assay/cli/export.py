@@ -5,7 +5,16 @@ from typing import Any
 import click
 
 from assay.cli.flags import given_settings, settings_flags
-from assay.cli.shared import Console, Decorator, json_option, keep, print_json, store_option, trust_option, with_options
+from assay.cli.shared import (
+    Console,
+    Decorator,
+    json_option,
+    pop_values,
+    print_json,
+    store_option,
+    trust_option,
+    with_options,
+)
 from assay.cli.wording import counted, in_flags
 from assay.runs.settings.export import BalanceSettings, ExportSettings, GateSettings, SelectionSettings
 from assay.support.settings import settings_of
@@ -80,7 +89,7 @@ def _export(kind: str, values: dict[str, Any]) -> None:
     from assay.api.export import export
     from assay.traces.export.gates import UngatedExport
 
-    as_json, out, store = keep(values, "as_json", "out", "store")
+    as_json, out, store = pop_values(values, "as_json", "out", "store")
     rubric = values.pop("rubric", None)  # of grpo alone
     settings = given_settings(values, ExportSettings)
     _open(store)
@@ -117,11 +126,11 @@ def _show_gates(gates: list[dict[str, Any]]) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
 
-    from assay.traces.export.gates import shown_value
+    from assay.traces.export.gates import format_value
 
     table = Table("gate", "value", "required", "", title="gates", title_justify="left")
     for gate in gates:
-        table.add_row(gate["gate"], shown_value(gate["value"]), str(gate["required"]), _said_of(gate))
+        table.add_row(gate["gate"], format_value(gate["value"]), str(gate["required"]), _said_of(gate))
     Rich(highlight=False, markup=False).print(table)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from assay.cli.flags import given_job, settings_flags
-from assay.cli.shared import Console, dry_run, job_options, keep, print_json, require_coverage, say_openings
+from assay.cli.shared import Console, dry_run, job_options, pop_values, print_json, print_openings, require_coverage
 from assay.cli.wording import in_flags
 from assay.runs.settings import ImproveSettings
 
@@ -26,7 +26,7 @@ def command(program: str | None, **values: Any) -> None:
     """
     from assay.api.improve.run import improve
 
-    as_json, store, out, resume, name, dry = keep(values, "as_json", "store", "out", "resume", "name", "dry_run")
+    as_json, store, out, resume, name, dry = pop_values(values, "as_json", "store", "out", "resume", "name", "dry_run")
     program, settings = given_job(values, program, ImproveSettings)
     for step in ("sft", "grpo"):
         if step in settings:  # by their flags in `assay train`
@@ -69,5 +69,5 @@ def _show(report: dict[str, Any]) -> None:
         rich.print(table)
     elif not any(told["kept"] for told in report["steps"]):
         rich.print("nothing was kept, so there is nothing to compare: the program stays as it is")
-    say_openings(rich, report["test_openings"])
+    print_openings(rich, report["test_openings"])
     rich.print(f"model: {report['model']}\nartifact: {report['artifact']}", markup=False, soft_wrap=True)

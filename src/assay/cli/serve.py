@@ -163,15 +163,14 @@ def _show_start(
     address: str, run_id: str, model: str, used_key: str | None, *, store: str | None, key: str | None, as_json: bool
 ) -> None:
     """Prints address, model and the gateway's key, if it was generated because none was given (`key`)."""
-    from assay.traces.store import shown_url, store_url
+    from assay.traces.store import store_url, url_without_password
 
     if as_json:
         generated = {"key": used_key} if key is None else {}
         print_json({"url": address, "model": model, "run": run_id, **generated}, with_key=True)
     console = Console()
-    console.say(
-        f"{model} at {address}, recorded in {shown_url(store_url(store)).removeprefix('sqlite:///')}; Ctrl-C ends it"
-    )
+    database = url_without_password(store_url(store)).removeprefix("sqlite:///")
+    console.say(f"{model} at {address}, recorded in {database}; Ctrl-C ends it")
     bases = f"OPENAI_BASE_URL={address}/v1  ANTHROPIC_BASE_URL={address}  GOOGLE_GEMINI_BASE_URL={address}"
     console.say(f"  {bases}" + ("" if key is None else "  (callers must send the key)"))
     if key is None:
@@ -182,7 +181,7 @@ def _show_start(
 def _summary(counts: dict[str, Any]) -> str:
     """The counts of a gateway's run, in one sentence."""
     passed = ", ".join(f"{name} ({count})" for name, count in counts["passed_through"].items())
-    unsupported = ", ".join(f"{path} ({count})" for path, count in counts["not_spoken"].items())
+    unsupported = ", ".join(f"{path} ({count})" for path, count in counts["refused_paths"].items())
     return (
         f"{counted(counts['calls'], 'calls')} went to a model, {counts['stored']} are stored, "
         f"{counts['unrecorded']} were not recorded; rollouts never closed: {counts['unclosed']:,}"

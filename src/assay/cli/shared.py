@@ -18,13 +18,13 @@ __all__ = [
     "job_options",
     "json_option",
     "json_or_text",
-    "keep",
     "min_coverage_option",
     "open_store",
     "pairs",
+    "pop_values",
     "print_json",
+    "print_openings",
     "require_coverage",
-    "say_openings",
     "store_option",
     "trust_option",
     "warn_of_failures",
@@ -221,7 +221,7 @@ def warn_of_gaps(rich: Any, data: dict[str, Any]) -> None:
         rich.print(f"warning: {counted(data['rows_not_stored'], 'rows')} could not be stored", markup=False)
 
 
-def say_openings(rich: Any, openings: dict[str, int] | None) -> None:
+def print_openings(rich: Any, openings: dict[str, int] | None) -> None:
     """How often the test split was opened, where a job opened it."""
     from assay.traces.store.sealing import openings_line
 
@@ -284,6 +284,6 @@ class Console:
             yield lambda count: progress.advance(task, count)
 
 
-def keep(values: dict[str, Any], *names: str) -> list[Any]:
+def pop_values(values: dict[str, Any], *names: str) -> list[Any]:
     """Takes the named flags out of `values`, in order."""
     return [values.pop(name) for name in names]

@@ -11,11 +11,11 @@ from assay.cli.shared import (
     Console,
     Decorator,
     json_option,
-    keep,
     min_coverage_option,
+    pop_values,
     print_json,
+    print_openings,
     require_coverage,
-    say_openings,
     store_option,
     trust_option,
     with_options,
@@ -81,7 +81,7 @@ def sft(**values: Any) -> None:
     from assay.optimizers.finetuning.data import read_sft
     from assay.optimizers.finetuning.run_folder import rank
 
-    as_json, source, name, resume, program, store, config = keep(
+    as_json, source, name, resume, program, store, config = pop_values(
         values, "as_json", "export", "name", "resume", "program", "store", "accelerate_config"
     )
     if config is not None:
@@ -213,7 +213,7 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
     from assay.optimizers.finetuning.run_folder import rank
     from assay.traces.export.pipeline import is_export
 
-    as_json, program, name, store, resume, config = keep(
+    as_json, program, name, store, resume, config = pop_values(
         values, "as_json", "program", "name", "store", "resume", "accelerate_config"
     )
     if config is not None:
@@ -324,7 +324,7 @@ def _show_validation(rich: Any, data: Mapping[str, Any]) -> None:
         for row in in_numbers(modes):
             table.add_row(*row, style="bold" if row[0].endswith(": score") else None)
         rich.print(table)
-        say_openings(rich, data["test_openings"].get(bench))
+        print_openings(rich, data["test_openings"].get(bench))
 
 
 _policy_command(

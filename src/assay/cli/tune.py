@@ -9,10 +9,10 @@ from assay.cli.shared import (
     Console,
     dry_run,
     job_options,
-    keep,
+    pop_values,
     print_json,
+    print_openings,
     require_coverage,
-    say_openings,
     warn_of_failures,
 )
 from assay.cli.wording import in_flags
@@ -51,7 +51,7 @@ def command(program: str | None, **values: Any) -> None:
     """
     from assay.api.tune import tune
 
-    as_json, store, out, resume, apply, shows_impact, dry = keep(
+    as_json, store, out, resume, apply, shows_impact, dry = pop_values(
         values, "as_json", "store", "out", "resume", "apply", "impact", "dry_run"
     )
     program, settings = given_job(values, program, TuneSettings, ImpactSettings)
@@ -139,7 +139,7 @@ def _show(data: dict[str, Any]) -> None:
                 rich.print(f"{name}: {_MEANINGS[name]}", markup=False, soft_wrap=True)
         warn_of_failures(rich, after)
         rich.print(f"gain: {_gain(gain)}; tokens {_share(data['test']['tokens'])}", markup=False)
-    say_openings(rich, data["test_openings"])
+    print_openings(rich, data["test_openings"])
     if data["gate"]:
         verdict = (
             "the tuned program replaces the default"

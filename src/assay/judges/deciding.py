@@ -13,7 +13,7 @@ from assay.judges.listwise import ListwiseJudge
 from assay.judges.loading import AnyJudge, load_judge
 from assay.judges.pointwise import PointwiseJudge
 from assay.judges.quality.ranking import bradley_terry, pairings, win_rates
-from assay.judges.reading import GUARD, meanings, shown_as
+from assay.judges.reading import GUARD, fenced_text, meanings
 from assay.models import sibling
 from assay.rubrics import Criterion, Grade, JudgeSpec, NoGrade
 from assay.rubrics.protocols import JointResolver
@@ -157,7 +157,7 @@ class Together(_JudgeCall):
 
     def grade_all(self, task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> dict[str, Grade | NoGrade]:
         """Returns a grade, or `NoGrade` with the reason, per criterion name. Makes one call."""
-        inputs = {"task_input": shown_as(one_of(task.inputs)), "output": shown_as(output_of(prediction))}
+        inputs = {"task_input": fenced_text(one_of(task.inputs)), "output": fenced_text(output_of(prediction))}
         context, own = self.recording(task, inputs, rollout)
         with context, self.named_failure(own), dspy.context(adapter=dspy.JSONAdapter()):
             result = self.judge(**inputs)

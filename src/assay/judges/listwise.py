@@ -21,9 +21,9 @@ from assay.judges.reading import (
     READINGS,
     NoProbabilities,
     VerdictAdapter,
+    fenced_text,
     gave_no_probabilities,
     reads_probabilities,
-    shown_as,
 )
 from assay.models import sibling
 from assay.models.roles import Endpoint
@@ -107,13 +107,13 @@ class ListwiseJudge(dspy.Module):  # type: ignore[misc]
             raise ConfigError(
                 "no language model is configured: call dspy.configure(lm=assay.get_lm(NAME)), or set the judge's model"
             )
-        rng, inputs = random.Random(self.seed), {"task_input": shown_as(task_input) or EMPTY}
+        rng, inputs = random.Random(self.seed), {"task_input": fenced_text(task_input) or EMPTY}
         by_letter = reads_probabilities(lm, self.reading) and not (self.reading == "auto" and gave_no_probabilities(lm))
         values_of: dict[Any, list[float]] = defaultdict(list)
         reasons = []
         for _ in range(self.orders):
             by_name = dict(zip(_LETTERS, rng.sample(list(outputs), len(outputs)), strict=False))
-            lines = "\n".join(f"{letter}: {shown_as(outputs[key]) or EMPTY}" for letter, key in by_name.items())
+            lines = "\n".join(f"{letter}: {fenced_text(outputs[key]) or EMPTY}" for letter, key in by_name.items())
             try:
                 with dspy.context(lm=lm):
                     try:

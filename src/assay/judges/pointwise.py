@@ -27,11 +27,11 @@ from assay.judges.reading import (
     VerdictAdapter,
     fence,
     fenced,
+    fenced_text,
     gave_no_probabilities,
+    have_distinct_first_tokens,
     meanings,
     reads_probabilities,
-    shown_as,
-    tell_apart,
 )
 from assay.rubrics import JudgeSpec, NoGrade
 
@@ -74,11 +74,11 @@ class PointwiseJudge(Judge):
         for name, value, known in (("reading", reading, READINGS), ("style", style, STYLES)):
             if value not in known:
                 raise ConfigError(f"{name}={value!r} must be one of {', '.join(known)}")
-        if style == "words" and not tell_apart(self.labels):
+        if style == "words" and not have_distinct_first_tokens(self.labels):
             raise ConfigError(
                 f"style='words': the first tokens of {list(self.labels)} are not distinct; use style='letters'"
             )
-        self.style = style if style != "auto" else "words" if tell_apart(self.labels) else "letters"
+        self.style = style if style != "auto" else "words" if have_distinct_first_tokens(self.labels) else "letters"
         self.min_mass = min_mass
         if isinstance(min_mass, bool) or not isinstance(min_mass, int | float) or not 0 <= min_mass <= 1:
             raise ConfigError(f"min_mass={min_mass!r} must be between 0 and 1")
@@ -105,7 +105,7 @@ class PointwiseJudge(Judge):
         return {**super().config, **own, **({"min_mass": self.min_mass} if self.min_mass != MIN_MASS else {})}
 
     def read(self, inputs: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
-        fields = {name: text for name in self.shows if (text := shown_as(inputs[name])) is not None}
+        fields = {name: text for name in self.shows if (text := fenced_text(inputs[name])) is not None}
         if not fields:
             fields = {self.shows[-1]: EMPTY}
         lm = dspy.settings.lm

@@ -32,12 +32,12 @@ __all__ = [
     "VerdictAdapter",
     "fence",
     "fenced",
+    "fenced_text",
     "gave_no_probabilities",
+    "have_distinct_first_tokens",
     "meanings",
     "reads_probabilities",
     "scale_masses",
-    "shown_as",
-    "tell_apart",
     "word_probabilities",
 ]
 
@@ -78,7 +78,7 @@ def fence(value: Any) -> str:
     return _STRUCTURE.sub(lambda match: f"\\u{ord(match[0]):04x}", encoded)
 
 
-def shown_as(value: Any) -> str | None:
+def fenced_text(value: Any) -> str | None:
     """Formats a value for a judge: `(empty)` for an empty text, None for None (not shown), otherwise fenced."""
     if value is None:
         return None
@@ -86,7 +86,7 @@ def shown_as(value: Any) -> str | None:
 
 
 def fenced(value: Any) -> str:
-    """Like `shown_as`, for values that may be fenced already, such as demonstrations."""
+    """Like `fenced_text`, for values that may be fenced already, such as demonstrations."""
     if isinstance(value, str) and value in ("", EMPTY):
         return EMPTY
     try:
@@ -101,7 +101,7 @@ def meanings(spec: JudgeSpec) -> str:
     return "".join(f"{word!r} means: {meaning} " for word, meaning in spec.anchors.items())
 
 
-def tell_apart(words: Sequence[str]) -> bool:
+def have_distinct_first_tokens(words: Sequence[str]) -> bool:
     """Whether the first tokens of the labels are distinct.
 
     False if two labels begin with the same word, or if one number is the beginning of another (1 and 10).

@@ -32,7 +32,7 @@ from assay.runs.settings import ProgramSettings
 from assay.runs.shown_tasks import carried_by
 from assay.sources.trust import accept, entries
 from assay.traces import Recorder, Store
-from assay.traces.store.sealing import DEFAULT_SALT, Openings, know_splits, know_tasks, open_test, resolve_salt
+from assay.traces.store.sealing import DEFAULT_SALT, Openings, open_test, resolve_salt, store_splits, store_tasks
 
 __all__ = ["Job", "open_job", "salt_at", "salt_in"]
 
@@ -55,7 +55,7 @@ class Job:
     ended: bool = False  # an earlier process had ended it; its report was returned and nothing was run
     was_done: bool = False  # an earlier process had completed it
 
-    def rubric_beside(self, source: str | Path | Rubric) -> Rubric:
+    def additional_rubric(self, source: str | Path | Rubric) -> Rubric:
         """Loads another rubric, with the same judge models as the job's own."""
         return load_rubric(source, judge_lm=self.session.judge_lm, own_models=self.session.own_models)
 
@@ -87,7 +87,7 @@ class Job:
         tasks = json.loads((self.artifact.path / "splits.json").read_text(encoding="utf-8")).get("tasks") or {}
         return {name: hashes for name, hashes in tasks.items() if name in SPLITS}
 
-    def made_with(self) -> set[str]:
+    def training_splits(self) -> set[str]:
         """Those of them that the artifact learned from or was selected on."""
         return {content for name in ("train", "val") for content in self.tasks_of_artifact().get(name, ())}
 
@@ -190,10 +190,10 @@ def salt_at(program: Any) -> tuple[str, str] | None:
 def _keep_splits(job: Job, opens_as: str) -> None:
     """Stores the split of each task, and counts openings of the test split in the store."""
     splits = job.splits
-    know_tasks(job.store, splits.parts())
+    store_tasks(job.store, splits.parts())
     if job.artifact is not None:
         job.session.recorder.carried = carried_by(job.artifact)
-        know_splits(
+        store_splits(
             job.store, {name: [(content, "") for content in hashes] for name, hashes in job.tasks_of_artifact().items()}
         )
 

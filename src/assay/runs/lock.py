@@ -16,7 +16,7 @@ from assay.errors import ConfigError, ProgramFailed
 from assay.models import Meter
 from assay.models.limits import OverTime, limited, within_limit
 
-__all__ = ["answered_within", "cancelled_by_signals", "only_one"]
+__all__ = ["answered_within", "cancelled_by_signals", "exclusive_lock"]
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def cancelled_by_signals(meter: Meter) -> Iterator[None]:
 
 
 @contextmanager
-def only_one(path: Path) -> Iterator[None]:
+def exclusive_lock(path: Path) -> Iterator[None]:
     """Holds the lock of a job, so that it does not run twice at the same time.
 
     Raises:

@@ -17,7 +17,7 @@ from assay.evaluation import Progress
 from assay.models import LanguageModel, Meter, ResponseCache, get_lm, with_recording
 from assay.models.meter import spent_before
 from assay.models.roles import Endpoint, is_embedded
-from assay.runs.lock import cancelled_by_signals, only_one
+from assay.runs.lock import cancelled_by_signals, exclusive_lock
 from assay.runs.settings import CommonSettings
 from assay.traces import Recorder, Store, store_url
 from assay.traces.missed import Unrecorded
@@ -57,7 +57,7 @@ def open_run(
     """Opens a run, holds its lock while it is open, and stores how it ended (`Run.status`)."""
     logging.getLogger("dspy").setLevel(logging.ERROR)
     home = home_of(store)
-    with only_one(home / "runs" / f"{config.key}.lock"), opened_store(store, progress) as opened:
+    with exclusive_lock(home / "runs" / f"{config.key}.lock"), opened_store(store, progress) as opened:
         if config.salt is not None:
             claim_salt(opened, config.salt)
         (run_id, resumed), started, status = (

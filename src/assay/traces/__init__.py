@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from assay.traces.places import current_rollout
     from assay.traces.recorder import Recorder
     from assay.traces.records import Rollout, ToolCall, Transition, Verdict
-    from assay.traces.store.connection import shown_url
+    from assay.traces.store.connection import url_without_password
     from assay.traces.store.location import store_url
     from assay.traces.store.store import Store
 else:
@@ -19,7 +19,7 @@ else:
             "recorder": "Recorder",
             "records": "Rollout ToolCall Transition Verdict",
             "store.location": "store_url",
-            "store.connection": "shown_url",
+            "store.connection": "url_without_password",
             "store.store": "Store",
         },
     )
@@ -32,6 +32,6 @@ __all__ = [
     "Transition",
     "Verdict",
     "current_rollout",
-    "shown_url",
     "store_url",
+    "url_without_password",
 ]

@@ -11,7 +11,7 @@ import dspy
 
 from assay.datasets.tasks import content_hash
 from assay.models.threads import current_place, leave_place, open_place
-from assay.traces.listening import is_told_here, listeners
+from assay.traces.listening import is_listening_here, listeners
 from assay.traces.records import Rollout
 from assay.traces.unrecorded import UnrecordedCalls
 
@@ -66,7 +66,7 @@ def open_here() -> OpenRollout | None:
     started.
     """
     place = dspy.settings.get(_KEY)
-    if place is None and not is_told_here():
+    if place is None and not is_listening_here():
         place = current_place()
     return place if isinstance(place, OpenRollout) else None
 
@@ -75,7 +75,7 @@ def others_open(recorder: object) -> list[OpenRollout]:
     """All open rollouts of a recorder, for a thread of unknown origin. Empty if DSPy's context is known here."""
     # A rollout of another recorder of the process, such as one that was abandoned at its time limit, made no call of
     # this recorder's engines.
-    return [] if is_told_here() else [place for place in _open if place.recorder is recorder]
+    return [] if is_listening_here() else [place for place in _open if place.recorder is recorder]
 
 
 def current_rollout() -> Rollout | None:

@@ -111,7 +111,7 @@ def _check_monitor(job: Job, trial: Trial) -> None:
     """Asks the judges of the monitor rubric once; the program's run comes from the response cache."""
     if trial.monitor is None or not job.config.preflight:
         return
-    monitor = job.rubric_beside(trial.monitor)
+    monitor = job.additional_rubric(trial.monitor)
     if monitor.needs_judge:
         tasks = getattr(job.splits, trial.split)
         preflight(

@@ -28,7 +28,7 @@ from assay.models.lora.adapters import adapter_home, find_adapter, served_as
 from assay.models.meter import Usage
 from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.optimizers.finetuning.comparison import compared
-from assay.optimizers.finetuning.settings import PolicySettings, made_of
+from assay.optimizers.finetuning.settings import PolicySettings, settings_from
 from assay.optimizers.prompts.reserve import FEWEST
 from assay.programs.loading import full_name
 from assay.reports.training import interval
@@ -216,7 +216,7 @@ class _Improvement:
         return self.folder.parent / f"{self.name}.json"
 
     def _settings(self, kind: type[T], given: Mapping[str, Any], what: str) -> T:
-        return made_of(kind, {"model": self.report.model, "seed": self.options.get("seed", 0), **given}, what)
+        return settings_from(kind, {"model": self.report.model, "seed": self.options.get("seed", 0), **given}, what)
 
     def _own_model(self) -> str:
         return own_model(self.program, self.options.get("model"))

@@ -13,7 +13,7 @@ from assay.api.train import guards_of, independent
 from assay.deployment.artifact import is_artifact
 from assay.errors import ConfigError
 from assay.optimizers.finetuning.run_folder import check_free
-from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings, made_of
+from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings, settings_from
 from assay.runs.settings import DEFAULT_MODEL, ImproveSettings
 
 __all__ = ["STATE", "STEPS", "adapter_names", "check_improvement", "check_name", "own_model", "own_name"]
@@ -41,8 +41,8 @@ def check_improvement(config: ImproveSettings, *, model: str | None, monitor: st
             f"retention and monitor would have no effect: they guard grpo, and the order is {', '.join(order)}"
         )
     sft, grpo = config.sft or {}, config.grpo or {}
-    made_of(SFTSettings, sft, "sft")
-    if made_of(PolicySettings, grpo, "grpo").evaluate_every == 0 and config.retention:
+    settings_from(SFTSettings, sft, "sft")
+    if settings_from(PolicySettings, grpo, "grpo").evaluate_every == 0 and config.retention:
         raise ConfigError(
             "retention tasks are evaluated every evaluate_every steps, and 0 is never: give "
             "grpo={'evaluate_every': STEPS}"

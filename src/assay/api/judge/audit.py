@@ -13,7 +13,7 @@ from assay.evaluation import Progress, SilentProgress
 from assay.evaluation.judged import judge_items
 from assay.judges.loading import AnyJudge
 from assay.judges.quality.attacks import load_attacks
-from assay.judges.quality.audit import asks_for_quality, assess, audit_cases, audit_items, not_tried, plain_rows
+from assay.judges.quality.audit import assess, audit_cases, audit_items, judges_quality, not_tried, plain_rows
 from assay.judges.quality.bases import BASES, bases_of, load_bases
 from assay.models.scope import refusals_end_at_once
 from assay.runs.arguments import takes
@@ -61,7 +61,7 @@ def audit_judge(
     )
     own = load_attacks(iter_rows(attack)) if attack else []
     source = "cases" if cases else "labels" if labels else "shipped"
-    unasked = source == "shipped" and not asks_for_quality(built.spec)
+    unasked = source == "shipped" and not judges_quality(built.spec)
     kind = config.profile or ("property" if built.spec.kind == "nominal" or unasked else "quality")
     pack = audit_cases(built, bases, attacks=own, profile=kind)
     with at_work(config, judge, lm, shown, store) as (judge_, session):

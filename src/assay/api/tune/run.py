@@ -39,7 +39,7 @@ from assay.optimizers.parameters import (
     train_policy,
 )
 from assay.optimizers.parameters.page import importance, write_page
-from assay.optimizers.parameters.search import put_back_all
+from assay.optimizers.parameters.search import requeue_all
 from assay.optimizers.prompts.estimate import price_of
 from assay.optimizers.prompts.reserve import announce_splits, forecast_pair, plan_report
 from assay.rubrics import Rubric
@@ -52,7 +52,7 @@ from assay.runs.preflight import checked
 from assay.runs.settings import TuneSettings
 from assay.runs.settings.options import TuneOptions
 from assay.sources.trust import trusts
-from assay.traces import shown_url
+from assay.traces import url_without_password
 from assay.traces.store.sealing import resolve_salt
 
 __all__ = ["tune"]
@@ -212,8 +212,8 @@ def _by_optuna(
     url, val = storage_of(config, store), job.splits.val
     study, alone = study_of(job, config, space, url), config.study is None and config.workers == 1
     shown.say(
-        f"study {study.study_name} in {shown_url(url)}: {config.trials} trials of {len(val)} val tasks; the test split "
-        "is sealed"
+        f"study {study.study_name} in {url_without_password(url)}: {config.trials} trials of {len(val)} val tasks; "
+        "the test split is sealed"
     )
     if moved := [
         name
@@ -226,7 +226,7 @@ def _by_optuna(
         )
     stopped = None
     if config.study is None and not alone:
-        put_back_all(study)  # a study of this run alone: processes that held its running trials are gone
+        requeue_all(study)  # a study of this run alone: processes that held its running trials are gone
     try:
         with helped(config, study.study_name, url, store, shown, meter=job.session.meter, resume=resume):
             search(objective, val, space, config.search, study, defaults=[default], progress=shown, alone=alone)
@@ -291,7 +291,9 @@ def _drawn(report: TuneReport, job: Job, config: TuneSettings, url: str) -> None
         study = optuna.load_study(study_name=config.study or job.run_id, storage=url)
         report.importance = importance(study)
     except (KeyError, sa.exc.SQLAlchemyError, optuna.exceptions.OptunaError) as error:  # the result needs no charts
-        report.notes.append(f"no page: the study at {shown_url(url)} is gone ({str(error).partition(chr(10))[0]})")
+        report.notes.append(
+            f"no page: the study at {url_without_password(url)} is gone ({str(error).partition(chr(10))[0]})"
+        )
         return
     facts = {
         **facts_of(job, config),

@@ -16,7 +16,7 @@ from assay.runs.jobs import Job
 from assay.runs.opening import home_of
 from assay.runs.settings import TuneSettings
 from assay.runs.settings.tune import ParameterSettings
-from assay.traces import shown_url, store_url
+from assay.traces import store_url, url_without_password
 
 if TYPE_CHECKING:
     import optuna
@@ -142,12 +142,12 @@ def study_to_show(job: Job, config: ParameterSettings, space: Space, url: str) -
         )
     except Exception as error:
         raise StoreError(
-            f"the studies at {shown_url(url)} cannot be read: {str(error).partition(chr(10))[0]}"
+            f"the studies at {url_without_password(url)} cannot be read: {str(error).partition(chr(10))[0]}"
         ) from error
     if config.study:
         summaries = [summary for summary in summaries if summary.study_name == config.study]
         if not summaries:
-            raise ConfigError(f"there is no study {config.study!r} at {shown_url(url)}")
+            raise ConfigError(f"there is no study {config.study!r} at {url_without_password(url)}")
     else:
         wanted = json.loads(json.dumps({**space.describe(), **_searched_on(job, config)}))
         summaries = [summary for summary in summaries if summary.user_attrs.get("assay", {}).get("space") == wanted]

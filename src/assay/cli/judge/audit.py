@@ -6,7 +6,7 @@ import click
 
 from assay.cli.flags import given_settings, is_artifact, settings_flags
 from assay.cli.judge.tables import rich_console, spent_text
-from assay.cli.shared import Console, job_options, keep, print_json, require_coverage
+from assay.cli.shared import Console, job_options, pop_values, print_json, require_coverage
 from assay.cli.wording import counted, in_flags
 from assay.runs.settings import JudgeAuditSettings
 
@@ -35,7 +35,7 @@ def audit_command(judge: str, **values: Any) -> None:
     from assay.api.judge.audit import audit_judge
     from assay.errors import ModelError
 
-    (as_json,) = keep(values, "as_json")
+    (as_json,) = pop_values(values, "as_json")
     values |= given_settings(values, JudgeAuditSettings, artifact=is_artifact(judge))
     try:
         data = audit_judge(judge, progress=Console(), **values)

@@ -6,7 +6,7 @@ import click
 
 from assay.cli.flags import given_settings, settings_flags
 from assay.cli.judge.tables import MEASURES, gain_text, interval_text, number, show_card
-from assay.cli.shared import Console, job_options, keep, print_json, require_coverage, say_openings
+from assay.cli.shared import Console, job_options, pop_values, print_json, print_openings, require_coverage
 from assay.cli.wording import in_flags
 from assay.reports.markdown import dollars
 from assay.runs.settings import JudgeCompileSettings
@@ -25,7 +25,7 @@ def compile_command(judge: str, **values: Any) -> None:
     """
     from assay.api.judge import compile as judging
 
-    as_json, store, out, resume = keep(values, "as_json", "store", "out", "resume")
+    as_json, store, out, resume = pop_values(values, "as_json", "store", "out", "resume")
     report = judging.compile_judge(
         judge, store=store, out=out, resume=resume, progress=Console(), **given_settings(values, JudgeCompileSettings)
     )
@@ -66,7 +66,7 @@ def _show(data: dict[str, Any]) -> None:
         gain, accuracy = data["test"]["gain"], data["test"]["accuracy_gain"]
         rich.print(f"gain in {data['objective']}: {gain_text(gain)}; in accuracy: {gain_text(accuracy)}", markup=False)
         show_card(rich, card, said=after["undefined"])
-    say_openings(rich, data["test_openings"])
+    print_openings(rich, data["test_openings"])
     if data["gate"]:
         unproven = "no proof on gate that it agrees better: keep the baseline; the artifact holds the unproven judge"
         verdict = "the compiled judge replaces the baseline" if data["replaces"] else unproven

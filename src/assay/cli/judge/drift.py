@@ -6,7 +6,7 @@ import click
 
 from assay.cli.flags import given_settings, is_artifact, settings_flags
 from assay.cli.judge.tables import rich_console, spent_text
-from assay.cli.shared import Console, job_options, keep, print_json, require_coverage
+from assay.cli.shared import Console, job_options, pop_values, print_json, require_coverage
 from assay.runs.settings import JudgeDriftSettings
 
 __all__ = ["drift_command"]
@@ -24,7 +24,7 @@ def drift_command(judge: str, **values: Any) -> None:
     """Replay a frozen set of verdicts on JUDGE, and raise an alarm that names what changed. Exit code 1 on an alarm."""
     from assay.api.judge.drift import replay_anchors
 
-    (as_json,) = keep(values, "as_json")
+    (as_json,) = pop_values(values, "as_json")
     values |= given_settings(values, JudgeDriftSettings, artifact=is_artifact(judge))
     data = replay_anchors(judge, progress=Console(), **values)
     if as_json:

@@ -6,7 +6,7 @@ import click
 
 from assay.cli.flags import given_settings, is_artifact, settings_flags
 from assay.cli.judge.tables import rich_console, spent_text
-from assay.cli.shared import Console, job_options, keep, print_json, require_coverage
+from assay.cli.shared import Console, job_options, pop_values, print_json, require_coverage
 from assay.cli.wording import counted
 from assay.runs.settings import JudgeScoreSettings
 
@@ -28,7 +28,7 @@ def score_command(judge: str, **values: Any) -> None:
     """Judge every row of D, and say the mean with its interval."""
     from assay.api.judge.score import score_rows
 
-    (as_json,) = keep(values, "as_json")
+    (as_json,) = pop_values(values, "as_json")
     values |= given_settings(values, JudgeScoreSettings, artifact=is_artifact(judge))
     data = score_rows(judge, progress=Console(), **values)
     if as_json:

@@ -23,10 +23,10 @@ def close_command(idle_minutes: float, store: str | None, as_json: bool) -> None
 
     A running gateway ends its rollouts itself.
     """
-    from assay.traces.gateway.left_open import close_left
+    from assay.traces.gateway.left_open import close_abandoned
 
     with open_store(store) as opened:
-        counts = close_left(opened, idle_s=60 * idle_minutes)
+        counts = close_abandoned(opened, idle_s=60 * idle_minutes)
     if as_json:
         print_json(counts)
         return

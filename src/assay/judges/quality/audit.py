@@ -16,9 +16,9 @@ from assay.rubrics import JudgeSpec
 __all__ = [
     "PROFILES",
     "Case",
-    "asks_for_quality",
     "assess",
     "audit_cases",
+    "judges_quality",
     "negatives",
     "not_tried",
     "padded",
@@ -80,7 +80,7 @@ _HIDDEN = (
 )
 
 
-def asks_for_quality(spec: JudgeSpec) -> bool:
+def judges_quality(spec: JudgeSpec) -> bool:
     """Whether a judge's question or anchors ask if an output is correct or good, by word patterns.
 
     If they do not (a tone, a style, a topic), the shipped correct and incorrect answers have no expected verdict.

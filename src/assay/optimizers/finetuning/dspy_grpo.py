@@ -29,7 +29,7 @@ from assay.optimizers.finetuning.base import Policy, lean_head, load_policy, qui
 from assay.optimizers.finetuning.engines import serve
 from assay.optimizers.finetuning.rows import Row, Trajectory
 from assay.optimizers.finetuning.run_folder import check_free, ready
-from assay.optimizers.finetuning.settings import PolicySettings, made_of
+from assay.optimizers.finetuning.settings import PolicySettings, settings_from
 
 __all__ = ["TRLReinforceJob"]
 
@@ -73,7 +73,7 @@ class TRLReinforceJob(ReinforceJob):  # type: ignore[misc]
         settings = {**self.train_kwargs, "model": lm.model, "steps": _ENDLESS, "save_every": _ENDLESS}
         settings["temperature"] = 1.0 if temperature is None else temperature
         self.name = str(settings.pop("name", "dspy-grpo"))
-        self.config: PolicySettings = made_of(PolicySettings, settings, "train_kwargs")
+        self.config: PolicySettings = settings_from(PolicySettings, settings, "train_kwargs")
         if self.config.algorithm == "ppo":
             raise ConfigError(
                 "algorithm='ppo' needs the calls of whole rollouts, which DSPy's GRPO does not hand over: "

@@ -35,7 +35,7 @@ class Rollouts:
     """A source of rows: groups of rollouts of a program on tasks, made by the engine. `items` is the number of tasks.
 
     Args:
-        monitors: monitor rubric. Its scores are logged as the curve `monitor`, never trained on.
+        monitor: monitor rubric. Its scores are logged as the curve `monitor`, never trained on.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class Rollouts:
         config: PolicySettings,
         engine: PolicyEngine,
         *,
-        monitors: Rubric | None = None,
+        monitor: Rubric | None = None,
     ) -> None:
         self.eval_task, self.tasks, self.config = eval_task, list(tasks), config
-        self.engine, self.monitors = engine, monitors
+        self.engine, self.monitor = engine, monitor
         self.row_stats, self.memory = RowStats(), ValueMemory()
         self.of_what, self.items = "tasks", len(self.tasks)
         self.prompts: list[list[dict[str, Any]]] = []
-        self.job = {**job_of(eval_task, self.tasks), "watching": monitors.version if monitors is not None else None}
+        self.job = {**job_of(eval_task, self.tasks), "watching": monitor.version if monitor is not None else None}
 
     def made_from(self) -> dict[str, Any]:
         """Provenance stored with the adapter: hashes of the data subjects of its tasks, for erasure."""
@@ -112,7 +112,7 @@ class Rollouts:
             "explained_variance": credit.explained,
             "rows": float(sum(over_ranks([passed]))),
         }
-        if self.monitors is not None:
+        if self.monitor is not None:
             with session.phase("train"):
                 metrics["monitor"] = _mean(
                     [value for part in over_ranks([self._monitor_scores(predictions)]) for value in part]
@@ -148,14 +148,14 @@ class Rollouts:
 
     def _monitor_scores(self, predictions: Sequence[Any]) -> list[float]:
         """Scores of the rollouts by the monitor rubric; NaN where it could not decide or took too long."""
-        session, monitors = self.eval_task.session, self.monitors
-        assert monitors is not None
+        session, monitor = self.eval_task.session, self.monitor
+        assert monitor is not None
 
         def score(prediction: Any) -> float:
             task = session.tasks.get(content_hash(prediction._rollout.inputs))
             if task is None:
                 return math.nan
-            return monitors.score(task, getattr(prediction, "_failed", None) or prediction, prediction._rollout).value
+            return monitor.score(task, getattr(prediction, "_failed", None) or prediction, prediction._rollout).value
 
         with session.context(), limited(session.task_timeout):
             calls = [functools.partial(score, prediction) for prediction in predictions if prediction is not None]

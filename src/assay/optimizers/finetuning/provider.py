@@ -14,7 +14,7 @@ from dspy.clients.provider import Provider, TrainingJob
 
 from assay.errors import ConfigError
 from assay.optimizers.finetuning.dspy_grpo import TRLReinforceJob
-from assay.optimizers.finetuning.settings import SFTSettings, made_of
+from assay.optimizers.finetuning.settings import SFTSettings, settings_from
 from assay.optimizers.finetuning.sft import train_sft
 
 __all__ = ["TRLProvider"]
@@ -55,7 +55,7 @@ class TRLProvider(Provider):  # type: ignore[misc]
         text = "".join(json.dumps(dict(row), ensure_ascii=False, default=str) + "\n" for row in train_data)
         settings = {"model": model, **(train_kwargs or {})}
         name = str(settings.pop("name", f"dspy-{hashlib.sha256(f'{settings}{text}'.encode()).hexdigest()[:12]}"))
-        config = made_of(SFTSettings, settings, "train_kwargs")
+        config = settings_from(SFTSettings, settings, "train_kwargs")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "rows.jsonl"
             path.write_text(text, encoding="utf-8")

@@ -12,7 +12,7 @@ from typing import Any
 from assay.models import LINES
 from assay.traces import Rollout, Transition
 from assay.traces.credit import rewards_of
-from assay.traces.messages.chaining import whole_requests
+from assay.traces.messages.chaining import full_requests
 from assay.traces.messages.dialects import chat_messages, chat_tools
 from assay.traces.messages.requested import asked_schema
 
@@ -112,7 +112,7 @@ def trajectory_of(
     trajectory = Trajectory(
         group=rollout.group_id, rollout=rollout.id, rewards=rewards, features=list(_features(rollout))
     )
-    requests = whole_requests(
+    requests = full_requests(
         [(transition.request, (transition.response or {}).get("body") or {}) for transition in rollout.transitions]
     )
     for transition, request in zip(rollout.transitions, requests, strict=True):

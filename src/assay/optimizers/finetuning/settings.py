@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from assay.errors import ConfigError
 from assay.support.settings import Settings, nearest, setting, settings_of
 
-__all__ = ["ALGORITHMS", "LOSSES", "RETURNS", "PolicySettings", "SFTSettings", "made_of"]
+__all__ = ["ALGORITHMS", "LOSSES", "RETURNS", "PolicySettings", "SFTSettings", "settings_from"]
 
 T = TypeVar("T", bound=Settings)
 
@@ -184,7 +184,7 @@ class PolicySettings(Settings):
         return batch, rollouts // (batch * processes)
 
 
-def made_of(kind: type[T], values: Mapping[str, Any], what: str) -> T:
+def settings_from(kind: type[T], values: Mapping[str, Any], what: str) -> T:
     """The settings as `kind`.
 
     Raises:

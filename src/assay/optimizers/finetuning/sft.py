@@ -117,14 +117,14 @@ def _train(work: Path, name: str, config: SFTSettings, data: TrainingData, resum
         stoppable() as stop,
         shown.bar(f"sft: {len(train)} rows", _steps(len(train), config)) as advance,
     ):
-        watch = _Watch(report, stop, advance)
-        trainer = make_trainer(policy, train, held_out, config, work / "checkpoints", watch.callback())
+        loss_monitor = _LossMonitor(report, stop, advance)
+        trainer = make_trainer(policy, train, held_out, config, work / "checkpoints", loss_monitor.callback())
         checkpoint = resume and any((work / "checkpoints").glob("checkpoint-*"))
         trainer.train(resume_from_checkpoint=True if checkpoint else None)
     report.steps = trainer.state.global_step
     if any(over_ranks([stop.is_set()])):
         raise Cancelled(f"stopped at step {report.steps}, with a checkpoint in {work}")
-    if watch.diverged:
+    if loss_monitor.diverged:
         report.stopped, report.best_step = last_good(trainer, work, report.steps)
     else:
         best = trainer.state.best_model_checkpoint
@@ -280,7 +280,7 @@ def make_trainer(
     return trainer
 
 
-class _Watch:
+class _LossMonitor:
     """Logs the losses; stops training at a signal or a loss that is not finite."""
 
     def __init__(self, report: SFTReport, stop: threading.Event, advance: Any) -> None:
@@ -291,27 +291,27 @@ class _Watch:
 
         from assay.optimizers.finetuning.trl_trainer import over_ranks
 
-        watch = self
+        loss_monitor = self
 
         class Callback(TrainerCallback):
             def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                watch.advance(state.global_step)
+                loss_monitor.advance(state.global_step)
                 for logged in state.log_history:
-                    watch.see(logged)
+                    loss_monitor.record(logged)
 
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                watch.advance(1)
-                if any(over_ranks([watch.stop.is_set()])):
+                loss_monitor.advance(1)
+                if any(over_ranks([loss_monitor.stop.is_set()])):
                     control.should_save = control.should_training_stop = True
 
             def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-                watch.see({**(logs or {}), "step": state.global_step})
-                if watch.diverged:
+                loss_monitor.record({**(logs or {}), "step": state.global_step})
+                if loss_monitor.diverged:
                     control.should_training_stop, control.should_save = True, False
 
         return Callback()
 
-    def see(self, logged: dict[str, Any]) -> None:
+    def record(self, logged: dict[str, Any]) -> None:
         for key, curve in (("loss", self.report.loss), ("eval_loss", self.report.held_out_loss)):
             if key in logged:
                 value = float(logged[key])

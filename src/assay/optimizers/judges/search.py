@@ -32,7 +32,7 @@ from assay.judges.quality.agreement import (
     oriented,
 )
 from assay.judges.quality.audit import ATTACK
-from assay.judges.reading import STYLES, shown_as, tell_apart
+from assay.judges.reading import STYLES, fenced_text, have_distinct_first_tokens
 from assay.optimizers.judges.config import JudgeConfig
 from assay.optimizers.judges.fitting import cuttable, fitted
 from assay.optimizers.prompts.dspy_patches import repaired_dspy
@@ -116,7 +116,7 @@ class JudgeSearch:
             return []
         labelled = self._demonstrations()
         forms: list[tuple[str, Judge]] = []
-        for style in STYLES[1:] if tell_apart(self.judge.labels) else STYLES[2:]:
+        for style in STYLES[1:] if have_distinct_first_tokens(self.judge.labels) else STYLES[2:]:
             for demos in ([], labelled):
                 try:
                     judge = self._variant(style, demos)
@@ -160,7 +160,7 @@ class JudgeSearch:
         chosen = [item for group in groups.values() for item in group[: self.config.demos]]
         np.random.default_rng(self.session.seed).shuffle(chosen)
         return [
-            {**{name: shown_as(item.shown.get(name)) for name in self.judge.shows}, "verdict": item.modes[0]}
+            {**{name: fenced_text(item.shown.get(name)) for name in self.judge.shows}, "verdict": item.modes[0]}
             for item in chosen
         ]
 
@@ -234,7 +234,7 @@ class JudgeSearch:
         }
         pool, fixed = list[int](), list[int]()
         for row, item in enumerate(train):
-            if json.dumps({key: shown_as(item.shown.get(key)) for key in judge.shows}) in demonstrated:
+            if json.dumps({key: fenced_text(item.shown.get(key)) for key in judge.shows}) in demonstrated:
                 continue
             (fixed if proposed or ATTACK in item.id else pool).append(row)
         return [*pool, *range(len(train), len(train) + len(val))], fixed

@@ -140,7 +140,7 @@ def train_policy(
             f"episodes={episodes!r} must be at least 1 and learning_rate={learning_rate!r} a finite number above 0"
         )
     outcome, shown = into or PolicyOutcome(start), progress or SilentProgress()
-    walk = _Walk(
+    walk = _TrainingState(
         objective,
         tasks,
         space,
@@ -173,7 +173,7 @@ def train_policy(
     return outcome
 
 
-def _choose(outcome: PolicyOutcome, walk: "_Walk", validation: Sequence[Any]) -> None:
+def _choose(outcome: PolicyOutcome, walk: "_TrainingState", validation: Sequence[Any]) -> None:
     points = [walk.history[0].parameters, *(p for p in walk.promising(_CONFIRMED) if p != walk.history[0].parameters)]
     best = walk.promising(1)[0]
     if validation:
@@ -190,7 +190,7 @@ def _choose(outcome: PolicyOutcome, walk: "_Walk", validation: Sequence[Any]) ->
         outcome.notes.append("nothing was better than the parameters that it began with")
 
 
-def _advice(walk: "_Walk", learning_rate: float) -> list[str]:
+def _advice(walk: "_TrainingState", learning_rate: float) -> list[str]:
     """Notes on the last third of the improvements."""
     known = [episode.improvement for episode in walk.history[1:] if not math.isnan(episode.improvement)]
     last = known[-max(3, len(known) // 3) :]
@@ -212,7 +212,7 @@ def _advice(walk: "_Walk", learning_rate: float) -> list[str]:
     return notes
 
 
-class _Walk:
+class _TrainingState:
     """State of the training: the current parameters and the episodes so far."""
 
     def __init__(

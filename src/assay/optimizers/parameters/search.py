@@ -12,14 +12,14 @@ from assay.evaluation.metrics import TaskRun, measure
 from assay.evaluation.progress import Progress, SilentProgress
 from assay.optimizers.parameters.objective import Objective
 from assay.optimizers.parameters.pruning import is_worse_paired
-from assay.optimizers.parameters.smoothing import Expected, smoothed
+from assay.optimizers.parameters.smoothing import Expected, smoothed_scores
 from assay.optimizers.parameters.space import Point, Space, in_figures
 from assay.optimizers.parameters.study import OBJECTIVES, RETRIES, SearchConfig
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["SearchOutcome", "TrialResult", "outcome_of", "put_back_all", "search"]
+__all__ = ["SearchOutcome", "TrialResult", "outcome_of", "requeue_all", "search"]
 
 _STATES = ("complete", "pruned", "failed")
 _LEVEL = 0.01  # scores this close to the best are a tie, which the fewest tokens decide
@@ -301,7 +301,7 @@ def _replaced(trials: Sequence[Any]) -> set[int]:
     return {trial.number for trial in trials if trial.user_attrs.get(_PUT_BACK) or trial.number in again}
 
 
-def put_back_all(study: "optuna.Study") -> None:
+def requeue_all(study: "optuna.Study") -> None:
     """Enqueues all running trials again. Call it only if no other process works on the study."""
     from optuna.trial import TrialState
 
@@ -407,7 +407,7 @@ def _expected(trials: Sequence[TrialResult], space: Space) -> dict[int, Expected
     return dict(
         zip(
             (t.number for t, _ in seen),
-            smoothed([t.point for t, _ in seen], [values for _, values in seen], space),
+            smoothed_scores([t.point for t, _ in seen], [values for _, values in seen], space),
             strict=True,
         )
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from assay.optimizers.parameters.space import Point, Space
 
-__all__ = ["Expected", "smoothed"]
+__all__ = ["Expected", "smoothed_scores"]
 
 _FEWEST = 10  # trials; with fewer, their own means are used
 _NOISE = 1e-4  # smallest variance of a run's sampling noise
@@ -24,7 +24,7 @@ class Expected:
     mean: float
 
 
-def smoothed(points: Sequence[Point], values: Sequence[Mapping[str, float]], space: Space) -> list[Expected]:
+def smoothed_scores(points: Sequence[Point], values: Sequence[Mapping[str, float]], space: Space) -> list[Expected]:
     """Expected score of each trial: posterior mean of a Gaussian process over the space.
 
     Source: Rasmussen and Williams 2006, ch. 2; kernel Matérn 5/2. All trials run the same tasks, so the difficulty of a

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from assay.errors import ConfigError, MissingExtra, StoreError
 from assay.evaluation.metrics import Budget
 from assay.optimizers.parameters.space import Space
-from assay.traces.store import shown_url
+from assay.traces.store import url_without_password
 from assay.traces.store.connection import sqlite_pragmas
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def open_study(
                 )
                 if attempt + 1 == _OPENINGS or not of_database:
                     why = f"{type(error).__name__}: {error}".partition("\n")[0]
-                    where = shown_url(url) if url else "memory"
+                    where = url_without_password(url) if url else "memory"
                     raise StoreError(f"the study {name!r} at {where} cannot be opened: {why}") from error
                 time.sleep(
                     random.uniform(0.1, 0.2 * 2**attempt)

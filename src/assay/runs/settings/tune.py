@@ -69,9 +69,12 @@ class ParameterSettings(ExecutorSettings):
 
     @property
     def without_passwords(self) -> dict[str, Any]:
-        from assay.traces.store import shown_url
+        from assay.traces.store import url_without_password
 
-        return {**super().without_passwords, **({"storage": shown_url(self.storage)} if self.storage else {})}
+        return {
+            **super().without_passwords,
+            **({"storage": url_without_password(self.storage)} if self.storage else {}),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from assay.errors import AssayError, ConfigError, DataError
 
-__all__ = ["FAILED", "PATTERNS", "VERIFIED", "GateReport", "Gates", "UngatedExport", "refuse_ungated", "shown_value"]
+__all__ = ["FAILED", "PATTERNS", "VERIFIED", "GateReport", "Gates", "UngatedExport", "format_value", "refuse_ungated"]
 
 VERIFIED = "verified"  # patterns and names were replaced, and a second pass found nothing more
 PATTERNS = "patterns only"  # patterns were replaced and verified; names were not detected
@@ -56,7 +56,7 @@ def refuse_ungated(manifest: Mapping[str, Any], *, drawn: int) -> None:
     failed = [gate for gate in manifest["gates"] if gate["enforced"] and not gate["passed"]]
     if failed:
         text = "; ".join(
-            f"{gate['gate']} is {shown_value(gate['value'])}, required is {gate['required']}: {gate['missing']}"
+            f"{gate['gate']} is {format_value(gate['value'])}, required is {gate['required']}: {gate['missing']}"
             for gate in failed
         )
         raise UngatedExport(
@@ -96,7 +96,7 @@ def _cure(reason: str, manifest: Mapping[str, Any]) -> str:
     return f" ({cures[reason]})" if reason in cures else ""
 
 
-def shown_value(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Display form of a gate's value: numbers with four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from assay.traces.privacy.anonymizer import TYPES, Anonymizer, Known
+from assay.traces.privacy.anonymizer import TYPES, Anonymizer, KnownValue
 from assay.traces.records import Rollout
 from assay.traces.store.rows import as_json
 
@@ -66,7 +66,7 @@ class Hider:
 
     def __init__(self, engine: str, key: Path | None, encoded: Sequence[str] = ()) -> None:
         self.encoded = frozenset(encoded)
-        self._named: dict[Known, None] = {}  # that tasks know of and that stand in what the manifest says
+        self._named: dict[KnownValue, None] = {}  # that tasks know of and that stand in what the manifest says
         self.key_path, self.rows, self.checked, self.residual, self.untokened = key, 0, 0, 0, 0
         self.anonymizer = None if engine == "off" else Anonymizer(_secret(key), engine=engine)
 
@@ -78,7 +78,7 @@ class Hider:
     def verified(self) -> bool:
         return self.anonymizer is not None and self.checked > 0 and not self.residual
 
-    def known(self, rollouts: Sequence[Rollout]) -> tuple[Known, ...]:
+    def known(self, rollouts: Sequence[Rollout]) -> tuple[KnownValue, ...]:
         """Personal values that the metadata of a group's tasks declares. A row may contain text of any of its
         rollouts.
         """
@@ -98,7 +98,7 @@ class Hider:
             )
         return entities
 
-    def row(self, row: dict[str, Any], known: tuple[Known, ...]) -> dict[str, Any]:
+    def row(self, row: dict[str, Any], known: tuple[KnownValue, ...]) -> dict[str, Any]:
         """The row with surrogates, also in the names of tasks and groups.
 
         If the output changed, token ids and log-probabilities are removed, because they encode the original text.
@@ -116,7 +116,7 @@ class Hider:
         self._check(hidden, known)
         return changed
 
-    def _check(self, hidden: dict[str, Any], known: tuple[Known, ...]) -> None:
+    def _check(self, hidden: dict[str, Any], known: tuple[KnownValue, ...]) -> None:
         """Second pass over a row: declared values must be absent from every row; the anonymizer runs again on a
         sample.
         """
@@ -135,7 +135,7 @@ class Hider:
             self.anonymizer.counts = counts
         self.residual += leaked
 
-    def _values(self, columns: dict[str, Any], known: tuple[Known, ...]) -> dict[str, Any]:
+    def _values(self, columns: dict[str, Any], known: tuple[KnownValue, ...]) -> dict[str, Any]:
         """Anonymized columns; JSON columns stay JSON text. Column names are passed on as labels of the values."""
         assert self.anonymizer is not None
         parsed = {
@@ -204,21 +204,23 @@ def _secret(path: Path | None) -> bytes | None:
     return hashlib.sha256(b"surrogates:" + key_of(path)).digest()
 
 
-def _known(rollout: Rollout) -> tuple[Known, ...]:
+def _known(rollout: Rollout) -> tuple[KnownValue, ...]:
     """Personal values declared by a task: its data subject, and `entities` in its metadata.
 
     `entities` is `{type: value or values}` or a list of `{"type", "value"}`.
     """
-    known = [Known("person", rollout.data_subject)] if rollout.data_subject else []
+    known = [KnownValue("person", rollout.data_subject)] if rollout.data_subject else []
     entities = rollout.metadata.get("entities")
     if isinstance(entities, Mapping):
         for kind, values in entities.items():
             known += [
-                Known(_type(kind), str(value)) for value in (values if isinstance(values, list) else [values]) if value
+                KnownValue(_type(kind), str(value))
+                for value in (values if isinstance(values, list) else [values])
+                if value
             ]
     elif isinstance(entities, list):
         known += [
-            Known(_type(e.get("type", "person")), str(e["value"]))
+            KnownValue(_type(e.get("type", "person")), str(e["value"]))
             for e in entities
             if isinstance(e, Mapping) and e.get("value")
         ]

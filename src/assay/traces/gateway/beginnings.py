@@ -22,7 +22,7 @@ class Beginning(NamedTuple):
     Args:
         key: digest of the whole request.
         known: number of its first messages that were processed before and have no field that can hold a credential.
-        chain: the digests of these messages, as in `Asked.chain`.
+        chain: the digests of these messages, as in `ClientRequest.chain`.
     """
 
     key: bytes

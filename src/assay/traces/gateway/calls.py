@@ -14,16 +14,16 @@ from typing import Any
 from aiohttp import web
 
 from assay.support.scrubbing import error_text
-from assay.traces.gateway.conversation import Asked
+from assay.traces.gateway.conversation import ClientRequest
 from assay.traces.gateway.live import Live
 from assay.traces.gateway.proxy import Passed, is_constrained, sent_secrets, storable
 from assay.traces.gateway.sessions import LiveRollouts
-from assay.traces.gateway.upstreams import EmbeddedUpstream, Reply, answering_model, asked_model
+from assay.traces.gateway.upstreams import EmbeddedUpstream, Reply, answering_model, requested_model
 from assay.traces.messages import gemini
 from assay.traces.records import Transition
 from assay.traces.store.rows import as_json
 
-__all__ = ["Call", "Turns", "choices_asked", "sent"]
+__all__ = ["Call", "Turns", "requested_choices", "sent"]
 
 _WRITES = 2  # event loop iterations in which a request is written to an open connection
 _LOG = logging.getLogger("assay.gateway")
@@ -100,7 +100,7 @@ class Call:
         self.live: Live | None = None
         self._named: str | None = None
         self._reopens = True
-        self._asked: Asked | None = None
+        self._asked: ClientRequest | None = None
         self._transition: Transition | None = None
         self._text: str | None = None
 
@@ -109,7 +109,7 @@ class Call:
         """Id of the rollout it belongs to; "" until it is known."""
         return "" if self.live is None else self.live.rollout.id
 
-    def asked(self) -> Asked:
+    def asked(self) -> ClientRequest:
         """The request without secrets. Computed once."""
         if self._asked is None:
             beginning = self._rollouts.beginnings.of(self._dialect, self._body)
@@ -117,7 +117,7 @@ class Call:
             # The cached digests are of the original messages: of no use if a secret was removed from one of them.
             unchanged = beginning is not None and body["messages"] is self._body["messages"]
             chain = beginning.chain if beginning is not None and unchanged else ()
-            self._asked = Asked(self._dialect, body, self._request.headers, chain)
+            self._asked = ClientRequest(self._dialect, body, self._request.headers, chain)
             if beginning is not None and unchanged:
                 self._rollouts.beginnings.keep(beginning, self._asked.chain)
         return self._asked
@@ -144,7 +144,7 @@ class Call:
         asked = self.asked()
         live = self.live = self._rollout(asked, upstream)
         used = live.upstream
-        model = used.named or asked_model({**asked.body, **self._in_path}, self._path)
+        model = used.named or requested_model({**asked.body, **self._in_path}, self._path)
         if not live.rollout.model:
             live.rollout.model = model
             self._rollouts.put(live)
@@ -159,7 +159,7 @@ class Call:
         )
         self._text = as_json(self._transition.request)
 
-    def _rollout(self, asked: Asked, upstream: Any) -> Live:
+    def _rollout(self, asked: ClientRequest, upstream: Any) -> Live:
         if self.live is None:
             return self._rollouts.of_conversation(asked, upstream)
         live = self.live
@@ -169,7 +169,7 @@ class Call:
             self._describe(live, asked)
         return live
 
-    def _describe(self, live: Live, asked: Asked) -> None:
+    def _describe(self, live: Live, asked: ClientRequest) -> None:
         """Sets task, group and inputs of a named rollout from its first call."""
         if live.rollout.task_id or live.turns:
             return
@@ -206,7 +206,7 @@ class Call:
         return True
 
 
-def choices_asked(dialect: str, body: Mapping[str, Any]) -> int:
+def requested_choices(dialect: str, body: Mapping[str, Any]) -> int:
     """Number of choices that a request asks for."""
     if dialect == "gemini":
         return gemini.choices_of(body)

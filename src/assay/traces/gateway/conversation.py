@@ -21,7 +21,7 @@ from assay.traces.messages.gemini import CALL_IDS
 from assay.traces.messages.prompts import Prompt, output_values
 from assay.traces.messages.requested import asked_schema, must_call
 
-__all__ = ["Asked", "Conversations", "Trail"]
+__all__ = ["ClientRequest", "Conversations", "Trail"]
 
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}", re.IGNORECASE)
 _REMEMBERED = 1000  # characters of tool arguments up to which their canonical form is cached
@@ -30,7 +30,7 @@ _OUTPUTS = 200  # output values of a rollout that are kept for comparison
 
 
 @dataclass(frozen=True)
-class Asked:
+class ClientRequest:
     """A request and the features of its conversation.
 
     Args:
@@ -130,7 +130,7 @@ class Trail:
 
     at: bytes = b""  # digest of the last answered call's messages and answer
     asked: bytes = b""  # digest of that call's messages
-    task: str = ""  # `Asked.task` of that call
+    task: str = ""  # `ClientRequest.task` of that call
     insists: bool = False
     failed: bytes = b""  # digest of the last call's messages if it failed with an error that clients retry
     part: Message = field(default_factory=dict)  # the part of the failed call's answer that had arrived
@@ -174,7 +174,7 @@ class Conversations(Generic[R]):
 
     # -- calls and answers
 
-    def asked(self, live: R, request: Asked) -> None:
+    def asked(self, live: R, request: ClientRequest) -> None:
         """Indexes a call of a rollout before it is made."""
         if not live.trail.requests:
             live.trail.prompt = Prompt.of(request.messages)
@@ -185,7 +185,7 @@ class Conversations(Generic[R]):
             if key and not self._at(kind, key):
                 self._note(live, kind, key)
 
-    def answered(self, live: R, request: Asked, answer: Answer, response_id: str | None) -> None:
+    def answered(self, live: R, request: ClientRequest, answer: Answer, response_id: str | None) -> None:
         """Indexes a call's answer: requests that begin with the call's messages and it continue the call's rollout."""
         trail = live.trail
         message = answer.message
@@ -207,7 +207,7 @@ class Conversations(Generic[R]):
             trail.latest = output_values(answer.output)
             trail.outputs = [*trail.outputs, *trail.latest][-_OUTPUTS:]
 
-    def failed(self, live: R, request: Asked, part: str = "") -> None:
+    def failed(self, live: R, request: ClientRequest, part: str = "") -> None:
         """Indexes a call that failed with an error that clients retry.
 
         Args:
@@ -237,7 +237,7 @@ class Conversations(Generic[R]):
 
     # -- finding
 
-    def find(self, request: Asked) -> R | None:
+    def find(self, request: ClientRequest) -> R | None:
         """The open rollout that a request continues; None if it begins a new one."""
         for kind, key in (("trace", request.trace), ("thread", request.thread)):
             if key and (found := self._at(kind, key)):
@@ -263,7 +263,7 @@ class Conversations(Generic[R]):
         ]
         return tried[0] if tried else self._insisting(request) or self._continued(request) or self._of_program(request)
 
-    def _insisting(self, request: Asked) -> R | None:
+    def _insisting(self, request: ClientRequest) -> R | None:
         """The rollout whose last request is repeated with mandatory tool calls, as by DSPy's ReActV2 for its answer."""
         if not request.insists:
             return None
@@ -272,7 +272,7 @@ class Conversations(Generic[R]):
             [live for live in asked if live.trail.task == request.task and not live.trail.insists], request.results
         )
 
-    def _continued(self, request: Asked) -> R | None:
+    def _continued(self, request: ClientRequest) -> R | None:
         """Finds by the longest prefix of the conversation that is a rollout's request, or request and answer."""
         brought = tool_results(request.messages).keys()
         answered, asked, failed = (self._index.get(kind, {}) for kind in ("answer", "request", "failed"))
@@ -298,7 +298,7 @@ class Conversations(Generic[R]):
         owners = {live.rollout.id: live for call_id in brought for live in self._at("call", call_id)}
         return next(iter(owners.values())) if len(owners) == 1 else None  # of a rewritten conversation
 
-    def _of_program(self, request: Asked) -> R | None:
+    def _of_program(self, request: ClientRequest) -> R | None:
         """The rollout of a DSPy program whose next prompt this is: it has the program's inputs and earlier outputs."""
         prompt = Prompt.of(request.messages)
         alike = {live.rollout.id: live for section in prompt.sections.items() for live in self._at("section", section)}

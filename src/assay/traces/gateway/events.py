@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from assay.traces.messages.dialects import each, told_error
+from assay.traces.messages.dialects import each, error_of
 from assay.traces.messages.gemini import continue_call, field, listed
 
 __all__ = ["read_events"]
@@ -127,7 +127,7 @@ def _chat_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None, bool
     choices: dict[int, Body] = {}
     for event in events:
         told = event.get("choices")
-        if not isinstance(told, list) and told_error(event):
+        if not isinstance(told, list) and error_of(event):
             continue
         body.update(
             {key: value for key, value in event.items() if value is not None and key not in ("choices", "obfuscation")}
@@ -285,7 +285,7 @@ def _gemini_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None, bo
     body: Body = {}
     candidates: dict[int, Body] = {}
     for event in events:
-        if "candidates" not in event and told_error(event):
+        if "candidates" not in event and error_of(event):
             continue
         # Counts are cumulative: the later ones replace the earlier ones.
         usage = {**(body.get("usageMetadata") or {}), **(event.get("usageMetadata") or {})}

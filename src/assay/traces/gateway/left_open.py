@@ -5,12 +5,12 @@ import time
 from assay.errors import FailureKind
 from assay.traces.store import Store
 
-__all__ = ["NEVER_CLOSED", "close_left"]
+__all__ = ["NEVER_CLOSED", "close_abandoned"]
 
 NEVER_CLOSED = "the rollout was never closed"  # also how such a rollout is recognised when it continues
 
 
-def close_left(store: Store, *, idle_s: float) -> dict[str, int]:
+def close_abandoned(store: Store, *, idle_s: float) -> dict[str, int]:
     """Ends rollouts that killed gateways left open: `done` with an answer, else `error` (never closed).
 
     Args:

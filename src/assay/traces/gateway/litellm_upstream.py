@@ -15,8 +15,8 @@ from assay.models.redirects import no_redirects
 from assay.models.transports import accounted
 from assay.support.scrubbing import add_secrets, fields, mask_secrets, message
 from assay.traces.gateway.embedded_chat import chunks_of
-from assay.traces.gateway.replies import IDLE_S, JSON, STREAM, Reply, once, told
-from assay.traces.gateway.translation import spoken, streamed
+from assay.traces.gateway.replies import IDLE_S, JSON, STREAM, Reply, json_reply, once
+from assay.traces.gateway.translation import streamed, to_dialect
 from assay.traces.gateway.translation_gemini import chat_of, error_of, untranslatable
 from assay.traces.messages import gemini
 
@@ -114,7 +114,7 @@ class LitellmUpstream:
     ) -> AsyncIterator[Reply]:
         """Answers a request of Gemini's dialect through chat."""
         if (why := untranslatable(body)) is not None:
-            yield told(400, error_of(400, f"{self.name} cannot answer this: {why}"))
+            yield json_reply(400, error_of(400, f"{self.name} cannot answer this: {why}"))
             return
         asked = chat_of(body, self.name, stream=gemini.streams(path))
         async with self.ask("chat", asked, b"", headers) as reply:
@@ -124,7 +124,7 @@ class LitellmUpstream:
                 yield streamed("gemini", chunks_of(reply.chunks), self.name, query)
             else:
                 whole = json.loads(b"".join([chunk async for chunk in reply.chunks]))
-                yield told(200, spoken("gemini", whole, self.name))
+                yield json_reply(200, to_dialect("gemini", whole, self.name))
 
     async def _in_time(self, said: Awaitable[Any]) -> Any:
         """Awaits a part of the answer.

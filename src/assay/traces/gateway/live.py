@@ -28,7 +28,7 @@ class Live:
     broken: FailureKind | None = None  # how its last call failed
     ended_as: str | None = None  # its final status before a late call reopened it
     scored: bool = False  # it had a score when a late call reopened it
-    # tool calls without a result: key of `Asked.call_keys` -> (turn, index of the call in the turn)
+    # tool calls without a result: key of `ClientRequest.call_keys` -> (turn, index of the call in the turn)
     waiting: dict[str, tuple[int, int]] = field(default_factory=dict)
     flying: set[int] = field(default_factory=set)  # turns in flight
     partial: bool = False  # its row is updated, not replaced: some fields are no longer in memory

@@ -18,7 +18,7 @@ from assay.errors import ConfigError, FailureKind
 from assay.support.scrubbing import credentials_in, fields, is_credential, mask_secrets, may_hold, message
 from assay.traces.gateway.events import read_events
 from assay.traces.messages import gemini
-from assay.traces.messages.dialects import Answer, answer_of, error_in, is_context_error, told_error
+from assay.traces.messages.dialects import Answer, answer_of, error_in, error_of, is_context_error
 from assay.traces.records import Transition
 
 __all__ = ["Passed", "is_constrained", "json_body", "pass_on", "sent_secrets", "storable"]
@@ -108,7 +108,7 @@ class Passed:
             found = _json(b"".join(self.parts))
             return (found, True) if isinstance(found, dict) else (None, False)
         events = list(self._listed_events() if self.listed else self._events())
-        broken = next((found for event in events if (found := told_error(event))), None)
+        broken = next((found for event in events if (found := error_of(event))), None)
         if broken is not None:
             self.fail(
                 f"the upstream: {self._shown(json.dumps(broken))}",
@@ -197,7 +197,7 @@ class Passed:
         if self.status >= 400:
             told = _json_or_none(b"".join(self.parts))
             told = told[0] if isinstance(told, list) and told else told  # Gemini, if a list was requested
-            error = (told_error(told) or told) if isinstance(told, dict) else None
+            error = (error_of(told) or told) if isinstance(told, dict) else None
             timed_out = self.status in (408, 504)
             kind = (
                 FailureKind.CONTEXT

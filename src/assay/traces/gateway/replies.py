@@ -9,7 +9,7 @@ from aiohttp import web
 
 from assay.support.scrubbing import message
 
-__all__ = ["IDLE_S", "JSON", "STREAM", "Reply", "error_response", "once", "told"]
+__all__ = ["IDLE_S", "JSON", "STREAM", "Reply", "error_response", "json_reply", "once"]
 
 IDLE_S = 600.0  # reasoning models may send nothing for minutes
 STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}  # streams that the gateway writes itself
@@ -29,7 +29,7 @@ async def once(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-def told(status: int, body: Any) -> Reply:
+def json_reply(status: int, body: Any) -> Reply:
     """A JSON reply that the gateway writes itself."""
     return Reply(status, JSON, once(json.dumps(body).encode()))
 

@@ -45,8 +45,8 @@ class RolloutRoutes:
         app.router.add_post("/feedback", self.feedback)
 
     async def stored(self, name: str) -> Rollout | None:
-        """The stored rollout of that name; None if it is in memory (`LiveRollouts.at_hand`) or does not exist."""
-        if self.rollouts.at_hand(name):
+        """The stored rollout of that name; None if it is in memory or does not exist."""
+        if self.rollouts.open_or_recent(name):
             return None
         rollout: Rollout | None = await self.store_access.call(self.rollouts.stored, name, waits=False)
         return rollout
@@ -60,7 +60,7 @@ class RolloutRoutes:
         body = await self._body(request, optional=True)
         name = check_name(body.pop("id", None))
         existing = None if name is None else await self.stored(name)
-        if name is not None and (recent := self.rollouts.at_hand(name)) is not None:
+        if name is not None and (recent := self.rollouts.open_or_recent(name)) is not None:
             existing = recent.rollout
         live = self.rollouts.begin(self._upstream(), name, body, existing=existing)
         rollout_id = live.rollout.id
@@ -124,7 +124,7 @@ class RolloutRoutes:
             raise ConfigError(f"rating={rating!r} must be a number between 0 and 1")
         name = str(body.get("rollout", ""))
         rollout_id = rollout_id_of(name)
-        if self.rollouts.at_hand(name) is None:
+        if self.rollouts.open_or_recent(name) is None:
             await self.store_access.call(self.rollouts.of_gateway, name, waits=False)
         await self.store_access.call(self.rollouts.store.rate, rollout_id, float(rating))
         if (live := self.rollouts.open.get(rollout_id)) is not None:

@@ -22,7 +22,7 @@ from assay.models.failures import failure_of_call
 from assay.models.roles import is_embedded
 from assay.support.scrubbing import add_secrets, error_text, message
 from assay.traces.gateway.access import LOOPBACK, Access, Caller, Refused
-from assay.traces.gateway.calls import Call, Turns, choices_asked, sent
+from assay.traces.gateway.calls import Call, Turns, requested_choices, sent
 from assay.traces.gateway.connections import Connections, SlowRequest
 from assay.traces.gateway.proxy import json_body, pass_on, sent_secrets
 from assay.traces.gateway.relay import Relay, inner_path, named_path, without_ids
@@ -85,7 +85,7 @@ class Gateway:
         self.one_server = one_server
         self.rollouts = LiveRollouts(store, run_id=run_id, idle_s=idle_s)
         self.asked = self.ended = self.stored = self.refused = 0
-        self.past: dict[str, int] = {}  # refused path -> number of requests
+        self.refused_paths: dict[str, int] = {}  # refused path -> number of requests
         self.connections = Connections(receive_s, max_body)
         self.relay = Relay()
         self._upstreams: list[Upstream] = [upstream]
@@ -239,7 +239,7 @@ class Gateway:
                     call.rollout_id,
                     keep,
                     self._turns.record,
-                    choices=choices_asked(dialect, body),
+                    choices=requested_choices(dialect, body),
                     streams=streams,
                 )
         except AssayError as error:  # such as a missing package: the caller gets the message
@@ -360,8 +360,8 @@ class Gateway:
 
     def _count_refused(self, path: str) -> None:
         path = without_ids(message(path))[:200]
-        name = path if path in self.past or len(self.past) < 100 else "other"
-        self.past[name] = self.past.get(name, 0) + 1
+        name = path if path in self.refused_paths or len(self.refused_paths) < 100 else "other"
+        self.refused_paths[name] = self.refused_paths.get(name, 0) + 1
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok", "model": self.upstream.name})
@@ -383,7 +383,7 @@ class Gateway:
             "rows_waiting": self.store.waiting,
             "unrecorded": self.unrecorded,
             "passed_through": dict(self.relay.counts),
-            "not_spoken": dict(self.past),
+            "refused_paths": dict(self.refused_paths),
             "open": len(self.rollouts.open),
             "closed": self.rollouts.closed,
             "unclosed": self.rollouts.unclosed,

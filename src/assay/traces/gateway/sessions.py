@@ -10,7 +10,7 @@ from typing import Any
 
 from assay.errors import ConfigError, FailureKind, StoreError, UnknownRollout
 from assay.traces.gateway.beginnings import Beginnings
-from assay.traces.gateway.conversation import Asked, Conversations, Trail
+from assay.traces.gateway.conversation import ClientRequest, Conversations, Trail
 from assay.traces.gateway.left_open import NEVER_CLOSED
 from assay.traces.gateway.live import Live, answer_is_final
 from assay.traces.gateway.rollout_fields import (
@@ -98,13 +98,13 @@ class LiveRollouts:
                 live.partial = True
                 setattr(live.rollout, name, {})
 
-    def at_hand(self, name: str) -> Live | None:
+    def open_or_recent(self, name: str) -> Live | None:
         """The rollout of that name if it is open, or ended so recently that its row may not be in the database."""
         rollout_id = rollout_id_of(name)
         return self.open.get(rollout_id) or self.ended.get(rollout_id)
 
     def stored(self, name: str) -> Rollout | None:
-        """The rollout of that name from the store, or None. Rollouts that are not `at_hand` have been written.
+        """The rollout of that name from the store, or None. Rollouts that are not `open_or_recent` have been written.
 
         Raises:
             StoreError: the store could not be read, or rows of an earlier gateway are not in the database yet. The
@@ -134,9 +134,9 @@ class LiveRollouts:
         """Whether a client ended the rollout of that name or scored it after its end. An idle timeout does not count.
 
         Args:
-            stored: the rollout from the store, if it is not `at_hand`.
+            stored: the rollout from the store, if it is not `open_or_recent`.
         """
-        live = self.at_hand(name)
+        live = self.open_or_recent(name)
         rollout = live.rollout if live is not None else stored
         if rollout is None or rollout.status == "running":
             return live is not None and live.scored
@@ -170,7 +170,7 @@ class LiveRollouts:
         self.open[rollout.id] = live
         return live
 
-    def of_conversation(self, request: Asked, upstream: Any) -> Live:
+    def of_conversation(self, request: ClientRequest, upstream: Any) -> Live:
         """The rollout whose conversation this request continues, or a new one."""
         if (live := self._conversations.find(request)) is not None:
             return live
@@ -179,7 +179,7 @@ class LiveRollouts:
 
     # -- calls
 
-    def asked(self, live: Live, request: Asked) -> int:
+    def asked(self, live: Live, request: ClientRequest) -> int:
         """Registers a call that is about to be sent, stores the tool results in it, and returns its turn."""
         self._conversations.asked(live, request)
         for key, result in request.brought.items():
@@ -195,7 +195,7 @@ class LiveRollouts:
         self,
         live: Live,
         transition: Transition,
-        request: Asked,
+        request: ClientRequest,
         answer: Answer | None,
         response_id: str | None,
         *,
@@ -238,13 +238,13 @@ class LiveRollouts:
         """Sets a rollout's score in [0, 1] or, with `t`, a step reward of that turn. The rollout may have ended.
 
         Args:
-            stored: the rollout from the store, if it is not `at_hand`; without it the store is read here.
+            stored: the rollout from the store, if it is not `open_or_recent`; without it the store is read here.
         Raises:
             ConfigError: the value is not finite or out of range, or there is no such turn.
             UnknownRollout: there is no such rollout.
         """
         check_reward(value, t)
-        live = self.at_hand(name)
+        live = self.open_or_recent(name)
         target = (
             live.rollout if live is not None else own_rollout(stored) if stored is not None else self.of_gateway(name)
         )

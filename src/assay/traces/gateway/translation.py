@@ -16,13 +16,13 @@ from assay.traces.messages.dialects import answer_of
 from assay.traces.messages.parts import each, object_of
 from assay.traces.records import new_id
 
-__all__ = ["spoken", "spoken_stream", "streamed"]
+__all__ = ["stream_to_dialect", "streamed", "to_dialect"]
 
 Body = dict[str, Any]
 _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def spoken(dialect: str, chat: Mapping[str, Any], model: str) -> Body:
+def to_dialect(dialect: str, chat: Mapping[str, Any], model: str) -> Body:
     """A chat completion as an answer of the dialect, with `model` as the model's name."""
     if dialect == "responses":
         return _response(chat, model)
@@ -31,7 +31,7 @@ def spoken(dialect: str, chat: Mapping[str, Any], model: str) -> Body:
     return _message(chat, model) if dialect == "messages" else {**chat, "model": model}
 
 
-async def spoken_stream(dialect: str, chunks: AsyncIterator[Body], model: str) -> AsyncIterator[bytes]:
+async def stream_to_dialect(dialect: str, chunks: AsyncIterator[Body], model: str) -> AsyncIterator[bytes]:
     """Chunks of a chat completion as events of the dialect. Text is sent as it arrives, everything else at the end."""
     if dialect not in _STREAMS:
         async for chunk in chunks:
@@ -51,13 +51,13 @@ async def spoken_stream(dialect: str, chunks: AsyncIterator[Body], model: str) -
         for event in stream.text(delta.get("content") or ""):
             yield event
     whole, _ = read_events("chat", seen)
-    for event in stream.end(spoken(dialect, whole or {"choices": []}, model)):
+    for event in stream.end(to_dialect(dialect, whole or {"choices": []}, model)):
         yield event
 
 
 def streamed(dialect: str, chunks: AsyncIterator[Body], model: str, query: str) -> Reply:
     """Chunks of a chat completion as a stream of the dialect; for Gemini a JSON list unless `query` has `alt=sse`."""
-    events = spoken_stream(dialect, chunks, model)
+    events = stream_to_dialect(dialect, chunks, model)
     if dialect == "gemini" and "alt=sse" not in query.split("&"):
         return Reply(200, JSON, as_list(events))
     return Reply(200, STREAM, events)
@@ -292,7 +292,7 @@ class _Stream(Protocol):
 
     def end(self, whole: Body) -> Iterator[bytes]:
         """Args:
-        whole: the answer as `spoken` returns it; the parts that were not streamed are sent now."""
+        whole: the answer as `to_dialect` returns it; the parts that were not streamed are sent now."""
 
 
 _STREAMS: dict[str, Callable[[str], _Stream]] = {"responses": _Responses, "messages": _Messages, "gemini": GeminiStream}

@@ -26,8 +26,8 @@ from assay.traces.gateway.connections import keep_alive
 from assay.traces.gateway.embedded_chat import as_called, chat_request, chunks_of, refused, stream_of
 from assay.traces.gateway.headers import KEYS, request_headers, response_headers
 from assay.traces.gateway.litellm_upstream import LitellmUpstream
-from assay.traces.gateway.replies import IDLE_S, JSON, Reply, once, told
-from assay.traces.gateway.translation import spoken, streamed
+from assay.traces.gateway.replies import IDLE_S, JSON, Reply, json_reply, once
+from assay.traces.gateway.translation import streamed, to_dialect
 from assay.traces.messages import gemini
 from assay.traces.messages.dialects import DIALECTS
 
@@ -37,7 +37,7 @@ __all__ = [
     "LitellmUpstream",
     "Reply",
     "answering_model",
-    "asked_model",
+    "requested_model",
     "upstream_of",
     "without_key",
 ]
@@ -205,7 +205,7 @@ class EmbeddedUpstream(HttpUpstream):
         if dialect == "gemini":
             body = {**body, "model": gemini.model_in(path), "stream": gemini.streams(path)}
         if (no := refused(dialect, body, (self.name, short))) is not None:
-            yield told(*no)
+            yield json_reply(*no)
             return
         asked = chat_request(dialect, body, short, tools=self.tools)
         inner = dialect if dialect == "completions" else "chat"
@@ -219,7 +219,7 @@ class EmbeddedUpstream(HttpUpstream):
                 if body.get("stream"):  # constrained to a tool call, which is known only once it is complete
                     yield streamed(dialect, stream_of(whole), self.name, query)
                 else:
-                    yield told(200, spoken(dialect, whole, self.name))
+                    yield json_reply(200, to_dialect(dialect, whole, self.name))
 
     def models(self) -> dict[str, Any]:
         """The list of models, in OpenAI's format."""
@@ -295,7 +295,7 @@ def _as_json(body: Mapping[str, Any]) -> bytes:
         return json.dumps(body, ensure_ascii=True).encode()
 
 
-def asked_model(body: Mapping[str, Any], path: str) -> str:
+def requested_model(body: Mapping[str, Any], path: str) -> str:
     """The model that a request names in its body or, for Azure, in its path; "unknown" if in neither."""
     deployment = _DEPLOYMENT.search(path)
     name = body.get("model") or (unquote(deployment[0]) if deployment else "")

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from assay.traces.messages.gemini import field
 
-__all__ = ["complete_requests", "continues", "whole_requests"]
+__all__ = ["complete_requests", "continues", "full_requests"]
 
 Body = Mapping[str, Any]
 _KEYS = ("previous_response_id", "conversation", "thread")
@@ -44,7 +44,7 @@ def complete_requests(calls: Sequence[Call]) -> None:
     """
     if not any(name in call.request_json for call in calls for name in _MARKERS):
         return
-    for call, whole in zip(calls, whole_requests([(call.request, call.response) for call in calls]), strict=True):
+    for call, whole in zip(calls, full_requests([(call.request, call.response) for call in calls]), strict=True):
         call.whole = whole is not None
         if whole is not None and whole != call.request:
             call.set_request(whole)
@@ -55,7 +55,7 @@ def continues(request: Mapping[str, Any]) -> bool:
     return _previous(request) is not None or _conversation(request) is not None
 
 
-def whole_requests(calls: Sequence[tuple[Mapping[str, Any], Body]]) -> list[dict[str, Any] | None]:
+def full_requests(calls: Sequence[tuple[Mapping[str, Any], Body]]) -> list[dict[str, Any] | None]:
     """The requests of a rollout as a client that sends the whole conversation would send them.
 
     The Responses API does not carry over earlier `instructions`. A thread keeps `system` and `tools`.

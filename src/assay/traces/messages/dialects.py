@@ -33,9 +33,9 @@ __all__ = [
     "chat_tools",
     "each",
     "error_in",
+    "error_of",
     "is_context_error",
     "part_texts",
-    "told_error",
     "tool_results",
 ]
 
@@ -242,7 +242,7 @@ def answer_to(request: Mapping[str, Any], body: Mapping[str, Any]) -> Answer:
 
 def error_in(dialect: str, body: Mapping[str, Any]) -> Any:
     """The error in a reply with status 200: its `error`, or why it has no answer; None if it has an answer."""
-    if error := told_error(body):
+    if error := error_of(body):
         return error
     if dialect == "responses":
         return (
@@ -263,7 +263,7 @@ def error_in(dialect: str, body: Mapping[str, Any]) -> Any:
     return None if answers else "no choice with a message"
 
 
-def told_error(body: Mapping[str, Any]) -> Any:
+def error_of(body: Mapping[str, Any]) -> Any:
     """The error in a body or stream event, or None.
 
     It is nested (OpenAI chat, Anthropic), in the response (OpenAI Responses), in a choice (OpenRouter), or flat (OpenAI

@@ -22,15 +22,15 @@ from typing import Any
 
 from assay.errors import ConfigError, DataError
 from assay.traces.privacy.forms import FINDERS as FORMS
-from assay.traces.privacy.found import Found, normal, small
 from assay.traces.privacy.gazetteers import KEY, THINGS
 from assay.traces.privacy.key_files import key_of, load_fernet, write_private
-from assay.traces.privacy.names import TYPES, WORDS, Known, known_in, name_engine, unescaped
+from assay.traces.privacy.matches import EntityMatch, normal, small
+from assay.traces.privacy.names import TYPES, WORDS, KnownValue, known_in, name_engine, unescaped
 from assay.traces.privacy.numbers import FINDERS as NUMBERS
 from assay.traces.privacy.patterns import FINDERS, LABEL
 from assay.traces.privacy.secrets import named_secret
 
-__all__ = ["TYPES", "Anonymizer", "Found", "Known", "restore"]
+__all__ = ["TYPES", "Anonymizer", "EntityMatch", "KnownValue", "restore"]
 
 _SHAPES = re.compile(  # all surrogates and marks, and no real value
     r"(?P<secret>\[secret [a-z-]+\])|(?P<word>(?:Person|Place|Organisation|Address|Id) "
@@ -98,7 +98,7 @@ class Anonymizer:
         self._given: dict[tuple[str, str], str] = {}  # (type, normal form) -> surrogate
         self._owner: dict[str, tuple[str, str]] = {}
         self._table: dict[str, str] = dict(table or {})
-        self._cache: dict[tuple[str, tuple[Known, ...], bool], tuple[str, Counter[str]]] = {}
+        self._cache: dict[tuple[str, tuple[KnownValue, ...], bool], tuple[str, Counter[str]]] = {}
         self._cached = 0
         for surrogate, original in self._table.items():
             kind = _kind_of(surrogate)
@@ -106,7 +106,7 @@ class Anonymizer:
                 owner = (kind, normal(kind, original))
                 self._given[owner], self._owner[surrogate] = surrogate, owner
 
-    def text(self, text: str, known: Sequence[Known] = ()) -> str:
+    def text(self, text: str, known: Sequence[KnownValue] = ()) -> str:
         """Replace personal values in a text. Returns the same object if there are none.
 
         Args:
@@ -114,7 +114,7 @@ class Anonymizer:
         """
         return self._text(text, tuple(known), names=True)
 
-    def value(self, value: Any, known: Sequence[Known] = ()) -> Any:
+    def value(self, value: Any, known: Sequence[KnownValue] = ()) -> Any:
         """Replace personal values in JSON-like data of any depth. Field names serve as labels (`{"phone":
         "2127365000"}`).
 
@@ -147,12 +147,12 @@ class Anonymizer:
                 stack += [(part, label, target[position], n) for n, part in enumerate(item)]
         return out[0]
 
-    def find(self, text: str, known: Sequence[Known] = ()) -> list[Found]:
+    def find(self, text: str, known: Sequence[KnownValue] = ()) -> list[EntityMatch]:
         """Matches of the first round, in order and without overlap."""
         with self._lock:
             return self._spans(text, tuple(known), names=True)
 
-    def _text(self, text: str, known: tuple[Known, ...], *, names: bool) -> str:
+    def _text(self, text: str, known: tuple[KnownValue, ...], *, names: bool) -> str:
         if len(text) < 3:
             return text
         if len(text) > 2 * _PART and "PRIVATE KEY" not in text and len(parts := list(_parts(text))) > 1:
@@ -171,7 +171,7 @@ class Anonymizer:
                 self.counts.update(entry[1])
             return entry[0]
 
-    def _anonymise(self, text: str, known: tuple[Known, ...], names: bool) -> tuple[str, Counter[str]]:
+    def _anonymise(self, text: str, known: tuple[KnownValue, ...], names: bool) -> tuple[str, Counter[str]]:
         counts: Counter[str] = Counter()
         for _ in range(_ROUNDS):
             spans = self._spans(text, known, names)
@@ -187,7 +187,7 @@ class Anonymizer:
             text = "".join([*parts, text[at:]])
         return text, counts
 
-    def _leaf(self, item: str | int, label: str, known: tuple[Known, ...]) -> Any:
+    def _leaf(self, item: str | int, label: str, known: tuple[KnownValue, ...]) -> Any:
         value = str(item)
         kind = named_secret(label, value) if label and isinstance(item, str) else None
         if kind:
@@ -205,7 +205,7 @@ class Anonymizer:
         new = self._text(value, known, names=True)
         return item if new == value else new
 
-    def _spans(self, text: str, known: tuple[Known, ...], names: bool) -> list[Found]:
+    def _spans(self, text: str, known: tuple[KnownValue, ...], names: bool) -> list[EntityMatch]:
         lower = small(text)
         ranked = [(1 if match.type != "secret" else 0, match) for finder in FINDERS for match in finder(text, lower)]
         if _DIGIT.search(text) and _LETTER.search(text):
@@ -342,7 +342,7 @@ def _surrogate(kind: str, value: str, digest: bytes, turn: int) -> str:
             return f"{WORDS[kind]} {digest.hex()[:8]}"
 
 
-def _quote_of(text: str, span: Found) -> str:
+def _quote_of(text: str, span: EntityMatch) -> str:
     """Quotation mark for a surrogate that replaces a number in JSON text; empty elsewhere."""
     before = re.search(r'(\\*")\s?:\s?$', text[max(0, span.start - 8) : span.start])
     number = (
@@ -360,15 +360,15 @@ def _kind_of(surrogate: str) -> str | None:
     return next(kind for kind, word in WORDS.items() if surrogate.startswith(word))
 
 
-def _apart(ranked: list[tuple[int, Found]], shapes: list[tuple[int, int, bool]]) -> list[Found]:
+def _apart(ranked: list[tuple[int, EntityMatch]], shapes: list[tuple[int, int, bool]]) -> list[EntityMatch]:
     """Select matches without overlap: overlapping secrets are merged, other matches are taken by rank and length.
 
     Existing surrogates and marks are never replaced.
     """
-    chosen: list[Found] = []
+    chosen: list[EntityMatch] = []
     for match in sorted((match for rank, match in ranked if rank == 0), key=lambda match: (match.start, -match.end)):
         if chosen and match.start < chosen[-1].end:
-            chosen[-1] = Found("secret", chosen[-1].start, max(match.end, chosen[-1].end), chosen[-1].value)
+            chosen[-1] = EntityMatch("secret", chosen[-1].start, max(match.end, chosen[-1].end), chosen[-1].value)
         elif not any(start <= match.start and match.end <= end for start, end, mark in shapes if mark):
             chosen.append(match)
     occupied = sorted([(match.start, match.end) for match in chosen] + [(start, end) for start, end, _ in shapes])

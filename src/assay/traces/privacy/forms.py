@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import regex
 
-from assay.traces.privacy.found import Found, normal
+from assay.traces.privacy.matches import EntityMatch, normal
 from assay.traces.privacy.patterns import is_reckoned
 
 __all__ = ["FINDERS"]
@@ -79,7 +79,7 @@ def _valid(text: str) -> bool:
     return False
 
 
-def _phones(text: str, lower: str) -> Iterator[Found]:
+def _phones(text: str, lower: str) -> Iterator[EntityMatch]:
     for m in _PHONE.finditer(text):
         start, end = m.span()
         number = m[0]
@@ -114,7 +114,7 @@ def _phones(text: str, lower: str) -> Iterator[Found]:
             continue
         value = normal("phone", number)
         if not regex.match(r"1\d{3}55501\d\d(?:x|$)", value):
-            yield Found("phone", start, end, value)
+            yield EntityMatch("phone", start, end, value)
 
 
 def _is_date(text: str) -> bool:
@@ -175,14 +175,14 @@ _NOT_PERSONAL = regex.compile(
 _SENTENCE = 4  # minimum words of a sentence
 
 
-def _dates(text: str, lower: str) -> Iterator[Found]:
+def _dates(text: str, lower: str) -> Iterator[EntityMatch]:
     for m in _NUMERIC.finditer(text):
         year, month, day = (m["y"], m["m"], m["d"]) if m["y"] else (m["y2"], m["m2"], m["d2"])
         if _real(int(year), int(month), int(day)) and (_in_sentence(text, *m.span()) or _is_field(text, *m.span())):
-            yield Found("date", m.start(), m.end(), f"{m[0]}")
+            yield EntityMatch("date", m.start(), m.end(), f"{m[0]}")
     for m in _SHORT.finditer(text) if "/" in text or "." in text else ():
         if _real(2000 + int(m["y"]), int(m["a"]), int(m["b"])) and _in_sentence(text, m.start(), m.end(), 3):
-            yield Found("date", m.start(), m.end(), f"{m[0]}")
+            yield EntityMatch("date", m.start(), m.end(), f"{m[0]}")
     for m in _WRITTEN.finditer(text):
         year, name, day = (m["y"], m["m"], m["d"]) if m["y"] else (m["y2"], m["m2"], m["d2"])
         month = _MONTHS.get(name.lower())
@@ -191,7 +191,7 @@ def _dates(text: str, lower: str) -> Iterator[Found]:
             and _real(int(year), month, int(day))
             and (m["th"] or _in_sentence(text, *m.span()) or _is_field(text, *m.span()))
         ):
-            yield Found("date", m.start(), m.end(), f"{int(year):04d}-{month:02d}-{int(day):02d}")
+            yield EntityMatch("date", m.start(), m.end(), f"{int(year):04d}-{month:02d}-{int(day):02d}")
 
 
 def _real(year: int, month: int, day: int) -> bool:
@@ -318,12 +318,12 @@ _DAY = regex.compile(
 )
 
 
-def _streets(text: str, lower: str) -> Iterator[Found]:
+def _streets(text: str, lower: str) -> Iterator[EntityMatch]:
     for gate, pattern in _STREETS:
         if gate.search(text):
             for m in pattern.finditer(text):
                 if not _NO_STREET.match(m[0]) and not _DAY.search(m[0]):
-                    yield Found("address", m.start(), m.end(), normal("address", m[0]))
+                    yield EntityMatch("address", m.start(), m.end(), normal("address", m[0]))
 
 
 FINDERS = (_phones, _dates, _streets)

@@ -14,7 +14,7 @@ from typing import Any
 
 import regex
 
-from assay.traces.privacy.found import Found, normal
+from assay.traces.privacy.matches import EntityMatch, normal
 
 __all__ = ["KEY", "THINGS", "available", "finder"]
 
@@ -126,13 +126,13 @@ def _plain(word: str) -> str:
     )
 
 
-def finder() -> Callable[[str], list[Found]]:
+def finder() -> Callable[[str], list[EntityMatch]]:
     """Load the lists and return a detector of persons and places."""
     _lists()
     return lambda text: [*_names(text), *_keyed(text)]
 
 
-def _names(text: str) -> Iterator[Found]:
+def _names(text: str) -> Iterator[EntityMatch]:
     if not any(c.isupper() for c in text):
         return
     for m in _RUN.finditer(text):
@@ -172,7 +172,7 @@ THINGS = frozenset(_THINGS.split())  # keys of objects whose `name` is not a per
 _THING_BESIDE = regex.compile(rf'"(?:{"|".join(_THINGS.split())})\\{{0,3}}"\s?:')
 
 
-def _keyed(text: str) -> Iterator[Found]:
+def _keyed(text: str) -> Iterator[EntityMatch]:
     """Find persons in JSON values: under a key for persons, or under `name` of an object without a key of `THINGS`.
 
     Under `name`, a name on the lists always matches.
@@ -192,10 +192,10 @@ def _keyed(text: str) -> Iterator[Found]:
             known = words[0] in first or (len(words) > 1 and words[-1] in last)
             if not known and (_THING_BESIDE.search(around) or " ".join(words) in cities):
                 continue
-        yield Found("person", m.start("value"), m.end("value"), normal("person", value))
+        yield EntityMatch("person", m.start("value"), m.end("value"), normal("person", value))
 
 
-def _judged(text: str, start: int, value: str, words: list[str]) -> Found | None:
+def _judged(text: str, start: int, value: str, words: list[str]) -> EntityMatch | None:
     value = value.removesuffix("'s").rstrip(".'’-")
     end, before = start + len(value), text[max(0, start - 40) : start]
     plain = [_plain(word.strip(".'’")) for word in words]
@@ -214,11 +214,11 @@ def _judged(text: str, start: int, value: str, words: list[str]) -> Found | None
         and (" ".join(plain) in cities or (len(words) > 1 and any(part in cities for part in parts if len(part) > 4)))
     )
     if len(words) > 1 and (named[0] or (named[1] and introduced)) and not (place and " ".join(plain) in cities):
-        return Found("person", start, end, normal("person", value))
+        return EntityMatch("person", start, end, normal("person", value))
     if place or _is_place(text[max(0, start - 90) : start], value, words, text[end : end + 1], alone=alone):
         # "Order 4711 is late.\nBob"
         kind = "person" if not place and len(words) == 1 and plain[0] in first and plain[0] not in cities else "place"
-        return Found(kind, start, end, normal(kind, value))
+        return EntityMatch(kind, start, end, normal(kind, value))
     if (
         introduced
         and (named[0] or named[1])
@@ -228,14 +228,14 @@ def _judged(text: str, start: int, value: str, words: list[str]) -> Found | None
             regex.I,
         )
     ):
-        return Found("person", start, end, normal("person", value))
+        return EntityMatch("person", start, end, normal("person", value))
     if (
         len(words) > 1
         and introduced
         and all(word[0].isupper() for word in words if word not in ("de", "van", "von", "der", "da", "di"))
         and len(words) < 5
     ):
-        return Found("person", start, end, normal("person", value))
+        return EntityMatch("person", start, end, normal("person", value))
     return None
 
 

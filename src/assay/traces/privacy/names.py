@@ -11,9 +11,9 @@ from typing import Any
 
 from assay.errors import ConfigError, MissingExtra
 from assay.traces.privacy import gazetteers as privacy_gazetteers
-from assay.traces.privacy.found import BLANK, Found, normal
+from assay.traces.privacy.matches import BLANK, EntityMatch, normal
 
-__all__ = ["TYPES", "WORDS", "Known", "known_in", "name_engine", "unescaped"]
+__all__ = ["TYPES", "WORDS", "KnownValue", "known_in", "name_engine", "unescaped"]
 
 ENGINES = ("auto", "patterns", "names", "gazetteers", "presidio")
 WORDS = {"person": "Person", "place": "Place", "organisation": "Organisation", "address": "Address", "id": "Id"}
@@ -21,7 +21,7 @@ TYPES = (*WORDS, "email", "phone", "iban", "card", "ssn", "ip", "mac", "dob", "d
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownValue:
     """A value that the caller knows to be personal.
 
     Values of one or two characters are ignored, because they would match everywhere.
@@ -52,7 +52,7 @@ _COMMON = frozenset(  # names that are also words: replaced in a full name, not 
 
 
 @lru_cache(maxsize=512)
-def _matcher(known: tuple[Known, ...]) -> tuple[tuple[str, ...], re.Pattern[str] | None, dict[str, str]]:
+def _matcher(known: tuple[KnownValue, ...]) -> tuple[tuple[str, ...], re.Pattern[str] | None, dict[str, str]]:
     """Matcher of known values.
 
     Returns:
@@ -103,7 +103,7 @@ def unescaped(text: str) -> str:
     return re.sub(r"\\{1,4}u([0-9a-fA-F]{4})", lambda m: chr(int(m[1], 16)), text) if "\\" in text else text
 
 
-def known_in(text: str, lower: str, known: tuple[Known, ...]) -> Iterator[Found]:
+def known_in(text: str, lower: str, known: tuple[KnownValue, ...]) -> Iterator[EntityMatch]:
     """Find known values.
 
     Args:
@@ -115,10 +115,10 @@ def known_in(text: str, lower: str, known: tuple[Known, ...]) -> Iterator[Found]
             value = unescaped(m[0])
             kind = types.get(" ".join(value.lower().split()), "person")
             if kind != "person" or value not in _COMMON:  # a known "Will" must not match every "will"
-                yield Found(kind, *m.span(), "known" if kind == "secret" else normal(kind, value))
+                yield EntityMatch(kind, *m.span(), "known" if kind == "secret" else normal(kind, value))
 
 
-def name_engine(engine: str) -> tuple[Callable[[str], list[Found]] | None, str]:
+def name_engine(engine: str) -> tuple[Callable[[str], list[EntityMatch]] | None, str]:
     """Load a name detector: Presidio with an installed spaCy model, name lists, or both.
 
     Args:
@@ -144,7 +144,7 @@ def name_engine(engine: str) -> tuple[Callable[[str], list[Found]] | None, str]:
     return lambda text: [*model(text), *listed(text)], f"{called}+gazetteers"
 
 
-def _presidio(engine: str) -> tuple[Callable[[str], list[Found]] | None, str]:
+def _presidio(engine: str) -> tuple[Callable[[str], list[EntityMatch]] | None, str]:
     """Presidio's name detector or None, and its name. Uses an installed spaCy model; does not download one."""
     try:
         spacy, presidio = import_module("spacy"), import_module("presidio_analyzer")
@@ -184,7 +184,7 @@ _NAME = re.compile(r"[^\W\d_][\w'’.-]*(?:[ \n][^\W\d_][\w'’.-]*){0,4}")
 _LINE = re.compile(r"[^\n]{1,20000}")
 
 
-def _names_in(text: str, analyze: Callable[[str], Any]) -> list[Found]:
+def _names_in(text: str, analyze: Callable[[str], Any]) -> list[EntityMatch]:
     """Find persons and places line by line, so that the lines of a growing prompt are cached.
 
     Lines without a capitalised word are skipped.
@@ -198,5 +198,5 @@ def _names_in(text: str, analyze: Callable[[str], Any]) -> list[Found]:
             if _NAME.fullmatch(name) and any(c.isupper() for c in name):
                 kind = "person" if result.entity_type == "PERSON" else "place"
                 start = line.start() + result.start
-                names.append(Found(kind, start, start + len(name), normal(kind, name)))
+                names.append(EntityMatch(kind, start, start + len(name), normal(kind, name)))
     return names

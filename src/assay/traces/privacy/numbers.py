@@ -7,7 +7,7 @@ from importlib import import_module
 
 import regex
 
-from assay.traces.privacy.found import Found
+from assay.traces.privacy.matches import EntityMatch
 
 __all__ = ["FINDERS"]
 
@@ -38,11 +38,11 @@ _LABELLED = regex.compile(
 )
 
 
-def _numbers(text: str, lower: str) -> Iterator[Found]:
+def _numbers(text: str, lower: str) -> Iterator[EntityMatch]:
     for m in _LABELLED.finditer(text):
         modules = next(modules for words, modules in _KINDS.items() if regex.fullmatch(words, m["word"], regex.I))
         if _valid(m["value"], modules):
-            yield Found("id", m.start("value"), m.end("value"), regex.sub(r"[\W_]", "", m["value"]).casefold())
+            yield EntityMatch("id", m.start("value"), m.end("value"), regex.sub(r"[\W_]", "", m["value"]).casefold())
 
 
 @lru_cache(maxsize=5_000)

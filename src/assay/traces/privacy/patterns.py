@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
-from assay.traces.privacy.found import BLANK, FREE, Found, normal
+from assay.traces.privacy.matches import BLANK, FREE, EntityMatch, normal
 from assay.traces.privacy.secrets import find_secrets, labelled_secrets
 
 __all__ = ["FINDERS", "LABEL", "is_reckoned"]
@@ -31,7 +31,7 @@ _NOBODYS = re.compile(r"(?:.*\.)?(?:example\.(?:com|org|net|edu)|test|example|in
 _ESCAPE = re.compile(r"(?<=\\)(?:[nrtbf]|u[0-9a-f]{4})|(?<=%)[0-9A-F]{2}", re.I)
 
 
-def _emails(text: str, lower: str) -> Iterator[Found]:
+def _emails(text: str, lower: str) -> Iterator[EntityMatch]:
     if "@" in text or "%40" in text or "&#64;" in text:
         for m in _AT.finditer(text):
             spaced = text[m.start() - 1 : m.start()] == " " == text[m.end() : m.end() + 1]
@@ -41,7 +41,7 @@ def _emails(text: str, lower: str) -> Iterator[Found]:
             yield from _email(text, m.start(), m.end(), False)
 
 
-def _email(text: str, at: int, after: int, spaced: bool) -> Iterator[Found]:
+def _email(text: str, at: int, after: int, spaced: bool) -> Iterator[EntityMatch]:
     start = at
     while (
         start > max(0, at - 64)
@@ -64,7 +64,7 @@ def _email(text: str, at: int, after: int, spaced: bool) -> Iterator[Found]:
     value = normal("email", text[start : host.end()])
     local, _, domain = value.partition("@")
     if local != "git" and not _NOBODYS.fullmatch(domain):
-        yield Found("email", start, host.end(), value)
+        yield EntityMatch("email", start, host.end(), value)
 
 
 # Numbers: every format contains a run of at least seven digits
@@ -122,7 +122,7 @@ def is_reckoned(text: str, start: int, end: int) -> bool:
     return bool(_RECKONED_BEFORE.search(text[max(0, start - 8) : start]) or _RECKONED_AFTER.match(text, end))
 
 
-def _numbers(text: str, lower: str) -> Iterator[Found]:
+def _numbers(text: str, lower: str) -> Iterator[EntityMatch]:
     for run in _RUN.finditer(text):
         start, end = run.span()
         start -= 2 if text[start - 2 : start] == "+(" else text[start - 1 : start] in ("+", "(")
@@ -130,7 +130,7 @@ def _numbers(text: str, lower: str) -> Iterator[Found]:
             yield from _cards(text, start, end)
         if "-" in run[0]:
             yield from (
-                Found("ssn", *m.span(), normal("ssn", m[0]))
+                EntityMatch("ssn", *m.span(), normal("ssn", m[0]))
                 for m in _SSN.finditer(text, start, end)
                 if not is_reckoned(text, *m.span())
             )
@@ -143,7 +143,7 @@ def _numbers(text: str, lower: str) -> Iterator[Found]:
             )
 
 
-def _cards(text: str, start: int, end: int) -> Iterator[Found]:
+def _cards(text: str, start: int, end: int) -> Iterator[EntityMatch]:
     while m := _CARD.search(text, start, end):
         start = m.end()
         # the last group may be another number: 4111 1111 1111 1111 123
@@ -151,7 +151,7 @@ def _cards(text: str, start: int, end: int) -> Iterator[Found]:
             digits = re.sub(r"\D", "", value)
             enough = len(digits) > 13 or m[1]  # 13 digits without separators are as often an article number
             if value and enough and _ISSUERS.fullmatch(digits) and _luhn(digits) and not is_reckoned(text, *m.span()):
-                yield Found("card", m.start(), m.start() + len(value), digits)
+                yield EntityMatch("card", m.start(), m.start() + len(value), digits)
                 break
 
 
@@ -180,12 +180,12 @@ def _is_phone(text: str, m: re.Match[str]) -> bool:
     return kind == "american" or (9 <= len(digits) <= 12 and not re.match(r"\((?:19|20)\d\d\)", m[0]))
 
 
-def _phone(text: str, start: int, end: int) -> Iterator[Found]:
+def _phone(text: str, start: int, end: int) -> Iterator[EntityMatch]:
     extension = _EXTENSION.match(text, end)
     end = extension.end() if extension else end
     value = normal("phone", text[start:end])
     if not re.match(r"1\d{3}55501\d\d(?:x|$)", value):  # 555-0100 to 555-0199 are for fiction
-        yield Found("phone", start, end, value)
+        yield EntityMatch("phone", start, end, value)
 
 
 # Bank accounts, IP and MAC addresses
@@ -241,7 +241,7 @@ _MAC_GATES = [
 ]
 
 
-def _ibans(text: str, lower: str) -> Iterator[Found]:
+def _ibans(text: str, lower: str) -> Iterator[EntityMatch]:
     for m in _IBAN.finditer(text) if _RUN.search(text) else ():  # an IBAN of any country has seven consecutive digits
         end = start = m.start() - 2
         length, value = _IBAN_LENGTHS.get(text[start : start + 2].upper(), 0), ""
@@ -255,10 +255,10 @@ def _ibans(text: str, lower: str) -> Iterator[Found]:
             end += 1
         whole = length and len(value) == length and not text[end : end + 1].isalnum()
         if whole and int("".join(str(int(c, 36)) for c in value[4:] + value[:4])) % 97 == 1:
-            yield Found("iban", start, end, value.casefold())
+            yield EntityMatch("iban", start, end, value.casefold())
 
 
-def _machines(text: str, lower: str) -> Iterator[Found]:
+def _machines(text: str, lower: str) -> Iterator[EntityMatch]:
     if _V4_GATE.search(text):
         for m in _V4.finditer(text):
             before = text[max(0, m.start() - 16) : m.start()]
@@ -280,7 +280,7 @@ def _machines(text: str, lower: str) -> Iterator[Found]:
                 and len(set(value)) > 1
                 and not (m[0][4] == "." and value.isdigit())
             ):
-                yield Found("mac", *m.span(), value)
+                yield EntityMatch("mac", *m.span(), value)
 
 
 def _is_version(address: str, before: str, after: str) -> bool:
@@ -293,14 +293,14 @@ def _is_version(address: str, before: str, after: str) -> bool:
     return small and named is not None and not _IP_BEFORE.search(before) and not re.match(r"[:/]\d", after)
 
 
-def _address(m: re.Match[str]) -> Iterator[Found]:
+def _address(m: re.Match[str]) -> Iterator[EntityMatch]:
     try:
         address = ipaddress.ip_address(m[0])
     except ValueError:
         return
     public = address.is_loopback or address.is_unspecified or address.is_multicast or str(address) in _RESOLVERS
     if not public and not any(address in net for net in _DOCUMENTATION):
-        yield Found("ip", *m.span(), str(address))
+        yield EntityMatch("ip", *m.span(), str(address))
 
 
 # Labelled dates of birth, and streets
@@ -329,9 +329,9 @@ _ABROAD = re.compile(
 )
 
 
-def _streets(text: str, lower: str) -> Iterator[Found]:
+def _streets(text: str, lower: str) -> Iterator[EntityMatch]:
     if _STREET_GATE.search(text):
-        yield from (Found("address", *m.span(), normal("address", m[0])) for m in _STREET.finditer(text))
+        yield from (EntityMatch("address", *m.span(), normal("address", m[0])) for m in _STREET.finditer(text))
 
 
 # Labelled values: one search for all labels
@@ -354,28 +354,28 @@ _WORD = re.compile(
 )
 
 
-def _words(text: str, lower: str) -> Iterator[Found]:
+def _words(text: str, lower: str) -> Iterator[EntityMatch]:
     streets = False
     for word in _WORD.finditer(lower):
         kind, at = _WORDS[word[0]], word.start()
         if kind == "secret":
             yield from labelled_secrets(text, at)
         elif kind == "born" and (m := _BORN.match(text, at)):
-            yield Found("dob", *m.span(1), normal("dob", m[1]))
+            yield EntityMatch("dob", *m.span(1), normal("dob", m[1]))
         elif kind == "number" and (m := _LABELLED.match(text, at)):
             of = m.lastgroup or ""
             if of == "phone":
                 yield from _phone(text, *m.span(of))
             elif of != "card" or _luhn(re.sub(r"\D", "", m[of])):
-                yield Found(of, *m.span(of), normal(of, m[of]))
+                yield EntityMatch(of, *m.span(of), normal(of, m[of]))
         streets = streets or kind == "street"
     if streets:
-        yield from (Found("address", *m.span(), normal("address", m[0])) for m in _ABROAD.finditer(text))
+        yield from (EntityMatch("address", *m.span(), normal("address", m[0])) for m in _ABROAD.finditer(text))
 
 
 # field names that serve as labels
 LABEL = re.compile(r"phone|tel|mobil|cell|fax|number|ssn|social|tax|birth|dob|born|card|cc|mac|\bip\b|addr", re.I)
-FINDERS: tuple[Callable[[str, str], Iterator[Found]], ...] = (
+FINDERS: tuple[Callable[[str, str], Iterator[EntityMatch]], ...] = (
     find_secrets,
     _emails,
     _numbers,

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from assay.traces.privacy.found import BLANK, Found
+from assay.traces.privacy.matches import BLANK, EntityMatch
 
 __all__ = ["find_secrets", "labelled_secrets", "named_secret"]
 
@@ -76,7 +76,7 @@ def named_secret(name: str, value: str) -> str | None:
     return "token" if mixed and -sum(p * math.log2(p) for p in shares) >= 3 else None
 
 
-def find_secrets(text: str, lower: str) -> Iterator[Found]:
+def find_secrets(text: str, lower: str) -> Iterator[EntityMatch]:
     """Find keys, tokens and logins by their format."""
     if "AKIA" in text or "ASIA" in text or "AIza" in text or "eyJ" in text:
         yield from map(_shape, _SHAPES.finditer(text))
@@ -88,29 +88,29 @@ def find_secrets(text: str, lower: str) -> Iterator[Found]:
         while begin := _PEM.search(text, at):
             end, body = _PEM_END.search(text, begin.end()), _PEM_BODY.match(text, begin.end())
             at = end.end() if end else body.end() if body else begin.end()
-            yield Found("secret", begin.start(), at, "private-key")
+            yield EntityMatch("secret", begin.start(), at, "private-key")
     if "://" in text and "@" in text:
         yield from (
-            Found("secret", *m.span(1), "login")
+            EntityMatch("secret", *m.span(1), "login")
             for m in _LOGIN.finditer(text)
             if not _PLACEHOLDER.fullmatch(m[1].partition(":")[2])
         )
 
 
-def _shape(m: re.Match[str]) -> Found:
-    return Found("secret", m.start(), m.end(), "jwt" if m.lastgroup == "jwt" else f"{m.lastgroup}-key")
+def _shape(m: re.Match[str]) -> EntityMatch:
+    return EntityMatch("secret", m.start(), m.end(), "jwt" if m.lastgroup == "jwt" else f"{m.lastgroup}-key")
 
 
-def labelled_secrets(text: str, at: int) -> Iterator[Found]:
+def labelled_secrets(text: str, at: int) -> Iterator[EntityMatch]:
     """Find secrets after the label at this position.
 
     Args:
         at: Position of a label such as `password` or `-u`.
     """
     if (m := _FLAG.match(text, at)) and not _PLACEHOLDER.fullmatch(m[m.lastindex or 0]):
-        yield Found("secret", *m.span(m.lastindex or 0), "password")
+        yield EntityMatch("secret", *m.span(m.lastindex or 0), "password")
     if m := _HEADER.match(text, at):
-        yield Found("secret", *m.span(1), "bearer")
+        yield EntityMatch("secret", *m.span(1), "bearer")
     if not (m := _NAMED.match(text, at)):
         return
     group = "quoted" if m["quoted"] else "bare"
@@ -125,4 +125,4 @@ def labelled_secrets(text: str, at: int) -> Iterator[Found]:
         if _CODE.match(value) or (word and m["gap"] != "=" and not (":" in m["gap"] and ends_line)):
             return  # an expression in code, or a word in a sentence
     if kind := named_secret(name, value):
-        yield Found("secret", start, end, kind)
+        yield EntityMatch("secret", start, end, kind)

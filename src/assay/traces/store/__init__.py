@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from assay.support.lazy import attach
 
 if TYPE_CHECKING:
-    from assay.traces.store.connection import check_url, shown_url
+    from assay.traces.store.connection import check_url, url_without_password
     from assay.traces.store.location import store_url
     from assay.traces.store.store import Store
 else:
@@ -13,9 +13,9 @@ else:
         __name__,
         {
             "location": "store_url",
-            "connection": "check_url shown_url",
+            "connection": "check_url url_without_password",
             "store": "Store",
         },
     )
 
-__all__ = ["Store", "check_url", "shown_url", "store_url"]
+__all__ = ["Store", "check_url", "store_url", "url_without_password"]

@@ -12,7 +12,7 @@ from assay.errors import ConfigError, MissingExtra, StoreError
 from assay.traces.store.location import store_url
 from assay.traces.store.migration import bring_up_to_date
 
-__all__ = ["check_url", "open_engine", "passes", "password_of", "short_waits", "shown_url", "sqlite_pragmas"]
+__all__ = ["check_url", "open_engine", "passes", "password_of", "short_waits", "sqlite_pragmas", "url_without_password"]
 
 _CONNECT_S = 10
 _LOCKED_MS = 300  # that the writer waits for another process's lock; it retries by itself
@@ -31,7 +31,7 @@ def check_url(url: str) -> None:
         raise ConfigError(f"{url!r} is not a database URL: use sqlite:///FILE or postgresql://USER@HOST/NAME") from None
 
 
-def shown_url(url: str) -> str:
+def url_without_password(url: str) -> str:
     """A database URL without its password, for display and storage."""
     return sa.engine.make_url(url).render_as_string(hide_password=True) if "://" in url else url
 
@@ -63,7 +63,9 @@ def open_engine(url: str) -> sa.Engine:
     except ModuleNotFoundError as error:
         raise MissingExtra(str(error.name), "postgres") from error
     except (sa.exc.SQLAlchemyError, OSError) as error:
-        raise StoreError(f"cannot open the store {shown_url(url)}: {getattr(error, 'orig', error)}") from error
+        raise StoreError(
+            f"cannot open the store {url_without_password(url)}: {getattr(error, 'orig', error)}"
+        ) from error
     return engine
 
 

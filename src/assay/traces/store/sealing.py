@@ -29,12 +29,12 @@ __all__ = [
     "SEALED",
     "SplitFinder",
     "claim_salt",
-    "know_splits",
-    "know_tasks",
     "open_test",
     "openings_line",
     "resolve_salt",
     "salt_of",
+    "store_splits",
+    "store_tasks",
     "task_key",
 ]
 
@@ -137,7 +137,7 @@ def _refuse(asked: str, stored: str) -> None:
 # -- splits of tasks
 
 
-def know_splits(store: Store, splits: Mapping[str, Iterable[tuple[str, str]]]) -> None:
+def store_splits(store: Store, splits: Mapping[str, Iterable[tuple[str, str]]]) -> None:
     """Stores the splits of tasks, given as (content hash, `task_key` or ""). A task in gate or test stays there."""
     rows = {
         content[:HASH]: {"task": content[:HASH], "text": text, "split": name, **_whose({})}
@@ -147,7 +147,7 @@ def know_splits(store: Store, splits: Mapping[str, Iterable[tuple[str, str]]]) -
     store.put_splits(list(rows.values()))
 
 
-def know_tasks(store: Store, splits: Mapping[str, Iterable[Task]]) -> None:
+def store_tasks(store: Store, splits: Mapping[str, Iterable[Task]]) -> None:
     """Stores the splits of loaded tasks and the owners that their metadata name.
 
     The owners are needed for demonstrations, which may show a task that never ran.

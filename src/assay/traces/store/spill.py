@@ -20,7 +20,7 @@ import orjson
 
 from assay.traces.store.writer import Rows
 
-__all__ = ["Spill", "left_over", "spill_path"]
+__all__ = ["Spill", "leftover_batches", "spill_path"]
 
 _ENDING = ".spill"
 
@@ -107,7 +107,7 @@ class Spill:
                 self._file = None
 
 
-def left_over(path: Path) -> Iterator[Iterator[Rows]]:
+def leftover_batches(path: Path) -> Iterator[Iterator[Rows]]:
     """Batches left by ended processes, by file, oldest first. A file is removed once all its batches were read."""
     for spill in sorted(path.parent.glob(f"{path.name}.*{_ENDING}")):
         with suppress(FileNotFoundError), open(spill, "r+b") as file:

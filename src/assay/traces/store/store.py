@@ -22,11 +22,11 @@ from assay.traces.records import Rollout, Transition
 from assay.traces.store import tables as schema
 from assay.traces.store.buffer import Keeper
 from assay.traces.store.changes import make_changes
-from assay.traces.store.connection import open_engine, passes, password_of, short_waits, shown_url
+from assay.traces.store.connection import open_engine, passes, password_of, short_waits, url_without_password
 from assay.traces.store.direct_writes import DirectWrites
 from assay.traces.store.location import store_url
 from assay.traces.store.rows import as_json, clean, rollout_row, transition_row
-from assay.traces.store.spill import Spill, left_over, spill_path
+from assay.traces.store.spill import Spill, leftover_batches, spill_path
 from assay.traces.store.upserts import upsert
 from assay.traces.store.writer import Rows, Writer
 
@@ -167,7 +167,7 @@ class Store(DirectWrites):
         """
         if not self._writer.alive:
             raise StoreError(
-                f"the writer of the store {shown_url(self.url)!r} has ended; rows that were waiting are lost"
+                f"the writer of the store {url_without_password(self.url)!r} has ended; rows that were waiting are lost"
             )
         if not self._writer.flush(timeout_s):
             where = (
@@ -177,7 +177,8 @@ class Store(DirectWrites):
             )
             cause = f": {self._error}." if self._error else "."
             raise StoreError(
-                f"the store {shown_url(self.url)!r} did not take its rows within {timeout_s:g} s{cause}{where}"
+                f"the store {url_without_password(self.url)!r} did not take its rows within {timeout_s:g} s"
+                f"{cause}{where}"
             )
         if self.dropped > self._reported:
             self._reported = self.dropped
@@ -246,7 +247,7 @@ class Store(DirectWrites):
 
     def _take_left_over(self) -> bool:
         """Writes the rows that ended processes left in files. False if the database is unreachable."""
-        for batches in left_over(spill_path(self.url)):
+        for batches in leftover_batches(spill_path(self.url)):
             for batch in batches:
                 if not self._written(batch, patience_s=0.0):
                     return False

@@ -5,11 +5,11 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-__all__ = ["BLANK", "FREE", "Found", "normal", "small"]
+__all__ = ["BLANK", "FREE", "EntityMatch", "normal", "small"]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class EntityMatch:
     """A match in a text.
 
     Args:
