@@ -62,7 +62,7 @@ def ours(config: PolicySettings, engine: PolicyEngine, folder: Path, prepare: Ca
         tasks = [Task(id=str(at), inputs={"question": question}) for at, question in enumerate(QUESTIONS)]
         session.register(tasks, "train")
         source = Rollouts(
-            EvalTask("one", RecordedProgram(dspy.Predict(Answer), session, adapter="lean"), session, [], []),
+            EvalTask("one", RecordedProgram(dspy.Predict(Answer), session, prompt_format="lean"), session, [], []),
             tasks,
             config,
             engine,

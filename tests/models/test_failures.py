@@ -316,7 +316,7 @@ def test_a_tool_agent_that_repeats_its_call_is_stopped_for_a_loop(tmp_path: Path
         return json.dumps({name: {"action": "look", "key": "x", "need": 1.0}.get(name, "none") for name in wanted})
 
     arguments = {"look": {"key": (str, dspy.OutputField())}}
-    agent = ToolAgent("question -> answer", [look], arguments=arguments, adapter="json")
+    agent = ToolAgent("question -> answer", [look], arguments=arguments, prompt_format="json")
     with Store(tmp_path / "s.db") as store:
         recorder, rollout = Recorder(store), Rollout()
         with (

@@ -403,7 +403,7 @@ def test_prompt_format_that_scored_worse_is_dropped() -> None:
             {"adapter": "lean", "tried": 12, "succeeded": 10},
             {"adapter": "json", "tried": tried, "succeeded": succeeded},
         ]
-        teacher = RecordedProgram(MathQA(), scripted_session(), adapter="lean")
+        teacher = RecordedProgram(MathQA(), scripted_session(), prompt_format="lean")
         return Exploration(teacher=teacher, variants=rows)
 
     assert explored(8, 1).behind("json")

@@ -88,7 +88,7 @@ def source(
     session.register(tasks[4:6], "val")
     session.register(tasks[6:], "test")
     return Rollouts(
-        EvalTask(name, RecordedProgram(TwoCalls(), session, adapter="lean"), session, tasks[4:6], tasks[6:]),
+        EvalTask(name, RecordedProgram(TwoCalls(), session, prompt_format="lean"), session, tasks[4:6], tasks[6:]),
         tasks[:4],
         config,
         engine,
@@ -319,7 +319,7 @@ def test_weights_that_fail_the_retention_task_are_discarded(tiny_model: Path, lo
     )
     kept = EvalTask(
         "other",
-        RecordedProgram(TwoCalls(), session, adapter="lean"),
+        RecordedProgram(TwoCalls(), session, prompt_format="lean"),
         session,
         begun.eval_task.val,
         begun.eval_task.test,

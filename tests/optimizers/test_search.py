@@ -144,7 +144,7 @@ def test_search_stops_early_if_no_improvement_is_expected() -> None:
     session = Session(
         scripted_lm(learner, meter=meter, observers=[recorder.observe]), load_rubric("classify"), recorder, meter
     )
-    student = RecordedProgram(learner.program(), session, adapter="json")
+    student = RecordedProgram(learner.program(), session, prompt_format="json")
     search = AutoSearch(
         SearchSpace(student, [], ["json"], most=16, seed=0), Candidate("baseline", student), tasks, session
     )
@@ -289,10 +289,14 @@ def test_every_spec_builds_its_program() -> None:
     space = searched(calls=30).space
     space.instructions.append({"self": "Look closely."})
     spec = CandidateSpec(
-        "stratified", 8, adapter="lean", instruction=len(space.instructions) - 1, parameters=(("temperature", 0.3),)
+        "stratified",
+        8,
+        prompt_format="lean",
+        instruction=len(space.instructions) - 1,
+        parameters=(("temperature", 0.3),),
     )
     built = space.build(spec)
-    assert (built.adapter, built.temperature) == ("lean", 0.3)
+    assert (built.prompt_format, built.temperature) == ("lean", 0.3)
     assert len(built.program.demos) == 8
     assert built.program.signature.instructions == "Look closely."
     assert space.build(CandidateSpec("nearest", 4)).program.k == 4
@@ -307,7 +311,7 @@ def test_candidates_respect_the_demonstration_limit_and_vary_temperature() -> No
     mutants = space.mutants(space.first(), 200, random.Random(0))
     assert {name for spec in mutants for name, _ in spec.parameters} == {"temperature"}  # a plain module has no other
     assert {spec.selection for spec in mutants} == {*SELECTIONS, "nearest", OWN}
-    assert len({spec.adapter for spec in mutants}) == 3
+    assert len({spec.prompt_format for spec in mutants}) == 3
 
 
 def test_all_five_parameters_of_an_agent_are_searched() -> None:

@@ -358,7 +358,7 @@ def test_the_threshold_acts_on_what_the_embedded_model_gives(embedded: str) -> N
     def tools(threshold: float) -> int:
         with dspy.context(lm=get_lm(embedded, seed=0)):
             program = MathQA(
-                AgentParameters(tool_usage_threshold=threshold, reasoning_depth=1, max_steps=2), adapter="lean"
+                AgentParameters(tool_usage_threshold=threshold, reasoning_depth=1, max_steps=2), prompt_format="lean"
             )
             return len(program(question="What is 12 + 30?").steps)
 

@@ -190,7 +190,7 @@ def _as_kept(job: Job, config: CompileSettings, kept: Mapping[str, Any]) -> Comp
     compiled = job.student
     try:
         artifact = load_artifact(kept["artifact"])
-        compiled = RecordedProgram(artifact.program, job.session, adapter=artifact.settings["adapter"])
+        compiled = RecordedProgram(artifact.program, job.session, prompt_format=artifact.settings["adapter"])
         compiled.set_parameters(artifact.settings["parameters"])
     except AssayError as error:  # the report is complete without the program
         kept = {**kept, "notes": [*kept["notes"], f"the artifact cannot be loaded here: {error}"]}

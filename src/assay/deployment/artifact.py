@@ -328,7 +328,10 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
         program = _built(folder, manifest, program)
         settings = manifest["settings"]
         if is_agent(program):
-            program.agent_parameters, program.adapter = AgentParameters.of(settings["parameters"]), settings["adapter"]
+            program.agent_parameters, program.prompt_format = (
+                AgentParameters.of(settings["parameters"]),
+                settings["adapter"],
+            )
     except ProgramError as error:
         if program is not None:
             raise

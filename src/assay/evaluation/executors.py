@@ -148,7 +148,7 @@ class Host:
         session = self.session
         session.register([task], split)
         session.recorder.phase, session.recorder.scope = place
-        copy = RecordedProgram(program, session, adapter=student["adapter"], sample=student["sample"])
+        copy = RecordedProgram(program, session, prompt_format=student["adapter"], sample=student["sample"])
         copy.set_parameters(student["parameters"])
         copy.group = student["group"]
         with session.context():

@@ -155,19 +155,19 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
     """
 
     def __init__(
-        self, program: dspy.Module, session: Session, *, adapter: str | None = None, sample: int | None = None
+        self, program: dspy.Module, session: Session, *, prompt_format: str | None = None, sample: int | None = None
     ) -> None:
         super().__init__()
         self.program, self.session, self.sample = program, session, sample
-        self.adapter = adapter
+        self.prompt_format = prompt_format
         self.group: str | None = None  # prefix of the rollouts' group id; None: all rollouts of a task are one group
         self.temperature: float | None = None
         self.fixed_version: str | None = None  # set during an evaluation, which changes no prompt
         self.has_tools = has_tools(program)  # searches all submodules, so it is done once and not for each rollout
-        if adapter is not None:
-            make_adapter(adapter)
+        if prompt_format is not None:
+            make_adapter(prompt_format)
             if is_agent(program):
-                program.adapter = adapter
+                program.prompt_format = prompt_format
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -211,7 +211,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
         parameters = program.agent_parameters.model_dump() if is_agent(program) else {}
         if not is_agent(program) and self.temperature is not None:
             parameters = {"temperature": self.temperature}
-        return {"adapter": program.adapter if is_agent(program) else self.adapter, "parameters": parameters}
+        return {"adapter": program.prompt_format if is_agent(program) else self.prompt_format, "parameters": parameters}
 
     def forward(self, **inputs: Any) -> dspy.Prediction:
         return self.run(inputs, content_hash(inputs))
@@ -298,8 +298,8 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
     def _settings(self) -> AbstractContextManager[Any]:
         changed: dict[str, Any] = {}
         if not is_agent(self.program):
-            if self.adapter is not None:
-                changed["adapter"] = make_adapter(self.adapter)
+            if self.prompt_format is not None:
+                changed["adapter"] = make_adapter(self.prompt_format)
             if self.temperature is not None:
                 changed["lm"] = dspy.settings.lm.copy(temperature=self.temperature)
         return dspy.context(**changed) if changed else nullcontext()

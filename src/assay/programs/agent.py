@@ -55,10 +55,10 @@ class Agent(dspy.Module):  # type: ignore[misc]
 
     input_names: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, parameters: AgentParameters | None = None, adapter: str = "json") -> None:
+    def __init__(self, parameters: AgentParameters | None = None, prompt_format: str = "json") -> None:
         super().__init__()
         self.agent_parameters = parameters or AgentParameters()
-        self.adapter = adapter
+        self.prompt_format = prompt_format
         self.config: dict[str, Any] = {}
         # set for a loaded artifact: returns the model to use if none is configured in DSPy
         self.own_lm: Callable[[], Any] | None = None
@@ -82,7 +82,7 @@ class Agent(dspy.Module):  # type: ignore[misc]
         options: dict[str, Any] = {"temperature": self.agent_parameters.temperature}
         if lm.kwargs.get("max_tokens") is not None:  # the thinking budget is in addition to the answer's limit
             options["max_tokens"] = lm.kwargs["max_tokens"] + reasoning_tokens(self.agent_parameters.reasoning_depth)
-        adapter = make_adapter(self.adapter)
+        adapter = make_adapter(self.prompt_format)
         listen_under(adapter)
         with dspy.context(lm=lm.copy(**options), adapter=adapter):
             return self.solve(**inputs)
@@ -145,9 +145,9 @@ class ToolAgent(Agent):
         *,
         arguments: Mapping[str, Mapping[str, tuple[Any, Any]]],
         parameters: AgentParameters | None = None,
-        adapter: str = "json",
+        prompt_format: str = "json",
     ) -> None:
-        super().__init__(parameters, adapter)
+        super().__init__(parameters, prompt_format)
         self.tools = {tool.name: tool for tool in (t if isinstance(t, dspy.Tool) else dspy.Tool(t) for t in tools)}
         if not self.tools or _ANSWER in self.tools:
             raise ProgramError(f"a tool agent needs tools, none of them named {_ANSWER!r}; got {sorted(self.tools)}")

@@ -187,14 +187,14 @@ def _majority(values: Sequence[Any]) -> Any:
 
 def _take_settings(outer: _Composite, inner: dspy.Module) -> None:
     if isinstance(inner, Agent):
-        outer.agent_parameters, outer.adapter = inner.agent_parameters, inner.adapter
+        outer.agent_parameters, outer.prompt_format = inner.agent_parameters, inner.prompt_format
     else:
         outer.plain = True
 
 
 def _run(program: dspy.Module, outer: Agent, inputs: dict[str, Any]) -> Any:
     if isinstance(program, Agent):
-        program.agent_parameters, program.adapter = outer.agent_parameters, outer.adapter
+        program.agent_parameters, program.prompt_format = outer.agent_parameters, outer.prompt_format
     return completed(program(**inputs))
 
 
@@ -208,12 +208,12 @@ class Configured(dspy.Module):  # type: ignore[misc]
     def __init__(
         self,
         program: dspy.Module,
-        adapter: str | None,
+        prompt_format: str | None,
         temperature: float | None,
         own_lm: Callable[[], Any] | None = None,
     ) -> None:
         super().__init__()
-        self.program, self.adapter, self.temperature, self.own_lm = program, adapter, temperature, own_lm
+        self.program, self.prompt_format, self.temperature, self.own_lm = program, prompt_format, temperature, own_lm
 
     def forward(self, *args: Any, **inputs: Any) -> Any:
         with self._settings():
@@ -230,8 +230,8 @@ class Configured(dspy.Module):  # type: ignore[misc]
         lm = dspy.settings.lm
         if lm is None and self.own_lm is not None:
             lm = options["lm"] = self.own_lm()
-        if self.adapter is not None:
-            options["adapter"] = make_adapter(self.adapter)
+        if self.prompt_format is not None:
+            options["adapter"] = make_adapter(self.prompt_format)
             listen_under(options["adapter"])
         if self.temperature is not None and lm is not None:
             options["lm"] = lm.copy(temperature=self.temperature)

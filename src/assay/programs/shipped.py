@@ -26,14 +26,14 @@ class MathQA(ToolAgent):
 
     input_names: ClassVar = ("question",)
 
-    def __init__(self, parameters: AgentParameters | None = None, adapter: str = "json") -> None:
+    def __init__(self, parameters: AgentParameters | None = None, prompt_format: str = "json") -> None:
         expression = dspy.OutputField(desc="one arithmetic expression", pattern=r"^[0-9+*/^(). sqrt=-]{1,60}$")
         super().__init__(
             Question,
             [calculator],
             arguments={"calculator": {"expression": (str, expression)}},
             parameters=parameters,
-            adapter=adapter,
+            prompt_format=prompt_format,
         )
 
     def clean_arguments(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -78,8 +78,10 @@ class Classify(_OnePredictor):
         labels: the choices, at least two.
     """
 
-    def __init__(self, labels: Sequence[str], parameters: AgentParameters | None = None, adapter: str = "json") -> None:
-        super().__init__(parameters, adapter)
+    def __init__(
+        self, labels: Sequence[str], parameters: AgentParameters | None = None, prompt_format: str = "json"
+    ) -> None:
+        super().__init__(parameters, prompt_format)
         if not labels:
             raise ProgramError("classify reads its labels from the data: compile it and run the artifact")
         if len(set(labels)) < 2:
@@ -105,9 +107,9 @@ class Extract(_OnePredictor):
     """
 
     def __init__(
-        self, fields: dict[str, str], parameters: AgentParameters | None = None, adapter: str = "json"
+        self, fields: dict[str, str], parameters: AgentParameters | None = None, prompt_format: str = "json"
     ) -> None:
-        super().__init__(parameters, adapter)
+        super().__init__(parameters, prompt_format)
         kinds = {"string": str, "integer": int, "number": float, "boolean": bool}
         if not isinstance(fields, dict):
             raise ProgramError(f"fields={fields!r} must be a mapping of names to types, such as {{'city': 'string'}}")

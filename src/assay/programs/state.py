@@ -47,9 +47,9 @@ def _without_lm(part: Any) -> Any:
     return copied
 
 
-def program_version(program: dspy.Module, adapter: str | None) -> str:
+def program_version(program: dspy.Module, prompt_format: str | None) -> str:
     """Returns 12 hex digits that identify prompts and prompt format. Agent parameters are not included."""
-    text = json.dumps([program_state(program), adapter], sort_keys=True, default=str)
+    text = json.dumps([program_state(program), prompt_format], sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
 
 

@@ -89,7 +89,7 @@ def _missing(job: Job, path: Path) -> str | None:
     """Error of the artifact's program on the first task if the program itself has none there; otherwise None."""
     session, inputs = job.session, dict(job.splits.val[0].inputs)
     artifact = load_artifact(path)
-    copy = RecordedProgram(artifact.program, session, adapter=artifact.settings["adapter"])
+    copy = RecordedProgram(artifact.program, session, prompt_format=artifact.settings["adapter"])
     copy.set_parameters(artifact.settings["parameters"])
     with session.phase("preflight"), session.context():
         error = getattr(copy(**inputs), "_error", None)

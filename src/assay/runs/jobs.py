@@ -154,7 +154,7 @@ def open_job(
         if artifact is not None:
             check_pinned(artifact, run.lm)
         settings = artifact.settings if artifact else {"adapter": None, "parameters": {}}
-        student = RecordedProgram(known, session, adapter=config.prompt_format or settings["adapter"])
+        student = RecordedProgram(known, session, prompt_format=config.prompt_format or settings["adapter"])
         splits.outputs = frozenset(
             name for predictor in student.program.predictors() for name in predictor.signature.output_fields
         )

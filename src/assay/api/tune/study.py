@@ -60,7 +60,7 @@ def student_at(job: Job, point: Point, config: ParameterSettings) -> RecordedPro
                 f"{point.program} was compiled with the salt {artifact.manifest['data']['salt']!r}: its tasks may be "
                 "in this test split"
             )
-        student = RecordedProgram(artifact.program, job.session, adapter=artifact.settings["adapter"])
+        student = RecordedProgram(artifact.program, job.session, prompt_format=artifact.settings["adapter"])
         student.set_parameters(artifact.settings["parameters"])
     student.set_parameters(point.parameters)
     return student

@@ -50,7 +50,7 @@ class CandidateSpec:
     selection: str = OWN
     count: int = 0
     draw: int = 0
-    adapter: str | None = None
+    prompt_format: str | None = None
     instruction: int = 0
     parameters: tuple[tuple[str, float], ...] = ()
 
@@ -60,7 +60,7 @@ class CandidateSpec:
         drawn = f" (draw {self.draw})" if self.draw else ""
         parts = [
             text + drawn,
-            self.adapter or "own format",
+            self.prompt_format or "own format",
             *([f"instruction {self.instruction}"] if self.instruction else []),
         ]
         return ", ".join([*parts, *(f"{name} {value:g}" for name, value in self.parameters)])
@@ -134,7 +134,7 @@ class SearchSpace:
 
     student: RecordedProgram
     pool: Sequence[Demonstration]
-    adapters: Sequence[str | None]
+    prompt_formats: Sequence[str | None]
     most: int
     seed: int
     instructions: list[dict[str, str]] = field(
@@ -177,16 +177,25 @@ class SearchSpace:
                 ("stratified", some),
             ]
             for place, (how, count) in enumerate(kinds):
-                for turn, adapter in enumerate(self.adapters[:2]):
+                for turn, prompt_format in enumerate(self.prompt_formats[:2]):
                     specs.append(
-                        CandidateSpec(how, count, adapter=adapter, parameters=cold if (place + turn) % 2 == 0 else ())
+                        CandidateSpec(
+                            how, count, prompt_format=prompt_format, parameters=cold if (place + turn) % 2 == 0 else ()
+                        )
                     )
-            specs += [CandidateSpec(NEAREST, most, adapter=adapter, parameters=cold) for adapter in self.adapters[2:]]
-        specs += [CandidateSpec(adapter=adapter, parameters=cold) for adapter in self.adapters]
+            specs += [
+                CandidateSpec(NEAREST, most, prompt_format=prompt_format, parameters=cold)
+                for prompt_format in self.prompt_formats[2:]
+            ]
+        specs += [CandidateSpec(prompt_format=prompt_format, parameters=cold) for prompt_format in self.prompt_formats]
         if isinstance(self.student.program, ToolAgent) and self.counts:
             eager = _with(cold, "tool_usage_threshold", 0.0)
-            specs.append(CandidateSpec(NEAREST, self.counts[-1], adapter=self.adapters[0], parameters=eager))
-        return list(dict.fromkeys(spec for spec in specs if spec != CandidateSpec(adapter=self.adapters[0])))
+            specs.append(
+                CandidateSpec(NEAREST, self.counts[-1], prompt_format=self.prompt_formats[0], parameters=eager)
+            )
+        return list(
+            dict.fromkeys(spec for spec in specs if spec != CandidateSpec(prompt_format=self.prompt_formats[0]))
+        )
 
     def _cold(self) -> tuple[tuple[str, float], ...]:
         """A low temperature where the program's own is higher: an answer that is right is seldom improved by chance."""
@@ -206,7 +215,9 @@ class SearchSpace:
         return list(mutants)
 
     def _random(self, rng: random.Random) -> CandidateSpec:
-        spec = CandidateSpec(adapter=rng.choice(list(self.adapters)), parameters=rng.choice([(), self._cold()]))
+        spec = CandidateSpec(
+            prompt_format=rng.choice(list(self.prompt_formats)), parameters=rng.choice([(), self._cold()])
+        )
         return (
             replace(spec, selection=rng.choice(self.selections), count=rng.choice(self.counts)) if self.counts else spec
         )
@@ -214,13 +225,13 @@ class SearchSpace:
     def _changed(self, spec: CandidateSpec, rng: random.Random) -> CandidateSpec:
         kinds = [
             "parameters",
-            *(["adapter"] if len(self.adapters) > 1 else []),
+            *(["prompt_format"] if len(self.prompt_formats) > 1 else []),
             *(["instruction"] * 2 if len(self.instructions) > 1 else []),
         ]
         kinds += ["selection", "count", "draw"] if self.counts else []
         kind = rng.choice(kinds)
-        if kind == "adapter":
-            return replace(spec, adapter=rng.choice(list(self.adapters)))
+        if kind == "prompt_format":
+            return replace(spec, prompt_format=rng.choice(list(self.prompt_formats)))
         if kind == "instruction":
             return replace(spec, instruction=rng.randrange(len(self.instructions)))
         if kind == "parameters":
@@ -239,21 +250,21 @@ class SearchSpace:
     def build(self, spec: CandidateSpec) -> RecordedProgram:
         """The program of a spec."""
         base = self.student
-        program = RecordedProgram(copy.deepcopy(base.program), base.session, adapter=base.adapter)
+        program = RecordedProgram(copy.deepcopy(base.program), base.session, prompt_format=base.prompt_format)
         program.temperature = base.temperature
         for name, predictor in program.program.named_predictors():
             if (text := self.instructions[spec.instruction].get(name)) is not None:
                 predictor.signature = predictor.signature.with_instructions(text)
-        adapter = spec.adapter or base.settings["adapter"]
+        prompt_format = spec.prompt_format or base.settings["adapter"]
         if spec.selection == OWN:
-            built = RecordedProgram(program.program, base.session, adapter=adapter)
+            built = RecordedProgram(program.program, base.session, prompt_format=prompt_format)
         elif spec.selection == NEAREST:
             built = RecordedProgram(
-                NearestDemos(program.program, self._near, k=spec.count), base.session, adapter=adapter
+                NearestDemos(program.program, self._near, k=spec.count), base.session, prompt_format=prompt_format
             )
         else:
             chosen = select(self.pool, spec.count, how=spec.selection, seed=self.seed * 1000 + spec.draw)
-            built = with_demos(program, chosen, adapter=adapter)
+            built = with_demos(program, chosen, prompt_format=prompt_format)
         built.temperature = base.temperature
         built.set_parameters(dict(spec.parameters))
         return built
@@ -301,7 +312,7 @@ def kernel(specs: Sequence[CandidateSpec], own_parameters: Mapping[str, float]) 
     places = np.array([_places(spec, own_parameters, space) for spec in specs])
     distances = ((places[:, None, :] - places[None, :, :]) / 0.3) ** 2
     similarity = np.exp(-0.5 * distances)
-    formats, texts = equal([spec.adapter for spec in specs]), equal([spec.instruction for spec in specs])
+    formats, texts = equal([spec.prompt_format for spec in specs]), equal([spec.instruction for spec in specs])
     demonstrations = how * near
     return np.asarray(
         _DEMONSTRATIONS**2 * demonstrations

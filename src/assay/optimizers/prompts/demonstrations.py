@@ -41,7 +41,7 @@ class Demonstration:
     steps: Steps
     score: float
     failures: int = 0
-    adapter: str | None = None
+    prompt_format: str | None = None
 
 
 @dataclass
@@ -67,10 +67,10 @@ class Exploration:
     variants: list[dict[str, Any]] = field(default_factory=list)
 
     @property
-    def adapter(self) -> str | None:
+    def prompt_format(self) -> str | None:
         return self.teacher.settings["adapter"] if self.teacher is not None else None
 
-    def behind(self, adapter: str | None) -> bool:
+    def behind(self, prompt_format: str | None) -> bool:
         """Whether runs under this prompt format succeeded less often than under the best one.
 
         By Fisher's exact test, p < 0.1.
@@ -79,27 +79,27 @@ class Exploration:
 
         table = [[0, 0], [0, 0]]
         for variant in self.variants:
-            if variant["adapter"] in (adapter, self.adapter):
-                row = table[variant["adapter"] != adapter]
+            if variant["adapter"] in (prompt_format, self.prompt_format):
+                row = table[variant["adapter"] != prompt_format]
                 row[0] += variant["succeeded"]
                 row[1] += variant["tried"] - variant["succeeded"]
         return bool(stats.fisher_exact(table, alternative="less").pvalue < _ALPHA)
 
 
-def teacher_variants(student: RecordedProgram, adapters: Sequence[str | None]) -> list[Variant]:
+def teacher_variants(student: RecordedProgram, prompt_formats: Sequence[str | None]) -> list[Variant]:
     """The program with each prompt format at a low temperature; for a tool agent also with tools forced, in one
     step."""
     settings: list[tuple[str | None, dict[str, Any]]] = []
     if isinstance(student.program, ToolAgent):
-        settings += [(adapter, {"tool_usage_threshold": 0.0, "max_steps": 2}) for adapter in adapters]
-        settings += [(adapter, {"tool_usage_threshold": 0.0}) for adapter in adapters]
+        settings += [(prompt_format, {"tool_usage_threshold": 0.0, "max_steps": 2}) for prompt_format in prompt_formats]
+        settings += [(prompt_format, {"tool_usage_threshold": 0.0}) for prompt_format in prompt_formats]
     else:
-        settings += [(adapter, {}) for adapter in adapters]
+        settings += [(prompt_format, {}) for prompt_format in prompt_formats]
     variants = []
-    for adapter, parameters in settings:
-        teacher = RecordedProgram(copy.deepcopy(student.program), student.session, adapter=adapter)
+    for prompt_format, parameters in settings:
+        teacher = RecordedProgram(copy.deepcopy(student.program), student.session, prompt_format=prompt_format)
         teacher.set_parameters({"temperature": _COOL, **parameters})
-        variants.append(Variant(teacher, {"adapter": adapter, **parameters}))
+        variants.append(Variant(teacher, {"adapter": prompt_format, **parameters}))
     return variants
 
 
@@ -108,7 +108,7 @@ def explore(
     tasks: Sequence[Task],
     session: Session,
     *,
-    adapters: Sequence[str | None],
+    prompt_formats: Sequence[str | None],
     target: int = 12,
     max_calls: float = float("inf"),
     threshold: float = 0.8,
@@ -123,14 +123,16 @@ def explore(
     Raises:
         ModelError: none of the first runs could be scored: the model's server, or a judge, is at fault.
     """
-    variants, successes = teacher_variants(student, adapters), dict[str, Demonstration]()
+    variants, successes = teacher_variants(student, prompt_formats), dict[str, Demonstration]()
     queue = [(task, 0) for task in tasks]
     random.Random(session.seed).shuffle(queue)
     start = session.meter.asked("search")
     exploration = Exploration()
     with session.progress.bar("explore", target) as advance:
         while queue and not _enough(successes.values(), target) and session.meter.asked("search") - start < max_calls:
-            untried = [v for v in variants[: len(adapters)] if not v.tried]  # each format once before one is preferred
+            untried = [
+                v for v in variants[: len(prompt_formats)] if not v.tried
+            ]  # each format once before one is preferred
             variant = untried[0] if untried else max(variants, key=lambda v: v.promise)
             if variant.tried >= 16 and variant.succeeded == 0:
                 break
@@ -158,7 +160,7 @@ def explore(
     exploration.teacher = best.student if best.succeeded else None
     # failures under a prompt format that is not used do not make a task hard
     exploration.demonstrations = [
-        d if d.adapter == best.student.adapter else replace(d, failures=0) for d in successes.values()
+        d if d.prompt_format == best.student.prompt_format else replace(d, failures=0) for d in successes.values()
     ]
     exploration.variants = [{**v.settings, "tried": v.tried, "succeeded": v.succeeded} for v in variants]
     return exploration
@@ -171,12 +173,12 @@ def _success_of(
     label."""
     variant.tried += 1
     prediction, steps = run
-    score, adapter = prediction._result.value, variant.student.adapter
+    score, prompt_format = prediction._result.value, variant.student.prompt_format
     if score >= threshold:
         variant.succeeded += 1
-        return Demonstration(task, steps, score, attempt, adapter)
+        return Demonstration(task, steps, score, attempt, prompt_format)
     repaired = _corrected(task, steps, prediction, session, threshold)
-    return None if repaired is None else replace(repaired, failures=attempt + 1, adapter=adapter)
+    return None if repaired is None else replace(repaired, failures=attempt + 1, prompt_format=prompt_format)
 
 
 def _corrected(
@@ -220,7 +222,9 @@ def _run_batch(variant: Variant, batch: Sequence[tuple[Task, int]], session: Ses
         student = variant.student
         with session.context(), dspy.context(trace=[]):
             if attempt:
-                student = RecordedProgram(copy.copy(student.program), session, adapter=student.adapter, sample=attempt)
+                student = RecordedProgram(
+                    copy.copy(student.program), session, prompt_format=student.prompt_format, sample=attempt
+                )
                 student.set_parameters({"temperature": _HOT})
             prediction = student(**dict(task.inputs))
             trace = list(dspy.settings.trace)
@@ -288,11 +292,11 @@ def choose(pool: Sequence[Demonstration], k: int, *, seed: int, diverse: bool = 
 
 
 def with_demos(
-    student: RecordedProgram, demonstrations: Sequence[Demonstration], *, adapter: str | None
+    student: RecordedProgram, demonstrations: Sequence[Demonstration], *, prompt_format: str | None
 ) -> RecordedProgram:
     """A copy of the program that shows these runs. A predictor that was called several times in a run shows the first
     and the last of these calls: how the work begins and how it ends."""
-    compiled = RecordedProgram(copy.deepcopy(student.program), student.session, adapter=adapter)
+    compiled = RecordedProgram(copy.deepcopy(student.program), student.session, prompt_format=prompt_format)
     compiled.temperature = student.temperature
     demos: Mapping[str, list[dspy.Example]] = defaultdict(list)
     for demonstration in demonstrations:

@@ -84,10 +84,15 @@ class Proposal:
     def explored(self) -> Exploration:
         """Successes of the program's variants on train, within a third of the calls that are left."""
         session = self.session
-        adapters = [self.student.settings["adapter"]]
+        prompt_formats = [self.student.settings["adapter"]]
         calls_left = session.meter.search_calls_left()
         return explore(
-            self.student, self.train, session, adapters=adapters, max_calls=calls_left / 3, threshold=self.threshold
+            self.student,
+            self.train,
+            session,
+            prompt_formats=prompt_formats,
+            max_calls=calls_left / 3,
+            threshold=self.threshold,
         )
 
     def teacher(self) -> RecordedProgram:

@@ -68,7 +68,7 @@ class AutoSearch:
         random.Random(f"tasks {session.seed}").shuffle(self.tasks)
         self.rng = np.random.default_rng([session.seed, 20])
         self.choices = random.Random(f"search {session.seed}")
-        plain.spec = CandidateSpec(adapter=space.adapters[0])
+        plain.spec = CandidateSpec(prompt_format=space.prompt_formats[0])
         self.stopped = ""
         self._budget = math.inf
         self._spent_before = 0.0  # runs and unrecorded calls of before the search

@@ -25,7 +25,7 @@ from assay.optimizers.prompts.demonstrations import Demonstration, explore
 from assay.optimizers.prompts.optimizer_inputs import Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.optimizers.prompts.racing import AutoSearch
-from assay.optimizers.prompts.teleprompters import auto_adapters, propose
+from assay.optimizers.prompts.teleprompters import auto_prompt_formats, propose
 from assay.programs import program_version
 
 __all__ = ["PromptSearch"]
@@ -216,12 +216,12 @@ class PromptSearch:
     def _auto(self) -> None:
         """Collects demonstrations from labels (no calls) or by exploring; then searches over candidates made of
         them."""
-        adapters, calls_left = auto_adapters(self.student), self.session.meter.search_calls_left()
+        prompt_formats, calls_left = auto_prompt_formats(self.student), self.session.meter.search_calls_left()
         pool = self._labels() if self._labels_fit() else []
         if not pool or not self._labels_suffice():
-            explored, adapters = self._explored(adapters, calls_left)
+            explored, prompt_formats = self._explored(prompt_formats, calls_left)
             pool = explored or pool
-        space = SearchSpace(self.student, pool, adapters, most=self.config.demos, seed=self.session.seed)
+        space = SearchSpace(self.student, pool, prompt_formats, most=self.config.demos, seed=self.session.seed)
         auto = AutoSearch(space, self.candidates[0], self.val, self.session, self.instruction_check)
         self.candidates, self._chosen = auto.candidates, lambda: auto.best(token_margin=self.config.token_margin)
         auto.run()
@@ -239,24 +239,26 @@ class PromptSearch:
             if task.expected
         ]
 
-    def _explored(self, adapters: list[str | None], calls_left: float) -> tuple[list[Demonstration], list[str | None]]:
+    def _explored(
+        self, prompt_formats: list[str | None], calls_left: float
+    ) -> tuple[list[Demonstration], list[str | None]]:
         """Successful runs of the program's variants on train, and the prompt formats by success rate, best first."""
         session = self.session
         exploration = explore(
             self.student,
             self.splits.train,
             session,
-            adapters=adapters,
+            prompt_formats=prompt_formats,
             target=_EXPLORED,
             max_calls=0.25 * calls_left if math.isfinite(calls_left) else 10 * _EXPLORED,
             threshold=self.config.threshold,
         )
         self.explored = exploration.variants
-        first = exploration.adapter if exploration.teacher is not None else adapters[0]
+        first = exploration.prompt_format if exploration.teacher is not None else prompt_formats[0]
         session.progress.say(f"explored: {len(exploration.demonstrations)} successes to learn from")
         return exploration.demonstrations, [
             first,
-            *(name for name in adapters if name != first and not exploration.behind(name)),
+            *(name for name in prompt_formats if name != first and not exploration.behind(name)),
         ]
 
     def _labels_fit(self) -> bool:

@@ -20,7 +20,7 @@ from assay.programs.compose import EnsembleProgram, NearestDemos, input_key
 
 __all__ = [
     "OPTIMIZERS",
-    "auto_adapters",
+    "auto_prompt_formats",
     "check_optimizer",
     "least_runs",
     "propose",
@@ -66,7 +66,7 @@ def _bootstrap(p: Proposal) -> RecordedProgram:
         return with_demos(
             p.student,
             choose(explored.demonstrations, p.demos, seed=p.session.seed, diverse=True),
-            adapter=explored.adapter,
+            prompt_format=explored.prompt_format,
         )
     p.cut = optimizer.cut
     return compiled
@@ -202,12 +202,12 @@ def _infer_rules(p: Proposal) -> RecordedProgram:
 
 def _ensemble(p: Proposal) -> RecordedProgram:
     exploration = p.explored()
-    adapter = p.student.settings["adapter"]
+    prompt_format = p.student.settings["adapter"]
     members = [
         with_demos(
             p.student,
             choose(exploration.demonstrations, p.demos, seed=p.session.seed + i, diverse=i == 0),
-            adapter=adapter,
+            prompt_format=prompt_format,
         ).program
         for i in range(3)
     ]
@@ -302,12 +302,12 @@ def propose(name: str, proposal: Proposal) -> RecordedProgram:
     name = short_name(name)
     build = OPTIMIZERS.get(name) or (lambda p: _by_path(name, p))
     student = proposal.student
-    proposal.student = RecordedProgram(copy.deepcopy(student.program), session, adapter=student.adapter)
+    proposal.student = RecordedProgram(copy.deepcopy(student.program), session, prompt_format=student.prompt_format)
     proposal.student.temperature = student.temperature
     with session.context():
         compiled = build(proposal)
     compiled.temperature = student.temperature
-    compiled.adapter = compiled.adapter or student.adapter
+    compiled.prompt_format = compiled.prompt_format or student.prompt_format
     return compiled
 
 
@@ -364,7 +364,7 @@ def _named(function: Any, offered: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in offered.items() if name in inspect.signature(function).parameters}
 
 
-def auto_adapters(student: RecordedProgram) -> list[str | None]:
+def auto_prompt_formats(student: RecordedProgram) -> list[str | None]:
     """The program's own prompt format first (None is DSPy's default), then the others worth trying."""
     default = student.settings["adapter"]
     return [default, *(name for name in ADAPTERS if name not in (default, "chat"))]
