@@ -4,7 +4,7 @@
 
 The file's answers mark each calculation as `<<48/2=24>>`. These are replayed through the program as if a perfect model had answered its
 calls, so that what is trained on has the very prompts of the agent; what a calculator does not confirm is left out by the rubric's score.
-The same command goes on after the last part that was finished. Prints one JSON object.
+The same command continues after the last part that was finished. Prints one JSON object.
 
 Cobbe et al. 2021, arXiv:2110.14168, who marked the calculations, trained models of 3 and 175 billion parameters on all 7,473.
 """

@@ -1,6 +1,6 @@
 """Searches of agents with a known optimum, by seed: how near, at how many task runs, what pruning saves, what a trial costs.
 
-The agents are those of `assay.testing`; 50 tasks are seen as right or wrong. Random search without pruning goes on until the true
+The agents are those of `assay.testing`; 50 tasks are seen as right or wrong. Random search without pruning continues until the true
 success of its best trial is within 5 % of the optimum, or for `--most` trials.
 """
 

@@ -7,7 +7,7 @@
 5. **serve and compare**: on sealed tasks, greedily and sampled, by the names that any command takes; on longer sums; and on another kind
    of task, which nothing was trained on.
 
-Half an hour and more on two cores; `--artifact` and a smaller `--test-size` save some of it. The same command goes on after the last of
+Half an hour and more on two cores; `--artifact` and a smaller `--test-size` save some of it. The same command continues after the last of
 these that was finished. `--json` prints one object: the plain agent under `before` and the compiled and trained one under `after`, both greedily
 on the held-out sums, and every comparison (`comparison`, `scores`).
 """

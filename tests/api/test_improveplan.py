@@ -42,7 +42,7 @@ def test_a_training_has_all_of_its_runs_or_is_not_begun() -> None:
     assert plan.shares(Caps(calls=200)) == [200 - 60 - 100, 100]
     assert plan.shares(Caps(calls=150)) == [150 - 40]  # the gate of a step that does not fit is not kept
     assert (
-        "1 of the 2 steps fit the caps: step 2, grpo, is begun only where 100 calls are left"
+        "1 of the 2 steps fit the caps: step 2, grpo, is started only where 100 calls are left"
         in plan.lines(Caps(calls=150))[-1]
     )
     assert planned(TRAINING).shares(Caps(calls=100)) == []

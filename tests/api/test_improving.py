@@ -72,12 +72,12 @@ def test_weights_that_the_gate_favours_are_kept_and_served(
     assert not (own_folder / ".assay" / "improve" / "up").exists()
 
     def diverging(*_: Any, **__: Any) -> None:
-        raise Diverged("the loss was no number")
+        raise Diverged("the loss was not a finite number")
 
     with monkeypatch.context() as patch:
         patch.setattr("assay.api.improve.run.train_sft", diverging)
         down = assay.improve("turning.py:Turning", **{**job, "name": "down"})
-    assert down.steps == [{"step": "sft", "kept": False, "gate": None, "note": "the loss was no number"}]
+    assert down.steps == [{"step": "sft", "kept": False, "gate": None, "note": "the loss was not a finite number"}]
     assert down.artifact is not None  # of what there was
     words = [sys.executable, "-m", "assay", "run", str(report.artifact), "place=5 Main Street"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)

@@ -460,7 +460,7 @@ def test_sentence_judge_may_declare_its_scale(tmp_path: Path) -> None:
         "How good is it, as a thing?", data=str(rows), scale=["bad", "fine", "good"], **options(tmp_path, script)
     )
     assert found["verdicts"] == {"bad": 0, "fine": 0, "good": 1}
-    with pytest.raises(ConfigError, match="scale goes with a judge that is given as a sentence"):
+    with pytest.raises(ConfigError, match="scale applies only to a judge given as a sentence"):
         score_rows(GOOD, data=str(rows), scale=["bad", "good"], **options(tmp_path))
 
 

@@ -269,7 +269,7 @@ def test_mipro_whose_proposals_cannot_be_parsed_ends_with_the_plain_program_test
     assert (data["winner"], data["test"]["compiled"]["n"], data["stopped"]) == ("baseline", 5, None)
     note = next(note for note in data["notes"] if "failed" in note)
     assert note.startswith("mipro failed: AdapterParseError: ")
-    assert "the plain program goes on alone" in note
+    assert "continuing with the plain program only" in note
     assert assay.load(data["artifact"]) is not None
 
 

@@ -241,7 +241,7 @@ def test_offline_training_uses_the_importance_ratio_to_the_sampling_policy(
     turned = rewritten(
         tmp_path / "far", tmp_path / "odd", lambda row: {**row, "token_ids": (row["token_ids"] or [])[::-1]}
     )
-    with pytest.raises(DataError, match="do not spell their text"):
+    with pytest.raises(DataError, match="do not decode to their text"):
         train_offline(turned, name="odd", model=embedded, **small)
 
 

@@ -242,7 +242,7 @@ def test_a_crash_counts_a_count_of_tools_may_be_a_list_and_an_answer_anything() 
         ),
         (lambda: Space(programs=["a"], acting={"a": list(RANGES)}, fixed={"temperature": 9}), "between 0.1 and 2"),
         (lambda: SearchConfig(objectives=("score", "score")), "must be different ones of"),
-        (lambda: SearchConfig(objectives=("score", "tokens"), pruner="wilcoxon"), "goes with one objective"),
+        (lambda: SearchConfig(objectives=("score", "tokens"), pruner="wilcoxon"), "needs one objective"),
         (lambda: SearchConfig(sampler="magic"), "must be one of tpe"),
         (lambda: SearchConfig(trials=0), "at least 1"),
     ],
@@ -770,10 +770,10 @@ def test_a_study_that_assay_did_not_begin_is_left_alone(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 's.db'}"
     other = optuna.create_study(storage=url, study_name="s", direction="minimize")
     other.optimize(lambda trial: trial.suggest_float("lr", 0, 1), n_trials=3)
-    with pytest.raises(ConfigError, match="was not begun by assay"):
+    with pytest.raises(ConfigError, match="was not created by assay"):
         open_study("s", url, TWO, SearchConfig())
     optuna.create_study(storage=url, study_name="empty", direction="minimize")
-    with pytest.raises(ConfigError, match="was not begun by assay"):
+    with pytest.raises(ConfigError, match="was not created by assay"):
         open_study("empty", url, TWO, SearchConfig())
 
 

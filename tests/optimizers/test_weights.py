@@ -412,7 +412,7 @@ def test_nan_loss_keeps_the_last_finite_weights(
     monkeypatch.setattr(SFTTrainer, "compute_loss", broken)
     report = train_sft(path, "cut", SFTSettings(model=model, epochs=2, max_length=128, lora_r=4, evaluations=9))
     assert report.stopped is not None
-    assert "was no number at step 4" in report.stopped
+    assert "was not a finite number at step 4" in report.stopped
     assert report.best_step == 3
     assert np.isfinite(find_weights(report.path)).all()
     with pytest.raises(ModelError, match="lower --learning-rate"):

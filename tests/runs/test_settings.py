@@ -114,7 +114,7 @@ def test_a_wrong_value_is_an_error_that_names_field_value_and_rule(given: dict[s
         ({"also": "folder"}, "also='folder' must be a list or tuple of strings"),
         (
             {"workers": 2, "method": "policy"},
-            "workers=2 goes with method='optuna': method='policy' supports only workers=1",
+            "workers=2 needs method='optuna': method='policy' supports only workers=1",
         ),
         ({"budget": {"step": 3.0}}, "Did you mean 'steps'?"),
     ],

@@ -936,7 +936,7 @@ def test_notes_of_a_reward_say_what_it_does_not_compute(store: Store, tmp_path: 
     judged, step = assay.export("grpo", "out", store=store.url, rubric=tmp_path / "r.yaml", gates=LOOSE).notes
     assert "ASSAY_JUDGE_MODEL about 'kind'" in judged
     assert "the policy is trained on the score of the others" in judged
-    assert step == "step criteria are graded on recorded rollouts and are no part of reward.py: 'parsed'"
+    assert step == "step criteria are graded on recorded rollouts and are not part of reward.py: 'parsed'"
 
 
 def test_a_reward_reads_all_fields_of_the_answers_and_names_the_checks_that_it_cannot_decide(

@@ -227,7 +227,7 @@ def test_a_stream_with_an_event_that_is_no_json_is_a_failure(stage: tuple[Planne
     assert event in streamed(gateway, "chat")  # the caller gets it as it came, and cannot read it either
     _, transition = call_of(store)
     assert (transition.failure, transition.output) == (FailureKind.MODEL, "one two")
-    assert "is no JSON" in (transition.error or "")
+    assert "is not JSON" in (transition.error or "")
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])

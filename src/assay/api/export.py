@@ -92,7 +92,8 @@ def _not_in_reward(rubric: Rubric) -> list[str]:
         )
     if steps:
         notes.append(
-            f"step criteria are graded on recorded rollouts and are no part of reward.py: {', '.join(map(repr, steps))}"
+            "step criteria are graded on recorded rollouts and are not part of reward.py: "
+            f"{', '.join(map(repr, steps))}"
         )
     return notes
 

@@ -1,7 +1,7 @@
 """Flags of the command line, made from the settings classes: name, type, default, help, choices and metavar are those
 of the field.
 
-What a command has beside its settings (`--json`, `--store`, `--out`) is in `assay.cli.shared`, or in the command.
+What a command has besides its settings (`--json`, `--store`, `--out`) is in `assay.cli.shared`, or in the command.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -68,6 +68,6 @@ def _show(report: dict[str, Any]) -> None:
             table.add_row(*row)
         rich.print(table)
     elif not any(told["kept"] for told in report["steps"]):
-        rich.print("nothing was kept, so there is nothing to compare: the program stays as it is")
+        rich.print("no step was kept, so there is nothing to compare: the program is unchanged")
     print_openings(rich, report["test_openings"])
     rich.print(f"model: {report['model']}\nartifact: {report['artifact']}", markup=False, soft_wrap=True)

@@ -56,7 +56,7 @@ def with_options(function: Callable[..., Any], options: Sequence[Any]) -> Callab
 
 
 def job_options(*, resume: bool = True, dry_run: bool = False, out: str = "") -> Decorator:
-    """What commands that run a job have beside their settings.
+    """What commands that run a job have besides their settings.
 
     Args:
         out: help of `--out`; empty for commands that write no folder.

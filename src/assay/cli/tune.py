@@ -61,7 +61,7 @@ def command(program: str | None, **values: Any) -> None:
     )
     if idle:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
-        why = "--impact searches nothing" if shows_impact else "it goes with --impact"
+        why = "--impact searches nothing" if shows_impact else "it needs --impact"
         raise click.UsageError(f"{flags} would have no effect: {why}")
     if dry:
         return dry_run("tune", program, settings, as_json=as_json, store=store)

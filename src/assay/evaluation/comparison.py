@@ -131,6 +131,6 @@ def ended_early(comparison: Comparison, split: str) -> str:
     """A report line that says why a comparison stopped early; empty if it ran all tasks or hit a cap."""
     why = {
         "decided": "a difference is shown; its interval holds for stopping early",
-        "futile": "the difference that it is to show could hardly be shown any more",
+        "futile": "it can hardly become significant with the tasks that are left",
     }.get(comparison.ended)
     return f"{split} ended after {len(comparison.after)} of {comparison.planned} tasks: {why}" if why else ""

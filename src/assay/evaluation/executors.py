@@ -280,7 +280,7 @@ class RayExecutor:
         except errors.ActorDiedError as error:
             if error.actor_init_failed:  # its own `__init__` raised
                 raise ModelError(
-                    f"a host of the Ray cluster could not begin: {str(error).strip().splitlines()[-1]}"
+                    f"a host of the Ray cluster could not start: {str(error).strip().splitlines()[-1]}"
                 ) from error
             return None
         except errors.RayActorError:

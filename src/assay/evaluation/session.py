@@ -34,7 +34,7 @@ from assay.traces.listening import listening
 
 __all__ = ["CONTINUES", "Measured", "RecordedProgram", "Session", "acting_parameters"]
 
-CONTINUES = "What was run is kept; once that is mended, resume=True continues"
+CONTINUES = "What was run is kept; after fixing the cause, continue with resume=True"
 
 
 @dataclass(frozen=True)

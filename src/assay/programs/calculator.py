@@ -120,7 +120,7 @@ def evaluate_expression(expression: str) -> Number:
             raise CalculatorError("the expression is too long")
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, bool):
-                raise CalculatorError("not arithmetic: True and False are no numbers")
+                raise CalculatorError("not arithmetic: True and False are not numbers")
             if isinstance(node, ast.Constant) and type(node.value) is float:  # 0.1 is exactly 1/10
                 if not math.isfinite(node.value):
                     raise CalculatorError("the number is too large")

@@ -92,7 +92,7 @@ class Job:
         return {content for name in ("train", "val") for content in self.tasks_of_artifact().get(name, ())}
 
     def end_as_before(self, report: Mapping[str, Any]) -> None:
-        """Ends the job with the report of an earlier process; the store entry of the run stays as it is."""
+        """Ends the job with the report of an earlier process; the store entry of the run is not changed."""
         self.ended, self.status = True, "done" if report["stopped"] is None else "stopped"
 
 

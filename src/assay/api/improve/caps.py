@@ -154,7 +154,7 @@ class ImprovePlan:
         if fits < len(rows):
             lines.append(
                 f"warning: {fits} of the {len(rows)} steps fit the caps: step {fits + 1}, {rows[fits]['step']}, is "
-                f"begun only where {self._calls(self.steps[fits].least):,} calls are left for its work, beside its "
+                f"started only where {self._calls(self.steps[fits].least):,} calls are left for its work, besides its "
                 "gate and the sealed test. Raise the caps, or ask for less"
             )
         return lines

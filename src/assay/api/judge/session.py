@@ -30,7 +30,7 @@ _Settings = TypeVar("_Settings", bound=JudgeSettings)
 def built_judge(judge: str | AnyJudge, scale: Sequence[str] | None = None, *, lists: bool = False) -> Judge:
     """The judge. `scale`: for a judge given as a sentence. `lists`: turns a listwise judge into one of pairs."""
     if scale and not isinstance(judge, str):
-        raise ConfigError("scale goes with a judge that is given as a sentence; this one has its own")
+        raise ConfigError("scale applies only to a judge given as a sentence; this one has its own")
     spec: dict[str, Any] = {"scale": tuple(scale)} if scale else {}
     built = load_judge(judge, **spec) if isinstance(judge, str) else judge
     if lists and isinstance(built, ListwiseJudge):

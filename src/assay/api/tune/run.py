@@ -234,7 +234,7 @@ def _by_optuna(
         if not any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
             raise
         stopped = str(cap)
-        shown.say(f"end of the search: {cap}; the best so far goes on")
+        shown.say(f"end of the search: {cap}; continuing with the best candidate so far")
     return outcome_of(study, space, config.search, len(val)), stopped
 
 
@@ -327,7 +327,7 @@ def _decide(report: TuneReport, job: Job, before: RecordedProgram, tuned: Record
         report.notes.append(
             "no point was better on val than the default; it stays"
             if tried > 1
-            else "nothing was tried beside the default; it stays"
+            else "nothing but the default was tried; it stays"
         )
     else:
         report.gate = _compared(report, job, before, after, job.splits.gate[: plan.gate], "gate")

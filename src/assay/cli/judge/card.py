@@ -21,7 +21,7 @@ def card_command(judge: str, as_json: bool) -> None:
     path = Path(judge) / "card.json"
     if not path.is_file():
         raise ArtifactError(
-            f"{judge} has no card: it is no folder that assay judge compile wrote, or its run was stopped "
+            f"{judge} has no card: it is not a folder written by assay judge compile, or its run was stopped "
             f"before the sealed test"
         )
     card = json.loads(path.read_text("utf-8"))

@@ -19,7 +19,7 @@ __all__ = ["compile_command"]
 @settings_flags(JudgeCompileSettings)
 @job_options(out="Folder to write the artifact to.")
 def compile_command(judge: str, **values: Any) -> None:
-    """Compile JUDGE against people's labels, and report its agreement on sealed items beside the human ceiling.
+    """Compile JUDGE against people's labels, and report its agreement on sealed items next to the human ceiling.
 
     JUDGE is a YAML file, path/to/file.py:NAME, an artifact's folder, or one sentence that says what to judge.
     """

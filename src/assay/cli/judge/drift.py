@@ -15,7 +15,7 @@ __all__ = ["drift_command"]
 @click.command("drift")
 @click.argument("judge")
 @click.option(
-    "--anchors", metavar="FILE", help="The frozen set, a .json file; by default the one beside a compiled judge."
+    "--anchors", metavar="FILE", help="The frozen set, a .json file; by default the one next to a compiled judge."
 )
 @click.option("--freeze", metavar="D", help="Freeze what JUDGE says of these rows into FILE.")
 @settings_flags(JudgeDriftSettings, without=("rename", "salt", "sizes", "cache"))

@@ -13,7 +13,7 @@ __all__ = ["lint_command"]
 @trust_option()
 @json_option()
 def lint_command(rubric: str, as_json: bool) -> None:
-    """Look for criteria in RUBRIC that ask two things, ask about what a judge cannot see, or stand twice. Exit code 1
+    """Look for criteria in RUBRIC that ask two things, ask about what a judge cannot see, or occur twice. Exit code 1
     if there are any."""
     from assay.rubrics import lint_rubric
     from assay.runs.loading import load_judge, load_rubric

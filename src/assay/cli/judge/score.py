@@ -19,7 +19,7 @@ __all__ = ["score_command"]
     "--data",
     required=True,
     metavar="D",
-    help="Rows with input and output (or output_a and output_b); labels beside some correct the mean.",
+    help="Rows with input and output (or output_a and output_b); labels of some rows correct the mean.",
 )
 @click.option("--out", metavar="FILE", help="A .jsonl file for one verdict an item.")
 @settings_flags(JudgeScoreSettings, without=("salt", "sizes"))

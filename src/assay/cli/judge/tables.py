@@ -21,7 +21,7 @@ MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman", "brier")
 
 
 def show_agreement(rich: Any, card: dict[str, Any]) -> None:
-    """A card's agreement with people, beside that of people with each other."""
+    """A card's agreement with raters, next to that of raters with each other."""
     from rich.table import Table
 
     found, people = card["agreement"], card["ceiling"]

@@ -64,7 +64,7 @@ class TRLReinforceJob(ReinforceJob):  # type: ignore[misc]
     def __init__(self, lm: dspy.LM, train_kwargs: Mapping[str, Any] | None = None) -> None:
         super().__init__(lm=lm, train_kwargs=dict(train_kwargs or {}))
         if not isinstance(lm, LanguageModel) or not isinstance(lm.recording.backend, LlamaBackend):
-            raise ConfigError(f"{lm.model!r} is no embedded model: make it with assay.get_lm('embedded/…')")
+            raise ConfigError(f"{lm.model!r} is not an embedded model: create it with assay.get_lm('embedded/…')")
         if unknown := sorted(self.train_kwargs.keys() - _SETTINGS):
             raise ConfigError(f"train_kwargs: {unknown} would have no effect; there are {', '.join(sorted(_SETTINGS))}")
         temperature = lm.kwargs.get("temperature")
@@ -165,7 +165,7 @@ class TRLReinforceJob(ReinforceJob):  # type: ignore[misc]
             self._removed.detach()
             self._serve(self.lm.model)
             raise ModelError(
-                f"the adapter could not be kept as {self.name!r} ({error}); it lies in {saved}, in PEFT's form"
+                f"the adapter could not be kept as {self.name!r} ({error}); it is in {saved}, in PEFT's format"
             ) from error
         self._serve(served_as(adapter))
         self._removed()

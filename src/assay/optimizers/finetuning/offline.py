@@ -163,7 +163,7 @@ class Recorded:
             self.trajectories[rollout.id] = trajectory
         if strange[True] > _STRANGE * strange.total():
             raise DataError(
-                f"{strange[True]} of {strange.total()} calls have tokens that do not spell their text: "
+                f"{strange[True]} of {strange.total()} calls have tokens that do not decode to their text: "
                 "they are another tokenizer's"
             )
         if not stored and not unknown:

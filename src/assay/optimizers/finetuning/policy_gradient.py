@@ -214,7 +214,8 @@ class _Training:
         if policy.embedded is None:
             report.path = kept
             report.notes.append(
-                f"{self.config.model} is no embedded model: the adapter stays in PEFT's form, for vLLM or transformers"
+                f"{self.config.model} is not an embedded model: the adapter stays in PEFT's format, "
+                "for vLLM or transformers"
             )
             return self._told()
         made = {

@@ -170,12 +170,12 @@ def last_good(trainer: Any, work: Path, step: int) -> tuple[str, int]:
         (work / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])
     )
     if not checkpoints:
-        raise Diverged(f"the loss was no number at step {step}, before any checkpoint: lower --learning-rate")
+        raise Diverged(f"the loss was not a finite number at step {step}, before any checkpoint: lower --learning-rate")
     good = Path(trainer.state.best_model_checkpoint or checkpoints[-1])
     restored(trainer.model, good)
     message = (
-        f"the loss was no number at step {step}; the weights are those of {good.name}. "
-        "A lower --learning-rate may go on"
+        f"the loss was not a finite number at step {step}; the weights are those of {good.name}. "
+        "A lower --learning-rate may allow it to continue"
     )
     return message, int(good.name.rpartition("-")[2])
 

@@ -149,7 +149,7 @@ class PolicySettings(Settings):
         if self.algorithm in ("rloo", "ppo", "reinforce++") and not self.scale:
             raise ConfigError(f"scale=False would have no effect on {self.algorithm}")
         if self.kl_in_reward and (self.algorithm != "reinforce++" or not self.beta):
-            raise ConfigError("kl_in_reward=True goes with algorithm='reinforce++' and a beta above 0")
+            raise ConfigError("kl_in_reward=True needs algorithm='reinforce++' and beta > 0")
         if self.value != "features" and self.algorithm != "ppo":
             raise ConfigError(f"value={self.value!r} would have no effect on {self.algorithm}: only ppo has a value")
 

@@ -81,7 +81,7 @@ def train_sft(
         DataError: the rows cannot be read, or are all too long.
         ConfigError: an adapter of this name exists, or there is nothing to resume.
         Cancelled: a signal came; a checkpoint was written.
-        ModelError: the loss was no number before there was any checkpoint, or memory or disk ran out.
+        ModelError: the loss was not a finite number before there was any checkpoint, or memory or disk ran out.
     """
     shown = progress or SilentProgress()
     data = read_sft(source, min_quality=config.min_quality, eval_fraction=config.eval_fraction, seed=config.seed)
@@ -142,7 +142,7 @@ def _train(work: Path, name: str, config: SFTSettings, data: TrainingData, resum
     }
     if policy.embedded is None:
         report.notes.append(
-            f"{config.model} is no embedded model: the adapter stays in PEFT's form, for vLLM or transformers"
+            f"{config.model} is not an embedded model: the adapter stays in PEFT's format, for vLLM or transformers"
         )
         return report
     adapter = keep_adapter(name, kept, base=policy.embedded, after=policy.merged, made=made)

@@ -105,7 +105,7 @@ def compile_judge_prompts(
             search.run()
         except BudgetExceeded as cap:
             stopped = str(cap)
-            session.progress.say(f"end of the search: {cap}; the best so far goes on")
+            session.progress.say(f"end of the search: {cap}; continuing with the best candidate so far")
     winner = search.best()
     outcome = JudgeOutcome(
         judge,
@@ -129,7 +129,7 @@ def compile_judge_prompts(
 
 def _decide(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> None:
     if outcome.compiled is outcome.baseline:
-        outcome.notes.append("nothing agreed better with people before the gate; the judge stays as it is")
+        outcome.notes.append("no candidate agreed better with the raters before the gate; the judge is unchanged")
         return
     with session.phase("gate"):
         before, after = _both(outcome, splits.gate, session, "gate")

@@ -72,10 +72,10 @@ class SearchConfig:
             raise ConfigError(f"objectives {list(self.objectives)} must be different ones of {', '.join(OBJECTIVES)}")
         if len(self.objectives) > 1 and self.pruner not in ("auto", "none"):
             raise ConfigError(
-                f"pruner={self.pruner!r} goes with one objective; with {len(self.objectives)} nothing is pruned"
+                f"pruner={self.pruner!r} needs one objective; with {len(self.objectives)} no trial is pruned"
             )
         if self.sampler == "cmaes" and len(self.objectives) > 1:
-            raise ConfigError("sampler='cmaes' goes with one objective; take tpe, gp or nsga2 for several")
+            raise ConfigError("sampler='cmaes' needs one objective; use tpe, gp or nsga2 for several")
 
     @property
     def prunes(self) -> str:
@@ -132,7 +132,7 @@ def open_study(
     directions = [OBJECTIVES[objective] for objective in config.objectives]
     if recorded is None and (trials or [d.name.lower() for d in study.directions] != directions):
         raise ConfigError(
-            f"the study {name!r} was not begun by assay: what it searches and measures is not known. "
+            f"the study {name!r} was not created by assay: its search space and objectives are unknown. "
             "Give this one another name"
         )
     if recorded is None:

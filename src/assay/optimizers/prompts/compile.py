@@ -82,7 +82,7 @@ def compile_prompts(
             # `auto` always spends its budget of search calls, so this cap is its normal end; it cuts other optimizers
             # short
             stopped = None if cap.what == "search calls" and config.optimizer == "auto" else str(cap)
-            session.progress.say(f"end of the search: {cap}; the best so far goes on")
+            session.progress.say(f"end of the search: {cap}; continuing with the best candidate so far")
         search.finish()
         winner = search.best()
         outcome = CompileOutcome(
@@ -158,7 +158,7 @@ def _decide(outcome: CompileOutcome, tasks: list[Task], session: Session, decisi
             else "nothing else than the plain program was proposed"
         )
         outcome.notes.append(
-            "nothing beat the plain program on val; it stays as it is" if compared else f"{why}; it stays as it is"
+            "no candidate beat the plain program on val; it is unchanged" if compared else f"{why}; it is unchanged"
         )
         return
     if not decisions.gate:

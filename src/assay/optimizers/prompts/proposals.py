@@ -110,7 +110,7 @@ def _of(name: str, text: str, before: str, texts: Sequence[str], lm: Any, most: 
         yield Finding(
             name,
             "copied",
-            f"{share:.0%} of its word sequences stand in training tasks: it may have learned them by heart",
+            f"{share:.0%} of its word sequences occur in training tasks: it may have memorised them",
         )
 
 

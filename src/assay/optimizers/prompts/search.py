@@ -178,7 +178,7 @@ class PromptSearch:
             raise OptimizerError(failure) from error
         with open(self.folder / "dspy.log", "a") as log:
             traceback.print_exception(error, file=log)
-        consequence = self._add_best(name) or "; the plain program goes on alone"
+        consequence = self._add_best(name) or "; continuing with the plain program only"
         self.notes.append(f"{failure}{consequence} (traceback: {self.folder / 'dspy.log'})")
         self.session.progress.say(f"warning: {failure}{consequence}")
 

@@ -141,7 +141,7 @@ class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings):
         if self.method == "policy":
             if self.workers > 1:
                 raise ConfigError(
-                    f"workers={self.workers!r} goes with method='optuna': method='policy' supports only workers=1"
+                    f"workers={self.workers!r} needs method='optuna': method='policy' supports only workers=1"
                 )
             if unused := self._changed(*_OF_SEARCH):
                 raise ConfigError(

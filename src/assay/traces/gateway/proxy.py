@@ -158,7 +158,7 @@ class Passed:
             yield _named({"message": data.decode("utf-8", "replace")}, name)
         elif event is None and data != b"null":
             self.fail(
-                f"an event of the stream is no JSON: {self._shown(data[:200].decode('utf-8', 'replace'))}",
+                f"an event of the stream is not JSON: {self._shown(data[:200].decode('utf-8', 'replace'))}",
                 FailureKind.MODEL,
             )
 
@@ -341,7 +341,7 @@ def json_body(raw: bytes) -> dict[str, Any]:
     try:
         found = _json(raw)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"the body is no JSON: {error}") from None
+        raise ConfigError(f"the body is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ConfigError("the body must be a JSON object")
     if _depth(found) > _DEEPEST:

@@ -47,7 +47,7 @@ def named_path(request: web.Request) -> str:
     plain = unquote(path)
     if {".", ".."} & set(re.split(r"[/\\]", plain)) or re.search(r"[?#\x00-\x1f\x7f]", plain):
         raise ConfigError(
-            f"{path[:200]!r} is no path of a call: a name in it holds '..', '?', '#' or a control character"
+            f"{path[:200]!r} is not the path of a call: a name in it contains '..', '?', '#' or a control character"
         )
     return path
 
