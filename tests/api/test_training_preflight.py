@@ -106,6 +106,7 @@ def test_warm_up_comparison_is_tried_before_the_warm_up(
     rows = [
         {"prompt": prompt, "completion": [{"role": "assistant", "content": "b"}], "task_id": str(n)} for n in range(8)
     ]
+    (place / "triage.py").write_text(PROGRAM.format(body="return found").replace('intent"', 'intent", max_tokens=30'))
     (place / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = [
         "train",
@@ -171,6 +172,7 @@ def test_warm_up_comparison_judges_have_their_own_base_url(place: Path, monkeypa
     rows = [
         {"prompt": prompt, "completion": [{"role": "assistant", "content": "b"}], "task_id": str(n)} for n in range(8)
     ]
+    (place / "triage.py").write_text(PROGRAM.format(body="return found").replace('intent"', 'intent", max_tokens=30'))
     (place / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     judge = {"judge_model": "openai/m", "judge_api_base": "http://127.0.0.1:9/v1", "judge_api_key_env": "JUDGE_KEY"}
     words = [

@@ -51,6 +51,9 @@ def test_new_project_compiles_with_its_settings(tmp_path: Path, monkeypatch: pyt
     assert 0 < report["test"]["baseline"]["score"] < 1
 
 
+SMALL = "max_search_calls = 12\nsizes = {val = 4, gate = 5, test = 5}"
+
+
 @pytest.mark.slow
 @pytest.mark.model
 def test_assay_compile_runs_in_a_new_project_without_any_flag(tmp_path: Path, embedded: str) -> None:
@@ -59,9 +62,9 @@ def test_assay_compile_runs_in_a_new_project_without_any_flag(tmp_path: Path, em
             [sys.executable, "-m", "assay", *words], capture_output=True, text=True, cwd=tmp_path, timeout=1200
         )
         assert done.returncode == 0, done.stderr
-        settings = (tmp_path / "assay.toml").read_text().replace("max_search_calls = 120", "max_search_calls = 20")
+        settings = (tmp_path / "assay.toml").read_text().replace("max_search_calls = 120", SMALL)
         (tmp_path / "assay.toml").write_text(settings)  # a short search: the settings file is all that says so
-    assert "max_search_calls = 20" in settings
+    assert SMALL in settings
     data = json.loads(done.stdout)
     assert Path(tmp_path / data["artifact"]).is_dir()
     assert data["test"]["compiled"]["score"] is not None
