@@ -17,7 +17,18 @@ from assay.cli.main import how_to_continue
 
 ASSAY = [sys.executable, "-c", "from assay.cli import main; main()"]
 DATA = "arithmetic:terms=2-2&digits=1-1&size=80"  # few and short calls
-COMPILE = ["compile", "math_qa", "--rubric", "math_qa", "--data", DATA, "--set", "temperature=0.1"]
+COMPILE = [
+    "compile",
+    "math_qa",
+    "--rubric",
+    "math_qa",
+    "--data",
+    DATA,
+    "--set",
+    "temperature=0.1",
+    "--prompt-format",
+    "lean",
+]
 SMALL = ["--train-size", "8", "--val-size", "4", "--gate-size", "3", "--test-size", "3", "--max-search-calls", "14"]
 
 

@@ -173,7 +173,7 @@ def test_rewarded_output_becomes_more_likely(embedded: str) -> None:
     Path("brief.yaml").write_text("name: brief\ncriteria:\n  - {name: brief, weight: 1, check: 'brief.py:brief'}\n")
     report = train(
         Saying(), rubric="brief.yaml", data="numbers.jsonl", name="brief", model=embedded, prompt_format="lean",
-        steps=4, prompts_per_step=4, num_generations=4,
+        steps=4, prompts_per_step=3, num_generations=4,
         learning_rate=5e-4, beta=0.0, max_completion=14, evaluate_every=0, sizes={"test": 6, "val": 2},
     )  # fmt: skip
     sampled = next(iter(report.validation.values()))["sampled"]
@@ -603,12 +603,12 @@ def test_dspy_finetuning_returns_a_model_with_the_adapter(embedded: str) -> None
     teacher.set_lm(scripted_lm(lambda _: "[[ ## turn ## ]]\nyes\n\n[[ ## completed ## ]]"))
     metric, kwargs = (
         lambda gold, found, trace=None: found.turn == "yes",
-        {"name": "turn", "epochs": 4, "batch": 4, "learning_rate": 1e-3, "eval_fraction": 0.0},
+        {"name": "turn", "epochs": 3, "batch": 2, "learning_rate": 1e-3, "eval_fraction": 0.0},
     )
     weights = dspy.BootstrapFinetune(metric=metric, adapter=dspy.ChatAdapter(), train_kwargs=kwargs, num_threads=1)
     with dspy.context(adapter=dspy.ChatAdapter()):
         trained = dspy.BetterTogether(metric=metric, w=weights).compile(
-            student, trainset=examples(8), valset=examples(2), teacher=teacher, strategy="w"
+            student, trainset=examples(5), valset=examples(2), teacher=teacher, strategy="w"
         )
     assert trained.turn.lm.model == f"{embedded}+turn"
     with dspy.context(adapter=dspy.ChatAdapter()):

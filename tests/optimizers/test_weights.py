@@ -278,9 +278,11 @@ def test_other_training_errors_are_unchanged(failure: Exception) -> None:
 def test_warm_up_learns_a_format_and_is_served(embedded: str, tmp_path: Path) -> None:
     path = lines(
         tmp_path / "d.jsonl",
-        [row(at) for at in range(64)] + [row(99, prompt=[{"role": "user", "content": "long " * 500}])],
+        [row(at) for at in range(40)] + [row(99, prompt=[{"role": "user", "content": "long " * 500}])],
     )
-    report = train_sft(path, "adds", SFTSettings(epochs=2, max_length=128, lora_r=4, learning_rate=2e-3, evaluations=3))
+    report = train_sft(
+        path, "adds", SFTSettings(epochs=2, batch=4, max_length=128, lora_r=4, learning_rate=2e-3, evaluations=2)
+    )
     assert report.name == f"{embedded}+adds"
     assert report.left_out == {"of more than 128 tokens": 1}
     held_out = [report.held_out_loss[step] for step in sorted(report.held_out_loss)]
