@@ -85,6 +85,20 @@ def test_no_two_files_import_each_other() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
+def test_functions_and_files_are_short() -> None:
+    too_long = []
+    for module, path in MODULES.items():
+        text = path.read_text(encoding="utf-8")
+        if text.count("\n") > 400:
+            too_long.append(f"{module}: {text.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > 60:
+                    too_long.append(f"{module}.{node.name}: {lines} lines")
+    assert too_long == []
+
+
 def test_every_public_name_loads() -> None:
     for name in assay.__all__:
         assert getattr(assay, name) is not None

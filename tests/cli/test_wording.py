@@ -193,7 +193,7 @@ def test_missing_folder_is_reported(place: Path) -> None:
     assert "gone is no artifact: there is no such folder" in printed(["trust", "add", "gone"])
     assert "(there is no such file or folder)" in printed(["judge", "audit", "made/gone"])
     tuned = ["tune", "math_qa", "--apply", "gone", "--rubric", "math_qa", "--data", "arithmetic:size=80"]
-    assert "--apply gone is no artifact to write parameters into: there is no such folder" in printed(tuned)
+    assert "--apply gone is not an artifact to write parameters into: there is no such folder" in printed(tuned)
 
 
 def test_items_with_disagreeing_raters_are_in_the_confusion_table() -> None:

@@ -205,7 +205,7 @@ def test_reports_show_themselves_in_a_line_and_escape_what_they_show(tmp_path: P
 
 def test_reports_of_exports_and_training_do_too(tmp_path: Path) -> None:
     from assay.optimizers.finetuning import PolicySettings, SFTSettings
-    from assay.optimizers.finetuning.policy_gradient import PolicyReport
+    from assay.optimizers.finetuning.policy_report import PolicyReport
     from assay.optimizers.finetuning.sft import SFTReport
     from assay.traces.export.gates import Gates
 

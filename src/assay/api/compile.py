@@ -147,13 +147,17 @@ def compile(
         report.artifact = _save(
             job, report, Path(out) if out else home_of(store) / "artifacts" / _artifact_name(job, config)
         )
-        if report.outcome.broken is not None:
-            raise ModelError(
-                f"{report.outcome.broken}. What was searched is kept in {report.artifact}; compile with --resume once "
-                "the model answers"
-            )
+        _require_model(report)
         finished.keep(report.to_dict())
     return report
+
+
+def _require_model(report: CompileReport) -> None:
+    if report.outcome.broken is not None:
+        raise ModelError(
+            f"{report.outcome.broken}. What was searched is kept in {report.artifact}; compile with --resume once "
+            "the model answers"
+        )
 
 
 def _search_of(config: CompileSettings, decisions: Decisions) -> CompileConfig:

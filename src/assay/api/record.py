@@ -125,6 +125,19 @@ class Recording:
         self.rollout.prediction = dict(prediction.items()) if hasattr(prediction, "items") else {"answer": prediction}
 
 
+def _check_values(fields: RolloutFields) -> None:
+    """Checks the fields of a rollout, and stores `consent` in its stored form."""
+    check_fields(fields, RolloutFields, "a rollout")
+    for name in ("score", "human_rating"):
+        value = fields.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1):
+            raise ConfigError(f"{name}={value!r} must be a number between 0 and 1")
+    if fields.get("split", "") not in ("", *SPLITS):
+        raise ConfigError(f"split={fields['split']!r} must be one of {', '.join(SPLITS)}, or empty")
+    if fields.get("consent") is not None:
+        fields["consent"] = consent_text(fields["consent"])
+
+
 @contextmanager
 def record(
     task: Task | Mapping[str, Any] | str | None = None,
@@ -144,15 +157,7 @@ def record(
     Raises:
         ConfigError: an unknown field, or a value out of range.
     """
-    check_fields(fields, RolloutFields, "a rollout")
-    for name in ("score", "human_rating"):
-        value = fields.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1):
-            raise ConfigError(f"{name}={value!r} must be a number between 0 and 1")
-    if fields.get("split", "") not in ("", *SPLITS):
-        raise ConfigError(f"split={fields['split']!r} must be one of {', '.join(SPLITS)}, or empty")
-    if fields.get("consent") is not None:
-        fields["consent"] = consent_text(fields["consent"])
+    _check_values(fields)
     recorded_task = task if isinstance(task, Task) else _task_from(task)
     if isinstance(rubric, str | Path):
         demand_trust_around(rubric)

@@ -65,13 +65,10 @@ def score_rollouts(
     """
     check_limit(task_timeout)
     meter = Meter()
-    judge = (
-        get_lm(
-            judge_model, temperature=0.1, meter=meter, **Endpoint(judge_api_base, judge_api_key_env).client(judge_model)
-        )
-        if judge_model
-        else None
-    )
+    judge = None
+    if judge_model:
+        client = Endpoint(judge_api_base, judge_api_key_env).client(judge_model)
+        judge = get_lm(judge_model, temperature=0.1, meter=meter, **client)
     measure, shown = load_rubric(rubric, judge_lm=judge, own_models=judge is None), progress or SilentProgress()
     _require_judges(measure)
     at_once, name = threads_for(measure, threads), f"{measure.name}@{measure.version}"
@@ -79,23 +76,20 @@ def score_rollouts(
     with Store(store) as opened, cancelled_by_signals(meter), limited(task_timeout):
         stored = (r for run in wanted for r in opened.rollouts(run_id=run) if r.source not in ("outside", "judge"))
         own = {r.id: (r.status, r.rubric if r.score is not None else None) for r in stored}
-        ended = {
-            rollout_id: scored_by for rollout_id, (status, scored_by) in own.items() if status in ("done", "failed")
-        }
+        ended = {key: scored_by for key, (status, scored_by) in own.items() if status in ("done", "failed")}
         asked = [rollout_id for rollout_id, scored_by in ended.items() if again or scored_by is None]
         with shown.bar(f"score: {measure.name}", len(asked)) as advance:
             scoring = Rescoring(measure, opened, advance)
             scoring.run((opened.rollout(rollout_id) for rollout_id in asked), threads=at_once, preflight=preflight)
     skipped = [] if again else [scored_by for scored_by in ended.values() if scored_by is not None]
-    others = dict(Counter(scored_by for scored_by in skipped if scored_by != name))
     running = sum(status == "running" for status, _ in own.values())
-    return {
-        **scoring.report(),
-        "rubric": name,
-        "skipped": len(skipped),
-        "skipped_of_other_rubrics": others,
-        "running": running,
-    }
+    return {**scoring.report(), **_skipped(skipped, name), "running": running}
+
+
+def _skipped(rubrics: Sequence[str], name: str) -> dict[str, Any]:
+    """The part of the report about rollouts that had a score, each by the rubric named here."""
+    others = dict(Counter(rubric for rubric in rubrics if rubric != name))
+    return {"rubric": name, "skipped": len(rubrics), "skipped_of_other_rubrics": others}
 
 
 def _require_judges(rubric: Rubric) -> None:

@@ -23,7 +23,8 @@ from assay.optimizers.finetuning.comparison import MODES, EvalTask, compared
 from assay.optimizers.finetuning.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
 from assay.optimizers.finetuning.offline import Recorded, export_temperature
 from assay.optimizers.finetuning.online import Rollouts
-from assay.optimizers.finetuning.policy_gradient import PolicyReport, train_policy
+from assay.optimizers.finetuning.policy_gradient import train_policy
+from assay.optimizers.finetuning.policy_report import PolicyReport
 from assay.optimizers.finetuning.run_folder import rank, world
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.programs.loading import full_name
@@ -91,9 +92,7 @@ def train(
         Cancelled: a signal came; call again with `resume=True`.
     """
     program = full_name(program) if isinstance(program, str) else program
-    shown = (progress or SilentProgress()) if not rank() else SilentProgress()
-    if rank():  # processes that train together each write a store of their own
-        store = home_of(store) / f"rank-{rank()}" / "assay.db"
+    shown, store = _of_this_process(progress, store)
     found: dict[str, Any] = {key: value for key, value in _shared_out(options).items() if value is not None}
     named = {} if monitor is None else {"monitor": monitor.name if isinstance(monitor, Rubric) else str(monitor)}
     config = program_settings(TrainSettings, program, rubric, data, None, {**found, **named})
@@ -106,27 +105,27 @@ def train(
     )  # fmt: skip
     engine = _engine(settings)
     with ExitStack() as opened:
-        opener = _EvalTasks(
-            replace(config, model=engine.lm.model, cache=False, adapter_name=name),
-            engine,
-            shown,
-            store=store,
-            resume=resume,
-            test=test,
-            opened=opened,
-        )
+        served = replace(config, model=engine.lm.model, cache=False, adapter_name=name)
+        opener = _EvalTasks(served, engine, shown, store=store, resume=resume, test=test, opened=opened)
         main, job = opener.open(program, measure, data, config.parameters)
         kept = [opener.open(one.program, one.rubric, one.data)[0] for one in others]
-        for one, other in itertools.permutations([main, *kept], 2):
-            one.session.meter.beside(other.session.meter)  # the caps are of the whole training
+        for eval_task, other in itertools.permutations([main, *kept], 2):
+            eval_task.session.meter.beside(other.session.meter)  # the caps are of the whole training
         monitored = job.additional_rubric(monitoring) if monitoring is not None else None
         if config.preflight and not rank():
             shown.say("preflight: one task, each judge once")
             _tried(main, job.splits.train, engine, monitored, config.max_cost_usd)
-            for one in kept:
-                _tried(one, one.val, engine, None, config.max_cost_usd)
+            for eval_task in kept:
+                _tried(eval_task, eval_task.val, engine, None, config.max_cost_usd)
         rollouts = Rollouts(main, job.splits.train, settings, engine, monitor=monitored)
         return train_policy(rollouts, name, settings, retained=kept, resume=resume, progress=shown)
+
+
+def _of_this_process(progress: Progress | None, store: str | Path | None) -> tuple[Progress, str | Path | None]:
+    """Progress and store; of processes that train together, all but the first are silent and use another store."""
+    if rank():
+        return SilentProgress(), home_of(store) / f"rank-{rank()}" / "assay.db"
+    return progress or SilentProgress(), store
 
 
 @dataclass

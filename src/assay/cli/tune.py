@@ -111,34 +111,11 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
 
 def _show(data: dict[str, Any]) -> None:
     from rich.console import Console as Rich
-    from rich.table import Table
 
     from assay.optimizers.parameters import in_figures
 
     rich = Rich(highlight=False)
-    before, after, gain = (data["test"][key] for key in ("default", "tuned", "gain"))
-    if before and after and gain:
-        table = Table(title=f"sealed test split, {after['n']} tasks", title_justify="left")
-        for column in ("", "default", "tuned"):
-            table.add_column(column, justify="left" if not column else "right")
-        table.add_row("score", _said(before["score"]), _said(after["score"]), style="bold")
-        shown = [
-            name
-            for name in after["metrics"]
-            if before["metrics"][name] is not None or after["metrics"][name] is not None
-        ]
-        for name in shown:
-            table.add_row(f"  {name}", _said(before["metrics"][name]), _said(after["metrics"][name]))
-        for label, key in (("LM calls a task", "calls_per_task"), ("tokens a task", "tokens_per_task")):
-            table.add_row(label, f"{before[key]:.1f}", f"{after[key]:.1f}")
-        rich.print(table)
-        rows = [row for row in data["test"]["table"] if row["before"] is not None or row["after"] is not None]
-        _show_table(rich, rows)
-        for name in [*shown, *(row["name"] for row in rows)]:
-            if name in _MEANINGS:
-                rich.print(f"{name}: {_MEANINGS[name]}", markup=False, soft_wrap=True)
-        warn_of_failures(rich, after)
-        rich.print(f"gain: {_gain(gain)}; tokens {_share(data['test']['tokens'])}", markup=False)
+    _show_test(rich, data["test"])
     print_openings(rich, data["test_openings"])
     if data["gate"]:
         verdict = (
@@ -150,8 +127,8 @@ def _show(data: dict[str, Any]) -> None:
     settings = ", ".join(f"{name} {in_figures(value)}" for name, value in data["best"].items())
     level = data["level_with_best"]
     others = (
-        f"; level with {len(level)} other trial{'s' if len(level) > 1 else ''} ({_few(level)}): val does not "
-        f"tell them apart"
+        f"; level with {len(level)} other trial{'s' if len(level) > 1 else ''} ({_few(level)}): no significant "
+        f"difference on val"
         if level
         else ""
     )
@@ -179,6 +156,35 @@ def _show(data: dict[str, Any]) -> None:
     rich.print(f"artifact: {data['artifact']}", markup=False, soft_wrap=True)
     if data["page"]:
         rich.print(f"page: {data['page']}", markup=False, soft_wrap=True)
+
+
+def _show_test(rich: Any, test: dict[str, Any]) -> None:
+    """The table of the sealed test split, what its rows mean, and the gain."""
+    from rich.table import Table
+
+    before, after, gain = (test[key] for key in ("default", "tuned", "gain"))
+    if before and after and gain:
+        table = Table(title=f"sealed test split, {after['n']} tasks", title_justify="left")
+        for column in ("", "default", "tuned"):
+            table.add_column(column, justify="left" if not column else "right")
+        table.add_row("score", _said(before["score"]), _said(after["score"]), style="bold")
+        shown = [
+            name
+            for name in after["metrics"]
+            if before["metrics"][name] is not None or after["metrics"][name] is not None
+        ]
+        for name in shown:
+            table.add_row(f"  {name}", _said(before["metrics"][name]), _said(after["metrics"][name]))
+        for label, key in (("LM calls a task", "calls_per_task"), ("tokens a task", "tokens_per_task")):
+            table.add_row(label, f"{before[key]:.1f}", f"{after[key]:.1f}")
+        rich.print(table)
+        rows = [row for row in test["table"] if row["before"] is not None or row["after"] is not None]
+        _show_table(rich, rows)
+        for name in [*shown, *(row["name"] for row in rows)]:
+            if name in _MEANINGS:
+                rich.print(f"{name}: {_MEANINGS[name]}", markup=False, soft_wrap=True)
+        warn_of_failures(rich, after)
+        rich.print(f"gain: {_gain(gain)}; tokens {_share(test['tokens'])}", markup=False)
 
 
 def _few(numbers: list[int]) -> str:

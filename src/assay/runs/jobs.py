@@ -96,6 +96,24 @@ class Job:
         self.ended, self.status = True, "done" if report["stopped"] is None else "stopped"
 
 
+def _session(config: ProgramSettings, run: Run, rubric: Rubric, name: str, progress: Progress) -> Session:
+    judge = _judge_lm(config, run.lm, run.model)
+    return Session(
+        lm=run.lm.copy(**config.generation),
+        rubric=load_rubric(rubric, judge_lm=judge, own_models=config.own_models),
+        recorder=run.recorder,
+        meter=run.meter,
+        program_name=name,
+        seed=config.seed,
+        threads=run.threads,
+        progress=progress,
+        prompt_lm=run.reflection,
+        judge_lm=judge,
+        own_models=config.own_models,
+        task_timeout=config.task_timeout,
+    )
+
+
 @contextmanager
 def open_job(
     config: ProgramSettings,
@@ -125,14 +143,8 @@ def open_job(
     name = artifact.manifest["program"] if artifact else config.program
     inputs = program_inputs(known if known is not None else program_class(name))
     checked = load_rubric(rubric)
-    splits = load_splits(
-        config.data,
-        inputs=inputs,
-        rename=config.rename,
-        salt=config.salt or DEFAULT_SALT,
-        limits=config.sizes,
-        need=need,
-    )
+    salt = config.salt or DEFAULT_SALT
+    splits = load_splits(config.data, inputs=inputs, rename=config.rename, salt=salt, limits=config.sizes, need=need)
     if known is None:
         known = load_program(name, tasks=splits.train + splits.val)
     if config.executor == "ray" and lm is not None:
@@ -140,14 +152,7 @@ def open_job(
             "executor='ray' needs the model by its name: an object of this process cannot travel to the hosts"
         )
     with open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run, ExitStack() as closing:
-        judge = _judge_lm(config, run.lm, run.model)
-        session = Session(
-            lm=run.lm.copy(**config.generation),
-            rubric=load_rubric(checked, judge_lm=judge, own_models=config.own_models),
-            recorder=run.recorder, meter=run.meter, program_name=name, seed=config.seed, threads=run.threads,
-            progress=progress,
-            prompt_lm=run.reflection, judge_lm=judge, own_models=config.own_models, task_timeout=config.task_timeout,
-        )  # fmt: skip
+        session = _session(config, run, checked, name, progress)
         if config.executor == "ray":
             session.executor = _ray_executor(config, checked, name, run)
             closing.callback(session.executor.close)

@@ -60,12 +60,8 @@ def open_run(
     with exclusive_lock(home / "runs" / f"{config.key}.lock"), opened_store(store, progress) as opened:
         if config.salt is not None:
             claim_salt(opened, config.salt)
-        (run_id, resumed), started, status = (
-            _run_id(opened, config.key, resume=resume, cache=config.cache),
-            time.time(),
-            "failed",
-        )
-        ended = False
+        run_id, resumed = _run_id(opened, config.key, resume=resume, cache=config.cache)
+        started, status, ended = time.time(), "failed", False
         stored = config.without_passwords
         was_done = resumed and (run_id, "done") in opened.runs(run_id.rpartition("-")[0])
         close_running(opened, run_id.rpartition("-")[0] + "-")

@@ -225,31 +225,36 @@ def compare_on(
                     opens_as=opens_as,
                 )
                 jobs.append(opened.enter_context(job))
-        first, second = (job.session for job in jobs)
-        first.meter.beside(second.meter)
-        second.meter.beside(first.meter)
-        decisions, splits = jobs[0].config.decisions, jobs[0].splits
-        fitting = _fitting(plan, split, first.meter)
-        if split == "test":
-            splits.unseal()
-        wanted = decision_tasks(splits, split, decisions)
-        tasks = wanted[:fitting]
-        rule = SequentialTest(tasks=len(tasks), difference=decisions.difference) if decisions.early_stop else None
-        found = compare(
-            jobs[0].student,
-            jobs[1].student,
-            tasks,
-            first,
-            after_session=second,
-            split=split,
-            names=("before", "after"),
-            rule=rule,
-        )
-        if len(tasks) < len(wanted) and not found.ended:
-            found = replace(
-                found, planned=len(wanted), cap=BudgetExceeded(f"the caps leave {len(tasks)} tasks for {split}")
-            )
-    return found, jobs[0].openings.to_dict() if jobs[0].openings is not None else None
+        comparison = _compare_jobs(jobs[0], jobs[1], split, plan)
+    return comparison, jobs[0].openings.to_dict() if jobs[0].openings is not None else None
+
+
+def _compare_jobs(before: Job, after: Job, split: str, plan: ReportPlan | None) -> Comparison:
+    """Compares the programs of two open jobs on as many tasks of the split as their common caps allow."""
+    first, second = before.session, after.session
+    first.meter.beside(second.meter)
+    second.meter.beside(first.meter)
+    decisions, splits = before.config.decisions, before.splits
+    fitting = _fitting(plan, split, first.meter)
+    if split == "test":
+        splits.unseal()
+    planned = decision_tasks(splits, split, decisions)
+    tasks = planned[:fitting]
+    rule = SequentialTest(tasks=len(tasks), difference=decisions.difference) if decisions.early_stop else None
+    comparison = compare(
+        before.student,
+        after.student,
+        tasks,
+        first,
+        after_session=second,
+        split=split,
+        names=("before", "after"),
+        rule=rule,
+    )
+    if len(tasks) < len(planned) and not comparison.ended:
+        cap = BudgetExceeded(f"the caps leave {len(tasks)} tasks for {split}")
+        comparison = replace(comparison, planned=len(planned), cap=cap)
+    return comparison
 
 
 def ended_by(found: Comparison, split: str) -> str:

@@ -119,15 +119,20 @@ def parameter_impact(
         facts = facts_of(job, config)
     _draw(report, config, study, facts)
     report.notes += [*([few] if few is not None else []), *(measured.warnings if measured else ())]
-    report.notes += [f"could not be run: {why}" for why in found.failed]
-    report.notes += [f"{parameter} had no effect on any run" for parameter in found.without_effect]
+    report.notes += _notes(found, study)
+    (folder / "impact.json").write_text(json.dumps(report.to_dict(), indent=1))
+    return report
+
+
+def _notes(effects: Any, study: Any) -> list[str]:
+    notes = [f"could not be run: {why}" for why in effects.failed]
+    notes += [f"{parameter} had no effect on any run" for parameter in effects.without_effect]
     if study is None:
-        report.notes.append(
+        notes.append(
             "importance, slices and contours need a study of the same: run `assay tune` with these ranges and tasks "
             "first"
         )
-    (folder / "impact.json").write_text(json.dumps(report.to_dict(), indent=1))
-    return report
+    return notes
 
 
 def _made_folder(folder: Path) -> Path:

@@ -96,20 +96,10 @@ def tune(
         raise ConfigError("workers are processes of their own: give program, rubric and model by their names")
     shown = progress or SilentProgress()
     config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))
-    if out is not None:
-        check_place(Path(out).resolve())
-    if apply is not None and not is_artifact(apply):
-        why = "it has no manifest.json" if Path(apply).is_dir() else "there is no such folder"
-        raise ConfigError(f"apply={str(apply)!r} is no artifact to write parameters into: {why}")
+    _check_folders(out, apply)
+    single = config.of_one_worker()
     with open_job(
-        config.of_one_worker(),
-        program=program,
-        rubric=rubric,
-        lm=lm,
-        progress=shown,
-        store=store,
-        resume=resume,
-        need=config.need,
+        single, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=config.need
     ) as job:
         job.status = "stopped"  # until the job is complete
         finished = job.finished(apply=apply)
@@ -129,6 +119,14 @@ def tune(
             _drawn(report, job, config, storage_of(config, store))
         finished.keep(report.to_dict())
     return report
+
+
+def _check_folders(out: str | Path | None, apply: str | Path | None) -> None:
+    if out is not None:
+        check_place(Path(out).resolve())
+    if apply is not None and not is_artifact(apply):
+        why = "it has no manifest.json" if Path(apply).is_dir() else "there is no such folder"
+        raise ConfigError(f"apply={str(apply)!r} is not an artifact to write parameters into: {why}")
 
 
 def _prepared(job: Job, config: TuneSettings, shown: Progress) -> list[str]:

@@ -33,6 +33,12 @@ class TrainingMonitor:
             self.alarms.setdefault(name, f"step {step}: {alarm}")
         return [text for name, text in self.alarms.items() if name not in before]
 
+    @property
+    def evaluated_steps(self) -> set[int]:
+        """Steps at which held-out or retention tasks were evaluated."""
+        names = [name for name in self.curves if name.startswith(("held_out_", "retained_"))]
+        return {step for name in names for step in self.curves[name]}
+
     def last(self, name: str, count: int) -> list[float]:
         """The last `count` values of a curve, or fewer."""
         curve = self.curves.get(name, {})

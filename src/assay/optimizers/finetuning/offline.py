@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,15 @@ __all__ = ["Recorded", "export_temperature"]
 
 _FAR = 0.1  # nats per token between behaviour and policy above which data is called far off policy
 _STRANGE = 0.02  # share of calls whose tokens do not decode to their text above which the tokenizer is another one
+
+
+def _require_own_tokens(differs: "Counter[bool]") -> None:
+    """Refuses an export if the tokens of too many calls do not decode to their text."""
+    if differs[True] > _STRANGE * differs.total():
+        raise DataError(
+            f"{differs[True]} of {differs.total()} calls have tokens that do not decode to their text: "
+            "they are another tokenizer's"
+        )
 
 
 class Recorded:
@@ -150,22 +159,9 @@ class Recorded:
                 )
             except Unscored:
                 continue
-            for row in list(trajectory.rows):
-                if row.logprobs is not None:
-                    stored.append(row)
-                elif same[row.turn]:
-                    unknown.append(row)
-                else:
-                    trajectory.rows.remove(row)
-                    self.row_stats.left_out[
-                        "calls of other weights, whose log-probabilities are not known at this temperature"
-                    ] += 1
+            self._sort_rows(trajectory, same, stored, unknown)
             self.trajectories[rollout.id] = trajectory
-        if strange[True] > _STRANGE * strange.total():
-            raise DataError(
-                f"{strange[True]} of {strange.total()} calls have tokens that do not decode to their text: "
-                "they are another tokenizer's"
-            )
+        _require_own_tokens(strange)
         if not stored and not unknown:
             raise DataError(f"{self.folder} has no call to train on: {dict(self.row_stats.left_out)}")
         if rank():  # every process reads the whole export: count once
@@ -177,6 +173,22 @@ class Recorded:
                 "and the ratio is to the whole distribution: `assay collect --untruncated` samples from that"
             )
         return notes
+
+    def _sort_rows(self, trajectory: Any, same: Sequence[bool], stored: list[Row], unknown: list[Row]) -> None:
+        """Appends rows with log-probabilities to `stored`, and those of the current weights without to `unknown`.
+
+        Args:
+            same: of each turn, whether the current weights sampled it.
+        """
+        for row in list(trajectory.rows):
+            if row.logprobs is not None:
+                stored.append(row)
+            elif same[row.turn]:
+                unknown.append(row)
+            else:
+                trajectory.rows.remove(row)
+                reason = "calls of other weights, whose log-probabilities are not known at this temperature"
+                self.row_stats.left_out[reason] += 1
 
     def _check_tokenizer(self, policy: Policy) -> None:
         recorded = {name for name in self.manifest.get("tokenizers", {}) if name != "not known"}

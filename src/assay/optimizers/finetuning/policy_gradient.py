@@ -5,23 +5,21 @@ import json
 import math
 import shutil
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from assay.errors import Cancelled, ConfigError, DataError, Diverged, MissingExtra, StopRun
+from assay.errors import Cancelled, ConfigError, DataError, Diverged, StopRun
 from assay.evaluation.progress import Progress, SilentProgress
-from assay.models.lora.adapters import keep_adapter, list_adapters, served_as
+from assay.models.lora.adapters import keep_adapter, served_as
 from assay.optimizers.finetuning.base import Policy, lean_head, load_policy, quiet, tokenizer_sha
 from assay.optimizers.finetuning.comparison import MODES, EvalTask, compared, evaluate_weights
 from assay.optimizers.finetuning.monitoring import TrainingMonitor
 from assay.optimizers.finetuning.offline import Recorded
 from assay.optimizers.finetuning.online import Rollouts, job_of
-from assay.optimizers.finetuning.rows import RowStats
+from assay.optimizers.finetuning.policy_report import HEADING, PolicyReport, table_row
 from assay.optimizers.finetuning.run_folder import (
     last_good,
     rank,
@@ -36,45 +34,12 @@ from assay.optimizers.finetuning.run_folder import (
 )
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.finetuning.trl_settings import make_trainer
-from assay.reports.training import current_curves, of_other_seeds, write_report
-from assay.support.reprs import ReportRepr
+from assay.reports.training import current_curves
 
-__all__ = ["PolicyReport", "train_policy"]
+__all__ = ["train_policy"]
 
+_HEADING_EVERY = 20  # lines between two headings of the printed table
 _NOTES = "assay.json"  # our state in a checkpoint folder, next to the files of TRL
-
-
-@dataclass(repr=False)
-class PolicyReport(ReportRepr):
-    """Result of `train_policy`.
-
-    `name` is the model to serve; it is None for a base model that is not embedded, where `path` is PEFT's folder.
-    `curves[name][step]` are the logged values. `validation[name][mode]` has `before`, `after` and their paired `gain`
-    on tasks that were used neither for training nor for model selection. `agreement`, in [0, 1], is the share of
-    prompts that torch and the served GGUF continue with the same greedy text.
-    """
-
-    name: str | None
-    path: Path
-    config: PolicySettings
-    curves: dict[str, dict[int, float]] = field(default_factory=dict)
-    validation: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # by evaluation task, see `assay.traces.store.sealing.Openings`
-    test_openings: dict[str, dict[str, int]] = field(default_factory=dict)
-    alarms: list[str] = field(default_factory=list)
-    converged: bool | None = None
-    best_step: int | None = None
-    steps: int = 0
-    row_stats: RowStats = field(default_factory=RowStats)
-    report: Path | None = None
-    agreement: float | None = None
-    stopped: str | None = None
-    notes: list[str] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "row_stats"}
-        paths = {"path": str(self.path), "report": str(self.report) if self.report else None}
-        return {**values, **self.row_stats.to_dict(), **paths, "config": asdict(self.config)}
 
 
 def train_policy(
@@ -205,8 +170,10 @@ class _Training:
         return self._keep(trainer, policy)
 
     def _keep(self, trainer: Any, policy: Policy) -> PolicyReport:
+        from assay.optimizers.finetuning.trl_trainer import over_ranks
+
         report, kept = self.report, self.work / "adapter"
-        self._tell_of_all()
+        report.row_stats.set_sum(over_ranks([report.row_stats.counts]))
         save_adapter(trainer, kept)
         if rank():
             report.path = kept
@@ -217,7 +184,8 @@ class _Training:
                 f"{self.config.model} is not an embedded model: the adapter stays in PEFT's format, "
                 "for vLLM or transformers"
             )
-            return self._told()
+            report.write_page()
+            return report
         made = {
             **report.to_dict(),
             **self.source.made_from(),
@@ -228,26 +196,8 @@ class _Training:
         report.name, report.path = served_as(adapter), adapter.path
         report.agreement = report_agreement(trainer, policy, adapter, self.source.prompts, report.notes)
         shutil.rmtree(self.work, ignore_errors=True)
-        return self._told()
-
-    def _tell_of_all(self) -> None:
-        """Sums the row counts over all processes."""
-        from assay.optimizers.finetuning.trl_trainer import over_ranks
-
-        row_stats = self.report.row_stats
-        every = over_ranks([(row_stats.rollouts, row_stats.calls, dict(row_stats.left_out))])
-        row_stats.rollouts, row_stats.calls = sum(one[0] for one in every), sum(one[1] for one in every)
-        row_stats.left_out = sum((Counter(one[2]) for one in every), Counter())
-
-    def _told(self) -> PolicyReport:
-        """The report, with its HTML page next to the adapter where the charts can be drawn."""
-        try:
-            content = self.report.to_dict()
-            others = of_other_seeds(content, (adapter.made for adapter in list_adapters()))
-            self.report.report = write_report(self.report.path / "training.html", content, others)
-        except (MissingExtra, OSError) as error:
-            self.report.notes.append(f"no page was written: {error}")
-        return self.report
+        report.write_page()
+        return report
 
     # -- along the way
 
@@ -262,8 +212,8 @@ class _Training:
             def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 advance(state.global_step)
                 step = state.global_step
-                stopped_in_it = mine._due(step, state.max_steps) and step not in mine._looks()
-                if (not step or stopped_in_it) and not mine._look(self.trainer, step):
+                stopped_in_it = mine._evaluation_due(step, state.max_steps) and step not in mine.watch.evaluated_steps
+                if (not step or stopped_in_it) and not mine._evaluate(self.trainer, step):
                     raise _EndedError
 
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -278,7 +228,9 @@ class _Training:
                 if mine.diverged:
                     control.should_training_stop, control.should_save = True, False
                     return
-                if mine._due(state.global_step, state.max_steps) and not mine._look(self.trainer, state.global_step):
+                if mine._evaluation_due(state.global_step, state.max_steps) and not mine._evaluate(
+                    self.trainer, state.global_step
+                ):
                     control.should_training_stop = True
 
             def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -304,24 +256,15 @@ class _Training:
             self.shown.say(f"alarm: {alarm}")
         if "step_time" in told:
             self.source.row_stats.spend("steps", told["step_time"])
-        if next(self.lines) % _HEAD_EVERY == 0:
-            self.shown.say(_HEAD)
-        self.shown.say(_line(step, told))
+        if next(self.lines) % _HEADING_EVERY == 0:
+            self.shown.say(HEADING)
+        self.shown.say(table_row(step, told))
 
-    def _due(self, step: int, last: int) -> bool:
+    def _evaluation_due(self, step: int, last: int) -> bool:
         every = self.config.evaluate_every
         return bool(every and step) and (step % every == 0 or step == last)
 
-    def _looks(self) -> set[int]:
-        """Steps that have been evaluated."""
-        return {
-            step
-            for name, curve in self.watch.curves.items()
-            if name.startswith(("held_out_", "retained_"))
-            for step in curve
-        }
-
-    def _look(self, trainer: Any, step: int) -> bool:
+    def _evaluate(self, trainer: Any, step: int) -> bool:
         """Evaluates the held-out and retention tasks. False: a retention task lost too much.
 
         The evaluation has its own random state, so that training is the same with it, without it, and after an
@@ -333,11 +276,11 @@ class _Training:
             return True
         trainer.mark()
         torch.manual_seed(self.config.seed + step)
-        told = self._looked(trainer)
+        told = self._scores(trainer)
         trainer.rewind()
-        return self._judge(trainer, step, told)
+        return self._continues(trainer, step, told)
 
-    def _looked(self, trainer: Any) -> dict[str, float]:
+    def _scores(self, trainer: Any) -> dict[str, float]:
         """Mean scores by curve name, from the first process."""
         from assay.optimizers.finetuning.trl_trainer import over_ranks
 
@@ -362,7 +305,7 @@ class _Training:
         first: dict[str, float] = over_ranks([told])[0]
         return first
 
-    def _judge(self, trainer: Any, step: int, told: Mapping[str, float]) -> bool:
+    def _continues(self, trainer: Any, step: int, told: Mapping[str, float]) -> bool:
         """Whether training continues after this evaluation; keeps the best weights."""
         for other in self.retained:
             if (score := told.get(f"retained_{other.name}")) is not None:
@@ -414,7 +357,7 @@ class _Training:
             if found or rank():
                 self.report.validation[eval_task.name] = found
 
-    # -- what a checkpoint keeps beside TRL's
+    # -- our part of a checkpoint
 
     def _checkpoint(self, trainer: Any) -> None:
         """Writes a checkpoint of the last finished step: its weights are in place, the random state is rewound."""
@@ -449,23 +392,3 @@ class _Training:
         self.source.memory.load(told["memory"])
         self.source.row_stats.restore(told["tally"])
         self.best = (told["best"][0], told["best"][1]) if told["best"] else None
-
-
-_HEAD_EVERY = 20  # lines between two headings of the printed table
-_SHOWN = {
-    "reward": "reward",
-    "score": "score",
-    "entropy": "entropy",
-    "kl": "kl",
-    "clip_ratio/region_mean": "clipped",
-    "zero_variance_groups": "no var.",
-    "turns": "turns",
-    "tokens": "tokens",
-    "step_time": "seconds",
-}
-_HEAD = f"{'step':>5}" + "".join(f"{label:>9}" for label in _SHOWN.values())
-
-
-def _line(step: int, told: Mapping[str, float]) -> str:
-    """One row of the table printed during training, under `_HEAD`."""
-    return f"{step:>5}" + "".join(f"{told[key]:>9.3g}" if key in told else " " * 9 for key in _SHOWN)

@@ -64,6 +64,15 @@ class RowStats:
         self.rollouts, self.calls, self.samples = state["rollouts"], state["calls"], state["samples"]
         self.seconds, self.left_out = dict(state["seconds"]), Counter(state["left_out"])
 
+    @property
+    def counts(self) -> tuple[int, int, dict[str, int]]:
+        return self.rollouts, self.calls, dict(self.left_out)
+
+    def set_sum(self, counts: Sequence[tuple[int, int, dict[str, int]]]) -> None:
+        """Replaces the counts by the sums of those of all processes."""
+        self.rollouts, self.calls = sum(each[0] for each in counts), sum(each[1] for each in counts)
+        self.left_out = sum((Counter(each[2]) for each in counts), Counter())
+
     def spend(self, what: str, seconds: float) -> None:
         self.seconds[what] = self.seconds.get(what, 0.0) + seconds
 

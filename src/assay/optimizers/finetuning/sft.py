@@ -89,11 +89,8 @@ def train_sft(
         return _train(work, name, config, data, resume, shown)
 
 
-def _train(work: Path, name: str, config: SFTSettings, data: TrainingData, resume: bool, shown: Progress) -> SFTReport:
-    from assay.optimizers.finetuning.trl_trainer import over_ranks
-
-    shown.say(f"loading {config.model} …")
-    policy = load_policy(config.model)
+def _training_rows(data: TrainingData, policy: Policy, config: SFTSettings) -> tuple[list[Any], list[Any]]:
+    """Rows to train on and held-out rows that fit `max_length`, with labels where the export has some."""
     train, held_out = (
         fitting_rows(rows, policy, config.max_length, data.left_out) for rows in (data.train, data.held_out)
     )
@@ -104,6 +101,15 @@ def _train(work: Path, name: str, config: SFTSettings, data: TrainingData, resum
             f"no row is left to train on: {dict(data.left_out)}. "
             "Raise --max-length, or export shorter ones (--without-demos)"
         )
+    return train, held_out
+
+
+def _train(work: Path, name: str, config: SFTSettings, data: TrainingData, resume: bool, shown: Progress) -> SFTReport:
+    from assay.optimizers.finetuning.trl_trainer import over_ranks
+
+    shown.say(f"loading {config.model} …")
+    policy = load_policy(config.model)
+    train, held_out = _training_rows(data, policy, config)
     report = SFTReport(None, work, config, len(train), len(held_out), data.tasks, data.left_out, 0)
     if not held_out:
         report.notes.append(

@@ -6,7 +6,7 @@ one is tried.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,14 @@ from assay.errors import BudgetExceeded, ConfigError, ModelError, ProgramError
 from assay.evaluation.metrics import METRICS, AgentMetrics, Budget, TaskRun, measure
 from assay.evaluation.progress import Progress, SilentProgress
 from assay.optimizers.parameters.critic import Critic
+from assay.optimizers.parameters.episodes import Episode, PolicyOutcome, overall
 from assay.optimizers.parameters.network import Adjuster, state_of
 from assay.optimizers.parameters.objective import Objective
 from assay.optimizers.parameters.space import Point, Space
 from assay.programs import RANGES, AgentParameters
 
-__all__ = ["Episode", "PolicyOutcome", "overall", "scores_by_task", "train_policy"]
+__all__ = ["train_policy"]
 
-_WEIGHTS = {"accuracy": 4.0, "efficiency": 1.0, "coherence": 1.0, "adaptability": 1.0, "tool_usage": 1.0}
 _SAME = 0.01  # change of the overall score that counts as none
 _REACH = 30  # largest move per episode, in learning rates: 0.3 of a parameter's range at the default of 0.01
 _FARTHEST = 0.5  # largest move at any learning rate, as a share of the range
@@ -38,68 +38,6 @@ _BETTER, _EQUAL, _WORSE = (
     "worse: the policy stays where it was",
 )
 _UNSCORED = "could not be scored: it counts for nothing"
-
-
-@dataclass(frozen=True)
-class Episode:
-    """One episode.
-
-    `adjustments` are relative to the policy's current parameters, in their own units. `overall`, in [0, 1], is the
-    weighted mean of the metrics that could be measured. `improvement` is `overall` minus the expected score of the
-    current parameters; `meaning` describes it. Both are NaN if the episode could not be scored. `unscored` counts runs
-    without a score, and `why` is the reason of the first.
-    """
-
-    number: int
-    metrics: Mapping[str, float | None]
-    parameters: Mapping[str, Any]
-    adjustments: Mapping[str, float]
-    overall: float
-    improvement: float
-    kept: bool
-    meaning: str
-    unscored: int = 0
-    why: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            name: dict(value) if isinstance(value, Mapping) else None if value != value else value
-            for name, value in vars(self).items()
-        }
-
-
-@dataclass
-class PolicyOutcome:
-    """Result of the training.
-
-    `best` is the point with the highest expected score, or with validation tasks the one that scored best on them:
-    `confirmed` then has the overall score of each point evaluated there, the initial one first.
-    """
-
-    best: Point
-    history: list[Episode] = field(default_factory=list)
-    confirmed: list[dict[str, Any]] = field(default_factory=list)
-    converged: bool = False
-    notes: list[str] = field(default_factory=list)
-    stopped: str | None = None
-
-
-def overall(metrics: AgentMetrics) -> float:
-    """Mean of the measured metrics, with accuracy weighted 4; NaN if accuracy could not be measured."""
-    found = {name: value for name, value in metrics.to_dict().items() if value is not None}
-    if "accuracy" not in found:
-        return math.nan
-    return math.fsum(_WEIGHTS[name] * value for name, value in found.items()) / math.fsum(
-        _WEIGHTS[name] for name in found
-    )
-
-
-def scores_by_task(runs: Sequence[TaskRun]) -> dict[str, float]:
-    """Mean score of each task's runs; NaN if none is scored."""
-    found: dict[str, list[float]] = {}
-    for run in runs:
-        found.setdefault(run.task_id, []).extend([] if run.score is None else [run.score])
-    return {task: math.fsum(scores) / len(scores) if scores else math.nan for task, scores in found.items()}
 
 
 def train_policy(
@@ -123,13 +61,11 @@ def train_policy(
 
     Args:
         validation: tasks on which the most promising points are compared; empty: the critic chooses.
-        learning_rate: above 0. In one episode a parameter moves by at most 30 times this share of its range, and by at
-            most half of it.
+        learning_rate: above 0. A parameter moves by at most 30 times this share of its range, and by at most half.
         update_policy: whether policy and critic learn; otherwise only the rules act.
         policy: a policy trained before; None: a new one.
-        into: receives the history during training, so that it survives an exception.
-    Returns:
-        The outcome. If a cap was reached, the best so far, with `stopped`.
+        into: receives the history during training; it survives an exception.
+    Returns: the outcome; if a cap was reached, the best so far, with `stopped`.
     Raises:
         ConfigError: a setting is out of range.
         ModelError: none of the first episodes could be scored.
@@ -140,7 +76,7 @@ def train_policy(
             f"episodes={episodes!r} must be at least 1 and learning_rate={learning_rate!r} a finite number above 0"
         )
     outcome, shown = into or PolicyOutcome(start), progress or SilentProgress()
-    walk = _TrainingState(
+    state = _TrainingState(
         objective,
         tasks,
         space,
@@ -154,23 +90,27 @@ def train_policy(
         learns=update_policy,
     )
     try:
-        with shown.bar("episodes", episodes) as advance:
-            for _ in range(episodes):
-                episode = walk.step()
-                scored = "" if math.isnan(episode.overall) else f"overall {episode.overall:.3f}: "
-                shown.say(f"  episode {episode.number}: {scored}{episode.meaning}")
-                advance(1)
-                if walk.converged:
-                    break
-        _choose(outcome, walk, validation)
+        _run_episodes(state, episodes, shown)
+        _choose(outcome, state, validation)
     except BudgetExceeded as cap:
-        if not walk.history:
+        if not state.history:
             raise
-        outcome.best, outcome.stopped = Point(start.program, walk.promising(1)[0]), str(cap)
+        outcome.best, outcome.stopped = Point(start.program, state.promising(1)[0]), str(cap)
         outcome.notes.append("the cap came before the best parameters were confirmed")
-    outcome.converged = walk.converged
-    outcome.notes += _advice(walk, learning_rate)
+    outcome.converged = state.converged
+    outcome.notes += _advice(state, learning_rate)
     return outcome
+
+
+def _run_episodes(state: "_TrainingState", episodes: int, shown: Progress) -> None:
+    with shown.bar("episodes", episodes) as advance:
+        for _ in range(episodes):
+            episode = state.step()
+            scored = "" if math.isnan(episode.overall) else f"overall {episode.overall:.3f}: "
+            shown.say(f"  episode {episode.number}: {scored}{episode.meaning}")
+            advance(1)
+            if state.converged:
+                break
 
 
 def _choose(outcome: PolicyOutcome, walk: "_TrainingState", validation: Sequence[Any]) -> None:

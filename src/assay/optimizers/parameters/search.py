@@ -3,8 +3,8 @@
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from assay.errors import Cancelled, ModelError, ProgramError, StopRun, StoreError
@@ -12,71 +12,16 @@ from assay.evaluation.metrics import TaskRun, measure
 from assay.evaluation.progress import Progress, SilentProgress
 from assay.optimizers.parameters.objective import Objective
 from assay.optimizers.parameters.pruning import is_worse_paired
-from assay.optimizers.parameters.smoothing import Expected, smoothed_scores
+from assay.optimizers.parameters.results import REQUEUED, SearchOutcome, outcome_of
 from assay.optimizers.parameters.space import Point, Space, in_figures
-from assay.optimizers.parameters.study import OBJECTIVES, RETRIES, SearchConfig
+from assay.optimizers.parameters.study import RETRIES, SearchConfig
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["SearchOutcome", "TrialResult", "outcome_of", "requeue_all", "search"]
+__all__ = ["requeue_all", "search"]
 
-_STATES = ("complete", "pruned", "failed")
-_LEVEL = 0.01  # scores this close to the best are a tie, which the fewest tokens decide
-_PUT_BACK = "put_back"  # marks an interrupted trial whose point was enqueued again under another number
 _LOST = 0.2  # share of a trial's runs that may be unscored
-
-
-@dataclass(frozen=True)
-class TrialResult:
-    """One finished trial.
-
-    `state` is `complete`, `pruned` or `failed` (with `error`). `scores` are by task, None if unscored. `runs` counts
-    the runs of all tasks.
-    """
-
-    number: int
-    point: Point
-    state: str
-    values: Mapping[str, float | None]
-    scores: Mapping[str, float | None]
-    metrics: Mapping[str, float | None]
-    tokens: float | None
-    error: str | None = None
-    runs: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "number": self.number,
-            **self.point.to_dict(),
-            "state": self.state,
-            "values": dict(self.values),
-            "n": len(self.scores),
-            "metrics": dict(self.metrics),
-            "tokens": self.tokens,
-            "error": self.error,
-        }
-
-
-@dataclass
-class SearchOutcome:
-    """Result of a search.
-
-    `expected` is the score of each trial by number, smoothed over its neighbours; `best` is chosen by it if the score
-    is the first objective. `walked` has a policy's episodes and confirmed points. `saved` is the share of task runs
-    that pruning saved. `front` has the numbers of the Pareto front's trials; with one objective only the best.
-    """
-
-    best: TrialResult
-    default: TrialResult | None
-    trials: list[TrialResult]
-    task_runs: int
-    saved: float
-    front: list[int]
-    level: list[int] = field(default_factory=list)  # complete trials whose own first objective ties with the best's
-    expected: dict[int, float] = field(default_factory=dict)
-    walked: dict[str, Any] | None = None
-    notes: list[str] = field(default_factory=list)
 
 
 def search(
@@ -127,21 +72,26 @@ def search(
         advance(done)
         cut_off = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)) if alone else []
         if done < config.trials or cut_off:
-            try:
+            with _storage_errors():
                 for trial in cut_off:
                     _run_again(study, trial, evaluator)
                     advance(1)
                 if done + len(cut_off) < config.trials:
                     _optimized(study, evaluator, enough)
-            except Exception as error:
-                gone = _of_the_storage(error)
-                if gone is None:
-                    raise
-                why = str(gone).partition("\n")[0]
-                raise StoreError(
-                    f"the study's storage is gone: {why}. Start it, and continue with resume=True"
-                ) from error
     return outcome_of(study, space, config, len(tasks))
+
+
+@contextmanager
+def _storage_errors() -> Iterator[None]:
+    """Raises errors of the study's storage as `StoreError`."""
+    try:
+        yield
+    except Exception as error:
+        gone = _of_the_storage(error)
+        if gone is None:
+            raise
+        why = str(gone).partition("\n")[0]
+        raise StoreError(f"the study's storage is gone: {why}. Start it, and continue with resume=True") from error
 
 
 def _of_the_storage(error: BaseException | None) -> BaseException | None:
@@ -271,7 +221,7 @@ def _put_back(study: "optuna.Study", trial: Any) -> None:
     study.enqueue_trial(
         trial.params, user_attrs={key: value for key, value in trial.user_attrs.items() if key == "default"}
     )
-    study._storage.set_trial_user_attr(trial._trial_id, _PUT_BACK, True)
+    study._storage.set_trial_user_attr(trial._trial_id, REQUEUED, True)
     study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
@@ -291,14 +241,6 @@ def _run_again(study: "optuna.Study", cut_off: Any, evaluator: "_TrialEvaluator"
         study.tell(trial, state=TrialState.FAIL)
     else:
         study.tell(trial, values)
-
-
-def _replaced(trials: Sequence[Any]) -> set[int]:
-    """Numbers of the interrupted trials that were re-run under another number, by us or by Optuna."""
-    again = {trial.system_attrs.get("failed_trial") for trial in trials} | {
-        n for t in trials for n in t.system_attrs.get("retry_history", ())
-    }
-    return {trial.number for trial in trials if trial.user_attrs.get(_PUT_BACK) or trial.number in again}
 
 
 def requeue_all(study: "optuna.Study") -> None:
@@ -346,128 +288,3 @@ def _said(point: Point, values: Mapping[str, float | None]) -> str:
     settings = ", ".join(f"{name} {in_figures(value)}" for name, value in point.parameters.items())
     results = ", ".join(f"{name} {in_figures(value)}" for name, value in values.items() if value is not None)
     return f"{results} with {settings}"
-
-
-def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks: int) -> SearchOutcome:
-    found, replaced = study.get_trials(deepcopy=False), _replaced(study.get_trials(deepcopy=False))
-    trials = [
-        _result(trial, space, config) for trial in found if trial.state.is_finished() and trial.number not in replaced
-    ]
-    complete = [trial for trial in trials if trial.state == "complete"]
-    if not complete:
-        reasons = [trial.error for trial in trials if trial.error]
-        raise ModelError(
-            f"none of {len(trials)} trials could be scored: {reasons[-1] if reasons else 'all were cut short'}"
-        )
-    ran, done = sum(trial.runs for trial in trials), [trial for trial in trials if trial.state != "failed"]
-    first = [trial for trial in found if trial.user_attrs.get("default") and trial.state.is_finished()]
-    default = min(
-        (_result(trial, space, config) for trial in first), key=lambda trial: _STATES.index(trial.state), default=None
-    )
-    front = [trial.number for trial in study.best_trials]
-    expected = _expected(done, space) if config.objectives[0] == "score" else {}
-    best = _best(
-        [trial for trial in complete if len(config.objectives) == 1 or trial.number in front], config, expected
-    )
-    saved, notes = (
-        1 - sum(len(t.scores) for t in done) / max(1, tasks * len(done)),
-        _told_apart(best, complete, expected),
-    )
-    means = {number: found.mean for number, found in expected.items()}
-    return SearchOutcome(
-        best,
-        default,
-        trials,
-        ran,
-        saved,
-        [best.number] if len(config.objectives) == 1 else front,
-        _level_with(best, complete, config),
-        means,
-        notes=notes,
-    )
-
-
-def _level_with(best: TrialResult, trials: Sequence[TrialResult], config: SearchConfig) -> list[int]:
-    """Trials that tie with the best: within 0.01 in the score, equal in any other first objective."""
-    slack, own = (_LEVEL if config.objectives[0] == "score" else 0.0), best.values[config.objectives[0]]
-    near = [
-        t.number
-        for t in trials
-        if own is not None and (value := t.values[config.objectives[0]]) is not None and abs(value - own) <= slack
-    ]
-    return [number for number in near if number != best.number]
-
-
-def _expected(trials: Sequence[TrialResult], space: Space) -> dict[int, Expected]:
-    seen = [
-        (t, values)
-        for t in trials
-        if (values := {task: value for task, value in t.scores.items() if value is not None})
-    ]
-    return dict(
-        zip(
-            (t.number for t, _ in seen),
-            smoothed_scores([t.point for t, _ in seen], [values for _, values in seen], space),
-            strict=True,
-        )
-    )
-
-
-def _told_apart(best: TrialResult, trials: Sequence[TrialResult], expected: Mapping[int, Expected]) -> list[str]:
-    """A note if the best trial is not the one with the highest measured score."""
-    top = max(trials, key=lambda trial: trial.values.get("score") or 0.0)
-    if not expected or (top.values["score"] or 0.0) - (best.values["score"] or 0.0) <= _LEVEL:
-        return []
-    scores = (
-        f"trial {top.number} scored highest, {top.values['score']:.3g}, "
-        f"and trial {best.number} scored {best.values['score']:.3g}"
-    )
-    high, chosen = expected[top.number].mean, expected[best.number].mean
-    if high - chosen > _LEVEL or best.tokens is None or top.tokens is None or chosen - high > _LEVEL:
-        return [f"{scores}; by the trials around them {high:.3g} is expected of the one, {chosen:.3g} of the other"]
-    return [
-        f"{scores}; by the trials around them the two are level, "
-        f"and {best.tokens:.0f} tokens a task are fewer than {top.tokens:.0f}"
-    ]
-
-
-def _best(trials: Sequence[TrialResult], config: SearchConfig, expected: Mapping[int, Expected]) -> TrialResult:
-    """The best trial by the first objective; of those that tie with it the one with the fewest tokens.
-
-    Scores are compared by their expected values. A trial whose measured score is more than a standard error below that
-    of the best one does not tie with it.
-    """
-    first = config.objectives[0]
-    sign = 1 if OBJECTIVES[first] == "maximize" else -1
-    known = [(sign * value, trial) for trial in trials if (value := trial.values[first]) is not None]
-    worth = {trial.number: expected[trial.number].mean if trial.number in expected else value for value, trial in known}
-    own = {trial.number: value for value, trial in known}
-    top = max((trial for _, trial in known), key=lambda trial: (worth[trial.number], own[trial.number]))
-    doubt = expected[top.number].error if top.number in expected else 0.0
-    slack = _LEVEL if first == "score" else 0.0
-    level = [
-        trial
-        for value, trial in known
-        if worth[trial.number] >= worth[top.number] - slack and value >= own[top.number] - max(doubt, slack)
-    ]
-    return min(
-        level,
-        key=lambda trial: (
-            math.inf if trial.tokens is None else trial.tokens,
-            -worth[trial.number],
-            -own[trial.number],
-            trial.number,
-        ),
-    )
-
-
-def _result(trial: Any, space: Space, config: SearchConfig) -> TrialResult:
-    from optuna.trial import TrialState
-
-    found = trial.user_attrs.get("found") or {"scores": {}, "metrics": {}, "tokens": None}
-    state = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned"}.get(trial.state, "failed")
-    values = dict(zip(config.objectives, trial.values or [None] * len(config.objectives), strict=True))
-    return TrialResult(
-        trial.number, space.point(trial.params), state, values, found["scores"], found["metrics"], found["tokens"],
-        trial.user_attrs.get("error"), found.get("runs", len(found["scores"])),
-    )  # fmt: skip

@@ -130,9 +130,8 @@ def explore(
     exploration = Exploration()
     with session.progress.bar("explore", target) as advance:
         while queue and not _enough(successes.values(), target) and session.meter.asked("search") - start < max_calls:
-            untried = [
-                v for v in variants[: len(prompt_formats)] if not v.tried
-            ]  # each format once before one is preferred
+            # each format once before one is preferred
+            untried = [v for v in variants[: len(prompt_formats)] if not v.tried]
             variant = untried[0] if untried else max(variants, key=lambda v: v.promise)
             if variant.tried >= 16 and variant.succeeded == 0:
                 break
