@@ -1,5 +1,6 @@
-"""Agreement statistics on many rows, against scikit-learn, scipy and krippendorff: all of them from the same lists of labels, and
-resamples of each measure (`--resamples`) against the library called once for each (a tenth as many, scaled).
+"""Agreement statistics on many rows, against scikit-learn, scipy and krippendorff: all of them from the same lists of
+labels, and resamples of each measure (`--resamples`) against the library called once for each (a tenth as many,
+scaled).
 """
 
 import argparse
@@ -60,8 +61,9 @@ def clocked(run: Callable[[], Any]) -> tuple[float, Any]:
 
 agreement(answers, items, spec, intervals=False), libraries()  # imports are nobody's time
 rounds = [
-    (clocked(lambda: agreement(answers, items, spec, intervals=False)), clocked(libraries)) for _ in range(arguments.rounds)
-]  # fmt: skip
+    (clocked(lambda: agreement(answers, items, spec, intervals=False)), clocked(libraries))
+    for _ in range(arguments.rounds)
+]
 whole = [statistics.median(side[0] for side in sides) for sides in zip(*rounds, strict=True)]
 (_, ours_found), (_, theirs_found) = rounds[-1]
 gap = max(abs(float(ours_found.values[name] or 0) - value) for name, value in theirs_found.items())

@@ -1,9 +1,10 @@
 """A program compiled against a rubric that holds a judge beside code checks, the embedded model being agent and judge.
 
-The judge's question is a message's mood. It is compiled against the raters of VADER's tweets (RATINGS as for `judges.py`), and
-the same program is compiled against the rubric with the compiled judge and with the uncompiled one. Both are reported on
-sealed tasks by their own rubric, and by a measure in code that no compile saw: the rule-based lexicon of vaderSentiment
-(`pip install vaderSentiment`), whose ratings are of words, not of these tweets. A gain that only pleases the judge is seen.
+The judge's question is a message's mood. It is compiled against the raters of VADER's tweets (RATINGS as for
+`judges.py`), and the same program is compiled against the rubric with the compiled judge and with the uncompiled one.
+Both are reported on sealed tasks by their own rubric, and by a measure in code that no compile saw: the rule-based
+lexicon of vaderSentiment (`pip install vaderSentiment`), whose ratings are of words, not of these tweets. A gain that
+only pleases the judge is seen.
 """
 
 import argparse
@@ -23,12 +24,13 @@ from judges import SCALE, Lines, ratings, write_labels
 QUESTION = "What is the sentiment of the text?"
 TOPICS = (
     """
-rain,bread,trains,Monday,a library,snow,homework,the sea,a cat,breakfast,a bus stop,winter,tea,a garden,the city,a new job,school
-music,a bicycle,the news,a phone,dinner,a walk,the moon,football,a friend,the market,a river,paint,a letter,sleep,a hotel,lunch,wind
-a bridge,coffee,a film,carrots,apples,a birthday,the office,a dog,cooking,shoes,a mountain,an exam,the weekend,paper,a kitchen,stars
-a museum,travel,summer,a lamp,the doctor,a queue,water,a song,the bakery,a boat,autumn,a neighbour,chess,laundry,a window,a map,spring
-the gym,a clock,a farm,soup,the airport,a book,rice,a chair,a concert,traffic,cheese,a painting,the forest,a door,a horse,history
-a game,the bank,a photo,fog,a teacher,the beach,a watch,lemons,a tunnel,the theatre,a storm,pens,a picnic,the harbour,a poem,clouds,a key
+rain,bread,trains,Monday,a library,snow,homework,the sea,a cat,breakfast,a bus stop,winter,tea,a garden,the city
+a new job,school,music,a bicycle,the news,a phone,dinner,a walk,the moon,football,a friend,the market,a river,paint
+a letter,sleep,a hotel,lunch,wind,a bridge,coffee,a film,carrots,apples,a birthday,the office,a dog,cooking,shoes
+a mountain,an exam,the weekend,paper,a kitchen,stars,a museum,travel,summer,a lamp,the doctor,a queue,water,a song
+the bakery,a boat,autumn,a neighbour,chess,laundry,a window,a map,spring,the gym,a clock,a farm,soup,the airport
+a book,rice,a chair,a concert,traffic,cheese,a painting,the forest,a door,a horse,history,a game,the bank,a photo
+fog,a teacher,the beach,a watch,lemons,a tunnel,the theatre,a storm,pens,a picnic,the harbour,a poem,clouds,a key
 """.strip()
     .replace("\n", ",")
     .split(",")

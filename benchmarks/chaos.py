@@ -1,9 +1,10 @@
 """Kills jobs at random moments and compares what they leave with unkilled runs: `make chaos`. Not in CI.
 
-    python benchmarks/chaos.py [--jobs compile tune collect improve sft grpo] [--kills 20] [--training-kills 3] [--each 5] [--seed 0]
+    python benchmarks/chaos.py [--jobs compile tune collect improve sft grpo] [--kills 20] [--training-kills 3]
+        [--each 5] [--seed 0]
 
-Each job gets `--kills` kills, trainings of the embedded model `--training-kills`, `--each` of them in one run; a line a run, then a table.
-Exits with 1 where anything differs.
+Each job gets `--kills` kills, trainings of the embedded model `--training-kills`, `--each` of them in one run; a line
+a run, then a table. Exits with 1 where anything differs.
 """
 
 import argparse
@@ -65,7 +66,8 @@ def main() -> int:
                 )
             )
     print(
-        "\n| job | kills | runs | runs that differ | calls sent again | calls | rollouts | rows exported | seconds unkilled |"
+        "\n| job | kills | runs | runs that differ | calls sent again | calls | rollouts | rows exported "
+        "| seconds unkilled |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     for row in rows:

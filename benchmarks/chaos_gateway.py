@@ -2,11 +2,13 @@
 
     python benchmarks/chaos_gateway.py [--calls 10000] [--seed 0] [--store sqlite|postgresql] [--concurrent 40] [--json]
 
-Clients hold conversations through `assay serve`, in all dialects, with tools, streamed and not. The server answers by a seeded plan with 429, 500,
-errors with status 200, empty, broken, cut, slow and hanging answers. Meanwhile the store is locked, its disk full, a PostgreSQL restarted, and each
-process killed. Then the store is compared with what the clients and the server saw. Exits with 1 where anything differs.
+Clients hold conversations through `assay serve`, in all dialects, with tools, streamed and not. The server answers by
+a seeded plan with 429, 500, errors with status 200, empty, broken, cut, slow and hanging answers. Meanwhile the store
+is locked, its disk full, a PostgreSQL restarted, and each process killed. Then the store is compared with what the
+clients and the server saw. Exits with 1 where anything differs.
 
-The disk is a tmpfs that is made full; it needs the right to mount, in a namespace of its own (`unshare`). Without it no disk is full.
+The disk is a tmpfs that is made full; it needs the right to mount, in a namespace of its own (`unshare`). Without it
+no disk is full.
 """
 
 import argparse
@@ -51,9 +53,14 @@ def main() -> int:
     if INSIDE not in os.environ:
         in_namespace()
     settings = Settings(
-        calls=arguments.calls, seed=arguments.seed, store=arguments.store, concurrent=arguments.concurrent, each=arguments.each,
-        faults=tuple(arguments.faults), mounts=os.environ[INSIDE] == "mounts",
-    )  # fmt: skip
+        calls=arguments.calls,
+        seed=arguments.seed,
+        store=arguments.store,
+        concurrent=arguments.concurrent,
+        each=arguments.each,
+        faults=tuple(arguments.faults),
+        mounts=os.environ[INSIDE] == "mounts",
+    )
     with tempfile.TemporaryDirectory() as scratch, Progress(console=Console(stderr=True)) as progress:
         os.chmod(scratch, 0o755)  # PostgreSQL runs as another user where this one is root
         task = progress.add_task("calls", total=arguments.calls)

@@ -2,12 +2,13 @@
 
     python benchmarks/credit.py [--seeds 0 1 2 3 4] [--steps 10]
 
-A letter is set by four decisions, each a call of its own with three choices. The house's style, another one for every seed, says which is
-right; nothing but the reward tells of it. Before, the model is warmed up on letters of any style, so that the choices are its own and not the
-grammar's. A right decision earns an eighth, as step rewards of a rollout add up to a half at most. `step`
-credits a call with its own reward, `to_go` with its own and the later ones, `episode` with all four. One line a run: score on sealed letters
-before and after, greedily and sampled, and the area under the curve of the training scores (the mean over the steps). The last line has the
-differences to `episode`, paired over the seeds.
+A letter is set by four decisions, each a call of its own with three choices. The house's style, another one for every
+seed, says which is right; nothing but the reward tells of it. Before, the model is warmed up on letters of any style,
+so that the choices are its own and not the grammar's. A right decision earns an eighth, as step rewards of a rollout
+add up to a half at most. `step` credits a call with its own reward, `to_go` with its own and the later ones,
+`episode` with all four. One line a run: score on sealed letters before and after, greedily and sampled, and the area
+under the curve of the training scores (the mean over the steps). The last line has the differences to `episode`,
+paired over the seeds.
 """
 
 import argparse
@@ -117,8 +118,15 @@ def prepared(seed: int, count: int, folder: Path) -> str:
         name = next(name for name in DECISIONS if f"Which {name}?" in str(request.system))
         return f"{name}: {asked[request.messages[-1].parts[0].text.removeprefix('text: ')][name]}"
 
-    assay.collect(f"{__file__}:Letter", rubric=str(folder / "rubric.yaml"), data=str(folder / "any.jsonl"), lm=scripted_lm(answer), n=1,
-                  sizes={"train": count}, store=folder / "any.db")  # fmt: skip
+    assay.collect(
+        f"{__file__}:Letter",
+        rubric=str(folder / "rubric.yaml"),
+        data=str(folder / "any.jsonl"),
+        lm=scripted_lm(answer),
+        n=1,
+        sizes={"train": count},
+        store=folder / "any.db",
+    )
     assay.export("sft", folder / "rows", store=folder / "any.db", gates=Gates(min_clean=0))
     told = train_sft(
         folder / "rows", "warm", SFTSettings(model=MODEL, epochs=1, eval_fraction=0.0, seed=seed), progress=Console()
@@ -135,11 +143,22 @@ def one(scheme: str, seed: int, model: str, arguments: argparse.Namespace, folde
         "sizes": {"test": arguments.test_size, "val": 2},
     }
     report = assay.train(
-        f"{__file__}:Letter", rubric=str(folder / "rubric.yaml"), data=str(folder / "letters.jsonl"), name=scheme.replace("_", "-"), model=model,
-        returns=scheme, seed=seed, prompts_per_step=2, beta=0.0, outcome_weight=0.0, max_completion=12,
-        evaluate_every=0, store=folder / f"{scheme}.db",
-        progress=Console(), **given,
-    )  # fmt: skip
+        f"{__file__}:Letter",
+        rubric=str(folder / "rubric.yaml"),
+        data=str(folder / "letters.jsonl"),
+        name=scheme.replace("_", "-"),
+        model=model,
+        returns=scheme,
+        seed=seed,
+        prompts_per_step=2,
+        beta=0.0,
+        outcome_weight=0.0,
+        max_completion=12,
+        evaluate_every=0,
+        store=folder / f"{scheme}.db",
+        progress=Console(),
+        **given,
+    )
     seconds, scores = time.perf_counter() - clock, list(report.curves["score"].values())
     ends = {
         mode: {"before": told["before"]["score"], "after": told["after"]["score"], "gain": told["gain"]}

@@ -1,8 +1,10 @@
-"""Export of transitions to JSON lines and Parquet against writing the very same rows with orjson and pyarrow alone, in one run.
+"""Export of transitions to JSON lines and Parquet against writing the very same rows with orjson and pyarrow alone,
+in one run.
 
     python benchmarks/export.py [--rows 1000000] [--privacy auto] [--folder DIR]
 
-The store is made first (rollouts of four calls in groups of eight, each call about 2 KB). Peak memory is the exporting process's.
+The store is made first (rollouts of four calls in groups of eight, each call about 2 KB). Peak memory is the
+exporting process's.
 """
 
 import argparse
@@ -39,9 +41,18 @@ def filled(path: Path, rows: int) -> None:
             if at % 4 == 0:
                 task = at // 32
                 rollout = Rollout(
-                    run_id="bench", task_id=f"task-{task:07}", task_type=f"type-{task % 7}", group_id=f"g-{task:07}", status="done", program="p",
-                    program_version="v", model="m", inputs={"question": f"How much is {task} + 1?"}, score=float(at // 4 % 3 == 0), rubric="r@1",
-                )  # fmt: skip
+                    run_id="bench",
+                    task_id=f"task-{task:07}",
+                    task_type=f"type-{task % 7}",
+                    group_id=f"g-{task:07}",
+                    status="done",
+                    program="p",
+                    program_version="v",
+                    model="m",
+                    inputs={"question": f"How much is {task} + 1?"},
+                    score=float(at // 4 % 3 == 0),
+                    rubric="r@1",
+                )
                 store.put_rollout(rollout)
             body = {"model": "m", "messages": [{"role": "user", "content": f"question {at}: {text}"}]}
             answer = {
@@ -50,11 +61,19 @@ def filled(path: Path, rows: int) -> None:
             store.put_transition(
                 rollout.id,
                 Transition(
-                    t=at % 4, model="m", weights="w" * 64,
-                    request={"dialect": "chat", "body": body}, response={"body": answer}, output=f"answer {at}",
-                    token_ids=tuple(range(20)), logprobs=(-0.5,) * 20, prompt_tokens=300, completion_tokens=20, step_rewards={"runs": 0.05},
+                    t=at % 4,
+                    model="m",
+                    weights="w" * 64,
+                    request={"dialect": "chat", "body": body},
+                    response={"body": answer},
+                    output=f"answer {at}",
+                    token_ids=tuple(range(20)),
+                    logprobs=(-0.5,) * 20,
+                    prompt_tokens=300,
+                    completion_tokens=20,
+                    step_rewards={"runs": 0.05},
                 ),
-            )  # fmt: skip
+            )
 
 
 def written_alone(source: Path, folder: Path) -> float:

@@ -1,10 +1,11 @@
-"""What the gateway costs: the same calls to one scripted server, directly and through `assay serve`, interleaved in one run; many
-streaming clients at once; and a SIGKILL in the middle of a load, counted against the server's own log.
+"""What the gateway costs: the same calls to one scripted server, directly and through `assay serve`, interleaved in
+one run; many streaming clients at once; and a SIGKILL in the middle of a load, counted against the server's own log.
 
-    python benchmarks/gateway.py [--calls 300] [--streams 100] [--clients 200] [--load 10000] [--rounds 5] [--only added,ratios,at_once,open,killed]
+    python benchmarks/gateway.py [--calls 300] [--streams 100] [--clients 200] [--load 10000]
+        [--rounds 5] [--only added,ratios,at_once,open,killed]
 
-Times are of an idle machine. On a busy one the gateway's processor time (`*_cpu_ms`) and peak memory (`peak_mb`) still tell. Intervals are 95%
-bootstrap intervals of the median.
+Times are of an idle machine. On a busy one the gateway's processor time (`*_cpu_ms`) and peak memory (`peak_mb`)
+still tell. Intervals are 95% bootstrap intervals of the median.
 """
 
 import argparse
@@ -132,8 +133,9 @@ def conversation(turns: int, name: str = "") -> list[dict[str, Any]]:
 async def ratios(
     direct: str, through: str, gateway: subprocess.Popen[str], *, streams: int, rounds: int
 ) -> dict[str, Any]:
-    """The same call directly, through a proxy that only passes on, and through the gateway: of a call whose conversation has 1 and 60 turns, new
-    to the gateway or grown turn by turn, and of the first token where many stream at once."""
+    """The same call directly, through a proxy that only passes on, and through the gateway: of a call whose
+    conversation has 1 and 60 turns, new to the gateway or grown turn by turn, and of the first token where many
+    stream at once."""
     found: dict[str, Any] = {}
     bare, passing = started([sys.executable, str(Path(__file__).with_name("pass_through.py")), direct])
     urls = {"": through, "pass_through_": passing}
@@ -163,7 +165,13 @@ async def ratios(
 
 
 async def first_tokens(
-    session: aiohttp.ClientSession, direct: str, urls: dict[str, str], gateway: subprocess.Popen[str], *, streams: int, rounds: int
+    session: aiohttp.ClientSession,
+    direct: str,
+    urls: dict[str, str],
+    gateway: subprocess.Popen[str],
+    *,
+    streams: int,
+    rounds: int,
 ) -> dict[str, Any]:  # fmt: skip
     """The median time to the first token of many streams that begin at once, as a ratio to the same without a proxy."""
     ratio: dict[str, list[float]] = {name: [] for name in urls}
@@ -303,9 +311,12 @@ def kill(load: int) -> dict[str, Any]:
         with Store(Path(name) / "a.db") as store:
             stats = store.stats()
     return {
-        "upstream_answered": len(times), "of_them_older_than_a_second": len(older), "stored": stats["transitions"],
-        "lost_older_than_a_second": max(0, len(older) - stats["transitions"]), "calls_per_second": round(len(times) / seconds),
-    }  # fmt: skip
+        "upstream_answered": len(times),
+        "of_them_older_than_a_second": len(older),
+        "stored": stats["transitions"],
+        "lost_older_than_a_second": max(0, len(older) - stats["transitions"]),
+        "calls_per_second": round(len(times) / seconds),
+    }
 
 
 if __name__ == "__main__":

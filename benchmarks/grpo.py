@@ -2,10 +2,11 @@
 
     python benchmarks/grpo.py [--model FOLDER] [--steps 4] [--rounds 2]
 
-`stock` is TRL's GRPOTrainer as it comes, `stock, lean head` has our one change to TRL's settings on CPUs, `assay` runs a DSPy program on the
-trainer's own generation, and `assay, llama.cpp` on the engine of embedded models. Every answer is made as long as may be, so that the
-first three do the same work; llama.cpp's end where they end. Rounds take turns; the first step of each is left out. Prints one JSON object
-with the median seconds a step, ratios to stock, samples a second, and tokens a second where the lengths are held.
+`stock` is TRL's GRPOTrainer as it comes, `stock, lean head` has our one change to TRL's settings on CPUs, `assay`
+runs a DSPy program on the trainer's own generation, and `assay, llama.cpp` on the engine of embedded models. Every
+answer is made as long as may be, so that the first three do the same work; llama.cpp's end where they end. Rounds
+take turns; the first step of each is left out. Prints one JSON object with the median seconds a step, ratios to
+stock, samples a second, and tokens a second where the lengths are held.
 """
 
 import argparse
@@ -90,9 +91,13 @@ def stock(config: PolicySettings, folder: Path, prepare: Callable[[Any], None], 
         like = make_trainer(policy, config, len(QUESTIONS), folder, lambda *_: None, _nothing())
         policy = load_policy(config.model)  # the other one has its adapter already
         trainer = GRPOTrainer(
-            model=policy.model, args=like.args, train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
-            processing_class=policy.tokenizer, peft_config=lora_of(config.lora_r), reward_funcs=_reward,
-        )  # fmt: skip
+            model=policy.model,
+            args=like.args,
+            train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
+            processing_class=policy.tokenizer,
+            peft_config=lora_of(config.lora_r),
+            reward_funcs=_reward,
+        )
         prepare(trainer)
         trainer.train()
     return [line["step_time"] for line in trainer.state.log_history if "step_time" in line]
@@ -163,11 +168,15 @@ def main() -> None:
     rollouts = arguments.tasks * arguments.group
     middle = {name: statistics.median(found) for name, found in seconds.items()}
     told = {
-        name: {"seconds": [round(value, 3) for value in seconds[name]], "median": round(value, 3), "to stock": round(value / middle["stock"], 3),
-               "samples a second": round(rollouts / value, 2),
-               **({} if "llama.cpp" in name else {"tokens a second": round(rollouts * arguments.tokens / value, 1)})}
+        name: {
+            "seconds": [round(value, 3) for value in seconds[name]],
+            "median": round(value, 3),
+            "to stock": round(value / middle["stock"], 3),
+            "samples a second": round(rollouts / value, 2),
+            **({} if "llama.cpp" in name else {"tokens a second": round(rollouts * arguments.tokens / value, 1)}),
+        }
         for name, value in middle.items()
-    }  # fmt: skip
+    }
     print(json.dumps({"rollouts a step": rollouts, "tokens an answer": arguments.tokens, "steps": told}))
 
 

@@ -2,11 +2,13 @@
 
     python benchmarks/gsm8k.py TRAIN.jsonl [--problems 300] [--test-size 100] [--folder gsm8k]
 
-The file's answers mark each calculation as `<<48/2=24>>`. These are replayed through the program as if a perfect model had answered its
-calls, so that what is trained on has the very prompts of the agent; what a calculator does not confirm is left out by the rubric's score.
-The same command continues after the last part that was finished. Prints one JSON object.
+The file's answers mark each calculation as `<<48/2=24>>`. These are replayed through the program as if a perfect
+model had answered its calls, so that what is trained on has the very prompts of the agent; what a calculator does not
+confirm is left out by the rubric's score. The same command continues after the last part that was finished. Prints
+one JSON object.
 
-Cobbe et al. 2021, arXiv:2110.14168, who marked the calculations, trained models of 3 and 175 billion parameters on all 7,473.
+Cobbe et al. 2021, arXiv:2110.14168, who marked the calculations, trained models of 3 and 175 billion parameters on
+all 7,473.
 """
 
 import argparse
@@ -89,13 +91,29 @@ def main() -> None:
     artifact, clock = folder / "compiled", time.perf_counter()
     if not artifact.exists():
         sizes = {"train": 100, "val": 24, "gate": 16, "test": 16}
-        assay.compile("math_qa", **job, model=arguments.model, parameters=given, max_search_calls=arguments.search_calls, sizes=sizes,
-                      store=folder / "compile.db", out=artifact)  # fmt: skip
+        assay.compile(
+            "math_qa",
+            **job,
+            model=arguments.model,
+            parameters=given,
+            max_search_calls=arguments.search_calls,
+            sizes=sizes,
+            store=folder / "compile.db",
+            out=artifact,
+        )
         seconds["compile"] = time.perf_counter() - clock
     if not (folder / "rows").exists():
         with dspy.context(**{WRITTEN_DECISIONS: True}):
-            assay.collect("math_qa", **job, lm=scripted_lm(perfect(known)), prompt_format="lean", n=1, sizes={"train": arguments.problems},
-                          parameters=given, store=store)  # fmt: skip
+            assay.collect(
+                "math_qa",
+                **job,
+                lm=scripted_lm(perfect(known)),
+                prompt_format="lean",
+                n=1,
+                sizes={"train": arguments.problems},
+                parameters=given,
+                store=store,
+            )
         assay.export(
             "sft", folder / "rows", store=store, gates=Gates(min_clean=0)
         )  # one rollout a task: no balance to ask for
@@ -110,21 +128,42 @@ def main() -> None:
         seconds["sft"] = time.perf_counter() - clock
 
     trained = f"{arguments.model}+gsm8k"
-    agents = {"plain": ("math_qa", arguments.model), "compiled": (str(artifact), arguments.model), "trained": ("math_qa", trained),
-              "both": (str(artifact), trained)}  # fmt: skip
+    agents = {
+        "plain": ("math_qa", arguments.model),
+        "compiled": (str(artifact), arguments.model),
+        "trained": ("math_qa", trained),
+        "both": (str(artifact), trained),
+    }
     found = {
-        name: assay.evaluate(program, **job, split="test", model=model, prompt_format="lean" if program == "math_qa" else None, parameters=given,
-                             sizes={"test": arguments.test_size}, store=folder / "e.db").evaluation
+        name: assay.evaluate(
+            program,
+            **job,
+            split="test",
+            model=model,
+            prompt_format="lean" if program == "math_qa" else None,
+            parameters=given,
+            sizes={"test": arguments.test_size},
+            store=folder / "e.db",
+        ).evaluation
         for name, (program, model) in agents.items()
-    }  # fmt: skip
+    }
     told = {name: compared(found["plain"], one) for name, one in found.items()}
     pairs = (("plain", "compiled"), ("plain", "trained"), ("compiled", "both"), ("trained", "both"))
     gains = {f"{old} to {new}": paired_gain(found[old].scores, found[new].scores).to_dict() for old, new in pairs}
     counts = {"problems": len(known), "with one to four marks": len(short), "trained on": arguments.problems}
     kept = json.loads((adapter_home() / "gsm8k" / "adapter.json").read_text())["made"]
     training = {name: kept[name] for name in ("rows", "steps", "best_step", "loss", "held_out_loss", "left_out")}
-    print(json.dumps({**counts, "seconds": seconds, "agents": {name: one["after"] for name, one in told.items()}, "gains": gains,
-                      "training": training}))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                **counts,
+                "seconds": seconds,
+                "agents": {name: one["after"] for name, one in told.items()},
+                "gains": gains,
+                "training": training,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

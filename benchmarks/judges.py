@@ -1,7 +1,8 @@
 """A judge of sentiment against the raters of VADER (Hutto and Gilbert, ICWSM 2014), as it comes and compiled, by seed.
 
-RATINGS is the folder `hutto_ICWSM_2014` from the source distribution of vaderSentiment 3.3.2 (additional_resources). Each seed
-draws other items, the same number of each class, and splits them by another salt. The rating's sign is the label.
+RATINGS is the folder `hutto_ICWSM_2014` from the source distribution of vaderSentiment 3.3.2 (additional_resources).
+Each seed draws other items, the same number of each class, and splits them by another salt. The rating's sign is the
+label.
 """
 
 import argparse
@@ -76,9 +77,17 @@ def main() -> None:
             write_labels(labels, found, arguments.per_class, seed)
             for objective in arguments.objectives:
                 data = assay.compile_judge(
-                    "What is the sentiment of the text?", labels=str(labels), scale=SCALE, model=arguments.model, seed=seed, salt=f"seed {seed}",
-                    optimizer=arguments.optimizer, objective=objective, store=Path(folder) / ".assay" / "a.db", progress=Lines(),
-                ).to_dict()  # fmt: skip
+                    "What is the sentiment of the text?",
+                    labels=str(labels),
+                    scale=SCALE,
+                    model=arguments.model,
+                    seed=seed,
+                    salt=f"seed {seed}",
+                    optimizer=arguments.optimizer,
+                    objective=objective,
+                    store=Path(folder) / ".assay" / "a.db",
+                    progress=Lines(),
+                ).to_dict()
                 kept = (
                     "objective",
                     "winner",

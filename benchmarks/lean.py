@@ -1,10 +1,12 @@
-"""What assay itself costs: imports, `traces stats`, an evaluation beside `dspy.Evaluate`, queries of a large store, memory over calls.
+"""What assay itself costs: imports, `traces stats`, an evaluation beside `dspy.Evaluate`, queries of a large store,
+memory over calls.
 
     python benchmarks/lean.py [imports] [stats] [evaluate] [queries] [memory]
 
 All are CPU seconds of the process, or resident megabytes; models are scripted. Prints one JSON object.
 """
 
+import argparse
 import gc
 import json
 import resource
@@ -92,7 +94,8 @@ def evaluation() -> dict[str, Any]:
 
 
 def beside_dspy(threads: int) -> dict[str, Any]:
-    """CPU and wall time of a task under `dspy.Evaluate` and under `evaluate`, in pairs. Every round has tasks that nobody has seen."""
+    """CPU and wall time of a task under `dspy.Evaluate` and under `evaluate`, in pairs. Every round has tasks that
+    nobody has seen."""
     import dspy
 
     from assay.evaluation import evaluate
@@ -206,4 +209,6 @@ def memory() -> dict[str, Any]:
 
 if __name__ == "__main__":
     parts = {"imports": imports, "stats": stats, "evaluate": evaluation, "queries": queries, "memory": memory}
-    print(json.dumps({name: parts[name]() for name in sys.argv[1:] or parts}, indent=1))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", help=f"Of {', '.join(parts)}; all by default.")
+    print(json.dumps({name: parts[name]() for name in parser.parse_args().parts or parts}, indent=1))

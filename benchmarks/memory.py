@@ -1,10 +1,11 @@
-"""Resident memory of one process over thousands of calls: `assay.evaluate` of a program, with a judge where the model is embedded.
+"""Resident memory of one process over thousands of calls: `assay.evaluate` of a program, with a judge where the model
+is embedded.
 
     python benchmarks/memory.py [--model scripted | embedded/smollm2-135m] [--calls 5000] [--minutes 12] [--every 500]
 
-A task is two calls. With the scripted server both are the program's, with 20 alternatives a token; with an embedded model one is the program's
-(two tokens) and one the judge's decision, which asks for 200 alternatives. One line every so many calls, then the growth from call 1,000 on.
-Ends at the number of calls or after so many minutes.
+A task is two calls. With the scripted server both are the program's, with 20 alternatives a token; with an embedded
+model one is the program's (two tokens) and one the judge's decision, which asks for 200 alternatives. One line every
+so many calls, then the growth from call 1,000 on. Ends at the number of calls or after so many minutes.
 """
 
 import argparse

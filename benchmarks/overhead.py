@@ -1,7 +1,7 @@
-"""`assay.evaluation.evaluate` with recording, store and rubric against bare `dspy.Evaluate`: same engine, metric, tasks.
+"""`assay.evaluation.evaluate` with recording, store and rubric against `dspy.Evaluate`: same engine, metric and tasks.
 
-Runs of both are interleaved, each first in every second round; the response cache is off, so every call is asked. Prints
-the ratio of the medians.
+Runs of both are interleaved, each first in every second round; the response cache is off, so every call is asked.
+Prints the ratio of the medians.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""A pairwise judge against the three annotators of PandaLM's test set (Wang et al. 2023), as it comes and compiled, by seed.
+"""A pairwise judge against the three annotators of PandaLM's test set (Wang et al. 2023), as it comes and compiled,
+by seed.
 
 FILE is testset-v1.json of the PandaLM repository (999 pairs). Labels: 1 the first response, 2 the second, 0 a tie.
 """
@@ -59,8 +60,14 @@ for seed in arguments.seeds:
         labels = Path(folder) / "labels.jsonl"
         labels.write_text("\n".join(json.dumps(row) for row in rows(arguments.file, arguments.pairs, seed)))
         data = assay.compile_judge(
-            PairwiseJudge(), labels=str(labels), model=arguments.model, seed=seed, salt=f"seed {seed}", optimizer=arguments.optimizer,
-            store=Path(folder) / ".assay" / "a.db", progress=Lines(),
-        ).to_dict()  # fmt: skip
+            PairwiseJudge(),
+            labels=str(labels),
+            model=arguments.model,
+            seed=seed,
+            salt=f"seed {seed}",
+            optimizer=arguments.optimizer,
+            store=Path(folder) / ".assay" / "a.db",
+            progress=Lines(),
+        ).to_dict()
     kept = ("objective", "winner", "sizes", "replaces", "gate", "calls", "ceiling", "test", "candidates", "card")
     print(json.dumps({"pairs": arguments.pairs, "seed": seed, **{name: data[name] for name in kept}}), flush=True)

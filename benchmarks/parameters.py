@@ -1,7 +1,8 @@
-"""Searches of agents with a known optimum, by seed: how near, at how many task runs, what pruning saves, what a trial costs.
+"""Searches of agents with a known optimum, by seed: how near, at how many task runs, what pruning saves, what a trial
+costs.
 
-The agents are those of `assay.testing`; 50 tasks are seen as right or wrong. Random search without pruning continues until the true
-success of its best trial is within 5 % of the optimum, or for `--most` trials.
+The agents are those of `assay.testing`; 50 tasks are seen as right or wrong. Random search without pruning continues
+until the true success of its best trial is within 5 % of the optimum, or for `--most` trials.
 """
 
 import argparse
@@ -42,7 +43,8 @@ def of_optimum(agent: SyntheticAgent, outcome: Any) -> float:
 
 
 def optuna_alone(url: str, sampler: str) -> float:
-    """Milliseconds a trial of bare Optuna: five parameters, one attribute of a trial's size, the same storage with its heartbeat."""
+    """Milliseconds a trial of bare Optuna: five parameters, one attribute of a trial's size, the same storage with
+    its heartbeat."""
     chosen = optuna.samplers.RandomSampler(seed=0) if sampler == "random" else optuna.samplers.TPESampler(seed=0)
     study = optuna.create_study(storage=_storage(url), sampler=chosen)
 
@@ -57,7 +59,8 @@ def optuna_alone(url: str, sampler: str) -> float:
 
 
 def needed_by_random(function: str, seed: int) -> int:
-    """Task runs until the best trial so far, by what was seen, is truly within 5 % of the optimum; `most` trials' where it never is."""
+    """Task runs until the best trial so far, by what was seen, is truly within 5 % of the optimum; `most` trials'
+    where it never is."""
     agent, outcome = ran(function, seed, sampler="random", pruner="none", trials=arguments.most)
     seen, done = -1.0, 0
     for trial in outcome.trials:
@@ -96,13 +99,15 @@ for function in arguments.functions:
     found[function] = {
         "tpe": {
             name: {
-                "of_optimum": median([best for best, _, _ in rows]), "mean": round(statistics.mean(best for best, _, _ in rows), 4),
-                "of_the_highest_score": median([luck for _, luck, _ in rows]), "task_runs": median([runs for _, _, runs in rows]),
+                "of_optimum": median([best for best, _, _ in rows]),
+                "mean": round(statistics.mean(best for best, _, _ in rows), 4),
+                "of_the_highest_score": median([luck for _, luck, _ in rows]),
+                "task_runs": median([runs for _, _, runs in rows]),
             }
             for name, rows in tpe.items()
         },
         "random_needs_task_runs": median(random),
-    }  # fmt: skip
+    }
 for sampler in ("random", "tpe"):
     with tempfile.TemporaryDirectory() as folder:
         clock = time.perf_counter()

@@ -1,12 +1,13 @@
-"""A proxy that does nothing but pass on, with the server and client that the gateway is made of: what any proxy made of them costs.
+"""Baseline of `gateway.py`: a proxy that only passes requests on, made of the same server and client libraries as the
+gateway.
 
-python benchmarks/pass_through.py UPSTREAM
+    python benchmarks/pass_through.py UPSTREAM
 """
 
+import argparse
 import asyncio
 import json
 import socket
-import sys
 
 import aiohttp
 from aiohttp import web
@@ -41,4 +42,6 @@ async def serve(upstream: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("upstream", help="Base address of the server that requests are passed on to.")
+    asyncio.run(serve(parser.parse_args().upstream))

@@ -1,14 +1,16 @@
-"""DSPy's optimizers alone beside `auto`: equal LM calls, equal data, sealed tests. Cells are lines of a JSON file, and a finished cell is
-not run again.
+"""DSPy's optimizers alone beside `auto`: equal LM calls, equal data, sealed tests. Cells are lines of a JSON file,
+and a finished cell is not run again.
 
     python benchmarks/peers.py run --out FILE --tasks learner:intents learner:topics learner:rules --seeds 0 1 2 3 4 5
-    python benchmarks/peers.py run --out FILE --tasks chain banking77:PATH dates orders --optimizers auto bfrs mipro --seeds 0
+    python benchmarks/peers.py run --out FILE --tasks chain banking77:PATH dates orders
+        --optimizers auto bfrs mipro --seeds 0
     python benchmarks/peers.py table --out FILE
 
-`learner:NAME` is the scripted in-context learner of `assay.testing`, 2,000 sealed tasks; the others ask a model (`--model`) and have 64.
-Every optimizer gets the same program, model, temperature, 80 tasks to learn from and 40 to select on. DSPy's run as they come, without
-anything of assay around them, with the settings in `peers_dspy.py`, which spend at most the budget. `auto` spends it on its search; its gate,
-which DSPy's have no counterpart of, is left out here. `labeled` is LabeledFewShot(k=16), `bfrs` BootstrapFewShotWithRandomSearch.
+`learner:NAME` is the scripted in-context learner of `assay.testing`, 2,000 sealed tasks; the others ask a model
+(`--model`) and have 64. Every optimizer gets the same program, model, temperature, 80 tasks to learn from and 40 to
+select on. DSPy's run as they come, without anything of assay around them, with the settings in `peers_dspy.py`, which
+spend at most the budget. `auto` spends it on its search; its gate, which DSPy's have no counterpart of, is left out
+here. `labeled` is LabeledFewShot(k=16), `bfrs` BootstrapFewShotWithRandomSearch.
 """
 
 import argparse
@@ -44,9 +46,17 @@ def with_auto(found: Setting, budget: int, seed: int, threads: int) -> dict[str,
         path = Path(folder) / "data.jsonl"
         path.write_text("\n".join(json.dumps(row) for row in rows))
         report = assay.compile(
-            found.program(), rubric=found.rubric, data=str(path), lm=found.lm, optimizer="auto", max_search_calls=budget, seed=seed,
-            threads=threads, store=f"{folder}/a.db", out=f"{folder}/artifact",
-        )  # fmt: skip
+            found.program(),
+            rubric=found.rubric,
+            data=str(path),
+            lm=found.lm,
+            optimizer="auto",
+            max_search_calls=budget,
+            seed=seed,
+            threads=threads,
+            store=f"{folder}/a.db",
+            out=f"{folder}/artifact",
+        )
         data = report.to_dict()
         search = report.meter.of("search")
         return {"program": report.program, "calls": search.calls, "tokens": search.tokens, "winner": data["winner"]}
@@ -72,11 +82,20 @@ def run_cell(
     seconds = time.time() - clock
     right = [found.right(run["program"], example) for example in found.test]
     return {
-        "task": task.partition(":/")[0], "optimizer": optimizer, "seed": seed, "budget": budget, "model": found.model,
-        "temperature": temperature, "calls": run["calls"],
-        "tokens": run["tokens"], "seconds": round(seconds, 1), "winner": run["winner"], "n": len(right), "score": sum(right) / len(right),
+        "task": task.partition(":/")[0],
+        "optimizer": optimizer,
+        "seed": seed,
+        "budget": budget,
+        "model": found.model,
+        "temperature": temperature,
+        "calls": run["calls"],
+        "tokens": run["tokens"],
+        "seconds": round(seconds, 1),
+        "winner": run["winner"],
+        "n": len(right),
+        "score": sum(right) / len(right),
         "right": "".join("01"[one] for one in right) if len(right) <= 400 else None,
-    }  # fmt: skip
+    }
 
 
 def key_of(cell: dict[str, Any]) -> tuple[Any, ...]:
@@ -166,7 +185,8 @@ def _table(cells: list[dict[str, Any]], budget: int) -> None:
         )
         means = [np.mean([cell[field] for cell in found.values()]) for field in ("score", "calls", "tokens", "seconds")]
         print(
-            f"| {name} | {shown} | {100 * means[0]:.1f} | {against} | {means[1]:.0f} | {means[2]:.0f} | {means[3]:.0f} |"
+            f"| {name} | {shown} | {100 * means[0]:.1f} | {against} "
+            f"| {means[1]:.0f} | {means[2]:.0f} | {means[3]:.0f} |"
         )
     searching = [name for name in peers if name != "plain"]
     for column in [name for name in by_column if name.startswith("auto")]:
@@ -174,12 +194,11 @@ def _table(cells: list[dict[str, Any]], budget: int) -> None:
         if common and searching:
             best = max(searching, key=lambda name: float(np.mean([by_column[name][key]["score"] for key in common])))
             of = {key: [by_column[name][key]["score"] for name in searching] for key in common}
-            print(
-                f"\n{column} minus the best ({best}): {interval([by_column[column][k]['score'] - by_column[best][k]['score'] for k in common])}; "
-            )
-            print(
-                f"{column} minus their mean: {interval([by_column[column][k]['score'] - float(np.mean(of[k])) for k in common])}; {len(common)} cells"
-            )
+            score = {key: by_column[column][key]["score"] for key in common}
+            to_best = [score[key] - by_column[best][key]["score"] for key in common]
+            to_mean = [score[key] - float(np.mean(of[key])) for key in common]
+            print(f"\n{column} minus the best ({best}): {interval(to_best)}")
+            print(f"{column} minus their mean: {interval(to_mean)}; {len(common)} cells")
 
 
 def main() -> None:

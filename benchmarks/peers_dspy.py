@@ -35,20 +35,33 @@ def _bfrs(found: Setting, budget: int, seed: int, threads: int) -> Any:
 
 
 def _mipro(found: Setting, budget: int, seed: int, threads: int) -> Any:
-    # seven programs on the selection tasks, some of them again and from the cache, about 15 calls to bootstrap and 20 to propose
+    # seven programs on the selection tasks, some of them again and from the cache, about 15 calls to bootstrap and 20
+    # to propose
     val = budget * 20 // 150 // found.calls
     optimizer = teleprompt.MIPROv2(
-        metric=found.metric, prompt_model=found.lm, task_model=found.lm, auto=None, num_candidates=4, max_bootstrapped_demos=4,
-        max_labeled_demos=16, num_threads=threads, seed=seed + 1, init_temperature=1.0,
-    )  # fmt: skip
+        metric=found.metric,
+        prompt_model=found.lm,
+        task_model=found.lm,
+        auto=None,
+        num_candidates=4,
+        max_bootstrapped_demos=4,
+        max_labeled_demos=16,
+        num_threads=threads,
+        seed=seed + 1,
+        init_temperature=1.0,
+    )
     return optimizer.compile(
-        found.program(), trainset=_shuffled(found.examples(found.train), seed), valset=found.examples(found.val[:val]), num_trials=6,
-        minibatch=False, seed=seed + 1,
-    )  # fmt: skip
+        found.program(),
+        trainset=_shuffled(found.examples(found.train), seed),
+        valset=found.examples(found.val[:val]),
+        num_trials=6,
+        minibatch=False,
+        seed=seed + 1,
+    )
 
 
 def _simba(found: Setting, budget: int, seed: int, threads: int) -> Any:
-    # two steps of 3 * 8 sampled and at most 4 * 8 evaluated runs; at the end it runs the winners on all tasks it was given
+    # two steps of 3 * 8 sampled and at most 4 * 8 evaluated runs; at the end it runs the winners on all its tasks
     size = max(3, budget * 8 // 150 // found.calls)
     optimizer = teleprompt.SIMBA(
         metric=found.metric,
@@ -73,9 +86,13 @@ def _gepa(found: Setting, budget: int, seed: int, threads: int) -> Any:
         )
 
     optimizer = teleprompt.GEPA(
-        metric=metric, reflection_lm=found.lm.copy(temperature=1.0), max_metric_calls=budget * 8 // 10 // found.calls, num_threads=threads,
-        seed=seed, track_stats=False,
-    )  # fmt: skip
+        metric=metric,
+        reflection_lm=found.lm.copy(temperature=1.0),
+        max_metric_calls=budget * 8 // 10 // found.calls,
+        num_threads=threads,
+        seed=seed,
+        track_stats=False,
+    )
     val = found.examples(found.val[: budget * 20 // 150 // found.calls])
     return optimizer.compile(found.program(), trainset=_shuffled(found.examples(found.train), seed), valset=val)
 

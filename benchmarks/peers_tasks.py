@@ -18,9 +18,15 @@ from assay.testing import InContextLearner, scripted_lm
 
 TRAIN, VAL, TEST, SCRIPTED_TEST = 80, 40, 64, 2000
 INTENTS = (
-    "card_arrival", "lost_or_stolen_card", "exchange_rate", "top_up_failed", "pending_transfer", "declined_card_payment", "change_pin",
+    "card_arrival",
+    "lost_or_stolen_card",
+    "exchange_rate",
+    "top_up_failed",
+    "pending_transfer",
+    "declined_card_payment",
+    "change_pin",
     "verify_my_identity",
-)  # fmt: skip
+)
 
 
 @dataclass
@@ -122,7 +128,8 @@ def _banking(path: str, seed: int) -> Rows:
 
 
 def _dates(rest: str, seed: int) -> Rows:
-    """The date strings of this machine's Debian changelogs, as `examples/changelog_dates.py` reads them: the date as YYYY-MM-DD."""
+    """The date strings of this machine's Debian changelogs, as `examples/changelog_dates.py` reads them: the date as
+    YYYY-MM-DD."""
     path = Path(__file__).parents[1] / "examples" / "changelog_dates.py"
     spec = importlib.util.spec_from_file_location("changelog_dates", path)
     assert spec is not None

@@ -1,7 +1,8 @@
-"""What the policy of `RLTrainer` learns, against its rules alone: share of the true optimum of what each chose, paired by function and seed.
+"""What the policy of `RLTrainer` learns, against its rules alone: share of the true optimum of what each chose,
+paired by function and seed.
 
-The agents are those of `assay.testing`; of 70 tasks, seen as right or wrong, 49 are learned from. Random search of as many settings, of which
-the one with the highest score is taken, stands beside.
+The agents are those of `assay.testing`; of 70 tasks, seen as right or wrong, 49 are learned from. Random search of as
+many settings, of which the one with the highest score is taken, stands beside.
 """
 
 import argparse

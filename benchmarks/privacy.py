@@ -1,8 +1,8 @@
-"""Anonymisation: recall and precision by entity type on a synthetic corpus, what it does to clean texts, and MB a second.
+"""Anonymization: recall and precision by entity type on a synthetic corpus, changes of clean texts, and MB per second.
 
-The corpus (templates below, values by Faker in several locales, a seed) was written before the patterns and is not fitted to them:
-what is hard stays in. A value counts as found where no letter and digit of it is left; a find counts as right where it
-overlaps something personal of its own type.
+The corpus (templates below, values by Faker in several locales, a seed) was written before the patterns and is not
+fitted to them: what is hard stays in. A value counts as found where no letter and digit of it is left; a find counts
+as right where it overlaps something personal of its own type.
 """
 
 import argparse
@@ -204,16 +204,28 @@ def key(rng: random.Random, fake: Any) -> tuple[str, bool]:
     )
     return rng.choice(
         [
-            "sk-proj-" + run(rng, B64, 120), "sk-" + run(rng, ALNUM, 48), "sk-ant-api03-" + run(rng, B64, 93) + "AA",
-            "ghp_" + run(rng, ALNUM, 36), "github_pat_" + run(rng, ALNUM, 22) + "_" + run(rng, ALNUM, 59), "gho_" + run(rng, ALNUM, 36),
-            "AKIA" + run(rng, string.ascii_uppercase + "234567", 16), "AIza" + run(rng, B64, 35), "ya29." + run(rng, B64, 100),
+            "sk-proj-" + run(rng, B64, 120),
+            "sk-" + run(rng, ALNUM, 48),
+            "sk-ant-api03-" + run(rng, B64, 93) + "AA",
+            "ghp_" + run(rng, ALNUM, 36),
+            "github_pat_" + run(rng, ALNUM, 22) + "_" + run(rng, ALNUM, 59),
+            "gho_" + run(rng, ALNUM, 36),
+            "AKIA" + run(rng, string.ascii_uppercase + "234567", 16),
+            "AIza" + run(rng, B64, 35),
+            "ya29." + run(rng, B64, 100),
             "xoxb-" + run(rng, string.digits, 12) + "-" + run(rng, string.digits, 13) + "-" + run(rng, ALNUM, 24),
-            "sk_live_" + run(rng, ALNUM, 24), "rk_test_" + run(rng, ALNUM, 24), "hf_" + run(rng, string.ascii_letters, 34),
-            "glpat-" + run(rng, B64, 20), "npm_" + run(rng, ALNUM, 36), "SG." + run(rng, B64, 22) + "." + run(rng, B64, 43),
-            "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9." + part + "." + run(rng, B64, 43), "gsk_" + run(rng, ALNUM, 52),
-            "pypi-AgEIcHlwaS5vcmc" + run(rng, B64, 120), "dop_v1_" + run(rng, HEX, 64),
+            "sk_live_" + run(rng, ALNUM, 24),
+            "rk_test_" + run(rng, ALNUM, 24),
+            "hf_" + run(rng, string.ascii_letters, 34),
+            "glpat-" + run(rng, B64, 20),
+            "npm_" + run(rng, ALNUM, 36),
+            "SG." + run(rng, B64, 22) + "." + run(rng, B64, 43),
+            "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9." + part + "." + run(rng, B64, 43),
+            "gsk_" + run(rng, ALNUM, 52),
+            "pypi-AgEIcHlwaS5vcmc" + run(rng, B64, 120),
+            "dop_v1_" + run(rng, HEX, 64),
         ]
-    ), False  # fmt: skip
+    ), False
 
 
 def opaque(rng: random.Random, fake: Any) -> tuple[str, bool]:
@@ -229,9 +241,22 @@ def pem(rng: random.Random, fake: Any) -> tuple[str, bool]:
 
 
 VALUES: dict[str, Callable[[random.Random, Any], tuple[str, bool]]] = {
-    "email": email, "phone": phone, "iban": iban, "card": card, "ssn": ssn, "ip": ip, "mac": mac, "dob": dob, "address": address,
-    "person": person, "place": place, "password": password, "key": key, "opaque": opaque, "pem": pem,
-}  # fmt: skip
+    "email": email,
+    "phone": phone,
+    "iban": iban,
+    "card": card,
+    "ssn": ssn,
+    "ip": ip,
+    "mac": mac,
+    "dob": dob,
+    "address": address,
+    "person": person,
+    "place": place,
+    "password": password,
+    "key": key,
+    "opaque": opaque,
+    "pem": pem,
+}
 
 # -- templates: {type} is a value; what stands around it is not personal
 
@@ -318,12 +343,21 @@ TEMPLATES = [
 ]
 
 FIELDS = {  # names as tool arguments have them
-    "email": ["email", "recipient", "to"], "phone": ["phone", "phoneNumber", "contact_number"], "iban": ["iban", "account"],
-    "card": ["card_number", "cc"], "ssn": ["ssn", "taxId"], "ip": ["ip", "host", "remote_addr"], "mac": ["mac", "device"],
-    "dob": ["date_of_birth", "dob", "birthDate"], "address": ["street", "address"], "person": ["customer", "full_name", "name"],
-    "place": ["city", "destination"], "password": ["password", "passwd", "pwd"], "key": ["api_key", "token", "value"],
+    "email": ["email", "recipient", "to"],
+    "phone": ["phone", "phoneNumber", "contact_number"],
+    "iban": ["iban", "account"],
+    "card": ["card_number", "cc"],
+    "ssn": ["ssn", "taxId"],
+    "ip": ["ip", "host", "remote_addr"],
+    "mac": ["mac", "device"],
+    "dob": ["date_of_birth", "dob", "birthDate"],
+    "address": ["street", "address"],
+    "person": ["customer", "full_name", "name"],
+    "place": ["city", "destination"],
+    "password": ["password", "passwd", "pwd"],
+    "key": ["api_key", "token", "value"],
     "opaque": ["access_token", "client_secret", "apiKey"],
-}  # fmt: skip
+}
 
 
 def fill(template: str, rng: random.Random, fake: Any) -> Text:
@@ -399,41 +433,121 @@ def personal(size: int, seed: int) -> list[Text]:
 # -- clean texts: nothing in them is anybody's
 
 CLEAN = [
-    "{a} - {b} = {d}", "What is {a} - {b} + {c}?", "({a} + {b}) * {c} / {s} = {f}", "{a}-{b}-{g}", "12/(3*4) is 1, and {f} * {f} is about {f}.",
-    "Thought: I need {g} divided by {s}.\nAction: calculator\nAction Input: {g} / {s}\nObservation: {f}", "{g} {g} {g}\n{g} {g} {g}",
-    "sum([{a}, {b}, {c}, {g}]) -> {g}", "{a} x {b} = {g}; {g} : {a} = {b}", "Compute {g}{g}{g} mod {a}.", "0.{g}{g} + 0.{g} = 0.{g}",
-    "+{a} -{b} +{c} -{g}", "{n10}-{n10}", "{n10} + {n10} = {n11}", "1{a}-{b}-{n4} = ?", "({a}) {b}-{n4} simplifies to {g}", "x = {n16}; y = x * {s}",
-    "{n16} * {s} = {n16}{s}", "{y}-{mo}-{dd} {hh}:{mi}:{ss}", "{dd}.{mo}.{y}", "{mo}/{dd}/{y}", "{y}-{mo}-{dd}T{hh}:{mi}:{ss}.{g}Z",
-    "from {y}{mo}{dd} to {y}{mo}{dd}", "timestamp {n10}, {n13} ms", "version {v}.{v}.{v}.{v}", "Chrome/{a}.0.{n4}.{b} Safari/{a}.36",
-    "numpy=={v}.{v}.{v}\ntorch=={v}.{v}.{v}+cu{a}", "upgrade from v{v}.{v}.{v}.{v} to v{v}.{v}.{v}.{v}", "see section {s}.{s}.{s}.{s} of the manual",
-    "build {v}.{v}.{n5}.{v}", "actions/checkout@v4.{s}.{s}", "react@{v}.{v}.{v}", "{hex40}", "sha256:{hex64}", "uuid {uuid}",
-    "commit {hex7} touched {a} files (+{b}, -{c})", "ISBN 978-3-16-14{n4}-0", "ISBN 0-306-40615-2", "ISSN 0317-8471", "doi:10.{n4}/s{n5}-0{a}-{n5}-x",
-    "arXiv:24{mo}.{n5}", "order {a}-{n7}-{n7} shipped", "ticket #{n7} (was #{n7})", "invoice {y}-{n5}", "row {n7}: {f}, {f}, {f}",
-    "lat {f2}, lon -{f2}", "tracking number 1Z{n10}{n7}", "def add(a, b):\n    return a + b\n\nassert add({a}, {b}) == {g}",
-    "@dataclass\nclass Point:\n    x: int = {a}\n    y: int = {b}", "y = a@b.T + c@d.mean(0)", "tokens = text.split()\nmax_tokens = {n4}",
-    "password = getpass.getpass()", "api_key = os.environ['API_KEY']", "def login(user: str, password: str) -> None: ...",
+    "{a} - {b} = {d}",
+    "What is {a} - {b} + {c}?",
+    "({a} + {b}) * {c} / {s} = {f}",
+    "{a}-{b}-{g}",
+    "12/(3*4) is 1, and {f} * {f} is about {f}.",
+    "Thought: I need {g} divided by {s}.\nAction: calculator\nAction Input: {g} / {s}\nObservation: {f}",
+    "{g} {g} {g}\n{g} {g} {g}",
+    "sum([{a}, {b}, {c}, {g}]) -> {g}",
+    "{a} x {b} = {g}; {g} : {a} = {b}",
+    "Compute {g}{g}{g} mod {a}.",
+    "0.{g}{g} + 0.{g} = 0.{g}",
+    "+{a} -{b} +{c} -{g}",
+    "{n10}-{n10}",
+    "{n10} + {n10} = {n11}",
+    "1{a}-{b}-{n4} = ?",
+    "({a}) {b}-{n4} simplifies to {g}",
+    "x = {n16}; y = x * {s}",
+    "{n16} * {s} = {n16}{s}",
+    "{y}-{mo}-{dd} {hh}:{mi}:{ss}",
+    "{dd}.{mo}.{y}",
+    "{mo}/{dd}/{y}",
+    "{y}-{mo}-{dd}T{hh}:{mi}:{ss}.{g}Z",
+    "from {y}{mo}{dd} to {y}{mo}{dd}",
+    "timestamp {n10}, {n13} ms",
+    "version {v}.{v}.{v}.{v}",
+    "Chrome/{a}.0.{n4}.{b} Safari/{a}.36",
+    "numpy=={v}.{v}.{v}\ntorch=={v}.{v}.{v}+cu{a}",
+    "upgrade from v{v}.{v}.{v}.{v} to v{v}.{v}.{v}.{v}",
+    "see section {s}.{s}.{s}.{s} of the manual",
+    "build {v}.{v}.{n5}.{v}",
+    "actions/checkout@v4.{s}.{s}",
+    "react@{v}.{v}.{v}",
+    "{hex40}",
+    "sha256:{hex64}",
+    "uuid {uuid}",
+    "commit {hex7} touched {a} files (+{b}, -{c})",
+    "ISBN 978-3-16-14{n4}-0",
+    "ISBN 0-306-40615-2",
+    "ISSN 0317-8471",
+    "doi:10.{n4}/s{n5}-0{a}-{n5}-x",
+    "arXiv:24{mo}.{n5}",
+    "order {a}-{n7}-{n7} shipped",
+    "ticket #{n7} (was #{n7})",
+    "invoice {y}-{n5}",
+    "row {n7}: {f}, {f}, {f}",
+    "lat {f2}, lon -{f2}",
+    "tracking number 1Z{n10}{n7}",
+    "def add(a, b):\n    return a + b\n\nassert add({a}, {b}) == {g}",
+    "@dataclass\nclass Point:\n    x: int = {a}\n    y: int = {b}",
+    "y = a@b.T + c@d.mean(0)",
+    "tokens = text.split()\nmax_tokens = {n4}",
+    "password = getpass.getpass()",
+    "api_key = os.environ['API_KEY']",
+    "def login(user: str, password: str) -> None: ...",
     '{{"prompt_tokens": {n4}, "completion_tokens": {a}, "total_tokens": {n5}}}',
     '{{"id": "call_{alnum24}", "type": "function", "function": {{"name": "add", "arguments": "{{}}"}}}}',
     '{{"type": "object", "properties": {{"password": {{"type": "string"}}}}, "required": ["password"]}}',
-    "The password must have at least 8 characters.", "sort_key=lambda token: token.start", "key: value\nother_key: {a}",
-    "for key, value in table.items():", "secret santa is on {dd} December", "the token is then passed to the next layer", "0x{hex8} 0x{hex8}",
-    "{hh}:{mi}:{ss} --> {hh}:{mi}:{ss},{a}", "1.e4 e5 2.Nf3 Nc6 3.Bb5 a6", "\\frac{{{a}}}{{{b}}} + \\sqrt{{{g}}}", "{f}e-{dd} +/- {f}e-{dd}",
-    "127.0.0.1 localhost", "listening on 0.0.0.0:8000", "netmask 255.255.255.0", "http://localhost:8080/v1/models",
-    "mail somebody@example.com for help", "std::vector<int> v{{{a}, {b}}};", "a[1::2] + b[::3]", "dead::beef()",
-    "epoch {s}/{dd}: loss {f}, lr {f}e-5, {a}.{b} it/s", "p. {a}-{b}, vol. {dd} ({y}) {n4}-{n4}", "{a},{b},{c}\n{n4},{n5},{n7}\n",
-    "RFC {n4}, ISO {n4}-{s}:{y}", "mode 0755 0644 0600", "0 1 1 2 3 5 8 13 21 34 55 89 144 233 377", "01 02 03 04 05 06 07 08",
-    "3.14159265358979323846", "1,234,567,890 people", "USD {n7}.{dd} at {f} %", "{dd} {dd} {dd} {dd} {dd}", "{b} {c} {n4}",
-    "zip codes {n5}, {n5} and {n5}-{n4}", "EAN {n13}", "The call took {n7} cycles; phone it in {dd} times.", "function call {n10} returned {n7}",
-    "git@github.com:acme/shop.git", "npm install left-pad@1.{s}.{s}", "icon@2x.png", "model-name_with-many-parts_and-a-long-tail_of_words_v{s}",
-    "the-quick-brown-fox-jumps-over-the-lazy-dog", 'Traceback (most recent call last):\n  File "/app/main.py", line {a}, in run\nKeyError: \'token\'',
-    "a token of {a} characters; key idea: {b} steps", "risk-averse-investors-{y}-{mo}",
-]  # fmt: skip
+    "The password must have at least 8 characters.",
+    "sort_key=lambda token: token.start",
+    "key: value\nother_key: {a}",
+    "for key, value in table.items():",
+    "secret santa is on {dd} December",
+    "the token is then passed to the next layer",
+    "0x{hex8} 0x{hex8}",
+    "{hh}:{mi}:{ss} --> {hh}:{mi}:{ss},{a}",
+    "1.e4 e5 2.Nf3 Nc6 3.Bb5 a6",
+    "\\frac{{{a}}}{{{b}}} + \\sqrt{{{g}}}",
+    "{f}e-{dd} +/- {f}e-{dd}",
+    "127.0.0.1 localhost",
+    "listening on 0.0.0.0:8000",
+    "netmask 255.255.255.0",
+    "http://localhost:8080/v1/models",
+    "mail somebody@example.com for help",
+    "std::vector<int> v{{{a}, {b}}};",
+    "a[1::2] + b[::3]",
+    "dead::beef()",
+    "epoch {s}/{dd}: loss {f}, lr {f}e-5, {a}.{b} it/s",
+    "p. {a}-{b}, vol. {dd} ({y}) {n4}-{n4}",
+    "{a},{b},{c}\n{n4},{n5},{n7}\n",
+    "RFC {n4}, ISO {n4}-{s}:{y}",
+    "mode 0755 0644 0600",
+    "0 1 1 2 3 5 8 13 21 34 55 89 144 233 377",
+    "01 02 03 04 05 06 07 08",
+    "3.14159265358979323846",
+    "1,234,567,890 people",
+    "USD {n7}.{dd} at {f} %",
+    "{dd} {dd} {dd} {dd} {dd}",
+    "{b} {c} {n4}",
+    "zip codes {n5}, {n5} and {n5}-{n4}",
+    "EAN {n13}",
+    "The call took {n7} cycles; phone it in {dd} times.",
+    "function call {n10} returned {n7}",
+    "git@github.com:acme/shop.git",
+    "npm install left-pad@1.{s}.{s}",
+    "icon@2x.png",
+    "model-name_with-many-parts_and-a-long-tail_of_words_v{s}",
+    "the-quick-brown-fox-jumps-over-the-lazy-dog",
+    "Traceback (most recent call last):\n  File \"/app/main.py\", line {a}, in run\nKeyError: 'token'",
+    "a token of {a} characters; key idea: {b} steps",
+    "risk-averse-investors-{y}-{mo}",
+]
 PROSE = [  # nothing here is anybody's, yet a name model may think so: what it takes here it takes from the task
-    "What is the capital of France?", "The Great Wall is longer than the Amazon River in some retellings.", "Summarise Hamlet in two sentences.",
-    "Einstein's equation relates mass and energy.", "Translate 'Good morning' into German.", "A train leaves Boston at {hh}:{mi} at {a} km/h.",
-    "Alice has {a} apples, Bob has {b}.", "Use Python, Rust or Java; avoid Perl.", "Solve for X: {a}X + {b} = {g}",
-    "JSON Schema, YAML and TOML are formats.", "Monday to Friday, March through May", "Which planet is larger, Mars or Venus?",
-]  # fmt: skip
+    "What is the capital of France?",
+    "The Great Wall is longer than the Amazon River in some retellings.",
+    "Summarise Hamlet in two sentences.",
+    "Einstein's equation relates mass and energy.",
+    "Translate 'Good morning' into German.",
+    "A train leaves Boston at {hh}:{mi} at {a} km/h.",
+    "Alice has {a} apples, Bob has {b}.",
+    "Use Python, Rust or Java; avoid Perl.",
+    "Solve for X: {a}X + {b} = {g}",
+    "JSON Schema, YAML and TOML are formats.",
+    "Monday to Friday, March through May",
+    "Which planet is larger, Mars or Venus?",
+]
 
 
 def clean(size: int, seed: int, templates: list[str]) -> list[Text]:
@@ -536,7 +650,8 @@ def with_metadata(texts: list[Text]) -> list[Text]:
 
 
 def speed(texts: list[str], engine: str) -> dict[str, float]:
-    """MB a second of processor time: the first time, from the cache, and for comparison of writing and reading the texts as JSON."""
+    """MB a second of processor time: the first time, from the cache, and for comparison of writing and reading the
+    texts as JSON."""
     anonymizer, size = Anonymizer(b"0" * 32, engine=engine), sum(len(text.encode()) for text in texts) / 1e6
     out = {"mb": round(size, 2)}
     for name, run_ in (

@@ -1,8 +1,10 @@
-"""Recall of anonymisation by type on generated texts of several countries, the share of clean texts that change, and processor time.
+"""Recall of anonymisation by type on generated texts of several countries, the share of clean texts that change, and
+processor time.
 
-Values come from Faker, sentences from templates. `tune` is what the patterns were written against, `check` what was looked at
-as a whole while they were; `held-out` has templates and seeds of its own, written afterwards, and is what is reported; `stored` has prompts and
-outputs of programs as they are stored, by the author of the rules for them. A value counts as found where none of its letters and digits is left.
+Values come from Faker, sentences from templates. `tune` is what the patterns were written against, `check` what was
+looked at as a whole while they were; `held-out` has templates and seeds of its own, written afterwards, and is what
+is reported; `stored` has prompts and outputs of programs as they are stored, by the author of the rules for them. A
+value counts as found where none of its letters and digits is left.
 
     python benchmarks/privacy_recall.py --set held-out --seed 2000 --size 1500 --engine patterns
 """
@@ -99,7 +101,8 @@ TEMPLATES = {
         "Question: When did {person} sign? Answer: on {date}, at the office in {place}.",
     ],
     "stored": [  # as programs' prompts and outputs are stored: DSPy's chat and JSON forms, lean lines, tool calls
-        "[[ ## question ## ]]\\nWhen was the customer born?\\n\\n[[ ## answer ## ]]\\n{date}\\n\\n[[ ## completed ## ]]",
+        "[[ ## question ## ]]\\nWhen was the customer born?\\n\\n"
+        "[[ ## answer ## ]]\\n{date}\\n\\n[[ ## completed ## ]]",
         "[[ ## date ## ]]\\n{date}\\n",
         '{{"answer": "{date}"}}',
         "Due: {date}",
@@ -111,7 +114,8 @@ TEMPLATES = {
         '{{"name": "{first}"}}',
         '{{"patient": "{person}", "city": "{place}", "birthday": "{date}"}}',
         '{{"tool": "book", "args": {{"passenger": "{person}", "day": "{date}"}}}}',
-        "[[ ## message ## ]]\\nMy name is {person}, I live in {place}.\\n\\n[[ ## reply ## ]]\\nDear {person}, thank you.",
+        "[[ ## message ## ]]\\nMy name is {person}, I live in {place}.\\n\\n"
+        "[[ ## reply ## ]]\\nDear {person}, thank you.",
         "[[ ## notes ## ]]\\n{person} called from {phone} on {date}.\\n",
         "Message: I am {person}, call me on {phone}\\nCategory: complaint",
         '{{"messages": [{{"role": "user", "content": "Send it to {street}, {place}"}}]}}',
@@ -119,32 +123,72 @@ TEMPLATES = {
 }
 CLEAN = {
     "tune": [
-        "Solve {n2} * {n2} + {n3}.", "The train leaves at 10:{n2} and arrives at 11:{n2}.", "Upgrade to version {v} of the package.",
-        "Summarise the following paragraph in two sentences.", "def add(a, b):\n    return a + b  # {n3}", "What is the capital of a country with {n6} people?",
-        "Error {n4}: the index {n2} is out of range.", "Order {n7} has {n2} items.", "Python {v} and Rust are fast.", "Table {n2} shows {n3} rows.",
+        "Solve {n2} * {n2} + {n3}.",
+        "The train leaves at 10:{n2} and arrives at 11:{n2}.",
+        "Upgrade to version {v} of the package.",
+        "Summarise the following paragraph in two sentences.",
+        "def add(a, b):\n    return a + b  # {n3}",
+        "What is the capital of a country with {n6} people?",
+        "Error {n4}: the index {n2} is out of range.",
+        "Order {n7} has {n2} items.",
+        "Python {v} and Rust are fast.",
+        "Table {n2} shows {n3} rows.",
     ],
     "check": [
-        "Release {v} fixes the bug; {v2} did not.", "Compute the mean of {n3}, {n3} and {n4}.", "In chapter {n2} the author explains photosynthesis.",
-        "Set batch_size={n3} and learning_rate=0.{n3}.", "We support app {v2} and above, driver {v} too.", "Water boils at {n3} degrees under pressure.",
-        "Ticket {n7} was closed after {n2} days.", "Which of these {n2} words rhyme with orange?", "SELECT name FROM items WHERE id = {n6};",
-        "The March release of Django needs Redis.", "Monday is followed by Tuesday.", "Total: {n4}.{n2} EUR for {n2} units.", "Hash {hex} does not match.",
-        "May I use the Great Library of functions here?", "The Pythagorean theorem: a^2 + b^2 = c^2.", "Step 1. Read the file. Step 2. Parse JSON.",
+        "Release {v} fixes the bug; {v2} did not.",
+        "Compute the mean of {n3}, {n3} and {n4}.",
+        "In chapter {n2} the author explains photosynthesis.",
+        "Set batch_size={n3} and learning_rate=0.{n3}.",
+        "We support app {v2} and above, driver {v} too.",
+        "Water boils at {n3} degrees under pressure.",
+        "Ticket {n7} was closed after {n2} days.",
+        "Which of these {n2} words rhyme with orange?",
+        "SELECT name FROM items WHERE id = {n6};",
+        "The March release of Django needs Redis.",
+        "Monday is followed by Tuesday.",
+        "Total: {n4}.{n2} EUR for {n2} units.",
+        "Hash {hex} does not match.",
+        "May I use the Great Library of functions here?",
+        "The Pythagorean theorem: a^2 + b^2 = c^2.",
+        "Step 1. Read the file. Step 2. Parse JSON.",
     ],
     "held-out": [
-        "The new firmware {v} is slower than {v2}.", "Divide {n4} by {n2} and round to {n2} digits.", "Paragraph {n2} of the novel is about the sea.",
-        "for i in range({n3}):\n    total += values[i] * {n2}", "Is {n7} a prime number?", "The request took {n3} ms, the limit is {n4} ms.",
-        "Explain recursion to a child in {n2} words.", "pip install numpy=={v2} torch=={v2}", "Figure {n2} compares TCP and UDP.", "GET /api/items/{n6} 200 {n4}",
-        "A recipe for {n2} people needs {n3} grams of flour.", "Write a haiku about Winter and the Moon.", "The Supreme Court and the Senate disagree in general.",
-        "Use Kubernetes in Production and Terraform in Staging.", "He scored {n2} to {n2} in the final.", "Why do cats purr? Answer in one sentence.",
+        "The new firmware {v} is slower than {v2}.",
+        "Divide {n4} by {n2} and round to {n2} digits.",
+        "Paragraph {n2} of the novel is about the sea.",
+        "for i in range({n3}):\n    total += values[i] * {n2}",
+        "Is {n7} a prime number?",
+        "The request took {n3} ms, the limit is {n4} ms.",
+        "Explain recursion to a child in {n2} words.",
+        "pip install numpy=={v2} torch=={v2}",
+        "Figure {n2} compares TCP and UDP.",
+        "GET /api/items/{n6} 200 {n4}",
+        "A recipe for {n2} people needs {n3} grams of flour.",
+        "Write a haiku about Winter and the Moon.",
+        "The Supreme Court and the Senate disagree in general.",
+        "Use Kubernetes in Production and Terraform in Staging.",
+        "He scored {n2} to {n2} in the final.",
+        "Why do cats purr? Answer in one sentence.",
     ],
     "stored": [
-        "[[ ## question ## ]]\nWhat is {n2} + {n3}?\n\n[[ ## answer ## ]]\n{n3}\n\n[[ ## completed ## ]]", '{{"answer": "{n3}", "reasoning": "because {n2}"}}',
-        '{{"name": "search", "arguments": {{"query": "best of {n2}"}}}}', '{{"name": "Calculator", "description": "adds {n2} numbers", "parameters": {{}}}}',
-        '{{"name": "Widget", "price": {n2}, "sku": "{n6}"}}', "[[ ## ratio ## ]]\n{n2}/{n2}\n", "Answer: {v2}", '{{"version": "{v2}", "build": {n4}}}', "{n2}-{n2}-{n3}",
-        "{n2}/{n2}/{n2}", "[[ ## category ## ]]\nbilling\n", '{{"created_at": "2024-05-03", "score": 0.{n2}}}', '{{"title": "Summary", "author_count": {n2}}}',
-        "Category: Shipping\nPriority: {n2}", '{{"kind": "Test", "name": "Build", "runs-on": "ubuntu"}}', "[[ ## plan ## ]]\nStep 1: read. Step 2: divide {n4} by {n2}.",
+        "[[ ## question ## ]]\nWhat is {n2} + {n3}?\n\n[[ ## answer ## ]]\n{n3}\n\n[[ ## completed ## ]]",
+        '{{"answer": "{n3}", "reasoning": "because {n2}"}}',
+        '{{"name": "search", "arguments": {{"query": "best of {n2}"}}}}',
+        '{{"name": "Calculator", "description": "adds {n2} numbers", "parameters": {{}}}}',
+        '{{"name": "Widget", "price": {n2}, "sku": "{n6}"}}',
+        "[[ ## ratio ## ]]\n{n2}/{n2}\n",
+        "Answer: {v2}",
+        '{{"version": "{v2}", "build": {n4}}}',
+        "{n2}-{n2}-{n3}",
+        "{n2}/{n2}/{n2}",
+        "[[ ## category ## ]]\nbilling\n",
+        '{{"created_at": "2024-05-03", "score": 0.{n2}}}',
+        '{{"title": "Summary", "author_count": {n2}}}',
+        "Category: Shipping\nPriority: {n2}",
+        '{{"kind": "Test", "name": "Build", "runs-on": "ubuntu"}}',
+        "[[ ## plan ## ]]\nStep 1: read. Step 2: divide {n4} by {n2}.",
     ],
-}  # fmt: skip
+}
 DATES = [
     "%d.%m.%Y",
     "%Y-%m-%d",
@@ -166,11 +210,19 @@ def ordinal(day: Any) -> str:
 def values(fake: Any, rng: random.Random) -> dict[str, Any]:
     day = fake.date_between(start_date="-60y", end_date="today")
     return {
-        "person": lambda: f"{fake.first_name()} {fake.last_name()}", "place": lambda: fake.city(), "phone": lambda: fake.phone_number(),
-        "street": lambda: fake.street_address().split("\n")[0], "date": lambda: f"{day:{rng.choice(DATES)}}", "email": lambda: fake.email(domain="mail.net"),
-        "longdate": lambda: ordinal(day), "shortdate": lambda: f"{day.day}/{day.month}/{day:%y}", "first": lambda: fake.first_name(),
-        "iban": lambda: fake.iban(), "ssn": lambda: Faker("en_US").ssn(), "ip": lambda: fake.ipv4_public(),
-    }  # fmt: skip
+        "person": lambda: f"{fake.first_name()} {fake.last_name()}",
+        "place": lambda: fake.city(),
+        "phone": lambda: fake.phone_number(),
+        "street": lambda: fake.street_address().split("\n")[0],
+        "date": lambda: f"{day:{rng.choice(DATES)}}",
+        "email": lambda: fake.email(domain="mail.net"),
+        "longdate": lambda: ordinal(day),
+        "shortdate": lambda: f"{day.day}/{day.month}/{day:%y}",
+        "first": lambda: fake.first_name(),
+        "iban": lambda: fake.iban(),
+        "ssn": lambda: Faker("en_US").ssn(),
+        "ip": lambda: fake.ipv4_public(),
+    }
 
 
 def personal(which: str, size: int, seed: int) -> list[tuple[str, list[tuple[str, int, int]], tuple[KnownValue, ...]]]:
@@ -227,10 +279,17 @@ def measure(which: str, size: int, seed: int, engine: str, *, subject: bool) -> 
         for kind, c in sorted(counts.items())
     }
     return {
-        "set": which, "seed": seed, "engine": anonymizer.engine_name, "known_subject": subject, "types": rows, "clean": len(others),
-        "clean_changed": len(changed), "cpu_ms_a_text": round(1000 * (time.process_time() - clock) / (len(texts) + len(others)), 4),
-        "missed": {kind: texts_[:12] for kind, texts_ in missed.items()}, "changed": changed[:10],
-    }  # fmt: skip
+        "set": which,
+        "seed": seed,
+        "engine": anonymizer.engine_name,
+        "known_subject": subject,
+        "types": rows,
+        "clean": len(others),
+        "clean_changed": len(changed),
+        "cpu_ms_a_text": round(1000 * (time.process_time() - clock) / (len(texts) + len(others)), 4),
+        "missed": {kind: texts_[:12] for kind, texts_ in missed.items()},
+        "changed": changed[:10],
+    }
 
 
 def wilson(found: int, n: int) -> list[float]:

@@ -1,5 +1,5 @@
-"""Transitions a second into the store, what a `put` costs a rollout, and the same LM calls traced by MLflow into a SQLite file of its own,
-in one run.
+"""Transitions a second into the store, what a `put` costs a rollout, and the same LM calls traced by MLflow into a
+SQLite file of its own, in one run.
 
     python benchmarks/store.py [--rows 20000] [--url postgresql://…] [--mlflow PYTHON] [--mlflow-rows 500]
 
@@ -26,7 +26,8 @@ text = "lorem ipsum dolor sit amet " * 64
 def call(at):
     with mlflow.start_span(name="chat", span_type="CHAT_MODEL") as span:
         span.set_inputs({"model": "m", "messages": [{"role": "user", "content": f"{at} {text}"}]})
-        span.set_outputs({"choices": [{"message": {"role": "assistant", "content": f"ok {at}"}, "finish_reason": "stop"}]})
+        message = {"role": "assistant", "content": f"ok {at}"}
+        span.set_outputs({"choices": [{"message": message, "finish_reason": "stop"}]})
 call(-1)
 mlflow.flush_trace_async_logging()
 clock = time.perf_counter()

@@ -1,10 +1,12 @@
-"""`assay tune` on programs that run on the embedded model: tuned against default parameters on the sealed test split, by seed.
+"""`assay tune` on programs that run on the embedded model: tuned against default parameters on the sealed test split,
+by seed.
 
     python benchmarks/tune.py [--tasks math_qa newest] [--seeds 0 1 2] [--trials 16]
 
-`math_qa` is the shipped agent on sums, compiled first (or the artifact of `--artifact`), since the plain one scores next to nothing
-on this model under any parameters. `newest` reads a Debian changelog of up to 1,500 tokens, entry by entry, oldest first, and is
-asked for the version of the newest entry; the changelogs are those of this machine (/usr/share/doc).
+`math_qa` is the shipped agent on sums, compiled first (or the artifact of `--artifact`), since the plain one scores
+next to nothing on this model under any parameters. `newest` reads a Debian changelog of up to 1,500 tokens, entry by
+entry, oldest first, and is asked for the version of the newest entry; the changelogs are those of this machine
+(/usr/share/doc).
 """
 
 import argparse
@@ -62,9 +64,16 @@ SUMS = "arithmetic:terms=2-3&digits=2-3&size=600"
 def compiled(folder: Path) -> str:
     """An artifact of `math_qa`, compiled as the demo does."""
     report = assay.compile(
-        "math_qa", rubric="math_qa", data=SUMS, parameters={"temperature": 0.1}, max_search_calls=140, sizes={"gate": 8, "test": 10},
-        store=folder / "c.db", out=folder / "math_qa", progress=Console(),
-    )  # fmt: skip
+        "math_qa",
+        rubric="math_qa",
+        data=SUMS,
+        parameters={"temperature": 0.1},
+        max_search_calls=140,
+        sizes={"gate": 8, "test": 10},
+        store=folder / "c.db",
+        out=folder / "math_qa",
+        progress=Console(),
+    )
     return str(report.artifact)
 
 
@@ -96,11 +105,18 @@ def tuned(task: str, seed: int, trials: int, folder: Path, artifact: str | None)
     ).to_dict()
     test, kept = report["test"], ("score", "tokens_per_task", "n")
     return {
-        "task": task, "seed": seed, "best": report["best"], "gain": test["gain"], "tokens": test["tokens"], "gate": report["gate"],
-        "replaces": report["replaces"], **{side: {key: test[side][key] for key in kept} for side in ("default", "tuned")},
-        "metrics": {side: test[side]["metrics"] for side in ("default", "tuned")}, "importance": report["importance"],
+        "task": task,
+        "seed": seed,
+        "best": report["best"],
+        "gain": test["gain"],
+        "tokens": test["tokens"],
+        "gate": report["gate"],
+        "replaces": report["replaces"],
+        **{side: {key: test[side][key] for key in kept} for side in ("default", "tuned")},
+        "metrics": {side: test[side]["metrics"] for side in ("default", "tuned")},
+        "importance": report["importance"],
         "calls": report["calls"],
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -1,10 +1,12 @@
-"""PPO's value: features of where a rollout stands against a linear head on the model, on the agent of four calls of `credit.py`.
+"""PPO's value: features of where a rollout stands against a linear head on the model, on the agent of four calls of
+`credit.py`.
 
     python benchmarks/value.py [--seeds 0 1 2] [--steps 8]
 
-Each seed warms one model up; both values train it on the same tasks with the same settings. One line a run: the share of the returns' variance that
-the value explained (mean over the steps after the first two, when it has seen other batches), the training scores, and the scores on sealed letters
-before and after. The last line has the differences, head less features, paired over the seeds.
+Each seed warms one model up; both values train it on the same tasks with the same settings. One line a run: the share
+of the returns' variance that the value explained (mean over the steps after the first two, when it has seen other
+batches), the training scores, and the scores on sealed letters before and after. The last line has the differences,
+head less features, paired over the seeds.
 """
 
 import argparse
@@ -26,12 +28,26 @@ from assay.cli.shared import Console
 def one(value: str, seed: int, model: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     clock = time.perf_counter()
     report = assay.train(
-        f"{credit.__file__}:Letter", rubric=str(folder / "rubric.yaml"), data=str(folder / "letters.jsonl"), name=value, model=model,
-        algorithm="ppo", value=value, seed=seed, prompts_per_step=2, num_generations=arguments.group, steps=arguments.steps, learning_rate=3e-4,
+        f"{credit.__file__}:Letter",
+        rubric=str(folder / "rubric.yaml"),
+        data=str(folder / "letters.jsonl"),
+        name=value,
+        model=model,
+        algorithm="ppo",
+        value=value,
+        seed=seed,
+        prompts_per_step=2,
+        num_generations=arguments.group,
+        steps=arguments.steps,
+        learning_rate=3e-4,
         beta=0.0,
-        outcome_weight=0.0, max_completion=12, evaluate_every=0, store=folder / f"{value}.db", progress=Console(),
+        outcome_weight=0.0,
+        max_completion=12,
+        evaluate_every=0,
+        store=folder / f"{value}.db",
+        progress=Console(),
         sizes={"test": arguments.test_size, "val": 2},
-    )  # fmt: skip
+    )
     explained = [share for step, share in sorted(report.curves["explained_variance"].items()) if step > 2]
     ends = {
         mode: {side: part[side]["score"] for side in ("before", "after")}
@@ -39,9 +55,14 @@ def one(value: str, seed: int, model: str, arguments: argparse.Namespace, folder
     }
     scores = list(report.curves["score"].values())
     return {
-        "value": value, "seed": seed, "seconds": round(time.perf_counter() - clock), "explained": math.fsum(explained) / max(1, len(explained)),
-        "area": float(np.mean(scores)), "scores": [round(score, 3) for score in scores], **ends,
-    }  # fmt: skip
+        "value": value,
+        "seed": seed,
+        "seconds": round(time.perf_counter() - clock),
+        "explained": math.fsum(explained) / max(1, len(explained)),
+        "area": float(np.mean(scores)),
+        "scores": [round(score, 3) for score in scores],
+        **ends,
+    }
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""Verdicts a second: an assay judge, which reads one token's probabilities, against stock DSPy over the same llama.cpp server,
-one by one, interleaved. Three times: the same questions through `dspy.Predict` (its default adapter, the verdict written out and
-parsed); the very messages that the judge sends, through a stock `dspy.LM` that writes until it ends; and the same for one
-token with its alternatives, which is what the judge does.
-And the share of repeated verdicts that the cache serves, and how fast.
+"""Verdicts a second: an assay judge, which reads one token's probabilities, against stock DSPy over the same
+llama.cpp server, one by one, interleaved. Three times: the same questions through `dspy.Predict` (its default
+adapter, the verdict written out and parsed); the very messages that the judge sends, through a stock `dspy.LM` that
+writes until it ends; and the same for one token with its alternatives, which is what the judge does. And the share of
+repeated verdicts that the cache serves, and how fast.
 """
 
 import argparse
@@ -34,9 +34,15 @@ arguments = parser.parse_args()
 
 NAME = "embedded/smollm2-135m"
 plain = dspy.LM(
-    "openai/smollm2-135m", api_base=f"{server_url(NAME)}/v1", api_key="none", cache=False, temperature=0.0, max_tokens=1, logprobs=True,
+    "openai/smollm2-135m",
+    api_base=f"{server_url(NAME)}/v1",
+    api_key="none",
+    cache=False,
+    temperature=0.0,
+    max_tokens=1,
+    logprobs=True,
     top_logprobs=20,
-)  # fmt: skip
+)
 loose = dspy.LM(
     "openai/smollm2-135m",
     api_base=f"{server_url(NAME)}/v1",
@@ -93,7 +99,8 @@ def theirs(batch: list[Item]) -> int:
 
 
 def written(batch: list[Item]) -> list[list[dict[str, str]]]:
-    """The messages that the judge would send for these items; a scripted model takes them, so that the server has not seen them."""
+    """The messages that the judge would send for these items; a scripted model takes them, so that the server has not
+    seen them."""
     sent: list[list[dict[str, str]]] = []
 
     def take(request: Any) -> dict[str, float]:

@@ -2,10 +2,11 @@
 
     python benchmarks/weights.py --artifact compiled [--seeds 0 1 2] [--test-size 24] [--folder roads] [--more 120]
 
-Each seed is a run of the example in a folder of its own, half an hour and more on two cores; what is there is
-taken, so that a run can be cut off and called again. The sealed tasks are the same for all seeds: a task's score is its mean over the seeds,
-gains are paired over tasks. `--more`: the compiled agent, and with trained weights, on so many sealed tasks, sampled at temperature 1, where a
-small gain can be told from none (about seven minutes a seed). Prints one JSON object, and a line a seed to standard error.
+Each seed is a run of the example in a folder of its own, half an hour and more on two cores; what is there is taken,
+so that a run can be cut off and called again. The sealed tasks are the same for all seeds: a task's score is its mean
+over the seeds, gains are paired over tasks. `--more`: the compiled agent, and with trained weights, on so many sealed
+tasks, sampled at temperature 1, where a small gain can be told from none (about seven minutes a seed). Prints one
+JSON object, and a line a seed to standard error.
 """
 
 import argparse

@@ -44,7 +44,8 @@ def dates(folder: Path) -> dict[str, str]:
 
 
 def result(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What `--json` prints of a compile: the score and the criteria on the held-out dates, under the same keys `before` and `after`."""
+    """What `--json` prints of a compile: the score and the criteria on the held-out dates, under the same keys
+    `before` and `after`."""
     test = report["test"]
     before, after = ({"score": side["score"], **side["criteria"]} for side in (test["baseline"], test["compiled"]))
     return {
@@ -69,7 +70,8 @@ def main() -> None:
     every = sorted(dates(arguments.folder).items())
     if len(every) < 50:
         sys.exit(
-            f"{arguments.folder} has only {len(every)} changelog dates; point --folder at a Debian machine's /usr/share/doc"
+            f"{arguments.folder} has only {len(every)} changelog dates; "
+            "point --folder at a Debian machine's /usr/share/doc"
         )
     rows = random.Random(0).sample(every, min(arguments.rows, len(every)))
     with tempfile.TemporaryDirectory() as folder:

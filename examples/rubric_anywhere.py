@@ -1,5 +1,5 @@
-"""Rubrics beyond DSPy: a plain callable for any agent, a criteria file of verifiers, points as in HealthBench, one call for all
-criteria, and a group compared in pairs. The embedded model judges; no key is needed.
+"""Rubrics beyond DSPy: a plain callable for any agent, a criteria file of verifiers, points as in HealthBench, one
+call for all criteria, and a group compared in pairs. The embedded model judges; no key is needed.
 
     pip install 'assay[embedded]'
     python examples/rubric_anywhere.py [--json]

@@ -2,9 +2,9 @@
 
     python examples/step_rewards.py [--json]
 
-The agent (scripted, so that the steps are those of the example) computes (3/5)^(-2), sqrt(7) and 12/(3*4) with a real calculator
-and answers 4.4228. Each tool step earns 0.05 for being parsed, for having eligible arguments and for running; the right answer
-earns 1.0. Credit then gives each call its return to go.
+The agent (scripted, so that the steps are those of the example) computes (3/5)^(-2), sqrt(7) and 12/(3*4) with a real
+calculator and answers 4.4228. Each tool step earns 0.05 for being parsed, for having eligible arguments and for
+running; the right answer earns 1.0. Credit then gives each call its return to go.
 """
 
 import argparse
@@ -26,7 +26,11 @@ RUBRIC = """
 name: steps
 criteria:
 - {name: correct, check: "assay.rubrics.checks:numeric", with: {tolerance: 0.001}}
-- {name: parsed, scope: step, weight: 0.05, check: "assay.rubrics.steps:parsed", with: {fields: [expression], tools_only: true}}
+- name: parsed
+  scope: step
+  weight: 0.05
+  check: "assay.rubrics.steps:parsed"
+  with: {fields: [expression], tools_only: true}
 - {name: eligible, scope: step, weight: 0.05, check: "assay.rubrics.steps:eligible"}
 - {name: executed, scope: step, weight: 0.05, check: "assay.rubrics.steps:tool_executed"}
 """
@@ -85,7 +89,8 @@ def main() -> None:
             " + ".join(f"{value:g} {name}" for name, value in transition.step_rewards.items()) or "the answer's score"
         )
         print(
-            f"  {transition.t}: {did or transition.output:40} reward {reward:.2f} ({earned}), return to go {credited:.2f}"
+            f"  {transition.t}: {did or transition.output:40} reward {reward:.2f} ({earned}), "
+            f"return to go {credited:.2f}"
         )
     print(f"return of the rollout: {math.fsum(rewards):.2f}")
 

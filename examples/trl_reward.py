@@ -46,14 +46,27 @@ model.is_quantized = False
 tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
 with tempfile.TemporaryDirectory() as folder:
     settings = GRPOConfig(
-        output_dir=folder, max_steps=arguments.steps, per_device_train_batch_size=arguments.generations,
-        num_generations=arguments.generations, max_completion_length=arguments.tokens,
-        learning_rate=1e-4, logging_steps=1, report_to=[], use_cpu=True, seed=0, save_strategy="no", disable_tqdm=arguments.json,
-    )  # fmt: skip
+        output_dir=folder,
+        max_steps=arguments.steps,
+        per_device_train_batch_size=arguments.generations,
+        num_generations=arguments.generations,
+        max_completion_length=arguments.tokens,
+        learning_rate=1e-4,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        seed=0,
+        save_strategy="no",
+        disable_tqdm=arguments.json,
+    )
     trainer = GRPOTrainer(
-        model=model, processing_class=tokenizer, reward_funcs=rubric.trl_reward(), args=settings, train_dataset=Dataset.from_list(rows),
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=rubric.trl_reward(),
+        args=settings,
+        train_dataset=Dataset.from_list(rows),
         peft_config=LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
-    )  # fmt: skip
+    )
     trainer.train()
 log = [
     {key: entry[key] for key in ("step", "reward", f"rewards/rubric_{rubric.name}/mean") if key in entry}

@@ -39,7 +39,8 @@ def test_the_readme_does_what_it_says(embedded: str, own_folder: Path) -> None:
 
 
 class Page:
-    """The blocks of a page that are marked: `<!-- file: NAME -->` is written to a file, `<!-- run -->` is run, `background` and `slow` after it."""
+    """The blocks of a page that are marked: `<!-- file: NAME -->` is written to a file, `<!-- run -->` is run,
+    `background` and `slow` after it."""
 
     BLOCK = re.compile(r"<!-- (file|run)(?:: ([\w.]+))? -->\n+```(\w+)\n(.*?)```", re.DOTALL)
 
@@ -54,7 +55,7 @@ class Page:
         return any(kind == "run" and how == "slow" for kind, how, _, _ in self.blocks)
 
     def follow(self, *, port: int) -> None:
-        """Does what the page says, in the working directory. Another port than the page's, as tests run side by side."""
+        """Follows the page in the working directory, with another port than its own, as tests run in parallel."""
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         started = []
         try:

