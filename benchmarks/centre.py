@@ -1,4 +1,4 @@
-"""A program compiled against a rubric that holds a judge beside code checks, the embedded model being agent and judge.
+"""A program compiled against a rubric with a judge and code checks; the embedded model is both agent and judge.
 
 The judge's question is a message's mood. It is compiled against the raters of VADER's tweets (RATINGS as for
 `judges.py`), and the same program is compiled against the rubric with the compiled judge and with the uncompiled one.

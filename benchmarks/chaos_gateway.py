@@ -78,7 +78,7 @@ def show(report: dict[str, object]) -> None:
     print("| what | |\n|---|---|")
     for name, value in report.items():
         if name != "problems":
-            told = ", ".join(f"{key} {count}" for key, count in value.items()) if isinstance(value, dict) else value
+            text = ", ".join(f"{key} {count}" for key, count in value.items()) if isinstance(value, dict) else value
             print(f"| {name} | {told} |")
     problems = report["problems"]
     assert isinstance(problems, dict)

@@ -119,13 +119,13 @@ def main() -> None:
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 sys.exit(done.stderr[-3000:])
-            told = json.loads(done.stdout.strip().splitlines()[-1])
+            report = json.loads(done.stdout.strip().splitlines()[-1])
             alone = written_alone(out, folder)
             found[f"privacy {privacy}"] = {
-                **told,
-                "seconds": round(told["seconds"], 1),
+                **report,
+                "seconds": round(report["seconds"], 1),
                 "alone_s": round(alone, 1),
-                "ratio": round(told["seconds"] / alone, 2),
+                "ratio": round(report["seconds"] / alone, 2),
             }
     found["own_peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(json.dumps(found))

@@ -69,8 +69,8 @@ def servers(folder: Path, *, chunks: int = 8, delay_ms: float = 0) -> tuple[list
 
 def cpu_ms(process: subprocess.Popen[str]) -> float:
     """Processor time that a process has used."""
-    told = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(told[11]) + int(told[12])) * 1000 / os.sysconf("SC_CLK_TCK")
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK")
 
 
 def peak_mb(process: subprocess.Popen[str]) -> float:

@@ -167,7 +167,7 @@ def main() -> None:
                     seconds[name] += arms[name](Path(folder))[1:]
     rollouts = arguments.tasks * arguments.group
     middle = {name: statistics.median(found) for name, found in seconds.items()}
-    told = {
+    medians = {
         name: {
             "seconds": [round(value, 3) for value in seconds[name]],
             "median": round(value, 3),
@@ -177,7 +177,7 @@ def main() -> None:
         }
         for name, value in middle.items()
     }
-    print(json.dumps({"rollouts a step": rollouts, "tokens an answer": arguments.tokens, "steps": told}))
+    print(json.dumps({"rollouts a step": rollouts, "tokens an answer": arguments.tokens, "steps": medians}))
 
 
 if __name__ == "__main__":

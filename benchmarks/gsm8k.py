@@ -78,7 +78,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("ASSAY_ADAPTERS", str(folder / "adapters"))
     known = problems(arguments.file)
-    short = {question: told for question, told in known.items() if 0 < len(told[0]) < STEPS - 1}
+    short = {question: steps for question, steps in known.items() if 0 < len(steps[0]) < STEPS - 1}
     data = folder / "problems.jsonl"
     data.write_text(
         "".join(
@@ -147,7 +147,7 @@ def main() -> None:
         ).evaluation
         for name, (program, model) in agents.items()
     }
-    told = {name: compared(found["plain"], one) for name, one in found.items()}
+    comparisons = {name: compared(found["plain"], one) for name, one in found.items()}
     pairs = (("plain", "compiled"), ("plain", "trained"), ("compiled", "both"), ("trained", "both"))
     gains = {f"{old} to {new}": paired_gain(found[old].scores, found[new].scores).to_dict() for old, new in pairs}
     counts = {"problems": len(known), "with one to four marks": len(short), "trained on": arguments.problems}
@@ -158,7 +158,7 @@ def main() -> None:
             {
                 **counts,
                 "seconds": seconds,
-                "agents": {name: one["after"] for name, one in told.items()},
+                "agents": {name: one["after"] for name, one in comparisons.items()},
                 "gains": gains,
                 "training": training,
             }

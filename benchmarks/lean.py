@@ -1,4 +1,4 @@
-"""What assay itself costs: imports, `traces stats`, an evaluation beside `dspy.Evaluate`, queries of a large store,
+"""Overhead of assay itself: imports, `traces stats`, an evaluation next to `dspy.Evaluate`, queries of a large store,
 memory over calls.
 
     python benchmarks/lean.py [imports] [stats] [evaluate] [queries] [memory]
@@ -90,12 +90,12 @@ def tasks_of(count: int, start: int = 0) -> list[Any]:
 
 
 def evaluation() -> dict[str, Any]:
-    return {f"{threads} threads": beside_dspy(threads) for threads in (1, 8)}
+    return {f"{threads} threads": compared_with_dspy(threads) for threads in (1, 8)}
 
 
-def beside_dspy(threads: int) -> dict[str, Any]:
-    """CPU and wall time of a task under `dspy.Evaluate` and under `evaluate`, in pairs. Every round has tasks that
-    nobody has seen."""
+def compared_with_dspy(threads: int) -> dict[str, Any]:
+    """CPU and wall time of a task under `dspy.Evaluate` and under `evaluate`, in pairs. Every round has
+    new tasks."""
     import dspy
 
     from assay.evaluation import evaluate

@@ -1,4 +1,4 @@
-"""DSPy's optimizers alone beside `auto`: equal LM calls, equal data, sealed tests. Cells are lines of a JSON file,
+"""DSPy's optimizers compared with `auto`: equal LM calls, equal data, sealed tests. Cells are lines of a JSON file,
 and a finished cell is not run again.
 
     python benchmarks/peers.py run --out FILE --tasks learner:intents learner:topics learner:rules --seeds 0 1 2 3 4 5

