@@ -8,6 +8,7 @@ only pleases the judge is seen.
 """
 
 import argparse
+import functools
 import json
 import sys
 import tempfile
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import dspy
-from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
 import assay
 from assay.rubrics import Criterion, JudgeSpec, Rubric
@@ -35,7 +35,13 @@ fog,a teacher,the beach,a watch,lemons,a tunnel,the theatre,a storm,pens,a picni
     .replace("\n", ",")
     .split(",")
 )
-analyzer = SentimentIntensityAnalyzer()
+
+
+@functools.cache
+def analyzer() -> Any:
+    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+
+    return SentimentIntensityAnalyzer()
 
 
 class Writer(dspy.Module):  # type: ignore[misc]
@@ -60,7 +66,7 @@ def short(task: Any, prediction: dict[str, Any], rollout: Any) -> bool:
 
 def lexicon(task: Any, prediction: dict[str, Any], rollout: Any) -> float:
     """VADER's compound score, from -1 to 1, as a grade."""
-    return (float(analyzer.polarity_scores(str(prediction["message"]))["compound"]) + 1) / 2
+    return (float(analyzer().polarity_scores(str(prediction["message"]))["compound"]) + 1) / 2
 
 
 def positive(task: Any, prediction: dict[str, Any], rollout: Any) -> bool:

@@ -79,7 +79,7 @@ def show(report: dict[str, object]) -> None:
     for name, value in report.items():
         if name != "problems":
             text = ", ".join(f"{key} {count}" for key, count in value.items()) if isinstance(value, dict) else value
-            print(f"| {name} | {told} |")
+            print(f"| {name} | {text} |")
     problems = report["problems"]
     assert isinstance(problems, dict)
     counts = [f"{kind} {found['count']}" for kind, found in problems.items()]
