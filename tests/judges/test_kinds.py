@@ -592,3 +592,8 @@ def test_any_object_can_compare() -> None:
     results = rubric.score_group({"question": "q"}, [{"answer": "1"}, {"answer": "2"}])
     assert all(math.isnan(result.value) for result in results)
     assert "cannot be assigned" in results[0].feedback
+
+
+def test_an_unknown_field_of_a_judge_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(RubricError, match=r"no field 'scales'; it has scale, anchors, kind, grades"):
+        load_judge("Is it kind?", scales=("no", "yes"))

@@ -139,7 +139,7 @@ def compile(
                 "is an agent"
             )
         job.status = "stopped"  # until the job is complete
-        finished = job.finished(gate=gate, test=test)
+        finished = job.finished({"gate": gate, "test": test})
         if job.session.recorder.resumed and (kept := finished.report(shown, out=out)) is not None:
             job.end_as_before(kept)
             return _as_kept(job, config, kept)

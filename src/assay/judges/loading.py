@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import pydantic
 
@@ -15,6 +15,7 @@ from assay.judges.panel import Cascade, Jury
 from assay.judges.pointwise import PointwiseJudge
 from assay.judges.reading import MIN_MASS
 from assay.rubrics import JudgeSpec
+from assay.rubrics.criteria import JudgeFields
 from assay.rubrics.loading import JudgeFile, StrictModel, import_check, load_rubric, parse_yaml
 from assay.rubrics.yaml_files import read_text
 
@@ -69,7 +70,7 @@ class _JudgeDefinition(JudgeFile):
     """Call a second judge if the first is not confident, instead of `text`."""
 
 
-def load_judge(source: str | Path, *, find: Find | None = None, **spec: Any) -> AnyJudge:
+def load_judge(source: str | Path, *, find: Find | None = None, **spec: Unpack[JudgeFields]) -> AnyJudge:
     """Loads a judge that is not compiled.
 
     Args:
@@ -82,6 +83,8 @@ def load_judge(source: str | Path, *, find: Find | None = None, **spec: Any) -> 
     """
     text = str(source)
     path = Path(text)
+    if unknown := sorted(spec.keys() - JudgeFields.__annotations__):
+        raise RubricError(f"a judge has no field {unknown[0]!r}; it has {', '.join(JudgeFields.__annotations__)}")
     if (within := re.fullmatch(r"(.+\.ya?ml):(\w+)", text, re.IGNORECASE)) is not None:
         return _of_rubric(within[1], within[2], find or load_judge)
     if path.suffix.lower() in (".yaml", ".yml"):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from assay.errors import FailureKind, RubricError
 
@@ -19,6 +19,7 @@ __all__ = [
     "Essential",
     "Failed",
     "Grade",
+    "JudgeFields",
     "JudgeSpec",
     "NoGrade",
     "arguments_rule",
@@ -103,6 +104,15 @@ class Essential:
         for name, value in (("pass_at", self.pass_at), ("cap", self.cap)):
             if not 0 <= value <= 1:
                 raise RubricError(f"essential {name}={value!r} must be between 0 and 1")
+
+
+class JudgeFields(TypedDict, total=False):
+    """Fields of a `JudgeSpec` for a judge that is given as a question."""
+
+    scale: tuple[str, ...]
+    anchors: Mapping[str, str]
+    kind: str
+    grades: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)

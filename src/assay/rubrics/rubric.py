@@ -327,11 +327,28 @@ class Rubric:
 
         return RubricMetric(self, threshold=threshold, feedback=feedback, tasks=tasks)
 
-    def trl_reward(self, **options: Any) -> "Reward":
+    def trl_reward(
+        self,
+        *,
+        answer: str = "answer",
+        question: str = "question",
+        inputs: Mapping[str, str] | None = None,
+        outputs: Sequence[str] = (),
+        concurrency: int = 8,
+        group: bool = False,
+    ) -> "Reward":
         """Returns this rubric as an async reward function for TRL. See `assay.rubrics.trl_reward.trl_reward`."""
         from assay.rubrics.trl_reward import trl_reward
 
-        return trl_reward(self, **options)
+        return trl_reward(
+            self,
+            answer=answer,
+            question=question,
+            inputs=inputs,
+            outputs=outputs,
+            concurrency=concurrency,
+            group=group,
+        )
 
     def reweighted(self, weights: Mapping[str, float]) -> "Rubric":
         """Returns the same rubric with new weights. `weights` maps criterion names; others keep their weight."""

@@ -68,12 +68,12 @@ class Job:
             return {}
         return finished_runs(self.session, phase, has_tools=has_tools(self.student.program), errors=self.was_done)
 
-    def finished(self, **more: Any) -> FinishedRun:
-        """The stored report of this run. `more`: arguments that the report depends on and that `config` lacks."""
+    def finished(self, arguments: Mapping[str, Any]) -> FinishedRun:
+        """The stored report of this run. `arguments`: those that the report depends on and that `config` lacks."""
         rubric, student = self.session.rubric, self.student
         names = ("difference", "early_stop", "token_margin", "trials")
         about = {
-            **{name: getattr(self.config, name, None) for name in names}, **more,
+            **{name: getattr(self.config, name, None) for name in names}, **arguments,
             "rubric": [rubric.name, rubric.version], "source": _source_of(student.program),
             "program": [program_version(student.program, student.settings["adapter"]), student.settings],
             "data": self.splits.manifest()["sha256"],

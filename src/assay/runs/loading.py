@@ -5,7 +5,7 @@ Loading runs their code; artifacts made by others are loaded only if they are tr
 
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import dspy
 
@@ -19,6 +19,7 @@ from assay.judges.loading import load_judge as read_judge
 from assay.models.lm import has_provider
 from assay.rubrics import Rubric
 from assay.rubrics import load_rubric as read_rubric
+from assay.rubrics.criteria import JudgeFields
 from assay.sources.trust import trusting, trusts
 
 __all__ = ["compiled_parts", "load_judge", "load_rubric"]
@@ -55,7 +56,7 @@ def _loaded_rubric(source: str | Path | Rubric, judge_lm: dspy.LM | None, own_mo
 
 
 @trusts
-def load_judge(source: str | Path, *, own_model: bool = False, **spec: Any) -> AnyJudge:
+def load_judge(source: str | Path, *, own_model: bool = False, **spec: Unpack[JudgeFields]) -> AnyJudge:
     """Loads a compiled judge from its artifact's folder, or any other as `assay.judges.loading.load_judge` does.
 
     Runs the code of the judge's file or artifact; `trust=True` trusts an artifact that somebody else compiled.

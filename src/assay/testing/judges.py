@@ -31,8 +31,8 @@ class ConstantJudge(Judge):
 class RandomJudge(Judge):
     """Gives random labels."""
 
-    def __init__(self, spec: Any, **options: Any) -> None:
-        super().__init__(spec, **options)
+    def __init__(self, spec: Any) -> None:
+        super().__init__(spec)
         self.rng = random.Random(0)
 
     def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
@@ -49,8 +49,8 @@ class LengthJudge(Judge):
 class PhraseJudge(Judge):
     """Prefers outputs that contain a phrase."""
 
-    def __init__(self, spec: Any, *, phrase: str = "step by step", **options: Any) -> None:
-        super().__init__(spec, **options)
+    def __init__(self, spec: Any, *, phrase: str = "step by step") -> None:
+        super().__init__(spec)
         self.phrase = phrase
 
     def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
@@ -64,8 +64,8 @@ class AnswerKeyJudge(Judge):
         key: task input -> correct answer.
     """
 
-    def __init__(self, spec: Any, *, key: Mapping[str, str], **options: Any) -> None:
-        super().__init__(spec, **options)
+    def __init__(self, spec: Any, *, key: Mapping[str, str]) -> None:
+        super().__init__(spec)
         self.key = dict(key)
 
     def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
@@ -87,8 +87,8 @@ class PairKeyJudge(PairwiseJudge):
         key: task input -> correct answer.
     """
 
-    def __init__(self, spec: Any = _QUESTION, *, key: Mapping[str, str], **options: Any) -> None:
-        super().__init__(spec, **options)
+    def __init__(self, spec: Any = _QUESTION, *, key: Mapping[str, str]) -> None:
+        super().__init__(spec)
         self.key = dict(key)
 
     def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:

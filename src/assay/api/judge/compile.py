@@ -25,6 +25,7 @@ from assay.judges.labels import Item, LabelSplits
 from assay.judges.quality.audit import negatives
 from assay.optimizers.judges.compile import JudgeConfig, JudgeOutcome, compile_judge_prompts
 from assay.programs import program_version
+from assay.rubrics.criteria import JudgeFields
 from assay.runs.arguments import given_lm, takes
 from assay.runs.finished import FinishedRun
 from assay.runs.loading import compiled_parts, load_judge
@@ -161,8 +162,11 @@ def _as_kept(judge: Judge, run: Run, config: JudgeCompileSettings, kept: Mapping
 def _built(judge: str | Judge, config: JudgeCompileSettings) -> Judge:
     if not isinstance(judge, str):
         return judge
-    scale = {"scale": tuple(config.scale or ()), "kind": config.scale_kind}
-    spec: dict[str, Any] = {name: value for name, value in scale.items() if value}
+    spec = JudgeFields()
+    if config.scale:
+        spec["scale"] = tuple(config.scale)
+    if config.scale_kind:
+        spec["kind"] = config.scale_kind
     built = load_judge(judge, **spec)
     if not isinstance(built, Judge):
         raise ConfigError(

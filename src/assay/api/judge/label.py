@@ -14,6 +14,7 @@ from assay.errors import ConfigError
 from assay.judges import ListwiseJudge
 from assay.judges.deciding import one_of, output_of
 from assay.judges.loading import AnyJudge
+from assay.rubrics.criteria import JudgeFields
 from assay.runs.loading import load_judge
 from assay.traces import Rollout, Store
 
@@ -39,7 +40,7 @@ def to_label(
     Leaves out rollouts of the sealed test split, of judges, and without an answer. For a pairwise judge the items are
     pairs of different outputs of one task.
     """
-    spec: dict[str, Any] = {"scale": tuple(scale)} if scale else {}
+    spec: JudgeFields = {"scale": tuple(scale)} if scale else {}
     built = load_judge(judge, **spec) if isinstance(judge, str) else judge
     if isinstance(built, ListwiseJudge):
         raise ConfigError("a judge of lists has no labels of its own; label pairs, or single outputs")

@@ -13,6 +13,7 @@ from assay.evaluation import Progress, Session
 from assay.judges import Item, Judge, ListwiseJudge
 from assay.judges.loading import AnyJudge
 from assay.optimizers.judges.compile import agreement_rubric
+from assay.rubrics.criteria import JudgeFields
 from assay.runs.arguments import given_lm
 from assay.runs.loading import load_judge
 from assay.runs.opening import Run, open_run
@@ -31,7 +32,7 @@ def built_judge(judge: str | AnyJudge, scale: Sequence[str] | None = None, *, li
     """The judge. `scale`: for a judge given as a sentence. `lists`: turns a listwise judge into one of pairs."""
     if scale and not isinstance(judge, str):
         raise ConfigError("scale applies only to a judge given as a sentence; this one has its own")
-    spec: dict[str, Any] = {"scale": tuple(scale)} if scale else {}
+    spec: JudgeFields = {"scale": tuple(scale)} if scale else {}
     built = load_judge(judge, **spec) if isinstance(judge, str) else judge
     if lists and isinstance(built, ListwiseJudge):
         return built.as_pairs()

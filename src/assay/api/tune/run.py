@@ -102,7 +102,7 @@ def tune(
         single, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=config.need
     ) as job:
         job.status = "stopped"  # until the job is complete
-        finished = job.finished(apply=apply)
+        finished = job.finished({"apply": apply})
         if job.session.recorder.resumed and (kept := finished.report(shown, out=out)) is not None:
             job.end_as_before(kept)
             return _as_kept(config, job, kept)
