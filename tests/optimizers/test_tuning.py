@@ -601,7 +601,7 @@ def test_prompts_and_parameters_are_searched_together_and_applied(tmp_path: Path
     assert len(tried) == 2
     applied = tuned(tmp_path, trials=8, apply=first.artifact, out=tmp_path / "three", seed=1)
     assert assay.load(applied.artifact).agent_parameters.temperature == applied.to_dict()["best"]["temperature"]
-    with pytest.raises(ConfigError, match="is no artifact"):
+    with pytest.raises(ConfigError, match="is not an artifact"):
         tuned(tmp_path, trials=3, apply=tmp_path / "nothing", seed=2)
     with pytest.raises(ConfigError, match="salt='other' is not the artifact's 'assay'"):
         tuned(tmp_path, program=str(first.artifact), salt="other", trials=3)
