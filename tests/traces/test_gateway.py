@@ -243,7 +243,7 @@ def test_what_cannot_be_a_reward_is_refused_with_the_reason(stage: Stage) -> Non
         ({"reward": 0.5, "t": 0}, 422, "0 turns"),
         ({"reward": 0.5, "t": -1}, 422, "index of a turn"),
         ({}, 422, "finite number"),
-        (b"not json", 422, "no JSON"),
+        (b"not json", 422, "is not JSON"),
         (b"[1]", 422, "JSON object"),
     ):
         found, told = stage.manage(f"{base}/{opened['id']}/reward", body)
