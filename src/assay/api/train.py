@@ -110,7 +110,7 @@ def train(
         main, job = opener.open(program, measure, data, config.parameters)
         kept = [opener.open(one.program, one.rubric, one.data)[0] for one in others]
         for eval_task, other in itertools.permutations([main, *kept], 2):
-            eval_task.session.meter.beside(other.session.meter)  # the caps are of the whole training
+            eval_task.session.meter.share_caps_with(other.session.meter)  # the caps are of the whole training
         monitored = job.additional_rubric(monitoring) if monitoring is not None else None
         if config.preflight and not rank():
             shown.say("preflight: one task, each judge once")

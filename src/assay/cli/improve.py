@@ -49,14 +49,14 @@ def _show(report: dict[str, Any]) -> None:
 
     rich = Rich(highlight=False)
     table = Table("step", "gate, paired 95 %", "", "model", title="steps")
-    for told in report["steps"]:
+    for step in report["steps"]:
         table.add_row(
-            told["step"], interval(told["gate"]), "kept" if told["kept"] else "not kept", told.get("model", "")
+            step["step"], interval(step["gate"]), "kept" if step["kept"] else "not kept", step.get("model", "")
         )
     rich.print(table)
-    for told in report["steps"]:
-        if told.get("note"):
-            rich.print(f"note: {told['step']}: {in_flags(told['note'])}", markup=False)
+    for step in report["steps"]:
+        if step.get("note"):
+            rich.print(f"note: {step['step']}: {in_flags(step['note'])}", markup=False)
     for note in [
         *report["notes"],
         *([f"stopped early: {report['stopped']}; raise the cap and add --resume"] if report["stopped"] else []),
@@ -67,7 +67,7 @@ def _show(report: dict[str, Any]) -> None:
         for row in in_numbers({"test": report["test"]}):
             table.add_row(*row)
         rich.print(table)
-    elif not any(told["kept"] for told in report["steps"]):
+    elif not any(step["kept"] for step in report["steps"]):
         rich.print("no step was kept, so there is nothing to compare: the program is unchanged")
     print_openings(rich, report["test_openings"])
     rich.print(f"model: {report['model']}\nartifact: {report['artifact']}", markup=False, soft_wrap=True)

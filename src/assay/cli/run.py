@@ -112,7 +112,7 @@ def _surveyed(file: str, rename: dict[str, str]) -> tuple[int, set[str]]:
         try:
             row = json.loads(row) if isinstance(row, str) else row
         except ValueError:
-            continue  # said when it is run
+            continue  # reported when it is run
         if isinstance(row, dict):
             columns |= row.keys() | (row["inputs"].keys() if isinstance(row.get("inputs"), dict) else set())
     if not total:

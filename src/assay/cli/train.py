@@ -242,8 +242,8 @@ def _offline(values: dict[str, Any]) -> dict[str, Any]:
     """Flags that an export leaves a meaning; those that it would ignore are refused where they were given."""
     options = {str(option.name): max(option.opts, key=len) for option in click.get_current_context().command.params}
     known = settings_of(PolicySettings).keys() - set(ROLLOUTS_ONLY) | {"no_scale"}
-    beside = {"name", "resume", "as_json", "program", "accelerate_config", "no_preflight", "min_coverage", "trust"}
-    ignored = [flag for name, flag in options.items() if name not in known | beside and is_given(name)]
+    own_flags = {"name", "resume", "as_json", "program", "accelerate_config", "no_preflight", "min_coverage", "trust"}
+    ignored = [flag for name, flag in options.items() if name not in known | own_flags and is_given(name)]
     if ignored:
         raise click.UsageError(f"{', '.join(ignored)} would have no effect: an export brings its tasks and rewards")
     settings = given_settings({name: value for name, value in values.items() if name in known}, PolicySettings)

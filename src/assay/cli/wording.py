@@ -98,15 +98,15 @@ def _flag(name: str, value: str, options: dict[str, click.Option]) -> str | None
     if value == "…":
         return flag
     if value.startswith("{"):
-        return " ".join(f"{flag} {key}={said}" for key, said in _pairs(value)) or flag
+        return " ".join(f"{flag} {key}={text}" for key, text in _pairs(value)) or flag
     return f"{flag} {_plain(value)}"
 
 
 def _sizes(value: str, options: dict[str, click.Option]) -> str | None:
-    said = [(f"--{split}-size" if f"{split}_size" in options else "--size", size) for split, size in _pairs(value)]
+    sizes = [(f"--{split}-size" if f"{split}_size" in options else "--size", size) for split, size in _pairs(value)]
     return (
-        " ".join(f"{flag} {size}" for flag, size in said)
-        if said and {"size", "val_size", "test_size"} & options.keys()
+        " ".join(f"{flag} {size}" for flag, size in sizes)
+        if sizes and {"size", "val_size", "test_size"} & options.keys()
         else None
     )
 

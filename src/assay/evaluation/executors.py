@@ -320,4 +320,4 @@ def _by_value(modules: Collection[str], ray: Any) -> None:
         if top not in installed and name in sys.modules:
             ray.cloudpickle.register_pickle_by_value(
                 sys.modules[top if is_private(name) else name]
-            )  # with the helpers beside it
+            )  # with the helpers of its file

@@ -132,7 +132,7 @@ class Meter:
         finally:
             self.phase = before
 
-    def beside(self, other: "Meter") -> None:
+    def share_caps_with(self, other: "Meter") -> None:
         """Count the usage of another meter against the caps of this one too: for runs that share one cap."""
         self._beside.append(other)
 

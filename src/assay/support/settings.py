@@ -22,7 +22,7 @@ __all__ = ["Declared", "Setting", "Settings", "named_setting", "nearest", "setti
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """What a field says of itself beside its type and default.
+    """Declaration of a field besides its type and default.
 
     Attributes:
         ge, gt, le, lt: bounds of a number.
@@ -161,15 +161,15 @@ def _plain(value: Any) -> Any:
 
 def check_value(one: Setting, value: Any) -> None:
     """Raises `ConfigError` where a value is of another type than a field, out of its bounds, or none of its choices."""
-    said, declared = f"{one.name}={value!r}", one.declared
+    given, declared = f"{one.name}={value!r}", one.declared
     if not _fits(value, one.type):
-        raise ConfigError(f"{said} must be {_words(one.type)}")
+        raise ConfigError(f"{given} must be {_words(one.type)}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{said} must be a finite number{f' {declared.rule}' if declared.rule else ''}")
+        raise ConfigError(f"{given} must be a finite number{f' {declared.rule}' if declared.rule else ''}")
     if isinstance(value, int | float) and not isinstance(value, bool) and not declared.allows(value):
-        raise ConfigError(f"{said} must be {declared.rule}{f': {declared.why}' if declared.why else ''}")
+        raise ConfigError(f"{given} must be {declared.rule}{f': {declared.why}' if declared.why else ''}")
     if declared.choices and isinstance(value, str) and value not in declared.choices:
-        raise ConfigError(f"{said} must be one of {', '.join(declared.choices)}")
+        raise ConfigError(f"{given} must be one of {', '.join(declared.choices)}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

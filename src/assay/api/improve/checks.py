@@ -142,21 +142,21 @@ def left_of(
         cap, used, held, needed = left[name], getattr(spent, field), kept.get(name, 0), least.get(name, 0)
         rest = cap - used - held
         if rest <= 0 and used < cap:
-            said = (
+            reason = (
                 f"{used:g} of {cap:g} {_WHAT[name]} of the whole improvement are spent; the rest is kept for its gate "
                 "and its sealed test"
             )
-            raise BudgetExceeded(said, what=_WHAT[name])
+            raise BudgetExceeded(reason, what=_WHAT[name])
         if rest <= 0:
             raise BudgetExceeded(
                 f"the cap of {cap:g} {_WHAT[name]} of the whole improvement is reached", what=_WHAT[name]
             )
         if rest + ROUNDING < needed:
-            said = (
+            reason = (
                 f"{used:g} of {cap:g} {_WHAT[name]} of the whole improvement are spent and {held:g} are kept for its "
                 "gate and its sealed test"
             )
-            raise BudgetExceeded(f"{said}: {rest:g} are left, and its work takes about {needed:g}", what=_WHAT[name])
+            raise BudgetExceeded(f"{reason}: {rest:g} are left, and its work takes about {needed:g}", what=_WHAT[name])
         left[name] = rest if name == "max_cost_usd" else int(rest + ROUNDING)
     return left
 
@@ -232,8 +232,8 @@ def compare_on(
 def _compare_jobs(before: Job, after: Job, split: str, plan: ReportPlan | None) -> Comparison:
     """Compares the programs of two open jobs on as many tasks of the split as their common caps allow."""
     first, second = before.session, after.session
-    first.meter.beside(second.meter)
-    second.meter.beside(first.meter)
+    first.meter.share_caps_with(second.meter)
+    second.meter.share_caps_with(first.meter)
     decisions, splits = before.config.decisions, before.splits
     fitting = _fitting(plan, split, first.meter)
     if split == "test":

@@ -41,8 +41,8 @@ class ImproveReport(ReportRepr):
     def as_text(self, name: str) -> str:
         """The report of the improvement `name` as Markdown."""
         lines = [
-            f"- {told['step']}: {'kept' if told['kept'] else 'not kept'} {told['gate'] or told.get('note', '')}"
-            for told in self.steps
+            f"- {step['step']}: {'kept' if step['kept'] else 'not kept'} {step['gate'] or step.get('note', '')}"
+            for step in self.steps
         ]
         cut = [f"Stopped early: {self.stopped}."] if self.stopped else []
         gain = f"Sealed test, paired: {(self.test or {}).get('gain')}"

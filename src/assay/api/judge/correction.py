@@ -46,15 +46,15 @@ def corrected_by_people(rubric: Rubric, store: Store, run_id: str) -> dict[str, 
     for rollout in latest.values():
         grades = {verdict.criterion: verdict.grade for verdict in rollout.verdicts if verdict.grade is not None}
         for name in columns.keys() & grades.keys():
-            people, beside, others = columns[name]
+            people, graded, others = columns[name]
             entry = item_to_label(rollout, judges[name])
             if entry is not None and entry.item_id in grades_by_item[name]:
                 people.append(float(np.mean(grades_by_item[name][entry.item_id])))
-                beside.append(grades[name])
+                graded.append(grades[name])
             else:
                 others.append(grades[name])
     return {
-        name: asdict(corrected_mean(people, beside, others))
-        for name, (people, beside, others) in columns.items()
+        name: asdict(corrected_mean(people, graded, others))
+        for name, (people, graded, others) in columns.items()
         if len(people) >= FEWEST_PEOPLE and len(others) > 1
     }

@@ -83,17 +83,17 @@ def _means(items: Sequence[Item], values: Sequence[float | None], judge: Judge) 
     scored = [value for value in values if value is not None]
     if not scored:
         return {"mean": None, "interval": None, "corrected": None}
-    people, beside, others = [], [], []
+    people, graded, others = [], [], []
     for item, value in zip(items, values, strict=True):
         if value is None:
             continue
         if item.ratings:
             people.append(math.fsum(judge.spec.grade(label) * share for label, share in item.shares.items()))
-            beside.append(value)
+            graded.append(value)
         else:
             others.append(value)
     corrected = (
-        asdict(corrected_mean(people, beside, others)) if len(people) >= FEWEST_PEOPLE and len(others) > 1 else None
+        asdict(corrected_mean(people, graded, others)) if len(people) >= FEWEST_PEOPLE and len(others) > 1 else None
     )
     return {
         "mean": float(np.mean(scored)),

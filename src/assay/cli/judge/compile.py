@@ -65,7 +65,7 @@ def _show(data: dict[str, Any]) -> None:
                     rich.print(f"{whose}{name} is undefined: {reason}", markup=False)
         gain, accuracy = data["test"]["gain"], data["test"]["accuracy_gain"]
         rich.print(f"gain in {data['objective']}: {gain_text(gain)}; in accuracy: {gain_text(accuracy)}", markup=False)
-        show_card(rich, card, said=after["undefined"])
+        show_card(rich, card, reported=after["undefined"])
     print_openings(rich, data["test_openings"])
     if data["gate"]:
         unproven = "no proof on gate that it agrees better: keep the baseline; the artifact holds the unproven judge"

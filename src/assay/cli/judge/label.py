@@ -113,12 +113,12 @@ def _answer(words: list[str]) -> str | None:
     while True:
         click.echo(f"your verdict ({skip} skips, {stop} stops): ", nl=False, err=True)
         line = sys.stdin.readline()
-        said = line.strip().casefold()
-        if said in known:
-            return known[said]
-        if said == stop or not line:
+        answer = line.strip().casefold()
+        if answer in known:
+            return known[answer]
+        if answer == stop or not line:
             return None
-        if said == skip:
+        if answer == skip:
             return ""
         numbers = f", or 1 to {len(words)}" if _numbers(words) else ""
         click.echo(f"{line.strip()!r} is not on the scale: {', '.join(words)}{numbers}", err=True)

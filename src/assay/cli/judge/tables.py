@@ -36,8 +36,8 @@ def show_agreement(rich: Any, card: dict[str, Any]) -> None:
     rich.print(table)
 
 
-def show_card(rich: Any, card: dict[str, Any], *, said: Collection[str] = ()) -> None:
-    """A card in words. `said`: measures whose being undefined was said already."""
+def show_card(rich: Any, card: dict[str, Any], *, reported: Collection[str] = ()) -> None:
+    """A card in words. `reported`: undefined measures that were reported before."""
     shown = [
         ("of what people reach", _percent(card["of_ceiling"])),
         ("coverage", _percent(card["coverage"])),
@@ -81,7 +81,7 @@ def show_card(rich: Any, card: dict[str, Any], *, said: Collection[str] = ()) ->
         )
         rich.print(text, markup=False)
     rich.print(confusion_table(card["confusion"]))
-    for name, reason in sorted((name, why) for name, why in card["undefined"].items() if name not in said):
+    for name, reason in sorted((name, why) for name, why in card["undefined"].items() if name not in reported):
         rich.print(f"{name.replace('_', ' ')} is undefined: {reason}", markup=False)
     for alarm in card["alarms"]:
         rich.print(f"alarm: this judge {alarm}", markup=False)

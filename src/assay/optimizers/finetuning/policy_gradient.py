@@ -240,25 +240,25 @@ class _Training:
 
     def _see(self, step: int, logged: Mapping[str, Any]) -> None:
         self.diverged = not all(math.isfinite(float(logged[key])) for key in ("loss", "grad_norm") if key in logged)
-        told = {
+        metrics = {
             key: float(value)
             for key, value in logged.items()
             if isinstance(value, int | float) and math.isfinite(value)
         }
-        self.rows = told.get("rows", self.rows)
+        self.rows = metrics.get("rows", self.rows)
         if not self.rows:  # TRL logged values of the blank filler row
-            told = {
+            metrics = {
                 key: value
-                for key, value in told.items()
+                for key, value in metrics.items()
                 if key not in ("entropy", "kl") and not key.startswith("clip_ratio")
             }
-        for alarm in self.watch.update(step, told):
+        for alarm in self.watch.update(step, metrics):
             self.shown.say(f"alarm: {alarm}")
-        if "step_time" in told:
-            self.source.row_stats.spend("steps", told["step_time"])
+        if "step_time" in metrics:
+            self.source.row_stats.spend("steps", metrics["step_time"])
         if next(self.lines) % _HEADING_EVERY == 0:
             self.shown.say(HEADING)
-        self.shown.say(table_row(step, told))
+        self.shown.say(table_row(step, metrics))
 
     def _evaluation_due(self, step: int, last: int) -> bool:
         every = self.config.evaluate_every
@@ -276,15 +276,15 @@ class _Training:
             return True
         trainer.mark()
         torch.manual_seed(self.config.seed + step)
-        told = self._scores(trainer)
+        scores = self._scores(trainer)
         trainer.rewind()
-        return self._continues(trainer, step, told)
+        return self._continues(trainer, step, scores)
 
     def _scores(self, trainer: Any) -> dict[str, float]:
         """Mean scores by curve name, from the first process."""
         from assay.optimizers.finetuning.trl_trainer import over_ranks
 
-        engine, eval_task, told = self.source.engine, self.source.eval_task, dict[str, float]()
+        engine, eval_task, scores = self.source.engine, self.source.eval_task, dict[str, float]()
         at = f"step {trainer.state.global_step}"
         assert engine is not None
         engine.sync(trainer)
@@ -295,28 +295,30 @@ class _Training:
                 eval_task, engine, eval_task.val[: self.config.eval_tasks], mode, phase="validate", scope=at
             )
             if not math.isnan(found.mean):
-                told[f"held_out_{mode}"] = found.mean
+                scores[f"held_out_{mode}"] = found.mean
         for other in self.retained:
             found = evaluate_weights(
                 other, engine, other.val[: self.config.eval_tasks], "greedy", phase="validate", scope=at
             )
             if not math.isnan(found.mean):
-                told[f"retained_{other.name}"] = found.mean
-        first: dict[str, float] = over_ranks([told])[0]
+                scores[f"retained_{other.name}"] = found.mean
+        first: dict[str, float] = over_ranks([scores])[0]
         return first
 
-    def _continues(self, trainer: Any, step: int, told: Mapping[str, float]) -> bool:
+    def _continues(self, trainer: Any, step: int, values: Mapping[str, float]) -> bool:
         """Whether training continues after this evaluation; keeps the best weights."""
         for other in self.retained:
-            if (score := told.get(f"retained_{other.name}")) is not None:
+            if (score := values.get(f"retained_{other.name}")) is not None:
                 self.kept_at.setdefault(other.name, score)
-        for name, value in told.items():
+        for name, value in values.items():
             self.watch.curves[name][step] = value
         self.shown.say(
-            f"step {step}: " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in told.items())
+            f"step {step}: " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items())
         )
         lost = {
-            name: kept - told[f"retained_{name}"] for name, kept in self.kept_at.items() if f"retained_{name}" in told
+            name: kept - values[f"retained_{name}"]
+            for name, kept in self.kept_at.items()
+            if f"retained_{name}" in values
         }
         if forgotten := {name: value for name, value in lost.items() if value > self.config.max_score_drop}:
             losses = ", ".join(f"{name} lost {value:.3f}" for name, value in forgotten.items())
@@ -326,7 +328,7 @@ class _Training:
             )
             self.watch.alarms["forgetting"], self.forgot = self.report.stopped, True
             return False
-        scores = [told[f"held_out_{mode}"] for mode in MODES if f"held_out_{mode}" in told]
+        scores = [values[f"held_out_{mode}"] for mode in MODES if f"held_out_{mode}" in values]
         if step and scores and (self.best is None or float(np.mean(scores)) >= self.best[0]):
             self.best = (float(np.mean(scores)), step)
             save_adapter(trainer, self.work / "best")
@@ -386,9 +388,9 @@ class _Training:
         folder = max(
             (self.work / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])
         )
-        told = json.loads((folder / _NOTES).read_text(encoding="utf-8"))
-        self.watch.curves.update(current_curves(told["curves"]))
-        self.watch.alarms, self.kept_at = told["alarms"], told["kept_at"]
-        self.source.memory.load(told["memory"])
-        self.source.row_stats.restore(told["tally"])
-        self.best = (told["best"][0], told["best"][1]) if told["best"] else None
+        state = json.loads((folder / _NOTES).read_text(encoding="utf-8"))
+        self.watch.curves.update(current_curves(state["curves"]))
+        self.watch.alarms, self.kept_at = state["alarms"], state["kept_at"]
+        self.source.memory.load(state["memory"])
+        self.source.row_stats.restore(state["tally"])
+        self.best = (state["best"][0], state["best"][1]) if state["best"] else None

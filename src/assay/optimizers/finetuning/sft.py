@@ -177,21 +177,21 @@ def fitting_rows(rows: Sequence[dict[str, Any]], policy: Policy, most: int, left
             if (reason := _unlearnable(row, tools, renderer)) is not None:
                 left[f"that cannot be learned from: {reason}"] += 1
                 continue
-            said, tools = renderer.messages([*row["prompt"], *row["completion"]], tools), renderer.tools(tools)
-            at = len(said) - len(row["completion"])
+            messages, tools = renderer.messages([*row["prompt"], *row["completion"]], tools), renderer.tools(tools)
+            at = len(messages) - len(row["completion"])
             row = {
                 **row,
-                "prompt": said[:at],
-                "completion": said[at:],
+                "prompt": messages[:at],
+                "completion": messages[at:],
                 "tools": json.dumps(tools or None, ensure_ascii=False),
             }
             if row.get("whole"):
-                parts = [{**row, **tokens} for tokens in conversation_rows(said, tools, policy.tokenizer)]
+                parts = [{**row, **tokens} for tokens in conversation_rows(messages, tools, policy.tokenizer)]
                 lengths = [len(part["input_ids"]) for part in parts]
             else:
-                ids = policy.tokenizer.apply_chat_template(said, tools=tools or None, tokenize=True, return_dict=True)[
-                    "input_ids"
-                ]
+                ids = policy.tokenizer.apply_chat_template(
+                    messages, tools=tools or None, tokenize=True, return_dict=True
+                )["input_ids"]
                 parts, lengths = [row], [len(ids)]
         except Exception as error:  # a template can raise any exception
             left[f"that the chat template refuses: {error}"[:200]] += 1
@@ -204,9 +204,11 @@ def fitting_rows(rows: Sequence[dict[str, Any]], policy: Policy, most: int, left
 
 def _unlearnable(row: dict[str, Any], tools: list[Any], renderer: RowRenderer) -> str | None:
     """Why a row (or one assistant turn of a whole conversation) cannot be trained on; None if it can."""
-    said = [*row["prompt"], *row["completion"]]
-    turns = [at for at, message in enumerate(said) if at and message["role"] == "assistant"] if row.get("whole") else []
-    asked = [(said[:at], [said[at]]) for at in turns] or [(row["prompt"], row["completion"])]
+    messages = [*row["prompt"], *row["completion"]]
+    turns = (
+        [at for at, message in enumerate(messages) if at and message["role"] == "assistant"] if row.get("whole") else []
+    )
+    asked = [(messages[:at], [messages[at]]) for at in turns] or [(row["prompt"], row["completion"])]
     return next(
         (reason for prompt, completion in asked if (reason := renderer.check(prompt, completion, tools)) is not None),
         None,

@@ -185,8 +185,8 @@ def _corrected(
 ) -> Demonstration | None:
     """The run with its last step's output replaced by the label; None if that is no valid demonstration.
 
-    The label must occur in the step's inputs, beside the task's own: an output that the inputs do not contain teaches
-    the model to guess. The corrected run must also succeed by the rubric.
+    The label must occur in the step's inputs, besides those of the task: an output that the inputs do not contain
+    teaches the model to guess. The corrected run must also succeed by the rubric.
     """
     if not steps or getattr(prediction, "_failed", None):
         return None

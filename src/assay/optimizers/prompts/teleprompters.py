@@ -78,7 +78,7 @@ def _bootstrap_search(p: Proposal) -> RecordedProgram:
         metric=p.metric(),
         max_bootstrapped_demos=p.demos,
         max_labeled_demos=p.labels,
-        num_candidate_programs=max(1, p.passes(7, most=19) - 3),  # it tries three programs beside them
+        num_candidate_programs=max(1, p.passes(7, most=19) - 3),  # it tries three programs besides
         num_threads=p.session.threads,
         max_errors=10**9,
     )

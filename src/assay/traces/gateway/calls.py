@@ -79,7 +79,7 @@ class Call:
     Args:
         path: path of its address if it differs from the dialect's own.
         in_path: fields of the request that are in the path instead of the body.
-        told: headers that name the rollout's task and group; empty if the caller may not set them.
+        naming: headers that name the rollout's task and group; empty if the caller may not set them.
     """
 
     def __init__(
@@ -90,9 +90,15 @@ class Call:
         body: dict[str, Any],
         path: str,
         in_path: dict[str, Any],
-        told: Mapping[str, str],
+        naming: Mapping[str, str],
     ) -> None:
-        self._rollouts, self._dialect, self._request, self._body, self._told = rollouts, dialect, request, body, told
+        self._rollouts, self._dialect, self._request, self._body, self._naming = (
+            rollouts,
+            dialect,
+            request,
+            body,
+            naming,
+        )
         self._path, self._in_path = path, in_path
         self._began, self._clock = time.time(), time.perf_counter()
         self.passed = Passed()
@@ -173,8 +179,8 @@ class Call:
         """Sets task, group and inputs of a named rollout from its first call."""
         if live.rollout.task_id or live.turns:
             return
-        live.rollout.task_id = self._told.get("x-assay-task", "")[:1000]
-        live.rollout.group_id = self._told.get("x-assay-group", "")[:1000] or live.rollout.task_id
+        live.rollout.task_id = self._naming.get("x-assay-task", "")[:1000]
+        live.rollout.group_id = self._naming.get("x-assay-group", "")[:1000] or live.rollout.task_id
         if "inputs" not in live.let_go:
             live.rollout.inputs = live.rollout.inputs or {"prompt": asked.prompt}
         self._rollouts.put(live)

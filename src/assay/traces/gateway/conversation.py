@@ -65,8 +65,8 @@ class ClientRequest:
     @property
     def thread(self) -> str:
         """The id of its OpenAI conversation; "" if it has none."""
-        told = self.body.get("conversation")
-        found = told.get("id") if isinstance(told, Mapping) else told
+        named = self.body.get("conversation")
+        found = named.get("id") if isinstance(named, Mapping) else named
         return found if isinstance(found, str) else ""
 
     @property
@@ -135,7 +135,7 @@ class Trail:
     failed: bytes = b""  # digest of the last call's messages if it failed with an error that clients retry
     part: Message = field(default_factory=dict)  # the part of the failed call's answer that had arrived
     response: str = ""  # id of its last answer
-    said: Message = field(default_factory=dict)  # its last answer
+    last_answer: Message = field(default_factory=dict)  # its last answer
     calls: set[str] = field(default_factory=set)  # ids of all its tool calls
     requests: set[bytes] = field(default_factory=set)  # digests of the messages of all its calls
     prompt: Prompt = field(default_factory=Prompt)  # of its first call, if DSPy wrote it
@@ -189,7 +189,7 @@ class Conversations(Generic[R]):
         """Indexes a call's answer: requests that begin with the call's messages and it continue the call's rollout."""
         trail = live.trail
         message = answer.message
-        trail.said, trail.failed, trail.part = _held(message), b"", {}
+        trail.last_answer, trail.failed, trail.part = _held(message), b"", {}
         trail.asked = request.chain[-1] if request.chain else b""
         trail.at = _extended(trail.asked, message)
         trail.task, trail.insists = request.task, request.insists
@@ -284,7 +284,7 @@ class Conversations(Generic[R]):
             been = self._at("answer", key)
             here = [live for live in been if live.trail.at == key]
             if not been and (been := self._at("request", key)):
-                here = [live for live in been if live.trail.asked == key and _says(live.trail.said, later)]
+                here = [live for live in been if live.trail.asked == key and _says(live.trail.last_answer, later)]
             if not been:
                 been = here = [
                     live
@@ -293,7 +293,7 @@ class Conversations(Generic[R]):
                 ]
             if been:  # no result means that all of them have continued from there: this is a fork
                 return _first(here, brought) or _first(
-                    [live for live in been if _ends_with(later, live.trail.said)], brought
+                    [live for live in been if _ends_with(later, live.trail.last_answer)], brought
                 )
         owners = {live.rollout.id: live for call_id in brought for live in self._at("call", call_id)}
         return next(iter(owners.values())) if len(owners) == 1 else None  # of a rewritten conversation
@@ -318,30 +318,30 @@ def _first(fits: Iterable[R], brought: Iterable[str]) -> R | None:
     return min(free, key=lambda live: (ids.isdisjoint(live.trail.calls), live.touched), default=None)
 
 
-def _ends_with(later: Sequence[Message], said: Message) -> bool:
+def _ends_with(later: Sequence[Message], answer: Message) -> bool:
     """Whether the last answer in these messages is the rollout's last answer.
 
     So it is if a client that used a server-side thread before now sends the conversation itself.
     """
     last = max((at for at, message in enumerate(later) if message.get("role") == "assistant"), default=None)
-    return last is not None and _says(said, later[last:])
+    return last is not None and _says(answer, later[last:])
 
 
-def _says(said: Message, later: Sequence[Message]) -> bool:
+def _says(answer: Message, later: Sequence[Message]) -> bool:
     """Whether messages begin with the rollout's answer. Clients may reformat the answer or leave it out."""
     if later[0].get("role") != "assistant":
         return True
     end = next((at for at, message in enumerate(later) if message.get("role") != "assistant"), len(later))
     text = _plain(" ".join(part_texts(message.get("content")) for message in later[:end]))
-    calls = said.get("tool_calls") or []
-    told = [call["function"] for message in later[:end] for call in message.get("tool_calls") or ()]
-    if calls and [(f["name"], compact(f["arguments"])) for f in told] == [
+    calls = answer.get("tool_calls") or []
+    functions = [call["function"] for message in later[:end] for call in message.get("tool_calls") or ()]
+    if calls and [(f["name"], compact(f["arguments"])) for f in functions] == [
         (c["function"]["name"], compact(c["function"]["arguments"])) for c in calls
     ]:
         return True
     if any(len(call["id"]) > 3 and call["id"] in text for call in calls):
         return True
-    own = _plain(part_texts(said.get("content")))
+    own = _plain(part_texts(answer.get("content")))
     return bool(own and text) and (own in text or text in own or compact(own) == compact(text))
 
 

@@ -91,10 +91,10 @@ def _translated(request: Mapping[str, Any], body: Mapping[str, Any], model: str)
     return {**chat, "stream_options": {"include_usage": True}} if chat["stream"] else chat
 
 
-def as_called(told: dict[str, Any], dialect: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def as_called(reply: dict[str, Any], dialect: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """A chat completion whose text is parsed as tool calls if tools had to be called."""
     request = {"dialect": dialect, "body": body}
-    return _with_ids(with_tool_calls(told, chat_tools(request))) if must_call(request) else told
+    return _with_ids(with_tool_calls(reply, chat_tools(request))) if must_call(request) else reply
 
 
 def _held_to_calls(chat: dict[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,10 +111,10 @@ def _held_to_calls(chat: dict[str, Any], request: Mapping[str, Any]) -> dict[str
         calls.append({"type": "object", "properties": properties, "required": ["name", "arguments"]})
     schema = {**(calls[0] if len(calls) == 1 else {"anyOf": calls}), **shared}
     listed = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
-    told = f'Answer by calling one of these tools, as JSON: {{"name": NAME, "arguments": ARGUMENTS}}.\n{listed}'
+    instruction = f'Answer by calling one of these tools, as JSON: {{"name": NAME, "arguments": ARGUMENTS}}.\n{listed}'
     messages = [_plain(dict(message)) for message in each(chat.get("messages"))]
     first = messages[0] if messages and messages[0].get("role") == "system" else None
-    said = f"{part_texts(first.get('content'))}\n\n{told}" if first is not None else told
+    system_text = f"{part_texts(first.get('content'))}\n\n{instruction}" if first is not None else instruction
     left = {
         key: value
         for key, value in chat.items()
@@ -127,7 +127,7 @@ def _held_to_calls(chat: dict[str, Any], request: Mapping[str, Any]) -> dict[str
     return {
         **left,
         **held,
-        "messages": [{"role": "system", "content": said}, *(messages[1:] if first is not None else messages)],
+        "messages": [{"role": "system", "content": system_text}, *(messages[1:] if first is not None else messages)],
     }
 
 
@@ -153,21 +153,21 @@ def _plain(message: Message) -> Message:
         return {"role": "user", "content": f"The tool's result: {part_texts(message.get('content'))}"}
     if not calls:
         return message
-    told = [
+    lines = [
         f'{{"name": {json.dumps(call.get("name"))}, "arguments": {call.get("arguments") or "{}"}}}' for call in calls
     ]
     return {
         "role": message.get("role"),
-        "content": "\n".join(filter(None, [part_texts(message.get("content")), *told])),
+        "content": "\n".join(filter(None, [part_texts(message.get("content")), *lines])),
     }
 
 
-def _with_ids(told: dict[str, Any]) -> dict[str, Any]:
+def _with_ids(reply: dict[str, Any]) -> dict[str, Any]:
     """Gives tool calls unique ids: calls parsed from text are numbered from 0 in each answer."""
-    for choice in told.get("choices") or ():
+    for choice in reply.get("choices") or ():
         for at, call in enumerate(choice.get("message", {}).get("tool_calls") or ()):
-            call["id"] = f"call_{str(told.get('id') or '').removeprefix('chatcmpl-')[:24]}_{at}"
-    return told
+            call["id"] = f"call_{str(reply.get('id') or '').removeprefix('chatcmpl-')[:24]}_{at}"
+    return reply
 
 
 async def chunks_of(parts: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
@@ -182,20 +182,20 @@ async def chunks_of(parts: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]
                 yield {"error": json.loads(line[6:])}
 
 
-async def stream_of(told: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def stream_of(reply: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     """A whole chat completion as the chunks of a stream."""
     head = {
-        **{key: value for key, value in told.items() if key not in ("choices", "usage")},
+        **{key: value for key, value in reply.items() if key not in ("choices", "usage")},
         "object": "chat.completion.chunk",
     }
-    for choice in told["choices"]:
+    for choice in reply["choices"]:
         delta = dict(choice["message"])
         if calls := delta.get("tool_calls"):
             delta["tool_calls"] = [{"index": at, **call} for at, call in enumerate(calls)]
         begun = {"index": choice["index"], "delta": delta, "finish_reason": None, "logprobs": choice.get("logprobs")}
         yield {**head, "choices": [begun]}
         yield {**head, "choices": [{"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]}]}
-    yield {**head, "choices": [], "usage": told.get("usage")}
+    yield {**head, "choices": [], "usage": reply.get("usage")}
 
 
 def _error(message: str, code: str) -> dict[str, Any]:

@@ -126,13 +126,13 @@ def _chat_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None, bool
     body: Body = {}
     choices: dict[int, Body] = {}
     for event in events:
-        told = event.get("choices")
-        if not isinstance(told, list) and error_of(event):
+        event_choices = event.get("choices")
+        if not isinstance(event_choices, list) and error_of(event):
             continue
         body.update(
             {key: value for key, value in event.items() if value is not None and key not in ("choices", "obfuscation")}
         )
-        for choice in each(told):
+        for choice in each(event_choices):
             at = choice.get("index")
             whole = choices.setdefault(at if isinstance(at, int) else 0, {})
             _merge(whole, {key: value for key, value in choice.items() if key not in ("delta", "index")})
@@ -147,13 +147,13 @@ def _chat_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None, bool
     return body, bool(choices) and all(choice.get("finish_reason") for choice in choices.values())
 
 
-def _choice(at: int, told: Body, *, text: bool) -> Body:
-    found: Body = {"index": at, **told, "finish_reason": told.get("finish_reason") or None}
+def _choice(at: int, choice: Body, *, text: bool) -> Body:
+    found: Body = {"index": at, **choice, "finish_reason": choice.get("finish_reason") or None}
     if text:
         del found["message"]
         return found
     message = {
-        key: value for key, value in told["message"].items() if value is not None or key in ("content", "refusal")
+        key: value for key, value in choice["message"].items() if value is not None or key in ("content", "refusal")
     }
     if "text" in found:  # a chat answered in the format of completions
         message.setdefault("content", found.pop("text"))
@@ -176,15 +176,15 @@ def _responses_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None,
     body: Body | None = None
     items: dict[int, Body] = {}
     for event in events:
-        kind, told = str(event.get("type")), event.get("response")
-        if kind in _ENDS and isinstance(told, Mapping):
-            left_out = items and not told.get("output")  # some servers omit the output in the last event
+        kind, response = str(event.get("type")), event.get("response")
+        if kind in _ENDS and isinstance(response, Mapping):
+            left_out = items and not response.get("output")  # some servers omit the output in the last event
             return {
-                **told,
+                **response,
                 **({"output": [items[at] for at in sorted(items)]} if left_out else {}),
             }, kind != "response.failed"
         if kind in ("response.created", "response.in_progress"):
-            body = dict(told or {})
+            body = dict(response or {})
         else:
             _item_event(items, kind, event)
     return (None if body is None else {**body, "output": [items[at] for at in sorted(items)]}), False
@@ -208,8 +208,8 @@ def _item_event(items: dict[int, Body], kind: str, event: Mapping[str, Any]) -> 
         part.update(_copied(event.get("part")))
     elif verb == "delta":
         _add_text(part, _FIELDS[subject], str(event.get("delta") or ""))
-    elif isinstance(said := event.get(_FIELDS[subject]), str):
-        part[_FIELDS[subject]] = said
+    elif isinstance(text := event.get(_FIELDS[subject]), str):
+        part[_FIELDS[subject]] = text
 
 
 def _part_at(item: Body, name: str, at: Any, kind: str) -> Body:
@@ -244,13 +244,13 @@ def _anthropic_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None,
             _block_delta(blocks.setdefault(at, {"type": "text"}), event.get("delta") or {}, inputs.setdefault(at, []))
         elif kind == "message_delta" and body is not None:
             usage = {key: value for key, value in (event.get("usage") or {}).items() if value is not None}
-            told = {
+            fields = {
                 key: value
                 for key, value in event.items()
                 if key not in ("type", "delta", "usage") and value is not None
             }
             delta = {key: value for key, value in (event.get("delta") or {}).items() if value is not None}
-            body = {**body, **told, **delta, "usage": {**(body.get("usage") or {}), **usage}}
+            body = {**body, **fields, **delta, "usage": {**(body.get("usage") or {}), **usage}}
         elif kind == "message_stop":
             ended = True
     if body is None:
@@ -262,12 +262,12 @@ def _anthropic_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None,
 
 
 def _block_delta(block: Body, delta: Mapping[str, Any], inputs: list[str]) -> None:
-    told = {key: value for key, value in delta.items() if key not in ("type", "partial_json", "citation")}
+    changes = {key: value for key, value in delta.items() if key not in ("type", "partial_json", "citation")}
     if delta.get("type") == "input_json_delta":
         inputs.append(str(delta.get("partial_json") or ""))
     if delta.get("citation") is not None:
         block["citations"] = [*(block.get("citations") or ()), delta["citation"]]
-    _merge(block, told)
+    _merge(block, changes)
 
 
 def _tool_input(text: str) -> Any:
@@ -322,9 +322,9 @@ def _merge_content(whole: Body, content: Any) -> None:
     """
     if not isinstance(content, Mapping):
         return
-    told = whole.setdefault("content", {})
-    told.update({key: value for key, value in content.items() if key != "parts"})
-    parts = told.setdefault("parts", [])
+    merged = whole.setdefault("content", {})
+    merged.update({key: value for key, value in content.items() if key != "parts"})
+    parts = merged.setdefault("parts", [])
     for part in listed(content.get("parts")):
         last = parts[-1] if parts else {}
         call, begun = field(part, "functionCall"), last.get("functionCall")

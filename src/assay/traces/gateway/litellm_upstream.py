@@ -126,7 +126,7 @@ class LitellmUpstream:
                 whole = json.loads(b"".join([chunk async for chunk in reply.chunks]))
                 yield json_reply(200, to_dialect("gemini", whole, self.name))
 
-    async def _in_time(self, said: Awaitable[Any]) -> Any:
+    async def _in_time(self, answer: Awaitable[Any]) -> Any:
         """Awaits a part of the answer.
 
         Raises:
@@ -134,7 +134,7 @@ class LitellmUpstream:
         """
         try:
             async with asyncio.timeout(self.idle_s) as limit:
-                return await said
+                return await answer
         except TimeoutError:
             if not limit.expired():
                 raise

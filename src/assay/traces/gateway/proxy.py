@@ -195,9 +195,9 @@ class Passed:
     def _judge(self, dialect: str, body: dict[str, Any] | None, complete: bool) -> None:
         """Sets the error if status, format or codes show that this was no answer."""
         if self.status >= 400:
-            told = _json_or_none(b"".join(self.parts))
-            told = told[0] if isinstance(told, list) and told else told  # Gemini, if a list was requested
-            error = (error_of(told) or told) if isinstance(told, dict) else None
+            reply = _json_or_none(b"".join(self.parts))
+            reply = reply[0] if isinstance(reply, list) and reply else reply  # Gemini, if a list was requested
+            error = (error_of(reply) or reply) if isinstance(reply, dict) else None
             timed_out = self.status in (408, 504)
             kind = (
                 FailureKind.CONTEXT
@@ -367,7 +367,7 @@ def is_constrained(body: dict[str, Any]) -> bool:
     if gemini.asked_schema(body) or gemini.field(config, "responseMimeType") not in (None, "text/plain"):
         return True
     asked = [body.get("response_format"), body.get("output_format")]
-    asked += [told.get("format") for name in ("text", "output_config") if isinstance(told := body.get(name), dict)]
+    asked += [part.get("format") for name in ("text", "output_config") if isinstance(part := body.get(name), dict)]
     return "grammar" in body or any(
         isinstance(found, dict) and found.get("type") not in (None, "text") for found in asked
     )

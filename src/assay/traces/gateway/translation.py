@@ -63,17 +63,17 @@ def streamed(dialect: str, chunks: AsyncIterator[Body], model: str, query: str) 
     return Reply(200, STREAM, events)
 
 
-def _data(told: Mapping[str, Any]) -> bytes:
-    return f"data: {json.dumps(told)}\n\n".encode()
+def _data(body: Mapping[str, Any]) -> bytes:
+    return f"data: {json.dumps(body)}\n\n".encode()
 
 
-def _event(kind: str, **told: Any) -> bytes:
-    return f"event: {kind}\n".encode() + _data({"type": kind, **told})
+def _event(kind: str, **fields: Any) -> bytes:
+    return f"event: {kind}\n".encode() + _data({"type": kind, **fields})
 
 
 def _tokens(chat: Mapping[str, Any]) -> list[Any]:
-    told = next(each(chat.get("choices")), {}).get("logprobs")
-    found = told.get("content") if isinstance(told, Mapping) else None
+    logprobs = next(each(chat.get("choices")), {}).get("logprobs")
+    found = logprobs.get("content") if isinstance(logprobs, Mapping) else None
     return found if isinstance(found, list) else []
 
 
@@ -89,9 +89,9 @@ def _response(chat: Mapping[str, Any], model: str) -> Body:
     answer, number = answer_of("chat", chat), new_id()
     output: list[Body] = []
     if answer.reasoning:
-        told = [{"type": "reasoning_text", "text": answer.reasoning}]
+        content = [{"type": "reasoning_text", "text": answer.reasoning}]
         output.append(
-            {"type": "reasoning", "id": f"rs_{number}", "summary": [], "content": told, "status": "completed"}
+            {"type": "reasoning", "id": f"rs_{number}", "summary": [], "content": content, "status": "completed"}
         )
     if answer.text or not answer.tools:
         part = {
@@ -141,33 +141,33 @@ class _Responses:
     def __init__(self, model: str) -> None:
         self.response_id, self.message_id = f"resp_{new_id()}", f"msg_{new_id()}"
         self.blank = _blank_response(model, self.response_id)
-        self.number, self.said = 0, ""
+        self.number, self.sent_text = 0, ""
 
-    def _event(self, kind: str, **told: Any) -> bytes:
+    def _event(self, kind: str, **fields: Any) -> bytes:
         self.number += 1
-        return _event(f"response.{kind}", **told, sequence_number=self.number - 1)
+        return _event(f"response.{kind}", **fields, sequence_number=self.number - 1)
 
     def begin(self) -> Iterator[bytes]:
         yield self._event("created", response=self.blank)
         yield self._event("in_progress", response=self.blank)
 
     def error(self, error: Any) -> bytes:
-        told = error if isinstance(error, Mapping) else {"message": str(error)}
+        details = error if isinstance(error, Mapping) else {"message": str(error)}
         return self._event(
             "failed",
             response={
                 **self.blank,
                 "status": "failed",
-                "error": {"code": "server_error", "message": str(told.get("message"))},
+                "error": {"code": "server_error", "message": str(details.get("message"))},
             },
         )
 
     def text(self, delta: str) -> Iterator[bytes]:
         if not delta:
             return
-        if not self.said:
+        if not self.sent_text:
             yield from self._open(0)
-        self.said += delta
+        self.sent_text += delta
         yield self._event(
             "output_text.delta", item_id=self.message_id, output_index=0, content_index=0, delta=delta, logprobs=[]
         )
@@ -179,11 +179,13 @@ class _Responses:
         yield self._event("content_part.added", item_id=self.message_id, output_index=at, content_index=0, part=part)
 
     def end(self, whole: Body) -> Iterator[bytes]:
-        items = sorted(whole["output"], key=lambda item: item["type"] != "message") if self.said else whole["output"]
+        items = (
+            sorted(whole["output"], key=lambda item: item["type"] != "message") if self.sent_text else whole["output"]
+        )
         for at, item in enumerate(items):
             if item["type"] == "message":
                 item["id"] = self.message_id
-                if not self.said:
+                if not self.sent_text:
                     yield from self._open(at)
                 part = item["content"][0]
                 where = {"item_id": self.message_id, "output_index": at, "content_index": 0}
@@ -230,11 +232,11 @@ class _Messages:
     """The events of one message. The text block comes first if text was streamed."""
 
     def __init__(self, model: str) -> None:
-        self.model, self.said = model, ""
+        self.model, self.sent_text = model, ""
 
     def begin(self) -> Iterator[bytes]:
         usage = {"input_tokens": 0, "output_tokens": 0}
-        told: Body = {
+        head: Body = {
             "id": f"msg_{new_id()}",
             "type": "message",
             "role": "assistant",
@@ -242,22 +244,24 @@ class _Messages:
             "content": [],
             "stop_reason": None,
         }
-        yield _event("message_start", message={**told, "stop_sequence": None, "usage": usage})
+        yield _event("message_start", message={**head, "stop_sequence": None, "usage": usage})
 
     def error(self, error: Any) -> bytes:
-        told = error if isinstance(error, Mapping) else {"message": str(error)}
-        return _event("error", error={"type": "api_error", "message": str(told.get("message"))})
+        details = error if isinstance(error, Mapping) else {"message": str(error)}
+        return _event("error", error={"type": "api_error", "message": str(details.get("message"))})
 
     def text(self, delta: str) -> Iterator[bytes]:
         if not delta:
             return
-        if not self.said:
+        if not self.sent_text:
             yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
-        self.said += delta
+        self.sent_text += delta
         yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": delta})
 
     def end(self, whole: Body) -> Iterator[bytes]:
-        blocks = sorted(whole["content"], key=lambda block: block["type"] != "text") if self.said else whole["content"]
+        blocks = (
+            sorted(whole["content"], key=lambda block: block["type"] != "text") if self.sent_text else whole["content"]
+        )
         parts: dict[str, Callable[[Body], tuple[Body, Body]]] = {
             "text": lambda block: ({"type": "text", "text": ""}, {"type": "text_delta", "text": block["text"]}),
             "thinking": lambda block: (
@@ -270,7 +274,7 @@ class _Messages:
             ),
         }
         for at, block in enumerate(blocks):
-            if not (block["type"] == "text" and self.said):
+            if not (block["type"] == "text" and self.sent_text):
                 start, delta = parts[block["type"]](block)
                 yield _event("content_block_start", index=at, content_block=start)
                 yield _event("content_block_delta", index=at, delta=delta)

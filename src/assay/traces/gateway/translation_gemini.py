@@ -75,9 +75,9 @@ def error_of(code: int, text: str) -> Body:
 def content_of_chat(chat: Mapping[str, Any], model: str) -> Body:
     """A chat completion as the body of `generateContent`, with `model` as the model's name."""
     answer = answer_of("chat", chat)
-    said = answer.text or answer.refusal
+    text = answer.text or answer.refusal
     parts: list[Body] = [{"text": answer.reasoning, "thought": True}] if answer.reasoning else []
-    parts += [{"text": said}] if said or not answer.tools else []
+    parts += [{"text": text}] if text or not answer.tools else []
     parts += [
         {"functionCall": {"id": call_id, "name": name, "args": object_of(arguments)}}
         for call_id, name, arguments in answer.tools
@@ -101,40 +101,42 @@ def content_of_chat(chat: Mapping[str, Any], model: str) -> Body:
 
 
 def _token(token: Mapping[str, Any]) -> Body:
-    told = {"token": token.get("token"), "logProbability": token.get("logprob")}
-    return told if token.get("id") is None else {**told, "tokenId": token["id"]}
+    entry = {"token": token.get("token"), "logProbability": token.get("logprob")}
+    return entry if token.get("id") is None else {**entry, "tokenId": token["id"]}
 
 
 class GeminiStream:
     """The events of one answer: text as it arrives, everything else in the last event."""
 
     def __init__(self, model: str) -> None:
-        self.model, self.response_id, self.said = model, new_id(), False
+        self.model, self.response_id, self.text_sent = model, new_id(), False
 
     def begin(self) -> Iterator[bytes]:
         return iter(())
 
     def error(self, error: Any) -> bytes:
-        told = error.get("message") if isinstance(error, Mapping) else error
-        return _event({"error": {"code": 500, "message": str(told), "status": "INTERNAL"}})
+        message = error.get("message") if isinstance(error, Mapping) else error
+        return _event({"error": {"code": 500, "message": str(message), "status": "INTERNAL"}})
 
     def text(self, delta: str) -> Iterator[bytes]:
         if delta:
-            self.said = True
+            self.text_sent = True
             candidate = {"content": {"parts": [{"text": delta}], "role": "model"}, "index": 0}
             yield _event({"candidates": [candidate], "modelVersion": self.model, "responseId": self.response_id})
 
     def end(self, whole: Body) -> Iterator[bytes]:
         candidate = whole["candidates"][0]
         left = [
-            part for part in candidate["content"]["parts"] if not self.said or "text" not in part or part.get("thought")
+            part
+            for part in candidate["content"]["parts"]
+            if not self.text_sent or "text" not in part or part.get("thought")
         ]
         content = {"parts": left or [{"text": ""}], "role": "model"}
         yield _event({**whole, "candidates": [{**candidate, "content": content}], "responseId": self.response_id})
 
 
-def _event(told: Body) -> bytes:
-    return f"data: {json.dumps(told)}\n\n".encode()
+def _event(body: Body) -> bytes:
+    return f"data: {json.dumps(body)}\n\n".encode()
 
 
 async def as_list(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

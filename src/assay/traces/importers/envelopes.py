@@ -34,12 +34,12 @@ def unwrapped(value: Any) -> dict[str, Any] | None:
     talk = output.get("messages")
     if isinstance(talk, list) and talk and all(isinstance(message, dict) for message in talk):
         return _state(output)
-    for name, beside in (
+    for name, companions in (
         ("output", ("_state", "_output_tool_name")),
         ("final_output", ("raw_responses", "new_items")),
         ("raw", ("tasks_output",)),
     ):
-        if name in output and any(other in output for other in beside):
+        if name in output and any(other in output for other in companions):
             return as_prediction(output[name])
     if any(isinstance(output.get(name), list) for name in _REPLIES) or isinstance(output.get("output"), list):
         choices = answers_of(output)

@@ -66,7 +66,7 @@ class Prompt:
         return cls(sections, _FORM.sub("", system)) if sections else cls()
 
     def follows(
-        self, first: "Prompt", said: Sequence[tuple[str, str]], latest: Sequence[tuple[str, str]]
+        self, first: "Prompt", answers: Sequence[tuple[str, str]], latest: Sequence[tuple[str, str]]
     ) -> float | None:
         """Whether this is a later prompt of the program run that `first` started.
 
@@ -76,7 +76,7 @@ class Prompt:
 
         Args:
             first: First prompt of the run.
-            said: Fields of all answers of the run.
+            answers: Fields of all answers of the run.
             latest: Fields of the latest answer.
         Returns:
             Share of the latest answer's fields that are in this prompt, in [0, 1]; None if it is another run.
@@ -87,17 +87,19 @@ class Prompt:
         if not more:
             return 0.0 if not latest and self.signature == first.signature else None
         if not all(
-            name in first.sections or _OWN.fullmatch(name) or _in_answers(name, value, said)
+            name in first.sections or _OWN.fullmatch(name) or _in_answers(name, value, answers)
             for name, value in more.items()
         ):
             return None
-        if not any(_in_answers(name, value, said, within=bool(_OWN.fullmatch(name))) for name, value in more.items()):
+        if not any(
+            _in_answers(name, value, answers, within=bool(_OWN.fullmatch(name))) for name, value in more.items()
+        ):
             return None
         texts = "\n".join(more.values())
         return sum(value in texts for _, value in latest) / len(latest) if latest else 0.0
 
 
-def _in_answers(name: str, value: str, said: Sequence[tuple[str, str]], *, within: bool = False) -> bool:
+def _in_answers(name: str, value: str, answers: Sequence[tuple[str, str]], *, within: bool = False) -> bool:
     """Whether a field has text of an earlier answer: the field of the same name, or a text of at least `_LONG`
     characters.
 
@@ -105,5 +107,6 @@ def _in_answers(name: str, value: str, said: Sequence[tuple[str, str]], *, withi
         within: Accept short texts of other fields too.
     """
     return any(
-        (known == name and text == value) or (text in value and (within or len(text) >= _LONG)) for known, text in said
+        (known == name and text == value) or (text in value and (within or len(text) >= _LONG))
+        for known, text in answers
     )
