@@ -25,7 +25,7 @@ def test_gates_of_all_steps_and_the_test_are_kept_and_searches_share_the_rest() 
     plan = planned(SEARCH, SEARCH)
     assert plan.shares(Caps(calls=200)) == [70, 70]  # 200 less two gates of 20 and a test of 20, halved
     turn = plan.turn(0, Caps(calls=200), 200)
-    assert (turn.end, turn.work, turn.kept) == (2, 70, 20 + 20 + 20 + 70)
+    assert (turn.end, turn.work, turn.reserved) == (2, 70, 20 + 20 + 20 + 70)
     assert (
         turn.after == 20 + 20 + 10
     )  # while its gate runs: the second gate, the test, and the least that the second step is begun with
@@ -61,7 +61,7 @@ def test_without_caps_every_step_has_what_it_asks_for() -> None:
 def test_the_tightest_cap_counts() -> None:
     plan = planned(SEARCH, SEARCH, prompt_tokens=20)  # 10 tokens a run
     assert plan.shares(Caps(calls=10_000, tokens=2000)) == [70, 70]
-    assert plan.left(Caps(calls=10_000, tokens=2000), Usage(calls=5, prompt_tokens=100)) == 190
+    assert plan.remaining(Caps(calls=10_000, tokens=2000), Usage(calls=5, prompt_tokens=100)) == 190
 
 
 def test_a_plan_outlives_its_process() -> None:
@@ -80,12 +80,12 @@ def test_steps_that_fit_at_the_start_are_begun_whatever_the_earlier_ones_take(
     first, shares = plan.turn(0, caps, cap), plan.shares(caps)
     if first.work >= steps[0].least:
         assert len(shares) >= first.end
-    left = float(cap)
+    remaining = float(cap)
     for at, share in enumerate(shares):
-        turn = plan.turn(at, caps, left)
+        turn = plan.turn(at, caps, remaining)
         assert steps[at].least <= share <= turn.work
-        left -= share + 2 * turn.report.gate
-        assert left >= 2 * turn.report.test - 1e-6  # the sealed test is still there
+        remaining -= share + 2 * turn.report.gate
+        assert remaining >= 2 * turn.report.test - 1e-6  # the sealed test is still there
 
 
 def test_the_runs_of_a_training_by_hand() -> None:

@@ -103,7 +103,7 @@ def test_a_collection_that_hit_its_cap_goes_on_where_it_stopped(program: str) ->
     assert first.rollouts in (4, 5)  # the one that was at work when the cap was met may be only in the store
     again = assay.collect(program, lm=answers(), resume=True, **asked)
     assert (again.stopped, again.rollouts) == (None, 12)
-    assert again.kept in (4, 5)
+    assert again.resumed in (4, 5)
     with Store("s.db") as store:
         done = [(r.task_id, r.sample) for r in store.rollouts() if r.status == "done" and r.phase == "collect"]
     assert len(done) == len(set(done)) == 12

@@ -83,10 +83,16 @@ def compare(
     sides = [settings, settings]
     lm = given_lm(lm, settings)
     if lm is None and settings.get("model") is None:
-        artifacts = [one for one in (a, b) if isinstance(one, str | Path) and is_artifact(one)]
+        artifacts = [
+            side_program
+            for side_program in (a, b)
+            if isinstance(side_program, str | Path) and is_artifact(side_program)
+        ]
         sides = [
-            with_model_of(one if one in artifacts else artifacts[0], settings) if artifacts else settings
-            for one in (a, b)
+            with_model_of(side_program if side_program in artifacts else artifacts[0], settings)
+            if artifacts
+            else settings
+            for side_program in (a, b)
         ]
     if (a is b or (isinstance(a, str | Path) and isinstance(b, str | Path) and str(a) == str(b))) and sides[0] == sides[
         1
@@ -96,9 +102,17 @@ def compare(
         )
     first, second = (
         evaluate(
-            one, rubric=rubric, data=data, lm=lm, store=store, resume=resume, progress=progress, opens_as=job, **side
+            side_program,
+            rubric=rubric,
+            data=data,
+            lm=lm,
+            store=store,
+            resume=resume,
+            progress=progress,
+            opens_as=job,
+            **side,
         )
-        for one, side in zip((a, b), sides, strict=True)
+        for side_program, side in zip((a, b), sides, strict=True)
     )
     models = [lm.model if lm is not None else str(side.get("model") or DEFAULT_MODEL) for side in sides]
     gain = paired_gain(first.evaluation.scores, second.evaluation.scores)

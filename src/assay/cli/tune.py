@@ -83,7 +83,7 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
     from assay.optimizers.parameters import in_figures
 
     report = parameter_impact(program, **options)
-    data, names = report.to_dict(), report.found.measured
+    data, names = report.to_dict(), report.impact.measured
     if as_json:
         print_json(data)
         return
@@ -94,7 +94,7 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
     for column in ("parameter", "value", *names):
         table.add_column(column, justify="left" if column == "parameter" else "right")
     last = None
-    for effect in report.found.effects:
+    for effect in report.impact.effects:
         table.add_row(
             "" if effect.parameter == last else effect.parameter, in_figures(effect.value), *map(effect.cell, names)
         )

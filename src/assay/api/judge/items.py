@@ -44,15 +44,15 @@ def need_fields(judge: Judge, items: Sequence[Item], *, optional: Collection[str
             )
 
 
-def with_fields(judge: Judge, shows: Sequence[str]) -> Judge:
+def with_fields(judge: Judge, fields: Sequence[str]) -> Judge:
     """A copy of the judge that is shown other fields. A jury or cascade has no own fields: its members do."""
     if not isinstance(judge, PointwiseJudge):
         raise ConfigError(
-            f"shows={list(shows)!r} must be set in the files of this {type(judge).__name__.lower()}'s members: it has "
+            f"shows={list(fields)!r} must be set in the files of this {type(judge).__name__.lower()}'s members: it has "
             "no question of its own",
             flag="--shows",
         )
-    seeing = rebuilt(type(judge), {**judge.config, "shows": list(shows)})
+    seeing = rebuilt(type(judge), {**judge.config, "shows": list(fields)})
     for (_, old), (_, new) in zip(judge.named_predictors(), seeing.named_predictors(), strict=True):
         new.demos, new.signature = old.demos, new.signature.with_instructions(old.signature.instructions)
     return seeing

@@ -49,7 +49,7 @@ def label_command(
         if not waiting:
             click.echo("nothing is waiting for your label: no rollout that you have not judged fits", err=True)
         for at, entry in enumerate(waiting, 1):
-            _ask(at, len(waiting), entry.shown, built.spec)
+            _ask(at, len(waiting), entry.fields, built.spec)
             label = _answer(words)
             if label is None:
                 break
@@ -60,7 +60,7 @@ def label_command(
                     entry.item_id,
                     who,
                     label,
-                    shown=entry.shown,
+                    shown=entry.fields,
                     rationale=why,
                     rollout_id=entry.rollout_id,
                 )
@@ -73,14 +73,14 @@ def label_command(
         click.echo(f"{counted(done, 'labels')} of {who} kept{then}", err=True)
 
 
-def _ask(at: int, count: int, shown: Any, spec: Any) -> None:
+def _ask(at: int, count: int, fields: Any, spec: Any) -> None:
     from rich.console import Console as Rich
     from rich.panel import Panel
     from rich.text import Text
 
     rich = Rich(stderr=True, highlight=False)
     rich.rule(f"{at} of {count}")
-    for name, value in shown.items():
+    for name, value in fields.items():
         rich.print(Panel(Text(str(value)), title=name, title_align="left"))
     rich.print(f"{spec.text}", markup=False)
     keys = {word: key for key, word in _numbers(list(spec.scale)).items()}
