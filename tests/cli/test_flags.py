@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from assay.cli.flags import given_settings, settings_flags
+from assay.cli.flags import command_settings, settings_flags
 from assay.cli.main import group
 from assay.errors import ConfigError
 from assay.runs.project import COMMANDS, project_settings
@@ -68,7 +68,7 @@ def given(
     @click.command("compile")
     @settings_flags(*kinds, sizes=sizes)
     def command(**values: Any) -> None:
-        found.append(given_settings(values, *kinds, project=False))
+        found.append(command_settings(values, *kinds, project=False))
         assert not values
 
     ended = CliRunner().invoke(command, arguments, standalone_mode=False)
@@ -316,7 +316,7 @@ def test_an_artifact_keeps_its_own_model(project: Path) -> None:
     @click.option("--artifact", is_flag=True)
     @settings_flags(EvaluateSettings, sizes=())
     def evaluate(artifact: bool, **values: Any) -> None:
-        seen.append(given_settings(values, EvaluateSettings, artifact=artifact))
+        seen.append(command_settings(values, EvaluateSettings, artifact=artifact))
 
     for flags in ([], ["--artifact"]):
         CliRunner().invoke(root, ["evaluate", *flags], standalone_mode=False, catch_exceptions=False)

@@ -12,7 +12,7 @@ from assay.evaluation import Evaluation, Progress, RecordedProgram, SilentProgre
 from assay.evaluation import evaluate as run_evaluation
 from assay.models import Meter
 from assay.rubrics import Rubric
-from assay.runs.arguments import given_model, given_program, program_settings, takes
+from assay.runs.arguments import program_settings, resolve_model, resolve_program, takes
 from assay.runs.jobs import Job, open_job
 from assay.runs.preflight import checked
 from assay.runs.settings import CollectSettings
@@ -80,8 +80,8 @@ def collect(
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
-    program = given_program(program)
-    lm, settings = given_model(program, lm, options)
+    program = resolve_program(program)
+    lm, settings = resolve_model(program, lm, options)
     config, progress = (
         program_settings(CollectSettings, program, rubric, data, lm, settings),
         progress or SilentProgress(),

@@ -12,7 +12,7 @@ from assay.deployment.artifact import is_artifact, with_model_of
 from assay.errors import ConfigError
 from assay.evaluation import Gain, Progress, paired_gain
 from assay.rubrics import Rubric
-from assay.runs.arguments import given_lm, takes
+from assay.runs.arguments import resolve_lm, takes
 from assay.runs.settings import DEFAULT_MODEL, CompareSettings
 from assay.runs.settings.options import CompareOptions
 from assay.sources.trust import trusts
@@ -81,7 +81,7 @@ def compare(
     """
     job, settings = f"compare-{new_id()[:12]}", dict[str, Any](options)
     sides = [settings, settings]
-    lm = given_lm(lm, settings)
+    lm = resolve_lm(lm, settings)
     if lm is None and settings.get("model") is None:
         artifacts = [
             side_program

@@ -24,7 +24,7 @@ from assay.optimizers.prompts.reserve import Decisions, announce_splits, forecas
 from assay.reports.markdown import compile_markdown
 from assay.rubrics import Rubric
 from assay.runs.anchors import replay_of_rubric
-from assay.runs.arguments import given_model, given_program, program_settings, takes
+from assay.runs.arguments import program_settings, resolve_model, resolve_program, takes
 from assay.runs.artifacts import keep_artifact, rehearsed
 from assay.runs.jobs import Job, open_job
 from assay.runs.opening import home_of
@@ -123,8 +123,8 @@ def compile(
         AssayError: what was wrong, which rule, what to do.
         Cancelled: the user stopped the run; call again with `resume=True`.
     """
-    program = given_program(program)
-    lm, settings = given_model(program, lm, options)
+    program = resolve_program(program)
+    lm, settings = resolve_model(program, lm, options)
     config = program_settings(CompileSettings, program, rubric, data, lm, settings)
     decisions = replace(config.decisions, gate=gate, test=test)
     if config.optimizer == "auto" and config.max_search_calls is None:

@@ -16,7 +16,7 @@ from assay.models import Meter
 from assay.optimizers.prompts.reserve import too_few_to_score
 from assay.rubrics import Rubric
 from assay.runs.anchors import replay_of_rubric
-from assay.runs.arguments import given_model, given_program, program_settings, takes
+from assay.runs.arguments import program_settings, resolve_model, resolve_program, takes
 from assay.runs.jobs import Job, open_job
 from assay.runs.preflight import checked
 from assay.runs.settings import EvaluateSettings
@@ -86,8 +86,8 @@ def evaluate(
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
-    program = given_program(program)
-    lm, settings = given_model(program, lm, options)
+    program = resolve_program(program)
+    lm, settings = resolve_model(program, lm, options)
     config, progress = (
         program_settings(EvaluateSettings, program, rubric, data, lm, settings),
         progress or SilentProgress(),

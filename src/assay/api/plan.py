@@ -20,7 +20,7 @@ from assay.optimizers.prompts.estimate import calls_per_run, minutes_text, price
 from assay.optimizers.prompts.reserve import forecast_pair, plan_report, too_few_to_score, too_small
 from assay.programs.loading import full_name
 from assay.rubrics import Rubric
-from assay.runs.arguments import given_model, program_settings
+from assay.runs.arguments import program_settings, resolve_model
 from assay.runs.jobs import Job, open_job, salt_at
 from assay.runs.opening import home_of
 from assay.runs.settings import (
@@ -113,7 +113,7 @@ def plan(
     if kind not in _SETTINGS:
         raise ConfigError(f"kind={kind!r} must be one of {', '.join(_SETTINGS)}")
     program = full_name(program) if isinstance(program, str) else program
-    lm, settings = given_model(program, lm, options)
+    lm, settings = resolve_model(program, lm, options)
     if unknown := sorted(settings.keys() - settings_of(_SETTINGS[kind]).keys()):
         raise ConfigError(f"{kind} has no setting {', '.join(unknown)}")
     config = program_settings(_SETTINGS[kind], program, rubric, data, lm, settings)

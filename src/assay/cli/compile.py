@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from assay.cli.flags import given_job, settings_flags
+from assay.cli.flags import command_job, settings_flags
 from assay.cli.shared import (
     Console,
     dry_run,
@@ -37,7 +37,7 @@ def command(program: str | None, **values: Any) -> None:
     from assay.api.compile import compile
 
     as_json, store, out, resume, dry = pop_values(values, "as_json", "store", "out", "resume", "dry_run")
-    program, settings = given_job(values, program, CompileSettings)
+    program, settings = command_job(values, program, CompileSettings)
     if dry:
         return dry_run("compile", program, settings, as_json=as_json, store=store)
     data = compile(program, out=out, store=store, resume=resume, progress=Console(), **settings).to_dict()
@@ -124,14 +124,14 @@ def _rows(sides: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
 def _gain_line(gain: dict[str, Any]) -> str:
     if gain["mean"] is None:
         return "gain: nothing was scored in both"
-    what = (
+    verdict = (
         "a gain"
         if gain["low"] > 0
         else "a loss"
         if gain["high"] < 0
         else "no proven difference (the interval holds zero)"
     )
-    return f"gain: {gain['mean']:+.3f}, paired 95 % interval [{gain['low']:+.3f}, {gain['high']:+.3f}]: {what}"
+    return f"gain: {gain['mean']:+.3f}, paired 95 % interval [{gain['low']:+.3f}, {gain['high']:+.3f}]: {verdict}"
 
 
 def _number(value: float | None) -> str:

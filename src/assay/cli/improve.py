@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from assay.cli.flags import given_job, settings_flags
+from assay.cli.flags import command_job, settings_flags
 from assay.cli.shared import Console, dry_run, job_options, pop_values, print_json, print_openings, require_coverage
 from assay.cli.wording import in_flags
 from assay.runs.settings import ImproveSettings
@@ -27,7 +27,7 @@ def command(program: str | None, **values: Any) -> None:
     from assay.api.improve.run import improve
 
     as_json, store, out, resume, name, dry = pop_values(values, "as_json", "store", "out", "resume", "name", "dry_run")
-    program, settings = given_job(values, program, ImproveSettings)
+    program, settings = command_job(values, program, ImproveSettings)
     for step in ("sft", "grpo"):
         if step in settings:  # by their flags in `assay train`
             settings[step] = {key.replace("-", "_"): value for key, value in settings[step].items()}

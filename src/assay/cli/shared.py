@@ -37,15 +37,15 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def pairs(values: tuple[str, ...], flag: str) -> dict[str, str]:
     """`NAME=VALUE` arguments as a dictionary."""
-    found = {}
+    values_by_name = {}
     for value in values:
-        name, equals, rest = value.partition("=")
+        name, equals, text = value.partition("=")
         if not equals or not name:
             raise click.UsageError(f"{flag} {value!r} must be NAME=VALUE")
-        if name in found:
+        if name in values_by_name:
             raise click.UsageError(f"{flag} gives {name!r} twice")
-        found[name] = rest
-    return found
+        values_by_name[name] = text
+    return values_by_name
 
 
 def with_options(function: Callable[..., Any], options: Sequence[Any]) -> Callable[..., Any]:
@@ -107,11 +107,11 @@ def dry_run(
     """Prints what a job would take."""
     from assay.api.plan import plan
 
-    found = plan(kind, program, store=store, name=name, **settings)
+    estimate = plan(kind, program, store=store, name=name, **settings)
     if as_json:
-        print_json(found.to_dict())
+        print_json(estimate.to_dict())
     else:
-        click.echo("\n".join(found.lines()))
+        click.echo("\n".join(estimate.lines()))
 
 
 def json_or_text(text: str) -> Any:

@@ -26,15 +26,15 @@ def list_(as_json: bool) -> None:
 
     from assay.sources.trust import entries, trust_file
 
-    found = entries()
+    trusted = entries()
     if as_json:
         print_json(
-            {"file": str(trust_file()), "trusted": [{**asdict(entry), "runs": _code_at(entry)} for entry in found]}
+            {"file": str(trust_file()), "trusted": [{**asdict(entry), "runs": _code_at(entry)} for entry in trusted]}
         )
         return
-    if not found:
+    if not trusted:
         click.echo(f"nothing is trusted yet ({trust_file()})", err=True)
-    for entry in found:
+    for entry in trusted:
         click.echo(f"{entry.sha256[:12]}  {entry.added_at}  {entry.path}")
         code = _code_at(entry)
         for place in code or ():

@@ -57,18 +57,18 @@ def _names(text: str, part: str) -> bool:
 def _line(line: str, options: dict[str, click.Option]) -> str:
     line = _PYTHON_ONLY.sub("", line)
 
-    def assigned(found: re.Match[str]) -> str:
-        return found[0] if _in_call(line, found.start()) else _flag(found["name"], found["value"], options) or found[0]
+    def assigned(match: re.Match[str]) -> str:
+        return match[0] if _in_call(line, match.start()) else _flag(match["name"], match["value"], options) or match[0]
 
-    def bare(found: re.Match[str]) -> str:
-        return max(options[found[0]].opts, key=len) if found[0] in options else found[0]
+    def bare(match: re.Match[str]) -> str:
+        return max(options[match[0]].opts, key=len) if match[0] in options else match[0]
 
-    def listed(found: re.Match[str]) -> str:
-        names = re.split(r", (?:or )?", found["names"])
+    def listed(match: re.Match[str]) -> str:
+        names = re.split(r", (?:or )?", match["names"])
         return (
             f"({', '.join(max(options[name].opts, key=len) for name in names)})"
             if all(name in options for name in names)
-            else found[0]
+            else match[0]
         )
 
     return _BARE.sub(bare, _LISTED.sub(listed, _ASSIGNED.sub(assigned, line)))
@@ -118,7 +118,7 @@ def _pairs(value: str) -> list[tuple[str, str]]:
 def _plain(value: str) -> str:
     """A value as one types it."""
     try:
-        found = ast.literal_eval(value)
+        parsed = ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return value
-    return ",".join(map(str, found)) if isinstance(found, list | tuple) else str(found)
+    return ",".join(map(str, parsed)) if isinstance(parsed, list | tuple) else str(parsed)

@@ -75,11 +75,11 @@ def project_settings(command: str, folder: str | Path = ".") -> dict[str, Any]:
     if command not in COMMANDS:
         raise ConfigError(f"there is no command {command!r} with settings; {_hint(command, COMMANDS)}")
     tables = _read(path)
-    known, found = _keys(command), dict[str, Any]()
+    paths, values_ = _keys(command), dict[str, Any]()
     for table in ([tables.get("defaults", {})], _of_roles(command, tables), _of_command(command, tables)):
         for values in table:
-            found |= {name: value for name, value in values.items() if name in known}
-    return {name: _located(path.parent, known[name], value) for name, value in found.items()}
+            values_ |= {name: value for name, value in values.items() if name in paths}
+    return {name: _located(path.parent, paths[name], value) for name, value in values_.items()}
 
 
 def find_project(folder: str | Path = ".") -> Path | None:
@@ -90,7 +90,9 @@ def find_project(folder: str | Path = ".") -> Path | None:
 
 def _keys(command: str) -> dict[str, bool]:
     """The keys that a command takes, and whether their values may be paths."""
-    settings = {name: one.declared.file for kind in COMMANDS[command] for name, one in settings_of(kind).items()}
+    settings = {
+        name: setting.declared.file for kind in COMMANDS[command] for name, setting in settings_of(kind).items()
+    }
     if command.startswith("train "):
         settings = {name: file for name, file in settings.items() if name not in _NOT_OF_TRAIN}
     return {name: file or name == "program" for name, file in settings.items()}
@@ -98,26 +100,26 @@ def _keys(command: str) -> dict[str, bool]:
 
 def _of_command(command: str, tables: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The tables of a command: its group's, then its own."""
-    found, table = [], tables
+    tables_, table = [], tables
     for part in command.split():
         table = table.get(part, {})
-        found.append(table)
-    return found
+        tables_.append(table)
+    return tables_
 
 
 def _of_roles(command: str, tables: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The models of the roles as settings of a command; a judge without a model uses the program's."""
-    own = next((getattr(kind, "ROLE", "program") for kind in COMMANDS[command]), "program")
+    role_ = next((getattr(kind, "ROLE", "program") for kind in COMMANDS[command]), "program")
     # the model of an export is the one to be trained; a gateway behind an upstream records whichever model answered
     if command.startswith("export") or command == "serve":
         return []
-    found = [_role(tables, "program")] if own != "program" else []
-    found += [
+    settings = [_role(tables, "program")] if role_ != "program" else []
+    settings += [
         {f"{role}_{name}": value for name, value in _role(tables, role).items()}
         for role in ("judge", "reflection")
-        if role != own
+        if role != role_
     ]
-    return [*found, _role(tables, own)]
+    return [*settings, _role(tables, role_)]
 
 
 def _role(tables: Mapping[str, Any], role: str) -> dict[str, Any]:
@@ -127,11 +129,11 @@ def _role(tables: Mapping[str, Any], role: str) -> dict[str, Any]:
 def _located(folder: Path, is_path: bool, value: Any) -> Any:
     """A path from the file, made relative to the file's folder; a value that is not a path is unchanged."""
     if isinstance(value, list):
-        return [_located(folder, is_path, one) for one in value]
+        return [_located(folder, is_path, item) for item in value]
     if not is_path or not isinstance(value, str) or Path.cwd() == folder:
         return value
-    name, colon, rest = value.partition(":")
-    return f"{folder / name}{colon}{rest}" if (folder / name).exists() else value
+    name, colon, suffix = value.partition(":")
+    return f"{folder / name}{colon}{suffix}" if (folder / name).exists() else value
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -153,20 +155,20 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _check_table(path: Path, name: str, table: Mapping[str, Any]) -> None:
     inner = [command.split()[1] for command in COMMANDS if command.startswith(f"{name} ")]
-    known: dict[str, Any] = dict.fromkeys(_ROLE_KEYS) if name in ROLES else {}
+    allowed: dict[str, Any] = dict.fromkeys(_ROLE_KEYS) if name in ROLES else {}
     for command in COMMANDS:
         if name == "defaults" or command == name or (command.startswith(f"{name} ") and name not in ROLES):
-            known |= _keys(command)
+            allowed |= _keys(command)
     for key, value in table.items():
         if key in inner and isinstance(value, dict):
-            if unknown := [one for one in value if one not in _keys(f"{name} {key}")]:
+            if unknown := [key_ for key_ in value if key_ not in _keys(f"{name} {key}")]:
                 raise ConfigError(
                     f"{path}: [{name}.{key}] has no setting {unknown[0]!r}; {_hint(unknown[0], _keys(f'{name} {key}'))}"
                 )
-        elif key not in known:
-            raise ConfigError(f"{path}: [{name}] has no setting {key!r}; {_hint(key, [*known, *inner])}")
+        elif key not in allowed:
+            raise ConfigError(f"{path}: [{name}] has no setting {key!r}; {_hint(key, [*allowed, *inner])}")
 
 
-def _hint(name: str, known: Any) -> str:
-    near = nearest(name, known)
-    return f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
+def _hint(name: str, names: Any) -> str:
+    similar = nearest(name, names)
+    return f"did you mean {similar!r}?" if similar else f"there are {', '.join(names)}"

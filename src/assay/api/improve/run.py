@@ -28,7 +28,7 @@ from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.prompts.reserve import FEWEST
 from assay.programs.loading import full_name
 from assay.reports.training import interval
-from assay.runs.arguments import given_model, program_settings, takes
+from assay.runs.arguments import program_settings, resolve_model, takes
 from assay.runs.artifacts import keep_artifact
 from assay.runs.jobs import open_job
 from assay.runs.loading import load_rubric
@@ -83,7 +83,7 @@ def improve(
     """
     settings: dict[str, Any] = dict(options)
     if is_artifact(str(program)):
-        _, settings = given_model(str(program), None, options)
+        _, settings = resolve_model(str(program), None, options)
     settings = {key: value for key, value in settings.items() if value is not None}
     watched = {} if monitor is None else {"monitor": str(monitor)}
     config = program_settings(ImproveSettings, full_name(str(program)), rubric, data, None, {**settings, **watched})

@@ -26,7 +26,7 @@ from assay.judges.quality.audit import negatives
 from assay.optimizers.judges.compile import JudgeConfig, JudgeOutcome, compile_judge_prompts
 from assay.programs import program_version
 from assay.rubrics.criteria import JudgeFields
-from assay.runs.arguments import given_lm, takes
+from assay.runs.arguments import resolve_lm, takes
 from assay.runs.finished import FinishedRun
 from assay.runs.loading import compiled_parts, load_judge
 from assay.runs.opening import Run, home_of, open_run
@@ -67,7 +67,7 @@ def compile_judge(
     """
     name = judge if isinstance(judge, str) else judge.spec.text
     settings: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
-    lm, labels = given_lm(lm, settings), data_spec(labels)
+    lm, labels = resolve_lm(lm, settings), data_spec(labels)
     config = JudgeCompileSettings(
         judge=name, labels=labels, **{**settings, **({"model": lm.model} if lm is not None else {})}
     )

@@ -14,7 +14,7 @@ from assay.judges import Item, Judge, ListwiseJudge
 from assay.judges.loading import AnyJudge
 from assay.optimizers.judges.compile import agreement_rubric
 from assay.rubrics.criteria import JudgeFields
-from assay.runs.arguments import given_lm
+from assay.runs.arguments import resolve_lm
 from assay.runs.loading import load_judge
 from assay.runs.opening import Run, open_run
 from assay.runs.preflight import check_prices, preflight_judge
@@ -80,7 +80,7 @@ def judge_settings(
     A compiled judge has its own model.
     """
     settings = {name: value for name, value in options.items() if value is not None}
-    lm = given_lm(lm, settings)
+    lm = resolve_lm(lm, settings)
     if lm is None and settings.get("model") is None and isinstance(judge, str) and is_artifact(judge):
         settings = with_model_of(judge, settings)
     model = {"model": lm.model} if lm is not None else {}

@@ -18,7 +18,7 @@ from assay.optimizers.parameters.page import importance, write_page
 from assay.optimizers.prompts.reserve import too_few_to_score
 from assay.programs import AgentParameters
 from assay.rubrics import Rubric
-from assay.runs.arguments import given_model, given_program, program_settings, takes
+from assay.runs.arguments import program_settings, resolve_model, resolve_program, takes
 from assay.runs.jobs import open_job, salt_at
 from assay.runs.opening import home_of
 from assay.runs.preflight import checked
@@ -85,8 +85,8 @@ def parameter_impact(
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
-    program = given_program(program)
-    lm, settings = given_model(program, lm, options)
+    program = resolve_program(program)
+    lm, settings = resolve_model(program, lm, options)
     config = program_settings(ImpactSettings, program, rubric, data, lm, settings)
     progress = progress or SilentProgress()
     config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))

@@ -44,7 +44,7 @@ from assay.optimizers.prompts.estimate import price_of
 from assay.optimizers.prompts.reserve import announce_splits, forecast_pair, plan_report
 from assay.rubrics import Rubric
 from assay.runs.anchors import replay_of_rubric
-from assay.runs.arguments import given_model, given_program, program_settings, takes
+from assay.runs.arguments import program_settings, resolve_model, resolve_program, takes
 from assay.runs.artifacts import keep_artifact, rehearsed
 from assay.runs.jobs import Job, open_job, salt_at
 from assay.runs.opening import home_of
@@ -89,8 +89,8 @@ def tune(
         AssayError: what was wrong, which rule, what to do.
         Cancelled: the user stopped the run; call again with `resume=True`.
     """
-    program = given_program(program)
-    lm, settings = given_model(program, lm, options)
+    program = resolve_program(program)
+    lm, settings = resolve_model(program, lm, options)
     config = program_settings(TuneSettings, program, rubric, data, lm, settings)
     if config.workers > 1 and not (lm is None and isinstance(program, str) and isinstance(rubric, str | Path)):
         raise ConfigError("workers are processes of their own: give program, rubric and model by their names")

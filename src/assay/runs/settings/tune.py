@@ -56,9 +56,9 @@ class ParameterSettings(ExecutorSettings):
             check_url(self.storage)
         names = [item.name for item in fields(Budget)]
         if unknown := sorted(set(self.budget) - set(names)):
-            near = nearest(unknown[0], names)
+            similar = nearest(unknown[0], names)
             raise ConfigError(
-                f"a budget has {', '.join(names)}, not {unknown}" + (f". Did you mean {near!r}?" if near else "")
+                f"a budget has {', '.join(names)}, not {unknown}" + (f". Did you mean {similar!r}?" if similar else "")
             )
         check_ranges(self.ranges, self.parameters)
 
@@ -180,14 +180,14 @@ class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings):
     def of_one_worker(self) -> "Self":
         """The settings of process number `worker`: with its part of each cap. The parts of all add up to the cap."""
         caps: dict[str, Any] = {
-            name: self._part(cap, whole=name != "max_cost_usd")
+            name: self._part(cap, integer=name != "max_cost_usd")
             for name in _CAPS
             if (cap := getattr(self, name)) is not None
         }
         return replace(self, **caps)
 
-    def _part(self, cap: float, *, whole: bool) -> float:
-        return cap // self.workers + (self.worker < cap % self.workers) if whole else cap / self.workers
+    def _part(self, cap: float, *, integer: bool) -> float:
+        return cap // self.workers + (self.worker < cap % self.workers) if integer else cap / self.workers
 
 
 def _plain(value: Any) -> Any:
