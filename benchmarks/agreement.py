@@ -30,7 +30,7 @@ spec = JudgeSpec(text="?", scale=("a", "b", "c", "d", "e"))
 truth = rng.integers(0, 5, arguments.rows)
 said = np.where(rng.random(arguments.rows) < 0.6, truth, rng.integers(0, 5, arguments.rows))
 people, judge = ([spec.scale[label] for label in labels] for labels in (truth, said))
-items = [Item(id=str(at), shown={}, ratings=(Rating(rater="r", label=label),)) for at, label in enumerate(people)]
+items = [Item(id=str(at), fields={}, ratings=(Rating(rater="r", label=label),)) for at, label in enumerate(people)]
 answers = Answers(judge, said.astype(float).tolist())
 one: dict[str, Callable[[Any, Any], float]] = {
     "accuracy": accuracy_score,

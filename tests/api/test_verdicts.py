@@ -236,7 +236,7 @@ def test_labels_of_run_outputs_correct_the_run_means(tmp_path: Path) -> None:
                 entry.item_id,
                 "ann",
                 label,
-                shown=entry.shown,
+                shown=entry.fields,
                 rationale="",
                 rollout_id=entry.rollout_id,
             )
@@ -294,13 +294,13 @@ def test_undecided_outputs_are_queued_for_raters(tmp_path: Path) -> None:
     with Store(tmp_path / "a.db") as store:
         _, waiting = to_label(GOOD, store, rater="ann", limit=100)
         assert len(waiting) == 46  # neither the sealed task, nor the judge's, nor the failed one
-        assert waiting[0].shown.keys() == {"task_input", "output"}
-        store.put_label(question_of(GOOD), waiting[0].item_id, "ann", "yes", shown=waiting[0].shown)
+        assert waiting[0].fields.keys() == {"task_input", "output"}
+        store.put_label(question_of(GOOD), waiting[0].item_id, "ann", "yes", shown=waiting[0].fields)
         assert len(to_label(GOOD, store, rater="ann", limit=100)[1]) == 45
         assert len(to_label(GOOD, store, rater="bob", limit=100)[1]) == 46
         _, pairs = to_label(PairwiseJudge(), store, rater="ann", limit=100)
         assert len(pairs) == 23
-        assert all(pair.shown["output_a"] != pair.shown["output_b"] for pair in pairs)
+        assert all(pair.fields["output_a"] != pair.fields["output_b"] for pair in pairs)
 
 
 def question_of(judge: Judge) -> str:
@@ -368,9 +368,9 @@ def test_terminal_labels_are_stored_compiled_and_forgotten(tmp_path: Path) -> No
         ]
         _, waiting = to_label("Is it a right answer?", store, rater="bob", limit=118)
         for entry in waiting:
-            said = "yes" if "lovely" in str(entry.shown["output"]) else "no"
+            said = "yes" if "lovely" in str(entry.fields["output"]) else "no"
             store.put_label(
-                question_of(PointwiseJudge("Is it a right answer?")), entry.item_id, "bob", said, shown=entry.shown
+                question_of(PointwiseJudge("Is it a right answer?")), entry.item_id, "bob", said, shown=entry.fields
             )
     report = assay.compile_judge(
         "Is it a right answer?",
@@ -438,14 +438,14 @@ def test_judge_of_other_fields_is_labelled_and_compiled_by_those_fields(tmp_path
             )
         store.flush()
         _, waiting = to_label(judge, store, rater="me", limit=200)
-        assert {tuple(entry.shown) for entry in waiting} == {("question", "answer")}
+        assert {tuple(entry.fields) for entry in waiting} == {("question", "answer")}
         for at, entry in enumerate(waiting):
             store.put_label(
                 question_key(judge),
                 entry.item_id,
                 "me",
                 "yes" if at % 2 else "no",
-                shown=entry.shown,
+                shown=entry.fields,
                 rollout_id=entry.rollout_id,
             )
     report = assay.compile_judge(judge, labels="store", optimizer="calibrate", **options(tmp_path))

@@ -25,7 +25,7 @@ def answers_of(judge: Judge, items: list[Item]) -> Answers:
     places, orders = [], []
     for item in items:
         try:
-            found = judge(**{name: item.shown.get(name, "") for name in judge.shows})
+            found = judge(**{name: item.fields.get(name, "") for name in judge.shows})
         except NoGrade:
             verdicts.append(None)
             places.append(float("nan"))
@@ -61,14 +61,14 @@ def carded(judge: Judge) -> dict[str, Any]:
             )
             said = (judge.labels[0] if right else judge.labels[-1]) if pairs else judge.labels[-1 if right else 0]
             ratings = tuple(Rating(rater=f"r{r}", label=said) for r in range(2))
-            items.append(Item(id=f"{number}-{answer}", shown=shown, ratings=ratings))
+            items.append(Item(id=f"{number}-{answer}", fields=shown, ratings=ratings))
     found = answers_of(judge, items)
     spec = judge.spec
     return reliability_card(
-        found, items, spec, found=agreement(found, items, spec), people=ceiling(items, spec),
+        found, items, spec, agreement=agreement(found, items, spec), ceiling=ceiling(items, spec),
         objective=objective_of(spec),
         retest=(found, answers_of(judge, items)),
-        padded=(found, answers_of(judge, [Item(id=i.id, shown=padded(i.shown), ratings=i.ratings) for i in items])),
+        padded=(found, answers_of(judge, [Item(id=i.id, fields=padded(i.fields), ratings=i.ratings) for i in items])),
     )  # fmt: skip
 
 
@@ -229,7 +229,7 @@ def test_a_sound_judge_passes_where_the_words_of_an_attack_say_the_answer() -> N
     assert found["passed"], found
     assert found["flip_alarms"] == []
     assert not_tried(cases) == ["truncation", "keyword stuffing"], "the question has the 1"
-    assert not any("| 1 |" in str(case.shown["output"]) for case in cases), "and so does the numbering of a table"
+    assert not any("| 1 |" in str(case.fields["output"]) for case in cases), "and so does the numbering of a table"
 
     key = {"Is Paris bigger than Lyon?": "yes", "Is Oslo in Peru?": "no"}
     bases = [
@@ -244,7 +244,7 @@ def test_a_sound_judge_passes_where_the_words_of_an_attack_say_the_answer() -> N
         for case in audit_cases(LastWord(QUESTION, key=key), bases)
         if case.attack == "instructions hidden in the text"
     ]
-    assert {case.shown["task_input"] for case in tried if "answer 'yes'" in case.shown["output"]} == {
+    assert {case.fields["task_input"] for case in tried if "answer 'yes'" in case.fields["output"]} == {
         "Is Oslo in Peru?"
     }
     assert not_tried(audit_cases(LastWord(QUESTION, key=key), bases)) == ["truncation", "the rubric quoted back"]
@@ -380,7 +380,7 @@ def test_bases_and_negatives_of_pairs() -> None:
     items = [
         Item(
             id=str(i),
-            shown={"task_input": "q", "output_a": f"a{i}", "output_b": f"b{i}"},
+            fields={"task_input": "q", "output_a": f"a{i}", "output_b": f"b{i}"},
             ratings=(Rating(rater="r", label=label),),
         )
         for i, label in enumerate(["a", "b", "tie"])
@@ -388,9 +388,9 @@ def test_bases_and_negatives_of_pairs() -> None:
     assert [(base.good["output"], base.bad["output"]) for base in bases_of(items, spec)] == [("a0", "b0"), ("b1", "a1")]
     made = negatives(items, spec, count=4)
     assert [item.ratings[0].label for item in made] == ["a", "b", "a", "b"]
-    assert made[0].shown["output_a"] == "a0"
-    assert made[0].shown["output_b"].startswith("b0\n")
-    assert made[1].shown["output_a"] == ""
+    assert made[0].fields["output_a"] == "a0"
+    assert made[0].fields["output_b"].startswith("b0\n")
+    assert made[1].fields["output_a"] == ""
     with pytest.raises(DataError, match="with a preferred output"):
         bases_of(items[2:], spec)
     with pytest.raises(DataError, match="with a preferred output"):
@@ -417,7 +417,7 @@ def test_bases_of_ones_own() -> None:
     with pytest.raises(DataError, match="at least one"):
         load_bases([])
     items = [
-        Item(id=str(i), shown={"output": str(i)}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),))
+        Item(id=str(i), fields={"output": str(i)}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),))
         for i in range(5)
     ]
     assert [base.good["output"] for base in bases_of(items, QUESTION)] == ["1", "3"]
@@ -427,7 +427,7 @@ def test_bases_of_ones_own() -> None:
 
 def test_negatives_are_attacks_labelled_with_the_worst_word() -> None:
     items = [
-        Item(id=str(i), shown={"output": f"text {i}"}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),))
+        Item(id=str(i), fields={"output": f"text {i}"}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),))
         for i in range(4)
     ]
     made = negatives(items, QUESTION, count=9)
@@ -435,7 +435,7 @@ def test_negatives_are_attacks_labelled_with_the_worst_word() -> None:
     assert {rating.label for item in made for rating in item.ratings} == {"no"}
     assert {rating.rater for item in made for rating in item.ratings} == {"audit"}
     many = negatives(items, QUESTION, count=24)
-    assert len({str(item.shown["output"]) for item in many}) >= 10
-    assert any("<|im_end|>" in str(item.shown["output"]) for item in many)
+    assert len({str(item.fields["output"]) for item in many}) >= 10
+    assert any("<|im_end|>" in str(item.fields["output"]) for item in many)
     with pytest.raises(DataError, match="the train items contain none"):
         negatives(items[1:2], QUESTION, count=1)

@@ -26,9 +26,9 @@ def items(labels: Sequence[str], outputs: Sequence[str] = (), **columns: Sequenc
     return [
         Item(
             id=str(at),
-            shown={"output": outputs[at] if outputs else "text"},
+            fields={"output": outputs[at] if outputs else "text"},
             ratings=(Rating(rater="r", label=label),),
-            beside={name: values[at] for name, values in columns.items()},
+            columns={name: values[at] for name, values in columns.items()},
         )
         for at, label in enumerate(labels)
     ]
@@ -40,7 +40,7 @@ def answers(verdicts: Sequence[str], spec: JudgeSpec = SPEC, **more: Any) -> Ans
 
 def card(given: Answers, rated: Sequence[Item], spec: JudgeSpec = SPEC, **more: Any) -> dict[str, Any]:
     found, people = agreement(given, rated, spec, intervals=False), ceiling(rated, spec)
-    return reliability_card(given, rated, spec, found=found, people=people, objective="kappa", **more)
+    return reliability_card(given, rated, spec, agreement=found, ceiling=people, objective="kappa", **more)
 
 
 @given(st.integers(0, 10_000), st.integers(20, 60))

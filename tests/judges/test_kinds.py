@@ -174,7 +174,7 @@ def test_the_median_and_the_mean() -> None:
 
 
 def test_reliability_weights_by_hand() -> None:
-    items = [Item(id=str(i), shown={}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),)) for i in range(8)]
+    items = [Item(id=str(i), fields={}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),)) for i in range(8)]
     truth = ["yes" if i % 2 else "no" for i in range(8)]
     three_of_four = [*truth[:6], "no" if truth[6] == "yes" else "yes", "no" if truth[7] == "yes" else "yes"]
     weights = reliability_weights([three_of_four, ["no"] * 8, [None] * 8], items, labels=2)

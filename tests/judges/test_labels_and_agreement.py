@@ -24,7 +24,7 @@ THREE = JudgeSpec(text="?", scale=("bad", "fair", "good"))
 def item(number: int, *labels: str) -> Item:
     return Item(
         id=str(number),
-        shown={"output": f"text {number}"},
+        fields={"output": f"text {number}"},
         ratings=tuple(Rating(rater=str(i), label=label) for i, label in enumerate(labels)),
     )
 
@@ -63,7 +63,7 @@ def test_every_rating_counts_also_without_a_rater_or_by_rater_0(tmp_path: Path) 
 def test_a_column_of_the_rating_makes_no_other_item(tmp_path: Path) -> None:
     rows = [{"output": "x", "rater": str(i), "label": "no", "seconds": i, "model": "m"} for i in range(3)]
     (found,) = load_labels(write(tmp_path / "l.jsonl", rows), labels=("no", "yes"))
-    assert (len(found.ratings), found.shown, found.beside) == (3, {"output": "x"}, {"model": "m"})
+    assert (len(found.ratings), found.fields, found.columns) == (3, {"output": "x"}, {"model": "m"})
     judged = load_labels(write(tmp_path / "l.jsonl", rows), labels=("no", "yes"), shows=("seconds", "output"))
     assert len(judged) == 3
 
@@ -90,7 +90,7 @@ def test_one_content_under_two_ids_keeps_all_ratings() -> None:
 def test_what_a_table_leaves_empty_is_missing_whatever_it_is_called() -> None:
     rows = [("r", {"item_id": "a", "input": math.nan, "output": "x", "rater": rater, "label": "no"}) for rater in "ab"]
     (found,) = make_items(rows, labels=("no", "yes"))
-    assert (len(found.ratings), found.shown) == (2, {"output": "x"})
+    assert (len(found.ratings), found.fields) == (2, {"output": "x"})
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_items_split_by_content_whatever_the_order_and_a_limit_keeps_the_classes
 
 def test_a_content_is_in_one_split_however_often_it_comes() -> None:
     items = [
-        Item(id=f"{n}-{again}", shown={"output": str(n)}, ratings=(Rating(rater="1", label="yes"),))
+        Item(id=f"{n}-{again}", fields={"output": str(n)}, ratings=(Rating(rater="1", label="yes"),))
         for n in range(100)
         for again in range(2)
     ]
@@ -281,7 +281,7 @@ def test_the_objective_follows_the_scale(spec: JudgeSpec, objective: str) -> Non
 def test_rows_at_hand_make_items() -> None:
     assert make_items([("row 1", {"output_a": "x", "output_b": "y", "label": "no"})], labels=("no", "yes"))[
         0
-    ].shown == {
+    ].fields == {
         "output_a": "x",
         "output_b": "y",
     }
@@ -307,7 +307,7 @@ def test_what_is_resampled_is_what_the_libraries_measure(kind: str, pairs: list[
 def test_judges_that_see_other_fields_have_labels_of_those(tmp_path: Path) -> None:
     spec = write(tmp_path / "l.jsonl", [{"question": f"q{at}", "answer": "x", "label": "no"} for at in range(3)])
     items = load_labels(spec, labels=("no", "yes"), shows=("question", "answer"))
-    assert [dict(item.shown) for item in items] == [{"question": f"q{at}", "answer": "x"} for at in range(3)]
+    assert [dict(item.fields) for item in items] == [{"question": f"q{at}", "answer": "x"} for at in range(3)]
     with pytest.raises(DataError, match="expected the judged content in 'output'"):
         load_labels(spec, labels=("no", "yes"))
 
@@ -343,7 +343,7 @@ def test_alpha_is_krippendorffs_and_takes_disagreeing_raters_by_their_shares(kin
     said = np.where(rng.random(200) < 0.6, truth, rng.integers(0, 4, 200))
     answers = Answers([spec.scale[label] for label in said], [spec.steps[label] for label in said])
     one = [
-        Item(id=str(at), shown={}, ratings=(Rating(rater="r", label=spec.scale[label]),))
+        Item(id=str(at), fields={}, ratings=(Rating(rater="r", label=spec.scale[label]),))
         for at, label in enumerate(truth)
     ]
     level = {"nominal": "nominal", "ordinal": "ordinal", "numeric": "interval"}[kind]
@@ -355,7 +355,7 @@ def test_alpha_is_krippendorffs_and_takes_disagreeing_raters_by_their_shares(kin
     both = [
         Item(
             id=str(at),
-            shown={},
+            fields={},
             ratings=tuple(Rating(rater=f"r{k}", label=spec.scale[label]) for k, label in enumerate(pair)),
         )
         for at, pair in enumerate(zip(truth, other, strict=True))
@@ -376,7 +376,7 @@ def test_brier_and_the_ceiling_against_second_implementations() -> None:
     said, truth = rng.random(80), rng.integers(0, 2, 80)
     answers = Answers([spec.scale[int(p > 0.5)] for p in said], said.tolist(), [{"no": 1 - p, "yes": p} for p in said])
     items = [
-        Item(id=str(at), shown={}, ratings=(Rating(rater="r", label=spec.scale[label]),))
+        Item(id=str(at), fields={}, ratings=(Rating(rater="r", label=spec.scale[label]),))
         for at, label in enumerate(truth)
     ]
     found = agreement(answers, items, spec, intervals=False)
@@ -387,7 +387,7 @@ def test_brier_and_the_ceiling_against_second_implementations() -> None:
     items = [
         Item(
             id=str(at),
-            shown={},
+            fields={},
             ratings=tuple(Rating(rater=f"r{k}", label=spec.scale[label]) for k, label in enumerate(row)),
         )
         for at, row in enumerate(rated)

@@ -132,7 +132,7 @@ class TestOnCards:
                 shown, said = {"output": texts[0]}, "yes" if right else "no"
                 verdict = "yes" if wins in texts[0] else said
             items.append(
-                Item(id=str(n), shown=shown, ratings=tuple(Rating(rater=f"r{r}", label=said) for r in range(2)))
+                Item(id=str(n), fields=shown, ratings=tuple(Rating(rater=f"r{r}", label=said) for r in range(2)))
             )
             verdicts.append(verdict)
         places = [spec.steps[spec.scale.index(verdict)] for verdict in verdicts]
@@ -141,8 +141,8 @@ class TestOnCards:
             answers,
             items,
             spec,
-            found=agreement(answers, items, spec, intervals=False),
-            people=ceiling(items, spec),
+            agreement=agreement(answers, items, spec, intervals=False),
+            ceiling=ceiling(items, spec),
             objective=objective_of(spec),
         )
 

@@ -22,7 +22,7 @@ from assay.datasets import Task
 from assay.errors import BudgetExceeded, FailureKind, ModelError
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import Meter
-from assay.models.failures import failure_of_call, failure_of_program, failure_of_run, is_own, unanswered
+from assay.models.failures import failure_of_call, failure_of_program, failure_of_run, is_agent_failure, unanswered
 from assay.programs.agent import ToolAgent
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.criteria import JudgeSpec
@@ -82,7 +82,7 @@ def test_the_failure_kind_follows_from_the_exception_class(error: BaseException,
 
 
 def test_a_server_failure_is_not_the_programs_own() -> None:
-    assert {kind for kind in FailureKind if not is_own(kind)} == {"model", "timeout", "cap", "check", "judge"}
+    assert {kind for kind in FailureKind if not is_agent_failure(kind)} == {"model", "timeout", "cap", "check", "judge"}
 
 
 def answer(request: object) -> str:

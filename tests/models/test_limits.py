@@ -82,7 +82,7 @@ def test_a_call_over_its_limit_is_abandoned_and_reports_whether_a_model_was_call
 
     with limited(0.2), pytest.raises(OverTime, match=r"the run took longer than the limit of 0\.2 s") as late:
         within_limit(waits, "the run")
-    assert late.value.asking == asks
+    assert late.value.in_model_call == asks
     assert time.monotonic() - began < 1
 
 
@@ -97,7 +97,7 @@ def test_a_model_call_in_an_inner_call_counts_for_the_outer() -> None:
 
     with limited(0.2), pytest.raises(OverTime) as late:
         within_limit(outer, "outer")
-    assert late.value.asking
+    assert late.value.in_model_call
 
 
 def test_a_loop_that_never_ends_is_stopped() -> None:

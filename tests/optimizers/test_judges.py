@@ -346,7 +346,7 @@ def test_price_of_a_verdict_is_reported_even_if_the_winner_was_cached(tmp_path: 
 
     session = Session(lm=None, rubric=None, recorder=None, meter=report.meter)  # type: ignore[arg-type]
     assert price_per_call(session) == pytest.approx(usage_price)
-    assert report.outcome.answers["compiled"].asked == 30  # a call each, whether it was asked or known
+    assert report.outcome.answers["compiled"].calls == 30  # a call each, whether it was asked or known
 
 
 def test_children_inherit_demonstrations_of_parents(tmp_path: Path) -> None:

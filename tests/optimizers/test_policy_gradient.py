@@ -351,7 +351,7 @@ def test_rows_hold_the_sampled_tokens_and_count_what_cannot_be_trained_on() -> N
         call.t = at
     rollout, left = Rollout(id="r", group_id="g", score=1.0, transitions=calls), Counter[str]()
     found = trajectory_of(
-        rollout, Letters(), ours=lambda call: call.model == "m", max_length=64, behaviour=True, left_out=left
+        rollout, Letters(), is_policy=lambda call: call.model == "m", max_length=64, behaviour=True, left_out=left
     )
     assert [(row.turn, row.completion_ids, row.logprobs) for row in found.rows] == [(0, [52, 0], [-0.1, -0.1])]
     assert found.rewards == [0.0] * 7 + [1.0]

@@ -17,7 +17,7 @@ from assay.datasets import Task
 from assay.evaluation import RecordedProgram, Session
 from assay.evaluation.statistics import losing_evidence
 from assay.models import Caps, Meter
-from assay.optimizers.prompts.candidates import OWN, Candidate, CandidateSpec, SearchSpace
+from assay.optimizers.prompts.candidates import EXISTING, Candidate, CandidateSpec, SearchSpace
 from assay.optimizers.prompts.demonstrations import Demonstration
 from assay.optimizers.prompts.instructions import propose_instruction
 from assay.optimizers.prompts.proposals import InstructionCheck
@@ -69,7 +69,7 @@ def accuracy(student: RecordedProgram, count: int = 200) -> float:
 
 def test_search_spends_its_budget_and_finds_the_clearly_best_candidate() -> None:
     search = searched()
-    asked = search.session.meter.asked("search")
+    asked = search.session.meter.calls_of("search")
     assert 140 <= asked <= 150
     plain, best = accuracy(search.candidates[0].student), accuracy(search.best().student)
     assert best > plain + 0.2, (plain, best, search.best().name)
@@ -150,7 +150,7 @@ def test_search_stops_early_if_no_improvement_is_expected() -> None:
     )
     with session.context():
         search.run()
-    assert meter.asked("search") < 300
+    assert meter.calls_of("search") < 300
     assert "highest possible score on all val tasks" in search.stopped
 
 
@@ -300,7 +300,7 @@ def test_every_spec_builds_its_program() -> None:
     assert len(built.program.demos) == 8
     assert built.program.signature.instructions == "Look closely."
     assert space.build(CandidateSpec("nearest", 4)).program.k == 4
-    own = space.build(CandidateSpec(OWN))
+    own = space.build(CandidateSpec(EXISTING))
     assert own.program.demos == []
     assert own.program is not space.student.program
 
@@ -310,7 +310,7 @@ def test_candidates_respect_the_demonstration_limit_and_vary_temperature() -> No
     assert max(space.counts) == 16
     mutants = space.mutants(space.first(), 200, random.Random(0))
     assert {name for spec in mutants for name, _ in spec.parameters} == {"temperature"}  # a plain module has no other
-    assert {spec.selection for spec in mutants} == {*SELECTIONS, "nearest", OWN}
+    assert {spec.selection for spec in mutants} == {*SELECTIONS, "nearest", EXISTING}
     assert len({spec.prompt_format for spec in mutants}) == 3
 
 
@@ -419,4 +419,4 @@ def test_perfect_plain_program_wins_and_ends_the_search() -> None:
         search.run()
     assert search.candidates[0].mean == 1.0, search.candidates[0].evaluation.results
     assert search.best() is search.candidates[0]
-    assert meter.asked("search") < 150
+    assert meter.calls_of("search") < 150

@@ -24,7 +24,7 @@ from assay.datasets.tasks import consent_text, content_hash
 from assay.deployment.demands import demand_trust_around
 from assay.errors import AssayError, ConfigError, FailureKind
 from assay.models import LanguageModel, with_recording
-from assay.models.failures import failure_of_run, is_own, unanswered
+from assay.models.failures import failure_of_run, is_agent_failure, unanswered
 from assay.rubrics import Rubric, ScoreResult, load_rubric
 from assay.rubrics.criteria import Failed
 from assay.rubrics.grading import score_rollout
@@ -189,7 +189,7 @@ def record(
                 except Exception as error:
                     # A failure of the agent scores 0; one of the model or of this package leaves it unscored.
                     rollout.failure = failure_of_run(error, rollout.transitions) or FailureKind.AGENT
-                    agent_failed = is_own(rollout.failure) and not isinstance(error, AssayError)
+                    agent_failed = is_agent_failure(rollout.failure) and not isinstance(error, AssayError)
                     rollout.status, rollout.error = "failed" if agent_failed else "error", error_text(error)
                     raise
         finally:

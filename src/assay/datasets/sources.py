@@ -110,8 +110,8 @@ def _csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(_MAX_LINE)
     reader = csv.DictReader((line for _, line in _lines(path)), delimiter=_delimiter(path), strict=True)
     try:
-        if twice := sorted(name for name, count in Counter(reader.fieldnames or []).items() if count > 1):
-            raise DataError(f"{path}:1: the header has the column {twice[0]!r} twice; column names must differ")
+        if repeated := sorted(name for name, count in Counter(reader.fieldnames or []).items() if count > 1):
+            raise DataError(f"{path}:1: the header has the column {repeated[0]!r} twice; column names must differ")
         for row in reader:
             where = f"{path}:{reader.line_num}"
             if None in row:

@@ -129,8 +129,8 @@ def _in_parts(
 
 def ended_early(comparison: Comparison, split: str) -> str:
     """A report line that says why a comparison stopped early; empty if it ran all tasks or hit a cap."""
-    why = {
+    reason = {
         "decided": "a difference is shown; its interval holds for stopping early",
         "futile": "it can hardly become significant with the tasks that are left",
     }.get(comparison.ended)
-    return f"{split} ended after {len(comparison.after)} of {comparison.planned} tasks: {why}" if why else ""
+    return f"{split} ended after {len(comparison.after)} of {comparison.planned} tasks: {reason}" if reason else ""

@@ -101,8 +101,8 @@ class PointwiseJudge(Judge):
 
     @property
     def config(self) -> dict[str, Any]:
-        own = {"reading": self.reading, "style": self.style, "reasoning": self.reasoning, "samples": self.samples}
-        return {**super().config, **own, **({"min_mass": self.min_mass} if self.min_mass != MIN_MASS else {})}
+        settings = {"reading": self.reading, "style": self.style, "reasoning": self.reasoning, "samples": self.samples}
+        return {**super().config, **settings, **({"min_mass": self.min_mass} if self.min_mass != MIN_MASS else {})}
 
     def read(self, inputs: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
         fields = {name: text for name in self.shows if (text := fenced_text(inputs[name])) is not None}

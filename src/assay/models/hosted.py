@@ -20,7 +20,7 @@ from assay.support.scrubbing import add_secrets, fields
 __all__ = ["HostedBackend", "quiet_litellm"]
 
 _DEFAULT_TIMEOUT_S = 120.0  # without a timeout, a server that hangs would hang the run
-_OWN_SERVERS = ("hosted_vllm/", "ollama_chat/", "ollama/", "lm_studio/", "llamafile/")
+_SELF_HOSTED = ("hosted_vllm/", "ollama_chat/", "ollama/", "lm_studio/", "llamafile/")
 
 
 def quiet_litellm() -> Any:
@@ -73,7 +73,7 @@ class HostedBackend:
     @property
     def _self_hosted(self) -> bool:
         """Whether the user runs the server (vLLM, llama.cpp, Ollama): litellm's table does not know its features."""
-        return bool(self.address) or self.lm.model.startswith(_OWN_SERVERS)
+        return bool(self.address) or self.lm.model.startswith(_SELF_HOSTED)
 
     def fitting(self, request: lm15.Request) -> lm15.Request:
         """The request, without its schema if the server is known to refuse schemas."""

@@ -96,11 +96,11 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
         return copied
 
     def _sample(self, kwargs: dict[str, Any]) -> int | None:
-        own = kwargs.get("rollout_id", self.kwargs.get("rollout_id"))
+        rollout_id = kwargs.get("rollout_id", self.kwargs.get("rollout_id"))
         outer = current_sample.get()
-        if own is None or outer is None:
-            return outer if own is None else int(own)
-        return outer * 1_000_003 + int(own)
+        if rollout_id is None or outer is None:
+            return outer if rollout_id is None else int(rollout_id)
+        return outer * 1_000_003 + int(rollout_id)
 
     def _seeded(self, kwargs: dict[str, Any], prompt: Any, messages: Any) -> dict[str, Any]:
         """Arguments with a seed of the call's own, derived from the run's seed, the sample and the messages.

@@ -14,7 +14,7 @@ from dspy._vendor.lm15.serde import request_to_dict, response_from_dict
 from dspy.utils.exceptions import LMError, LMInvalidRequestError
 
 from assay.models.alternatives import pruned
-from assay.models.answers import kept_response, text_of
+from assay.models.answers import stored_response, text_of
 from assay.models.cache import ResponseCache
 from assay.models.calls import Call, Observer
 from assay.models.embedded import LlamaBackend
@@ -141,7 +141,7 @@ class RecordingEngine:
                     key,
                     request=fields,
                     record={
-                        "response": kept_response(response),
+                        "response": stored_response(response),
                         "token_ids": ids,
                         "latency_ms": latency_ms,
                         "cost_usd": cost,
@@ -196,7 +196,7 @@ class RecordingEngine:
             weights=self.backend.weights,
             adapters=self.backend.adapters,
             request=request,
-            response=kept_response(response, logprobs=False) if response is not None else None,
+            response=stored_response(response, logprobs=False) if response is not None else None,
             text=text_of(response),
             error=None if error is None else error_text(error),
             failure=None if error is None else failure_of_call(error),

@@ -29,10 +29,10 @@ def program_state(program: dspy.Module) -> dict[str, Any]:
     if isinstance(program, EnsembleProgram):
         return {"kind": "ensemble", "members": [program_state(member) for member in program.members]}
     # a predictor with its own model, as SIMBA creates them, cannot be dumped unchanged
-    own = any(getattr(part, "lm", None) is not None for _, part in program.named_parameters())
+    has_own_model = any(getattr(part, "lm", None) is not None for _, part in program.named_parameters())
     state = (
         {name: _without_lm(part).dump_state() for name, part in program.named_parameters()}
-        if own
+        if has_own_model
         else program.dump_state()
     )
     for name, part in state.items():  # remove data of runs, and the model, which the artifact's manifest names
@@ -71,12 +71,12 @@ def restore_program(
     if state["kind"] == "ensemble":
         return EnsembleProgram([restore_program(name, config, member, fresh) for member in state["members"]])
     program = load_program(name, config=config) if fresh is None else fresh.deepcopy()
-    own = {path: (predictor.lm, predictor.config) for path, predictor in program.named_predictors()}
+    settings = {path: (predictor.lm, predictor.config) for path, predictor in program.named_predictors()}
     program.load_state(_without_models(state["state"]))
     # Models and call settings of predictors come from the program's code, never from the state: a crafted state could
     # name a server.
     for path, predictor in program.named_predictors():
-        predictor.lm, predictor.config = own.get(path, (None, {}))
+        predictor.lm, predictor.config = settings.get(path, (None, {}))
     return program
 
 

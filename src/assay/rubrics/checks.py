@@ -90,12 +90,12 @@ def _value(prediction: dict[str, Any], name: str) -> Any:
     return prediction[name]
 
 
-def _difference(prediction: dict[str, Any], name: str, wanted: Any) -> str:
+def _difference(prediction: dict[str, Any], name: str, expected: Any) -> str:
     """Reason text for a field that differs from the expected value."""
     if name not in prediction:
         fields = sorted(map(_text, prediction))
-        return f"expected {_text(wanted)!r}, and the prediction has no field {name!r}; it has {fields}"
-    return f"expected {_text(wanted)!r}, found {_text(_value(prediction, name))[:200]!r}"
+        return f"expected {_text(expected)!r}, and the prediction has no field {name!r}; it has {fields}"
+    return f"expected {_text(expected)!r}, found {_text(_value(prediction, name))[:200]!r}"
 
 
 def _text(value: Any) -> str:
@@ -140,11 +140,11 @@ def exact(
     Args:
         case: whether the comparison is case-sensitive.
     """
-    name, wanted = _expected(task, field)
+    name, expected = _expected(task, field)
     name = _field_name(prediction, rollout, field, name)
     value = _value(prediction, name)
-    same = value is not None and _norm(value, case) == _norm(wanted, case)
-    return Grade(value=float(same), reason="" if same else f"E{_difference(prediction, name, wanted)[1:]}.")
+    same = value is not None and _norm(value, case) == _norm(expected, case)
+    return Grade(value=float(same), reason="" if same else f"E{_difference(prediction, name, expected)[1:]}.")
 
 
 def fields_match(
@@ -159,9 +159,9 @@ def fields_match(
     if not task.expected:
         raise NoGrade(f"task {task.id!r} expects no fields")
     wrong = [
-        f"{name}: {_difference(prediction, name, wanted)}"
-        for name, wanted in task.expected.items()
-        if (value := _value(prediction, name)) is None or _norm(value, case) != _norm(wanted, case)
+        f"{name}: {_difference(prediction, name, expected)}"
+        for name, expected in task.expected.items()
+        if (value := _value(prediction, name)) is None or _norm(value, case) != _norm(expected, case)
     ]
     share = 1 - len(wrong) / len(task.expected)
     return Grade(value=float(not wrong) if all_or_nothing else share, reason="; ".join(wrong))
@@ -210,10 +210,10 @@ def numeric(
     Args:
         tolerance: default 0 for an expected integer, 1e-6 otherwise.
     """
-    name, wanted = _expected(task, field)
-    target = parse_number(wanted)
+    name, expected = _expected(task, field)
+    target = parse_number(expected)
     if target is None:
-        raise NoGrade(f"task {task.id!r}: the expected {name}={wanted!r} contains no number")
+        raise NoGrade(f"task {task.id!r}: the expected {name}={expected!r} contains no number")
     value = _value(prediction, _field_name(prediction, rollout, field, name))
     number = parse_number(value)
     if number is None:
@@ -246,10 +246,10 @@ def contains(
     field: str | None = None,
 ) -> Grade:
     """Share of the texts (default: the expected one) contained in the field (default `answer`), ignoring case."""
-    wanted = [text] if isinstance(text, str) else list(text) if text is not None else [_text(_expected(task, None)[1])]
+    parts = [text] if isinstance(text, str) else list(text) if text is not None else [_text(_expected(task, None)[1])]
     content = _field_text(prediction, _field_name(prediction, rollout, field, "answer")).casefold()
-    missing = [part for part in wanted if part.casefold() not in content]
-    return Grade(value=1 - len(missing) / len(wanted), reason=f"Missing: {missing}." if missing else "")
+    missing = [part for part in parts if part.casefold() not in content]
+    return Grade(value=1 - len(missing) / len(parts), reason=f"Missing: {missing}." if missing else "")
 
 
 @arguments_rule(_validate_texts)
@@ -269,9 +269,9 @@ def json_schema(
     """Grade 1 if the field (default: the whole prediction) is JSON that is valid by the schema."""
     value: Any = prediction if field is None else _value(prediction, field)
     if len(text := _text(value)) > MOST_CHARACTERS:
-        what = field or "The prediction"
+        name = field or "The prediction"
         return Grade(
-            value=0.0, reason=f"{what} has {len(text)} characters; json_schema reads at most {MOST_CHARACTERS}."
+            value=0.0, reason=f"{name} has {len(text)} characters; json_schema reads at most {MOST_CHARACTERS}."
         )
     if field is not None and isinstance(value, str):
         try:

@@ -299,8 +299,8 @@ def _content_hash(use: str) -> str:
 def _name_of(check: Any) -> str:
     """`module:name` of a function, a partial's function, or a callable object's class."""
     function = check.func if isinstance(check, functools.partial) else check
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}:{named.__qualname__}"
+    definition = function if hasattr(function, "__qualname__") else type(function)
+    return f"{definition.__module__}:{definition.__qualname__}"
 
 
 def _code_hash(check: Any) -> str:

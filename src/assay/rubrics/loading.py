@@ -362,11 +362,11 @@ def _valid_keys(location: tuple[Any, ...], model: type[pydantic.BaseModel]) -> l
 def _duplicate_keys(node: yaml.Node | None) -> Iterator[tuple[str, int]]:
     """Keys that occur twice in one mapping, with the second one's line. PyYAML silently uses the last."""
     if isinstance(node, yaml.MappingNode):
-        seen = set()
+        keys = set()
         for key, value in node.value:
-            if key.value in seen:
+            if key.value in keys:
                 yield key.value, key.start_mark.line + 1
-            seen.add(key.value)
+            keys.add(key.value)
             yield from _duplicate_keys(value)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from assay.datasets.tasks import Task
-from assay.models.failures import failure_of_program, is_own, unanswered
+from assay.models.failures import failure_of_program, is_agent_failure, unanswered
 from assay.rubrics.criteria import Failed
 from assay.rubrics.scoring import fields_of
 from assay.traces.records import Rollout
@@ -30,7 +30,7 @@ def _failure(task: Task, prediction: Any) -> Failed | None:
         return prediction
     if isinstance(prediction, BaseException):
         kind = failure_of_program(prediction)
-        return Failed(f"{type(prediction).__name__}: {prediction}", own=is_own(kind), kind=kind)
+        return Failed(f"{type(prediction).__name__}: {prediction}", own=is_agent_failure(kind), kind=kind)
     marked = getattr(prediction, "_failed", None)
     if isinstance(marked, Failed):
         return marked

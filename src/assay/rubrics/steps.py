@@ -68,14 +68,14 @@ def parsed(
     """
     transition = _with_tools(prediction) if tools_only else _transition(prediction)
     schema = asked_schema(transition.request)
-    wanted = list(fields) or list((schema or {}).get("required", ()))
-    if not wanted and not (schema and transition.output.strip()):
+    required = list(fields) or list((schema or {}).get("required", ()))
+    if not required and not (schema and transition.output.strip()):
         unread = transition.failure is FailureKind.PARSE
         return Grade(
             value=float(transition.error is None and not unread and bool(transition.output.strip() or transition.tools))
         )
     values = _fields_in(transition)
-    if missing := [name for name in wanted if values.get(name) in (None, "", [], {})]:
+    if missing := [name for name in required if values.get(name) in (None, "", [], {})]:
         return Grade(value=0.0, reason=f"missing or empty: {', '.join(missing)}")
     if schema is not None and not schema.get(LINES):
         wrong = _violation(schema, values)

@@ -71,7 +71,7 @@ def freeze(judge: Judge, items: Sequence[Item], first: Answers, repeat: Answers,
     gaps = [b - a for a, b in zip(values, repeated, strict=False) if a is not None and b is not None]
     noise = float(np.std(gaps)) if gaps else 0.0
     anchors = [
-        Anchor(dict(item.shown), value, verdict)
+        Anchor(dict(item.fields), value, verdict)
         for item, value, verdict in zip(items, values, first.verdicts, strict=True)
     ]
     return AnchorSet(made_by(judge, session), noise, anchors)
@@ -79,7 +79,7 @@ def freeze(judge: Judge, items: Sequence[Item], first: Answers, repeat: Answers,
 
 def items_of(frozen: AnchorSet) -> list[Item]:
     """The items of a frozen set, without ratings."""
-    return [Item(id=str(index), shown=anchor.shown, ratings=()) for index, anchor in enumerate(frozen.anchors)]
+    return [Item(id=str(index), fields=anchor.shown, ratings=()) for index, anchor in enumerate(frozen.anchors)]
 
 
 def replay(judge: Judge, frozen: AnchorSet, session: Session) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError,
 from assay.datasets import Task
 from assay.errors import ConfigError, FailureKind, ModelError, ProgramFailed
 from assay.evaluation import RecordedProgram, Session
-from assay.evaluation.failures import FirstRuns, own_traceback, place_of, require_answers
+from assay.evaluation.failures import FirstRuns, place_of, program_traceback, require_answers
 from assay.evaluation.session import Measured
 from assay.judges import Cascade, Judge, Jury
 from assay.judges.base import attempt
@@ -185,7 +185,7 @@ def _require_answer(judge: Judge, items: Sequence[Item], session: Session) -> No
         rollout = Rollout(
             task_id=item.id[:200], task_type="verdict", program=session.program_name, source="judge",
             model=session.lm.model,
-            inputs={name: item.shown.get(name) for name in judge.shows},
+            inputs={name: item.fields.get(name) for name in judge.shows},
         )  # fmt: skip
         with session.recorder.rollout(rollout):
             verdict, reason, kind = _judge_answer(judge, rollout.inputs, session.task_timeout)
@@ -300,7 +300,7 @@ def _stop(errors: Sequence[Exception], student: RecordedProgram) -> None:
         raise ProgramFailed(
             f"the program failed on each of the first {len(errors)} tasks with {type(error).__name__} at "
             f"{place.file}:{place.line}: {error}\n"
-            f"{own_traceback(error)}\nCorrect the program. Where such an exception follows from what a weak model "
+            f"{program_traceback(error)}\nCorrect the program. Where such an exception follows from what a weak model "
             "answers, catch it and return an "
             f"empty answer, which scores 0. {SKIP}",
             flag=SKIP_FLAG,

@@ -28,22 +28,22 @@ def judge_card(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> 
         second = judge_items(outcome.compiled, retested, session, name="test: once more", split="test")
     first = Answers(judged.answers.verdicts[: len(retested)], judged.answers.places[: len(retested)])
     longer = None
-    if all({"output", "output_b"} & set(item.shown) for item in retested):
+    if all({"output", "output_b"} & set(item.fields) for item in retested):
         with session.phase("test"):
-            filled = [replace(item, shown=padded(item.shown)) for item in retested]
+            filled = [replace(item, fields=padded(item.fields)) for item in retested]
             longer = judge_items(
                 outcome.compiled, filled, session, name="test: with words that say nothing", split="test"
             )
     assert outcome.test_compiled is not None
     assert outcome.ceiling is not None
     return reliability_card(
-        judged.answers, splits.test, outcome.compiled.spec, found=outcome.test_compiled, people=outcome.ceiling,
+        judged.answers, splits.test, outcome.compiled.spec, agreement=outcome.test_compiled, ceiling=outcome.ceiling,
         objective=outcome.objective,
         retest=(first, second.answers), padded=(first, longer.answers) if longer else None,
         masses=scale_masses(judged.raw),
         model=outcome.compiled.model or session.lm.model,
         # cached answers were paid for when they were first requested
-        cost_usd=None if (price := price_per_call(session)) is None else price * judged.asked,
+        cost_usd=None if (price := price_per_call(session)) is None else price * judged.calls,
     )  # fmt: skip
 
 

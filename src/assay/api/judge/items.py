@@ -37,9 +37,9 @@ def rated_items(labels: str, judge: Judge, rename: Mapping[str, str], store: str
 def need_fields(judge: Judge, items: Sequence[Item], *, optional: Collection[str] = ()) -> None:
     """Raises `ConfigError` if no item has a field that the judge needs."""
     for name in judge.shows:
-        if name not in optional and not any(name in item.shown for item in items):
+        if name not in optional and not any(name in item.fields for item in items):
             raise ConfigError(
-                f"the judge sees {list(judge.shows)}, but no item has {name!r}; they have {sorted(items[0].shown)}. "
+                f"the judge sees {list(judge.shows)}, but no item has {name!r}; they have {sorted(items[0].fields)}. "
                 "Rename a column"
             )
 
@@ -74,7 +74,7 @@ def without_absent_fields(judge: Judge, items: Sequence[Item]) -> Judge:
             least=judge.least,
             calibration=judge.calibration,
         )
-    present = [name for name in judge.shows if any(name in item.shown for item in items)]
+    present = [name for name in judge.shows if any(name in item.fields for item in items)]
     if tuple(present) == judge.shows or not present or not isinstance(judge, PointwiseJudge):
         return judge
     return with_fields(judge, present)

@@ -112,5 +112,5 @@ def _write(path: Path, items: Sequence[Item], judged: Judged, values: Sequence[f
             masses, verdict = answers.probabilities[index], answers.verdicts[index]
             confidence, reason = masses[verdict] if masses and verdict else None, judged.reasons[index] or None
             row = {"verdict": verdict, "value": values[index], "confidence": confidence, "reason": reason}
-            line = {"item_id": item.id, **item.shown, **row}
+            line = {"item_id": item.id, **item.fields, **row}
             file.write(json.dumps(results(line), ensure_ascii=False, default=str) + "\n")

@@ -89,7 +89,7 @@ def judge_settings(
 
 def preflight_items(judge: Judge, items: Sequence[Item], session: Session, config: JudgeSettings) -> None:
     """Calls each model of the judge once, so that a missing one is found before every item waits for it."""
-    complete = [item for item in items if all(name in item.shown or name in OPTIONAL for name in judge.shows)]
+    complete = [item for item in items if all(name in item.fields or name in OPTIONAL for name in judge.shows)]
     if config.preflight and complete:
         session.progress.say("preflight: each model answers once")
         preflight_judge(judge, complete, session, max_cost_usd=config.max_cost_usd)

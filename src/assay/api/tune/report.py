@@ -78,9 +78,9 @@ class TuneReport(ReportRepr):
                 "table": before_and_after(list(test.before.runs.values()), list(test.after.runs.values())),
             },
             "history": [{**trial.to_dict(), "expected": outcome.expected.get(trial.number)} for trial in outcome.trials]
-            if outcome.walked is None
-            else outcome.walked["episodes"],
-            "confirmed": None if outcome.walked is None else outcome.walked["confirmed"],
+            if outcome.policy_training is None
+            else outcome.policy_training["episodes"],
+            "confirmed": None if outcome.policy_training is None else outcome.policy_training["confirmed"],
             "stopped": self.stopped,
             "test_openings": self.openings.to_dict() if self.openings else None,
             "notes": [*outcome.notes, *self.notes],

@@ -266,7 +266,7 @@ def _by_policy(
     runs = config.samples * (len(result.history) * each + len(result.confirmed) * len(val))
     notes = [*result.notes, *(f"{e.number}: {e.meaning}" for e in result.history if e.kept and e.improvement > 0)]
     training = {"episodes": [episode.to_dict() for episode in result.history], "confirmed": result.confirmed}
-    return SearchOutcome(best, trials[0], trials, runs, 0.0, [], notes=notes, walked=training), result.stopped
+    return SearchOutcome(best, trials[0], trials, runs, 0.0, [], notes=notes, policy_training=training), result.stopped
 
 
 def _save(report: TuneReport, job: Job, config: TuneSettings, folder: Path, apply: str | Path | None) -> None:

@@ -118,8 +118,8 @@ class _Table:
 
     @functools.cached_property
     def _codes(self) -> tuple[np.ndarray, np.ndarray]:
-        people = self.shares @ np.array(self.spec.steps)
-        return np.unique(self.places, return_inverse=True)[1], np.unique(people, return_inverse=True)[1]
+        human = self.shares @ np.array(self.spec.steps)
+        return np.unique(self.places, return_inverse=True)[1], np.unique(human, return_inverse=True)[1]
 
     def measure(self, name: str) -> tuple[float | None, str]:
         """Returns the measure over all items, or None and why it is undefined."""
@@ -130,19 +130,19 @@ class _Table:
             return None, "the scale has no order"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # undefined values are returned as NaN and reported as such
-            value, why = _FUNCTIONS[name](self, rows)
-        return (None, why) if not math.isfinite(value) else (value, "")
+            value, reason = _FUNCTIONS[name](self, rows)
+        return (None, reason) if not math.isfinite(value) else (value, "")
 
     def resampled(self, name: str, draws: np.ndarray) -> np.ndarray:
         """Returns the measure for each row of `draws` (item indices); NaN where it is undefined."""
         if name == "spearman":
-            judge, people = (_ranks(codes, draws) for codes in self._codes)
-            judge, people = judge - judge.mean(axis=1, keepdims=True), people - people.mean(axis=1, keepdims=True)
-            both, own, theirs = (
-                np.einsum("bi,bi->b", a, b) for a, b in ((judge, people), (judge, judge), (people, people))
+            judge, human = (_ranks(codes, draws) for codes in self._codes)
+            judge, human = judge - judge.mean(axis=1, keepdims=True), human - human.mean(axis=1, keepdims=True)
+            both, judge_square, human_square = (
+                np.einsum("bi,bi->b", a, b) for a, b in ((judge, human), (judge, judge), (human, human))
             )
             with np.errstate(divide="ignore", invalid="ignore"):
-                return np.asarray(both / np.sqrt(own * theirs))
+                return np.asarray(both / np.sqrt(judge_square * human_square))
         if name == "brier":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -166,9 +166,9 @@ class _Table:
         count, table = self.shares.shape[1], self._crossed(rows)
         if (table.sum(axis=0) > 0).sum() < 2:
             return math.nan, "the raters used only one label, so all agreement may be chance"
-        judge, people = np.divmod(np.arange(count * count), count)
+        judge, human = np.divmod(np.arange(count * count), count)
         return float(
-            cohen_kappa_score(judge, people, labels=list(range(count)), weights=weights, sample_weight=table.ravel())
+            cohen_kappa_score(judge, human, labels=list(range(count)), weights=weights, sample_weight=table.ravel())
         ), "undefined"
 
     def weighted_kappa(self, rows: np.ndarray) -> tuple[float, str]:
@@ -207,10 +207,10 @@ class _Table:
     def spearman(self, rows: np.ndarray) -> tuple[float, str]:
         from scipy import stats
 
-        people = self.shares[rows] @ np.array(self.spec.steps)
-        if np.ptp(people) == 0 or np.ptp(self.places[rows]) == 0:
-            return math.nan, f"{'the raters' if np.ptp(people) == 0 else 'the judge'} put every item in one place"
-        return float(stats.spearmanr(self.places[rows], people).statistic), "undefined"
+        human = self.shares[rows] @ np.array(self.spec.steps)
+        if np.ptp(human) == 0 or np.ptp(self.places[rows]) == 0:
+            return math.nan, f"{'the raters' if np.ptp(human) == 0 else 'the judge'} put every item in one place"
+        return float(stats.spearmanr(self.places[rows], human).statistic), "undefined"
 
 
 _FUNCTIONS: dict[str, Callable[[_Table, np.ndarray], tuple[float, str]]] = {
@@ -325,9 +325,9 @@ def agreement(
         ranges |= {
             name: _percentiles(np.concatenate([part[name] for part in parts]), len(table.verdicts)) for name in defined
         }
-    why = {name: reason for name, (value, reason) in results.items() if value is None}
+    undefined = {name: reason for name, (value, reason) in results.items() if value is None}
     return Agreement(
-        len(table.verdicts), table.unscored, {name: value for name, (value, _) in results.items()}, ranges, why
+        len(table.verdicts), table.unscored, {name: value for name, (value, _) in results.items()}, ranges, undefined
     )
 
 
@@ -340,9 +340,9 @@ def ceiling(items: Sequence[Item], spec: JudgeSpec, *, seed: int = 0) -> Agreeme
             continue
         chosen = rng.permutation(len(item.ratings))[:_RATERS]
         for left_out in chosen:
-            others = tuple(rating for i, rating in enumerate(item.ratings) if i != left_out)
+            remaining = tuple(rating for i, rating in enumerate(item.ratings) if i != left_out)
             verdicts.append(item.ratings[left_out].label)
-            rest.append(Item(id=item.id, shown=item.shown, ratings=others))
+            rest.append(Item(id=item.id, fields=item.fields, ratings=remaining))
             weights.append(1 / len(chosen))
     if not verdicts:
         reason = "no item has two raters"

@@ -150,8 +150,8 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         trimmed, logged = _trimmed(inputs), {name: len(values) for name, values in self._metrics["train"].items()}
         width = trimmed["prompt_ids"].size(1) + trimmed["completion_ids"].size(1)
         # gradient checkpointing recomputes the attention outside of this context
-        plain = model.device.type == "cpu" and width <= _SHORT and not self.args.gradient_checkpointing
-        with sdpa_kernel(SDPBackend.MATH) if plain else nullcontext():
+        use_eager = model.device.type == "cpu" and width <= _SHORT and not self.args.gradient_checkpointing
+        with sdpa_kernel(SDPBackend.MATH) if use_eager else nullcontext():
             loss = (
                 super()._compute_loss(model, trimmed)
                 * self._share

@@ -71,8 +71,8 @@ def agreement_rubric(spec: JudgeSpec) -> Rubric:
         labels = ", ".join(
             f"{label} ({100 * share:.0f} %)" for label, share in sorted(shares.items(), key=lambda entry: -entry[1])
         )
-        why = f" Their reasons: {' | '.join(task.metadata['rationales'][:3])}" if task.metadata["rationales"] else ""
-        return Grade(value=min(1.0, max(0.0, grade)), reason=f"The judge said {verdict!r}; people said {labels}.{why}")
+        note = f" Their reasons: {' | '.join(task.metadata['rationales'][:3])}" if task.metadata["rationales"] else ""
+        return Grade(value=min(1.0, max(0.0, grade)), reason=f"The judge said {verdict!r}; people said {labels}.{note}")
 
     return Rubric("agreement", [Criterion(name="agrees", check=agrees)])
 

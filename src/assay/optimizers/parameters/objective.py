@@ -16,7 +16,7 @@ from assay.evaluation.evaluation import Evaluation, evaluate
 from assay.evaluation.metrics import TaskRun
 from assay.evaluation.progress import SilentProgress
 from assay.evaluation.session import RecordedProgram, Session
-from assay.models.failures import failure_of_program, is_own
+from assay.models.failures import failure_of_program, is_agent_failure
 from assay.optimizers.parameters.space import Point
 from assay.programs import BaseAgent
 from assay.support.scrubbing import error_text
@@ -120,7 +120,7 @@ class AgentObjective:
             failed = replace(run, seconds=time.perf_counter() - clock, error=_words(error))
             return (
                 failed
-                if not is_own(failure_of_program(error))
+                if not is_agent_failure(failure_of_program(error))
                 else replace(failed, score=0.0, metrics={"accuracy": 0.0})
             )
         seconds = time.perf_counter() - clock

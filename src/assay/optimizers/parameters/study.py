@@ -118,9 +118,9 @@ def open_study(
                     isinstance(e, sa.exc.DBAPIError | optuna.exceptions.OptunaError) for e in (error, error.__cause__)
                 )
                 if attempt + 1 == _OPENINGS or not of_database:
-                    why = f"{type(error).__name__}: {error}".partition("\n")[0]
-                    where = url_without_password(url) if url else "memory"
-                    raise StoreError(f"the study {name!r} at {where} cannot be opened: {why}") from error
+                    reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                    location = url_without_password(url) if url else "memory"
+                    raise StoreError(f"the study {name!r} at {location} cannot be opened: {reason}") from error
                 time.sleep(
                     random.uniform(0.1, 0.2 * 2**attempt)
                 )  # jitter: the processes must not retry at the same moment

@@ -152,13 +152,13 @@ def _decide(outcome: CompileOutcome, tasks: list[Task], session: Session, decisi
     """Decides on gate whether the result replaces the baseline; does nothing if `decisions.gate` is False."""
     if outcome.compiled is outcome.baseline:
         compared = sum((row["n"] or 0) > 0 for row in outcome.candidates) > 1
-        why = (
+        reason = (
             "the cap ended the search before any candidate was compared on val"
             if outcome.stopped
             else "nothing else than the plain program was proposed"
         )
         outcome.notes.append(
-            "no candidate beat the plain program on val; it is unchanged" if compared else f"{why}; it is unchanged"
+            "no candidate beat the plain program on val; it is unchanged" if compared else f"{reason}; it is unchanged"
         )
         return
     if not decisions.gate:

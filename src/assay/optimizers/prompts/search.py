@@ -90,10 +90,10 @@ class PromptSearch:
         """
         state = {"candidates": [c.summary() for c in self.candidates], "explored": self.explored, "notes": self.notes}
         (self.folder / "search.json").write_text(json.dumps(state, indent=1))
-        plain = self.candidates[0].evaluation
-        if plain.why_unscored is not None:
+        baseline = self.candidates[0].evaluation
+        if baseline.why_unscored is not None:
             raise ModelError(
-                f"none of the {len(plain)} val tasks could be scored: {plain.why_unscored}. {CONTINUES}",
+                f"none of the {len(baseline)} val tasks could be scored: {baseline.why_unscored}. {CONTINUES}",
                 flag="--resume",
             )
 

@@ -317,8 +317,8 @@ def check_optimizer(name: str, settings: Mapping[str, Any] | None = None) -> Non
     Raises:
         ConfigError: says why, and what to use.
     """
-    if (why := refusal(name)) is not None:
-        raise ConfigError(f"optimizer {name!r}: {why}")
+    if (reason := refusal(name)) is not None:
+        raise ConfigError(f"optimizer {name!r}: {reason}")
     short = short_name(name)
     optimizer_class = _class(short) if short not in OPTIMIZERS and short != "auto" else None
     check_settings(short, settings or {}, optimizer_class)
