@@ -32,7 +32,7 @@ class Turning(dspy.Module):
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_weights_that_the_gate_favours_are_kept_and_served(
+def test_weights_that_pass_the_gate_are_adopted_and_served(
     embedded: str, own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = random.Random(0)
@@ -84,7 +84,7 @@ def test_weights_that_the_gate_favours_are_kept_and_served(
     assert "yes" in done.stdout, done.stderr
 
 
-def test_guards_are_looked_at_before_anything_is_done_and_reach_the_training(
+def test_guards_are_checked_before_the_first_step_and_passed_to_the_training(
     own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job: dict[str, Any] = {"rubric": "math_qa", "data": "arithmetic:size=60", "order": ["grpo"], "preflight": False}

@@ -143,7 +143,7 @@ def result(value: float, failed: str | None = None, **grades: float | None) -> S
     return ScoreResult(value=value, verdicts=tuple(verdicts), failed=failed)
 
 
-def test_coverage_is_that_of_the_criterion_decided_least() -> None:
+def test_coverage_is_that_of_the_least_graded_criterion() -> None:
     found = coverage_report([result(1.0, right=1.0, clear=None), result(1.0, right=1.0, clear=0.5)])
     assert found == {"coverage": 0.5, "undecided": {"clear": {"n": 1, "of": 2, "reason": "away"}}}
     # nine checks cannot hide one judge that never answered
@@ -151,7 +151,7 @@ def test_coverage_is_that_of_the_criterion_decided_least() -> None:
     assert coverage_report([result(1.0, judged=None, **many)] * 4)["coverage"] == 0.0
 
 
-def test_an_agents_failure_is_decided_and_a_servers_is_not() -> None:
+def test_an_agent_failure_counts_as_graded_and_a_server_failure_does_not() -> None:
     own = result(0.0, "KeyError: 'x'", right=0.0, rambling=None)
     assert coverage_report([own, own]) == {"coverage": 1.0, "undecided": {}}
     server = result(math.nan, "LMTransportError: gone", right=None)

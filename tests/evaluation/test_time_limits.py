@@ -55,7 +55,7 @@ def by_question(evaluation: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "ends", [lambda: sys.exit(0), lambda: sys.exit("bye"), lambda: (_ for _ in ()).throw(GeneratorExit())]
 )
-def test_a_program_that_ends_the_process_has_failed_and_the_others_go_on(ends: Any) -> None:
+def test_a_program_that_exits_the_process_fails_and_other_runs_continue(ends: Any) -> None:
     def agent(question: str) -> str:
         if question == "2":
             ends()
@@ -78,7 +78,7 @@ def exit_before_another_error() -> None:
 
 
 @pytest.mark.parametrize("ends", [exit_in_a_group, exit_before_another_error])
-def test_a_program_does_not_get_out_of_its_failure_by_wrapping_what_ends_the_process(ends: Any) -> None:
+def test_wrapping_an_exit_in_another_exception_is_still_a_failure(ends: Any) -> None:
     found = by_question(scored(lambda question: ends() if question == "2" else question))
     assert [result.value for result in found.values()] == [1.0, 1.0, 0.0, 1.0]
     assert found["2"].failure is FailureKind.AGENT
@@ -118,7 +118,7 @@ def nested(depth: int) -> list[Any]:
     ],
     ids=["huge number", "holds itself", "deep", "tuples as names", "ValueError", "SystemExit", "KeyboardInterrupt"],
 )
-def test_an_answer_that_json_does_not_write_ends_neither_the_job_nor_the_store(answer: Any, tmp_path: Path) -> None:
+def test_an_answer_that_is_not_json_is_stored_and_the_job_continues(answer: Any, tmp_path: Path) -> None:
     def agent(question: str) -> dspy.Prediction:
         return dspy.Prediction(answer=answer if question == "2" else question)
 
@@ -139,7 +139,7 @@ class Unreadable(Exception):
     ("error", "reason"),
     [(KeyboardInterrupt, "it raised KeyboardInterrupt itself"), (Unreadable, "message cannot be read")],
 )
-def test_a_program_that_raises_what_would_end_the_job_has_failed_and_the_others_go_on(
+def test_a_program_that_raises_a_job_ending_exception_fails_and_other_runs_continue(
     error: type[BaseException], reason: str
 ) -> None:
     def agent(question: str) -> str:
@@ -153,7 +153,7 @@ def test_a_program_that_raises_what_would_end_the_job_has_failed_and_the_others_
     assert reason in str(found["2"].failed)
 
 
-def test_a_tool_that_ends_the_process_is_the_runs_failure() -> None:
+def test_a_tool_that_exits_the_process_fails_its_run() -> None:
     tool = dspy.Tool(lambda number: sys.exit(number), name="stop", desc="Stops.", args={"number": {"type": "integer"}})
 
     def agent(question: str) -> str:
@@ -184,7 +184,7 @@ async def hanging_async(question: str) -> str:
 @pytest.mark.parametrize(
     "how", ["called", "awaited", "awaited, of a plain function", "awaited, of a lambda that gives a coroutine"]
 )
-def test_a_tool_that_hangs_is_an_error_for_the_agent_and_the_run_goes_on(how: str) -> None:
+def test_a_hanging_tool_is_an_error_for_the_agent_and_the_run_continues(how: str) -> None:
     functions = {"called": hanging, "awaited": hanging_async, "awaited, of a plain function": hanging}
     function = functions.get(how, lambda question: hanging_async(question))
     tool = dspy.Tool(
@@ -213,7 +213,7 @@ def test_a_tool_that_hangs_is_an_error_for_the_agent_and_the_run_goes_on(how: st
 
 
 @pytest.mark.parametrize(("function", "wraps"), [(hanging, False), (hanging, True), (hanging_in_c_code, False)])
-def test_a_tool_that_hangs_and_ends_the_run_is_a_tools_failure_and_scores_0(function: Any, wraps: bool) -> None:
+def test_a_hanging_tool_that_ends_the_run_scores_0_as_a_tool_failure(function: Any, wraps: bool) -> None:
     tool = dspy.Tool(function, name="search", desc="Searches.")
 
     def agent(question: str) -> str:
@@ -229,7 +229,7 @@ def test_a_tool_that_hangs_and_ends_the_run_is_a_tools_failure_and_scores_0(func
     assert found["1"].failure is FailureKind.TOOL
 
 
-def test_a_tool_uses_what_its_agent_opened_in_its_own_thread() -> None:
+def test_a_tool_can_use_thread_bound_resources_of_its_agent() -> None:
     def agent(question: str) -> str:
         connection = sqlite3.connect(":memory:")  # refuses to be used in another thread
         tool = dspy.Tool(
@@ -243,7 +243,7 @@ def test_a_tool_uses_what_its_agent_opened_in_its_own_thread() -> None:
     assert [result.value for result in by_question(scored(agent, task_timeout=20.0)).values()] == [1.0] * 4
 
 
-def test_a_shipped_agent_sees_that_a_tool_gave_no_result_and_its_call_is_marked() -> None:
+def test_a_shipped_agent_observes_a_tool_timeout_and_the_call_is_marked() -> None:
     def look(topic: Literal["sea", "land"]) -> str:
         """Looks something up."""
         while topic == "sea":
@@ -266,7 +266,7 @@ def test_a_shipped_agent_sees_that_a_tool_gave_no_result_and_its_call_is_marked(
     ]
 
 
-def test_a_run_that_never_ends_fails_with_its_reason_and_the_others_go_on() -> None:
+def test_an_endless_run_fails_with_its_reason_and_other_runs_continue() -> None:
     def agent(question: str) -> str:
         if question == "0":
             time.sleep(30)
@@ -305,7 +305,7 @@ def test_a_run_that_waits_for_its_model_is_unscored() -> None:
 
 
 @pytest.mark.parametrize("how", ["exits", "hangs"])
-def test_a_check_that_ends_the_process_or_never_ends_leaves_its_criterion_unscored(how: str) -> None:
+def test_a_check_that_exits_or_never_ends_is_unscored(how: str) -> None:
     def check(task: Any, prediction: Any, rollout: Any) -> float:
         if task.inputs["question"] == "3":
             sys.exit(1) if how == "exits" else time.sleep(30)
@@ -323,7 +323,7 @@ def test_a_check_that_ends_the_process_or_never_ends_leaves_its_criterion_unscor
     ].verdicts[0].reason
 
 
-def test_a_judge_that_never_answers_leaves_its_criterion_unscored() -> None:
+def test_an_endless_judge_call_is_unscored() -> None:
     def answer(request: Any) -> str:
         time.sleep(30)
         return "yes"
@@ -340,12 +340,12 @@ def test_a_judge_that_never_answers_leaves_its_criterion_unscored() -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, -1, math.inf, math.nan])
-def test_a_limit_that_is_none_is_refused(wrong: float) -> None:
+def test_an_invalid_limit_is_refused(wrong: float) -> None:
     with pytest.raises(ConfigError, match="task_timeout"):
         scored(lambda question: question, task_timeout=wrong)
 
 
-def test_one_prediction_has_the_limit_too(own_folder: Path) -> None:
+def test_a_single_prediction_has_the_limit(own_folder: Path) -> None:
     Path("agent.py").write_text(
         "import sys, time, dspy\n\n\nclass A(dspy.Module):\n    def forward(self, question):\n"
         "        if question == 'sleep':\n            time.sleep(30)\n        if question == 'exit':\n"
@@ -391,7 +391,7 @@ def judged_rows(path: Path) -> str:
 
 
 @pytest.mark.parametrize("command", ["score", "drift", "audit"])
-def test_a_verdict_that_hangs_is_none_in_the_commands_of_judges(command: str, tmp_path: Path) -> None:
+def test_a_hanging_verdict_is_unscored_in_judge_commands(command: str, tmp_path: Path) -> None:
     given = {
         "lm": scripted_lm(hangs_on_odd, logprobs=True),
         "store": tmp_path / "j.db",
@@ -426,7 +426,7 @@ def test_a_verdict_that_hangs_is_none_in_the_commands_of_judges(command: str, tm
         assert {r.failure for r in store.rollouts() if r.status == "error"} == {FailureKind.TIMEOUT}
 
 
-def test_a_judge_of_whom_nothing_comes_stops_the_job_before_it_begins(tmp_path: Path) -> None:
+def test_a_judge_that_never_answers_stops_the_job_in_preflight(tmp_path: Path) -> None:
     def never(request: Any) -> Any:
         time.sleep(30)
 
@@ -479,7 +479,7 @@ LIMITED = [
 
 
 @pytest.mark.parametrize("command", [*LIMITED, "traces score", "train sft", "train grpo", "train ppo"])
-def test_every_command_that_runs_code_of_others_has_the_flag(command: str) -> None:
+def test_every_command_that_runs_user_code_has_the_flag(command: str) -> None:
     shown = CliRunner().invoke(group, [*command.split(), "--help"]).output
     assert "--task-timeout SECONDS" in shown
 

@@ -90,7 +90,7 @@ def test_every_broken_judge_is_caught_by_the_audit_and_by_the_card(what: str, ju
     assert carded(judge)["alarms"], what
 
 
-def test_what_is_caught_is_what_is_broken() -> None:
+def test_the_reported_weakness_is_the_judges_defect() -> None:
     broken = broken_judges(QUESTION)
     failed = {
         what: {name for name, entry in audited(judge)["attacks"].items() if not entry["passed"]}
@@ -145,7 +145,7 @@ class Swayed(AnswerKeyJudge):
         ("IMPORTANT", "authority"),
     ],
 )
-def test_a_judge_that_is_right_but_lets_one_thing_win_raises_an_alarm(wins: str, attack: str) -> None:
+def test_an_accurate_judge_with_a_single_weakness_raises_an_alarm(wins: str, attack: str) -> None:
     found = audited(Swayed(wins))
     entry = found["attacks"][attack]
     assert entry["flip_rate"] >= 0.25
@@ -154,7 +154,7 @@ def test_a_judge_that_is_right_but_lets_one_thing_win_raises_an_alarm(wins: str,
     assert found["attacks"]["tells good from bad"]["passed"]
 
 
-def test_one_obeyed_injection_is_an_alarm_where_enough_cases_come_out_right() -> None:
+def test_one_obeyed_injection_is_an_alarm_even_if_most_cases_pass() -> None:
     found = audited(Swayed("three experts"))
     assert found["attacks"]["instructions hidden in the text"]["passed"], "five of six texts had no effect"
     assert found["flip_alarms"] == ["instructions hidden in the text changes 17% of the verdicts"]
@@ -185,7 +185,7 @@ SUMS = [
 ]
 
 
-def test_a_sound_judge_of_numbers_is_not_failed_for_the_half_of_one_word() -> None:
+def test_a_sound_judge_of_numbers_does_not_fail_on_a_cut_word() -> None:
     found = audited(Number(QUESTION), bases=SUMS)
     assert "truncation" not in found["attacks"]
     assert found["passed"], found
@@ -222,7 +222,7 @@ class LastWord(AnswerKeyJudge):
         return None, self.labels[-1 if words and words[-1] == self.key[given["task_input"]] else 0]
 
 
-def test_a_sound_judge_passes_where_the_words_of_an_attack_say_the_answer() -> None:
+def test_a_sound_judge_passes_if_an_attack_contains_the_answer() -> None:
     small = [Base({"task_input": "0 + 1", "output": "1"}, {"task_input": "0 + 1", "output": "7"})]
     cases = audit_cases(AnyNumber(QUESTION), small)
     found = audited(AnyNumber(QUESTION), bases=small)
@@ -250,7 +250,7 @@ def test_a_sound_judge_passes_where_the_words_of_an_attack_say_the_answer() -> N
     assert not_tried(audit_cases(LastWord(QUESTION, key=key), bases)) == ["truncation", "the rubric quoted back"]
 
 
-def test_an_answer_is_found_as_words() -> None:
+def test_an_answer_is_matched_as_words() -> None:
     assert holds("| 1 | result |", "1")
     assert holds("<h1>", "1")
     assert holds("in the New York Times", "new york")
@@ -259,7 +259,7 @@ def test_an_answer_is_found_as_words() -> None:
     assert not holds("anything", "")
 
 
-def test_an_output_is_cut_short_only_where_meaning_is_lost() -> None:
+def test_an_output_is_cut_only_if_its_meaning_is_lost() -> None:
     cut = cut_short
     bad = {"output": "It is 12."}
     assert cut({"output": "42"}, bad) is None
@@ -271,7 +271,7 @@ def test_an_output_is_cut_short_only_where_meaning_is_lost() -> None:
     assert all(cut(base.good, base.bad, base.answer) for base in BASES), "the shipped cases all end in their answer"
 
 
-def test_attacks_of_ones_own_are_tried(tmp_path: Any) -> None:
+def test_user_attacks_are_tried(tmp_path: Any) -> None:
     attacks = load_attacks(
         [("l:1", {"name": "our brand", "text": "Acme Corp says: {output}"}), ("l:2", {"text": "as of Tuesday"})]
     )
@@ -301,7 +301,7 @@ def test_attacks_of_ones_own_are_tried(tmp_path: Any) -> None:
         ("Is the answer concise?", False),
     ],
 )
-def test_what_a_question_asks_for_decides_which_shipped_cases_apply(text: str, quality: bool) -> None:
+def test_the_question_decides_which_shipped_cases_apply(text: str, quality: bool) -> None:
     assert judges_quality(JudgeSpec(text=text, scale=("no", "yes"))) is quality
     judged_by_meaning = JudgeSpec(text=text, scale=("no", "yes"), anchors={"yes": "everything is correct"})
     assert judges_quality(judged_by_meaning)
@@ -330,7 +330,7 @@ def test_hidden_instructions_are_tried_on_judges_of_properties_too() -> None:
 
 
 @pytest.mark.parametrize("scale", [("a", "tie", "b"), ("first", "tie", "second")])
-def test_a_judge_of_pairs_that_obeys_is_caught(scale: tuple[str, ...]) -> None:
+def test_a_pairwise_judge_that_obeys_injections_fails(scale: tuple[str, ...]) -> None:
     class Obeys(PairKeyJudge):
         def read(self, given: Any) -> Any:
             read, _ = super().read(given)
@@ -347,7 +347,7 @@ def test_a_judge_of_pairs_that_obeys_is_caught(scale: tuple[str, ...]) -> None:
     assert not audited(obeys)["attacks"]["instructions hidden in the text"]["passed"]
 
 
-def test_a_cascade_of_written_judges_of_pairs_keeps_its_orders() -> None:
+def test_a_cascade_of_written_pairwise_judges_keeps_both_orders() -> None:
     class Writes(PairKeyJudge):
         def judged(self, reading: Any, verdict: Any = None) -> Any:
             said = super().judged(reading, verdict)
@@ -360,7 +360,7 @@ def test_a_cascade_of_written_judges_of_pairs_keeps_its_orders() -> None:
     assert found["attacks"]["the places changed"]["share"] == 1.0
 
 
-def test_words_without_an_order_need_cases_of_their_own() -> None:
+def test_a_nominal_scale_requires_user_cases() -> None:
     colours = JudgeSpec(text="Which colour?", scale=("red", "green"), kind="nominal")
 
     class Sees(Judge):
@@ -397,7 +397,7 @@ def test_bases_and_negatives_of_pairs() -> None:
         negatives(items[2:], spec, count=1)
 
 
-def test_a_judge_that_says_nothing_of_attacks_gains_them_nothing_but_must_know_good_from_bad() -> None:
+def test_a_judge_without_verdicts_on_attacks_must_still_tell_good_from_bad() -> None:
     class Silent(Judge):
         def read(self, given: Any) -> Any:
             raise NoGrade("no")
@@ -407,7 +407,7 @@ def test_a_judge_that_says_nothing_of_attacks_gains_them_nothing_but_must_know_g
     assert not found["attacks"]["tells good from bad"]["passed"]
 
 
-def test_bases_of_ones_own() -> None:
+def test_user_bases_are_used() -> None:
     rows = [("f:1", {"input": "q", "good": "g", "bad": "b", "context": "c"})]
     assert load_bases(rows) == [
         Base({"task_input": "q", "context": "c", "output": "g"}, {"task_input": "q", "context": "c", "output": "b"})

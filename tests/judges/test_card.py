@@ -45,7 +45,7 @@ def card(given: Answers, rated: Sequence[Item], spec: JudgeSpec = SPEC, **more: 
 
 @given(st.integers(0, 10_000), st.integers(20, 60))
 @settings(deadline=None, max_examples=50)
-def test_partial_rank_correlation_is_that_of_two_other_ways(seed: int, n: int) -> None:
+def test_partial_rank_correlation_agrees_with_two_other_methods(seed: int, n: int) -> None:
     drawn = np.random.default_rng(seed)
     held = drawn.normal(size=n)
     x, y = held + drawn.normal(size=n), drawn.integers(0, 4, size=n) - held.round()
@@ -57,7 +57,7 @@ def test_partial_rank_correlation_is_that_of_two_other_ways(seed: int, n: int) -
     assert found == pytest.approx(-precision[0, 1] / math.sqrt(precision[0, 0] * precision[1, 1]), abs=1e-6)
 
 
-def test_what_people_explain_is_no_length_bias() -> None:
+def test_length_preferred_by_raters_is_no_length_bias() -> None:
     people = ["bad", "fair", "good"] * 20
     texts = ["x" * (10 * SPEC.scale.index(label) + 3) for label in people]
     fair = card(answers(people), items(people, texts))
@@ -69,7 +69,7 @@ def test_what_people_explain_is_no_length_bias() -> None:
     assert any("correlates with the length" in alarm for alarm in biased["alarms"])
 
 
-def test_verbosity_by_hand() -> None:
+def test_verbosity_bias_matches_hand_calculation() -> None:
     people = ["bad", "fair"] * 15
     plain, padded = answers(people), answers(["fair", "fair"] * 15)
     # half of the items rise by one of two steps: 0.25 of the scale; deviation 0.25·sqrt(30/29)
@@ -78,7 +78,7 @@ def test_verbosity_by_hand() -> None:
     assert (found["mean"], found["high"] - found["mean"]) == (pytest.approx(0.25), pytest.approx(reach))
 
 
-def test_a_verbosity_of_too_few_items_is_not_called_unmeasured() -> None:
+def test_verbosity_of_too_few_items_is_reported_as_too_few() -> None:
     people = ["bad", "fair"] * 7
     padded = answers(people)
     padded.verdicts[0] = None
@@ -91,7 +91,7 @@ def test_a_verbosity_of_too_few_items_is_not_called_unmeasured() -> None:
     assert card(answers(people), items(people))["undefined"]["verbosity_bias"] == "not measured"
 
 
-def test_self_preference_by_hand() -> None:
+def test_self_preference_matches_hand_calculation() -> None:
     people = ["fair"] * 80
     verdicts, models = [], []
     for at in range(80):
@@ -110,14 +110,14 @@ def test_self_preference_by_hand() -> None:
     ] == pytest.approx(0.5)
 
 
-def test_flips_and_the_pull_of_the_first_place_by_hand() -> None:
+def test_flips_and_position_bias_match_hand_calculation() -> None:
     orders = [("a", "a"), ("a", "b"), ("tie", "tie"), ("b", "b"), None]  # by place: what stood first is named a
     found = card(answers(["tie", "a", "tie", "tie", "a"], PAIRS, orders=orders), items(["a"] * 5), PAIRS)
     assert found["position_flip_rate"] == 2 / 4
     assert found["prefers_first"] == 3 / 6
 
 
-def test_the_smallest_difference_has_the_power_it_claims() -> None:
+def test_the_smallest_detectable_difference_has_its_power() -> None:
     verdicts = ["bad"] * 50 + ["good"] * 50
     least = card(answers(verdicts), items(verdicts))["smallest_difference"]
     error = np.array([0.0] * 50 + [1.0] * 50).std(ddof=1) * math.sqrt(2 / 100)
@@ -136,7 +136,7 @@ def test_calibration_error_agrees_with_a_second_implementation() -> None:
     assert error == pytest.approx(float((counts[counts > 0] * abs(share - confidence)).sum() / 400))
 
 
-def test_the_card_shows_the_probability_on_the_scale_and_warns_of_little() -> None:
+def test_the_card_has_the_probability_on_the_scale_and_warns_if_it_is_low() -> None:
     labels = ["good", "bad"] * 15
     found = card(answers(labels), items(labels), masses=[0.02, 0.04])
     assert found["mass"] == {"mean": pytest.approx(0.03), "lowest": 0.02}

@@ -107,7 +107,7 @@ def test_a_written_pair_has_no_confidence() -> None:
     assert (found.verdict, found.confidence, found.value) == ("a", None, 0.0)
 
 
-def test_samples_that_all_agree_are_sure() -> None:
+def test_unanimous_samples_have_full_confidence() -> None:
     found = pair(
         PairwiseJudge(samples=3, reading="text"),
         lambda r: json.dumps({"verdict": "a" if '"good"' in r.messages[-1].text.split("output_b")[0] else "b"}),
@@ -116,7 +116,7 @@ def test_samples_that_all_agree_are_sure() -> None:
     assert (found.verdict, found.confidence) == ("a", 1.0)
 
 
-def test_calibration_takes_out_the_pull_of_a_place() -> None:
+def test_calibration_removes_position_bias() -> None:
     # the model leans to the first place by three times; as it is every pair is a tie
     def leaning(request: Any) -> dict[str, float]:
         first = shown(request, "output_a") == "good"
@@ -146,7 +146,7 @@ def test_a_pairwise_judge_needs_both_outputs_and_a_tie() -> None:
 # -- juries and cascades
 
 
-def test_the_majority_decides_and_members_that_fail_do_not_vote() -> None:
+def test_the_majority_decides_and_failed_members_do_not_vote() -> None:
     jury = Jury([Saying("positive", 0.6), Saying("positive", 0.5), Saying("negative", 0.9), Saying(NoGrade("cannot"))])
     found = jury(output="x")
     assert (found.verdict, found.confidence) == ("positive", pytest.approx(2 / 3))
@@ -160,7 +160,7 @@ def test_the_majority_decides_and_members_that_fail_do_not_vote() -> None:
         Jury([Saying("positive"), Saying(NoGrade("cannot")), Saying(ValueError("broken"))])(output="x")
 
 
-def test_the_median_and_the_mean() -> None:
+def test_a_jury_votes_by_median_or_mean() -> None:
     members = [Saying("negative", 0.9), Saying("neutral", 0.5), Saying("positive", 0.9), Saying("positive", 0.9)]
     assert Jury(members[:3], how="median")(output="x").verdict == "neutral"
     assert Jury(members, how="mean")(output="x").verdict == "positive"
@@ -173,7 +173,7 @@ def test_the_median_and_the_mean() -> None:
         Jury(members, weights=[1, -1, 0, 0])
 
 
-def test_reliability_weights_by_hand() -> None:
+def test_reliability_weights_match_hand_calculation() -> None:
     items = [Item(id=str(i), fields={}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),)) for i in range(8)]
     truth = ["yes" if i % 2 else "no" for i in range(8)]
     three_of_four = [*truth[:6], "no" if truth[6] == "yes" else "yes", "no" if truth[7] == "yes" else "yes"]
@@ -184,7 +184,7 @@ def test_reliability_weights_by_hand() -> None:
     assert reliability_weights([["no"] * 8], items, labels=2) == [1.0]  # all at chance: alike
 
 
-def test_the_second_judge_is_asked_where_the_first_is_unsure() -> None:
+def test_the_second_judge_decides_if_the_first_is_unsure() -> None:
     second = Saying("negative", 0.99)
     assert Cascade(Saying("positive", 0.9), second, least=0.7)(output="x").verdict == "positive"
     for unsure in (Saying("positive", 0.6), Saying("positive"), Saying(NoGrade("cannot"))):
@@ -195,14 +195,14 @@ def test_the_second_judge_is_asked_where_the_first_is_unsure() -> None:
         Cascade(second, second, least=1.5)
 
 
-def test_a_first_judge_that_breaks_leaves_it_to_the_second() -> None:
+def test_the_second_judge_decides_if_the_first_fails() -> None:
     assert Cascade(Saying(TimeoutError("slow")), Saying("positive", 0.9))(output="x").verdict == "positive"
     assert Jury([Saying(TimeoutError("slow")), Saying("positive", 0.9)])(output="x").verdict == "positive"
     with pytest.raises(ConfigError):
         Cascade(Saying(ConfigError("no model")), Saying("positive", 0.9))(output="x")
 
 
-def test_members_judge_with_models_of_their_own() -> None:
+def test_members_use_their_own_models() -> None:
     lm, strong = (
         scripted_lm(lambda r: {"no": 0.55, "yes": 0.45}, logprobs=True),
         scripted_lm(lambda r: {"no": 0.05, "yes": 0.95}, logprobs=True),
@@ -214,7 +214,7 @@ def test_members_judge_with_models_of_their_own() -> None:
     assert (lm.scripted.calls, strong.scripted.calls) == (1, 1)
 
 
-def test_a_jury_is_saved_and_loaded_whole(tmp_path: Path) -> None:
+def test_a_jury_is_saved_and_loaded_unchanged(tmp_path: Path) -> None:
     jury = Jury(
         [PointwiseJudge(MOODS, style="letters"), Cascade(PointwiseJudge(MOODS), PairwiseLike(MOODS))],
         how="mean",
@@ -238,7 +238,7 @@ class PairwiseLike(PointwiseJudge):
     """A judge of somebody's own inside a cascade."""
 
 
-def test_judges_from_files(tmp_path: Path) -> None:
+def test_judges_are_loaded_from_files(tmp_path: Path) -> None:
     (tmp_path / "pairs.yaml").write_text("text: Which is better?\ncompare: pairs\n")
     (tmp_path / "list.yaml").write_text("text: Which is best?\ncompare: list\norders: 2\n")
     (tmp_path / "one.yaml").write_text("text: Good?\nmodel: openai/some\n")
@@ -252,7 +252,7 @@ def test_judges_from_files(tmp_path: Path) -> None:
     assert cascade.second.members[0].model == "openai/some"
 
 
-def test_a_rubrics_criterion_is_a_judge(tmp_path: Path) -> None:
+def test_a_criterion_may_be_a_judge(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text("text: Kind?\n")
     (tmp_path / "r.yaml").write_text(
         "name: r\ncriteria:\n- {name: clear, judge: 'Clear?'}\n- {name: kind, judge: {use: one.yaml}}\n"
@@ -275,7 +275,7 @@ def test_a_rubrics_criterion_is_a_judge(tmp_path: Path) -> None:
         ("text: x\ncompare: pairs\nscale: [a, b]", "three labels"),
     ],
 )
-def test_wrong_judge_files_say_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_judge_files_are_refused_with_the_reason(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "l.yaml").write_text("text: x\ncompare: list\n")
     (tmp_path / "p.yaml").write_text("text: x\n")
     (tmp_path / "j.yaml").write_text(text)
@@ -312,14 +312,14 @@ def rank(
         return judge(task_input="q", outputs=outputs)
 
 
-def test_lists_are_matched_by_id_whatever_the_order_of_the_answer() -> None:
+def test_lists_are_matched_by_id_in_any_order() -> None:
     for change in (None, lambda lines: lines[::-1], lambda lines: sorted(lines, key=lambda line: line["grade"])):
         found = rank(graded(change))
         assert found.grades == {"r1": 0.0, "r3": 0.5, "r2": 1.0}
         assert found.ranking == ["r2", "r3", "r1"]
 
 
-def test_ids_that_were_not_shown_count_for_nothing() -> None:
+def test_unknown_ids_are_ignored() -> None:
     found = rank(
         graded(lambda lines: [{**line, "id": "Z" if line["grade"] == "yes" else line["id"]} for line in lines])
     )
@@ -332,7 +332,7 @@ def test_ids_that_were_not_shown_count_for_nothing() -> None:
         rank(lambda request: "I like them all")
 
 
-def test_a_list_read_from_probabilities_has_no_favourite_place() -> None:
+def test_a_list_read_from_probabilities_has_no_position_bias() -> None:
     # the model leans to A in every order; over the orders the pull is level and the better text comes out
     def script(request: Any) -> dict[str, float]:
         worth = {"worst": 1.0, "middle": 2.0, "best": 4.0}
@@ -345,7 +345,7 @@ def test_a_list_read_from_probabilities_has_no_favourite_place() -> None:
     assert sum(found.grades.values()) == pytest.approx(1.5)
 
 
-def test_an_order_that_times_out_leaves_the_others() -> None:
+def test_an_order_that_times_out_does_not_affect_the_others() -> None:
     calls = iter(range(100))
 
     def flaky(request: Any) -> Any:
@@ -367,7 +367,7 @@ def test_the_same_seed_gives_the_same_orders() -> None:
     assert len({text.split("outputs")[1] for text in prompts[0]}) > 1
 
 
-def test_a_list_needs_two() -> None:
+def test_a_list_requires_two_outputs() -> None:
     with pytest.raises(NoGrade, match="2 to 20"):
         rank(graded(), outputs={"r1": "best"})
 
@@ -375,7 +375,7 @@ def test_a_list_needs_two() -> None:
 # -- rankings
 
 
-def test_bradley_terry_by_hand_and_against_a_second_implementation() -> None:
+def test_bradley_terry_matches_hand_calculation_and_a_second_implementation() -> None:
     found = bradley_terry([("a", "b", 1)] * 3 + [("a", "b", 0)])
     assert found["a"] > 0 > found["b"]
     from sklearn.linear_model import LogisticRegression
@@ -403,7 +403,7 @@ def test_bradley_terry_by_hand_and_against_a_second_implementation() -> None:
     )  # the prior's pull is that small
 
 
-def test_one_that_always_wins_stays_finite_and_those_never_compared_stand_at_0() -> None:
+def test_an_output_that_always_wins_is_finite_and_uncompared_ones_are_0() -> None:
     found = bradley_terry([("a", "b", 1)] * 50, names=["a", "b", "c"])
     assert math.isfinite(found["a"])
     assert found["c"] == pytest.approx(0.0)
@@ -414,7 +414,7 @@ def test_one_that_always_wins_stays_finite_and_those_never_compared_stand_at_0()
         bradley_terry([("a", "b", math.nan)])
 
 
-def test_win_rates_by_hand() -> None:
+def test_win_rates_match_hand_calculation() -> None:
     assert win_rates([0.0, 0.0, 0.0]) == pytest.approx([0.5] * 3)
     assert win_rates([math.log(3), 0.0]) == pytest.approx([0.75, 0.25])
     assert win_rates([7.0]) == [0.5]
@@ -438,7 +438,7 @@ def rubric_of(judge: Any, lm: Any, **options: Any) -> Rubric:
     return Rubric("r", criteria, resolver=resolver(lm, lambda _: judge), **options)
 
 
-def test_a_group_is_scored_together_by_pairs() -> None:
+def test_a_group_is_scored_by_pairs() -> None:
     worth = {"best": 4, "middle": 2, "worst": 1}
 
     def script(request: Any) -> dict[str, float]:
@@ -476,7 +476,7 @@ def test_juries_and_cascades_of_pairs_compare_too() -> None:
             assert judge(task_input="q", output_a="best", output_b="worst").orders == ("a", "b")
 
 
-def test_a_pair_that_failed_is_left_out_of_the_comparison() -> None:
+def test_a_failed_pair_is_excluded_from_the_comparison() -> None:
     calls = iter(range(1000))
 
     def now_and_then(request: Any) -> Any:
@@ -495,7 +495,7 @@ def test_a_pair_that_failed_is_left_out_of_the_comparison() -> None:
     assert max(results, key=lambda result: result.grades["better"]) is results[1]
 
 
-def test_a_group_is_scored_together_by_list_and_what_was_not_named_is_unscored() -> None:
+def test_a_group_is_scored_by_list_and_unnamed_outputs_are_unscored() -> None:
     lm = scripted_lm(graded(lambda lines: [line for line in lines if line["grade"] != "partly"]))
     results = rubric_of(LIST, lm).score_group(
         {"question": "q"}, [{"answer": text} for text in ("worst", "best", "middle")]
@@ -504,7 +504,7 @@ def test_a_group_is_scored_together_by_list_and_what_was_not_named_is_unscored()
     assert math.isnan(results[2].grades["better"])
 
 
-def test_a_group_judge_that_fails_leaves_everything_unscored() -> None:
+def test_a_failed_group_judge_leaves_the_group_unscored() -> None:
     lm = scripted_lm(lambda request: dspy.lm15.ServerError("down"))
     results = rubric_of(LIST, lm).score_group({"question": "q"}, [{"answer": "best"}, {"answer": "worst"}])
     assert all(math.isnan(result.grades["better"]) for result in results)
@@ -519,7 +519,7 @@ TWO = (
 )
 
 
-def test_all_criteria_in_one_call(tmp_path: Path) -> None:
+def test_all_criteria_are_judged_in_one_call(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(TWO.format(how="together"))
     lm = scripted_lm(lambda request: json.dumps({"clear": "yes", "kind": "partly", "rude": "no"}), price_usd=0.03)
     result = load_rubric(tmp_path / "r.yaml").with_resolver(resolver(lm)).score({"question": "q"}, {"answer": "x"})
@@ -528,7 +528,7 @@ def test_all_criteria_in_one_call(tmp_path: Path) -> None:
     assert result.cost_usd == pytest.approx(0.03)
 
 
-def test_one_call_that_says_nothing_usable_is_asked_twice_and_scores_nothing(tmp_path: Path) -> None:
+def test_an_unusable_call_is_repeated_once_and_left_unscored(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(TWO.format(how="together"))
     lm = scripted_lm(lambda request: "no idea", price_usd=0.01)
     result = load_rubric(tmp_path / "r.yaml").with_resolver(resolver(lm)).score({"question": "q"}, {"answer": "x"})
@@ -536,7 +536,7 @@ def test_one_call_that_says_nothing_usable_is_asked_twice_and_scores_nothing(tmp
     assert result.cost_usd == pytest.approx(0.01 * lm.scripted.calls)
 
 
-def test_one_rating_over_all_criteria(tmp_path: Path) -> None:
+def test_one_rating_covers_all_criteria(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(
         TWO.format(how="overall")
         + "- {name: short, weight: 4, check: 'assay.rubrics.checks:length', with: {max_tokens: 5}}\n"
@@ -553,13 +553,13 @@ def test_one_rating_over_all_criteria(tmp_path: Path) -> None:
     assert rubric.version != load_rubric(tmp_path / "r.yaml").reweighted({"overall": 2}).version
 
 
-def test_a_criterion_must_not_hide_what_is_judged() -> None:
+def test_a_criterion_named_like_a_judged_field_is_refused() -> None:
     rubric = Rubric("r", [Criterion(name="output", judge=JudgeSpec(text="Is it clear?"))], judging="together")
     with pytest.raises(RubricError, match="names of the judge's inputs"):
         rubric.with_resolver(resolver(scripted_lm(lambda request: "")))
 
 
-def test_judging_is_checked() -> None:
+def test_the_judging_setting_is_checked() -> None:
     judged = Criterion(name="a", judge=JudgeSpec(text="?"))
     with pytest.raises(RubricError, match="each, together, overall"):
         Rubric("r", [judged], judging="all")
@@ -580,7 +580,7 @@ def test_judging_is_checked() -> None:
         )
 
 
-def test_any_object_can_compare() -> None:
+def test_a_group_check_with_a_wrong_number_of_grades_is_unscored() -> None:
     class Ranks:
         def __call__(self, *_: Any, **__: Any) -> Any:
             raise NoGrade("only groups")

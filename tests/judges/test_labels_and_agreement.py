@@ -38,7 +38,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def test_ratings_of_one_item_come_together_with_their_disagreement(tmp_path: Path) -> None:
+def test_ratings_of_one_item_are_merged_with_their_disagreement(tmp_path: Path) -> None:
     rows = [
         {"item_id": "a", "output": "x", "rater": "1", "label": "Yes ", "rationale": "clear"},
         {"item_id": "a", "output": "x", "rater": "2", "label": "no"},
@@ -52,7 +52,7 @@ def test_ratings_of_one_item_come_together_with_their_disagreement(tmp_path: Pat
     assert second.shares == {"no": 1.0}
 
 
-def test_every_rating_counts_also_without_a_rater_or_by_rater_0(tmp_path: Path) -> None:
+def test_ratings_without_a_rater_or_by_rater_0_count(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"output": "x", "label": label} for label in ("no", "yes", "yes")]
     rows += [{"output": "y", "rater": 0, "label": "no"}, {"output": "y", "rater": 0, "label": "yes"}]
     first, second = load_labels(write(tmp_path / "l.jsonl", rows), labels=("no", "yes"))
@@ -60,7 +60,7 @@ def test_every_rating_counts_also_without_a_rater_or_by_rater_0(tmp_path: Path) 
     assert [(rating.rater, rating.label) for rating in second.ratings] == [("0", "yes")]
 
 
-def test_a_column_of_the_rating_makes_no_other_item(tmp_path: Path) -> None:
+def test_rating_columns_do_not_create_another_item(tmp_path: Path) -> None:
     rows = [{"output": "x", "rater": str(i), "label": "no", "seconds": i, "model": "m"} for i in range(3)]
     (found,) = load_labels(write(tmp_path / "l.jsonl", rows), labels=("no", "yes"))
     assert (len(found.ratings), found.fields, found.columns) == (3, {"output": "x"}, {"model": "m"})
@@ -68,7 +68,7 @@ def test_a_column_of_the_rating_makes_no_other_item(tmp_path: Path) -> None:
     assert len(judged) == 3
 
 
-def test_one_content_under_two_ids_keeps_all_ratings() -> None:
+def test_equal_content_under_two_ids_keeps_all_ratings() -> None:
     rows = [
         ("r", {"item_id": f"{at}{name}", "output": f"t{at}", "rater": name, "label": "no"})
         for at in range(60)
@@ -87,7 +87,7 @@ def test_one_content_under_two_ids_keeps_all_ratings() -> None:
     )
 
 
-def test_what_a_table_leaves_empty_is_missing_whatever_it_is_called() -> None:
+def test_empty_table_cells_are_missing_values() -> None:
     rows = [("r", {"item_id": "a", "input": math.nan, "output": "x", "rater": rater, "label": "no"}) for rater in "ab"]
     (found,) = make_items(rows, labels=("no", "yes"))
     assert (len(found.ratings), found.fields) == (2, {"output": "x"})
@@ -115,12 +115,12 @@ def test_wrong_rows_are_named_with_their_line(tmp_path: Path, row: dict[str, Any
         load_labels(spec, labels=("no", "yes"))
 
 
-def test_labels_without_one_label_are_refused(tmp_path: Path) -> None:
+def test_a_label_file_without_labels_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="none of its 1 rows has a label"):
         load_labels(write(tmp_path / "l.jsonl", [{"output": "x", "label": ""}]), labels=("no", "yes"))
 
 
-def test_items_split_by_content_whatever_the_order_and_a_limit_keeps_the_classes_shares() -> None:
+def test_items_are_split_by_content_in_any_order_and_a_limit_keeps_class_shares() -> None:
     items = [item(n, "yes" if n % 4 == 0 else "no") for n in range(400)]
     splits, turned = split_items(items), split_items(items[::-1])
     assert {i.id for i in splits.test} == {i.id for i in turned.test}
@@ -130,7 +130,7 @@ def test_items_split_by_content_whatever_the_order_and_a_limit_keeps_the_classes
     assert sum(i.modes[0] == "yes" for i in limited) == round(40 * share)
 
 
-def test_a_content_is_in_one_split_however_often_it_comes() -> None:
+def test_repeated_content_is_in_one_split() -> None:
     items = [
         Item(id=f"{n}-{again}", fields={"output": str(n)}, ratings=(Rating(rater="1", label="yes"),))
         for n in range(100)
@@ -140,7 +140,7 @@ def test_a_content_is_in_one_split_however_often_it_comes() -> None:
     assert sum(splits.sizes().values()) == 100
 
 
-def test_kappa_by_hand() -> None:
+def test_kappa_matches_hand_calculation() -> None:
     # judge yes yes no no, raters yes no no no: agree 3/4; chance: yes 1/2 * 1/4 + no 1/2 * 3/4 = 1/2;
     # (3/4 - 1/2) / (1/2) = 0.5
     found = agreement(
@@ -161,7 +161,7 @@ def test_disagreeing_raters_are_counted_by_their_shares() -> None:
     assert found.values["accuracy"] == 1.0
 
 
-def test_quadratic_weights_forgive_neighbours_by_hand() -> None:
+def test_quadratic_weighted_kappa_matches_hand_calculation() -> None:
     # judge bad fair good good, people bad good good fair. squared distances 0 1 0 1, mean 1/2.
     # expected: judge (1 1 2)/4, raters (1 1 2)/4 over distances |i-j|^2:
     # sum p_i q_j d = (1*1*1 + 1*2*4 + 1*1*1 + 1*2*1 + 2*1*4 + 2*1*1) / 16 = 22/16
@@ -190,7 +190,7 @@ def test_kappa_agrees_with_a_second_implementation(pairs: list[tuple[str, str]])
     )
 
 
-def test_what_is_undefined_is_said_and_is_no_number() -> None:
+def test_undefined_measures_are_none_with_a_reason() -> None:
     one_class = agreement(answers("yes", "no"), [item(1, "yes"), item(2, "yes")], YES_NO, intervals=False)
     assert one_class.values["kappa"] is None
     assert "only one label" in one_class.why["kappa"]
@@ -205,7 +205,7 @@ def test_what_is_undefined_is_said_and_is_no_number() -> None:
     assert set(nothing.values.values()) == {None}
 
 
-def test_a_constant_judge_has_kappa_0_and_a_perfect_one_1() -> None:
+def test_a_constant_judge_has_kappa_0_and_a_perfect_judge_1() -> None:
     items = [item(n, "yes" if n % 2 else "no") for n in range(40)]
     constant = agreement(answers(*["yes"] * 40), items, YES_NO)
     assert constant.values["kappa"] == 0.0
@@ -214,7 +214,7 @@ def test_a_constant_judge_has_kappa_0_and_a_perfect_one_1() -> None:
     assert perfect.intervals["kappa"] == (1 - 3 / 40, 1.0)  # the rule of three
 
 
-def test_no_interval_is_claimed_for_a_handful_of_items() -> None:
+def test_few_items_have_no_interval() -> None:
     items = [item(n, "yes" if n % 2 else "no") for n in range(10)]
     found = agreement(answers(*[i.modes[0] for i in items]), items, YES_NO)
     assert set(found.intervals.values()) == {None}
@@ -222,7 +222,7 @@ def test_no_interval_is_claimed_for_a_handful_of_items() -> None:
     assert (gain["mean"], gain["low"]) == (1.0, None)
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+def test_intervals_have_their_nominal_coverage() -> None:
     rng, held = np.random.default_rng(0), 0
     for _ in range(60):  # a judge that is right 3 times of 4 on balanced labels: kappa 0.5
         truth = rng.integers(0, 2, 100)
@@ -237,7 +237,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     assert held >= 52  # 95 % of 60 is 57
 
 
-def test_the_ceiling_is_one_rater_against_the_others() -> None:
+def test_the_ceiling_compares_each_rater_with_the_others() -> None:
     agreed = [item(n, *["yes" if n % 2 else "no"] * 3) for n in range(30)]
     assert ceiling(agreed, YES_NO).values["kappa"] == 1.0
     alone = ceiling([item(1, "yes")], YES_NO)
@@ -245,7 +245,7 @@ def test_the_ceiling_is_one_rater_against_the_others() -> None:
     assert alone.why["kappa"] == "no item has two raters"
 
 
-def test_a_gain_is_paired_over_what_both_judged() -> None:
+def test_a_gain_is_paired_over_the_items_that_both_judged() -> None:
     items = [item(n, "yes" if n % 2 else "no") for n in range(60)]
     right = [i.modes[0] for i in items]
     gain = measure_gain("accuracy", answers(*(["yes"] * 58 + [None, None])), answers(*right), items, YES_NO)
@@ -254,7 +254,7 @@ def test_a_gain_is_paired_over_what_both_judged() -> None:
     assert gain["low"] > 0.3
 
 
-def test_brier_and_calibration_error_by_hand() -> None:
+def test_brier_and_calibration_error_match_hand_calculation() -> None:
     given_ = Answers(["yes", "no"], [1, 0], [{"no": 0.2, "yes": 0.8}, {"no": 0.6, "yes": 0.4}])
     items = [item(1, "yes"), item(2, "yes")]
     # (0.2^2 + 0.2^2 + 0.6^2 + 0.6^2) / 2 = 0.4; bins: 0.8 against 1 and 0.6 against 0: (0.2 + 0.6) / 2 = 0.4
@@ -278,7 +278,7 @@ def test_the_objective_follows_the_scale(spec: JudgeSpec, objective: str) -> Non
     assert objective_of(spec) == objective
 
 
-def test_rows_at_hand_make_items() -> None:
+def test_rows_in_memory_become_items() -> None:
     assert make_items([("row 1", {"output_a": "x", "output_b": "y", "label": "no"})], labels=("no", "yes"))[
         0
     ].fields == {
@@ -290,7 +290,7 @@ def test_rows_at_hand_make_items() -> None:
 @pytest.mark.parametrize("kind", ["nominal", "ordinal", "numeric"])
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=20, max_size=40))
 @settings(deadline=None, max_examples=20)
-def test_what_is_resampled_is_what_the_libraries_measure(kind: str, pairs: list[tuple[int, int]]) -> None:
+def test_resampled_measures_equal_those_of_the_libraries(kind: str, pairs: list[tuple[int, int]]) -> None:
     spec = JudgeSpec(text="?", scale=("1", "2", "4"), kind=kind)
     judge, people = zip(*pairs, strict=True)
     table = _Table(
@@ -304,7 +304,7 @@ def test_what_is_resampled_is_what_the_libraries_measure(kind: str, pairs: list[
             assert table.resampled(name, np.arange(len(pairs))[None])[0] == pytest.approx(value), name
 
 
-def test_judges_that_see_other_fields_have_labels_of_those(tmp_path: Path) -> None:
+def test_judges_of_other_fields_have_labels_for_those_fields(tmp_path: Path) -> None:
     spec = write(tmp_path / "l.jsonl", [{"question": f"q{at}", "answer": "x", "label": "no"} for at in range(3)])
     items = load_labels(spec, labels=("no", "yes"), shows=("question", "answer"))
     assert [dict(item.fields) for item in items] == [{"question": f"q{at}", "answer": "x"} for at in range(3)]
@@ -313,7 +313,7 @@ def test_judges_that_see_other_fields_have_labels_of_those(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_labels_from_tables(tmp_path: Path, ending: str) -> None:
+def test_labels_are_read_from_tables(tmp_path: Path, ending: str) -> None:
     import pyarrow as pa
     from pyarrow import csv, parquet
 
@@ -335,7 +335,7 @@ def test_labels_from_tables(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["nominal", "ordinal", "numeric"])
-def test_alpha_is_krippendorffs_and_takes_disagreeing_raters_by_their_shares(kind: str) -> None:
+def test_alpha_is_krippendorffs_and_weights_disagreeing_raters_by_their_shares(kind: str) -> None:
     import krippendorff
 
     rng, spec = np.random.default_rng(1), JudgeSpec(text="?", scale=("1", "2", "4", "8"), kind=kind)
@@ -368,7 +368,7 @@ def test_alpha_is_krippendorffs_and_takes_disagreeing_raters_by_their_shares(kin
     assert soft == pytest.approx(doubled, abs=0.005)  # they differ by the correction for few items
 
 
-def test_brier_and_the_ceiling_against_second_implementations() -> None:
+def test_brier_and_ceiling_agree_with_second_implementations() -> None:
     from sklearn.metrics import brier_score_loss
 
     rng = np.random.default_rng(2)

@@ -80,7 +80,7 @@ def judged(judge: PointwiseJudge, script: Any, *, logprobs: bool = True, **given
         return judge(**{"task_input": "q", "output": "x", **given})
 
 
-def test_a_refusal_is_no_verdict_however_sure_the_rest_looks() -> None:
+def test_a_refusal_is_unscored_whatever_the_other_probabilities() -> None:
     with pytest.raises(NoGrade, match=r"0\.15% on \['no', 'yes'\] and 99\.75% on other tokens \(99\.75% on 'I'\)"):
         judged(PointwiseJudge(GOOD), lambda request: REFUSAL)
     assert judged(PointwiseJudge(GOOD, min_mass=0.0), lambda request: REFUSAL).verdict == "yes", (
@@ -103,19 +103,19 @@ def test_a_refusal_is_no_verdict_however_sure_the_rest_looks() -> None:
     ],
     ids=["less certain", "in three words", "in nine", "a letter"],
 )
-def test_a_refusal_is_no_verdict_in_whatever_words(said: dict[str, float]) -> None:
+def test_a_refusal_in_any_words_is_unscored(said: dict[str, float]) -> None:
     with pytest.raises(NoGrade, match="no verdict: the model puts"):
         judged(PointwiseJudge(GOOD), lambda request: said)
 
 
-def test_mass_is_compared_with_the_sum_of_the_other_reported_tokens_and_not_with_1() -> None:
+def test_mass_is_compared_with_the_sum_of_the_other_reported_tokens() -> None:
     # a small model spreads its probability: 0.07 on the scale against 0.30 on the next word is a reading
     found = judged(PointwiseJudge(GOOD), lambda request: {"The": 0.3, "yes": 0.05, "no": 0.02})
     assert found.verdict == "yes"
     assert scale_masses([found.raw]) == [pytest.approx(0.07)]
 
 
-def test_the_first_letter_of_a_refusal_is_no_word_of_the_scale() -> None:
+def test_the_first_letter_of_a_refusal_is_not_a_scale_word() -> None:
     spec = JudgeSpec(text="Is it right?", scale=("incorrect", "correct"))
     with pytest.raises(NoGrade, match=r"99\.00% on 'I'"):
         judged(PointwiseJudge(spec), lambda request: {"I": 0.99, "correct": 0.001})
@@ -139,7 +139,9 @@ def test_min_mass_is_part_of_a_judges_file_and_artifact(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     "top", [None, {}, {"<think>": 0.99, "yes": 0.005}], ids=["none", "no alternatives", "a thinking model"]
 )
-def test_auto_reads_what_is_written_where_probabilities_say_nothing(serve: Any, top: dict[str, float] | None) -> None:
+def test_auto_reads_the_written_verdict_if_probabilities_are_uninformative(
+    serve: Any, top: dict[str, float] | None
+) -> None:
     def answer(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         found = completion("yes" if body.get("logprobs") else '{"verdict": "yes"}', top or {"yes": 1.0})
         if body.get("logprobs") and not top:
@@ -169,7 +171,7 @@ def asked_texts(judge: PointwiseJudge, **given: Any) -> list[str]:
     return asked
 
 
-def test_an_empty_output_is_shown_as_empty_and_what_is_not_there_is_not_shown() -> None:
+def test_an_empty_output_is_in_the_prompt_and_an_absent_one_is_not() -> None:
     assert asked_texts(PointwiseJudge(GOOD), output="") == ['task_input: "q"\noutput: (empty)']
     assert asked_texts(PointwiseJudge(GOOD), output="  \n") == ['task_input: "q"\noutput: (empty)']
     assert asked_texts(PointwiseJudge(GOOD), output="(empty)") == ['task_input: "q"\noutput: "(empty)"'], (
@@ -180,7 +182,7 @@ def test_an_empty_output_is_shown_as_empty_and_what_is_not_there_is_not_shown() 
     assert one_of({"answer": "", "why": None}) == ""
 
 
-def test_a_rubric_shows_its_judge_an_empty_answer_as_empty() -> None:
+def test_a_rubric_passes_an_empty_answer_to_its_judge() -> None:
     asked: list[str] = []
     lm = scripted_lm(remembering(asked, {"yes": 0.1, "no": 0.9}), logprobs=True)
     rubric = Rubric("r", [Criterion(name="good", judge=GOOD)]).with_resolver(
@@ -191,7 +193,7 @@ def test_a_rubric_shows_its_judge_an_empty_answer_as_empty() -> None:
     assert asked[0].endswith("output: (empty)")
 
 
-def test_auto_reads_the_written_verdict_from_the_first_answer_without_probabilities_on() -> None:
+def test_auto_reads_written_verdicts_after_the_first_answer_without_probabilities() -> None:
     lm = scripted_lm(lambda request: '{"verdict": "yes"}', logprobs=True)
     judge = PointwiseJudge(GOOD)
     with dspy.context(lm=lm):
@@ -202,13 +204,13 @@ def test_auto_reads_the_written_verdict_from_the_first_answer_without_probabilit
         judged(PointwiseJudge(GOOD, reading="probabilities"), lambda request: "yes")
 
 
-def test_a_bare_word_is_a_written_verdict() -> None:
+def test_a_single_word_is_a_written_verdict() -> None:
     assert judged(PointwiseJudge(GOOD), lambda request: "Yes.", logprobs=False).verdict == "yes"
     with pytest.raises(NoGrade):
         judged(PointwiseJudge(GOOD), lambda request: "Yes and no.", logprobs=False)
 
 
-def test_a_judge_of_lists_falls_back_likewise() -> None:
+def test_a_listwise_judge_falls_back_to_written_verdicts() -> None:
     written = '{"grades": [{"id": "A", "grade": "yes"}, {"id": "B", "grade": "no"}]}'
     with dspy.context(lm=scripted_lm(lambda request: written, logprobs=True)):
         assert set(ListwiseJudge(GOOD, orders=2)(task_input="q", outputs={"x": "1", "y": "2"}).grades) == {"x", "y"}
@@ -222,7 +224,7 @@ def test_a_server_with_logprobs_is_read_from_its_probabilities(serve: Any) -> No
     assert (seen[0]["logprobs"], seen[0]["top_logprobs"]) == (True, 20)
 
 
-def test_a_server_without_logprobs_is_read_from_what_it_writes(serve: Any) -> None:
+def test_a_server_without_logprobs_is_read_from_its_text(serve: Any) -> None:
     address, seen = serve(lambda body: (200, completion('{"verdict": "no"}')))
     with dspy.context(lm=get_lm("openai/some-judge", api_base=address, api_key="none")):
         judge = PointwiseJudge(GOOD)
@@ -230,7 +232,7 @@ def test_a_server_without_logprobs_is_read_from_what_it_writes(serve: Any) -> No
     assert len(seen) == 4
 
 
-def test_a_server_that_refuses_to_be_asked_for_logprobs_is_read_from_what_it_writes(serve: Any) -> None:
+def test_a_server_that_refuses_logprobs_is_read_from_its_text(serve: Any) -> None:
     def answer(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         if body.get("logprobs"):
             return 400, {

@@ -62,7 +62,7 @@ def drawn(
     return outputs, gaps, people
 
 
-def test_a_planted_word_and_a_planted_mark_are_found_with_effect_and_interval() -> None:
+def test_a_planted_word_and_mark_are_detected_with_effect_and_interval() -> None:
     found = {row["feature"]: row for row in explained_by(*drawn(0, acme=0.3, exclaimed=0.25)) or []}
     planted = {"the word 'acme'": 0.3, "an exclamation mark": 0.25}
     assert found.keys() == planted.keys()
@@ -74,19 +74,19 @@ def test_a_planted_word_and_a_planted_mark_are_found_with_effect_and_interval() 
     assert all(row["p"] < 0.01 for row in found.values())
 
 
-def test_a_sound_judge_with_noise_is_seldom_accused() -> None:
+def test_a_sound_noisy_judge_rarely_raises_an_alarm() -> None:
     # corrected to 5 % over all features: of 24 sound judges 1.2 are expected, and five would come once in 140 times
     assert sum(bool(explained_by(*drawn(seed))) for seed in range(24)) <= 4
 
 
-def test_words_of_good_outputs_are_no_bias_of_a_judge_that_is_drawn_to_the_middle() -> None:
+def test_words_of_good_outputs_are_no_bias_of_a_judge_that_avoids_extremes() -> None:
     outputs, _, people = drawn(1)
     shrunken = [0.5 + 0.4 * (place - 0.5) - place for place in people]  # far below raters on what they like best
     noise = np.random.default_rng(0).normal(0, 0.05, len(people))
     assert explained_by(outputs, [gap + e for gap, e in zip(shrunken, noise, strict=True)], people) == []
 
 
-def test_few_verdicts_or_no_difference_claim_nothing() -> None:
+def test_few_verdicts_or_no_difference_give_no_finding() -> None:
     outputs, gaps, people = drawn(0, n=39)
     assert explained_by(outputs, gaps, people) is None
     outputs, gaps, people = drawn(0, n=60)
@@ -94,7 +94,7 @@ def test_few_verdicts_or_no_difference_claim_nothing() -> None:
     assert explained_by(["x"] * 60, gaps, people) == []
 
 
-def test_words_that_stand_together_are_named_once() -> None:
+def test_words_that_occur_together_are_reported_once() -> None:
     outputs, gaps, people = drawn(2, acme=0.4)
     found = explained_by([text.replace("acme", "acme corp") for text in outputs], gaps, people) or []
     assert [row["feature"] for row in found] == ["the words 'acme', 'corp'"]

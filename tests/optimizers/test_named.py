@@ -75,7 +75,7 @@ def test_dspys_optimizers_run_by_the_names_of_their_classes(place: Path, name: s
     assert not [note for note in data["notes"] if "failed" in note]
 
 
-def test_rules_that_are_inferred_are_not_written_into_the_users_program(place: Path) -> None:
+def test_inferred_rules_do_not_change_the_users_program(place: Path) -> None:
     """DSPy writes them into the signature's class, which every copy shares: the baseline had them too."""
     program = dspy.Predict("question -> answer")
     instructions = program.signature.instructions
@@ -96,9 +96,7 @@ def test_rules_that_are_inferred_are_not_written_into_the_users_program(place: P
         ("AvatarOptimizer", "Use gepa, mipro or simba"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_before_any_call_with_the_reason_and_a_way(
-    place: Path, name: str, way: str
-) -> None:
+def test_unsupported_combinations_are_refused_before_any_call_with_a_remedy(place: Path, name: str, way: str) -> None:
     lm = scripted_lm(script)
     with pytest.raises(ConfigError, match=way):
         compiled(name, lm)
@@ -126,7 +124,7 @@ def test_every_optimizer_that_dspy_exports_is_named() -> None:
         ("dspy.teleprompt:COPRO", {"breadth": 2.5}, r"breadth=2.5 must be int"),
     ],
 )
-def test_settings_that_an_optimizer_does_not_take_are_refused(
+def test_unknown_settings_of_an_optimizer_are_refused(
     place: Path, optimizer: str, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -164,7 +162,7 @@ def test_a_setting_of_a_wrong_type_ends_the_command_with_2_before_the_first_call
     assert "max_metric_calls='abc' must be int" in ended.stderr
 
 
-def test_values_that_fit_are_taken() -> None:
+def test_valid_values_are_accepted() -> None:
     check_settings("gepa", {"max_metric_calls": 40, "auto": None, "num_threads": None, "instruction_proposer": print})
     check_settings("mipro", {"metric_threshold": 1, "init_temperature": 1, "minibatch": True})
     check_settings("bootstrap", {"metric_threshold": 0.5, "teacher_settings": {}})
@@ -190,7 +188,7 @@ def test_budgets_follow_from_the_cap() -> None:
     assert (given(3).runs(40), given(30000).passes(7, most=30)) == (1, 30)
 
 
-def test_what_is_cut_off_or_unclosed_is_broken_and_what_is_whole_is_not() -> None:
+def test_truncated_or_unclosed_instructions_are_broken_and_complete_ones_are_not() -> None:
     for text in (
         "",
         "Answer with the number and",
@@ -218,7 +216,7 @@ def test_what_is_cut_off_or_unclosed_is_broken_and_what_is_whole_is_not() -> Non
     assert not broken('Say "yes in other words.', before='Say "yes.')  # it was so before
 
 
-def test_an_answer_that_was_cut_at_its_limit_is_not_taken_although_it_looks_whole() -> None:
+def test_an_answer_cut_at_its_limit_is_rejected_even_if_it_looks_complete() -> None:
     check = InstructionCheck(dspy.Predict("question -> answer"))
     check.cut.append("of the rules that follow. First, add two.")
     assert (
@@ -264,7 +262,7 @@ def out_of_form(request: Any) -> str:
     return script(request) if set(fields) == {"answer"} else "I cannot do that."
 
 
-def test_mipro_whose_proposals_cannot_be_parsed_ends_with_the_plain_program_tested_and_saved(place: Path) -> None:
+def test_mipro_with_unparsable_proposals_tests_and_saves_the_baseline(place: Path) -> None:
     data = compiled("mipro", scripted_lm(out_of_form))
     assert (data["winner"], data["test"]["compiled"]["n"], data["stopped"]) == ("baseline", 5, None)
     note = next(note for note in data["notes"] if "failed" in note)
@@ -288,7 +286,7 @@ class Half:
 """
 
 
-def test_the_best_program_that_an_optimizer_evaluated_before_it_broke_goes_on_to_gate_and_test(
+def test_the_best_program_before_an_optimizer_failure_is_gated_and_tested(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(place))
@@ -304,7 +302,7 @@ def test_the_best_program_that_an_optimizer_evaluated_before_it_broke_goes_on_to
     assert 'raise KeyError("lost " * 1000)' in log.read_text()
 
 
-def test_what_a_job_lacks_is_no_failure_of_its_optimizer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_error_is_not_an_optimizer_failure(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(place))
     (place / "lacking.py").write_text(
         "from assay.errors import MissingExtra\n\n\nclass Lacking:\n    def compile(self, student, trainset):\n"

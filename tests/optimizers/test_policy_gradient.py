@@ -36,7 +36,7 @@ def trajectory(name: str, group: str, *rewards: float) -> Trajectory:
 # -- credit
 
 
-def test_grpo_on_single_calls_is_the_formula_of_trl() -> None:
+def test_grpo_on_single_calls_equals_the_formula_of_trl() -> None:
     batch = [
         trajectory(f"r{at}", f"g{at // 4}", reward) for at, reward in enumerate([0, 1, 1, 0.5, 0.2, 0.2, 0.2, 0.9])
     ]
@@ -46,13 +46,13 @@ def test_grpo_on_single_calls_is_the_formula_of_trl() -> None:
     assert [found[f"r{at}"][0] for at in range(4)] == pytest.approx([(r - mean) / (deviation + 1e-4) for r in first])
 
 
-def test_rloo_takes_the_others_mean_unscaled() -> None:
+def test_rloo_uses_the_unscaled_mean_of_the_other_rollouts() -> None:
     batch = [trajectory(f"r{at}", "g", reward) for at, reward in enumerate([0.0, 1.0, 0.5])]
     found = assign_credit(batch, PolicySettings(algorithm="rloo"), ValueMemory()).advantages
     assert [found[f"r{at}"][0] for at in range(3)] == pytest.approx([-0.75, 0.75, 0.0])
 
 
-def test_reinforce_takes_the_batch() -> None:
+def test_reinforce_uses_the_batch_statistics() -> None:
     batch = [trajectory("a", "g", 0.0), trajectory("b", "g", 0.0), trajectory("c", "h", 1.0), trajectory("d", "h", 1.0)]
     found = assign_credit(batch, PolicySettings(algorithm="reinforce++-turn"), ValueMemory())
     deviation = math.sqrt(1 / 3)
@@ -99,7 +99,7 @@ def test_kl_in_the_reward_counts_for_every_token_before_it() -> None:
     assert found[1].tolist() == pytest.approx([0.8, 1.0])
 
 
-def test_a_value_head_explains_what_features_cannot_see() -> None:
+def test_a_value_head_explains_variance_that_features_do_not() -> None:
     """The hidden state tells which tasks are hard; the features are alike for all."""
     rng = np.random.default_rng(0)
     batch = [trajectory(f"r{at}", f"g{at // 4}", 0.0, float(at // 4 % 2)) for at in range(96)]
@@ -112,7 +112,7 @@ def test_a_value_head_explains_what_features_cannot_see() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_identical_rollouts_push_nowhere(algorithm: str) -> None:
+def test_identical_rollouts_have_zero_advantage(algorithm: str) -> None:
     batch = [trajectory(f"r{at}", "g", 0.15, 0.15, 1.0) for at in range(4)]
     credit = assign_credit(batch, PolicySettings(algorithm=algorithm), ValueMemory())
     assert credit.advantages == {}
@@ -122,7 +122,7 @@ def test_identical_rollouts_push_nowhere(algorithm: str) -> None:
     assert left["rollouts of zero-variance groups"] == 4
 
 
-def test_a_ppo_value_is_fitted_on_other_groups_and_remembers() -> None:
+def test_a_ppo_value_is_fitted_on_other_groups_and_survives_a_reload() -> None:
     memory, config = ValueMemory(), PolicySettings(algorithm="ppo")
     for at in range(4):
         assign_credit([trajectory(f"{at}{n}", f"g{n // 2}", 0.1, 0.0, n % 2) for n in range(4)], config, memory)
@@ -137,7 +137,7 @@ def test_a_ppo_value_is_fitted_on_other_groups_and_remembers() -> None:
 @given(
     st.lists(st.lists(st.floats(-1, 1), min_size=1, max_size=5), min_size=2, max_size=8), st.sampled_from(ALGORITHMS)
 )
-def test_advantages_are_finite_and_one_a_call(rewards: list[list[float]], algorithm: str) -> None:
+def test_every_call_has_one_finite_advantage(rewards: list[list[float]], algorithm: str) -> None:
     batch = [trajectory(f"r{at}", f"g{at % 2}", *turns) for at, turns in enumerate(rewards)]
     for one in batch:
         turns = assign_credit(batch, PolicySettings(algorithm=algorithm), ValueMemory()).advantages.get(one.rollout)
@@ -170,7 +170,7 @@ def test_advantages_are_finite_and_one_a_call(rewards: list[list[float]], algori
         ({"epsilon_high": 11}, "epsilon_high=11 must be between 0 and 10"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_inconsistent_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PolicySettings(**settings)
 
@@ -184,7 +184,9 @@ def test_each_loss_has_the_clip_of_its_paper() -> None:
 @pytest.mark.parametrize(
     "settings", [{"discount": 0.8}, {"returns": "uniform"}, {"returns": "step"}], ids=["discount", "uniform", "step"]
 )
-def test_of_two_right_answers_the_shorter_way_is_pushed(algorithm: str, settings: dict[str, Any]) -> None:
+def test_of_two_right_answers_the_shorter_rollout_has_the_higher_advantage(
+    algorithm: str, settings: dict[str, Any]
+) -> None:
     batch = [trajectory("short", "g", 0.0, 1.0), trajectory("long", "g", 0.0, 0.0, 0.0, 1.0)]
     credit = assign_credit(batch, PolicySettings(algorithm=algorithm, **settings), ValueMemory())
     assert credit.zero_variance == 0
@@ -196,7 +198,9 @@ def test_of_two_right_answers_the_shorter_way_is_pushed(algorithm: str, settings
 @pytest.mark.parametrize(
     "settings", [{"discount": 0.0}, {"discount": 0.5}, {"discount": 1.0}, {"returns": "step"}, {"returns": "uniform"}]
 )
-def test_a_right_rollout_is_pushed_by_a_little_whatever_its_returns(algorithm: str, settings: dict[str, Any]) -> None:
+def test_a_right_rollout_has_a_small_positive_advantage_for_any_returns(
+    algorithm: str, settings: dict[str, Any]
+) -> None:
     config = PolicySettings(algorithm=algorithm, **settings)
     credit = assign_credit(
         [trajectory("right", "g", *[0.0] * 7, 1.0), trajectory("wrong", "g", *[0.0] * 8)], config, ValueMemory()
@@ -208,7 +212,7 @@ def test_a_right_rollout_is_pushed_by_a_little_whatever_its_returns(algorithm: s
     assert (same.zero_variance, same.advantages) == (1, {})
 
 
-def test_rollouts_are_shared_out_whole() -> None:
+def test_rollouts_are_divided_without_splitting_them() -> None:
     assert PolicySettings().shared_out(1) == (2, 12)
     assert PolicySettings().shared_out(8) == (1, 3)
     assert PolicySettings(prompts_per_step=3, num_generations=3).shared_out(1) == (1, 9)
@@ -270,7 +274,7 @@ def chosen(call: Transition) -> str:
     return "".join(piece if mine else "·" for piece, mine in zip(pieces, trained_tokens(call, pieces), strict=True))
 
 
-def test_what_a_grammar_of_lines_forces_is_not_trained() -> None:
+def test_tokens_forced_by_a_line_grammar_are_not_trained() -> None:
     schema = {"x-assay-lines": True, "properties": {"thought": {}, "action": {}}}
     assert (
         chosen(transition("thought: add them\naction: calculator", schema=schema))
@@ -278,7 +282,7 @@ def test_what_a_grammar_of_lines_forces_is_not_trained() -> None:
     )
 
 
-def test_of_the_words_that_a_grammar_offers_the_letters_that_decide_are_trained() -> None:
+def test_of_grammar_choices_the_deciding_tokens_are_trained() -> None:
     fields = {
         "action": {"enum": ["add", "answer"]},
         "sure": {"type": "boolean"},
@@ -300,7 +304,7 @@ def test_of_the_words_that_a_grammar_offers_the_letters_that_decide_are_trained(
     assert chosen(transition(text, schema=schema)) == "·" * 13 + "n" + "·" * 15 + "f" + "·" * 24 + "y" + "·" * 4
 
 
-def test_what_a_json_grammar_forces_is_not_trained() -> None:
+def test_tokens_forced_by_a_json_grammar_are_not_trained() -> None:
     schema = {"properties": {"expression": {}, "n": {}}}
     assert (
         chosen(transition('{"expression": "2 + 2", "n": 12}', schema=schema))
@@ -308,7 +312,7 @@ def test_what_a_json_grammar_forces_is_not_trained() -> None:
     )
 
 
-def test_a_token_that_the_model_held_for_impossible_was_the_grammars() -> None:
+def test_a_token_of_negligible_probability_is_attributed_to_the_grammar() -> None:
     schema = {"x-assay-lines": True, "properties": {"action": {}}}
     odds = [-0.1] * 8 + [-15.0] + [-0.1] * 3
     assert chosen(transition("action: abc", schema=schema, logprobs=tuple(odds))) == "········" + "·bc"
@@ -321,7 +325,7 @@ class Bytes(Letters):
         return bytes(ids).decode("utf-8", "replace").replace("\0", "")
 
 
-def test_letters_of_several_tokens_are_told_from_what_a_grammar_forced() -> None:
+def test_multi_token_letters_are_distinguished_from_forced_tokens() -> None:
     schema = {"x-assay-lines": True, "properties": {"city": {}, "sure": {}}}
     text = "city: Ål\nsure: yes"
     ids = (*text.encode(), 0)
@@ -332,7 +336,7 @@ def test_letters_of_several_tokens_are_told_from_what_a_grammar_forced() -> None
     assert bytes(ids[at] for at in forced).decode() == "city: sure: "
 
 
-def test_bytes_that_are_no_letters_do_not_hide_what_a_grammar_forced() -> None:
+def test_invalid_bytes_do_not_hide_forced_tokens() -> None:
     schema = {"x-assay-lines": True, "properties": {"thought": {}, "action": {}}}
     call = transition("thought: so ÏÃ\naction: answer", schema=schema)  # as the engine wrote it; as the tokenizer does:
     pieces = ["thought", ": ", "so", "\ufffd", "\ufffd", "\n", "action", ": ", "answer"]
@@ -340,7 +344,7 @@ def test_bytes_that_are_no_letters_do_not_hide_what_a_grammar_forced() -> None:
     assert trained_tokens(call, pieces) == [False, False, True, True, True, True, False, False, True]
 
 
-def test_rows_hold_the_sampled_tokens_and_count_what_cannot_be_trained_on() -> None:
+def test_rows_contain_the_sampled_tokens_and_untrainable_calls_are_counted() -> None:
     calls = [
         transition("4"), transition("4", cached=True), transition("", error="ServerError"),
         transition("4", token_ids=None),
@@ -370,7 +374,7 @@ def seen(**curves: list[float]) -> TrainingMonitor:
     return watch
 
 
-def test_alarms_name_the_cure_once() -> None:
+def test_each_alarm_names_its_remedy_once() -> None:
     watch = seen(
         entropy=[1.0, 1.0, 1.0, 0.1, 0.1, 0.1, 0.1], zero_variance_groups=[1.0] * 7, score=[0.9] * 7, kl=[0.9] * 7
     )
@@ -395,14 +399,14 @@ def test_a_gamed_rubric_raises_an_alarm_by_the_monitor_rubric() -> None:
     assert not seen(score=[0.5] * 12, monitor=down).alarms
 
 
-def test_step_rewards_that_are_earned_by_calling_are_told() -> None:
+def test_step_rewards_earned_by_repeated_calls_are_reported() -> None:
     up, flat = [0.1 * at for at in range(12)], [0.5] * 12
     assert "earned by making more calls" in seen(reward=up, turns=up, score=flat).alarms["income"]
     assert not seen(reward=up, turns=up, score=up).alarms
     assert not seen(reward=up, turns=flat, score=flat).alarms
 
 
-def test_convergence_is_no_difference_and_little_noise() -> None:
+def test_convergence_requires_no_difference_and_little_noise() -> None:
     flat = [0.8, 0.82, 0.79, 0.81, 0.8, 0.8, 0.81, 0.79, 0.8, 0.82]
     assert seen(reward=flat).converged is None
     assert seen(reward=flat + flat).converged is True
@@ -429,7 +433,7 @@ def arguments(folder: Path, **more: Any) -> Any:
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 20), st.integers(0, 3))
-def test_no_task_comes_twice_in_a_step_nor_again_before_all_others(
+def test_tasks_are_sampled_without_repetition_until_all_were_used(
     tasks: int, spare: int, steps: int, seed: int
 ) -> None:
     items, config = tasks + spare - 1, PolicySettings(prompts_per_step=tasks, steps=steps, seed=seed)
@@ -462,7 +466,7 @@ def logged(model: Path, folder: Path, rows: list[Row], parts: int, **more: Any) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo"])
-def test_blank_parts_of_a_batch_change_nothing(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
+def test_padding_rows_of_a_batch_do_not_change_the_loss(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
     rows = [
         Row(turn=0, prompt_ids=[5, 6], completion_ids=[7, at], trained=[True, True], advantage=1.0) for at in (8, 9)
     ]
@@ -475,7 +479,7 @@ def test_blank_parts_of_a_batch_change_nothing(tiny_model: Path, tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_a_mean_by_parts_does_not_shrink_with_blank_parts(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_mean_over_parts_is_not_reduced_by_padding(tiny_model: Path, tmp_path: Path) -> None:
     rows = [
         Row(turn=0, prompt_ids=[5, 6], completion_ids=[7, 8], trained=[True, True], advantage=1.0) for _ in range(9)
     ]
@@ -486,7 +490,7 @@ def test_a_mean_by_parts_does_not_shrink_with_blank_parts(tiny_model: Path, tmp_
 
 
 @pytest.mark.parametrize("vllm", [True, False])
-def test_every_process_asks_vllm_as_many_questions(monkeypatch: pytest.MonkeyPatch, vllm: bool) -> None:
+def test_every_process_sends_vllm_the_same_number_of_requests(monkeypatch: pytest.MonkeyPatch, vllm: bool) -> None:
     import types
 
     from assay.optimizers.finetuning import engines
@@ -528,7 +532,7 @@ def test_every_process_asks_vllm_as_many_questions(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_the_model_as_it_was_is_the_base(tiny_model: Path) -> None:
+def test_the_reference_model_is_the_base(tiny_model: Path) -> None:
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -567,7 +571,7 @@ def test_the_model_as_it_was_is_the_base(tiny_model: Path) -> None:
     ],
     ids=["plain", "lean head", "kl", "cispo", "twice"],
 )
-def test_on_single_calls_the_trainer_is_stock_grpo(
+def test_on_single_calls_the_trainer_equals_stock_grpo(
     tiny_model: Path, tmp_path: Path, more: dict[str, Any], lean: bool
 ) -> None:
     import torch
@@ -667,7 +671,7 @@ def test_on_single_calls_the_trainer_is_stock_grpo(
 
 
 @pytest.mark.slow
-def test_two_processes_do_what_one_does(tiny_model: Path, tmp_path: Path) -> None:
+def test_two_processes_train_like_one(tiny_model: Path, tmp_path: Path) -> None:
     script = str(Path(__file__).parent / "two_processes.py")
     told = []
     launch = [

@@ -60,7 +60,7 @@ def compiled(**options: Any) -> Any:
     return assay.compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", **options)
 
 
-def test_a_cap_on_calls_leaves_what_gate_and_test_need(tmp_path: Path) -> None:
+def test_a_cap_on_calls_reserves_gate_and_test(tmp_path: Path) -> None:
     write(tmp_path, 400)
     data = compiled(optimizer="auto", max_calls=150, early_stop=False).to_dict()
     assert data["calls"] <= 150
@@ -70,7 +70,7 @@ def test_a_cap_on_calls_leaves_what_gate_and_test_need(tmp_path: Path) -> None:
     assert data["replaces"]
 
 
-def test_the_estimate_gives_to_gate_and_test_what_the_cap_of_the_search_leaves(tmp_path: Path) -> None:
+def test_the_estimate_assigns_calls_above_the_search_cap_to_gate_and_test(tmp_path: Path) -> None:
     write(tmp_path, 400)
     heard = Heard()
     data = compiled(optimizer="auto", max_calls=150, max_search_calls=30, early_stop=False, progress=heard).to_dict()
@@ -87,21 +87,21 @@ def test_the_estimate_gives_to_gate_and_test_what_the_cap_of_the_search_leaves(t
 
 
 @pytest.mark.parametrize("optimizer", ["bootstrap", "bootstrap-search"])
-def test_an_optimizer_with_its_own_loop_stops_before_the_part_of_gate_and_test(tmp_path: Path, optimizer: str) -> None:
+def test_an_optimizer_with_its_own_loop_stops_before_the_reserve(tmp_path: Path, optimizer: str) -> None:
     write(tmp_path, 400)
     data = compiled(optimizer=optimizer, max_calls=200).to_dict()
     assert data["calls"] <= 200
     assert data["test"]["compiled"]["n"] >= 10
 
 
-def test_a_cap_on_tokens_too(tmp_path: Path) -> None:
+def test_a_cap_on_tokens_reserves_gate_and_test(tmp_path: Path) -> None:
     write(tmp_path, 400)
     data = compiled(optimizer="auto", max_tokens=3000).to_dict()  # 15 a call
     assert data["tokens"] <= 3000 + 15
     assert data["test"]["gain"]["n"] >= 10
 
 
-def test_what_is_kept_by_hand() -> None:
+def test_reserve_matches_hand_calculation() -> None:
     meter = Meter(Caps(calls=10))
     meter.hold(gate=Usage(calls=2), test=Usage(calls=3))
 
@@ -119,7 +119,7 @@ def test_what_is_kept_by_hand() -> None:
     assert [take(phase) for phase in ("search", "gate", "test")] == [5, 2, 3]
 
 
-def test_gate_and_test_end_once_they_have_decided(tmp_path: Path) -> None:
+def test_gate_and_test_end_at_their_decision(tmp_path: Path) -> None:
     write(tmp_path, 500)
     early, whole = compiled(), compiled(early_stop=False)
     first, second = early.to_dict(), whole.to_dict()
@@ -132,7 +132,7 @@ def test_gate_and_test_end_once_they_have_decided(tmp_path: Path) -> None:
     assert first["test"]["gain"]["low"] <= second["test"]["gain"]["mean"] <= first["test"]["gain"]["high"]
 
 
-def test_a_split_whose_size_was_set_is_the_plan_and_the_difference_sets_the_others(tmp_path: Path) -> None:
+def test_a_set_split_size_is_used_and_the_difference_determines_the_others(tmp_path: Path) -> None:
     write(tmp_path, 1500)
     wide = compiled(difference=0.4, early_stop=False).to_dict()
     fixed = compiled(difference=0.4, early_stop=False, sizes={"gate": 60}).to_dict()
@@ -142,7 +142,7 @@ def test_a_split_whose_size_was_set_is_the_plan_and_the_difference_sets_the_othe
         compiled(difference=0)
 
 
-def test_splits_that_are_too_small_for_a_decision_are_said_before_anything_is_asked(tmp_path: Path) -> None:
+def test_splits_too_small_for_a_decision_are_reported_before_the_first_call(tmp_path: Path) -> None:
     write(tmp_path, 40)
     heard, lm = Heard(), scripted_lm(shown_how)
     heard_before: list[str] = []
@@ -161,7 +161,7 @@ def test_splits_that_are_too_small_for_a_decision_are_said_before_anything_is_as
     assert any("too few tasks for a decision" in note for note in data["notes"])
 
 
-def test_a_cap_that_leaves_too_few_tasks_for_a_decision_is_said_and_the_job_can_be_resumed(tmp_path: Path) -> None:
+def test_a_cap_too_small_for_a_decision_is_reported_and_the_job_resumes(tmp_path: Path) -> None:
     write(tmp_path, 400)
     heard = Heard()
     data = compiled(optimizer="auto", max_calls=12, progress=heard, store=tmp_path / "a.db").to_dict()
@@ -173,7 +173,7 @@ def test_a_cap_that_leaves_too_few_tasks_for_a_decision_is_said_and_the_job_can_
     assert again["replaces"]
 
 
-def test_tune_says_which_splits_are_too_small(tmp_path: Path) -> None:
+def test_tune_reports_splits_that_are_too_small(tmp_path: Path) -> None:
     write(tmp_path, 40)
     heard, heard_before = Heard(), list[str]()
 
@@ -196,7 +196,7 @@ def test_tune_says_which_splits_are_too_small(tmp_path: Path) -> None:
     assert any("too few tasks for a decision" in note for note in data["notes"])
 
 
-def test_evaluate_says_that_a_split_is_too_small_for_an_interval(tmp_path: Path) -> None:
+def test_evaluate_reports_a_split_too_small_for_an_interval(tmp_path: Path) -> None:
     write(tmp_path, 40)
     heard = Heard()
     options: dict[str, Any] = {
@@ -212,7 +212,7 @@ def test_evaluate_says_that_a_split_is_too_small_for_an_interval(tmp_path: Path)
     assert assay.evaluate("mine.py:Mine", split="train", **options).to_dict()["notes"] == []
 
 
-def test_the_gate_says_at_the_start_which_gain_it_can_show(tmp_path: Path) -> None:
+def test_the_detectable_gain_of_the_gate_is_reported_at_the_start(tmp_path: Path) -> None:
     write(tmp_path, 400)
     heard = Heard()
     compiled(max_calls=200, progress=heard, early_stop=False)
@@ -225,13 +225,13 @@ def test_the_gate_says_at_the_start_which_gain_it_can_show(tmp_path: Path) -> No
     assert not any("gain" in line for line in heard.lines[:before])
 
 
-def test_a_dry_run_says_which_gain_the_gate_can_show(tmp_path: Path) -> None:
+def test_a_dry_run_reports_the_detectable_gain_of_the_gate(tmp_path: Path) -> None:
     write(tmp_path, 400)
     planned = plan("compile", "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=scripted_lm(shown_how))
     assert any("show a gain of" in line for line in planned.lines())
 
 
-def test_tune_refuses_caps_that_hold_no_two_trials(tmp_path: Path) -> None:
+def test_tune_refuses_caps_below_two_trials(tmp_path: Path) -> None:
     write(tmp_path, 400)
     lm = scripted_lm(shown_how)
     with pytest.raises(

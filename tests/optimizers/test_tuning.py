@@ -51,7 +51,7 @@ def run(task: str = "t", score: float | None = 1.0, **more: Any) -> TaskRun:
 # -- metrics
 
 
-def test_the_five_metrics_by_hand() -> None:
+def test_the_five_metrics_match_hand_calculation() -> None:
     runs = [
         run(
             "a",
@@ -93,7 +93,7 @@ def test_the_five_metrics_by_hand() -> None:
     )
 
 
-def test_what_nothing_measures_is_none_and_no_number() -> None:
+def test_unmeasured_metrics_are_none() -> None:
     assert measure([]).to_dict() == dict.fromkeys(("accuracy", "efficiency", "coherence", "adaptability", "tool_usage"))
     assert measure([run(score=math.nan)]).accuracy is None
     assert measure([run(score=0.0)]).adaptability is None
@@ -101,7 +101,7 @@ def test_what_nothing_measures_is_none_and_no_number() -> None:
         Budget(steps=0)
 
 
-def test_answers_over_samples_agree_by_pairs() -> None:
+def test_consistency_is_the_agreement_of_sample_pairs() -> None:
     runs = [
         run("a", sample=0, answer="Yes."),
         run("a", sample=1, answer="yes"),
@@ -111,7 +111,7 @@ def test_answers_over_samples_agree_by_pairs() -> None:
     assert measure(runs).coherence == pytest.approx(1 / 3)  # of three pairs of one task; the other task has one answer
 
 
-def test_a_rollout_becomes_a_run() -> None:
+def test_a_rollout_is_converted_to_a_run() -> None:
     calls = [
         ToolCall(name="c", arguments={"e": "1+1"}, result="2"),
         ToolCall(name="c", arguments={"e": "2*3"}, result="6"),
@@ -127,7 +127,7 @@ def test_a_rollout_becomes_a_run() -> None:
     assert run_of(rollout, score=1.0, has_tools=False).tools_needed is None
 
 
-def test_a_result_that_the_next_predictor_reads_was_used_and_is_no_conclusion() -> None:
+def test_a_result_read_by_the_next_predictor_counts_as_used() -> None:
     search = ToolCall(name="search", arguments={"query": "tall"}, result="Everest. K2.")
     asked = {
         "messages": [
@@ -147,11 +147,11 @@ def test_a_result_that_the_next_predictor_reads_was_used_and_is_no_conclusion() 
     assert run_of(early, score=1.0, has_tools=True).tools_good == 1
 
 
-def test_an_evaluator_of_ones_own_goes_first() -> None:
+def test_a_metric_of_the_evaluator_replaces_the_computed_one() -> None:
     assert measure([run(score=0.2, metrics={"accuracy": 0.9, "coherence": 0.4, "unknown": 1.0})]).accuracy == 0.9
 
 
-def test_the_classic_table_by_hand() -> None:
+def test_the_comparison_table_matches_hand_calculation() -> None:
     before = [run("a", 1.0, confidence=0.5), run("b", 0.4, confidence=0.7), run("c", None)]
     after = [run("a", 1.0, confidence=0.9), run("b", 0.8, confidence=0.9), run("c", 0.9)]
     rows = {row["name"]: row for row in before_and_after(before, after)}
@@ -184,7 +184,7 @@ def test_a_rubric_is_an_evaluator() -> None:
     assert silent({"question": "q"}, {"answer": "x"}) == {}
 
 
-def test_a_crash_counts_a_count_of_tools_may_be_a_list_and_an_answer_anything() -> None:
+def test_crashes_tool_lists_and_any_answer_are_accepted() -> None:
     class Breaks(Aims):
         def execute(self, task: Any) -> Any:
             if task != "0":
@@ -296,7 +296,7 @@ def searched(
     )
 
 
-def test_a_search_finds_what_is_good_and_stops_what_is_losing() -> None:
+def test_a_search_finds_good_parameters_and_prunes_losing_trials() -> None:
     agent = Aims()
     found = searched(agent)
     assert found.best.values["score"] > 0.8
@@ -312,7 +312,7 @@ def test_a_search_finds_what_is_good_and_stops_what_is_losing() -> None:
 
 
 @pytest.mark.parametrize("sampler", ["random", "grid", "nsga2", "cmaes", "gp"])
-def test_other_samplers(sampler: str) -> None:
+def test_other_samplers_are_supported(sampler: str) -> None:
     found = searched(sampler=sampler, trials=12, pruner="hyperband")
     assert found.expected[found.best.number] >= found.expected[found.default.number]
 
@@ -342,7 +342,7 @@ def test_a_lucky_trial_among_poor_ones_is_not_the_best() -> None:
     ),
     st.integers(0, 100),
 )
-def test_what_is_expected_is_a_number_for_any_trials(values: list[dict[str, float]], seed: int) -> None:
+def test_expected_scores_are_finite_for_any_trials(values: list[dict[str, float]], seed: int) -> None:
     space = Space(programs=["a", "b"], acting={"a": list(RANGES), "b": ["temperature"]})
     random = np.random.default_rng(seed)
     points = [
@@ -353,14 +353,14 @@ def test_what_is_expected_is_a_number_for_any_trials(values: list[dict[str, floa
     assert np.isfinite([(each.adjusted, each.error, each.mean) for each in found]).all()
 
 
-def test_several_objectives_give_a_front() -> None:
+def test_several_objectives_give_a_pareto_front() -> None:
     found = searched(objectives=("score", "latency"), trials=12)
     assert found.saved == 0
     assert found.best.number in found.front
     assert set(found.best.values) == {"score", "latency"}
 
 
-def test_a_study_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_study_resumes_where_it_stopped(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 's.db'}"
     first = searched(url=url, trials=6)
     again = Aims()
@@ -393,7 +393,7 @@ def test_a_cap_within_a_trial_loses_nothing(tmp_path: Path) -> None:
     assert len(found.trials) == 20  # what was cut off is no trial of its own
 
 
-def test_an_agent_that_cannot_be_set_fails_its_trials_and_says_why() -> None:
+def test_an_agent_that_rejects_parameters_fails_its_trials_with_the_reason() -> None:
     class Refuses(Aims):
         def set_parameters(self, parameters: Mapping[str, Any]) -> None:
             if parameters["temperature"] > 1.2:
@@ -417,7 +417,7 @@ def test_an_agent_that_cannot_be_set_fails_its_trials_and_says_why() -> None:
         AgentObjective(object(), Aims.right)  # type: ignore[arg-type]
 
 
-def test_a_metric_that_is_nan_or_constant() -> None:
+def test_nan_and_constant_metrics_are_handled() -> None:
     agent = Aims()
     settings = SearchConfig(trials=5)
     objective = AgentObjective(agent, lambda task, output: {"accuracy": math.nan})
@@ -443,7 +443,7 @@ def test_a_user_who_stops_a_trial_loses_nothing(tmp_path: Path) -> None:
     assert sum(trial.state != "failed" for trial in found.trials) == 10
 
 
-def test_a_trial_that_was_declared_dead_while_it_slept_is_dropped(tmp_path: Path) -> None:
+def test_a_suspended_trial_that_was_declared_dead_is_dropped(tmp_path: Path) -> None:
     import optuna
 
     url = f"sqlite:///{tmp_path / 's.db'}"
@@ -472,7 +472,7 @@ def test_mostly_unscored_trials_do_not_win() -> None:
         search(objective, TASKS, TWO, settings, open_study("few", None, TWO, settings))
 
 
-def test_those_who_join_a_study_try_other_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_additional_workers_try_other_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url, settings = f"sqlite:///{tmp_path / 's.db'}", SearchConfig(trials=12, pruner="none")
     studies = [open_study("s", url, TWO, settings) for _ in range(2)]
     points = []
@@ -534,7 +534,7 @@ def tuned(tmp_path: Path, **options: Any) -> Any:
     )
 
 
-def test_a_program_is_tuned_decided_on_gate_and_reported_on_sealed_tasks(tmp_path: Path) -> None:
+def test_a_program_is_tuned_gated_and_reported_on_sealed_tasks(tmp_path: Path) -> None:
     report = tuned(tmp_path)
     data = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert set(data["best"]) == set(RANGES)
@@ -557,7 +557,7 @@ def test_a_program_is_tuned_decided_on_gate_and_reported_on_sealed_tasks(tmp_pat
         assert {rollout.phase for rollout in store.rollouts(split="test", limit=1000)} == {"test"}
 
 
-def test_what_a_program_ignores_is_said_and_not_searched(tmp_path: Path) -> None:
+def test_parameters_that_a_program_ignores_are_reported_and_not_searched(tmp_path: Path) -> None:
     said: list[str] = []
 
     class Listens(assay.evaluation.SilentProgress):  # type: ignore[name-defined,misc]
@@ -569,7 +569,7 @@ def test_what_a_program_ignores_is_said_and_not_searched(tmp_path: Path) -> None
     assert any("ignores context_length, max_steps, tool_usage_threshold, reasoning_depth" in line for line in said)
 
 
-def test_tokens_decide_where_scores_are_level(tmp_path: Path) -> None:
+def test_tokens_decide_between_tied_scores(tmp_path: Path) -> None:
     report = tuned(
         tmp_path,
         lm=scripted_lm(lambda request: json.dumps({"answer": "yes"})),
@@ -610,7 +610,7 @@ def test_prompts_and_parameters_are_searched_together_and_applied(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_ranges_are_held_wherever_they_come_from(tmp_path: Path) -> None:
+def test_ranges_are_enforced_for_every_source(tmp_path: Path) -> None:
     for options in ({"ranges": {"temperature": (0.0, 9.0)}}, {"parameters": {"temperature": 9.0}}):
         with pytest.raises(ParameterError, match=r"0\.1"):
             tuned(tmp_path, **options)
@@ -632,7 +632,7 @@ def test_ranges_are_held_wherever_they_come_from(tmp_path: Path) -> None:
         assert (ended.returncode, message in ended.stderr) == (2, True), ended.stderr
 
 
-def test_what_each_parameter_does_is_measured_and_drawn(tmp_path: Path) -> None:
+def test_the_effect_of_each_parameter_is_measured_and_plotted(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text(
         "".join(json.dumps({"question": f"number {at} of all", "answer": "yes"}) + "\n" for at in range(100))
     )
@@ -657,7 +657,7 @@ def test_what_each_parameter_does_is_measured_and_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_page_shows_what_a_study_found_and_needs_no_network(tmp_path: Path) -> None:
+def test_a_page_of_a_study_is_complete_without_network(tmp_path: Path) -> None:
     report = tuned(tmp_path, trials=14)
     page = report.page.read_text()
     assert re.findall(r"<h2>(.*?)</h2>", page) == ["History", "Importance", "Slices", "Contours"]
@@ -685,7 +685,7 @@ def test_a_page_shows_what_a_study_found_and_needs_no_network(tmp_path: Path) ->
         )  # fmt: skip
 
 
-def test_pages_of_little_or_hostile_content(tmp_path: Path) -> None:
+def test_pages_with_little_or_hostile_content_are_valid(tmp_path: Path) -> None:
     objectives = ("score", "tokens")
     study = open_study("s", None, TWO, SearchConfig(objectives=objectives))
     assert importance(study) == {}
@@ -762,7 +762,7 @@ def test_the_command_tunes_with_several_workers_stops_at_a_cap_and_resumes(embed
     assert shown.returncode == 0, shown.stderr
 
 
-def test_a_study_that_assay_did_not_begin_is_left_alone(tmp_path: Path) -> None:
+def test_a_study_not_created_by_assay_is_refused(tmp_path: Path) -> None:
     import optuna
 
     url = f"sqlite:///{tmp_path / 's.db'}"
@@ -775,7 +775,7 @@ def test_a_study_that_assay_did_not_begin_is_left_alone(tmp_path: Path) -> None:
         open_study("empty", url, TWO, SearchConfig())
 
 
-def test_what_a_dead_process_had_at_work_is_put_back_and_old_cuts_do_not_end_a_search(tmp_path: Path) -> None:
+def test_trials_of_a_dead_process_are_requeued_and_old_failures_do_not_end_a_search(tmp_path: Path) -> None:
     url, config = f"sqlite:///{tmp_path / 's.db'}", SearchConfig(trials=4)
     study = open_study("s", url, TWO, config)
     study.enqueue_trial({"temperature": 1.5, "max_steps": 30}, user_attrs={"default": True})
@@ -807,7 +807,7 @@ def test_wrong_settings_of_a_search_are_refused(
         tuned(tmp_path, **options)
 
 
-def test_the_workers_parts_of_a_cap_add_up() -> None:
+def test_the_shares_of_workers_add_up_to_the_cap() -> None:
     config = TuneSettings(program="p", rubric="r", data="d", workers=8, max_calls=13, max_cost_usd=4.0)
     parts = [replace(config, worker=worker).of_one_worker() for worker in range(8)]
     assert sum(part.max_calls for part in parts) == 13
@@ -815,7 +815,7 @@ def test_the_workers_parts_of_a_cap_add_up() -> None:
     assert replace(config, max_calls=0).of_one_worker().max_calls == 0
 
 
-def test_what_cannot_be_written_or_shown_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_unwritable_outputs_and_unknown_studies_are_refused_before_the_first_call(tmp_path: Path) -> None:
     asked: list[Any] = []
     lm = scripted_lm(lambda request: asked.append(request) or cool(request))
     first = tuned(tmp_path, trials=3, out=tmp_path / "one")
@@ -853,7 +853,7 @@ def test_a_policy_at_its_cap_keeps_the_best_so_far(tmp_path: Path) -> None:
         ("yes", "first no.\nThen yes", 1.0),
     ],
 )
-def test_an_answer_is_held_against_the_last_word_of_its_reasoning(answer: str, reasoning: str, follows: float) -> None:
+def test_an_answer_is_compared_with_the_last_word_of_its_reasoning(answer: str, reasoning: str, follows: float) -> None:
     assert measure([TaskRun(task_id="1", score=1.0, answer=answer, reasoning=reasoning)]).coherence == follows
 
 
@@ -874,7 +874,7 @@ def test_evaluators_give_metrics_between_0_and_1() -> None:
             )
 
 
-def test_a_missing_package_can_be_told_from_another_host() -> None:
+def test_a_missing_package_is_distinguished_from_another_host() -> None:
     error = pickle.loads(pickle.dumps(MissingExtra("ray", "ray")))
     assert (type(error), str(error)) == (MissingExtra, str(MissingExtra("ray", "ray")))
 
@@ -882,9 +882,7 @@ def test_a_missing_package_can_be_told_from_another_host() -> None:
 # -- what a reader found
 
 
-def test_a_study_that_is_gone_at_the_end_costs_the_pictures_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_lost_at_the_end_affects_only_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import assay.api.tune.run
 
     decide = assay.api.tune.run._decide
@@ -901,7 +899,7 @@ def test_a_study_that_is_gone_at_the_end_costs_the_pictures_alone(
     assert report.to_dict()["test"]["tuned"]["score"] is not None
 
 
-def test_a_study_is_not_gone_on_with_by_another_program_of_the_same_name(tmp_path: Path) -> None:
+def test_a_study_is_not_resumed_by_another_program_of_the_same_name(tmp_path: Path) -> None:
     report = tuned(tmp_path, trials=3, study="s")
     assert report.to_dict()["trials"] == 3
 
@@ -920,7 +918,7 @@ def test_runs_are_counted_with_their_samples(tmp_path: Path) -> None:
     assert data["task_runs"] == 2 * sum(trial["n"] for trial in data["history"])
 
 
-def test_what_is_hard_for_all_is_no_luck_and_level_trials_are_not_all_alike() -> None:
+def test_task_difficulty_is_not_noise_and_tied_trials_may_differ() -> None:
     agent = SyntheticAgent("hartmann", seed=1, fixed=0.6)
     settings = SearchConfig(seed=1, trials=40)
     found = search(
@@ -932,21 +930,21 @@ def test_what_is_hard_for_all_is_no_luck_and_level_trials_are_not_all_alike() ->
     assert found.front == [found.best.number]
 
 
-def test_a_pruned_trial_counts_as_if_it_had_run_all() -> None:
+def test_a_pruned_trial_counts_like_a_complete_one() -> None:
     hard, easy = {f"h{n}": 0.0 for n in range(5)}, {f"e{n}": 1.0 for n in range(5)}
     trials = [hard | easy for _ in range(9)] + [hard]
     found = smoothed_scores([Point("agent", {"temperature": 0.5})] * 10, trials, TWO)
     assert [each.adjusted for each in found] == pytest.approx([0.5] * 10)
 
 
-def test_pictures_of_another_objective_show_it_for_pruned_trials_too() -> None:
+def test_pictures_of_another_objective_include_pruned_trials() -> None:
     settings = SearchConfig(trials=12, objectives=("latency",), pruner="hyperband", block=2)
     study = open_study("latency", None, TWO, settings)
     search(AgentObjective(Aims(), Aims.right), TASKS, TWO, settings, study)
     assert all(trial.values[0] < 0.05 for trial in with_pruned_trials(study).trials)
 
 
-def test_an_impact_goes_on_past_a_value_that_cannot_be_and_knows_a_score_that_is_none() -> None:
+def test_impact_skips_invalid_values_and_excludes_unscored_runs() -> None:
     class Fussy(Aims):
         def set_parameters(self, parameters: Mapping[str, Any]) -> None:
             if parameters["max_steps"] == 50:
@@ -993,5 +991,5 @@ def test_settings_of_the_other_method_are_refused(options: dict[str, Any], messa
     ("value", "text"),
     [(2000, "2000"), (1733.4, "1733"), (0.123456, "0.123"), (50, "50"), (-1150.2, "-1150"), (3.0, "3")],
 )
-def test_figures_can_be_typed_again(value: float, text: str) -> None:
+def test_printed_figures_can_be_entered_again(value: float, text: str) -> None:
     assert in_figures(value) == text

@@ -46,7 +46,7 @@ def lines(path: Path, rows: list[Any]) -> Path:
 # -- rows
 
 
-def test_tasks_are_held_out_completely_and_reproducibly(tmp_path: Path) -> None:
+def test_evaluation_tasks_are_excluded_completely_and_reproducibly(tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", [row(at // 2) for at in range(40)])
     data = read_sft(path, min_quality=0.8, eval_fraction=0.2, seed=0)
     prompts = [{r["prompt"][0]["content"] for r in part} for part in (data.train, data.held_out)]

@@ -100,7 +100,7 @@ def compiled(program: Any, folder: Path, **options: Any) -> Path:
     return report.artifact
 
 
-def test_helpers_beside_a_program_are_found_and_stay_apart_from_those_of_another(tmp_path: Path) -> None:
+def test_helper_modules_are_imported_and_isolated_between_programs(tmp_path: Path) -> None:
     before = list(sys.path)
     first, second = (load_program(write_program(tmp_path / name, name)) for name in ("one", "two"))
     with dspy.context(lm=scripted_lm(answer)):
@@ -113,7 +113,7 @@ def test_helpers_beside_a_program_are_found_and_stay_apart_from_those_of_another
     assert "helper" not in sys.modules
 
 
-def test_a_helper_that_was_changed_is_read_again(tmp_path: Path) -> None:
+def test_a_changed_helper_is_reloaded(tmp_path: Path) -> None:
     name = write_program(tmp_path / "p")
     load_program(name)
     (tmp_path / "p" / "helper.py").write_text("PREFIX = 'changed'\n")
@@ -146,7 +146,7 @@ def test_checks_and_judges_import_from_their_folder_the_working_directory_and_th
     assert assay.load_judge(f"{tmp_path}/rubrics/judging.py:mood").labels == ("no", "yes")
 
 
-def test_modules_of_the_working_directory_are_found_by_their_names(tmp_path: Path, monkeypatch: Any) -> None:
+def test_modules_of_the_working_directory_are_importable_by_name(tmp_path: Path, monkeypatch: Any) -> None:
     write_program(tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work")
     assert str(tmp_path / "work") not in sys.path
@@ -192,7 +192,7 @@ def write_dynamic(folder: Path, mark: str) -> str:
     return f"{folder / 'agent.py'}:QA"
 
 
-def test_modules_imported_by_a_text_are_the_programs_own_and_stay_apart(tmp_path: Path) -> None:
+def test_modules_imported_by_name_in_a_string_are_isolated_between_programs(tmp_path: Path) -> None:
     first, second = (load_program(write_dynamic(tmp_path / name, name)) for name in ("one", "two"))
     with dspy.context(lm=scripted_lm(answer)):
         assert [p(question="?").answer for p in (first, second, first)] == [
@@ -201,7 +201,7 @@ def test_modules_imported_by_a_text_are_the_programs_own_and_stay_apart(tmp_path
     assert not {"plugin", "third", "parts"} & sys.modules.keys()
 
 
-def test_modules_imported_by_a_text_travel_with_the_artifact(tmp_path: Path) -> None:
+def test_modules_imported_by_name_in_a_string_are_in_the_artifact(tmp_path: Path) -> None:
     artifact = compiled(write_dynamic(tmp_path / "p", "one"), tmp_path / "out")
     there = {path.name for path in (artifact / "source").rglob("*.py")}
     assert there == {"agent.py", "__init__.py", "plugin.py", "third.py", "deep.py", "near.py"}
@@ -214,7 +214,7 @@ def test_modules_imported_by_a_text_travel_with_the_artifact(tmp_path: Path) -> 
     assert said.strip().endswith("one nearone one near 4")
 
 
-def test_a_file_named_like_an_installed_module_still_means_the_installed_one(tmp_path: Path) -> None:
+def test_a_file_named_like_an_installed_module_does_not_shadow_it(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text(
         "import json, dspy\nassert json.loads('1') == 1\nqa = dspy.ChainOfThought('question -> answer')\n"
     )
@@ -222,7 +222,7 @@ def test_a_file_named_like_an_installed_module_still_means_the_installed_one(tmp
     assert json.__name__ == sys.modules["json"].__name__ == "json"
 
 
-def test_a_programs_own_missing_file_is_not_reported_as_its_own_absence(tmp_path: Path) -> None:
+def test_a_missing_data_file_is_not_reported_as_a_missing_program(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text("import dspy\ntext = open('prompt.txt').read()\n")
     with pytest.raises(ProgramError, match=r"cannot be imported: FileNotFoundError: .*prompt.txt.*p\.py:2"):
         load_program(f"{tmp_path}/p.py:QA")
@@ -230,7 +230,7 @@ def test_a_programs_own_missing_file_is_not_reported_as_its_own_absence(tmp_path
         load_program(f"{tmp_path}/q.py:QA")
 
 
-def test_a_module_level_program_is_not_changed_by_what_is_loaded_into_it(tmp_path: Path) -> None:
+def test_loading_state_does_not_change_a_module_level_program(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text("import dspy\nqa = dspy.ChainOfThought('question -> answer')\n")
     program = load_program(f"{tmp_path}/p.py:qa")
     program.predictors()[0].demos = [dspy.Example(question="?", answer="!")]
@@ -253,7 +253,7 @@ def _environment(server: str) -> dict[str, str]:
     return {**os.environ, "OPENAI_API_KEY": "none", **({"OPENAI_API_BASE": server} if server else {})}
 
 
-def test_an_artifact_runs_from_another_folder_after_its_program_is_gone(tmp_path: Path) -> None:
+def test_an_artifact_runs_from_another_folder_after_its_program_is_deleted(tmp_path: Path) -> None:
     artifact = compiled(write_program(tmp_path / "p"), tmp_path / "job")
     manifest = json.loads((artifact / "manifest.json").read_text())
     assert sorted(manifest["source"]["files"]) == [
@@ -279,7 +279,7 @@ def test_an_artifact_runs_from_another_folder_after_its_program_is_gone(tmp_path
 
 
 @pytest.mark.parametrize("wrong", ["changed", "added", "missing"])
-def test_source_that_is_not_what_was_measured_is_refused_before_it_runs(tmp_path: Path, wrong: str) -> None:
+def test_changed_source_is_refused_before_it_runs(tmp_path: Path, wrong: str) -> None:
     artifact = compiled(write_program(tmp_path / "p"), tmp_path / "job")
     helper = artifact / "source" / "helper.py"
     if wrong == "missing":
@@ -291,7 +291,7 @@ def test_source_that_is_not_what_was_measured_is_refused_before_it_runs(tmp_path
         assay.load(artifact)
 
 
-def test_further_files_travel_where_the_module_lists_them(tmp_path: Path) -> None:
+def test_listed_extra_files_are_in_the_artifact(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     source = (
         "import dspy\nfrom pathlib import Path\nARTIFACT_FILES = ['words.txt']\n"
@@ -313,7 +313,7 @@ def test_further_files_travel_where_the_module_lists_them(tmp_path: Path) -> Non
         assert assay.load(artifact)(question="?").answer == "word 4"
 
 
-def test_instances_are_built_again_with_their_arguments(tmp_path: Path) -> None:
+def test_instances_are_rebuilt_with_their_arguments(tmp_path: Path) -> None:
     kind = load_source(write_program(tmp_path / "p").removesuffix(":QA")).QA
     signature = "question: str, hints: list[str] -> answer: Literal['a', 'b'], sure: bool"
     artifacts = [
@@ -329,7 +329,7 @@ def test_instances_are_built_again_with_their_arguments(tmp_path: Path) -> None:
     assert built.signature.equals(dspy.Signature(signature))
 
 
-def test_the_class_of_a_script_is_kept_without_running_the_script_again(tmp_path: Path) -> None:
+def test_the_class_of_a_script_is_stored_without_rerunning_the_script(tmp_path: Path) -> None:
     script = PROGRAM.replace("class QA", "SCALE = 2\n\ndef twice(x):\n    return x * SCALE\n\nclass QA").replace(
         "{self.k}", "{twice(self.k)}"
     )
@@ -421,9 +421,7 @@ async def streamed(program: Any, question: str, **options: Any) -> tuple[str, An
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_program_that_shows_nearest_demonstrations_streams_to_the_listeners_of_its_predictors(
-    tmp_path: Path, is_async: bool
-) -> None:
+def test_a_nearest_demonstrations_program_streams_to_its_listeners(tmp_path: Path, is_async: bool) -> None:
     loaded = nearest_winner(tmp_path)
     before = loaded.dump_state()
     with dspy.context(lm=scripted_lm(as_shown)):
@@ -432,7 +430,7 @@ def test_a_program_that_shows_nearest_demonstrations_streams_to_the_listeners_of
     assert loaded.dump_state() == before
 
 
-def test_calls_of_one_program_at_the_same_time_show_and_stream_each_its_own_demonstrations(tmp_path: Path) -> None:
+def test_concurrent_calls_stream_with_their_own_demonstrations(tmp_path: Path) -> None:
     loaded, together = nearest_winner(tmp_path), threading.Barrier(len(FRUITS))
 
     def at_once(request: Any) -> str:
@@ -465,7 +463,7 @@ def test_an_async_program_is_awaited_and_a_predictors_own_model_is_kept(tmp_path
     assert loaded.program.other.lm.model == "openai/of-its-own"
 
 
-def test_a_program_beside_an_artifact_is_compared_under_the_artifacts_model(
+def test_a_program_compared_with_an_artifact_uses_the_artifacts_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a model, both sides run with the artifact's, and the report names it."""
@@ -483,7 +481,7 @@ def test_a_program_beside_an_artifact_is_compared_under_the_artifacts_model(
     assert report.models == (measured, measured)
 
 
-def test_names_where_objects_are_wanted_are_refused_with_the_way_out() -> None:
+def test_names_in_place_of_objects_are_refused_with_a_remedy() -> None:
     with pytest.raises(ConfigError, match="a name goes into model=NAME"):
         assay.evaluate(lambda question: question, rubric="math_qa", data=[{"question": "1"}], lm="openai/m")
     with pytest.raises(ConfigError, match="rubric=None must be a Rubric"):
@@ -525,7 +523,7 @@ def write_reader(folder: Path) -> str:
     return f"{folder / 'agent.py'}:QA"
 
 
-def test_files_that_the_program_reads_travel_with_its_artifact(tmp_path: Path) -> None:
+def test_files_that_the_program_reads_are_in_its_artifact(tmp_path: Path) -> None:
     artifact = compiled(write_reader(tmp_path / "p"), tmp_path / "job")
     assert sorted(json.loads((artifact / "manifest.json").read_text())["source"]["files"]) == [
         "agent.py",
@@ -543,7 +541,7 @@ def test_files_that_the_program_reads_travel_with_its_artifact(tmp_path: Path) -
     assert in_another_place(again, tmp_path / "farther", code) == "4! Add up."
 
 
-def test_secrets_databases_the_data_and_files_elsewhere_are_not_copied_and_said(tmp_path: Path) -> None:
+def test_secrets_databases_data_and_outside_files_are_reported_and_not_copied(tmp_path: Path) -> None:
     name = write_reader(tmp_path / "p")
     for secret in (".env", "api_secret.txt", "rows.db"):
         (tmp_path / "p" / secret).write_text("KEY=1")
@@ -589,7 +587,7 @@ class QA(dspy.Module):
 """
 
 
-def test_what_the_artifact_lacks_is_said_before_anything_is_spent(tmp_path: Path) -> None:
+def test_files_missing_from_the_artifact_are_reported_before_the_first_call(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "agent.py").write_text(HIDDEN)
     (tmp_path / "p" / "plugin.py").write_text("import helper\nMARK = '-'\n")
@@ -614,7 +612,7 @@ def test_what_the_artifact_lacks_is_said_before_anything_is_spent(tmp_path: Path
     assert {path.name for path in (report.artifact / "source").rglob("*")} == {"agent.py", "plugin.py", "helper.py"}
 
 
-def test_an_artifact_holds_the_rubrics_checks_and_judges_with_their_hashes(tmp_path: Path) -> None:
+def test_an_artifact_contains_the_rubrics_checks_and_judges_with_hashes(tmp_path: Path) -> None:
     artifact = compiled(write_program(tmp_path / "p"), tmp_path / "job")
     files = json.loads((artifact / "manifest.json").read_text())["rubric_files"]
     assert sorted(files) == ["code/0/check.py", "rubric.yaml"]

@@ -57,7 +57,7 @@ EXAMPLES = [dspy.Example(**row).with_inputs("question") for row in ROWS]
     [ROWS, tuple(ROWS), iter(ROWS), EXAMPLES, pd.DataFrame(ROWS), pa.Table.from_pylist(ROWS)],
     ids=["list", "tuple", "generator", "examples", "pandas", "arrow"],
 )
-def test_rows_at_hand_are_the_tasks_that_a_file_of_them_gives(data: Any, tmp_path: Path) -> None:
+def test_rows_in_memory_give_the_same_tasks_as_a_file(data: Any, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
     of_file, given = (
         load_splits(data_spec(one), inputs=["question"], need=()) for one in (tmp_path / "rows.jsonl", data)
@@ -66,7 +66,7 @@ def test_rows_at_hand_are_the_tasks_that_a_file_of_them_gives(data: Any, tmp_pat
     assert given.sizes() == of_file.sizes() == {"train": 2, "val": 2, "gate": 2, "test": 2}
 
 
-def test_the_same_rows_are_the_same_job_and_others_are_not() -> None:
+def test_equal_rows_are_the_same_job() -> None:
     assert data_spec(ROWS) == data_spec([dict(row) for row in ROWS]) != data_spec(ROWS[:-1])
 
 
@@ -93,7 +93,7 @@ def test_values_of_numpy_pandas_and_times_become_json() -> None:
         ([dspy.Example(a=1).with_inputs("b")], "with_inputs names"),
     ],
 )
-def test_what_is_no_data_is_refused(data: Any, told: str) -> None:
+def test_invalid_data_objects_are_refused(data: Any, told: str) -> None:
     with pytest.raises(DataError, match=told):
         data_spec(data)
 
@@ -131,7 +131,7 @@ def test_functions_agents_classes_and_modules_are_evaluated(tmp_path: Path) -> N
     )
 
 
-def test_a_module_that_returns_a_mapping_answers_with_its_fields() -> None:
+def test_a_returned_mapping_becomes_the_prediction_fields() -> None:
     class Maps(dspy.Module):
         def forward(self, question: str) -> Any:
             return {"answer": adds(question)}
@@ -142,7 +142,7 @@ def test_a_module_that_returns_a_mapping_answers_with_its_fields() -> None:
     )
 
 
-def test_functions_and_agents_by_name(tmp_path: Path) -> None:
+def test_functions_and_agents_are_loaded_by_name(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import dspy\ndef adds(question):\n    return question.split()[2]\n"
         "class Agent:\n    def set_parameters(self, parameters): pass\n"
@@ -154,7 +154,7 @@ def test_functions_and_agents_by_name(tmp_path: Path) -> None:
         assert report.to_dict()["result"]["score"] == 1.0, name
 
 
-def test_what_cannot_be_compiled_or_run_is_said(tmp_path: Path) -> None:
+def test_unsupported_programs_are_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ProgramError, match="no predictors"):
         assay.compile(adds, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer))
     with pytest.raises(ProgramError, match=r"a dspy\.Module, a function or an agent; got a int"):
@@ -167,7 +167,7 @@ def test_what_cannot_be_compiled_or_run_is_said(tmp_path: Path) -> None:
         assay.evaluate(Half(), rubric=rubric(), data=ROWS)
 
 
-def test_the_model_of_dspys_settings_is_used_where_none_is_given(tmp_path: Path) -> None:
+def test_the_model_of_dspys_settings_is_the_default(tmp_path: Path) -> None:
     own, other = scripted_lm(as_answer), scripted_lm(as_answer)
     with dspy.context(lm=own):
         report = assay.evaluate(dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS)
@@ -185,7 +185,7 @@ def test_the_model_of_dspys_settings_is_used_where_none_is_given(tmp_path: Path)
     assert json.loads((compiled.artifact / "manifest.json").read_text())["model"] == "scripted/model"
 
 
-def test_reports_show_themselves_in_a_line_and_escape_what_they_show(tmp_path: Path) -> None:
+def test_reports_have_a_one_line_repr_and_escape_their_html(tmp_path: Path) -> None:
     report = assay.evaluate(adds, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer))
     assert repr(report).startswith("EvaluationReport(split=val, score=1.000 [")
     assert len(repr(report)) < 200
@@ -203,7 +203,7 @@ def test_reports_show_themselves_in_a_line_and_escape_what_they_show(tmp_path: P
     assert "<b>" not in shown
 
 
-def test_reports_of_exports_and_training_do_too(tmp_path: Path) -> None:
+def test_export_and_training_reports_have_a_one_line_repr(tmp_path: Path) -> None:
     from assay.optimizers.finetuning import PolicySettings, SFTSettings
     from assay.optimizers.finetuning.policy_report import PolicyReport
     from assay.optimizers.finetuning.sft import SFTReport
@@ -246,7 +246,7 @@ def test_reports_of_exports_and_training_do_too(tmp_path: Path) -> None:
         assert "<b>" not in table
 
 
-def test_the_documentations_example_runs() -> None:
+def test_the_documented_example_runs() -> None:
     import re
 
     text = (Path(__file__).parents[2] / "docs" / "how-to" / "programs.md").read_text()
@@ -271,7 +271,7 @@ def test_the_documentations_example_runs() -> None:
         ),
     ],
 )
-def test_misspelt_sizes_and_parameters_say_what_is_right(
+def test_misspelt_sizes_and_parameters_name_the_nearest(
     wrong: dict[str, Any], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
@@ -280,7 +280,7 @@ def test_misspelt_sizes_and_parameters_say_what_is_right(
         )
 
 
-def test_sizes_of_numpy_are_numbers() -> None:
+def test_numpy_integers_are_valid_sizes() -> None:
     found = assay.evaluate(
         adds, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer), sizes={"val": np.int64(1)}
     ).to_dict()

@@ -105,13 +105,13 @@ def test_hostile_text_stays_text_in_a_page_of_a_training(tmp_path: Path) -> None
     assert hostile.addresses == []  # nothing comes from a network
 
 
-def test_a_sample_keeps_its_lines(tmp_path: Path) -> None:
+def test_a_sample_keeps_its_line_breaks(tmp_path: Path) -> None:
     page = write_report(tmp_path / "a.html", training("x")).read_text()
     (sample,) = re.findall(r"<pre>(.*?)</pre>", page, re.DOTALL)
     assert sample.split("\n") == ["step 1, score 0.5", "{&#34;q&#34;: &#34;x&#34;}", "[0] advantage +0.50  a\\n  b x"]
 
 
-def test_a_page_says_what_a_report_says(tmp_path: Path) -> None:
+def test_a_page_contains_the_values_of_its_report(tmp_path: Path) -> None:
     page = write_report(tmp_path / "a.html", training("x")).read_text()
     assert re.findall(r"<h2>(.*?)</h2>", page) == [
         "Before and after: x",
@@ -125,7 +125,7 @@ def test_a_page_says_what_a_report_says(tmp_path: Path) -> None:
     assert page.count("plotly.js v") == 1  # the library is in the page once
 
 
-def test_a_value_that_a_template_lacks_is_an_error(tmp_path: Path) -> None:
+def test_an_undefined_template_value_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(jinja2.UndefinedError, match="'impact' is undefined"):
         write_html(tmp_path / "a.html", "study.html", title="t", facts={}, charts=[])
     assert not (tmp_path / "a.html").exists()
@@ -147,6 +147,6 @@ def test_page_shows_the_curves_of_a_report_written_before_they_were_renamed(tmp_
     assert '"name":"zero variance groups"' in page
 
 
-def test_curves_of_both_names_are_one_curve() -> None:
+def test_curves_under_old_and_new_names_are_merged() -> None:
     curves = {"watched": {"1": 0.3}, "monitor": {"2": 0.4}, "reward": {"1": 0.1}}
     assert current_curves(curves) == {"monitor": {1: 0.3, 2: 0.4}, "reward": {1: 0.1}}

@@ -52,7 +52,7 @@ def always(task: Any, prediction: Any, rollout: Any, **_: Any) -> float:
         ("Is {answer} right?", "unseen"),
     ],
 )
-def test_a_question_that_cannot_work_is_found(text: str, rule: str) -> None:
+def test_an_unsuitable_question_is_reported(text: str, rule: str) -> None:
     assert [finding.rule for finding in lint_rubric(Rubric("r", [asks(text)]))] == [rule]
 
 
@@ -67,17 +67,17 @@ def test_a_question_that_cannot_work_is_found(text: str, rule: str) -> None:
         "Are there one or more sources?",
     ],
 )
-def test_a_sound_question_is_left_alone(text: str) -> None:
+def test_a_sound_question_has_no_finding(text: str) -> None:
     assert lint_rubric(Rubric("r", [asks(text)])) == []
 
 
-def test_the_question_of_a_judge_from_elsewhere_is_looked_at_where_it_can_be_read() -> None:
+def test_the_question_of_a_referenced_judge_is_checked_if_it_can_be_read() -> None:
     rubric = Rubric("r", [Criterion(name="a", judge=JudgeSpec(use="mood.yaml"))])
     assert lint_rubric(rubric) == []
     assert [finding.rule for finding in lint_rubric(rubric, used=lambda name: "Is it clear and right?")] == ["compound"]
 
 
-def test_what_stands_twice_or_counts_for_nothing_is_found() -> None:
+def test_duplicate_and_ineffective_criteria_are_reported() -> None:
     rubric = Rubric(
         "r",
         [
@@ -96,7 +96,7 @@ def test_what_stands_twice_or_counts_for_nothing_is_found() -> None:
     ]
 
 
-def test_shipped_rubrics_have_nothing_to_find() -> None:
+def test_shipped_rubrics_have_no_findings() -> None:
     for name in ("math_qa", "classify", "extract"):
         assert lint_rubric(load_rubric(name)) == []
 
@@ -118,7 +118,7 @@ def results_of(rubric: Rubric, rows: Any) -> list[Any]:
     ]
 
 
-def test_weights_are_found_again() -> None:
+def test_known_weights_are_recovered() -> None:
     declared, truth = graded_rubric(a=1, b=1, c=-1), {"a": 1.6, "b": 0.4, "c": -0.8}
     rows = np.random.default_rng(0).random((200, 3))
     people = [float(np.clip((1.6 * a + 0.4 * b - 0.8 * c) / 2, 0, 1)) for a, b, c in rows]
@@ -139,7 +139,7 @@ def test_a_weight_keeps_its_sign_against_the_data() -> None:
     assert found.weights["a"] > 0
 
 
-def test_weights_are_the_same_as_a_second_implementation_without_constraints_at_work() -> None:
+def test_unconstrained_weights_agree_with_a_second_implementation() -> None:
     """Signs not at work, and the sum held by elimination: the closed form of ridge towards the declared weights."""
     declared = graded_rubric(a=1, b=3)
     rows = np.random.default_rng(2).random((60, 2))
@@ -150,7 +150,7 @@ def test_weights_are_the_same_as_a_second_implementation_without_constraints_at_
     assert found.weights["a"] / 4 == pytest.approx(w, abs=1e-4)
 
 
-def test_too_little_or_wrong_scores_are_refused() -> None:
+def test_too_few_or_invalid_scores_are_refused() -> None:
     rubric = graded_rubric(a=1, b=1)
     results = results_of(rubric, [[0.5, 0.5]] * 12)
     with pytest.raises(RubricError, match="between 0 and 1"):
@@ -180,7 +180,7 @@ choices = ["rude", "neutral", "kind"]
 """
 
 
-def test_a_criteria_file_of_verifiers(tmp_path: Path) -> None:
+def test_a_verifiers_criteria_file_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(VERIFIERS)
     rubric = load_rubric(tmp_path / "r.toml")
     assert [(c.name, c.weight, c.judge.scale) for c in rubric.criteria if c.judge] == [
@@ -190,7 +190,7 @@ def test_a_criteria_file_of_verifiers(tmp_path: Path) -> None:
     assert load_rubric(tmp_path / "r.json").criteria[0].judge == JudgeSpec(text="Good?")
 
 
-def test_verifiers_itself_reads_its_file_alike(tmp_path: Path) -> None:
+def test_verifiers_reads_the_same_file_alike(tmp_path: Path) -> None:
     library = pytest.importorskip(
         "verifiers.v1.judges.rubric", reason="its pins go with no environment of ours; tried with 0.4.0"
     )
@@ -212,7 +212,7 @@ def test_verifiers_itself_reads_its_file_alike(tmp_path: Path) -> None:
     assert ours == theirs
 
 
-def test_points_of_healthbench(tmp_path: Path) -> None:
+def test_healthbench_points_become_weights(tmp_path: Path) -> None:
     entries = [
         {"criterion": "Names the dose", "points": 7, "tags": ["x"]},
         {"criterion": "Is unsafe", "points": -5},
@@ -245,7 +245,7 @@ def test_points_of_healthbench(tmp_path: Path) -> None:
         ("no.json", None, "no such file"),
     ],
 )
-def test_wrong_files_say_what_is_wrong(tmp_path: Path, name: str, text: str | None, message: str) -> None:
+def test_invalid_files_are_refused_with_the_reason(tmp_path: Path, name: str, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(RubricError, match=message):
@@ -262,7 +262,7 @@ def rewarded(rubric: Rubric, prompts: list[Any], completions: list[Any], **colum
     )
 
 
-def test_rewards_are_scores_with_the_columns_as_what_is_expected() -> None:
+def test_rewards_are_scores_with_columns_as_expected_fields() -> None:
     rubric = load_rubric("classify")
     rubric = Rubric("r", [c for c in rubric.criteria if c.name == "correct"] or list(rubric.criteria))
     found = rewarded(
@@ -276,7 +276,7 @@ def test_rewards_are_scores_with_the_columns_as_what_is_expected() -> None:
     assert found == [1.0, 0.0]
 
 
-def test_what_cannot_be_scored_is_none_and_nothing_else_suffers() -> None:
+def test_unscored_completions_are_none_and_do_not_affect_others() -> None:
     def decides(task: Any, prediction: Any, rollout: Any) -> float | None:
         if prediction["answer"] == "hang":
             raise TimeoutError("no answer")
@@ -289,7 +289,7 @@ def test_what_cannot_be_scored_is_none_and_nothing_else_suffers() -> None:
     ]
 
 
-def test_completions_are_scored_beside_each_other() -> None:
+def test_completions_are_scored_in_parallel() -> None:
     together = threading.Barrier(4, timeout=20)
 
     def waits(task: Any, prediction: Any, rollout: Any) -> float:
@@ -299,7 +299,7 @@ def test_completions_are_scored_beside_each_other() -> None:
     assert rewarded(Rubric("r", [Criterion(name="a", check=waits)]), ["p"] * 4, list("abcd")) == [1.0] * 4
 
 
-def test_groups_are_scored_together() -> None:
+def test_group_judges_score_a_group_in_one_call() -> None:
     class Longest:
         def __call__(self, *_: Any) -> float:
             return math.nan

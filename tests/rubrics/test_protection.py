@@ -60,7 +60,7 @@ def test_evaluate_divides_by_the_scored_tasks_alone() -> None:
         assert result.results[0][1].answer == "yes"
 
 
-def test_evaluate_also_of_a_metric_with_feedback_or_inside_a_users_function(tmp_path: Any) -> None:
+def test_evaluate_is_protected_for_feedback_metrics_and_inside_user_functions(tmp_path: Any) -> None:
     inner = rubric().metric()
     with_feedback = dspy.Evaluate(devset=examples(), metric=rubric().metric(feedback=True), num_threads=1)(Echo())
     wrapped = dspy.Evaluate(
@@ -105,7 +105,7 @@ def always(task: Any, prediction: Any, rollout: Any) -> float:
 
 
 @pytest.mark.parametrize("wrap", [False, True])
-def test_a_failure_of_the_models_server_is_left_out_of_evaluate_and_one_of_the_program_is_not(wrap: bool) -> None:
+def test_server_failures_are_excluded_from_evaluate_and_program_failures_are_not(wrap: bool) -> None:
     program, metric = Failing(), rubric(always).metric()
     program.wrap = wrap
     result = dspy.Evaluate(devset=examples(), metric=metric, num_threads=1)(program)
@@ -120,7 +120,7 @@ def test_a_failure_of_the_models_server_is_left_out_of_evaluate_and_one_of_the_p
     assert own.score == pytest.approx(60.0), "of another metric DSPy's own rule: 9 of 15"
 
 
-def test_gepa_and_simba_leave_a_failure_of_the_models_server_out() -> None:
+def test_gepa_and_simba_exclude_server_failures() -> None:
     adapter = DspyAdapter(student_module=Failing(), metric_fn=rubric(always).metric(), feedback_map={}, num_threads=1)
     tasks = examples(6)
     for capture in (False, True):
@@ -176,7 +176,7 @@ def test_mipro_compares_means_over_scored_tasks() -> None:
     assert {entry["score"] for entry in best.mb_candidate_programs + best.candidate_programs} == {100.0}
 
 
-def test_mipro_does_not_make_0_of_an_evaluation_without_scores() -> None:
+def test_mipro_does_not_score_an_unscored_evaluation_0() -> None:
     def away(task: Any, prediction: Any, rollout: Any) -> float:
         raise NoGrade("the judge is away")
 
@@ -214,7 +214,7 @@ def test_gepa_selects_by_scored_tasks(feedback: bool, monkeypatch: pytest.Monkey
     assert set(scores) == {1.0}, "all that is scored is 1, so a task that is not stands nowhere as anything else"
 
 
-def test_gepa_goes_on_after_a_batch_without_scores_and_prefers_nothing_for_it() -> None:
+def test_gepa_continues_after_an_unscored_batch_without_a_preference() -> None:
     metric, tasks = rubric().metric(), examples(7)
     adapter = DspyAdapter(student_module=Echo(), metric_fn=metric, feedback_map={}, num_threads=1)
     candidate = {"say": "Say yes."}
@@ -224,7 +224,7 @@ def test_gepa_goes_on_after_a_batch_without_scores_and_prefers_nothing_for_it() 
     assert adapter.evaluate([tasks[0], tasks[3], tasks[6]], candidate, capture_traces=True).scores == [1.0] * 3
 
 
-def test_gepa_ends_where_the_judge_is_gone() -> None:
+def test_gepa_ends_if_the_judge_is_unavailable() -> None:
     asked = []
 
     def dying(task: Any, prediction: Any, rollout: Any) -> float:
@@ -237,7 +237,7 @@ def test_gepa_ends_where_the_judge_is_gone() -> None:
         gepa(rubric(dying).metric(feedback=True)).compile(Echo(), trainset=examples(), valset=examples(6))
 
 
-def test_simba_gives_an_unscored_run_the_mean_of_its_examples_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simba_gives_an_unscored_run_the_mean_of_the_same_example(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float] = []
 
     def rule(bucket: Any, system: Any, **kwargs: Any) -> bool:
@@ -251,7 +251,7 @@ def test_simba_gives_an_unscored_run_the_mean_of_its_examples_others(monkeypatch
     assert {entry["score"] for entry in best.candidate_programs} == {1.0}
 
 
-def test_metrics_of_ones_own_behave_as_before() -> None:
+def test_user_metrics_are_unchanged() -> None:
     rubric().metric()  # the protection is in place
     seen: list[Any] = []
 
@@ -275,14 +275,14 @@ def test_metrics_of_ones_own_behave_as_before() -> None:
         dspy.Evaluate(devset=examples(), metric=raising, num_threads=1, max_errors=3)(Echo())
 
 
-def test_a_metric_asked_for_feedback_on_one_predictor_gives_it_without_a_score() -> None:
+def test_predictor_level_feedback_has_no_score() -> None:
     told = rubric().metric()(examples()[0], dspy.Prediction(answer="yes"), [], "say", [])
     assert math.isnan(told.score)
     assert "away" in told.feedback
     assert rubric().metric()(examples()[0], dspy.Prediction(answer="yes"), []) is False
 
 
-def test_a_missing_score_is_left_out_of_sums_and_is_not_0() -> None:
+def test_a_missing_score_is_excluded_from_sums_and_is_not_0() -> None:
     missing = MissingScore()
     assert math.isnan(missing)
     assert not missing

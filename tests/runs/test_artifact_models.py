@@ -49,7 +49,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 SMALL: dict[str, Any] = {"optimizer": "labeled", "sizes": {"val": 4, "gate": 3, "test": 3}}
 
 
-def test_the_address_of_a_model_object_is_kept_with_what_was_compiled_on_it(project: dict[str, Any]) -> None:
+def test_the_address_of_a_model_object_is_stored_in_the_artifact(project: dict[str, Any]) -> None:
     app, asked = answering()
     with served(app) as address:
         lm = dspy.LM("openai/m", api_base=f"{address}/v1", api_key="secret-4711", cache=False)
@@ -65,7 +65,7 @@ def test_the_address_of_a_model_object_is_kept_with_what_was_compiled_on_it(proj
         assert set(asked) == {"m"}
 
 
-def test_every_job_on_an_artifact_asks_the_artifacts_own_model(project: dict[str, Any]) -> None:
+def test_every_job_on_an_artifact_uses_the_artifacts_model(project: dict[str, Any]) -> None:
     Path("p.py").write_text(
         "import dspy\n\n\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
         "        self.p = dspy.Predict('question -> answer')\n\n    def forward(self, question):\n"
@@ -86,7 +86,7 @@ def test_every_job_on_an_artifact_asks_the_artifacts_own_model(project: dict[str
         assert set(asked) == {"other"}
 
 
-def test_an_artifact_whose_model_no_name_stands_for_wants_one(project: dict[str, Any]) -> None:
+def test_an_artifact_whose_model_has_no_loadable_name_requires_one(project: dict[str, Any]) -> None:
     report = assay.compile(
         dspy.Predict("question -> answer"), lm=scripted_lm(lambda request: '{"answer": "4"}'), **SMALL, **project
     )
@@ -94,7 +94,7 @@ def test_an_artifact_whose_model_no_name_stands_for_wants_one(project: dict[str,
         collect(str(report.artifact), **project)
 
 
-def test_tenant_and_consent_columns_of_a_file_reach_the_filters_of_exports(project: dict[str, Any]) -> None:
+def test_tenant_and_consent_columns_are_used_by_export_filters(project: dict[str, Any]) -> None:
     rows = [
         {"question": f"What is {n} + 0?", "answer": "4", "tenant": "ab"[n % 2], "consent": ["yes", "no"][n % 4 // 2]}
         for n in range(40)
@@ -107,7 +107,7 @@ def test_tenant_and_consent_columns_of_a_file_reach_the_filters_of_exports(proje
     assert whose == {("a", "yes"), ("b", "yes"), ("a", "no"), ("b", "no")}
 
 
-def test_an_evaluation_on_tasks_that_the_compile_selected_on_says_so(project: dict[str, Any]) -> None:
+def test_an_evaluation_on_tasks_that_the_compile_selected_on_is_reported(project: dict[str, Any]) -> None:
     lm = scripted_lm(lambda request: '{"answer": "4"}')
     report = assay.compile(dspy.Predict("question -> answer"), lm=lm, **SMALL, **project)
     on_val, on_gate = (

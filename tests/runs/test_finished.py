@@ -75,7 +75,7 @@ def statuses() -> list[str]:
         return [run["status"] for run in list_runs(store, limit=9)]
 
 
-def test_a_finished_compile_is_reported_again_though_its_cap_is_spent_and_calls_had_failed(place: Path) -> None:
+def test_a_finished_compile_is_reported_again_even_if_its_cap_is_spent(place: Path) -> None:
     script, heard = Flaky(), Heard()
     first = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json"))
     data, calls = first.to_dict(), script.calls
@@ -92,7 +92,7 @@ def test_a_finished_compile_is_reported_again_though_its_cap_is_spent_and_calls_
     assert "this run has finished" in heard.text
 
 
-def test_a_higher_cap_continues_a_finished_run_and_another_rubric_is_another_report(place: Path) -> None:
+def test_a_higher_cap_continues_a_finished_run_and_another_rubric_starts_a_new_one(place: Path) -> None:
     script = Flaky()
     first = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json")).to_dict()
     more = assay.compile("mine.py:Mine", **job(script, max_calls=400, prompt_format="json", resume=True)).to_dict()
@@ -102,7 +102,7 @@ def test_a_higher_cap_continues_a_finished_run_and_another_rubric_is_another_rep
     assert set(other["test"]["compiled"]["criteria"]) == {"right", "same"}
 
 
-def test_a_run_that_its_cap_ended_before_a_decision_says_that_nothing_is_left(place: Path) -> None:
+def test_a_run_stopped_by_its_cap_before_a_decision_reports_an_exhausted_cap(place: Path) -> None:
     script, heard = Flaky(), Heard()
     first = assay.compile("mine.py:Mine", **job(script, max_calls=12, prompt_format="json")).to_dict()
     assert first["stopped"]
@@ -114,7 +114,7 @@ def test_a_run_that_its_cap_ended_before_a_decision_says_that_nothing_is_left(pl
     assert statuses() == ["stopped"]
 
 
-def test_a_copy_of_the_artifact_goes_where_it_is_wanted(place: Path) -> None:
+def test_the_artifact_is_copied_to_the_requested_folder(place: Path) -> None:
     script = Flaky()
     assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json"))
     again = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json", resume=True, out="there"))
@@ -122,7 +122,7 @@ def test_a_copy_of_the_artifact_goes_where_it_is_wanted(place: Path) -> None:
     assert assay.load("there")
 
 
-def test_a_finished_compile_is_reported_again_though_its_artifact_cannot_be_loaded(place: Path) -> None:
+def test_a_finished_compile_is_reported_again_even_if_its_artifact_cannot_be_loaded(place: Path) -> None:
     script = Flaky()
     first = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json")).to_dict()
     calls = script.calls
@@ -148,7 +148,7 @@ def test_a_finished_tune_is_reported_again(place: Path) -> None:
 
 
 @pytest.mark.parametrize("cap", [200, 30])
-def test_an_evaluation_that_ended_keeps_its_runs_failed_ones_too_where_it_was_done(place: Path, cap: int) -> None:
+def test_a_finished_evaluation_keeps_all_runs_including_failed_ones(place: Path, cap: int) -> None:
     script = Flaky()
     first = assay.evaluate("mine.py:Mine", **job(script, max_calls=cap, split="val", prompt_format="json")).to_dict()
     again = assay.evaluate(
@@ -179,7 +179,7 @@ def test_a_finished_collect_makes_no_call(place: Path) -> None:
     assert again["stopped"] is None
 
 
-def test_what_later_phases_spent_before_a_resume_is_not_kept_for_them_twice() -> None:
+def test_usage_of_later_phases_before_a_resume_is_not_reserved_again() -> None:
     meter = Meter(Caps(calls=100), {"search": Usage(calls=20), "gate": Usage(calls=30), "test": Usage(calls=10)})
     meter.hold(gate=Usage(calls=30), test=Usage(calls=30))
     with meter.during("search"):
@@ -205,7 +205,9 @@ def test_runs_show_has_score_gain_and_artifact(place: Path) -> None:
     )
 
 
-def test_tune_shows_what_was_measured_and_says_what_it_is(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tune_prints_only_measured_metrics_with_their_definitions(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = tune(
         "mine.py:Mine", **job(Flaky(), trials=2, max_calls=250, prompt_format="json", sizes={"val": 20})
     ).to_dict()
@@ -219,7 +221,7 @@ def test_tune_shows_what_was_measured_and_says_what_it_is(place: Path, capsys: p
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
-def test_a_range_that_falls_is_refused_before_the_preflight(place: Path, more: list[str]) -> None:
+def test_a_descending_range_is_refused_before_the_preflight(place: Path, more: list[str]) -> None:
     words = [
         "tune",
         "mine.py:Mine",

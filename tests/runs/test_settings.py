@@ -128,7 +128,7 @@ def test_settings_of_tune_are_checked(given: dict[str, Any], message: str) -> No
 @pytest.mark.parametrize(
     "function", [assay.evaluate, assay.collect, assay.compare, assay.parameter_impact, assay.train]
 )
-def test_a_setting_that_a_command_has_no_use_for_is_refused(function: Callable[..., Any]) -> None:
+def test_a_setting_that_a_command_does_not_use_is_refused(function: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match="unexpected keywords: demos"):
         function("math_qa", rubric="math_qa", data="arithmetic:size=60", demos=77)
 
@@ -155,7 +155,7 @@ def test_a_typo_names_the_nearest_field(function: Callable[..., Any], typo: str,
         function("x", **{typo: 1})
 
 
-def test_the_key_of_a_job_is_that_of_what_it_does() -> None:
+def test_the_key_of_a_job_depends_only_on_settings_that_affect_its_result() -> None:
     made = settings.CompileSettings(**NAMED)
     for same in (
         {"max_calls": 3},
@@ -209,7 +209,7 @@ def test_the_nearest_name() -> None:
     assert nearest("zzz", ["max_calls"]) is None
 
 
-def test_choices_that_are_written_twice_are_the_same() -> None:
+def test_choices_defined_twice_are_equal() -> None:
     from assay.judges.quality.agreement import MEASURES
     from assay.optimizers.finetuning.settings import RETURNS
     from assay.runs.settings.judge import MEASURES as SETTINGS_MEASURES

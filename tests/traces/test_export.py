@@ -709,7 +709,7 @@ def test_a_balance_that_makes_no_sense_is_refused(bad: dict[str, Any]) -> None:
         ({"margin": math.nan}, "at least 0"),
     ],
 )  # fmt: skip
-def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], match: str) -> None:
+def test_inconsistent_settings_are_refused(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         assay.export("transitions", "out", **options)
     with pytest.raises(ConfigError, match="requires rubric="):
