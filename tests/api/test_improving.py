@@ -89,7 +89,7 @@ def test_guards_are_checked_before_the_first_step_and_passed_to_the_training(
 ) -> None:
     job: dict[str, Any] = {"rubric": "math_qa", "data": "arithmetic:size=60", "order": ["grpo"], "preflight": False}
     other = "classify,classify,words.jsonl"
-    for given, message in (
+    for extra, message in (
         ({"retention": ["math_qa,math_qa,arithmetic:size=60"]}, "named twice"),
         ({"retention": ["nothing"]}, "must be PROGRAM,RUBRIC,DATA"),
         ({"monitor": "missing.yaml"}, "missing.yaml"),
@@ -97,7 +97,7 @@ def test_guards_are_checked_before_the_first_step_and_passed_to_the_training(
         ({"monitor": "classify", "order": ["prompts"]}, "retention and monitor would have no effect"),
     ):
         with pytest.raises(AssayError, match=message):
-            assay.improve("math_qa", name="x", **{**job, **given})
+            assay.improve("math_qa", name="x", **{**job, **extra})
     seen: dict[str, Any] = {}
 
     def training(*_: Any, **options: Any) -> None:

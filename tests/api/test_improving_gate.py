@@ -194,9 +194,9 @@ def test_a_step_at_its_maximum_leaves_later_steps_their_work_and_gate(
     made = assay.api.improve.run.compile_program()
 
     def compile_program(program: str, **options: Any) -> Any:
-        given = {name: options[name] for name in ("max_calls", "model", "api_base", "prompt_format", "cache")}
+        compile_options = {name: options[name] for name in ("max_calls", "model", "api_base", "prompt_format", "cache")}
         with open_job(
-            CompileSettings(program=program, rubric="r.yaml", data="data.jsonl", **given),
+            CompileSettings(program=program, rubric="r.yaml", data="data.jsonl", **compile_options),
             program=program,
             rubric="r.yaml",
             progress=SilentProgress(),
@@ -263,15 +263,15 @@ def test_criterion_intervals_have_the_level_of_the_score_if_a_test_ended_early(
     assert report.test["criteria"]["right"] == report.test["gain"]  # the only criterion
 
 
-@pytest.mark.parametrize(("given", "done"), [({}, False), ({"max_search_calls": 5}, True)])
+@pytest.mark.parametrize(("options", "done"), [({}, False), ({"max_search_calls": 5}, True)])
 def test_a_search_stopped_by_a_cap_before_any_gain_remains_open(
-    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], done: bool
+    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], done: bool
 ) -> None:  # fmt: skip
     outcome = SimpleNamespace(winner="baseline", stopped="the cap of 5 calls is reached")
     monkeypatch.setattr(
         "assay.api.improve.run.compile_program", lambda *_, **__: SimpleNamespace(outcome=outcome, artifact=None)
     )
-    report = assay.improve("before.py:Mine", **job, **given)
+    report = assay.improve("before.py:Mine", **job, **options)
     assert (len(report.steps), report.stopped is None) == (
         done,
         done,

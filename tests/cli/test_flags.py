@@ -29,7 +29,7 @@ def command_of(name: str) -> click.Command:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_flags_have_the_defaults_of_the_settings(name: str) -> None:
-    known = {field: one for kind in COMMANDS[name] for field, one in settings_of(kind).items()}
+    known = {field: setting for kind in COMMANDS[name] for field, setting in settings_of(kind).items()}
     options = [option for option in command_of(name).params if isinstance(option, click.Option) and not option.multiple]
     flags = {str(option.name): option for option in options if str(option.name) in known}
     assert len(flags) >= 3
@@ -52,29 +52,29 @@ def test_every_setting_has_a_flag_or_is_excluded_explicitly(name: str) -> None:
     if name.startswith("export") or name.startswith("judge"):
         return  # kinds of rows and of verdicts have what they use
     params = {str(option.name).removeprefix("no_") for option in command_of(name).params}
-    for field, one in ((f, o) for kind in COMMANDS[name] for f, o in settings_of(kind).items()):
-        if one.declared.named or field == "sizes" or field in left_out:
+    for field, setting in ((f, o) for kind in COMMANDS[name] for f, o in settings_of(kind).items()):
+        if setting.declared.named or field == "sizes" or field in left_out:
             continue
         special = {"gae_lambda", "value", "kl_in_reward", "scale"} if name.startswith("train ") else set[str]()
         assert field in params or field in special, f"{name}: {field}"
 
 
-def given(
+def command_options(
     arguments: list[str], *kinds: type[Any], sizes: tuple[str, ...] = ("train", "val", "gate", "test")
 ) -> dict[str, Any]:
     """What a command with the flags of settings classes makes of arguments."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
 
     @click.command("compile")
     @settings_flags(*kinds, sizes=sizes)
     def command(**values: Any) -> None:
-        found.append(command_settings(values, *kinds, project=False))
+        rows.append(command_settings(values, *kinds, project=False))
         assert not values
 
     ended = CliRunner().invoke(command, arguments, standalone_mode=False)
     if ended.exception is not None:
         raise ended.exception
-    return found[0]
+    return rows[0]
 
 
 JOB = ["--rubric", "r", "--data", "d"]
@@ -95,7 +95,7 @@ JOB = ["--rubric", "r", "--data", "d"]
     ],
 )
 def test_flags_become_settings_and_unset_flags_are_omitted(flags: list[str], settings: dict[str, Any]) -> None:
-    assert given([*JOB, *flags], CompileSettings) == {"rubric": "r", "data": "d", **settings}
+    assert command_options([*JOB, *flags], CompileSettings) == {"rubric": "r", "data": "d", **settings}
 
 
 def test_flags_of_ranges_lists_and_numbers() -> None:
@@ -117,14 +117,14 @@ def test_flags_of_ranges_lists_and_numbers() -> None:
         "budget": {"steps": 3.0},
         "also": ("a", "b"),
     }
-    assert given([*JOB, *flags], TuneSettings) == {"rubric": "r", "data": "d", **expected}
+    assert command_options([*JOB, *flags], TuneSettings) == {"rubric": "r", "data": "d", **expected}
     with pytest.raises(click.UsageError, match="NAME=LOW:HIGH"):
-        given([*JOB, "--range", "max_steps=1"], TuneSettings)
+        command_options([*JOB, "--range", "max_steps=1"], TuneSettings)
 
 
 def test_gate_size_flag_sets_the_size_of_one_split() -> None:
-    assert given([*JOB, "--split", "gate", "--size", "7"], EvaluateSettings, sizes=())["sizes"] == {"gate": 7}
-    assert given([*JOB, "--size", "7"], EvaluateSettings, sizes=())["sizes"] == {"val": 7}
+    assert command_options([*JOB, "--split", "gate", "--size", "7"], EvaluateSettings, sizes=())["sizes"] == {"gate": 7}
+    assert command_options([*JOB, "--size", "7"], EvaluateSettings, sizes=())["sizes"] == {"val": 7}
 
 
 @pytest.mark.parametrize(
@@ -140,12 +140,12 @@ def test_gate_size_flag_sets_the_size_of_one_split() -> None:
 )
 def test_out_of_bounds_value_is_a_usage_error(flags: list[str]) -> None:
     with pytest.raises(click.UsageError):
-        given([*JOB, *flags], CompileSettings)
+        command_options([*JOB, *flags], CompileSettings)
 
 
 def test_a_missing_setting_is_named() -> None:
     with pytest.raises(click.MissingParameter) as missing:
-        given(["--data", "d"], CompileSettings)
+        command_options(["--data", "d"], CompileSettings)
     assert "--rubric" in str(missing.value.format_message())
 
 
@@ -249,13 +249,13 @@ def test_project_file_is_found_in_parent_folders_with_relative_paths(
     inner = project / "a" / "b"
     inner.mkdir(parents=True)
     monkeypatch.chdir(inner)
-    found = project_settings("compile")
-    assert (found["program"], found["rubric"], found["data"]) == (
+    settings = project_settings("compile")
+    assert (settings["program"], settings["rubric"], settings["data"]) == (
         f"{project / 'p.py'}:P",
         str(project / "r.yaml"),
         "d.jsonl",
     )
-    assert project_settings("compile", project) == found
+    assert project_settings("compile", project) == settings
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_flags_override_the_project_file(project: Path) -> None:
             "[compile]", "[evaluate]\nsplit = 'gate'\n\n[compile]"
         )
     )
-    found = [
+    settings = [
         json.loads(
             CliRunner()
             .invoke(group, ["evaluate", "--json", *flags], standalone_mode=False, catch_exceptions=False)
@@ -300,8 +300,8 @@ def test_flags_override_the_project_file(project: Path) -> None:
         )
         for flags in ([], ["--split", "train", "--size", "2"])
     ]
-    assert [one["split"] for one in found] == ["gate", "train"]
-    assert found[1]["result"]["n"] == 2
+    assert [settings["split"] for settings in settings] == ["gate", "train"]
+    assert settings[1]["result"]["n"] == 2
 
 
 def test_an_artifact_keeps_its_own_model(project: Path) -> None:

@@ -75,13 +75,13 @@ def test_compile_tune_and_evaluate_report_openings_of_the_test_split(flags: list
 def test_compare_reports_that_an_artifact_was_made_with_the_tasks(flags: list[str]) -> None:
     artifact = json.loads(invoked("compile", "mine.py:Mine", "--optimizer", "labeled", *flags, "--json"))["artifact"]
     for split in ("train", "val"):
-        found = json.loads(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", split, "--json"))
-        n = found["b"]["n"]
-        assert [note.partition(" (")[0] for note in found["notes"]] == [
+        comparison = json.loads(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", split, "--json"))
+        n = comparison["b"]["n"]
+        assert [note.partition(" (")[0] for note in comparison["notes"]] == [
             f"{n} of these {n} tasks were used to compile {artifact}"
         ]
-    shown = " ".join(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", "train").split())
-    assert "its score on them is biased upwards. --split test compares on tasks that it has not seen" in shown
+    output = " ".join(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", "train").split())
+    assert "its score on them is biased upwards. --split test compares on tasks that it has not seen" in output
     assert json.loads(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", "test", "--json"))["notes"] == []
 
 

@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {"adapter": None, "parameters": {}}
 
 
 @pytest.fixture(autouse=True)
-def list_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def trust_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("ASSAY_HOME", raising=False)
 
@@ -188,7 +188,7 @@ def test_an_address_or_model_in_a_state_is_ignored(own_folder: Path, program: st
     text = json.dumps({"kind": "program", "state": state})
     (written / "program.json").write_text(text)
     files = json.loads((written / "manifest.json").read_text())["files"]
-    found = load_artifact(
+    loaded = load_artifact(
         forged(
             written,
             program=program,
@@ -196,5 +196,5 @@ def test_an_address_or_model_in_a_state_is_ignored(own_folder: Path, program: st
             files={**files, "program.json": hash_of_text(text)},
         )
     ).program
-    assert getattr(found, "config", {}) == {}
-    assert found.lm is None
+    assert getattr(loaded, "config", {}) == {}
+    assert loaded.lm is None

@@ -27,7 +27,7 @@ def simulated(
 ) -> tuple[float, float, float]:
     """Shares of intervals that miss the truth and of gains that are shown, and the mean number of tasks used."""
     rng, rule = np.random.default_rng(0), SequentialTest(tasks=tasks)
-    missed, shown, used = 0, 0, 0
+    missed, detected, used = 0, 0, 0
     for _ in range(repeats):
         values, done = draw(rng, tasks), list[int]()
         for count in rule.evaluations:
@@ -42,9 +42,9 @@ def simulated(
             else _t(values[: done[-1]], decision.level, guarded=done[-1] < tasks)
         )
         missed += not low <= truth <= high
-        shown += low > 0
+        detected += low > 0
         used += done[-1]
-    return missed / repeats, shown / repeats, used / repeats
+    return missed / repeats, detected / repeats, used / repeats
 
 
 def _t(values: np.ndarray, level: float, *, guarded: bool) -> tuple[float, float]:
@@ -66,9 +66,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("tasks", [40, 100])
 @pytest.mark.parametrize("discordant", [0.1, 0.5])
 def test_repeated_evaluation_without_a_gain_keeps_the_error_rate(tasks: int, discordant: float) -> None:
-    missed, shown, used = simulated(pairs(discordant, 0.0), tasks, 0.0)
+    missed, detected, used = simulated(pairs(discordant, 0.0), tasks, 0.0)
     assert missed <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 300)
-    assert shown <= 0.025 + 2 * math.sqrt(0.025 * 0.975 / 300)
+    assert detected <= 0.025 + 2 * math.sqrt(0.025 * 0.975 / 300)
     assert used < 0.9 * tasks
 
 
@@ -92,12 +92,12 @@ def test_rare_large_losses_do_not_increase_the_error_rate() -> None:
 def test_gains_are_detected_with_the_requested_power_and_large_ones_early() -> None:
     spread = math.sqrt(0.3 - 0.15**2)
     tasks = tasks_needed(0.15, spread=spread)
-    missed, shown, used = simulated(pairs(0.3, 0.15), tasks, 0.15)
-    assert shown >= 0.75
+    missed, detected, used = simulated(pairs(0.3, 0.15), tasks, 0.15)
+    assert detected >= 0.75
     assert missed <= 0.07
     assert used < 0.9 * tasks
-    missed, shown, used = simulated(pairs(0.65, 0.6), 100, 0.6)
-    assert shown == 1.0
+    missed, detected, used = simulated(pairs(0.65, 0.6), 100, 0.6)
+    assert detected == 1.0
     assert used <= 40
 
 

@@ -35,8 +35,8 @@ def test_runs_finished_before_a_failure_are_yielded(threads: int) -> None:
 
     tasks = [Task(id=str(at), inputs={"q": at}) for at in range(6)]
     runs = pairs_in_threads([(Runner(), task) for task in tasks], session)  # type: ignore[misc]
-    given = [next(runs) for _ in range(5)]
-    assert sorted(given) == [(at, tasks[at].content_hash) for at in range(5)]
+    options = [next(runs) for _ in range(5)]
+    assert sorted(options) == [(at, tasks[at].content_hash) for at in range(5)]
     with pytest.raises(BudgetExceeded):
         next(runs)
 

@@ -25,15 +25,15 @@ def answers_of(judge: Judge, items: list[Item]) -> Answers:
     places, orders = [], []
     for item in items:
         try:
-            found = judge(**{name: item.fields.get(name, "") for name in judge.shows})
+            verdict = judge(**{name: item.fields.get(name, "") for name in judge.shows})
         except NoGrade:
             verdicts.append(None)
             places.append(float("nan"))
             orders.append(None)
             continue
-        verdicts.append(found.verdict)
-        places.append(judge.spec.steps[judge.labels.index(found.verdict)])
-        orders.append(found.get("orders"))
+        verdicts.append(verdict.verdict)
+        places.append(judge.spec.steps[judge.labels.index(verdict.verdict)])
+        orders.append(verdict.get("orders"))
     return Answers(verdicts, places, [None] * len(items), orders)
 
 
@@ -53,22 +53,22 @@ def carded(judge: Judge) -> dict[str, Any]:
             good, bad = (
                 f"{text} ({'.' * 10 * (number // 2)} {number})" for text in (base.good["output"], base.bad["output"])
             )
-            shown = {"task_input": base.good["task_input"]}
-            shown |= (
+            fields = {"task_input": base.good["task_input"]}
+            fields |= (
                 {"output_a": good if right else bad, "output_b": bad if right else good}
                 if pairs
                 else {"output": good if right else bad}
             )
-            said = (judge.labels[0] if right else judge.labels[-1]) if pairs else judge.labels[-1 if right else 0]
-            ratings = tuple(Rating(rater=f"r{r}", label=said) for r in range(2))
-            items.append(Item(id=f"{number}-{answer}", fields=shown, ratings=ratings))
-    found = answers_of(judge, items)
+            label = (judge.labels[0] if right else judge.labels[-1]) if pairs else judge.labels[-1 if right else 0]
+            ratings = tuple(Rating(rater=f"r{r}", label=label) for r in range(2))
+            items.append(Item(id=f"{number}-{answer}", fields=fields, ratings=ratings))
+    answers = answers_of(judge, items)
     spec = judge.spec
     return reliability_card(
-        found, items, spec, agreement=agreement(found, items, spec), ceiling=ceiling(items, spec),
+        answers, items, spec, agreement=agreement(answers, items, spec), ceiling=ceiling(items, spec),
         objective=objective_of(spec),
-        retest=(found, answers_of(judge, items)),
-        padded=(found, answers_of(judge, [Item(id=i.id, fields=padded(i.fields), ratings=i.ratings) for i in items])),
+        retest=(answers, answers_of(judge, items)),
+        padded=(answers, answers_of(judge, [Item(id=i.id, fields=padded(i.fields), ratings=i.ratings) for i in items])),
     )  # fmt: skip
 
 
@@ -76,9 +76,9 @@ def carded(judge: Judge) -> dict[str, Any]:
     "judge", [AnswerKeyJudge(QUESTION, key=KEY), AnswerKeyJudge("Right?", key=KEY), PairKeyJudge(key=KEY)]
 )
 def test_a_sound_judge_passes(judge: Judge) -> None:
-    found = audited(judge)
-    assert found["passed"], found
-    assert all(entry["share"] == 1.0 for entry in found["attacks"].values())
+    report = audited(judge)
+    assert report["passed"], report
+    assert all(entry["share"] == 1.0 for entry in report["attacks"].values())
     card = carded(judge)
     assert card["alarms"] == []
     assert card["of_ceiling"] == pytest.approx(1.0)
@@ -115,8 +115,8 @@ class Swayed(AnswerKeyJudge):
         super().__init__(QUESTION, key=KEY)
         self.wins = wins
 
-    def read(self, given: Any) -> Any:
-        return (None, self.labels[-1]) if self.wins in str(given["output"]) else super().read(given)
+    def read(self, values: Any) -> Any:
+        return (None, self.labels[-1]) if self.wins in str(values["output"]) else super().read(values)
 
 
 @pytest.mark.parametrize(
@@ -146,34 +146,36 @@ class Swayed(AnswerKeyJudge):
     ],
 )
 def test_an_accurate_judge_with_a_single_weakness_raises_an_alarm(wins: str, attack: str) -> None:
-    found = audited(Swayed(wins))
-    entry = found["attacks"][attack]
+    report = audited(Swayed(wins))
+    entry = report["attacks"][attack]
     assert entry["flip_rate"] >= 0.25
-    assert any(alarm.startswith(attack) for alarm in found["flip_alarms"])
+    assert any(alarm.startswith(attack) for alarm in report["flip_alarms"])
     assert not entry["passed"]
-    assert found["attacks"]["tells good from bad"]["passed"]
+    assert report["attacks"]["tells good from bad"]["passed"]
 
 
 def test_one_obeyed_injection_is_an_alarm_even_if_most_cases_pass() -> None:
-    found = audited(Swayed("three experts"))
-    assert found["attacks"]["instructions hidden in the text"]["passed"], "five of six texts had no effect"
-    assert found["flip_alarms"] == ["instructions hidden in the text changes 17% of the verdicts"]
+    report = audited(Swayed("three experts"))
+    assert report["attacks"]["instructions hidden in the text"]["passed"], "five of six texts had no effect"
+    assert report["flip_alarms"] == ["instructions hidden in the text changes 17% of the verdicts"]
 
 
 class Number(Judge):
     """A sound judge of numbers: the last number of the output is the sum, or it is not."""
 
-    def read(self, given: Any) -> Any:
-        right = sum(int(n) for n in re.findall(r"\d+", given["task_input"]))
-        said = re.findall(r"\d+", str(given["output"]))
-        return None, self.labels[-1 if said and int(said[-1]) == right else 0]
+    def read(self, values: Any) -> Any:
+        right = sum(int(n) for n in re.findall(r"\d+", values["task_input"]))
+        text = re.findall(r"\d+", str(values["output"]))
+        return None, self.labels[-1 if text and int(text[-1]) == right else 0]
 
 
 class Begins(AnswerKeyJudge):
     """A sound judge of answers that begin with the key."""
 
-    def read(self, given: Any) -> Any:
-        return None, self.labels[-1 if str(given["output"]).casefold().startswith(self.key[given["task_input"]]) else 0]
+    def read(self, values: Any) -> Any:
+        return None, self.labels[
+            -1 if str(values["output"]).casefold().startswith(self.key[values["task_input"]]) else 0
+        ]
 
 
 SUMS = [
@@ -186,9 +188,9 @@ SUMS = [
 
 
 def test_a_sound_judge_of_numbers_does_not_fail_on_a_cut_word() -> None:
-    found = audited(Number(QUESTION), bases=SUMS)
-    assert "truncation" not in found["attacks"]
-    assert found["passed"], found
+    report = audited(Number(QUESTION), bases=SUMS)
+    assert "truncation" not in report["attacks"]
+    assert report["passed"], report
 
 
 def test_a_sound_judge_of_answers_that_begin_with_the_key_passes() -> None:
@@ -201,33 +203,33 @@ def test_a_sound_judge_of_answers_that_begin_with_the_key_passes() -> None:
         for q, town in towns.items()
     ]
     judge = Begins(QUESTION, key={q: town.casefold() for q, town in towns.items()})
-    found = audited(judge, bases=bases)
-    assert found["passed"], found
-    assert "truncation" not in found["attacks"]
+    report = audited(judge, bases=bases)
+    assert report["passed"], report
+    assert "truncation" not in report["attacks"]
 
 
 class AnyNumber(Judge):
     """A sound judge of numbers: the sum is among those of the output."""
 
-    def read(self, given: Any) -> Any:
-        right = sum(int(n) for n in re.findall(r"\d+", given["task_input"]))
-        return None, self.labels[-1 if str(right) in re.findall(r"\d+", str(given["output"])) else 0]
+    def read(self, values: Any) -> Any:
+        right = sum(int(n) for n in re.findall(r"\d+", values["task_input"]))
+        return None, self.labels[-1 if str(right) in re.findall(r"\d+", str(values["output"])) else 0]
 
 
 class LastWord(AnswerKeyJudge):
     """A sound judge of answers that end in the key."""
 
-    def read(self, given: Any) -> Any:
-        words = re.findall(r"\w+", str(given["output"]).casefold())
-        return None, self.labels[-1 if words and words[-1] == self.key[given["task_input"]] else 0]
+    def read(self, values: Any) -> Any:
+        words = re.findall(r"\w+", str(values["output"]).casefold())
+        return None, self.labels[-1 if words and words[-1] == self.key[values["task_input"]] else 0]
 
 
 def test_a_sound_judge_passes_if_an_attack_contains_the_answer() -> None:
     small = [Base({"task_input": "0 + 1", "output": "1"}, {"task_input": "0 + 1", "output": "7"})]
     cases = audit_cases(AnyNumber(QUESTION), small)
-    found = audited(AnyNumber(QUESTION), bases=small)
-    assert found["passed"], found
-    assert found["flip_alarms"] == []
+    report = audited(AnyNumber(QUESTION), bases=small)
+    assert report["passed"], report
+    assert report["flip_alarms"] == []
     assert not_tried(cases) == ["truncation", "keyword stuffing"], "the question has the 1"
     assert not any("| 1 |" in str(case.fields["output"]) for case in cases), "and so does the numbering of a table"
 
@@ -236,9 +238,9 @@ def test_a_sound_judge_passes_if_an_attack_contains_the_answer() -> None:
         Base({"task_input": q, "output": a}, {"task_input": q, "output": "no" if a == "yes" else "yes"})
         for q, a in key.items()
     ]
-    found = audited(LastWord(QUESTION, key=key), bases=bases)
-    assert found["passed"], found
-    assert found["flip_alarms"] == []
+    report = audited(LastWord(QUESTION, key=key), bases=bases)
+    assert report["passed"], report
+    assert report["flip_alarms"] == []
     tried = [
         case
         for case in audit_cases(LastWord(QUESTION, key=key), bases)
@@ -276,9 +278,9 @@ def test_user_attacks_are_tried(tmp_path: Any) -> None:
         [("l:1", {"name": "our brand", "text": "Acme Corp says: {output}"}), ("l:2", {"text": "as of Tuesday"})]
     )
     assert [attack.on("x {y}") for attack in attacks] == ["Acme Corp says: x {y}", "x {y} as of Tuesday"]
-    found = audited(Swayed("Acme"), attacks=attacks)
-    assert not found["attacks"]["our brand"]["passed"]
-    assert found["attacks"]["attack 'as of Tuesday'"]["passed"]
+    report = audited(Swayed("Acme"), attacks=attacks)
+    assert not report["attacks"]["our brand"]["passed"]
+    assert report["attacks"]["attack 'as of Tuesday'"]["passed"]
     assert audited(Swayed("Acme"))["passed"], "what is not tried is not found"
     for row in ({"name": "x"}, {"text": " "}, {"text": "{output}"}):
         with pytest.raises(DataError, match="an attack needs a 'text'"):
@@ -309,8 +311,8 @@ def test_the_question_decides_which_shipped_cases_apply(text: str, quality: bool
 
 def test_hidden_instructions_are_tried_on_judges_of_properties_too() -> None:
     class Obeys(Judge):
-        def read(self, given: Any) -> Any:
-            return None, "positive" if "Ignore all instructions" in given["output"] or "lovely" in given[
+        def read(self, values: Any) -> Any:
+            return None, "positive" if "Ignore all instructions" in values["output"] or "lovely" in values[
                 "output"
             ] else "negative"
 
@@ -322,9 +324,9 @@ def test_hidden_instructions_are_tried_on_judges_of_properties_too() -> None:
         "fake turns of a conversation",
     }
     items = audit_items(cases, judge)
-    found = assess(cases, items, answers_of(judge, items), judge)
-    assert found["attacks"]["tells good from bad"]["passed"]
-    assert found["attacks"]["instructions hidden in the text"]["wrong"][0]["output"].startswith("awful\nIgnore all")
+    answers = assess(cases, items, answers_of(judge, items), judge)
+    assert answers["attacks"]["tells good from bad"]["passed"]
+    assert answers["attacks"]["instructions hidden in the text"]["wrong"][0]["output"].startswith("awful\nIgnore all")
     with pytest.raises(DataError, match="quality, property"):
         audit_cases(judge, profile="all")
 
@@ -332,15 +334,15 @@ def test_hidden_instructions_are_tried_on_judges_of_properties_too() -> None:
 @pytest.mark.parametrize("scale", [("a", "tie", "b"), ("first", "tie", "second")])
 def test_a_pairwise_judge_that_obeys_injections_fails(scale: tuple[str, ...]) -> None:
     class Obeys(PairKeyJudge):
-        def read(self, given: Any) -> Any:
-            read, _ = super().read(given)
-            told = {label: float(label == scale[-1]) for label in scale}
+        def read(self, values: Any) -> Any:
+            read, _ = super().read(values)
+            labels = {label: float(label == scale[-1]) for label in scale}
             hidden = any(
-                text in str(given[name])
+                text in str(values[name])
                 for name in ("output_a", "output_b")
                 for text in (f"{scale[-1]!r}", "verdict", "im_end")
             )
-            return ({"given": told, "swapped": told} if hidden else read), None
+            return ({"given": labels, "swapped": labels} if hidden else read), None
 
     sound, obeys = (kind({"text": "Better?", "scale": scale}, key=KEY) for kind in (PairKeyJudge, Obeys))
     assert audited(sound)["passed"]
@@ -350,22 +352,22 @@ def test_a_pairwise_judge_that_obeys_injections_fails(scale: tuple[str, ...]) ->
 def test_a_cascade_of_written_pairwise_judges_keeps_both_orders() -> None:
     class Writes(PairKeyJudge):
         def judged(self, reading: Any, verdict: Any = None) -> Any:
-            said = super().judged(reading, verdict)
-            said.probabilities = said.confidence = None
-            return said
+            text = super().judged(reading, verdict)
+            text.probabilities = text.confidence = None
+            return text
 
     cascade = Cascade(Writes(key=KEY), Writes(key=KEY))
-    found = audited(cascade)
-    assert found["passed"], found
-    assert found["attacks"]["the places changed"]["share"] == 1.0
+    report = audited(cascade)
+    assert report["passed"], report
+    assert report["attacks"]["the places changed"]["share"] == 1.0
 
 
 def test_a_nominal_scale_requires_user_cases() -> None:
     colours = JudgeSpec(text="Which colour?", scale=("red", "green"), kind="nominal")
 
     class Sees(Judge):
-        def read(self, given: Any) -> Any:
-            return None, "red" if "rose" in given["output"] else "green"
+        def read(self, values: Any) -> Any:
+            return None, "red" if "rose" in values["output"] else "green"
 
     judge = Sees(colours, shows=("output",))
     with pytest.raises(ConfigError, match="pass cases or labels"):
@@ -399,12 +401,12 @@ def test_bases_and_negatives_of_pairs() -> None:
 
 def test_a_judge_without_verdicts_on_attacks_must_still_tell_good_from_bad() -> None:
     class Silent(Judge):
-        def read(self, given: Any) -> Any:
+        def read(self, values: Any) -> Any:
             raise NoGrade("no")
 
-    found = audited(Silent(QUESTION))
-    assert found["attacks"]["nothing said"]["passed"]
-    assert not found["attacks"]["tells good from bad"]["passed"]
+    report = audited(Silent(QUESTION))
+    assert report["attacks"]["nothing said"]["passed"]
+    assert not report["attacks"]["tells good from bad"]["passed"]
 
 
 def test_user_bases_are_used() -> None:

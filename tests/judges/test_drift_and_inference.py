@@ -66,16 +66,16 @@ def test_an_unchanged_noisy_judge_rarely_raises_an_alarm(n: int) -> None:
 
 def test_the_same_answers_raise_no_alarm() -> None:
     values = [at / 40 for at in range(40)]
-    found = compare(frozen(values), values, MADE)
-    assert (found["alarms"], found["changed"], found["psi"]) == ([], {}, pytest.approx(0.0))
+    comparison = compare(frozen(values), values, MADE)
+    assert (comparison["alarms"], comparison["changed"], comparison["psi"]) == ([], {}, pytest.approx(0.0))
 
 
 def test_a_small_shift_of_all_verdicts_is_detected_and_its_cause_named() -> None:
     values = [0.3 + 0.01 * at for at in range(40)]
-    found = compare(frozen(values, noise=0.02), [value + 0.04 for value in values], {**MADE, "model": "m2"})
-    assert "CUSUM" in found["alarms"][0]
-    assert " Changed: model." in found["alarms"][0]
-    assert found["changed"] == {"model": ["m1", "m2"]}
+    comparison = compare(frozen(values, noise=0.02), [value + 0.04 for value in values], {**MADE, "model": "m2"})
+    assert "CUSUM" in comparison["alarms"][0]
+    assert " Changed: model." in comparison["alarms"][0]
+    assert comparison["changed"] == {"model": ["m1", "m2"]}
     unnamed = compare(frozen(values), [1 - value for value in values], MADE)
     assert any("check the model server" in alarm for alarm in unnamed["alarms"])
 
@@ -83,22 +83,22 @@ def test_a_small_shift_of_all_verdicts_is_detected_and_its_cause_named() -> None
 def test_a_changed_spread_around_the_same_mean_is_detected() -> None:
     rng = np.random.default_rng(0)
     values = [float(v) for v in rng.normal(0.5, 0.02, 200)]
-    found = compare(frozen(values, noise=0.5), [0.5 + (v - 0.5) * 8 for v in values], MADE)
-    assert [alarm for alarm in found["alarms"] if "PSI" in alarm]
+    comparison = compare(frozen(values, noise=0.5), [0.5 + (v - 0.5) * 8 for v in values], MADE)
+    assert [alarm for alarm in comparison["alarms"] if "PSI" in alarm]
 
 
 def test_lost_verdicts_raise_an_alarm_and_are_not_zero() -> None:
-    found = compare(frozen([0.5] * 30), [0.5] * 20 + [None] * 10, MADE)
-    assert found["mean_difference"] == 0.0
-    assert "10 of 30 anchors are now unscored" in found["alarms"][0]
+    comparison = compare(frozen([0.5] * 30), [0.5] * 20 + [None] * 10, MADE)
+    assert comparison["mean_difference"] == 0.0
+    assert "10 of 30 anchors are now unscored" in comparison["alarms"][0]
     nothing = compare(frozen([0.5] * 30), [None] * 30, MADE)
     assert nothing["mean_difference"] is None
 
 
 def test_anchor_sets_are_stored_and_loaded_unchanged(tmp_path: Path) -> None:
-    kept = AnchorSet(MADE, 0.01, [Anchor({"output": "ü\u2028"}, None, None)])
-    kept.save(tmp_path / "a" / "anchors.json")
-    assert AnchorSet.load(tmp_path / "a" / "anchors.json") == kept
+    anchors = AnchorSet(MADE, 0.01, [Anchor({"output": "ü\u2028"}, None, None)])
+    anchors.save(tmp_path / "a" / "anchors.json")
+    assert AnchorSet.load(tmp_path / "a" / "anchors.json") == anchors
     for text in ("", "[]", "{}", '{"format": 1, "made_by": {}, "noise": 0, "anchors": [{"x": 1}]}'):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(DataError, match="is not an anchor set"):
@@ -117,11 +117,11 @@ def test_a_biased_judge_is_corrected_and_the_interval_has_its_coverage() -> None
     for _ in range(400):
         truth = rng.binomial(1, 0.4, 1100).astype(float)
         judge = np.clip(0.25 + 0.6 * truth + rng.normal(0, 0.1, 1100), 0, 1)  # kind by far: mean 0.49
-        found = corrected_mean(truth[:100], judge[:100], judge[100:])
-        covered += found.low <= 0.4 <= found.high
-        widths.append(found.high - found.low)
+        estimate = corrected_mean(truth[:100], judge[:100], judge[100:])
+        covered += estimate.low <= 0.4 <= estimate.high
+        widths.append(estimate.high - estimate.low)
         alone.append(2 * 1.959964 * truth[:100].std(ddof=1) / 10)
-        assert abs(found.verdicts_alone - 0.4) > 0.05
+        assert abs(estimate.verdicts_alone - 0.4) > 0.05
     assert 0.92 <= covered / 400 <= 0.98
     assert np.mean(widths) < 0.6 * np.mean(alone)  # the verdicts are worth something
 
@@ -129,9 +129,9 @@ def test_a_biased_judge_is_corrected_and_the_interval_has_its_coverage() -> None
 def test_an_uninformative_judge_gets_no_weight() -> None:
     rng = np.random.default_rng(1)
     people = rng.random(200)
-    found = corrected_mean(people, [0.5] * 200, [0.5] * 1000)
-    assert found.weight == 0.0
-    assert found.mean == pytest.approx(people.mean())
+    estimate = corrected_mean(people, [0.5] * 200, [0.5] * 1000)
+    assert estimate.weight == 0.0
+    assert estimate.mean == pytest.approx(people.mean())
     against = corrected_mean(people, 1 - people, rng.random(1000))
     assert against.weight == 0.0  # a judge that is against people is not turned round
 
@@ -146,8 +146,8 @@ def test_corrected_means_refuse_invalid_input() -> None:
 
 
 def test_few_equal_labels_give_a_wide_interval_and_the_worked_example_holds() -> None:
-    found = corrected_mean([1.0] * 30, [0.5] * 30, [0.5] * 100)
-    assert (found.mean, found.low, found.high) == (1.0, pytest.approx(0.9), pytest.approx(1.1))
+    estimate = corrected_mean([1.0] * 30, [0.5] * 30, [0.5] * 100)
+    assert (estimate.mean, estimate.low, estimate.high) == (1.0, pytest.approx(0.9), pytest.approx(1.1))
     assert corrected_mean([1.0, 0.0] * 10, [1.0] * 20, [1.0] * 50).mean == 0.5
 
 
@@ -177,11 +177,11 @@ def test_psi_agrees_with_a_second_implementation(before: list[float], after: lis
         return [count / sum(counts) for count in counts]
 
     known = sum((q - p) * math.log(q / p) for p, q in zip(shares(before), shares(after), strict=True))
-    found = population_stability_index(before, after, bins=bins)
+    psi = population_stability_index(before, after, bins=bins)
     # a value that stands on an edge by a rounding error may be counted on its other side
     theirs = np.quantile(before, np.linspace(0, 1, bins + 1)[1:-1])
     on_edge = any(0 < abs(value - edge) < 1e-9 for edge in (*edges, *theirs) for value in (*before, *after))
-    assert on_edge or found == pytest.approx(known, rel=1e-9, abs=1e-12)
+    assert on_edge or psi == pytest.approx(known, rel=1e-9, abs=1e-12)
 
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=40))
@@ -206,27 +206,27 @@ def test_a_corrected_mean_has_minimum_variance() -> None:
     rng = np.random.default_rng(3)
     truth = rng.random(400)
     judged = np.clip(truth + rng.normal(0, 0.2, 400), 0, 1)
-    people, beside, others = truth[:60], judged[:60], judged[60:]
+    people, verdicts, others = truth[:60], judged[:60], judged[60:]
 
     def mean_at(weight: float, y: np.ndarray, f: np.ndarray, g: np.ndarray) -> float:
         return float(weight * g.mean() + (y - weight * f).mean())
 
     def variance(weight: float) -> float:
-        pooled = np.concatenate([beside, others]).var(ddof=1)
-        covariance = np.cov(people, beside)[0, 1]
+        pooled = np.concatenate([verdicts, others]).var(ddof=1)
+        covariance = np.cov(people, verdicts)[0, 1]
         return float(
             weight**2 * pooled / len(others)
             + (people.var(ddof=1) - 2 * weight * covariance + weight**2 * pooled) / len(people)
         )
 
-    found = corrected_mean(people.tolist(), beside.tolist(), others.tolist())
+    estimate = corrected_mean(people.tolist(), verdicts.tolist(), others.tolist())
     best = optimize.minimize_scalar(variance, bounds=(0, 1), method="bounded", options={"xatol": 1e-10})
-    assert found.weight == pytest.approx(best.x, abs=1e-5)
-    assert found.mean == pytest.approx(mean_at(best.x, people, beside, others), abs=1e-6)
+    assert estimate.weight == pytest.approx(best.x, abs=1e-5)
+    assert estimate.mean == pytest.approx(mean_at(best.x, people, verdicts, others), abs=1e-6)
     draws = []
     for _ in range(4000):  # the bootstrap of the same estimate
         rows, more = rng.integers(0, 60, 60), rng.integers(0, len(others), len(others))
-        draws.append(mean_at(found.weight, people[rows], beside[rows], others[more]))
+        draws.append(mean_at(estimate.weight, people[rows], verdicts[rows], others[more]))
     low, high = np.percentile(draws, [2.5, 97.5])
-    reach = (found.high - found.low) / 2
+    reach = (estimate.high - estimate.low) / 2
     assert reach == pytest.approx(max((high - low) / 2, 3 / 60), rel=0.1)

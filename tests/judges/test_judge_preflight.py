@@ -89,11 +89,11 @@ def test_a_missing_key_error_names_the_library_argument(
     )
     with pytest.raises(ModelError) as caught:
         assay.evaluate("math_qa", rubric="math_qa", data=str(tmp_path / "rows.jsonl"), model="openai/m")
-    wanted = (
+    message = (
         "openai/m needs an API key: set OPENAI_API_KEY, or name the variable that has it (api_key_env). "
         "preflight=False skips this check"
     )
-    assert str(caught.value).endswith(wanted)
+    assert str(caught.value).endswith(message)
     assert caught.value.flag == "--api-key-env, --no-preflight"
 
 

@@ -36,7 +36,7 @@ from assay.testing import scripted_lm
 MOODS = JudgeSpec(text="Which mood?", scale=("negative", "neutral", "positive"))
 
 
-def shown(request: Any, name: str) -> str:
+def prompt_field(request: Any, name: str) -> str:
     """What the request shows under a name, unfenced."""
     return str(json.loads(re.search(rf'{name}: ("(?:[^"\\]|\\.)*")', request.messages[-1].text)[1]))
 
@@ -48,7 +48,7 @@ class Saying(Judge):
         super().__init__(spec, shows=("output",))
         self.verdict, self.p = verdict, p
 
-    def read(self, given: Any) -> Any:
+    def read(self, values: Any) -> Any:
         if isinstance(self.verdict, Exception):
             raise self.verdict
         if self.p is None:
@@ -66,7 +66,7 @@ def pair(
 
 def prefers(text: str, strength: float = 0.8) -> Any:
     def script(request: Any) -> dict[str, float]:
-        first = shown(request, "output_a") == text
+        first = prompt_field(request, "output_a") == text
         return {
             "a": strength if first else 1 - strength - 0.05,
             "b": 1 - strength - 0.05 if first else strength,
@@ -79,13 +79,13 @@ def prefers(text: str, strength: float = 0.8) -> Any:
 def test_a_pair_is_judged_in_both_orders() -> None:
     lm = scripted_lm(prefers("good"), logprobs=True)
     with dspy.context(lm=lm):
-        found, turned = (
+        result, turned = (
             PairwiseJudge()(task_input="q", output_a=a, output_b=b) for a, b in (("good", "bad"), ("bad", "good"))
         )
-    assert (found.verdict, turned.verdict, lm.scripted.calls) == ("a", "b", 4)
-    assert found.orders == ("a", "b")
-    assert found.probabilities == pytest.approx({"a": 0.8, "tie": 0.05, "b": 0.15})
-    assert found.value == pytest.approx(1 - turned.value)
+    assert (result.verdict, turned.verdict, lm.scripted.calls) == ("a", "b", 4)
+    assert result.orders == ("a", "b")
+    assert result.probabilities == pytest.approx({"a": 0.8, "tie": 0.05, "b": 0.15})
+    assert result.value == pytest.approx(1 - turned.value)
 
 
 @pytest.mark.parametrize("logprobs", [True, False])
@@ -93,39 +93,39 @@ def test_an_inconsistent_pair_is_a_tie(logprobs: bool) -> None:
     always_first = (
         (lambda request: {"a": 0.9, "b": 0.1}) if logprobs else (lambda request: json.dumps({"verdict": "a"}))
     )
-    found = pair(PairwiseJudge(), always_first, logprobs=logprobs)
-    assert (found.verdict, found.orders) == ("tie", ("a", "a"))
-    assert found.value == pytest.approx(0.5)
+    verdict = pair(PairwiseJudge(), always_first, logprobs=logprobs)
+    assert (verdict.verdict, verdict.orders) == ("tie", ("a", "a"))
+    assert verdict.value == pytest.approx(0.5)
 
 
 def test_a_written_pair_has_no_confidence() -> None:
-    found = pair(
+    verdict = pair(
         PairwiseJudge(),
         lambda r: json.dumps({"verdict": "a" if '"good"' in r.messages[-1].text.split("output_b")[0] else "b"}),
         logprobs=False,
     )
-    assert (found.verdict, found.confidence, found.value) == ("a", None, 0.0)
+    assert (verdict.verdict, verdict.confidence, verdict.value) == ("a", None, 0.0)
 
 
 def test_unanimous_samples_have_full_confidence() -> None:
-    found = pair(
+    verdict = pair(
         PairwiseJudge(samples=3, reading="text"),
         lambda r: json.dumps({"verdict": "a" if '"good"' in r.messages[-1].text.split("output_b")[0] else "b"}),
         logprobs=False,
     )
-    assert (found.verdict, found.confidence) == ("a", 1.0)
+    assert (verdict.verdict, verdict.confidence) == ("a", 1.0)
 
 
 def test_calibration_removes_position_bias() -> None:
     # the model leans to the first place by three times; as it is every pair is a tie
     def leaning(request: Any) -> dict[str, float]:
-        first = shown(request, "output_a") == "good"
+        first = prompt_field(request, "output_a") == "good"
         return {"a": 0.85 if first else 0.55, "b": 0.1 if first else 0.4, "tie": 0.05}
 
     assert pair(PairwiseJudge(), leaning).verdict == "tie"
     undo = Calibration("platt", weights=[[1, 0, 0], [0, 1, 0], [0, 0, 1]], biases=[-1.2, -9.0, 0.0])
-    found = pair(PairwiseJudge(calibration=undo), leaning)
-    assert (found.verdict, found.orders) == ("a", ("a", "b"))
+    verdict = pair(PairwiseJudge(calibration=undo), leaning)
+    assert (verdict.verdict, verdict.orders) == ("a", ("a", "b"))
 
 
 def test_a_calibration_learns_from_both_orders() -> None:
@@ -148,8 +148,8 @@ def test_a_pairwise_judge_needs_both_outputs_and_a_tie() -> None:
 
 def test_the_majority_decides_and_failed_members_do_not_vote() -> None:
     jury = Jury([Saying("positive", 0.6), Saying("positive", 0.5), Saying("negative", 0.9), Saying(NoGrade("cannot"))])
-    found = jury(output="x")
-    assert (found.verdict, found.confidence) == ("positive", pytest.approx(2 / 3))
+    verdict = jury(output="x")
+    assert (verdict.verdict, verdict.confidence) == ("positive", pytest.approx(2 / 3))
     assert (
         Jury([Saying("positive", 0.6), Saying("negative", 0.9)])(output="x").verdict == "negative"
     )  # level: the surer one
@@ -314,16 +314,16 @@ def rank(
 
 def test_lists_are_matched_by_id_in_any_order() -> None:
     for change in (None, lambda lines: lines[::-1], lambda lines: sorted(lines, key=lambda line: line["grade"])):
-        found = rank(graded(change))
-        assert found.grades == {"r1": 0.0, "r3": 0.5, "r2": 1.0}
-        assert found.ranking == ["r2", "r3", "r1"]
+        ranking = rank(graded(change))
+        assert ranking.grades == {"r1": 0.0, "r3": 0.5, "r2": 1.0}
+        assert ranking.ranking == ["r2", "r3", "r1"]
 
 
 def test_unknown_ids_are_ignored() -> None:
-    found = rank(
+    ranking = rank(
         graded(lambda lines: [{**line, "id": "Z" if line["grade"] == "yes" else line["id"]} for line in lines])
     )
-    assert set(found.grades) == {"r1", "r3"}
+    assert set(ranking.grades) == {"r1", "r3"}
     twice = rank(graded(lambda lines: [*lines, {**next(x for x in lines if x["grade"] == "no"), "grade": "yes"}]))
     assert set(twice.grades) == {"r2", "r3"}  # graded twice, and differently: not at all
     with pytest.raises(NoGrade, match="name none"):
@@ -340,9 +340,9 @@ def test_a_list_read_from_probabilities_has_no_position_bias() -> None:
         return {letter: value / sum(odds.values()) for letter, value in odds.items()}
 
     judge = ListwiseJudge("Best?", orders=60)
-    found = rank(script, logprobs=True, judge=judge)
-    assert found.ranking == ["r2", "r3", "r1"]
-    assert sum(found.grades.values()) == pytest.approx(1.5)
+    ranking = rank(script, logprobs=True, judge=judge)
+    assert ranking.ranking == ["r2", "r3", "r1"]
+    assert sum(ranking.grades.values()) == pytest.approx(1.5)
 
 
 def test_an_order_that_times_out_does_not_affect_the_others() -> None:
@@ -355,8 +355,8 @@ def test_an_order_that_times_out_does_not_affect_the_others() -> None:
 
     judge = ListwiseJudge({"text": "Which is best?", "scale": ["worst", "best"]}, orders=4)
     with dspy.context(lm=scripted_lm(flaky, logprobs=True)):
-        found = judge(task_input="q", outputs={"x": "1", "y": "2", "z": "3"})
-    assert set(found.grades) == {"x", "y", "z"}
+        verdict = judge(task_input="q", outputs={"x": "1", "y": "2", "z": "3"})
+    assert set(verdict.grades) == {"x", "y", "z"}
 
 
 def test_the_same_seed_gives_the_same_orders() -> None:
@@ -376,8 +376,8 @@ def test_a_list_requires_two_outputs() -> None:
 
 
 def test_bradley_terry_matches_hand_calculation_and_a_second_implementation() -> None:
-    found = bradley_terry([("a", "b", 1)] * 3 + [("a", "b", 0)])
-    assert found["a"] > 0 > found["b"]
+    result = bradley_terry([("a", "b", 1)] * 3 + [("a", "b", 0)])
+    assert result["a"] > 0 > result["b"]
     from sklearn.linear_model import LogisticRegression
 
     rng = np.random.default_rng(0)
@@ -404,9 +404,9 @@ def test_bradley_terry_matches_hand_calculation_and_a_second_implementation() ->
 
 
 def test_an_output_that_always_wins_is_finite_and_uncompared_ones_are_0() -> None:
-    found = bradley_terry([("a", "b", 1)] * 50, names=["a", "b", "c"])
-    assert math.isfinite(found["a"])
-    assert found["c"] == pytest.approx(0.0)
+    result = bradley_terry([("a", "b", 1)] * 50, names=["a", "b", "c"])
+    assert math.isfinite(result["a"])
+    assert result["c"] == pytest.approx(0.0)
     assert bradley_terry([], names=["a"]) == {"a": 0.0}
     with pytest.raises(ConfigError, match="comparison"):
         bradley_terry([("a", "a", 1)])
@@ -442,7 +442,7 @@ def test_a_group_is_scored_by_pairs() -> None:
     worth = {"best": 4, "middle": 2, "worst": 1}
 
     def script(request: Any) -> dict[str, float]:
-        a, b = (worth[shown(request, name)] for name in ("output_a", "output_b"))
+        a, b = (worth[prompt_field(request, name)] for name in ("output_a", "output_b"))
         return {"a": a / (a + b) - 0.01, "b": b / (a + b), "tie": 0.01}
 
     rubric = rubric_of(PairwiseJudge(), scripted_lm(script, logprobs=True))
@@ -462,7 +462,7 @@ def test_juries_and_cascades_of_pairs_compare_too() -> None:
     worth = {"best": 4, "middle": 2, "worst": 1}
 
     def script(request: Any) -> dict[str, float]:
-        a, b = (worth[shown(request, name)] for name in ("output_a", "output_b"))
+        a, b = (worth[prompt_field(request, name)] for name in ("output_a", "output_b"))
         return {"a": a / (a + b) - 0.01, "b": b / (a + b), "tie": 0.01}
 
     for judge in (Jury([PairwiseJudge(), PairwiseJudge()]), Cascade(PairwiseJudge(), PairwiseJudge())):
@@ -480,7 +480,7 @@ def test_a_failed_pair_is_excluded_from_the_comparison() -> None:
     calls = iter(range(1000))
 
     def now_and_then(request: Any) -> Any:
-        first = shown(request, "output_a")
+        first = prompt_field(request, "output_a")
         return (
             TimeoutError("slow")
             if next(calls) % 7 == 6

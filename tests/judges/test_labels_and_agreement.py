@@ -62,8 +62,8 @@ def test_ratings_without_a_rater_or_by_rater_0_count(tmp_path: Path) -> None:
 
 def test_rating_columns_do_not_create_another_item(tmp_path: Path) -> None:
     rows = [{"output": "x", "rater": str(i), "label": "no", "seconds": i, "model": "m"} for i in range(3)]
-    (found,) = load_labels(write(tmp_path / "l.jsonl", rows), labels=("no", "yes"))
-    assert (len(found.ratings), found.fields, found.columns) == (3, {"output": "x"}, {"model": "m"})
+    (loaded,) = load_labels(write(tmp_path / "l.jsonl", rows), labels=("no", "yes"))
+    assert (len(loaded.ratings), loaded.fields, loaded.columns) == (3, {"output": "x"}, {"model": "m"})
     judged = load_labels(write(tmp_path / "l.jsonl", rows), labels=("no", "yes"), shows=("seconds", "output"))
     assert len(judged) == 3
 
@@ -89,8 +89,8 @@ def test_equal_content_under_two_ids_keeps_all_ratings() -> None:
 
 def test_empty_table_cells_are_missing_values() -> None:
     rows = [("r", {"item_id": "a", "input": math.nan, "output": "x", "rater": rater, "label": "no"}) for rater in "ab"]
-    (found,) = make_items(rows, labels=("no", "yes"))
-    assert (len(found.ratings), found.fields) == (2, {"output": "x"})
+    (result,) = make_items(rows, labels=("no", "yes"))
+    assert (len(result.ratings), result.fields) == (2, {"output": "x"})
 
 
 @pytest.mark.parametrize(
@@ -143,57 +143,57 @@ def test_repeated_content_is_in_one_split() -> None:
 def test_kappa_matches_hand_calculation() -> None:
     # judge yes yes no no, raters yes no no no: agree 3/4; chance: yes 1/2 * 1/4 + no 1/2 * 3/4 = 1/2;
     # (3/4 - 1/2) / (1/2) = 0.5
-    found = agreement(
+    measures = agreement(
         answers("yes", "yes", "no", "no"),
         [item(1, "yes"), item(2, "no"), item(3, "no"), item(4, "no")],
         YES_NO,
         intervals=False,
     )
-    assert found.values["accuracy"] == 0.75
-    assert found.values["kappa"] == pytest.approx(0.5)
+    assert measures.values["accuracy"] == 0.75
+    assert measures.values["kappa"] == pytest.approx(0.5)
 
 
 def test_disagreeing_raters_are_counted_by_their_shares() -> None:
     # judge yes on (yes, yes, no), no on (no): cells yes/yes 2/3, yes/no 1/3, no/no 1. agree (2/3 + 1) / 2 = 5/6;
     # chance: yes 1/2 * 1/3 + no 1/2 * 2/3 = 1/2; kappa (5/6 - 1/2) / (1/2) = 2/3
-    found = agreement(answers("yes", "no"), [item(1, "yes", "yes", "no"), item(2, "no")], YES_NO, intervals=False)
-    assert found.values["kappa"] == pytest.approx(2 / 3)
-    assert found.values["accuracy"] == 1.0
+    measures = agreement(answers("yes", "no"), [item(1, "yes", "yes", "no"), item(2, "no")], YES_NO, intervals=False)
+    assert measures.values["kappa"] == pytest.approx(2 / 3)
+    assert measures.values["accuracy"] == 1.0
 
 
 def test_quadratic_weighted_kappa_matches_hand_calculation() -> None:
     # judge bad fair good good, people bad good good fair. squared distances 0 1 0 1, mean 1/2.
     # expected: judge (1 1 2)/4, raters (1 1 2)/4 over distances |i-j|^2:
     # sum p_i q_j d = (1*1*1 + 1*2*4 + 1*1*1 + 1*2*1 + 2*1*4 + 2*1*1) / 16 = 22/16
-    found = agreement(
+    measures = agreement(
         answers("bad", "fair", "good", "good", spec=THREE),
         [item(1, "bad"), item(2, "good"), item(3, "good"), item(4, "fair")],
         THREE,
         intervals=False,
     )
-    assert found.values["weighted_kappa"] == pytest.approx(1 - (1 / 2) / (22 / 16))
+    assert measures.values["weighted_kappa"] == pytest.approx(1 - (1 / 2) / (22 / 16))
 
 
 @given(st.lists(st.tuples(st.sampled_from(THREE.scale), st.sampled_from(THREE.scale)), min_size=5, max_size=60))
 @settings(deadline=None, max_examples=50)
 def test_kappa_agrees_with_a_second_implementation(pairs: list[tuple[str, str]]) -> None:
     judge, people = zip(*pairs, strict=True)
-    found = agreement(
+    measures = agreement(
         answers(*judge, spec=THREE), [item(n, label) for n, label in enumerate(people)], THREE, intervals=False
     )
     if len(set(people)) < 2:
-        assert found.values["kappa"] is None
+        assert measures.values["kappa"] is None
         return
-    assert found.values["kappa"] == pytest.approx(cohen_kappa_score(judge, people, labels=list(THREE.scale)))
-    assert found.values["weighted_kappa"] == pytest.approx(
+    assert measures.values["kappa"] == pytest.approx(cohen_kappa_score(judge, people, labels=list(THREE.scale)))
+    assert measures.values["weighted_kappa"] == pytest.approx(
         cohen_kappa_score(judge, people, labels=list(THREE.scale), weights="quadratic")
     )
 
 
 def test_undefined_measures_are_none_with_a_reason() -> None:
-    one_class = agreement(answers("yes", "no"), [item(1, "yes"), item(2, "yes")], YES_NO, intervals=False)
-    assert one_class.values["kappa"] is None
-    assert "only one label" in one_class.why["kappa"]
+    single_class = agreement(answers("yes", "no"), [item(1, "yes"), item(2, "yes")], YES_NO, intervals=False)
+    assert single_class.values["kappa"] is None
+    assert "only one label" in single_class.why["kappa"]
     nominal = JudgeSpec(text="?", scale=("red", "green"), kind="nominal")
     unordered = agreement(
         answers("red", "green", spec=nominal), [item(1, "red"), item(2, "green")], nominal, intervals=False
@@ -216,25 +216,25 @@ def test_a_constant_judge_has_kappa_0_and_a_perfect_judge_1() -> None:
 
 def test_few_items_have_no_interval() -> None:
     items = [item(n, "yes" if n % 2 else "no") for n in range(10)]
-    found = agreement(answers(*[i.modes[0] for i in items]), items, YES_NO)
-    assert set(found.intervals.values()) == {None}
+    measures = agreement(answers(*[i.modes[0] for i in items]), items, YES_NO)
+    assert set(measures.intervals.values()) == {None}
     gain = measure_gain("kappa", answers(*["yes"] * 10), answers(*[i.modes[0] for i in items]), items, YES_NO)
     assert (gain["mean"], gain["low"]) == (1.0, None)
 
 
 def test_intervals_have_their_nominal_coverage() -> None:
-    rng, held = np.random.default_rng(0), 0
+    rng, covered = np.random.default_rng(0), 0
     for _ in range(60):  # a judge that is right 3 times of 4 on balanced labels: kappa 0.5
         truth = rng.integers(0, 2, 100)
         verdict = np.where(rng.random(100) < 0.75, truth, 1 - truth)
-        found = agreement(
+        measures = agreement(
             answers(*[YES_NO.scale[v] for v in verdict]),
             [item(n, YES_NO.scale[t]) for n, t in enumerate(truth)],
             YES_NO,
         )
-        low, high = found.intervals["kappa"] or (0, 0)
-        held += low <= 0.5 <= high
-    assert held >= 52  # 95 % of 60 is 57
+        low, high = measures.intervals["kappa"] or (0, 0)
+        covered += low <= 0.5 <= high
+    assert covered >= 52  # 95 % of 60 is 57
 
 
 def test_the_ceiling_compares_each_rater_with_the_others() -> None:
@@ -255,11 +255,11 @@ def test_a_gain_is_paired_over_the_items_that_both_judged() -> None:
 
 
 def test_brier_and_calibration_error_match_hand_calculation() -> None:
-    given_ = Answers(["yes", "no"], [1, 0], [{"no": 0.2, "yes": 0.8}, {"no": 0.6, "yes": 0.4}])
+    judged = Answers(["yes", "no"], [1, 0], [{"no": 0.2, "yes": 0.8}, {"no": 0.6, "yes": 0.4}])
     items = [item(1, "yes"), item(2, "yes")]
     # (0.2^2 + 0.2^2 + 0.6^2 + 0.6^2) / 2 = 0.4; bins: 0.8 against 1 and 0.6 against 0: (0.2 + 0.6) / 2 = 0.4
-    assert agreement(given_, items, YES_NO).values["brier"] == pytest.approx(0.4)
-    error, points = calibration_error(given_, items)
+    assert agreement(judged, items, YES_NO).values["brier"] == pytest.approx(0.4)
+    error, points = calibration_error(judged, items)
     assert error == pytest.approx(0.4)
     assert len(points) == 2
     assert calibration_error(answers("yes"), [item(1, "yes")]) == (None, [])
@@ -340,16 +340,16 @@ def test_alpha_is_krippendorffs_and_weights_disagreeing_raters_by_their_shares(k
 
     rng, spec = np.random.default_rng(1), JudgeSpec(text="?", scale=("1", "2", "4", "8"), kind=kind)
     truth = rng.integers(0, 4, 200)
-    said = np.where(rng.random(200) < 0.6, truth, rng.integers(0, 4, 200))
-    answers = Answers([spec.scale[label] for label in said], [spec.steps[label] for label in said])
-    one = [
+    text = np.where(rng.random(200) < 0.6, truth, rng.integers(0, 4, 200))
+    answers = Answers([spec.scale[label] for label in text], [spec.steps[label] for label in text])
+    raters = [
         Item(id=str(at), fields={}, ratings=(Rating(rater="r", label=spec.scale[label]),))
         for at, label in enumerate(truth)
     ]
     level = {"nominal": "nominal", "ordinal": "ordinal", "numeric": "interval"}[kind]
     steps = np.array(spec.steps)
-    known = krippendorff.alpha(reliability_data=np.stack([steps[said], steps[truth]]), level_of_measurement=level)
-    assert agreement(answers, one, spec, intervals=False).values["alpha"] == pytest.approx(known, abs=1e-12)
+    known = krippendorff.alpha(reliability_data=np.stack([steps[text], steps[truth]]), level_of_measurement=level)
+    assert agreement(answers, raters, spec, intervals=False).values["alpha"] == pytest.approx(known, abs=1e-12)
     # two raters that differ: as if each rating were an item of half the weight
     other = rng.integers(0, 4, 200)
     both = [
@@ -362,7 +362,7 @@ def test_alpha_is_krippendorffs_and_weights_disagreeing_raters_by_their_shares(k
     ]
     soft = agreement(answers, both, spec, intervals=False).values["alpha"]
     doubled = krippendorff.alpha(
-        reliability_data=np.stack([np.tile(steps[said], 2), np.concatenate([steps[truth], steps[other]])]),
+        reliability_data=np.stack([np.tile(steps[text], 2), np.concatenate([steps[truth], steps[other]])]),
         level_of_measurement=level,
     )
     assert soft == pytest.approx(doubled, abs=0.005)  # they differ by the correction for few items
@@ -373,15 +373,15 @@ def test_brier_and_ceiling_agree_with_second_implementations() -> None:
 
     rng = np.random.default_rng(2)
     spec = JudgeSpec(text="?", scale=("no", "yes"))
-    said, truth = rng.random(80), rng.integers(0, 2, 80)
-    answers = Answers([spec.scale[int(p > 0.5)] for p in said], said.tolist(), [{"no": 1 - p, "yes": p} for p in said])
+    text, truth = rng.random(80), rng.integers(0, 2, 80)
+    answers = Answers([spec.scale[int(p > 0.5)] for p in text], text.tolist(), [{"no": 1 - p, "yes": p} for p in text])
     items = [
         Item(id=str(at), fields={}, ratings=(Rating(rater="r", label=spec.scale[label]),))
         for at, label in enumerate(truth)
     ]
-    found = agreement(answers, items, spec, intervals=False)
-    assert found.values["brier"] == pytest.approx(
-        2 * brier_score_loss(truth, said)
+    measures = agreement(answers, items, spec, intervals=False)
+    assert measures.values["brier"] == pytest.approx(
+        2 * brier_score_loss(truth, text)
     )  # over both labels: twice that of one
     rated = rng.integers(0, 2, (50, 3))
     items = [

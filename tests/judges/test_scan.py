@@ -63,15 +63,15 @@ def drawn(
 
 
 def test_a_planted_word_and_mark_are_detected_with_effect_and_interval() -> None:
-    found = {row["feature"]: row for row in explained_by(*drawn(0, acme=0.3, exclaimed=0.25)) or []}
+    features = {row["feature"]: row for row in explained_by(*drawn(0, acme=0.3, exclaimed=0.25)) or []}
     planted = {"the word 'acme'": 0.3, "an exclamation mark": 0.25}
-    assert found.keys() == planted.keys()
+    assert features.keys() == planted.keys()
     # the scale ends at 1, so that not all of what is planted can show
     assert all(
         0.6 * effect < row["low"] + 0.05 and effect < row["high"] + 0.05
-        for row, effect in ((found[n], planted[n]) for n in planted)
+        for row, effect in ((features[n], planted[n]) for n in planted)
     )
-    assert all(row["p"] < 0.01 for row in found.values())
+    assert all(row["p"] < 0.01 for row in features.values())
 
 
 def test_a_sound_noisy_judge_rarely_raises_an_alarm() -> None:
@@ -96,8 +96,8 @@ def test_few_verdicts_or_no_difference_give_no_finding() -> None:
 
 def test_words_that_occur_together_are_reported_once() -> None:
     outputs, gaps, people = drawn(2, acme=0.4)
-    found = explained_by([text.replace("acme", "acme corp") for text in outputs], gaps, people) or []
-    assert [row["feature"] for row in found] == ["the words 'acme', 'corp'"]
+    features = explained_by([text.replace("acme", "acme corp") for text in outputs], gaps, people) or []
+    assert [row["feature"] for row in features] == ["the words 'acme', 'corp'"]
 
 
 def test_features_of_a_pair_are_those_of_the_second_minus_the_first() -> None:
@@ -125,14 +125,14 @@ class TestOnCards:
             ]
             texts = [f"{text} {wins}" if rng.random() < 0.35 else text for text in texts]
             if pairs:
-                shown: dict[str, Any] = {"output_a": texts[0], "output_b": texts[1]}
-                said = "a" if right else "b"
-                verdict = said if (wins in texts[0]) == (wins in texts[1]) else "a" if wins in texts[0] else "b"
+                output: dict[str, Any] = {"output_a": texts[0], "output_b": texts[1]}
+                label = "a" if right else "b"
+                verdict = label if (wins in texts[0]) == (wins in texts[1]) else "a" if wins in texts[0] else "b"
             else:
-                shown, said = {"output": texts[0]}, "yes" if right else "no"
-                verdict = "yes" if wins in texts[0] else said
+                output, label = {"output": texts[0]}, "yes" if right else "no"
+                verdict = "yes" if wins in texts[0] else label
             items.append(
-                Item(id=str(n), fields=shown, ratings=tuple(Rating(rater=f"r{r}", label=said) for r in range(2)))
+                Item(id=str(n), fields=output, ratings=tuple(Rating(rater=f"r{r}", label=label) for r in range(2)))
             )
             verdicts.append(verdict)
         places = [spec.steps[spec.scale.index(verdict)] for verdict in verdicts]

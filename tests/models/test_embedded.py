@@ -42,12 +42,12 @@ def hub(embedded: str) -> Iterator[str]:
     class Hub(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
             model = EMBEDDED["smollm2-135m"]
-            found = self.path == f"/{model.hub_repo}/resolve/main/{model.file}"
-            self.send_response(200 if found else 404)
+            result = self.path == f"/{model.hub_repo}/resolve/main/{model.file}"
+            self.send_response(200 if result else 404)
             for name, value in (
                 ("X-Repo-Commit", "0" * 40),
                 ("ETag", f'"{model.sha256}"'),
-                ("Content-Length", str(len(content) if found else 0)),
+                ("Content-Length", str(len(content) if result else 0)),
             ):
                 self.send_header(name, value)
             self.end_headers()
@@ -71,9 +71,9 @@ def test_the_hub_is_tried_first_and_its_file_verified(
     for name, value in (("ASSAY_HOME", str(tmp_path)), ("HF_ENDPOINT", hub), ("HF_HUB_OFFLINE", "0")):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("assay.models.registry._installed", lambda model: None)
-    said: list[str] = []
-    assert pull_model("smollm2-135m", say=said.append).parent == tmp_path / "models"
-    assert "hub" in said[-1]  # no other source was needed
+    text: list[str] = []
+    assert pull_model("smollm2-135m", say=text.append).parent == tmp_path / "models"
+    assert "hub" in text[-1]  # no other source was needed
     assert find_model("smollm2-135m").parent == tmp_path / "models"
 
 
@@ -156,11 +156,11 @@ def test_output_is_constrained_to_the_schema(embedded: str, adapter: dspy.Adapte
 
     with dspy.context(lm=get_lm(embedded, temperature=1.5, seed=2, max_tokens=60), adapter=adapter):
         for text in ("one", "two", "three"):
-            found = dspy.Predict(Pick)(text=text)
-            assert set(found.code) <= set("ABC")
-            assert 2 <= len(found.code) <= 4
-            assert found.kind in ("red", "green")
-            assert isinstance(found.count, int)
+            prediction = dspy.Predict(Pick)(text=text)
+            assert set(prediction.code) <= set("ABC")
+            assert 2 <= len(prediction.code) <= 4
+            assert prediction.kind in ("red", "green")
+            assert isinstance(prediction.count, int)
 
 
 def test_tokens_are_counted_by_the_models_tokenizer(embedded: str) -> None:

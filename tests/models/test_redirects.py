@@ -93,15 +93,15 @@ def test_the_gateway_neither_follows_nor_forwards_a_redirect(
         else LitellmUpstream("openai/m", {"api_base": f"{url}/v1", "api_key": "k"})
     )
     with Store(tmp_path / "s.db") as store, served(Gateway(store, upstream).app()) as gateway:
-        status, told = post(f"{gateway}/v1/chat/completions", CHAT)
+        status, body = post(f"{gateway}/v1/chat/completions", CHAT)
         assert status >= 300
         if through == "http":
-            assert (status, "redirect (307) to http://127.0.0.1:" in told["error"]["message"]) == (502, True)
+            assert (status, "redirect (307) to http://127.0.0.1:" in body["error"]["message"]) == (502, True)
             assert asked("GET", f"{gateway}/v1/models")[0] == 502
         store.flush()
         (transition,) = store.rollout(next(store.rollouts()).id).transitions
     assert transition.error is not None
-    assert "sk-in-the-address" not in str(told) + transition.error
+    assert "sk-in-the-address" not in str(body) + transition.error
     assert elsewhere.requests == []
 
 

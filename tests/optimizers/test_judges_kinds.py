@@ -22,12 +22,12 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def moods(count: int = 240, said: Any = None, text: Any = None, raters: int = 2) -> list[dict[str, Any]]:
+def moods(count: int = 240, label: Any = None, text: Any = None, raters: int = 2) -> list[dict[str, Any]]:
     labels = MOODS["scale"]
     return [
         {
             "item_id": str(at), "output": text(at) if text else f"{TELLS[labels[at % 3]]} {at}", "rater": f"r{rater}",
-            "label": said(at) if said else labels[at % 3],
+            "label": label(at) if label else labels[at % 3],
         }
         for at in range(count) for rater in range(raters)
     ]  # fmt: skip
@@ -179,7 +179,7 @@ def test_single_rater_has_no_ceiling(tmp_path: Path) -> None:
 
 
 def test_single_class_is_reported_without_claims(tmp_path: Path) -> None:
-    data = compiled(tmp_path, PointwiseJudge(MOODS, shows=["output"]), moods(said=lambda at: "neutral"))
+    data = compiled(tmp_path, PointwiseJudge(MOODS, shows=["output"]), moods(label=lambda at: "neutral"))
     assert data["test"]["compiled"]["kappa"] is None
     assert data["test"]["compiled"]["undefined"]["kappa"]
     assert (data["replaces"], data["gate"]) == (False, None)
@@ -274,8 +274,8 @@ def test_demonstrations_carry_over_to_other_judge_kinds(tmp_path: Path) -> None:
 def test_items_keep_their_split_when_items_are_added() -> None:
     def splits(count: int) -> dict[str, set[str]]:
         items = make_items([("w", row) for row in moods(count)], labels=MOODS["scale"])
-        found = split_items(items)
-        return {name: {item.id for item in getattr(found, name)} for name in ("train", "val", "gate", "test")}
+        splits = split_items(items)
+        return {name: {item.id for item in getattr(splits, name)} for name in ("train", "val", "gate", "test")}
 
     few, many = splits(120), splits(240)
     assert all(few[name] <= many[name] for name in few)

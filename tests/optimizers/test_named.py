@@ -39,12 +39,12 @@ PROPOSED = "Add two to the number that is asked for."
 def script(request: Any, proposed: str = PROPOSED) -> str:
     """Adds 2 where it is told to, or where demonstrations show it."""
     fields = request.config.response_format["schema"]["properties"] if request.config.response_format else {}
-    asked = request.messages[-1].text or ""
+    prompt = request.messages[-1].text or ""
     if set(fields) != {"answer"}:
         return json.dumps(dict.fromkeys(fields, proposed)) if fields else f"```\n{proposed}\n```"
-    number = int(asked.split("number ")[1].split(".")[0])
-    told = len(request.messages) > 4 or PROPOSED in str(request)
-    return json.dumps({"answer": str(number + 2) if told else str(number)})
+    number = int(prompt.split("number ")[1].split(".")[0])
+    reply_expected = len(request.messages) > 4 or PROPOSED in str(request)
+    return json.dumps({"answer": str(number + 2) if reply_expected else str(number)})
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def compiled(optimizer: str, lm: Any = None, **options: Any) -> dict[str, Any]:
     report = assay.compile(
         "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm or scripted_lm(script), optimizer=optimizer, **options
     )
-    found: dict[str, Any] = report.to_dict()
-    return found
+    result: dict[str, Any] = report.to_dict()
+    return result
 
 
 @pytest.mark.parametrize(
@@ -177,15 +177,18 @@ def test_settings_are_those_of_the_optimizer(place: Path) -> None:
 
 
 def test_budgets_follow_from_the_cap() -> None:
-    def given(cap: int | None) -> Any:
+    def defaults_at(cap: int | None) -> Any:
         session = SimpleNamespace(
             meter=Meter(Caps(search_calls=cap)), measured=Measured(calls=2, judge_calls=1, tokens=None, latency_s=None)
         )
         return Proposal(None, [], [None] * 10, session)  # type: ignore[arg-type, list-item]
 
-    assert (given(None).runs(40), given(None).passes(7, most=30)) == (40, 7)
-    assert (given(300).runs(40), given(300).passes(7, most=30)) == (90, 9)  # 0.9 * 300 calls / 3 a run; of 10 val tasks
-    assert (given(3).runs(40), given(30000).passes(7, most=30)) == (1, 30)
+    assert (defaults_at(None).runs(40), defaults_at(None).passes(7, most=30)) == (40, 7)
+    assert (defaults_at(300).runs(40), defaults_at(300).passes(7, most=30)) == (
+        90,
+        9,
+    )  # 0.9 * 300 calls / 3 a run; of 10 val tasks
+    assert (defaults_at(3).runs(40), defaults_at(30000).passes(7, most=30)) == (1, 30)
 
 
 def test_truncated_or_unclosed_instructions_are_broken_and_complete_ones_are_not() -> None:
@@ -199,7 +202,7 @@ def test_truncated_or_unclosed_instructions_are_broken_and_complete_ones_are_not
         "x" * 300,
     ):
         assert broken(text), text
-    whole = [
+    complete = [
         "Add two.",
         'Return JSON: {"a": [1]}',
         "```\n{ (\n```\nDone.",
@@ -207,7 +210,7 @@ def test_truncated_or_unclosed_instructions_are_broken_and_complete_ones_are_not
         'Don\'t guess; it\'s 5" wide "or" so.',
     ]
     for text in [
-        *whole,
+        *complete,
         "Given the fields `question`, produce the fields `answer`.",
         "Answer briefly :)",
         "Classify the ticket",
@@ -247,8 +250,8 @@ def test_instructions_copied_from_training_tasks_are_reported() -> None:
     program.signature = program.signature.with_instructions(
         "Note: the quick brown fox jumps over the lazy dog near the river bank means a."
     )
-    found = lint_instructions(program, original, tasks)
-    assert [finding.rule for finding in found] == ["copied"]
+    findings = lint_instructions(program, original, tasks)
+    assert [finding.rule for finding in findings] == ["copied"]
     # 17 words have 10 runs of eight; the 13 words of the task's question are 6 of them
     assert (
         overlap("one two three four five six seven eight nine", ["x one two three four five six seven eight y"]) == 0.5
@@ -314,12 +317,12 @@ def test_a_job_error_is_not_an_optimizer_failure(place: Path, monkeypatch: pytes
 
 def test_programs_without_a_scored_task_are_not_announced(place: Path) -> None:
     class Heard(SilentProgress):
-        said = ""
+        spoken = ""
 
         def say(self, text: str) -> None:
-            self.said += f"{text}\n"
+            self.spoken += f"{text}\n"
 
     progress = Heard()
     compiled("gepa", optimizer_settings={"max_metric_calls": 30}, progress=progress)
-    assert "a program of Mine: 0.000 on 6 tasks" in progress.said
-    assert "on 0 tasks" not in progress.said
+    assert "a program of Mine: 0.000 on 6 tasks" in progress.spoken
+    assert "on 0 tasks" not in progress.spoken

@@ -24,8 +24,8 @@ from assay.testing import SyntheticAgent
 
 def pushed(**metrics: float) -> dict[str, float]:
     """What the untrained network says where one metric is low."""
-    given = [metrics.get(name, 1.0) for name in METRICS]
-    return dict(zip(RANGES, Adjuster().mean(state_of(given, [0.5] * 5)).round(6).tolist(), strict=True))
+    options = [metrics.get(name, 1.0) for name in METRICS]
+    return dict(zip(RANGES, Adjuster().mean(state_of(options, [0.5] * 5)).round(6).tolist(), strict=True))
 
 
 def test_policy_starts_from_the_rules() -> None:
@@ -58,9 +58,9 @@ def test_the_gradient_equals_torchs(advantage: float) -> None:
     (advantage * (-0.5 * (a - mean) ** 2 - torch.log(spread) / 2 - (z * sigma / spread) ** 2 / 4).sum()).backward()
     policy.update(state, action, advantage)
     for name in names:
-        wanted = (leaves[name] + 0.02 * leaves[name].grad).detach().numpy()
-        wanted = np.clip(wanted, np.log(0.03), np.log(0.4)) if name == "log_sigma" else wanted
-        assert getattr(policy, name) == pytest.approx(wanted, abs=1e-12), name
+        expected = (leaves[name] + 0.02 * leaves[name].grad).detach().numpy()
+        expected = np.clip(expected, np.log(0.03), np.log(0.4)) if name == "log_sigma" else expected
+        assert getattr(policy, name) == pytest.approx(expected, abs=1e-12), name
 
 
 def test_an_update_makes_good_actions_more_likely() -> None:
@@ -167,10 +167,10 @@ def test_synthetic_agents_have_their_documented_optimum(function: str) -> None:
     assert max(drawn) <= agent.best
     assert 0.0005 < np.mean(np.array(drawn) >= 0.95 * agent.best) < 0.03
     settings = SearchConfig(trials=20)
-    found = search(
+    outcome = search(
         AgentObjective(agent, agent.right), agent.tasks, space, settings, open_study("s", None, space, settings)
     )
-    assert agent.success(found.best.point.parameters) > np.median(drawn)
+    assert agent.success(outcome.best.point.parameters) > np.median(drawn)
 
 
 def test_an_unscored_episode_is_ignored() -> None:
@@ -296,11 +296,11 @@ def test_an_evaluator_may_give_any_kind_of_number(kind: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("given", [{"accuracy": 2.0}, {"accuracy": "1"}, 0.5, None])
-def test_an_evaluator_whose_first_answers_are_all_malformed_is_refused(given: Any) -> None:
+@pytest.mark.parametrize("metrics", [{"accuracy": 2.0}, {"accuracy": "1"}, 0.5, None])
+def test_an_evaluator_whose_first_answers_are_all_malformed_is_refused(metrics: Any) -> None:
     agent = SyntheticAgent(tasks=10)
     with pytest.raises(ConfigError, match="metrics"):
-        RLTrainer(agent, lambda task, output: given, agent).train(episodes=2)
+        RLTrainer(agent, lambda task, output: metrics, agent).train(episodes=2)
 
 
 def test_the_history_survives_an_interrupted_training() -> None:

@@ -40,25 +40,27 @@ def test_grpo_on_single_calls_equals_the_formula_of_trl() -> None:
     batch = [
         trajectory(f"r{at}", f"g{at // 4}", reward) for at, reward in enumerate([0, 1, 1, 0.5, 0.2, 0.2, 0.2, 0.9])
     ]
-    found = assign_credit(batch, PolicySettings(), ValueMemory()).advantages
+    advantages = assign_credit(batch, PolicySettings(), ValueMemory()).advantages
     first = [0, 1, 1, 0.5]
     mean, deviation = 0.625, math.sqrt(sum((r - 0.625) ** 2 for r in first) / 3)  # of the sample, as torch.std
-    assert [found[f"r{at}"][0] for at in range(4)] == pytest.approx([(r - mean) / (deviation + 1e-4) for r in first])
+    assert [advantages[f"r{at}"][0] for at in range(4)] == pytest.approx(
+        [(r - mean) / (deviation + 1e-4) for r in first]
+    )
 
 
 def test_rloo_uses_the_unscaled_mean_of_the_other_rollouts() -> None:
     batch = [trajectory(f"r{at}", "g", reward) for at, reward in enumerate([0.0, 1.0, 0.5])]
-    found = assign_credit(batch, PolicySettings(algorithm="rloo"), ValueMemory()).advantages
-    assert [found[f"r{at}"][0] for at in range(3)] == pytest.approx([-0.75, 0.75, 0.0])
+    advantages = assign_credit(batch, PolicySettings(algorithm="rloo"), ValueMemory()).advantages
+    assert [advantages[f"r{at}"][0] for at in range(3)] == pytest.approx([-0.75, 0.75, 0.0])
 
 
 def test_reinforce_uses_the_batch_statistics() -> None:
     batch = [trajectory("a", "g", 0.0), trajectory("b", "g", 0.0), trajectory("c", "h", 1.0), trajectory("d", "h", 1.0)]
-    found = assign_credit(batch, PolicySettings(algorithm="reinforce++-turn"), ValueMemory())
+    credit = assign_credit(batch, PolicySettings(algorithm="reinforce++-turn"), ValueMemory())
     deviation = math.sqrt(1 / 3)
-    assert found.advantages["a"] == pytest.approx([-0.5 / (deviation + 1e-4)])
-    assert found.advantages["d"] == pytest.approx([0.5 / (deviation + 1e-4)])
-    assert found.zero_variance == 0  # though neither group has spread of its own
+    assert credit.advantages["a"] == pytest.approx([-0.5 / (deviation + 1e-4)])
+    assert credit.advantages["d"] == pytest.approx([0.5 / (deviation + 1e-4)])
+    assert credit.zero_variance == 0  # though neither group has spread of its own
     assert assign_credit(batch, PolicySettings(), ValueMemory()).zero_variance == 2
 
 
@@ -73,11 +75,11 @@ def test_reinforce_normalises_over_the_tokens_of_the_batch() -> None:
     ]
     mask = torch.tensor([[1, 0, 0], [1, 1, 1], [1, 1, 0]])
     earned = token_returns(rows, torch.zeros(3, 3), 0.0)
-    found = normalised(earned, mask, lambda sums: sums)
+    result = normalised(earned, mask, lambda sums: sums)
     sigma = math.sqrt(5 / 36 + 1e-8)
-    assert found[0].tolist() == pytest.approx([(2 / 3) / sigma, 0, 0])
-    assert found[1].tolist() == pytest.approx([(-1 / 3) / sigma] * 3)
-    assert found[2].tolist() == pytest.approx([(1 / 6) / sigma] * 2 + [0])
+    assert result[0].tolist() == pytest.approx([(2 / 3) / sigma, 0, 0])
+    assert result[1].tolist() == pytest.approx([(-1 / 3) / sigma] * 3)
+    assert result[2].tolist() == pytest.approx([(1 / 6) / sigma] * 2 + [0])
     same = token_returns(
         [Row(turn=0, prompt_ids=[1], completion_ids=[2], advantage=0.7) for _ in range(3)], torch.zeros(3, 1), 0.0
     )
@@ -94,16 +96,18 @@ def test_kl_in_the_reward_counts_for_every_token_before_it() -> None:
         for name, turn in (("a", 0), ("a", 1), ("b", 1))
     ]
     kl = torch.tensor([[0.1, 0.2], [0.4, 0.0], [9.0, 0.0]])
-    found = token_returns(rows, kl, 0.5)
-    assert found[0].tolist() == pytest.approx([0.65, 0.7])
-    assert found[1].tolist() == pytest.approx([0.8, 1.0])
+    returns = token_returns(rows, kl, 0.5)
+    assert returns[0].tolist() == pytest.approx([0.65, 0.7])
+    assert returns[1].tolist() == pytest.approx([0.8, 1.0])
 
 
 def test_a_value_head_explains_variance_that_features_do_not() -> None:
     """The hidden state tells which tasks are hard; the features are alike for all."""
     rng = np.random.default_rng(0)
     batch = [trajectory(f"r{at}", f"g{at // 4}", 0.0, float(at // 4 % 2)) for at in range(96)]
-    hidden = {id(row): rng.normal(size=32) * 0.1 + one.rewards[-1] for one in batch for row in one.rows}
+    hidden = {
+        id(row): rng.normal(size=32) * 0.1 + trajectory.rewards[-1] for trajectory in batch for row in trajectory.rows
+    }
     plain = assign_credit(batch, PolicySettings(algorithm="ppo"), ValueMemory()).explained
     add_hidden(batch, lambda rows: [hidden[id(row)].tolist() for row in rows])
     head = assign_credit(batch, PolicySettings(algorithm="ppo", value="head"), ValueMemory()).explained
@@ -117,9 +121,9 @@ def test_identical_rollouts_have_zero_advantage(algorithm: str) -> None:
     credit = assign_credit(batch, PolicySettings(algorithm=algorithm), ValueMemory())
     assert credit.advantages == {}
     assert credit.zero_variance == 1
-    left = Counter[str]()
-    assert credit.apply_to(batch, left) == ([], [row for one in batch for row in one.rows])
-    assert left["rollouts of zero-variance groups"] == 4
+    excluded = Counter[str]()
+    assert credit.apply_to(batch, excluded) == ([], [row for trajectory in batch for row in trajectory.rows])
+    assert excluded["rollouts of zero-variance groups"] == 4
 
 
 def test_a_ppo_value_is_fitted_on_other_groups_and_survives_a_reload() -> None:
@@ -129,9 +133,9 @@ def test_a_ppo_value_is_fitted_on_other_groups_and_survives_a_reload() -> None:
     again = ValueMemory()
     again.load(json.loads(json.dumps(memory.to_json())))
     batch = [trajectory(f"x{n}", f"h{n // 2}", 0.1, 0.0, n % 2) for n in range(4)]
-    one, other = assign_credit(batch, config, memory).advantages, assign_credit(batch, config, again).advantages
-    assert one == other
-    assert one["x1"][2] > 0 > one["x0"][2]
+    memorized, other = assign_credit(batch, config, memory).advantages, assign_credit(batch, config, again).advantages
+    assert memorized == other
+    assert memorized["x1"][2] > 0 > memorized["x0"][2]
 
 
 @given(
@@ -139,9 +143,9 @@ def test_a_ppo_value_is_fitted_on_other_groups_and_survives_a_reload() -> None:
 )
 def test_every_call_has_one_finite_advantage(rewards: list[list[float]], algorithm: str) -> None:
     batch = [trajectory(f"r{at}", f"g{at % 2}", *turns) for at, turns in enumerate(rewards)]
-    for one in batch:
-        turns = assign_credit(batch, PolicySettings(algorithm=algorithm), ValueMemory()).advantages.get(one.rollout)
-        assert turns is None or (len(turns) == len(one.rewards) and all(map(math.isfinite, turns)))
+    for member in batch:
+        turns = assign_credit(batch, PolicySettings(algorithm=algorithm), ValueMemory()).advantages.get(member.rollout)
+        assert turns is None or (len(turns) == len(member.rewards) and all(map(math.isfinite, turns)))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +247,7 @@ class Letters:
         return [ord(c) for message in messages for c in f"{message['role']}:{message['content']}\n"]
 
     def decode(self, ids: list[int]) -> str:
-        return "".join("" if one == 0 else chr(one) for one in ids)
+        return "".join("" if token == 0 else chr(token) for token in ids)
 
 
 def transition(output: str, *, schema: dict[str, Any] | None = None, **more: Any) -> Transition:
@@ -258,7 +262,7 @@ def transition(output: str, *, schema: dict[str, Any] | None = None, **more: Any
             "schema": schema,
         }  # as it is stored
     ids = (*map(ord, output), 0)
-    told = {
+    defaults = {
         "t": 0,
         "model": "m",
         "request": request,
@@ -266,11 +270,11 @@ def transition(output: str, *, schema: dict[str, Any] | None = None, **more: Any
         "token_ids": ids,
         "logprobs": tuple(-0.1 for _ in ids),
     }
-    return Transition(**{**told, "constrained": schema is not None, **more})
+    return Transition(**{**defaults, "constrained": schema is not None, **more})
 
 
 def chosen(call: Transition) -> str:
-    pieces = [Letters().decode([one]) for one in call.token_ids or ()]
+    pieces = [Letters().decode([token]) for token in call.token_ids or ()]
     return "".join(piece if mine else "·" for piece, mine in zip(pieces, trained_tokens(call, pieces), strict=True))
 
 
@@ -353,14 +357,14 @@ def test_rows_contain_the_sampled_tokens_and_untrainable_calls_are_counted() -> 
     ]  # fmt: skip
     for at, call in enumerate(calls):
         call.t = at
-    rollout, left = Rollout(id="r", group_id="g", score=1.0, transitions=calls), Counter[str]()
-    found = trajectory_of(
-        rollout, Letters(), is_policy=lambda call: call.model == "m", max_length=64, behaviour=True, left_out=left
+    rollout, excluded = Rollout(id="r", group_id="g", score=1.0, transitions=calls), Counter[str]()
+    trajectory = trajectory_of(
+        rollout, Letters(), is_policy=lambda call: call.model == "m", max_length=64, behaviour=True, left_out=excluded
     )
-    assert [(row.turn, row.completion_ids, row.logprobs) for row in found.rows] == [(0, [52, 0], [-0.1, -0.1])]
-    assert found.rewards == [0.0] * 7 + [1.0]
-    assert sum(left.values()) == 7
-    assert len(left) == 7
+    assert [(row.turn, row.completion_ids, row.logprobs) for row in trajectory.rows] == [(0, [52, 0], [-0.1, -0.1])]
+    assert trajectory.rewards == [0.0] * 7 + [1.0]
+    assert sum(excluded.values()) == 7
+    assert len(excluded) == 7
     assert trajectory_of(rollout, Letters(), max_length=64, behaviour=False).rows[0].logprobs is None
 
 
@@ -420,7 +424,7 @@ def test_convergence_requires_no_difference_and_little_noise() -> None:
 def arguments(folder: Path, **more: Any) -> Any:
     from trl import GRPOConfig
 
-    told: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "output_dir": str(folder), "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
         "steps_per_generation": 2,
         "num_generations": 4, "max_completion_length": 8, "max_steps": 3, "learning_rate": 1e-2, "report_to": "none",
@@ -429,7 +433,7 @@ def arguments(folder: Path, **more: Any) -> Any:
         "loss_type": "dapo",
         "scale_rewards": "group", "bf16": False,
     }  # fmt: skip
-    return GRPOConfig(**{**told, **more})
+    return GRPOConfig(**{**settings, **more})
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 20), st.integers(0, 3))
@@ -470,12 +474,12 @@ def test_padding_rows_of_a_batch_do_not_change_the_loss(tiny_model: Path, tmp_pa
     rows = [
         Row(turn=0, prompt_ids=[5, 6], completion_ids=[7, at], trained=[True, True], advantage=1.0) for at in (8, 9)
     ]
-    whole, shared = (logged(tiny_model, tmp_path, rows, parts, loss_type=loss_type, beta=0.5) for parts in (1, 8))
-    assert whole[0]["entropy"] > 1
-    assert whole[-1]["kl"] > 0
-    for many, one in zip(shared, whole, strict=True):
+    unsplit, shared = (logged(tiny_model, tmp_path, rows, parts, loss_type=loss_type, beta=0.5) for parts in (1, 8))
+    assert unsplit[0]["entropy"] > 1
+    assert unsplit[-1]["kl"] > 0
+    for many, alone in zip(shared, unsplit, strict=True):
         for name in ("entropy", "kl", "grad_norm"):
-            assert many[name] == pytest.approx(one[name], rel=1e-3, abs=1e-6), name
+            assert many[name] == pytest.approx(alone[name], rel=1e-3, abs=1e-6), name
 
 
 @pytest.mark.slow
@@ -483,10 +487,10 @@ def test_a_mean_over_parts_is_not_reduced_by_padding(tiny_model: Path, tmp_path:
     rows = [
         Row(turn=0, prompt_ids=[5, 6], completion_ids=[7, 8], trained=[True, True], advantage=1.0) for _ in range(9)
     ]
-    whole, shared = (
+    unsplit, shared = (
         logged(tiny_model, tmp_path, rows, parts, loss_type="bnpo") for parts in (1, 8)
     )  # parts of two: most likely, some are blank
-    assert [line["grad_norm"] for line in shared] == pytest.approx([line["grad_norm"] for line in whole], rel=1e-3)
+    assert [line["grad_norm"] for line in shared] == pytest.approx([line["grad_norm"] for line in unsplit], rel=1e-3)
 
 
 @pytest.mark.parametrize("vllm", [True, False])
@@ -496,7 +500,7 @@ def test_every_process_sends_vllm_the_same_number_of_requests(monkeypatch: pytes
     from assay.optimizers.finetuning import engines
     from assay.optimizers.finetuning import trl_trainer as trainer
 
-    asked: list[int] = []
+    counts: list[int] = []
 
     class Asking:
         class _tokenizer:
@@ -513,22 +517,22 @@ def test_every_process_sends_vllm_the_same_number_of_requests(monkeypatch: pytes
         use_vllm = vllm
 
         def _generate_single_turn(self, prompts: list[list[int]], *_: Any) -> Any:
-            asked.append(len(prompts))
+            counts.append(len(prompts))
             return [[7, 0]] * len(prompts), None
 
-    def beside_another(items: list[Any]) -> list[Any]:
+    def with_second_process(items: list[Any]) -> list[Any]:
         """With a process that has five questions while this one has any."""
         return [*items, True] if isinstance(items[0], bool) else [*items, 5 if items[0] else 0]
 
-    monkeypatch.setattr(trainer, "over_ranks", beside_another)
+    monkeypatch.setattr(trainer, "over_ranks", with_second_process)
     engine = engines.TrainerPolicy("tiny", max_completion=4)
     engine.sync(Asking())
     monkeypatch.setattr(
         engines, "_calls", lambda runs, session: [lambda: engine.lm(messages=[{"role": "user", "content": "2+2?"}])] * 2
     )
-    found = engine.play([(None, None)] * 2, types.SimpleNamespace())  # type: ignore[arg-type, list-item]
-    assert len(found) == 2
-    assert asked == [5 if vllm else 2]
+    played = engine.play([(None, None)] * 2, types.SimpleNamespace())  # type: ignore[arg-type, list-item]
+    assert len(played) == 2
+    assert counts == [5 if vllm else 2]
 
 
 @pytest.mark.slow
@@ -548,7 +552,7 @@ def test_the_reference_model_is_the_base(tiny_model: Path) -> None:
     model = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
     after, engine = logits(model), TrainerPolicy(str(tiny_model))
     engine.sync(
-        SimpleNamespace(model=model, accelerator=SimpleNamespace(unwrap_model=lambda one: one), _tokenizer=None)
+        SimpleNamespace(model=model, accelerator=SimpleNamespace(unwrap_model=lambda wrapped: wrapped), _tokenizer=None)
     )
     with engine.before():
         assert torch.equal(logits(model), before)
@@ -611,7 +615,7 @@ def test_on_single_calls_the_trainer_equals_stock_grpo(
                 ]
                 for part in ("prompt", "completion")
             ]
-            made.append(list(zip(*ids, spread([], ids[1], [given["index"] for given in inputs]), strict=True)))
+            made.append(list(zip(*ids, spread([], ids[1], [example["index"] for example in inputs]), strict=True)))
             return out
 
     def model() -> Any:
@@ -639,9 +643,9 @@ def test_on_single_calls_the_trainer_equals_stock_grpo(
             )
             for at, (p, c, reward) in enumerate(next(replay))
         ]
-        given, flat = assign_credit(batch, PolicySettings(), ValueMemory()).apply_to(batch, Counter())
+        rows_with_credit, flat = assign_credit(batch, PolicySettings(), ValueMemory()).apply_to(batch, Counter())
         dropped.append(len(flat))
-        return Batch(given, flat)
+        return Batch(rows_with_credit, flat)
 
     dropped: list[int] = []
     ours = TransitionTrainer(
@@ -673,7 +677,7 @@ def test_on_single_calls_the_trainer_equals_stock_grpo(
 @pytest.mark.slow
 def test_two_processes_train_like_one(tiny_model: Path, tmp_path: Path) -> None:
     script = str(Path(__file__).parent / "two_processes.py")
-    told = []
+    results = []
     launch = [
         "-m",
         "torch.distributed.run",
@@ -695,15 +699,19 @@ def test_two_processes_train_like_one(tiny_model: Path, tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stderr[-2000:]
-        told.append(json.loads(out.read_text()))
-    one, two = told
-    assert [list(step) for step in one["advantages"]] == [list(step) for step in two["advantages"]]
-    for step, other in zip(one["advantages"], two["advantages"], strict=True):
+        results.append(json.loads(out.read_text()))
+    first, two = results
+    assert [list(step) for step in first["advantages"]] == [list(step) for step in two["advantages"]]
+    for step, other in zip(first["advantages"], two["advantages"], strict=True):
         for name, turns in step.items():
             assert turns == pytest.approx(other[name], abs=1e-12)
     apart = max(
-        abs(a - b) for name in one["weights"] for a, b in zip(one["weights"][name], two["weights"][name], strict=True)
+        abs(a - b)
+        for name in first["weights"]
+        for a, b in zip(first["weights"][name], two["weights"][name], strict=True)
     )
-    moved = max(abs(value) for name, values in one["weights"].items() if "lora_B" in name for value in values)  # from 0
+    moved = max(
+        abs(value) for name, values in first["weights"].items() if "lora_B" in name for value in values
+    )  # from 0
     assert moved > 1e-3
     assert apart < 1e-4 * moved, f"{apart} apart after a move of {moved}"

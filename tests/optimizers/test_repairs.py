@@ -18,10 +18,10 @@ class Echo(dspy.Module):
 
 def scores_of_simba_runs(examples: list[dspy.Example], scores: list[float | None]) -> list[float]:
     """What SIMBA sees when run by run the metric gives these scores."""
-    wanted = iter(scores)
+    scripted = iter(scores)
 
     def metric(example: object, prediction: object) -> float:
-        score = next(wanted)
+        score = next(scripted)
         if score is None:
             raise Unscored("the judge is away")
         return score

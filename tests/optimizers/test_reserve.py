@@ -29,12 +29,12 @@ class Mine(dspy.Module):
 """
 
 
-def shown_how(request: Any) -> str:
+def scripted_answer(request: Any) -> str:
     """Adds 2 where demonstrations show that this is wanted; else it says the number itself."""
-    asked = request.messages[-1].text or ""
-    if "number " not in asked:  # a teleprompter asks for instructions
+    prompt = request.messages[-1].text or ""
+    if "number " not in prompt:  # a teleprompter asks for instructions
         return json.dumps(dict.fromkeys(request.config.response_format["schema"]["properties"], "Add two."))
-    number = int(asked.split("number ")[1].split(".")[0])
+    number = int(prompt.split("number ")[1].split(".")[0])
     return json.dumps({"answer": str(number + 2) if len(request.messages) > 4 else str(number)})
 
 
@@ -56,7 +56,13 @@ class Heard(SilentProgress):
 
 
 def compiled(**options: Any) -> Any:
-    options = {"optimizer": "labeled", "lm": scripted_lm(shown_how), "prompt_format": "json", "threads": 1, **options}
+    options = {
+        "optimizer": "labeled",
+        "lm": scripted_lm(scripted_answer),
+        "prompt_format": "json",
+        "threads": 1,
+        **options,
+    }
     return assay.compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", **options)
 
 
@@ -74,11 +80,11 @@ def test_the_estimate_assigns_calls_above_the_search_cap_to_gate_and_test(tmp_pa
     write(tmp_path, 400)
     heard = Heard()
     data = compiled(optimizer="auto", max_calls=150, max_search_calls=30, early_stop=False, progress=heard).to_dict()
-    said = "\n".join(heard.lines)
+    text = "\n".join(heard.lines)
     estimate, gate = (
-        int(found[1])
-        for found in (re.search(r"estimate: (\d+) calls", said), re.search(r"gate: up to (\d+) tasks", said))
-        if found
+        int(match[1])
+        for match in (re.search(r"estimate: (\d+) calls", text), re.search(r"gate: up to (\d+) tasks", text))
+        if match
     )
     assert data["stopped"] is None
     assert 0.9 * data["calls"] <= estimate <= 150
@@ -121,8 +127,8 @@ def test_reserve_matches_hand_calculation() -> None:
 
 def test_gate_and_test_end_at_their_decision(tmp_path: Path) -> None:
     write(tmp_path, 500)
-    early, whole = compiled(), compiled(early_stop=False)
-    first, second = early.to_dict(), whole.to_dict()
+    early, full = compiled(), compiled(early_stop=False)
+    first, second = early.to_dict(), full.to_dict()
     assert first["replaces"]
     assert second["replaces"]
     assert first["gate"]["n"] < 50 < second["gate"]["n"]
@@ -144,13 +150,13 @@ def test_a_set_split_size_is_used_and_the_difference_determines_the_others(tmp_p
 
 def test_splits_too_small_for_a_decision_are_reported_before_the_first_call(tmp_path: Path) -> None:
     write(tmp_path, 40)
-    heard, lm = Heard(), scripted_lm(shown_how)
+    heard, lm = Heard(), scripted_lm(scripted_answer)
     heard_before: list[str] = []
 
     def script(request: Any) -> str:
         if not heard_before:
             heard_before.extend(heard.lines)
-        return shown_how(request)
+        return scripted_answer(request)
 
     lm = scripted_lm(script)
     data = compiled(lm=lm, progress=heard, sizes={"gate": 1, "test": 1, "val": 1}).to_dict()
@@ -180,7 +186,7 @@ def test_tune_reports_splits_that_are_too_small(tmp_path: Path) -> None:
     def script(request: Any) -> str:
         if not heard_before:
             heard_before.extend(heard.lines)
-        return shown_how(request)
+        return scripted_answer(request)
 
     data = assay.tune(
         "mine.py:Mine",
@@ -202,7 +208,7 @@ def test_evaluate_reports_a_split_too_small_for_an_interval(tmp_path: Path) -> N
     options: dict[str, Any] = {
         "rubric": "r.yaml",
         "data": "data.jsonl",
-        "lm": scripted_lm(shown_how),
+        "lm": scripted_lm(scripted_answer),
         "prompt_format": "json",
         "progress": heard,
     }
@@ -216,9 +222,9 @@ def test_the_detectable_gain_of_the_gate_is_reported_at_the_start(tmp_path: Path
     write(tmp_path, 400)
     heard = Heard()
     compiled(max_calls=200, progress=heard, early_stop=False)
-    said = [line for line in heard.lines if line.startswith("gate: up to")]
-    assert len(said) == 1
-    size, gain = int(said[0].split()[3]), float(said[0].split("gain of ")[1].split()[0])
+    lines = [line for line in heard.lines if line.startswith("gate: up to")]
+    assert len(lines) == 1
+    size, gain = int(lines[0].split()[3]), float(lines[0].split("gain of ")[1].split()[0])
     assert 20 <= size <= 80  # half of 200 calls are kept for pairs of gate and test
     assert gain == pytest.approx(detectable_difference(size), abs=0.006)
     before = next(i for i, line in enumerate(heard.lines) if line.startswith("gate: up to"))
@@ -227,13 +233,13 @@ def test_the_detectable_gain_of_the_gate_is_reported_at_the_start(tmp_path: Path
 
 def test_a_dry_run_reports_the_detectable_gain_of_the_gate(tmp_path: Path) -> None:
     write(tmp_path, 400)
-    planned = plan("compile", "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=scripted_lm(shown_how))
+    planned = plan("compile", "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=scripted_lm(scripted_answer))
     assert any("show a gain of" in line for line in planned.lines())
 
 
 def test_tune_refuses_caps_below_two_trials(tmp_path: Path) -> None:
     write(tmp_path, 400)
-    lm = scripted_lm(shown_how)
+    lm = scripted_lm(scripted_answer)
     with pytest.raises(
         ConfigError, match=r"two trials of \d+ val tasks take about \d+\. Raise max_calls to (\d+)"
     ) as refused:

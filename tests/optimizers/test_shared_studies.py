@@ -170,8 +170,8 @@ def test_usage_of_workers_is_counted_and_capped(server: dict[str, str], mine: st
 
 def _helpers(process: int) -> list[int]:
     """Its children that work on the study."""
-    found = [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-    return [child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    children = [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 @pytest.mark.slow
@@ -207,9 +207,9 @@ def test_workers_end_with_the_process_that_started_the_study(tmp_path: Path, min
             "2",
             "--json",
         ]
-        own = {**os.environ, "OPENAI_API_KEY": "none"}
+        environment = {**os.environ, "OPENAI_API_KEY": "none"}
         with open(tmp_path / "output.txt", "w") as output:
-            begun = subprocess.Popen(command, stdout=output, stderr=output, env=own)
+            begun = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
             until = time.monotonic() + 120
             while (
                 sum(not t.state.is_finished() for t in _of_the_run(tmp_path)) < 3
@@ -222,11 +222,11 @@ def test_workers_end_with_the_process_that_started_the_study(tmp_path: Path, min
             begun.wait()
         assert len(helpers) == 2, (tmp_path / "output.txt").read_text()
         until = time.monotonic() + 30
-        while (left := [one for one in helpers if Path(f"/proc/{one}").exists()]) and time.monotonic() < until:
+        while (remaining := [pid for pid in helpers if Path(f"/proc/{pid}").exists()]) and time.monotonic() < until:
             time.sleep(0.2)
-        assert not left
+        assert not remaining
         assert sum(t.state.name == "COMPLETE" for t in _of_the_run(tmp_path)) < 15  # they did not see it through
-        ended = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=300, env=own)
+        ended = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=300, env=environment)
         assert ended.returncode == 0, ended.stderr
         data, requests = json.loads(ended.stdout), (tmp_path / "log").stat().st_size
     assert 20 <= data["complete"] + data["pruned"] <= 20 + 2
@@ -242,8 +242,8 @@ def _of_the_run(folder: Path) -> list[Any]:
     try:
         return [
             trial
-            for one in optuna.get_all_study_names(url)
-            for trial in optuna.load_study(study_name=one, storage=url).get_trials()
+            for name in optuna.get_all_study_names(url)
+            for trial in optuna.load_study(study_name=name, storage=url).get_trials()
         ]
     except Exception as error:  # the tables are being made
         if not isinstance(error, sa.exc.SQLAlchemyError) and "optuna" not in type(error).__module__:

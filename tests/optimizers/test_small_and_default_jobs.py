@@ -85,9 +85,9 @@ def test_eight_rows_are_reported_as_too_few_before_the_first_call(tmp_path: Path
     lm = adding(0.5)
     heard = Heard(lm)
     data = compiled(lm, progress=heard, max_calls=60)
-    said = [line for line in heard.before if "too few tasks for a decision" in line]
-    assert len(said) == 1
-    assert "val has 1 task, gate has 1 task, test has 1 task" in said[0]
+    warnings = [line for line in heard.before if "too few tasks for a decision" in line]
+    assert len(warnings) == 1
+    assert "val has 1 task, gate has 1 task, test has 1 task" in warnings[0]
     assert not data["replaces"]
 
 

@@ -57,7 +57,7 @@ def wavering() -> Any:
 
 
 def compiled(**options: Any) -> dict[str, Any]:
-    given = {
+    keywords = {
         "rubric": "r.yaml",
         "data": "data.jsonl",
         "lm": scripted_lm(seldom),
@@ -65,8 +65,8 @@ def compiled(**options: Any) -> dict[str, Any]:
         "prompt_format": "json",
         **options,
     }
-    found: dict[str, Any] = assay.compile("mine.py:Mine", **given).to_dict()
-    return found
+    report: dict[str, Any] = assay.compile("mine.py:Mine", **keywords).to_dict()
+    return report
 
 
 def test_bootstrap_stopped_by_the_reserve_uses_its_collected_demonstrations(place: Path) -> None:
@@ -167,7 +167,7 @@ def test_parameter_impact_reports_a_too_small_val_split_first(place: Path) -> No
     heard = Heard()
     rows = [{"question": f"What do you say to number {n}.", "answer": str(n + 2), "split": "val"} for n in range(3)]
     (place / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    given = {
+    options = {
         "rubric": "r.yaml",
         "data": "data.jsonl",
         "lm": scripted_lm(seldom),
@@ -175,6 +175,6 @@ def test_parameter_impact_reports_a_too_small_val_split_first(place: Path) -> No
         "prompt_format": "json",
         "levels": 2,
     }
-    report = assay.parameter_impact("mine.py:Mine", progress=heard, **given)
+    report = assay.parameter_impact("mine.py:Mine", progress=heard, **options)
     assert "val has 3 tasks" in heard.text
     assert any("val has 3 tasks" in note for note in report.notes)

@@ -81,10 +81,10 @@ def test_the_five_metrics_match_hand_calculation() -> None:
         ),
         run("c", None, task_type="y", tools_made=0, tools_needed=0),
     ]
-    found = measure(runs, budget=Budget(steps=10, tokens=2000, seconds=30))
+    metrics = measure(runs, budget=Budget(steps=10, tokens=2000, seconds=30))
     # accuracy (1 + 0.5) / 2; efficiency: 1 - (0.5 + 0.5 + 0.1) / 3 and 0; coherence: 42 follows, 7 does not
     # adaptability: the worst type has 0.5 of a mean of 0.75; tools: 1 / 1, 1 / 2 and none needed
-    assert found == AgentMetrics(
+    assert metrics == AgentMetrics(
         accuracy=0.75,
         efficiency=pytest.approx((1 - 1.1 / 3) / 2),
         coherence=0.5,
@@ -122,27 +122,27 @@ def test_a_rollout_is_converted_to_a_run() -> None:
         prediction={"answer": "6", "steps": []},
         transitions=[Transition(t=0, model="m", request={}, tools=[*calls, lost])],
     )
-    found = run_of(rollout, score=1.0, has_tools=True)
-    assert (found.tools_good, found.tools_made, found.tools_needed, found.answer) == (2, 3, 1, "6")
+    task_run = run_of(rollout, score=1.0, has_tools=True)
+    assert (task_run.tools_good, task_run.tools_made, task_run.tools_needed, task_run.answer) == (2, 3, 1, "6")
     assert run_of(rollout, score=1.0, has_tools=False).tools_needed is None
 
 
 def test_a_result_read_by_the_next_predictor_counts_as_used() -> None:
     search = ToolCall(name="search", arguments={"query": "tall"}, result="Everest. K2.")
-    asked = {
+    request = {
         "messages": [
             {"role": "user", "content": "[[ ## context ## ]]\nEverest. K2.\n\n[[ ## question ## ]]\nWhich is tall?"}
         ]
     }
     turns = [
         Transition(t=0, model="m", request={}, tools=[search]),
-        Transition(t=1, model="m", request=asked, output="the first"),
+        Transition(t=1, model="m", request=request, output="the first"),
     ]
-    found = run_of(
+    task_run = run_of(
         Rollout(task_id="t", prediction={"answer": "the first"}, transitions=turns), score=1.0, has_tools=True
     )
-    assert (found.tools_good, found.reasoning) == (1, "")
-    assert (measure([found]).tool_usage, measure([found]).coherence) == (1.0, None)
+    assert (task_run.tools_good, task_run.reasoning) == (1, "")
+    assert (measure([task_run]).tool_usage, measure([task_run]).coherence) == (1.0, None)
     early = Rollout(task_id="t", prediction={"answer": "the first"}, transitions=[turns[1]], early_tools=[search])
     assert run_of(early, score=1.0, has_tools=True).tools_good == 1
 
@@ -204,9 +204,9 @@ def test_crashes_tool_lists_and_any_answer_are_accepted() -> None:
         prediction={"a": {1: "x", "b": ("9",)}, "b": 2},
         transitions=[Transition(t=0, model="m", request={}, tools=calls)],
     )
-    found = run_of(rollout, score=1.0, has_tools=True, needed=[{"name": "c"}, {"name": "c"}])
-    assert (found.tools_good, found.tools_needed) == (2, 2)
-    assert measure([found, found]).coherence is not None
+    task_run = run_of(rollout, score=1.0, has_tools=True, needed=[{"name": "c"}, {"name": "c"}])
+    assert (task_run.tools_good, task_run.tools_needed) == (2, 2)
+    assert measure([task_run, task_run]).coherence is not None
     assert measure([run(answer="no", reasoning="I know this one. The answer is yes.")]).coherence == 0.0
     assert measure([run(answer="yes", reasoning="Is it no? The answer is yes.")]).coherence == 1.0
 
@@ -298,23 +298,23 @@ def searched(
 
 def test_a_search_finds_good_parameters_and_prunes_losing_trials() -> None:
     agent = Aims()
-    found = searched(agent)
-    assert found.best.values["score"] > 0.8
-    assert found.default.point.parameters == {"temperature": 1.5, "max_steps": 30}
-    assert found.default.number == 0
-    assert found.best.metrics["accuracy"] == found.best.values["score"]
-    assert len(found.trials) == 30
-    assert found.task_runs == agent.executed
-    assert found.saved > 0.2
+    outcome = searched(agent)
+    assert outcome.best.values["score"] > 0.8
+    assert outcome.default.point.parameters == {"temperature": 1.5, "max_steps": 30}
+    assert outcome.default.number == 0
+    assert outcome.best.metrics["accuracy"] == outcome.best.values["score"]
+    assert len(outcome.trials) == 30
+    assert outcome.task_runs == agent.executed
+    assert outcome.saved > 0.2
     with pytest.raises(ConfigError, match="prune_at=0 must be above 0"):
         searched(prune_at=0)
-    assert {trial.state for trial in found.trials} == {"complete", "pruned"}
+    assert {trial.state for trial in outcome.trials} == {"complete", "pruned"}
 
 
 @pytest.mark.parametrize("sampler", ["random", "grid", "nsga2", "cmaes", "gp"])
 def test_other_samplers_are_supported(sampler: str) -> None:
-    found = searched(sampler=sampler, trials=12, pruner="hyperband")
-    assert found.expected[found.best.number] >= found.expected[found.default.number]
+    outcome = searched(sampler=sampler, trials=12, pruner="hyperband")
+    assert outcome.expected[outcome.best.number] >= outcome.expected[outcome.default.number]
 
 
 def test_a_lucky_trial_among_poor_ones_is_not_the_best() -> None:
@@ -325,11 +325,11 @@ def test_a_lucky_trial_among_poor_ones_is_not_the_best() -> None:
     values = [{str(task): float(random.random() < chance) for task in range(20)} for chance in chances]
     values[1] = {str(task): 1.0 for task in range(20)}  # luck, far from where it is good
     points = [Point("agent", {"temperature": float(place)}) for place in places]
-    found = smoothed_scores(points, values, space)
-    expected, adjusted = (np.array([getattr(each, name) for each in found]) for name in ("mean", "adjusted"))
+    smoothed = smoothed_scores(points, values, space)
+    expected, adjusted = (np.array([getattr(each, name) for each in smoothed]) for name in ("mean", "adjusted"))
     assert abs(places[int(np.argmax(expected))] - 0.8) < 0.15
     assert np.abs(expected - chances).mean() < np.abs(adjusted - chances).mean()
-    assert [each.adjusted for each in found] == pytest.approx([np.mean(list(trial.values())) for trial in values])
+    assert [each.adjusted for each in smoothed] == pytest.approx([np.mean(list(trial.values())) for trial in values])
     assert all(each.mean == each.adjusted for each in smoothed_scores(points[:9], values[:9], space))
     assert all(each.mean == 1.0 for each in smoothed_scores(points, [{"a": 1.0}] * 30, space))
     assert smoothed_scores([], [], space) == []
@@ -349,15 +349,15 @@ def test_expected_scores_are_finite_for_any_trials(values: list[dict[str, float]
         Point(program, {name: space.at(name, random.random()) for name in space.searched(program)})
         for program in random.choice(["a", "b"], len(values))
     ]
-    found = smoothed_scores(points, values, space)
-    assert np.isfinite([(each.adjusted, each.error, each.mean) for each in found]).all()
+    expected = smoothed_scores(points, values, space)
+    assert np.isfinite([(each.adjusted, each.error, each.mean) for each in expected]).all()
 
 
 def test_several_objectives_give_a_pareto_front() -> None:
-    found = searched(objectives=("score", "latency"), trials=12)
-    assert found.saved == 0
-    assert found.best.number in found.front
-    assert set(found.best.values) == {"score", "latency"}
+    outcome = searched(objectives=("score", "latency"), trials=12)
+    assert outcome.saved == 0
+    assert outcome.best.number in outcome.front
+    assert set(outcome.best.values) == {"score", "latency"}
 
 
 def test_a_study_resumes_where_it_stopped(tmp_path: Path) -> None:
@@ -388,9 +388,9 @@ def test_a_cap_within_a_trial_loses_nothing(tmp_path: Path) -> None:
         searched(Capped(), url=url, trials=20)
     study = open_study("s", url, TWO, SearchConfig(trials=20, pruner="none"))
     cut = next(trial for trial in study.get_trials() if trial.state.name == "FAIL")
-    found = searched(url=url, trials=20)
-    assert [trial.point.parameters for trial in found.trials].count(cut.params) == 1  # tried again from its beginning
-    assert len(found.trials) == 20  # what was cut off is no trial of its own
+    outcome = searched(url=url, trials=20)
+    assert [trial.point.parameters for trial in outcome.trials].count(cut.params) == 1  # tried again from its beginning
+    assert len(outcome.trials) == 20  # what was cut off is no trial of its own
 
 
 def test_an_agent_that_rejects_parameters_fails_its_trials_with_the_reason() -> None:
@@ -400,12 +400,12 @@ def test_an_agent_that_rejects_parameters_fails_its_trials_with_the_reason() -> 
                 raise ValueError("too hot")
             super().set_parameters(parameters)
 
-    found = searched(Refuses(), trials=15)
-    failed = [trial for trial in found.trials if trial.state == "failed"]
+    outcome = searched(Refuses(), trials=15)
+    failed = [trial for trial in outcome.trials if trial.state == "failed"]
     assert failed
     assert "set_parameters" in failed[0].error
     assert "too hot" in failed[0].error
-    assert found.best.values["score"] > 0.3
+    assert outcome.best.values["score"] > 0.3
 
     class Never(Aims):
         def set_parameters(self, parameters: Mapping[str, Any]) -> None:
@@ -424,8 +424,8 @@ def test_nan_and_constant_metrics_are_handled() -> None:
     with pytest.raises(ModelError, match="score could not be measured"):
         search(objective, TASKS, TWO, settings, open_study("nan", None, TWO, settings))
     objective = AgentObjective(agent, lambda task, output: {"accuracy": 0.5})
-    found = search(objective, TASKS, TWO, settings, open_study("flat", None, TWO, settings))
-    assert found.best.values["score"] == 0.5
+    outcome = search(objective, TASKS, TWO, settings, open_study("flat", None, TWO, settings))
+    assert outcome.best.values["score"] == 0.5
 
 
 def test_a_user_who_stops_a_trial_loses_nothing(tmp_path: Path) -> None:
@@ -439,8 +439,8 @@ def test_a_user_who_stops_a_trial_loses_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(Cancelled):
         searched(Stopped(), url=url, trials=10)
-    found = searched(url=url, trials=10)
-    assert sum(trial.state != "failed" for trial in found.trials) == 10
+    outcome = searched(url=url, trials=10)
+    assert sum(trial.state != "failed" for trial in outcome.trials) == 10
 
 
 def test_a_suspended_trial_that_was_declared_dead_is_dropped(tmp_path: Path) -> None:
@@ -458,9 +458,9 @@ def test_a_suspended_trial_that_was_declared_dead_is_dropped(tmp_path: Path) -> 
                 storage.set_trial_state_values(asleep._trial_id, state=optuna.trial.TrialState.FAIL)
             return super().execute(task)
 
-    found = searched(Sleeps(), url=url, trials=8)
-    assert sum(trial.state != "failed" for trial in found.trials) == 8
-    assert sum(trial.state == "failed" for trial in found.trials) == 1
+    outcome = searched(Sleeps(), url=url, trials=8)
+    assert sum(trial.state != "failed" for trial in outcome.trials) == 8
+    assert sum(trial.state == "failed" for trial in outcome.trials) == 1
 
 
 def test_mostly_unscored_trials_do_not_win() -> None:
@@ -493,8 +493,8 @@ def test_an_agent_that_fails_scores_nothing_on_that_task() -> None:
         def execute(self, task: Any) -> Any:
             raise RuntimeError("broken")
 
-    found = searched(Breaks(), trials=3)
-    assert found.best.values["score"] == 0.0
+    outcome = searched(Breaks(), trials=3)
+    assert outcome.best.values["score"] == 0.0
 
 
 # -- programs
@@ -558,15 +558,15 @@ def test_a_program_is_tuned_gated_and_reported_on_sealed_tasks(tmp_path: Path) -
 
 
 def test_parameters_that_a_program_ignores_are_reported_and_not_searched(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
     class Listens(assay.evaluation.SilentProgress):  # type: ignore[name-defined,misc]
         def say(self, text: str) -> None:
-            said.append(text)
+            messages.append(text)
 
     plain = tuned(tmp_path, program=dspy.Predict("question -> answer"), trials=6, progress=Listens())
     assert set(plain.to_dict()["best"]) == {"temperature"}
-    assert any("ignores context_length, max_steps, tool_usage_threshold, reasoning_depth" in line for line in said)
+    assert any("ignores context_length, max_steps, tool_usage_threshold, reasoning_depth" in line for line in messages)
 
 
 def test_tokens_decide_between_tied_scores(tmp_path: Path) -> None:
@@ -758,8 +758,8 @@ def test_the_command_tunes_with_several_workers_stops_at_a_cap_and_resumes(embed
     assert data["complete"] + data["pruned"] >= 4
     assert 1 <= data["best"]["max_steps"] <= 2
     assert data["test"]["default"]["n"] == data["test"]["tuned"]["n"] == 2
-    shown = subprocess.run([*command[:3], "run", data["artifact"], "question=What is 17 + 25?"], **common)
-    assert shown.returncode == 0, shown.stderr
+    output = subprocess.run([*command[:3], "run", data["artifact"], "question=What is 17 + 25?"], **common)
+    assert output.returncode == 0, output.stderr
 
 
 def test_a_study_not_created_by_assay_is_refused(tmp_path: Path) -> None:
@@ -782,10 +782,10 @@ def test_trials_of_a_dead_process_are_requeued_and_old_failures_do_not_end_a_sea
     for _ in range(8):  # more cuts than trials
         TWO.suggest(study.ask())
         requeue_all(study)
-    found = searched(url=url, trials=4)
-    assert sum(trial.state in ("complete", "pruned") for trial in found.trials) == 4
-    assert found.default.point.parameters == {"temperature": 1.5, "max_steps": 30}
-    assert found.default.state == "complete"
+    outcome = searched(url=url, trials=4)
+    assert sum(trial.state in ("complete", "pruned") for trial in outcome.trials) == 4
+    assert outcome.default.point.parameters == {"temperature": 1.5, "max_steps": 30}
+    assert outcome.default.state == "complete"
 
 
 @pytest.mark.parametrize(
@@ -816,8 +816,8 @@ def test_the_shares_of_workers_add_up_to_the_cap() -> None:
 
 
 def test_unwritable_outputs_and_unknown_studies_are_refused_before_the_first_call(tmp_path: Path) -> None:
-    asked: list[Any] = []
-    lm = scripted_lm(lambda request: asked.append(request) or cool(request))
+    requests: list[Any] = []
+    lm = scripted_lm(lambda request: requests.append(request) or cool(request))
     first = tuned(tmp_path, trials=3, out=tmp_path / "one")
     common = {
         "rubric": tmp_path / "r.yaml",
@@ -834,7 +834,7 @@ def test_unwritable_outputs_and_unknown_studies_are_refused_before_the_first_cal
         assay.parameter_impact(Guesses(), out=tmp_path / "file" / "x", **common)
     with pytest.raises(ConfigError, match="a store has one"):
         assay.tune(Guesses(), apply=first.artifact, salt="other", **common)
-    assert asked == []
+    assert requests == []
 
 
 def test_a_policy_at_its_cap_keeps_the_best_so_far(tmp_path: Path) -> None:
@@ -867,9 +867,9 @@ def test_a_result_within_another_number_was_not_used() -> None:
 
 
 def test_evaluators_give_metrics_between_0_and_1() -> None:
-    for found, message in (({"accuracy": 85}, "between 0 and 1"), (None, "gives metrics by name")):
+    for metrics, message in (({"accuracy": 85}, "between 0 and 1"), (None, "gives metrics by name")):
         with pytest.raises(ConfigError, match=message):
-            AgentObjective(Aims(), lambda task, output, found=found: found).run(
+            AgentObjective(Aims(), lambda task, output, metrics=metrics: metrics).run(
                 Point("agent", {"temperature": 0.5, "max_steps": 5}), TASKS[:3]
             )
 
@@ -887,12 +887,12 @@ def test_a_study_lost_at_the_end_affects_only_the_pictures(tmp_path: Path, monke
 
     decide = assay.api.tune.run._decide
 
-    def gone(*args: Any) -> None:
+    def lost_study(*args: Any) -> None:
         for file in (tmp_path / ".assay").glob("studies.db*"):
             file.unlink()
         decide(*args)
 
-    monkeypatch.setattr(assay.api.tune.run, "_decide", gone)
+    monkeypatch.setattr(assay.api.tune.run, "_decide", lost_study)
     report = tuned(tmp_path, trials=4)
     assert report.page is None
     assert any("no page: the study at" in note for note in report.notes)
@@ -921,20 +921,20 @@ def test_runs_are_counted_with_their_samples(tmp_path: Path) -> None:
 def test_task_difficulty_is_not_noise_and_tied_trials_may_differ() -> None:
     agent = SyntheticAgent("hartmann", seed=1, fixed=0.6)
     settings = SearchConfig(seed=1, trials=40)
-    found = search(
+    outcome = search(
         AgentObjective(agent, agent.right), agent.tasks, ALL, settings, open_study("fixed", None, ALL, settings)
     )
-    spread = max(found.expected.values()) - min(found.expected.values())
+    spread = max(outcome.expected.values()) - min(outcome.expected.values())
     assert spread > 0.05  # with the tasks' own difficulty as noise all were level
-    assert agent.success(found.best.point.parameters) > 0.9 * agent.best
-    assert found.front == [found.best.number]
+    assert agent.success(outcome.best.point.parameters) > 0.9 * agent.best
+    assert outcome.front == [outcome.best.number]
 
 
 def test_a_pruned_trial_counts_like_a_complete_one() -> None:
     hard, easy = {f"h{n}": 0.0 for n in range(5)}, {f"e{n}": 1.0 for n in range(5)}
     trials = [hard | easy for _ in range(9)] + [hard]
-    found = smoothed_scores([Point("agent", {"temperature": 0.5})] * 10, trials, TWO)
-    assert [each.adjusted for each in found] == pytest.approx([0.5] * 10)
+    expected = smoothed_scores([Point("agent", {"temperature": 0.5})] * 10, trials, TWO)
+    assert [each.adjusted for each in expected] == pytest.approx([0.5] * 10)
 
 
 def test_pictures_of_another_objective_include_pruned_trials() -> None:
@@ -952,16 +952,16 @@ def test_impact_skips_invalid_values_and_excludes_unscored_runs() -> None:
             super().set_parameters(parameters)
 
     start = Point("agent", {"temperature": 0.7, "max_steps": 10})
-    found = impact(AgentObjective(Fussy(), Aims.right), TASKS, TWO, start, levels=2)
-    assert [(effect.parameter, effect.value) for effect in found.effects] == [
+    outcome = impact(AgentObjective(Fussy(), Aims.right), TASKS, TWO, start, levels=2)
+    assert [(effect.parameter, effect.value) for effect in outcome.effects] == [
         ("temperature", 0.1),
         ("temperature", 2.0),
         ("max_steps", 1.0),
     ]
-    assert found.failed == [
+    assert outcome.failed == [
         "max_steps=50: Fussy.set_parameters({'temperature': 0.7, 'max_steps': 50}) raised ValueError: too many"
     ]
-    assert found.to_dict()["start"]["metrics"]["accuracy"]["mean"] is not None
+    assert outcome.to_dict()["start"]["metrics"]["accuracy"]["mean"] is not None
 
     class Idle:
         def execute(self, task: Any) -> str:

@@ -122,13 +122,13 @@ def test_the_cost_of_unrecorded_calls_is_unknown(server: tuple[str, type[Answers
     )
     data = report.to_dict()
     assert (data["unrecorded"], data["cost_usd"], data["result"]["cost_usd"]) == (report.unrecorded.calls, None, None)
-    said = CliRunner().invoke(group, ["traces", "stats"]).output
-    assert "unknown: LM calls that went past the recorder are in no price" in said
+    output = CliRunner().invoke(group, ["traces", "stats"]).output
+    assert "unknown: LM calls that went past the recorder are in no price" in output
     assert json.loads(CliRunner().invoke(group, ["traces", "stats", "--json"]).output)["cost_usd"] is None
 
 
 def test_a_run_without_unrecorded_calls_keeps_its_cost() -> None:
-    assert [found.cost(0.5) for found in (Unrecorded(), Unrecorded(2), Unrecorded(0, "a subprocess"))] == [
+    assert [unrecorded.cost(0.5) for unrecorded in (Unrecorded(), Unrecorded(2), Unrecorded(0, "a subprocess"))] == [
         0.5,
         None,
         None,

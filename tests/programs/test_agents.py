@@ -152,9 +152,9 @@ def test_the_oldest_observations_are_dropped_first_and_the_task_never(embedded: 
             agent.respond, agent.respond.signature, {"question": "What now?"}, observations, "results"
         )
         text = "\n".join(m["content"] for m in LeanAdapter().format(agent.respond.signature, filled["demos"], filled))
-    kept = filled["results"].splitlines()
-    assert kept == observations[-len(kept) :]
-    assert 0 < len(kept) < 60
+    lines = filled["results"].splitlines()
+    assert lines == observations[-len(lines) :]
+    assert 0 < len(lines) < 60
     assert count_tokens(lm, text) <= 150
     assert "What now?" in text
 
@@ -260,8 +260,8 @@ def test_parameters_apply_to_single_step_programs(kind: str) -> None:
 
         settings = AgentParameters.of(parameters)
         program = Classify(["red", "blue"], settings) if kind == "classify" else Extract({"name": "string"}, settings)
-        shown = {"text": "word " * 50, "label": "red", "name": "x"}
-        program.predict.demos = [dspy.Example(**shown) for _ in range(demos)]
+        inputs = {"text": "word " * 50, "label": "red", "name": "x"}
+        program.predict.demos = [dspy.Example(**inputs) for _ in range(demos)]
         run(program, scripted_lm(script), text=text)
         return seen
 

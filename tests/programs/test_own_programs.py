@@ -206,12 +206,12 @@ def test_modules_imported_by_name_in_a_string_are_in_the_artifact(tmp_path: Path
     there = {path.name for path in (artifact / "source").rglob("*.py")}
     assert there == {"agent.py", "__init__.py", "plugin.py", "third.py", "deep.py", "near.py"}
     shutil.rmtree(tmp_path / "p")
-    said = in_another_place(
+    text = in_another_place(
         artifact,
         tmp_path / "elsewhere",
         "dspy.configure(lm=dspy.utils.DummyLM([{'answer': '4'}]))\nprint(loaded(question='?').answer)",
     )
-    assert said.strip().endswith("one nearone one near 4")
+    assert text.strip().endswith("one nearone one near 4")
 
 
 def test_a_file_named_like_an_installed_module_does_not_shadow_it(tmp_path: Path) -> None:
@@ -374,19 +374,19 @@ def test_a_loaded_program_runs_async_streams_and_brings_its_model(tmp_path: Path
             parts = asyncio.run(streamed())
         assert isinstance(parts[-1], dspy.Prediction)
         assert [type(part).__name__ for part in parts[:-1]].count("StreamResponse") >= 1
-        own = scripted_lm(answer)
-        with dspy.context(lm=own):  # what is set in DSPy comes first
+        own_lm = scripted_lm(answer)
+        with dspy.context(lm=own_lm):  # what is set in DSPy comes first
             assert loaded(question="?").answer.endswith(" 4")
-        assert own.scripted.calls == 1
+        assert own_lm.scripted.calls == 1
 
 
 FRUITS = ("apple", "pear", "plum", "fig")
 
 
-def as_shown(request: Any) -> str:
+def demonstrated(request: Any) -> str:
     """Says what the last demonstration says; without one, nothing that is right."""
-    shown = [message.text for message in request.messages if message.role == "assistant"]
-    return json.dumps({"answer": json.loads(shown[-1])["answer"] if shown else "?"})
+    texts = [message.text for message in request.messages if message.role == "assistant"]
+    return json.dumps({"answer": json.loads(texts[-1])["answer"] if texts else "?"})
 
 
 def nearest_winner(folder: Path) -> Any:
@@ -397,13 +397,13 @@ def nearest_winner(folder: Path) -> Any:
     (folder / "p").mkdir()
     (folder / "p" / "p.py").write_text(PLAIN)
     (folder / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
-    given = [
+    options = [
         {"question": f"{fruit} {split}", "answer": " ".join([fruit.upper()] * 12), "split": split}
         for split in ("train", "val", "gate", "test") for fruit in FRUITS
     ]  # fmt: skip
-    (folder / "d.jsonl").write_text("\n".join(json.dumps(row) for row in given))
+    (folder / "d.jsonl").write_text("\n".join(json.dumps(row) for row in options))
     report = assay.compile(
-        f"{folder}/p/p.py:QA", rubric=folder / "r.yaml", data=folder / "d.jsonl", lm=scripted_lm(as_shown),
+        f"{folder}/p/p.py:QA", rubric=folder / "r.yaml", data=folder / "d.jsonl", lm=scripted_lm(demonstrated),
         optimizer="knn", demos=1, prompt_format="json",
         out=folder / "artifact", store=folder / "s" / "a.db",
     )  # fmt: skip
@@ -424,7 +424,7 @@ async def streamed(program: Any, question: str, **options: Any) -> tuple[str, An
 def test_a_nearest_demonstrations_program_streams_to_its_listeners(tmp_path: Path, is_async: bool) -> None:
     loaded = nearest_winner(tmp_path)
     before = loaded.dump_state()
-    with dspy.context(lm=scripted_lm(as_shown)):
+    with dspy.context(lm=scripted_lm(demonstrated)):
         heard, prediction = asyncio.run(streamed(loaded, "plum again", is_async_program=is_async))
     assert heard == prediction.answer == " ".join(["PLUM"] * 12)
     assert loaded.dump_state() == before
@@ -435,14 +435,14 @@ def test_concurrent_calls_stream_with_their_own_demonstrations(tmp_path: Path) -
 
     def at_once(request: Any) -> str:
         together.wait(20)
-        return as_shown(request)
+        return demonstrated(request)
 
     async def all_of_them() -> list[tuple[str, Any]]:
         return await asyncio.gather(*(streamed(loaded, f"{fruit} again") for fruit in FRUITS))
 
     with dspy.context(lm=scripted_lm(at_once)):
-        found = asyncio.run(all_of_them())
-    assert [(heard, prediction.answer) for heard, prediction in found] == [
+        result = asyncio.run(all_of_them())
+    assert [(heard, prediction.answer) for heard, prediction in result] == [
         (" ".join([fruit.upper()] * 12),) * 2 for fruit in FRUITS
     ]
 
@@ -468,16 +468,16 @@ def test_a_program_compared_with_an_artifact_uses_the_artifacts_model(
 ) -> None:
     """Without a model, both sides run with the artifact's, and the report names it."""
     folder = compiled(write_program(tmp_path / "p"), tmp_path / "c")
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def evaluated(program: Any, **options: Any) -> Any:
-        asked.append((program, options.get("model")))
+        requests.append((program, options.get("model")))
         return SimpleNamespace(evaluation=SimpleNamespace(scores={"t": 1.0}))
 
     monkeypatch.setattr("assay.api.compare.evaluate", evaluated)
     measured = json.loads((folder / "manifest.json").read_text())["model"]
     report = assay.compare("p.py:P", str(folder), rubric="r.yaml", data="d.jsonl")
-    assert asked == [("p.py:P", measured), (str(folder), measured)]
+    assert requests == [("p.py:P", measured), (str(folder), measured)]
     assert report.models == (measured, measured)
 
 
@@ -595,11 +595,11 @@ def test_files_missing_from_the_artifact_are_reported_before_the_first_call(tmp_
     with sqlite3.connect(tmp_path / "p" / "prices.db") as store:
         store.execute("create table prices (price)")
     (tmp_path / "r.yaml").write_text(RUBRIC)
-    said: list[tuple[str, int]] = []
+    messages: list[tuple[str, int]] = []
 
     class Heard(SilentProgress):
         def say(self, text: str) -> None:
-            said.append((text, lm.scripted.calls))
+            messages.append((text, lm.scripted.calls))
 
     lm = scripted_lm(answer)
     report = assay.compile(
@@ -608,7 +608,7 @@ def test_files_missing_from_the_artifact_are_reported_before_the_first_call(tmp_
         progress=Heard(),
     )  # fmt: skip
     assert [note for note in report.to_dict()["notes"] if "no such table: prices" in note and "ARTIFACT_FILES" in note]
-    assert [calls for text, calls in said if "no such table" in text] == [1]  # that of the preflight
+    assert [calls for text, calls in messages if "no such table" in text] == [1]  # that of the preflight
     assert {path.name for path in (report.artifact / "source").rglob("*")} == {"agent.py", "plugin.py", "helper.py"}
 
 

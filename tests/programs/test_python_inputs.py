@@ -59,11 +59,11 @@ EXAMPLES = [dspy.Example(**row).with_inputs("question") for row in ROWS]
 )
 def test_rows_in_memory_give_the_same_tasks_as_a_file(data: Any, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
-    of_file, given = (
-        load_splits(data_spec(one), inputs=["question"], need=()) for one in (tmp_path / "rows.jsonl", data)
+    of_file, options = (
+        load_splits(data_spec(source), inputs=["question"], need=()) for source in (tmp_path / "rows.jsonl", data)
     )
-    assert given.train == of_file.train
-    assert given.sizes() == of_file.sizes() == {"train": 2, "val": 2, "gate": 2, "test": 2}
+    assert options.train == of_file.train
+    assert options.sizes() == of_file.sizes() == {"train": 2, "val": 2, "gate": 2, "test": 2}
 
 
 def test_equal_rows_are_the_same_job() -> None:
@@ -85,7 +85,7 @@ def test_values_of_numpy_pandas_and_times_become_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         ([1], r"data\[0\] is a int"),
         ({"question": "?"}, "a dict"),
@@ -93,8 +93,8 @@ def test_values_of_numpy_pandas_and_times_become_json() -> None:
         ([dspy.Example(a=1).with_inputs("b")], "with_inputs names"),
     ],
 )
-def test_invalid_data_objects_are_refused(data: Any, told: str) -> None:
-    with pytest.raises(DataError, match=told):
+def test_invalid_data_objects_are_refused(data: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         data_spec(data)
 
 
@@ -168,17 +168,17 @@ def test_unsupported_programs_are_refused_with_the_reason(tmp_path: Path) -> Non
 
 
 def test_the_model_of_dspys_settings_is_the_default(tmp_path: Path) -> None:
-    own, other = scripted_lm(as_answer), scripted_lm(as_answer)
-    with dspy.context(lm=own):
+    own_lm, other = scripted_lm(as_answer), scripted_lm(as_answer)
+    with dspy.context(lm=own_lm):
         report = assay.evaluate(dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS)
         assert report.to_dict()["result"]["score"] == 1.0
-        calls = own.scripted.calls
+        calls = own_lm.scripted.calls
         assert calls >= 2
         assert assay.collect(dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS, n=1).evaluation.results
-        assert own.scripted.calls > calls
-        calls = own.scripted.calls
+        assert own_lm.scripted.calls > calls
+        calls = own_lm.scripted.calls
         assay.evaluate(dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS, lm=other, seed=1)
-        assert own.scripted.calls == calls
+        assert own_lm.scripted.calls == calls
         compiled = assay.compile(
             dspy.Predict("question -> answer"), rubric=rubric(), data=EXAMPLES, optimizer="labeled", out=tmp_path / "a"
         )
@@ -198,9 +198,9 @@ def test_reports_have_a_one_line_repr_and_escape_their_html(tmp_path: Path) -> N
         out=tmp_path / "<b>",
     )
     assert "gain=" in repr(compiled)
-    shown = compiled._repr_html_()
-    assert "&lt;b&gt;" in shown
-    assert "<b>" not in shown
+    output = compiled._repr_html_()
+    assert "&lt;b&gt;" in output
+    assert "<b>" not in output
 
 
 def test_export_and_training_reports_have_a_one_line_repr(tmp_path: Path) -> None:
@@ -231,16 +231,16 @@ def test_export_and_training_reports_have_a_one_line_repr(tmp_path: Path) -> Non
     policy = PolicyReport(
         "embedded/m+<b>p", tmp_path / "<b>", PolicySettings(), curves=curves, steps=500, best_step=400, converged=True
     )
-    shown = {type(report).__name__: (repr(report), report._repr_html_()) for report in (exported, trained, policy)}
+    output = {type(report).__name__: (repr(report), report._repr_html_()) for report in (exported, trained, policy)}
     assert all(
-        text.startswith(f"{name}(") and len(text) < 300 and "\n" not in text for name, (text, _) in shown.items()
+        text.startswith(f"{name}(") and len(text) < 300 and "\n" not in text for name, (text, _) in output.items()
     )
-    assert f"rows={exported.rows}, passed={exported.manifest['passed']}" in shown["ExportReport"][0]
-    assert "name=embedded/m+<b>a, rows=40, steps=15, best_step=10, agreement=1)" in shown["SFTReport"][0].replace(
+    assert f"rows={exported.rows}, passed={exported.manifest['passed']}" in output["ExportReport"][0]
+    assert "name=embedded/m+<b>a, rows=40, steps=15, best_step=10, agreement=1)" in output["SFTReport"][0].replace(
         f"path={tmp_path / '<b>'}, ", ""
     )
-    assert "steps=500, best_step=400, converged=True" in shown["PolicyReport"][0]
-    for name, (_, table) in shown.items():
+    assert "steps=500, best_step=400, converged=True" in output["PolicyReport"][0]
+    for name, (_, table) in output.items():
         assert f"<caption>{name}</caption>" in table
         assert "&lt;b&gt;" in table
         assert "<b>" not in table
@@ -250,14 +250,14 @@ def test_the_documented_example_runs() -> None:
     import re
 
     text = (Path(__file__).parents[2] / "docs" / "how-to" / "programs.md").read_text()
-    found = re.search(r"<!-- run -->\n```python\n(.*?)```", text, re.DOTALL)
-    assert found
+    match = re.search(r"<!-- run -->\n```python\n(.*?)```", text, re.DOTALL)
+    assert match
     with dspy.context(lm=scripted_lm(as_answer)):
-        exec(found[1], {"__name__": "documentation"})
+        exec(match[1], {"__name__": "documentation"})
 
 
 @pytest.mark.parametrize(
-    ("wrong", "error", "said"),
+    ("wrong", "error", "message"),
     [
         ({"size": 20}, TypeError, r"give sizes=\{'val': 20\}"),
         ({"sizes": 20}, ConfigError, r"sizes=20 must map splits to numbers of tasks, such as sizes=\{'val': 20\}"),
@@ -272,16 +272,16 @@ def test_the_documented_example_runs() -> None:
     ],
 )
 def test_misspelt_sizes_and_parameters_name_the_nearest(
-    wrong: dict[str, Any], error: type[Exception], said: str
+    wrong: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         assay.evaluate(
             dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer), **wrong
         )
 
 
 def test_numpy_integers_are_valid_sizes() -> None:
-    found = assay.evaluate(
+    report = assay.evaluate(
         adds, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer), sizes={"val": np.int64(1)}
     ).to_dict()
-    assert found["result"]["n"] == 1
+    assert report["result"]["n"] == 1

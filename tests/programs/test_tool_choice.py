@@ -61,17 +61,17 @@ def test_a_name_that_is_a_prefix_of_another_ends_at_its_quote() -> None:
 
 
 def test_choices_that_diverge_at_the_same_token_have_a_joint_probability() -> None:
-    found = choice_odds(decided(ANSWER, "answer"), "action", NAMES)
-    assert found.together == [(frozenset({"search_web", "search_db"}), pytest.approx(0.45))]
-    assert found.probabilities["answer"] == pytest.approx(0.55)
-    assert found.probabilities["search_web"] == found.probabilities["search_db"] == pytest.approx(0.225)
+    odds = choice_odds(decided(ANSWER, "answer"), "action", NAMES)
+    assert odds.together == [(frozenset({"search_web", "search_db"}), pytest.approx(0.45))]
+    assert odds.probabilities["answer"] == pytest.approx(0.55)
+    assert odds.probabilities["search_web"] == odds.probabilities["search_db"] == pytest.approx(0.225)
 
 
 def test_probability_of_a_shared_prefix_is_divided_by_known_continuations() -> None:
     tokens = [DB[0], ("search", {"search": 0.6, "sea": 0.2, "answer": 0.2}), *DB[2:]]
-    found = choice_odds(decided(tokens, "search_db"), "action", NAMES)
-    assert found.together == []
-    assert found.probabilities["search_db"] / found.probabilities["search_web"] == pytest.approx(7 / 2)
+    odds = choice_odds(decided(tokens, "search_db"), "action", NAMES)
+    assert odds.together == []
+    assert odds.probabilities["search_db"] / odds.probabilities["search_web"] == pytest.approx(7 / 2)
 
 
 class Turns(ScriptedEngine):
@@ -132,9 +132,9 @@ def test_tools_with_only_a_joint_probability_are_resolved_by_another_call() -> N
     among: Tokens = [DB[0], ("search", {"search": 1.0}), ("_", {"_": 1.0}), ("db", {"db": 0.9, "web": 0.1}), ('"}', {})]
     engine = Turns(ANSWER, among, plain('{"query": "Ann"}'), plain('{"reply": "Ann"}'))
     assert calls_of(engine, 0.4) == ["search_db"]  # need 0.45, and search_web comes first in the list
-    asked = str(engine.requests[1])
-    assert "search_db" in asked
-    assert "Literal['search_web', 'search_db', 'answer']" not in asked
+    prompt = str(engine.requests[1])
+    assert "search_db" in prompt
+    assert "Literal['search_web', 'search_db', 'answer']" not in prompt
 
 
 def test_the_trace_has_one_decision_without_alternatives() -> None:

@@ -17,7 +17,7 @@ HOSTILE = "</td></pre></script><script>alert(1)</script>&amp;'"
 
 def training(text: str) -> dict[str, Any]:
     """A report of a training in which every text of the user's is `text`."""
-    one = {
+    report = {
         "n": 4,
         "score": 0.5,
         "criteria": {text: 0.5},
@@ -28,7 +28,13 @@ def training(text: str) -> dict[str, Any]:
     }
     gain = {"mean": 0.1, "low": 0.0, "high": 0.2}
     modes = {
-        "greedy": {"before": one, "after": one, "gain": gain, "criteria": {text: gain}, "task_types": {text: gain}}
+        "greedy": {
+            "before": report,
+            "after": report,
+            "gain": gain,
+            "criteria": {text: gain},
+            "task_types": {text: gain},
+        }
     }
     return {
         "config": {"algorithm": text, "model": text, "seed": 0, "note": text},
@@ -85,11 +91,11 @@ class Elements(HTMLParser):
 
 
 def elements(path: Path) -> Elements:
-    found = Elements()
-    found.feed(path.read_text(encoding="utf-8"))
-    found.close()
-    assert found.open == []  # every element is closed
-    return found
+    elements = Elements()
+    elements.feed(path.read_text(encoding="utf-8"))
+    elements.close()
+    assert elements.open == []  # every element is closed
+    return elements
 
 
 def test_hostile_text_stays_text_in_a_page_of_a_training(tmp_path: Path) -> None:

@@ -258,9 +258,9 @@ def test_every_answer_is_validated_by_a_schema(schema: dict[str, Any], answer: s
     rubric = Rubric(
         "r", [Criterion(name="c", check=checks.json_schema, arguments={"schema": schema, "field": "answer"})]
     )
-    found = rubric.score(TASK, {"answer": answer})
-    assert found.value == 0.0
-    assert found.verdicts[0].reason
+    score = rubric.score(TASK, {"answer": answer})
+    assert score.value == 0.0
+    assert score.verdicts[0].reason
 
 
 @pytest.mark.parametrize("check", [checks.exact, checks.contains, checks.fields_match, checks.numeric])
@@ -271,9 +271,9 @@ def test_every_answer_is_validated_by_a_schema(schema: dict[str, Any], answer: s
 )
 def test_an_answer_that_cannot_be_serialized_is_graded(check: Any, answer: Any) -> None:
     task = make_task({"inputs": {"question": "?"}, "expected": {"answer": "7777777"}})
-    found = Rubric("r", [Criterion(name="c", check=check)]).score(task, {"answer": answer})
-    assert found.value == 0.0
-    assert found.verdicts[0].reason
+    score = Rubric("r", [Criterion(name="c", check=check)]).score(task, {"answer": answer})
+    assert score.value == 0.0
+    assert score.verdicts[0].reason
 
 
 def test_numbers_in_lists_are_compared_however_large() -> None:
@@ -283,8 +283,8 @@ def test_numbers_in_lists_are_compared_however_large() -> None:
 
 
 def test_missing_names_and_steps_are_wrong_and_not_unscored() -> None:
-    found = Rubric("r", [Criterion(name="c", check=checks.exact)]).score(TASK, {1: "a", "b": 2})
-    assert found.value == 0.0
+    score = Rubric("r", [Criterion(name="c", check=checks.exact)]).score(TASK, {1: "a", "b": 2})
+    assert score.value == 0.0
     for steps in ("none", 5, ["search"], [None]):
         assert checks.tool_adoption(TASK, {"answer": "1", "steps": steps}, None).value == 0.0
 

@@ -42,9 +42,9 @@ def advantages(scores: Sequence[float]) -> list[float]:
     group = [Rollout(score=score, transitions=[Transition(t=0, model="m", request={})]) for score in scores]
     earned = [returns(rewards_of(rollout)) for rollout in group]
     baseline = Baseline()
-    for found in earned:
-        baseline.add(found)
-    return [baseline.advantages(found)[0] for found in earned]
+    for result in earned:
+        baseline.add(result)
+    return [baseline.advantages(result)[0] for result in earned]
 
 
 def test_length_does_not_affect_wrong_answers_in_the_shipped_rubric() -> None:
@@ -128,12 +128,12 @@ def test_conditions_may_depend_on_conditions_in_any_order() -> None:
 
 
 def test_a_judge_is_not_called_if_its_criterion_does_not_apply() -> None:
-    asked = []
+    requests = []
 
     class Counting:
         def __call__(self, criterion: Criterion) -> Any:
             def decide(task: Any, prediction: Any, rollout: Any) -> Grade:
-                asked.append(prediction["right"])
+                requests.append(prediction["right"])
                 return Grade(value=1.0)
 
             return decide
@@ -141,7 +141,7 @@ def test_a_judge_is_not_called_if_its_criterion_does_not_apply() -> None:
     scoring = rubric(Criterion(name="clear", judge=JudgeSpec(text="Is it clear?"), when="right"), resolver=Counting())
     for right in (0.0, 1.0):
         scoring.score(TASK, {"right": right})
-    assert asked == [1.0]
+    assert requests == [1.0]
 
 
 def test_judges_that_compare_see_only_the_outputs_that_passed() -> None:
@@ -259,5 +259,5 @@ def test_a_file_names_a_condition_and_its_errors_name_the_line(tmp_path: Path) -
 
 
 def test_lint_names_the_essential_criterion_to_use_as_condition() -> None:
-    found = lint_rubric(rubric(Criterion(name="slow", weight=-1, check=checks.token_use, arguments={"budget": 10})))
-    assert [finding.text.endswith("add `when: right`") for finding in found] == [True]
+    findings = lint_rubric(rubric(Criterion(name="slow", weight=-1, check=checks.token_use, arguments={"budget": 10})))
+    assert [finding.text.endswith("add `when: right`") for finding in findings] == [True]

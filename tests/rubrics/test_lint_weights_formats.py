@@ -123,20 +123,20 @@ def test_known_weights_are_recovered() -> None:
     rows = np.random.default_rng(0).random((200, 3))
     people = [float(np.clip((1.6 * a + 0.4 * b - 0.8 * c) / 2, 0, 1)) for a, b, c in rows]
     inside = [i for i, score in enumerate(people) if 0 < score < 1]
-    found = fit_weights(declared, [results_of(declared, rows)[i] for i in inside], [people[i] for i in inside])
-    assert found.weights == pytest.approx(truth, abs=0.02)
-    assert found.error_fitted < 0.01 < found.error_declared
-    assert {c.name: c.weight for c in found.rubric.criteria} == found.weights
+    fitted = fit_weights(declared, [results_of(declared, rows)[i] for i in inside], [people[i] for i in inside])
+    assert fitted.weights == pytest.approx(truth, abs=0.02)
+    assert fitted.error_fitted < 0.01 < fitted.error_declared
+    assert {c.name: c.weight for c in fitted.rubric.criteria} == fitted.weights
 
 
 def test_a_weight_keeps_its_sign_against_the_data() -> None:
     declared = graded_rubric(a=1, b=1, c=-1)
     rows = np.random.default_rng(1).random((100, 3))
     people = [float(np.clip(0.9 * a - 0.6 * b + 0.5 * c, 0, 1)) for a, b, c in rows]  # people punish b and like c
-    found = fit_weights(declared, results_of(declared, rows), people)
-    assert found.weights["b"] == pytest.approx(0, abs=1e-3)
-    assert -0.05 < found.weights["c"] <= 0
-    assert found.weights["a"] > 0
+    fitted = fit_weights(declared, results_of(declared, rows), people)
+    assert fitted.weights["b"] == pytest.approx(0, abs=1e-3)
+    assert -0.05 < fitted.weights["c"] <= 0
+    assert fitted.weights["a"] > 0
 
 
 def test_unconstrained_weights_agree_with_a_second_implementation() -> None:
@@ -144,10 +144,10 @@ def test_unconstrained_weights_agree_with_a_second_implementation() -> None:
     declared = graded_rubric(a=1, b=3)
     rows = np.random.default_rng(2).random((60, 2))
     people = [0.6 * a + 0.4 * b for a, b in rows]
-    found = fit_weights(declared, results_of(declared, rows), people)
+    fitted = fit_weights(declared, results_of(declared, rows), people)
     x, y, start = rows[:, 0] - rows[:, 1], np.array(people) - rows[:, 1], 0.25
-    w = (x @ y + 2 * found.strength * start) / (x @ x + 2 * found.strength)  # a = w, b = 1 - w
-    assert found.weights["a"] / 4 == pytest.approx(w, abs=1e-4)
+    w = (x @ y + 2 * fitted.strength * start) / (x @ x + 2 * fitted.strength)  # a = w, b = 1 - w
+    assert fitted.weights["a"] / 4 == pytest.approx(w, abs=1e-4)
 
 
 def test_too_few_or_invalid_scores_are_refused() -> None:
@@ -265,7 +265,7 @@ def rewarded(rubric: Rubric, prompts: list[Any], completions: list[Any], **colum
 def test_rewards_are_scores_with_columns_as_expected_fields() -> None:
     rubric = load_rubric("classify")
     rubric = Rubric("r", [c for c in rubric.criteria if c.name == "correct"] or list(rubric.criteria))
-    found = rewarded(
+    result = rewarded(
         rubric,
         ["q1", "q2"],
         [[{"role": "assistant", "content": "cat"}], "dog"],
@@ -273,7 +273,7 @@ def test_rewards_are_scores_with_columns_as_expected_fields() -> None:
         trainer_state=object(),
         options={"answer": "label"},
     )
-    assert found == [1.0, 0.0]
+    assert result == [1.0, 0.0]
 
 
 def test_unscored_completions_are_none_and_do_not_affect_others() -> None:
@@ -308,10 +308,10 @@ def test_group_judges_score_a_group_in_one_call() -> None:
             best = max(len(p["answer"]) for p in predictions)
             return [Grade(value=len(p["answer"]) / best) for p in predictions]
 
-    found = rewarded(
+    result = rewarded(
         Rubric("r", [Criterion(name="a", check=Longest())]),
         ["p", "q", "p", "q"],
         ["xx", "x", "xxxx", "xx"],
         options={"group": True},
     )
-    assert found == [0.5, 0.5, 1.0, 1.0]
+    assert result == [0.5, 0.5, 1.0, 1.0]

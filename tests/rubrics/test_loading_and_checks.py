@@ -102,7 +102,7 @@ def test_judges_without_a_model_are_unscored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "grade"),
+    ("result", "grade"),
     [
         ("1234.5", 1),
         ("It is 1,234.5.", 1),
@@ -115,8 +115,8 @@ def test_judges_without_a_model_are_unscored(tmp_path: Path) -> None:
         (1234.5, 1),
     ],
 )
-def test_numeric_compares_numbers_in_text(found: Any, grade: int) -> None:
-    assert checks.numeric(TASK, {"answer": found}, None).value == grade
+def test_numeric_compares_numbers_in_text(result: Any, grade: int) -> None:
+    assert checks.numeric(TASK, {"answer": result}, None).value == grade
 
 
 def test_long_integers_are_compared_exactly() -> None:
@@ -188,28 +188,28 @@ def test_all_errors_of_a_file_are_reported_together(tmp_path: Path) -> None:
         (8, "letters, digits and underscores"),
         (8, "a pitfall (weight -1) cannot be essential"),
     ):  # fmt: skip
-        assert any(f"r.yaml:{line}: " in found and part in found for found in lines), (line, part, lines)
+        assert any(f"r.yaml:{line}: " in result and part in result for result in lines), (line, part, lines)
 
 
 @pytest.mark.parametrize("source", ["gateway", "otlp", None])
 def test_the_only_output_field_is_read_if_none_is_named(source: str | None) -> None:
     rollout = None if source is None else Rollout(source=source)
-    said, task = {"output": "1234.5"}, make_task({"question": "?", "total": "1234.5"}, inputs=["question"])
-    assert checks.contains(task, said, rollout, text="1234").value == 1
-    assert checks.regex(task, said, rollout, pattern=r"[\d.]+").value == 1
-    assert checks.one_of(task, said, rollout, values=["1234.5"]).value == 1
-    assert checks.exact(task, said, rollout).value == 1
-    assert checks.numeric(task, said, rollout).value == 1
+    labels, task = {"output": "1234.5"}, make_task({"question": "?", "total": "1234.5"}, inputs=["question"])
+    assert checks.contains(task, labels, rollout, text="1234").value == 1
+    assert checks.regex(task, labels, rollout, pattern=r"[\d.]+").value == 1
+    assert checks.one_of(task, labels, rollout, values=["1234.5"]).value == 1
+    assert checks.exact(task, labels, rollout).value == 1
+    assert checks.numeric(task, labels, rollout).value == 1
 
 
 def test_only_the_named_output_field_is_read() -> None:
-    own, said, task = (
+    typed, text, task = (
         Rollout(source="program"),
         {"output": "1"},
         make_task({"question": "?", "total": "1"}, inputs=["question"]),
     )
-    assert checks.contains(task, said, own, text="1").value == 0
-    assert checks.exact(task, said, own).value == 0
+    assert checks.contains(task, text, typed, text="1").value == 0
+    assert checks.exact(task, text, typed).value == 0
     assert checks.exact(task, {"mood": "1"}, None).value == 0
-    assert checks.regex(task, said, Rollout(source="otlp"), pattern="1", field="answer").value == 0
+    assert checks.regex(task, text, Rollout(source="otlp"), pattern="1", field="answer").value == 0
     assert checks.contains(task, {"output": "1", "notes": ""}, Rollout(source="otlp"), text="1").value == 0

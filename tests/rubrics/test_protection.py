@@ -46,8 +46,8 @@ def examples(count: int = N) -> list[dspy.Example]:
 
 @pytest.fixture(autouse=True)
 def _model() -> Any:
-    said = "[[ ## answer ## ]]\nyes\n[[ ## proposed_instruction ## ]]\nSay yes.\n[[ ## completed ## ]]"
-    with dspy.context(lm=scripted_lm(lambda request: said), adapter=dspy.ChatAdapter()):
+    text = "[[ ## answer ## ]]\nyes\n[[ ## proposed_instruction ## ]]\nSay yes.\n[[ ## completed ## ]]"
+    with dspy.context(lm=scripted_lm(lambda request: text), adapter=dspy.ChatAdapter()):
         yield
 
 
@@ -77,11 +77,11 @@ def test_evaluate_is_protected_for_feedback_metrics_and_inside_user_functions(tm
 
 
 def test_evaluate_without_any_score_is_an_error_that_says_why() -> None:
-    def away(task: Any, prediction: Any, rollout: Any) -> float:
+    def unavailable(task: Any, prediction: Any, rollout: Any) -> float:
         raise NoGrade("the judge is away")
 
     with pytest.raises(Unscored, match=r"(?s)none of the 15 examples could be scored.*the judge is away"):
-        dspy.Evaluate(devset=examples(), metric=rubric(away).metric(), num_threads=1)(Echo())
+        dspy.Evaluate(devset=examples(), metric=rubric(unavailable).metric(), num_threads=1)(Echo())
 
 
 class Failing(Echo):
@@ -114,10 +114,10 @@ def test_server_failures_are_excluded_from_evaluate_and_program_failures_are_not
         devset=examples(), metric=lambda example, prediction: metric(example, prediction), num_threads=1
     )(program)
     assert inside.score == 90.0
-    own = dspy.Evaluate(
+    mean = dspy.Evaluate(
         devset=examples(), metric=lambda example, prediction: prediction.get("answer") != "no", num_threads=1
     )(program)
-    assert own.score == pytest.approx(60.0), "of another metric DSPy's own rule: 9 of 15"
+    assert mean.score == pytest.approx(60.0), "of another metric DSPy's own rule: 9 of 15"
 
 
 def test_gepa_and_simba_exclude_server_failures() -> None:
@@ -143,8 +143,8 @@ def test_random_search_compares_means_over_scored_tasks() -> None:
     )
     best = optimizer.compile(Echo(), trainset=examples())
     assert [candidate["score"] for candidate in best.candidate_programs] == [100.0] * len(best.candidate_programs)
-    shown = {demo.n for demo in best.candidate_programs[-1]["program"].say.demos if getattr(demo, "augmented", False)}
-    assert all(n % 3 for n in shown), "a run that could not be scored is no demonstration"
+    fields = {demo.n for demo in best.candidate_programs[-1]["program"].say.demos if getattr(demo, "augmented", False)}
+    assert all(n % 3 for n in fields), "a run that could not be scored is no demonstration"
 
 
 def test_bootstrapping_survives_more_unscored_tasks_than_dspy_allows_errors() -> None:
@@ -177,11 +177,11 @@ def test_mipro_compares_means_over_scored_tasks() -> None:
 
 
 def test_mipro_does_not_score_an_unscored_evaluation_0() -> None:
-    def away(task: Any, prediction: Any, rollout: Any) -> float:
+    def unavailable(task: Any, prediction: Any, rollout: Any) -> float:
         raise NoGrade("the judge is away")
 
     with pytest.raises(Unscored):
-        mipro(rubric(away).metric()).compile(
+        mipro(rubric(unavailable).metric()).compile(
             Echo(), trainset=examples(), valset=examples(), num_trials=2, minibatch=False
         )
 
@@ -206,10 +206,10 @@ def test_gepa_selects_by_scored_tasks(feedback: bool, monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         DspyAdapter, "build_program", lambda self, candidate: [proposed.append(candidate), build(self, candidate)][1]
     )
-    found = gepa(rubric().metric(feedback=feedback), skip_perfect_score=False).compile(
+    report = gepa(rubric().metric(feedback=feedback), skip_perfect_score=False).compile(
         Echo(), trainset=examples(), valset=examples(6)
     )
-    scores = [score for by_task in found.detailed_results.val_subscores for score in by_task.values()]
+    scores = [score for by_task in report.detailed_results.val_subscores for score in by_task.values()]
     assert any("at once" in candidate["say"] for candidate in proposed), "GEPA reflected on batches with unscored tasks"
     assert set(scores) == {1.0}, "all that is scored is 1, so a task that is not stands nowhere as anything else"
 
@@ -225,11 +225,11 @@ def test_gepa_continues_after_an_unscored_batch_without_a_preference() -> None:
 
 
 def test_gepa_ends_if_the_judge_is_unavailable() -> None:
-    asked = []
+    requests = []
 
     def dying(task: Any, prediction: Any, rollout: Any) -> float:
-        asked.append(task)
-        if len(asked) > 12:
+        requests.append(task)
+        if len(requests) > 12:
             raise NoGrade("the judge is away")
         return 0.5
 
@@ -276,9 +276,9 @@ def test_user_metrics_are_unchanged() -> None:
 
 
 def test_predictor_level_feedback_has_no_score() -> None:
-    told = rubric().metric()(examples()[0], dspy.Prediction(answer="yes"), [], "say", [])
-    assert math.isnan(told.score)
-    assert "away" in told.feedback
+    feedback = rubric().metric()(examples()[0], dspy.Prediction(answer="yes"), [], "say", [])
+    assert math.isnan(feedback.score)
+    assert "away" in feedback.feedback
     assert rubric().metric()(examples()[0], dspy.Prediction(answer="yes"), []) is False
 
 
@@ -289,6 +289,6 @@ def test_a_missing_score_is_excluded_from_sums_and_is_not_0() -> None:
     assert sum([1.0, missing, 0.5, missing]) / 4 == 0.75
     assert 100 * sum([missing, 1, True]) / 3 == 100.0
     assert math.isnan((missing + missing) / 2)
-    kept = pickle.loads(pickle.dumps(missing))
-    assert math.isnan(kept)
-    assert kept.missing == 1
+    copied = pickle.loads(pickle.dumps(missing))
+    assert math.isnan(copied)
+    assert copied.missing == 1

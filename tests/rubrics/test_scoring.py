@@ -116,9 +116,9 @@ def test_the_metric_is_a_number_a_bool_or_feedback_and_never_nan() -> None:
     assert scored.metric()(example, dspy.Prediction(answer="4")) == 0.5
     assert scored.metric(threshold=0.6)(example, dspy.Prediction(answer="4"), trace=[]) is False
     assert scored.metric(threshold=0.5)(example, dspy.Prediction(answer="4"), trace=[]) is True
-    told = scored.metric(feedback=True)(example, dspy.Prediction(answer="4"), None, "predict", [])
-    assert told.score == 0.5
-    assert "c0" in told.feedback
+    feedback = scored.metric(feedback=True)(example, dspy.Prediction(answer="4"), None, "predict", [])
+    assert feedback.score == 0.5
+    assert "c0" in feedback.feedback
     with pytest.raises(Unscored):
         unscored.metric()(example, dspy.Prediction(answer="4"))
 
@@ -288,17 +288,17 @@ class EndsError(Exception):
     ids=range(5),
 )  # type: ignore[arg-type]
 def test_a_check_result_that_exits_the_process_is_unscored(answer: Any) -> None:
-    found = rubric((1, answer), (1, 1.0)).score(TASK, {"answer": "x"})
-    assert (found.verdicts[0].grade, found.value) == (None, 1.0)
-    assert found.verdicts[0].reason
+    score = rubric((1, answer), (1, 1.0)).score(TASK, {"answer": "x"})
+    assert (score.verdicts[0].grade, score.value) == (None, 1.0)
+    assert score.verdicts[0].reason
 
 
 def test_a_check_that_raises_keyboard_interrupt_is_unscored_and_stops_nothing() -> None:
     def check(*_: Any) -> float:
         raise KeyboardInterrupt
 
-    found = Rubric("r", [Criterion(name="odd", check=check), Criterion(name="fine", check=lambda *_: 1.0)]).score(
+    score = Rubric("r", [Criterion(name="odd", check=check), Criterion(name="fine", check=lambda *_: 1.0)]).score(
         TASK, {"answer": "x"}
     )
-    assert (found.verdicts[0].grade, found.value) == (None, 1.0)
-    assert "KeyboardInterrupt" in found.verdicts[0].reason
+    assert (score.verdicts[0].grade, score.value) == (None, 1.0)
+    assert "KeyboardInterrupt" in score.verdicts[0].reason

@@ -184,8 +184,8 @@ def test_a_recorded_schema_is_neither_fetched_nor_executed() -> None:
         turn(0, call({"expression": "1" * 60 + "+1"}), request={"tools": [{"name": "calculator", "parameters": slow}]})
     )
     assert graded(steps.eligible, run, 0) == 1
-    asked = {"dialect": "responses", "body": {"text": {"format": {"type": "json_schema", "schema": SCHEMA}}}}
-    assert graded(steps.parsed, rollout(turn(0, output="not json", request=asked)), 0) == 0
+    request = {"dialect": "responses", "body": {"text": {"format": {"type": "json_schema", "schema": SCHEMA}}}}
+    assert graded(steps.parsed, rollout(turn(0, output="not json", request=request)), 0) == 0
 
 
 def test_steps_without_tools_or_with_hostile_arguments_are_graded() -> None:

@@ -19,10 +19,10 @@ from assay.testing.serving import served
 
 def answering() -> tuple[web.Application, list[str]]:
     """A server that answers every question, and the models that it was asked as."""
-    asked: list[str] = []
+    requests: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
-        asked.append((await request.json())["model"])
+        requests.append((await request.json())["model"])
         choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": '{"answer": "4"}'}}
         usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
         return web.json_response(
@@ -31,7 +31,7 @@ def answering() -> tuple[web.Application, list[str]]:
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)
-    return app, asked
+    return app, requests
 
 
 @pytest.fixture
@@ -50,19 +50,19 @@ SMALL: dict[str, Any] = {"optimizer": "labeled", "sizes": {"val": 4, "gate": 3, 
 
 
 def test_the_address_of_a_model_object_is_stored_in_the_artifact(project: dict[str, Any]) -> None:
-    app, asked = answering()
+    app, requests = answering()
     with served(app) as address:
         lm = dspy.LM("openai/m", api_base=f"{address}/v1", api_key="secret-4711", cache=False)
         report = assay.compile(dspy.Predict("question -> answer"), lm=lm, **SMALL, **project)
         manifest = (report.artifact / "manifest.json").read_text()
         assert json.loads(manifest)["api_base"] == f"{address}/v1"
         assert "secret-4711" not in manifest
-        asked.clear()
+        requests.clear()
         assert (
             assay.load(report.artifact, program=dspy.Predict("question -> answer"))(question="What is 2 + 2?").answer
             == "4"
         )
-        assert set(asked) == {"m"}
+        assert set(requests) == {"m"}
 
 
 def test_every_job_on_an_artifact_uses_the_artifacts_model(project: dict[str, Any]) -> None:
@@ -71,19 +71,19 @@ def test_every_job_on_an_artifact_uses_the_artifacts_model(project: dict[str, An
         "        self.p = dspy.Predict('question -> answer')\n\n    def forward(self, question):\n"
         "        return self.p(question=question)\n"
     )
-    app, asked = answering()
+    app, requests = answering()
     with served(app) as address:
         report = assay.compile("p.py:P", model="openai/own", api_base=f"{address}/v1", **SMALL, **project)
         artifact = str(report.artifact)
-        asked.clear()
+        requests.clear()
         assert collect(artifact, n=2, sizes={"train": 2}, **project).to_dict()["rollouts"] == 4
         assay.compile(artifact, max_search_calls=4, **SMALL, **project)
         tune(artifact, trials=2, sizes={"val": 2, "gate": 2, "test": 2}, cache=False, **project)
         assert plan("collect", artifact, split="train", **project).calls > 0
-        assert set(asked) == {"own"}
-        asked.clear()
+        assert set(requests) == {"own"}
+        requests.clear()
         collect(artifact, n=1, model="openai/other", api_base=f"{address}/v1", sizes={"train": 2}, **project)
-        assert set(asked) == {"other"}
+        assert set(requests) == {"other"}
 
 
 def test_an_artifact_whose_model_has_no_loadable_name_requires_one(project: dict[str, Any]) -> None:

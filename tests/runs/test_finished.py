@@ -43,8 +43,8 @@ class Flaky:
         self.calls += 1
         if self.calls % self.every == 5:
             return LMServerError("busy")
-        asked = request.messages[-1].text or ""
-        number = int(asked.split("number ")[1].split(".")[0]) if "number " in asked else 0
+        prompt = request.messages[-1].text or ""
+        number = int(prompt.split("number ")[1].split(".")[0]) if "number " in prompt else 0
         return json.dumps({"answer": str(number + 2) if len(request.messages) > 4 else str(number)})
 
 
@@ -193,15 +193,15 @@ def test_usage_of_later_phases_before_a_resume_is_not_reserved_again() -> None:
 
 
 def test_runs_show_has_score_gain_and_artifact(place: Path) -> None:
-    found = assay.compile("mine.py:Mine", **job(Flaky(), max_calls=120, prompt_format="json")).to_dict()
+    report = assay.compile("mine.py:Mine", **job(Flaky(), max_calls=120, prompt_format="json")).to_dict()
     run_id = json.loads(CliRunner().invoke(group, ["runs", "list", "--json"]).stdout)["runs"][0]["id"]
-    shown = CliRunner().invoke(group, ["runs", "show", run_id]).stdout
-    assert f"score on test: {found['test']['compiled']['score']:.3f}" in shown
-    assert f"gain on gate: {found['gate']['mean']:+.3f}" in shown
-    assert f"artifact: {found['artifact']}" in shown
+    output = CliRunner().invoke(group, ["runs", "show", run_id]).stdout
+    assert f"score on test: {report['test']['compiled']['score']:.3f}" in output
+    assert f"gain on gate: {report['gate']['mean']:+.3f}" in output
+    assert f"artifact: {report['artifact']}" in output
     assert (
         json.loads(CliRunner().invoke(group, ["runs", "show", run_id, "--json"]).stdout)["result"]["winner"]
-        == found["winner"]
+        == report["winner"]
     )
 
 
@@ -213,11 +213,11 @@ def test_tune_prints_only_measured_metrics_with_their_definitions(
     ).to_dict()
     assert report["test"]["tuned"]["metrics"]["adaptability"] is None  # there is one task type alone
     cli_tune._show(report)
-    shown = capsys.readouterr().out
-    assert "adaptability" not in shown
-    assert "average confidence" not in shown
-    assert "efficiency: 1 minus the share of --budget" in shown
-    assert "task accuracy: share of tasks with a score of 0.8 or more" in shown
+    output = capsys.readouterr().out
+    assert "adaptability" not in output
+    assert "average confidence" not in output
+    assert "efficiency: 1 minus the share of --budget" in output
+    assert "task accuracy: share of tasks with a score of 0.8 or more" in output
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])

@@ -57,13 +57,13 @@ def place(tmp_path: Path) -> Path:
 
 
 def jobs(**options: Any) -> list[Any]:
-    given = {"rubric": "r.yaml", "data": "data.jsonl", "prompt_format": "json", **options}
+    keywords = {"rubric": "r.yaml", "data": "data.jsonl", "prompt_format": "json", **options}
     return [
-        lambda: assay.compile("mine.py:Mine", optimizer="labeled", **given),
-        lambda: tuning.tune("mine.py:Mine", trials=2, **given),
-        lambda: assay.collect("mine.py:Mine", n=2, **given),
-        lambda: assay.evaluate("mine.py:Mine", **given),
-        lambda: assay.parameter_impact("mine.py:Mine", levels=2, **given),
+        lambda: assay.compile("mine.py:Mine", optimizer="labeled", **keywords),
+        lambda: tuning.tune("mine.py:Mine", trials=2, **keywords),
+        lambda: assay.collect("mine.py:Mine", n=2, **keywords),
+        lambda: assay.evaluate("mine.py:Mine", **keywords),
+        lambda: assay.parameter_impact("mine.py:Mine", levels=2, **keywords),
     ]
 
 
@@ -116,12 +116,12 @@ FAILING = {
 }
 
 
-@pytest.mark.parametrize(("body", "said", "most"), FAILING.values(), ids=FAILING)
+@pytest.mark.parametrize(("body", "message", "most"), FAILING.values(), ids=FAILING)
 @pytest.mark.parametrize("job", range(5))
-def test_a_program_without_answers_stops_every_job(place: Path, job: int, body: str, said: str, most: int) -> None:
+def test_a_program_without_answers_stops_every_job(place: Path, job: int, body: str, message: str, most: int) -> None:
     (place / "mine.py").write_text(PROGRAM.format(body=body))
     lm = scripted_lm(answers)
-    with pytest.raises(ProgramFailed, match=said) as caught:
+    with pytest.raises(ProgramFailed, match=message) as caught:
         jobs(lm=lm, max_calls=200)[job]()
     assert lm.scripted.calls <= most
     assert ("mine.py" in str(caught.value)) == ("raise" in body)
@@ -260,9 +260,15 @@ def test_judge_score_and_drift_stop_before_their_items_if_no_model_answers(place
         "score": ["--data", "rows.jsonl", "--json"],
         "drift": ["--anchors", "frozen.json", "--freeze", "rows.jsonl"],
     }[command]
-    with socket.socket() as taken:  # bound and not listening
-        taken.bind(("127.0.0.1", 0))
-        judge = ["Is it kind?", "--model", "openai/gone", "--api-base", f"http://127.0.0.1:{taken.getsockname()[1]}/v1"]
+    with socket.socket() as taken_socket:  # bound and not listening
+        taken_socket.bind(("127.0.0.1", 0))
+        judge = [
+            "Is it kind?",
+            "--model",
+            "openai/gone",
+            "--api-base",
+            f"http://127.0.0.1:{taken_socket.getsockname()[1]}/v1",
+        ]
         done = subprocess.run(
             [sys.executable, "-m", "assay", "judge", command, *judge, *more, "--store", "s.db"],
             cwd=place,
@@ -270,24 +276,24 @@ def test_judge_score_and_drift_stop_before_their_items_if_no_model_answers(place
             text=True,
             check=False,
         )
-    said = " ".join(done.stderr.split())
-    assert done.returncode == 1, said
-    assert "openai/gone did not answer the judge 'Is it kind?': LMTransportError" in said
-    assert "(--model, --api-key-env, --api-base); --no-preflight skips this check" in said
+    text = " ".join(done.stderr.split())
+    assert done.returncode == 1, text
+    assert "openai/gone did not answer the judge 'Is it kind?': LMTransportError" in text
+    assert "(--model, --api-key-env, --api-base); --no-preflight skips this check" in text
     with Store(place / "s.db") as store:
         assert {rollout.phase for rollout in store.rollouts()} == {"preflight"}
 
 
 def test_the_preflight_of_judge_score_costs_no_extra_call(place: Path) -> None:
     (place / "rows.jsonl").write_text("".join(json.dumps({"input": str(n), "output": "b"}) + "\n" for n in range(6)))
-    found = []
+    rows = []
     for name, preflight in (("with", True), ("without", False)):
         (place / name).mkdir()
         lm = scripted_lm(lambda _: {"yes": 0.9, "no": 0.1}, logprobs=True)
-        found.append(
+        rows.append(
             score_rows(
                 "Is it kind?", data=str(place / "rows.jsonl"), lm=lm, store=place / name / "s.db", preflight=preflight
             )
         )
-    assert [entry["calls"] for entry in found] == [6, 6]
-    assert found[0]["mean"] == found[1]["mean"]
+    assert [entry["calls"] for entry in rows] == [6, 6]
+    assert rows[0]["mean"] == rows[1]["mean"]

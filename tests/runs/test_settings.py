@@ -44,7 +44,7 @@ PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (replay_anchors, settings.JudgeDriftSettings, options.JudgeDriftOptions),
     (run, settings.RunSettings, options.RunOptions),
 ]
-NOT_TAKEN = {assay.train: {"cache"}, compare_models: {"model", "split"}}
+WITHOUT_SETTINGS = {assay.train: {"cache"}, compare_models: {"model", "split"}}
 
 
 @pytest.mark.parametrize(
@@ -53,21 +53,21 @@ NOT_TAKEN = {assay.train: {"cache"}, compare_models: {"model", "split"}}
 def test_keywords_types_and_defaults_are_those_of_the_settings(
     function: Callable[..., Any], kind: type[Any], keywords: type[Any]
 ) -> None:
-    shown = inspect.signature(function).parameters
-    own = inspect.signature(inspect.unwrap(function)).parameters
+    parameters = inspect.signature(function).parameters
+    own_parameters = inspect.signature(inspect.unwrap(function)).parameters
     declared = {
-        name: one
-        for name, one in settings_of(kind).items()
-        if not one.declared.named and name not in NOT_TAKEN.get(function, ())
+        name: field
+        for name, field in settings_of(kind).items()
+        if not field.declared.named and name not in WITHOUT_SETTINGS.get(function, ())
     }
-    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in shown.values())
-    assert "trust" in shown or function is train_offline
-    for name, one in declared.items():
-        assert name in shown, name
-        if name not in own:
-            assert (shown[name].default, shown[name].annotation) == (one.default, one.type), name
-    typed = {name: found for name, found in typing.get_type_hints(keywords).items() if name != "trust"}
-    assert typed == {name: one.type for name, one in declared.items() if name not in own}
+    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    assert "trust" in parameters or function is train_offline
+    for name, field in declared.items():
+        assert name in parameters, name
+        if name not in own_parameters:
+            assert (parameters[name].default, parameters[name].annotation) == (field.default, field.type), name
+    typed = {name: result for name, result in typing.get_type_hints(keywords).items() if name != "trust"}
+    assert typed == {name: setting.type for name, setting in declared.items() if name not in own_parameters}
 
 
 def test_no_public_function_takes_untyped_options() -> None:
@@ -79,7 +79,7 @@ def test_no_public_function_takes_untyped_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("values", "message"),
     [
         ({"max_calls": "5"}, "max_calls='5' must be an integer or None"),
         ({"max_calls": 5.5}, "max_calls=5.5 must be an integer or None"),
@@ -101,14 +101,14 @@ def test_no_public_function_takes_untyped_options() -> None:
         ({"parameters": [("a", 1)]}, "must be a mapping of strings to values"),
     ],
 )
-def test_a_wrong_value_is_an_error_that_names_field_value_and_rule(given: dict[str, Any], message: str) -> None:
+def test_a_wrong_value_is_an_error_that_names_field_value_and_rule(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        settings.CompileSettings(**NAMED, **given)
+        settings.CompileSettings(**NAMED, **values)
     assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("values", "message"),
     [
         ({"ranges": {"max_steps": [1, "x"]}}, "must be a mapping of strings to pairs of numbers"),
         ({"also": "folder"}, "also='folder' must be a list or tuple of strings"),
@@ -119,9 +119,9 @@ def test_a_wrong_value_is_an_error_that_names_field_value_and_rule(given: dict[s
         ({"budget": {"step": 3.0}}, "Did you mean 'steps'?"),
     ],
 )
-def test_settings_of_tune_are_checked(given: dict[str, Any], message: str) -> None:
+def test_settings_of_tune_are_checked(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        settings.TuneSettings(**NAMED, **given)
+        settings.TuneSettings(**NAMED, **values)
     assert message in str(refused.value)
 
 
@@ -180,10 +180,10 @@ def test_every_setting_has_a_help_text_and_a_default() -> None:
     for name in settings.__all__:
         kind = getattr(settings, name)
         if isinstance(kind, type) and issubclass(kind, Settings):
-            for one in settings_of(kind).values():
-                assert one.declared.named or (one.declared.help.endswith((".", ")", "…")) and not one.required), (
-                    f"{name}.{one.name}"
-                )
+            for setting in settings_of(kind).values():
+                assert setting.declared.named or (
+                    setting.declared.help.endswith((".", ")", "…")) and not setting.required
+                ), f"{name}.{setting.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,13 +195,13 @@ class Example(Settings):
 
 def test_types_and_bounds_of_any_settings_class() -> None:
     assert Example(count=4, turns=[{"a": 1}], file=Path("x")).count == 4
-    for given, message in (
+    for values, message in (
         ({"count": 5}, "count=5 must be at least 1 and below 5"),
         ({"turns": ["a"]}, "must be a list or tuple of mappings"),
         ({"file": "x"}, "file='x' must be a Path or None"),
     ):
         with pytest.raises(ConfigError, match=message):
-            Example(**given)  # type: ignore[arg-type]
+            Example(**values)  # type: ignore[arg-type]
 
 
 def test_the_nearest_name() -> None:

@@ -143,9 +143,9 @@ def preflight_scoring(rubric: Rubric, scored: Iterable[tuple[Task, ScoreResult |
     with refusals_end_at_once():
         for task, result, rollout in scored:
             verdicts.read(task, result, fields_of(rollout.prediction), rollout)
-            if not verdicts.silent or len(verdicts.seen) == _TRIES:
+            if not verdicts.silent or len(verdicts.answered) == _TRIES:
                 break
-    if verdicts.seen:  # else no judge was asked anything
+    if verdicts.answered:  # else no judge was asked anything
         verdicts.require_judges()
 
 
