@@ -71,17 +71,17 @@ def test_the_clearest_format_is_drawn_from_the_seed() -> None:
     assert best == {"chat", "json", "lean"}
 
 
-@pytest.mark.parametrize("adapter", ["chat", "json", "lean"])
-def test_it_reads_and_writes_every_prompt_format(adapter: str) -> None:
+@pytest.mark.parametrize("prompt_format", ["chat", "json", "lean"])
+def test_it_reads_and_writes_every_prompt_format(prompt_format: str) -> None:
     learner = InContextLearner("topics", seed=2)
     learner.slips = dict.fromkeys(learner.slips, 0.0)
     tasks = learner.tasks(20)
     shown = [(task.inputs["text"], task.expected["label"]) for task in tasks[:3]]
     program = learner.program()
     program.demos = [dspy.Example(**task.inputs, **task.expected) for task in tasks[:3]]
-    with dspy.context(lm=scripted_lm(learner).copy(temperature=0.0), adapter=make_adapter(adapter)):
+    with dspy.context(lm=scripted_lm(learner).copy(temperature=0.0), adapter=make_adapter(prompt_format)):
         labels = [program(**dict(task.inputs)).label for task in tasks[3:]]
-    scores = [learner.scores(task.inputs["text"], shown, "", adapter) for task in tasks[3:]]
+    scores = [learner.scores(task.inputs["text"], shown, "", prompt_format) for task in tasks[3:]]
     assert labels == [
         max(found, key=found.__getitem__) for found in scores
     ]  # it saw all three demonstrations, and nothing else

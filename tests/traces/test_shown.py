@@ -132,8 +132,8 @@ def test_tasks_of_one_form_are_told_apart_without_reading_all(monkeypatch: pytes
     ],
 )
 @pytest.mark.parametrize("kind", ["declared", "text", "not shown"])
-@pytest.mark.parametrize("adapter", ["chat", "json", "lean"])
-def test_demonstrations_are_found_however_their_inputs_are_rendered(extra: Any, kind: str, adapter: str) -> None:
+@pytest.mark.parametrize("prompt_format", ["chat", "json", "lean"])
+def test_demonstrations_are_found_however_their_inputs_are_rendered(extra: Any, kind: str, prompt_format: str) -> None:
     fields: dict[str, Any] = {
         "question": (str, dspy.InputField()),
         "extra": (str if kind == "text" else type(extra) if extra is not None else Any, dspy.InputField()),
@@ -149,10 +149,10 @@ def test_demonstrations_are_found_however_their_inputs_are_rendered(extra: Any, 
         recorder.texts.add(content_hash(inputs), inputs)
     program = dspy.Predict(dspy.Signature({**fields, "answer": (str, dspy.OutputField())}))
     program.demos = [dspy.Example(**{name: value for name, value in demo.items() if name in fields}, answer="x")]
-    said = {"chat": "[[ ## answer ## ]]\nx", "json": '{"answer": "x"}', "lean": "answer: x"}[adapter]
+    said = {"chat": "[[ ## answer ## ]]\nx", "json": '{"answer": "x"}', "lean": "answer: x"}[prompt_format]
     rollout = Rollout(inputs=own)
     with (
-        dspy.context(lm=scripted_lm(lambda _: said, observers=[recorder.observe]), adapter=make_adapter(adapter)),
+        dspy.context(lm=scripted_lm(lambda _: said, observers=[recorder.observe]), adapter=make_adapter(prompt_format)),
         recorder.active(),
         recorder.rollout(rollout),
     ):

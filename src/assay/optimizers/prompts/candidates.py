@@ -36,13 +36,13 @@ _VALUES: Mapping[str, Sequence[float]] = {
 
 @dataclass(frozen=True)
 class CandidateSpec:
-    """What a candidate is made of; equal specs make equal programs.
+    """Description of a candidate program; equal specs build equal programs.
 
     Attributes:
-        selection: how demonstrations are chosen, `own` for those that the program has.
-        count: demonstrations shown.
-        draw: which of several draws of the same selection.
-        adapter: prompt format; None is the program's own.
+        selection: how demonstrations are chosen; `own` keeps those of the program.
+        count: number of demonstrations.
+        draw: number of the random draw with the same selection.
+        prompt_format: prompt format; None is the program's own.
         instruction: index of the instruction, 0 the program's own.
         parameters: agent parameters that differ from the program's own, by name.
     """
