@@ -95,7 +95,7 @@ def test_the_agents_own_failure_is_zero_with_a_flag(prediction: Any) -> None:
 
 
 def test_an_infrastructure_failure_is_unscored() -> None:
-    result = rubric((1, 1.0)).score(TASK, Failed("server down", own=False))
+    result = rubric((1, 1.0)).score(TASK, Failed("server down", by_agent=False))
     assert math.isnan(result.value)
     assert result.coverage == 0.0
 

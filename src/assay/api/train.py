@@ -364,12 +364,12 @@ def independent(rubric: str | Path | Rubric, judge: str | None, model: str, *, f
         for c in loaded.criteria
         if c.judge is not None
     ]
-    if compared := [judge_ for judge_ in judges if judge_ is not None and judge_.compares]:
+    if compared := [loaded_judge for loaded_judge in judges if loaded_judge is not None and loaded_judge.compares]:
         raise ConfigError(
             f"the rubric {loaded.name!r} has a judge that compares outputs ({compared[0].spec.text[:80]!r}), and a "
             "training scores each rollout by itself: take a judge of one output"
         )
-    judging_models = {name for judge_ in judges for name in _models_of(judge_, judge or model)}
+    judging_models = {name for loaded_judge in judges for name in _models_of(loaded_judge, judge or model)}
     if model in judging_models and not forced:
         raise ConfigError(
             f"the rubric {loaded.name!r} would be judged by {model}, the model in training, which would learn to "

@@ -125,29 +125,29 @@ def command_settings(
         click.MissingParameter: one that the job cannot do without was not given.
     """
     settings = {name: setting for kind in kinds for name, setting in settings_of(kind).items()}
-    values_ = {
+    settings_values = {
         name: value
         for name, value in (of_project() if project else {}).items()
         if name in settings and (not artifact or name not in _MODEL)
     }
-    values_ = {
+    settings_values = {
         name: value
-        for name, value in values_.items()
+        for name, value in settings_values.items()
         if not settings[name].declared.named or settings[name].declared.flag
     }
     for setting in settings.values():
         if setting.name == "sizes":
-            values_ |= _sizes(values, values_.get("split"))
+            settings_values |= _sizes(values, settings_values.get("split"))
             continue
         name = _parameter(setting)
         if name not in values:
             continue
         value = values.pop(name)
         if is_set(name):
-            values_[setting.name] = _value(setting, value)
-        elif setting.required and setting.name not in values_:
+            settings_values[setting.name] = _value(setting, value)
+        elif setting.required and setting.name not in settings_values:
             _require(name)
-    return values_
+    return settings_values
 
 
 def command_job(values: dict[str, Any], program: str | None, *kinds: type[Any]) -> tuple[str, dict[str, Any]]:

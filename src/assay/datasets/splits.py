@@ -276,7 +276,7 @@ def collect_splits(
     if rows == 0:
         raise DataError(f"{spec} has no tasks")
     chosen = {name: sample.tasks() for name, sample in samples.items()}
-    ids = Counter(task.id for tasks_ in chosen.values() for task in tasks_)
+    ids = Counter(task.id for members in chosen.values() for task in members)
     if repeated := [task_id for task_id, count in ids.items() if count > 1]:
         entries = (entry for sample in samples.values() for heap in sample.heaps.values() for entry in heap)
         rows_of = sorted(order for _, order, task in entries if task.id == repeated[0])

@@ -154,7 +154,7 @@ def save_artifact(
         "splits.json": json.dumps(splits),
         "report.md": report,
     }
-    manifest_ = {
+    entries = {
         "format": FORMAT,
         **manifest,
         "config": config,
@@ -162,14 +162,14 @@ def save_artifact(
     }
     copied = {f"{SOURCE}/{place}": content for place, content in source.files.items()} if source.names else {}
     if source.names:
-        manifest_["source"] = {"names": source.names, "files": hash_of_files(source.files)}
+        entries["source"] = {"names": source.names, "files": hash_of_files(source.files)}
     if rubric:
-        manifest_["rubric_files"] = hash_of_files(rubric)
+        entries["rubric_files"] = hash_of_files(rubric)
         copied |= {f"{RUBRIC}/{place}": content for place, content in rubric.items()}
     # the hash is taken of what will be read back
-    manifest_ = json.loads(json.dumps(manifest_, ensure_ascii=False, default=str))
-    manifest_["sha256"] = hash_of_manifest(manifest_)
-    texts["manifest.json"] = json.dumps(manifest_, indent=1, ensure_ascii=False)
+    entries = json.loads(json.dumps(entries, ensure_ascii=False, default=str))
+    entries["sha256"] = hash_of_manifest(entries)
+    texts["manifest.json"] = json.dumps(entries, indent=1, ensure_ascii=False)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".artifact-") as scratch:
@@ -186,8 +186,8 @@ def save_artifact(
         raise ArtifactError(
             f"cannot write the artifact to {folder}: {error}. Choose another folder with --out"
         ) from error
-    if wants_trust(manifest_) or any(code_named_in(place, content) for place, content in (rubric or {}).items()):
-        trust.allow(manifest_["sha256"], written)
+    if wants_trust(entries) or any(code_named_in(place, content) for place, content in (rubric or {}).items()):
+        trust.allow(entries["sha256"], written)
     return written
 
 

@@ -53,12 +53,12 @@ class NoGrade(Exception):
     """Raised by a check or judge that cannot decide. The criterion is unscored, with the message as reason.
 
     Args:
-        wanted: name of the expected field, if the task lacks one.
+        missing_field: name of the expected field, if the task lacks one.
     """
 
-    def __init__(self, *args: object, wanted: str = "") -> None:
+    def __init__(self, *args: object, missing_field: str = "") -> None:
         super().__init__(*args)
-        self.wanted = wanted
+        self.missing_field = missing_field
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ class Failed:
     """Replaces the prediction of a run that produced none.
 
     Args:
-        own: True for failures of the agent (no answer, unparsed output, an exception in the program), which score 0.
-            False for failures of the model server or the infrastructure, which leave the task unscored.
+        by_agent: True for failures of the agent (no answer, unparsed output, an exception in the program), which score
+            0. False for failures of the model server or the infrastructure, which leave the task unscored.
         empty: no exception was raised, but the answer is empty.
     """
 
     reason: str
-    own: bool = True
+    by_agent: bool = True
     kind: FailureKind = FailureKind.AGENT
     empty: bool = False
 

@@ -20,7 +20,7 @@ def failure_of(task: Task, prediction: Any, rollout: Rollout | None) -> Failed |
     kind = unanswered(rollout.transitions) if rollout is not None and failure is not None and failure.empty else None
     if failure is None or kind is None:
         return failure
-    return Failed(f"{failure.reason}: the last call of the model failed", own=False, kind=kind)
+    return Failed(f"{failure.reason}: the last call of the model failed", by_agent=False, kind=kind)
 
 
 def _failure(task: Task, prediction: Any) -> Failed | None:
@@ -30,7 +30,7 @@ def _failure(task: Task, prediction: Any) -> Failed | None:
         return prediction
     if isinstance(prediction, BaseException):
         kind = failure_of_program(prediction)
-        return Failed(f"{type(prediction).__name__}: {prediction}", own=is_agent_failure(kind), kind=kind)
+        return Failed(f"{type(prediction).__name__}: {prediction}", by_agent=is_agent_failure(kind), kind=kind)
     marked = getattr(prediction, "_failed", None)
     if isinstance(marked, Failed):
         return marked

@@ -89,7 +89,7 @@ def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
             import dspy
 
             prediction = dspy.Prediction()
-            prediction._failed = Failed(error_text(error), own=False, kind=kind)
+            prediction._failed = Failed(error_text(error), by_agent=False, kind=kind)
             prediction._broken = error
             return prediction
 

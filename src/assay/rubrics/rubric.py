@@ -262,7 +262,7 @@ class Rubric:
         return verdict
 
     def _failed(self, failure: Failed) -> ScoreResult:
-        value, mark = (0.0, 0.0) if failure.own else (math.nan, None)
+        value, mark = (0.0, 0.0) if failure.by_agent else (math.nan, None)
         verdicts = tuple(
             Verdict(criterion=c.name, grade=mark if c.weight >= 0 else None, weight=c.weight, reason=failure.reason)
             for c in self.finals
@@ -270,7 +270,7 @@ class Rubric:
         return ScoreResult(
             value=value,
             verdicts=verdicts,
-            coverage=1.0 if failure.own else 0.0,
+            coverage=1.0 if failure.by_agent else 0.0,
             feedback=f"The run failed: {failure.reason}",
             failed=failure.reason,
             failure=failure.kind,

@@ -75,11 +75,11 @@ def project_settings(command: str, folder: str | Path = ".") -> dict[str, Any]:
     if command not in COMMANDS:
         raise ConfigError(f"there is no command {command!r} with settings; {_hint(command, COMMANDS)}")
     tables = _read(path)
-    paths, values_ = _keys(command), dict[str, Any]()
+    paths, merged = _keys(command), dict[str, Any]()
     for table in ([tables.get("defaults", {})], _of_roles(command, tables), _of_command(command, tables)):
         for values in table:
-            values_ |= {name: value for name, value in values.items() if name in paths}
-    return {name: _located(path.parent, paths[name], value) for name, value in values_.items()}
+            merged |= {name: value for name, value in values.items() if name in paths}
+    return {name: _located(path.parent, paths[name], value) for name, value in merged.items()}
 
 
 def find_project(folder: str | Path = ".") -> Path | None:
@@ -100,26 +100,26 @@ def _keys(command: str) -> dict[str, bool]:
 
 def _of_command(command: str, tables: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The tables of a command: its group's, then its own."""
-    tables_, table = [], tables
+    command_tables, table = [], tables
     for part in command.split():
         table = table.get(part, {})
-        tables_.append(table)
-    return tables_
+        command_tables.append(table)
+    return command_tables
 
 
 def _of_roles(command: str, tables: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The models of the roles as settings of a command; a judge without a model uses the program's."""
-    role_ = next((getattr(kind, "ROLE", "program") for kind in COMMANDS[command]), "program")
+    default_role = next((getattr(kind, "ROLE", "program") for kind in COMMANDS[command]), "program")
     # the model of an export is the one to be trained; a gateway behind an upstream records whichever model answered
     if command.startswith("export") or command == "serve":
         return []
-    settings = [_role(tables, "program")] if role_ != "program" else []
+    settings = [_role(tables, "program")] if default_role != "program" else []
     settings += [
         {f"{role}_{name}": value for name, value in _role(tables, role).items()}
         for role in ("judge", "reflection")
-        if role != role_
+        if role != default_role
     ]
-    return [*settings, _role(tables, role_)]
+    return [*settings, _role(tables, default_role)]
 
 
 def _role(tables: Mapping[str, Any], role: str) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def _check_table(path: Path, name: str, table: Mapping[str, Any]) -> None:
             allowed |= _keys(command)
     for key, value in table.items():
         if key in inner and isinstance(value, dict):
-            if unknown := [key_ for key_ in value if key_ not in _keys(f"{name} {key}")]:
+            if unknown := [nested for nested in value if nested not in _keys(f"{name} {key}")]:
                 raise ConfigError(
                     f"{path}: [{name}.{key}] has no setting {unknown[0]!r}; {_hint(unknown[0], _keys(f'{name} {key}'))}"
                 )

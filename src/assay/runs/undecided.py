@@ -177,7 +177,7 @@ def _missing_field(criterion: Criterion, task: Task, fields: Mapping[str, Any], 
     try:
         criterion.check(task, dict(fields), rollout, **criterion.arguments)
     except NoGrade as error:
-        return error.wanted
+        return error.missing_field
     except KeyError as error:
         return str(error.args[0]) if error.args else ""
     except Exception:  # any other failure names no field

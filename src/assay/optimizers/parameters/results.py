@@ -73,9 +73,9 @@ class SearchOutcome:
 
 
 def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks: int) -> SearchOutcome:
-    trials_, replaced = study.get_trials(deepcopy=False), _replaced(study.get_trials(deepcopy=False))
+    stored, replaced = study.get_trials(deepcopy=False), _replaced(study.get_trials(deepcopy=False))
     trials = [
-        _result(trial, space, config) for trial in trials_ if trial.state.is_finished() and trial.number not in replaced
+        _result(trial, space, config) for trial in stored if trial.state.is_finished() and trial.number not in replaced
     ]
     complete = [trial for trial in trials if trial.state == "complete"]
     if not complete:
@@ -84,7 +84,7 @@ def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks:
             f"none of {len(trials)} trials could be scored: {reasons[-1] if reasons else 'all were cut short'}"
         )
     ran, done = sum(trial.runs for trial in trials), [trial for trial in trials if trial.state != "failed"]
-    first = [trial for trial in trials_ if trial.user_attrs.get("default") and trial.state.is_finished()]
+    first = [trial for trial in stored if trial.user_attrs.get("default") and trial.state.is_finished()]
     default = min(
         (_result(trial, space, config) for trial in first), key=lambda trial: _STATES.index(trial.state), default=None
     )
