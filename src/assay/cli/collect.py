@@ -60,7 +60,7 @@ def command(program: str | None, **values: Any) -> None:
 
 
 def _turns(temperatures: str | None, over: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Parameter settings to take in turn: the product of what was named."""
+    """All combinations of the values in `--over`; samples use them in turn."""
     import itertools
 
     turns = {name: text.split(",") for name, text in pairs(over, "--over").items()}

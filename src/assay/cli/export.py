@@ -43,7 +43,7 @@ _CREDIT = ("group_by", "returns", "discount", "step_weight", "outcome_weight", "
 
 
 def _options(*extra: str) -> Decorator:
-    """The flags of every kind of export, and those of this one."""
+    """Decorator with the flags of all exports and the `extra` settings of one kind."""
     options = [
         click.option("--out", required=True, metavar="DIR", help="Folder to write; it must not exist."),
         store_option(),

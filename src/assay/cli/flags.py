@@ -28,13 +28,13 @@ def settings_flags(
     sizes: Sequence[str] = SPLITS,
     help: Mapping[str, str] | None = None,
 ) -> Decorator:
-    """The flags of settings classes, those that a job cannot do without first.
+    """Flags made from settings classes; required ones come first.
 
     Args:
-        only: these fields alone; all where empty.
+        only: fields to include; empty means all.
         without: fields without a flag.
-        sizes: the splits of `--SPLIT-size`; with none there is one `--size`, of the split that the command takes.
-        help: texts in place of the fields' own, by name.
+        sizes: the splits of `--SPLIT-size`; if empty, there is one `--size`, for the split that the command uses.
+        help: help texts that replace those of the fields, by name.
     """
     settings = {
         name: setting
@@ -101,7 +101,7 @@ def _type(setting: Setting) -> Any:
 
 
 def _parameter(setting: Setting) -> str:
-    """The name of a flag's value: the field's, but for a switch that turns something off (`--no-cache`)."""
+    """Name of a flag's value: that of the field, except for a switch that turns something off (`--no-cache`)."""
     flag = setting.declared.flag
     return (
         setting.name
@@ -116,8 +116,8 @@ def command_settings(
     """Takes the flags of settings classes out of a command's values.
 
     Args:
-        artifact: what runs is an artifact, which brings its own model: that of the project file is not for it.
-        project: whether the project file fills what is not given.
+        artifact: whether an artifact runs. It has its own model, so the model of the project file is ignored.
+        project: whether the project file supplies missing values.
     Returns:
         Those that were given on the command line or in the project file, as keywords of the Python function; it has
         defaults for the others.
@@ -151,10 +151,10 @@ def command_settings(
 
 
 def command_job(values: dict[str, Any], program: str | None, *kinds: type[Any]) -> tuple[str, dict[str, Any]]:
-    """The program of a job and its settings: as given, else those of the project file.
+    """The program of a job and its settings, from the command line or the project file.
 
     Raises:
-        click.MissingParameter: there is no program, or no setting that the job cannot do without.
+        click.MissingParameter: the program or a required setting is missing.
     """
     if (name := program or of_project().get("program")) is None:
         _require("program")
@@ -167,7 +167,7 @@ def is_artifact(*names: Any) -> bool:
 
 
 def of_project() -> dict[str, Any]:
-    """What the project file sets for the running command."""
+    """Settings of the running command in the project file."""
     context, names = click.get_current_context(), list[str]()
     while context.parent is not None:
         names.insert(0, str(context.info_name))
@@ -196,7 +196,7 @@ def _sizes(values: dict[str, Any], split: str | None) -> dict[str, Any]:
 
 
 def _value(setting: Setting, value: Any) -> Any:
-    """What a flag says, as the field has it."""
+    """The value of a flag, converted to the type of its field."""
     flag, kind = setting.declared.flag.split("/")[0] or f"--{setting.name.replace('_', '-')}", setting.plain
     if kind is bool:
         return value if _parameter(setting) == setting.name else not value

@@ -124,7 +124,7 @@ def command_of(arguments: list[str]) -> Any:
 
 
 def how_to_continue(arguments: list[str]) -> str:
-    """What a command that was stopped leaves, and which of its options continues it."""
+    """Message of a stopped command: what was stored, and the option that resumes it."""
     command = command_of(arguments)
     options = {option for parameter in command.params for option in parameter.opts}
     if "--resume" in options:
@@ -135,7 +135,7 @@ def how_to_continue(arguments: list[str]) -> str:
 
 
 def _leave(code: int) -> None:
-    """Ends at once: worker threads may still wait for a model that nobody listens to any more."""
+    """Exits without waiting for worker threads, which may still wait for a model."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

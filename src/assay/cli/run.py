@@ -74,7 +74,7 @@ def command(
 def _run_rows(
     program: str, file: str, out: str | None, rename: dict[str, str], store: str | None, settings: dict[str, Any]
 ) -> int:
-    """Writes a line for each row; how many failed."""
+    """Writes one line per row. Returns the number of failed rows."""
     from assay.api.run import predictor
     from assay.errors import DataError
 
@@ -103,7 +103,7 @@ def _run_rows(
 
 
 def _surveyed(file: str, rename: dict[str, str]) -> tuple[int, set[str]]:
-    """How many rows a file has, and the names of all their columns, renamed."""
+    """Number of rows of a file, and the names of all columns after renaming."""
     from assay.errors import DataError
 
     total, columns = 0, set[str]()
@@ -123,7 +123,7 @@ def _surveyed(file: str, rename: dict[str, str]) -> tuple[int, set[str]]:
 
 
 def _answer(predict: Any, place: str, row: Any, rename: dict[str, str]) -> dict[str, Any]:
-    """The prediction for a row, or what was wrong with it: one row's failure must not end the others."""
+    """The prediction for a row, or its error: a failed row does not stop the others."""
     from assay.datasets.splits import renamed
     from assay.errors import DataError
 

@@ -117,7 +117,7 @@ async def _listen(listener: Any, settings: ServeSettings, opened: "Store") -> st
 
 
 def _config(settings: ServeSettings, limits: "ConnectionLimits") -> dict[str, Any]:
-    """The settings as the store keeps them with the run."""
+    """The settings that are stored with the run."""
     config = {name: getattr(settings, name) for name in ("upstream", "host", "port", "idle_s")}
     return {"model": settings.answering, **config, "limits": asdict(limits)}
 

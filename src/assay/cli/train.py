@@ -241,7 +241,7 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
 
 
 def _offline(values: dict[str, Any]) -> dict[str, Any]:
-    """Flags that an export leaves a meaning; those that it would ignore are refused where they were given."""
+    """Settings for training on an export. Flags that would have no effect are refused."""
     options = {str(option.name): max(option.opts, key=len) for option in click.get_current_context().command.params}
     applicable = settings_of(PolicySettings).keys() - set(ROLLOUTS_ONLY) | {"no_scale"}
     own_flags = {"name", "resume", "as_json", "program", "accelerate_config", "no_preflight", "min_coverage", "trust"}
@@ -257,7 +257,7 @@ def _offline(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _launched(config: str) -> None:
-    """The same command in the processes of an accelerate config."""
+    """Restarts this command in the processes of an accelerate config."""
     import subprocess
     import sys
 

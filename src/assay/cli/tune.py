@@ -192,7 +192,7 @@ def _shortened(numbers: list[int]) -> str:
 
 
 def _importance(importance: dict[str, dict[str, float]]) -> str:
-    """The first evaluator's, as shares."""
+    """Parameter importance by the first evaluator, in per cent."""
     name, weights = next(iter(importance.items()))
     return ", ".join(f"{parameter} {100 * weight:.0f} %" for parameter, weight in weights.items()) + f" ({name})"
 

@@ -75,13 +75,13 @@ def _line(line: str, options: dict[str, click.Option]) -> str:
 
 
 def _in_call(line: str, at: int) -> bool:
-    """Whether a place is among the arguments of a call in Python: `assay.load(path, program=…)`."""
+    """Whether a position is among the arguments of a call in Python: `assay.load(path, program=…)`."""
     before = line[:at]
     return re.search(r"\w\([^()]*$", before) is not None
 
 
 def _flag(name: str, value: str, options: dict[str, click.Option]) -> str | None:
-    """`name=value` as a flag; None where the command has none."""
+    """`name=value` as a flag; None if the command does not have it."""
     if name in _OPPOSITES and value in ("True", "False") and _OPPOSITES[name] in options:
         flag = max(options[_OPPOSITES[name]].opts, key=len)
         return flag if value == "False" else f"no {flag}"
@@ -116,7 +116,7 @@ def _pairs(value: str) -> list[tuple[str, str]]:
 
 
 def _plain(value: str) -> str:
-    """A value as one types it."""
+    """A value as it is typed on the command line."""
     try:
         parsed = ast.literal_eval(value)
     except (ValueError, SyntaxError):

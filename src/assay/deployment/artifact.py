@@ -73,7 +73,7 @@ class Artifact:
         """The model that it was measured with.
 
         Raises:
-            UntrustedArtifact: its name holds an address, which somebody else's artifact says.
+            UntrustedArtifact: another user's artifact, and the name contains an address.
         """
         model: str = self.manifest["model"]
         if has_address(model):
@@ -86,10 +86,10 @@ class Artifact:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where the model is asked that it was measured with.
+        """The endpoint of the model that it was measured with.
 
         Raises:
-            UntrustedArtifact: prompts and a key would go where somebody else's artifact says.
+            UntrustedArtifact: another user's artifact would decide where prompts or a key are sent.
         """
         address, variable = self.manifest.get("api_base"), self.manifest.get("api_key_env")
         self.model  # noqa: B018 - it may hold an address too
@@ -123,7 +123,7 @@ def _measured_lm(path: str, model: str, endpoint: Endpoint, adapters: tuple[str,
 
 
 def runnable(program: dspy.Module, settings: dict[str, Any], own_lm: Callable[[], Any] | None = None) -> dspy.Module:
-    """The program under its settings: an Agent has them itself, a plain module is wrapped."""
+    """The program with its settings applied: an Agent has them itself, another module is wrapped."""
     if is_agent(program):
         program.own_lm = own_lm
         return program
@@ -139,7 +139,7 @@ def save_artifact(
     report: str,
     rubric: Mapping[str, bytes] | None = None,
 ) -> Path:
-    """Writes an artifact, whole or not at all. An existing folder of that name is left alone; a number is added.
+    """Writes an artifact completely or not at all. If the folder exists, a number is added to the name.
 
     Args:
         manifest: needs `program` (its name) and `settings` (adapter and parameters).
@@ -192,7 +192,7 @@ def save_artifact(
 
 
 def _built_from(inner: dspy.Module) -> dict[str, Any]:
-    """The constructor's arguments, where the program's name is that of a class."""
+    """The arguments of the constructor, if the name of the program is that of a class."""
     if isinstance(inner, Agent | Judge):
         return dict(inner.config)
     module, attribute = getattr(inner, "_assay_origin", (type(inner).__module__, type(inner).__qualname__))
@@ -231,7 +231,7 @@ def _data_of(manifest: Mapping[str, Any]) -> Path | None:
 
 
 def check_place(folder: Path) -> None:
-    """Raises `ArtifactError` where `save_artifact` could not write, before a run that would end there."""
+    """Raises `ArtifactError` if `save_artifact` could not write there. Call it before a run."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryDirectory(dir=folder.parent, prefix=".artifact-").cleanup()

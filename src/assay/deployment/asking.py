@@ -72,7 +72,7 @@ def imported_types(config: Any) -> list[str]:
 
 
 def _values(config: Any) -> Iterator[tuple[str, Any]]:
-    """Every value with the key it stands under, however deep."""
+    """Every nested value with its key."""
     waiting: list[tuple[str, Any]] = [("", config)]
     while waiting:
         key, value = waiting.pop()
@@ -85,7 +85,7 @@ def _values(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _imported(fields: str) -> list[str]:
-    """The types of one side of a signature that are imported or evaluated; none where DSPy cannot read it either."""
+    """The types of one side of a signature that are imported or evaluated; empty if DSPy cannot parse it either."""
     try:
         tree = ast.parse(f"def f({fields}): pass")  # as DSPy reads it
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -84,7 +84,7 @@ def adapter_names(name: str, order: Sequence[str]) -> list[str]:
 
 
 def start_model_of(program: str, model: str | None) -> str:
-    """The model that an improvement begins with: an artifact's own, else the one that is named, else the default."""
+    """The first model of an improvement: that of the artifact, the named one, or the default."""
     return str(_manifest(program)["model"]) if is_artifact(program) else str(model or DEFAULT_MODEL)
 
 

@@ -92,7 +92,7 @@ def _show_item(at: int, count: int, fields: Any, spec: Any) -> None:
 
 
 def _numbers(words: list[str]) -> dict[str, str]:
-    """What may be typed for a word: its place, but on a scale of numbers only the numbers themselves."""
+    """Scale words by the number that may be typed for them; empty for a scale of numbers."""
     return (
         {}
         if any(word.strip("+-").replace(".", "").isdigit() for word in words)

@@ -21,7 +21,7 @@ MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman", "brier")
 
 
 def show_agreement(rich: Any, card: dict[str, Any]) -> None:
-    """A card's agreement with raters, next to that of raters with each other."""
+    """Prints the judge's agreement with raters and the raters' agreement with each other."""
     from rich.table import Table
 
     agreement, ceiling = card["agreement"], card["ceiling"]
@@ -41,7 +41,7 @@ def show_agreement(rich: Any, card: dict[str, Any]) -> None:
 
 
 def show_card(rich: Any, card: dict[str, Any], *, reported: Collection[str] = ()) -> None:
-    """A card in words. `reported`: undefined measures that were reported before."""
+    """Prints a card. `reported`: undefined measures that were reported before."""
     rows = [
         ("of what people reach", _percent(card["of_ceiling"])),
         ("coverage", _percent(card["coverage"])),
@@ -105,7 +105,7 @@ def confusion_table(agreement: dict[str, Any]) -> Any:
 
 
 def number(value: float | None) -> str:
-    """Three decimals; a dash where undefined."""
+    """Three decimals, or a dash if undefined."""
     return "–" if value is None else f"{value:.3f}"
 
 
@@ -114,7 +114,7 @@ def _percent(value: float | None) -> str:
 
 
 def interval_text(interval: list[float] | None) -> str:
-    """`[low, high]`; a dash where there is none."""
+    """`[low, high]`, or a dash if there is no interval."""
     return "–" if interval is None else f"[{interval[0]:.3f}, {interval[1]:.3f}]"
 
 

@@ -40,7 +40,7 @@ def rate_command(
 
 
 def _ask_rating(opened: Any, run_id: str | None, limit: int) -> dict[str, float]:
-    """Asks for ratings on the terminal. Returns those given, by rollout id."""
+    """Asks for ratings on the terminal. Returns the ratings by rollout id."""
     rated: dict[str, float] = {}
     # Rollouts of gate and test are sealed: a rating would be used for selection.
     waiting = [
