@@ -34,7 +34,9 @@ class CompareReport(ReportRepr):
 
     def to_dict(self) -> dict[str, Any]:
         a, b = self.a.evaluation.scores, self.b.evaluation.scores
-        tasks = [{"task": task, "a": _known(a.get(task)), "b": _known(b.get(task))} for task in dict.fromkeys([*a, *b])]
+        tasks = [
+            {"task": task, "a": _or_none(a.get(task)), "b": _or_none(b.get(task))} for task in dict.fromkeys([*a, *b])
+        ]
         sides = {
             side: {"program": name, "model": model, **report.to_dict()["result"]}
             for side, name, model, report in zip("ab", self.names, self.models, (self.a, self.b), strict=True)
@@ -119,5 +121,5 @@ def compare(
     return CompareReport((str(a), str(b)), (models[0], models[1]), first, second, gain)
 
 
-def _known(score: float | None) -> float | None:
+def _or_none(score: float | None) -> float | None:
     return None if score is None or math.isnan(score) else score

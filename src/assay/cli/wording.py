@@ -99,7 +99,7 @@ def _flag(name: str, value: str, options: dict[str, click.Option]) -> str | None
         return flag
     if value.startswith("{"):
         return " ".join(f"{flag} {key}={text}" for key, text in _pairs(value)) or flag
-    return f"{flag} {_plain(value)}"
+    return f"{flag} {_as_typed(value)}"
 
 
 def _sizes(value: str, options: dict[str, click.Option]) -> str | None:
@@ -115,7 +115,7 @@ def _pairs(value: str) -> list[tuple[str, str]]:
     return [(key, text or other) for key, text, other in _PAIR.findall(value)]
 
 
-def _plain(value: str) -> str:
+def _as_typed(value: str) -> str:
     """A value as it is typed on the command line."""
     try:
         parsed = ast.literal_eval(value)

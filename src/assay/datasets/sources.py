@@ -229,9 +229,9 @@ def _arithmetic(query: str) -> Iterator[Row]:
         raise DataError(f"arithmetic: signs={signs!r} must be 0 or 1")
     if not ops or set(ops) - set("+-*"):
         raise DataError(f"arithmetic: ops={ops!r} must be among + - *")
-    seen: set[str] = set()
+    questions: set[str] = set()
     tries = 0
-    while len(seen) < size:
+    while len(questions) < size:
         if (tries := tries + 1) > 100 * size + 1000:
             raise DataError(
                 f"arithmetic: there are fewer than {size} distinct tasks with these options; allow more digits or terms"
@@ -241,12 +241,12 @@ def _arithmetic(query: str) -> Iterator[Row]:
         used = [rng.choice(ops) for _ in numbers[1:]]
         for op, number in zip(used, numbers[1:], strict=True):
             expression += f" {op} {number}"
-        if expression in seen:
+        if expression in questions:
             continue
-        seen.add(expression)
+        questions.add(expression)
         kind = {"+": "sum", "-": "difference", "*": "product"}[used[0]] if len(set(used)) == 1 else "mixed"
         yield (
-            f"arithmetic:{len(seen)}",
+            f"arithmetic:{len(questions)}",
             {
                 "inputs": {"question": rng.choice(_WORDINGS).format(expression)},
                 # the expression holds only digits and operators generated above

@@ -70,17 +70,17 @@ def compare(
             else:
                 level, ended = _in_parts((before, first), (after, second), tasks, sessions, split, names, rule, done)
         except BudgetExceeded as error:
-            both = [key for key in first.results if after is before or key in second.results]
-            if not both:
+            keys = [key for key in first.results if after is before or key in second.results]
+            if not keys:
                 raise
             first, second, cap, ended = (
-                first.only(both),
-                (first if after is before else second).only(both),
+                first.only(keys),
+                (first if after is before else second).only(keys),
                 error,
                 str(error),
             )
             level = (
-                rule.level([*(count for count in done if count < len(both)), len(both)]) if rule is not None else level
+                rule.level([*(count for count in done if count < len(keys)), len(keys)]) if rule is not None else level
             )
     for evaluation in (first, second):
         if evaluation.why_unscored is not None:

@@ -129,8 +129,8 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _efficiency(run: TaskRun, budget: Budget) -> float | None:
     used = [
-        min(1.0, value / most)
-        for value, most in zip((run.steps, run.tokens, run.seconds), asdict(budget).values(), strict=True)
+        min(1.0, value / limit)
+        for value, limit in zip((run.steps, run.tokens, run.seconds), asdict(budget).values(), strict=True)
         if value is not None
     ]
     return None if not used else 1 - math.fsum(used) / len(used)

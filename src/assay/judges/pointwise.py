@@ -71,9 +71,9 @@ class PointwiseJudge(Judge):
     ) -> None:
         super().__init__(spec, shows=shows, model=model, calibration=calibration)
         self.reading, self.reasoning, self.samples = reading, reasoning, samples
-        for name, value, known in (("reading", reading, READINGS), ("style", style, STYLES)):
-            if value not in known:
-                raise ConfigError(f"{name}={value!r} must be one of {', '.join(known)}")
+        for name, value, choices in (("reading", reading, READINGS), ("style", style, STYLES)):
+            if value not in choices:
+                raise ConfigError(f"{name}={value!r} must be one of {', '.join(choices)}")
         if style == "words" and not have_distinct_first_tokens(self.labels):
             raise ConfigError(
                 f"style='words': the first tokens of {list(self.labels)} are not distinct; use style='letters'"

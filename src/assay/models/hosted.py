@@ -67,8 +67,8 @@ class HostedBackend:
 
     @property
     def supported_params(self) -> frozenset[str]:
-        known = frozenset(self.lm.supported_params)
-        return known | {"response_format"} if self.supports_response_schema else known
+        supported = frozenset(self.lm.supported_params)
+        return supported | {"response_format"} if self.supports_response_schema else supported
 
     @property
     def _self_hosted(self) -> bool:

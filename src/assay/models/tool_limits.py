@@ -99,8 +99,8 @@ class _Clock:
                 while not self._waiting or (remaining := self._waiting[0][0] - time.monotonic()) > 0:
                     self._changed.wait(min(remaining, threading.TIMEOUT_MAX) if self._waiting else None)
                 call = heapq.heappop(self._waiting)[2]()
-            if call is not None and (again := call.due()) is not None:
-                self.add(call, again)
+            if call is not None and (delay_s := call.due()) is not None:
+                self.add(call, delay_s)
             call = None  # drops the reference: the next wait may take minutes
 
 

@@ -101,17 +101,17 @@ def is_lm_request(method: str, path: str, body: Any = None, *, anywhere: bool = 
     path = path.partition("?")[0].rstrip("/")
     if method.upper() != "POST" or _NO_ANSWER.search(path) or _GATEWAY.match(path):
         return False
-    known = anywhere or _PATH.search(path) is not None
+    is_lm_path = anywhere or _PATH.search(path) is not None
     if isinstance(body, str | bytes | bytearray):
         try:
             body = json.loads(body)
         except (ValueError, RecursionError):
             return False
     if not isinstance(body, dict):
-        return known and body is None
+        return is_lm_path and body is None
     return (
         any(name in body for name in _PROMPTS)
-        if known
+        if is_lm_path
         else isinstance(body.get("model"), str) and isinstance(body.get("messages"), list)
     )
 

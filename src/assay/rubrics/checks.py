@@ -143,8 +143,8 @@ def exact(
     name, expected = _expected(task, field)
     name = _field_name(prediction, rollout, field, name)
     value = _value(prediction, name)
-    same = value is not None and _norm(value, case) == _norm(expected, case)
-    return Grade(value=float(same), reason="" if same else f"E{_difference(prediction, name, expected)[1:]}.")
+    equal = value is not None and _norm(value, case) == _norm(expected, case)
+    return Grade(value=float(equal), reason="" if equal else f"E{_difference(prediction, name, expected)[1:]}.")
 
 
 def fields_match(

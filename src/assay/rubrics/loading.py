@@ -322,10 +322,10 @@ def import_check(path: str, folder: Path | None = None) -> Check:
         for module in (checks, steps):
             if path in module.__all__:
                 return getattr(module, path)
-        known = [*checks.__all__, *steps.__all__]
-        near = difflib.get_close_matches(path, known, 1)
+        shipped = [*checks.__all__, *steps.__all__]
+        near = difflib.get_close_matches(path, shipped, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise RubricError(f"unknown check {path!r}: pass 'package.module:name' or one of {', '.join(known)}.{hint}")
+        raise RubricError(f"unknown check {path!r}: pass 'package.module:name' or one of {', '.join(shipped)}.{hint}")
     try:
         check = attribute_of(path, folder=folder)
     except ArtifactError:

@@ -261,19 +261,19 @@ def _filled(adapter: Any, keys: Sequence[int], scores: Sequence[Any]) -> list[An
         Unscored: there is no score at all, or none in five consecutive batches.
     """
     history: dict[int, float] = adapter.__dict__.setdefault("_assay_scores", {})
-    known = {key: float(score) for key, score in zip(keys, scores, strict=True) if not isinstance(score, MissingScore)}
-    adapter._assay_empty = 0 if known else getattr(adapter, "_assay_empty", 0) + 1
-    if not (known or history) or adapter._assay_empty >= _MAX_EMPTY_BATCHES:
+    scored = {key: float(score) for key, score in zip(keys, scores, strict=True) if not isinstance(score, MissingScore)}
+    adapter._assay_empty = 0 if scored else getattr(adapter, "_assay_empty", 0) + 1
+    if not (scored or history) or adapter._assay_empty >= _MAX_EMPTY_BATCHES:
         reason = f": {adapter.metric_fn.reasons[-1]}" if adapter.metric_fn.reasons else ""
         raise Unscored(
             f"none of the {len(scores)} examples could be scored in {adapter._assay_empty} consecutive batches{reason}"
         )
-    neutral = _mean(list(known.values()) or list(history.values()))
+    neutral = _mean(list(scored.values()) or list(history.values()))
     filled = [
         history.get(key, neutral) if isinstance(score, MissingScore) else score
         for key, score in zip(keys, scores, strict=True)
     ]
-    history.update(known)
+    history.update(scored)
     return filled
 
 

@@ -308,14 +308,14 @@ class Rubric:
 
     def _final_verdicts(self, task: Task, rollout: Rollout) -> dict[str, Verdict]:
         """The rollout's verdicts on final criteria. If it has none, checks are run; judges are not called."""
-        known = {v.criterion: v for v in rollout.verdicts if v.scope == "final" and v.criterion in self._by_name}
-        if rollout.prediction is not None and not known:
+        recorded = {v.criterion: v for v in rollout.verdicts if v.scope == "final" and v.criterion in self._by_name}
+        if rollout.prediction is not None and not recorded:
             for c in self.finals:
                 if c.check is not None:
-                    known[c.name] = grade(c, c.check, task, dict(rollout.prediction), rollout)
+                    recorded[c.name] = grade(c, c.check, task, dict(rollout.prediction), rollout)
         reason = "the rollout was not scored"
         return {
-            c.name: known.get(c.name) or Verdict(criterion=c.name, grade=None, weight=c.weight, reason=reason)
+            c.name: recorded.get(c.name) or Verdict(criterion=c.name, grade=None, weight=c.weight, reason=reason)
             for c in self.finals
         }
 

@@ -211,7 +211,7 @@ class _Improvement(ImprovementState):
             settings = self._settings(PolicySettings, self.grpo, "grpo")
             policy_options = {
                 key: value
-                for key, value in self._shared(TrainSettings).items()
+                for key, value in self._options_for(TrainSettings).items()
                 if key not in ("model", "seed", "cache")
             }
             policy_options["parameters"] = {
@@ -230,7 +230,7 @@ class _Improvement(ImprovementState):
             collected = collect(
                 self.report.program, rubric=self.rubric, data=self.data, n=self.rollouts, store=self.store,
                 progress=self.progress,
-                **{**self._shared(CollectSettings), "model": self.report.model},
+                **{**self._options_for(CollectSettings), "model": self.report.model},
             )  # fmt: skip
             self._note_cut(at, "sft", collected.stopped)
             shutil.rmtree(rows, ignore_errors=True)

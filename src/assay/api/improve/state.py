@@ -167,7 +167,7 @@ class ImprovementState:
             least = {} if gate else self.plan.amounts(self.plan.steps[len(self.report.steps)].least)
         return remaining_caps(options, spent, reserved=reserved, least=least)
 
-    def _shared(self, kind: type[Settings]) -> dict[str, Any]:
+    def _options_for(self, kind: type[Settings]) -> dict[str, Any]:
         """Options for a step, with the remaining caps; only those that its settings class has."""
         return {name: value for name, value in self._capped(self.options).items() if name in settings_of(kind)}
 

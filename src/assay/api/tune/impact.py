@@ -102,7 +102,7 @@ def parameter_impact(
         defaults = {**AgentParameters().model_dump(), **job.student.settings["parameters"]}
         study = study_to_show(job, config, space, storage_of(config, store))
         class_name = job.session.program_name.rpartition(":")[2].lower()
-        folder = _made_folder(Path(out) if out else home_of(store) / "impact" / class_name)
+        folder = _create_folder(Path(out) if out else home_of(store) / "impact" / class_name)
         measured = checked(job, job.splits.val, split="val")
         start = Point(name, {parameter: defaults[parameter] for parameter in space.searched(name)})
         with job.session.phase("impact"):
@@ -135,7 +135,7 @@ def _notes(effects: Any, study: Any) -> list[str]:
     return notes
 
 
-def _made_folder(folder: Path) -> Path:
+def _create_folder(folder: Path) -> Path:
     """Creates the folder of the report, before anything is run."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -110,14 +110,14 @@ def _answer(words: list[str]) -> str | None:
 
     Where s or q is itself a word of the scale, /s skips or /q stops.
     """
-    known = {**_numbers(words), **{word.casefold(): word for word in words}}
-    skip, stop = (key if key not in known else f"/{key}" for key in ("s", "q"))
+    words_by_input = {**_numbers(words), **{word.casefold(): word for word in words}}
+    skip, stop = (key if key not in words_by_input else f"/{key}" for key in ("s", "q"))
     while True:
         click.echo(f"your verdict ({skip} skips, {stop} stops): ", nl=False, err=True)
         line = sys.stdin.readline()
         answer = line.strip().casefold()
-        if answer in known:
-            return known[answer]
+        if answer in words_by_input:
+            return words_by_input[answer]
         if answer == stop or not line:
             return None
         if answer == skip:

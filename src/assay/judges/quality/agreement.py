@@ -138,11 +138,11 @@ class _Table:
         if name == "spearman":
             judge, human = (_ranks(codes, draws) for codes in self._codes)
             judge, human = judge - judge.mean(axis=1, keepdims=True), human - human.mean(axis=1, keepdims=True)
-            both, judge_square, human_square = (
+            covariance, judge_square, human_square = (
                 np.einsum("bi,bi->b", a, b) for a, b in ((judge, human), (judge, judge), (human, human))
             )
             with np.errstate(divide="ignore", invalid="ignore"):
-                return np.asarray(both / np.sqrt(judge_square * human_square))
+                return np.asarray(covariance / np.sqrt(judge_square * human_square))
         if name == "brier":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -201,8 +201,10 @@ class _Table:
 
         In [0, 2], lower is better; over verdicts with probabilities. Source: Brier 1950, Monthly Weather Review 78:1.
         """
-        known = np.isfinite(self.gaps[rows])
-        return (float(self.gaps[rows][known].mean()), "") if known.any() else (math.nan, "no verdict has probabilities")
+        finite = np.isfinite(self.gaps[rows])
+        return (
+            (float(self.gaps[rows][finite].mean()), "") if finite.any() else (math.nan, "no verdict has probabilities")
+        )
 
     def spearman(self, rows: np.ndarray) -> tuple[float, str]:
         from scipy import stats
@@ -358,22 +360,22 @@ def measure_gain(
 
     Higher is better. `low` and `high` are None below 20 items or if the measure is undefined.
     """
-    both = [
+    paired = [
         i
         for i, (a, b) in enumerate(zip(before.verdicts, after.verdicts, strict=True))
         if a is not None and b is not None
     ]
-    tables = [_Table(_only(answers, both), [items[i] for i in both], spec) for answers in (before, after)]
+    tables = [_Table(_only(answers, paired), [items[i] for i in paired], spec) for answers in (before, after)]
     old, new = (table.measure(name)[0] for table in tables)
     result: dict[str, float | int | None] = {
         "mean": None if old is None or new is None else oriented(name, new - old),
         "low": None,
         "high": None,
-        "n": len(both),
+        "n": len(paired),
     }
-    if result["mean"] is not None and len(both) >= _FEWEST:
-        gaps = [tables[1].resampled(name, draws) - tables[0].resampled(name, draws) for draws in _draws(len(both))]
-        interval = _percentiles(oriented(name, 1.0) * np.concatenate(gaps), len(both))
+    if result["mean"] is not None and len(paired) >= _FEWEST:
+        gaps = [tables[1].resampled(name, draws) - tables[0].resampled(name, draws) for draws in _draws(len(paired))]
+        interval = _percentiles(oriented(name, 1.0) * np.concatenate(gaps), len(paired))
         if interval is not None:
             result["low"], result["high"] = interval
     return result

@@ -128,7 +128,7 @@ def audit_cases(
 def _attacks(base: Base, spec: JudgeSpec, profile: str, style: Sequence[Attack]) -> Iterator[Case]:
     good, bad, quality = base.good, base.bad, profile == "quality"
     yield Case(_TELLS, good, "another" if spec.kind == "nominal" else "above", bad)
-    for attack in _on_bad(spec.scale[-1], style, quality=quality):
+    for attack in _attacks_on_bad(spec.scale[-1], style, quality=quality):
         if not base.is_given_by(attack.added):
             yield Case(
                 attack.name, {**bad, "output": attack.on(bad["output"])}, "not above" if quality else "same", bad
@@ -148,7 +148,7 @@ def _attacks(base: Base, spec: JudgeSpec, profile: str, style: Sequence[Attack])
             yield Case(name, {**good, "output": text}, "at the bottom")
 
 
-def _on_bad(best: str, style: Sequence[Attack], *, quality: bool) -> Iterator[Attack]:
+def _attacks_on_bad(best: str, style: Sequence[Attack], *, quality: bool) -> Iterator[Attack]:
     """Attacks that are applied to a bad output."""
     for hidden in _HIDDEN:
         yield Attack(_OBEYING, f"{{output}}\n{hidden.format(best=best)}")

@@ -103,9 +103,9 @@ def bases_of(items: Sequence[Item], spec: JudgeSpec, *, most: int = 12) -> list[
 
 def _preferred(item: Item, spec: JudgeSpec) -> tuple[dict[str, Any], Any, Any]:
     """The other fields of a pair, its preferred output, and the other output."""
-    both = [item.fields["output_a"], item.fields["output_b"]]
+    outputs = [item.fields["output_a"], item.fields["output_b"]]
     context = {name: value for name, value in item.fields.items() if name not in ("output_a", "output_b")}
-    return context, *(both if item.modes[0] == spec.scale[0] else both[::-1])
+    return context, *(outputs if item.modes[0] == spec.scale[0] else outputs[::-1])
 
 
 def load_bases(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Base]:

@@ -16,7 +16,7 @@ __all__ = ["partial_correlation", "reliability_card"]
 _POWER = 1.959964 + 0.841621  # normal quantiles of 0.975 and 0.8: two-sided 5 %, power 80 %
 _RESAMPLES = 500
 _LITTLE_MASS = 0.1
-_FEW = 20  # minimum number of items for a bias
+_FEWEST = 20  # minimum number of items for a bias
 
 
 def reliability_card(
@@ -88,7 +88,7 @@ def _measured(
             _explained(answers, items, spec),
             "fewer than 40 verdicts, or the judge differs from the raters equally on all items",
         ),
-        "verbosity_bias": (_verbosity(padded, spec), _why_no_verbosity(padded, spec)),
+        "verbosity_bias": (_verbosity(padded, spec), _verbosity_reason(padded, spec)),
         "self_preference": (
             _self_preference(answers, items, spec, model),
             "the labels do not name the models of the outputs",
@@ -117,7 +117,7 @@ def _alarms(card: dict[str, Any]) -> list[str]:
     chance = objective != "brier" and interval is not None and interval[0] <= 0
     retest, flips, error = card["test_retest"], card["position_flip_rate"], card["calibration_error"]
     rules = [
-        (sum(rows) == 1 and measures["n"] >= _FEW, "gives the same verdict to every item"),
+        (sum(rows) == 1 and measures["n"] >= _FEWEST, "gives the same verdict to every item"),
         (
             value is None,
             f"cannot be compared with raters: {objective} is undefined: {measures['undefined'].get(objective)}",
@@ -222,7 +222,7 @@ def _length_bias(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> di
         for item, gap in _human_gap(answers, items, spec)
     ]
     data = np.array(rows, dtype=float)
-    if len(rows) < _FEW or np.ptp(data[:, 0]) == 0:
+    if len(rows) < _FEWEST or np.ptp(data[:, 0]) == 0:
         return None
     length, gap, human = data.T
     width = spec.steps[-1] - spec.steps[0]
@@ -299,13 +299,13 @@ def _verbosity(padded: tuple[Answers, Answers] | None, spec: JudgeSpec) -> dict[
     return _mean_interval(changes)
 
 
-def _why_no_verbosity(padded: tuple[Answers, Answers] | None, spec: JudgeSpec) -> str:
+def _verbosity_reason(padded: tuple[Answers, Answers] | None, spec: JudgeSpec) -> str:
     if padded is None:
         return "not measured"
     if spec.kind == "nominal":
         return "a nominal scale"
-    both = sum(a is not None and b is not None for a, b in zip(padded[0].verdicts, padded[1].verdicts, strict=True))
-    return f"{both} items have a verdict with and without padding; at least {_FEW} are needed"
+    n_paired = sum(a is not None and b is not None for a, b in zip(padded[0].verdicts, padded[1].verdicts, strict=True))
+    return f"{n_paired} items have a verdict with and without padding; at least {_FEWEST} are needed"
 
 
 def _self_preference(answers: Answers, items: Sequence[Item], spec: JudgeSpec, model: str) -> dict[str, float] | None:
@@ -327,7 +327,7 @@ def _self_preference(answers: Answers, items: Sequence[Item], spec: JudgeSpec, m
         [gap for item, gap in rows if "model" in item.columns and (item.columns["model"] == model) is same_model]
         for same_model in (True, False)
     )
-    if min(len(same), len(other)) < _FEW:
+    if min(len(same), len(other)) < _FEWEST:
         return None
     from scipy import stats
 
@@ -342,7 +342,7 @@ def _self_preference(answers: Answers, items: Sequence[Item], spec: JudgeSpec, m
 def _mean_interval(values: Sequence[float]) -> dict[str, float] | None:
     from scipy import stats
 
-    if len(values) < _FEW:
+    if len(values) < _FEWEST:
         return None
     mean, error = float(np.mean(values)), float(stats.sem(values))
     reach = float(stats.t.ppf(0.975, len(values) - 1)) * error

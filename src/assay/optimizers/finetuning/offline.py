@@ -143,7 +143,7 @@ class Recorded:
         for rollout in self.rollouts.values():
             if rollout.id not in self.credit.advantages:
                 continue
-            same = [(call.weights, call.adapters) == weights for call in rollout.transitions]
+            sampled_by_policy = [(call.weights, call.adapters) == weights for call in rollout.transitions]
             for call in rollout.transitions:
                 limited += policy.embedded is not None and _config(call).get("top_p") != 1
                 if call.token_ids and call.output.strip():
@@ -159,7 +159,7 @@ class Recorded:
                 )
             except Unscored:
                 continue
-            self._sort_rows(trajectory, same, stored, unknown)
+            self._sort_rows(trajectory, sampled_by_policy, stored, unknown)
             self.trajectories[rollout.id] = trajectory
         _require_own_tokens(strange)
         if not stored and not unknown:

@@ -209,7 +209,9 @@ def trained_tokens(transition: Transition, pieces: Sequence[str]) -> list[bool]:
     if not contains_output(text, transition.output):
         return [True] * len(pieces)
     lines = bool(schema.get(LINES))
-    spans = list(_line_values(text, schema.get("properties", {})) if lines else _json_values(text, _words(schema)))
+    spans = list(
+        _line_values(text, schema.get("properties", {})) if lines else _json_values(text, _allowed_words(schema))
+    )
     chosen, at = list[bool](), 0
     for piece in pieces:
         end = at + len(piece)
@@ -279,7 +281,7 @@ def _json_values(text: str, words: Mapping[str, Sequence[str]]) -> Iterator[_Spa
             yield part.start(1) + 1, part.end(1), [word[1:] for word in words.get(name, ()) if word.startswith('"')]
 
 
-def _words(schema: Any) -> dict[str, list[str]]:
+def _allowed_words(schema: Any) -> dict[str, list[str]]:
     """Values that a JSON schema allows, as JSON, by property name; empty if properties of the same name differ."""
     allowed: dict[str, list[str]] = {}
     parts = [schema]

@@ -70,8 +70,8 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         rows, flat = (batch.rows, list(batch.flat)) if not self.beta else ([*batch.rows, *batch.flat], [])
         self._filled = bool(rows)
         parts = self.args.steps_per_generation if mode == "train" else 1
-        most = max(over_ranks([len(rows)]))  # every process must run the same number of passes
-        fill = max(parts, math.ceil(most / parts) * parts) - len(rows)
+        passes = max(over_ranks([len(rows)]))  # every process must run the same number of passes
+        fill = max(parts, math.ceil(passes / parts) * parts) - len(rows)
         blank = Row(
             turn=0,
             prompt_ids=[self._tokenizer.pad_token_id],

@@ -115,9 +115,9 @@ class AgentObjective:
             # others (a missing package, a wrong setting) must be fixed by the user, and never become a score
             if not isinstance(error, ModelError | Unscored):
                 raise
-            return replace(run, seconds=time.perf_counter() - clock, error=_words(error))
+            return replace(run, seconds=time.perf_counter() - clock, error=_error_words(error))
         except Exception as error:
-            failed = replace(run, seconds=time.perf_counter() - clock, error=_words(error))
+            failed = replace(run, seconds=time.perf_counter() - clock, error=_error_words(error))
             return (
                 failed
                 if not is_agent_failure(failure_of_program(error))
@@ -129,9 +129,9 @@ class AgentObjective:
         except AssayError as error:
             if not isinstance(error, ModelError | Unscored):
                 raise
-            return replace(run, seconds=seconds, answer=output, error=f"the evaluator: {_words(error)}")
+            return replace(run, seconds=seconds, answer=output, error=f"the evaluator: {_error_words(error)}")
         except Exception as error:
-            return replace(run, seconds=seconds, answer=output, error=f"the evaluator: {_words(error)}")
+            return replace(run, seconds=seconds, answer=output, error=f"the evaluator: {_error_words(error)}")
         wrong = _malformed(result)
         if wrong is not None:
             self._malformed = None if self._malformed is None else self._malformed + 1
@@ -161,7 +161,7 @@ def _in_range(value: Any) -> bool:
     return isinstance(value, Real | np.bool_) and bool(math.isnan(float(value)) or 0 <= float(value) <= 1)
 
 
-def _words(error: Exception) -> str:
+def _error_words(error: Exception) -> str:
     return error_text(error)
 
 

@@ -28,7 +28,7 @@ _REACH = 30  # largest move per episode, in learning rates: 0.3 of a parameter's
 _FARTHEST = 0.5  # largest move at any learning rate, as a share of the range
 _PROPOSED, _DRAWN = 256, 512  # adjustments compared by the critic: from the network, and uniform within reach
 _OPTIMISM = 0.5  # standard errors added to the critic's mean, for exploration
-_STILL, _PATIENCE = 20, 60  # converged: this many episodes without change, or without a new best
+_UNCHANGED, _PATIENCE = 20, 60  # converged: this many episodes without change, or without a new best
 _CONFIRMED = 3  # points evaluated on the validation tasks, in addition to the first
 _COVERAGE = 0.5  # of an episode's runs must be scored for the episode to count
 _HOPELESS = 3  # unscored episodes at the start after which training ends
@@ -135,10 +135,10 @@ def _choose(outcome: PolicyOutcome, state: "_TrainingState", validation: Sequenc
 
 def _advice(state: "_TrainingState", learning_rate: float) -> list[str]:
     """Notes on the last third of the improvements."""
-    known = [episode.improvement for episode in state.history[1:] if not math.isnan(episode.improvement)]
-    last = known[-max(3, len(known) // 3) :]
+    improvements = [episode.improvement for episode in state.history[1:] if not math.isnan(episode.improvement)]
+    last = improvements[-max(3, len(improvements) // 3) :]
     notes = (
-        [f"converged: {_STILL} episodes about the same, or none better than the best in {_PATIENCE}"]
+        [f"converged: {_UNCHANGED} episodes about the same, or none better than the best in {_PATIENCE}"]
         if state.converged
         else []
     )
@@ -195,9 +195,9 @@ class _TrainingState:
 
     @property
     def converged(self) -> bool:
-        known = [episode for episode in self.history if not math.isnan(episode.overall)]
-        scores, last = [episode.overall for episode in known], known[-_STILL:]
-        unchanged = len(known) > _STILL and all(abs(episode.improvement) <= _SAME for episode in last)
+        scored = [episode for episode in self.history if not math.isnan(episode.overall)]
+        scores, last = [episode.overall for episode in scored], scored[-_UNCHANGED:]
+        unchanged = len(scored) > _UNCHANGED and all(abs(episode.improvement) <= _SAME for episode in last)
         return unchanged or (len(scores) > _PATIENCE and max(scores[-_PATIENCE:]) <= max(scores[:-_PATIENCE]))
 
     def step(self) -> Episode:
@@ -263,14 +263,14 @@ class _TrainingState:
                     episode.overall,
                 )
         else:
-            known = [e for e in self.history if not math.isnan(e.overall)]
+            scored = [e for e in self.history if not math.isnan(e.overall)]
             gain = float(
                 np.diff(critic.at(np.array([self._places(self.at), self._places(episode.parameters)])).mean)[0]
             )
             self.policy.update(state, action, float(np.clip(gain / self.spread, -3, 3)))
             self.spread = max(0.01, 0.8 * self.spread + 0.2 * abs(gain))
-            means = critic.at(np.array([self._places(e.parameters) for e in known])).mean
-            best = known[int(np.argmax(means))]
+            means = critic.at(np.array([self._places(e.parameters) for e in scored])).mean
+            best = scored[int(np.argmax(means))]
             accepted = best is episode
             self.at, self.metrics = {name: best.parameters[name] for name in self.names}, AgentMetrics(**best.metrics)
             self.expected = float(means.max())
@@ -289,20 +289,20 @@ class _TrainingState:
 
     def promising(self, count: int) -> list[Mapping[str, Any]]:
         """Parameters of the episodes with the highest expected scores, best first."""
-        known = [episode for episode in self.history if not math.isnan(episode.overall)]
-        if not known:
+        scored = [episode for episode in self.history if not math.isnan(episode.overall)]
+        if not scored:
             return [self.history[0].parameters]
         critic = self._critic()
         values = (
-            [e.overall for e in known]
+            [e.overall for e in scored]
             if critic is None
-            else critic.at(np.array([self._places(e.parameters) for e in known])).mean.tolist()
+            else critic.at(np.array([self._places(e.parameters) for e in scored])).mean.tolist()
         )
-        order = sorted(range(len(known)), key=lambda at: -values[at])
+        order = sorted(range(len(scored)), key=lambda at: -values[at])
         settings: list[Mapping[str, Any]] = []
         for at in order:
-            if known[at].parameters not in settings:
-                settings.append(known[at].parameters)
+            if scored[at].parameters not in settings:
+                settings.append(scored[at].parameters)
         return settings[:count]
 
     def _run(self, parameters: Mapping[str, Any]) -> list[TaskRun]:

@@ -113,10 +113,10 @@ def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks:
 
 def _replaced(trials: Sequence[Any]) -> set[int]:
     """Numbers of the interrupted trials that were re-run under another number, by us or by Optuna."""
-    again = {trial.system_attrs.get("failed_trial") for trial in trials} | {
+    rerun = {trial.system_attrs.get("failed_trial") for trial in trials} | {
         n for t in trials for n in t.system_attrs.get("retry_history", ())
     }
-    return {trial.number for trial in trials if trial.user_attrs.get(REQUEUED) or trial.number in again}
+    return {trial.number for trial in trials if trial.user_attrs.get(REQUEUED) or trial.number in rerun}
 
 
 def _level_with(best: TrialResult, trials: Sequence[TrialResult], config: SearchConfig) -> list[int]:
@@ -171,15 +171,17 @@ def _best(trials: Sequence[TrialResult], config: SearchConfig, expected: Mapping
     """
     first = config.objectives[0]
     sign = 1 if OBJECTIVES[first] == "maximize" else -1
-    known = [(sign * value, trial) for trial in trials if (value := trial.values[first]) is not None]
-    worth = {trial.number: expected[trial.number].mean if trial.number in expected else value for value, trial in known}
-    measured = {trial.number: value for value, trial in known}
-    top = max((trial for _, trial in known), key=lambda trial: (worth[trial.number], measured[trial.number]))
+    scored = [(sign * value, trial) for trial in trials if (value := trial.values[first]) is not None]
+    worth = {
+        trial.number: expected[trial.number].mean if trial.number in expected else value for value, trial in scored
+    }
+    measured = {trial.number: value for value, trial in scored}
+    top = max((trial for _, trial in scored), key=lambda trial: (worth[trial.number], measured[trial.number]))
     doubt = expected[top.number].error if top.number in expected else 0.0
     slack = _LEVEL if first == "score" else 0.0
     level = [
         trial
-        for value, trial in known
+        for value, trial in scored
         if worth[trial.number] >= worth[top.number] - slack and value >= measured[top.number] - max(doubt, slack)
     ]
     return min(

@@ -272,8 +272,8 @@ def _best_by_task(study: "optuna.Study") -> dict[str, float]:
 
 
 def _mean(values: Sequence[float | int | None]) -> float | None:
-    known = [float(value) for value in values if value is not None and math.isfinite(value)]
-    return math.fsum(known) / len(known) if known else None
+    finite = [float(value) for value in values if value is not None and math.isfinite(value)]
+    return math.fsum(finite) / len(finite) if finite else None
 
 
 def _values(runs: Sequence[TaskRun], objectives: Sequence[str]) -> dict[str, float | None]:

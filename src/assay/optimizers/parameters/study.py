@@ -159,14 +159,14 @@ def _storage(url: str) -> Any:
     import optuna
     import sqlalchemy as sa
 
-    again = optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry=RETRIES)
+    retry = optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry=RETRIES)
     options: dict[str, Any] = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
     storage = optuna.storages.RDBStorage(
         url,
         engine_kwargs=options,
         heartbeat_interval=_HEARTBEAT_S,
         grace_period=3 * _HEARTBEAT_S,
-        heartbeat_stale_trial_callback=again,
+        heartbeat_stale_trial_callback=retry,
     )
     if url.startswith("sqlite"):
         sa.event.listen(storage.engine, "connect", sqlite_pragmas)

@@ -167,11 +167,11 @@ class SearchSpace:
         cold = self._cold()
         specs: list[CandidateSpec] = []
         if self.counts:
-            most, some = self.counts[-1], self.counts[len(self.counts) // 2]
+            largest, some = self.counts[-1], self.counts[len(self.counts) // 2]
             kinds = [
-                (NEAREST, most),
-                ("stratified", most),
-                ("representative", most),
+                (NEAREST, largest),
+                ("stratified", largest),
+                ("representative", largest),
                 (NEAREST, some),
                 ("diverse", some),
                 ("stratified", some),
@@ -184,7 +184,7 @@ class SearchSpace:
                         )
                     )
             specs += [
-                CandidateSpec(NEAREST, most, prompt_format=prompt_format, parameters=cold)
+                CandidateSpec(NEAREST, largest, prompt_format=prompt_format, parameters=cold)
                 for prompt_format in self.prompt_formats[2:]
             ]
         specs += [CandidateSpec(prompt_format=prompt_format, parameters=cold) for prompt_format in self.prompt_formats]
