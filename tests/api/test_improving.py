@@ -98,12 +98,12 @@ def test_guards_are_checked_before_the_first_step_and_passed_to_the_training(
     ):
         with pytest.raises(AssayError, match=message):
             assay.improve("math_qa", name="x", **{**job, **extra})
-    seen: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
 
     def training(*_: Any, **options: Any) -> None:
-        seen.update(options)
+        recorded.update(options)
         raise Diverged("far enough")
 
     monkeypatch.setattr("assay.api.improve.run.train", training)
     assay.improve("math_qa", name="y", retention=[other], monitor="classify", **job)
-    assert (seen["retention"], seen["monitor"]) == ([other], "classify")
+    assert (recorded["retention"], recorded["monitor"]) == ([other], "classify")

@@ -143,5 +143,8 @@ def test_resume_starts_a_job_that_never_started(place: Path) -> None:
     }
     report = assay.evaluate("mine.py:Mine", **options)
     assert len(report.evaluation) > 5
-    again = assay.evaluate("mine.py:Mine", **options)  # it is done: replayed from the response cache
-    assert (again.to_dict()["calls"], again.evaluation.mean) == (report.to_dict()["calls"], report.evaluation.mean)
+    repeated = assay.evaluate("mine.py:Mine", **options)  # it is done: replayed from the response cache
+    assert (repeated.to_dict()["calls"], repeated.evaluation.mean) == (
+        report.to_dict()["calls"],
+        report.evaluation.mean,
+    )

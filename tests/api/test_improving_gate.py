@@ -128,10 +128,10 @@ def test_a_gate_stopped_by_a_cap_decides_nothing_and_resumes(
     assert server.calls == 22  # 8 are kept for the sealed test, and no step is kept that it would compare
     assert "step 1 of 1, prompts: gate ended after 11 of 50 tasks" in str(report.stopped)
     assert (report.steps, report.test) == ([], None)
-    again = assay.improve(
+    repeated = assay.improve(
         "before.py:Mine", max_calls=30, resume=True, **job
     )  # nothing is left: the report is given again
-    assert (again.to_dict(), server.calls) == (report.to_dict(), 22)
+    assert (repeated.to_dict(), server.calls) == (report.to_dict(), 22)
     monkeypatch.delattr(
         "assay.api.improve.run.compile_program"
     )  # what came of the step waits for its gate: it is not made again

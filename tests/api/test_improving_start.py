@@ -34,7 +34,7 @@ class Mine(dspy.Module):
 ORDERS = [["prompts"], ["sft"], ["grpo"]]
 
 
-class Heard(SilentProgress):
+class CapturedProgress(SilentProgress):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -136,14 +136,14 @@ def test_cap_on_dollars_requires_known_prices(job: dict[str, Any], server: Serve
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_splits_that_are_too_small_are_reported_at_the_start(job: dict[str, Any], order: Sequence[str]) -> None:
-    heard = Heard()
-    report = assay.improve("mine.py:Mine", order=order, sizes={"gate": 1, "test": 2}, progress=heard, **job)
+    progress = CapturedProgress()
+    report = assay.improve("mine.py:Mine", order=order, sizes={"gate": 1, "test": 2}, progress=progress, **job)
     warned = next(
         at
-        for at, line in enumerate(heard.lines)
+        for at, line in enumerate(progress.lines)
         if "too few tasks for a decision: gate has 1 task, test has 2 tasks" in line
     )
-    assert warned < next(at for at, line in enumerate(heard.lines) if line.startswith("step 1"))
+    assert warned < next(at for at, line in enumerate(progress.lines) if line.startswith("step 1"))
     assert "too few tasks for a decision" in report.notes[0]
 
 

@@ -164,11 +164,11 @@ def test_scores_are_written_in_rollout_order(
         "    return int(task.inputs['question']) / 16\n"
     )
     written: list[str] = []
-    plain = Store.put_rollout
+    original = Store.put_rollout
 
     def put_and_record(store: Store, rollout: Rollout, **fields: Any) -> None:
         written.append(rollout.id)
-        plain(store, rollout, **fields)
+        original(store, rollout, **fields)
 
     monkeypatch.setattr(Store, "put_rollout", put_and_record)
     report = score_rollouts("checked.yaml", store="s.db", threads=6)

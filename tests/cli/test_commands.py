@@ -192,7 +192,7 @@ def test_the_artifact_runs_evaluates_and_its_calls_are_in_the_store(compiled: tu
     assert ran["inputs"] == {"question": "What is 20 + 22?"}
     assert ran["transitions"]
     assert ran["program_version"] == rollout["program_version"]  # the compiled program, as on the test split
-    again = invoked(
+    repeated = invoked(
         "evaluate",
         data["artifact"],
         "--rubric",
@@ -204,8 +204,8 @@ def test_the_artifact_runs_evaluates_and_its_calls_are_in_the_store(compiled: tu
         "--size",
         "3",
     )
-    assert again["result"]["score"] == data["test"]["compiled"]["score"]  # the same program, from the response cache
-    assert again["calls"] == 0
+    assert repeated["result"]["score"] == data["test"]["compiled"]["score"]  # the same program, from the response cache
+    assert repeated["calls"] == 0
 
 
 @pytest.mark.model
@@ -275,8 +275,8 @@ def test_a_killed_compile_resumes_where_it_stopped(embedded: str, tmp_path: Path
     data = json.loads(done.stdout)
     assert data["repeated_calls"] <= 4  # what was in flight; what was answered before the kill is not asked again
     assert data["search_calls"] <= 14 + 1  # and still counts under the cap
-    again = json.loads(assay(*command, "--resume").stdout)  # a finished run is replayed
-    assert (again["calls"], again["winner"]) == (data["calls"], data["winner"])
+    resumed = json.loads(assay(*command, "--resume").stdout)  # a finished run is replayed
+    assert (resumed["calls"], resumed["winner"]) == (data["calls"], data["winner"])
 
 
 @pytest.mark.model

@@ -307,7 +307,7 @@ def test_flags_override_the_project_file(project: Path) -> None:
 def test_an_artifact_keeps_its_own_model(project: Path) -> None:
     Path("made").mkdir()
     Path("made/manifest.json").write_text("{}")
-    seen: list[dict[str, Any]] = []
+    observed: list[dict[str, Any]] = []
 
     @click.group()
     def root() -> None: ...
@@ -316,9 +316,9 @@ def test_an_artifact_keeps_its_own_model(project: Path) -> None:
     @click.option("--artifact", is_flag=True)
     @settings_flags(EvaluateSettings, sizes=())
     def evaluate(artifact: bool, **values: Any) -> None:
-        seen.append(command_settings(values, EvaluateSettings, artifact=artifact))
+        observed.append(command_settings(values, EvaluateSettings, artifact=artifact))
 
     for flags in ([], ["--artifact"]):
         CliRunner().invoke(root, ["evaluate", *flags], standalone_mode=False, catch_exceptions=False)
-    assert "model" in seen[0]
-    assert not {"model", "api_base"} & seen[1].keys()
+    assert "model" in observed[0]
+    assert not {"model", "api_base"} & observed[1].keys()

@@ -39,8 +39,8 @@ def answers(verdicts: Sequence[str], spec: JudgeSpec = SPEC, **more: Any) -> Ans
 
 
 def card(judged: Answers, rated: Sequence[Item], spec: JudgeSpec = SPEC, **more: Any) -> dict[str, Any]:
-    measures, people = agreement(judged, rated, spec, intervals=False), ceiling(rated, spec)
-    return reliability_card(judged, rated, spec, agreement=measures, ceiling=people, objective="kappa", **more)
+    measures, human = agreement(judged, rated, spec, intervals=False), ceiling(rated, spec)
+    return reliability_card(judged, rated, spec, agreement=measures, ceiling=human, objective="kappa", **more)
 
 
 @given(st.integers(0, 10_000), st.integers(20, 60))
@@ -58,49 +58,49 @@ def test_partial_rank_correlation_agrees_with_two_other_methods(seed: int, n: in
 
 
 def test_length_preferred_by_raters_is_no_length_bias() -> None:
-    people = ["bad", "fair", "good"] * 20
-    texts = ["x" * (10 * SPEC.scale.index(label) + 3) for label in people]
-    fair = card(answers(people), items(people, texts))
+    human = ["bad", "fair", "good"] * 20
+    texts = ["x" * (10 * SPEC.scale.index(label) + 3) for label in human]
+    fair = card(answers(human), items(human, texts))
     assert fair["length_bias"]["rho"] == pytest.approx(0, abs=1e-9)  # it follows people, who like long texts
     shuffled = ["x" * int(length) for length in rng.integers(1, 300, 60)]
     longer = ["good" if len(text) > 200 else "fair" if len(text) > 100 else "bad" for text in shuffled]
-    biased = card(answers(longer), items(people, shuffled))
+    biased = card(answers(longer), items(human, shuffled))
     assert biased["length_bias"]["low"] > 0.5
     assert any("correlates with the length" in alarm for alarm in biased["alarms"])
 
 
 def test_verbosity_bias_matches_hand_calculation() -> None:
-    people = ["bad", "fair"] * 15
-    plain, padded = answers(people), answers(["fair", "fair"] * 15)
+    human = ["bad", "fair"] * 15
+    plain, padded = answers(human), answers(["fair", "fair"] * 15)
     # half of the items rise by one of two steps: 0.25 of the scale; deviation 0.25·sqrt(30/29)
-    report = card(plain, items(people), padded=(plain, padded))["verbosity_bias"]
+    report = card(plain, items(human), padded=(plain, padded))["verbosity_bias"]
     reach = stats.t.ppf(0.975, 29) * 0.25 * math.sqrt(30 / 29) / math.sqrt(30)
     assert (report["mean"], report["high"] - report["mean"]) == (pytest.approx(0.25), pytest.approx(reach))
 
 
 def test_verbosity_of_too_few_items_is_reported_as_too_few() -> None:
-    people = ["bad", "fair"] * 7
-    padded = answers(people)
+    human = ["bad", "fair"] * 7
+    padded = answers(human)
     padded.verdicts[0] = None
-    report = card(answers(people), items(people), padded=(answers(people), padded))
+    report = card(answers(human), items(human), padded=(answers(human), padded))
     assert report["verbosity_bias"] is None
     assert (
         report["undefined"]["verbosity_bias"]
         == "13 items have a verdict with and without padding; at least 20 are needed"
     )
-    assert card(answers(people), items(people))["undefined"]["verbosity_bias"] == "not measured"
+    assert card(answers(human), items(human))["undefined"]["verbosity_bias"] == "not measured"
 
 
 def test_self_preference_matches_hand_calculation() -> None:
-    people = ["fair"] * 80
+    human = ["fair"] * 80
     verdicts, models = [], []
     for at in range(80):
         models.append("own" if at % 2 else "other")
         verdicts.append("good" if at % 4 == 1 else "fair")  # half of its own are put one of two steps too high
-    report = card(answers(verdicts), items(people, model=models), model="own")["self_preference"]
+    report = card(answers(verdicts), items(human, model=models), model="own")["self_preference"]
     assert report["mean"] == pytest.approx(0.25)
     assert report["low"] > 0
-    assert card(answers(verdicts), items(people, model=models), model="neither")["self_preference"] is None
+    assert card(answers(verdicts), items(human, model=models), model="neither")["self_preference"] is None
     pairs = ["tie"] * 40
     first = ["own" if at % 2 else "other" for at in range(40)]
     second = ["other" if at % 2 else "own" for at in range(40)]

@@ -128,11 +128,11 @@ def test_a_biased_judge_is_corrected_and_the_interval_has_its_coverage() -> None
 
 def test_an_uninformative_judge_gets_no_weight() -> None:
     rng = np.random.default_rng(1)
-    people = rng.random(200)
-    estimate = corrected_mean(people, [0.5] * 200, [0.5] * 1000)
+    human = rng.random(200)
+    estimate = corrected_mean(human, [0.5] * 200, [0.5] * 1000)
     assert estimate.weight == 0.0
-    assert estimate.mean == pytest.approx(people.mean())
-    against = corrected_mean(people, 1 - people, rng.random(1000))
+    assert estimate.mean == pytest.approx(human.mean())
+    against = corrected_mean(human, 1 - human, rng.random(1000))
     assert against.weight == 0.0  # a judge that is against people is not turned round
 
 
@@ -179,8 +179,8 @@ def test_psi_agrees_with_a_second_implementation(before: list[float], after: lis
     known = sum((q - p) * math.log(q / p) for p, q in zip(shares(before), shares(after), strict=True))
     psi = population_stability_index(before, after, bins=bins)
     # a value that stands on an edge by a rounding error may be counted on its other side
-    theirs = np.quantile(before, np.linspace(0, 1, bins + 1)[1:-1])
-    on_edge = any(0 < abs(value - edge) < 1e-9 for edge in (*edges, *theirs) for value in (*before, *after))
+    reference = np.quantile(before, np.linspace(0, 1, bins + 1)[1:-1])
+    on_edge = any(0 < abs(value - edge) < 1e-9 for edge in (*edges, *reference) for value in (*before, *after))
     assert on_edge or psi == pytest.approx(known, rel=1e-9, abs=1e-12)
 
 
@@ -206,27 +206,27 @@ def test_a_corrected_mean_has_minimum_variance() -> None:
     rng = np.random.default_rng(3)
     truth = rng.random(400)
     judged = np.clip(truth + rng.normal(0, 0.2, 400), 0, 1)
-    people, verdicts, others = truth[:60], judged[:60], judged[60:]
+    human, verdicts, others = truth[:60], judged[:60], judged[60:]
 
     def mean_at(weight: float, y: np.ndarray, f: np.ndarray, g: np.ndarray) -> float:
         return float(weight * g.mean() + (y - weight * f).mean())
 
     def variance(weight: float) -> float:
         pooled = np.concatenate([verdicts, others]).var(ddof=1)
-        covariance = np.cov(people, verdicts)[0, 1]
+        covariance = np.cov(human, verdicts)[0, 1]
         return float(
             weight**2 * pooled / len(others)
-            + (people.var(ddof=1) - 2 * weight * covariance + weight**2 * pooled) / len(people)
+            + (human.var(ddof=1) - 2 * weight * covariance + weight**2 * pooled) / len(human)
         )
 
-    estimate = corrected_mean(people.tolist(), verdicts.tolist(), others.tolist())
+    estimate = corrected_mean(human.tolist(), verdicts.tolist(), others.tolist())
     best = optimize.minimize_scalar(variance, bounds=(0, 1), method="bounded", options={"xatol": 1e-10})
     assert estimate.weight == pytest.approx(best.x, abs=1e-5)
-    assert estimate.mean == pytest.approx(mean_at(best.x, people, verdicts, others), abs=1e-6)
+    assert estimate.mean == pytest.approx(mean_at(best.x, human, verdicts, others), abs=1e-6)
     draws = []
     for _ in range(4000):  # the bootstrap of the same estimate
         rows, more = rng.integers(0, 60, 60), rng.integers(0, len(others), len(others))
-        draws.append(mean_at(estimate.weight, people[rows], verdicts[rows], others[more]))
+        draws.append(mean_at(estimate.weight, human[rows], verdicts[rows], others[more]))
     low, high = np.percentile(draws, [2.5, 97.5])
     reach = (estimate.high - estimate.low) / 2
     assert reach == pytest.approx(max((high - low) / 2, 3 / 60), rel=0.1)

@@ -361,8 +361,8 @@ def test_an_order_that_times_out_does_not_affect_the_others() -> None:
 
 def test_the_same_seed_gives_the_same_orders() -> None:
     prompts: list[list[str]] = [[], []]
-    for seen in prompts:
-        rank(lambda request, seen=seen: seen.append(request.messages[-1].text) or graded()(request))
+    for recorded in prompts:
+        rank(lambda request, recorded=recorded: recorded.append(request.messages[-1].text) or graded()(request))
     assert prompts[0] == prompts[1]
     assert len({text.split("outputs")[1] for text in prompts[0]}) > 1
 
@@ -397,9 +397,9 @@ def test_bradley_terry_matches_hand_calculation_and_a_second_implementation() ->
         if j:
             design[at, j - 1] -= 1
     model = LogisticRegression(C=1e9, fit_intercept=False).fit(design, [won for _, _, won in rows])
-    theirs = np.array([0, *model.coef_[0]])
+    reference = np.array([0, *model.coef_[0]])
     assert [mine[i] for i in range(4)] == pytest.approx(
-        theirs - theirs.mean(), abs=0.01
+        reference - reference.mean(), abs=0.01
     )  # the prior's pull is that small
 
 

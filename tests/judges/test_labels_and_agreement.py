@@ -132,9 +132,9 @@ def test_items_are_split_by_content_in_any_order_and_a_limit_keeps_class_shares(
 
 def test_repeated_content_is_in_one_split() -> None:
     items = [
-        Item(id=f"{n}-{again}", fields={"output": str(n)}, ratings=(Rating(rater="1", label="yes"),))
+        Item(id=f"{n}-{repeated}", fields={"output": str(n)}, ratings=(Rating(rater="1", label="yes"),))
         for n in range(100)
-        for again in range(2)
+        for repeated in range(2)
     ]
     splits = split_items(items)
     assert sum(splits.sizes().values()) == 100
@@ -177,16 +177,16 @@ def test_quadratic_weighted_kappa_matches_hand_calculation() -> None:
 @given(st.lists(st.tuples(st.sampled_from(THREE.scale), st.sampled_from(THREE.scale)), min_size=5, max_size=60))
 @settings(deadline=None, max_examples=50)
 def test_kappa_agrees_with_a_second_implementation(pairs: list[tuple[str, str]]) -> None:
-    judge, people = zip(*pairs, strict=True)
+    judge, human = zip(*pairs, strict=True)
     measures = agreement(
-        answers(*judge, spec=THREE), [item(n, label) for n, label in enumerate(people)], THREE, intervals=False
+        answers(*judge, spec=THREE), [item(n, label) for n, label in enumerate(human)], THREE, intervals=False
     )
-    if len(set(people)) < 2:
+    if len(set(human)) < 2:
         assert measures.values["kappa"] is None
         return
-    assert measures.values["kappa"] == pytest.approx(cohen_kappa_score(judge, people, labels=list(THREE.scale)))
+    assert measures.values["kappa"] == pytest.approx(cohen_kappa_score(judge, human, labels=list(THREE.scale)))
     assert measures.values["weighted_kappa"] == pytest.approx(
-        cohen_kappa_score(judge, people, labels=list(THREE.scale), weights="quadratic")
+        cohen_kappa_score(judge, human, labels=list(THREE.scale), weights="quadratic")
     )
 
 
@@ -292,10 +292,10 @@ def test_rows_in_memory_become_items() -> None:
 @settings(deadline=None, max_examples=20)
 def test_resampled_measures_equal_those_of_the_libraries(kind: str, pairs: list[tuple[int, int]]) -> None:
     spec = JudgeSpec(text="?", scale=("1", "2", "4"), kind=kind)
-    judge, people = zip(*pairs, strict=True)
+    judge, human = zip(*pairs, strict=True)
     table = _Table(
         answers(*[spec.scale[i] for i in judge], spec=spec),
-        [item(n, spec.scale[i]) for n, i in enumerate(people)],
+        [item(n, spec.scale[i]) for n, i in enumerate(human)],
         spec,
     )
     for name in MEASURES:
@@ -399,10 +399,10 @@ def test_brier_and_ceiling_agree_with_second_implementations() -> None:
             credit.append(others.count(row[out]) / 2 if others[0] != others[1] else float(others[0] == row[out]))
             for other in others:
                 table[row[out], other] += 0.5
-    people = ceiling(items, spec)
-    assert people.values["accuracy"] == pytest.approx(np.mean(credit))
+    human = ceiling(items, spec)
+    assert human.values["accuracy"] == pytest.approx(np.mean(credit))
     labels = [(a, b) for a in range(2) for b in range(2)]
     kappa = cohen_kappa_score(
         [a for a, _ in labels], [b for _, b in labels], sample_weight=[table[pair] for pair in labels]
     )
-    assert people.values["kappa"] == pytest.approx(kappa)
+    assert human.values["kappa"] == pytest.approx(kappa)

@@ -65,10 +65,12 @@ def test_letters_replace_scale_words_if_configured() -> None:
 
 
 def test_a_verdict_costs_one_token() -> None:
-    seen: list[Any] = []
-    with dspy.context(lm=scripted_lm(lambda request: {"yes": 0.9, "no": 0.1}, logprobs=True, observers=[seen.append])):
+    observed: list[Any] = []
+    with dspy.context(
+        lm=scripted_lm(lambda request: {"yes": 0.9, "no": 0.1}, logprobs=True, observers=[observed.append])
+    ):
         PointwiseJudge(GOOD)(task_input="q", output="x")
-    assert [call.request["config"]["max_tokens"] for call in seen] == [1]
+    assert [call.request["config"]["max_tokens"] for call in observed] == [1]
 
 
 def test_judges_support_async_calls() -> None:

@@ -31,12 +31,12 @@ def serve() -> Iterator[Callable[[Answer], tuple[str, list[dict[str, Any]]]]]:
     servers: list[ThreadingHTTPServer] = []
 
     def start(answer: Answer) -> tuple[str, list[dict[str, Any]]]:
-        seen: list[dict[str, Any]] = []
+        observed: list[dict[str, Any]] = []
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                seen.append(body)
+                observed.append(body)
                 status, result = answer(body)
                 data = json.dumps(result).encode()
                 self.send_response(status)
@@ -50,7 +50,7 @@ def serve() -> Iterator[Callable[[Answer], tuple[str, list[dict[str, Any]]]]]:
 
         servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
         threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{servers[-1].server_port}/v1", seen
+        return f"http://127.0.0.1:{servers[-1].server_port}/v1", observed
 
     yield start
     for server in servers:
@@ -150,11 +150,11 @@ def test_auto_reads_the_written_verdict_if_probabilities_are_uninformative(
             )
         return 200, result
 
-    url, seen = serve(answer)
+    url, requests = serve(answer)
     with dspy.context(lm=get_lm("openai/m", api_base=url, api_key="x", num_retries=0)):
         judge = PointwiseJudge(GOOD)
         assert [judge(task_input="q", output=str(n)).verdict for n in range(3)] == ["yes"] * 3
-    assert sum(bool(body.get("logprobs")) for body in seen) == 1, "asked for them once, not with every verdict"
+    assert sum(bool(body.get("logprobs")) for body in requests) == 1, "asked for them once, not with every verdict"
 
 
 def remembering(requests: list[str], answer: Any) -> Callable[[Any], Any]:
@@ -217,19 +217,19 @@ def test_a_listwise_judge_falls_back_to_written_verdicts() -> None:
 
 
 def test_a_server_with_logprobs_is_read_from_its_probabilities(serve: Any) -> None:
-    address, seen = serve(lambda body: (200, completion("yes", {"yes": 0.6, "Yes": 0.2, "no": 0.1, "maybe": 0.1})))
+    address, requests = serve(lambda body: (200, completion("yes", {"yes": 0.6, "Yes": 0.2, "no": 0.1, "maybe": 0.1})))
     with dspy.context(lm=get_lm("openai/some-judge", api_base=address, api_key="none")):
         verdict = PointwiseJudge(GOOD)(task_input="q", output="x")
     assert (verdict.verdict, verdict.confidence) == ("yes", pytest.approx(0.8 / 0.9, abs=1e-3))
-    assert (seen[0]["logprobs"], seen[0]["top_logprobs"]) == (True, 20)
+    assert (requests[0]["logprobs"], requests[0]["top_logprobs"]) == (True, 20)
 
 
 def test_a_server_without_logprobs_is_read_from_its_text(serve: Any) -> None:
-    address, seen = serve(lambda body: (200, completion('{"verdict": "no"}')))
+    address, requests = serve(lambda body: (200, completion('{"verdict": "no"}')))
     with dspy.context(lm=get_lm("openai/some-judge", api_base=address, api_key="none")):
         judge = PointwiseJudge(GOOD)
         assert [judge(task_input="q", output=str(n)).verdict for n in range(3)] == ["no"] * 3
-    assert len(seen) == 4
+    assert len(requests) == 4
 
 
 def test_a_server_that_refuses_logprobs_is_read_from_its_text(serve: Any) -> None:
@@ -240,11 +240,11 @@ def test_a_server_that_refuses_logprobs_is_read_from_its_text(serve: Any) -> Non
             }
         return 200, completion('{"verdict": "no"}')
 
-    address, seen = serve(answer)
+    address, requests = serve(answer)
     with dspy.context(lm=get_lm("openai/some-judge", api_base=address, api_key="none")):
         judge = PointwiseJudge(GOOD)
         assert [judge(task_input="q", output=str(n)).verdict for n in range(3)] == ["no"] * 3
-    assert len(seen) == 4
+    assert len(requests) == 4
 
 
 class DecisionClient:
@@ -275,15 +275,15 @@ def test_a_judge_is_read_from_a_decision_models_probabilities() -> None:
 
 
 def test_dspys_own_predictor_sends_the_same_question_to_a_decision_model() -> None:
-    ours, theirs = DecisionClient(no=0.25, yes=0.75), DecisionClient(no=0.25, yes=0.75)
+    assay_result, reference = DecisionClient(no=0.25, yes=0.75), DecisionClient(no=0.25, yes=0.75)
     from dspy.adapters.types.decision import Choice
 
-    with dspy.context(lm=ours):
+    with dspy.context(lm=assay_result):
         PointwiseJudge(GOOD)(task_input="q", output="x")
     fields = {"task_input": (str, dspy.InputField()), "output": (str, dspy.InputField())}
     verdict = (Choice[("no", ""), ("yes", "")], dspy.OutputField(desc="Is it good?"))
-    with dspy.context(lm=theirs):
+    with dspy.context(lm=reference):
         dspy.Predict(dspy.Signature({**fields, "verdict": verdict}, "Is it good?"))(task_input="q", output="x")
-    assert ours.requests[0][1]["verdict"].keys() == theirs.requests[0][1]["verdict"].keys()
-    assert ours.requests[0][0].keys() == theirs.requests[0][0].keys()
-    assert ours.requests[0][1]["verdict"]["criteria"] == theirs.requests[0][1]["verdict"]["criteria"]
+    assert assay_result.requests[0][1]["verdict"].keys() == reference.requests[0][1]["verdict"].keys()
+    assert assay_result.requests[0][0].keys() == reference.requests[0][0].keys()
+    assert assay_result.requests[0][1]["verdict"]["criteria"] == reference.requests[0][1]["verdict"]["criteria"]

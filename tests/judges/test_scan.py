@@ -44,7 +44,7 @@ def drawn(
 ) -> tuple[list[str], list[float], list[float]]:
     """Outputs, gaps and raters' places of a judge with noise of 0.15. Good outputs say so in words, as they do."""
     rng = np.random.default_rng(seed)
-    outputs, gaps, people = [], [], []
+    outputs, gaps, human = [], [], []
     for _ in range(n):
         quality = rng.random()
         words = [
@@ -57,9 +57,9 @@ def drawn(
             words.insert(int(rng.integers(0, len(words))), "acme")
         judge = np.clip(0.2 + 0.6 * quality + rng.normal(0, 0.15) + acme * brand + exclaimed * loud, 0, 1)
         outputs.append(" ".join(words) + ("!!!" if loud else "."))
-        people.append(round(4 * quality) / 4)
-        gaps.append(float(judge) - people[-1])
-    return outputs, gaps, people
+        human.append(round(4 * quality) / 4)
+        gaps.append(float(judge) - human[-1])
+    return outputs, gaps, human
 
 
 def test_a_planted_word_and_mark_are_detected_with_effect_and_interval() -> None:
@@ -80,23 +80,23 @@ def test_a_sound_noisy_judge_rarely_raises_an_alarm() -> None:
 
 
 def test_words_of_good_outputs_are_no_bias_of_a_judge_that_avoids_extremes() -> None:
-    outputs, _, people = drawn(1)
-    shrunken = [0.5 + 0.4 * (place - 0.5) - place for place in people]  # far below raters on what they like best
-    noise = np.random.default_rng(0).normal(0, 0.05, len(people))
-    assert explained_by(outputs, [gap + e for gap, e in zip(shrunken, noise, strict=True)], people) == []
+    outputs, _, human = drawn(1)
+    shrunken = [0.5 + 0.4 * (place - 0.5) - place for place in human]  # far below raters on what they like best
+    noise = np.random.default_rng(0).normal(0, 0.05, len(human))
+    assert explained_by(outputs, [gap + e for gap, e in zip(shrunken, noise, strict=True)], human) == []
 
 
 def test_few_verdicts_or_no_difference_give_no_finding() -> None:
-    outputs, gaps, people = drawn(0, n=39)
-    assert explained_by(outputs, gaps, people) is None
-    outputs, gaps, people = drawn(0, n=60)
-    assert explained_by(outputs, [0.1] * 60, people) is None
-    assert explained_by(["x"] * 60, gaps, people) == []
+    outputs, gaps, human = drawn(0, n=39)
+    assert explained_by(outputs, gaps, human) is None
+    outputs, gaps, human = drawn(0, n=60)
+    assert explained_by(outputs, [0.1] * 60, human) is None
+    assert explained_by(["x"] * 60, gaps, human) == []
 
 
 def test_words_that_occur_together_are_reported_once() -> None:
-    outputs, gaps, people = drawn(2, acme=0.4)
-    features = explained_by([text.replace("acme", "acme corp") for text in outputs], gaps, people) or []
+    outputs, gaps, human = drawn(2, acme=0.4)
+    features = explained_by([text.replace("acme", "acme corp") for text in outputs], gaps, human) or []
     assert [row["feature"] for row in features] == ["the words 'acme', 'corp'"]
 
 

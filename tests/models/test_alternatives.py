@@ -96,12 +96,12 @@ def test_a_raw_reply_keeps_only_requested_alternatives() -> None:
 
 
 def test_the_cache_key_contains_the_field_whose_alternatives_are_kept() -> None:
-    seen: list[Call] = []
-    lm = spelled_lm(Spelled(WRITTEN, {"a": 0.5}), cache=ResponseCache(), observers=[seen.append])
+    calls: list[Call] = []
+    lm = spelled_lm(Spelled(WRITTEN, {"a": 0.5}), cache=ResponseCache(), observers=[calls.append])
     for scope in (nullcontext(), alternatives_of("action"), alternatives_of("action"), nullcontext()):
         with scope:
             lm("hello", logprobs=True, top_logprobs=20)
-    assert [call.cached for call in seen] == [False, False, True, True]
+    assert [call.cached for call in calls] == [False, False, True, True]
 
 
 def test_the_cache_is_compressed_and_keyed_by_rowid(tmp_path: Path) -> None:

@@ -66,10 +66,10 @@ def test_an_answer_from_the_cache_is_a_replay_only_in_the_rollout_that_paid_for_
     other = meter(path, owner="r2")
     assert other.replayed(KEY) is None
     assert other.usage.cached == 1
-    again = meter(path)
-    assert again.replayed(KEY) is not None
-    assert again.replayed(KEY) is None  # the second time it is an answer from the cache
-    assert (again.usage.calls, again.usage.cached, again.usage.cost_usd) == (1, 2, 0.5)
+    repeated = meter(path)
+    assert repeated.replayed(KEY) is not None
+    assert repeated.replayed(KEY) is None  # the second time it is an answer from the cache
+    assert (repeated.usage.calls, repeated.usage.cached, repeated.usage.cost_usd) == (1, 2, 0.5)
     once_more = meter(path, owner="r2")
     assert once_more.replayed(KEY) is None
     assert once_more.usage.cached == 2  # already counted

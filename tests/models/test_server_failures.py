@@ -65,17 +65,17 @@ def server() -> Iterator[str]:
     http.shutdown()
 
 
-def lm_for(server: str, seen: list[Call], meter: Meter, **options: object):
-    return get_lm("openai/m", api_base=server, api_key="none", observers=[seen.append], meter=meter, **options)
+def lm_for(server: str, calls: list[Call], meter: Meter, **options: object):
+    return get_lm("openai/m", api_base=server, api_key="none", observers=[calls.append], meter=meter, **options)
 
 
 def test_a_500_is_retried_and_both_attempts_are_counted(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     Handler.plan = [500, 429, 200]
-    seen: list[Call] = []
+    calls: list[Call] = []
     meter = Meter()
-    assert lm_for(server, seen, meter)("hi") == ["hello"]
-    assert [call.error is None for call in seen] == [False, False, True]
+    assert lm_for(server, calls, meter)("hi") == ["hello"]
+    assert [call.error is None for call in calls] == [False, False, True]
     assert (meter.usage.calls, meter.usage.errors) == (3, 2)
 
 

@@ -262,8 +262,8 @@ def test_capped_run_resumes_with_a_higher_cap(tmp_path: Path) -> None:
     assert second["repeated_calls"] == 0  # what was asked before is answered from the response cache
     assert second["calls"] > first["calls"]  # what was spent before still counts
     assert second["test"]["compiled"]["score"] == 1.0
-    again = compile_it("auto", tmp_path, max_calls=1000, resume=True).to_dict()  # a finished run is replayed
-    assert [again[name] for name in ("winner", "calls", "cached", "repeated_calls")] == [
+    resumed = compile_it("auto", tmp_path, max_calls=1000, resume=True).to_dict()  # a finished run is replayed
+    assert [resumed[name] for name in ("winner", "calls", "cached", "repeated_calls")] == [
         second[n] for n in ("winner", "calls", "cached", "repeated_calls")
     ]
 

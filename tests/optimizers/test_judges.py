@@ -142,8 +142,8 @@ def test_openings_of_the_label_test_split_are_counted(tmp_path: Path) -> None:
     first = compiled(tmp_path, optimizer="calibrate")
     assert first.to_dict()["test_openings"] == {"this_job": 1, "this_store": 1}
     assert "has been opened 1 time in this store" in (first.artifact / "report.md").read_text()
-    again = compiled(tmp_path, optimizer="calibrate", demos=1)
-    assert again.to_dict()["test_openings"] == {"this_job": 1, "this_store": 2}
+    repeated = compiled(tmp_path, optimizer="calibrate", demos=1)
+    assert repeated.to_dict()["test_openings"] == {"this_job": 1, "this_store": 2}
 
 
 def test_a_rubric_uses_a_compiled_judge(calibrated: tuple[Path, Any], tmp_path: Path) -> None:

@@ -71,10 +71,10 @@ def test_resumed_training_equals_an_uninterrupted_one(
         patch.setattr(Rollouts, "collect", killed)
         with pytest.raises(Killed):
             trained(tmp_path / "cut", tiny_model, monkeypatch)
-    again = trained(tmp_path / "cut", tiny_model, monkeypatch, resume=True)
+    resumed = trained(tmp_path / "cut", tiny_model, monkeypatch, resume=True)
     for name in ("loss", "reward", "held_out_greedy", "held_out_sampled"):
-        assert again.curves[name] == uninterrupted.curves[name], name
-    assert again.row_stats.rollouts == uninterrupted.row_stats.rollouts == 12
+        assert resumed.curves[name] == uninterrupted.curves[name], name
+    assert resumed.row_stats.rollouts == uninterrupted.row_stats.rollouts == 12
     files = [
         folder / ".assay" / "training" / "a" / "adapter" / "adapter_model.safetensors"
         for folder in (tmp_path / "whole", tmp_path / "cut")

@@ -316,13 +316,13 @@ def test_a_job_error_is_not_an_optimizer_failure(place: Path, monkeypatch: pytes
 
 
 def test_programs_without_a_scored_task_are_not_announced(place: Path) -> None:
-    class Heard(SilentProgress):
+    class CapturedProgress(SilentProgress):
         spoken = ""
 
         def say(self, text: str) -> None:
             self.spoken += f"{text}\n"
 
-    progress = Heard()
+    progress = CapturedProgress()
     compiled("gepa", optimizer_settings={"max_metric_calls": 30}, progress=progress)
     assert "a program of Mine: 0.000 on 6 tasks" in progress.spoken
     assert "on 0 tasks" not in progress.spoken

@@ -95,8 +95,8 @@ def test_training_finds_better_parameters_and_records_its_history() -> None:
     assert trainer.report is not None
     assert trainer.report.gain.n == 18  # 0.3 of 60: the report's own tasks
     assert trainer.report.gain.low <= trainer.report.after - trainer.report.before <= trainer.report.gain.high
-    again = RLTrainer(SyntheticAgent("ackley", tasks=60), agent.right, agent).train(episodes=40)
-    assert again.best == outcome.best  # the same seed
+    repeated = RLTrainer(SyntheticAgent("ackley", tasks=60), agent.right, agent).train(episodes=40)
+    assert repeated.best == outcome.best  # the same seed
 
 
 def test_a_policy_without_updates_does_not_change() -> None:
@@ -141,17 +141,17 @@ def test_invalid_settings_and_unscored_episodes_are_refused() -> None:
 
 
 def test_ranges_are_respected_and_fixed_parameters_do_not_change() -> None:
-    seen: list[dict[str, Any]] = []
+    observed: list[dict[str, Any]] = []
 
     class Watched(SyntheticAgent):
         def set_parameters(self, parameters: Mapping[str, Any]) -> None:
-            seen.append(dict(parameters))
+            observed.append(dict(parameters))
             super().set_parameters(parameters)
 
     agent = Watched(tasks=10)
     RLTrainer(agent, agent.right, agent, ranges={"temperature": (0.3, 0.9)}, initial={"max_steps": 3}).train(episodes=8)
-    assert all(0.3 <= parameters["temperature"] <= 0.9 and parameters["max_steps"] == 3 for parameters in seen)
-    assert len({parameters["temperature"] for parameters in seen}) > 3
+    assert all(0.3 <= parameters["temperature"] <= 0.9 and parameters["max_steps"] == 3 for parameters in observed)
+    assert len({parameters["temperature"] for parameters in observed}) > 3
 
 
 @pytest.mark.parametrize("function", ["ackley", "rosenbrock", "hartmann"])

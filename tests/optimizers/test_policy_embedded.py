@@ -129,10 +129,10 @@ def test_training_tokens_equal_the_sampled_tokens(trained: tuple[Path, Any], emb
     "text", ["+  2", "  2", "a\n\n2", "a \n2", "a  \n 2", "12  3", "\t\t2", "é   5", "a  'll", "x 10 <|im_end|>\n ½"]
 )
 def test_tokenizer_matches_the_engine(embedded: str, text: str) -> None:
-    theirs = LlamaBackend(embedded).post("/tokenize", {"content": text, "parse_special": True, "add_special": False})[
-        "tokens"
-    ]
-    assert load_policy(embedded).tokenizer(text)["input_ids"] == theirs
+    reference = LlamaBackend(embedded).post(
+        "/tokenize", {"content": text, "parse_special": True, "add_special": False}
+    )["tokens"]
+    assert load_policy(embedded).tokenizer(text)["input_ids"] == reference
 
 
 class Saying(dspy.Module):
@@ -586,8 +586,8 @@ def test_dspy_grpo_returns_an_adapter(embedded: str) -> None:
 def test_dspy_finetuning_returns_a_model_with_the_adapter(embedded: str) -> None:
     from dspy.clients.utils_finetune import TrainDataFormat
 
-    seen: list[Any] = []
-    lm = get_lm(embedded, temperature=0.0, max_tokens=8, observers=[seen.append])
+    observed: list[Any] = []
+    lm = get_lm(embedded, temperature=0.0, max_tokens=8, observers=[observed.append])
     lm.provider = TRLProvider()
     text = [
         {"messages": [{"role": "user", "content": "What do you say?"}, {"role": "assistant", "content": "Fish."}]}
@@ -600,7 +600,7 @@ def test_dspy_finetuning_returns_a_model_with_the_adapter(embedded: str) -> None
     assert tuned.model == f"{embedded}+fish"
     assert (tuned.kwargs["max_tokens"], tuned.provider.finetunable) == (8, True)
     assert "Fish" in tuned("What do you say?")[0]
-    assert [call.adapters for call in seen] == [(find_adapter("fish").sha256,)]
+    assert [call.adapters for call in observed] == [(find_adapter("fish").sha256,)]
 
     student, teacher = Turning(), Turning()
     student.set_lm(lm)

@@ -130,10 +130,13 @@ def test_a_ppo_value_is_fitted_on_other_groups_and_survives_a_reload() -> None:
     memory, config = ValueMemory(), PolicySettings(algorithm="ppo")
     for at in range(4):
         assign_credit([trajectory(f"{at}{n}", f"g{n // 2}", 0.1, 0.0, n % 2) for n in range(4)], config, memory)
-    again = ValueMemory()
-    again.load(json.loads(json.dumps(memory.to_json())))
+    repeated = ValueMemory()
+    repeated.load(json.loads(json.dumps(memory.to_json())))
     batch = [trajectory(f"x{n}", f"h{n // 2}", 0.1, 0.0, n % 2) for n in range(4)]
-    memorized, other = assign_credit(batch, config, memory).advantages, assign_credit(batch, config, again).advantages
+    memorized, other = (
+        assign_credit(batch, config, memory).advantages,
+        assign_credit(batch, config, repeated).advantages,
+    )
     assert memorized == other
     assert memorized["x1"][2] > 0 > memorized["x0"][2]
 
@@ -648,7 +651,7 @@ def test_on_single_calls_the_trainer_equals_stock_grpo(
         return Batch(rows_with_credit, flat)
 
     dropped: list[int] = []
-    ours = TransitionTrainer(
+    assay_result = TransitionTrainer(
         model=model(),
         args=arguments(tmp_path / "b", **more),
         train_dataset=rows,
@@ -656,16 +659,18 @@ def test_on_single_calls_the_trainer_equals_stock_grpo(
         peft_config=lora,
         collect=collect,
     )
-    start = {name: value.clone() for name, value in ours.model.named_parameters() if value.requires_grad}
+    start = {name: value.clone() for name, value in assay_result.model.named_parameters() if value.requires_grad}
     with lean_head() if lean else nullcontext():
-        ours.train()
-    theirs = dict(stock.model.named_parameters())
+        assay_result.train()
+    reference = dict(stock.model.named_parameters())
     moved = max(
-        (value - start[name]).abs().max().item() for name, value in ours.model.named_parameters() if value.requires_grad
+        (value - start[name]).abs().max().item()
+        for name, value in assay_result.model.named_parameters()
+        if value.requires_grad
     )
     apart = max(
-        (value - theirs[name]).abs().max().item()
-        for name, value in ours.model.named_parameters()
+        (value - reference[name]).abs().max().item()
+        for name, value in assay_result.model.named_parameters()
         if value.requires_grad
     )
     assert moved > 1e-3

@@ -399,11 +399,11 @@ def test_hanging_or_nan_rewards_are_excluded(tiny_model: Path) -> None:
 def test_slow_engine_does_not_abandon_rollouts(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trl import GRPOTrainer
 
-    plain = GRPOTrainer._generate_single_turn
+    original = GRPOTrainer._generate_single_turn
 
     def slow(self: Any, *args: Any, **options: Any) -> Any:
         time.sleep(1.1)
-        return plain(self, *args, **options)
+        return original(self, *args, **options)
 
     monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", slow)
     report = run(tiny_model, "slow", steps=1, evaluate_every=0, rollout_timeout_s=1.0)
@@ -491,11 +491,11 @@ def test_page_reports_converged_seeds(tmp_path: Path) -> None:
     first = PolicyReport(
         "embedded/x+a+b", tmp_path, PolicySettings(model="embedded/x+a"), validation={}, converged=True
     ).to_dict()
-    again = {**first, "converged": None, "config": {**first["config"], "seed": 1, "model": "embedded/x+c"}}
+    repeated = {**first, "converged": None, "config": {**first["config"], "seed": 1, "model": "embedded/x+c"}}
     longer = {**first, "config": {**first["config"], "seed": 2, "steps": 99}}
     warm_up = {"config": {"model": "embedded/x"}, "loss": {}}
-    others = of_other_seeds(first, [first, again, longer, warm_up])
-    assert others == [again]
+    others = of_other_seeds(first, [first, repeated, longer, warm_up])
+    assert others == [repeated]
     assert (
         "of 2 seeds 1 did, 0 did not, 1 took too few steps"
         in write_report(tmp_path / "page.html", first, others).read_text()

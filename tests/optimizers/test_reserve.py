@@ -47,7 +47,7 @@ def write(place: Path, rows: int, **more: Any) -> None:
     (place / "data.jsonl").write_text("\n".join(lines))
 
 
-class Heard(SilentProgress):
+class CapturedProgress(SilentProgress):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -78,9 +78,9 @@ def test_a_cap_on_calls_reserves_gate_and_test(tmp_path: Path) -> None:
 
 def test_the_estimate_assigns_calls_above_the_search_cap_to_gate_and_test(tmp_path: Path) -> None:
     write(tmp_path, 400)
-    heard = Heard()
-    data = compiled(optimizer="auto", max_calls=150, max_search_calls=30, early_stop=False, progress=heard).to_dict()
-    text = "\n".join(heard.lines)
+    progress = CapturedProgress()
+    data = compiled(optimizer="auto", max_calls=150, max_search_calls=30, early_stop=False, progress=progress).to_dict()
+    text = "\n".join(progress.lines)
     estimate, gate = (
         int(match[1])
         for match in (re.search(r"estimate: (\d+) calls", text), re.search(r"gate: up to (\d+) tasks", text))
@@ -150,42 +150,42 @@ def test_a_set_split_size_is_used_and_the_difference_determines_the_others(tmp_p
 
 def test_splits_too_small_for_a_decision_are_reported_before_the_first_call(tmp_path: Path) -> None:
     write(tmp_path, 40)
-    heard, lm = Heard(), scripted_lm(scripted_answer)
-    heard_before: list[str] = []
+    progress, lm = CapturedProgress(), scripted_lm(scripted_answer)
+    messages_before: list[str] = []
 
     def script(request: Any) -> str:
-        if not heard_before:
-            heard_before.extend(heard.lines)
+        if not messages_before:
+            messages_before.extend(progress.lines)
         return scripted_answer(request)
 
     lm = scripted_lm(script)
-    data = compiled(lm=lm, progress=heard, sizes={"gate": 1, "test": 1, "val": 1}).to_dict()
+    data = compiled(lm=lm, progress=progress, sizes={"gate": 1, "test": 1, "val": 1}).to_dict()
     assert any(
         "too few tasks for a decision: val has 1 task, gate has 1 task, test has 1 task" in line
-        for line in heard_before
+        for line in messages_before
     )
     assert any("too few tasks for a decision" in note for note in data["notes"])
 
 
 def test_a_cap_too_small_for_a_decision_is_reported_and_the_job_resumes(tmp_path: Path) -> None:
     write(tmp_path, 400)
-    heard = Heard()
-    data = compiled(optimizer="auto", max_calls=12, progress=heard, store=tmp_path / "a.db").to_dict()
+    progress = CapturedProgress()
+    data = compiled(optimizer="auto", max_calls=12, progress=progress, store=tmp_path / "a.db").to_dict()
     assert data["calls"] <= 12
     assert "leave" in data["stopped"]
-    assert any("the caps leave" in line for line in heard.lines)
-    again = compiled(optimizer="auto", max_calls=400, resume=True, store=tmp_path / "a.db").to_dict()
-    assert again["stopped"] is None
-    assert again["replaces"]
+    assert any("the caps leave" in line for line in progress.lines)
+    resumed = compiled(optimizer="auto", max_calls=400, resume=True, store=tmp_path / "a.db").to_dict()
+    assert resumed["stopped"] is None
+    assert resumed["replaces"]
 
 
 def test_tune_reports_splits_that_are_too_small(tmp_path: Path) -> None:
     write(tmp_path, 40)
-    heard, heard_before = Heard(), list[str]()
+    progress, messages_before = CapturedProgress(), list[str]()
 
     def script(request: Any) -> str:
-        if not heard_before:
-            heard_before.extend(heard.lines)
+        if not messages_before:
+            messages_before.extend(progress.lines)
         return scripted_answer(request)
 
     data = assay.tune(
@@ -195,40 +195,40 @@ def test_tune_reports_splits_that_are_too_small(tmp_path: Path) -> None:
         trials=1,
         lm=scripted_lm(script),
         prompt_format="json",
-        progress=heard,
+        progress=progress,
         sizes={"gate": 2},
     ).to_dict()
-    assert any("too few tasks for a decision: gate has 2 tasks" in line for line in heard_before)
+    assert any("too few tasks for a decision: gate has 2 tasks" in line for line in messages_before)
     assert any("too few tasks for a decision" in note for note in data["notes"])
 
 
 def test_evaluate_reports_a_split_too_small_for_an_interval(tmp_path: Path) -> None:
     write(tmp_path, 40)
-    heard = Heard()
+    progress = CapturedProgress()
     options: dict[str, Any] = {
         "rubric": "r.yaml",
         "data": "data.jsonl",
         "lm": scripted_lm(scripted_answer),
         "prompt_format": "json",
-        "progress": heard,
+        "progress": progress,
     }
     data = assay.evaluate("mine.py:Mine", sizes={"val": 1}, **options).to_dict()
-    assert "warning: val has 1 task: the interval of a score needs at least 5" in heard.lines[0]
+    assert "warning: val has 1 task: the interval of a score needs at least 5" in progress.lines[0]
     assert "val has 1 task" in data["notes"][0]
     assert assay.evaluate("mine.py:Mine", split="train", **options).to_dict()["notes"] == []
 
 
 def test_the_detectable_gain_of_the_gate_is_reported_at_the_start(tmp_path: Path) -> None:
     write(tmp_path, 400)
-    heard = Heard()
-    compiled(max_calls=200, progress=heard, early_stop=False)
-    lines = [line for line in heard.lines if line.startswith("gate: up to")]
+    progress = CapturedProgress()
+    compiled(max_calls=200, progress=progress, early_stop=False)
+    lines = [line for line in progress.lines if line.startswith("gate: up to")]
     assert len(lines) == 1
     size, gain = int(lines[0].split()[3]), float(lines[0].split("gain of ")[1].split()[0])
     assert 20 <= size <= 80  # half of 200 calls are kept for pairs of gate and test
     assert gain == pytest.approx(detectable_difference(size), abs=0.006)
-    before = next(i for i, line in enumerate(heard.lines) if line.startswith("gate: up to"))
-    assert not any("gain" in line for line in heard.lines[:before])
+    before = next(i for i, line in enumerate(progress.lines) if line.startswith("gate: up to"))
+    assert not any("gain" in line for line in progress.lines[:before])
 
 
 def test_a_dry_run_reports_the_detectable_gain_of_the_gate(tmp_path: Path) -> None:

@@ -222,10 +222,10 @@ def test_task_difficulty_is_adjusted_for() -> None:
 
 def test_stratified_demonstrations_cover_the_labels_that_random_ones_miss() -> None:
     pool = [demonstration(task) for task in InContextLearner("intents").tasks(100, seed=1)]
-    there = {d.task.expected["label"] for d in pool}
+    present = {d.task.expected["label"] for d in pool}
     for how in ("stratified", "representative"):
-        assert {d.task.expected["label"] for d in select(pool, 12, how=how, seed=0)} == there, how
-    assert len({d.task.expected["label"] for d in select(pool, 12, how="random", seed=0)}) < len(there)
+        assert {d.task.expected["label"] for d in select(pool, 12, how=how, seed=0)} == present, how
+    assert len({d.task.expected["label"] for d in select(pool, 12, how="random", seed=0)}) < len(present)
 
 
 @pytest.mark.parametrize("how", SELECTIONS)

@@ -37,7 +37,7 @@ def adding(gain: float) -> Any:
     return scripted_lm(answer)
 
 
-class Heard(SilentProgress):
+class CapturedProgress(SilentProgress):
     def __init__(self, lm: Any) -> None:
         self.lm, self.before = lm, list[str]()
 
@@ -83,9 +83,9 @@ def test_eight_rows_are_reported_as_too_few_before_the_first_call(tmp_path: Path
     splits = ["train"] * 5 + ["val", "gate", "test"]
     write(tmp_path, [row(n, split=split) for n, split in enumerate(splits)])
     lm = adding(0.5)
-    heard = Heard(lm)
-    data = compiled(lm, progress=heard, max_calls=60)
-    warnings = [line for line in heard.before if "too few tasks for a decision" in line]
+    progress = CapturedProgress(lm)
+    data = compiled(lm, progress=progress, max_calls=60)
+    warnings = [line for line in progress.before if "too few tasks for a decision" in line]
     assert len(warnings) == 1
     assert "val has 1 task, gate has 1 task, test has 1 task" in warnings[0]
     assert not data["replaces"]

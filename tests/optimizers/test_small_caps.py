@@ -16,7 +16,7 @@ from assay.optimizers.prompts.dspy_patches import repaired_dspy
 from assay.optimizers.prompts.estimate import minutes_text
 from assay.optimizers.prompts.teleprompters import least_runs
 from assay.testing import scripted_lm
-from tests.runs.test_finished import PROGRAM, Heard
+from tests.runs.test_finished import PROGRAM, CapturedProgress
 
 
 @pytest.fixture
@@ -86,12 +86,12 @@ def test_simba_stopped_by_a_cap_returns_its_best_candidate(place: Path) -> None:
 
 
 def test_too_few_calls_for_a_proposal_are_reported_before_the_search(place: Path) -> None:
-    heard = Heard()
-    data = compiled(optimizer="gepa", max_calls=30, progress=heard)
+    progress = CapturedProgress()
+    data = compiled(optimizer="gepa", max_calls=30, progress=progress)
     (note,) = [note for note in data["notes"] if "too few for one proposal of gepa" in note]
     needed = int(re.findall(r"it needs about (\d+)", note)[0])
     assert needed > 15
-    assert "too few for one proposal" in heard.text
+    assert "too few for one proposal" in progress.text
     assert not any("nothing beat" in note for note in data["notes"])
     more = compiled(optimizer="gepa", max_calls=2 * needed + 4, store=place / "other.db")
     assert not any("too few" in note for note in more["notes"])
@@ -126,9 +126,9 @@ def test_durations_are_formatted_for_reading() -> None:
 
 
 def test_the_estimate_includes_the_reserve_for_gate_and_test(place: Path) -> None:
-    heard = Heard()
-    compiled(optimizer="labeled", max_calls=100, progress=heard)
-    line = next(line for line in heard.text.splitlines() if line.startswith("estimate"))
+    progress = CapturedProgress()
+    compiled(optimizer="labeled", max_calls=100, progress=progress)
+    line = next(line for line in progress.text.splitlines() if line.startswith("estimate"))
     calls, search = (int(n) for n in re.findall(r"estimate: (\d+) calls \((\d+) of them", line)[0])
     assert calls <= 100
     assert search <= 50
@@ -164,7 +164,7 @@ def test_repairs_of_dspy_are_reverted() -> None:
 
 
 def test_parameter_impact_reports_a_too_small_val_split_first(place: Path) -> None:
-    heard = Heard()
+    progress = CapturedProgress()
     rows = [{"question": f"What do you say to number {n}.", "answer": str(n + 2), "split": "val"} for n in range(3)]
     (place / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     options = {
@@ -175,6 +175,6 @@ def test_parameter_impact_reports_a_too_small_val_split_first(place: Path) -> No
         "prompt_format": "json",
         "levels": 2,
     }
-    report = assay.parameter_impact("mine.py:Mine", progress=heard, **options)
-    assert "val has 3 tasks" in heard.text
+    report = assay.parameter_impact("mine.py:Mine", progress=progress, **options)
+    assert "val has 3 tasks" in progress.text
     assert any("val has 3 tasks" in note for note in report.notes)

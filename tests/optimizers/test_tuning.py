@@ -363,11 +363,11 @@ def test_several_objectives_give_a_pareto_front() -> None:
 def test_a_study_resumes_where_it_stopped(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 's.db'}"
     first = searched(url=url, trials=6)
-    again = Aims()
-    second = searched(again, url=url, trials=10)
+    repeated = Aims()
+    second = searched(repeated, url=url, trials=10)
     assert [trial.number for trial in first.trials] == [trial.number for trial in second.trials][:6]
     assert len(second.trials) == 10
-    assert again.executed == second.task_runs - first.task_runs
+    assert repeated.executed == second.task_runs - first.task_runs
     other = Space(programs=["agent"], acting={"agent": list(RANGES)}, ranges={"temperature": (0.1, 1.0)})
     with pytest.raises(ConfigError, match=r"searches something else: .*ranges is .*2\.0.*, not .*1\.0"):
         searched(space=other, url=url)

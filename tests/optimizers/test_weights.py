@@ -296,9 +296,9 @@ def test_warm_up_learns_a_format_and_is_served(embedded: str, tmp_path: Path) ->
     assert not (tmp_path / ".assay" / "training" / "adds").exists()
     with pytest.raises(ConfigError, match="there is an adapter 'adds'"):
         train_sft(path, "adds", SFTSettings())
-    again = train_sft(path, "more", SFTSettings(model=f"{embedded}+adds", epochs=1, max_length=128, lora_r=4))
-    assert again.name == f"{embedded}+adds+more"
-    assert again.held_out_loss[0] == pytest.approx(min(held_out), rel=0.2)  # it begins where the first one ended
+    repeated = train_sft(path, "more", SFTSettings(model=f"{embedded}+adds", epochs=1, max_length=128, lora_r=4))
+    assert repeated.name == f"{embedded}+adds+more"
+    assert repeated.held_out_loss[0] == pytest.approx(min(held_out), rel=0.2)  # it begins where the first one ended
 
 
 @pytest.mark.slow
@@ -328,11 +328,13 @@ def test_resumed_warm_up_gives_the_same_curve(tiny_model: Path, tmp_path: Path) 
         [*command, "--name", "cut", "--resume", "--json"], capture_output=True, text=True, timeout=600
     )
     assert resumed.returncode == 0, resumed.stderr[-3000:]
-    again = json.loads(resumed.stdout)
-    assert again["steps"] == report["steps"]
+    report_again = json.loads(resumed.stdout)
+    assert report_again["steps"] == report["steps"]
     for curve in ("loss", "held_out_loss"):
-        assert again[curve].keys() >= report[curve].keys()  # it was looked at once more where it stopped
-        assert [again[curve][step] for step in report[curve]] == pytest.approx(list(report[curve].values()), rel=1e-3)
+        assert report_again[curve].keys() >= report[curve].keys()  # it was looked at once more where it stopped
+        assert [report_again[curve][step] for step in report[curve]] == pytest.approx(
+            list(report[curve].values()), rel=1e-3
+        )
 
 
 @pytest.mark.slow
@@ -358,8 +360,8 @@ def test_warm_up_killed_after_storing_its_adapter_resumes_to_the_same(
     with pytest.raises(ConfigError, match="there is an adapter 'cut'"):
         train_sft(path, "cut", config, resume=True)
     manifest.write_text(json.dumps(stored))
-    again = train_sft(path, "cut", config, resume=True)
-    assert (again.loss, again.held_out_loss, again.steps, again.agreement) == (
+    resumed = train_sft(path, "cut", config, resume=True)
+    assert (resumed.loss, resumed.held_out_loss, resumed.steps, resumed.agreement) == (
         uninterrupted.loss,
         uninterrupted.held_out_loss,
         uninterrupted.steps,
@@ -406,10 +408,10 @@ def test_nan_loss_keeps_the_last_finite_weights(
     import torch
     from trl import SFTTrainer
 
-    plain = SFTTrainer.compute_loss
+    original = SFTTrainer.compute_loss
 
     def broken(self: Any, *args: Any, **options: Any) -> Any:
-        result = plain(self, *args, **options)
+        result = original(self, *args, **options)
         bad = self.model.training and self.state.global_step >= 3
         return result * torch.nan if bad and not isinstance(result, tuple) else result
 

@@ -25,7 +25,7 @@ def main(model: str, out: str) -> None:
     from assay.optimizers.finetuning.trl_trainer import Batch, TransitionTrainer, over_ranks
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    group, seen = 4, []
+    group, recorded = 4, []
 
     def collect(inputs: list[dict[str, Any]], trainer: Any) -> Batch:
         first, mine = trainer.accelerator.process_index * len(inputs), []
@@ -51,7 +51,7 @@ def main(model: str, out: str) -> None:
             )
         every = over_ranks([trajectory.without_rows() for trajectory in mine])
         credit = assign_credit(every, PolicySettings(), ValueMemory())
-        seen.append(dict(sorted(credit.advantages.items())))
+        recorded.append(dict(sorted(credit.advantages.items())))
         return Batch(
             *credit.apply_to(mine, Counter()),
             {"reward": sum(sum(trajectory.rewards) for trajectory in every) / len(every)},
@@ -79,7 +79,7 @@ def main(model: str, out: str) -> None:
             for name, value in trainer.accelerator.unwrap_model(trainer.model).named_parameters()
             if value.requires_grad
         }
-        Path(out).write_text(json.dumps({"weights": weights, "advantages": seen}))
+        Path(out).write_text(json.dumps({"weights": weights, "advantages": recorded}))
 
 
 if __name__ == "__main__":

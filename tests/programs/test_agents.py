@@ -79,13 +79,13 @@ def test_defaults_are_the_documented_ones() -> None:
 
 
 def test_temperature_reaches_every_call() -> None:
-    seen = []
+    observed = []
     lm = scripted_math()
     script = lm.scripted.script
-    lm.scripted.script = lambda request: (seen.append(request.config.temperature), script(request))[1]
+    lm.scripted.script = lambda request: (observed.append(request.config.temperature), script(request))[1]
     run(math(temperature=1.3), lm)
-    assert set(seen) == {1.3}
-    assert len(seen) == 4  # decide, call, decide, answer
+    assert set(observed) == {1.3}
+    assert len(observed) == 4  # decide, call, decide, answer
 
 
 def test_max_steps_1_answers_without_a_tool() -> None:
@@ -251,10 +251,10 @@ def test_classify_and_extract_infer_their_fields_from_the_data() -> None:
 @pytest.mark.parametrize("kind", ["classify", "extract"])
 def test_parameters_apply_to_single_step_programs(kind: str) -> None:
     def calls_of(text: str = "a text", demos: int = 0, **parameters: Any) -> list[Any]:
-        seen: list[Any] = []
+        observed: list[Any] = []
 
         def script(request: Any) -> str:
-            seen.append(request)
+            observed.append(request)
             fields = request.config.response_format["schema"]["properties"]
             return json.dumps({name: "red" if name == "label" else "x" for name in fields})
 
@@ -263,7 +263,7 @@ def test_parameters_apply_to_single_step_programs(kind: str) -> None:
         inputs = {"text": "word " * 50, "label": "red", "name": "x"}
         program.predict.demos = [dspy.Example(**inputs) for _ in range(demos)]
         run(program, scripted_lm(script), text=text)
-        return seen
+        return observed
 
     def size(request: Any) -> int:
         return len(str(request.messages))
@@ -322,13 +322,13 @@ def test_an_object_that_is_not_a_program_is_refused(name: str, message: str) -> 
 
 @pytest.mark.parametrize("depth", [1, 5, 10])
 def test_the_token_limit_includes_the_reasoning_budget(depth: int) -> None:
-    seen: list[Any] = []
+    observed: list[Any] = []
     lm = scripted_lm(
-        lambda request: '{"thought": "x", "action": "answer", "need": 0, "answer": "1"}', observers=[seen.append]
+        lambda request: '{"thought": "x", "action": "answer", "need": 0, "answer": "1"}', observers=[observed.append]
     ).copy(max_tokens=512)
     with dspy.context(lm=lm):
         MathQA(AgentParameters(reasoning_depth=depth))(question="What is 1?")
-    assert seen[0].request["config"]["max_tokens"] == 512 + reasoning_tokens(depth)
+    assert observed[0].request["config"]["max_tokens"] == 512 + reasoning_tokens(depth)
 
 
 def decided(*tokens: tuple[str, dict[str, float]]) -> dspy.Prediction:

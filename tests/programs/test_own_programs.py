@@ -203,8 +203,8 @@ def test_modules_imported_by_name_in_a_string_are_isolated_between_programs(tmp_
 
 def test_modules_imported_by_name_in_a_string_are_in_the_artifact(tmp_path: Path) -> None:
     artifact = compiled(write_dynamic(tmp_path / "p", "one"), tmp_path / "out")
-    there = {path.name for path in (artifact / "source").rglob("*.py")}
-    assert there == {"agent.py", "__init__.py", "plugin.py", "third.py", "deep.py", "near.py"}
+    present = {path.name for path in (artifact / "source").rglob("*.py")}
+    assert present == {"agent.py", "__init__.py", "plugin.py", "third.py", "deep.py", "near.py"}
     shutil.rmtree(tmp_path / "p")
     text = in_another_place(
         artifact,
@@ -271,11 +271,11 @@ def test_an_artifact_runs_from_another_folder_after_its_program_is_deleted(tmp_p
         "adapter=dspy.ChatAdapter()):\n    print(loaded(question='?').answer)"
     )
     assert in_another_place(artifact, tmp_path / "far", code) == "AlateA-deep-1 4"
-    again = compiled(
+    repeated = compiled(
         str(tmp_path / "far" / "a"), tmp_path / "again"
     )  # and what is compiled from it carries the source on
     shutil.rmtree(tmp_path / "far")
-    assert in_another_place(again, tmp_path / "farther", code) == "AlateA-deep-1 4"
+    assert in_another_place(repeated, tmp_path / "farther", code) == "AlateA-deep-1 4"
 
 
 @pytest.mark.parametrize("wrong", ["changed", "added", "missing"])
@@ -416,8 +416,8 @@ async def streamed(program: Any, question: str, **options: Any) -> tuple[str, An
     """What the listener of `answer` heard, and the prediction."""
     stream = dspy.streamify(program, stream_listeners=[dspy.streaming.StreamListener("answer")], **options)
     parts = [part async for part in stream(question=question)]
-    heard = "".join(part.chunk for part in parts if isinstance(part, dspy.streaming.StreamResponse))
-    return heard.strip(' "'), parts[-1]  # DSPy gives a JSON value with its quotes
+    chunks = "".join(part.chunk for part in parts if isinstance(part, dspy.streaming.StreamResponse))
+    return chunks.strip(' "'), parts[-1]  # DSPy gives a JSON value with its quotes
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -536,9 +536,9 @@ def test_files_that_the_program_reads_are_in_its_artifact(tmp_path: Path) -> Non
         "print(loaded(question='?').answer, loaded.predictors()[0].signature.instructions)"
     )
     assert in_another_place(artifact, tmp_path / "far", code) == "4! Add up."
-    again = compiled(str(tmp_path / "far" / "a"), tmp_path / "again")
+    repeated = compiled(str(tmp_path / "far" / "a"), tmp_path / "again")
     shutil.rmtree(tmp_path / "far")
-    assert in_another_place(again, tmp_path / "farther", code) == "4! Add up."
+    assert in_another_place(repeated, tmp_path / "farther", code) == "4! Add up."
 
 
 def test_secrets_databases_data_and_outside_files_are_reported_and_not_copied(tmp_path: Path) -> None:
@@ -597,7 +597,7 @@ def test_files_missing_from_the_artifact_are_reported_before_the_first_call(tmp_
     (tmp_path / "r.yaml").write_text(RUBRIC)
     messages: list[tuple[str, int]] = []
 
-    class Heard(SilentProgress):
+    class CapturedProgress(SilentProgress):
         def say(self, text: str) -> None:
             messages.append((text, lm.scripted.calls))
 
@@ -605,7 +605,7 @@ def test_files_missing_from_the_artifact_are_reported_before_the_first_call(tmp_
     report = assay.compile(
         f"{tmp_path / 'p' / 'agent.py'}:QA", rubric=tmp_path / "r.yaml", data=rows(tmp_path), out=tmp_path / "artifact",
         lm=lm, optimizer="labeled",
-        progress=Heard(),
+        progress=CapturedProgress(),
     )  # fmt: skip
     assert [note for note in report.to_dict()["notes"] if "no such table: prices" in note and "ARTIFACT_FILES" in note]
     assert [calls for text, calls in messages if "no such table" in text] == [1]  # that of the preflight

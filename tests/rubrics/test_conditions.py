@@ -145,14 +145,14 @@ def test_a_judge_is_not_called_if_its_criterion_does_not_apply() -> None:
 
 
 def test_judges_that_compare_see_only_the_outputs_that_passed() -> None:
-    seen = []
+    observed = []
 
     class Listwise:
         def __call__(self, *_: Any) -> Grade:
             return Grade(value=0.0)
 
         def grade_group(self, task: Task, outputs: Sequence[Any], rollouts: Any) -> list[Grade]:
-            seen.append([output["name"] for output in outputs])
+            observed.append([output["name"] for output in outputs])
             return [Grade(value=1.0) for _ in outputs]
 
     scoring = rubric(
@@ -162,7 +162,7 @@ def test_judges_that_compare_see_only_the_outputs_that_passed() -> None:
     results = scoring.score_group(
         TASK, [{"name": name, "right": right} for name, right in (("a", 1.0), ("b", 0.0), ("c", 1.0))]
     )
-    assert seen == [["a", "c"]]
+    assert observed == [["a", "c"]]
     assert [result.value for result in results] == [1.0, 0.0, 1.0]
 
 

@@ -121,9 +121,9 @@ def results_of(rubric: Rubric, rows: Any) -> list[Any]:
 def test_known_weights_are_recovered() -> None:
     declared, truth = graded_rubric(a=1, b=1, c=-1), {"a": 1.6, "b": 0.4, "c": -0.8}
     rows = np.random.default_rng(0).random((200, 3))
-    people = [float(np.clip((1.6 * a + 0.4 * b - 0.8 * c) / 2, 0, 1)) for a, b, c in rows]
-    inside = [i for i, score in enumerate(people) if 0 < score < 1]
-    fitted = fit_weights(declared, [results_of(declared, rows)[i] for i in inside], [people[i] for i in inside])
+    human = [float(np.clip((1.6 * a + 0.4 * b - 0.8 * c) / 2, 0, 1)) for a, b, c in rows]
+    inside = [i for i, score in enumerate(human) if 0 < score < 1]
+    fitted = fit_weights(declared, [results_of(declared, rows)[i] for i in inside], [human[i] for i in inside])
     assert fitted.weights == pytest.approx(truth, abs=0.02)
     assert fitted.error_fitted < 0.01 < fitted.error_declared
     assert {c.name: c.weight for c in fitted.rubric.criteria} == fitted.weights
@@ -132,8 +132,8 @@ def test_known_weights_are_recovered() -> None:
 def test_a_weight_keeps_its_sign_against_the_data() -> None:
     declared = graded_rubric(a=1, b=1, c=-1)
     rows = np.random.default_rng(1).random((100, 3))
-    people = [float(np.clip(0.9 * a - 0.6 * b + 0.5 * c, 0, 1)) for a, b, c in rows]  # people punish b and like c
-    fitted = fit_weights(declared, results_of(declared, rows), people)
+    human = [float(np.clip(0.9 * a - 0.6 * b + 0.5 * c, 0, 1)) for a, b, c in rows]  # people punish b and like c
+    fitted = fit_weights(declared, results_of(declared, rows), human)
     assert fitted.weights["b"] == pytest.approx(0, abs=1e-3)
     assert -0.05 < fitted.weights["c"] <= 0
     assert fitted.weights["a"] > 0
@@ -143,9 +143,9 @@ def test_unconstrained_weights_agree_with_a_second_implementation() -> None:
     """Signs not at work, and the sum held by elimination: the closed form of ridge towards the declared weights."""
     declared = graded_rubric(a=1, b=3)
     rows = np.random.default_rng(2).random((60, 2))
-    people = [0.6 * a + 0.4 * b for a, b in rows]
-    fitted = fit_weights(declared, results_of(declared, rows), people)
-    x, y, start = rows[:, 0] - rows[:, 1], np.array(people) - rows[:, 1], 0.25
+    human = [0.6 * a + 0.4 * b for a, b in rows]
+    fitted = fit_weights(declared, results_of(declared, rows), human)
+    x, y, start = rows[:, 0] - rows[:, 1], np.array(human) - rows[:, 1], 0.25
     w = (x @ y + 2 * fitted.strength * start) / (x @ x + 2 * fitted.strength)  # a = w, b = 1 - w
     assert fitted.weights["a"] / 4 == pytest.approx(w, abs=1e-4)
 
@@ -195,7 +195,7 @@ def test_verifiers_reads_the_same_file_alike(tmp_path: Path) -> None:
         "verifiers.v1.judges.rubric", reason="its pins go with no environment of ours; tried with 0.4.0"
     )
     (tmp_path / "r.toml").write_text(VERIFIERS)
-    theirs = [
+    reference = [
         (
             c.name.replace(" ", "_"),
             c.text,
@@ -205,11 +205,11 @@ def test_verifiers_reads_the_same_file_alike(tmp_path: Path) -> None:
         )
         for c in library.load_criteria(tmp_path / "r.toml")
     ]
-    ours = [
+    assay_result = [
         (c.name, c.judge.text, c.weight, c.judge.scale, [c.judge.grade(word) for word in c.judge.scale])
         for c in load_rubric(tmp_path / "r.toml").criteria
     ]
-    assert ours == theirs
+    assert assay_result == reference
 
 
 def test_healthbench_points_become_weights(tmp_path: Path) -> None:

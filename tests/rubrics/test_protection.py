@@ -238,26 +238,26 @@ def test_gepa_ends_if_the_judge_is_unavailable() -> None:
 
 
 def test_simba_gives_an_unscored_run_the_mean_of_the_same_example(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[float] = []
+    values: list[float] = []
 
     def rule(bucket: Any, system: Any, **kwargs: Any) -> bool:
-        seen.extend(run["score"] for run in bucket)
+        values.extend(run["score"] for run in bucket)
         return True
 
     monkeypatch.setattr(simba, "append_a_rule", rule)
     optimizer = dspy.SIMBA(metric=rubric().metric(), bsize=6, num_candidates=2, max_steps=2, max_demos=0, num_threads=1)
     best = optimizer.compile(Echo(), trainset=examples(12), seed=0)
-    assert set(seen) == {1.0}
+    assert set(values) == {1.0}
     assert {entry["score"] for entry in best.candidate_programs} == {1.0}
 
 
 def test_user_metrics_are_unchanged() -> None:
     rubric().metric()  # the protection is in place
-    seen: list[Any] = []
+    observed: list[Any] = []
 
     class Watcher(dspy.utils.callback.BaseCallback):  # type: ignore[misc]
         def on_evaluate_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-            seen.append(inputs.get("metric"))
+            observed.append(inputs.get("metric"))
 
     def raising(example: Any, prediction: Any) -> float:
         if example.n < 5:
@@ -268,7 +268,7 @@ def test_user_metrics_are_unchanged() -> None:
         result = dspy.Evaluate(devset=examples(), num_threads=1, failure_score=0.25)(Echo(), metric=raising)
     assert result.score == round(100 * (5 * 0.25 + 10) / N, 2)
     assert result.results[0][2] == 0.25
-    assert seen == [raising]
+    assert observed == [raising]
     nothing = dspy.Evaluate(devset=examples(), metric=lambda example, prediction: math.nan, num_threads=1)(Echo())
     assert math.isnan(nothing.score), "a NaN of somebody else's metric stays one"
     with pytest.raises(Exception, match="cancelled"):

@@ -103,8 +103,8 @@ def test_tenant_and_consent_columns_are_used_by_export_filters(project: dict[str
     lm = scripted_lm(lambda request: '{"answer": "4"}')
     collect(dspy.Predict("question -> answer"), n=1, lm=lm, **project)
     with assay.Store() as store:
-        whose = {(rollout.tenant, rollout.consent) for rollout in store.rollouts(limit=None)}
-    assert whose == {("a", "yes"), ("b", "yes"), ("a", "no"), ("b", "no")}
+        owners = {(rollout.tenant, rollout.consent) for rollout in store.rollouts(limit=None)}
+    assert owners == {("a", "yes"), ("b", "yes"), ("a", "no"), ("b", "no")}
 
 
 def test_an_evaluation_on_tasks_that_the_compile_selected_on_is_reported(project: dict[str, Any]) -> None:

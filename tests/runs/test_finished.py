@@ -48,7 +48,7 @@ class Flaky:
         return json.dumps({"answer": str(number + 2) if len(request.messages) > 4 else str(number)})
 
 
-class Heard(SilentProgress):
+class CapturedProgress(SilentProgress):
     def __init__(self) -> None:
         self.text = ""
 
@@ -76,20 +76,20 @@ def statuses() -> list[str]:
 
 
 def test_a_finished_compile_is_reported_again_even_if_its_cap_is_spent(place: Path) -> None:
-    script, heard = Flaky(), Heard()
+    script, progress = Flaky(), CapturedProgress()
     first = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json"))
     data, calls = first.to_dict(), script.calls
     assert data["replaces"]
     assert data["stopped"] is None
-    again = assay.compile(
-        "mine.py:Mine", **job(script, max_calls=120, prompt_format="json", resume=True, progress=heard)
+    repeated = assay.compile(
+        "mine.py:Mine", **job(script, max_calls=120, prompt_format="json", resume=True, progress=progress)
     )
     assert script.calls == calls
-    assert again.to_dict() == json.loads(json.dumps(data))
-    assert again.outcome.gate == first.outcome.gate
-    assert again.program.predictors()[0].demos
+    assert repeated.to_dict() == json.loads(json.dumps(data))
+    assert repeated.outcome.gate == first.outcome.gate
+    assert repeated.program.predictors()[0].demos
     assert statuses() == ["done"]
-    assert "this run has finished" in heard.text
+    assert "this run has finished" in progress.text
 
 
 def test_a_higher_cap_continues_a_finished_run_and_another_rubric_starts_a_new_one(place: Path) -> None:
@@ -103,22 +103,24 @@ def test_a_higher_cap_continues_a_finished_run_and_another_rubric_starts_a_new_o
 
 
 def test_a_run_stopped_by_its_cap_before_a_decision_reports_an_exhausted_cap(place: Path) -> None:
-    script, heard = Flaky(), Heard()
+    script, progress = Flaky(), CapturedProgress()
     first = assay.compile("mine.py:Mine", **job(script, max_calls=12, prompt_format="json")).to_dict()
     assert first["stopped"]
-    again = assay.compile(
-        "mine.py:Mine", **job(script, max_calls=12, prompt_format="json", resume=True, progress=heard)
+    repeated = assay.compile(
+        "mine.py:Mine", **job(script, max_calls=12, prompt_format="json", resume=True, progress=progress)
     ).to_dict()
-    assert again == json.loads(json.dumps(first))
-    assert "nothing is left under this cap" in heard.text
+    assert repeated == json.loads(json.dumps(first))
+    assert "nothing is left under this cap" in progress.text
     assert statuses() == ["stopped"]
 
 
 def test_the_artifact_is_copied_to_the_requested_folder(place: Path) -> None:
     script = Flaky()
     assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json"))
-    again = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json", resume=True, out="there"))
-    assert again.artifact == (place / "there").resolve()
+    resumed = assay.compile(
+        "mine.py:Mine", **job(script, max_calls=120, prompt_format="json", resume=True, out="there")
+    )
+    assert resumed.artifact == (place / "there").resolve()
     assert assay.load("there")
 
 
@@ -128,13 +130,13 @@ def test_a_finished_compile_is_reported_again_even_if_its_artifact_cannot_be_loa
     calls = script.calls
     source = next((Path(first["artifact"]) / "source").rglob("*.py"))
     source.write_text("raise ImportError('gone')\n")
-    again = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json", resume=True))
+    resumed = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json", resume=True))
     assert script.calls == calls
-    data = again.to_dict()
+    data = resumed.to_dict()
     assert "the artifact cannot be loaded here: " in data["notes"][-1]
     assert {**data, "notes": data["notes"][:-1]} == json.loads(json.dumps(first))
     with pytest.raises(ArtifactError):
-        _ = again.program
+        _ = resumed.program
 
 
 def test_a_finished_tune_is_reported_again(place: Path) -> None:
@@ -142,26 +144,26 @@ def test_a_finished_tune_is_reported_again(place: Path) -> None:
     settings = {"trials": 2, "max_calls": 250, "prompt_format": "json", "sizes": {"val": 20}}
     first = tune("mine.py:Mine", **job(script, **settings)).to_dict()
     calls = script.calls
-    again = tune("mine.py:Mine", **job(script, **settings, resume=True)).to_dict()
+    resumed = tune("mine.py:Mine", **job(script, **settings, resume=True)).to_dict()
     assert script.calls == calls
-    assert again == json.loads(json.dumps(first, default=str))
+    assert resumed == json.loads(json.dumps(first, default=str))
 
 
 @pytest.mark.parametrize("cap", [200, 30])
 def test_a_finished_evaluation_keeps_all_runs_including_failed_ones(place: Path, cap: int) -> None:
     script = Flaky()
     first = assay.evaluate("mine.py:Mine", **job(script, max_calls=cap, split="val", prompt_format="json")).to_dict()
-    again = assay.evaluate(
+    repeated = assay.evaluate(
         "mine.py:Mine", **job(script, max_calls=cap, split="val", prompt_format="json", resume=True)
     ).to_dict()
-    assert again["calls"] == first["calls"] <= cap
-    assert again["stopped"] == first["stopped"]
+    assert repeated["calls"] == first["calls"] <= cap
+    assert repeated["stopped"] == first["stopped"]
     if cap == 200:
-        assert again["result"] == first["result"]
+        assert repeated["result"] == first["result"]
         assert first["result"]["failed"] > 0
         assert statuses() == ["done"]
     else:
-        assert again["result"]["n"] >= first["result"]["n"]
+        assert repeated["result"]["n"] >= first["result"]["n"]
 
 
 def test_a_finished_collect_makes_no_call(place: Path) -> None:
@@ -170,13 +172,13 @@ def test_a_finished_collect_makes_no_call(place: Path) -> None:
         "mine.py:Mine", **job(script, max_calls=60, n=2, split="val", sizes={"val": 20}, prompt_format="json")
     ).to_dict()
     calls = script.calls
-    again = assay.collect(
+    repeated = assay.collect(
         "mine.py:Mine",
         **job(script, max_calls=60, n=2, split="val", sizes={"val": 20}, prompt_format="json", resume=True),
     ).to_dict()
     assert script.calls == calls
-    assert again["result"] == first["result"]
-    assert again["stopped"] is None
+    assert repeated["result"] == first["result"]
+    assert repeated["stopped"] is None
 
 
 def test_usage_of_later_phases_before_a_resume_is_not_reserved_again() -> None:

@@ -30,7 +30,7 @@ FIELD = "name: r\ncriteria:\n- {name: right, check: exact, with: {field: intent}
 JUDGED = FIELD + "- {name: nice, judge: 'Is it nice?', scale: ['no', 'yes']}\n"
 
 
-class Heard(SilentProgress):
+class CapturedProgress(SilentProgress):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -124,12 +124,12 @@ def test_a_check_that_grades_only_later_tasks_does_not_stop_a_job(place: Path) -
 
 def test_an_answer_without_any_expected_field_causes_a_warning(place: Path) -> None:
     (place / "plain.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
-    heard = Heard()
-    evaluated(rows(label="bug"), rubric="plain.yaml", progress=heard)
-    assert any("the tasks expect ['label'], and the program answers ['intent']" in line for line in heard.lines)
-    heard = Heard()
-    evaluated(rows(intent="sales"), rubric="plain.yaml", progress=heard)
-    assert not any("warning" in line for line in heard.lines)
+    progress = CapturedProgress()
+    evaluated(rows(label="bug"), rubric="plain.yaml", progress=progress)
+    assert any("the tasks expect ['label'], and the program answers ['intent']" in line for line in progress.lines)
+    progress = CapturedProgress()
+    evaluated(rows(intent="sales"), rubric="plain.yaml", progress=progress)
+    assert not any("warning" in line for line in progress.lines)
 
 
 def test_an_output_field_that_the_rubric_does_not_read_causes_a_warning(place: Path) -> None:
