@@ -39,8 +39,8 @@ def answers(verdicts: Sequence[str], spec: JudgeSpec = SPEC, **more: Any) -> Ans
 
 
 def card(judged: Answers, rated: Sequence[Item], spec: JudgeSpec = SPEC, **more: Any) -> dict[str, Any]:
-    measures, human = agreement(judged, rated, spec, intervals=False), ceiling(rated, spec)
-    return reliability_card(judged, rated, spec, agreement=measures, ceiling=human, objective="kappa", **more)
+    measures, human_ceiling = agreement(judged, rated, spec, intervals=False), ceiling(rated, spec)
+    return reliability_card(judged, rated, spec, agreement=measures, ceiling=human_ceiling, objective="kappa", **more)
 
 
 @given(st.integers(0, 10_000), st.integers(20, 60))

@@ -275,15 +275,15 @@ def test_a_judge_is_read_from_a_decision_models_probabilities() -> None:
 
 
 def test_dspys_own_predictor_sends_the_same_question_to_a_decision_model() -> None:
-    assay_result, reference = DecisionClient(no=0.25, yes=0.75), DecisionClient(no=0.25, yes=0.75)
+    judge_client, dspy_client = DecisionClient(no=0.25, yes=0.75), DecisionClient(no=0.25, yes=0.75)
     from dspy.adapters.types.decision import Choice
 
-    with dspy.context(lm=assay_result):
+    with dspy.context(lm=judge_client):
         PointwiseJudge(GOOD)(task_input="q", output="x")
     fields = {"task_input": (str, dspy.InputField()), "output": (str, dspy.InputField())}
     verdict = (Choice[("no", ""), ("yes", "")], dspy.OutputField(desc="Is it good?"))
-    with dspy.context(lm=reference):
+    with dspy.context(lm=dspy_client):
         dspy.Predict(dspy.Signature({**fields, "verdict": verdict}, "Is it good?"))(task_input="q", output="x")
-    assert assay_result.requests[0][1]["verdict"].keys() == reference.requests[0][1]["verdict"].keys()
-    assert assay_result.requests[0][0].keys() == reference.requests[0][0].keys()
-    assert assay_result.requests[0][1]["verdict"]["criteria"] == reference.requests[0][1]["verdict"]["criteria"]
+    assert judge_client.requests[0][1]["verdict"].keys() == dspy_client.requests[0][1]["verdict"].keys()
+    assert judge_client.requests[0][0].keys() == dspy_client.requests[0][0].keys()
+    assert judge_client.requests[0][1]["verdict"]["criteria"] == dspy_client.requests[0][1]["verdict"]["criteria"]

@@ -651,7 +651,7 @@ def test_on_single_calls_the_trainer_equals_stock_grpo(
         return Batch(rows_with_credit, flat)
 
     dropped: list[int] = []
-    assay_result = TransitionTrainer(
+    transition_trainer = TransitionTrainer(
         model=model(),
         args=arguments(tmp_path / "b", **more),
         train_dataset=rows,
@@ -659,18 +659,18 @@ def test_on_single_calls_the_trainer_equals_stock_grpo(
         peft_config=lora,
         collect=collect,
     )
-    start = {name: value.clone() for name, value in assay_result.model.named_parameters() if value.requires_grad}
+    start = {name: value.clone() for name, value in transition_trainer.model.named_parameters() if value.requires_grad}
     with lean_head() if lean else nullcontext():
-        assay_result.train()
+        transition_trainer.train()
     reference = dict(stock.model.named_parameters())
     moved = max(
         (value - start[name]).abs().max().item()
-        for name, value in assay_result.model.named_parameters()
+        for name, value in transition_trainer.model.named_parameters()
         if value.requires_grad
     )
     apart = max(
         (value - reference[name]).abs().max().item()
-        for name, value in assay_result.model.named_parameters()
+        for name, value in transition_trainer.model.named_parameters()
         if value.requires_grad
     )
     assert moved > 1e-3
