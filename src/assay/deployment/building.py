@@ -15,7 +15,7 @@ import dspy
 from assay.errors import ArtifactError
 from assay.judges import Judge, ListwiseJudge
 from assay.programs.loading import SHIPPED
-from assay.sources.files import is_own
+from assay.sources.files import is_user_file
 
 __all__ = ["check_name", "check_program"]
 
@@ -62,7 +62,7 @@ def _is_installed(parts: list[str]) -> bool:
         spec = PathFinder.find_spec(".".join(parts[:depth]), places)
         if spec is None:
             return False
-        if spec.origin is not None and is_own(Path(spec.origin)):
+        if spec.origin is not None and is_user_file(Path(spec.origin)):
             return False  # a file of the working directory or of the user's own: it would have come with the artifact
         places = list(spec.submodule_search_locations or [])
     return spec is not None and spec.origin is not None

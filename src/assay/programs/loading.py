@@ -16,7 +16,7 @@ from assay.programs.agent import Agent, BaseAgent
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos
 from assay.programs.shipped import Classify, Extract, MathQA
 from assay.programs.wrapping import AgentProgram, FunctionProgram, takes_inputs, with_forward
-from assay.sources.files import is_own
+from assay.sources.files import is_user_file
 from assay.sources.modules import NoSuchFile, load_source, located
 
 __all__ = ["SHIPPED", "full_name", "load_program", "program_class", "program_inputs"]
@@ -130,7 +130,7 @@ def _similar_name(path: Path) -> str:
 
 def _describe(error: Exception) -> str:
     """The error with the line of the user's own file that raised it."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(Path(f.filename))]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(Path(f.filename))]
     location = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{location}"
 

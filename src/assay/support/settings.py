@@ -124,12 +124,12 @@ def settings_of(kind: type[Any]) -> Mapping[str, Setting]:
 
 def _settings_of(kind: type[Any]) -> dict[str, Setting]:
     types_of = typing.get_type_hints(kind)
-    found = {}
+    settings = {}
     for item in dataclasses.fields(kind):
         if (declared := item.metadata.get("setting")) is not None:
             default = item.default if item.default_factory is MISSING else item.default_factory()
-            found[item.name] = Setting(item.name, types_of[item.name], default, declared)
-    return found
+            settings[item.name] = Setting(item.name, types_of[item.name], default, declared)
+    return settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,11 +141,11 @@ class Settings:
     """
 
     def __post_init__(self) -> None:
-        for one in settings_of(type(self)).values():
-            value = getattr(self, one.name)
+        for setting in settings_of(type(self)).values():
+            value = getattr(self, setting.name)
             if (plain := _plain(value)) is not value:
-                object.__setattr__(self, one.name, plain)
-            check_value(one, plain)
+                object.__setattr__(self, setting.name, plain)
+            check_value(setting, plain)
 
 
 def _plain(value: Any) -> Any:
@@ -159,17 +159,17 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def check_value(one: Setting, value: Any) -> None:
+def check_value(setting: Setting, value: Any) -> None:
     """Raises `ConfigError` where a value is of another type than a field, out of its bounds, or none of its choices."""
-    given, declared = f"{one.name}={value!r}", one.declared
-    if not _fits(value, one.type):
-        raise ConfigError(f"{given} must be {_words(one.type)}")
+    assignment, declared = f"{setting.name}={value!r}", setting.declared
+    if not _fits(value, setting.type):
+        raise ConfigError(f"{assignment} must be {_words(setting.type)}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{given} must be a finite number{f' {declared.rule}' if declared.rule else ''}")
+        raise ConfigError(f"{assignment} must be a finite number{f' {declared.rule}' if declared.rule else ''}")
     if isinstance(value, int | float) and not isinstance(value, bool) and not declared.allows(value):
-        raise ConfigError(f"{given} must be {declared.rule}{f': {declared.why}' if declared.why else ''}")
+        raise ConfigError(f"{assignment} must be {declared.rule}{f': {declared.why}' if declared.why else ''}")
     if declared.choices and isinstance(value, str) and value not in declared.choices:
-        raise ConfigError(f"{given} must be one of {', '.join(declared.choices)}")
+        raise ConfigError(f"{assignment} must be one of {', '.join(declared.choices)}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
