@@ -13,7 +13,7 @@ from assay.errors import ConfigError
 from assay.models.redirects import no_redirects
 from assay.models.roles import Endpoint, check_address
 from assay.runs.settings import CompileSettings
-from assay.testing.serving import asked, post, served
+from assay.testing.serving import post, send, served
 from assay.traces import Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import HttpUpstream, LitellmUpstream, upstream_of
@@ -97,7 +97,7 @@ def test_the_gateway_neither_follows_nor_forwards_a_redirect(
         assert status >= 300
         if through == "http":
             assert (status, "redirect (307) to http://127.0.0.1:" in body["error"]["message"]) == (502, True)
-            assert asked("GET", f"{gateway}/v1/models")[0] == 502
+            assert send("GET", f"{gateway}/v1/models")[0] == 502
         store.flush()
         (transition,) = store.rollout(next(store.rollouts()).id).transitions
     assert transition.error is not None

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from assay.errors import ConfigError
-from assay.testing.serving import asked, gateway_process, post, served
+from assay.testing.serving import gateway_process, post, send, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
 from assay.traces.gateway.server import Gateway
@@ -41,8 +41,8 @@ class Stage:
         self.store.flush()
         return {r.id: self.store.rollout(r.id) for r in self.store.rollouts()}
 
-    def opened(self, **told: Any) -> dict[str, str]:
-        return post(f"{self.url}/assay/rollouts", told, Authorization=f"Bearer {self.gateway.access.key}")[1]
+    def opened(self, **fields: Any) -> dict[str, str]:
+        return post(f"{self.url}/assay/rollouts", fields, Authorization=f"Bearer {self.gateway.access.key}")[1]
 
 
 @pytest.fixture
@@ -58,11 +58,11 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
 
 
 def managed(stage: Stage, rollout: str, **headers: str) -> dict[str, int]:
-    found = {}
+    statuses = {}
     for method, path, body in MANAGED:
-        told = json.loads(json.dumps(body).replace("{}", rollout)) if body else body
-        found[f"{method} {path}"] = asked(method, stage.url + path.format(rollout), told, **headers)[0]
-    return found
+        sent = json.loads(json.dumps(body).replace("{}", rollout)) if body else body
+        statuses[f"{method} {path}"] = send(method, stage.url + path.format(rollout), sent, **headers)[0]
+    return statuses
 
 
 @pytest.mark.parametrize("how", ["path", "bearer", "x-api-key", "api-key"])
@@ -95,14 +95,14 @@ def test_a_rollouts_token_does_nothing_but_call(stage: Stage) -> None:
 @pytest.mark.parametrize("stage", [{}], indirect=True)
 def test_without_a_key_calls_are_open_and_all_else_needs_the_key_that_was_made(stage: Stage) -> None:
     assert post(f"{stage.url}/v1/chat/completions", CHAT)[0] == 200
-    assert asked("GET", f"{stage.url}/v1/models", None)[0] == 200
+    assert send("GET", f"{stage.url}/v1/models", None)[0] == 200
     assert post(f"{stage.url}/r/my-run/v1/chat/completions", CHAT)[0] == 200
     opened = stage.opened(id="x")
     assert set(managed(stage, opened["id"]).values()) == {401}
     assert stage.gateway.upstream.name == "m"
-    found = managed(stage, opened["id"], Authorization=f"Bearer {stage.gateway.access.key}")
+    statuses = managed(stage, opened["id"], Authorization=f"Bearer {stage.gateway.access.key}")
     closed = {"POST /r/{}/close": 404}  # it was closed two lines before
-    assert found == dict.fromkeys(found, 200) | closed
+    assert statuses == dict.fromkeys(statuses, 200) | closed
     assert len(stage.gateway.access.key) >= 32
 
 
@@ -135,8 +135,10 @@ def test_a_token_is_bound_to_its_rollout_and_cannot_be_made_up(stage: Stage) -> 
 
 @pytest.mark.parametrize("stage", [{}], indirect=True)
 def test_a_token_of_another_gateway_is_refused_where_calls_are_open_too(stage: Stage) -> None:
-    status, told = post(f"{stage.url}/v1/chat/completions", CHAT, Authorization=f"Bearer rollout-{'0' * 32}-{'1' * 32}")
-    assert (status, "not of this gateway's key" in told["error"]["message"]) == (401, True)
+    status, reply = post(
+        f"{stage.url}/v1/chat/completions", CHAT, Authorization=f"Bearer rollout-{'0' * 32}-{'1' * 32}"
+    )
+    assert (status, "not of this gateway's key" in reply["error"]["message"]) == (401, True)
     assert stage.stored() == {}
 
 
@@ -161,8 +163,8 @@ def test_a_token_adds_nothing_to_a_rollout_that_was_closed(stage: Stage, end: di
     if flushed:
         stage.gateway.rollouts.ended.clear()
     for headers in ({}, {"x-assay-end": "1"}):
-        status, told = post(chat, {"messages": [{"role": "user", "content": "POISON"}]}, **headers)
-        assert (status, "has ended" in told["error"]["message"]) == (403, True)
+        status, reply = post(chat, {"messages": [{"role": "user", "content": "POISON"}]}, **headers)
+        assert (status, "has ended" in reply["error"]["message"]) == (403, True)
     assert stage.stored() == {opened["id"]: before}
     assert stage.upstream.calls == 1
 
@@ -207,15 +209,15 @@ def test_an_answer_that_was_scored_stays_when_the_owner_calls_again(stage: Stage
 def test_an_answer_that_comes_after_the_close_changes_neither_score_nor_prediction(
     tmp_path: Path, end: dict[str, Any]
 ) -> None:
-    begun, goes_on = threading.Event(), threading.Event()
+    begun, released = threading.Event(), threading.Event()
 
     async def answer(request: web.Request) -> web.Response:
-        said = (await request.json())["messages"][0]["content"]
-        if said == "POISON":
+        prompt = (await request.json())["messages"][0]["content"]
+        if prompt == "POISON":
             begun.set()
-            await asyncio.to_thread(goes_on.wait, 30)
+            await asyncio.to_thread(released.wait, 30)
         return web.json_response(
-            {"choices": [{"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}]}
+            {"choices": [{"message": {"role": "assistant", "content": prompt}, "finish_reason": "stop"}]}
         )
 
     app = web.Application()
@@ -231,7 +233,7 @@ def test_an_answer_that_comes_after_the_close_changes_neither_score_nor_predicti
             late.start()
             assert begun.wait(30)
             assert post(f"{url}/assay/rollouts/{opened['id']}/close", end, **OWNER)[0] == 200
-            goes_on.set()
+            released.set()
             late.join(30)
             rollout = stage.stored()[opened["id"]]
             assert (rollout.status, [t.output for t in rollout.transitions]) == ("done", ["hello", "POISON"])
@@ -291,8 +293,8 @@ def test_rollouts_that_no_gateway_recorded_are_never_changed(stage: Stage) -> No
             ("/v1/chat/completions", {"x-assay-rollout": rollout.id}),
             (f"/r/{stage.gateway.access.token(rollout.id)}/v1/chat/completions", {}),
         ):
-            status, told = post(stage.url + address, CHAT, **OWNER, **headers)
-            assert (status, "not recorded by a gateway" in told["error"]["message"]) == (404, True)
+            status, reply = post(stage.url + address, CHAT, **OWNER, **headers)
+            assert (status, "not recorded by a gateway" in reply["error"]["message"]) == (404, True)
         for path, body in (
             (f"/assay/rollouts/{rollout.id}/reward", {"reward": 1}),
             (f"/assay/rollouts/{rollout.id}/reward", {"reward": 1, "t": 0}),
@@ -334,7 +336,7 @@ def test_a_page_whose_name_points_here_gets_nothing_on_any_path(stage: Stage, ho
         ("GET", "/"),
         ("GET", "/nothing"),
     ):
-        assert asked(method, stage.url + path, CHAT if method == "POST" else None, **owner)[0] == 403, path
+        assert send(method, stage.url + path, CHAT if method == "POST" else None, **owner)[0] == 403, path
     assert stage.upstream.calls == 0
 
 
@@ -344,7 +346,7 @@ def test_a_page_whose_name_points_here_gets_nothing_on_any_path(stage: Stage, ho
     ["localhost", "LOCALHOST:99", "127.0.0.1:8321", "10.1.2.3", "[::1]:8321", "app.localhost", "gateway.internal.:80"],
 )
 def test_addresses_local_names_and_allowed_names_are_answered(stage: Stage, host: str) -> None:
-    assert asked("POST", f"{stage.url}/v1/chat/completions", CHAT, Host=host, **OWNER)[0] == 200
+    assert send("POST", f"{stage.url}/v1/chat/completions", CHAT, Host=host, **OWNER)[0] == 200
 
 
 @pytest.mark.parametrize("stage", [{}], indirect=True)
@@ -363,19 +365,19 @@ def test_paths_that_are_not_spoken_are_counted_without_ids(stage: Stage) -> None
         "/webhook/Plant0123456789%20x",
         "/health/1",
     ):
-        asked("GET", f"{stage.url}{path}", None)
+        send("GET", f"{stage.url}{path}", None)
     assert stage.gateway.stats()["refused_paths"] == {"/v1/files/*": 2, "/webhook/*": 1, "/health/*": 1}
 
 
 def test_serve_prints_the_key_that_it_made(tmp_path: Path) -> None:
-    process, told = gateway_process(tmp_path / "s.db", "http://127.0.0.1:9")
+    process, announced = gateway_process(tmp_path / "s.db", "http://127.0.0.1:9")
     try:
-        assert asked("GET", f"{told['url']}/assay/stats", None)[0] == 401
-        assert asked("GET", f"{told['url']}/assay/stats", None, Authorization=f"Bearer {told['key']}")[0] == 200
+        assert send("GET", f"{announced['url']}/assay/stats", None)[0] == 401
+        assert send("GET", f"{announced['url']}/assay/stats", None, Authorization=f"Bearer {announced['key']}")[0] == 200
     finally:
         process.terminate()
-        _, said = process.communicate(timeout=30)
-    assert f"ASSAY_KEY={told['key']}" in said
+        _, errors = process.communicate(timeout=30)
+    assert f"ASSAY_KEY={announced['key']}" in errors
 
 
 def test_a_key_that_is_short_or_missing_beyond_loopback_is_refused(tmp_path: Path) -> None:

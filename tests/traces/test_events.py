@@ -79,11 +79,11 @@ def chat_deltas(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
         )
 
 
-def chat_stream(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    head = {key: value for key, value in whole.items() if key not in ("choices", "usage")} | {
+def chat_stream(completion: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    head = {key: value for key, value in completion.items() if key not in ("choices", "usage")} | {
         "object": "chat.completion.chunk"
     }
-    for choice in whole["choices"]:
+    for choice in completion["choices"]:
         for delta in chat_deltas(choice["message"]):
             yield {
                 **head,
@@ -103,7 +103,7 @@ def chat_stream(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "obfuscation": "x",
             "choices": [{"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]}],
         }
-    yield {**head, "choices": [], "usage": whole["usage"]}
+    yield {**head, "choices": [], "usage": completion["usage"]}
 
 
 def test_a_streamed_chat_is_the_answer_that_comes_unstreamed_with_all_its_choices() -> None:
@@ -146,7 +146,7 @@ def test_tool_calls_are_told_apart_however_a_server_counts_them(sent: list[dict[
 
 
 def test_a_streamed_completion_is_the_completion_that_comes_unstreamed() -> None:
-    whole = {
+    completion = {
         "id": "cmpl-1",
         "object": "text_completion",
         "created": 1,
@@ -162,7 +162,7 @@ def test_a_streamed_completion_is_the_completion_that_comes_unstreamed() -> None
             {"index": 1, "text": "twice", "finish_reason": "stop", "logprobs": None},
         ],
     }
-    head = {key: value for key, value in whole.items() if key not in ("choices", "usage")}
+    head = {key: value for key, value in completion.items() if key not in ("choices", "usage")}
     first: list[dict[str, Any]] = [
         {"index": 0, "text": text, "finish_reason": None, "logprobs": {"tokens": [text], "token_logprobs": [logprob]}}
         for text, logprob in (("once", -0.1), (" upon", -0.2))
@@ -172,7 +172,7 @@ def test_a_streamed_completion_is_the_completion_that_comes_unstreamed() -> None
         {"index": 1, "text": "twice", "finish_reason": "stop", "logprobs": None},
     ]
     events = [{**head, "choices": [choice]} for choice in [*first, *ends]]
-    assert read_events("chat", [*events, {**head, "choices": [], "usage": whole["usage"]}]) == (whole, True)
+    assert read_events("chat", [*events, {**head, "choices": [], "usage": completion["usage"]}]) == (completion, True)
 
 
 ITEMS: list[dict[str, Any]] = [

@@ -88,13 +88,13 @@ def lm_of(engine: str, url: str, recorder: Recorder, cache: ResponseCache | None
     """A recorded model: over DSPy's own client, over litellm, or over an engine that somebody wrote."""
     if engine == "native":
         return get_lm("openai/m", api_base=f"{url}/v1", api_key="none", observers=[recorder.observe], cache=cache)
-    given = dspy.LM("openai/m", api_base=f"{url}/v1", api_key="none", engine="litellm", cache=False, num_retries=0)
+    lm = dspy.LM("openai/m", api_base=f"{url}/v1", api_key="none", engine="litellm", cache=False, num_retries=0)
     if engine == "own":
-        given = dspy.LM("own/m", engine=Own(f"{url}/v1"), cache=False)
-    return with_recording(given, observers=[recorder.observe], cache=cache)
+        lm = dspy.LM("own/m", engine=CustomEngine(f"{url}/v1"), cache=False)
+    return with_recording(lm, observers=[recorder.observe], cache=cache)
 
 
-class Own:
+class CustomEngine:
     """Somebody's own DSPy engine: parsed data, and no reply of a server beside it."""
 
     supports_function_calling = supports_reasoning = False
@@ -282,10 +282,10 @@ def test_the_gateway_stores_what_passed(
 @pytest.mark.parametrize("dialect", ["responses", "messages"])
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 def test_other_dialects_through_the_gateway_keep_the_text(tmp_path: Path, dialect: str, streamed: bool) -> None:
-    said = 'a "quoted" é  text\n with 1.50'
+    text = 'a "quoted" é  text\n with 1.50'
     path, body = {
-        "responses": ("/v1/responses", {"input": said}),
-        "messages": ("/v1/messages", {"messages": [{"role": "user", "content": said}], "max_tokens": 9}),
+        "responses": ("/v1/responses", {"input": text}),
+        "messages": ("/v1/messages", {"messages": [{"role": "user", "content": text}], "max_tokens": 9}),
     }[dialect]
     with (
         Store(tmp_path / "s.db") as store,
@@ -299,7 +299,7 @@ def test_other_dialects_through_the_gateway_keep_the_text(tmp_path: Path, dialec
         store.flush()
         (rollout,) = store.rollouts()
         (transition,) = store.rollout(rollout.id).transitions
-    assert transition.output == f"echo: {said}"
+    assert transition.output == f"echo: {text}"
 
 
 @pytest.mark.parametrize("prompt_format", [*FORMATS, "refusal"])
@@ -311,9 +311,9 @@ def test_an_imported_answer_is_stored_byte_for_byte(tmp_path: Path, kind: str, p
         if prompt_format in ANSWERS
         else {"role": "assistant", "content": None, "refusal": text}
     )
-    asked = [{"role": "user", "content": "fine"}]
+    prompt = [{"role": "user", "content": "fine"}]
     path = tmp_path / f"{kind}.json"
-    path.write_text(json.dumps(_trace(kind, asked, message)), encoding="utf-8")
+    path.write_text(json.dumps(_trace(kind, prompt, message)), encoding="utf-8")
     with Store(tmp_path / "s.db") as store:
         import_traces(store, kind, path)
         store.flush()
@@ -326,7 +326,7 @@ def test_an_imported_answer_is_stored_byte_for_byte(tmp_path: Path, kind: str, p
         assert make_adapter(prompt_format).parse(Sentiment, transition.output)["label"] == "pos"
 
 
-def _trace(kind: str, asked: list[dict[str, Any]], message: dict[str, Any]) -> Any:
+def _trace(kind: str, prompt: list[dict[str, Any]], message: dict[str, Any]) -> Any:
     """One LM call as a tracer writes it."""
     if kind == "langfuse":
         return [
@@ -343,7 +343,7 @@ def _trace(kind: str, asked: list[dict[str, Any]], message: dict[str, Any]) -> A
                         "model": "m",
                         "startTime": "2026-01-01T00:00:00Z",
                         "endTime": "2026-01-01T00:00:01Z",
-                        "input": asked,
+                        "input": prompt,
                         "output": message,
                     }
                 ],
@@ -366,7 +366,7 @@ def _trace(kind: str, asked: list[dict[str, Any]], message: dict[str, Any]) -> A
                             "status": {"code": "STATUS_CODE_OK"},
                             "attributes": {
                                 "mlflow.spanType": json.dumps("CHAT_MODEL"),
-                                "mlflow.spanInputs": json.dumps({"model": "m", "messages": asked}),
+                                "mlflow.spanInputs": json.dumps({"model": "m", "messages": prompt}),
                                 "mlflow.spanOutputs": json.dumps(answer),
                             },
                         }

@@ -178,7 +178,7 @@ def test_responses_go_on_by_their_id(stage: Stage) -> None:
 
 @pytest.mark.parametrize("how", ["header", "path", "key"])
 def test_a_rollout_is_named_by_header_path_or_key(stage: Stage, how: str) -> None:
-    told = {
+    fields = {
         "task_id": "t1",
         "group": "g1",
         "inputs": {"question": "?"},
@@ -186,7 +186,7 @@ def test_a_rollout_is_named_by_header_path_or_key(stage: Stage, how: str) -> Non
         "tenant": "acme",
         "data_subject": "ann",
     }
-    _, opened = stage.manage("/assay/rollouts", told)
+    _, opened = stage.manage("/assay/rollouts", fields)
     options: dict[str, Any] = {"base_url": f"{stage.url}/v1", "api_key": "none", "max_retries": 0}
     options.update(
         {
@@ -246,8 +246,8 @@ def test_what_cannot_be_a_reward_is_refused_with_the_reason(stage: Stage) -> Non
         (b"not json", 422, "is not JSON"),
         (b"[1]", 422, "JSON object"),
     ):
-        found, told = stage.manage(f"{base}/{opened['id']}/reward", body)
-        assert (found, why in told["error"]["message"]) == (status, True), (body, told)
+        answered, reply = stage.manage(f"{base}/{opened['id']}/reward", body)
+        assert (answered, why in reply["error"]["message"]) == (status, True), (body, reply)
     assert stage.manage(f"{base}/nobody/reward", {"reward": 1})[0] == 404
     assert stage.manage(f"{base}/nobody/close", {})[0] == 404
     assert stage.manage(f"{base}/{opened['id']}/close", {"status": "great"})[0] == 422
@@ -327,11 +327,11 @@ def test_a_client_that_leaves_in_the_middle_is_recorded_as_such(stage: Stage) ->
 
 def test_bodies_paths_and_json_that_do_not_fit_are_refused(stage: Stage) -> None:
     big = {"messages": [{"role": "user", "content": "x" * (20 << 20)}]}
-    status, told = post(f"{stage.url}/v1/chat/completions", big)
-    assert (status, "larger than 10 MB" in told["error"]["message"]) == (413, True)
+    status, reply = post(f"{stage.url}/v1/chat/completions", big)
+    assert (status, "larger than 10 MB" in reply["error"]["message"]) == (413, True)
     assert post(f"{stage.url}/v1/chat/completions", b"{broken")[0] == 422
-    status, told = post(f"{stage.url}/v1/embeddings", {"input": "x"})
-    assert (status, "with the gateway's key" in told["error"]["message"]) == (403, True)
+    status, reply = post(f"{stage.url}/v1/embeddings", {"input": "x"})
+    assert (status, "with the gateway's key" in reply["error"]["message"]) == (403, True)
     assert stage.gateway.stats()["refused_paths"] == {"/v1/embeddings": 1}
     assert stage.upstream.calls == 0
     assert stage.rollouts() == []
@@ -454,9 +454,9 @@ def test_a_caller_can_neither_name_a_server_nor_take_a_key(tmp_path: Path) -> No
             }
             assert post(f"{url}/v1/chat/completions", body)[0] == 200
         store.flush()
-        kept = store.rollout(next(store.rollouts()).id).transitions[0].request
+        request = store.rollout(next(store.rollouts()).id).transitions[0].request
     assert (mine.calls, evil.calls) == (1, 0)
-    assert "sk-theirs" not in json.dumps(kept)
+    assert "sk-theirs" not in json.dumps(request)
     with pytest.raises(ConfigError, match="no user or password"):
         upstream_of("m", base="http://user:pw@host/v1")
 
@@ -503,10 +503,10 @@ def test_200_streaming_clients_at_once_lose_nothing(stage: Stage) -> None:
 
     def talk(number: int) -> None:
         try:
-            said = "".join(
+            answer = "".join(
                 c.choices[0].delta.content or "" for c in stage.chat(f"client {number} says a few words", stream=True)
             )
-            assert said == f"echo: client {number} says a few words"
+            assert answer == f"echo: client {number} says a few words"
         except BaseException as error:
             failed.append(error)
 
@@ -550,15 +550,15 @@ def test_litellm_answers_in_all_dialects_for_other_providers(tmp_path: Path) -> 
                     data = json.dumps({"model": "x", "stream": stream, **body}).encode()
                     with urllib.request.urlopen(urllib.request.Request(url + path, data=data), timeout=60) as answer:
                         assert answer.read()
-            status, told = post(
+            status, reply = post(
                 f"{url}/v1/chat/completions", {"model": "x", "messages": [{"role": "user", "content": "#429"}]}
             )
             assert status == 429
-            assert "scripted 429" in told["error"]["message"]
+            assert "scripted 429" in reply["error"]["message"]
         store.flush()
-        found = [store.rollout(r.id) for r in store.rollouts()]
-    assert sum(len(r.transitions) for r in found) == 7
-    assert {t.output for r in found for t in r.transitions if t.error is None} == {"echo: hello there"}
+        rollouts = [store.rollout(r.id) for r in store.rollouts()]
+    assert sum(len(r.transitions) for r in rollouts) == 7
+    assert {t.output for r in rollouts for t in r.transitions if t.error is None} == {"echo: hello there"}
 
 
 @pytest.mark.model
@@ -578,9 +578,9 @@ def test_the_embedded_model_answers_with_token_ids_and_logprobs(embedded: str, t
                 if stream:
                     list(answer)
         store.flush()
-        found = [store.rollout(r.id).transitions[0] for r in store.rollouts()]
-    assert len(found) == 2
-    for transition in found:
+        transitions = [store.rollout(r.id).transitions[0] for r in store.rollouts()]
+    assert len(transitions) == 2
+    for transition in transitions:
         assert transition.token_ids is not None
         assert transition.logprobs is not None
         assert len(transition.token_ids) == len(transition.logprobs) == transition.completion_tokens > 0
@@ -626,8 +626,8 @@ def test_what_a_killed_gateway_left_open_can_be_ended(stage: Stage) -> None:
     assert stage.manage("/assay/rollouts/left/close", {})[0] == 404
     assert close_abandoned(stage.gateway.store, idle_s=3600) == {"done": 0, "error": 0, "running": 2}
     assert close_abandoned(stage.gateway.store, idle_s=0) == {"done": 1, "error": 1, "running": 0}
-    found = {r.metadata.get("client_id", "found"): r for r in stage.rollouts()}
-    assert {name: (r.status, r.score, len(r.transitions)) for name, r in found.items()} == {
+    by_id = {r.metadata.get("client_id", "found"): r for r in stage.rollouts()}
+    assert {name: (r.status, r.score, len(r.transitions)) for name, r in by_id.items()} == {
         "left": ("done", 0.8, 1), "empty": ("error", None, 0), "found": ("done", None, 1),
     }  # fmt: skip
 
@@ -641,24 +641,24 @@ def test_a_score_of_the_store_outlasts_the_gateways_last_word(stage: Stage, leng
         "error": 0,
         "running": 0,
     }  # while the gateway still holds it open
-    (found,) = stage.rollouts()
-    found.score, found.coverage, found.rubric, found.transitions = 0.7, 1.0, "mine", []
-    found.verdicts = [Verdict(criterion="right", grade=0.7)]
-    store.put_rollout(found)
+    (rollout,) = stage.rollouts()
+    rollout.score, rollout.coverage, rollout.rubric, rollout.transitions = 0.7, 1.0, "mine", []
+    rollout.verdicts = [Verdict(criterion="right", grade=0.7)]
+    store.put_rollout(rollout)
     store.flush()
     assert stage.gateway.rollouts.sweep(all_of_them=True) == 1
     (after,) = stage.rollouts()
     assert (after.status, after.score, after.coverage, after.rubric) == ("done", 0.7, 1.0, "mine")
-    assert after.verdicts == found.verdicts
+    assert after.verdicts == rollout.verdicts
 
 
 def test_a_score_does_not_stay_with_another_answer(stage: Stage) -> None:
     stage.chat("a")
     store = stage.gateway.store
     close_abandoned(store, idle_s=0)
-    (found,) = stage.rollouts()
-    found.score, found.rubric, found.transitions = 0.7, "mine", []
-    store.put_rollout(found)
+    (rollout,) = stage.rollouts()
+    rollout.score, rollout.rubric, rollout.transitions = 0.7, "mine", []
+    store.put_rollout(rollout)
     store.flush()
     (live,) = stage.gateway.rollouts.open.values()
     live.rollout.prediction = {"answer": "another"}
@@ -683,10 +683,10 @@ def test_keys_that_are_said_back_or_hidden_in_a_body_are_not_kept(tmp_path: Path
             extra_body={"extra_body": {"api_key": "sk-verysecret-2", "top_k": 3}},
         )
         store.flush()
-        kept = [store.rollout(r.id).transitions[0] for r in store.rollouts()]
-        assert "Bearer [key]" in next(t.error for t in kept if t.error)
-        assert "verysecret" not in str(kept)
-        assert [t.request["body"]["extra_body"] for t in kept if not t.error] == [{"top_k": 3}]
+        transitions = [store.rollout(r.id).transitions[0] for r in store.rollouts()]
+        assert "Bearer [key]" in next(t.error for t in transitions if t.error)
+        assert "verysecret" not in str(transitions)
+        assert [t.request["body"]["extra_body"] for t in transitions if not t.error] == [{"top_k": 3}]
 
 
 @pytest.mark.parametrize("stage", [{"one_server": True}], indirect=True)
@@ -705,7 +705,7 @@ def test_bodies_that_nobody_could_read_again_are_refused(stage: Stage) -> None:
     deep: Any = "x"
     for _ in range(300):
         deep = [deep]
-    status, told = post(f"{stage.url}/v1/chat/completions", {"messages": [{"role": "user", "content": deep}]})
-    assert (status, "nested more than 200 deep" in str(told)) == (422, True)
+    status, reply = post(f"{stage.url}/v1/chat/completions", {"messages": [{"role": "user", "content": deep}]})
+    assert (status, "nested more than 200 deep" in str(reply)) == (422, True)
     wide = [{"role": "user", "content": [{"type": "text", "text": "x"}] * 400}]
     assert post(f"{stage.url}/v1/chat/completions", {"messages": wide})[0] == 200

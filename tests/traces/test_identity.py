@@ -36,8 +36,8 @@ def job(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def recorder(store: Store | None = None, **told: Any) -> Recorder:
-    return Recorder(store, run_id="job-1", replayable=True, **told)
+def recorder(store: Store | None = None, **options: Any) -> Recorder:
+    return Recorder(store, run_id="job-1", replayable=True, **options)
 
 
 def opened(by: Recorder, **fields: Any) -> str:

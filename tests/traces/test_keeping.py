@@ -16,20 +16,20 @@ class Database:
     """Takes what it is given where `free` is set, and waits until then; or is away."""
 
     def __init__(self) -> None:
-        self.taken: list[int] = []
-        self.free, self.away = threading.Event(), False
+        self.written: list[int] = []
+        self.free, self.unreachable = threading.Event(), False
 
     def write(self, rows: Rows) -> bool:
         self.free.wait(20)
-        self.taken += [] if self.away else [row["n"] for row in rows["t"].values()]
-        return not self.away
+        self.written += [] if self.unreachable else [row["n"] for row in rows["t"].values()]
+        return not self.unreachable
 
 
 @pytest.fixture
 def spill(tmp_path: Path) -> Iterator[Spill]:
-    found = Spill(tmp_path / "s.db", 1 << 20)
-    yield found
-    found.leave()
+    opened = Spill(tmp_path / "s.db", 1 << 20)
+    yield opened
+    opened.leave()
 
 
 def batch(*numbers: int) -> Rows:
@@ -70,18 +70,18 @@ def test_a_batch_that_was_slow_is_written_once_and_in_its_turn(spill: Spill) -> 
     database.free.set()
     until_written(keeper)
     assert keeper.commit(batch(4))
-    assert database.taken == [1, 2, 3, 4]
+    assert database.written == [1, 2, 3, 4]
     assert (keeper.waiting, spill.path.exists()) == (0, False)
 
 
 def test_rows_that_come_while_the_file_is_written_back_go_into_it(tmp_path: Path, spill: Spill) -> None:
     database = Database()
-    database.away = True
+    database.unreachable = True
     database.free.set()
     keeper = Keeper(spill, database.write, lambda: True, retry_s=0.01)
     for number in range(5):
         assert not keeper.commit(batch(number))
-    database.away = False
+    database.unreachable = False
     database.free.clear()  # it is back, and slow
     time.sleep(0.05)
     clock = time.perf_counter()
@@ -97,4 +97,4 @@ def test_a_batch_for_which_the_file_has_no_room_waits_until_those_before_it_are_
     assert not keeper.commit(batch(1))
     threading.Timer(0.5, database.free.set).start()
     assert keeper.commit(batch(2, 3, 4, 5, 6))
-    assert database.taken == [1, 2, 3, 4, 5, 6]
+    assert database.written == [1, 2, 3, 4, 5, 6]

@@ -43,9 +43,9 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Engine
 
 
 def _empty(engine: sa.Engine) -> None:
-    there = sa.MetaData()
-    there.reflect(engine)
-    there.drop_all(engine)
+    existing = sa.MetaData()
+    existing.reflect(engine)
+    existing.drop_all(engine)
 
 
 def _url(engine: sa.Engine) -> str:
@@ -62,11 +62,11 @@ def _differences(engine: sa.Engine) -> list[Any]:
     """Between the tables in the database and those of the code, as Alembic sees them; SQLite does not enforce types."""
     options = {"version_table": "none", "compare_type": engine.dialect.name == "postgresql"}
     with engine.connect() as connection:
-        found = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+        differences = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
     return (
-        [one for one in found if getattr(one[1], "name", "") != "rollouts_by_prefix"]
+        [difference for difference in differences if getattr(difference[1], "name", "") != "rollouts_by_prefix"]
         if engine.dialect.name == "sqlite"
-        else found
+        else differences
     )
 
 
@@ -88,8 +88,8 @@ def test_a_store_of_every_earlier_schema_is_upgraded_and_keeps_its_rows(engine: 
             [] if script.stem in ("schema_1", "schema_1_early_tools", "schema_2") else ["x"]
         )
     with engine.connect() as connection:
-        kept = {row[0]: row[1] for row in connection.execute(sa.text('SELECT "key", value FROM meta'))}
-    assert kept == {"salt": "pepper", "schema": "6"}  # versions without revisions refuse more than 5
+        meta = {row[0]: row[1] for row in connection.execute(sa.text('SELECT "key", value FROM meta'))}
+    assert meta == {"salt": "pepper", "schema": "6"}  # versions without revisions refuse more than 5
     assert _differences(engine) == []
     assert _stamp(engine) == REVISION
 
@@ -150,8 +150,8 @@ def _open_at_once(engine: sa.Engine, count: int) -> list[tuple[int, str, str]]:
         )
         for _ in range(count)
     ]
-    said = [process.communicate(timeout=120) for process in opened]
-    return [(process.returncode, out.strip(), err[-500:]) for process, (out, err) in zip(opened, said, strict=True)]
+    outputs = [process.communicate(timeout=120) for process in opened]
+    return [(process.returncode, out.strip(), err[-500:]) for process, (out, err) in zip(opened, outputs, strict=True)]
 
 
 @pytest.mark.parametrize("script", [None, OLD[0]], ids=["new", "old"])
@@ -234,17 +234,17 @@ def test_a_store_that_is_up_to_date_opens_without_alembic(tmp_path: Path) -> Non
 
 def test_a_store_that_is_up_to_date_is_opened_by_one_query(tmp_path: Path) -> None:
     Store(tmp_path / "s.db").close()
-    asked: list[str] = []
+    statements: list[str] = []
 
     def listener(conn: Any, cursor: Any, statement: str, *_: Any) -> None:
-        asked.append(statement)
+        statements.append(statement)
 
     sa.event.listen(sa.Engine, "before_cursor_execute", listener)
     try:
         Store(tmp_path / "s.db").close()
     finally:
         sa.event.remove(sa.Engine, "before_cursor_execute", listener)
-    assert len(asked) == 1
+    assert len(statements) == 1
 
 
 def test_the_newest_revision_is_the_one_that_the_code_names() -> None:
@@ -265,14 +265,14 @@ def test_a_folder_with_odd_characters_is_no_obstacle(tmp_path: Path) -> None:
     """Alembic reads its settings with `%` as a sign of interpolation; the package may be installed anywhere."""
     import assay
 
-    there = tmp_path / "100 % söme" / "assay"
-    shutil.copytree(Path(assay.__file__).parent, there, ignore=shutil.ignore_patterns("__pycache__"))
+    package = tmp_path / "100 % söme" / "assay"
+    shutil.copytree(Path(assay.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     engine = sa.create_engine(f"sqlite:///{tmp_path / 's.db'}")
     _write(engine, OLD[0])
     code = "import sys; from assay.traces import Store; Store(sys.argv[1]).close()"
     subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "s.db")],
-        env={**os.environ, "PYTHONPATH": str(there.parent)},
+        env={**os.environ, "PYTHONPATH": str(package.parent)},
         check=True,
     )
     with sqlite3.connect(tmp_path / "s.db") as db:

@@ -30,7 +30,7 @@ def make(**settings: Any) -> Anonymizer:
     return Anonymizer(KEY, engine="patterns", **settings)
 
 
-def found(text: str, *known: KnownValue) -> list[tuple[str, str]]:
+def matched(text: str, *known: KnownValue) -> list[tuple[str, str]]:
     return [(span.type, text[span.start : span.end]) for span in make().find(text, known)]
 
 
@@ -99,7 +99,7 @@ PERSONAL = [
 
 @pytest.mark.parametrize(("text", "kind", "value"), PERSONAL)
 def test_what_is_personal_is_found(text: str, kind: str, value: str) -> None:
-    assert found(text) == [(kind, value)]
+    assert matched(text) == [(kind, value)]
 
 
 A, D, H = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJ0123", "012345678901", "0123456789abcdef0123456789abcdef"
@@ -322,8 +322,8 @@ around = st.lists(
 @example("5", "+4930901820")
 def test_an_empty_line_parts_finds(first: str, second: str) -> None:
     known = [KnownValue("person", "Jane Doe")]
-    apart = make().text(first, known) + "\n\n" + make().text(second, known)
-    assert make().text(f"{first}\n\n{second}", known) == apart
+    separately = make().text(first, known) + "\n\n" + make().text(second, known)
+    assert make().text(f"{first}\n\n{second}", known) == separately
 
 
 @pytest.mark.parametrize(
@@ -340,11 +340,11 @@ def test_long_texts_are_read_in_parts_and_only_their_end_again(monkeypatch: pyte
         f"Turn {n}: user{n}@gmail.com says {' '.join(str(rng.random()) for _ in range(rng.randrange(80)))}"
         for n in range(60)
     ]
-    anonymizer, whole = make(), make()
+    anonymizer, uncached = make(), make()
     read: list[int] = []
-    inside = Anonymizer._anonymise
+    anonymise = Anonymizer._anonymise
     monkeypatch.setattr(
-        Anonymizer, "_anonymise", lambda self, text, *rest: read.append(len(text)) or inside(self, text, *rest)
+        Anonymizer, "_anonymise", lambda self, text, *rest: read.append(len(text)) or anonymise(self, text, *rest)
     )
     for n in range(1, 61):
         text = "\n\n".join(turns[:n])
@@ -358,7 +358,7 @@ def test_long_texts_are_read_in_parts_and_only_their_end_again(monkeypatch: pyte
     key = "-----BEGIN PRIVATE KEY-----\n" + "MIIEab\n\n" * 1000 + "-----END PRIVATE KEY-----"
     assert make().text(f"{key} x") == "[secret private-key] x"
     monkeypatch.setattr("assay.traces.privacy.anonymizer._PART", 10**9)
-    assert out == whole.text(text)
+    assert out == uncached.text(text)
 
 
 @settings(deadline=None)
@@ -374,13 +374,13 @@ def test_what_was_replaced_comes_back(drawn: tuple[str, list[tuple[str, str]]]) 
 
 @settings(deadline=None)
 @given(st.lists(values, min_size=2, max_size=20, unique=True))
-def test_different_values_get_different_surrogates(inside: list[tuple[str, str]]) -> None:
+def test_different_values_get_different_surrogates(pairs: list[tuple[str, str]]) -> None:
     anonymizer = make()
-    given_out = [anonymizer.text(value) for _, value in inside]
-    assert len(set(given_out)) == len(inside)
-    assert [anonymizer.text(value) for _, value in inside] == given_out
-    assert {anonymizer.text(f"see {value} there") for _, value in inside} == {
-        f"see {surrogate} there" for surrogate in given_out
+    surrogates = [anonymizer.text(value) for _, value in pairs]
+    assert len(set(surrogates)) == len(pairs)
+    assert [anonymizer.text(value) for _, value in pairs] == surrogates
+    assert {anonymizer.text(f"see {value} there") for _, value in pairs} == {
+        f"see {surrogate} there" for surrogate in surrogates
     }
 
 
@@ -496,12 +496,12 @@ def test_a_known_person_is_replaced_wherever_the_name_stands() -> None:
 
 def test_names_that_are_words_are_replaced_only_in_full() -> None:
     known = [KnownValue("person", "Will Young")]
-    assert found("Will Young will be young, Young, Will", *known) == [
+    assert matched("Will Young will be young, Young, Will", *known) == [
         ("person", "Will Young"),
         ("person", "Young, Will"),
     ]
-    assert found("Will WILL will", KnownValue("person", "Will")) == [("person", "Will"), ("person", "WILL")]
-    assert found("will smithson go to Al", KnownValue("person", "Al Smithson")) == [("person", "smithson")]
+    assert matched("Will WILL will", KnownValue("person", "Will")) == [("person", "Will"), ("person", "WILL")]
+    assert matched("will smithson go to Al", KnownValue("person", "Al Smithson")) == [("person", "smithson")]
 
 
 def test_known_values_are_found_as_json_writes_them() -> None:
@@ -518,7 +518,7 @@ def test_known_values_are_found_as_json_writes_them() -> None:
 
 def test_known_values_of_two_letters_would_hit_everywhere_and_are_left() -> None:
     assert (
-        found(
+        matched(
             "to be or 42",
             KnownValue("person", "be"),
             KnownValue("id", "42"),
@@ -527,7 +527,7 @@ def test_known_values_of_two_letters_would_hit_everywhere_and_are_left() -> None
         )
         == []
     )
-    assert found("customer 4711-B", KnownValue("id", "4711-b")) == [("id", "4711-B")]
+    assert matched("customer 4711-B", KnownValue("id", "4711-b")) == [("id", "4711-B")]
 
 
 def test_an_unknown_type_is_refused_by_name() -> None:
@@ -657,7 +657,7 @@ def test_numbers_in_json_texts_are_replaced_by_strings_where_they_must() -> None
 
 
 def test_the_longer_of_two_finds_is_taken_and_surrogates_stay_whole() -> None:
-    assert found("jane.doe@gmail.com", JANE) == [("email", "jane.doe@gmail.com")]
+    assert matched("jane.doe@gmail.com", JANE) == [("email", "jane.doe@gmail.com")]
     known = [
         KnownValue("organisation", "Example"),
         KnownValue("id", "555"),

@@ -33,30 +33,30 @@ def recall() -> Any:
 
 
 def test_the_goals_without_the_extra_are_met_on_held_out_texts(recall: Any) -> None:
-    found = recall.measure("held-out", 480, 5, "patterns", subject=False)
-    shares = {kind: row["recall"] for kind, row in found["types"].items()}
+    measured = recall.measure("held-out", 480, 5, "patterns", subject=False)
+    shares = {kind: row["recall"] for kind, row in measured["types"].items()}
     assert shares["phone"] >= 0.95
     assert shares["date"] >= 0.80
     assert shares["street"] >= 0.60
-    assert found["clean_changed"] <= 0.02 * found["clean"]
+    assert measured["clean_changed"] <= 0.02 * measured["clean"]
 
 
 @LISTED
 def test_the_goals_with_the_extra_are_met_on_held_out_texts_by_lists_alone(recall: Any) -> None:
-    found = recall.measure("held-out", 1500, 4000, "gazetteers", subject=False)
-    shares = {kind: row["recall"] for kind, row in found["types"].items()}
+    measured = recall.measure("held-out", 1500, 4000, "gazetteers", subject=False)
+    shares = {kind: row["recall"] for kind, row in measured["types"].items()}
     assert shares["person"] >= 0.80
     assert shares["place"] >= 0.80
-    assert found["clean_changed"] <= 0.02 * found["clean"]
+    assert measured["clean_changed"] <= 0.02 * measured["clean"]
 
 
 @pytest.mark.parametrize("engine", ["patterns", pytest.param("gazetteers", marks=LISTED)])
 def test_dates_and_names_are_found_in_prompts_and_outputs_as_they_are_stored(recall: Any, engine: str) -> None:
-    found = recall.measure("stored", 480, 5, engine, subject=False)
-    shares = {kind: row["recall"] for kind, row in found["types"].items()}
+    measured = recall.measure("stored", 480, 5, engine, subject=False)
+    shares = {kind: row["recall"] for kind, row in measured["types"].items()}
     for kind in ("date", "longdate", "shortdate", *(("first", "person", "place") if engine == "gazetteers" else ())):
         assert shares[kind] >= 0.80, kind
-    assert found["clean_changed"] <= 0.02 * found["clean"]
+    assert measured["clean_changed"] <= 0.02 * measured["clean"]
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_names_under_keys_of_json_are_hidden() -> None:
         "patient": "Priya Patel",
         "others": [{"first_name": "Anaïs"}, {"name": "Widget", "price": 3}, {"name": "search"}],
     }
-    for found in (
+    for text in (
         json.dumps(anonymizer.value(data)),
         anonymizer.text(json.dumps(data, ensure_ascii=False)),
         anonymizer.text(json.dumps(json.dumps(data, ensure_ascii=False), ensure_ascii=False)),
     ):
-        assert not any(name in found for name in ("Priya", "Patel", "Ana"))
-        assert "Widget" in found
-        assert "search" in found
+        assert not any(name in text for name in ("Priya", "Patel", "Ana"))
+        assert "Widget" in text
+        assert "search" in text
     assert anonymizer.value({"client": "Acme Corp"}) == {"client": "Acme Corp"}
 
 
@@ -206,6 +206,6 @@ def test_hostile_texts_take_little_time(recall: Any) -> None:
 
 @LISTED
 def test_a_given_name_alone_after_a_number_is_a_person() -> None:
-    found = Anonymizer(KEY, engine="gazetteers").find
-    assert [(one.type, one.value) for one in found("Order 4711 is late.\nBob")] == [("person", "bob")]
-    assert [one.type for one in found("I live in Paris.")] == ["place"]
+    find = Anonymizer(KEY, engine="gazetteers").find
+    assert [(match.type, match.value) for match in find("Order 4711 is late.\nBob")] == [("person", "bob")]
+    assert [match.type for match in find("I live in Paris.")] == ["place"]

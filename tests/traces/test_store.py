@@ -74,10 +74,10 @@ def test_nan_nul_and_lone_surrogates_are_kept_out_of_the_database(store: Store) 
     )
     store.put_rollout(rollout)
     store.flush()
-    found = next(store.rollouts())
-    assert found.score is None
-    assert found.prediction == {"x": None}
-    assert found.inputs["q"].endswith("\U0001f600")
+    stored = next(store.rollouts())
+    assert stored.score is None
+    assert stored.prediction == {"x": None}
+    assert stored.inputs["q"].endswith("\U0001f600")
     assert store.dropped == 0
 
 
@@ -234,8 +234,8 @@ def test_changes_of_a_row_in_one_batch_are_all_made(store: Store) -> None:
     rollout.inputs, rollout.prediction, rollout.status = {}, {}, "done"
     store.put_changes(rollout, without=["inputs", "prediction"])
     store.flush()
-    found = store.rollout("r")
-    assert (found.inputs, found.prediction, found.status, found.human_rating) == (
+    stored = store.rollout("r")
+    assert (stored.inputs, stored.prediction, stored.status, stored.human_rating) == (
         {"q": "?"},
         {"answer": "42"},
         "done",
@@ -256,21 +256,21 @@ def test_the_start_of_an_id_is_found_by_an_index_on_postgresql(postgres_url: str
 
 
 def test_a_row_that_is_put_again_is_made_once(store: Store) -> None:
-    made: list[str] = []
+    conversions: list[str] = []
 
-    class Told:
+    class CountedText:
         def __str__(self) -> str:
-            made.append("row")
+            conversions.append("row")
             return "told"
 
-    rollout = Rollout(inputs={"what": Told()})
+    rollout = Rollout(inputs={"what": CountedText()})
     store.put_rollout(rollout, interim=True)
     rollout.status = "done"
     store.put_rollout(rollout)
     store.flush()
-    assert made == ["row"]
-    found = store.rollout(rollout.id)
-    assert (found.status, found.inputs) == ("done", {"what": "told"})
+    assert conversions == ["row"]
+    stored = store.rollout(rollout.id)
+    assert (stored.status, stored.inputs) == ("done", {"what": "told"})
 
 
 def test_a_rollout_that_is_never_put_again_is_kept_as_it_was(store: Store) -> None:

@@ -13,13 +13,13 @@ from assay.traces.export.settings import ExportConfig, Gates
 from assay.traces.export.transitions import TransitionRow, read_transitions, transition_of_row
 
 
-def call(t: int, asked: str, answered: str, **known: Any) -> Transition:
+def call(t: int, prompt: str, answer: str, **known: Any) -> Transition:
     request = {
         "dialect": "chat",
-        "body": {"model": "m", "messages": [{"role": "user", "content": asked}], "temperature": 1.0},
+        "body": {"model": "m", "messages": [{"role": "user", "content": prompt}], "temperature": 1.0},
     }
-    response = {"body": {"choices": [{"message": {"role": "assistant", "content": answered}, "finish_reason": "stop"}]}}
-    return Transition(t=t, model="m", request=request, response=response, output=answered, **known)
+    response = {"body": {"choices": [{"message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}]}}
+    return Transition(t=t, model="m", request=request, response=response, output=answer, **known)
 
 
 CALLS = [

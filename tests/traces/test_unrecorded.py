@@ -61,10 +61,10 @@ async def by_openai(url: str) -> None:
 
 
 def by_urllib(url: str) -> None:
-    asked = urllib.request.Request(
+    request = urllib.request.Request(
         f"{url}/v1/chat/completions", json.dumps(BODY).encode(), {"Content-Type": "application/json"}
     )
-    urllib.request.urlopen(asked, timeout=20).read()
+    urllib.request.urlopen(request, timeout=20).read()
 
 
 def by_dspy(url: str, **kwargs: Any) -> None:
@@ -158,8 +158,8 @@ def test_a_call_of_another_client_is_counted_once(server: str, name: str) -> Non
 @pytest.mark.parametrize("engine", ["auto", "litellm"])
 def test_a_recorded_call_is_not_counted(server: str, engine: str) -> None:
     recorder = Recorder()
-    given = dspy.LM("openai/m", api_base=f"{server}/v1", api_key="k", cache=False, engine=engine)
-    lm = assay.models.with_recording(given, observers=[recorder.observe])
+    plain_lm = dspy.LM("openai/m", api_base=f"{server}/v1", api_key="k", cache=False, engine=engine)
+    lm = assay.models.with_recording(plain_lm, observers=[recorder.observe])
     with recorder.active(), recorder.rollout(Rollout()) as rollout:
         lm("hello")
         asyncio.run(lm.acall("hello again"))
@@ -332,8 +332,8 @@ def test_recorded_calls_of_a_programs_threads_are_of_its_rollout(spread: Callabl
     with ThreadPoolExecutor(2) as pool:
         rollouts = dict(zip("ab", pool.map(run, "ab"), strict=True))
     for name, rollout in rollouts.items():
-        asked = sorted(transition.request["messages"][0]["parts"][0]["text"] for transition in rollout.transitions)
-        assert asked == [f"{name} {number}" for number in range(4)]
+        prompts = sorted(transition.request["messages"][0]["parts"][0]["text"] for transition in rollout.transitions)
+        assert prompts == [f"{name} {number}" for number in range(4)]
     assert recorder.unrecorded == Unrecorded(0)
 
 
@@ -356,12 +356,12 @@ def ask_from_outside(recorder: Recorder, rollouts: int, tmp_path: Path) -> tuple
         thread = threading.Thread(target=lambda: begin.wait(20) and lm("hello"))
         thread.start()
         with ExitStack() as opened:
-            found = [opened.enter_context(recorder.rollout(Rollout())) for _ in range(rollouts)]
+            open_rollouts = [opened.enter_context(recorder.rollout(Rollout())) for _ in range(rollouts)]
             begin.set()
             thread.join()
         store.flush()
         outside = sum(len(store.rollout(row.id).transitions) for row in store.rollouts() if row.source == "outside")
-        return [len(rollout.transitions) for rollout in found], outside
+        return [len(rollout.transitions) for rollout in open_rollouts], outside
 
 
 def test_a_call_of_a_thread_from_before_is_of_the_only_open_rollout(tmp_path: Path) -> None:
@@ -371,18 +371,18 @@ def test_a_call_of_a_thread_from_before_is_of_the_only_open_rollout(tmp_path: Pa
 
 
 def test_an_open_rollout_of_another_recorder_is_not_considered(tmp_path: Path) -> None:
-    opened, done = threading.Event(), threading.Event()
+    opened, finished = threading.Event(), threading.Event()
 
     def other() -> None:
         with Recorder().rollout(Rollout()):
             opened.set()
-            done.wait(20)
+            finished.wait(20)
 
     thread = threading.Thread(target=other)
     thread.start()
     opened.wait(20)
     transitions = ask_from_outside(Recorder(), 1, tmp_path)
-    done.set()
+    finished.set()
     thread.join()
     assert transitions == ([1], 0)
 
@@ -394,13 +394,13 @@ def test_a_call_that_several_open_rollouts_may_have_made_is_kept_apart_and_count
 
 
 def test_a_call_that_dspy_says_is_outside_does_not_go_into_a_rollout_of_another_thread() -> None:
-    recorder, opened, done = Recorder(), threading.Event(), threading.Event()
+    recorder, opened, finished = Recorder(), threading.Event(), threading.Event()
     lm = with_recording(scripted(), observers=[recorder.observe])
 
     def other() -> None:
         with recorder.active(), recorder.rollout(rollout):
             opened.set()
-            done.wait(20)
+            finished.wait(20)
 
     rollout = Rollout()
     thread = threading.Thread(target=other)
@@ -408,7 +408,7 @@ def test_a_call_that_dspy_says_is_outside_does_not_go_into_a_rollout_of_another_
     opened.wait(20)
     with recorder.active():
         lm("hello")
-    done.set()
+    finished.set()
     thread.join()
     assert rollout.transitions == []
 
@@ -476,8 +476,8 @@ def test_a_client_that_is_imported_inside_a_rollout_is_seen(server: str) -> None
         "with recorder.rollout(Rollout()):\n    import httpx\n"
         f"    httpx.post('{server}/v1/chat/completions', json={{'messages': []}})\nprint(recorder.unrecorded)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "1"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "1"
 
 
 @pytest.mark.parametrize(
@@ -522,8 +522,8 @@ def test_the_store_keeps_the_count_and_the_command_line_says_it(tmp_path: Path) 
             Unrecorded(2, "a process was started"),
         )
         assert store.stats(run_id="one")["unrecorded"] == 5
-        whole = store.stats()
-    assert (whole["unrecorded"], whole["unrecorded_seen"], whole["unrecorded_reason"]) == (
+        stats = store.stats()
+    assert (stats["unrecorded"], stats["unrecorded_seen"], stats["unrecorded_reason"]) == (
         None,
         7,
         "a process was started",

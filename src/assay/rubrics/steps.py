@@ -15,7 +15,7 @@ from assay.models.embedded import LINES
 from assay.rubrics.criteria import Grade, NoGrade
 from assay.rubrics.syntax import SYNTAX
 from assay.traces.messages.dialects import chat_messages, part_texts
-from assay.traces.messages.requested import asked_schema
+from assay.traces.messages.requested import output_schema
 from assay.traces.records import Rollout, ToolCall, Transition
 
 __all__ = ["answered", "eligible", "not_repeated", "parsed", "result_used", "shortened", "tool_executed"]
@@ -67,7 +67,7 @@ def parsed(
         tools_only: grade only steps with a tool call.
     """
     transition = _with_tools(prediction) if tools_only else _transition(prediction)
-    schema = asked_schema(transition.request)
+    schema = output_schema(transition.request)
     required = list(fields) or list((schema or {}).get("required", ()))
     if not required and not (schema and transition.output.strip()):
         unread = transition.failure is FailureKind.PARSE

@@ -29,7 +29,7 @@ def demonstrated_tasks(
     texts = [json.dumps(demo, ensure_ascii=False, default=str) for demo in _demos_in(program_state(program))]
     by_demo = [sorted(recorder.texts.within(_readable(text))) for text in texts]
     hashes = {task for demo in by_demo for task in demo} | recorder.carried.tasks
-    hashes |= set(recorder.shown) & tasks_by_hash.keys() if texts else set()
+    hashes |= set(recorder.demonstrated_tasks) & tasks_by_hash.keys() if texts else set()
     subjects = {
         subject_digest(str(tasks_by_hash[task].metadata["data_subject"]))
         for task in hashes & tasks_by_hash.keys()

@@ -14,7 +14,7 @@ from assay.traces import Rollout, Transition
 from assay.traces.credit import rewards_of
 from assay.traces.messages.chaining import full_requests
 from assay.traces.messages.dialects import chat_messages, chat_tools
-from assay.traces.messages.requested import asked_schema
+from assay.traces.messages.requested import output_schema
 
 __all__ = ["Row", "RowStats", "Trajectory", "contains_output", "trained_tokens", "trajectory_of"]
 
@@ -205,7 +205,7 @@ def trained_tokens(transition: Transition, pieces: Sequence[str]) -> list[bool]:
         One flag per token.
     """
     text = "".join(pieces)
-    schema = asked_schema(transition.request) or {}
+    schema = output_schema(transition.request) or {}
     if not contains_output(text, transition.output):
         return [True] * len(pieces)
     lines = bool(schema.get(LINES))
