@@ -168,14 +168,14 @@ def test_keys_are_removed_from_messages_and_nothing_else(text: str, masked: str)
         "author\u0131zation=Plant0123", "credent\u0131als=Plant0123", "coo\u212a\u0131e=Plant0123",
     ],
 )  # fmt: skip
-def test_every_shape_of_a_credential_is_removed_from_a_message_and_no_other_word(token: str) -> None:
+def test_every_form_of_a_credential_is_removed_from_a_message_and_no_other_word(token: str) -> None:
     masked = message(f"before {token} after{40 * ' '}")
     assert "plant" not in masked.lower()
     assert masked.startswith("before ")
     assert masked.rstrip().endswith(" after")
 
 
-def test_the_words_searched_for_first_cover_all_forms_that_a_pattern_matches() -> None:
+def test_the_search_words_cover_all_forms_that_a_pattern_matches() -> None:
     """Each character that `re.I` matches with a letter casefolds to it; else no searched word contains the letter."""
     letters = set("".join(shapes._IN_JSON)) & set("abcdefghijklmnopqrstuvwxyz")
     others = re.findall("[a-z]", "".join(map(chr, range(128, 0x110000))), re.I)

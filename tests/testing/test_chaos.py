@@ -13,7 +13,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="attempts are fo
 
 
 @pytest.mark.parametrize(("job", "kills", "seed"), [("collect", 3, 4), ("compile", 2, 2)])
-def test_a_killed_job_leaves_what_an_unkilled_one_leaves(job: str, kills: int, seed: int, tmp_path: Path) -> None:
+def test_a_killed_and_resumed_job_has_the_results_of_an_uninterrupted_one(
+    job: str, kills: int, seed: int, tmp_path: Path
+) -> None:
     with serving(tmp_path / "log", delay_ms=1) as server:
         uninterrupted = chaos(job, tmp_path / "whole", server, tasks=30)
         killed = chaos(
@@ -24,7 +26,7 @@ def test_a_killed_job_leaves_what_an_unkilled_one_leaves(job: str, kills: int, s
 
 
 @pytest.mark.slow
-def test_a_gateway_that_is_killed_while_its_store_is_locked_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_a_gateway_that_is_killed_while_its_store_is_locked_loses_and_duplicates_nothing(tmp_path: Path) -> None:
     settings = Settings(calls=300, concurrent=12, each=1, faults=("kill server", "lock, kill gateway"))
     report = gateway_chaos(settings, tmp_path / "run")
     assert report["problems"] == {}

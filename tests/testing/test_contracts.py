@@ -135,7 +135,7 @@ def _first(kind: Mapping[str, Any]) -> Any:
 
 
 class Careless(SyntheticAgent):
-    """Keeps whatever it is given."""
+    """Accepts every value."""
 
     def set_parameters(self, parameters: Mapping[str, Any]) -> None:
         self.parameters = AgentParameters.model_construct(**{**self.parameters.model_dump(), **parameters})
@@ -307,7 +307,7 @@ def test_a_check_that_cannot_be_pickled_fails() -> None:
 
 
 def _judges_well(request: Any) -> Any:
-    """Finds `4` in what it is shown, whichever form it is asked in."""
+    """Finds `4` in its inputs, in every prompt format."""
     text = request.messages[-1].text
     inputs = dict(re.findall(r'\b(\w{1,20}): ("(?:[^"\\]|\\.)*")', text))
     first, second = (str(inputs.get(name, "")) == '"4"' for name in ("output_a", "output_b"))
@@ -491,13 +491,13 @@ def test_a_broken_listwise_judge_fails(grades: Any, fails: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["labeled", "bootstrap", "knn", "copro", "infer-rules"])
-def test_an_optimizer_of_ours_meets_the_contract(name: str) -> None:
+def test_a_shipped_optimizer_meets_the_contract(name: str) -> None:
     assert type("Suite", (OptimizerContract,), {"make": lambda self: name}).failures() == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["auto", "bootstrap-search", "mipro", "simba", "gepa", "ensemble", "optuna"])
-def test_a_longer_optimizer_of_ours_meets_the_contract(name: str) -> None:
+def test_a_slow_shipped_optimizer_meets_the_contract(name: str) -> None:
     assert type("Suite", (OptimizerContract,), {"make": lambda self: name}).failures() == {}
 
 
@@ -541,7 +541,7 @@ def test_a_broken_optimizer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 # -- the suites themselves
 
 
-def test_a_suite_without_make_says_what_is_missing() -> None:
+def test_a_suite_without_make_names_the_missing_method() -> None:
     failures = StoreContract.failures()
     assert set(failures.values()) == {"NotImplementedError: StoreContract must override make()"}
 

@@ -87,7 +87,7 @@ def test_it_reads_and_writes_every_prompt_format(prompt_format: str) -> None:
     ]  # it saw all three demonstrations, and nothing else
 
 
-def test_the_same_call_is_answered_the_same_and_temperature_adds_noise() -> None:
+def test_the_same_call_gets_the_same_answer_and_temperature_adds_noise() -> None:
     def answers(temperature: float) -> list[str]:
         learner = InContextLearner("rules", seed=4)
         tasks = learner.tasks(60)

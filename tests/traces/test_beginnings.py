@@ -72,7 +72,7 @@ def read(beginnings: Beginnings, dialect: str, body: Body) -> ClientRequest:
 
 @pytest.mark.parametrize("planted", [-1, 0, 3])
 @pytest.mark.parametrize("dialect", ["chat", "messages"])
-def test_a_conversation_whose_beginning_is_known_reads_as_one_that_is_new(dialect: str, planted: int) -> None:
+def test_a_cached_beginning_gives_the_same_request_as_no_cache(dialect: str, planted: int) -> None:
     beginnings = Beginnings()
     for body in turns(dialect, 5, planted=planted):
         cached, uncached = read(beginnings, dialect, body), ClientRequest(dialect, storable(body, []))
@@ -99,7 +99,7 @@ def test_each_message_of_a_conversation_is_read_once(
 
 
 @pytest.mark.parametrize("changed", ["system", "message", "tools of a message"])
-def test_a_beginning_that_was_changed_is_read_anew(changed: str) -> None:
+def test_a_changed_beginning_is_processed_again(changed: str) -> None:
     beginnings = Beginnings()
     *_, last, body = turns("messages", 4)
     read(beginnings, "messages", last)
@@ -116,7 +116,7 @@ def test_a_beginning_that_was_changed_is_read_anew(changed: str) -> None:
     assert SECRET not in json.dumps(read(beginnings, "messages", body).body)
 
 
-def test_a_key_that_becomes_known_later_is_taken_out_of_a_known_beginning() -> None:
+def test_a_key_that_is_registered_later_is_removed_from_a_cached_beginning() -> None:
     beginnings, later = Beginnings(), "told-after-the-first-call-77"
     *_, last, body = turns("chat", 3)
     for request in (last, body):
@@ -126,7 +126,7 @@ def test_a_key_that_becomes_known_later_is_taken_out_of_a_known_beginning() -> N
     assert read(beginnings, "chat", body).body["messages"][0]["content"] == f"with {MARK}"
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_cache_of_beginnings_is_bounded() -> None:
     beginnings = Beginnings(most=30)
     for number in range(20):
         body = {"messages": [{"role": "user", "content": f"{number} {at}"} for at in range(10)]}
@@ -144,5 +144,5 @@ def test_what_is_remembered_is_bounded() -> None:
         ("chat", {"messages": [{"role": "user", "content": "\ud800"}]}),
     ],
 )
-def test_a_request_that_is_not_read_message_by_message_is_read_as_a_whole(dialect: str, body: Body) -> None:
+def test_dialects_that_are_not_incremental_are_read_completely(dialect: str, body: Body) -> None:
     assert Beginnings().of(dialect, body) is None

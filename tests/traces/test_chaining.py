@@ -70,7 +70,7 @@ def test_a_fork_continues_the_response_that_it_names() -> None:
     assert [chat_messages(request or {}) for request in full_requests(calls)[1:]] == [CONVERSATION, CONVERSATION]
 
 
-def test_requests_of_one_conversation_hold_the_calls_before_them() -> None:
+def test_requests_of_one_conversation_contain_the_earlier_calls() -> None:
     calls = [
         (responses_request("1 + 2?", conversation="conv_1"), CALLED),
         (responses_request("hi", conversation={"id": "conv_2"}), text("resp_9", "hello")),
@@ -79,7 +79,7 @@ def test_requests_of_one_conversation_hold_the_calls_before_them() -> None:
     assert chat_messages(full_requests(calls)[2] or {}) == CONVERSATION
 
 
-def test_a_request_that_continues_what_is_not_on_record_is_not_whole() -> None:
+def test_a_request_that_continues_an_unrecorded_response_is_incomplete() -> None:
     lost = responses_request([RESULT], previous_response_id="resp_0")
     assert full_requests(
         [
@@ -156,7 +156,7 @@ def rows(kind: str, store: Store, **options: Any) -> tuple[list[dict[str, Any]],
     return [json.loads(line) for line in (report.path / "data.jsonl").read_text().splitlines()], report.manifest
 
 
-def test_rows_of_chained_calls_hold_the_whole_conversation(store: Store) -> None:
+def test_rows_of_chained_calls_contain_the_complete_conversation(store: Store) -> None:
     store_rollout(
         store,
         (responses_request("1 + 2?"), CALLED),
@@ -189,7 +189,7 @@ def test_a_client_that_writes_arguments_in_its_own_way_has_one_conversation(stor
     assert [len(row["messages"]) for row in exported] == [4]
 
 
-def test_rows_whose_conversation_is_not_on_record_are_left_out_and_fail_the_gate(store: Store) -> None:
+def test_rows_with_an_unrecorded_conversation_are_left_out_and_fail_the_gate(store: Store) -> None:
     store_rollout(
         store,
         (responses_request("1 + 2?"), CALLED),
@@ -200,7 +200,7 @@ def test_rows_whose_conversation_is_not_on_record_are_left_out_and_fail_the_gate
 
 
 @pytest.mark.parametrize("name", ["cachedContent", "cached_content"])
-def test_calls_that_begin_with_what_gemini_keeps_are_left_out_of_rows(store: Store, name: str) -> None:
+def test_calls_with_contents_cached_by_gemini_are_left_out_of_rows(store: Store, name: str) -> None:
     contents = [{"role": "user", "parts": [{"text": "sum it up"}]}]
     answer = {"candidates": [{"content": {"role": "model", "parts": [{"text": "3"}]}, "finishReason": "STOP"}]}
     store_rollout(
@@ -212,7 +212,7 @@ def test_calls_that_begin_with_what_gemini_keeps_are_left_out_of_rows(store: Sto
     assert ([row["t"] for row in exported], manifest["problems"]) == ([0], {"conversation": 1})
 
 
-def test_training_on_chained_calls_reads_the_whole_conversation(store: Store) -> None:
+def test_training_on_chained_calls_reads_the_complete_conversation(store: Store) -> None:
     class Words:
         """One token a message."""
 

@@ -76,7 +76,7 @@ def test_collect_makes_groups_over_parameters(program: str) -> None:
 
 
 @pytest.mark.model
-def test_an_embedded_model_samples_from_all_of_its_distribution_where_it_is_told(program: str, embedded: str) -> None:
+def test_an_embedded_model_samples_from_its_full_distribution_on_request(program: str, embedded: str) -> None:
     job = {"rubric": "r.yaml", "data": "d.jsonl", "n": 1, "sizes": {"train": 1}, "store": "s.db", "cache": False}
     for untruncated in (False, True):
         assay.collect(program, model=embedded, untruncated=untruncated, **job)
@@ -87,7 +87,7 @@ def test_an_embedded_model_samples_from_all_of_its_distribution_where_it_is_told
         assay.collect(program, lm=answers(), untruncated=True, **job)
 
 
-def test_a_collection_that_hit_its_cap_goes_on_where_it_stopped(program: str) -> None:
+def test_a_collection_that_reached_its_cap_resumes_where_it_stopped(program: str) -> None:
     options: dict[str, Any] = {
         "rubric": "r.yaml",
         "data": "d.jsonl",
@@ -113,12 +113,12 @@ def test_a_collection_that_hit_its_cap_goes_on_where_it_stopped(program: str) ->
     ("options", "match"),
     [({"n": 0}, "at least 1"), ({"split": "test"}, "train, val"), ({"over": [{"speed": 1}]}, "speed")],
 )
-def test_collections_that_make_no_sense_are_refused(program: str, options: dict[str, Any], match: str) -> None:
+def test_invalid_settings_of_a_collection_are_refused(program: str, options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         assay.collect(program, rubric="r.yaml", data="d.jsonl", lm=answers(), store="s.db", **options)
 
 
-def test_recording_in_process_sees_dspy_and_takes_what_others_tell() -> None:
+def test_recording_in_process_records_dspy_calls_and_reported_calls() -> None:
     with dspy.context(
         lm=dspy.LM("scripted/x", engine=answers("four").scripted, cache=False), adapter=dspy.JSONAdapter()
     ):  # no model of ours
@@ -209,7 +209,7 @@ def test_stored_rollouts_are_scored_by_a_rubric_afterwards(program: str) -> None
     assert (rollout.score, rollout.rubric[:3], rollout.transitions[0].step_rewards) == (1.0, "r2@", {"ran": 0.05})
 
 
-def test_scoring_says_how_many_rollouts_are_still_running(program: str) -> None:
+def test_scoring_reports_the_number_of_running_rollouts(program: str) -> None:
     Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
     with Store("s.db") as store:
         for status, source in (
@@ -235,7 +235,7 @@ def test_scoring_says_how_many_rollouts_are_still_running(program: str) -> None:
     assert "2 rollouts are still running" in result.stdout
 
 
-def test_a_rollout_that_a_rubric_cannot_decide_keeps_what_it_had(program: str) -> None:
+def test_a_rollout_that_a_rubric_cannot_decide_keeps_its_score(program: str) -> None:
     """As those of `assay run`, whose task has no id and no expected answer."""
     Path("r3.yaml").write_text(
         "name: r3\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n"
@@ -264,7 +264,7 @@ def test_a_rollout_that_a_rubric_cannot_decide_keeps_what_it_had(program: str) -
     assert scores == {(None, "old@1", 0), (0.4, "old@1", 0)}
 
 
-def test_what_the_model_failed_at_is_no_score_of_the_agents(program: str) -> None:
+def test_a_failure_of_the_model_is_not_scored_as_the_agents(program: str) -> None:
     with Store("s.db") as store:
         broken = Transition(t=0, model="m", request={}, error="HTTP 500")
         rollout = Rollout(status="done", transitions=[broken], inputs={"question": "q"})
@@ -335,7 +335,7 @@ def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_person_who_is_forgotten_is_told_of_the_artifacts(program: str) -> None:
+def test_erasure_names_the_artifacts_made_from_a_persons_data(program: str) -> None:
     report = assay.compile(
         program,
         rubric="r.yaml",
@@ -351,7 +351,7 @@ def test_a_person_who_is_forgotten_is_told_of_the_artifacts(program: str) -> Non
     assert erased["made_from_them"] == [str(report.artifact)]
 
 
-def test_people_rate_and_are_forgotten_from_the_command_line() -> None:
+def test_rating_and_erasure_work_from_the_command_line() -> None:
     with Store(".assay/assay.db") as store:
         collector = assay.DataCollector(store)
         ids = collector.collect_interaction_data(
@@ -381,7 +381,7 @@ def test_people_rate_and_are_forgotten_from_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("consent", "stored"), [(True, "yes"), (False, "no"), ("no", "no"), (1, "1"), (0.0, "0"), (None, None)]
 )
-def test_consent_is_read_alike_wherever_it_is_told(
+def test_consent_is_stored_the_same_from_every_source(
     consent: Any, stored: str | None, tmp_path: Path, program: str
 ) -> None:
     with Store(tmp_path / "i.db") as store:

@@ -147,7 +147,7 @@ def test_half_open_connections_are_closed_and_others_are_answered_meanwhile(stag
 
 @pytest.mark.parametrize("stage", [{"upstream": Endless, "receive_s": 0.5}], indirect=True)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/files"])
-def test_a_body_that_comes_byte_by_byte_is_refused(stage: Stage, path: str) -> None:
+def test_a_body_that_arrives_too_slowly_is_refused(stage: Stage, path: str) -> None:
     connection = stage.connect(HEAD.replace(b"/v1/chat/completions", path.encode()) + b"Content-Length: 1000\r\n\r\n")
     began, stop = time.monotonic(), threading.Event()
 
@@ -170,7 +170,7 @@ def test_a_body_that_comes_byte_by_byte_is_refused(stage: Stage, path: str) -> N
 
 
 @pytest.mark.parametrize("stage", [{"upstream": Endless, "receive_s": 0.3}], indirect=True)
-def test_a_large_body_has_more_time(stage: Stage) -> None:
+def test_a_large_body_has_a_longer_time_limit(stage: Stage) -> None:
     size = 10 * 65536
     connection = stage.connect(HEAD.replace(b"chat/completions", b"files") + f"Content-Length: {size}\r\n\r\n".encode())
     for _ in range(10):
@@ -182,7 +182,7 @@ def test_a_large_body_has_more_time(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("stage", [{"upstream": Endless, "stalled_s": 0.8}], indirect=True)
-def test_a_caller_that_takes_nothing_of_its_answer_does_not_hold_the_upstream(stage: Stage) -> None:
+def test_a_caller_that_reads_nothing_does_not_block_the_upstream(stage: Stage) -> None:
     stage.upstream.part = b"data: {}\n\n" * 2000
     body = json.dumps({**HELLO, "stream": True}).encode()
     connection = stage.connect(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body, small=True)
@@ -197,7 +197,7 @@ def test_a_caller_that_takes_nothing_of_its_answer_does_not_hold_the_upstream(st
 
 
 @pytest.mark.parametrize("stage", [{"upstream": Endless, "upstream_idle_s": 0.5}], indirect=True)
-def test_a_stream_that_says_nothing_more_is_broken_off_and_stored_as_a_timeout(stage: Stage) -> None:
+def test_a_silent_stream_is_aborted_and_stored_as_a_timeout(stage: Stage) -> None:
     body = json.dumps({**HELLO, "stream": True}).encode()
     received = remaining_bytes(stage.connect(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body))
     assert received.startswith(b"HTTP/1.1 200")
@@ -239,7 +239,7 @@ def test_a_provider_behind_litellm_that_falls_silent_is_a_timeout(tmp_path: Path
 
 
 @pytest.mark.parametrize("stage", [{"most": 4}], indirect=True)
-def test_silent_connections_make_room_when_there_are_too_many(stage: Stage) -> None:
+def test_idle_connections_are_closed_at_the_limit(stage: Stage) -> None:
     silent = [
         stage.connect(HALF_OPEN[name])
         for name in ("nothing", "half of the headers", "no body", "half of the body")
@@ -252,7 +252,7 @@ def test_silent_connections_make_room_when_there_are_too_many(stage: Stage) -> N
 
 
 @pytest.mark.parametrize("stage", [{"most": 3}], indirect=True)
-def test_a_call_waits_where_all_connections_are_answered(stage: Stage) -> None:
+def test_a_call_waits_while_all_connections_are_in_use(stage: Stage) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "#hang"}]}).encode()
     calls = [stage.connect(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body) for _ in range(3)]
     until(lambda: len(stage.gateway.connections.answered) == 3)
@@ -293,7 +293,7 @@ def test_the_number_of_connections_follows_the_limit_on_descriptors(monkeypatch:
         ConnectionLimits(idle_s=0)
 
 
-def test_both_ends_of_a_call_ask_whether_their_peer_is_still_there(stage: Stage) -> None:
+def test_tcp_keep_alive_is_enabled_on_both_ends_of_a_call(stage: Stage) -> None:
     """The kernel's table has a keepalive timer (kind 2) within the configured minute, not the default two hours."""
     behind = int(stage.gateway.upstream.base.rpartition(":")[2])  # type: ignore[union-attr]
     body = json.dumps({"messages": [{"role": "user", "content": "#hang"}]}).encode()

@@ -41,7 +41,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    """An upstream that is asked like an embedded model: a scripted server that speaks chat."""
+    """An upstream that is called like an embedded model: a scripted server with the chat dialect."""
     with Store(tmp_path / "s.db") as store, served(ScriptedUpstream(name="/home/me/model.gguf").app()) as behind:
         gateway = Gateway(store, EmbeddedUpstream("embedded/echo", behind, model="echo", key="", tools=True))
         with served(gateway.app()) as url:
@@ -55,7 +55,7 @@ def body_of(dialect: str, text: str, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dialect", PATHS)
 @pytest.mark.parametrize("name", ["embedded/echo", "echo", "any", None])
-def test_a_model_is_asked_by_its_name_and_answers_under_it(place: Place, dialect: str, name: str | None) -> None:
+def test_a_model_is_called_and_answers_by_its_name(place: Place, dialect: str, name: str | None) -> None:
     body = body_of(dialect, "hello")
     body = {**body, "model": name} if name else {key: value for key, value in body.items() if key != "model"}
     status, reply = post(place.url + PATHS[dialect], body)
@@ -65,7 +65,7 @@ def test_a_model_is_asked_by_its_name_and_answers_under_it(place: Place, dialect
 
 
 @pytest.mark.parametrize("dialect", PATHS)
-def test_an_unknown_name_is_a_404_that_lists_what_there_is(place: Place, dialect: str) -> None:
+def test_an_unknown_model_name_is_a_404_that_lists_the_models(place: Place, dialect: str) -> None:
     status, reply = post(place.url + PATHS[dialect], body_of(dialect, "hello", model="gpt-4o"))
     assert status == 404
     assert "'gpt-4o'" in reply["error"]["message"]
@@ -86,10 +86,10 @@ def test_models_are_listed_by_name(place: Place) -> None:
     ("method", "path"),
     [("POST", "/lora-adapters"), ("POST", "/v1/embeddings"), ("POST", "/completion"), ("GET", "/slots")],
 )
-def test_what_else_the_models_server_does_needs_the_gateways_key(
+def test_other_paths_of_the_models_server_need_the_gateways_key(
     place: Place, method: str, path: str, more: dict[str, str]
 ) -> None:
-    """`POST /lora-adapters` changes the adapters of all rollouts, and `/slots` shows what they are asked."""
+    """`POST /lora-adapters` changes the adapters of all rollouts, and `/slots` shows their prompts."""
     owner = {"Authorization": f"Bearer {place.gateway.access.key}"}
     opened = post(f"{place.url}/assay/rollouts", {}, **owner)[1]
     body = {"input": "x"} if method == "POST" else None
@@ -102,7 +102,7 @@ def test_what_else_the_models_server_does_needs_the_gateways_key(
 
 
 @pytest.mark.parametrize("dialect", ["chat", "completions"])
-def test_a_call_does_not_say_which_adapters_answer(dialect: str) -> None:
+def test_a_call_cannot_select_adapters(dialect: str) -> None:
     body = {"prompt": "a", "messages": [], "lora": [{"id": 0, "scale": 0}], "id_slot": 0}
     assert not {"lora", "id_slot"} & chat_request(dialect, body, "m", tools=True).keys()
 
@@ -130,7 +130,7 @@ def test_the_openai_sdk_streams_responses(place: Place, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["hello", "use the tool", "use the tool #both"])
-def test_anthropics_messages_stream_as_they_come_unstreamed(place: Place, text: str) -> None:
+def test_a_streamed_anthropic_message_equals_the_unstreamed_one(place: Place, text: str) -> None:
     tools = [{"name": "calculator", "input_schema": PARAMETERS}]
     _, unstreamed = post(place.url + PATHS["messages"], body_of("messages", text, tools=tools))
     data = json.dumps(body_of("messages", text, tools=tools, stream=True)).encode()
@@ -144,12 +144,12 @@ def test_anthropics_messages_stream_as_they_come_unstreamed(place: Place, text: 
     assert (streamed["content"], streamed["stop_reason"]) == (unstreamed["content"], unstreamed["stop_reason"])
 
 
-def test_what_an_embedded_model_cannot_take_is_refused(place: Place) -> None:
+def test_requests_that_an_embedded_model_cannot_answer_are_refused(place: Place) -> None:
     status, reply = post(f"{place.url}/v1/responses", body_of("responses", "hello", previous_response_id="resp_1"))
     assert (status, "send all messages" in reply["error"]["message"]) == (400, True)
 
 
-def test_token_ids_and_logprobs_stand_beside_the_answer_in_every_dialect() -> None:
+def test_answers_have_token_ids_and_logprobs_in_every_dialect() -> None:
     tokens = [
         {"id": 7, "token": "4", "logprob": -0.5, "bytes": [52]},
         {"id": 8, "token": "2", "logprob": -0.25, "bytes": [50]},
@@ -192,7 +192,7 @@ def test_token_ids_and_logprobs_stand_beside_the_answer_in_every_dialect() -> No
         ("messages", {"tools": [{"name": "calculator", "input_schema": PARAMETERS}], "tool_choice": {"type": "any"}}),
     ],
 )
-def test_where_tools_must_be_called_the_answer_is_held_to_a_call(dialect: str, more: dict[str, Any]) -> None:
+def test_the_answer_is_constrained_to_a_call_if_tools_must_be_called(dialect: str, more: dict[str, Any]) -> None:
     chat = chat_request(dialect, body_of(dialect, "six times seven?", **more), "echo", tools=False)
     schema = chat["response_format"]["json_schema"]["schema"]
     assert schema["properties"]["name"] == {"const": "calculator"}
@@ -201,7 +201,7 @@ def test_where_tools_must_be_called_the_answer_is_held_to_a_call(dialect: str, m
     assert not chat.keys() & {"tools", "tool_choice"}
 
 
-def test_a_template_without_tools_is_given_calls_and_results_as_text() -> None:
+def test_a_template_without_tools_gets_calls_and_results_as_text() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "calculator", "arguments": '{"expression": "6*7"}'}}
     talk = [
         {"role": "assistant", "content": None, "tool_calls": [call]},

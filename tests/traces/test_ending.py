@@ -105,7 +105,7 @@ def test_a_run_ends_with_its_last_text_or_with_the_tool_call_that_ended_it(
     assert answered_with({"dialect": "chat", "body": body}, answer_of("chat", answer)) == Ending(value)
 
 
-def test_a_tool_that_gave_results_before_ends_no_run() -> None:
+def test_a_tool_with_earlier_results_does_not_end_a_run() -> None:
     body = {"tool_choice": "required", "tools": [tool("calculator")]}
     call = chat_body(None, ("calculator", '{"expression": "6*7"}'))
     assert final_answer([turn(body, call)]).value == "6*7"
@@ -169,7 +169,7 @@ def test_a_rollout_without_a_prediction_is_scored_by_the_answer_of_its_calls() -
     assert (value, rollout.prediction) == (1.0, {"answer": "42"})
 
 
-def test_a_run_that_used_up_its_steps_scores_nought() -> None:
+def test_a_run_that_used_all_its_steps_scores_zero() -> None:
     value, rollout = scored(
         *(turn({}, chat_body("Let me see", ("calculator", "{}")), at) for at in range(2)),
         turn({}, chat_body(None, ("calculator", "{}")), 2),
@@ -185,13 +185,13 @@ def test_a_run_that_used_up_its_steps_scores_nought() -> None:
         turn({"messages": []}, chat_body(None), 1),  # content is switched off
     ],
 )
-def test_a_run_whose_last_answer_is_not_on_record_is_unscored(last: Transition) -> None:
+def test_a_run_with_an_unrecorded_last_answer_is_unscored(last: Transition) -> None:
     value, rollout = scored(turn({}, chat_body(None, ("calculator", "{}"))), last)
     assert math.isnan(value)
     assert (rollout.score, rollout.prediction) == (None, None)
 
 
-def test_a_model_that_said_nothing_scores_nought() -> None:
+def test_an_empty_answer_scores_zero() -> None:
     assert scored(turn({}, chat_body("")))[0] == 0.0
 
 
@@ -204,7 +204,7 @@ def test_recording_in_process_follows_the_same_rule(tmp_path: Path, monkeypatch:
     assert (run.rollout.score, run.rollout.prediction) == (1.0, {"answer": "42"})
 
 
-def test_a_tool_result_that_was_not_seen_earns_nothing() -> None:
+def test_a_tool_without_a_recorded_result_earns_no_step_reward() -> None:
     rubric = Rubric(
         name="s",
         criteria=[
@@ -267,7 +267,7 @@ def test_a_typed_answer_of_pydantic_ai_is_the_prediction(gateway: tuple[Gateway,
     assert rollout.prediction == {"answer": 1}
 
 
-def test_a_run_that_only_asked_for_tools_ends_as_the_agents_own_failure(gateway: tuple[Gateway, str]) -> None:
+def test_a_run_that_only_requested_tools_ends_as_a_failure_of_the_agent(gateway: tuple[Gateway, str]) -> None:
     made, url = gateway
     first = ask(url, USE, tools=[tool("calculator")])
     ask(url, {"role": "user", "content": "hello"})
@@ -277,14 +277,14 @@ def test_a_run_that_only_asked_for_tools_ends_as_the_agents_own_failure(gateway:
     assert outcomes == [("done", None, None, {"answer": "echo: hello"}), ("failed", FailureKind.AGENT, NO_ANSWER, None)]
 
 
-def test_a_text_before_the_last_tools_is_no_answer(gateway: tuple[Gateway, str]) -> None:
+def test_text_before_the_last_tool_calls_is_not_the_answer(gateway: tuple[Gateway, str]) -> None:
     made, url = gateway
     both = {"role": "user", "content": "use the tool #both"}
     ask(url, both, tools=[tool("calculator"), tool("final_answer")])
     assert [r.prediction for r in recorded(made)] == [None]
 
 
-def test_the_same_messages_with_other_tools_or_another_schema_are_another_group(gateway: tuple[Gateway, str]) -> None:
+def test_requests_with_other_tools_or_another_schema_are_another_group(gateway: tuple[Gateway, str]) -> None:
     made, url = gateway
     schema = {
         "type": "json_schema",

@@ -85,7 +85,7 @@ def fixed() -> Iterator[tuple[Fixed, str]]:
 
 
 def lm_of(engine: str, url: str, recorder: Recorder, cache: ResponseCache | None = None) -> Any:
-    """A recorded model: over DSPy's own client, over litellm, or over an engine that somebody wrote."""
+    """A recorded model: with DSPy's client, litellm or a user's engine."""
     if engine == "native":
         return get_lm("openai/m", api_base=f"{url}/v1", api_key="none", observers=[recorder.observe], cache=cache)
     lm = dspy.LM("openai/m", api_base=f"{url}/v1", api_key="none", engine="litellm", cache=False, num_retries=0)
@@ -95,7 +95,7 @@ def lm_of(engine: str, url: str, recorder: Recorder, cache: ResponseCache | None
 
 
 class CustomEngine:
-    """Somebody's own DSPy engine: parsed data, and no reply of a server beside it."""
+    """A user's DSPy engine, which returns parsed data without the server's reply."""
 
     supports_function_calling = supports_reasoning = False
     supports_response_schema = True
@@ -156,7 +156,9 @@ def test_a_program_answer_is_stored_byte_for_byte(
 
 
 @pytest.mark.parametrize("prompt_format", FORMATS)
-def test_the_embedded_models_answer_is_what_the_program_read(embedded: str, tmp_path: Path, prompt_format: str) -> None:
+def test_the_embedded_models_answer_is_stored_as_the_program_read_it(
+    embedded: str, tmp_path: Path, prompt_format: str
+) -> None:
     with Store(tmp_path / "s.db") as store:
         recorder, rollout = Recorder(store), Rollout()
         lm = get_lm(embedded, observers=[recorder.observe], temperature=0.1, max_tokens=60, seed=1)
@@ -262,7 +264,7 @@ def test_a_tool_that_the_model_asked_for_is_one_record_with_its_result(fixed: tu
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("prompt_format", FORMATS)
-def test_the_gateway_stores_what_passed(
+def test_the_gateway_stores_the_forwarded_text(
     fixed: tuple[Fixed, str], tmp_path: Path, prompt_format: str, streamed: bool
 ) -> None:
     server, url = fixed
@@ -395,7 +397,7 @@ def _trace(kind: str, prompt: list[dict[str, Any]], message: dict[str, Any]) -> 
     return {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
 
 
-def test_records_of_before_that_lack_the_text_of_parsed_data_read_it_from_the_response() -> None:
+def test_older_records_without_the_text_of_parsed_data_read_it_from_the_response() -> None:
     response = {
         "model": "m",
         "message": {"role": "assistant", "parts": [{"type": "data", "value": {"label": "pos"}}]},

@@ -137,7 +137,7 @@ def test_transitions_have_reasoning_and_refusal_in_columns_that_hide_personal_da
     assert pq.read_table("out/data.parquet").column("reasoning").to_pylist() == [row["reasoning"]]
 
 
-def test_identical_rollouts_are_counted_and_push_nothing(store: Store) -> None:
+def test_identical_rollouts_are_counted_and_have_advantage_zero(store: Store) -> None:
     for _ in range(3):
         add_rollout(store, turn(0, "a", "b"))
     rows, manifest = exported(store, "transitions")
@@ -146,7 +146,7 @@ def test_identical_rollouts_are_counted_and_push_nothing(store: Store) -> None:
 
 
 @pytest.mark.parametrize("how", ["group", "batch", "none"])
-def test_advantages_are_against_the_group_or_the_batch(store: Store, how: str) -> None:
+def test_advantages_are_relative_to_the_group_or_the_batch(store: Store, how: str) -> None:
     for task, scores in {"easy": (1.0, 1.0), "hard": (0.0, 0.0)}.items():
         for score in scores:
             add_rollout(store, turn(0, task, "x"), task=task, score=score)
@@ -169,7 +169,7 @@ def test_advantages_do_not_depend_on_the_ids_of_rollouts(tmp_path: Path) -> None
     assert len(by_score[0]) == 7
 
 
-def test_good_and_bad_rollouts_can_be_groups_of_their_own(store: Store) -> None:
+def test_good_and_bad_rollouts_can_be_separate_groups(store: Store) -> None:
     for score, step in ((1.0, 0.2), (1.0, 0.0), (0.0, 0.2), (0.0, 0.0)):
         add_rollout(store, turn(0, "a", "b", step_rewards={"s": step}), score=score)
     rows, _ = exported(store, "transitions", by_outcome=True)
@@ -177,7 +177,7 @@ def test_good_and_bad_rollouts_can_be_groups_of_their_own(store: Store) -> None:
     assert all((value > 0) == tidy for (_, tidy), value in by_score.items())
 
 
-def test_sealed_rollouts_never_come_nor_their_inputs(store: Store) -> None:
+def test_sealed_rollouts_and_their_inputs_are_never_exported(store: Store) -> None:
     add_rollout(store, turn(0, "a", "b"), task="mine")
     add_rollout(store, turn(0, "a", "b"), task="sealed", split="test")
     add_rollout(
@@ -205,7 +205,7 @@ def test_text_that_overlaps_with_sealed_text_is_measured_and_named(store: Store)
     assert overlap["worst"][0]["share"] == pytest.approx(8 / 9, abs=1e-4)  # 16 words: 9 n-grams of 8, one of them new
 
 
-def test_tenants_and_consent_bound_what_is_drawn_on(store: Store) -> None:
+def test_tenants_and_consent_limit_the_selection(store: Store) -> None:
     add_rollout(store, turn(0, "a", "b"), task="free")
     add_rollout(store, turn(0, "a", "b"), task="acme", tenant="acme")
     add_rollout(store, turn(0, "a", "b"), task="other", tenant="other")
@@ -224,7 +224,7 @@ def test_tenants_and_consent_bound_what_is_drawn_on(store: Store) -> None:
     assert manifest["left_out"]["without a human rating"] > 0
 
 
-def test_gates_say_what_is_missing_and_write_nothing(store: Store) -> None:
+def test_failed_gates_report_what_is_missing_and_write_nothing(store: Store) -> None:
     for at in range(10):
         add_rollout(
             store, turn(0, "a", "b", finish="length" if at < 5 else "stop"), task=f"t{at}", task_type=f"k{at % 3}"
@@ -268,7 +268,7 @@ def test_gates_say_what_is_missing_and_write_nothing(store: Store) -> None:
         ({"token_ids": (1,), "logprobs": None}, "schema"),
     ],
 )
-def test_what_is_not_clean_is_named(store: Store, broken: dict[str, Any], problem: str) -> None:
+def test_problems_of_unclean_calls_are_named(store: Store, broken: dict[str, Any], problem: str) -> None:
     plain = turn(0, "a", "b")
     for name, value in broken.items():
         setattr(plain, name, value)
@@ -304,7 +304,7 @@ def test_a_failed_gate_names_the_run_and_rounds_its_figure(store: Store) -> None
 
 
 def dspy_request(*messages: tuple[str, str]) -> dict[str, Any]:
-    """A call as DSPy's recorded ones are stored: no dialect, the first message the instructions."""
+    """A request as recorded DSPy calls store it: without a dialect, instructions first."""
     system, *others = messages
     turns = [{"role": role, "parts": [{"type": "text", "text": text}]} for role, text in others]
     return {"model": "m", "system": [{"type": "text", "text": system[1]}], "messages": turns, "config": {}}
@@ -323,7 +323,7 @@ OTHER = ("user", "[[ ## question ## ]]\nHow deep is the lake of Zug?"), ("assist
         ((("system", "Answer. How deep is the lake of Thun? 217"), ("user", QUESTION)), 0),
     ],
 )
-def test_a_prompt_that_demonstrates_its_own_task_is_in_no_export(
+def test_a_prompt_that_demonstrates_its_own_task_is_not_exported(
     store: Store, messages: tuple[tuple[str, str], ...], rows_written: int
 ) -> None:
     demonstrating, other = turn(0, "a", "217 m"), turn(0, "q", "x")
@@ -338,7 +338,7 @@ def test_a_prompt_that_demonstrates_its_own_task_is_in_no_export(
     assert sum(row["task"] == "own" for row in without) == (0 if len(messages) == 2 else 1)
 
 
-def test_a_later_step_that_its_demonstration_asks_word_for_word_is_in_no_export(store: Store) -> None:
+def test_a_later_step_with_its_own_prompt_as_a_demonstration_is_not_exported(store: Store) -> None:
     """The second step of a program is given other fields than the task's inputs."""
     step = "[[ ## summary ## ]]\nA deep lake."
     demonstrating = turn(0, "a", "217 m")
@@ -350,8 +350,8 @@ def test_a_later_step_that_its_demonstration_asks_word_for_word_is_in_no_export(
     assert manifest["left_out"] == {"calls whose prompt demonstrates their own task": 1}
 
 
-def test_an_agents_own_conversation_is_no_demonstration(store: Store) -> None:
-    """Each turn repeats the question; the answers before are the rollout's own."""
+def test_earlier_turns_of_the_same_rollout_are_not_demonstrations(store: Store) -> None:
+    """Each turn repeats the question; the earlier answers are of the same rollout."""
     first, second = turn(0, "Q t1", "look it up"), turn(1, "", "7")
     second.request = {"dialect": "chat", "body": {"model": "m", "messages": [
         {"role": "user", "content": "Q t1"}, {"role": "assistant", "content": "look it up"},
@@ -361,7 +361,7 @@ def test_an_agents_own_conversation_is_no_demonstration(store: Store) -> None:
     assert (len(rows), manifest["left_out"]) == (2, {})
 
 
-def test_a_conversation_whose_answers_the_client_rewrote_is_no_demonstration(store: Store) -> None:
+def test_a_conversation_with_rewritten_answers_is_not_a_demonstration(store: Store) -> None:
     """smolagents writes calls of tools and their results as texts of its own."""
     first, second, other = turn(0, "Q t1", "7"), turn(1, "", "7"), turn(0, "", "7")
     rewritten = [
@@ -390,7 +390,7 @@ def test_unscored_rollouts_are_left_out_and_count_against_clean(store: Store) ->
     )
 
 
-def test_sft_takes_good_rollouts_by_call_or_as_whole_conversations(store: Store) -> None:
+def test_sft_exports_good_rollouts_by_call_or_as_complete_conversations(store: Store) -> None:
     more = {
         "dialect": "chat",
         "body": {
@@ -422,7 +422,7 @@ def test_sft_takes_good_rollouts_by_call_or_as_whole_conversations(store: Store)
         ('{"x": 1}', '{"x": true}', False), ('{"x": "1"}', '{"x": "2"}', False),
     ],
 )  # fmt: skip
-def test_a_whole_conversation_is_one_row_however_its_client_writes_arguments(
+def test_a_conversation_is_one_row_for_every_formatting_of_arguments(
     store: Store, answered: str, history: str, same: bool
 ) -> None:
     def call(arguments: str) -> dict[str, Any]:
@@ -486,7 +486,7 @@ def test_preferences_pair_answers_to_the_same_prompt(store: Store) -> None:
 
 
 def with_call(ask: str, number: int, expression: str, *tools: str) -> Transition:
-    """A turn that calls a tool under an id of its own, as servers that number their calls give them."""
+    """A turn that calls a tool; its id is numbered, as by servers that number their calls."""
     call = {
         "id": f"call_{number}",
         "type": "function",
@@ -500,7 +500,7 @@ def with_call(ask: str, number: int, expression: str, *tools: str) -> Transition
     return transition
 
 
-def test_answers_that_differ_in_the_ids_of_their_tool_calls_alone_are_no_pair(store: Store) -> None:
+def test_answers_that_differ_only_in_tool_call_ids_are_not_a_pair(store: Store) -> None:
     for number, (expression, score) in enumerate([("6*7", 1.0), ("6*7", 0.25), ("6+7", 0.0)]):
         add_rollout(store, with_call("a", number, expression, "calculator"), score=score)
     rows, _ = exported(store, "preferences", model="nobody/unknown")  # calls stay fields
@@ -512,7 +512,7 @@ def test_answers_that_differ_in_the_ids_of_their_tool_calls_alone_are_no_pair(st
     assert rows
 
 
-def test_preferences_compare_no_answers_to_other_tools_or_another_schema(store: Store) -> None:
+def test_preferences_do_not_pair_answers_with_other_tools_or_schemas(store: Store) -> None:
     add_rollout(store, with_call("a", 1, "6*7", "calculator"), score=1.0)
     add_rollout(store, with_call("a", 2, "6+7", "calculator", "search"), score=0.0)
     constrained = with_call("a", 3, "6-7", "calculator")
@@ -561,7 +561,7 @@ def test_personal_data_becomes_the_same_surrogate_everywhere_and_can_be_restored
         exported(store, "sft", "out4", privacy_key=tmp_path / "out4" / "k")
 
 
-def test_a_deleted_person_leaves_later_exports_and_earlier_ones_are_named(store: Store) -> None:
+def test_an_erased_person_is_in_no_later_export_and_earlier_exports_are_named(store: Store) -> None:
     add_rollout(store, turn(0, "a", "b"), task="t-1", data_subject="Ann Smith")
     add_rollout(store, turn(0, "a", "b"), task="t-2", data_subject="bob")
     rows, _ = exported(store, "transitions")
@@ -578,7 +578,7 @@ def test_a_deleted_person_leaves_later_exports_and_earlier_ones_are_named(store:
     assert manifest["left_out"] == {"without LM calls or of erased people": 1}
 
 
-def test_what_was_hidden_does_not_come_back_by_another_way(store: Store) -> None:
+def test_anonymized_values_are_in_no_other_part_of_the_export(store: Store) -> None:
     ann = {"data_subject": "Ann Smithers", "task": "ann@smithers.org", "task_type": "mail of ann@smithers.org"}
     add_rollout(
         store,
@@ -612,7 +612,7 @@ def test_columns_of_grpo_are_read_with_their_names(store: Store) -> None:
     assert manifest["privacy"]["state"] != "failed"
 
 
-def test_a_sealed_task_does_not_come_by_another_spelling(store: Store) -> None:
+def test_a_sealed_task_in_another_spelling_is_not_exported(store: Store) -> None:
     add_rollout(store, turn(0, "a", "b"), task="s", split="test", inputs={"question": "How much is 12 plus 30?"})
     add_rollout(store, turn(0, "a", "b"), task="other", inputs={"question": "How much is 12 plus 31?"})
     for at, inputs in enumerate(({"question": "how much  is 12 plus 30? "}, {"prompt": "How much is 12 plus 30?"})):
@@ -622,7 +622,7 @@ def test_a_sealed_task_does_not_come_by_another_spelling(store: Store) -> None:
     assert {row["task"] for row in rows} == {"other"}
 
 
-def test_an_export_sees_the_store_as_it_was_when_it_began(store: Store, tmp_path: Path) -> None:
+def test_an_export_reads_a_snapshot_of_the_store(store: Store, tmp_path: Path) -> None:
     for at in range(300):
         add_rollout(store, turn(0, "a", f"b{at}"), task=f"t{at:03}")
     store.flush()
@@ -669,14 +669,14 @@ def test_bad_numbers_are_named_counted_and_left_out(store: Store) -> None:
             exported(store, "transitions", "x", **bad)
 
 
-def test_a_judges_calls_are_no_agents(store: Store) -> None:
+def test_calls_of_judges_are_not_exported(store: Store) -> None:
     add_rollout(store, turn(0, "a", "b"))
     add_rollout(store, turn(0, "judge this", "yes"), source="judge", score=None)
     _, manifest = exported(store, "transitions")
     assert (manifest["rows"], manifest["problems"]) == (1, {})
 
 
-def test_a_persons_rating_stands_before_the_score(store: Store) -> None:
+def test_a_human_rating_takes_precedence_over_the_score(store: Store) -> None:
     add_rollout(store, turn(0, "a", "liked"), score=0.0, human_rating=1.0)
     add_rollout(store, turn(0, "a", "hated"), score=1.0, human_rating=0.0)
     (pair,), _ = exported(store, "preferences")
@@ -692,7 +692,7 @@ def test_an_export_never_writes_over_another(store: Store) -> None:
     assert (Path("out") / "data.jsonl").read_bytes() == before
 
 
-def test_an_empty_store_says_why_there_is_nothing(store: Store) -> None:
+def test_an_export_of_an_empty_store_names_the_reason(store: Store) -> None:
     add_rollout(store, turn(0, "a", "b"), split="test")
     store.flush()
     with pytest.raises(DataError, match="1 left out: of the gate or test split"):
@@ -702,7 +702,7 @@ def test_an_empty_store_says_why_there_is_nothing(store: Store) -> None:
 @pytest.mark.parametrize(
     "bad", [{"method": "x"}, {"by": ()}, {"by": ("colour",)}, {"most_copies": 0}, {"temperature": 2.0}]
 )
-def test_a_balance_that_makes_no_sense_is_refused(bad: dict[str, Any]) -> None:
+def test_invalid_settings_of_the_balance_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Balance(**bad)
 
@@ -715,7 +715,7 @@ def test_a_balance_that_makes_no_sense_is_refused(bad: dict[str, Any]) -> None:
         ({"margin": math.nan}, "at least 0"),
     ],
 )  # fmt: skip
-def test_inconsistent_settings_are_refused(options: dict[str, Any], match: str) -> None:
+def test_invalid_settings_of_an_export_are_refused(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         assay.export("transitions", "out", **options)
     with pytest.raises(ConfigError, match="requires rubric="):
@@ -741,7 +741,7 @@ def test_emoji_surrogates_and_hostile_text_survive(store: Store) -> None:
     st.sampled_from(["none", "down", "over", "temperature"]),
     st.integers(0, 5),
 )
-def test_the_balance_takes_exactly_its_targets(counts: dict[tuple[str, ...], int], method: str, seed: int) -> None:
+def test_the_sampler_reaches_exactly_its_targets(counts: dict[tuple[str, ...], int], method: str, seed: int) -> None:
     balance = Balance(method=method, seed=seed)
     sampler, totals = Sampler(counts, balance), Counter[tuple[str, ...]]()
     for cell, count in counts.items():
@@ -757,14 +757,14 @@ def test_the_balance_takes_exactly_its_targets(counts: dict[tuple[str, ...], int
         assert all(counts[cell] <= value <= max(counts.values()) for cell, value in expected.items())
 
 
-def test_balancing_by_temperature_lies_between() -> None:
+def test_balancing_by_temperature_is_between_no_and_equal_balancing() -> None:
     # shares ~ 100^0.5 : 4^0.5 = 10 : 2; the smaller keeps its 4, so the larger gets 20
     assert targets({("a",): 100, ("b",): 4}, Balance(method="temperature")) == {("a",): 20, ("b",): 4}
     assert targets({("a",): 100, ("b",): 4}, Balance(method="temperature", temperature=1.0)) == {("a",): 100, ("b",): 4}
     assert targets({("a",): 100, ("b",): 4}, Balance(method="over")) == {("a",): 100, ("b",): 12}
 
 
-def test_balances_show_in_the_export_and_are_seeded(store: Store) -> None:
+def test_balancing_is_reported_in_the_manifest_and_seeded(store: Store) -> None:
     for at in range(12):
         add_rollout(store, turn(0, f"q{at}", "b"), task=f"t{at}", task_type="a" if at < 9 else "b", score=float(at % 2))
     exports = [
@@ -780,7 +780,7 @@ def test_balances_show_in_the_export_and_are_seeded(store: Store) -> None:
     assert len(many) == 18
 
 
-def test_difficulty_is_the_tasks_own_word_or_the_mean_of_its_scores(store: Store) -> None:
+def test_difficulty_is_the_tasks_own_or_derived_from_its_mean_score(store: Store) -> None:
     add_rollout(store, turn(0, "a", "b"), task="told", metadata={"difficulty": "brutal"})
     add_rollout(store, turn(0, "a", "b"), task="easy")
     for score in (0.0, 0.0, 0.0, 1.0):
@@ -790,7 +790,7 @@ def test_difficulty_is_the_tasks_own_word_or_the_mean_of_its_scores(store: Store
 
 
 @given(st.integers(0, 200), st.integers(0, 200))
-def test_the_clean_gate_says_how_many_more_would_do(clean: int, broken: int) -> None:
+def test_the_clean_gate_reports_how_many_clean_transitions_are_missing(clean: int, broken: int) -> None:
     report = GateReport(Gates())
     for _ in range(clean):
         report.see("a", None)
@@ -818,9 +818,7 @@ def test_the_files_load_in_datasets(store: Store) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sft", "grpo", "preferences"])
-def test_plain_trl_trains_on_an_export_with_the_config_that_came_with_it(
-    store: Store, tiny_model: Path, kind: str
-) -> None:
+def test_plain_trl_trains_on_an_export_with_its_config(store: Store, tiny_model: Path, kind: str) -> None:
     for at in range(8):
         for answer, score in ((f"The answer is {at}.", 1.0), ("I do not know.", 0.0)):
             add_rollout(
@@ -856,7 +854,7 @@ def test_plain_trl_trains_on_an_export_with_the_config_that_came_with_it(
     assert (Path("out") / "out").is_dir()
 
 
-def test_any_rubric_travels_with_its_check_files_helpers_and_judges(store: Store, tmp_path: Path) -> None:
+def test_a_rubric_is_exported_with_its_check_files_helpers_and_judges(store: Store, tmp_path: Path) -> None:
     for folder in ("own", "own/judges", "own/more"):
         (tmp_path / folder).mkdir()
     (tmp_path / "own" / "help.py").write_text("RIGHT = 'good'\n")
@@ -907,7 +905,9 @@ def test_a_reward_reads_the_fields_of_a_completion_and_the_columns_of_the_inputs
     assert (right, wrong) == ([1.0], [0.0])
 
 
-def test_an_export_without_rows_says_what_there_was_and_what_would_include_it(store: Store, tmp_path: Path) -> None:
+def test_an_export_without_rows_names_the_excluded_rollouts_and_how_to_include_them(
+    store: Store, tmp_path: Path
+) -> None:
     for at, more in enumerate(
         [{"score": 0.2}, {"score": 0.1}, {"score": None}, {"tenant": "acme"}, {"status": "running"}]
     ):
@@ -934,7 +934,7 @@ def test_an_export_without_rows_says_what_there_was_and_what_would_include_it(st
         assay.export("sft", "out", store=tmp_path / "empty.db", gates=LOOSE)
 
 
-def test_notes_of_a_reward_say_what_it_does_not_compute(store: Store, tmp_path: Path) -> None:
+def test_notes_of_a_reward_name_what_it_does_not_compute(store: Store, tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(
         "name: r\ncriteria:\n- {name: right, check: exact}\n- {name: kind, judge: 'Is it kind?'}\n"
         "- {name: parsed, scope: step, weight: 0.1, check: parsed}\n"
@@ -979,7 +979,7 @@ def test_a_reward_reads_all_fields_of_the_answers_and_names_the_checks_that_it_c
     assert asyncio.run(module.reward(["Refund?"], [[{"role": "assistant", "content": answer}]], **columns)) == [0.75]
 
 
-def test_what_is_left_out_is_of_the_runs_and_programs_that_are_drawn_on(store: Store) -> None:
+def test_exclusions_are_counted_for_the_selected_runs_and_programs_only(store: Store) -> None:
     add_rollout(store, turn(0, "a", "b"), run_id="mine", task="t1")
     add_rollout(store, turn(0, "a", "b"), run_id="mine", task="t2", split="test")
     for status in ("done", "error"):
@@ -996,7 +996,7 @@ def test_what_is_left_out_is_of_the_runs_and_programs_that_are_drawn_on(store: S
             exported(store, "transitions", "three", selection=selection)
 
 
-def test_token_ids_go_with_whatever_they_spelled(store: Store) -> None:
+def test_token_ids_are_removed_if_their_text_was_anonymized(store: Store) -> None:
     call = ToolCall(name="send", arguments={"to": "jane.doe@corp.com"}, result="sent")
     add_rollout(
         store,
@@ -1017,7 +1017,7 @@ def test_token_ids_go_with_whatever_they_spelled(store: Store) -> None:
     assert manifest["privacy"]["rows_without_token_ids"] == 1
 
 
-def test_a_person_called_user_leaves_the_roles_as_they_are_and_the_manifest_names_nobody(store: Store) -> None:
+def test_a_person_named_user_does_not_change_roles_and_the_manifest_has_no_names(store: Store) -> None:
     add_rollout(
         store,
         turn(0, "I am user Jane Doe", "hello"),
@@ -1031,7 +1031,7 @@ def test_a_person_called_user_leaves_the_roles_as_they_are_and_the_manifest_name
     assert "Jane" not in json.dumps(row)
 
 
-def test_rows_nested_as_deep_as_the_store_takes_them_are_exported(store: Store) -> None:
+def test_rows_with_the_maximum_nesting_of_the_store_are_exported(store: Store) -> None:
     deep: Any = "x"
     for _ in range(260):
         deep = [deep]
@@ -1059,7 +1059,7 @@ def test_large_rows_are_written_in_small_groups(store: Store, monkeypatch: pytes
     assert pq.ParquetFile("out/data.parquet").num_row_groups == 4
 
 
-def test_a_task_collected_twice_is_one_group_where_asked(store: Store) -> None:
+def test_a_task_collected_twice_is_one_group_if_grouped_by_task(store: Store) -> None:
     for run, score in (("a", 1.0), ("b", 0.0)):
         add_rollout(store, turn(0, "a", f"said in {run}"), run_id=run, group_id=f"{run}/t1", score=score)
     assert [row["advantage"] for row in exported(store, "transitions")[0]] == [0.0, 0.0]
@@ -1070,7 +1070,7 @@ def test_a_task_collected_twice_is_one_group_where_asked(store: Store) -> None:
 
 
 @pytest.mark.parametrize("text", ["\\u0000", "\\\\u0000", "C:\\users\\u0000x", "\\"])
-def test_texts_that_speak_of_escapes_stay_as_they_are(store: Store, text: str) -> None:
+def test_texts_that_contain_escape_sequences_are_unchanged(store: Store, text: str) -> None:
     add_rollout(store, turn(0, text, text))
     (row,), _ = exported(store, "transitions")
     assert row["output"] == row["input"]["body"]["messages"][0]["content"] == text

@@ -18,7 +18,7 @@ def stopped(gates_report: GateReport) -> list[str]:
     return [gate["gate"] for gate in gates_report.failed]
 
 
-def test_little_data_of_one_kind_is_a_warning_by_default() -> None:
+def test_little_data_of_one_task_type_is_a_warning_by_default() -> None:
     gates_report = report(Gates())
     assert stopped(gates_report) == []
     assert [gate["gate"] for gate in gates_report.to_list() if not gate["passed"]] == ["transitions", "task types"]
@@ -35,7 +35,7 @@ def test_unclean_data_stops_an_export(gates: Gates) -> None:
     assert "clean" not in stopped(report(Gates(min_clean=0), clean=9, dirty=1))
 
 
-def test_data_that_was_not_anonymised_stops_an_export() -> None:
+def test_data_that_is_not_anonymized_stops_an_export() -> None:
     gates_report = report(Gates())
     gates_report.verified = False
     assert stopped(gates_report) == ["privacy"]

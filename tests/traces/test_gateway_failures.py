@@ -99,7 +99,7 @@ def call_of(store: Store) -> tuple[Any, Transition]:
     ],
     ids=str,
 )
-def test_an_answer_with_status_200_that_is_none_is_a_failure(
+def test_status_200_without_an_answer_is_a_failure(
     stage: tuple[Planned, Store, str], dialect: str, body: dict[str, Any]
 ) -> None:
     planned, store, gateway = stage
@@ -127,7 +127,7 @@ def test_a_rollout_whose_call_was_answered_by_an_error_ends_as_an_error(tmp_path
     assert (rollout.status, rollout.failure, rollout.score) == ("error", FailureKind.MODEL, None)
 
 
-def test_a_model_that_said_nothing_is_no_failure(stage: tuple[Planned, Store, str]) -> None:
+def test_an_empty_answer_is_not_a_failure(stage: tuple[Planned, Store, str]) -> None:
     planned, store, gateway = stage
     planned.body = {
         "choices": [{"index": 0, "message": {"role": "assistant", "content": None}, "finish_reason": "stop"}]
@@ -221,7 +221,7 @@ def test_the_error_of_a_stream_that_breaks_is_kept(
     "event",
     [b'data: {"choices": [{"delta": {"con\n\n', b'data: {"id": "\xff\xfe"}\n\n', b"data: upstream timed out\n\n"],
 )
-def test_a_stream_with_an_event_that_is_no_json_is_a_failure(stage: tuple[Planned, Store, str], event: bytes) -> None:
+def test_a_stream_with_an_event_that_is_not_json_is_a_failure(stage: tuple[Planned, Store, str], event: bytes) -> None:
     planned, store, gateway = stage
     planned.body = [chunk("one "), event, chunk("two", "stop"), "[DONE]"]
     assert event in streamed(gateway, "chat")  # the caller gets it as it came, and cannot read it either
@@ -286,9 +286,7 @@ def test_an_answer_in_the_form_of_text_completions_is_stored(stage: tuple[Planne
 
 
 @pytest.mark.parametrize("empty", ["", None])
-def test_an_empty_finish_reason_does_not_hold_a_stream_back(
-    stage: tuple[Planned, Store, str], empty: str | None
-) -> None:
+def test_an_empty_finish_reason_does_not_delay_a_stream(stage: tuple[Planned, Store, str], empty: str | None) -> None:
     planned, store, gateway = stage
     planned.body, planned.wait = (
         [chunk("one ", empty), chunk("two", empty), chunk("", "stop"), "[DONE]"],
@@ -339,7 +337,7 @@ def test_a_refusal_is_an_answer_and_shown_with_the_reasoning(stage: tuple[Planne
     assert "  reasoning: Better not.\n  -> I cannot help with that. (refusal)\n" in result.output
 
 
-def test_a_gateways_own_answers_follow_the_kind(tmp_path: Path) -> None:
+def test_gateway_errors_have_their_status_and_a_valid_failure_kind_is_stored(tmp_path: Path) -> None:
     with (
         Store(tmp_path / "s.db") as store,
         served(Gateway(store, upstream_of("m", base="http://127.0.0.1:9"), key=KEY).app()) as gateway,

@@ -127,7 +127,7 @@ def test_calls_of_a_rollout_that_was_closed_meanwhile_are_in_flight_until_they_e
             assert (stats["calls"], stats["stored"], stats["in_flight"], stats["unrecorded"]) == (1, 1, 0, 0)
 
 
-def test_a_rollout_that_an_earlier_gateway_left_goes_on_behind_its_last_turn(stage: Stage) -> None:
+def test_a_rollout_of_an_earlier_gateway_continues_after_its_last_turn(stage: Stage) -> None:
     """Of several calls at once a kill may lose one in the middle: the turns that are there must not be overwritten."""
     store = stage.gateway.store
     store.put_rollout(Rollout(id="0" * 32, source="gateway"))
@@ -140,7 +140,9 @@ def test_a_rollout_that_an_earlier_gateway_left_goes_on_behind_its_last_turn(sta
     assert [t.t for t in rollout.transitions] == [0, 1, 3, 4]
 
 
-def test_a_named_rollout_waits_for_what_an_earlier_gateway_left(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_rollout_waits_for_the_rows_of_an_earlier_gateway(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Store, "behind", True)
     assert (
         stage.chat("of a name", **{"x-assay-rollout": "mine"}) == 503
@@ -150,7 +152,7 @@ def test_a_named_rollout_waits_for_what_an_earlier_gateway_left(stage: Stage, mo
     assert stage.chat("of a name", **{"x-assay-rollout": "mine"}) == 200
 
 
-def test_a_rollout_goes_on_by_its_name_while_the_store_is_locked(stage: Stage) -> None:
+def test_a_named_rollout_continues_while_the_store_is_locked(stage: Stage) -> None:
     with locked(stage.path):
         for _ in range(2):
             assert stage.chat("again", **{"x-assay-rollout": "mine", "x-assay-end": "1"}) == 200
@@ -159,7 +161,7 @@ def test_a_rollout_goes_on_by_its_name_while_the_store_is_locked(stage: Stage) -
 
 
 @pytest.mark.parametrize("flushed", [True, False])
-def test_a_step_reward_and_a_late_tool_result_keep_each_other(stage: Stage, flushed: bool) -> None:
+def test_a_step_reward_and_a_late_tool_result_do_not_overwrite_each_other(stage: Stage, flushed: bool) -> None:
     tool = {
         "type": "function",
         "function": {
@@ -197,7 +199,7 @@ def size_of(value: Any, counted: set[int]) -> int:
     return size_of(vars(value), counted) if hasattr(value, "__dict__") else 0
 
 
-def test_open_rollouts_whose_tool_calls_are_unanswered_take_little_memory(tmp_path: Path) -> None:
+def test_open_rollouts_with_pending_tool_calls_use_little_memory(tmp_path: Path) -> None:
     async def answer(_: web.Request) -> web.Response:
         call = {
             "id": "call_1",
@@ -230,7 +232,7 @@ def test_open_rollouts_whose_tool_calls_are_unanswered_take_little_memory(tmp_pa
     assert {rollout.status for rollout in rollouts} == {"done"}
 
 
-def test_serve_counts_at_its_end_what_is_written_after_a_lock(tmp_path: Path) -> None:
+def test_serve_counts_at_its_end_the_rows_written_after_a_lock(tmp_path: Path) -> None:
     with served(ScriptedUpstream().app()) as behind:
         process, started = gateway_process(tmp_path / "s.db", behind)
         url = started["url"]
@@ -263,7 +265,7 @@ def test_how_many_calls_a_killed_gateway_lost_is_unknown(tmp_path: Path) -> None
     assert "has not ended, or was killed" in stats["unrecorded_reason"]
 
 
-def test_serve_that_is_ended_as_soon_as_it_said_its_address_says_its_counts(
+def test_serve_prints_its_counts_if_it_is_stopped_right_after_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def print_and_stop(data: Any, **_: Any) -> None:
@@ -281,7 +283,7 @@ def test_serve_that_is_ended_as_soon_as_it_said_its_address_says_its_counts(
     assert json.loads(result.stdout.splitlines()[-1])["calls"] == 0
 
 
-def test_serve_says_its_counts_though_the_store_stays_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_prints_its_counts_while_the_store_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "_FLUSH_S", 1.0)
     store = tmp_path / "s.db"
     Store(store).close()

@@ -103,7 +103,7 @@ def streamed(url: str, body: Any, query: str = "") -> tuple[str, bytes]:
 # -- through the gateway
 
 
-def test_a_call_passes_as_it_is_and_becomes_a_transition(stage: Stage) -> None:
+def test_a_call_is_forwarded_unchanged_and_becomes_a_transition(stage: Stage) -> None:
     config = {"temperature": 0.3, "maxOutputTokens": 50}
     status, reply = stage.ask(
         content("hello"), systemInstruction={"parts": [{"text": "Be kind."}]}, generationConfig=config
@@ -136,7 +136,9 @@ def test_a_call_passes_as_it_is_and_becomes_a_transition(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(("query", "kind"), [("?alt=sse", "text/event-stream"), ("", "application/json")])
-def test_a_stream_passes_as_it_is_and_is_stored_like_an_unstreamed_answer(stage: Stage, query: str, kind: str) -> None:
+def test_a_stream_is_forwarded_unchanged_and_stored_like_an_unstreamed_answer(
+    stage: Stage, query: str, kind: str
+) -> None:
     body = {"contents": [content("use the tool #both")], "tools": [CALCULATOR]}
     unstreamed = stage.ask(*body["contents"], tools=body["tools"])[1]
     content_type, raw = streamed(stage.url, body, query)
@@ -185,7 +187,7 @@ def test_calls_without_ids_are_one_rollout_and_have_their_results(stage: Stage) 
     assert stage.gateway.stats()["unrecorded"] == 0
 
 
-def test_runs_at_once_whose_calls_look_alike_are_not_taken_for_each_other(stage: Stage) -> None:
+def test_concurrent_runs_with_equal_calls_are_separate_rollouts(stage: Stage) -> None:
     """Both wait for the result of a first call without an id; the second begins between the first one's calls."""
     first = agent(stage, "use the tool: one", until=1)
     second = agent(stage, "use the tool: two", until=1)
@@ -195,7 +197,7 @@ def test_runs_at_once_whose_calls_look_alike_are_not_taken_for_each_other(stage:
     assert [[tool.result for tool in rollout.tools] for rollout in stage.rollouts()] == [["42"], ["42"]]
 
 
-def test_results_go_to_the_call_of_their_own_conversation_in_a_run_that_has_several(stage: Stage) -> None:
+def test_results_belong_to_the_call_of_their_conversation_in_a_run_with_several(stage: Stage) -> None:
     """Both conversations of the run have a first call without an id."""
     _, opened = post(f"{stage.url}/assay/rollouts", {"task_id": "t"}, Authorization="Bearer gateway-key-1")
     key = {"x-goog-api-key": opened["api_key"]}
@@ -243,9 +245,7 @@ def test_the_gateways_model_replaces_that_of_the_path(stage: Stage, path: str) -
 
 
 @pytest.mark.parametrize("how", ["header", "address"])
-def test_the_gateways_key_is_taken_where_google_takes_keys_and_goes_nowhere(
-    stage: Stage, tmp_path: Path, how: str
-) -> None:
+def test_the_gateways_key_is_accepted_as_a_google_key_and_not_forwarded(stage: Stage, tmp_path: Path, how: str) -> None:
     headers, query = (
         ({"x-goog-api-key": "gateway-key-1"}, "") if how == "header" else ({}, "?key=gateway-key-1&alt=json")
     )
@@ -264,13 +264,13 @@ def test_the_gateways_key_is_taken_where_google_takes_keys_and_goes_nowhere(
 
 
 @pytest.mark.parametrize("query", ["", "?key=wrong-key-12"])
-def test_without_the_gateways_key_nothing_is_asked(stage: Stage, query: str) -> None:
+def test_without_the_gateways_key_no_request_is_forwarded(stage: Stage, query: str) -> None:
     status, reply = stage.ask(content("hello"), path=f"{MODEL}:generateContent{query}", headers={})
     assert (status, reply["error"]["code"], stage.upstream.calls) == (401, 401, 0)
     assert "x-goog-api-key" in reply["error"]["message"]
 
 
-def test_a_callers_own_key_in_the_address_passes_on_and_is_not_stored(tmp_path: Path) -> None:
+def test_a_callers_key_in_the_address_is_forwarded_and_not_stored(tmp_path: Path) -> None:
     upstream = ScriptedUpstream()
     with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind:
         gateway = Gateway(store, upstream_of(None, base=behind))
@@ -286,7 +286,7 @@ def test_a_callers_own_key_in_the_address_passes_on_and_is_not_stored(tmp_path: 
     assert rollout.transitions[0].error is not None
 
 
-def test_a_rollouts_token_is_taken_as_googles_key(stage: Stage) -> None:
+def test_a_rollouts_token_is_accepted_as_googles_key(stage: Stage) -> None:
     _, opened = post(f"{stage.url}/assay/rollouts", {"task_id": "t"}, Authorization="Bearer gateway-key-1")
     assert opened["gemini_base_url"] == f"{stage.url}/r/{opened['api_key']}"
     assert stage.ask(content("hello"), headers={"x-goog-api-key": opened["api_key"]})[0] == 200
@@ -304,12 +304,12 @@ def test_a_rollouts_token_is_taken_as_googles_key(stage: Stage) -> None:
     )
 
 
-def test_a_key_in_the_address_opens_nothing_but_googles_paths(stage: Stage) -> None:
+def test_a_key_in_the_address_is_accepted_only_on_googles_paths(stage: Stage) -> None:
     assert send("GET", f"{stage.url}/assay/stats?key=gateway-key-1")[0] == 401
     assert get(f"{stage.url}/assay/stats", **{"x-goog-api-key": "gateway-key-1"})["calls"] == 0
 
 
-def test_other_requests_of_googles_api_pass_unrecorded_with_its_key(stage: Stage) -> None:
+def test_other_requests_of_googles_api_are_forwarded_unrecorded_with_its_key(stage: Stage) -> None:
     async def handle(request: web.Request) -> web.Response:
         return web.json_response({"key": request.headers.get("x-goog-api-key"), "query": request.query_string})
 
@@ -341,7 +341,7 @@ def test_other_requests_of_googles_api_pass_unrecorded_with_its_key(stage: Stage
     assert stage.rollouts() == []
 
 
-def test_credentials_of_vertex_tools_are_taken_out_of_a_request() -> None:
+def test_credentials_of_vertex_tools_are_removed_from_a_request() -> None:
     auth = {
         "apiAuth": {"apiKeyConfig": {"apiKeyString": "s3cr3t-of-search-1"}},
         "authConfig": {"apiKeyConfig": {"api_key_string": "s3cr3t-2-of-it"}},
@@ -364,14 +364,14 @@ def _plain(stage: Stage, how: str) -> tuple[str, Any]:
     return f"{stage.url}{MODEL}:generateContent?key=gateway-key-1", {"contents": [content(f"hello {how}")]}
 
 
-def test_a_call_that_is_tried_again_stays_in_its_rollout(stage: Stage) -> None:
+def test_a_retried_call_stays_in_its_rollout(stage: Stage) -> None:
     assert [stage.ask(content("hello #once429"))[0] for _ in range(2)] == [429, 200]
     (rollout,) = stage.rollouts()
     assert [(t.error or "")[:8] for t in rollout.transitions] == ["HTTP 429", ""]
 
 
 @pytest.mark.parametrize("query", ["?alt=sse", ""])
-def test_a_stream_that_breaks_is_not_complete_and_keeps_what_came(stage: Stage, query: str) -> None:
+def test_an_interrupted_stream_is_incomplete_and_keeps_the_received_parts(stage: Stage, query: str) -> None:
     with pytest.raises((OSError, http.client.HTTPException)):
         streamed(stage.url, {"contents": [content("a long story to tell #die")]}, query)
     (rollout,) = stage.rollouts()
@@ -379,7 +379,7 @@ def test_a_stream_that_breaks_is_not_complete_and_keeps_what_came(stage: Stage, 
     assert rollout.transitions[0].output.startswith("echo: a")
 
 
-def test_an_answer_that_ends_in_every_event_is_not_held_back(tmp_path: Path) -> None:
+def test_a_stream_with_a_finish_reason_in_every_event_is_not_delayed(tmp_path: Path) -> None:
     """Older models say `finishReason` with each event."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -414,7 +414,7 @@ def test_an_answer_that_ends_in_every_event_is_not_held_back(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("variable", ["GEMINI_API_KEY", "GOOGLE_API_KEY"])
-def test_googles_models_are_asked_at_google_in_their_dialect(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_googles_models_are_called_at_google_in_their_dialect(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     for name in ("GEMINI_API_KEY", "GOOGLE_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, "AIza-of-the-environment")
@@ -454,14 +454,14 @@ def test_thoughts_are_reasoning_and_tokens_are_counted_with_them() -> None:
         ({"candidates": [{"content": {"role": "model"}, "finishReason": "RECITATION"}]}, "RECITATION"),
     ],
 )
-def test_what_was_blocked_is_a_refusal_and_an_answer(body: dict[str, Any], refusal: str) -> None:
+def test_a_blocked_answer_is_a_refusal(body: dict[str, Any], refusal: str) -> None:
     answer = answer_of("gemini", body)
     assert (answer.refusal, answer.output, answer.finish, answer.empty) == (refusal, refusal, "content_filter", False)
     assert error_in("gemini", body) is None
     assert turn({"dialect": "gemini", "body": {"contents": [content("x")]}}, body).refusal == refusal
 
 
-def test_an_answer_that_was_blocked_after_its_beginning_is_what_came_of_it() -> None:
+def test_a_partly_blocked_answer_keeps_the_received_text() -> None:
     body = {"candidates": [{"content": {"parts": [{"text": "Take two"}]}, "finishReason": "SAFETY"}]}
     assert (answer_of("gemini", body).output, answer_of("gemini", body).refusal, answer_of("gemini", body).finish) == (
         "Take two",
@@ -470,7 +470,7 @@ def test_an_answer_that_was_blocked_after_its_beginning_is_what_came_of_it() -> 
     )
 
 
-def test_a_reply_without_a_candidate_is_no_answer() -> None:
+def test_a_reply_without_a_candidate_is_not_an_answer() -> None:
     assert error_in("gemini", {"usageMetadata": {}}) == "no candidate"
     assert error_in("gemini", {"error": {"code": 503, "message": "overloaded"}}) == {
         "code": 503,
@@ -508,7 +508,7 @@ def test_media_are_kept_by_reference() -> None:
     assert [part["type"] for part in message["content"]] == ["text", "image_url", "file"]
 
 
-def test_results_are_those_of_the_function_that_they_name() -> None:
+def test_results_belong_to_the_function_that_they_name() -> None:
     calls = [{"functionCall": {"name": name, "args": {}}} for name in ("a", "b")]
     results = [{"functionResponse": {"name": name, "response": {"result": name}}} for name in ("b", "a")]
     contents = [content("go"), {"role": "model", "parts": calls}, {"role": "user", "parts": results}]
@@ -517,7 +517,7 @@ def test_results_are_those_of_the_function_that_they_name() -> None:
     assert [(by_id[m["tool_call_id"]], m["content"]) for m in messages[2:]] == [("b", "b"), ("a", "a")]
 
 
-def test_a_call_has_the_id_that_the_next_request_gives_it() -> None:
+def test_a_call_has_the_id_that_the_next_request_uses() -> None:
     """Rows of whole conversations are those whose calls another one went on from."""
     call = {"role": "model", "parts": [{"functionCall": {"name": "f", "args": {"x": 1}}}]}
     first = {"dialect": "gemini", "body": {"contents": [content("go")]}}
@@ -554,7 +554,7 @@ def test_tools_have_schemas_that_chat_templates_read() -> None:
     }  # fmt: skip
 
 
-def test_thoughts_and_code_that_google_ran_are_no_part_of_what_was_said() -> None:
+def test_thoughts_and_code_that_google_ran_are_not_part_of_the_text() -> None:
     parts = [
         {"text": "Hm.", "thought": True},
         {"executableCode": {"code": "6*7"}},
@@ -576,7 +576,7 @@ def event(*parts: dict[str, Any], **more: Any) -> dict[str, Any]:
     }
 
 
-def test_a_streams_events_are_merged_into_the_answer_that_would_have_come_unstreamed() -> None:
+def test_a_streams_events_are_merged_into_the_unstreamed_answer() -> None:
     args = {"rows": [{"index": 1, "a": 1}, {"index": 1, "a": 2}]}
     events = [
         event({"text": "I th", "thought": True}, safetyRatings=[{"category": "C", "probability": "LOW"}]),
@@ -606,7 +606,7 @@ def test_a_streams_events_are_merged_into_the_answer_that_would_have_come_unstre
     assert (body["modelVersion"], body["usageMetadata"]) == ("m", {"promptTokenCount": 1})
 
 
-def test_arguments_that_are_streamed_are_those_of_one_call() -> None:
+def test_streamed_arguments_are_merged_into_one_call() -> None:
     """Vertex AI's `streamFunctionCallArguments`: a part a value, by its path; texts come in pieces."""
 
     def partial(path: str, **value: Any) -> dict[str, Any]:
@@ -638,7 +638,7 @@ def test_arguments_that_are_streamed_are_those_of_one_call() -> None:
 
 
 @pytest.mark.parametrize("path", ["$", "$.a.b", "$[0]", "$.a[99999999]"])
-def test_a_path_of_streamed_arguments_that_fits_nothing_is_left_out(path: str) -> None:
+def test_a_contradictory_path_of_streamed_arguments_is_ignored(path: str) -> None:
     first = {
         "functionCall": {"name": "f", "partialArgs": [{"jsonPath": "$.a", "stringValue": "x"}], "willContinue": True}
     }
@@ -648,7 +648,7 @@ def test_a_path_of_streamed_arguments_that_fits_nothing_is_left_out(path: str) -
     assert body["candidates"][0]["content"]["parts"][0]["functionCall"]["name"] == "f"
 
 
-def test_a_stream_without_a_reason_for_its_end_is_not_complete_and_a_blocked_prompt_is() -> None:
+def test_a_stream_without_a_finish_reason_is_incomplete_unless_the_prompt_was_blocked() -> None:
     assert not read_events("gemini", [event({"text": "a"})])[1]
     assert read_events("gemini", [{"promptFeedback": {"blockReason": "SAFETY"}}]) == (
         {"promptFeedback": {"blockReason": "SAFETY"}},
@@ -682,7 +682,7 @@ def test_all_candidates_of_a_stream_are_kept() -> None:
         ("/v1/batches/b-1:cancel", False),
     ],
 )
-def test_googles_paths_are_known(path: str, google: bool) -> None:
+def test_googles_paths_are_recognised(path: str, google: bool) -> None:
     assert is_google(path) is google
 
 
@@ -768,12 +768,12 @@ def test_supervised_rows_have_the_conversation_its_calls_and_its_tools(store: St
     assert json.loads(rows[0]["tools"])[0]["function"]["parameters"]["properties"] == {"expression": {"type": "string"}}
 
 
-def test_a_run_is_one_row_as_a_whole_conversation(store: Store) -> None:
+def test_a_run_is_one_row_with_whole_conversations(store: Store) -> None:
     (row,) = exported(store, "sft", **NATIVE, whole=True)
     assert [m["role"] for m in row["messages"]] == ["user", "assistant", "tool", "assistant"]
 
 
-def test_preferences_and_prompts_are_made_of_the_same_conversation(store: Store) -> None:
+def test_preferences_and_prompts_contain_the_same_conversation(store: Store) -> None:
     (pair,) = exported(store, "preferences", **NATIVE)
     assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"]) == ("It is 42.", "I do not know.")
     (prompt,) = exported(store, "grpo", out="prompts", **NATIVE, rubric="math_qa")

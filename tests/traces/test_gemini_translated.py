@@ -68,7 +68,7 @@ def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
 
 
 @pytest.mark.parametrize("text", ["hello", "use the tool", "use the tool #both"])
-def test_an_answer_comes_whole_as_events_and_as_a_list(place: Place, text: str) -> None:
+def test_an_answer_is_the_same_unstreamed_as_events_and_as_a_list(place: Place, text: str) -> None:
     body = {
         "contents": contents_of(text),
         "tools": [CALCULATOR],
@@ -126,13 +126,13 @@ def test_a_schema_is_followed(place: Place) -> None:
         {"generationConfig": {"candidateCount": 2}},
     ],
 )
-def test_what_only_google_can_do_is_refused(place: Place, more: dict[str, Any]) -> None:
+def test_features_that_only_google_has_are_refused(place: Place, more: dict[str, Any]) -> None:
     status, reply = place.ask({"contents": contents_of("hello"), **more})
     assert (status, reply["error"]["code"], reply["error"]["status"]) == (400, 400, "INVALID_ARGUMENT")
     assert "cannot answer this" in reply["error"]["message"]
 
 
-def test_errors_of_the_model_come_as_they_are(place: Place) -> None:
+def test_errors_of_the_model_are_forwarded(place: Place) -> None:
     status, reply = place.ask({"contents": contents_of("hello #429")})
     assert (status, "scripted 429" in reply["error"]["message"]) == (429, True)
 
@@ -142,7 +142,7 @@ def test_errors_of_the_model_come_as_they_are(place: Place) -> None:
 
 @pytest.mark.parametrize("place", ["embedded"], indirect=True)
 @pytest.mark.parametrize(("model", "status"), [("echo", 200), ("any", 200), ("gemini-2.5-flash", 404)])
-def test_an_embedded_model_is_asked_by_its_name(place: Place, model: str, status: int) -> None:
+def test_an_embedded_model_is_called_by_its_name(place: Place, model: str, status: int) -> None:
     answered, reply = place.ask({"contents": contents_of("hello")}, model)
     assert answered == status
     if status == 404:
@@ -151,7 +151,7 @@ def test_an_embedded_model_is_asked_by_its_name(place: Place, model: str, status
         assert reply["modelVersion"] == "embedded/echo"
 
 
-def test_where_functions_must_be_called_the_answer_is_held_to_a_call() -> None:
+def test_the_answer_is_constrained_to_a_call_if_functions_must_be_called() -> None:
     body = {"contents": contents_of("six times seven?"), "tools": [CALCULATOR], "toolConfig": MUST, "stream": True}
     chat = chat_request("gemini", body, "echo", tools=False)
     schema = chat["response_format"]["json_schema"]["schema"]
@@ -206,7 +206,7 @@ def test_settings_have_their_names_in_chat() -> None:
         )
 
 
-def test_reasoning_is_a_thought_and_its_tokens_are_counted_apart() -> None:
+def test_reasoning_is_a_thought_and_its_tokens_are_counted_separately() -> None:
     message = {"role": "assistant", "content": "42", "reasoning_content": "Six sevens."}
     usage = {"prompt_tokens": 5, "completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 6}}
     body = to_dialect("gemini", {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}, "m")

@@ -91,7 +91,7 @@ RECORDED = [
 
 
 @pytest.mark.parametrize(("name", "kind", "with_tools", "input_name"), RECORDED)
-def test_what_a_tracer_recorded_of_an_agent_reads_as_the_agent_ran(
+def test_recorded_traces_of_every_tracer_give_the_same_rollout(
     name: str, kind: str, with_tools: bool, input_name: str
 ) -> None:
     (run, _), _ = read(kind, DATA / name)
@@ -138,9 +138,7 @@ def test_a_run_whose_model_failed_is_a_failed_rollout_with_its_call(
 
 
 @pytest.mark.parametrize(("name", "kind", "with_tools", "input_name"), RECORDED)
-def test_what_is_imported_reads_as_any_other_chat_request(
-    name: str, kind: str, with_tools: bool, input_name: str
-) -> None:
+def test_imported_calls_are_chat_requests(name: str, kind: str, with_tools: bool, input_name: str) -> None:
     (run, _), _ = read(kind, DATA / name)
     first, second = run.transitions
     assert chat_messages(second.request) == [
@@ -201,7 +199,7 @@ def test_a_recorded_conversation_that_ends_with_a_tool_call_has_an_answer(
     assert run.prediction == answer
 
 
-def test_with_content_switched_off_the_calls_are_there_without_their_texts() -> None:
+def test_calls_without_recorded_content_have_no_texts() -> None:
     (run, failed), skipped = read("otlp", DATA / "otlp_openai_v2_no_content.jsonl")  # ids in base64
     assert [(t.prompt_tokens, t.completion_tokens, t.output, body(t)["messages"]) for t in run.transitions] == [
         (91, 23, "", []),
@@ -219,7 +217,7 @@ def test_with_content_switched_off_the_calls_are_there_without_their_texts() -> 
     assert run.transitions[0].request["span"] == base64.b64decode(first["spanId"]).hex()
 
 
-def test_users_and_sessions_that_tracers_name_are_kept() -> None:
+def test_users_and_sessions_of_tracers_are_stored() -> None:
     for name, session in (("otlp_openinference", "s-1"), ("otlp_langfuse_sdk", "s-1"), ("otlp_openllmetry_0_40", None)):
         (run, _), _ = read("otlp", DATA / f"{name}.jsonl")
         assert (run.data_subject, run.metadata.get("session_id"), run.tenant) == ("u-1", session, None)
@@ -227,7 +225,7 @@ def test_users_and_sessions_that_tracers_name_are_kept() -> None:
     assert (run.data_subject, run.metadata["session_id"], run.tenant) == ("u-1", "s-1", "acme")
 
 
-def test_protobuf_reads_as_the_same_json() -> None:
+def test_protobuf_gives_the_same_rollouts_as_json() -> None:
     pytest.importorskip("opentelemetry.proto.trace.v1.trace_pb2", reason="opentelemetry-proto is not installed")
     from_json, _ = read("otlp", DATA / "otlp_openai_v2.jsonl")
     from_binary, _ = read("otlp", DATA / "otlp_openai_v2.pb")
@@ -251,7 +249,7 @@ def test_protobuf_messages_after_their_lengths_are_read_one_by_one(tmp_path: Pat
         read("otlp", broken)
 
 
-def test_protobuf_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_protobuf_without_its_package_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.proto.trace.v1.trace_pb2", None)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(MissingExtra, match=r"opentelemetry-proto.*assay\[otlp\]"):
@@ -382,7 +380,7 @@ def otlp(path: Path, *spans: Any, **more: Any) -> tuple[list[Rollout], list[Skip
 
 
 def chat(text: str = "hi", **more: Any) -> dict[str, Any]:
-    """Attributes of an LM call by today's conventions."""
+    """Attributes of an LM call by the current conventions."""
     messages = [{"role": "user", "parts": [{"type": "text", "content": "hello"}]}]
     answer = [{"role": "assistant", "parts": [{"type": "text", "content": text}], "finish_reason": "stop"}]
     kinds = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}
@@ -641,7 +639,7 @@ def test_pydantic_ai_lists_its_events_in_an_attribute(tmp_path: Path) -> None:
     assert (body(call)["messages"], call.output) == ([{"role": "user", "content": "hello"}], "hi")
 
 
-def test_indexed_attributes_are_put_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_indexed_attributes_are_sorted_by_their_numbers(tmp_path: Path) -> None:
     recorded = {"llm.request.type": "chat", "gen_ai.request.model": "m"}
     for at in (10, 2, 1, 0):
         recorded |= {f"gen_ai.prompt.{at}.role": "user", f"gen_ai.prompt.{at}.content": f"m{at}"}
@@ -726,7 +724,7 @@ def test_prompt_and_completion_of_a_text_completion(tmp_path: Path) -> None:
     assert choice(call) == {"index": 0, "message": {"role": "assistant", "content": "upon"}, "finish_reason": "length"}
 
 
-def test_a_models_own_json_is_its_text_and_not_taken_apart(tmp_path: Path) -> None:
+def test_json_written_by_a_model_stays_text(tmp_path: Path) -> None:
     for text in (
         '{"answer": 42}',
         '{"text": "x"}',
@@ -744,7 +742,7 @@ def test_a_models_own_json_is_its_text_and_not_taken_apart(tmp_path: Path) -> No
         assert (call.output, body(call)["messages"]) == (text, [{"role": "user", "content": text}])
 
 
-def test_operations_that_are_no_lm_calls_are_none(tmp_path: Path) -> None:
+def test_other_operations_are_not_imported_as_lm_calls(tmp_path: Path) -> None:
     others = [
         span(
             number,
@@ -769,7 +767,7 @@ def test_operations_that_are_no_lm_calls_are_none(tmp_path: Path) -> None:
     assert [t.request["span"] for t in run.transitions] == [f"{2:016x}"]
 
 
-def test_spans_from_before_operations_had_names_are_known_by_what_they_used(tmp_path: Path) -> None:
+def test_older_spans_without_an_operation_name_are_recognised_by_their_token_usage(tmp_path: Path) -> None:
     call = only(
         otlp(
             tmp_path,
@@ -815,7 +813,7 @@ def test_values_of_every_type_and_spelling(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", ["NaN", "-1", "abc", "1e400", str(2**31), True, None, [1], {"a": 1}, "9" * 5000])
-def test_a_count_that_is_none_is_unknown_and_never_nought(tmp_path: Path, bad: Any) -> None:
+def test_a_missing_count_is_unknown_and_never_zero(tmp_path: Path, bad: Any) -> None:
     written = [
         *attributes({"gen_ai.operation.name": "chat"}),
         {"key": "gen_ai.usage.input_tokens", "value": {"intValue": bad}},
@@ -827,7 +825,7 @@ def test_a_count_that_is_none_is_unknown_and_never_nought(tmp_path: Path, bad: A
 @pytest.mark.parametrize(
     "bad", [{"arrayValue": {"values": [{"stringValue": "chat"}]}}, {"kvlistValue": {"values": []}}, {"intValue": "5"}]
 )
-def test_an_operation_that_is_no_text_is_none(tmp_path: Path, bad: Any) -> None:
+def test_an_operation_name_that_is_not_text_is_ignored(tmp_path: Path, bad: Any) -> None:
     written = [
         {"key": "gen_ai.operation.name", "value": bad},
         *attributes({"gen_ai.request.model": "m", "gen_ai.system": "openai"}),
@@ -836,7 +834,7 @@ def test_an_operation_that_is_no_text_is_none(tmp_path: Path, bad: Any) -> None:
     assert run.transitions[-1].output == "a"
 
 
-def test_a_whole_document_lines_and_an_array_read_the_same(tmp_path: Path) -> None:
+def test_a_document_lines_and_an_array_give_the_same_rollouts(tmp_path: Path) -> None:
     spans = [span(1), span(2, chat("a"), parent=1, at=1), span(3, chat("b"), parent=1, at=2)]
     forms = {
         "document": json.dumps(request(*spans), indent=2), "one line": json.dumps(request(*spans)),
@@ -857,7 +855,7 @@ def test_a_whole_document_lines_and_an_array_read_the_same(tmp_path: Path) -> No
 # -- which rollout, which call, which tool
 
 
-def test_spans_of_traces_that_lie_interleaved_over_lines_come_together(tmp_path: Path) -> None:
+def test_interleaved_spans_are_grouped_by_trace(tmp_path: Path) -> None:
     rows = [request(span(n, chat(f"{trace}.{n}"), at=n, trace=trace)) for n in (3, 1, 2) for trace in (1, 2)]
     (first, second), _ = read("otlp", lines(tmp_path / "x.jsonl", *rows))
     assert [[t.output for t in run.transitions] for run in (first, second)] == [
@@ -947,7 +945,7 @@ def asks(*ids: str) -> dict[str, Any]:
     return {**chat(), "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": parts}])}
 
 
-def test_a_tool_stands_under_the_call_that_asked_for_it_by_id(tmp_path: Path) -> None:
+def test_a_tool_belongs_to_the_call_that_requested_it_by_id(tmp_path: Path) -> None:
     late = tool("a", **{"gen_ai.tool.call.result": "1"})
     (run,), _ = otlp(
         tmp_path,
@@ -964,7 +962,7 @@ def test_a_tool_stands_under_the_call_that_asked_for_it_by_id(tmp_path: Path) ->
     assert second.tools == [ToolCall(name="f", arguments={"of": "b"})] * 2  # one by a clock that runs before
 
 
-def test_an_id_that_is_used_again_belongs_to_the_latest_call_before_it(tmp_path: Path) -> None:
+def test_a_repeated_id_belongs_to_the_latest_call_before_it(tmp_path: Path) -> None:
     calls = [span(1, asks("call_0"), at=0), span(2, asks("call_0"), at=10)]
     (run,), _ = otlp(
         tmp_path, *calls, span(3, tool("call_0", name="x"), at=5), span(4, tool("call_0", name="y"), at=15)
@@ -972,7 +970,7 @@ def test_an_id_that_is_used_again_belongs_to_the_latest_call_before_it(tmp_path:
     assert [[used.name for used in t.tools] for t in run.transitions] == [["x"], ["y"]]
 
 
-def test_a_tool_without_an_id_stands_under_the_latest_call_before_it(tmp_path: Path) -> None:
+def test_a_tool_without_an_id_belongs_to_the_latest_call_before_it(tmp_path: Path) -> None:
     (run,), _ = otlp(
         tmp_path, span(1, tool(name="early"), at=0), span(2, chat(), at=1), span(3, tool(name="mid"), at=2),
         span(4, chat(), at=3),
@@ -998,7 +996,7 @@ def test_a_tools_events_are_its_arguments_and_result(tmp_path: Path) -> None:
     assert run.transitions[0].tools == [ToolCall(name="f", arguments={"x": 1}, result="2")]  # by the id in its event
 
 
-def test_what_a_tools_span_did_not_record_is_read_from_the_messages(tmp_path: Path) -> None:
+def test_arguments_and_results_missing_in_a_tool_span_are_read_from_the_messages(tmp_path: Path) -> None:
     back = [{"role": "tool", "parts": [{"type": "tool_call_response", "id": "a", "response": "5"}]}]
     (run,), _ = otlp(
         tmp_path,
@@ -1028,7 +1026,7 @@ def test_a_trace_without_tool_spans_has_the_tools_of_its_messages(tmp_path: Path
     ]
 
 
-def test_arguments_and_results_that_are_no_objects_are_kept(tmp_path: Path) -> None:
+def test_arguments_and_results_that_are_not_objects_are_kept(tmp_path: Path) -> None:
     listed = tool(**{"gen_ai.tool.call.arguments": "[1, 2]", "gen_ai.tool.call.result": ["x", 1]})
     long = tool(**{"gen_ai.tool.call.arguments": "plain", "gen_ai.tool.call.result": "y" * 30_000})
     (run,), _ = otlp(tmp_path, span(1, chat()), span(2, listed, at=1), span(3, long, at=2))
@@ -1049,7 +1047,7 @@ def test_an_lm_span_around_another_is_not_counted_twice(tmp_path: Path) -> None:
     assert [t.output for t in run.transitions] == ["outer"]  # the inner one recorded nothing of what was said
 
 
-def test_what_a_tool_asks_of_a_model_is_a_call_of_its_own(tmp_path: Path) -> None:
+def test_an_lm_call_inside_a_tool_is_a_separate_call(tmp_path: Path) -> None:
     (run,), skipped = otlp(
         tmp_path, span(1, chat("outer")), span(2, tool(), parent=1), span(3, chat("inner"), parent=2, at=1)
     )
@@ -1079,7 +1077,7 @@ def test_scores_of_evaluation_events_are_scores(tmp_path: Path) -> None:
 # -- what is broken
 
 
-def test_parents_that_are_missing_or_go_in_a_circle_lose_nothing(tmp_path: Path) -> None:
+def test_spans_with_missing_or_cyclic_parents_are_imported(tmp_path: Path) -> None:
     (run,), _ = otlp(tmp_path, span(2, chat("a"), parent=99, at=5), span(3, chat("b"), parent=98, at=6))
     assert [t.output for t in run.transitions] == ["a", "b"]
     (run,), skipped = otlp(
@@ -1102,7 +1100,7 @@ def test_a_root_is_the_earliest_span_without_a_parent(tmp_path: Path) -> None:
     assert (run.status, run.error, run.transitions[0].error) == ("done", None, "broke")  # the agent coped
 
 
-def test_an_error_is_told_by_status_exception_or_type(tmp_path: Path) -> None:
+def test_an_error_is_read_from_status_exception_or_type(tmp_path: Path) -> None:
     raised = [{"name": "exception", "attributes": attributes({"exception.type": "E", "exception.message": "m"})}]
     for recorded, more, expected in (
         ({}, {"status": {"code": "STATUS_CODE_ERROR"}, "events": raised}, "E: m"),
@@ -1113,7 +1111,7 @@ def test_an_error_is_told_by_status_exception_or_type(tmp_path: Path) -> None:
         assert run.transitions[0].error == expected
 
 
-def test_times_that_make_no_sense_make_no_nonsense(tmp_path: Path) -> None:
+def test_invalid_times_are_ignored(tmp_path: Path) -> None:
     backwards = span(1, chat("a"), at=10, duration=-5)
     timeless = {**span(2, chat("b")), "startTimeUnixNano": "0", "endTimeUnixNano": None}
     absurd = {**span(3, chat("c")), "startTimeUnixNano": "1e999", "endTimeUnixNano": "soon"}
@@ -1130,14 +1128,14 @@ def test_times_that_make_no_sense_make_no_nonsense(tmp_path: Path) -> None:
     assert (run.started_at, run.ended_at) == (T0 - 1_000_000, T0 + 10)
 
 
-def test_a_span_that_stands_twice_is_one_and_the_later_is_taken(tmp_path: Path) -> None:
+def test_of_a_duplicate_span_the_later_one_is_imported(tmp_path: Path) -> None:
     result = read("otlp", lines(tmp_path / "x.jsonl", request(span(1, chat("first"))), request(span(1, chat("last")))))
     (run,), (again,) = result
     assert [t.output for t in run.transitions] == ["last"]
     assert (again.repeated, again.where, again.trace) == (True, f"{tmp_path / 'x.jsonl'}:2", f"{1:032x}")
 
 
-def test_broken_rows_are_skipped_one_by_one_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_broken_rows_are_skipped_and_the_others_are_read(tmp_path: Path) -> None:
     nameless = {**span(5, chat()), "traceId": "0" * 32}
     path = lines(
         tmp_path / "x.jsonl", request(span(1, chat("a"))), '{"resourceSpans": [{"scopeSp\n', "[1, null]\n", "17\n",
@@ -1173,13 +1171,13 @@ def test_hostile_texts_are_read(tmp_path: Path) -> None:
     assert len(skipped) == 2
 
 
-def test_an_id_of_any_text_is_an_id(tmp_path: Path) -> None:
+def test_any_text_is_accepted_as_an_id(tmp_path: Path) -> None:
     odd = [{**span(1, chat("x")), "traceId": name} for name in ("trace-é\ud800", "trace-é\ud801", "a\0b", "ABCDEF")]
     rollouts, _ = otlp(tmp_path, *odd)
     assert len({run.id for run in rollouts}) == 4
 
 
-def test_values_nested_without_end_cost_only_their_row(tmp_path: Path) -> None:
+def test_only_rows_with_excessive_nesting_are_skipped(tmp_path: Path) -> None:
     deep = "[" * 100_000 + "]" * 100_000
     inner: Any = {"stringValue": "x"}
     for _ in range(200):
@@ -1214,18 +1212,18 @@ def test_values_nested_without_end_cost_only_their_row(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_is_no_trace_file_is_refused_with_the_reason(tmp_path: Path, written: bytes, message: str) -> None:
+def test_a_file_without_traces_is_refused_with_the_reason(tmp_path: Path, written: bytes, message: str) -> None:
     (path := tmp_path / "x.json").write_bytes(written)
     with pytest.raises(DataError, match=message):
         read("otlp", path)
 
 
-def test_a_broken_first_line_does_not_cost_the_others(tmp_path: Path) -> None:
+def test_lines_after_a_broken_first_line_are_read(tmp_path: Path) -> None:
     (run,), (skipped,) = read("otlp", lines(tmp_path / "x.jsonl", '{"resourceSpa\n', request(span(1, chat("a")))))
     assert (run.transitions[0].output, skipped.where) == ("a", f"{tmp_path / 'x.jsonl'}:1")
 
 
-def test_where_a_row_stands_in_a_document_is_told_by_its_line(tmp_path: Path) -> None:
+def test_skipped_rows_of_a_document_name_their_line(tmp_path: Path) -> None:
     good, bad = json.dumps(request(span(1, chat())), indent=1), json.dumps({"resourceMetrics": [1, 2]}, indent=1)
     (path := tmp_path / "x.json").write_text(f"{bad}\n\n{good}\n\n\n{bad}")
     _, skipped = read("otlp", path)
@@ -1250,19 +1248,19 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ("langfuse", "otlp_langfuse_sdk.jsonl", "otlp"),
     ],
 )
-def test_a_file_of_another_kind_is_told_by_its_first_row(kind: str, name: str, other: str) -> None:
+def test_a_file_of_another_kind_is_recognised_by_its_first_row(kind: str, name: str, other: str) -> None:
     with pytest.raises(
         DataError, match=rf"{name}:1 is not {kind}; it looks like {other}\. Use: assay traces import {other} "
     ):
         read(kind, DATA / name)
 
 
-def test_protobuf_is_no_langfuse(tmp_path: Path) -> None:
+def test_protobuf_is_refused_as_a_langfuse_export(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"otlp_openai_v2\.pb is not JSON"):
         read("langfuse", DATA / "otlp_openai_v2.pb")
 
 
-def test_a_file_of_lines_is_read_in_the_memory_of_a_trace(tmp_path: Path) -> None:
+def test_memory_is_bounded_by_the_largest_trace(tmp_path: Path) -> None:
     path, text = tmp_path / "x.jsonl", "x" * 10_000
     with path.open("w") as file:
         for number in range(600):  # 12 MB, each trace's two spans at the two ends of the file
@@ -1277,9 +1275,7 @@ def test_a_file_of_lines_is_read_in_the_memory_of_a_trace(tmp_path: Path) -> Non
         tracemalloc.stop()
 
 
-def test_a_line_and_a_trace_that_are_too_large_cost_only_themselves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_lines_and_traces_that_are_too_large_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importing_files, "_LINE", 5_000)
     monkeypatch.setattr(importing_files, "_TRACE", 3_000)
     rows = [
@@ -1295,7 +1291,7 @@ def test_a_line_and_a_trace_that_are_too_large_cost_only_themselves(
     ]
 
 
-def test_a_full_disk_under_the_sorting_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_during_sorting_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = importing_files.Sorted.__init__
 
     def small(self: importing_files.Sorted) -> None:
@@ -1344,7 +1340,7 @@ PAGE = {  # the sample response of the Observations API v2
 }  # fmt: skip
 
 
-def test_a_page_of_langfuses_api(tmp_path: Path) -> None:
+def test_a_page_of_langfuses_api_is_read(tmp_path: Path) -> None:
     (run,), skipped = langfuse(tmp_path, PAGE)
     (call,) = run.transitions
     assert skipped == []
@@ -1367,7 +1363,7 @@ def test_a_page_of_langfuses_api(tmp_path: Path) -> None:
     assert (call.started_at, call.latency_ms) == (1765987740.875, 581.0)  # 2025-12-17T16:09:00.875Z
 
 
-def test_a_table_that_was_exported_from_langfuses_ui(tmp_path: Path) -> None:
+def test_a_table_exported_from_langfuses_ui_is_read(tmp_path: Path) -> None:
     row = {  # the example of "Export from UI"
         "id": "obs_01J9",
         "traceId": "trace_01J9",
@@ -1447,7 +1443,7 @@ def reads_as_the_agent(run: Rollout) -> None:
     assert (second.output, second.tools, run.score, run.human_rating) == ("42", [], 0.5, 1.0)
 
 
-def test_a_trace_with_everything_in_it_as_langfuse_gives_it_in_one_object(tmp_path: Path) -> None:
+def test_a_langfuse_trace_with_nested_observations_and_scores_is_read(tmp_path: Path) -> None:
     inside = [{key: value for key, value in row.items() if key != "traceId"} for row in AGENT]
     scores = [mark("ok", 0.5), mark("stars", 1, "ANNOTATION")]
     of_it = {
@@ -1476,7 +1472,7 @@ def test_a_trace_with_everything_in_it_as_langfuse_gives_it_in_one_object(tmp_pa
     assert (run.program, skipped) == ("agent 1", [])
 
 
-def test_the_rows_of_a_blob_export_in_any_order(tmp_path: Path) -> None:
+def test_rows_of_a_blob_export_are_read_in_any_order(tmp_path: Path) -> None:
     def snake(row: dict[str, Any]) -> dict[str, Any]:
         return {"".join(f"_{c.lower()}" if c.isupper() else c for c in key): value for key, value in row.items()}
 
@@ -1512,7 +1508,7 @@ def test_the_rows_of_a_blob_export_in_any_order(tmp_path: Path) -> None:
     assert run.transitions[0].started_at == 1735689601.0  # 2025-01-01T00:00:01Z
 
 
-def test_what_the_trace_says_of_itself_goes_before_its_root(tmp_path: Path) -> None:
+def test_fields_of_the_trace_take_precedence_over_its_root(tmp_path: Path) -> None:
     trace = {
         "id": "t",
         "timestamp": "2025-01-01T00:00:00.000Z",
@@ -1525,9 +1521,7 @@ def test_what_the_trace_says_of_itself_goes_before_its_root(tmp_path: Path) -> N
     assert (run.inputs, run.prediction, run.program, run.program_version) == ({"asked": "x"}, {"output": "y"}, "n", "2")
 
 
-def test_times_are_utc_where_they_name_no_zone_and_may_be_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_without_a_zone_are_utc_and_may_be_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
@@ -1576,7 +1570,7 @@ def test_langfuse_scores_are_verdicts_and_annotations_ratings(tmp_path: Path) ->
     assert [skip.where for skip in skipped] == [f"{tmp_path / 'x.jsonl'}:{line}" for line in (7, 8, 12)]
 
 
-def test_a_score_of_nought_is_a_score_and_none_is_none(tmp_path: Path) -> None:
+def test_a_score_of_zero_is_a_score_and_a_missing_one_is_not(tmp_path: Path) -> None:
     call = observation(1, input="hi", output="ho")
     for scores, expected in (
         ([mark("ok", 0)], 0.0),
@@ -1591,7 +1585,7 @@ def test_a_score_of_nought_is_a_score_and_none_is_none(tmp_path: Path) -> None:
     assert (run.score, run.human_rating) == (None, 0.0)
 
 
-def test_of_several_scores_the_named_one_counts(tmp_path: Path) -> None:
+def test_of_several_scores_the_named_one_is_used(tmp_path: Path) -> None:
     rows = [observation(1, input="hi", output="ho"), mark("a", 0.25), mark("b", 0.5), mark("b", 0.75)]
     (run,), skipped = langfuse(tmp_path, *rows)
     assert (run.score, [skip.reason for skip in skipped]) == (
@@ -1604,7 +1598,7 @@ def test_of_several_scores_the_named_one_counts(tmp_path: Path) -> None:
     assert (run.score, run.rubric) == (None, "")  # another is not taken for it
 
 
-def test_langfuse_tokens_and_costs_as_each_version_writes_them(tmp_path: Path) -> None:
+def test_tokens_and_costs_of_every_langfuse_version_are_read(tmp_path: Path) -> None:
     known = [
         (
             {
@@ -1638,7 +1632,7 @@ def test_langfuse_tokens_and_costs_as_each_version_writes_them(tmp_path: Path) -
         assert (call.prompt_tokens, call.completion_tokens, call.cost_usd) == expected
 
 
-def test_tools_that_stand_in_columns_of_their_own(tmp_path: Path) -> None:
+def test_tools_in_separate_columns_are_read(tmp_path: Path) -> None:
     recorded = {
         "toolDefinitions": {"add": '{"description": "Adds.", "parameters": {"type": "object"}}'},
         "toolCalls": [json.dumps(CALLS[0])],
@@ -1664,7 +1658,7 @@ def test_langfuse_errors_are_of_level_error(tmp_path: Path) -> None:
     assert (run.status, run.error, run.transitions[0].error) == ("done", None, "error")
 
 
-def test_langfuse_rows_that_are_neither_are_skipped_with_the_reason(tmp_path: Path) -> None:
+def test_unknown_langfuse_rows_are_skipped_with_the_reason(tmp_path: Path) -> None:
     rows = [
         observation(1, input="a", output="b"), {"id": "x", "foo": 1}, {**mark("m", 1), "traceId": None},
         observation(1, input="a", output="c"),
@@ -1826,13 +1820,13 @@ def mlflow_span(
     }  # fmt: skip
 
 
-def test_an_unfinished_mlflow_trace_is_unscored_and_no_failure_of_the_agent(tmp_path: Path) -> None:
+def test_an_unfinished_mlflow_trace_is_unscored_and_not_a_failure_of_the_agent(tmp_path: Path) -> None:
     path = lines(tmp_path / "x.jsonl", mlflow_trace([mlflow_span(1, "LLM", "a", "b")], state="IN_PROGRESS"))
     (run,), _ = read("mlflow", path)
     assert (run.status, run.error) == ("error", "the trace was not finished when it was exported")
 
 
-def test_mlflow_judges_say_yes_and_no_and_their_failures_are_no_scores(tmp_path: Path) -> None:
+def test_yes_and_no_of_mlflow_judges_are_scores_and_failures_are_not(tmp_path: Path) -> None:
     def feedback(name: str, value: Any, **more: Any) -> dict[str, Any]:
         return {"assessment_name": name, "source": {"source_type": "LLM_JUDGE"}, "feedback": {"value": value, **more}}
 
@@ -1852,7 +1846,7 @@ def test_mlflow_judges_say_yes_and_no_and_their_failures_are_no_scores(tmp_path:
     assert (run.score, run.rubric, run.expected, skipped) == (1.0, "imported:safe", {"answer": [1]}, [])
 
 
-def test_mlflow_traces_in_lists_pages_and_tables(tmp_path: Path) -> None:
+def test_mlflow_traces_in_lists_pages_and_tables_are_read(tmp_path: Path) -> None:
     trace = mlflow_trace([mlflow_span(1, "CHAT_MODEL", {"messages": [{"role": "user", "content": "a"}]}, "b")])
     for document in (
         [trace],
@@ -1875,7 +1869,7 @@ def test_mlflow_traces_in_lists_pages_and_tables(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_mlflow_2_keeps_the_talk_in_an_attribute_where_the_inputs_are_none(tmp_path: Path) -> None:
+def test_messages_in_mlflow_2s_attribute_are_read_if_there_are_no_inputs(tmp_path: Path) -> None:
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     (run,), _ = read(
         "mlflow",
@@ -1887,7 +1881,7 @@ def test_mlflow_2_keeps_the_talk_in_an_attribute_where_the_inputs_are_none(tmp_p
     assert (body(run.transitions[0])["messages"], run.transitions[0].output) == (talk[:1], "b")
 
 
-def test_what_mlflow_says_beside_the_inputs_is_read(tmp_path: Path) -> None:
+def test_mlflow_attributes_besides_the_inputs_are_read(tmp_path: Path) -> None:
     inputs, outputs = (
         {"messages": [{"role": "user", "content": "a"}]},
         {"choices": [{"message": {"content": "b"}}], "usage": {"prompt_tokens": 1}},
@@ -1943,7 +1937,7 @@ def test_an_import_is_in_the_store_as_it_was_read(store: Store) -> None:
     assert store.stats(run_id=report.run_id)["transitions"] == 3
 
 
-def test_a_file_imported_twice_stores_nothing_twice(store: Store) -> None:
+def test_a_second_import_of_a_file_stores_nothing(store: Store) -> None:
     first = import_traces(store, "otlp", DATA / "otlp_openai_v2.jsonl")
     before = stored(store)
     second = import_traces(store, "otlp", DATA / "otlp_openai_v2.jsonl")
@@ -1952,7 +1946,7 @@ def test_a_file_imported_twice_stores_nothing_twice(store: Store) -> None:
     assert stored(store) == before
 
 
-def test_hostile_texts_reach_the_store_and_are_known_again(store: Store, tmp_path: Path) -> None:
+def test_hostile_texts_are_stored_and_recognised_on_the_next_import(store: Store, tmp_path: Path) -> None:
     odd = "a\ud800b\0c"
     hostile_span = {
         **span(1, {**chat(odd), "user.id": odd, "gen_ai.agent.name": odd, "x": [math.nan, math.inf]}),
@@ -1967,7 +1961,7 @@ def test_hostile_texts_reach_the_store_and_are_known_again(store: Store, tmp_pat
     assert len(stored(store)) == 1
 
 
-def test_a_trace_that_lies_in_two_files_becomes_one_rollout(store: Store, tmp_path: Path) -> None:
+def test_a_trace_in_two_files_becomes_one_rollout(store: Store, tmp_path: Path) -> None:
     first = lines(tmp_path / "1.jsonl", request(span(2, chat("a"), parent=1, at=1), span(4, chat("c"), parent=1, at=3)))
     second = lines(
         tmp_path / "2.jsonl",
@@ -1996,7 +1990,7 @@ def test_the_answer_of_a_trace_in_two_files_is_that_of_its_last_call(store: Stor
     assert run.prediction == {"output": "b"}
 
 
-def test_inputs_that_were_not_recorded_give_way_to_those_that_were(store: Store, tmp_path: Path) -> None:
+def test_recorded_inputs_replace_derived_ones(store: Store, tmp_path: Path) -> None:
     def question(text: str) -> dict[str, Any]:
         return chat(
             **{"gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": text}]}])}
@@ -2026,7 +2020,7 @@ def test_inputs_that_were_not_recorded_give_way_to_those_that_were(store: Store,
     assert (run.status, run.error) == ("failed", "m")
 
 
-def test_scores_given_since_are_added_and_what_was_said_here_stays(store: Store, tmp_path: Path) -> None:
+def test_new_scores_are_added_and_ratings_of_this_store_are_kept(store: Store, tmp_path: Path) -> None:
     call = observation(1, input="hi", output="ho")
     import_traces(store, "langfuse", lines(tmp_path / "1.jsonl", call))
     import_traces(store, "langfuse", lines(tmp_path / "2.jsonl", call, mark("ok", 0.5), mark("stars", 1, "ANNOTATION")))
@@ -2057,7 +2051,7 @@ def test_the_report_keeps_the_first_reasons_and_counts_all(tmp_path: Path) -> No
     assert report.to_dict()["reasons"] == report.reasons
 
 
-def test_a_file_with_nothing_in_it_leaves_nothing_in_the_store(tmp_path: Path) -> None:
+def test_a_file_without_rollouts_stores_nothing(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         with pytest.raises(DataError, match=r"no .*LM call"):
             import_traces(store, "otlp", lines(tmp_path / "x.jsonl", request(span(1))))
@@ -2066,7 +2060,7 @@ def test_a_file_with_nothing_in_it_leaves_nothing_in_the_store(tmp_path: Path) -
         assert (list(store.rollouts()), store.runs("import")) == ([], [])
 
 
-def test_an_import_is_a_run_of_its_own(tmp_path: Path) -> None:
+def test_an_import_is_a_separate_run(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         report = import_traces(store, "mlflow", DATA / "mlflow_2.json")
         assert store.runs("import") == [(report.run_id, "done")]
@@ -2127,7 +2121,7 @@ JSON = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(prompt=JSON, answer=JSON, tools=JSON, usage=JSON, plain=st.booleans())
-def test_no_value_breaks_the_reading_of_any_format(
+def test_no_value_raises_an_error_in_any_format(
     tmp_path_factory: pytest.TempPathFactory, prompt: Any, answer: Any, tools: Any, usage: Any, plain: bool
 ) -> None:
     folder = tmp_path_factory.mktemp("any")

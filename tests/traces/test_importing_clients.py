@@ -78,7 +78,7 @@ def call(call_id: str, **arguments: Any) -> dict[str, Any]:
 def logfire_stream(
     first: int, at: float, messages: list[dict[str, Any]], parts: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The span of a streamed request, and the log that is written beside it when the stream has ended."""
+    """The span of a streamed request, and the log that is written when the stream has ended."""
     request_fields = {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": "m",
@@ -121,7 +121,7 @@ def test_a_stream_that_logfire_recorded_is_one_call(tmp_path: Path) -> None:
     assert [(tool.name, tool.result) for tool in run.tools] == [("add", "3")]
 
 
-def test_logfires_streams_that_run_side_by_side_and_break_off_stay_apart(tmp_path: Path) -> None:
+def test_concurrent_and_interrupted_logfire_streams_are_separate_calls(tmp_path: Path) -> None:
     question = [{"role": "user", "parts": [{"type": "text", "content": "1+2?"}]}]
     (first_span, first_log), (second_span, second_log) = (
         logfire_stream(n, at, question, [{"type": "text", "content": f"{n}"}]) for n, at in ((2, 0), (4, 0.5))
@@ -131,7 +131,7 @@ def test_logfires_streams_that_run_side_by_side_and_break_off_stay_apart(tmp_pat
     assert [t.output for t in run.transitions] == ["2", "4", ""]
 
 
-def test_what_older_logfire_wrote_of_requests_and_answers_is_read(tmp_path: Path) -> None:
+def test_requests_and_answers_of_older_logfire_versions_are_read(tmp_path: Path) -> None:
     request_data = json.dumps(
         {"messages": [{"role": "user", "content": "1+2?"}], "model": "m", "temperature": 0.5, "tools": [ADD]}
     )
@@ -295,7 +295,7 @@ def test_pydantic_ais_retries_pictures_and_typed_answers_are_read(tmp_path: Path
 # -- Langfuse with LangChain
 
 
-def test_tools_that_langchain_offered_are_no_messages_in_langfuse(tmp_path: Path) -> None:
+def test_langchains_tool_definitions_in_langfuse_are_not_messages(tmp_path: Path) -> None:
     prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+2?"}]
     called = {
         "role": "assistant",
@@ -391,7 +391,7 @@ def test_gemini_calls_without_ids_belong_to_their_results_in_order(tmp_path: Pat
 
 
 def test_a_raw_gemini_request_and_reply_read_as_chat(tmp_path: Path) -> None:
-    """As OpenInference keeps them beside its own attributes; here alone."""
+    """OpenInference also has its own attributes; here they are missing."""
     contents = [
         {"parts": [{"text": "1+2?"}], "role": "user"},
         {"parts": [{"function_call": {"args": {"a": 1}, "name": "add"}}], "role": "model"},
@@ -424,7 +424,7 @@ def test_a_raw_gemini_request_and_reply_read_as_chat(tmp_path: Path) -> None:
 # -- Bedrock
 
 
-def test_bedrocks_calls_and_results_that_stand_twice_are_taken_once(tmp_path: Path) -> None:
+def test_duplicate_bedrock_calls_and_results_are_imported_once(tmp_path: Path) -> None:
     """botocore's events have each call as a part and as a tool call, each result as a message and as a part."""
     used = {"toolUse": {"toolUseId": "tu0", "name": "add", "input": {"a": 1}}}
     result = {"toolResult": {"toolUseId": "tu0", "content": [{"text": "3"}]}}
@@ -506,7 +506,7 @@ def test_bedrocks_definitions_of_tools_are_read(tmp_path: Path) -> None:
         ("3", {"output": 3}),
     ],
 )
-def test_what_a_run_gave_back_is_taken_out_of_its_envelope(
+def test_the_output_of_a_run_is_extracted_from_its_result_object(
     tmp_path: Path, output: Any, prediction: dict[str, Any]
 ) -> None:
     recorded = {"openinference.span.kind": "LLM", "input.value": "?", "output.value": "hm"}

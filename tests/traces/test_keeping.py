@@ -13,7 +13,7 @@ from assay.traces.store.writer import Rows
 
 
 class Database:
-    """Takes what it is given where `free` is set, and waits until then; or is away."""
+    """A database that writes once `free` is set, and waits until then; or is unreachable."""
 
     def __init__(self) -> None:
         self.written: list[int] = []
@@ -50,7 +50,7 @@ def until_written(keeper: Keeper) -> None:
     raise AssertionError("not written")
 
 
-def test_a_batch_that_hangs_and_those_behind_it_are_in_the_file_within_a_second(tmp_path: Path, spill: Spill) -> None:
+def test_a_hanging_batch_and_later_ones_are_in_the_file_within_a_second(tmp_path: Path, spill: Spill) -> None:
     database = Database()
     keeper = Keeper(spill, database.write, lambda: True, retry_s=0.01)
     clock = time.perf_counter()
@@ -62,7 +62,7 @@ def test_a_batch_that_hangs_and_those_behind_it_are_in_the_file_within_a_second(
     database.free.set()
 
 
-def test_a_batch_that_was_slow_is_written_once_and_in_its_turn(spill: Spill) -> None:
+def test_a_slow_batch_is_written_once_and_in_order(spill: Spill) -> None:
     database = Database()
     keeper = Keeper(spill, database.write, lambda: True, retry_s=0.01)
     keeper.commit(batch(1, 2))
@@ -74,7 +74,7 @@ def test_a_batch_that_was_slow_is_written_once_and_in_its_turn(spill: Spill) -> 
     assert (keeper.waiting, spill.path.exists()) == (0, False)
 
 
-def test_rows_that_come_while_the_file_is_written_back_go_into_it(tmp_path: Path, spill: Spill) -> None:
+def test_rows_that_arrive_while_the_file_is_written_back_are_added_to_it(tmp_path: Path, spill: Spill) -> None:
     database = Database()
     database.unreachable = True
     database.free.set()
@@ -91,7 +91,7 @@ def test_rows_that_come_while_the_file_is_written_back_go_into_it(tmp_path: Path
     database.free.set()
 
 
-def test_a_batch_for_which_the_file_has_no_room_waits_until_those_before_it_are_written(tmp_path: Path) -> None:
+def test_a_batch_that_exceeds_the_file_limit_waits_for_earlier_batches(tmp_path: Path) -> None:
     database = Database()
     keeper = Keeper(Spill(tmp_path / "s.db", 40), database.write, lambda: True, retry_s=0.01)
     assert not keeper.commit(batch(1))

@@ -94,7 +94,7 @@ def test_a_store_of_every_earlier_schema_is_upgraded_and_keeps_its_rows(engine: 
     assert _stamp(engine) == REVISION
 
 
-def test_a_new_store_has_what_the_revisions_lead_to(engine: sa.Engine) -> None:
+def test_a_new_store_has_the_same_tables_as_an_upgraded_one(engine: sa.Engine) -> None:
     with Store(_url(engine)):
         pass
     assert _differences(engine) == []
@@ -163,7 +163,7 @@ def test_processes_that_open_a_store_at_once_all_succeed(engine: sa.Engine, scri
     assert _stamp(engine) == REVISION
 
 
-def test_a_new_file_that_is_locked_while_its_journal_changes_is_tried_again(tmp_path: Path) -> None:
+def test_a_new_file_that_is_locked_during_the_journal_change_is_retried(tmp_path: Path) -> None:
     """SQLite ignores the time limit for this lock: without retries 6 of 480 simultaneous openings failed."""
     other = sqlite3.connect(tmp_path / "s.db", isolation_level=None, check_same_thread=False)
     other.execute("CREATE TABLE of_another_process (n)")
@@ -256,12 +256,12 @@ def test_the_newest_revision_is_the_one_that_the_code_names() -> None:
     assert script.get_heads() == [REVISION]
 
 
-def test_the_pool_gets_no_connection_back_that_begins_no_transactions(tmp_path: Path) -> None:
+def test_connections_of_the_pool_begin_transactions(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store, store.engine.connect() as connection:
         assert connection.connection.dbapi_connection.isolation_level == ""  # type: ignore[union-attr]
 
 
-def test_a_folder_with_odd_characters_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_folder_with_special_characters_is_supported(tmp_path: Path) -> None:
     """Alembic reads its settings with `%` as a sign of interpolation; the package may be installed anywhere."""
     import assay
 

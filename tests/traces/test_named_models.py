@@ -69,13 +69,13 @@ def test_a_row_names_the_model_that_the_answer_names(stage: Stage, dialect: str,
     assert (rollout.model, [call.model for call in rollout.transitions]) == ("small-2025-01", ["small-2025-01"])
 
 
-def test_geminis_models_stand_in_the_path_and_in_the_answers_version(stage: Stage) -> None:
+def test_geminis_model_is_read_from_the_path_and_the_answers_version(stage: Stage) -> None:
     stage.post(GEMINI, {"contents": [{"role": "user", "parts": [{"text": "a"}]}]})
     stage.post(GEMINI, {"contents": [{"role": "user", "parts": [{"text": "#500"}]}]})
     assert sorted(rollout.transitions[0].model for rollout in stage.rollouts()) == ["small", "small-2025-01"]
 
 
-def test_a_call_without_an_answer_names_the_model_that_was_asked_for(stage: Stage) -> None:
+def test_a_call_without_an_answer_has_the_requested_model(stage: Stage) -> None:
     stage.post(PATHS["chat"], {"model": "small", "messages": [{"role": "user", "content": "#500"}]})
     stage.post(
         "/openai/deployments/my%20own/chat/completions?api-version=1",
@@ -104,14 +104,14 @@ def test_an_opened_rollout_has_the_model_of_its_first_answer_and_each_call_its_o
 
 
 @pytest.mark.parametrize("stage", ["openai/tuned"], indirect=True)
-def test_a_model_that_serve_was_given_is_what_rows_name(stage: Stage) -> None:
+def test_rows_have_the_model_passed_to_serve(stage: Stage) -> None:
     stage.post(PATHS["chat"], {"model": "small", "messages": [{"role": "user", "content": "a"}]})
     (rollout,) = stage.rollouts()
     assert (rollout.model, rollout.transitions[0].model) == ("openai/tuned", "openai/tuned")
 
 
 @pytest.mark.parametrize(("consent", "stored"), [(True, "yes"), (False, "no"), ("given", "given"), (None, None)])
-def test_consent_may_be_said_as_a_boolean(stage: Stage, consent: Any, stored: str | None) -> None:
+def test_consent_may_be_a_boolean(stage: Stage, consent: Any, stored: str | None) -> None:
     assert "id" in stage.post("/assay/rollouts", {"task_id": "t", "consent": consent})
     assert [rollout.consent for rollout in stage.rollouts()] == [stored]
 
@@ -128,7 +128,7 @@ def test_a_model_of_no_known_provider_is_refused_before_any_call(model: str, cap
     ("method", "path"),
     [("GET", "/v1/chat/completions"), ("POST", "/v1/v1/chat/completions"), ("POST", "/chat/completion")],
 )
-def test_a_wrong_base_url_is_told_the_paths_that_are_recorded(tmp_path: Path, method: str, path: str) -> None:
+def test_the_error_for_a_wrong_base_url_lists_the_recorded_paths(tmp_path: Path, method: str, path: str) -> None:
     with (
         Store(tmp_path / "s.db") as store,
         served(Gateway(store, upstream_of("m", base="http://127.0.0.1:9", key="owner")).app()) as url,
@@ -143,6 +143,6 @@ def test_a_wrong_base_url_is_told_the_paths_that_are_recorded(tmp_path: Path, me
     assert "check the base URL" in message
 
 
-def test_an_unknown_field_of_a_rollout_is_told_the_ones_there_are(stage: Stage) -> None:
+def test_the_error_for_an_unknown_field_of_a_rollout_lists_the_fields(stage: Stage) -> None:
     message = stage.post("/assay/rollouts", {"task": "x", "id": "mine", "group": "g"})["error"]["message"]
     assert message.startswith("a rollout has no field 'task'; its fields are id, group, task_id, ")

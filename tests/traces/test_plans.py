@@ -1,4 +1,4 @@
-"""No command reads a whole table where an index serves: query plans on SQLite of what the commands really ask."""
+"""No command scans a table if an index serves: query plans on SQLite of the statements that commands run."""
 
 import re
 import sqlite3
@@ -111,13 +111,13 @@ def full_scans(plans: list[tuple[str, str]]) -> list[tuple[str, str]]:
     ],
     ids=" ".join,
 )
-def test_no_command_reads_a_whole_table(filled: Path, plans: list[tuple[str, str]], arguments: list[str]) -> None:
+def test_no_command_scans_a_table(filled: Path, plans: list[tuple[str, str]], arguments: list[str]) -> None:
     CliRunner().invoke(group, [*arguments, "--store", str(filled)])
     assert any("rollouts" in plan for plan, _ in plans)
     assert full_scans(plans) == []
 
 
-def test_what_a_resumed_run_asks_reads_no_whole_table(filled: Path, plans: list[tuple[str, str]]) -> None:
+def test_a_resumed_run_scans_no_table(filled: Path, plans: list[tuple[str, str]]) -> None:
     with Store(filled) as store:
         assert store.spent(RUN)["search"].calls == 60
         assert store.runs("compile-1") == [(RUN, "done")]
@@ -129,7 +129,7 @@ def test_what_a_resumed_run_asks_reads_no_whole_table(filled: Path, plans: list[
 
 
 @pytest.mark.parametrize("command", ["compile", "evaluate", "tune", "collect"])
-def test_an_estimate_reads_no_whole_table(filled: Path, plans: list[tuple[str, str]], command: str) -> None:
+def test_an_estimate_scans_no_table(filled: Path, plans: list[tuple[str, str]], command: str) -> None:
     data = ["--rubric", "math_qa", "--data", "arithmetic:size=60", "--model", "embedded/smollm2-135m"]
     result = CliRunner().invoke(group, [command, "math_qa", *data, "--dry-run", "--store", str(filled)])
     assert result.exit_code == 0, result.output

@@ -87,7 +87,7 @@ def test_dates_alone_in_a_field_and_in_short_forms_are_hidden(text: str) -> None
         "2024-05-03\n2024-05-04",
     ],
 )
-def test_figures_that_are_no_dates_of_somebody_are_left_alone(text: str) -> None:
+def test_numbers_that_are_not_dates_are_unchanged(text: str) -> None:
     assert hidden(text) == text
 
 
@@ -145,7 +145,7 @@ def test_forms_of_several_countries_are_hidden(text: str, value: str) -> None:
         "Respond with a JSON object in the following order of fields: `team`.",
     ],
 )
-def test_versions_logs_and_prose_are_left_alone(text: str) -> None:
+def test_versions_logs_and_prose_are_unchanged(text: str) -> None:
     assert hidden(text) == text
     if privacy_gazetteers.available():
         assert hidden(text, "gazetteers") == text
@@ -163,12 +163,12 @@ def test_versions_logs_and_prose_are_left_alone(text: str) -> None:
         "Step 1\nMobile users skip it",
     ],
 )
-def test_a_capital_at_the_begin_of_a_line_makes_no_place(text: str) -> None:
+def test_a_capitalised_word_at_the_start_of_a_line_is_not_a_place(text: str) -> None:
     assert hidden(text, "gazetteers") == text
     assert "Reading" not in hidden("12 Oak Road\nReading, RG1 2AB", "gazetteers")
 
 
-def test_an_address_of_small_numbers_is_found_where_nothing_says_version() -> None:
+def test_an_ip_address_of_small_numbers_is_found_if_it_is_not_called_a_version() -> None:
     assert "12.3.4.5" not in hidden("The login from 12.3.4.5 was not me")
     assert "12.10.10.10" not in hidden("; 12.10.10.10 ;")
 

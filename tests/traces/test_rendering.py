@@ -116,7 +116,7 @@ def smollm2() -> ChatTemplate:
 
 
 def learned(row: dict[str, Any], template: ChatTemplate) -> str:
-    """What a trainer learns of a row: the text after its prompt."""
+    """The text of a row that is trained on: the text after its prompt."""
     tools = json.loads(row["tools"]) or ()
     prompt = template.render(row["prompt"], tools=tools, generate=True)
     return template.render([*row["prompt"], *row["completion"]], tools=tools).removeprefix(prompt)
@@ -181,7 +181,7 @@ def test_no_row_of_any_api_is_trained_on_an_empty_answer(store: Store) -> None:
     assert manifest["template"]["converted"] == 3
 
 
-def test_tools_stay_fields_where_the_template_shows_them(store: Store, tmp_path: Path) -> None:
+def test_tools_stay_fields_if_the_template_renders_them(store: Store, tmp_path: Path) -> None:
     add_rollout(store, agent("1 + 2?"))
     model = folder_of(NATIVE, tmp_path / "model")
     (first, _), manifest = exported(store, "sft", model=str(model))
@@ -197,7 +197,7 @@ def test_tools_stay_fields_where_the_template_shows_them(store: Store, tmp_path:
     assert "tool_calls" not in first["completion"][0]
 
 
-def test_a_call_whose_answer_would_vanish_is_refused_and_fails_the_gate(store: Store) -> None:
+def test_a_call_whose_answer_is_not_rendered_is_refused_and_fails_the_gate(store: Store) -> None:
     add_rollout(store, agent("1 + 2?"))
     rows, manifest = exported(store, "sft", tools="native")
     assert ([row["t"] for row in rows], manifest["problems"]) == ([1], {"template": 1})
@@ -208,7 +208,7 @@ def test_a_call_whose_answer_would_vanish_is_refused_and_fails_the_gate(store: S
         exported(store, "sft", "strict", tools="native", gates=Gates())
 
 
-def test_what_the_template_refuses_is_left_out_with_its_reason(store: Store, tmp_path: Path) -> None:
+def test_calls_that_the_template_refuses_are_left_out_with_the_reason(store: Store, tmp_path: Path) -> None:
     strict = ChatTemplate(
         NATIVE.text + "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}", "test"
     )
@@ -228,7 +228,7 @@ def test_what_the_template_refuses_is_left_out_with_its_reason(store: Store, tmp
     assert manifest["template"]["reasons"] == {"the chat template refuses the messages: no system role": 2}
 
 
-def test_a_template_that_is_not_at_hand_is_named_in_manifest_and_gates(store: Store) -> None:
+def test_a_missing_template_is_named_in_manifest_and_gates(store: Store) -> None:
     add_rollout(store, agent("1 + 2?"))
     (first, _), manifest = exported(store, "sft", model="nobody/unknown")
     assert "tool_calls" in first["completion"][0]
@@ -273,7 +273,7 @@ def test_preferences_keep_tools_and_leave_out_pairs_that_differ_only_by_ids(stor
     assert json.loads(row["tools"]) == [ADD]
 
 
-def test_whole_conversations_are_trained_on_what_the_assistant_said(store: Store) -> None:
+def test_whole_conversations_are_trained_on_the_assistants_text(store: Store) -> None:
     add_rollout(store, agent("1 + 2?"))
     (row,), _ = exported(store, "sft", whole=True)
     config = (Path("out") / "sft.yaml").read_text()
@@ -296,7 +296,7 @@ def test_the_template_of_an_embedded_model_is_that_of_its_file(tmp_path: Path) -
         find_template("embedded/none")
 
 
-def test_a_folders_template_stands_in_a_file_of_its_own_or_among_several(tmp_path: Path) -> None:
+def test_a_folders_template_is_read_from_its_file_or_the_tokenizers_settings(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     named = [{"name": "rag", "template": "r"}, {"name": "default", "template": "{{ bos_token }}d"}]
@@ -308,7 +308,7 @@ def test_a_folders_template_stands_in_a_file_of_its_own_or_among_several(tmp_pat
     assert find_template(str(folder)).text == "own"  # type: ignore[union-attr]
 
 
-def test_a_template_runs_in_a_sandbox_and_says_why_it_fails() -> None:
+def test_a_template_runs_in_a_sandbox_and_reports_why_it_fails() -> None:
     for text, why in (
         ("{{ messages.__class__.__mro__ }}", "unsafe"),
         ("{{ raise_exception('roles') }}", "roles"),
@@ -322,7 +322,7 @@ def test_a_template_runs_in_a_sandbox_and_says_why_it_fails() -> None:
     ("name", "tools"),
     [("qwen2_5", True), ("llama3_1", True), ("llama3", False), ("gemma", False), ("deepseek_r1_distill", False)],
 )
-def test_templates_of_known_families_show_tools_or_not(name: str, tools: bool) -> None:
+def test_templates_of_known_families_are_recognised_as_rendering_tools_or_not(name: str, tools: bool) -> None:
     trl = pytest.importorskip("trl")
     text = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
     assert shows_tools(ChatTemplate(text, name, {"bos_token": "<s>", "eos_token": "</s>"})) is tools

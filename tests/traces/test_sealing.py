@@ -86,7 +86,7 @@ def recorded(store: Store, question: str, **options: Any) -> None:
 # -- one salt
 
 
-def test_a_store_has_one_salt_whatever_command_begins_and_another_is_refused(job: dict[str, Any]) -> None:
+def test_a_store_has_one_salt_in_every_command_and_another_is_refused(job: dict[str, Any]) -> None:
     assay.evaluate("p.py:P", salt="mine", split="val", **job)
     with Store("s.db") as store:
         assert salt_of(store) == "mine"
@@ -107,7 +107,7 @@ def test_a_store_has_one_salt_whatever_command_begins_and_another_is_refused(job
     assert len(report.evaluation) == 6
 
 
-def test_a_store_from_before_has_the_salt_of_its_first_run(working_folder: Path) -> None:
+def test_an_older_store_has_the_salt_of_its_first_run(working_folder: Path) -> None:
     with Store("old.db") as store:
         store.put_run("k-1", kind="compile", config={"salt": "first"}, status="done", started_at=1.0)
         store.put_run("k-2", kind="collect", config={"salt": "second"}, status="done", started_at=2.0)
@@ -120,7 +120,7 @@ def test_a_store_from_before_has_the_salt_of_its_first_run(working_folder: Path)
     assert not Path("none.db").exists()  # asking makes no store
 
 
-def test_an_artifact_brings_its_salt_to_a_new_store_and_is_refused_by_another(job: dict[str, Any]) -> None:
+def test_a_new_store_gets_the_artifacts_salt_and_a_store_with_another_refuses_it(job: dict[str, Any]) -> None:
     made = assay.compile("p.py:P", salt="mine", optimizer="labeled", out="a", **job)
     artifact, fresh = str(made.artifact), {**job, "store": "new/s.db"}
     with pytest.raises(ConfigError, match=r"salt='other' is not the artifact's 'mine'"):
@@ -140,14 +140,14 @@ def test_an_artifact_brings_its_salt_to_a_new_store_and_is_refused_by_another(jo
         assay.evaluate(artifact, split="test", **{**job, "store": "third.db"})
 
 
-def test_the_salt_is_not_a_part_of_which_job_it_is_unless_it_differs() -> None:
+def test_only_a_different_salt_changes_the_jobs_key() -> None:
     assert CommonSettings().key == CommonSettings(salt="assay").key != CommonSettings(salt="b").key
 
 
 # -- exports compute the split
 
 
-def test_sealed_tasks_reach_no_export_whoever_recorded_them(working_folder: Path) -> None:
+def test_sealed_tasks_of_every_source_reach_no_export(working_folder: Path) -> None:
     sealed = {q for q in QUESTIONS if split_of(content_hash({"question": q}), "assay")[0] in ("gate", "test")}
     with Store("s.db") as store:
         for at, question in enumerate(QUESTIONS):
@@ -166,7 +166,7 @@ def test_sealed_tasks_reach_no_export_whoever_recorded_them(working_folder: Path
         resolve_salt("other", "s.db")
 
 
-def test_sealed_questions_of_a_data_set_are_known_under_other_field_names_and_in_prompts(job: dict[str, Any]) -> None:
+def test_sealed_questions_are_recognised_under_other_field_names_and_in_prompts(job: dict[str, Any]) -> None:
     assay.evaluate("p.py:P", split="val", **job)  # the store now knows the data set's splits; no sealed task was run
     sealed = [task.inputs["question"] for task in load_splits("d.jsonl", limits=job["sizes"]).parts()["test"]]
     prompt = (
@@ -203,7 +203,7 @@ def test_a_split_that_a_file_names_counts_and_a_sealed_task_stays_sealed(working
         assert splits.of_inputs({}) == ""
 
 
-def test_questions_of_an_artifacts_sealed_split_do_not_leave_a_fresh_store(job: dict[str, Any]) -> None:
+def test_questions_of_an_artifacts_sealed_split_are_not_exported_from_a_new_store(job: dict[str, Any]) -> None:
     made = assay.compile("p.py:P", optimizer="labeled", out="a", salt="mine", **job)
     sealed = load_splits("d.jsonl", salt="mine", limits=job["sizes"]).parts()["test"]
     with Store("fresh.db") as store:
@@ -263,14 +263,14 @@ def test_openings_of_a_store_without_members_still_count(working_folder: Path) -
         assert open_test(store, "two", data="elsewhere", tasks=["b", "a"]).to_dict() == {"this_job": 1, "this_store": 2}
 
 
-def test_splits_are_opened_once_and_tell_so() -> None:
+def test_opening_the_test_split_is_notified_once() -> None:
     splits, openings = load_splits("arithmetic:size=60"), list[int]()
     splits.on_open = lambda: openings.append(1)
     assert splits.unseal() is splits.unseal() is splits.test
     assert openings == [1]
 
 
-def test_improve_opens_the_test_split_at_its_end_alone(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_improve_opens_the_test_split_only_at_its_end(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     openings: list[tuple[str, str]] = []
     original = assay.runs.jobs.open_test
 
@@ -356,7 +356,7 @@ def test_a_margin_out_of_range_is_refused_and_another_margin_is_another_job() ->
         "[[ ## question ## ]]\n{}",
     ],
 )
-def test_a_sealed_question_is_known_in_whatever_prompt_it_stands(tmp_path: Path, prompt: str) -> None:
+def test_a_sealed_question_is_recognised_in_every_prompt_format(tmp_path: Path, prompt: str) -> None:
     sealed, other = "Which town is number 7 of the atlas?", "Which town is number 8 of the atlas?"
     with Store(tmp_path / "s.db") as store:
         known = {

@@ -190,7 +190,7 @@ def conversation_full_of(plant: Planted) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("how", ["error", "answer", "stream"])
-def test_forty_secrets_are_in_nothing_that_is_written_of_a_call(
+def test_forty_secrets_of_a_call_are_in_no_file_or_log(
     echo: tuple[Echo, str], tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, url = echo
@@ -231,7 +231,7 @@ def test_forty_secrets_are_in_nothing_that_is_written_of_a_call(
 
 
 @pytest.mark.parametrize("status", [401, 200])
-def test_secrets_of_a_call_in_geminis_dialect_are_in_nothing_that_is_written(
+def test_secrets_of_a_gemini_call_are_in_no_file_or_log(
     echo: tuple[Echo, str], tmp_path: Path, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, url = echo
@@ -257,7 +257,7 @@ def test_secrets_of_a_call_in_geminis_dialect_are_in_nothing_that_is_written(
     assert plant.in_(caplog.text) == []
 
 
-def test_litellms_key_of_the_environment_is_neither_stored_nor_told_to_the_caller(
+def test_litellms_key_from_the_environment_is_neither_stored_nor_sent_to_the_caller(
     echo: tuple[Echo, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, url = echo
@@ -282,7 +282,7 @@ def test_litellms_key_of_the_environment_is_neither_stored_nor_told_to_the_calle
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
-def test_a_key_that_a_server_says_back_in_pieces_does_not_reach_the_caller(size: int) -> None:
+def test_a_key_that_a_server_echoes_in_pieces_does_not_reach_the_caller(size: int) -> None:
     key, text = b"abcabcabd-1", b"abcabcab abcabcabcabd-1 x abcabcabd-1abcabcabd-1 abc"
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -335,9 +335,7 @@ def test_texts_that_merely_look_like_secrets_are_stored_byte_for_byte(tmp_path: 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_secrets_of_tool_calls_and_addresses_of_a_conversation_are_in_nothing_that_is_written(
-    tmp_path: Path, stream: bool
-) -> None:
+def test_secrets_in_tool_calls_and_addresses_of_a_conversation_are_not_stored(tmp_path: Path, stream: bool) -> None:
     plant, upstream = Planted(), ScriptedUpstream()
     messages = [*conversation_full_of(plant), {"role": "user", "content": "hello"}]
     with (
@@ -430,7 +428,7 @@ def test_settings_without_a_credential_stay_byte_for_byte(tmp_path: Path) -> Non
     assert stored_body(tmp_path, body) == body
 
 
-def test_json_in_settings_keeps_the_form_that_it_was_written_in(tmp_path: Path) -> None:
+def test_json_in_settings_keeps_its_formatting(tmp_path: Path) -> None:
     settings = {"n": 1.5, "é": ["x"], "api_key": "Plant0123456"}
     forms: list[dict[str, Any]] = [{}, {"indent": 2}, {"separators": (",", ":"), "ensure_ascii": False}]
     body = {"settings": [json.dumps(settings, **form) for form in forms], "messages": []}
@@ -439,7 +437,7 @@ def test_json_in_settings_keeps_the_form_that_it_was_written_in(tmp_path: Path) 
     ]
 
 
-def test_a_conversation_goes_on_whose_tool_call_held_a_credential(tmp_path: Path) -> None:
+def test_a_conversation_with_a_credential_in_a_tool_call_continues(tmp_path: Path) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"api_key":"sk-Plant0123456"}'}}
     upstream = ScriptedUpstream()
     with (
@@ -463,7 +461,9 @@ def test_a_conversation_goes_on_whose_tool_call_held_a_credential(tmp_path: Path
     assert (len(rollout.transitions), rollout.transitions[0].tools[0].arguments) == (2, {"api_key": MARK})
 
 
-def test_what_a_rollout_is_opened_and_ended_with_keeps_no_credentials(echo: tuple[Echo, str], tmp_path: Path) -> None:
+def test_fields_that_open_and_end_a_rollout_are_stored_without_credentials(
+    echo: tuple[Echo, str], tmp_path: Path
+) -> None:
     plant = Planted()
     with (
         Store(tmp_path / "s.db") as store,

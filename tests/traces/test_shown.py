@@ -105,7 +105,7 @@ def test_tasks_are_found_by_the_text_of_their_inputs() -> None:
     assert texts.within("q: 2+2") == {"short"}
 
 
-def test_tasks_of_one_form_are_told_apart_without_reading_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_similar_tasks_are_distinguished_without_comparing_all(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
     plain = shown_module._stands_in
     monkeypatch.setattr(shown_module, "_stands_in", lambda part, text: compared.append(part) or plain(part, text))
@@ -133,7 +133,7 @@ def test_tasks_of_one_form_are_told_apart_without_reading_all(monkeypatch: pytes
 )
 @pytest.mark.parametrize("kind", ["declared", "text", "not shown"])
 @pytest.mark.parametrize("prompt_format", ["chat", "json", "lean"])
-def test_demonstrations_are_found_however_their_inputs_are_rendered(extra: Any, kind: str, prompt_format: str) -> None:
+def test_demonstrations_are_found_in_every_rendering_of_their_inputs(extra: Any, kind: str, prompt_format: str) -> None:
     fields: dict[str, Any] = {
         "question": (str, dspy.InputField()),
         "extra": (str if kind == "text" else type(extra) if extra is not None else Any, dspy.InputField()),
@@ -152,7 +152,9 @@ def test_demonstrations_are_found_however_their_inputs_are_rendered(extra: Any, 
     answer = {"chat": "[[ ## answer ## ]]\nx", "json": '{"answer": "x"}', "lean": "answer: x"}[prompt_format]
     rollout = Rollout(inputs=task)
     with (
-        dspy.context(lm=scripted_lm(lambda _: answer, observers=[recorder.observe]), adapter=make_adapter(prompt_format)),
+        dspy.context(
+            lm=scripted_lm(lambda _: answer, observers=[recorder.observe]), adapter=make_adapter(prompt_format)
+        ),
         recorder.active(),
         recorder.rollout(rollout),
     ):
@@ -160,7 +162,7 @@ def test_demonstrations_are_found_however_their_inputs_are_rendered(extra: Any, 
     assert rollout.transitions[0].shown_tasks == (content_hash(demo),)
 
 
-def test_what_tasks_have_in_common_shows_those_that_it_may_be_of() -> None:
+def test_a_text_shared_by_tasks_counts_for_all_that_it_may_belong_to() -> None:
     texts = TaskTexts()
     for at in range(20):
         texts.add(
@@ -180,7 +182,7 @@ def test_what_tasks_have_in_common_shows_those_that_it_may_be_of() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bool", "none", "unused"])
-def test_exports_of_a_tenant_show_no_task_of_another_whatever_columns_it_has(job: dict[str, Any], kind: str) -> None:
+def test_exports_of_a_tenant_show_no_task_of_another_for_any_columns(job: dict[str, Any], kind: str) -> None:
     rows = [json.loads(line) for line in Path("d.jsonl").read_text().splitlines()]
     for at, row in enumerate(rows):
         row["inputs"]["extra"] = {"bool": at % 2 == 0, "none": None, "unused": f"customer-{at}-id"}[kind]
@@ -203,7 +205,7 @@ def test_exports_of_a_tenant_show_no_task_of_another_whatever_columns_it_has(job
     assert all(at % 2 == 0 for at in customers)
 
 
-def test_a_demonstration_of_a_later_step_is_found_by_the_prompt_that_was_made_for_its_task() -> None:
+def test_a_demonstration_of_a_later_step_is_found_by_its_earlier_prompt() -> None:
     texts = TaskTexts()
     texts.add("t", {"question": "Where does the customer live?"})
     later = "[[ ## working ## ]]\nnotes that do not name the question"
@@ -218,9 +220,7 @@ def test_a_demonstration_of_a_later_step_is_found_by_the_prompt_that_was_made_fo
 
 
 @pytest.mark.parametrize(("program", "optimizer"), [("One", "labeled"), ("P", "bootstrap")])
-def test_calls_say_which_tasks_their_demonstrations_came_from(
-    job: dict[str, Any], program: str, optimizer: str
-) -> None:
+def test_calls_record_the_tasks_of_their_demonstrations(job: dict[str, Any], program: str, optimizer: str) -> None:
     made = assay.compile(f"p.py:{program}", optimizer=optimizer, out="a", **job)
     with Store(job["store"]) as store:
         stored = [store.rollout(r.id) for r in store.rollouts()]
@@ -241,7 +241,7 @@ def test_calls_say_which_tasks_their_demonstrations_came_from(
     assert manifest["shown"]["people"]
 
 
-def test_a_loaded_artifact_goes_on_saying_what_it_shows(job: dict[str, Any]) -> None:
+def test_calls_of_a_loaded_artifact_record_the_tasks_of_its_demonstrations(job: dict[str, Any]) -> None:
     made = assay.compile("p.py:One", optimizer="labeled", out="a", **job)
     Path("other.jsonl").write_text(
         "".join(
@@ -266,7 +266,7 @@ def test_a_loaded_artifact_goes_on_saying_what_it_shows(job: dict[str, Any]) -> 
 # -- exports
 
 
-def test_exports_of_a_tenant_show_nobody_elses_tasks_nor_those_without_consent(job: dict[str, Any]) -> None:
+def test_exports_of_a_tenant_show_no_tasks_of_others_or_without_consent(job: dict[str, Any]) -> None:
     made = assay.compile("p.py:One", optimizer="labeled", out="a", **job)
     assay.collect(str(made.artifact), n=1, **job)
     rows, customers = exported_rows(job["store"], selection=Selection(tenants=("north",)))
@@ -278,9 +278,7 @@ def test_exports_of_a_tenant_show_nobody_elses_tasks_nor_those_without_consent(j
     assert any(reason.startswith("calls whose prompt shows") for reason in left_out)
 
 
-def test_calls_that_others_recorded_are_read_for_what_they_show(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tasks_in_calls_of_other_recorders_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with Store("s.db") as store:
         store_splits(store, {"train": [(task(at), "") for at in range(4)]})
@@ -314,7 +312,7 @@ def test_calls_that_others_recorded_are_read_for_what_they_show(
 # -- erasure
 
 
-def test_a_person_who_is_forgotten_is_gone_from_prompts_cache_and_later_exports(job: dict[str, Any]) -> None:
+def test_an_erased_person_is_in_no_prompt_cache_or_later_export(job: dict[str, Any]) -> None:
     made = assay.compile("p.py:One", optimizer="labeled", out="a", **job)
     at = next(
         at
@@ -362,7 +360,7 @@ def test_the_privacy_gate_has_three_states(
     assert ("warning" in gate) == (passed and state == "patterns only")
 
 
-def test_names_that_were_not_looked_for_are_a_warning_by_default_and_refused_where_required(
+def test_undetected_names_are_a_warning_by_default_and_an_error_if_required(
     job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assay.collect("p.py:P", n=1, **job)
@@ -406,7 +404,7 @@ def test_answers_of_unknown_requests_are_erased_with_a_person(job: dict[str, Any
 
 
 @pytest.mark.slow
-def test_an_adapter_trained_on_an_export_and_one_after_it_are_named(embedded: str, job: dict[str, Any]) -> None:
+def test_erasure_names_adapters_trained_on_an_export_and_their_successors(embedded: str, job: dict[str, Any]) -> None:
     assay.collect("p.py:One", n=1, **{**job, "sizes": {"train": 2}})
     report = assay.export("sft", "out", store=job["store"], selection=BOTH, gates=LOOSE, min_quality=0.0)
     trained = train_sft(
@@ -441,7 +439,7 @@ def test_only_demonstrations_in_the_prompt_are_shown() -> None:
     assert Carried(["t1", "t2"]).tasks_in(["You answer."]) == {"t1", "t2"}  # an artifact of an older version
 
 
-def test_calls_of_an_artifact_of_nearest_demonstrations_show_those_that_are_in_them(job: dict[str, Any]) -> None:
+def test_calls_with_nearest_demonstrations_record_only_those_in_the_prompt(job: dict[str, Any]) -> None:
     made = assay.compile("p.py:One", optimizer="KNNFewShot", out="a", **job)
     Path("other.jsonl").write_text(
         "".join(

@@ -86,7 +86,7 @@ def test_rows_wait_in_a_file_while_the_database_is_locked(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("quick")
-def test_rows_of_before_and_after_a_trim_keep_their_order_in_the_file(tmp_path: Path) -> None:
+def test_rows_before_and_after_a_trim_keep_their_order_in_the_file(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         with locked(tmp_path / "s.db"):
             for attempt in range(3):
@@ -116,7 +116,7 @@ os._exit(9)
 """
 
 
-def test_what_a_killed_process_left_in_its_file_is_written_by_the_next_one(tmp_path: Path) -> None:
+def test_rows_in_the_file_of_a_killed_process_are_written_by_the_next_one(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LEAVING, str(tmp_path / "s.db")]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ})
     assert process.stdout is not None
@@ -149,8 +149,10 @@ for t in range(1000):
 
 
 def killed_while(unavailable: AbstractContextManager[None], store: str) -> tuple[list[tuple[int, float]], float]:
-    """What a process had put, and when, that was killed after three seconds of a database that is away; and the time
-    of the kill."""
+    """Turn and time of each call that a process wrote during an outage, and the time at which it was killed.
+
+    The process is killed after three seconds of the outage.
+    """
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, store], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -183,21 +185,21 @@ def stored_turns(store: str) -> set[int]:
         return {transition.t for transition in opened.rollout("killed").transitions}
 
 
-def test_a_process_killed_while_the_database_is_locked_loses_the_last_second_at_most(tmp_path: Path) -> None:
+def test_a_process_killed_while_the_database_is_locked_loses_at_most_one_second(tmp_path: Path) -> None:
     Store(tmp_path / "s.db").close()
     add_calls, killed = killed_while(locked(tmp_path / "s.db"), str(tmp_path / "s.db"))
     assert {t for t, at in add_calls if at < killed - 1} - stored_turns(str(tmp_path / "s.db")) == set()
 
 
 @pytest.mark.postgres
-def test_a_process_killed_while_a_table_is_locked_loses_the_last_second_at_most(postgres_url: str) -> None:
+def test_a_process_killed_while_a_table_is_locked_loses_at_most_one_second(postgres_url: str) -> None:
     Store(postgres_url).close()
     add_calls, killed = killed_while(locked_table(postgres_url), postgres_url)
     assert {t for t, at in add_calls if at < killed - 1} - stored_turns(postgres_url) == set()
 
 
 def leave_rows_of_a_killed_process(path: Path) -> None:
-    """With the database locked, as it must be."""
+    """Rows stay in the file because the database is locked meanwhile."""
     process = subprocess.Popen(
         [sys.executable, "-c", LEAVING, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -206,7 +208,7 @@ def leave_rows_of_a_killed_process(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_was_left_is_written_before_what_comes_later(tmp_path: Path) -> None:
+def test_leftover_rows_are_written_before_later_ones(tmp_path: Path) -> None:
     Store(tmp_path / "s.db").close()
     leave_rows_of_a_killed_process(tmp_path / "s.db")
     with locked(tmp_path / "s.db"):
@@ -224,7 +226,7 @@ def test_what_was_left_is_written_before_what_comes_later(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_was_left_is_written_though_nothing_comes_later(tmp_path: Path) -> None:
+def test_leftover_rows_are_written_without_later_ones(tmp_path: Path) -> None:
     Store(tmp_path / "s.db").close()
     leave_rows_of_a_killed_process(tmp_path / "s.db")
     with locked(tmp_path / "s.db"):
@@ -260,7 +262,7 @@ def test_rows_are_in_the_file_within_seconds_while_the_database_hangs(
         assert (store.stats()["transitions"], store.waiting, files(tmp_path)) == (600, 0, [])
 
 
-def test_what_was_left_survives_a_kill_of_the_process_that_takes_it_up(tmp_path: Path) -> None:
+def test_leftover_rows_survive_a_kill_of_the_process_that_writes_them(tmp_path: Path) -> None:
     Store(tmp_path / "s.db").close()
     leave_rows_of_a_killed_process(tmp_path / "s.db")
     assert subprocess.run([sys.executable, "-c", TAKING, str(tmp_path / "s.db")], check=False).returncode == 9
@@ -268,7 +270,7 @@ def test_what_was_left_survives_a_kill_of_the_process_that_takes_it_up(tmp_path:
         assert store.stats()["transitions"] == 50
 
 
-def test_a_file_left_by_a_process_of_the_same_number_is_taken_up(tmp_path: Path) -> None:
+def test_a_leftover_file_of_a_process_with_the_same_id_is_read(tmp_path: Path) -> None:
     """In a container each start of a server may have the same process number."""
     rows: Rows = {
         "transitions": {("r", 0): transition_row(vars(Transition(t=0, model="m", request={}))) | {"rollout_id": "r"}}
@@ -303,7 +305,7 @@ def test_rows_of_a_gateway_wait_in_memory_while_the_disk_is_full(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_file_of_a_process_that_lives_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_of_a_running_process_is_not_read(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         with locked(tmp_path / "s.db"):
             add_calls(store, 10)
@@ -316,9 +318,7 @@ def test_a_file_of_a_process_that_lives_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_full_file_bounds_what_waits_and_what_is_dropped_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_beyond_the_file_limit_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "_SPILLED", 200_000)
     monkeypatch.setattr("assay.traces.store.writer._MOST_BYTES", 200_000)
     monkeypatch.setattr("assay.traces.store.writer._BATCH_BYTES", 100_000)
@@ -342,7 +342,7 @@ def test_a_full_file_bounds_what_waits_and_what_is_dropped_is_counted(
         assert store.stats()["transitions"] + store.dropped_calls == 100
 
 
-def test_a_locked_database_holds_the_writer_and_nobody_else(tmp_path: Path) -> None:
+def test_a_locked_database_blocks_only_the_writer(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         with locked(tmp_path / "s.db"):
             clock = time.perf_counter()

@@ -88,7 +88,7 @@ def exported(store: Store, kind: str, **options: Any) -> Path:
 
 
 def trained(folder: Path, command: str, model: Path, *flags: str) -> str:
-    """What `trl` prints when it trains on an export with the config that came with it, two steps."""
+    """Output of `trl` after two training steps on an export with its config."""
     arguments = [
         "--config",
         f"{command}.yaml",
@@ -129,7 +129,7 @@ def sft_labels(folder: Path, model: Path, **config: Any) -> list[str]:
 
 
 @pytest.mark.slow
-def test_supervised_rows_teach_the_tool_calls_and_nothing_else(store: Store, tiny_model: Path) -> None:
+def test_supervised_rows_train_only_on_the_assistants_tool_calls_and_text(store: Store, tiny_model: Path) -> None:
     labels = sft_labels(exported(store, "sft", model=str(tiny_model)), tiny_model)
     assert len(labels) == 16
     calls = [label for label in labels if label.lstrip().startswith("<tool_call>")]
@@ -138,7 +138,7 @@ def test_supervised_rows_teach_the_tool_calls_and_nothing_else(store: Store, tin
 
 
 @pytest.mark.slow
-def test_fields_of_tool_calls_reach_the_template_as_they_were(store: Store, tiny_model: Path, tmp_path: Path) -> None:
+def test_fields_of_tool_calls_reach_the_template_unchanged(store: Store, tiny_model: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
@@ -158,7 +158,7 @@ def test_fields_of_tool_calls_reach_the_template_as_they_were(store: Store, tiny
 
 
 @pytest.mark.slow
-def test_whole_conversations_are_trained_on_the_assistants_turns_alone(store: Store, tiny_model: Path) -> None:
+def test_whole_conversations_are_trained_only_on_the_assistants_turns(store: Store, tiny_model: Path) -> None:
     import yaml
     from transformers import AutoTokenizer
 
@@ -220,7 +220,7 @@ def test_preferences_between_tool_calls_are_trained_on(store: Store, tiny_model:
 
 
 @pytest.mark.slow
-def test_the_warm_up_writes_tool_calls_in_the_form_that_its_model_shows(store: Store, tiny_model: Path) -> None:
+def test_the_warm_up_writes_tool_calls_in_the_form_that_its_template_renders(store: Store, tiny_model: Path) -> None:
     from transformers import AutoTokenizer
 
     from assay.optimizers.finetuning.base import Policy

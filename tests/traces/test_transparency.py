@@ -38,7 +38,7 @@ RETURNED = {
 
 
 class Echo:
-    """Answers everything with what it was asked: method, address, headers and the length of the body."""
+    """Records method, address, headers and body of every request."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str]] = []
@@ -95,7 +95,7 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
             yield Stage(gateway, echo, url)
 
 
-def test_headers_pass_both_ways_but_for_those_of_one_connection_and_the_gateways_own(stage: Stage) -> None:
+def test_headers_are_forwarded_except_those_of_a_connection_and_of_the_gateway(stage: Stage) -> None:
     status, returned, _ = stage.ask(
         "POST", "/v1/chat/completions", CHAT, **SENT, **{"api-key": CALLERS_KEY, "x-api-key": CALLERS_KEY}
     )
@@ -111,7 +111,7 @@ def test_headers_pass_both_ways_but_for_those_of_one_connection_and_the_gateways
 
 
 @pytest.mark.parametrize(("named", "tries"), [("false", 1), ("true", 3)])
-def test_a_client_tries_again_as_the_upstream_says(
+def test_a_client_retries_as_the_upstreams_headers_request(
     stage: Stage, named: str, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(RETURNED, "x-should-retry", named)
@@ -130,7 +130,7 @@ def test_a_cookie_of_one_caller_is_not_sent_for_another(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("stage", [{"upstream_key": "sk-owner", "key": KEY}], indirect=True)
-def test_keys_of_the_gateway_stay_and_the_upstreams_own_is_sent(stage: Stage) -> None:
+def test_gateway_keys_are_not_forwarded_and_the_upstreams_key_is_sent(stage: Stage) -> None:
     assert (
         stage.ask("POST", "/v1/chat/completions", CHAT, **{"api-key": KEY, "Authorization": f"Bearer {CALLERS_KEY}"})[0]
         == 200
@@ -197,7 +197,7 @@ ANSWER = json.dumps(
 ).encode()
 
 
-def test_blank_lines_that_keep_a_client_waiting_are_passed_on_as_they_come(
+def test_blank_lines_that_keep_a_client_waiting_are_forwarded_at_once(
     slow: tuple[Slow, Gateway, http.client.HTTPConnection],
 ) -> None:
     server, gateway, connection = slow
@@ -269,7 +269,7 @@ def test_a_streamed_answer_has_the_upstreams_headers_and_no_others(
 
 
 @pytest.mark.parametrize("stage", [{"model": "openai/other"}], indirect=True)
-def test_a_model_that_was_named_takes_the_place_of_the_deployment(stage: Stage) -> None:
+def test_the_gateways_model_replaces_the_deployment(stage: Stage) -> None:
     stage.ask("POST", "/openai/deployments/gpt-4o/chat/completions?api-version=2024-10-21", CHAT)
     assert stage.echo.requests == [("POST", "/openai/deployments/other/chat/completions?api-version=2024-10-21")]
 
@@ -301,7 +301,7 @@ OTHERS = [
 ]
 
 
-def test_other_paths_pass_through_unrecorded_and_counted(stage: Stage) -> None:
+def test_other_paths_are_forwarded_and_counted_but_not_recorded(stage: Stage) -> None:
     for method, path, body in OTHERS:
         status, returned, reply = stage.ask(
             method, path, body, Authorization=f"Bearer {CALLERS_KEY}", **{"Content-Type": "application/json"}
@@ -321,7 +321,7 @@ def test_other_paths_pass_through_unrecorded_and_counted(stage: Stage) -> None:
     assert stage.rollouts() == []
 
 
-def test_an_lm_call_that_passes_through_is_counted_as_unrecorded(stage: Stage) -> None:
+def test_an_lm_call_on_another_path_is_counted_as_unrecorded(stage: Stage) -> None:
     stage.ask("POST", "/v1beta/interactions", {"model": "gemini-pro", "input": "hi"})
     stats = stage.gateway.stats()
     assert (stats["calls"], stats["stored"], stats["unrecorded"]) == (1, 0, 1)
@@ -339,7 +339,7 @@ def test_a_redirect_is_an_error_and_not_followed(stage: Stage) -> None:
     ids=["open", "keyed"],
     indirect=True,
 )
-def test_the_upstreams_key_is_lent_for_other_paths_to_the_gateways_key_alone(stage: Stage) -> None:
+def test_the_upstreams_key_is_used_on_other_paths_only_with_the_gateways_key(stage: Stage) -> None:
     body, access = {"input": "x"}, stage.gateway.access
     token = access.token("0" * 32)
     assert stage.ask("POST", "/v1/embeddings", body)[0] == (403 if access.open else 401)
@@ -374,7 +374,7 @@ def test_a_rollouts_token_lists_models_and_counts_tokens(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/assay/nothing", "/feedback", "/r/some/reward", "/health/x"])
-def test_paths_of_the_gateway_are_never_passed_on(stage: Stage, path: str) -> None:
+def test_paths_of_the_gateway_are_never_forwarded(stage: Stage, path: str) -> None:
     status, _, reply = stage.ask("GET", path, Authorization=f"Bearer {stage.gateway.access.key}")
     assert (status, "is not supported here" in reply["error"]["message"]) == (404, True)
     assert stage.echo.requests == []
@@ -389,14 +389,14 @@ def test_paths_of_the_gateway_are_never_passed_on(stage: Stage, path: str) -> No
         "/openai/deployments/a%5c..%5cb/chat/completions",
     ],
 )  # fmt: skip
-def test_a_name_in_an_address_leads_to_no_other_path_on_the_providers_key(stage: Stage, path: str) -> None:
+def test_a_name_in_an_address_cannot_lead_to_another_path_with_the_providers_key(stage: Stage, path: str) -> None:
     assert stage.ask("POST", path, CHAT)[0] == 422
     assert not stage.echo.requests
     assert stage.ask("POST", "/openai/deployments/my%20own%2Fmodel..v2/chat/completions", CHAT)[0] == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/chat/completions"])
-def test_a_compressed_body_reaches_the_upstream_whole(stage: Stage, path: str) -> None:
+def test_a_compressed_body_reaches_the_upstream_decompressed(stage: Stage, path: str) -> None:
     body = json.dumps({**CHAT, "padding": "a" * 10_000}).encode()
     assert stage.ask("POST", path, gzip.compress(body), **{"Content-Encoding": "gzip"})[0] == 200
     assert stage.echo.bodies == [body]
@@ -405,7 +405,7 @@ def test_a_compressed_body_reaches_the_upstream_whole(stage: Stage, path: str) -
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/chat/completions"])
-def test_a_header_that_comes_twice_passes_twice(stage: Stage, path: str) -> None:
+def test_a_repeated_header_is_forwarded_twice(stage: Stage, path: str) -> None:
     connection = http.client.HTTPConnection(stage.url.removeprefix("http://"), timeout=30)
     connection.putrequest("POST", path)
     body = json.dumps(CHAT).encode()
@@ -425,12 +425,12 @@ def test_a_header_that_comes_twice_passes_twice(stage: Stage, path: str) -> None
         {"tools": 5},
     ],
 )
-def test_a_request_of_another_shape_is_the_upstreams_to_answer(stage: Stage, more: dict[str, Any]) -> None:
+def test_a_request_of_unknown_form_is_answered_by_the_upstream(stage: Stage, more: dict[str, Any]) -> None:
     assert stage.ask("POST", "/v1/chat/completions", {**CHAT, **more})[0] == 200
     assert (len(stage.echo.requests), len(stage.rollouts()), stage.gateway.unrecorded) == (1, 1, 0)
 
 
-def test_a_call_that_cannot_be_noted_passes_and_is_counted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_cannot_be_recorded_is_forwarded_and_counted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage.gateway.rollouts, "asked", lambda *_: 1 / 0)
     assert stage.ask("POST", "/v1/chat/completions", CHAT)[0] == 200
     assert (stage.gateway.stats()["calls"], stage.gateway.stats()["stored"], stage.gateway.unrecorded) == (1, 0, 1)
