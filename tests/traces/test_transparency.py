@@ -431,6 +431,6 @@ def test_a_request_of_unknown_form_is_answered_by_the_upstream(stage: Stage, mor
 
 
 def test_a_call_that_cannot_be_recorded_is_forwarded_and_counted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage.gateway.rollouts, "asked", lambda *_: 1 / 0)
+    monkeypatch.setattr(stage.gateway.rollouts, "register_call", lambda *_: 1 / 0)
     assert stage.ask("POST", "/v1/chat/completions", CHAT)[0] == 200
     assert (stage.gateway.stats()["calls"], stage.gateway.stats()["stored"], stage.gateway.unrecorded) == (1, 0, 1)
