@@ -19,12 +19,16 @@ os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(
 
 @pytest.hookimpl(tryfirst=True)  # before -m deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what uses the model or PostgreSQL. Files with slow tests come first: two workers then end together."""
+    """Marks what uses the model or PostgreSQL. Files with slow tests come first, those of the model before the others:
+    the workers then end together."""
     for item in items:
         for fixture, mark in (("embedded", pytest.mark.model), ("postgres_url", pytest.mark.postgres)):
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(mark)
-    slow: Counter[Path] = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    slow: Counter[Path] = Counter()
+    for item in items:
+        if item.get_closest_marker("slow"):
+            slow[item.path] += 10 if item.get_closest_marker("model") else 1
     items.sort(key=lambda item: -slow[item.path])  # stable: the order within a file stays
 
 

@@ -160,6 +160,7 @@ def test_the_rubric_in_the_documentation_loads(own_folder: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_reference_has_every_check_flag_and_key() -> None:
     pages = _reference().pages()
     assert [

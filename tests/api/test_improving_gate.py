@@ -82,6 +82,7 @@ def test_a_gate_ends_at_its_decision(job: dict[str, Any], server: Server) -> Non
     assert server.calls == 2 * 20 + 2 * 5  # gate and test
 
 
+@pytest.mark.slow
 def test_a_prompt_step_runs_its_gate_once(job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("assay.api.improve.run.compile_program", assay.api.compile.compile)
     Path("before.py").write_text(PROGRAM.format(what="number + 2 if len(self.answer.demos) > 1 else number"))
@@ -120,6 +121,7 @@ def test_without_early_stop_a_gate_runs_the_full_split(job: dict[str, Any]) -> N
     assert (step["gate"]["n"], step["kept"], "note" in step) == (50, True, False)
 
 
+@pytest.mark.slow
 def test_a_gate_stopped_by_a_cap_decides_nothing_and_resumes(
     job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip

@@ -328,6 +328,7 @@ def label(
     return subprocess.run(command, input=answers, capture_output=True, text=True, timeout=120, cwd=folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scale", "typed", "expected_labels"),
     [
@@ -349,6 +350,7 @@ def test_scale_words_are_not_parsed_as_commands(
         ] == expected_labels
 
 
+@pytest.mark.slow
 def test_terminal_labels_are_stored_compiled_and_forgotten(tmp_path: Path) -> None:
     filled(tmp_path / "a.db", count=60)
     first = label(
@@ -405,6 +407,7 @@ def test_labels_work_in_postgresql(postgres_url: str) -> None:
         assert list(store.labels("q")) == []
 
 
+@pytest.mark.slow
 def test_listwise_judge_is_audited_with_lists_of_two(tmp_path: Path) -> None:
     judge = ListwiseJudge({"text": "Is it a right answer?", "scale": ["no", "yes"]}, orders=2)
     good, bad = ([str(getattr(base, side)["output"]) for base in BASES] for side in ("good", "bad"))
@@ -480,6 +483,7 @@ def test_unreachable_model_has_coverage_0_and_equal_rows_are_merged(tmp_path: Pa
     assert [gap["n"] for gap in dead["undecided"].values()] == [4]
 
 
+@pytest.mark.slow
 def test_judge_commands_record_no_agent_rollouts(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: said, check: answered}\n")
     score_rows(MOOD, data=rows_file(tmp_path / "d.jsonl", labelled=0), **options(tmp_path, kind))

@@ -36,6 +36,7 @@ def assay(*args: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*ASSAY, *args], capture_output=True, text=True, timeout=timeout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
@@ -93,6 +94,7 @@ def test_stopped_command_names_an_existing_resume_option(arguments: list[str], h
     assert how_to_continue(arguments) == hint
 
 
+@pytest.mark.slow
 def test_audit_without_verdicts_prints_one_json_object() -> None:
     done = assay(
         "judge",
@@ -112,6 +114,7 @@ def test_audit_without_verdicts_prints_one_json_object() -> None:
     assert data["error"] in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "code", "output"), [("Is it clear and short?", 1, "compound"), ("Is it clear?", 0, "nothing found")]
 )

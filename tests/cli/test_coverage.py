@@ -116,6 +116,7 @@ COMMANDS: dict[str, list[str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_criterion_that_is_never_graded_fails_the_command_after_its_report(project: Path, name: str) -> None:
     (project / "checks.py").write_text("def short(*_):\n    return True\n\ndef kind(*_):\n    raise OSError('gone')\n")

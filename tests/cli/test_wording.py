@@ -48,6 +48,7 @@ def printed(arguments: list[str]) -> str:
     return f"{done.output}{in_flags(str(error or ''), command_of(arguments))}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "flag"),
     [

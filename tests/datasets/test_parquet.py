@@ -48,6 +48,7 @@ def test_a_file_that_repeats_one_string_uses_bounded_memory(tmp_path: Path) -> N
     assert peak < 700
 
 
+@pytest.mark.slow
 def test_a_list_of_millions_in_one_row_is_refused(tmp_path: Path) -> None:
     element = pyarrow.array(["x" * 100]).take(pyarrow.array([0] * 5_000_000))
     lists = pyarrow.ListArray.from_arrays(pyarrow.array([0, 5_000_000]), element)
@@ -56,6 +57,7 @@ def test_a_list_of_millions_in_one_row_is_refused(tmp_path: Path) -> None:
     assert peak < 700
 
 
+@pytest.mark.slow
 def test_delta_encoded_strings_use_bounded_memory(tmp_path: Path) -> None:
     table = pyarrow.table({"question": ["a" * (1 << 20) + str(i) for i in range(64)] * 8})
     path = write(tmp_path / "d.parquet", table, use_dictionary=False, column_encoding={"question": "DELTA_BYTE_ARRAY"})

@@ -63,6 +63,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("assay.evaluation.statistics._RESAMPLED", 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tasks", [40, 100])
 @pytest.mark.parametrize("discordant", [0.1, 0.5])
 def test_repeated_evaluation_without_a_gain_keeps_the_error_rate(tasks: int, discordant: float) -> None:
@@ -89,6 +90,7 @@ def test_rare_large_losses_do_not_increase_the_error_rate() -> None:
     assert simulated(skewed, 100, 0.0)[0] <= once + 0.03
 
 
+@pytest.mark.slow
 def test_gains_are_detected_with_the_requested_power_and_large_ones_early() -> None:
     spread = math.sqrt(0.3 - 0.15**2)
     tasks = tasks_needed(0.15, spread=spread)

@@ -141,6 +141,7 @@ def resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's resident size")
 def test_memory_grows_by_at_most_100_mb_in_5000_calls(tmp_path: Path) -> None:
     """Measured over a fifth of the calls."""

@@ -75,6 +75,7 @@ def compile_it(optimizer: str, tmp_path: Path, script: Any = student_of_examples
     )
 
 
+@pytest.mark.slow
 def test_auto_finds_demonstrations_if_the_plain_program_never_succeeds(tmp_path: Path) -> None:
     report = compile_it("auto", tmp_path)
     data = report.to_dict()
@@ -92,6 +93,7 @@ def test_auto_finds_demonstrations_if_the_plain_program_never_succeeds(tmp_path:
     assert data["unrecorded"] == data["rows_not_stored"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 def test_every_optimizer_runs_and_stores_the_measured_program(optimizer: str, tmp_path: Path) -> None:
     report = compile_it(optimizer, tmp_path, sizes={"train": 12, "val": 6, "gate": 5, "test": 5}, demos=4)
@@ -107,6 +109,7 @@ def test_every_optimizer_runs_and_stores_the_measured_program(optimizer: str, tm
         assert compiled == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["BootstrapFewShot", "COPRO", "GEPA", "BootstrapFewShotWithRandomSearch"])
 def test_teleprompter_is_loaded_by_class_path(tmp_path: Path, name: str) -> None:
     report = compile_it(f"dspy.teleprompt:{name}", tmp_path, sizes={"train": 8, "val": 5, "gate": 5, "test": 5})
@@ -255,6 +258,7 @@ def test_cap_on_all_calls_stops_and_keeps_the_artifact(tmp_path: Path) -> None:
     assert Path(data["artifact"]).is_dir()
 
 
+@pytest.mark.slow
 def test_capped_run_resumes_with_a_higher_cap(tmp_path: Path) -> None:
     first = compile_it("auto", tmp_path, max_calls=40).to_dict()
     second = compile_it("auto", tmp_path, max_calls=1000, resume=True).to_dict()
@@ -346,6 +350,7 @@ def test_unparsable_judge_answers_are_unscored(tmp_path: Path) -> None:
     assert data["score"] == 1.0
 
 
+@pytest.mark.slow
 def test_repeated_run_replays_from_the_cache(tmp_path: Path) -> None:
     sizes = {"train": 12, "val": 6, "gate": 5, "test": 5}
     first = compile_it("auto", tmp_path, seed=5, sizes=sizes).to_dict()

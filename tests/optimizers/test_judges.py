@@ -91,6 +91,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, compiled(folder)
 
 
+@pytest.mark.slow
 def test_calibration_corrects_a_biased_judge(calibrated: tuple[Path, Any], tmp_path: Path) -> None:
     report = calibrated[1]
     data = report.to_dict()
@@ -138,6 +139,7 @@ def test_recompiling_a_judge_requires_its_salt(calibrated: tuple[Path, Any]) -> 
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_openings_of_the_label_test_split_are_counted(tmp_path: Path) -> None:
     first = compiled(tmp_path, optimizer="calibrate")
     assert first.to_dict()["test_openings"] == {"this_job": 1, "this_store": 1}
@@ -211,6 +213,7 @@ def test_model_without_probabilities_is_compiled_from_written_verdicts(tmp_path:
     assert any("no probabilities" in note for note in data["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["calibrate", "labeled", "bootstrap", "copro", "gepa", "simba"])
 def test_other_optimizers_by_name(tmp_path: Path, optimizer: str) -> None:
     sizes = {"train": 18, "val": 20, "gate": 20, "test": 20}
@@ -219,6 +222,7 @@ def test_other_optimizers_by_name(tmp_path: Path, optimizer: str) -> None:
     assert data["test"]["compiled"]["weighted_kappa"] > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "adopted"), [("", True), (" Then look at the", False), (" ```", False)])
 def test_broken_judge_instructions_are_never_adopted(tmp_path: Path, end: str, adopted: bool) -> None:
     def proposing(request: Any) -> str:
@@ -236,6 +240,7 @@ def test_broken_judge_instructions_are_never_adopted(tmp_path: Path, end: str, a
     assert any("with care" in p.signature.instructions for p in report.outcome.compiled.predictors()) is adopted
 
 
+@pytest.mark.slow
 def test_rater_reasons_reach_a_reflecting_optimizer(tmp_path: Path) -> None:
     requests: list[str] = []
 
@@ -259,6 +264,7 @@ def test_single_class_labels_report_undefined_kappa(tmp_path: Path) -> None:
     assert data["ceiling"]["undefined"]["kappa"] == "no item has two raters"
 
 
+@pytest.mark.slow
 def test_intermittently_failing_verdicts_are_counted_and_excluded(tmp_path: Path) -> None:
     count = [0]
 
@@ -276,6 +282,7 @@ def test_unreachable_model_ends_the_compile_early_with_a_reason(tmp_path: Path) 
         compiled(tmp_path, lambda request: dspy.lm15.ServerError("down"), sizes={"val": 20})
 
 
+@pytest.mark.slow
 def test_cap_keeps_the_best_result_and_resumes(tmp_path: Path) -> None:
     sizes = {"train": 40, "val": 30, "gate": 24, "test": 24}
     stopped = compiled(tmp_path, sizes=sizes, max_calls=100).to_dict()
@@ -349,6 +356,7 @@ def test_price_of_a_verdict_is_reported_even_if_the_winner_was_cached(tmp_path: 
     assert report.outcome.answers["compiled"].calls == 30  # a call each, whether it was asked or known
 
 
+@pytest.mark.slow
 def test_children_inherit_demonstrations_of_parents(tmp_path: Path) -> None:
     first = compiled(tmp_path, optimizer="calibrate", out=tmp_path / "first")
     (tmp_path / "jury.yaml").write_text(f"jury: {{members: [{first.artifact}, {first.artifact}]}}\n")
@@ -375,6 +383,7 @@ def test_children_inherit_demonstrations_of_parents(tmp_path: Path) -> None:
             )
 
 
+@pytest.mark.slow
 def test_attack_cases_are_never_demonstrations(tmp_path: Path) -> None:
     labels = labels_file(tmp_path / "noisy.jsonl", noise=0.5, raters=9)
     report = compiled(tmp_path, labels=labels, negatives=20)

@@ -100,6 +100,7 @@ def options(project: Path) -> dict[str, Any]:
     return {"lm": scripted_lm(script, logprobs=True), "store": project / "a.db"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Plain", "Keen", "made", "Lexical"])
 def test_user_judge_is_compiled_loaded_scored_and_audited(project: Path, name: str) -> None:
     report = judging.compile_judge(
@@ -125,6 +126,7 @@ def test_user_judge_is_compiled_loaded_scored_and_audited(project: Path, name: s
     assert audited["attacks"]["tells good from bad"]["passed"]
 
 
+@pytest.mark.slow
 def test_artifact_loads_in_another_process(project: Path) -> None:
     report = judging.compile_judge(
         f"{project}/mine.py:Lexical", labels=str(project / "labels.jsonl"), out=project / "artifact", **options(project)
@@ -182,6 +184,7 @@ def judging_server() -> tuple[web.Application, list[str]]:
     return app, keys
 
 
+@pytest.mark.slow
 def test_compiled_judge_uses_its_compiled_server(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sk-judge-4712")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
@@ -212,6 +215,7 @@ def test_compiled_judge_uses_its_compiled_server(project: Path, monkeypatch: pyt
         assert not requests
 
 
+@pytest.mark.slow
 def test_rubric_uses_a_compiled_judges_server_unless_overridden(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sk-judge-4712")
     (own, requests), (other, other_requests) = judging_server(), judging_server()

@@ -65,6 +65,7 @@ def compiled(optimizer: str, lm: Any = None, **options: Any) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["KNNFewShot", "Ensemble", "BootstrapFewShotWithOptuna", "SIMBA", "dspy.teleprompt:KNNFewShot", "dspy:SIMBA"],
@@ -229,6 +230,7 @@ def test_an_answer_cut_at_its_limit_is_rejected_even_if_it_looks_complete() -> N
     assert check.why("First, add three and be done with it.") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["gepa", "copro", "mipro"])
 @pytest.mark.parametrize("proposed", [f"{PROPOSED} Then look at the", f"{PROPOSED} ```", "word " * 2500 + PROPOSED])
 def test_broken_or_endless_instructions_are_never_adopted(place: Path, optimizer: str, proposed: str) -> None:

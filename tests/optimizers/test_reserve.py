@@ -125,6 +125,7 @@ def test_reserve_matches_hand_calculation() -> None:
     assert [take(phase) for phase in ("search", "gate", "test")] == [5, 2, 3]
 
 
+@pytest.mark.slow
 def test_gate_and_test_end_at_their_decision(tmp_path: Path) -> None:
     write(tmp_path, 500)
     early, full = compiled(), compiled(early_stop=False)
@@ -138,6 +139,7 @@ def test_gate_and_test_end_at_their_decision(tmp_path: Path) -> None:
     assert first["test"]["gain"]["low"] <= second["test"]["gain"]["mean"] <= first["test"]["gain"]["high"]
 
 
+@pytest.mark.slow
 def test_a_set_split_size_is_used_and_the_difference_determines_the_others(tmp_path: Path) -> None:
     write(tmp_path, 1500)
     wide = compiled(difference=0.4, early_stop=False).to_dict()
@@ -167,6 +169,7 @@ def test_splits_too_small_for_a_decision_are_reported_before_the_first_call(tmp_
     assert any("too few tasks for a decision" in note for note in data["notes"])
 
 
+@pytest.mark.slow
 def test_a_cap_too_small_for_a_decision_is_reported_and_the_job_resumes(tmp_path: Path) -> None:
     write(tmp_path, 400)
     progress = CapturedProgress()
@@ -237,6 +240,7 @@ def test_a_dry_run_reports_the_detectable_gain_of_the_gate(tmp_path: Path) -> No
     assert any("show a gain of" in line for line in planned.lines())
 
 
+@pytest.mark.slow
 def test_tune_refuses_caps_below_two_trials(tmp_path: Path) -> None:
     write(tmp_path, 400)
     lm = scripted_lm(scripted_answer)

@@ -53,6 +53,7 @@ def summary(outcome: SearchOutcome) -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "cmaes", "grid"])
 def test_a_killed_search_resumes_to_the_same_result(sampler: str, tmp_path: Path) -> None:
     config = SearchConfig(trials=6, sampler=sampler, seed=3)
@@ -65,6 +66,7 @@ def test_a_killed_search_resumes_to_the_same_result(sampler: str, tmp_path: Path
     assert summary(searched(url, config)) == summary(uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_killed_hyperband_search_resumes_to_the_same_result(tmp_path: Path) -> None:
     config = SearchConfig(trials=6, pruner="hyperband", block=5)
     uninterrupted = searched(f"sqlite:///{tmp_path / 'whole.db'}", config)

@@ -67,6 +67,7 @@ def accuracy(student: RecordedProgram, count: int = 200) -> float:
         return sum(student(**dict(task.inputs))._result.value for task in tasks) / count
 
 
+@pytest.mark.slow
 def test_search_spends_its_budget_and_finds_the_clearly_best_candidate() -> None:
     search = searched()
     calls = search.session.meter.calls_of("search")

@@ -44,6 +44,7 @@ def trials_of(url: str) -> list[Any]:
     return optuna.load_study(study_name="s", storage=url).get_trials(deepcopy=False)
 
 
+@pytest.mark.slow
 def test_a_killed_trial_is_repeated_without_loss(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 's.db'}"
     process = multiprocessing.get_context("spawn").Process(target=tried, args=(url, 1000), kwargs={"hangs": True})

@@ -63,6 +63,7 @@ def compiled(lm: Any, **options: Any) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gain", [0.5, 0.15])
 def test_cap_of_250_calls_decides_the_gate_and_fills_the_test_table(tmp_path: Path, gain: float) -> None:
     write(tmp_path, [row(n) for n in range(500)])
@@ -91,6 +92,7 @@ def test_eight_rows_are_reported_as_too_few_before_the_first_call(tmp_path: Path
     assert not data["replaces"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gain", "pairs"), [(0.5, 42 + 40), (0.0, 84 + 80)])
 def test_default_compile_of_500_tasks_spends_most_calls_on_the_search(tmp_path: Path, gain: float, pairs: int) -> None:
     """Gate and test (105 and 99 tasks) are evaluated after each fifth of their tasks.

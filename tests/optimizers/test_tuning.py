@@ -534,6 +534,7 @@ def tuned(tmp_path: Path, **options: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_a_program_is_tuned_gated_and_reported_on_sealed_tasks(tmp_path: Path) -> None:
     report = tuned(tmp_path)
     data = json.loads(json.dumps(report.to_dict(), allow_nan=False))
@@ -557,6 +558,7 @@ def test_a_program_is_tuned_gated_and_reported_on_sealed_tasks(tmp_path: Path) -
         assert {rollout.phase for rollout in store.rollouts(split="test", limit=1000)} == {"test"}
 
 
+@pytest.mark.slow
 def test_parameters_that_a_program_ignores_are_reported_and_not_searched(tmp_path: Path) -> None:
     messages: list[str] = []
 
@@ -569,6 +571,7 @@ def test_parameters_that_a_program_ignores_are_reported_and_not_searched(tmp_pat
     assert any("ignores context_length, max_steps, tool_usage_threshold, reasoning_depth" in line for line in messages)
 
 
+@pytest.mark.slow
 def test_tokens_decide_between_tied_scores(tmp_path: Path) -> None:
     report = tuned(
         tmp_path,
@@ -632,6 +635,7 @@ def test_ranges_are_enforced_for_every_source(tmp_path: Path) -> None:
         assert (ended.returncode, message in ended.stderr) == (2, True), ended.stderr
 
 
+@pytest.mark.slow
 def test_the_effect_of_each_parameter_is_measured_and_plotted(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text(
         "".join(json.dumps({"question": f"number {at} of all", "answer": "yes"}) + "\n" for at in range(100))
@@ -704,6 +708,7 @@ def test_pages_with_little_or_hostile_content_are_valid(tmp_path: Path) -> None:
     assert "<h2>Pareto front</h2>" in page.read_text()
 
 
+@pytest.mark.slow
 def test_a_policy_tunes_a_program(tmp_path: Path) -> None:
     data = tuned(
         tmp_path, method="policy", episodes=25, tasks_per_episode=20, ranges={"temperature": (0.1, 2.0)}
@@ -899,6 +904,7 @@ def test_a_study_lost_at_the_end_affects_only_the_pictures(tmp_path: Path, monke
     assert report.to_dict()["test"]["tuned"]["score"] is not None
 
 
+@pytest.mark.slow
 def test_a_study_is_not_resumed_by_another_program_of_the_same_name(tmp_path: Path) -> None:
     report = tuned(tmp_path, trials=3, study="s")
     assert report.to_dict()["trials"] == 3
@@ -944,6 +950,7 @@ def test_pictures_of_another_objective_include_pruned_trials() -> None:
     assert all(trial.values[0] < 0.05 for trial in with_pruned_trials(study).trials)
 
 
+@pytest.mark.slow
 def test_impact_skips_invalid_values_and_excludes_unscored_runs() -> None:
     class Fussy(Aims):
         def set_parameters(self, parameters: Mapping[str, Any]) -> None:

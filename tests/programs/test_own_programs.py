@@ -253,6 +253,7 @@ def _environment(server: str) -> dict[str, str]:
     return {**os.environ, "OPENAI_API_KEY": "none", **({"OPENAI_API_BASE": server} if server else {})}
 
 
+@pytest.mark.slow
 def test_an_artifact_runs_from_another_folder_after_its_program_is_deleted(tmp_path: Path) -> None:
     artifact = compiled(write_program(tmp_path / "p"), tmp_path / "job")
     manifest = json.loads((artifact / "manifest.json").read_text())
@@ -329,6 +330,7 @@ def test_instances_are_rebuilt_with_their_arguments(tmp_path: Path) -> None:
     assert built.signature.equals(dspy.Signature(signature))
 
 
+@pytest.mark.slow
 def test_the_class_of_a_script_is_stored_without_rerunning_the_script(tmp_path: Path) -> None:
     script = PROGRAM.replace("class QA", "SCALE = 2\n\ndef twice(x):\n    return x * SCALE\n\nclass QA").replace(
         "{self.k}", "{twice(self.k)}"
@@ -523,6 +525,7 @@ def write_reader(folder: Path) -> str:
     return f"{folder / 'agent.py'}:QA"
 
 
+@pytest.mark.slow
 def test_files_that_the_program_reads_are_in_its_artifact(tmp_path: Path) -> None:
     artifact = compiled(write_reader(tmp_path / "p"), tmp_path / "job")
     assert sorted(json.loads((artifact / "manifest.json").read_text())["source"]["files"]) == [

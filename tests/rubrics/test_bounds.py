@@ -25,6 +25,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 RUBRIC = "name: r\ncriteria:\n- {name: right, check: exact}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "what"),
     [

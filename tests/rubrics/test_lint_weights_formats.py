@@ -118,6 +118,7 @@ def results_of(rubric: Rubric, rows: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_known_weights_are_recovered() -> None:
     declared, truth = graded_rubric(a=1, b=1, c=-1), {"a": 1.6, "b": 0.4, "c": -0.8}
     rows = np.random.default_rng(0).random((200, 3))

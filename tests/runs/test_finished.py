@@ -92,6 +92,7 @@ def test_a_finished_compile_is_reported_again_even_if_its_cap_is_spent(place: Pa
     assert "this run has finished" in progress.text
 
 
+@pytest.mark.slow
 def test_a_higher_cap_continues_a_finished_run_and_another_rubric_starts_a_new_one(place: Path) -> None:
     script = Flaky()
     first = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json")).to_dict()
@@ -139,6 +140,7 @@ def test_a_finished_compile_is_reported_again_even_if_its_artifact_cannot_be_loa
         _ = resumed.program
 
 
+@pytest.mark.slow
 def test_a_finished_tune_is_reported_again(place: Path) -> None:
     script = Flaky()
     settings = {"trials": 2, "max_calls": 250, "prompt_format": "json", "sizes": {"val": 20}}

@@ -252,6 +252,7 @@ def test_the_command_exits_with_1_and_prints_the_traceback(place: Path, monkeypa
     assert "Traceback" in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["score", "drift"])
 def test_judge_score_and_drift_stop_before_their_items_if_no_model_answers(place: Path, command: str) -> None:
     """Each of the items would have waited for the server by itself."""

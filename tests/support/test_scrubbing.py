@@ -258,6 +258,7 @@ def test_rows_of_stores_with_secrets_are_exported_without_them(
     assert not re.search(r"plant0[67]", text + "".join(map(str, (path.read_bytes() for path in tmp_path.iterdir()))))
 
 
+@pytest.mark.slow
 def test_a_command_prints_no_key_that_a_server_repeats(echo: str, tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text(
         "import dspy\n\n\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"

@@ -12,6 +12,7 @@ from assay.testing.gateway_chaos import chaos as gateway_chaos
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="attempts are forked")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("job", "kills", "seed"), [("collect", 3, 4), ("compile", 2, 2)])
 def test_a_killed_and_resumed_job_has_the_results_of_an_uninterrupted_one(
     job: str, kills: int, seed: int, tmp_path: Path

@@ -490,6 +490,7 @@ def test_a_broken_listwise_judge_fails(grades: Any, fails: str) -> None:
 # -- optimizers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["labeled", "bootstrap", "knn", "copro", "infer-rules"])
 def test_a_shipped_optimizer_meets_the_contract(name: str) -> None:
     assert type("Suite", (OptimizerContract,), {"make": lambda self: name}).failures() == {}
@@ -524,6 +525,7 @@ class Invents(LabeledFewShot):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fails"),
     [
@@ -546,6 +548,7 @@ def test_a_suite_without_make_names_the_missing_method() -> None:
     assert set(failures.values()) == {"NotImplementedError: StoreContract must override make()"}
 
 
+@pytest.mark.slow
 def test_the_suites_import_no_pytest() -> None:
     import subprocess
     import sys

@@ -351,6 +351,7 @@ def test_erasure_names_the_artifacts_made_from_a_persons_data(program: str) -> N
     assert erased["made_from_them"] == [str(report.artifact)]
 
 
+@pytest.mark.slow
 def test_rating_and_erasure_work_from_the_command_line() -> None:
     with Store(".assay/assay.db") as store:
         collector = assay.DataCollector(store)

@@ -91,6 +91,7 @@ def exported(store: Store, kind: str, out: str = "out", **options: Any) -> tuple
     return rows(report.path), report.manifest
 
 
+@pytest.mark.slow
 def test_transitions_have_rewards_returns_and_advantages_in_both_files(store: Store) -> None:
     for score in (1.0, 0.0):
         add_rollout(
@@ -622,6 +623,7 @@ def test_a_sealed_task_in_another_spelling_is_not_exported(store: Store) -> None
     assert {row["task"] for row in rows} == {"other"}
 
 
+@pytest.mark.slow
 def test_an_export_reads_a_snapshot_of_the_store(store: Store, tmp_path: Path) -> None:
     for at in range(300):
         add_rollout(store, turn(0, "a", f"b{at}"), task=f"t{at:03}")

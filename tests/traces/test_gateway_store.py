@@ -199,6 +199,7 @@ def size_of(value: Any, counted: set[int]) -> int:
     return size_of(vars(value), counted) if hasattr(value, "__dict__") else 0
 
 
+@pytest.mark.slow
 def test_open_rollouts_with_pending_tool_calls_use_little_memory(tmp_path: Path) -> None:
     async def answer(_: web.Request) -> web.Response:
         call = {

@@ -2119,6 +2119,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(prompt=JSON, answer=JSON, tools=JSON, usage=JSON, plain=st.booleans())
 def test_no_value_raises_an_error_in_any_format(

@@ -154,6 +154,7 @@ def _open_at_once(engine: sa.Engine, count: int) -> list[tuple[int, str, str]]:
     return [(process.returncode, out.strip(), err[-500:]) for process, (out, err) in zip(opened, outputs, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [None, OLD[0]], ids=["new", "old"])
 def test_processes_that_open_a_store_at_once_all_succeed(engine: sa.Engine, script: Path | None) -> None:
     if script:

@@ -89,6 +89,7 @@ def full_scans(plans: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(plan, statement) for plan, statement in plans if FULL_SCAN.match(plan) and not ALLOWED.match(plan)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -157,6 +157,7 @@ with Store(sys.argv[1]) as store:
 """
 
 
+@pytest.mark.slow
 def test_eight_concurrent_processes_lose_and_duplicate_nothing(store: Store) -> None:
     url = store.engine.url.render_as_string(hide_password=False)
     writers = [
