@@ -23,7 +23,6 @@ from assay.optimizers.finetuning.monitoring import TrainingMonitor
 from assay.optimizers.finetuning.rows import Row, Trajectory, trained_tokens, trajectory_of
 from assay.optimizers.finetuning.settings import ALGORITHMS, PolicySettings, SFTSettings
 from assay.optimizers.finetuning.trl_settings import task_order
-from assay.optimizers.finetuning.trl_trainer import normalised, token_returns
 from assay.traces import Rollout, Transition
 
 
@@ -69,6 +68,8 @@ def test_reinforce_normalises_over_the_tokens_of_the_batch() -> None:
 
     Mean (1 + 0 + 2 * 0.5) / 6 = 1/3 over the six tokens, variance (4/9 + 3 * 1/9 + 2 * 1/36) / 6 = 5/36.
     """
+    from assay.optimizers.finetuning.trl_trainer import normalised, token_returns
+
     rows = [
         Row(turn=0, prompt_ids=[1], completion_ids=[2] * n, advantage=a, rollout=str(n))
         for n, a in ((1, 1.0), (3, 0.0), (2, 0.5))
@@ -91,6 +92,8 @@ def test_kl_in_the_reward_counts_for_every_token_before_it() -> None:
 
     1 - 0.5 * 0.7, 1 - 0.5 * 0.6; then 1 - 0.5 * 0.4.
     """
+    from assay.optimizers.finetuning.trl_trainer import token_returns
+
     rows = [
         Row(turn=turn, prompt_ids=[1], completion_ids=[2], advantage=1.0, rollout=name)
         for name, turn in (("a", 0), ("a", 1), ("b", 1))
