@@ -47,6 +47,7 @@ def export(
         selection, gates, balance: objects that replace the settings of the same parts.
         options: the fields of `assay.runs.settings.ExportSettings`.
     Raises:
+        ConfigError: a setting that this kind of export has no use for.
         DataError: nothing fits, or a gate failed; nothing was written.
     """
     for name, made, parts in (
@@ -60,6 +61,9 @@ def export(
     if isinstance(balance, str):
         given["balance"] = balance
     settings = ExportSettings(**given)
+    settings.check_kind(kind)
+    if rubric is not None and kind != "grpo":
+        raise ConfigError(f"rubric={str(rubric)!r} would have no effect on kind={kind!r}: it requires kind='grpo'")
     gates = gates or settings.gates
     if settings.privacy == "off":  # an explicit choice, so the gate must not refuse it
         gates = replace(gates, privacy="off")
