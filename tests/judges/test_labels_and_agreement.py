@@ -13,7 +13,15 @@ from sklearn.metrics import cohen_kappa_score
 
 from assay.errors import DataError
 from assay.judges.labels import Item, Rating, load_labels, make_items, split_items
-from assay.judges.quality.agreement import MEASURES, Answers, _Table, agreement, ceiling, measure_gain, objective_of
+from assay.judges.quality.agreement import (
+    MEASURES,
+    AgreementTable,
+    Answers,
+    agreement,
+    ceiling,
+    measure_gain,
+    objective_of,
+)
 from assay.judges.quality.reliability import calibration_error
 from assay.rubrics import JudgeSpec
 
@@ -293,7 +301,7 @@ def test_rows_at_hand_make_items() -> None:
 def test_what_is_resampled_is_what_the_libraries_measure(kind: str, pairs: list[tuple[int, int]]) -> None:
     spec = JudgeSpec(text="?", scale=("1", "2", "4"), kind=kind)
     judge, people = zip(*pairs, strict=True)
-    table = _Table(
+    table = AgreementTable(
         answers(*[spec.scale[i] for i in judge], spec=spec),
         [item(n, spec.scale[i]) for n, i in enumerate(people)],
         spec,

@@ -210,7 +210,7 @@ def test_tune_shows_what_was_measured_and_says_what_it_is(place: Path, capsys: p
         "mine.py:Mine", **job(Flaky(), trials=2, max_calls=250, prompt_format="json", sizes={"val": 20})
     ).to_dict()
     assert report["test"]["tuned"]["metrics"]["adaptability"] is None  # there is one task type alone
-    cli_tune._show(report)
+    cli_tune.print_report(report)
     shown = capsys.readouterr().out
     assert "adaptability" not in shown
     assert "average confidence" not in shown
