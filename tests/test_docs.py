@@ -175,6 +175,20 @@ def test_the_reference_has_every_check_flag_and_key() -> None:
     assert "- `test.gain`" in pages["reference/json-output.md"]
 
 
+def test_tables_of_the_reference_show_no_escapes_placeholders_or_private_names() -> None:
+    odd = [
+        f"{path}: {cell}"
+        for path, text in _reference().pages().items()
+        if path.startswith("reference/")
+        for line in text.splitlines()
+        if line.startswith("| ")
+        for cell in re.findall(r"`[^`]*`", line)
+        if "\\|" in cell or re.search(r"(?<![\w.])_[A-Z]", cell)
+    ]
+    assert odd == []
+    assert "{split}" not in _reference().pages()["reference/settings.md"]
+
+
 def test_links_lead_somewhere() -> None:
     generated = {ROOT / "docs" / path for path in _reference().pages()}
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
