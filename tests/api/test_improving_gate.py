@@ -17,7 +17,7 @@ from assay.evaluation import SilentProgress, evaluate
 from assay.models import Meter
 from assay.runs.jobs import open_job
 from assay.runs.settings import CompileSettings
-from assay.testing.serving import served
+from assay.testing.serving import chat_completion, served
 from assay.traces import Store
 
 PROGRAM = """import dspy
@@ -41,22 +41,7 @@ class Server:
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.calls += 1
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": json.dumps({"answer": "4"})},
-            "finish_reason": "stop",
-        }
-        usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
-        return web.json_response(
-            {
-                "id": "x",
-                "object": "chat.completion",
-                "created": 1,
-                "model": body["model"],
-                "choices": [choice],
-                "usage": usage,
-            }
-        )
+        return chat_completion(body["model"], json.dumps({"answer": "4"}))
 
 
 @pytest.fixture

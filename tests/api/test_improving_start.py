@@ -14,7 +14,7 @@ from assay.api.plan import plan
 from assay.cli.main import group
 from assay.errors import ConfigError, Diverged, ModelError, ProgramFailed
 from assay.evaluation import SilentProgress
-from assay.testing.serving import served
+from assay.testing.serving import chat_completion, served
 
 PROGRAM = """import dspy
 
@@ -55,19 +55,7 @@ class Server:
             return web.json_response(
                 {"error": {"message": "no such model", "type": "invalid_request_error"}}, status=404
             )
-        message = {"role": "assistant", "content": json.dumps({"answer": "4"})}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
-        return web.json_response(
-            {
-                "id": "x",
-                "object": "chat.completion",
-                "created": 1,
-                "model": body["model"],
-                "choices": [choice],
-                "usage": usage,
-            }
-        )
+        return chat_completion(body["model"], json.dumps({"answer": "4"}))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from assay.cli import improve, train
 from assay.cli.main import group
-from assay.testing.serving import served
+from assay.testing.serving import chat_completion, served
 
 PROGRAM = """import dspy
 
@@ -28,22 +28,7 @@ class Mine(dspy.Module):
 
 async def answer(request: web.Request) -> web.Response:
     body = await request.json()
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": json.dumps({"answer": "4"})},
-        "finish_reason": "stop",
-    }
-    usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
-    return web.json_response(
-        {
-            "id": "x",
-            "object": "chat.completion",
-            "created": 1,
-            "model": body["model"],
-            "choices": [choice],
-            "usage": usage,
-        }
-    )
+    return chat_completion(body["model"], json.dumps({"answer": "4"}))
 
 
 @pytest.fixture

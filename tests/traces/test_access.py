@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from assay.errors import ConfigError
-from assay.testing.serving import asked, post, served
+from assay.testing.serving import asked, gateway_process, post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
 from assay.traces.gateway.server import Gateway
@@ -370,25 +368,8 @@ def test_paths_that_are_not_spoken_are_counted_without_ids(stage: Stage) -> None
 
 
 def test_serve_prints_the_key_that_it_made(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "assay",
-        "serve",
-        "--model",
-        "m",
-        "--upstream",
-        "http://127.0.0.1:9",
-        "--port",
-        "0",
-        "--json",
-    ]
-    process = subprocess.Popen(
-        [*command, "--store", str(tmp_path / "s.db")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process, told = gateway_process(tmp_path / "s.db", "http://127.0.0.1:9")
     try:
-        assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
         assert asked("GET", f"{told['url']}/assay/stats", None)[0] == 401
         assert asked("GET", f"{told['url']}/assay/stats", None, Authorization=f"Bearer {told['key']}")[0] == 200
     finally:

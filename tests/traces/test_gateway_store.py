@@ -4,8 +4,6 @@ import asyncio
 import json
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +16,7 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from assay.cli import serve
-from assay.testing.serving import get, post, served
+from assay.testing.serving import gateway_process, get, post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store, Transition
 from assay.traces.gateway.live import Live
@@ -234,24 +232,8 @@ def test_open_rollouts_whose_tool_calls_are_unanswered_take_little_memory(tmp_pa
 
 def test_serve_counts_at_its_end_what_is_written_after_a_lock(tmp_path: Path) -> None:
     with served(ScriptedUpstream().app()) as behind:
-        command = [
-            sys.executable,
-            "-m",
-            "assay",
-            "serve",
-            "--model",
-            "m",
-            "--upstream",
-            behind,
-            "--port",
-            "0",
-            "--json",
-        ]
-        process = subprocess.Popen(
-            [*command, "--store", str(tmp_path / "s.db")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        url = json.loads(process.stdout.readline())["url"]
+        process, started = gateway_process(tmp_path / "s.db", behind)
+        url = started["url"]
         with locked(tmp_path / "s.db"):
             for number in range(20):
                 post(f"{url}/v1/chat/completions", {"messages": [{"role": "user", "content": f"call {number}"}]})
@@ -265,30 +247,9 @@ def test_serve_counts_at_its_end_what_is_written_after_a_lock(tmp_path: Path) ->
     assert (stats["transitions"], stats["unrecorded"]) == (20, 0)
 
 
-def serving(path: Path, upstream: str) -> tuple[subprocess.Popen[str], str]:
-    command = [
-        sys.executable,
-        "-m",
-        "assay",
-        "serve",
-        "--model",
-        "m",
-        "--upstream",
-        upstream,
-        "--port",
-        "0",
-        "--json",
-        "--store",
-        str(path),
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process, json.loads(process.stdout.readline())["url"]
-
-
 def test_how_many_calls_a_killed_gateway_lost_is_unknown(tmp_path: Path) -> None:
     with served(ScriptedUpstream().app()) as behind:
-        process, _ = serving(tmp_path / "s.db", behind)
+        process, _ = gateway_process(tmp_path / "s.db", behind)
         for _ in range(100):
             time.sleep(0.05)
             with Store(tmp_path / "s.db") as store:

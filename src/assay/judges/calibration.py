@@ -177,6 +177,8 @@ def _probe(raw: Sequence[Mapping[str, Any]], y: Any, seed: int) -> Calibration |
 def _logistic(x: Any, y: Any, strengths: Sequence[float], seed: int) -> tuple[Any, Any]:
     """Multinomial logistic regression on soft labels. The strength is chosen by cross-validated likelihood."""
     import numpy as np
+    from scipy.special import softmax
+    from sklearn import config_context
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold
 
@@ -186,11 +188,17 @@ def _logistic(x: Any, y: Any, strengths: Sequence[float], seed: int) -> tuple[An
         positive = (weight := y[rows].ravel()) > 0
         solver = "newton-cholesky" if x.shape[1] <= 16 else "lbfgs"
         model = LogisticRegression(C=strength, max_iter=500, solver=solver)
-        return model.fit(
-            np.repeat(x[rows], count, axis=0)[positive],
-            np.tile(np.arange(count), len(rows))[positive],
-            sample_weight=weight[positive],
-        )
+        # a search fits thousands of small models: scikit-learn's checks of input and parameters take half of the time
+        with config_context(assume_finite=True, skip_parameter_validation=True):
+            return model.fit(
+                np.repeat(x[rows], count, axis=0)[positive],
+                np.tile(np.arange(count), len(rows))[positive],
+                sample_weight=weight[positive],
+            )
+
+    def probabilities(model: Any, rows: Any) -> Any:
+        scores = x[rows] @ model.coef_.T + model.intercept_
+        return softmax(np.hstack([np.zeros_like(scores), scores]) if scores.shape[1] == 1 else scores, axis=1)
 
     sizes = np.bincount(modes)[np.unique(modes)]
 
@@ -199,7 +207,7 @@ def _logistic(x: Any, y: Any, strengths: Sequence[float], seed: int) -> tuple[An
         for train, test in StratifiedKFold(min(5, *sizes), shuffle=True, random_state=seed).split(x, modes):
             model = fitted(train, strength)
             guess = np.full((len(test), count), _SMALLEST)
-            guess[:, model.classes_] = model.predict_proba(x[test])
+            guess[:, model.classes_] = probabilities(model, test)
             total -= float((y[test] * np.log(np.maximum(guess, _SMALLEST))).sum())
         return total
 

@@ -209,9 +209,9 @@ def _people_gap(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> lis
 def _length_bias(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> dict[str, float] | None:
     """Partial rank correlation of the judge's position with the output's length, with a bootstrap interval.
 
-    The raters' mean position is held fixed: 0 means that length affects the judge no more than the raters. For a pair,
-    the length is that of the second output minus that of the first. On a nominal scale it is Spearman's correlation of
-    length and the judge's error.
+    The control variable is the raters' mean position: 0 means that length affects the judge no more than the raters.
+    For a pair, the length is that of the second output minus that of the first. On a nominal scale it is Spearman's
+    correlation of length and the judge's error.
     """
     rows = [
         (
@@ -226,26 +226,34 @@ def _length_bias(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> di
         return None
     length, gap, people = data.T
     width = spec.steps[-1] - spec.steps[0]
-    judge, held = (gap, np.zeros_like(people)) if spec.kind == "nominal" else (gap * width + people, people)
+    judge, control = (gap, np.zeros_like(people)) if spec.kind == "nominal" else (gap * width + people, people)
     rng = np.random.default_rng(0)
-    draws = [
-        partial_correlation(length[rows], judge[rows], held[rows])
-        for rows in (rng.integers(0, len(data), len(data)) for _ in range(_RESAMPLES))
-    ]
-    low, high = np.percentile(draws, [2.5, 97.5])
-    return {"rho": partial_correlation(length, judge, held), "low": float(low), "high": float(high)}
+    draws = rng.integers(0, len(data), (_RESAMPLES, len(data)))
+    low, high = np.percentile(partial_correlation(length[draws], judge[draws], control[draws]), [2.5, 97.5])
+    return {"rho": float(partial_correlation(length, judge, control)), "low": float(low), "high": float(high)}
 
 
-def partial_correlation(x: np.ndarray, y: np.ndarray, held: np.ndarray) -> float:
-    """Correlation of the ranks of x and y after regressing out the ranks of `held`; 0 if nothing is left."""
+def partial_correlation(x: np.ndarray, y: np.ndarray, control: np.ndarray) -> np.ndarray:
+    """Correlation of the ranks of x and y after regressing out the ranks of `control`; 0 if nothing is left.
+
+    Along the last axis: arrays of shape (n,) or (resamples, n) give a result of shape () or (resamples,).
+    """
     from scipy import stats
 
-    centred = [ranks - ranks.mean() for ranks in (stats.rankdata(x), stats.rankdata(y), stats.rankdata(held))]
-    base = centred[2]
-    square = float(base @ base)
-    left = [ranks - base * (float(ranks @ base) / square if square else 0.0) for ranks in centred[:2]]
-    size = math.sqrt(float(left[0] @ left[0]) * float(left[1] @ left[1]))
-    return float(left[0] @ left[1]) / size if size > 1e-9 * len(x) else 0.0
+    ranks = [stats.rankdata(values, axis=-1) for values in (x, y, control)]
+    rank_x, rank_y, base = (values - values.mean(axis=-1, keepdims=True) for values in ranks)
+    square = (base * base).sum(axis=-1, keepdims=True)
+
+    def residuals(values: np.ndarray) -> np.ndarray:
+        shared = np.divide(
+            (values * base).sum(axis=-1, keepdims=True), square, where=square > 0, out=np.zeros_like(square)
+        )
+        return values - base * shared
+
+    left, right = residuals(rank_x), residuals(rank_y)
+    size = np.sqrt((left * left).sum(axis=-1) * (right * right).sum(axis=-1))
+    defined = size > 1e-9 * x.shape[-1]
+    return np.where(defined, (left * right).sum(axis=-1) / np.where(defined, size, 1.0), 0.0)
 
 
 def _explained(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> list[dict[str, Any]] | None:

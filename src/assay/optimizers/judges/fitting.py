@@ -15,7 +15,7 @@ from assay.judges.quality.agreement import (
 )
 from assay.rubrics.criteria import JudgeSpec
 
-__all__ = ["cuttable", "fitted"]
+__all__ = ["Fits", "cuttable"]
 
 _CUTS = 25  # places tried for each cut of an ordered scale
 
@@ -25,19 +25,37 @@ def cuttable(judge: Judge) -> bool:
     return len(judge.spec.scale) > 2 and judge.spec.kind != "nominal" and not judge.compares
 
 
-def fitted(
-    method: str, cuts: bool, judged: Judged, items: Sequence[Item], *, judge: Judge, objective: str, seed: int
-) -> Calibration | None:
-    pairs = zip(judged.raw, items, strict=True)
-    rows = [row for raw, item in pairs if raw is not None for row in judge.fit_rows(raw, item.shares)]
-    if not rows or len({label for _, shares in rows for label in shares}) < 2:
-        return None
-    raw, shares = [r for r, _ in rows], [s for _, s in rows]
-    calibration = fit(method, raw, shares, judge.labels, seed=seed)
-    if not cuts or calibration is None:
-        return calibration
-    places = [expected_step(list(calibration.map(r, judge.labels).values()), judge.spec) for r in raw]
-    return replace(calibration, cuts=_cuts(places, shares, judge.spec, objective))
+class Fits:
+    """Calibrations of one judge's readings. The fits with and without cuts share what costs most, the regression.
+
+    Args:
+        read: the judge's readings of the items, in their order.
+    """
+
+    def __init__(self, judge: Judge, read: Judged, items: Sequence[Item], *, objective: str, seed: int) -> None:
+        self._judge, self._read, self._items, self._objective, self._seed = judge, read, items, objective, seed
+        self._fitted: dict[tuple[str, tuple[int, ...]], Calibration | None] = {}
+
+    def calibration(self, method: str, rows: Sequence[int], *, cuts: bool) -> Calibration | None:
+        """Fits a calibration to some of the items; None if their readings or labels are too few."""
+        readings = [
+            pair
+            for row in rows
+            if (raw := self._read.raw[row]) is not None
+            for pair in self._judge.fit_rows(raw, self._items[row].shares)
+        ]
+        if len({label for _, shares in readings for label in shares}) < 2:
+            return None
+        raws, shares = [raw for raw, _ in readings], [share for _, share in readings]
+        key = (method, tuple(rows))
+        if key not in self._fitted:
+            self._fitted[key] = fit(method, raws, shares, self._judge.labels, seed=self._seed)
+        fitted = self._fitted[key]
+        if not cuts or fitted is None:
+            return fitted
+        spec = self._judge.spec
+        places = [expected_step(list(fitted.map(raw, self._judge.labels).values()), spec) for raw in raws]
+        return replace(fitted, cuts=_cuts(places, shares, spec, self._objective))
 
 
 def _cuts(

@@ -34,7 +34,7 @@ from assay.judges.quality.agreement import (
 from assay.judges.quality.audit import ATTACK
 from assay.judges.reading import STYLES, fenced_text, have_distinct_first_tokens
 from assay.optimizers.judges.config import JudgeConfig
-from assay.optimizers.judges.fitting import cuttable, fitted
+from assay.optimizers.judges.fitting import Fits, cuttable
 from assay.optimizers.prompts.dspy_patches import repaired_dspy
 from assay.optimizers.prompts.optimizer_inputs import Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck
@@ -203,15 +203,15 @@ class JudgeSearch:
         read, items = joined([train, val]), [*splits.train, *splits.val]
         pool, fixed = self._comparison_rows(judge, name)
         self._add(name, judge, only(read, pool), [items[row] for row in pool])
+        fits = Fits(judge, read, items, objective=self.objective, seed=session.seed)
         for method in METHODS:
             for cuts in (False, True) if cuttable(judge) else (False,):
-                calibrate = functools.partial(
-                    fitted, method, cuts, judge=judge, objective=self.objective, seed=session.seed
-                )
-                cross_fitted = self._cross_fitted(calibrate, read, items, pool, fixed, judge)
+                calibrate = functools.partial(fits.calibration, method, cuts=cuts)
+                cross_fitted = self._cross_fitted(calibrate, read, pool, fixed, judge)
                 if cross_fitted is not None:
                     calibrated = copy.deepcopy(judge)
-                    calibrated.calibration = calibrate(read, items)  # fitted on all labels but those of gate and test
+                    # fitted on all labels but those of gate and test
+                    calibrated.calibration = calibrate(range(len(items)))
                     self._add(
                         f"{name}, {method}{' with cuts' if cuts else ''}",
                         calibrated,
@@ -243,7 +243,6 @@ class JudgeSearch:
         self,
         calibrate: Callable[..., Calibration | None],
         read: Judged,
-        items: Sequence[Item],
         pool: Sequence[int],
         fixed: Sequence[int],
         judge: Judge,
@@ -263,7 +262,7 @@ class JudgeSearch:
                 [row for row in pool if fold_of[row] == fold],
                 [*fixed, *(row for row in pool if fold_of[row] != fold)],
             )
-            calibration = calibrate(only(read, rest), [items[row] for row in rest])
+            calibration = calibrate(rest)
             if calibration is None:
                 return None
             parts[fold] = fold_rows, recalibrated(only(read, fold_rows), calibration, judge)

@@ -29,9 +29,8 @@ __all__ = [
 ]
 
 
-class _Common(TypedDict, total=False):
+class _Run(TypedDict, total=False):
     trust: bool  # read by the decorator `assay.sources.trust.trusts`
-    model: str
     api_base: str | None
     api_key_env: str | None
     rename: Mapping[str, str]
@@ -46,15 +45,22 @@ class _Common(TypedDict, total=False):
     preflight: bool
 
 
+class _Common(_Run, total=False):
+    model: str
+
+
 class _Cache(TypedDict, total=False):
     cache: bool
 
 
-class _Program(TypedDict, total=False):
+class _Judged(TypedDict, total=False):
     judge_model: str | None
     judge_api_base: str | None
     judge_api_key_env: str | None
     prompt_format: str | None
+
+
+class _Program(_Judged, total=False):
     parameters: Mapping[str, Any]
 
 
@@ -93,36 +99,14 @@ class EvaluateOptions(_Common, _Cache, _Program, _Executor, total=False):
     samples: int
 
 
-class ComparisonOptions(TypedDict, total=False):
+class ComparisonOptions(_Run, _Cache, _Judged, _Executor, total=False):
     """The keywords of `assay.api.train.compare`: those of an evaluation, without the model and the split."""
 
-    trust: bool
-    api_base: str | None
-    api_key_env: str | None
-    rename: Mapping[str, str]
-    salt: str | None
-    sizes: Mapping[str, int]
-    seed: int
-    threads: int | None
-    task_timeout: float
-    max_calls: int | None
-    max_tokens: int | None
-    max_cost_usd: float | None
-    preflight: bool
-    cache: bool
-    judge_model: str | None
-    judge_api_base: str | None
-    judge_api_key_env: str | None
-    prompt_format: str | None
-    executor: str
     samples: int
 
 
-class CompareOptions(_Common, _Cache, _Program, _Executor, total=False):
+class CompareOptions(EvaluateOptions, total=False):
     """The keywords of `assay.compare`."""
-
-    split: str
-    samples: int
 
 
 class RunOptions(TypedDict, total=False):
@@ -144,7 +128,7 @@ class CollectOptions(_Common, _Cache, _Program, _Executor, total=False):
     untruncated: bool
 
 
-class ImproveOptions(_Common, _Cache, _Program, _Executor, _Reflection, _Decisions, _Prompts, total=False):
+class ImproveOptions(CompileOptions, total=False):
     """The keywords of `assay.improve`."""
 
     order: Sequence[str]
@@ -244,16 +228,13 @@ class JudgeScoreOptions(_Common, _Cache, total=False):
     scale: Sequence[str] | None
 
 
-class JudgeDriftOptions(_Common, _Cache, total=False):
+class JudgeDriftOptions(JudgeScoreOptions, total=False):
     """The keywords of `replay_anchors`."""
 
-    scale: Sequence[str] | None
 
-
-class JudgeAuditOptions(_Common, _Cache, total=False):
+class JudgeAuditOptions(JudgeScoreOptions, total=False):
     """The keywords of `audit_judge`."""
 
-    scale: Sequence[str] | None
     profile: str | None
     pass_at: float
 
@@ -310,15 +291,10 @@ class ExportOptions(TypedDict, total=False):
     outcome: str
 
 
-class PlanOptions(CompileOptions, total=False):
+class PlanOptions(ImproveOptions, total=False):
     """The keywords of `assay.api.plan.plan`: those settings of the planned command that change the estimate."""
 
     split: str
     n: int
     samples: int
     trials: int
-    order: Sequence[str]
-    rollouts: int
-    sft: Mapping[str, Any] | None
-    grpo: Mapping[str, Any] | None
-    retention: Sequence[str]
