@@ -223,6 +223,17 @@ def test_the_files_that_contributing_names_exist() -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+def test_the_tests_that_results_name_exist() -> None:
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    named = [
+        (page.name, test)
+        for page in (ROOT / "benchmarks" / "results").glob("*.md")
+        for test in re.findall(r"`(?:[\w/]+\.py::)?(test_\w+)`", page.read_text())
+    ]
+    assert len(named) >= 6
+    assert [(page, test) for page, test in named if f"def {test}(" not in tests] == []
+
+
 @pytest.mark.model
 @pytest.mark.slow
 @pytest.mark.parametrize(
