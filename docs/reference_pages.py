@@ -155,7 +155,7 @@ def _setting(item: "dataclasses.Field[Any]", texts: Mapping[str, str]) -> str:
         default = coded(repr(item.default))
     else:
         default = "required" if item.default_factory is dataclasses.MISSING else "empty"
-    meaning = item.metadata.get("help") or texts.get(item.name, "")
+    meaning = (item.metadata.get("help") or texts.get(item.name, "")).replace("{split} tasks", "tasks, by split")
     return f"| `{item.name}` | {coded(type_name(item.type))} | {default} | {cell(str(meaning))} |"
 
 

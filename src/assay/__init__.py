@@ -34,6 +34,7 @@ _WHERE = {
     "project_settings": "assay.runs.project",
     "record": "assay.api.record",
     "recorded": "assay.api.record",
+    "run": "assay.api.run",
     "train": "assay.api.train",
     "tune": "assay.api.tune",
 }
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from assay.api.improve.run import improve
     from assay.api.judge.compile import compile_judge
     from assay.api.record import record, recorded
-    from assay.api.run import load
+    from assay.api.run import load, run
     from assay.api.train import train
     from assay.api.tune import parameter_impact, tune
     from assay.datasets import Task, load_tasks

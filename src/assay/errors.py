@@ -22,6 +22,7 @@ __all__ = [
     "ParameterError",
     "ProgramError",
     "ProgramFailed",
+    "ProjectError",
     "RubricError",
     "SealedSplit",
     "StopRun",
@@ -61,6 +62,10 @@ class AssayError(Exception):
 
 class ConfigError(AssayError, ValueError):
     """A setting is out of range, unknown, or would be silently ignored."""
+
+
+class ProjectError(ConfigError):
+    """`assay.toml` cannot be read, or has an unknown or wrong setting. The message names its tables and keys."""
 
 
 class ParameterError(ConfigError):

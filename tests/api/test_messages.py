@@ -114,7 +114,7 @@ def test_comparing_a_program_with_itself_is_refused(place: Path, capsys: pytest.
         assay.compare("triage.py", "triage.py", rubric="r.yaml", data=ROWS, lm=lm())
     report = assay.compile("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), optimizer="labeled")
     assert report.outcome.winner == "baseline"
-    compile_command._show(report.to_dict())
+    compile_command.print_report(report.to_dict())
     output = capsys.readouterr().out
     assert "there is nothing to compare it with" in output
     assert "compiled" not in output.partition("winner:")[0]
@@ -185,5 +185,5 @@ def test_command_reports_tied_trials(place: Path, capsys: pytest.CaptureFixture[
     from assay.cli import tune as tune_command
 
     report = tuning.tune("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), trials=2, prompt_format="json")
-    tune_command._show(report.to_dict())
+    tune_command.print_report(report.to_dict())
     assert "level with 1 other trial (1)" in " ".join(capsys.readouterr().out.split())

@@ -75,7 +75,9 @@ def test_the_page_of_a_compile_is_rounded() -> None:
 
 @pytest.mark.parametrize(("costs", "cells"), [((0.0, None), ("–", "–")), ((0.0, 0.5), ("$0.0000", "$0.5000"))])
 def test_costs_are_compared_if_both_are_known(costs: tuple[float, float | None], cells: tuple[str, str]) -> None:
-    (row,) = [row for row in compile_command._rows([{**SIDE, "cost_usd": cost} for cost in costs]) if row[0] == "cost"]
+    (row,) = [
+        row for row in compile_command.table_rows([{**SIDE, "cost_usd": cost} for cost in costs]) if row[0] == "cost"
+    ]
     assert row[1:3] == cells
 
 

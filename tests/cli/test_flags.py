@@ -14,7 +14,8 @@ from click.testing import CliRunner
 
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.main import group
-from assay.errors import ConfigError
+from assay.cli.wording import message_of
+from assay.errors import ConfigError, ProjectError
 from assay.runs.project import COMMANDS, project_settings
 from assay.runs.settings import CompileSettings, EvaluateSettings, TuneSettings
 from assay.support.settings import settings_of
@@ -268,7 +269,12 @@ def test_project_file_is_found_in_parent_folders_with_relative_paths(
         ("[train.ppo]\nstep = 3", "[train.ppo] has no setting 'step'; did you mean 'steps'?"),
         ("[defaults]\nmax_call = 3", "[defaults] has no setting 'max_call'; did you mean 'max_calls'?"),
         ("[serve]\nprot = 0", "[serve] has no setting 'prot'; did you mean 'port'?"),
-        ("seed = 3", "unknown table [seed]"),
+        ("seed = 3", "seed = 3 is outside of a table; put it under [defaults]"),
+        ("[compile]\nmax_calls = '5'", "[compile] max_calls='5' must be an integer or None"),
+        ("[compile]\nthreshold = 2.0", "[compile] threshold=2.0 must be above 0 and at most 1"),
+        ("[judge]\nmodel = 5", "[judge] model=5 must be a string"),
+        ("[judge.audit]\npass_at = true", "[judge.audit] pass_at=True must be a number"),
+        ("[export.sft]\nadvantage = 'batch'", "[export.sft] has no setting 'advantage'"),
         ("[compile", "cannot be read"),
     ],
 )
@@ -280,6 +286,17 @@ def test_unknown_entries_of_a_project_file_are_named(
     with pytest.raises(ConfigError) as refused:
         project_settings("compile")
     assert message in str(refused.value)
+
+
+def test_an_error_in_a_project_file_names_its_keys_and_no_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("assay.toml").write_text("[compile]\nmax_calls = '5'")
+    with pytest.raises(ProjectError) as refused:
+        CliRunner().invoke(group, ["compile", "math_qa"], standalone_mode=False, catch_exceptions=False)
+    printed = message_of(refused.value, group.get_command(None, "compile"))  # type: ignore[arg-type]
+    assert printed.endswith("assay.toml: [compile] max_calls='5' must be an integer or None")
 
 
 def test_flags_override_the_project_file(project: Path) -> None:

@@ -111,7 +111,7 @@ def test_improve_reports_openings_of_the_test_split(capsys: pytest.CaptureFixtur
         "steps": [], "notes": [], "stopped": None, "test": None, "test_openings": {"this_job": 2, "this_store": 5},
         "model": "m", "artifact": "a",
     }  # fmt: skip
-    improve._show(report)
+    improve.print_report(report)
     assert f"{opened('5 times')} (2 times by this job)" in " ".join(capsys.readouterr().out.split())
 
 
@@ -122,5 +122,5 @@ def test_train_reports_openings_for_each_program(capsys: pytest.CaptureFixture[s
         "validation": {"one": {"greedy": TEST}, "two": {"greedy": TEST}},
         "test_openings": {"one": {"this_job": 1, "this_store": 4}},
     }
-    train._show_validation(Console(highlight=False, width=200), data)
+    train.print_validation(Console(highlight=False, width=200), data)
     assert capsys.readouterr().out.count("has been opened 4 times") == 1

@@ -13,7 +13,15 @@ from sklearn.metrics import cohen_kappa_score
 
 from assay.errors import DataError
 from assay.judges.labels import Item, Rating, load_labels, make_items, split_items
-from assay.judges.quality.agreement import MEASURES, Answers, _Table, agreement, ceiling, measure_gain, objective_of
+from assay.judges.quality.agreement import (
+    MEASURES,
+    AgreementTable,
+    Answers,
+    agreement,
+    ceiling,
+    measure_gain,
+    objective_of,
+)
 from assay.judges.quality.reliability import calibration_error
 from assay.rubrics import JudgeSpec
 
@@ -293,7 +301,7 @@ def test_rows_in_memory_become_items() -> None:
 def test_resampled_measures_equal_those_of_the_libraries(kind: str, pairs: list[tuple[int, int]]) -> None:
     spec = JudgeSpec(text="?", scale=("1", "2", "4"), kind=kind)
     judge, human = zip(*pairs, strict=True)
-    table = _Table(
+    table = AgreementTable(
         answers(*[spec.scale[i] for i in judge], spec=spec),
         [item(n, spec.scale[i]) for n, i in enumerate(human)],
         spec,

@@ -17,7 +17,8 @@ from assay.errors import ConfigError, MissingExtra
 from assay.evaluation import SilentProgress
 from assay.evaluation.session import Measured
 from assay.models import Caps, Meter
-from assay.optimizers.prompts.named import ALIASES, check_settings
+from assay.optimizers.prompts.config import CompileConfig
+from assay.optimizers.prompts.named import ALIASES
 from assay.optimizers.prompts.optimizer_inputs import Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck, broken, lint_instructions
 from assay.testing import scripted_lm
@@ -164,9 +165,12 @@ def test_a_setting_of_a_wrong_type_ends_the_command_with_2_before_the_first_call
 
 
 def test_valid_values_are_accepted() -> None:
-    check_settings("gepa", {"max_metric_calls": 40, "auto": None, "num_threads": None, "instruction_proposer": print})
-    check_settings("mipro", {"metric_threshold": 1, "init_temperature": 1, "minibatch": True})
-    check_settings("bootstrap", {"metric_threshold": 0.5, "teacher_settings": {}})
+    for name, fitting in (
+        ("gepa", {"max_metric_calls": 40, "auto": None, "num_threads": None, "instruction_proposer": print}),
+        ("mipro", {"metric_threshold": 1, "init_temperature": 1, "minibatch": True}),
+        ("bootstrap", {"metric_threshold": 0.5, "teacher_settings": {}}),
+    ):
+        assert CompileConfig(optimizer=name, settings=fitting).settings == fitting
 
 
 def test_settings_are_those_of_the_optimizer(place: Path) -> None:

@@ -182,6 +182,12 @@ def test_step_rewards_are_capped_below_the_answer() -> None:
         (lambda: Criterion(name="a", check=checks.steps_used, arguments={"budget": 0}), "budget=0 must be"),
         (lambda: Criterion(name="a", weight=-1, check=gives(1), essential=Essential()), "pitfall"),
         (lambda: Essential(cap=2), "between 0 and 1"),
+        (lambda: Essential(cap="1"), "cap='1' must be between 0 and 1"),  # type: ignore[arg-type]
+        (lambda: Criterion(name="a", weight="3", check=gives(1)), "weight='3' must be a finite number"),  # type: ignore[arg-type]
+        (lambda: Criterion(name=3, check=gives(1)), "must consist of letters"),  # type: ignore[arg-type]
+        (lambda: Criterion(name="a", judge="Is it right?"), "judge='Is it right[?]' must be a JudgeSpec"),  # type: ignore[arg-type]
+        (lambda: Rubric("r", ["a"]), "criteria must be of type Criterion, got 'a'"),  # type: ignore[list-item]
+        (lambda: Rubric("r", [Criterion(name="a", check=gives(1))], step_cap="1"), "step_cap='1' must be"),  # type: ignore[arg-type]
         (lambda: JudgeSpec(text="?", scale=("only",)), "at least two"),
     ],
 )

@@ -216,7 +216,7 @@ def test_tune_prints_only_measured_metrics_with_their_definitions(
         "mine.py:Mine", **job(Flaky(), trials=2, max_calls=250, prompt_format="json", sizes={"val": 20})
     ).to_dict()
     assert report["test"]["tuned"]["metrics"]["adaptability"] is None  # there is one task type alone
-    cli_tune._show(report)
+    cli_tune.print_report(report)
     output = capsys.readouterr().out
     assert "adaptability" not in output
     assert "average confidence" not in output

@@ -20,6 +20,7 @@ from assay.api.train import compare as compare_models
 from assay.api.train import train_offline
 from assay.errors import ConfigError
 from assay.optimizers.finetuning.settings import PolicySettings
+from assay.optimizers.prompts.config import CompileConfig
 from assay.runs import settings
 from assay.runs.settings import options
 from assay.runs.settings.shared import DEFAULT_SALT
@@ -117,6 +118,7 @@ def test_a_wrong_value_is_an_error_that_names_field_value_and_rule(values: dict[
             "workers=2 needs method='optuna': method='policy' supports only workers=1",
         ),
         ({"budget": {"step": 3.0}}, "Did you mean 'steps'?"),
+        ({"pruner": "none", "prune_at": 0.3}, "prune_at would have no effect with pruner='none'"),
     ],
 )
 def test_settings_of_tune_are_checked(values: dict[str, Any], message: str) -> None:
@@ -136,6 +138,54 @@ def test_a_setting_that_a_command_does_not_use_is_refused(function: Callable[...
 def test_a_wrong_value_is_refused_by_the_python_function() -> None:
     with pytest.raises(ConfigError, match="max_calls='5' must be an integer or None"):
         assay.evaluate("math_qa", rubric="math_qa", data="arithmetic:size=60", max_calls="5")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["resume", "gate", "test", "trust"])
+def test_a_text_in_place_of_a_switch_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}='no' must be True or False"):
+        assay.compile("math_qa", rubric="math_qa", data="arithmetic:size=60", **{name: "no"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: assay.evaluate("math_qa", rubric="math_qa", data="x", store=5), "store=5 must be a string or a Path"),  # type: ignore[arg-type]
+        (lambda: run(5, {}), "program=5 must be a string or a Path"),  # type: ignore[arg-type]
+        (lambda: assay.load(5), "path=5 must be a string or Path"),  # type: ignore[arg-type]
+        (lambda: assay.load_judge(5), "source=5 must be a string or Path"),  # type: ignore[arg-type]
+        (lambda: assay.load_tasks(5), "spec=5 must be a string"),  # type: ignore[arg-type]
+        (lambda: assay.get_lm(5), "name=5 must be a string"),  # type: ignore[arg-type]
+        (lambda: assay.Store(5), "where=5 must be a database's file or URL"),  # type: ignore[arg-type]
+        (lambda: assay.project_settings("compil"), "did you mean 'compile'"),
+    ],
+)
+def test_a_wrong_type_is_an_error_that_names_the_argument(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(assay.AssayError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        ("sft", {"advantage": "batch"}, "advantage would have no effect on kind='sft', only on transitions"),
+        ("grpo", {"min_quality": 0.5}, "min_quality would have no effect on kind='grpo', only on sft"),
+        ("sft", {"rubric": "math_qa"}, "rubric='math_qa' would have no effect on kind='sft'"),
+        ("sft", {"privacy": "off", "privacy_key": "k"}, "privacy_key='k' would have no effect with privacy='off'"),
+        ("sft", {"balance_temperature": 0.3}, "balance_temperature would have no effect with balance='none'"),
+        ("sft", {"balance": "down", "most_copies": 2}, "most_copies would have no effect with balance='down'"),
+    ],
+)
+def test_an_export_refuses_settings_that_it_has_no_use_for(kind: str, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        assay.export(kind, "new", **given)
+
+
+@pytest.mark.parametrize("optimizer", ["copro", "gepa", "GEPA", "dspy:COPRO"])
+def test_demos_are_refused_for_an_optimizer_that_adds_none(optimizer: str) -> None:
+    assert CompileConfig(optimizer=optimizer).demos == 16
+    with pytest.raises(ConfigError, match="demos=9 would have no effect on optimizer="):
+        CompileConfig(optimizer=optimizer, demos=9)
+    assert CompileConfig(optimizer="mipro", demos=9).demos == 9
 
 
 @pytest.mark.parametrize(

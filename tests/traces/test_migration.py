@@ -171,9 +171,11 @@ def test_a_new_file_that_is_locked_during_the_journal_change_is_retried(tmp_path
     other.execute("BEGIN IMMEDIATE")
     freed = threading.Timer(0.3, other.rollback)
     freed.start()
-    Store(tmp_path / "s.db").close()
-    freed.join()
-    other.close()
+    with Store(tmp_path / "s.db") as store:
+        freed.join()
+        other.close()
+        with store.engine.connect() as connection:
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
 
 
 def test_threads_upgrade_several_stores_at_once(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def export(
         selection, gates, balance: objects that replace the settings of the same parts.
         options: the fields of `assay.runs.settings.ExportSettings`.
     Raises:
+        ConfigError: a setting that this kind of export has no use for.
         DataError: nothing fits, or a gate failed; nothing was written.
     """
     for name, config_object, parts in (
@@ -64,6 +65,9 @@ def export(
     if isinstance(balance, str):
         values["balance"] = balance
     settings = ExportSettings(**values)
+    settings.check_kind(kind)
+    if rubric is not None and kind != "grpo":
+        raise ConfigError(f"rubric={str(rubric)!r} would have no effect on kind={kind!r}: it requires kind='grpo'")
     gates = gates or settings.gates
     if settings.privacy == "off":  # an explicit choice, so the gate must not refuse it
         gates = replace(gates, privacy="off")

@@ -21,7 +21,7 @@ from assay.cli.wording import in_flags
 from assay.reports.markdown import dollars
 from assay.runs.settings import CompileSettings
 
-__all__ = ["command"]
+__all__ = ["command", "print_report", "table_rows"]
 
 
 @click.command("compile")
@@ -44,11 +44,11 @@ def command(program: str | None, **values: Any) -> None:
     if as_json:
         print_json(data)
     else:
-        _show(data)
+        print_report(data)
     require_coverage(data)
 
 
-def _show(data: dict[str, Any]) -> None:
+def print_report(data: dict[str, Any]) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
 
@@ -62,7 +62,7 @@ def _show(data: dict[str, Any]) -> None:
         table = Table(title=f"sealed test split, {after['n']} tasks", title_justify="left")
         for column, justify in (("", "left"), ("baseline", "right"), ("compiled", "right"))[: 1 + len(sides)]:
             table.add_column(column, justify=justify)  # type: ignore[arg-type]
-        for label, *cells, style in _rows(sides):
+        for label, *cells, style in table_rows(sides):
             table.add_row(label, *cells, style=style)
         rich.print(table)
         warn_of_failures(rich, after)
@@ -101,7 +101,7 @@ def _show(data: dict[str, Any]) -> None:
     rich.print(f"artifact: {data['artifact']}", markup=False, soft_wrap=True)
 
 
-def _rows(sides: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+def table_rows(sides: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     """Rows of the table: label, a cell for each side, style."""
     from assay.reports.markdown import type_label
 

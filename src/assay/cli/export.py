@@ -16,7 +16,7 @@ from assay.cli.shared import (
     with_options,
 )
 from assay.cli.wording import counted, in_flags
-from assay.runs.settings.export import BalanceSettings, ExportSettings, GateSettings, SelectionSettings
+from assay.runs.settings.export import OF_KIND, BalanceSettings, ExportSettings, GateSettings, SelectionSettings
 from assay.support.settings import settings_of
 
 __all__ = ["command"]
@@ -30,24 +30,15 @@ def command() -> None:
     """
 
 
-_COMMON_OPTIONS = (
-    *settings_of(SelectionSettings),
-    *settings_of(GateSettings),
-    *settings_of(BalanceSettings),
-    "privacy",
-    "privacy_key",
-    "licence",
-)
-_TARGET = ("model", "tools")
-_CREDIT = ("group_by", "returns", "discount", "step_weight", "outcome_weight", "outcome")
+_SHARED = (*settings_of(SelectionSettings), *settings_of(GateSettings), *settings_of(BalanceSettings))
 
 
-def _options(*extra: str) -> Decorator:
-    """Decorator with the flags of all exports and the `extra` settings of one kind."""
+def _options(kind: str) -> Decorator:
+    """The flags of every kind of export, and those of this one."""
     options = [
         click.option("--out", required=True, metavar="DIR", help="Folder to write; it must not exist."),
         store_option(),
-        settings_flags(ExportSettings, only=(*_COMMON_OPTIONS, *extra)),
+        settings_flags(ExportSettings, only=(*_SHARED, *OF_KIND[kind])),
         trust_option(),
         json_option(),
     ]
@@ -55,14 +46,14 @@ def _options(*extra: str) -> Decorator:
 
 
 @command.command("sft")
-@_options(*_TARGET, "min_quality", "whole", "demos")
+@_options("sft")
 def sft(**values: Any) -> None:
     """Prompts and completions of good rollouts, one row per LM call."""
     _export("sft", values)
 
 
 @command.command("grpo")
-@_options(*_TARGET, "call")
+@_options("grpo")
 @click.option(
     "--rubric", required=True, metavar="R", help="A rubric's name or YAML file, by which completions are scored."
 )
@@ -72,14 +63,14 @@ def grpo(**values: Any) -> None:
 
 
 @command.command("preferences")
-@_options(*_TARGET, "min_quality", *_CREDIT, "margin", "unpaired")
+@_options("preferences")
 def preferences(**values: Any) -> None:
     """Pairs of answers to the same prompt, from groups, for DPO (or --unpaired for KTO)."""
     _export("preferences", values)
 
 
 @command.command("transitions")
-@_options("min_quality", *_CREDIT, "advantage", "by_outcome")
+@_options("transitions")
 def transitions(**values: Any) -> None:
     """Every LM call with token ids, logprobs, reward, return and advantage, as JSON lines and Parquet."""
     _export("transitions", values)

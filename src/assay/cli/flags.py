@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin
 import click
 
 from assay.cli.shared import Decorator, json_or_text, pairs, with_options
-from assay.runs.project import project_settings
+from assay.runs.project import COMMANDS, project_settings
 from assay.support.settings import Setting, settings_of
 
 __all__ = ["SPLITS", "command_job", "command_settings", "is_artifact", "is_set", "of_project", "settings_flags"]
@@ -172,7 +172,8 @@ def of_project() -> dict[str, Any]:
     while context.parent is not None:
         names.insert(0, str(context.info_name))
         context = context.parent
-    return project_settings(" ".join(names))
+    command = " ".join(names)
+    return project_settings(command) if command in COMMANDS else {}
 
 
 def _require(name: str) -> None:

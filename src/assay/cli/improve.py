@@ -9,7 +9,7 @@ from assay.cli.shared import Console, dry_run, job_options, pop_values, print_js
 from assay.cli.wording import in_flags
 from assay.runs.settings import ImproveSettings
 
-__all__ = ["command"]
+__all__ = ["command", "print_report"]
 
 
 @click.command("improve")
@@ -37,11 +37,11 @@ def command(program: str | None, **values: Any) -> None:
     if as_json:
         print_json(report)
     else:
-        _show(report)
+        print_report(report)
     require_coverage(report)
 
 
-def _show(report: dict[str, Any]) -> None:
+def print_report(report: dict[str, Any]) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
 

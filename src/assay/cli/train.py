@@ -26,7 +26,7 @@ from assay.runs.settings import ProgramSettings, TrainSettings
 from assay.runs.settings.train import ROLLOUTS_ONLY
 from assay.support.settings import settings_of
 
-__all__ = ["command"]
+__all__ = ["command", "print_validation"]
 
 
 _JUDGE = ("judge_model", "judge_api_base", "judge_api_key_env")
@@ -161,7 +161,7 @@ def _show(data: dict[str, Any]) -> None:
         )
     for note in [*data["notes"], *([data["stopped"]] if data["stopped"] else [])]:
         rich.print(f"note: {in_flags(note)}", markup=False)
-    _show_validation(rich, data)
+    print_validation(rich, data)
     if data["name"]:
         rich.print(f"{data['path']}\nIn any command: --model {data['name']}", markup=False, soft_wrap=True)
     else:
@@ -282,7 +282,7 @@ def _show_policy(data: Mapping[str, Any]) -> None:
     from rich.console import Console as Rich
 
     rich = Rich(highlight=False)
-    _show_validation(rich, data)
+    print_validation(rich, data)
     seconds = ", ".join(f"{name} {value:.0f} s" for name, value in data["seconds"].items())
     rich.print(
         f"{counted(data['steps'], 'steps')}, {counted(data['rollouts'], 'rollouts')}, {data['calls']} calls "
@@ -310,7 +310,7 @@ def _show_policy(data: Mapping[str, Any]) -> None:
         rich.print(str(data["path"]), markup=False, soft_wrap=True)
 
 
-def _show_validation(rich: Any, data: Mapping[str, Any]) -> None:
+def print_validation(rich: Any, data: Mapping[str, Any]) -> None:
     from rich.table import Table
 
     from assay.reports.training import in_numbers

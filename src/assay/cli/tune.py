@@ -20,7 +20,7 @@ from assay.reports.markdown import dollars
 from assay.runs.settings import ImpactSettings, TuneSettings
 from assay.support.settings import settings_of
 
-__all__ = ["command"]
+__all__ = ["command", "print_report"]
 
 _MEANINGS = {
     "efficiency": "1 minus the share of --budget (steps, tokens, seconds) that a run uses",
@@ -71,7 +71,7 @@ def command(program: str | None, **values: Any) -> None:
     if as_json:
         print_json(data)
     else:
-        _show(data)
+        print_report(data)
     require_coverage(data)
 
 
@@ -109,7 +109,7 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
     rich.print(f"written: {data['page'] or data['folder']}", markup=False, soft_wrap=True)
 
 
-def _show(data: dict[str, Any]) -> None:
+def print_report(data: dict[str, Any]) -> None:
     from rich.console import Console as Rich
 
     from assay.optimizers.parameters import in_figures

@@ -44,6 +44,10 @@ def in_flags(text: str, command: click.Command | None = None) -> str:
 
 def message_of(error: Any, command: click.Command | None) -> str:
     """An error as the command line prints it: its message, and those of its flags that the message does not name."""
+    from assay.errors import ProjectError
+
+    if isinstance(error, ProjectError):  # it names keys of the file, not flags
+        return str(error)
     text = in_flags(str(error), command)
     missing = [part for part in error.flag.split(", ") if part and not _names(text, part)]
     return f"{text} [{', '.join(missing)}]" if missing else text

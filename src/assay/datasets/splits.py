@@ -190,6 +190,8 @@ def load_tasks(
     Raises:
         DataError: the dataset is empty, or a row cannot be read.
     """
+    if not isinstance(spec, str):
+        raise DataError(f"spec={spec!r} must be a string: a path, or a spec such as arithmetic:size=80")
     tasks: list[Task] = []
     for task in _tasks(spec, inputs, rename):
         if limit is not None and len(tasks) >= limit:

@@ -20,7 +20,7 @@ import dspy
 from assay.deployment.asking import has_address
 from assay.deployment.building import check_name, check_program
 from assay.deployment.demands import code_named_in, demand_trust, demands_of_config, wants_trust
-from assay.errors import ArtifactError, ProgramError
+from assay.errors import ArtifactError, ConfigError, ProgramError
 from assay.judges import Judge
 from assay.judges.base import rebuilt
 from assay.models import LanguageModel, get_lm
@@ -316,6 +316,8 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
         UntrustedArtifact: it holds code that somebody else wrote and the user has not trusted; see
             `assay.sources.trust`.
     """
+    if not isinstance(path, str | Path):
+        raise ConfigError(f"path={path!r} must be a string or Path: the folder of an artifact")
     folder = Path(path)
     manifest = verified(folder)
     if program is None:

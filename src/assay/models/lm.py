@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import dspy
 from dspy import lm15
 
-from assay.errors import ModelError
+from assay.errors import ConfigError, ModelError
 from assay.models.cache import ResponseCache
 from assay.models.calls import Observer
 from assay.models.embedded import LlamaBackend
@@ -154,6 +154,8 @@ def get_lm(
         ModelError: an embedded model that is unknown, not pulled, or whose file does not match its sha256.
         MissingExtra: the `embedded` extra is not installed.
     """
+    if not isinstance(name, str):
+        raise ConfigError(f"name={name!r} must be a string: embedded/NAME, embedded:FILE.gguf or PROVIDER/NAME")
     backend: LlamaBackend | HostedBackend
     if name.endswith(".gguf") and not is_embedded(name):
         raise ModelError(f"{name!r} is a model file: name it embedded:{name}")

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import inspect
 import math
+import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -93,6 +94,11 @@ def arguments_rule(rule: Callable[..., Any]) -> Callable[[Any], Any]:
 Check = Callable[..., Any]  # (task, prediction, rollout, **with) -> bool | float in [0, 1] | Grade | None
 
 
+def is_number(value: object) -> bool:
+    """Whether a value is a number; True and False are not."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Essential:
     """If the grade is below `pass_at`, the total score is at most `cap`. Both in [0, 1]."""
@@ -102,7 +108,7 @@ class Essential:
 
     def __post_init__(self) -> None:
         for name, value in (("pass_at", self.pass_at), ("cap", self.cap)):
-            if not 0 <= value <= 1:
+            if not (is_number(value) and 0 <= value <= 1):
                 raise RubricError(f"essential {name}={value!r} must be between 0 and 1")
 
 
@@ -220,19 +226,22 @@ class Criterion:
             raise RubricError("; ".join(f"criterion {self.name!r}: {problem}" for problem in problems))
 
     def _problems(self) -> Iterator[str]:
-        if not self.name.isidentifier():
+        if not (isinstance(self.name, str) and self.name.isidentifier()):
             yield "the name must consist of letters, digits and underscores and not start with a digit"
-        if not abs(self.weight) <= _HEAVIEST:
+        weighted = is_number(self.weight) and abs(self.weight) <= _HEAVIEST
+        if not weighted:
             yield f"weight={self.weight!r} must be a finite number between -1e9 and 1e9"
         if self.scope not in ("final", "step"):
             yield f"scope={self.scope!r} must be 'final' or 'step'"
         if (self.check is None) == (self.judge is None):
             yield "set exactly one of check and judge"
-        if self.judge is not None and not self.judge.use and not self.judge.graded:
+        if not isinstance(self.judge, JudgeSpec | None):
+            yield f"judge={self.judge!r} must be a JudgeSpec, such as JudgeSpec(text=…)"
+        elif self.judge is not None and not self.judge.use and not self.judge.graded:
             yield "its judge's scale is nominal; set grades with the value of each label"
         if self.scope == "step" and (self.essential is not None or self.judge is not None):
             yield "a step criterion needs a check and cannot be essential"
-        if self.essential is not None and self.weight < 0:
+        if self.essential is not None and weighted and self.weight < 0:
             yield f"a pitfall (weight {self.weight:g}) cannot be essential"
         if self.check is not None and (wrong := self._unfit_arguments(self.check)):
             yield wrong

@@ -15,7 +15,7 @@ from assay.errors import RubricError, StopRun
 from assay.models.limits import current_limit, within_limit
 from assay.models.scope import sample_scope, spending
 from assay.rubrics.conditions import check_conditions, condition
-from assay.rubrics.criteria import Check, Criterion, Failed, NoGrade
+from assay.rubrics.criteria import Check, Criterion, Failed, NoGrade, is_number
 from assay.rubrics.overall import merge_judge_criteria
 from assay.rubrics.predictions import failure_of
 from assay.rubrics.protocols import GroupGrader, JointGrader, JointResolver, Resolver
@@ -59,6 +59,8 @@ class Rubric:
     ) -> None:
         self.name, self.criteria, self.step_cap = name, tuple(criteria), step_cap
         self.resolver, self.judging = resolver, judging
+        if others := [one for one in self.criteria if not isinstance(one, Criterion)]:
+            raise RubricError(f"rubric {name!r}: criteria must be of type Criterion, got {others[0]!r}")
         if judging not in JUDGING:
             raise RubricError(f"rubric {name!r}: judging={judging!r} must be one of {', '.join(JUDGING)}")
         if judging == "overall":
@@ -69,7 +71,7 @@ class Rubric:
         if not any(c.scope == "final" and c.weight > 0 for c in self.criteria):
             raise RubricError(f"rubric {name!r} needs at least one final criterion with a weight above 0")
         self._by_name = check_conditions(name, self.criteria)
-        if not 0 <= step_cap < 1:
+        if not (is_number(step_cap) and 0 <= step_cap < 1):
             raise RubricError(
                 f"rubric {name!r}: step_cap={step_cap!r} must be >= 0 and < 1 (the reward of a correct answer)"
             )

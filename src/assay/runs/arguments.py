@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
+from types import NoneType
 from typing import Any, TypeVar
 
 import dspy
@@ -18,7 +19,7 @@ from assay.programs.wrapping import as_module, wrapped
 from assay.rubrics import Rubric
 from assay.runs.settings.shared import ProgramSettings
 from assay.sources.modules import qualified_name
-from assay.support.settings import Setting, nearest, settings_of
+from assay.support.settings import Declared, Setting, check_value, members_of_type, nearest, settings_of
 
 __all__ = ["program_settings", "resolve_lm", "resolve_model", "resolve_program", "takes"]
 
@@ -90,7 +91,8 @@ def takes(*kinds: type[Any], without: Sequence[str] = ()) -> Callable[[_Function
     """Decorator for a function whose `**options` are settings.
 
     Its signature lists each setting with type and default. Any other keyword is a `TypeError` that names the nearest
-    setting.
+    setting. The function's own arguments of simple types, such as `resume: bool`, are checked like settings: a text
+    in place of a bool would be taken for True.
 
     Args:
         kinds: settings classes. Named fields (see `Declared.named`) are left out: each is an argument of its own.
@@ -108,18 +110,30 @@ def takes(*kinds: type[Any], without: Sequence[str] = ()) -> Callable[[_Function
         named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         more = [_parameter(setting) for name, setting in settings.items() if name not in signature.parameters]
         full = signature.replace(parameters=[*named, *more])
-        names = set(full.parameters)
+        names, checked = set(full.parameters), _simple(named)
 
         @functools.wraps(function)
         def call(*args: Any, **keywords: Any) -> Any:
             if unknown := sorted(keywords.keys() - names):
                 raise TypeError(_unexpected(function.__name__, unknown, keywords, names))
+            for name, value in signature.bind_partial(*args, **keywords).arguments.items():
+                if name in checked:
+                    check_value(checked[name], value)
             return function(*args, **keywords)
 
         call.__signature__ = full  # type: ignore[attr-defined]
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+def _simple(parameters: Sequence[inspect.Parameter]) -> dict[str, Setting]:
+    """The parameters whose annotations are bool, a number, text, a path, None or a union of these."""
+    return {
+        parameter.name: Setting(parameter.name, parameter.annotation, parameter.default, Declared())
+        for parameter in parameters
+        if set(members_of_type(parameter.annotation)) <= {bool, int, float, str, Path, NoneType}
+    }
 
 
 def _parameter(setting: Setting) -> inspect.Parameter:

@@ -64,6 +64,10 @@ def load_judge(source: str | Path, *, own_model: bool = False, **spec: Unpack[Ju
     Args:
         own_model: a compiled judge that names no model uses the one that it was calibrated with, at its own address.
     """
+    if not isinstance(source, str | Path):
+        raise ConfigError(
+            f"source={source!r} must be a string or Path: a YAML file, an artifact's folder, file.py:NAME or a question"
+        )
     if not is_artifact(source):
         demand_trust_around(source)
         return read_judge(source, find=functools.partial(load_judge, own_model=own_model), **spec)

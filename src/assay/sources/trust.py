@@ -209,6 +209,8 @@ def trusts(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def call(*args: Any, trust: bool = False, **options: Any) -> Any:
+        if not isinstance(trust, bool):
+            raise ConfigError(f"trust={trust!r} must be True or False")
         with trusting(trust):
             return function(*args, **options)
 

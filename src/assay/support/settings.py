@@ -17,7 +17,17 @@ from typing import Any
 
 from assay.errors import ConfigError
 
-__all__ = ["Declared", "Setting", "Settings", "named_setting", "nearest", "setting", "settings_of"]
+__all__ = [
+    "Declared",
+    "Setting",
+    "Settings",
+    "check_value",
+    "members_of_type",
+    "named_setting",
+    "nearest",
+    "setting",
+    "settings_of",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +118,7 @@ class Setting:
     @property
     def plain(self) -> Any:
         """The type without None: `int` of `int | None`."""
-        kinds = [kind for kind in _members(self.type) if kind is not type(None)]
+        kinds = [kind for kind in members_of_type(self.type) if kind is not type(None)]
         return kinds[0] if len(kinds) == 1 else self.type
 
 
@@ -147,6 +157,15 @@ class Settings:
                 object.__setattr__(self, setting.name, plain)
             check_value(setting, plain)
 
+    def changed(self, *names: str) -> list[str]:
+        """Those of the named settings whose values are not the defaults."""
+        declared = settings_of(type(self))
+        return [name for name in names if _as_tuple(getattr(self, name)) != _as_tuple(declared[name].default)]
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
 
 def _plain(value: Any) -> Any:
     """NumPy numbers as Python numbers, also in a mapping: settings are stored as JSON. Other values are unchanged."""
@@ -178,7 +197,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
-def _members(kind: Any) -> tuple[Any, ...]:
+def members_of_type(kind: Any) -> tuple[Any, ...]:
+    """The members of a union; any other type alone."""
     return (
         typing.get_args(kind)
         if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
@@ -188,7 +208,7 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 def _fits(value: Any, kind: Any) -> bool:
     """Whether a value is of a type. An integer is a number; True and False are not."""
-    members = _members(kind)
+    members = members_of_type(kind)
     if len(members) > 1:
         return any(_fits(value, member) for member in members)
     if kind is Any:
@@ -221,7 +241,7 @@ _PLURALS = {int: "integers", float: "numbers", str: "strings", Any: "values"}
 
 def _words(kind: Any) -> str:
     """A type in words: `an integer or None`."""
-    members = _members(kind)
+    members = members_of_type(kind)
     if len(members) > 1:
         return " or ".join(map(_words, members))
     origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)

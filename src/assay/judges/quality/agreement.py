@@ -20,6 +20,7 @@ from assay.rubrics import JudgeSpec
 __all__ = [
     "MEASURES",
     "Agreement",
+    "AgreementTable",
     "Answers",
     "agreement",
     "ceiling",
@@ -83,7 +84,7 @@ def objective_of(spec: JudgeSpec) -> str:
     return "weighted_kappa" if spec.kind == "ordinal" and len(spec.scale) > 2 else "kappa"
 
 
-class _Table:
+class AgreementTable:
     """Scored items as arrays, one row per item: the verdict's index, its position, and the raters' shares by label."""
 
     def __init__(
@@ -215,13 +216,13 @@ class _Table:
         return float(stats.spearmanr(self.places[rows], human).statistic), "undefined"
 
 
-_FUNCTIONS: dict[str, Callable[[_Table, np.ndarray], tuple[float, str]]] = {
-    "accuracy": _Table.accuracy,
-    "kappa": _Table.kappa,
-    "weighted_kappa": _Table.weighted_kappa,
-    "alpha": _Table.alpha,
-    "spearman": _Table.spearman,
-    "brier": _Table.brier,
+_FUNCTIONS: dict[str, Callable[[AgreementTable, np.ndarray], tuple[float, str]]] = {
+    "accuracy": AgreementTable.accuracy,
+    "kappa": AgreementTable.kappa,
+    "weighted_kappa": AgreementTable.weighted_kappa,
+    "alpha": AgreementTable.alpha,
+    "spearman": AgreementTable.spearman,
+    "brier": AgreementTable.brier,
 }
 
 
@@ -318,7 +319,7 @@ def agreement(
     Args:
         weights: weight of each item; equal by default.
     """
-    table = _Table(answers, items, spec, weights)
+    table = AgreementTable(answers, items, spec, weights)
     results = {name: table.measure(name) for name in MEASURES}
     ranges: dict[str, tuple[float, float] | None] = dict.fromkeys(MEASURES)
     if intervals and len(table.verdicts) >= _FEWEST:
@@ -365,7 +366,7 @@ def measure_gain(
         for i, (a, b) in enumerate(zip(before.verdicts, after.verdicts, strict=True))
         if a is not None and b is not None
     ]
-    tables = [_Table(_only(answers, paired), [items[i] for i in paired], spec) for answers in (before, after)]
+    tables = [AgreementTable(_only(answers, paired), [items[i] for i in paired], spec) for answers in (before, after)]
     old, new = (table.measure(name)[0] for table in tables)
     result: dict[str, float | int | None] = {
         "mean": None if old is None or new is None else oriented(name, new - old),

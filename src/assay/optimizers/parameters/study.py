@@ -18,7 +18,7 @@ from assay.traces.store.connection import sqlite_pragmas
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["OBJECTIVES", "PRUNERS", "RETRIES", "SAMPLERS", "SearchConfig", "open_study"]
+__all__ = ["OBJECTIVES", "PRUNERS", "RETRIES", "SAMPLERS", "SearchConfig", "open_study", "study_storage"]
 
 SAMPLERS = ("tpe", "gp", "cmaes", "nsga2", "random", "grid")
 PRUNERS = ("auto", "wilcoxon", "hyperband", "none")
@@ -104,7 +104,7 @@ def open_study(
         for attempt in range(_OPENINGS):
             try:
                 study = optuna.create_study(
-                    storage=_storage(url) if url else None,
+                    storage=study_storage(url) if url else None,
                     study_name=name,
                     load_if_exists=True,
                     pruner=_pruner(config),
@@ -154,7 +154,7 @@ def _difference(recorded: Mapping[str, Any], expected: Mapping[str, Any]) -> str
     )
 
 
-def _storage(url: str) -> Any:
+def study_storage(url: str) -> Any:
     """Optuna's own storage, in which a trial whose process died is tried again."""
     import optuna
     import sqlalchemy as sa

@@ -6,9 +6,11 @@ from typing import Any
 
 from assay.errors import ConfigError
 from assay.optimizers.prompts.reserve import Decisions
-from assay.optimizers.prompts.teleprompters import check_optimizer
+from assay.optimizers.prompts.teleprompters import check_optimizer, shows_demos
 
 __all__ = ["CompileConfig"]
+
+_DEMOS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,7 @@ class CompileConfig:
 
     optimizer: str = "auto"
     threshold: float = 0.8
-    demos: int = 16
+    demos: int = _DEMOS
     test: bool = True
     decisions: Decisions = field(default_factory=Decisions)
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -44,3 +46,9 @@ class CompileConfig:
         if not 1 <= self.demos <= 64:
             raise ConfigError(f"demos={self.demos!r} must be between 1 and 64")
         check_optimizer(self.optimizer, self.settings)
+        if self.demos != _DEMOS and not shows_demos(self.optimizer):
+            raise ConfigError(
+                f"demos={self.demos!r} would have no effect on optimizer={self.optimizer!r}: it adds no demonstrations "
+                "or has its own settings for them (optimizer_settings)",
+                flag="--optimizer-set NAME=VALUE",
+            )

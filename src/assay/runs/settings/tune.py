@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.errors import ConfigError
 from assay.runs.settings.shared import RESUMED, DecisionSettings, ExecutorSettings, SearchSettings
-from assay.support.settings import nearest, setting, settings_of
+from assay.support.settings import nearest, setting
 
 if TYPE_CHECKING:
     from typing import Self
@@ -18,6 +18,7 @@ __all__ = ["ImpactSettings", "ParameterSettings", "TuneSettings"]
 _CAPS = ("max_calls", "max_search_calls", "max_tokens", "max_cost_usd")
 _OF_SEARCH = ("trials", "prune_at", "block", "sampler", "pruner", "objectives", "study", "storage", "also")
 _OF_POLICY = ("episodes", "tasks_per_episode", "learning_rate")
+_OF_PRUNING = ("prune_at", "block")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,18 +144,16 @@ class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings):
                 raise ConfigError(
                     f"workers={self.workers!r} needs method='optuna': method='policy' supports only workers=1"
                 )
-            if unused := self._changed(*_OF_SEARCH):
+            if unused := self.changed(*_OF_SEARCH):
                 raise ConfigError(
                     f"{', '.join(unused)} would have no effect on a policy, which has no study: "
-                    "they go with method='optuna'"
+                    "they require method='optuna'"
                 )
-        elif unused := self._changed(*_OF_POLICY):
-            raise ConfigError(f"{', '.join(unused)} would have no effect on a search: they go with method='policy'")
-
-    def _changed(self, *names: str) -> list[str]:
-        """Names of the settings whose values are not the defaults."""
-        declared = settings_of(type(self))
-        return [name for name in names if _plain(getattr(self, name)) != _plain(declared[name].default)]
+            return
+        if unused := self.changed(*_OF_POLICY):
+            raise ConfigError(f"{', '.join(unused)} would have no effect on a search: they require method='policy'")
+        if self.pruner == "none" and (unused := self.changed(*_OF_PRUNING)):
+            raise ConfigError(f"{' and '.join(unused)} would have no effect with pruner='none', which prunes no trial")
 
     @property
     def need(self) -> tuple[str, ...]:
@@ -188,7 +187,3 @@ class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings):
 
     def _part(self, cap: float, *, integer: bool) -> float:
         return cap // self.workers + (self.worker < cap % self.workers) if integer else cap / self.workers
-
-
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

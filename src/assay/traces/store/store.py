@@ -15,7 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.errors import StoreError
+from assay.errors import ConfigError, StoreError
 from assay.support.scrubbing import add_secrets, fields, message
 from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.records import Rollout, Transition
@@ -43,10 +43,13 @@ class Store(DirectWrites):
     """Rollouts and transitions, for any number of threads and processes.
 
     Raises:
+        ConfigError: `where` is neither text nor a path.
         StoreError: the database cannot be opened, or its schema is newer than this version of assay.
     """
 
     def __init__(self, where: str | Path | None = None) -> None:
+        if not isinstance(where, str | Path | None):
+            raise ConfigError(f"where={where!r} must be a database's file or URL")
         self.url = store_url(where)
         add_secrets(password_of(self.url))
         self.dropped = 0  # rows that the database refused (a full disk); the run continues and reports them
