@@ -30,6 +30,7 @@ _WHERE = {
     "load_judge": "assay.runs.loading",
     "load_rubric": "assay.runs.loading",
     "load_tasks": "assay.datasets",
+    "load_verifier": "assay.runs.loading",
     "parameter_impact": "assay.api.tune",
     "project_settings": "assay.runs.project",
     "record": "assay.api.record",
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from assay.models import get_lm
     from assay.programs import Agent, AgentParameters, BaseAgent
     from assay.rubrics import Criterion, Rubric
-    from assay.runs.loading import load_judge, load_rubric
+    from assay.runs.loading import load_judge, load_rubric, load_verifier
     from assay.runs.project import project_settings
     from assay.traces import Store
     from assay.traces.collector import DataCollector

@@ -58,13 +58,14 @@ def command(
     if out is not None or options.pop("rename"):
         raise click.UsageError("--out and --rename go with --file")
     from assay.api.run import run
+    from assay.traces.records import RUN_FIELDS
 
     fields = dict(run(program, pairs(inputs, "input"), store=store, **settings).items())
     if as_json:
         print_json(fields)
         return
     for key, value in fields.items():
-        if key != "steps":
+        if key not in RUN_FIELDS:
             click.echo(f"{key}: {value}")
     for step in fields.get("steps", []):
         result = step["result"] if step["error"] is None else f"error: {step['error']}"

@@ -16,6 +16,7 @@ from assay.errors import ConfigError
 from assay.rubrics import Rubric
 from assay.rubrics.steps import is_used, passed_on, plain_text
 from assay.traces import Rollout, ToolCall, Transition
+from assay.traces.records import RUN_FIELDS
 
 __all__ = ["METRICS", "AgentEvaluator", "AgentMetrics", "Budget", "TaskRun", "before_and_after", "measure", "run_of"]
 
@@ -187,7 +188,7 @@ def run_of(
         len(needed) if isinstance(needed, list | tuple) else needed if isinstance(needed, int) and needed >= 0 else 1
     )
     prediction = rollout.prediction or {}
-    answers = {name: value for name, value in prediction.items() if name not in ("steps", "reasoning", "thought")}
+    answers = {name: value for name, value in prediction.items() if name not in {*RUN_FIELDS, "reasoning", "thought"}}
     answer = next(iter(answers.values())) if len(answers) == 1 else answers or None
     calls, transitions = rollout.tools, rollout.transitions
     probabilities = [p for t in transitions if t.logprobs for p in t.logprobs]

@@ -20,8 +20,9 @@ from assay.rubrics.protocols import JointResolver
 from assay.support.scrubbing import error_text
 from assay.traces import Rollout
 from assay.traces.recorder import aside
+from assay.traces.records import RUN_FIELDS
 
-__all__ = ["GroupDecider", "JudgeDecider", "one_of", "output_of", "resolver"]
+__all__ = ["GroupDecider", "JudgeDecider", "JudgeVerifier", "one_of", "output_of", "resolver"]
 
 
 class _JudgeCall:
@@ -83,6 +84,23 @@ class JudgeDecider(_JudgeCall):
             raise NoGrade(f"the judge returned {result.verdict!r}, and the labels of its scale have no grades")
         reason = f"The judge said {result.verdict!r} to: {self.judge.spec.text}"
         return Grade(value=result.value, label=result.verdict, confidence=result.confidence, reason=reason)
+
+
+class JudgeVerifier:
+    """A judge as the verifier of a program that runs now; see `assay.load_verifier`.
+
+    Args:
+        lm: the judge's model; None uses the model configured in DSPy at the call.
+    """
+
+    def __init__(self, judge: Judge, lm: dspy.LM | None) -> None:
+        self.judge, self.lm = judge, lm
+
+    def __call__(self, task: Task, prediction: dict[str, Any], rollout: Rollout | None, **_: Any) -> Grade:
+        lm = self.lm or dspy.settings.lm
+        if lm is None and self.judge.model is None:
+            raise NoGrade("no language model is configured for the verifier")
+        return JudgeDecider(self.judge, lm)(task, prediction, rollout)
 
 
 class GroupDecider(_JudgeCall):
@@ -186,8 +204,8 @@ def _judge_inputs(judge: Judge, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def output_of(prediction: Mapping[str, Any]) -> Any:
-    """The judged part of a prediction: its only field, otherwise all fields by name. `steps` is excluded."""
-    return one_of({k: v for k, v in prediction.items() if k != "steps"})
+    """The judged part of a prediction: its only field, otherwise all fields by name, without `RUN_FIELDS`."""
+    return one_of({k: v for k, v in prediction.items() if k not in RUN_FIELDS})
 
 
 def one_of(fields: Any) -> Any:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from assay.programs.agent import Agent, BaseAgent, ToolAgent
     from assay.programs.loading import SHIPPED, load_program, program_inputs
     from assay.programs.parameters import RANGES, AgentParameters
+    from assay.programs.refinement import Refine
     from assay.programs.shipped import Classify, Extract, MathQA
     from assay.programs.state import program_state, program_version, restore_program
 else:
@@ -19,6 +20,7 @@ else:
             "agent": "Agent BaseAgent ToolAgent",
             "loading": "SHIPPED load_program program_inputs",
             "parameters": "RANGES AgentParameters",
+            "refinement": "Refine",
             "shipped": "Classify Extract MathQA",
             "state": "program_state program_version restore_program",
         },
@@ -35,6 +37,7 @@ __all__ = [
     "Extract",
     "LeanAdapter",
     "MathQA",
+    "Refine",
     "SchemaAdapter",
     "ToolAgent",
     "load_program",

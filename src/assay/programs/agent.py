@@ -19,9 +19,9 @@ from assay.programs.parameters import AgentParameters
 from assay.programs.streaming import in_thread
 from assay.traces.recorder import note_failure
 
-__all__ = ["REVIEW_DEPTH", "Agent", "BaseAgent", "ToolAgent", "reasoning_tokens"]
+__all__ = ["Agent", "BaseAgent", "ToolAgent", "reasoning_tokens", "review_rounds"]
 
-REVIEW_DEPTH = 6  # from this reasoning_depth on, the answer is reviewed once
+_REVIEW_DEPTH = 6  # from this reasoning_depth on, the answer is reviewed
 WRITTEN_DECISIONS = "assay_written_decisions"
 """Key in DSPy's settings. If true, a tool agent executes the action that it wrote, regardless of probabilities and
 threshold. Policy gradient training needs this: tokens are credited with the outcome that they caused."""
@@ -44,6 +44,11 @@ class BaseAgent(Protocol):
 def reasoning_tokens(depth: int) -> int:
     """Thinking budget of a step in tokens: 0 at depth 1, otherwise 2 to the power of the depth (1024 at 10)."""
     return 0 if depth == 1 else 2**depth
+
+
+def review_rounds(depth: int) -> int:
+    """Refinement rounds after the first answer: none below depth 6, one at 6 and 7, two at 8 and 9, three at 10."""
+    return max(0, (depth - _REVIEW_DEPTH) // 2 + 1)
 
 
 class Agent(dspy.Module):  # type: ignore[misc]
@@ -70,6 +75,11 @@ class Agent(dspy.Module):  # type: ignore[misc]
             ParameterError: an unknown name or a value out of range; no parameter is changed.
         """
         self.agent_parameters = AgentParameters.of(parameters, base=self.agent_parameters)
+
+    @property
+    def rounds(self) -> int:
+        """Refinement rounds that `reasoning_depth` sets; each takes one of `max_steps`."""
+        return min(review_rounds(self.agent_parameters.reasoning_depth), self.agent_parameters.max_steps - 1)
 
     def execute(self, task: Any) -> Any:
         """Runs the agent on a `Task` or a mapping of inputs."""
@@ -152,6 +162,7 @@ class ToolAgent(Agent):
         if not self.tools or _ANSWER in self.tools:
             raise ProgramError(f"a tool agent needs tools, none of them named {_ANSWER!r}; got {sorted(self.tools)}")
         task = dspy.Signature(signature) if isinstance(signature, str) else signature
+        self.task_signature = task
         self.inputs, self.outputs = list(task.input_fields), list(task.output_fields)
         fields = {name: (field.annotation, dspy.InputField()) for name, field in task.input_fields.items()}
         context = {**fields, "results": (str, dspy.InputField(desc="what the tools have returned so far"))}
@@ -200,10 +211,13 @@ class ToolAgent(Agent):
             self._demonstrate(inputs, observations, _ANSWER)
         prediction = self._ask(self.respond, self.respond.signature, inputs, observations)
         answer = {name: prediction[name] for name in self.outputs}
-        if self.agent_parameters.reasoning_depth >= REVIEW_DEPTH and self.agent_parameters.max_steps > 1:
+        for _ in range(self.rounds):
             draft = "; ".join(str(value) for value in answer.values())
             reviewed = self._ask(self.review, self.review.signature, {**inputs, "draft": draft}, observations)
+            unchanged = all(reviewed[name] == answer[name] for name in self.outputs)
             answer = {name: reviewed[name] for name in self.outputs}
+            if unchanged:
+                break
         return dspy.Prediction(**answer, steps=steps)
 
     def _ask(

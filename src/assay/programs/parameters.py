@@ -28,8 +28,9 @@ class AgentParameters(pydantic.BaseModel):
         temperature: sampling temperature of every LM call.
         max_steps: maximum number of steps including the answer; a step decides and acts.
         tool_usage_threshold: a tool is called only if its estimated need (a probability) is at least this.
-        reasoning_depth: the thinking budget per step is 2 to this power in tokens (0 at 1). From `REVIEW_DEPTH` on, the
-            answer is reviewed once if `max_steps` is above 1.
+        reasoning_depth: the thinking budget per step is 2 to this power in tokens (0 at 1). From 6 on, the
+            answer is reviewed: once at 6 and 7, up to twice at 8 and 9, up to three times at 10, until it stays the
+            same; each review takes one of `max_steps`.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=False)

@@ -7,7 +7,7 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import ProgramError
-from assay.programs.agent import REVIEW_DEPTH, Agent, ToolAgent, reasoning_tokens
+from assay.programs.agent import Agent, ToolAgent, reasoning_tokens
 from assay.programs.calculator import calculator
 from assay.programs.parameters import AgentParameters
 
@@ -42,7 +42,7 @@ class MathQA(ToolAgent):
 
 
 class _OnePredictor(Agent):
-    """One call for all fields, with reasoning from depth 4 on and a review from `REVIEW_DEPTH` on (if `max_steps` > 1).
+    """One call for all fields, with reasoning from depth 4 on, and reviews (see `review_rounds`).
 
     The text is the task, so it is never cut; demonstrations are dropped to fit `context_length`. There are no tools, so
     `tool_usage_threshold` has no effect.
@@ -52,15 +52,18 @@ class _OnePredictor(Agent):
     predict: dspy.Predict
 
     def solve(self, **inputs: Any) -> dspy.Prediction:
-        depth, steps = self.agent_parameters.reasoning_depth, self.agent_parameters.max_steps
-        signature = _thinking(self.predict.signature, depth)
+        signature = _thinking(self.predict.signature, self.agent_parameters.reasoning_depth)
         filled = self.fit_context(self.predict, signature, inputs, [str(inputs["text"])], "text", keep=1)
         prediction = self.predict(signature=signature, **filled)
         names = list(self.predict.signature.output_fields)
-        if depth >= REVIEW_DEPTH and steps > 1:
+        reviewing = signature.append("draft", dspy.InputField(desc="a first answer, to check and correct"), str)
+        for _ in range(self.rounds):
             draft = "; ".join(f"{name}: {prediction[name]}" for name in names)
-            reviewing = signature.append("draft", dspy.InputField(desc="a first answer, to check and correct"), str)
-            prediction = self.predict(signature=reviewing, **{**filled, "draft": draft})
+            reviewed = self.predict(signature=reviewing, **{**filled, "draft": draft})
+            unchanged = all(reviewed[name] == prediction[name] for name in names)
+            prediction = reviewed
+            if unchanged:
+                break
         return dspy.Prediction(**{name: prediction[name] for name in names})
 
 

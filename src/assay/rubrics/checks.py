@@ -15,7 +15,7 @@ from typing import Any
 from assay.datasets import Task
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule
 from assay.rubrics.schemas import MOST_CHARACTERS, is_schema, matches, wrong_by
-from assay.traces.records import Rollout
+from assay.traces.records import RUN_FIELDS, Rollout
 
 __all__ = [
     "contains",
@@ -287,7 +287,7 @@ def length(
     task: Task, prediction: dict[str, Any], rollout: Rollout | None, max_tokens: int, field: str | None = None
 ) -> Grade:
     """For a pitfall: 0 up to `max_tokens` words, rising linearly to 1 at twice the limit."""
-    texts = [prediction.get(field, "")] if field else [v for k, v in prediction.items() if k != "steps"]
+    texts = [prediction.get(field, "")] if field else [v for k, v in prediction.items() if k not in RUN_FIELDS]
     words = sum(len(_text(text).split()) for text in texts)
     over = min(1.0, max(0.0, words / max_tokens - 1))
     return Grade(value=over, reason=f"{words} words, the limit is {max_tokens}." if over else "")

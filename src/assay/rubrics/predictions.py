@@ -6,7 +6,7 @@ from assay.datasets.tasks import Task
 from assay.models.failures import failure_of_program, is_agent_failure, unanswered
 from assay.rubrics.criteria import Failed
 from assay.rubrics.scoring import fields_of
-from assay.traces.records import Rollout
+from assay.traces.records import RUN_FIELDS, Rollout
 
 __all__ = ["failure_of"]
 
@@ -43,5 +43,5 @@ def _failure(task: Task, prediction: Any) -> Failed | None:
 
 
 def _is_empty(fields: dict[str, Any]) -> bool:
-    values = [value for name, value in fields.items() if name != "steps"]
+    values = [value for name, value in fields.items() if name not in RUN_FIELDS]
     return bool(values) and all(value is None or (isinstance(value, str) and not value.strip()) for value in values)

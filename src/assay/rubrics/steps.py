@@ -18,7 +18,16 @@ from assay.traces.messages.dialects import chat_messages, part_texts
 from assay.traces.messages.requested import output_schema
 from assay.traces.records import Rollout, ToolCall, Transition
 
-__all__ = ["answered", "eligible", "not_repeated", "parsed", "result_used", "shortened", "tool_executed"]
+__all__ = [
+    "answered",
+    "eligible",
+    "not_repeated",
+    "parsed",
+    "refinement_gain",
+    "result_used",
+    "shortened",
+    "tool_executed",
+]
 
 # sections of dspy.ReAct's field `trajectory`
 _TRAJECTORY = re.compile(r"(thought|tool_name|tool_args|observation)_\d+")
@@ -302,6 +311,23 @@ def not_repeated(task: Task, prediction: dict[str, Any], rollout: Rollout | None
     calls = [_call_key(tool) for tool in transition.tools]
     earlier = {_call_key(tool) for tool in _tools_before(rollout, transition.t)}
     return Grade(value=float(len(set(calls)) == len(calls) and not earlier & set(calls)))
+
+
+def refinement_gain(task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, losses: bool = False) -> Grade:
+    """Gain of a round of `assay.programs.Refine` over the best round before it; graded for the round's last call.
+
+    The grade is the gain if it is positive, otherwise 0. Calls of round 0, of rounds that the verifier could not decide
+    and of rollouts without rounds are not graded.
+
+    Args:
+        losses: grade the size of a negative gain instead, for a criterion of negative weight.
+    """
+    transition = _transition(prediction)
+    for entry in ((rollout.prediction or {}) if rollout is not None else {}).get("rounds") or ():
+        calls, gain = entry.get("calls"), entry.get("gain")
+        if gain is not None and calls and calls[1] > calls[0] and calls[1] - 1 == transition.t:
+            return Grade(value=min(1.0, max(0.0, -gain if losses else gain)))
+    raise NoGrade("the call did not end a round of refinement")
 
 
 def shortened(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
