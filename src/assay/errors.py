@@ -24,6 +24,7 @@ __all__ = [
     "ProgramFailed",
     "ProjectError",
     "RubricError",
+    "SandboxError",
     "SealedSplit",
     "StopRun",
     "StoreError",
@@ -113,6 +114,10 @@ class ProgramError(AssayError, ValueError):
 
 class ProgramFailed(AssayError, RuntimeError):
     """A program failed on each of its first tasks; for an exception, the message has its traceback."""
+
+
+class SandboxError(AssayError, RuntimeError):
+    """A sandbox with the required isolation is not available, or could not be started. Never the fault of the code."""
 
 
 class ArtifactError(AssayError, ValueError):
