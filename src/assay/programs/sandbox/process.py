@@ -26,6 +26,7 @@ __all__ = ["SandboxedProcess"]
 
 _EVERY_S = 0.05  # between two measurements of memory, disk and processes
 _LONGEST_LINE = 8_000_000  # bytes of one message on the channel
+_MOST_LINES = 100  # that wait to be received; an honest process sends the next one after an answer
 _MOST_LEFT = 1000  # reads of 64 KB after the end, of a child that escaped with isolation 'none' and still writes
 
 
@@ -35,7 +36,7 @@ class SandboxedProcess:
     Args:
         arguments: of the interpreter. `{scripts}` in one of them is this package's folder as the process sees it,
             `{requests}` and `{replies}` are the descriptors of the channel.
-        channel: whether the process exchanges lines with the parent (`send`, `receive`).
+        channel: whether the process gets messages (`send`) and answers with lines (`receive`).
     Raises:
         SandboxError: the process could not be started under this isolation.
     """
@@ -59,6 +60,7 @@ class SandboxedProcess:
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._partial = bytearray()
         self._descriptors: list[int] = []
+        self._group_killed = False
         self._stop = threading.Event()
         self._watcher: threading.Thread | None = None
         try:
@@ -184,7 +186,7 @@ class SandboxedProcess:
             self._lines.put(bytes(self._partial) + line)
             self._partial.clear()
         self._partial += rest
-        if len(self._partial) > _LONGEST_LINE:
+        if len(self._partial) > _LONGEST_LINE or self._lines.qsize() > _MOST_LINES:
             self.killed_by = "output"
 
     def _over_limit(self) -> str | None:
@@ -204,10 +206,10 @@ class SandboxedProcess:
 
     # From outside
 
-    def send(self, line: bytes, deadline: float) -> bool:
-        """Writes a line to the process. False if it does not read before the deadline, or ended."""
+    def send(self, message: bytes, deadline: float) -> bool:
+        """Writes a message, after its length. False if the process does not read it before the deadline, or ended."""
         os.set_blocking(self._requests, False)
-        rest = memoryview(line + b"\n")
+        rest = memoryview(f"{len(message):08x}".encode() + message)
         with selectors.DefaultSelector() as selector:
             selector.register(self._requests, selectors.EVENT_WRITE)
             while rest:
@@ -251,9 +253,14 @@ class SandboxedProcess:
         return self._dropped
 
     def _kill(self) -> None:
-        """Kills the process group: at once, as no process forks while the kernel signals a group."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """Kills the process group: at once, as no process forks while the kernel signals a group.
+
+        Only once: afterwards the number may belong to another group.
+        """
+        if not self._group_killed:
+            self._group_killed = True
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def _close_descriptor(self, descriptor: int) -> None:
