@@ -163,7 +163,7 @@ def _setting(item: "dataclasses.Field[Any]", texts: Mapping[str, str]) -> str:
 
 
 def _checks_page() -> str:
-    from assay.rubrics import checks, steps
+    from assay.rubrics import checks, steps, tested
 
     return f"""# Checks
 
@@ -174,6 +174,11 @@ default the one that the task expects.
 ## Checks of the result
 
 {_check_list(checks)}
+## Checks that run code
+
+{docstring(tested)}
+
+{_check_list(tested)}
 ## Checks of a step
 
 For criteria with `scope: step`: the grade is of one LM call.

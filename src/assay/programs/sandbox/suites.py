@@ -99,27 +99,30 @@ class Suite:
 
     @classmethod
     def parse(cls, tests: Any, entry_point: str = "") -> "Suite":
-        """A suite from JSON: source text, or a list of cases as `[expression, expected]` or objects.
+        """A suite from JSON.
 
+        Args:
+            tests: Python source with test functions or `assert` statements, a list of such texts, or a list of cases as
+                `[expression, expected]` or as objects with `expression` and `expected` or `raises`. Each `assert`
+                outside of a function is one test: a case, where it compares with a literal.
         Raises:
             DataError: the tests have another form.
         """
         if isinstance(tests, Suite):
             return tests
+        if isinstance(tests, list | tuple) and tests and all(isinstance(text, str) for text in tests):
+            tests = "\n".join(tests)
         if isinstance(tests, str):
-            return cls(source=tests, entry_point=entry_point)
-        if not isinstance(tests, Sequence):
+            cases, source = _from_source(tests)
+            return cls(cases=cases, source=source, entry_point=entry_point)
+        if not isinstance(tests, list | tuple):
             raise DataError(f"tests must be Python source or a list of cases, found {type(tests).__name__}")
         return cls(cases=tuple(map(_case, tests)), entry_point=entry_point)
 
     @property
     def functions(self) -> tuple[str, ...]:
         """Names of the test functions, in order."""
-        try:
-            tree = ast.parse(self.source)
-        except (SyntaxError, ValueError) as error:
-            raise DataError(f"the source of a test suite is not Python: {error}") from None
-        names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        names = [node.name for node in _parsed(self.source).body if isinstance(node, ast.FunctionDef)]
         return tuple(name for name in dict.fromkeys(names) if name.startswith("test_") or name == "check")
 
     @property
@@ -147,6 +150,47 @@ def _defined(nodes: Sequence[ast.AST]) -> Iterator[str]:
             yield (node.asname or node.name).split(".")[0]
         elif isinstance(node, ast.ExceptHandler) and node.name:
             yield node.name
+
+
+def _parsed(source: str) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise DataError(f"the source of a test suite is not Python: {error}") from None
+
+
+def _from_source(source: str) -> tuple[tuple[Case, ...], str]:
+    """Cases of the asserts outside of functions, and the rest of the source with the other asserts as functions."""
+    tree = _parsed(source)
+    asserts = [node for node in tree.body if isinstance(node, ast.Assert)]
+    if not asserts:
+        return (), source
+    rest: list[ast.stmt] = [node for node in tree.body if not isinstance(node, ast.Assert)]
+    own = {name for node in rest for name in _defined(list(ast.walk(node)))}
+    cases, functions = [], []
+    for node in asserts:
+        case = _case_of(node, own)
+        if case is not None:
+            cases.append(case)
+        else:
+            functions.append(f"def test_assert_{node.lineno}():\n    {ast.unparse(node)}")
+    kept = ast.unparse(ast.Module(body=rest, type_ignores=[])) if functions or rest else ""
+    if not functions and not any(isinstance(node, ast.FunctionDef) for node in rest):
+        kept = ""  # imports and constants that no test uses
+    return tuple(cases), "\n\n".join(part for part in (kept, *functions) if part)
+
+
+def _case_of(node: ast.Assert, own: set[str]) -> Case | None:
+    """`assert EXPRESSION == LITERAL` as a case, unless the expression needs a name that the tests define."""
+    test = node.test
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], ast.Eq):
+        return None
+    if any(isinstance(inner, ast.Name) and inner.id in own for inner in ast.walk(test)):
+        return None
+    try:
+        return Case(expression=ast.unparse(test.left), expected=ast.unparse(test.comparators[0]))
+    except DataError:
+        return None
 
 
 def _case(row: Any) -> Case:

@@ -13,7 +13,7 @@ __all__ = ["NotPlain", "decode", "encode", "same", "show"]
 
 _MOST_DIGITS = 4000  # of an integer in decimal; longer ones are written in hexadecimal
 _DEEPEST = 100  # levels of nested values
-_CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+_CONTAINERS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
 class NotPlain(ValueError):
@@ -48,9 +48,9 @@ def encode(value: Any, keep: Callable[[Any], int] | None = None, depth: int = 0)
     if issubclass(kind, dict):
         items = [[encode(part, keep, depth + 1) for part in item] for item in dict.items(value)]
         return {"t": "dict", "v": items}
-    for name, base in _CONTAINERS.items():
-        if issubclass(kind, base):
-            return {"t": name, "v": [encode(part, keep, depth + 1) for part in base.__iter__(value)]}
+    for name, container in _CONTAINERS.items():
+        if issubclass(kind, container):
+            return {"t": name, "v": [encode(part, keep, depth + 1) for part in container.__iter__(value)]}
     if keep is None:
         raise NotPlain(f"an object of the type {kind.__name__!r} is not a plain value")
     return {"t": "object", "v": keep(value), "name": str(kind.__name__)[:100]}
