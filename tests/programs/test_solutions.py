@@ -162,9 +162,18 @@ CHEATS = {
 
 
 @pytest.mark.parametrize("cheat", sorted(CHEATS))
-def test_no_cheat_passes_a_test(isolated: str, suite: Suite, cheat: str) -> None:
+def test_no_cheat_passes_a_case(isolated: str, cheat: str) -> None:
+    assert_fails(cheat, SUITES["cases"], isolated)
+
+
+@pytest.mark.parametrize("cheat", sorted(CHEATS))
+def test_no_cheat_passes_a_test_function(sandboxed: str, cheat: str) -> None:
+    assert_fails(cheat, SUITES["functions"], sandboxed)
+
+
+def assert_fails(cheat: str, suite: Suite, isolation: str) -> None:
     began = time.monotonic()
-    result = outcome(CHEATS[cheat], suite, isolated, test_timeout_s=1.5)
+    result = outcome(CHEATS[cheat], suite, isolation, test_timeout_s=1.5)
     assert [case.passed for case in result.results] == [False, False, False], result
     assert all(case.reason for case in result.results)
     assert time.monotonic() - began < 40

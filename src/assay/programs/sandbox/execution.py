@@ -1,6 +1,7 @@
 """Runs untrusted Python code once, under limits."""
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -147,6 +148,8 @@ def available(isolation: str) -> str:
 def _probe(isolation: str) -> str:
     if isolation == "none":
         return ""
+    if sys.platform != "linux":
+        return f"{isolation} needs Linux"
     try:
         with SandboxedProcess(
             isolation, ["-I", "-c", "print('works')"], limits=Limits(timeout_s=20, memory_mb=256), files={}

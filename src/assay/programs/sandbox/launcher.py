@@ -101,8 +101,8 @@ def _set_limits(limits: dict[str, int], *, strict: bool) -> None:
 def _copy_files(source: str, folder: str, user: int | None) -> None:
     """Copies the given files into the writable folder and gives them to the user of the untrusted code."""
     shutil.copytree(source, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
-    for path, _, names in os.walk(folder):
-        for name in ["", *names]:
+    for path, _, names in os.walk(folder, topdown=False):  # a folder last: afterwards only its owner enters it
+        for name in [*names, ""]:
             if user is not None:
                 os.chown(os.path.join(path, name), user, user)
 
@@ -112,9 +112,9 @@ def _prepare(settings: dict[str, Any]) -> None:
     user = settings["user"]
     if settings["copy_from"]:
         _copy_files(settings["copy_from"], settings["folder"], user)
-    os.chdir(settings["folder"])
     if user is not None:
         _become(user, read_everything=settings["landlock"] is not None)
+    os.chdir(settings["folder"])  # it belongs to that user alone
     if settings["isolation"] == "landlock":
         _prctl(_PR_SET_PDEATHSIG, 9)  # bubblewrap has --die-with-parent
     _set_limits(settings["limits"], strict=settings["isolation"] != "none")

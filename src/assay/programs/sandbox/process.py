@@ -66,6 +66,7 @@ class SandboxedProcess:
         try:
             self._given_bytes = write_files(self._inputs, files)
             os.chmod(self._home, 0o711)  # another user passes through to its own folder
+            os.chmod(self._inputs, 0o700)
             self._start(isolation, arguments, read_only, stdin, channel)
         except BaseException:
             self.close()
