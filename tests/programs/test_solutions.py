@@ -233,7 +233,7 @@ def texts():
         try: yield str(item)
         except Exception: pass
     for folder, _, names in os.walk("/"):
-        if folder.startswith(("/proc", "/sys", "/usr", "/lib", "/dev")) or "site-packages" in folder: continue
+        if folder.startswith(("/proc", "/sys", "/usr", "/lib", "/dev", "/nix", sys.base_prefix)): continue
         for name in names:
             try: yield open(os.path.join(folder, name), errors="replace").read(10**6)
             except OSError: pass
@@ -259,7 +259,7 @@ def test_expected_values_are_nowhere_in_the_solutions_process(isolated: str) -> 
         cases=(Case(expression="double(1)", expected="'zebra 730019'"),),
         source="def test_hidden():\n    found = double(1)\n    assert found == 'zebra 730019', found",
     )
-    result = outcome(SPY, hidden, isolated, timeout_s=60, test_timeout_s=25, memory_mb=1024)
+    result = outcome(SPY, hidden, isolated, timeout_s=120, test_timeout_s=60, memory_mb=1024)
     assert result.results[0].reason == "double(1): expected 'zebra 730019', found False"
     assert result.results[1].reason.endswith("AssertionError: False")
 
