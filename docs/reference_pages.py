@@ -23,7 +23,8 @@ from reference_text import cell, coded, descriptions, docstring, plain, type_nam
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "assay"
 PACKAGES = (
-    *("assay.rubrics", "assay.judges", "assay.programs", "assay.programs.sandbox", "assay.datasets"),
+    *("assay.rubrics", "assay.rubrics.code", "assay.judges", "assay.programs", "assay.programs.sandbox"),
+    "assay.datasets",
     *("assay.models", "assay.traces", "assay.evaluation", "assay.optimizers", "assay.testing", "assay.errors"),
 )
 SETTINGS_IN = ("assay.api", "assay.runs", "assay.optimizers", "assay.traces")
