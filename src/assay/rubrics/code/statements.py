@@ -167,7 +167,8 @@ class _Normalizer:
             )  # `import a.b` binds `a`
             module = "" if isinstance(node, ast.Import) else f"{'.' * node.level}{node.module or ''}"
             tokens = [role, "(Import", module, alias.name, str(whole), self._name(name, scope), ")"]
-            statements.append(self._made(node, tokens))
+            alone = type(node)(**{**dict(ast.iter_fields(node)), "names": [alias]})
+            statements.append(self._made(ast.copy_location(alone, node), tokens))
         if "*" not in bound and len(set(bound)) == len(bound):
             statements.sort(key=lambda statement: _anonymous(statement.tokens))
         return statements
