@@ -165,6 +165,7 @@ def _setting(item: "dataclasses.Field[Any]", texts: Mapping[str, str]) -> str:
 
 def _checks_page() -> str:
     from assay.rubrics import checks, steps, tested
+    from assay.rubrics.code import checks as code_checks
 
     return f"""# Checks
 
@@ -180,6 +181,11 @@ default the one that the task expects.
 {docstring(tested)}
 
 {_check_list(tested)}
+## Checks of edited code
+
+{docstring(code_checks)}
+
+{_check_list(code_checks)}
 ## Checks of a step
 
 For criteria with `scope: step`: the grade is of one LM call.
