@@ -1,7 +1,7 @@
 """Values in visible tests: what the tests pass to functions and what they expect."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,6 @@ from assay.errors import RubricError
 __all__ = ["Facts", "is_plain", "literal", "read_facts"]
 
 _SMALL = 2  # integers up to this size occur in any code
-_MOST = 200_000  # characters of a literal that is compared
-_ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -50,16 +48,17 @@ def is_plain(value: Any) -> bool:
     return len(value) <= 1 and all(map(is_plain, value))
 
 
-def read_facts(visible_tests: str | Sequence[str]) -> Facts:
+def read_facts(visible_tests: str | Sequence[Any]) -> Facts:
     """Reads the literals of tests.
 
     Args:
-        visible_tests: Python source, or several.
+        visible_tests: Python source, or a list of sources or cases: `[expression, expected]`, or mappings with
+            `expression` and `expected`.
     Raises:
-        RubricError: not valid Python.
+        RubricError: not valid Python, or another form.
     """
     inputs, expected = set[tuple[str, str]](), set[tuple[str, str]]()
-    for text in [visible_tests] if isinstance(visible_tests, str) else visible_tests:
+    for text in [visible_tests] if isinstance(visible_tests, str) else map(_source, visible_tests):
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -67,6 +66,16 @@ def read_facts(visible_tests: str | Sequence[str]) -> Facts:
         for node in ast.walk(tree):
             _read(node, inputs, expected)
     return Facts(frozenset(inputs), frozenset(expected))
+
+
+def _source(test: Any) -> str:
+    if isinstance(test, Mapping) and "expression" in test:
+        test = [test["expression"], test.get("expected") or "None"]
+    if isinstance(test, list | tuple) and len(test) == 2:
+        return f"{test[0]} == {test[1]}"
+    if not isinstance(test, str):
+        raise RubricError(f"visible_tests: {test!r} must be Python source or a case [expression, expected]")
+    return test
 
 
 def _read(node: ast.AST, inputs: set[tuple[str, str]], expected: set[tuple[str, str]]) -> None:

@@ -7,6 +7,7 @@ find those.
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from assay.errors import RubricError
 from assay.rubrics.code.difference import Edit, compare
@@ -100,13 +101,14 @@ class Finding:
         return f"line {self.line}: {self.message} ({self.rule})"
 
 
-def find_hacks(before: str, after: str, visible_tests: str | Sequence[str] = "") -> list[Finding]:
+def find_hacks(before: str, after: str, visible_tests: str | Sequence[Any] = "") -> list[Finding]:
     """Finds hacks in what an edit adds: code that passes the tests without doing the task.
 
     Args:
         before: source that was edited. What it does already is no finding.
         after: the edited source. One that cannot be read is the finding `invalid_code`.
-        visible_tests: Python source of the tests that the author of the edit saw; literals in it are looked for.
+        visible_tests: the tests that the author of the edit saw, as Python source or as a list of sources or cases
+            `[expression, expected]`; their literals are looked for.
     Returns:
         Findings in the order of lines; the rules are in `RULES`.
     Raises:

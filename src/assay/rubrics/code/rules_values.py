@@ -24,7 +24,7 @@ def hard_coded(site: Site, facts: Facts) -> Hits:
 def _results(node: ast.AST) -> Iterator[ast.AST]:
     """Expressions that a statement returns, yields or assigns, with both sides of conditional expressions."""
     waiting: list[ast.AST | None] = []
-    if isinstance(node, ast.Return | ast.Assign | ast.AnnAssign | ast.AugAssign):
+    if isinstance(node, ast.Return | ast.Assign | ast.AnnAssign):
         waiting.append(node.value)
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Yield):
         waiting.append(node.value.value)
