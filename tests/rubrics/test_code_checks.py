@@ -97,6 +97,7 @@ def test_an_answer_without_code_gets_0(code: object) -> None:
 
 def test_a_fence_around_the_code_is_removed() -> None:
     assert checks.minimal_diff(TASK, {"code": f"```python\n{FIXED}```"}, None).value == 1.0
+    assert checks.minimal_diff(TASK, {"code": f"The sign is wrong.\n```python\n{FIXED}```\nDone."}, None).value == 1.0
     assert checks.minimal_diff(TASK, {"answer": FIXED}, None).value == 1.0
 
 

@@ -5,18 +5,16 @@ Tests are fields of the task (inputs, expected outputs or metadata): Python sour
 show expected outputs. The code is an output field; a Markdown fence around it is removed.
 """
 
-import re
 from functools import partial
 from typing import Any
 
 from assay.datasets.tasks import Task
 from assay.errors import DataError, SandboxError
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule
+from assay.rubrics.fields import code_of, value_of
 from assay.traces.records import Rollout
 
 __all__ = ["tests_pass"]
-
-_FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 
 
 def _validate_limits(
@@ -65,13 +63,13 @@ def tests_pass(
     """
     from assay.programs.sandbox import Suite, run_tests
 
-    name = str(_of_task(task, entry_point) or "")
+    name = str(value_of(task, entry_point) or "")
     try:
-        if (tests := _of_task(task, hidden)) is None:
+        if (tests := value_of(task, hidden)) is None:
             raise NoGrade(f"task {task.id!r} has no {hidden!r}: there is nothing to test the code with", wanted=hidden)
         secret = Suite.parse(tests, name)
-        shown = Suite.parse(_of_task(task, visible), name) if _of_task(task, visible) else None
-        code = _code(prediction, field)
+        shown = Suite.parse(value_of(task, visible), name) if value_of(task, visible) else None
+        code = code_of(prediction, field)
         if code is None or not code.strip():
             fields = sorted(map(str, prediction))
             return Grade(value=0.0, reason=f"The prediction has no code in {field!r}; it has {fields}.")
@@ -99,21 +97,3 @@ def tests_pass(
 
 
 tests_pass.__test__ = False  # pytest takes any function named test… of a module for a test
-
-
-def _of_task(task: Task, name: str) -> Any:
-    for values in (task.metadata, task.expected, task.inputs):
-        if values.get(name) is not None:
-            return values[name]
-    return None
-
-
-def _code(prediction: dict[str, Any], field: str) -> str | None:
-    """The code of a prediction: its longest fenced block if it has fences. None if it has no text."""
-    value = prediction.get(field)
-    if value is None and len(prediction) == 1 and next(iter(prediction)) in ("answer", "output"):
-        value = next(iter(prediction.values()))  # recorded from outside, where the recorder names the field
-    value = getattr(value, "code", value)  # `dspy.Code`
-    if not isinstance(value, str):
-        return None
-    return max(_FENCE.findall(value), key=len, default=value)

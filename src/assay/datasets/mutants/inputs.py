@@ -101,9 +101,9 @@ def _examples(part: Slice) -> Iterator[str]:
                     yield ast.unparse(node)
 
 
-def _is_literal(node: ast.AST) -> bool:
+def _is_literal(node: ast.expr) -> bool:
     try:
-        ast.literal_eval(node)  # type: ignore[arg-type]
+        ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError):
         return False
     return True

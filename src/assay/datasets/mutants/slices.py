@@ -197,9 +197,9 @@ def _literals(statements: Sequence[ast.stmt]) -> Iterator[str | int]:
     for statement in statements:
         documented = {id(inner.value) for inner in ast.walk(statement) if isinstance(inner, ast.Expr)}
         for node in ast.walk(statement):
-            value = node.value if isinstance(node, ast.Constant) and id(node) not in documented else None
-            short = isinstance(value, str) and 0 < len(value) <= 20
-            small = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**6
-            if (short or small) and value not in seen:
+            if not isinstance(node, ast.Constant) or id(node) in documented or node.value in seen:
+                continue
+            value = node.value
+            if (isinstance(value, str) and 0 < len(value) <= 20) or (type(value) is int and abs(value) < 10**6):
                 seen.add(value)
                 yield value

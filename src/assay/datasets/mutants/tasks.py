@@ -127,11 +127,10 @@ def _evaluated(
 
 def _kept(results: Mapping[str, str]) -> dict[str, str]:
     """Call -> result for the kept calls, with as many different results as there are."""
-    plain = list(results.items())
-    seen = set[str]()
-    fresh = [(call, text) for call, text in plain if not (text in seen or seen.add(text))]
-    others = [pair for pair in plain if pair not in fresh]
-    return dict([*fresh[:_CALLS], *others][:_CALLS])
+    fresh = {text: call for call, text in reversed(list(results.items()))}  # the first call of each result
+    first = [(call, text) for call, text in results.items() if fresh[text] == call]
+    others = [(call, text) for call, text in results.items() if fresh[text] != call]
+    return dict([*first, *others][:_CALLS])
 
 
 def _rows(subject: _Subject, kept: dict[str, str], results: Sequence[Sequence[str | None] | None]) -> Iterator[Row]:

@@ -81,8 +81,9 @@ def swallowed_failure(site: Site, _: Facts) -> Hits:
             yield "except"
     elif isinstance(node, ast.With | ast.AsyncWith):
         for call in (item.context_expr for item in node.items):
-            suppresses = isinstance(call, ast.Call) and code.dotted(call.func) == "contextlib.suppress"
-            if suppresses and any(code.dotted(kind) in _BROAD for kind in call.args):
+            if not isinstance(call, ast.Call) or code.dotted(call.func) != "contextlib.suppress":
+                continue
+            if any(code.dotted(kind) in _BROAD for kind in call.args):
                 yield "suppress"
     elif isinstance(node, ast.Return | ast.Break | ast.Continue):
         inside: ast.AST = node
