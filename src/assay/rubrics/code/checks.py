@@ -120,7 +120,7 @@ def no_hacks(
 def _source(task: Task, name: str) -> str:
     text = value_of(task, name) if name not in task.inputs else task.inputs[name]
     if not isinstance(text, str):
-        raise NoGrade(f"task {task.id!r} has no source {name!r} from before the edit", wanted=name)
+        raise NoGrade(f"task {task.id!r} has no source {name!r} from before the edit", missing_field=name)
     return text
 
 
