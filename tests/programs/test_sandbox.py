@@ -237,6 +237,10 @@ import os; os._exit(0)
     assert 0 < int(attack(code, isolated, processes=8).output) < 8
 
 
+def processes() -> str:
+    return subprocess.run(["ps", "-eo", "args="], capture_output=True, text=True).stdout
+
+
 def test_daemons_end_with_the_run(isolated: str) -> None:
     code = """
 import os, time
@@ -254,8 +258,10 @@ print("done")
     result = attack(code.replace("MARK", mark), isolated)
     assert (result.output, result.ok) == ("done\n", True)
     assert time.monotonic() - began < 8
-    shown = subprocess.run(["ps", "-eo", "args="], capture_output=True, text=True).stdout
-    assert f"sleep {mark}" not in shown
+    # a killed process is listed until the kernel has run its end, which takes a while on a busy machine
+    while f"sleep {mark}" in processes():
+        assert time.monotonic() - began < 20
+        time.sleep(0.1)
 
 
 def test_zombies_do_not_hold_up_the_end(isolated: str) -> None:
