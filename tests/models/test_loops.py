@@ -1,5 +1,6 @@
 """Loop detection: exact copies, reuse of word groups, tool calls; no alarm on ordinary text."""
 
+import itertools
 import random
 import string
 import sysconfig
@@ -62,7 +63,7 @@ def test_words_without_repetition_raise_no_alarm(words: list[str], seed: int) ->
 def test_the_parts_in_which_a_text_arrives_make_no_difference(text: str, cuts: list[int]) -> None:
     whole, parts, at = TextLoopDetector(), TextLoopDetector(), sorted({0, *cuts, len(text)})
     whole.add(text + " ")
-    for begin, end in zip(at, at[1:], strict=False):
+    for begin, end in itertools.pairwise(at):
         parts.add(text[begin:end])
     parts.add(text[at[-1] :] + " ")
     assert parts.loop == whole.loop
@@ -80,7 +81,8 @@ def test_the_parts_in_which_a_text_arrives_make_no_difference(text: str, cuts: l
 def test_a_loop_that_counts_is_found_by_the_groups_that_it_reuses(line: str) -> None:
     text = " ".join(line.format(number) for number in range(200))
     loop = find_loop(text)
-    assert loop is not None and loop.kind == "reuse"
+    assert loop is not None
+    assert loop.kind == "reuse"
     assert find_loop(" ".join(line.format(number) for number in range(8))) is None
 
 
@@ -89,7 +91,8 @@ def test_a_loop_is_kept_and_further_words_do_not_replace_it() -> None:
     for word in ["again"] * 100:
         detector.add(word)
     found = detector.loop
-    assert found is not None and (found.kind, found.period, found.end) == ("copies", 1, 64)
+    assert found is not None
+    assert (found.kind, found.period, found.end) == ("copies", 1, 64)
     assert found.repeated == 63  # all but the first of the 64
     for word in prose(50, 1):
         assert detector.add(word) == found
@@ -120,7 +123,8 @@ def test_memory_does_not_grow_with_the_text() -> None:
     for word in prose(5000, 3):
         detector.add(word)
     assert len(detector._tail) == 1024
-    assert len(detector._grams) == 125 and len(detector._known) <= 125
+    assert len(detector._grams) == 125
+    assert len(detector._known) <= 125
 
 
 @pytest.mark.parametrize(
@@ -136,7 +140,8 @@ def test_the_same_call_with_the_same_result_is_a_loop() -> None:
     assert detector.add("search", {"q": "a", "n": 2}, "x") is None
     assert detector.add("search", {"q": "b", "n": 2}, "x") is None
     loop = detector.add("search", {"n": 2.0, "q": " a "}, "x")  # the same call, written differently
-    assert loop is not None and (loop.kind, loop.start, loop.end) == ("same call", 2, 3)
+    assert loop is not None
+    assert (loop.kind, loop.start, loop.end) == ("same call", 2, 3)
 
 
 def test_a_call_that_returns_something_new_is_progress() -> None:
@@ -149,10 +154,12 @@ def test_two_calls_in_turn_are_a_loop() -> None:
     detector = ToolLoopDetector(LoopSettings(calls=2))
     names = ["a", "b", "a", "b"]
     loops = [detector.add(name, {"x": 1}, "same") for name in names]
-    assert loops[1] is None and loops[2] is not None
+    assert loops[1] is None
+    assert loops[2] is not None
     patient = ToolLoopDetector(LoopSettings(calls=3))
     found = [patient.add(name, {"x": 1}, "same") for name in names * 2]
-    assert found[4] is not None and found[3] is None  # the third a
+    assert found[4] is not None
+    assert found[3] is None
     assert ToolLoopDetector(LoopSettings(calls=4)).add("a", {}, "x") is None
 
 
