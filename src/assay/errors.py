@@ -15,6 +15,7 @@ __all__ = [
     "DataError",
     "Diverged",
     "FailureKind",
+    "LoopStopped",
     "LowCoverage",
     "MissingExtra",
     "ModelError",
@@ -89,6 +90,18 @@ class LowCoverage(AssayError, RuntimeError):
 
 class ModelError(AssayError, RuntimeError):
     """A model cannot be found, downloaded, verified or started."""
+
+
+class LoopStopped(AssayError, RuntimeError):
+    """The model repeated itself until it was stopped, or until its limit.
+
+    Attributes:
+        text: what it had written.
+    """
+
+    def __init__(self, message: str, *, text: str = "") -> None:
+        super().__init__(message)
+        self.text = text
 
 
 class Diverged(ModelError):

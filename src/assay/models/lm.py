@@ -7,14 +7,15 @@ import contextlib
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import dspy
 from dspy import lm15
+from dspy.utils.exceptions import LMError
 
-from assay.errors import ModelError
+from assay.errors import ConfigError, LoopStopped, ModelError
 from assay.models.cache import ResponseCache
 from assay.models.calls import Observer
 from assay.models.embedded import LlamaBackend
@@ -47,7 +48,7 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
         samples, kwargs = self._samples(kwargs)
         completions = []
         for sample in samples:
-            with sample_scope(sample):
+            with sample_scope(sample), _unwrapped():
                 completions.append(
                     super().__call__(prompt, messages=messages, **self._seeded(kwargs, prompt, messages))
                 )
@@ -57,7 +58,7 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
         samples, kwargs = self._samples(kwargs)
         completions = []
         for sample in samples:
-            with sample_scope(sample):
+            with sample_scope(sample), _unwrapped():
                 completions.append(
                     await super().acall(prompt, messages=messages, **self._seeded(kwargs, prompt, messages))
                 )
@@ -116,6 +117,17 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
         return {**kwargs, "seed": int.from_bytes(digest[:4], "big") >> 1}
 
 
+@contextlib.contextmanager
+def _unwrapped() -> Iterator[None]:
+    """Raises `LoopStopped` itself: DSPy wraps exceptions of engines that it does not know."""
+    try:
+        yield
+    except LMError as error:
+        if isinstance(error.__cause__, LoopStopped):
+            raise error.__cause__ from None
+        raise
+
+
 def _together(completions: list[list[Any]]) -> list[Any]:
     """Completions of several calls in the form that DSPy gives those of one call: all strings, or all mappings."""
     outputs = [output for outputs in completions for output in outputs]
@@ -134,6 +146,7 @@ def get_lm(
     max_tokens: int | None = None,
     seed: int | None = None,
     num_retries: int = 3,
+    stop_loops: bool = False,
     **client: Any,
 ) -> LanguageModel:
     """A language model by name.
@@ -148,6 +161,9 @@ def get_lm(
         seed: seed of the run. If the engine takes seeds, each call gets one derived from it, its sample and its
             messages.
         num_retries: number of retries of a failed call.
+        stop_loops: stop an embedded model as soon as its text repeats itself, see `assay.models.loops`. llama.cpp then
+            reports token ids incompletely, so leave it off where calls are recorded for training. Without it a loop
+            ends at `max_tokens`. In both cases the call fails with `LoopStopped`.
         client: `api_base`, `api_key`, `timeout` and others, for hosted models. A server on this machine or in a private
             network needs no key.
     Raises:
@@ -159,6 +175,9 @@ def get_lm(
         raise ModelError(f"{name!r} is a model file: name it embedded:{name}")
     if is_embedded(name):
         backend, max_tokens = LlamaBackend(name), max_tokens or 512
+        backend.stops_loops = stop_loops
+    elif stop_loops:
+        raise ConfigError(f"stop_loops works for embedded models only: the answers of {name} arrive complete")
     else:
         hosted = dspy.LM(name, cache=False, num_retries=0, **with_local_key(name, client))
         if _REASONS in hosted.kwargs:

@@ -159,6 +159,10 @@ class TextLoopDetector:
         """Number of words so far."""
         return self._detector.count
 
+    def set(self, loop: Loop) -> None:
+        """Sets a loop that was found otherwise."""
+        self._detector.loop = loop
+
     def add(self, text: str) -> Loop | None:
         """Adds a part of the text. Returns the loop if one was found so far."""
         if self.loop is not None:

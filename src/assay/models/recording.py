@@ -13,6 +13,7 @@ from dspy import lm15
 from dspy._vendor.lm15.serde import request_to_dict, response_from_dict
 from dspy.utils.exceptions import LMError, LMInvalidRequestError
 
+from assay.errors import LoopStopped
 from assay.models.alternatives import pruned
 from assay.models.answers import kept_response, text_of
 from assay.models.cache import ResponseCache
@@ -27,6 +28,7 @@ from assay.models.roles import Endpoint
 from assay.models.scope import current_field, current_prices, current_sample, waits_for_servers
 from assay.models.streaming import events_in_pieces
 from assay.models.transports import accounted, went_by
+from assay.models.watching import stopped_loop
 from assay.support.scrubbing import error_text
 
 __all__ = ["NOT_KNOWN", "AsyncRecordingEngine", "RecordingEngine", "ServerRefused", "bill_answered"]
@@ -88,16 +90,20 @@ class RecordingEngine:
         cost = 0.0 if replayed is None else record.get("cost_usd", replayed.cost_usd)
         if replayed is not None and (prices := current_prices.get()) is not None:
             prices.append(cost or 0.0)
+        looped = stopped_loop(response, record.get("loop"))
         self._notify(
             fields,
             response,
             ids=record["token_ids"],
+            error=looped,
             cached=replayed is None,
             sample=sample,
             started=time.time(),
             latency_ms=record.get("latency_ms", 0.0),
             cost_usd=cost,
         )
+        if looped is not None:
+            raise looped
         return response
 
     def _call(self, request: lm15.Request, fields: dict[str, Any], key: str, sample: int | None) -> lm15.Response:
@@ -128,6 +134,8 @@ class RecordingEngine:
             with accounted(), asking_model():
                 response, cost = self.backend.complete(request)
             response = pruned(response, current_field.get())
+            if (looped := stopped_loop(response)) is not None:
+                raise looped
         except BaseException as failure:
             error = failure
             if not waits_for_servers.get() and is_refused(failure):
@@ -145,6 +153,7 @@ class RecordingEngine:
                         "token_ids": ids,
                         "latency_ms": latency_ms,
                         "cost_usd": cost,
+                        **({"loop": str(error)} if isinstance(error, LoopStopped) else {}),
                     },
                 )
             self.meter.settle(

@@ -12,6 +12,7 @@ import dspy
 
 from assay.errors import FailureKind, ProgramError
 from assay.models import LINES, count_tokens, supports
+from assay.models.loops import ToolLoopDetector
 from assay.models.scope import alternatives_of
 from assay.programs.adapters import listen_under, make_adapter
 from assay.programs.estimate import choice_odds
@@ -185,15 +186,16 @@ class ToolAgent(Agent):
     def solve(self, **inputs: Any) -> dspy.Prediction:
         observations: list[str] = []
         steps: list[dict[str, Any]] = []
+        loops = ToolLoopDetector()
         for _ in range(self.agent_parameters.max_steps - 1):
             name = self._choose(inputs, observations, steps)
             if name == _ANSWER:
                 break
             step = self._call(name, inputs, observations)
-            repeated = any(step["tool"] == s["tool"] and step["arguments"] == s["arguments"] for s in steps)
             steps.append(step)
             observations.append(self._observation(step))
-            if repeated:  # the same call gives the same result
+            result = step["result"] if step["error"] is None else step["error"]
+            if loops.add(step["tool"], step["arguments"], result) is not None:
                 note_failure(FailureKind.LOOP)
                 break
         else:
