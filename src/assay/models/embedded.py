@@ -27,6 +27,7 @@ from assay.models.lora.adapters import Adapter, with_adapters
 from assay.models.lora.conversion import write_merged
 from assay.models.registry import EmbeddedModel, find_model, model_home, spec
 from assay.models.scope import current_field
+from assay.models.thinking import Thinking, llama_request, template_thinks
 from assay.models.tool_calls import with_tool_calls
 from assay.models.watching import LOOP, watched_reply
 
@@ -197,6 +198,7 @@ class LlamaBackend:
         self.weights = self.spec.sha256
         self.adapters = tuple(adapter.sha256 for adapter in adapters)
         self.supports_function_calling = "tools" in self.spec.chat_template
+        self.thinks = template_thinks(self.spec.chat_template)
 
     def __deepcopy__(self, memo: object) -> "LlamaBackend":
         return self
@@ -205,6 +207,10 @@ class LlamaBackend:
         if self.path not in _servers and not self.path.is_file():  # removed because other models were merged since
             self.path = _merged(self.spec, self._parts)
         return _server(self.path)
+
+    def with_thinking(self, request: Any, thinking: Thinking) -> Any:
+        """The request with a thinking budget; see `llama_request`."""
+        return llama_request(request, thinking, name=self.spec.name, thinks=self.thinks)
 
     def complete(self, request: Any) -> tuple[Any, float]:
         """Response and its cost in dollars (0: the model runs locally)."""

@@ -27,6 +27,7 @@ from assay.models.meter import Meter
 from assay.models.roles import Endpoint
 from assay.models.scope import current_field, current_prices, current_sample, waits_for_servers
 from assay.models.streaming import events_in_pieces
+from assay.models.thinking import current_thinking, thought_tokens
 from assay.models.transports import accounted, went_by
 from assay.models.watching import stopped_loop
 from assay.support.scrubbing import error_text
@@ -72,6 +73,9 @@ class RecordingEngine:
         raise AttributeError(name)
 
     def complete(self, request: lm15.Request) -> lm15.Response:
+        thinking = current_thinking.get()
+        if thinking is not None and not thinking.is_auto:
+            request = self.backend.with_thinking(request, thinking)
         fields, sample = request_to_dict(request), current_sample.get()
         if self.cache is None:
             return self._call(request, fields, "", sample)
@@ -213,7 +217,7 @@ class RecordingEngine:
             constrained="response_format" in request.get("config", {}),
             prompt_tokens=usage.input_tokens,
             completion_tokens=usage.output_tokens,
-            thinking_tokens=usage.reasoning_tokens,
+            thinking_tokens=self._thinking_tokens(request, response),
             token_ids=None if ids is None else tuple(ids),
             logprobs=_logprobs(response),
             latency_ms=latency_ms,
@@ -223,6 +227,13 @@ class RecordingEngine:
         )
         for observer in self.observers:
             observer(call)
+
+    def _thinking_tokens(self, request: dict[str, Any], response: lm15.Response | None) -> int | None:
+        """As the engine reports them; else those of the thought field, which are part of the answer."""
+        if response is None or response.usage.reasoning_tokens is not None:
+            return None if response is None else response.usage.reasoning_tokens
+        tokens = [token.token for token in response.logprobs or ()]
+        return thought_tokens(request, text_of(response), tokens, self.backend.count_tokens)
 
 
 class AsyncRecordingEngine:

@@ -14,10 +14,12 @@ from assay.errors import FailureKind, ProgramError
 from assay.models import LINES, count_tokens, supports
 from assay.models.loops import ToolLoopDetector
 from assay.models.scope import alternatives_of
+from assay.models.thinking import Thinking, native_thinking
 from assay.programs.adapters import listen_under, make_adapter
 from assay.programs.estimate import choice_odds
 from assay.programs.parameters import AgentParameters
 from assay.programs.streaming import in_thread
+from assay.programs.thinking import thinking_limit, thought_field
 from assay.traces.recorder import note_failure
 
 __all__ = ["REVIEW_DEPTH", "Agent", "BaseAgent", "ToolAgent", "reasoning_tokens"]
@@ -50,14 +52,20 @@ def reasoning_tokens(depth: int) -> int:
 class Agent(dspy.Module):  # type: ignore[misc]
     """A `dspy.Module` with its own `agent_parameters` and prompt format.
 
+    Its `thinking` is a budget that replaces the one of `reasoning_depth`: a `Thinking` or its short form (tokens, an
+    effort word, `off`, `auto`). It is part of the program's state.
+
     Subclasses implement `solve(**inputs)` and put every constructor argument that is not an agent parameter into
     `config`, so that an artifact can rebuild the program. `parameters()` is DSPy's method and returns predictors.
     """
 
     input_names: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, parameters: AgentParameters | None = None, prompt_format: str = "json") -> None:
+    def __init__(
+        self, parameters: AgentParameters | None = None, prompt_format: str = "json", *, thinking: Any = None
+    ) -> None:
         super().__init__()
+        self.thinking = Thinking.of(thinking)
         self.agent_parameters = parameters or AgentParameters()
         self.prompt_format = prompt_format
         self.config: dict[str, Any] = {}
@@ -81,11 +89,14 @@ class Agent(dspy.Module):  # type: ignore[misc]
         if lm is None:
             raise ProgramError("no language model is configured: call dspy.configure(lm=assay.get_lm(NAME))")
         options: dict[str, Any] = {"temperature": self.agent_parameters.temperature}
+        if self.thinking is not None:
+            options["thinking"] = self.thinking
+        lm = lm.copy(**options)
         if lm.kwargs.get("max_tokens") is not None:  # the thinking budget is in addition to the answer's limit
-            options["max_tokens"] = lm.kwargs["max_tokens"] + reasoning_tokens(self.agent_parameters.reasoning_depth)
+            lm.kwargs["max_tokens"] += thinking_limit(lm, reasoning_tokens(self.agent_parameters.reasoning_depth))
         adapter = make_adapter(self.prompt_format)
         listen_under(adapter)
-        with dspy.context(lm=lm.copy(**options), adapter=adapter):
+        with dspy.context(lm=lm, adapter=adapter):
             return self.solve(**inputs)
 
     async def aforward(self, **inputs: Any) -> Any:
@@ -94,6 +105,15 @@ class Agent(dspy.Module):  # type: ignore[misc]
     def solve(self, **inputs: Any) -> Any:
         """Returns the prediction for one task. Implemented by subclasses."""
         raise NotImplementedError("a subclass of Agent must implement solve(**inputs)")
+
+    @property
+    def thought_tokens(self) -> int:
+        """Limit of a step's thought field: the budget, or else that of `reasoning_depth`.
+
+        It is 0 if the model thinks by itself within the budget.
+        """
+        lm, depth = dspy.settings.lm, reasoning_tokens(self.agent_parameters.reasoning_depth)
+        return 0 if getattr(lm, "thinking", None) is not None and native_thinking(lm) else thinking_limit(lm, depth)
 
     def fit_context(
         self,
@@ -147,8 +167,9 @@ class ToolAgent(Agent):
         arguments: Mapping[str, Mapping[str, tuple[Any, Any]]],
         parameters: AgentParameters | None = None,
         prompt_format: str = "json",
+        thinking: Any = None,
     ) -> None:
-        super().__init__(parameters, prompt_format)
+        super().__init__(parameters, prompt_format, thinking=thinking)
         self.tools = {tool.name: tool for tool in (t if isinstance(t, dspy.Tool) else dspy.Tool(t) for t in tools)}
         if not self.tools or _ANSWER in self.tools:
             raise ProgramError(f"a tool agent needs tools, none of them named {_ANSWER!r}; got {sorted(self.tools)}")
@@ -226,9 +247,7 @@ class ToolAgent(Agent):
             return names[0]
         written = bool(dspy.settings.get(WRITTEN_DECISIONS))
         stated = not written and not supports(dspy.settings.lm, "top_logprobs")
-        signature = _decision_signature(
-            self.decide.signature, reasoning_tokens(self.agent_parameters.reasoning_depth), stated
-        )
+        signature = _decision_signature(self.decide.signature, self.thought_tokens, stated)
         config = {} if stated or written else _logprobs_options(dspy.settings.lm)
         with alternatives_of("action"):
             decision = self._ask(self.decide, signature, inputs, observations, **config)
@@ -316,10 +335,7 @@ def _decision_signature(signature: Any, tokens: int, stated: bool) -> Any:
     """The decision signature with a thinking budget, and with the field `need` if the engine gives no probabilities."""
     decision = signature.delete("thought")
     if tokens:
-        # four characters per token, the usual average in English
-        decision = decision.prepend(
-            "thought", dspy.OutputField(desc=f"at most {tokens} tokens", max_length=4 * tokens), str
-        )
+        decision = decision.prepend("thought", thought_field(tokens), str)
     if stated:
         decision = decision.append(
             "need", dspy.OutputField(desc="how likely a tool is needed, from 0 to 1", ge=0, le=1), float

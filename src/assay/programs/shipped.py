@@ -7,9 +7,10 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import ProgramError
-from assay.programs.agent import REVIEW_DEPTH, Agent, ToolAgent, reasoning_tokens
+from assay.programs.agent import REVIEW_DEPTH, Agent, ToolAgent
 from assay.programs.calculator import calculator
 from assay.programs.parameters import AgentParameters
+from assay.programs.thinking import thought_field
 
 __all__ = ["Classify", "Extract", "MathQA"]
 
@@ -26,7 +27,9 @@ class MathQA(ToolAgent):
 
     input_names: ClassVar = ("question",)
 
-    def __init__(self, parameters: AgentParameters | None = None, prompt_format: str = "json") -> None:
+    def __init__(
+        self, parameters: AgentParameters | None = None, prompt_format: str = "json", *, thinking: Any = None
+    ) -> None:
         expression = dspy.OutputField(desc="one arithmetic expression", pattern=r"^[0-9+*/^(). sqrt=-]{1,60}$")
         super().__init__(
             Question,
@@ -34,6 +37,7 @@ class MathQA(ToolAgent):
             arguments={"calculator": {"expression": (str, expression)}},
             parameters=parameters,
             prompt_format=prompt_format,
+            thinking=thinking,
         )
 
     def clean_arguments(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +57,7 @@ class _OnePredictor(Agent):
 
     def solve(self, **inputs: Any) -> dspy.Prediction:
         depth, steps = self.agent_parameters.reasoning_depth, self.agent_parameters.max_steps
-        signature = _thinking(self.predict.signature, depth)
+        signature = self._with_thought(self.predict.signature)
         filled = self.fit_context(self.predict, signature, inputs, [str(inputs["text"])], "text", keep=1)
         prediction = self.predict(signature=signature, **filled)
         names = list(self.predict.signature.output_fields)
@@ -63,12 +67,11 @@ class _OnePredictor(Agent):
             prediction = self.predict(signature=reviewing, **{**filled, "draft": draft})
         return dspy.Prediction(**{name: prediction[name] for name in names})
 
-
-def _thinking(signature: Any, depth: int) -> Any:
-    tokens = reasoning_tokens(depth) if depth > 3 else 0  # simple tasks need no reasoning at low depth
-    if not tokens:
-        return signature
-    return signature.prepend("thought", dspy.OutputField(desc=f"at most {tokens} tokens", max_length=4 * tokens), str)
+    def _with_thought(self, signature: Any) -> Any:
+        set_budget = getattr(dspy.settings.lm, "thinking", None) is not None
+        low = not set_budget and self.agent_parameters.reasoning_depth <= 3  # simple tasks need no reasoning then
+        tokens = 0 if low else self.thought_tokens
+        return signature.prepend("thought", thought_field(tokens), str) if tokens else signature
 
 
 class Classify(_OnePredictor):
@@ -79,9 +82,14 @@ class Classify(_OnePredictor):
     """
 
     def __init__(
-        self, labels: Sequence[str], parameters: AgentParameters | None = None, prompt_format: str = "json"
+        self,
+        labels: Sequence[str],
+        parameters: AgentParameters | None = None,
+        prompt_format: str = "json",
+        *,
+        thinking: Any = None,
     ) -> None:
-        super().__init__(parameters, prompt_format)
+        super().__init__(parameters, prompt_format, thinking=thinking)
         if not labels:
             raise ProgramError("classify reads its labels from the data: compile it and run the artifact")
         if len(set(labels)) < 2:
@@ -107,9 +115,14 @@ class Extract(_OnePredictor):
     """
 
     def __init__(
-        self, fields: dict[str, str], parameters: AgentParameters | None = None, prompt_format: str = "json"
+        self,
+        fields: dict[str, str],
+        parameters: AgentParameters | None = None,
+        prompt_format: str = "json",
+        *,
+        thinking: Any = None,
     ) -> None:
-        super().__init__(parameters, prompt_format)
+        super().__init__(parameters, prompt_format, thinking=thinking)
         kinds = {"string": str, "integer": int, "number": float, "boolean": bool}
         if not isinstance(fields, dict):
             raise ProgramError(f"fields={fields!r} must be a mapping of names to types, such as {{'city': 'string'}}")

@@ -7,6 +7,7 @@ from typing import Any
 
 import dspy
 
+from assay.models.thinking import Thinking
 from assay.programs.compose import EnsembleProgram, NearestDemos
 from assay.programs.loading import load_program
 
@@ -38,7 +39,9 @@ def program_state(program: dspy.Module) -> dict[str, Any]:
     for name, part in state.items():  # remove data of runs, and the model, which the artifact's manifest names
         if isinstance(part, dict) and "demos" in part:
             state[name] = {**part, "traces": [], "train": [], "lm": None}
-    return {"kind": "program", "state": state}
+    thinking = getattr(program, "thinking", None)
+    budget = {"thinking": thinking.value} if isinstance(thinking, Thinking) else {}
+    return {"kind": "program", "state": state, **budget}
 
 
 def _without_lm(part: Any) -> Any:
@@ -73,6 +76,8 @@ def restore_program(
     program = load_program(name, config=config) if fresh is None else fresh.deepcopy()
     own = {path: (predictor.lm, predictor.config) for path, predictor in program.named_predictors()}
     program.load_state(_without_models(state["state"]))
+    if "thinking" in state:
+        program.thinking = Thinking.of(state["thinking"])
     # Models and call settings of predictors come from the program's code, never from the state: a crafted state could
     # name a server.
     for path, predictor in program.named_predictors():
