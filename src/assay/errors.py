@@ -92,8 +92,10 @@ class ModelError(AssayError, RuntimeError):
     """A model cannot be found, downloaded, verified or started."""
 
 
-class LoopStopped(AssayError, RuntimeError):
+class LoopStopped(RuntimeError):
     """The model repeated itself until it was stopped, or until its limit.
+
+    A failure of one run and never of a job, so it is no `AssayError`.
 
     Attributes:
         text: what it had written.

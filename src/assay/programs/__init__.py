@@ -7,6 +7,7 @@ from assay.support.lazy import attach
 if TYPE_CHECKING:
     from assay.programs.adapters import ADAPTERS, LeanAdapter, SchemaAdapter, make_adapter
     from assay.programs.agent import Agent, BaseAgent, ToolAgent
+    from assay.programs.allocation import ThinkingPolicy
     from assay.programs.loading import SHIPPED, load_program, program_inputs
     from assay.programs.parameters import RANGES, AgentParameters
     from assay.programs.shipped import Classify, Extract, MathQA
@@ -17,6 +18,7 @@ else:
         {
             "adapters": "ADAPTERS LeanAdapter SchemaAdapter make_adapter",
             "agent": "Agent BaseAgent ToolAgent",
+            "allocation": "ThinkingPolicy",
             "loading": "SHIPPED load_program program_inputs",
             "parameters": "RANGES AgentParameters",
             "shipped": "Classify Extract MathQA",
@@ -36,6 +38,7 @@ __all__ = [
     "LeanAdapter",
     "MathQA",
     "SchemaAdapter",
+    "ThinkingPolicy",
     "ToolAgent",
     "load_program",
     "make_adapter",

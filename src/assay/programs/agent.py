@@ -5,7 +5,8 @@ follow each of these, but not one prompt that combines them.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import dspy
@@ -16,13 +17,14 @@ from assay.models.loops import ToolLoopDetector
 from assay.models.scope import alternatives_of
 from assay.models.thinking import Thinking, native_thinking
 from assay.programs.adapters import listen_under, make_adapter
+from assay.programs.allocation import AUTO, Round, ThinkingPolicy, answer_key, majority_is_sure, margin_of, think
 from assay.programs.estimate import choice_odds
 from assay.programs.parameters import AgentParameters
 from assay.programs.streaming import in_thread
 from assay.programs.thinking import thinking_limit, thought_field
 from assay.traces.recorder import note_failure
 
-__all__ = ["REVIEW_DEPTH", "Agent", "BaseAgent", "ToolAgent", "reasoning_tokens"]
+__all__ = ["REVIEW_DEPTH", "Agent", "BaseAgent", "ToolAgent", "logprobs_options", "reasoning_tokens"]
 
 REVIEW_DEPTH = 6  # from this reasoning_depth on, the answer is reviewed once
 WRITTEN_DECISIONS = "assay_written_decisions"
@@ -53,7 +55,8 @@ class Agent(dspy.Module):  # type: ignore[misc]
     """A `dspy.Module` with its own `agent_parameters` and prompt format.
 
     Its `thinking` is a budget that replaces the one of `reasoning_depth`: a `Thinking` or its short form (tokens, an
-    effort word, `off`, `auto`). It is part of the program's state.
+    effort word, `off`, `auto`). Its `policy` decides when a step thinks and stops: a `ThinkingPolicy` or its fields by
+    name; with the budget `auto` the default is `assay.programs.allocation.AUTO`. Both are part of the program's state.
 
     Subclasses implement `solve(**inputs)` and put every constructor argument that is not an agent parameter into
     `config`, so that an artifact can rebuild the program. `parameters()` is DSPy's method and returns predictors.
@@ -62,10 +65,15 @@ class Agent(dspy.Module):  # type: ignore[misc]
     input_names: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
-        self, parameters: AgentParameters | None = None, prompt_format: str = "json", *, thinking: Any = None
+        self,
+        parameters: AgentParameters | None = None,
+        prompt_format: str = "json",
+        *,
+        thinking: Any = None,
+        policy: Any = None,
     ) -> None:
         super().__init__()
-        self.thinking = Thinking.of(thinking)
+        self.thinking, self.policy = Thinking.of(thinking), ThinkingPolicy.of(policy)
         self.agent_parameters = parameters or AgentParameters()
         self.prompt_format = prompt_format
         self.config: dict[str, Any] = {}
@@ -97,7 +105,33 @@ class Agent(dspy.Module):  # type: ignore[misc]
         adapter = make_adapter(self.prompt_format)
         listen_under(adapter)
         with dspy.context(lm=lm, adapter=adapter):
-            return self.solve(**inputs)
+            return self._sampled(inputs) if self.thinking_policy.samples > 1 else self.solve(**inputs)
+
+    @property
+    def thinking_policy(self) -> ThinkingPolicy:
+        """The agent's policy, or that of `auto`, or one in which nothing is dynamic."""
+        if self.policy is not None:
+            return self.policy
+        return AUTO if self.thinking is not None and self.thinking.is_auto else ThinkingPolicy()
+
+    def _sampled(self, inputs: dict[str, Any]) -> Any:
+        """The most frequent of several predictions; the first one of it. Its trace is the only one that is kept."""
+        policy, lm = self.thinking_policy, dspy.settings.lm
+        votes: Counter[Hashable] = Counter()
+        first: dict[Hashable, tuple[Any, list[Any]]] = {}
+        for sample in range(policy.samples):
+            own = {} if sample == 0 else {"lm": lm.copy(rollout_id=sample)}
+            with dspy.context(trace=[], **own):
+                prediction = self.solve(**inputs)
+                key = answer_key(prediction)
+                votes[key] += 1
+                first.setdefault(key, (prediction, list(dspy.settings.trace)))
+            if majority_is_sure(votes, policy.posterior):
+                break
+        prediction, trace = first[votes.most_common(1)[0][0]]
+        if dspy.settings.trace is not None:
+            dspy.settings.trace.extend(trace)
+        return prediction
 
     async def aforward(self, **inputs: Any) -> Any:
         return await in_thread(self.forward, **inputs)
@@ -168,8 +202,9 @@ class ToolAgent(Agent):
         parameters: AgentParameters | None = None,
         prompt_format: str = "json",
         thinking: Any = None,
+        policy: Any = None,
     ) -> None:
-        super().__init__(parameters, prompt_format, thinking=thinking)
+        super().__init__(parameters, prompt_format, thinking=thinking, policy=policy)
         self.tools = {tool.name: tool for tool in (t if isinstance(t, dspy.Tool) else dspy.Tool(t) for t in tools)}
         if not self.tools or _ANSWER in self.tools:
             raise ProgramError(f"a tool agent needs tools, none of them named {_ANSWER!r}; got {sorted(self.tools)}")
@@ -247,22 +282,35 @@ class ToolAgent(Agent):
             return names[0]
         written = bool(dspy.settings.get(WRITTEN_DECISIONS))
         stated = not written and not supports(dspy.settings.lm, "top_logprobs")
-        signature = _decision_signature(self.decide.signature, self.thought_tokens, stated)
-        config = {} if stated or written else _logprobs_options(dspy.settings.lm)
-        with alternatives_of("action"):
-            decision = self._ask(self.decide, signature, inputs, observations, **config)
-        if written:
-            return str(decision.action)
-        if stated:
-            need, favourite = float(decision.need), decision.action if decision.action != _ANSWER else names[0]
-        else:
-            odds = self._odds(decision, [*names, _ANSWER], signature, inputs, observations, config)
-            need, favourite = 1 - odds[_ANSWER], max(names, key=odds.__getitem__)
-        chosen = favourite if need >= (max(threshold, 0.5) if answered else threshold) else _ANSWER
-        decision._store.pop("logprobs", None)
-        decision._completions = None  # they contain the alternatives too, and a trace would store them
-        decision.action = chosen  # the trace has the executed action, because demonstrations are created from it
-        return chosen
+        config = {} if stated or written else logprobs_options(dspy.settings.lm)
+        least = max(threshold, 0.5) if answered else threshold
+
+        def ask(tokens: int, thoughts: str) -> Round:
+            signature = _decision_signature(self.decide.signature, tokens, stated, bool(thoughts))
+            asked = {**inputs, "thoughts": thoughts} if thoughts else inputs
+            with alternatives_of("action"), dspy.context(trace=[]):
+                decision = self._ask(self.decide, signature, asked, observations, **config)
+                trace = list(dspy.settings.trace)
+            if written:
+                return Round(str(decision.action), result=trace)
+            margin = None
+            if stated:
+                need, favourite = float(decision.need), decision.action if decision.action != _ANSWER else names[0]
+            else:
+                odds = self._odds(decision, [*names, _ANSWER], signature, asked, observations, config)
+                need, favourite = 1 - odds[_ANSWER], max(names, key=odds.__getitem__)
+                margin = margin_of(odds)
+            decision._store.pop("logprobs", None)
+            decision._completions = None  # they contain the alternatives too, and a trace would store them
+            # the trace has the executed action, because demonstrations are created from it
+            decision.action = favourite if need >= least else _ANSWER
+            return Round(decision.action, margin, str(decision.get("thought") or ""), trace)
+
+        # A policy in training is credited with the tokens of its decision, so it makes one and no probes.
+        thought = think(ThinkingPolicy() if written else self.thinking_policy, self.thought_tokens, ask)
+        if dspy.settings.trace is not None:
+            dspy.settings.trace.extend(thought.last.result)
+        return str(thought.last.choice)
 
     def _odds(
         self,
@@ -319,7 +367,7 @@ class ToolAgent(Agent):
         return f"{call} = {step['result']}" if step["error"] is None else f"{call}: error: {step['error']}"
 
 
-def _logprobs_options(lm: Any) -> dict[str, Any]:
+def logprobs_options(lm: Any) -> dict[str, Any]:
     """Options for the alternatives of the action's tokens: 200 from the embedded engine, 20 (the limit) from APIs."""
     return {"logprobs": True, "top_logprobs": 200 if supports(lm, LINES) else 20}
 
@@ -331,9 +379,15 @@ def _narrowed_signature(signature: Any, actions: tuple[str, ...]) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _decision_signature(signature: Any, tokens: int, stated: bool) -> Any:
-    """The decision signature with a thinking budget, and with the field `need` if the engine gives no probabilities."""
+def _decision_signature(signature: Any, tokens: int, stated: bool, continued: bool = False) -> Any:
+    """The decision signature with a thinking budget, and with the field `need` if the engine gives no probabilities.
+
+    Args:
+        continued: whether there are earlier thoughts.
+    """
     decision = signature.delete("thought")
+    if continued:
+        decision = decision.append("thoughts", dspy.InputField(desc="your thoughts so far"), str)
     if tokens:
         decision = decision.prepend("thought", thought_field(tokens), str)
     if stated:

@@ -8,6 +8,7 @@ from typing import Any
 import dspy
 
 from assay.models.thinking import Thinking
+from assay.programs.allocation import ThinkingPolicy
 from assay.programs.compose import EnsembleProgram, NearestDemos
 from assay.programs.loading import load_program
 
@@ -40,7 +41,9 @@ def program_state(program: dspy.Module) -> dict[str, Any]:
         if isinstance(part, dict) and "demos" in part:
             state[name] = {**part, "traces": [], "train": [], "lm": None}
     thinking = getattr(program, "thinking", None)
+    policy = getattr(program, "policy", None)
     budget = {"thinking": thinking.value} if isinstance(thinking, Thinking) else {}
+    budget |= {"policy": policy.to_dict()} if isinstance(policy, ThinkingPolicy) else {}
     return {"kind": "program", "state": state, **budget}
 
 
@@ -78,6 +81,8 @@ def restore_program(
     program.load_state(_without_models(state["state"]))
     if "thinking" in state:
         program.thinking = Thinking.of(state["thinking"])
+    if "policy" in state:
+        program.policy = ThinkingPolicy.of(state["policy"])
     # Models and call settings of predictors come from the program's code, never from the state: a crafted state could
     # name a server.
     for path, predictor in program.named_predictors():
