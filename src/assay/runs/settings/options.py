@@ -85,6 +85,8 @@ class _Prompts(TypedDict, total=False):
 class CompileOptions(_Common, _Cache, _Program, _Executor, _Reflection, _Decisions, _Prompts, total=False):
     """The keywords of `assay.compile`."""
 
+    thinking_margin: float | None
+
 
 class EvaluateOptions(_Common, _Cache, _Program, _Executor, total=False):
     """The keywords of `assay.evaluate`."""
