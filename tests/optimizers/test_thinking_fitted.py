@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -76,8 +77,8 @@ def test_specs_without_a_policy_have_the_same_kernel_as_before() -> None:
 class Sentiment(Classify):
     """A classifier that thinks."""
 
-    def __init__(self) -> None:
-        super().__init__(["sad", "happy"], thinking=64)
+    def __init__(self, labels: Sequence[str] = ("sad", "happy")) -> None:
+        super().__init__(labels, thinking=64)
 
 
 def script(request: Any) -> str:
