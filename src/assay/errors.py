@@ -15,6 +15,7 @@ __all__ = [
     "DataError",
     "Diverged",
     "FailureKind",
+    "LoopStopped",
     "LowCoverage",
     "MissingExtra",
     "ModelError",
@@ -95,6 +96,20 @@ class LowCoverage(AssayError, RuntimeError):
 
 class ModelError(AssayError, RuntimeError):
     """A model cannot be found, downloaded, verified or started."""
+
+
+class LoopStopped(RuntimeError):
+    """The model repeated itself until it was stopped, or until its limit.
+
+    A failure of one run and never of a job, so it is no `AssayError`.
+
+    Attributes:
+        text: what it had written.
+    """
+
+    def __init__(self, message: str, *, text: str = "") -> None:
+        super().__init__(message)
+        self.text = text
 
 
 class Diverged(ModelError):

@@ -25,10 +25,10 @@ from assay.programs import (
     load_program,
     program_inputs,
 )
-from assay.programs.agent import reasoning_tokens
 from assay.programs.calculator import CalculatorError, calculator
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos
 from assay.programs.estimate import choice_probabilities
+from assay.programs.parameters import reasoning_tokens
 from assay.testing import scripted_lm
 
 

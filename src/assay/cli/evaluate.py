@@ -16,7 +16,7 @@ from assay.cli.shared import (
     warn_of_failures,
     warn_of_gaps,
 )
-from assay.cli.wording import in_flags
+from assay.cli.wording import in_flags, thinking_row
 from assay.reports.markdown import dollars
 from assay.runs.settings import EvaluateSettings
 
@@ -80,6 +80,8 @@ def _show(program: str, data: dict[str, Any]) -> None:
         table.add_row(f"  {type_label(kind)}", "–" if mean is None else f"{mean:.3f}")
     table.add_row("failed runs, unscored", f"{result['failed']}, {result['unscored']}")
     table.add_row("LM calls, from the cache", f"{data['calls']}, {data['cached']}")
+    if (thinking := result["thinking"]) is not None:
+        table.add_row("thinking tokens a run", thinking_row(thinking))
     table.add_row("tokens, dollars", f"{data['tokens']:,}, {dollars(data['cost_usd'])}")
     rich.print(table)
     for name, corrected in data["corrected"].items():

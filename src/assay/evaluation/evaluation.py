@@ -15,7 +15,7 @@ from assay.datasets import Task
 from assay.errors import Cancelled, FailureKind
 from assay.evaluation.executors import in_threads, pairs_in_threads
 from assay.evaluation.failures import FirstRuns
-from assay.evaluation.metrics import Budget, TaskRun, measure, run_of
+from assay.evaluation.metrics import Budget, TaskRun, measure, run_of, thinking_report
 from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.statistics import mean_interval
 from assay.rubrics import ScoreResult
@@ -151,12 +151,14 @@ class Evaluation:
         """The evaluation as a JSON-ready mapping.
 
         Fields: `score`, `interval`, `n`, `unscored`, `failed`, `why_failed`, `coverage`, `undecided`, `criteria`,
-        `metrics`, `task_types`, `calls_per_task`, `tokens_per_task`, `cost_usd` (None if a price is unknown).
+        `metrics`, `thinking`, `task_types`, `calls_per_task`, `tokens_per_task`, `cost_usd` (None if a price is
+        unknown).
         """
         by_type: dict[str, list[float]] = defaultdict(list)
         for task_id, value in self.scores.items():
             by_type[self.task_types[task_id]] += [] if math.isnan(value) else [value]
         low, high = mean_interval(list(self.scores.values()))
+        thinking = thinking_report(list(self.runs.values()))
         reasons = [result.failed for result in self.results.values() if result.failed is not None]
         return {
             "score": None if math.isnan(self.mean) else self.mean,
@@ -168,6 +170,7 @@ class Evaluation:
             **self.coverage(),
             "criteria": self.criteria(),
             "metrics": measure(list(self.runs.values()), budget=budget).to_dict(),
+            "thinking": None if thinking is None else thinking.to_dict(),
             "task_types": {
                 kind: float(np.mean(values)) if values else None for kind, values in sorted(by_type.items())
             },

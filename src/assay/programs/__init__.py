@@ -7,6 +7,7 @@ from assay.support.lazy import attach
 if TYPE_CHECKING:
     from assay.programs.adapters import ADAPTERS, LeanAdapter, SchemaAdapter, make_adapter
     from assay.programs.agent import Agent, BaseAgent, ToolAgent
+    from assay.programs.allocation import ThinkingPolicy
     from assay.programs.loading import SHIPPED, load_program, program_inputs
     from assay.programs.parameters import RANGES, AgentParameters
     from assay.programs.refinement import Refine
@@ -18,6 +19,7 @@ else:
         {
             "adapters": "ADAPTERS LeanAdapter SchemaAdapter make_adapter",
             "agent": "Agent BaseAgent ToolAgent",
+            "allocation": "ThinkingPolicy",
             "loading": "SHIPPED load_program program_inputs",
             "parameters": "RANGES AgentParameters",
             "refinement": "Refine",
@@ -39,6 +41,7 @@ __all__ = [
     "MathQA",
     "Refine",
     "SchemaAdapter",
+    "ThinkingPolicy",
     "ToolAgent",
     "load_program",
     "make_adapter",

@@ -8,7 +8,9 @@ import pydantic
 
 from assay.errors import ParameterError
 
-__all__ = ["RANGES", "AgentParameters"]
+__all__ = ["RANGES", "AgentParameters", "reasoning_tokens", "review_rounds"]
+
+_REVIEW_DEPTH = 6  # from this reasoning_depth on, the answer is reviewed
 
 RANGES: Mapping[str, tuple[float, float]] = {
     "context_length": (100, 5000),
@@ -64,3 +66,13 @@ class AgentParameters(pydantic.BaseModel):
             raise ParameterError(
                 f"{name}={problem['input']!r} must be between {low:g} and {high:g} ({problem['msg']})"
             ) from None
+
+
+def reasoning_tokens(depth: int) -> int:
+    """Thinking budget of a step in tokens: 0 at depth 1, otherwise 2 to the power of the depth (1024 at 10)."""
+    return 0 if depth == 1 else 2**depth
+
+
+def review_rounds(depth: int) -> int:
+    """Refinement rounds after the first answer: none below depth 6, one at 6 and 7, two at 8 and 9, three at 10."""
+    return max(0, (depth - _REVIEW_DEPTH) // 2 + 1)

@@ -66,7 +66,7 @@ def tests_pass(
     name = str(value_of(task, entry_point) or "")
     try:
         if (tests := value_of(task, hidden)) is None:
-            raise NoGrade(f"task {task.id!r} has no {hidden!r}: there is nothing to test the code with", missing_field=hidden)
+            raise NoGrade(f"task {task.id!r} has no {hidden!r} to test the code with", missing_field=hidden)
         secret = Suite.parse(tests, name)
         shown = Suite.parse(value_of(task, visible), name) if value_of(task, visible) else None
         code = code_of(prediction, field)
