@@ -8,9 +8,11 @@ if TYPE_CHECKING:
     from assay.programs.adapters import ADAPTERS, LeanAdapter, SchemaAdapter, make_adapter
     from assay.programs.agent import Agent, BaseAgent, ToolAgent
     from assay.programs.loading import SHIPPED, load_program, program_inputs
+    from assay.programs.mcp_servers import McpServer
     from assay.programs.parameters import RANGES, AgentParameters
     from assay.programs.shipped import Classify, Extract, MathQA
     from assay.programs.state import program_state, program_version, restore_program
+    from assay.programs.tool_user import ToolUser
 else:
     __getattr__, __dir__ = attach(
         __name__,
@@ -18,9 +20,11 @@ else:
             "adapters": "ADAPTERS LeanAdapter SchemaAdapter make_adapter",
             "agent": "Agent BaseAgent ToolAgent",
             "loading": "SHIPPED load_program program_inputs",
+            "mcp_servers": "McpServer",
             "parameters": "RANGES AgentParameters",
             "shipped": "Classify Extract MathQA",
             "state": "program_state program_version restore_program",
+            "tool_user": "ToolUser",
         },
     )
 
@@ -35,8 +39,10 @@ __all__ = [
     "Extract",
     "LeanAdapter",
     "MathQA",
+    "McpServer",
     "SchemaAdapter",
     "ToolAgent",
+    "ToolUser",
     "load_program",
     "make_adapter",
     "program_inputs",

@@ -198,13 +198,21 @@ class ToolAgent(Agent):
                 break
         else:
             self._demonstrate(inputs, observations, _ANSWER)
+        return dspy.Prediction(**self._answer(inputs, observations), steps=steps)
+
+    def _answer(self, inputs: dict[str, Any], observations: list[str]) -> dict[str, Any]:
+        """The output fields, reviewed if the depth requires it."""
         prediction = self._ask(self.respond, self.respond.signature, inputs, observations)
         answer = {name: prediction[name] for name in self.outputs}
         if self.agent_parameters.reasoning_depth >= REVIEW_DEPTH and self.agent_parameters.max_steps > 1:
             draft = "; ".join(str(value) for value in answer.values())
             reviewed = self._ask(self.review, self.review.signature, {**inputs, "draft": draft}, observations)
             answer = {name: reviewed[name] for name in self.outputs}
-        return dspy.Prediction(**answer, steps=steps)
+        return answer
+
+    def decision_signature(self) -> Any:
+        """Signature of the decision. Subclasses whose tools depend on the task restrict its actions to these tools."""
+        return self.decide.signature
 
     def _ask(
         self, predictor: dspy.Predict, signature: Any, inputs: dict[str, Any], observations: list[str], **config: Any
@@ -225,7 +233,7 @@ class ToolAgent(Agent):
         written = bool(dspy.settings.get(WRITTEN_DECISIONS))
         stated = not written and not supports(dspy.settings.lm, "top_logprobs")
         signature = _decision_signature(
-            self.decide.signature, reasoning_tokens(self.agent_parameters.reasoning_depth), stated
+            self.decision_signature(), reasoning_tokens(self.agent_parameters.reasoning_depth), stated
         )
         config = {} if stated or written else _logprobs_options(dspy.settings.lm)
         with alternatives_of("action"):
