@@ -163,7 +163,7 @@ def _setting(item: "dataclasses.Field[Any]", texts: Mapping[str, str]) -> str:
 
 
 def _checks_page() -> str:
-    from assay.rubrics import checks, steps
+    from assay.rubrics import checks, steps, tools
 
     return f"""# Checks
 
@@ -174,6 +174,9 @@ default the one that the task expects.
 ## Checks of the result
 
 {_check_list(checks)}
+## Checks of tool use
+
+{_check_list(tools)}
 ## Checks of a step
 
 For criteria with `scope: step`: the grade is of one LM call.

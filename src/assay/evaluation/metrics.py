@@ -51,6 +51,7 @@ class TaskRun:
         confidence: the agent's own, in [0, 1].
         metrics: values that a user's evaluator gave for this run; they replace the computed metrics of the same name.
         error: why the agent gave no answer.
+        tool_figures: of an agent with tools, see `assay.evaluation.tool_use`; only those that apply to the task.
     """
 
     task_id: str
@@ -69,6 +70,7 @@ class TaskRun:
     confidence: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
+    tool_figures: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +177,13 @@ def _tool_usage(run: TaskRun) -> float | None:
 
 
 def run_of(
-    rollout: Rollout, *, score: float | None, has_tools: bool, needed: Any = None, error: str | None = None
+    rollout: Rollout,
+    *,
+    score: float | None,
+    has_tools: bool,
+    needed: Any = None,
+    error: str | None = None,
+    tool_figures: Mapping[str, float] | None = None,
 ) -> TaskRun:
     """A recorded rollout as a run.
 
@@ -208,6 +216,7 @@ def run_of(
         tools_made=len(calls),
         tools_needed=tools_needed if has_tools else None,
         error=error,
+        tool_figures=tool_figures or {},
         confidence=math.exp(math.fsum(probabilities) / len(probabilities)) if probabilities else None,
     )
 

@@ -22,6 +22,7 @@ __all__ = [
     "JudgeFields",
     "JudgeSpec",
     "NoGrade",
+    "NotApplicable",
     "arguments_rule",
 ]
 
@@ -59,6 +60,11 @@ class NoGrade(Exception):
     def __init__(self, *args: object, wanted: str = "") -> None:
         super().__init__(*args)
         self.wanted = wanted
+
+
+class NotApplicable(NoGrade):
+    """Raised by a check whose question does not arise for a task. The criterion then counts neither in the score nor
+    against the coverage."""
 
 
 @dataclass(frozen=True)
