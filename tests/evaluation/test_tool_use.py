@@ -44,12 +44,13 @@ def test_the_report_has_the_mean_over_tasks_with_its_interval() -> None:
 
 
 def test_tables_show_each_figure_with_its_interval() -> None:
-    one = {"tool_use": {"calls_per_task": {"mean": 1.5, "low": 1, "high": 2, "n": 9}}}
-    two = {"tool_use": {"abstention_when_not": {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 8}}}
-    assert list(tool_rows([one, two, {"tool_use": None}])) == [
+    one = {"criteria": {}, "tool_use": {"calls_per_task": {"mean": 1.5, "low": 1, "high": 2, "n": 9}}}
+    two = {"criteria": {}, "tool_use": {"abstention_when_not": {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 8}}}
+    assert list(tool_rows([one, two, {"criteria": {}, "tool_use": None}])) == [
         ("tool calls a task", "1.50 [1.00, 2.00], 9 tasks", "–", "–"),
         ("abstention when not", "–", "50 % [25, 75], 8 tasks", "–"),
     ]
+    assert list(tool_rows([{**one, "criteria": {"calls_per_task": 1}}])) == []  # it has a row of its own
     report = {"criteria": {"right": 0.5, "none": None}, "criteria_intervals": {"right": [0.2, 0.8], "none": None}}
     assert (graded(report, "right"), graded(report, "none")) == ("50 % [20, 80]", "–")
 

@@ -82,6 +82,12 @@ def test_several_calls_in_one_step() -> None:
     assert len(run(ToolUser([add], parallel=False), scripted(["add"], {"a": 1})).calls) == 1
 
 
+def test_a_call_that_is_written_twice_in_a_step_ends_the_step() -> None:
+    lm = scripted(["add", "add", "add", "add"], {"a": 1}, {"a": 1})
+    assert [call["arguments"] for call in run(ToolUser([add]), lm).calls] == [{"a": 1}]
+    assert lm.scripted.calls == 5  # one decision, two calls, another decision, the answer
+
+
 def test_wrong_arguments_and_raised_errors_are_observations() -> None:
     def shop(item: str) -> str:
         if item == "tea":

@@ -184,16 +184,23 @@ class ToolUser(ToolAgent):
     def _step(
         self, names: list[str], inputs: dict[str, Any], observations: list[str], steps: list[dict[str, Any]]
     ) -> tuple[list[dict[str, Any]], bool]:
-        """The calls of one step, executed, and whether one of them repeats an earlier call."""
+        """The calls of one step, executed, and whether one of them repeats a call of an earlier step.
+
+        A call that repeats another one of its step ends the step: small models list a tool more often than they have
+        calls for it.
+        """
         written: list[dict[str, Any]] = []
         repeated = False
         for name in names:
             pending = [f"{call_text(call)}: called" for call in written]
             call = self._written(name, inputs, [*observations, *pending])
-            same = any(call["tool"] == s["tool"] and call["arguments"] == s["arguments"] for s in [*steps, *written])
-            repeated |= same
-            if not same or (self.tools[name].run is not None and not any(call == other for other in written)):
-                written.append(call)
+            if _is_among(call, written):
+                break
+            if _is_among(call, steps):
+                repeated = True
+                if self.tools[name].run is None:  # the calls are the answer, which has each of them once
+                    continue
+            written.append(call)
         return self._executed(written), repeated
 
     def _written(self, name: str, inputs: dict[str, Any], observations: list[str]) -> dict[str, Any]:
@@ -237,6 +244,10 @@ class ToolUser(ToolAgent):
             return f"{call_text(step)}: called"
         # at four characters per token, half of the context is left for the rest of the prompt
         return f"{call_text(step)} = {cut(step['result'], 2 * self.agent_parameters.context_length)}"
+
+
+def _is_among(call: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> bool:
+    return any(call["tool"] == other["tool"] and call["arguments"] == other["arguments"] for other in others)
 
 
 def call_text(call: Mapping[str, Any]) -> str:

@@ -44,9 +44,13 @@ def graded(report: Mapping[str, Any], name: str) -> str:
 
 
 def tool_rows(reports: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """Rows of a table: the figures of tool use, with a cell for each evaluation that has them."""
+    """Rows of a table: the figures of tool use, with a cell for each evaluation that has them.
+
+    Those that are criteria of the rubric are left out: their rows are in the table already.
+    """
     sides = [report.get("tool_use") or {} for report in reports]
-    for name in dict.fromkeys(name for side in sides for name in side):
+    shown = {name for report in reports for name in report["criteria"]}
+    for name in dict.fromkeys(name for side in sides for name in side if name not in shown):
         shares = name != "calls_per_task"
         scale, digits = (100, 0) if shares else (1, 2)
         cells = [
