@@ -1,18 +1,21 @@
 """The shipped program `tool_user`: tools of the task and of the program, parallel calls, errors, hostile tools."""
 
 import json
+import re
 import sqlite3
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
 
+import assay
 from assay.errors import BudgetExceeded, ProgramError
 from assay.evaluation.session import has_tools
 from assay.models.limits import limited
-from assay.programs import AgentParameters, ToolUser, load_program, program_inputs
+from assay.programs import AgentParameters, McpServer, ToolUser, load_program, program_inputs
 from assay.testing import scripted_lm
 from assay.traces import Recorder, Rollout
 
@@ -270,5 +273,46 @@ def test_the_program_is_shipped_and_has_tools() -> None:
 
 
 def test_what_is_no_tool_is_refused() -> None:
-    with pytest.raises(ProgramError, match=r"a tool is a function or a dspy\.Tool, got a str: 'os:system'"):
-        ToolUser(["os:system"])
+    with pytest.raises(ProgramError, match=r"a tool is a function or a dspy\.Tool, got a int: 3"):
+        ToolUser([3])
+
+
+def test_an_artifact_of_a_program_without_its_tools_is_never_built() -> None:
+    for program in (ToolUser([add]), ToolUser([dspy.Tool(add)]), ToolUser(servers=[McpServer(["no-such-program"])])):
+        with pytest.raises(ProgramError, match="Write a subclass of ToolUser"):
+            load_program("tool_user", config=program.config)
+    assert load_program("tool_user", config=ToolUser(parallel=False).config).parallel is False
+
+
+def test_a_program_with_tools_of_its_own_compiles_and_its_artifact_calls_them(tmp_path: Path) -> None:
+    (tmp_path / "adder.py").write_text(
+        "from assay.programs import ToolUser\n\n"
+        "def add(a: int, b: int) -> int:\n    return a + b\n\n"
+        "class Adder(ToolUser):\n    def __init__(self):\n        super().__init__([add])\n"
+    )
+
+    def script(request: Any) -> str:
+        fields = request.config.response_format["schema"]["properties"]
+        results = (request.messages[-1].text or "").rpartition("[[ ## results ## ]]")[2]
+        wanted = re.search(r"Add (\d+) and (\d+)", request.messages[-1].text or "")
+        more = wanted is not None and "add(" not in results
+        values = {"thought": "", "action": "add" if more else "answer", "also": [], "need": float(more), "answer": "ok"}
+        values["arguments"] = {"a": int(wanted[1]), "b": int(wanted[2])} if wanted else {}
+        return json.dumps({name: values[name] for name in fields})
+
+    data = [
+        {
+            "inputs": {"question": f"Add {i} and {i}." if i % 2 else f"Hello {i}."},
+            "expected": {"calls": [{"name": "add", "arguments": {"a": i, "b": i}}] if i % 2 else []},
+            "split": ("train", "val", "gate", "test")[i // 2 % 4],
+        }
+        for i in range(40)
+    ]
+    report = assay.compile(
+        f"{tmp_path}/adder.py:Adder", rubric="tool_user", data=data, lm=scripted_lm(script), max_calls=300,
+        optimizer="labeled", out=str(tmp_path / "artifact"), store=str(tmp_path / "a.db"),
+    ).to_dict()  # fmt: skip
+    assert report["test"]["compiled"]["tool_use"]["adoption_when_needed"]["mean"] == 1
+    with dspy.context(lm=scripted_lm(script)):
+        calls = assay.load(report["artifact"])(question="Add 4 and 5.").calls
+    assert [call["result"] for call in calls] == ["9"]

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import dspy
 from dspy.utils.exceptions import AdapterParseError
 
-from assay.errors import FailureKind
+from assay.errors import FailureKind, ProgramError
 from assay.models.failures import stop_in
 from assay.programs.agent import Agent, ToolAgent
 from assay.programs.mcp_servers import McpServer
@@ -60,7 +60,15 @@ class ToolUser(ToolAgent):
         prompt_format: str = "json",
     ) -> None:
         Agent.__init__(self, parameters, prompt_format)
+        if named := [tool for tool in (*tools, *servers) if isinstance(tool, str)]:
+            raise ProgramError(
+                f"the tools {named} are names: an artifact holds no functions and servers. "
+                "Write a subclass of ToolUser in a file, whose __init__ passes them, and use file.py:NAME"
+            )
         self.config = {} if parallel else {"parallel": False}
+        if type(self) is ToolUser:  # names are refused, so that no artifact runs without its tools, or names code
+            self.config |= {"tools": [str(getattr(tool, "__name__", tool)) for tool in tools]} if tools else {}
+            self.config |= {"servers": [str(server) for server in servers]} if servers else {}
         self.parallel, self.servers = parallel, list(servers)
         self.functions = [function_tool(tool) for tool in tools]
         self.tools: dict[str, OfferedTool] = with_labels(self.functions, _ANSWER)
