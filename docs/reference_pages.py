@@ -164,7 +164,7 @@ def _setting(item: "dataclasses.Field[Any]", texts: Mapping[str, str]) -> str:
 
 
 def _checks_page() -> str:
-    from assay.rubrics import checks, steps, tested
+    from assay.rubrics import checks, steps, tested, tools
     from assay.rubrics.code import checks as code_checks
 
     return f"""# Checks
@@ -186,6 +186,9 @@ default the one that the task expects.
 {docstring(code_checks)}
 
 {_check_list(code_checks)}
+## Checks of tool use
+
+{_check_list(tools)}
 ## Checks of a step
 
 For criteria with `scope: step`: the grade is of one LM call.

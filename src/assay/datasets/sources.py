@@ -1,4 +1,4 @@
-"""Rows from JSONL, CSV, Parquet, `hf:`, `reasoning_gym:` and `arithmetic:`, streamed: no file is loaded whole."""
+"""Rows from JSONL, CSV, Parquet, `hf:`, `reasoning_gym:`, `bfcl:` and `arithmetic:`. Large files are streamed."""
 
 import csv
 import inspect
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from assay.datasets.bfcl import bfcl_rows
 from assay.datasets.memory import PREFIX, rows_in_memory
 from assay.datasets.parquet import parquet_rows
 from assay.datasets.specs import Row, number_of, options_of, registered
@@ -29,7 +30,7 @@ def iter_rows(spec: str) -> Iterator[Row]:
         spec: `path.jsonl`, `.csv` (separated by comma, semicolon, tab or bar), `.parquet`;
             `hf:org/name[:config][:split]`; `reasoning_gym:name?size=&seed=&…`;
             `arithmetic:terms=2-3&digits=2-3&ops=+-*&size=&seed=`; `mutants:MODULE_OR_FILE?size=&seed=`
-            (`assay.api.mutants`).
+            (`assay.api.mutants`); `bfcl:CATEGORY?size=&seed=&path=` (`assay.datasets.bfcl`).
     Raises:
         DataError: unknown kind, missing file, or a row that cannot be read (the message names file and line).
         MissingExtra: the source needs a package that is not installed.
@@ -43,6 +44,8 @@ def iter_rows(spec: str) -> Iterator[Row]:
         return _reasoning_gym(rest)
     if kind == "hf":
         return _hub(rest)
+    if kind == "bfcl":
+        return _bfcl(rest)
     if (reader := registered(kind)) is not None:
         return reader(rest)
     path = Path(spec)
@@ -56,7 +59,7 @@ def iter_rows(spec: str) -> Iterator[Row]:
     if path.suffix.lower() not in readers:
         raise DataError(
             f"cannot tell what {spec!r} is: expected a file ending in {', '.join(readers)}, "
-            "or hf:…, reasoning_gym:…, arithmetic:…, mutants:…"
+            "or hf:…, reasoning_gym:…, bfcl:…, arithmetic:…, mutants:…"
         )
     if not path.is_file():
         raise DataError(f"no such file: {path}")
@@ -181,6 +184,13 @@ def _reasoning_gym(rest: str) -> Iterator[Row]:
             yield f"reasoning_gym:{name}:{number}", row
     except (AssertionError, json.JSONDecodeError, TypeError) as error:
         raise DataError(f"reasoning_gym:{rest}: {error}") from error
+
+
+def _bfcl(rest: str) -> Iterator[Row]:
+    category, _, query = rest.partition("?")
+    options = _options(query, ("size", "seed", "path"), f"bfcl:{category}")
+    size = _number(options, "size", 0, at_least=1) if "size" in options else None
+    return bfcl_rows(category, size=size, seed=_number(options, "seed", 0), path=options.get("path", ""))
 
 
 def _family_type(name: str, metadata: dict[str, Any]) -> str:

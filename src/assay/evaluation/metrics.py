@@ -57,6 +57,7 @@ class TaskRun:
         metrics: values that a user's evaluator gave for this run; they replace the computed metrics of the same name.
         thinking: what the run spent on thinking; None if unknown.
         error: why the agent gave no answer.
+        tool_figures: of an agent with tools, see `assay.evaluation.tool_use`; only those that apply to the task.
     """
 
     task_id: str
@@ -76,6 +77,7 @@ class TaskRun:
     metrics: Mapping[str, float] = field(default_factory=dict)
     thinking: ThinkingUse | None = None
     error: str | None = None
+    tool_figures: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +184,13 @@ def _tool_usage(run: TaskRun) -> float | None:
 
 
 def run_of(
-    rollout: Rollout, *, score: float | None, has_tools: bool, needed: Any = None, error: str | None = None
+    rollout: Rollout,
+    *,
+    score: float | None,
+    has_tools: bool,
+    needed: Any = None,
+    error: str | None = None,
+    tool_figures: Mapping[str, float] | None = None,
 ) -> TaskRun:
     """A recorded rollout as a run.
 
@@ -216,6 +224,7 @@ def run_of(
         tools_needed=tools_needed if has_tools else None,
         error=error,
         thinking=thinking_of(rollout),
+        tool_figures=tool_figures or {},
         confidence=math.exp(math.fsum(probabilities) / len(probabilities)) if probabilities else None,
     )
 

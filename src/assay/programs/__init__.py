@@ -9,10 +9,12 @@ if TYPE_CHECKING:
     from assay.programs.agent import Agent, BaseAgent, ToolAgent
     from assay.programs.allocation import ThinkingPolicy
     from assay.programs.loading import SHIPPED, load_program, program_inputs
+    from assay.programs.mcp_servers import McpServer
     from assay.programs.parameters import RANGES, AgentParameters
     from assay.programs.refinement import Refine
     from assay.programs.shipped import Classify, Extract, MathQA
     from assay.programs.state import program_state, program_version, restore_program
+    from assay.programs.tool_user import ToolUser
 else:
     __getattr__, __dir__ = attach(
         __name__,
@@ -21,10 +23,12 @@ else:
             "agent": "Agent BaseAgent ToolAgent",
             "allocation": "ThinkingPolicy",
             "loading": "SHIPPED load_program program_inputs",
+            "mcp_servers": "McpServer",
             "parameters": "RANGES AgentParameters",
             "refinement": "Refine",
             "shipped": "Classify Extract MathQA",
             "state": "program_state program_version restore_program",
+            "tool_user": "ToolUser",
         },
     )
 
@@ -39,10 +43,12 @@ __all__ = [
     "Extract",
     "LeanAdapter",
     "MathQA",
+    "McpServer",
     "Refine",
     "SchemaAdapter",
     "ThinkingPolicy",
     "ToolAgent",
+    "ToolUser",
     "load_program",
     "make_adapter",
     "program_inputs",

@@ -256,6 +256,10 @@ class ToolAgent(Agent):
                 break
         else:
             self._demonstrate(inputs, observations, _ANSWER)
+        return dspy.Prediction(**self._answer(inputs, observations), steps=steps)
+
+    def _answer(self, inputs: dict[str, Any], observations: list[str]) -> dict[str, Any]:
+        """The output fields, reviewed if the depth requires it."""
         prediction = self._ask(self.respond, self.respond.signature, inputs, observations)
         answer = {name: prediction[name] for name in self.outputs}
         for _ in range(self.rounds):
@@ -265,7 +269,11 @@ class ToolAgent(Agent):
             answer = {name: reviewed[name] for name in self.outputs}
             if unchanged:
                 break
-        return dspy.Prediction(**answer, steps=steps)
+        return answer
+
+    def decision_signature(self) -> Any:
+        """Signature of the decision. Subclasses whose tools depend on the task restrict its actions to these tools."""
+        return self.decide.signature
 
     def _ask(
         self, predictor: dspy.Predict, signature: Any, inputs: dict[str, Any], observations: list[str], **config: Any
@@ -289,7 +297,7 @@ class ToolAgent(Agent):
         least = max(threshold, 0.5) if answered else threshold
 
         def ask(tokens: int, thoughts: str) -> Round:
-            signature = _decision_signature(self.decide.signature, tokens, stated, bool(thoughts))
+            signature = _decision_signature(self.decision_signature(), tokens, stated, bool(thoughts))
             asked = {**inputs, "thoughts": thoughts} if thoughts else inputs
             with alternatives_of("action"), dspy.context(trace=[]):
                 decision = self._ask(self.decide, signature, asked, observations, **config)

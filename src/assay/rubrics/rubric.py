@@ -258,7 +258,9 @@ class Rubric:
         began, limit = time.monotonic(), current_limit()
         verdict = grade(criterion, grader, task, fields, rollout)
         timed_out = limit is not None and time.monotonic() - began >= limit
-        if verdict.grade is None and not timed_out:  # a grader that used its whole time limit is not retried
+        if (
+            verdict.grade is None and verdict.applies and not timed_out
+        ):  # a grader that used its whole time limit is not retried
             spent = verdict.cost_usd
             with sample_scope(1):  # a new sample, so that the response cache does not repeat the first answer
                 verdict = grade(criterion, grader, task, fields, rollout)
