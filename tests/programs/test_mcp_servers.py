@@ -131,8 +131,20 @@ def test_a_server_that_dies_at_every_start_is_given_up(tmp_path: Path) -> None:
             server.tools()
     with pytest.raises(McpError, match="died 5 times"):
         server.tools()
-    with dspy.context(lm=scripted(), trace=[]):
-        assert ToolUser(servers=[server])(question="hello").answer == "done"
+    with dspy.context(lm=scripted(), trace=[]), pytest.raises(McpError):  # the run fails, with this reason
+        ToolUser(servers=[server])(question="hello")
+
+
+def test_tools_of_a_server_that_does_not_come_back_are_errors(tmp_path: Path, script: Path) -> None:
+    once = tmp_path / "once.py"
+    once.write_text("import os\nopen('started', 'x')\n" + script.read_text())
+    with McpServer([sys.executable, str(once)], cwd=str(tmp_path)) as server:
+        server.tools()
+        with pytest.raises(McpError, match="has died"):
+            server.call("die", {})
+        with dspy.context(lm=scripted(["price"], {"item": "tea"}), trace=[]):
+            calls = ToolUser(servers=[server])(question="What does tea cost?").calls
+    assert "cannot be started" in calls[0]["error"]
 
 
 def test_a_server_that_says_nothing_is_given_up_in_time() -> None:

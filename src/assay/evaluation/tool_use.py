@@ -67,6 +67,6 @@ def tool_use(runs: Sequence[TaskRun]) -> dict[str, dict[str, float | int]] | Non
 
 def _summary(by_task: Mapping[str, Sequence[float]], name: str) -> dict[str, Any]:
     values = np.array([math.fsum(runs) / len(runs) for runs in by_task.values()])
-    most = float(max(1.0, values.max())) if name == "calls_per_task" else 1.0
+    most = float(values.max()) + 1 if name == "calls_per_task" else 1.0  # the largest number of calls is not known
     low, high = interval_of(values, 0.0, most)
     return {"mean": float(values.mean()), "low": low, "high": high, "n": len(values)}

@@ -7,6 +7,7 @@ hangs: it ends with an error when the server dies or the time limit is over.
 import asyncio
 import atexit
 import contextlib
+import functools
 import json
 import tempfile
 import threading
@@ -67,6 +68,7 @@ class McpServer:
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
         self._starts = 0
+        self._known: list[OfferedTool] | None = None
         _servers.add(self)
 
     def __deepcopy__(self, memo: object) -> "McpServer":
@@ -85,20 +87,27 @@ class McpServer:
     def tools(self) -> list[OfferedTool]:
         """The server's tools. Starts the server if it does not run.
 
+        If it has died and cannot be started again, these are the tools that it had: their calls are errors.
+
         Raises:
-            McpError: it cannot be started.
+            McpError: it cannot be started, and never was.
             MissingExtra: the package `mcp` is not installed.
         """
-        return [
-            OfferedTool(
-                name=tool.name,
-                description=tool.description or "",
-                parameters=plain_schema(tool.input_schema),
-                run=lambda arguments, name=tool.name: self.call(name, arguments),
-                concurrent=True,
-            )
-            for tool in self._open().tools
-        ]
+        try:
+            self._known = [
+                OfferedTool(
+                    name=tool.name,
+                    description=tool.description or "",
+                    parameters=plain_schema(tool.input_schema),
+                    run=functools.partial(self.call, tool.name),
+                    concurrent=True,
+                )
+                for tool in self._open().tools
+            ]
+        except McpError:
+            if self._known is None:
+                raise
+        return list(self._known)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Text of a tool's result.

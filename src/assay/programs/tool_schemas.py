@@ -178,7 +178,7 @@ def _sent(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nullable(part: dict[str, Any]) -> dict[str, Any]:
-    options = part.get("anyOf") if set(part) == {"anyOf"} else [part]
+    options = part["anyOf"] if set(part) == {"anyOf"} else [part]
     return {"anyOf": [*options, {"type": "null"}]} if part else {}
 
 

@@ -43,7 +43,7 @@ class ToolUser(ToolAgent):
         parallel: whether a step may have several calls.
     """
 
-    input_names: ClassVar = ("question", "tools")
+    input_names: ClassVar[tuple[str, ...]] = ("question", "tools")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -75,6 +75,9 @@ class ToolUser(ToolAgent):
         if tools or servers:
             self.input_names = ("question",)  # type: ignore[misc]
         self.inputs, self.outputs = ["question"], [_ANSWER]
+        self._add_predictors()
+
+    def _add_predictors(self) -> None:
         question = {"question": (str, dspy.InputField())}
         results = {"results": (str, dspy.InputField(desc="the calls so far and what the tools have returned"))}
         offered = {"tools": (str, dspy.InputField(desc="the tools that can be called"))}
@@ -82,7 +85,7 @@ class ToolUser(ToolAgent):
             "thought": (str, dspy.OutputField(max_length=64)),
             "action": (str, dspy.OutputField(desc="the tool to call next, or answer")),
         }
-        if parallel:
+        if self.parallel:
             decision["also"] = (list[str], dspy.OutputField(desc="further tools to call at once, one entry per call"))
         self.decide = dspy.Predict(
             dspy.Signature(
@@ -120,12 +123,7 @@ class ToolUser(ToolAgent):
 
     def _offered(self, listed: Any) -> tuple[dict[str, OfferedTool], str]:
         """The tools of a run by label, and why tools are missing. The task may name tools of the program."""
-        own, problems = list(self.functions), []
-        for server in self.servers:
-            try:
-                own += server.tools()
-            except Exception as error:
-                problems.append(cut(error_text(error), _ERROR))
+        own, problems = [*self.functions, *(tool for server in self.servers for tool in server.tools())], list[str]()
         if isinstance(listed, str):
             try:
                 listed = json.loads(listed)
@@ -214,7 +212,7 @@ class ToolUser(ToolAgent):
     def _written(self, name: str, inputs: dict[str, Any], observations: list[str]) -> dict[str, Any]:
         """A call with the arguments that the model wrote; `error` says what is wrong with them."""
         tool = self.tools[name]
-        call = {"tool": name, "name": tool.name, "arguments": {}, "result": None, "error": None}
+        call: dict[str, Any] = {"tool": name, "name": tool.name, "arguments": {}, "result": None, "error": None}
         signature = self.write.signature.with_updated_fields("arguments", type_=arguments_type(tool.parameters))
         text = details(tool, 2 * self.agent_parameters.context_length)
         try:

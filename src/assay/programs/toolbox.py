@@ -129,7 +129,7 @@ def schema_tool(schema: Any) -> OfferedTool:
     Raises:
         ValueError: it has no name.
     """
-    inner = schema.get("function", schema) if isinstance(schema, Mapping) else None
+    inner: Any = schema.get("function", schema) if isinstance(schema, Mapping) else None
     name = inner.get("name") if isinstance(inner, Mapping) else None
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"a tool needs a name, got {str(schema)[:200]!r}")

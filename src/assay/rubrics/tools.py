@@ -119,12 +119,10 @@ def argument_exactness(
 
 def _schemas(task: Task) -> dict[str, Any]:
     listed = task.inputs.get("tools")
-    inner = [tool.get("function", tool) for tool in listed if isinstance(tool, Mapping)] if _is_list(listed) else []
+    if not isinstance(listed, list | tuple):
+        return {}
+    inner = [tool.get("function", tool) for tool in listed if isinstance(tool, Mapping)]
     return {str(tool["name"]): tool for tool in inner if isinstance(tool, Mapping) and "name" in tool}
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple)
 
 
 def recovery_after_error(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
