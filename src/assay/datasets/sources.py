@@ -188,9 +188,9 @@ def _reasoning_gym(rest: str) -> Iterator[Row]:
 
 def _bfcl(rest: str) -> Iterator[Row]:
     category, _, query = rest.partition("?")
-    options = _options(query, ("size", "seed", "path"), f"bfcl:{category}")
-    size = _number(options, "size", 0, at_least=1) if "size" in options else None
-    return bfcl_rows(category, size=size, seed=_number(options, "seed", 0), path=options.get("path", ""))
+    options = options_of(query, ("size", "seed", "path"), f"bfcl:{category}")
+    size = number_of(options, "size", 0, at_least=1) if "size" in options else None
+    return bfcl_rows(category, size=size, seed=number_of(options, "seed", 0), path=options.get("path", ""))
 
 
 def _family_type(name: str, metadata: dict[str, Any]) -> str:
