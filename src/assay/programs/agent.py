@@ -12,19 +12,19 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import dspy
 
 from assay.errors import FailureKind, ProgramError
-from assay.models import LINES, count_tokens, supports
+from assay.models import count_tokens, supports
 from assay.models.loops import ToolLoopDetector
 from assay.models.scope import alternatives_of
 from assay.models.thinking import Thinking, native_thinking
 from assay.programs.adapters import listen_under, make_adapter
 from assay.programs.allocation import AUTO, Round, ThinkingPolicy, answer_key, majority_is_sure, margin_of, think
-from assay.programs.estimate import choice_odds
+from assay.programs.estimate import choice_odds, logprobs_options, narrowed_signature
 from assay.programs.parameters import AgentParameters, reasoning_tokens, review_rounds
 from assay.programs.streaming import in_thread
 from assay.programs.thinking import thinking_limit, thought_field
 from assay.traces.recorder import note_failure
 
-__all__ = ["Agent", "BaseAgent", "ToolAgent", "logprobs_options"]
+__all__ = ["Agent", "BaseAgent", "ToolAgent"]
 
 WRITTEN_DECISIONS = "assay_written_decisions"
 """Key in DSPy's settings. If true, a tool agent executes the action that it wrote, regardless of probabilities and
@@ -343,7 +343,7 @@ class ToolAgent(Agent):
             outside = [odds[name] for name in tools if name not in group]
             if len(group) < len(choices) and (_ANSWER in group or probability > max(outside, default=0.0)):
                 among = [name for name in choices if name in group]
-                narrowed = _narrowed_signature(signature, tuple(among))
+                narrowed = narrowed_signature(signature, tuple(among))
                 # not traced, because demonstrations are created from the first decision
                 with alternatives_of("action"), dspy.context(trace=[]):
                     second = self._ask(self.decide, narrowed, inputs, observations, **config)
@@ -376,17 +376,6 @@ class ToolAgent(Agent):
         values = ", ".join(str(value) for value in step["arguments"].values())
         call = values if len(self.tools) == 1 else f"{step['tool']}({values})"
         return f"{call} = {step['result']}" if step["error"] is None else f"{call}: error: {step['error']}"
-
-
-def logprobs_options(lm: Any) -> dict[str, Any]:
-    """Options for the alternatives of the action's tokens: 200 from the embedded engine, 20 (the limit) from APIs."""
-    return {"logprobs": True, "top_logprobs": 200 if supports(lm, LINES) else 20}
-
-
-@functools.lru_cache(maxsize=256)
-def _narrowed_signature(signature: Any, actions: tuple[str, ...]) -> Any:
-    """The decision signature with fewer actions."""
-    return signature.with_updated_fields("action", type_=Literal[actions])
 
 
 @functools.lru_cache(maxsize=256)

@@ -126,7 +126,7 @@ class McpServer:
 
     def _open(self) -> "_Connection":
         with self._lock:
-            if self._connection is not None and not self._connection.over.is_set():
+            if self._connection is not None and not self._connection.dead:
                 return self._connection
             if self._starts >= _STARTS:
                 raise McpError(f"the MCP server {self} has died {_STARTS} times and is not started again")
@@ -154,6 +154,7 @@ class _Connection:
         self.server = server
         self.tools: list[Any] = []
         self.ready, self.over = threading.Event(), threading.Event()
+        self.died = False  # reported to a caller, perhaps before its thread has ended
         self.error: BaseException | None = None
         self.client: Any = None
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -215,7 +216,12 @@ class _Connection:
                 loop.call_soon_threadsafe(ended.set)
         self.thread.join(5)
 
+    @property
+    def dead(self) -> bool:
+        return self.died or self.over.is_set()
+
     def _death(self) -> McpError:
+        self.died = True
         return McpError(f"the MCP server {self.server} has died{self._said()}")
 
     def _said(self) -> str:
