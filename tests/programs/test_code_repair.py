@@ -42,8 +42,8 @@ def editing(*edits: Any, seen: list[dict[str, str]] | None = None) -> Any:
         asked = list(request.config.response_format["schema"]["properties"])
         if seen is not None:
             seen.append({"asked": asked[-1], "prompt": request.messages[-1].parts[0].text})
-        if asked == ["replacement"]:
-            return json.dumps({"replacement": replacement.pop()})
+        if asked == ["new_line"]:
+            return json.dumps({"new_line": replacement.pop()})
         answer = queue.pop(0) if len(queue) > 1 else queue[0]
         if isinstance(answer, str | BaseException):
             return answer if isinstance(answer, BaseException) else json.dumps({"thought": "", asked[-1]: answer})
@@ -224,7 +224,7 @@ def test_a_long_source_is_repaired_function_by_function() -> None:
     code = filler + CODE.replace("-=", "+=")
     result = repaired(lm, code, context_length=300)
     assert result.code == filler + FIXED
-    assert [entry["asked"] for entry in seen] == ["function", "line", "replacement"]
+    assert [entry["asked"] for entry in seen] == ["function", "line", "new_line"]
     assert f"{line}:     result = 1" in seen[1]["prompt"]
     assert "return x + 59" not in seen[1]["prompt"]
 

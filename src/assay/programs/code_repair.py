@@ -30,7 +30,7 @@ _SHORT = 300  # characters of an attempt's outcome
 
 _CHOOSE = "One function of the code is wrong. Choose the function that makes the tests fail."
 _LOCATE = "One line of the code is wrong. Find the line that makes the tests fail."
-_REWRITE = "Write the corrected line, so that the tests pass. Change as little as possible."
+_REWRITE = "Correct the wrong line of code, so that the tests pass. Change as little as possible."
 _REVIEW = (
     "The tests pass. Keep the edits if they correct the mistake for every input and change nothing else. "
     "Revise them if they only suit the tests or change too much."
@@ -99,15 +99,15 @@ class CodeRepair(Agent):
             "tests": (str, dspy.InputField(desc="tests that pass now")),
             "edits": (str, dspy.InputField(desc="what was changed")),
         }
-        wrong = {"line": (str, dspy.InputField(desc="the line to replace"))}
+        wrong = {"old_line": (str, dspy.InputField(desc="the wrong line"))}
         number = dspy.OutputField(desc="number of the wrong line")
-        text = dspy.OutputField(desc="the corrected line, without its number", max_length=_REPLACEMENT)
+        text = dspy.OutputField(desc="Python code that replaces old_line", max_length=_REPLACEMENT)
         verdict = {"verdict": (Literal["keep", "revise"], dspy.OutputField())}
         outline = {"functions": (str, dspy.InputField(desc="the functions of the code"))}
         name = dspy.OutputField(desc="name of the wrong function")
         self.choose = dspy.Predict(dspy.Signature({**outline, **failed, "function": (str, name)}, _CHOOSE))
         self.locate = dspy.Predict(dspy.Signature({**code, **failed, "line": (int, number)}, _LOCATE))
-        self.rewrite = dspy.Predict(dspy.Signature({**code, **failed, **wrong, "replacement": (str, text)}, _REWRITE))
+        self.rewrite = dspy.Predict(dspy.Signature({**code, **failed, **wrong, "new_line": (str, text)}, _REWRITE))
         self.review = dspy.Predict(dspy.Signature({**code, **edited, **verdict}, _REVIEW))
 
     def solve(self, **inputs: Any) -> dspy.Prediction:
@@ -198,9 +198,9 @@ class _Run:
         inputs = {"code": shown.text, **failures}
         signature = _choosing(agent.locate.signature, "line", shown.choices, tokens)
         line = int(self._asked(agent.locate, signature, inputs).line)
-        inputs["line"] = f"{line}: {base.source.split(chr(10))[line - 1].strip()}"
+        inputs["old_line"] = base.source.split("\n")[line - 1].strip()
         written = self._asked(agent.rewrite, agent.rewrite.signature, inputs)
-        return Edit(line, replacement_of(str(written.replacement), line))
+        return Edit(line, replacement_of(str(written.new_line), line))
 
     def _asked(self, predictor: dspy.Predict, signature: Any, inputs: dict[str, Any]) -> Any:
         filled = self.agent.fit_context(predictor, signature, inputs, self.attempts, "attempts")
