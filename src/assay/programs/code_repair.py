@@ -6,19 +6,25 @@ the whole source again. Tests run in the sandbox, and what they report is the fe
 
 import functools
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 
-from assay.errors import ConfigError, FailureKind, ProgramError
+from assay.errors import ConfigError, FailureKind, LoopStopped, ProgramError
+from assay.models import supports
+from assay.models.scope import alternatives_of
 from assay.models.tool_limits import ToolOverTime
-from assay.programs.agent import Agent, reasoning_tokens
+from assay.programs.agent import WRITTEN_DECISIONS, Agent, logprobs_options
+from assay.programs.allocation import Round, ThinkingPolicy, margin_of, think
 from assay.programs.code_edits import Edit, applied, excerpt, functions_of, is_same, replacement_of
+from assay.programs.estimate import choice_probabilities
 from assay.programs.parameters import AgentParameters
 from assay.programs.sandbox import Suite, SuiteResult, run_tests
 from assay.programs.sandbox.isolation import ISOLATIONS, Limits
+from assay.programs.thinking import thought_field
 from assay.support.scrubbing import error_text
 from assay.traces.recorder import note_failure, note_isolation
 
@@ -83,8 +89,10 @@ class CodeRepair(Agent):
         isolation: str = "auto",
         parameters: AgentParameters | None = None,
         prompt_format: str = "json",
+        thinking: Any = None,
+        policy: Any = None,
     ) -> None:
-        super().__init__(parameters, prompt_format)
+        super().__init__(parameters, prompt_format, thinking=thinking, policy=policy)
         Limits(timeout_s=timeout_s, memory_mb=memory_mb)
         if isolation not in ("auto", *ISOLATIONS):
             raise ConfigError(f"isolation={isolation!r} must be one of auto, {', '.join(ISOLATIONS)}")
@@ -164,7 +172,7 @@ class _Run:
         except AdapterParseError:
             self.attempts.append("an edit that could not be read")
             return True
-        except ContextWindowExceededError:  # so will be the next prompt, which is longer
+        except (ContextWindowExceededError, LoopStopped):  # the next prompt is longer, and no better
             return False
         source = applied(base.source, edit)
         if any(is_same(source, other) for other in self.tried):
@@ -185,26 +193,47 @@ class _Run:
     def _proposed(self, base: _Version) -> Edit:
         """The edit that the model chooses: which line, then what replaces it; in a long source first which function."""
         agent, limit = self.agent, self.agent.agent_parameters.context_length
-        tokens = reasoning_tokens(agent.agent_parameters.reasoning_depth)
         failures = {"failures": _cut(base.report, limit)}
         # at four characters per token, half of the context is for the code, and a quarter for the failed tests
         shown = excerpt(base.source, 2 * limit)
         parts = {} if shown.whole else functions_of(base.source)
         if len(parts) > 1:
             outline = {"functions": _cut("\n".join(parts), 2 * limit)}
-            signature = _choosing(agent.choose.signature, "function", tuple(parts), tokens)
-            chosen = self._asked(agent.choose, signature, {**outline, **failures}).function
-            shown = excerpt(base.source, 2 * limit, parts[chosen])
+            name = self._chosen(agent.choose, "function", tuple(parts), {**outline, **failures})
+            shown = excerpt(base.source, 2 * limit, parts[name])
         inputs = {"code": shown.text, **failures}
-        signature = _choosing(agent.locate.signature, "line", shown.choices, tokens)
-        line = int(self._asked(agent.locate, signature, inputs).line)
+        line = int(self._chosen(agent.locate, "line", shown.choices, inputs))
         inputs["old_line"] = base.source.split("\n")[line - 1].strip()
         written = self._asked(agent.rewrite, agent.rewrite.signature, inputs)
         return Edit(line, replacement_of(str(written.new_line), line))
 
-    def _asked(self, predictor: dspy.Predict, signature: Any, inputs: dict[str, Any]) -> Any:
+    def _chosen(self, predictor: dspy.Predict, field: str, choices: tuple[Any, ...], inputs: dict[str, Any]) -> Any:
+        """One of the choices, after as much thinking as budget and policy allow."""
+        # a policy in training is credited with the tokens of its decision, so it makes one and no probes
+        written = bool(dspy.settings.get(WRITTEN_DECISIONS))
+        policy = ThinkingPolicy() if written else self.agent.thinking_policy
+        reads = policy != ThinkingPolicy() and supports(dspy.settings.lm, "top_logprobs")
+        config = logprobs_options(dspy.settings.lm) if reads else {}
+
+        def ask(limit: int, thoughts: str) -> Round:
+            signature = _choosing(predictor.signature, field, choices, limit, bool(thoughts))
+            asked = {**inputs, "thoughts": thoughts} if thoughts else inputs
+            with alternatives_of(field) if reads else nullcontext(), dspy.context(trace=[]):
+                answer = self._asked(predictor, signature, asked, **config)
+                trace = list(dspy.settings.trace)
+            margin = margin_of(choice_probabilities(answer, field, list(map(str, choices)))) if reads else None
+            answer._store.pop("logprobs", None)
+            answer._completions = None  # they contain the alternatives too, and a trace would store them
+            return Round(answer[field], margin, str(answer.get("thought") or ""), trace)
+
+        last = think(policy, self.agent.thought_tokens, ask).last
+        if dspy.settings.trace is not None:
+            dspy.settings.trace.extend(last.result)
+        return last.choice
+
+    def _asked(self, predictor: dspy.Predict, signature: Any, inputs: dict[str, Any], **config: Any) -> Any:
         filled = self.agent.fit_context(predictor, signature, inputs, self.attempts, "attempts")
-        return predictor(signature=signature, **filled)
+        return predictor(signature=signature, config=config, **filled)
 
     def _keeps(self, version: _Version) -> bool:
         """Whether the model accepts a working version. An answer that cannot be read accepts it."""
@@ -221,7 +250,7 @@ class _Run:
                 agent.review, agent.review.signature, inputs, [_listed(version)], "edits", keep=1
             )
             return bool(agent.review(**filled).verdict == "keep")
-        except (AdapterParseError, ContextWindowExceededError):
+        except (AdapterParseError, ContextWindowExceededError, LoopStopped):
             return True
 
     def _tested(self, source: str, edits: tuple[Edit, ...]) -> _Version:
@@ -250,13 +279,16 @@ class _Run:
 
 
 @functools.lru_cache(maxsize=256)
-def _choosing(signature: Any, field: str, choices: tuple[Any, ...], tokens: int) -> Any:
-    """A signature with the values to choose from and a thinking budget."""
-    signature = signature.with_updated_fields(field, type_=Literal[choices])  # type: ignore[valid-type]
-    if not tokens:
-        return signature
-    # four characters per token, the usual average in English
-    return signature.prepend("thought", dspy.OutputField(desc=f"at most {tokens} tokens", max_length=4 * tokens), str)
+def _choosing(signature: Any, field: str, choices: tuple[Any, ...], tokens: int, continued: bool) -> Any:
+    """A signature with the values to choose from, and a thought of at most so many tokens before.
+
+    Args:
+        continued: whether there are earlier thoughts.
+    """
+    signature = signature.with_updated_fields(field, type_=Literal[choices])
+    if continued:
+        signature = signature.append("thoughts", dspy.InputField(desc="your thoughts so far"), str)
+    return signature.prepend("thought", thought_field(tokens), str) if tokens else signature
 
 
 def _listed(version: _Version) -> str:
