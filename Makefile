@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 export LITELLM_LOCAL_MODEL_COST_MAP := True
+unexport PYTHONDONTWRITEBYTECODE  # every test process and command would compile all modules again
+# One worker more than there are cores, at most four: a quarter of the tests' time is spent waiting for servers, limits and locks.
+WORKERS := $(shell $(PYTHON) -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))")
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/clients --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo docs fmt quick tutorials test test-min test-new test-clients check lint chaos clean
 
@@ -30,19 +34,22 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	$(BIN)/assay models pull smollm2-135m
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/clients --durations=15 --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) --durations=20
 
 # The tests of `make test` with the lowest and with the highest versions that the ranges in pyproject.toml allow, each in
-# a virtual environment of its own. constraints.txt does not apply.
+# a virtual environment of its own. constraints.txt applies to torch alone: wheels of its other versions bring gigabytes
+# of CUDA libraries. So the range of torch is not tested here.
 test-min: RESOLUTION := lowest-direct
 test-new: RESOLUTION := highest
 test-min test-new: test-%:
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --upgrade pip uv
+	.venv-$*/bin/python -m pip install --quiet --constraint constraints.txt torch
+	echo torch > .venv-$*/excludes.txt
 	VIRTUAL_ENV=$(abspath .venv-$*) .venv-$*/bin/uv pip install --quiet --resolution $(RESOLUTION) --upgrade \
-		--index-strategy unsafe-best-match --editable '.[dev]'
+		--index-strategy unsafe-best-match --excludes .venv-$*/excludes.txt --editable '.[dev]'
 	.venv-$*/bin/assay models pull smollm2-135m
-	OMP_NUM_THREADS=1 .venv-$*/bin/python -m pytest --ignore tests/clients --durations=15 --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(subst $(BIN)/python,.venv-$*/bin/python,$(PYTEST))
 
 # Agents on real client libraries, against a scripted model alone and through the gateway: installs the libraries, ends with a table.
 test-clients: $(VENV)/.dev
@@ -62,9 +69,11 @@ fmt: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Tests without a language model, a database server or clients of other libraries.
+# Unit and scripted tests: nothing that runs a language model, a database server or clients of other libraries. The model's file must be there,
+# because commands name it.
 quick: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/clients -m "not model and not slow and not postgres" --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/assay models pull smollm2-135m
+	$(PYTEST) -m "not model and not slow and not postgres"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

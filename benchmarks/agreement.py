@@ -16,7 +16,7 @@ from scipy import stats
 from sklearn.metrics import accuracy_score, cohen_kappa_score
 
 from assay.judges import Item, Rating
-from assay.judges.quality.agreement import Answers, _Table, agreement
+from assay.judges.quality.agreement import AgreementTable, Answers, agreement
 from assay.rubrics import JudgeSpec
 
 parser = argparse.ArgumentParser()
@@ -30,7 +30,7 @@ spec = JudgeSpec(text="?", scale=("a", "b", "c", "d", "e"))
 truth = rng.integers(0, 5, arguments.rows)
 said = np.where(rng.random(arguments.rows) < 0.6, truth, rng.integers(0, 5, arguments.rows))
 people, judge = ([spec.scale[label] for label in labels] for labels in (truth, said))
-items = [Item(id=str(at), shown={}, ratings=(Rating(rater="r", label=label),)) for at, label in enumerate(people)]
+items = [Item(id=str(at), fields={}, ratings=(Rating(rater="r", label=label),)) for at, label in enumerate(people)]
 answers = Answers(judge, said.astype(float).tolist())
 one: dict[str, Callable[[Any, Any], float]] = {
     "accuracy": accuracy_score,
@@ -68,7 +68,7 @@ whole = [statistics.median(side[0] for side in sides) for sides in zip(*rounds, 
 (_, ours_found), (_, theirs_found) = rounds[-1]
 gap = max(abs(float(ours_found.values[name] or 0) - value) for name, value in theirs_found.items())
 
-table, ours, theirs = _Table(answers, items, spec), dict[str, float](), dict[str, float]()
+table, ours, theirs = AgreementTable(answers, items, spec), dict[str, float](), dict[str, float]()
 for name in one:
     draws = rng.integers(0, arguments.rows, (arguments.resamples, arguments.rows))
     ours[name] = clocked(lambda name=name, draws=draws: table.resampled(name, draws))[0]

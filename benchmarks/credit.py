@@ -79,8 +79,8 @@ class Letter(Agent):
 
     input_names = ("text",)
 
-    def __init__(self, parameters: Any = None, adapter: str = "lean") -> None:
-        super().__init__(parameters, adapter)
+    def __init__(self, parameters: Any = None, prompt_format: str = "lean") -> None:
+        super().__init__(parameters, prompt_format)
         for name, choices in DECISIONS.items():
             fields = {"text": (str, dspy.InputField()), name: (Literal[choices], dspy.OutputField())}
             setattr(self, name, dspy.Predict(dspy.Signature(fields, f"Which {name}? {', '.join(choices)}.")))

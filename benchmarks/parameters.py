@@ -16,7 +16,7 @@ from typing import Any
 import optuna
 
 from assay.optimizers.parameters import AgentObjective, SearchConfig, Space, open_study, search
-from assay.optimizers.parameters.study import _storage
+from assay.optimizers.parameters.study import study_storage
 from assay.programs import RANGES
 from assay.testing import SyntheticAgent
 
@@ -46,7 +46,7 @@ def optuna_alone(url: str, sampler: str) -> float:
     """Milliseconds a trial of bare Optuna: five parameters, one attribute of a trial's size, the same storage with
     its heartbeat."""
     chosen = optuna.samplers.RandomSampler(seed=0) if sampler == "random" else optuna.samplers.TPESampler(seed=0)
-    study = optuna.create_study(storage=_storage(url), sampler=chosen)
+    study = optuna.create_study(storage=study_storage(url), sampler=chosen)
 
     def objective(trial: optuna.Trial) -> float:
         value = sum(trial.suggest_float(name, low, high) for name, (low, high) in RANGES.items())

@@ -32,8 +32,8 @@ class Newest(assay.Agent):
 
     input_names = ("entries",)
 
-    def __init__(self, parameters: Any = None, adapter: str = "json") -> None:
-        super().__init__(parameters, adapter)
+    def __init__(self, parameters: Any = None, prompt_format: str = "json") -> None:
+        super().__init__(parameters, prompt_format)
         fields = {
             "entries": (str, dspy.InputField(desc="oldest first")),
             "version": (str, dspy.OutputField(pattern=r"^[0-9A-Za-z.+~:-]{1,40}$")),

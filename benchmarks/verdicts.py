@@ -76,7 +76,9 @@ def items(start: int) -> list[Item]:
     tasks = load_tasks(f"arithmetic:size={arguments.verdicts}&seed={start}")
     return [
         Item(
-            id=f"{start}-{at}", shown={"task_input": t.inputs["question"], "output": f"The answer is {at}."}, ratings=()
+            id=f"{start}-{at}",
+            fields={"task_input": t.inputs["question"], "output": f"The answer is {at}."},
+            ratings=(),
         )
         for at, t in enumerate(tasks)
     ]
@@ -91,7 +93,7 @@ def theirs(batch: list[Item]) -> int:
     for item in batch:
         try:
             with dspy.context(lm=stock):
-                ask(**item.shown)
+                ask(**item.fields)
             read += 1
         except Exception:  # stock DSPy could not parse what the model wrote: no verdict, but time spent
             pass
@@ -110,7 +112,7 @@ def written(batch: list[Item]) -> list[list[dict[str, str]]]:
 
     with dspy.context(lm=scripted_lm(take, logprobs=True)):
         for item in batch:
-            judge(**item.shown)
+            judge(**item.fields)
     return sent
 
 

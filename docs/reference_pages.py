@@ -23,8 +23,9 @@ from reference_text import cell, coded, descriptions, docstring, plain, type_nam
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "assay"
 PACKAGES = (
-    *("assay.rubrics", "assay.judges", "assay.programs", "assay.datasets", "assay.models", "assay.traces"),
-    *("assay.evaluation", "assay.optimizers", "assay.testing", "assay.errors"),
+    *("assay.rubrics", "assay.rubrics.code", "assay.judges", "assay.programs", "assay.programs.sandbox"),
+    "assay.datasets",
+    *("assay.models", "assay.traces", "assay.evaluation", "assay.optimizers", "assay.testing", "assay.errors"),
 )
 SETTINGS_IN = ("assay.api", "assay.runs", "assay.optimizers", "assay.traces")
 SETTINGS_CLASS = re.compile(r"^class ([A-Z]\w*(?:Config|Settings))\b", re.MULTILINE)
@@ -155,7 +156,7 @@ def _setting(item: "dataclasses.Field[Any]", texts: Mapping[str, str]) -> str:
         default = coded(repr(item.default))
     else:
         default = "required" if item.default_factory is dataclasses.MISSING else "empty"
-    meaning = item.metadata.get("help") or texts.get(item.name, "")
+    meaning = (item.metadata.get("help") or texts.get(item.name, "")).replace("{split} tasks", "tasks, by split")
     return f"| `{item.name}` | {coded(type_name(item.type))} | {default} | {cell(str(meaning))} |"
 
 
@@ -163,7 +164,8 @@ def _setting(item: "dataclasses.Field[Any]", texts: Mapping[str, str]) -> str:
 
 
 def _checks_page() -> str:
-    from assay.rubrics import checks, steps, tools
+    from assay.rubrics import checks, steps, tested, tools
+    from assay.rubrics.code import checks as code_checks
 
     return f"""# Checks
 
@@ -177,6 +179,16 @@ default the one that the task expects.
 ## Checks of tool use
 
 {_check_list(tools)}
+## Checks that run code
+
+{docstring(tested)}
+
+{_check_list(tested)}
+## Checks of edited code
+
+{docstring(code_checks)}
+
+{_check_list(code_checks)}
 ## Checks of a step
 
 For criteria with `scope: step`: the grade is of one LM call.

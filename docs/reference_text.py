@@ -22,8 +22,8 @@ def cell(text: str) -> str:
 
 
 def coded(text: str) -> str:
-    """Code inside a table."""
-    return "`" + re.sub(r"\s+", " ", text).replace("|", "\\|") + "`"
+    """Code inside a table. A union is written with `or`: Markdown would show the backslash of an escaped bar."""
+    return "`" + re.sub(r"\s+", " ", text).replace(" | ", " or ").replace("|", "\\|") + "`"
 
 
 def docstring(owner: Any) -> str:
@@ -36,7 +36,8 @@ def type_name(annotation: Any) -> str:
     is_plain = not isinstance(annotation, str) and not get_args(annotation)
     text = getattr(annotation, "__name__", str(annotation)) if is_plain else str(annotation)
     text = re.sub(r"\b(typing|collections\.abc|pathlib|pydantic|assay\.[\w.]*)\.", "", text)
-    return re.sub(r"Annotated\[str, [^\]]*\]", "str", text).replace("_File", "File").replace("_Word", "str")
+    text = re.sub(r"Annotated\[str, [^\]]*\]", "str", text).replace("_Word", "str")
+    return re.sub(r"\b_([A-Z]\w*)", r"\1", text)
 
 
 def descriptions(owner: type) -> dict[str, str]:

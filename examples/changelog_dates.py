@@ -2,7 +2,7 @@
 
     python examples/changelog_dates.py [--json] [--rows 700] [--model embedded/smollm2-135m]
 
-The dates stand in /usr/share/doc as their authors wrote them, in two forms: `Tue, 05 Mar 2024 10:22:33 +0100` and
+The dates are those of the changelogs in /usr/share/doc, in two forms: `Tue, 05 Mar 2024 10:22:33 +0100` and
 `Wed Sep 30 22:20:50 1998`. The expected answers are computed by Python's own parsers. Only the dates are read.
 """
 

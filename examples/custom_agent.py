@@ -1,6 +1,6 @@
-"""An agent of one's own, with no DSPy in it, tuned by a search and by a policy: `python examples/custom_agent.py`.
+"""An agent without DSPy, tuned by a search and by a policy: `python examples/custom_agent.py`.
 
-All that assay asks of it is `execute(task)` and `set_parameters(mapping)`; an evaluator says how good one output is.
+The agent needs only `execute(task)` and `set_parameters(mapping)`; an evaluator grades one output.
 """
 
 import argparse

@@ -5,9 +5,9 @@
 2. **collect**: rollouts of the compiled agent on tasks of `train`, scored by the rubric;
 3. **sft**: a short warm-up on its good rollouts, its demonstrations left out, so that the plain agent can do some of
    it;
-4. **grpo**: rollouts of the plain agent; calls that led to right answers become likelier;
+4. **grpo**: rollouts of the plain agent; calls that led to right answers become more likely;
 5. **serve and compare**: on sealed tasks, greedily and sampled, by the names that any command takes; on longer sums;
-   and on another kind of task, which nothing was trained on.
+   and on another kind of task, which was not trained.
 
 Half an hour and more on two cores; `--artifact` and a smaller `--test-size` save some of it. The same command
 continues after the last finished step. `--json` prints one object: the plain agent under `before` and

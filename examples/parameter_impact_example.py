@@ -77,8 +77,8 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({**sides(searched), **report.to_dict()}))
     else:
-        for effect in report.found.effects:
-            cells = ", ".join(f"{name} {effect.cell(name)}" for name in report.found.measured)
+        for effect in report.impact.effects:
+            cells = ", ".join(f"{name} {effect.cell(name)}" for name in report.impact.measured)
             print(f"{effect.parameter} {in_figures(effect.value)}: {cells}")
         for name, weights in report.importance.items():
             shares = ", ".join(f"{parameter} {weight:.2f}" for parameter, weight in weights.items())

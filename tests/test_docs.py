@@ -15,7 +15,8 @@ import click
 import pytest
 import yaml
 
-from assay.rubrics import checks, load_rubric, rubric_schema, steps, tools
+from assay.rubrics import checks, load_rubric, rubric_schema, steps, tested, tools
+from assay.rubrics.code import checks as code_checks
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -160,11 +161,12 @@ def test_the_rubric_in_the_documentation_loads(own_folder: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_reference_has_every_check_flag_and_key() -> None:
     pages = _reference().pages()
     assert [
         name
-        for name in [*checks.__all__, *steps.__all__, *tools.__all__]
+        for name in [*checks.__all__, *code_checks.__all__, *tested.__all__, *steps.__all__, *tools.__all__]
         if f"### {name}\n" not in pages["reference/checks.md"]
     ] == []
     assert "`--optimizer` TEXT | `auto` |" in pages["reference/cli/compile.md"]
@@ -175,6 +177,20 @@ def test_the_reference_has_every_check_flag_and_key() -> None:
         r"\| *\|$", pages["reference/rubric-file.md"] + pages["reference/judge-file.md"], re.MULTILINE
     )  # every key is described
     assert "- `test.gain`" in pages["reference/json-output.md"]
+
+
+def test_tables_of_the_reference_show_no_escapes_placeholders_or_private_names() -> None:
+    odd = [
+        f"{path}: {cell}"
+        for path, text in _reference().pages().items()
+        if path.startswith("reference/")
+        for line in text.splitlines()
+        if line.startswith("| ")
+        for cell in re.findall(r"`[^`]*`", line)
+        if "\\|" in cell or re.search(r"(?<![\w.])_[A-Z]", cell)
+    ]
+    assert odd == []
+    assert "{split}" not in _reference().pages()["reference/settings.md"]
 
 
 def test_links_lead_somewhere() -> None:
@@ -209,6 +225,17 @@ def test_the_files_that_contributing_names_exist() -> None:
     paths = re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./-]+)`", (ROOT / "CONTRIBUTING.md").read_text())
     assert len(paths) > 20
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_tests_that_results_name_exist() -> None:
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    named = [
+        (page.name, test)
+        for page in (ROOT / "benchmarks" / "results").glob("*.md")
+        for test in re.findall(r"`(?:[\w/]+\.py::)?(test_\w+)`", page.read_text())
+    ]
+    assert len(named) >= 6
+    assert [(page, test) for page, test in named if f"def {test}(" not in tests] == []
 
 
 @pytest.mark.model

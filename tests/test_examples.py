@@ -56,6 +56,7 @@ def same_keys(found: dict[str, Any], *more: str) -> None:
     json.dumps(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "flags"),
     [

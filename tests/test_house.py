@@ -85,6 +85,17 @@ def test_no_two_files_import_each_other() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
+def test_tests_examples_and_benchmarks_import_public_names() -> None:
+    private = [
+        f"{path.relative_to(ROOT)}: from {module} import {name}"
+        for folder in ("tests", "examples", "benchmarks")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for module, name in _named(path)
+        if name.startswith("_") or any(part.startswith("_") for part in module.split("."))
+    ]
+    assert private == []
+
+
 def test_functions_and_files_are_short() -> None:
     too_long = []
     for module, path in MODULES.items():

@@ -77,6 +77,7 @@ def test_the_agent_tries_again_with_what_the_database_said(agent: ModuleType) ->
     assert rubric.score(task, {"sql": "x", "rows": None}).value == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sql",
     [
@@ -125,6 +126,7 @@ def test_a_result_has_a_limit_in_bytes(agent: ModuleType) -> None:
 COUNTING = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c LIMIT {}) "
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sql",
     [

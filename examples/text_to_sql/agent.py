@@ -177,8 +177,8 @@ class SqlAgent(Agent):
 
     input_names: ClassVar = ("question",)
 
-    def __init__(self, parameters: Any = None, adapter: str = "json") -> None:
-        super().__init__(parameters, adapter)
+    def __init__(self, parameters: Any = None, prompt_format: str = "json") -> None:
+        super().__init__(parameters, prompt_format)
         fields = {
             "question": (str, dspy.InputField()),
             "errors": (str, dspy.InputField(desc="earlier queries, and what the database said")),

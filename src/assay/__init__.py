@@ -6,6 +6,7 @@ Importing this package loads none of dspy, torch, litellm or sqlalchemy: public 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from assay.datasets.specs import register_kind
 from assay.support.package import __version__
 
 _WHERE = {
@@ -30,15 +31,19 @@ _WHERE = {
     "load_judge": "assay.runs.loading",
     "load_rubric": "assay.runs.loading",
     "load_tasks": "assay.datasets",
+    "load_verifier": "assay.runs.loading",
     "parameter_impact": "assay.api.tune",
     "project_settings": "assay.runs.project",
     "record": "assay.api.record",
     "recorded": "assay.api.record",
+    "run": "assay.api.run",
     "train": "assay.api.train",
     "tune": "assay.api.tune",
 }
 
 __all__ = [*_WHERE, "__version__"]
+
+register_kind("mutants", "assay.api.mutants:rows")  # here, so that it is known whatever is imported first
 
 if TYPE_CHECKING:
     from assay.api.collect import collect
@@ -49,7 +54,7 @@ if TYPE_CHECKING:
     from assay.api.improve.run import improve
     from assay.api.judge.compile import compile_judge
     from assay.api.record import record, recorded
-    from assay.api.run import load
+    from assay.api.run import load, run
     from assay.api.train import train
     from assay.api.tune import parameter_impact, tune
     from assay.datasets import Task, load_tasks
@@ -57,7 +62,7 @@ if TYPE_CHECKING:
     from assay.models import get_lm
     from assay.programs import Agent, AgentParameters, BaseAgent
     from assay.rubrics import Criterion, Rubric
-    from assay.runs.loading import load_judge, load_rubric
+    from assay.runs.loading import load_judge, load_rubric, load_verifier
     from assay.runs.project import project_settings
     from assay.traces import Store
     from assay.traces.collector import DataCollector

@@ -15,6 +15,7 @@ __all__ = [
     "DataError",
     "Diverged",
     "FailureKind",
+    "LoopStopped",
     "LowCoverage",
     "MissingExtra",
     "ModelError",
@@ -22,7 +23,9 @@ __all__ = [
     "ParameterError",
     "ProgramError",
     "ProgramFailed",
+    "ProjectError",
     "RubricError",
+    "SandboxError",
     "SealedSplit",
     "StopRun",
     "StoreError",
@@ -63,6 +66,10 @@ class ConfigError(AssayError, ValueError):
     """A setting is out of range, unknown, or would be silently ignored."""
 
 
+class ProjectError(ConfigError):
+    """`assay.toml` cannot be read, or has an unknown or wrong setting. The message names its tables and keys."""
+
+
 class ParameterError(ConfigError):
     """An agent parameter is out of its range."""
 
@@ -91,6 +98,20 @@ class ModelError(AssayError, RuntimeError):
     """A model cannot be found, downloaded, verified or started."""
 
 
+class LoopStopped(RuntimeError):
+    """The model repeated itself until it was stopped, or until its limit.
+
+    A failure of one run and never of a job, so it is no `AssayError`.
+
+    Attributes:
+        text: what it had written.
+    """
+
+    def __init__(self, message: str, *, text: str = "") -> None:
+        super().__init__(message)
+        self.text = text
+
+
 class Diverged(ModelError):
     """A training diverged and produced no usable result; a run with other settings may succeed."""
 
@@ -108,6 +129,10 @@ class ProgramError(AssayError, ValueError):
 
 class ProgramFailed(AssayError, RuntimeError):
     """A program failed on each of its first tasks; for an exception, the message has its traceback."""
+
+
+class SandboxError(AssayError, RuntimeError):
+    """A sandbox with the required isolation is not available, or could not be started. Never the fault of the code."""
 
 
 class ArtifactError(AssayError, ValueError):

@@ -21,23 +21,23 @@ def planned(*steps: StepPlan, gate: int = 10, test: int = 10, **pair: Any) -> Im
     return ImprovePlan(report=ReportPlan(gate=gate, test=test, pair=Usage(**{"calls": 2, **pair})), steps=steps)
 
 
-def test_gates_of_all_steps_and_the_test_are_kept_and_searches_share_the_rest() -> None:
+def test_gates_and_test_are_reserved_and_searches_share_the_remaining_budget() -> None:
     plan = planned(SEARCH, SEARCH)
     assert plan.shares(Caps(calls=200)) == [70, 70]  # 200 less two gates of 20 and a test of 20, halved
     turn = plan.turn(0, Caps(calls=200), 200)
-    assert (turn.end, turn.work, turn.kept) == (2, 70, 20 + 20 + 20 + 70)
+    assert (turn.end, turn.work, turn.reserved) == (2, 70, 20 + 20 + 20 + 70)
     assert (
         turn.after == 20 + 20 + 10
     )  # while its gate runs: the second gate, the test, and the least that the second step is begun with
 
 
-def test_what_a_step_leaves_is_for_those_after_it() -> None:
+def test_unused_budget_of_a_step_goes_to_later_steps() -> None:
     plan = planned(SEARCH, SEARCH)
     turn = plan.turn(1, Caps(calls=200), 200 - 10 - 20)  # the first searched with 10 calls, and its gate took 20
     assert turn.work == 170 - 20 - 20
 
 
-def test_a_training_has_all_of_its_runs_or_is_not_begun() -> None:
+def test_training_is_started_only_if_all_of_its_runs_fit() -> None:
     plan = planned(SEARCH, TRAINING)
     assert plan.shares(Caps(calls=200)) == [200 - 60 - 100, 100]
     assert plan.shares(Caps(calls=150)) == [150 - 40]  # the gate of a step that does not fit is not kept
@@ -48,7 +48,7 @@ def test_a_training_has_all_of_its_runs_or_is_not_begun() -> None:
     assert planned(TRAINING).shares(Caps(calls=100)) == []
 
 
-def test_without_caps_every_step_has_what_it_asks_for() -> None:
+def test_without_caps_every_step_gets_its_requested_runs() -> None:
     plan = planned(SEARCH, TRAINING)
     assert plan.shares(Caps()) == [300, 100]
     assert plan.runs == 300 + 100 + 20 + 20 + 20
@@ -58,13 +58,13 @@ def test_without_caps_every_step_has_what_it_asks_for() -> None:
     )
 
 
-def test_the_tightest_cap_counts() -> None:
+def test_the_tightest_cap_decides() -> None:
     plan = planned(SEARCH, SEARCH, prompt_tokens=20)  # 10 tokens a run
     assert plan.shares(Caps(calls=10_000, tokens=2000)) == [70, 70]
-    assert plan.left(Caps(calls=10_000, tokens=2000), Usage(calls=5, prompt_tokens=100)) == 190
+    assert plan.remaining(Caps(calls=10_000, tokens=2000), Usage(calls=5, prompt_tokens=100)) == 190
 
 
-def test_a_plan_outlives_its_process() -> None:
+def test_a_stored_plan_is_reused_by_the_next_process() -> None:
     plan = planned(SEARCH, TRAINING)
     assert ImprovePlan.of(json.loads(json.dumps(asdict(plan)))).shares(Caps(calls=200)) == plan.shares(Caps(calls=200))
 
@@ -73,22 +73,22 @@ STEPS = st.lists(st.sampled_from([SEARCH, TRAINING, StepPlan(step="sft", runs=40
 
 
 @given(STEPS, st.integers(0, 3000), st.integers(1, 40), st.integers(1, 40))
-def test_steps_that_fit_at_the_start_are_begun_whatever_the_earlier_ones_take(
+def test_steps_that_fit_at_the_start_are_started_whatever_earlier_steps_use(
     steps: list[StepPlan], cap: int, gate: int, test: int
 ) -> None:
     plan, caps = planned(*steps, gate=gate, test=test), Caps(calls=cap)
     first, shares = plan.turn(0, caps, cap), plan.shares(caps)
     if first.work >= steps[0].least:
         assert len(shares) >= first.end
-    left = float(cap)
+    remaining = float(cap)
     for at, share in enumerate(shares):
-        turn = plan.turn(at, caps, left)
+        turn = plan.turn(at, caps, remaining)
         assert steps[at].least <= share <= turn.work
-        left -= share + 2 * turn.report.gate
-        assert left >= 2 * turn.report.test - 1e-6  # the sealed test is still there
+        remaining -= share + 2 * turn.report.gate
+        assert remaining >= 2 * turn.report.test - 1e-6  # the sealed test is still there
 
 
-def test_the_runs_of_a_training_by_hand() -> None:
+def test_runs_of_a_training_match_hand_calculation() -> None:
     assert (
         training_runs(PolicySettings(), val=50) == 30 * 4 * 6 + 4 * 2 * 16
     )  # evaluated before step 1 and after steps 10, 20 and 30

@@ -32,7 +32,7 @@ class Turning(dspy.Module):
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_weights_that_the_gate_favours_are_kept_and_served(
+def test_weights_that_pass_the_gate_are_adopted_and_served(
     embedded: str, own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = random.Random(0)
@@ -84,12 +84,12 @@ def test_weights_that_the_gate_favours_are_kept_and_served(
     assert "yes" in done.stdout, done.stderr
 
 
-def test_guards_are_looked_at_before_anything_is_done_and_reach_the_training(
+def test_guards_are_checked_before_the_first_step_and_passed_to_the_training(
     own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job: dict[str, Any] = {"rubric": "math_qa", "data": "arithmetic:size=60", "order": ["grpo"], "preflight": False}
     other = "classify,classify,words.jsonl"
-    for given, message in (
+    for extra, message in (
         ({"retention": ["math_qa,math_qa,arithmetic:size=60"]}, "named twice"),
         ({"retention": ["nothing"]}, "must be PROGRAM,RUBRIC,DATA"),
         ({"monitor": "missing.yaml"}, "missing.yaml"),
@@ -97,13 +97,13 @@ def test_guards_are_looked_at_before_anything_is_done_and_reach_the_training(
         ({"monitor": "classify", "order": ["prompts"]}, "retention and monitor would have no effect"),
     ):
         with pytest.raises(AssayError, match=message):
-            assay.improve("math_qa", name="x", **{**job, **given})
-    seen: dict[str, Any] = {}
+            assay.improve("math_qa", name="x", **{**job, **extra})
+    recorded: dict[str, Any] = {}
 
     def training(*_: Any, **options: Any) -> None:
-        seen.update(options)
+        recorded.update(options)
         raise Diverged("far enough")
 
     monkeypatch.setattr("assay.api.improve.run.train", training)
     assay.improve("math_qa", name="y", retention=[other], monitor="classify", **job)
-    assert (seen["retention"], seen["monitor"]) == ([other], "classify")
+    assert (recorded["retention"], recorded["monitor"]) == ([other], "classify")

@@ -61,8 +61,8 @@ def job(place: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
     def compile_program(program: str, *, split: str = "train", cached: bool = True, **options: Any) -> Any:
         known = {"max_calls", "api_base", "prompt_format", "sizes"}
-        given = {name: value for name, value in options.items() if name in known} | {"model": "openai/m"}
-        config = CompileSettings(program=program, rubric="r.yaml", data="data.jsonl", **given)
+        kept_options = {name: value for name, value in options.items() if name in known} | {"model": "openai/m"}
+        config = CompileSettings(program=program, rubric="r.yaml", data="data.jsonl", **kept_options)
         with open_job(config, program=program, rubric="r.yaml", progress=SilentProgress()) as opened:
             if not cached:
                 opened.session.lm.recording.cache = None
@@ -124,11 +124,11 @@ def test_training_that_exceeds_the_caps_is_not_started(job: dict[str, Any], serv
     report = assay.improve(
         "mine.py:Mine", order=["prompts", "grpo"], max_calls=60, **{**job, "grpo": {**job["grpo"], "steps": 20}}
     )
-    said = (
+    text = (
         "step 2 of 2, grpo: 10 of 60 calls of the whole improvement are spent and 16 are kept for its gate and its "
         "sealed test: 34 are left"
     )
-    assert report.stopped == f"{said}, and its work takes about 80"
+    assert report.stopped == f"{text}, and its work takes about 80"
     assert server.calls == 10
 
 
@@ -143,5 +143,8 @@ def test_resume_starts_a_job_that_never_started(place: Path) -> None:
     }
     report = assay.evaluate("mine.py:Mine", **options)
     assert len(report.evaluation) > 5
-    again = assay.evaluate("mine.py:Mine", **options)  # it is done: replayed from the response cache
-    assert (again.to_dict()["calls"], again.evaluation.mean) == (report.to_dict()["calls"], report.evaluation.mean)
+    repeated = assay.evaluate("mine.py:Mine", **options)  # it is done: replayed from the response cache
+    assert (repeated.to_dict()["calls"], repeated.evaluation.mean) == (
+        report.to_dict()["calls"],
+        report.evaluation.mean,
+    )

@@ -69,7 +69,7 @@ def job(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iter
         }  # fmt: skip
 
 
-def test_a_gate_ends_once_it_has_decided(job: dict[str, Any], server: Server) -> None:
+def test_a_gate_ends_at_its_decision(job: dict[str, Any], server: Server) -> None:
     Path("after.py").write_text(PROGRAM.format(what="number + 2"))
     report = assay.improve("before.py:Mine", **job)
     step = report.steps[0]
@@ -82,9 +82,8 @@ def test_a_gate_ends_once_it_has_decided(job: dict[str, Any], server: Server) ->
     assert server.calls == 2 * 20 + 2 * 5  # gate and test
 
 
-def test_a_step_of_prompts_runs_its_gate_once(
-    job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.slow
+def test_a_prompt_step_runs_its_gate_once(job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("assay.api.improve.run.compile_program", assay.api.compile.compile)
     Path("before.py").write_text(PROGRAM.format(what="number + 2 if len(self.answer.demos) > 1 else number"))
     report = assay.improve("before.py:Mine", optimizer="labeled", **job)
@@ -97,9 +96,7 @@ def test_a_step_of_prompts_runs_its_gate_once(
     assert len(runs) - len(gate) == 2 * 5
 
 
-def test_a_compile_whose_gate_is_left_to_its_caller_searches_with_the_whole_cap(
-    job: dict[str, Any], server: Server
-) -> None:
+def test_compile_without_its_own_gate_searches_with_the_full_cap(job: dict[str, Any], server: Server) -> None:
     options = {key: value for key, value in job.items() if key not in ("name", "order")} | {"max_calls": 60}
     report = assay.compile("before.py:Mine", optimizer="labeled", gate=False, test=False, **options).to_dict()
     assert (report["gate"], report["replaces"], report["test"]["compiled"]) == (None, False, None)
@@ -110,7 +107,7 @@ def test_a_compile_whose_gate_is_left_to_its_caller_searches_with_the_whole_cap(
     assert server.calls == 40
 
 
-def test_a_gate_that_can_show_nothing_any_more_ends(job: dict[str, Any]) -> None:
+def test_a_gate_that_can_no_longer_show_a_gain_ends(job: dict[str, Any]) -> None:
     Path("after.py").write_text(PROGRAM.format(what="-number"))  # as wrong
     step = assay.improve("before.py:Mine", **job).steps[0]
     assert not step["kept"]
@@ -118,13 +115,14 @@ def test_a_gate_that_can_show_nothing_any_more_ends(job: dict[str, Any]) -> None
     assert "can hardly become significant" in step["note"]
 
 
-def test_without_early_stop_a_gate_takes_the_whole_split(job: dict[str, Any]) -> None:
+def test_without_early_stop_a_gate_runs_the_full_split(job: dict[str, Any]) -> None:
     Path("after.py").write_text(PROGRAM.format(what="number + 2"))
     step = assay.improve("before.py:Mine", early_stop=False, **job).steps[0]
     assert (step["gate"]["n"], step["kept"], "note" in step) == (50, True, False)
 
 
-def test_a_gate_that_a_cap_cuts_short_decides_nothing_and_continues(
+@pytest.mark.slow
+def test_a_gate_stopped_by_a_cap_decides_nothing_and_resumes(
     job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     Path("after.py").write_text(PROGRAM.format(what="number + 2 * (number % 4 == 0)"))  # one of four tasks
@@ -132,10 +130,10 @@ def test_a_gate_that_a_cap_cuts_short_decides_nothing_and_continues(
     assert server.calls == 22  # 8 are kept for the sealed test, and no step is kept that it would compare
     assert "step 1 of 1, prompts: gate ended after 11 of 50 tasks" in str(report.stopped)
     assert (report.steps, report.test) == ([], None)
-    again = assay.improve(
+    repeated = assay.improve(
         "before.py:Mine", max_calls=30, resume=True, **job
     )  # nothing is left: the report is given again
-    assert (again.to_dict(), server.calls) == (report.to_dict(), 22)
+    assert (repeated.to_dict(), server.calls) == (report.to_dict(), 22)
     monkeypatch.delattr(
         "assay.api.improve.run.compile_program"
     )  # what came of the step waits for its gate: it is not made again
@@ -146,7 +144,7 @@ def test_a_gate_that_a_cap_cuts_short_decides_nothing_and_continues(
     assert not (Path(".assay") / "improve" / "up").exists()
 
 
-def test_a_cap_ends_an_improvement_with_the_sealed_test_of_what_was_kept(
+def test_a_cap_ends_an_improvement_with_the_sealed_test_of_the_adopted_steps(
     job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("after.py").write_text(PROGRAM.format(what="number + 2"))
@@ -190,7 +188,7 @@ def test_a_cap_ends_an_improvement_with_the_sealed_test_of_what_was_kept(
     assert (report.stopped, [step["kept"] for step in report.steps]) == (None, [True, False])
 
 
-def test_a_step_that_takes_all_it_may_leaves_the_later_one_its_work_and_its_gate(
+def test_a_step_at_its_maximum_leaves_later_steps_their_work_and_gate(
     job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("after", "other"):
@@ -198,9 +196,9 @@ def test_a_step_that_takes_all_it_may_leaves_the_later_one_its_work_and_its_gate
     made = assay.api.improve.run.compile_program()
 
     def compile_program(program: str, **options: Any) -> Any:
-        given = {name: options[name] for name in ("max_calls", "model", "api_base", "prompt_format", "cache")}
+        compile_options = {name: options[name] for name in ("max_calls", "model", "api_base", "prompt_format", "cache")}
         with open_job(
-            CompileSettings(program=program, rubric="r.yaml", data="data.jsonl", **given),
+            CompileSettings(program=program, rubric="r.yaml", data="data.jsonl", **compile_options),
             program=program,
             rubric="r.yaml",
             progress=SilentProgress(),
@@ -220,7 +218,9 @@ def test_a_step_that_takes_all_it_may_leaves_the_later_one_its_work_and_its_gate
     assert server.calls == 2 * (30 + 20) + 20  # half of 120 is for gates and test, and two searches share the rest
 
 
-def test_a_sealed_test_that_a_cap_cuts_short_is_reported_as_far_as_it_came(job: dict[str, Any], server: Server) -> None:
+def test_a_sealed_test_stopped_by_a_cap_is_reported_with_its_finished_tasks(
+    job: dict[str, Any], server: Server
+) -> None:
     Path("after.py").write_text(PROGRAM.format(what="number + 2"))
     report = assay.improve("before.py:Mine", max_calls=36, **{**job, "sizes": {"gate": 10, "test": 30}})
     assert report.test is not None
@@ -230,7 +230,7 @@ def test_a_sealed_test_that_a_cap_cuts_short_is_reported_as_far_as_it_came(job: 
     assert server.calls == 36
 
 
-def test_the_sealed_test_is_opened_once_and_ends_once_it_has_decided(job: dict[str, Any], server: Server) -> None:
+def test_the_sealed_test_is_opened_once_and_ends_at_its_decision(job: dict[str, Any], server: Server) -> None:
     Path("after.py").write_text(PROGRAM.format(what="number + 2"))
     report = assay.improve("before.py:Mine", **{**job, "sizes": {"gate": 10, "test": 50}})
     assert report.test is not None
@@ -247,7 +247,7 @@ def test_the_sealed_test_is_opened_once_and_ends_once_it_has_decided(job: dict[s
     assert server.calls == 2 * 10 + 2 * 20
 
 
-def test_without_early_stop_the_sealed_test_takes_the_whole_split(job: dict[str, Any]) -> None:
+def test_without_early_stop_the_sealed_test_runs_the_full_split(job: dict[str, Any]) -> None:
     Path("after.py").write_text(PROGRAM.format(what="number + 2"))
     report = assay.improve("before.py:Mine", early_stop=False, **{**job, "sizes": {"gate": 10, "test": 30}})
     assert report.test is not None
@@ -255,7 +255,7 @@ def test_without_early_stop_the_sealed_test_takes_the_whole_split(job: dict[str,
     assert report.test_openings == {"this_job": 1, "this_store": 1}
 
 
-def test_the_interval_of_a_criterion_is_as_wide_as_that_of_the_score_where_a_test_ended_early(
+def test_criterion_intervals_have_the_level_of_the_score_if_a_test_ended_early(
     job: dict[str, Any],
 ) -> None:
     Path("after.py").write_text(PROGRAM.format(what="number + 2 * (number % 3 > 0)"))  # two of three tasks
@@ -265,22 +265,22 @@ def test_the_interval_of_a_criterion_is_as_wide_as_that_of_the_score_where_a_tes
     assert report.test["criteria"]["right"] == report.test["gain"]  # the only criterion
 
 
-@pytest.mark.parametrize(("given", "done"), [({}, False), ({"max_search_calls": 5}, True)])
-def test_a_search_that_a_cap_ended_before_it_found_anything_is_open(
-    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], done: bool
+@pytest.mark.parametrize(("options", "done"), [({}, False), ({"max_search_calls": 5}, True)])
+def test_a_search_stopped_by_a_cap_before_any_gain_remains_open(
+    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], done: bool
 ) -> None:  # fmt: skip
     outcome = SimpleNamespace(winner="baseline", stopped="the cap of 5 calls is reached")
     monkeypatch.setattr(
         "assay.api.improve.run.compile_program", lambda *_, **__: SimpleNamespace(outcome=outcome, artifact=None)
     )
-    report = assay.improve("before.py:Mine", **job, **given)
+    report = assay.improve("before.py:Mine", **job, **options)
     assert (len(report.steps), report.stopped is None) == (
         done,
         done,
     )  # a cap of the search alone is the end of the step
 
 
-def test_a_search_whose_share_of_a_cap_found_nothing_is_done_where_a_later_step_fits(
+def test_a_search_that_used_its_share_without_a_gain_is_done_if_a_later_step_fits(
     job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = SimpleNamespace(winner="baseline", stopped="the cap of 30 calls is reached")

@@ -34,7 +34,7 @@ class Mine(dspy.Module):
 ORDERS = [["prompts"], ["sft"], ["grpo"]]
 
 
-class Heard(SilentProgress):
+class CapturedProgress(SilentProgress):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -46,11 +46,11 @@ class Server:
     """Answers 4 to everything, but for the models named `down`."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.json()
-        self.asked.append(body["model"])
+        self.requests.append(body["model"])
         if body["model"] == "down":
             return web.json_response(
                 {"error": {"message": "no such model", "type": "invalid_request_error"}}, status=404
@@ -99,7 +99,7 @@ def test_failing_program_stops_before_the_first_step(job: dict[str, Any], server
     write('raise RuntimeError("no such table: prices")')
     with pytest.raises(ProgramFailed, match="first 3 tasks with RuntimeError"):
         assay.improve("mine.py:Mine", order=order, **job)
-    assert len(server.asked) == 3
+    assert len(server.requests) == 3
     write()  # corrected: it begins anew, and there is nothing to resume
     report = assay.improve("mine.py:Mine", order=order, **job)
     assert [step["note"] for step in report.steps] == ["far enough"]
@@ -111,7 +111,7 @@ def test_unreachable_judge_stops_before_the_first_step(
 ) -> None:
     with pytest.raises(ModelError, match="judge of 'nice' gave no verdict"):
         assay.improve("mine.py:Mine", order=order, **{**job, "rubric": "judged.yaml", "judge_model": "openai/down"})
-    assert server.asked.count("m") <= 3
+    assert server.requests.count("m") <= 3
 
 
 def test_judges_of_the_monitor_rubric_are_tried(job: dict[str, Any]) -> None:
@@ -131,34 +131,34 @@ def test_retention_program_is_tried(job: dict[str, Any]) -> None:
 def test_cap_on_dollars_requires_known_prices(job: dict[str, Any], server: Server, order: Sequence[str]) -> None:
     with pytest.raises(ConfigError, match="no price is known for openai/m"):
         assay.improve("mine.py:Mine", order=order, max_cost_usd=1.0, **job)
-    assert server.asked == []
+    assert server.requests == []
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_splits_that_are_too_small_are_reported_at_the_start(job: dict[str, Any], order: Sequence[str]) -> None:
-    heard = Heard()
-    report = assay.improve("mine.py:Mine", order=order, sizes={"gate": 1, "test": 2}, progress=heard, **job)
+    progress = CapturedProgress()
+    report = assay.improve("mine.py:Mine", order=order, sizes={"gate": 1, "test": 2}, progress=progress, **job)
     warned = next(
         at
-        for at, line in enumerate(heard.lines)
+        for at, line in enumerate(progress.lines)
         if "too few tasks for a decision: gate has 1 task, test has 2 tasks" in line
     )
-    assert warned < next(at for at, line in enumerate(heard.lines) if line.startswith("step 1"))
+    assert warned < next(at for at, line in enumerate(progress.lines) if line.startswith("step 1"))
     assert "too few tasks for a decision" in report.notes[0]
 
 
 def test_preflight_counts_against_the_caps_and_runs_once(job: dict[str, Any], server: Server) -> None:
     assay.improve("mine.py:Mine", order=["sft", "sft"], **job)
-    assert len(server.asked) == 1
-    server.asked.clear()
+    assert len(server.requests) == 1
+    server.requests.clear()
     assay.improve("mine.py:Mine", order=["sft"], preflight=False, **{**job, "name": "unchecked"})
-    assert server.asked == []
+    assert server.requests == []
 
 
 def test_reflection_model_is_tried_if_configured(job: dict[str, Any], server: Server) -> None:
     with pytest.raises(ModelError, match="the reflection model openai/down did not answer"):
         assay.improve("mine.py:Mine", order=["prompts"], reflection_model="openai/down", **job)
-    assert server.asked.count("m") == 1
+    assert server.requests.count("m") == 1
     with pytest.raises(ModelError, match="reflection_model, reflection_api_key_env"):
         assay.compile(
             "mine.py:Mine",
@@ -197,7 +197,7 @@ def test_dry_run_refuses_an_existing_name(job: dict[str, Any], server: Server, r
         (folder / "state.json").write_text("{}")
         with pytest.raises(ConfigError, match="unfinished improvement 'down'"):
             plan("improve", "mine.py:Mine", order=["prompts"], **{**job, "name": "down"})
-    assert server.asked == []
+    assert server.requests == []
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -214,14 +214,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("wrong", "said"), REFUSED)
+@pytest.mark.parametrize(("wrong", "message"), REFUSED)
 def test_invalid_settings_of_a_later_step_are_refused_before_the_first(
-    job: dict[str, Any], server: Server, wrong: dict[str, Any], said: str
+    job: dict[str, Any], server: Server, wrong: dict[str, Any], message: str
 ) -> None:
-    asked = {**job, **wrong}
-    with pytest.raises(ConfigError, match=said):
-        assay.improve("mine.py:Mine", **asked)
-    with pytest.raises(ConfigError, match=said):
-        plan("improve", "mine.py:Mine", **{name: value for name, value in asked.items() if name != "name"})
-    assert server.asked == []
+    settings = {**job, **wrong}
+    with pytest.raises(ConfigError, match=message):
+        assay.improve("mine.py:Mine", **settings)
+    with pytest.raises(ConfigError, match=message):
+        plan("improve", "mine.py:Mine", **{name: value for name, value in settings.items() if name != "name"})
+    assert server.requests == []
     assert not Path(".assay/improve/up").exists()

@@ -114,11 +114,11 @@ def test_comparing_a_program_with_itself_is_refused(place: Path, capsys: pytest.
         assay.compare("triage.py", "triage.py", rubric="r.yaml", data=ROWS, lm=lm())
     report = assay.compile("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), optimizer="labeled")
     assert report.outcome.winner == "baseline"
-    compile_command._show(report.to_dict())
-    shown = capsys.readouterr().out
-    assert "there is nothing to compare it with" in shown
-    assert "compiled" not in shown.partition("winner:")[0]
-    assert "gain" not in shown
+    compile_command.print_report(report.to_dict())
+    output = capsys.readouterr().out
+    assert "there is nothing to compare it with" in output
+    assert "compiled" not in output.partition("winner:")[0]
+    assert "gain" not in output
     assert "there is nothing to compare it with" in (report.artifact / "report.md").read_text()
 
 
@@ -128,22 +128,22 @@ def test_task_types_are_named_in_tables(place: Path) -> None:
     )
     (place / "fixed.py").write_text("def answer(text):\n    return {'intent': 'bug'}\n")
     command = ["evaluate", "fixed.py:answer", "--rubric", "r.yaml", "--data", "data.jsonl"]
-    shown = CliRunner().invoke(group, command).output
-    assert "tasks of type hard" in shown
-    assert "tasks without a type" in shown
+    output = CliRunner().invoke(group, command).output
+    assert "tasks of type hard" in output
+    assert "tasks without a type" in output
     (place / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     assert "type" not in CliRunner().invoke(group, command).output
 
 
 def test_first_trial_uses_defaults_and_ties_are_reported_as_equal(place: Path) -> None:
-    def tuned(**given: Any) -> dict[str, Any]:
+    def tuned(**options: Any) -> dict[str, Any]:
         model = scripted_lm(lambda request: json.dumps({"intent": "bug"}))
-        model.kwargs.update(given)
-        store = place / f"{len(given)}" / "a.db"
-        found: dict[str, Any] = tuning.tune(
+        model.kwargs.update(options)
+        store = place / f"{len(options)}" / "a.db"
+        result: dict[str, Any] = tuning.tune(
             "triage.py", rubric="r.yaml", data=ROWS, lm=model, trials=3, store=store, prompt_format="json"
         ).to_dict()
-        return found
+        return result
 
     data = tuned()
     assert data["history"][0]["parameters"] == {"temperature": 0.7}
@@ -185,5 +185,5 @@ def test_command_reports_tied_trials(place: Path, capsys: pytest.CaptureFixture[
     from assay.cli import tune as tune_command
 
     report = tuning.tune("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), trials=2, prompt_format="json")
-    tune_command._show(report.to_dict())
+    tune_command.print_report(report.to_dict())
     assert "level with 1 other trial (1)" in " ".join(capsys.readouterr().out.split())

@@ -65,8 +65,8 @@ def test_dry_run_of_every_command_prints_its_estimate_and_runs_nothing(
     assert "minutes unknown: the store has no call of this model yet" in ended.output
     assert "$0." in ended.output
     assert not (place / ".assay" / "assay.db").exists()
-    found = CliRunner().invoke(group, [*words, "--json"], standalone_mode=False, catch_exceptions=False)
-    assert json.loads(found.stdout.strip().splitlines()[-1])["calls"] > 0
+    invoked = CliRunner().invoke(group, [*words, "--json"], standalone_mode=False, catch_exceptions=False)
+    assert json.loads(invoked.stdout.strip().splitlines()[-1])["calls"] > 0
 
 
 def test_estimates_match_hand_calculation_and_minutes_come_from_the_store(place: Path) -> None:
@@ -81,10 +81,10 @@ def test_estimates_match_hand_calculation_and_minutes_come_from_the_store(place:
     assert plan("evaluate", "mine.py:Mine", **options, samples=2).minutes is None
     assert lm.scripted.calls == 0
     assay.evaluate("mine.py:Mine", **options)
-    found = plan("evaluate", "mine.py:Mine", **options, samples=2)
-    assert found.calls == 16  # 2 runs of 8 tasks, a call each
-    assert found.minutes is not None
-    assert 0 < found.minutes < 1
+    estimate = plan("evaluate", "mine.py:Mine", **options, samples=2)
+    assert estimate.calls == 16  # 2 runs of 8 tasks, a call each
+    assert estimate.minutes is not None
+    assert 0 < estimate.minutes < 1
     assert plan("compile", "mine.py:Mine", **options, max_calls=50).calls == 50
 
 
@@ -162,17 +162,17 @@ def test_improve_plan_divides_caps_among_steps(place: Path) -> None:
         "num_generations": 10,
         "evaluate_every": 0,
     }
-    found = plan("improve", "mine.py:Mine", **options, order=["prompts", "grpo"], grpo=grpo, max_calls=200)
-    assert found.to_dict()["steps"] == [
+    estimate = plan("improve", "mine.py:Mine", **options, order=["prompts", "grpo"], grpo=grpo, max_calls=200)
+    assert estimate.to_dict()["steps"] == [
         {"step": "prompts", "calls": 300, "share": 120},
         {"step": "grpo", "calls": 20, "share": 20},
     ]  # 200 less 60
     assert (
         "steps: 1 prompts, 120 of about 300 calls; 2 grpo, about 20 calls. Up to 20 calls for the gate of each, "
         "20 for the sealed test"
-    ) in found.lines()
-    found = plan(
+    ) in estimate.lines()
+    estimate = plan(
         "improve", "mine.py:Mine", **options, order=["prompts", "grpo"], grpo={**grpo, "steps": 10}, max_calls=200
     )
-    assert found.to_dict()["steps"][1] == {"step": "grpo", "calls": 200, "share": None}
-    assert any(line.startswith("warning: 1 of the 2 steps fit the caps: step 2, grpo") for line in found.lines())
+    assert estimate.to_dict()["steps"][1] == {"step": "grpo", "calls": 200, "share": None}
+    assert any(line.startswith("warning: 1 of the 2 steps fit the caps: step 2, grpo") for line in estimate.lines())

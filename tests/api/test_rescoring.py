@@ -27,7 +27,7 @@ class Judging(ThreadingHTTPServer):
     def __init__(self, delay_s: float) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.delay_s, self.lock = delay_s, threading.Lock()
-        self.asked = self.now = self.most = 0
+        self.calls = self.now = self.most = 0
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
 
 
@@ -37,7 +37,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         with self.server.lock:
-            self.server.asked += 1
+            self.server.calls += 1
             self.server.now += 1
             self.server.most = max(self.server.most, self.server.now)
         time.sleep(self.server.delay_s)
@@ -74,9 +74,9 @@ def judging() -> Iterator[Judging]:
 @pytest.fixture
 def refusing() -> Iterator[str]:
     """An address that nothing listens at."""
-    with socket.socket() as taken:  # bound and not listening
-        taken.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+    with socket.socket() as taken_socket:  # bound and not listening
+        taken_socket.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken_socket.getsockname()[1]}/v1"
 
 
 @pytest.fixture(autouse=True)
@@ -105,9 +105,9 @@ def test_failing_judge_stops_scoring_at_once_and_names_the_flag(refusing: str) -
     clock = time.perf_counter()
     with pytest.raises(
         ModelError, match=r"judge 'Is it kind\?' \(openai/gone\): ServerRefused.*preflight=False skips this check"
-    ) as found:
+    ) as caught:
         score_rollouts("kind.yaml", store="s.db", judge_model="openai/gone", judge_api_base=refusing)
-    assert "--no-preflight" in (found.value.flag or "")
+    assert "--no-preflight" in (caught.value.flag or "")
     assert time.perf_counter() - clock < 10, "it did not wait for a server that is not there"
     assert set(scores().values()) == {None}
     judge = ["--judge-model", "openai/gone", "--judge-api-base", refusing]
@@ -116,9 +116,9 @@ def test_failing_judge_stops_scoring_at_once_and_names_the_flag(refusing: str) -
 
 
 def test_preflight_skips_criteria_that_are_not_scored(judging: Judging) -> None:
-    found = score_rollouts("kind.yaml", store="s.db", judge_model="openai/m", judge_api_base=judging.url)
-    assert (found["scored"], found["mean"], found["coverage"]) == (12, 1.0, 1.0)
-    assert judging.asked == 13, "once with token probabilities, which this server has none of"
+    report = score_rollouts("kind.yaml", store="s.db", judge_model="openai/m", judge_api_base=judging.url)
+    assert (report["scored"], report["mean"], report["coverage"]) == (12, 1.0, 1.0)
+    assert judging.calls == 13, "once with token probabilities, which this server has none of"
 
 
 def test_preflight_uses_the_first_rollout_with_an_answer(judging: Judging) -> None:
@@ -133,8 +133,8 @@ def test_preflight_uses_the_first_rollout_with_an_answer(judging: Judging) -> No
                     started_at=float(n),
                 )
             )
-    found = score_rollouts("kind.yaml", store="s.db", judge_model="openai/m", judge_api_base=judging.url)
-    assert (found["scored"], judging.asked) == (17, 13)
+    report = score_rollouts("kind.yaml", store="s.db", judge_model="openai/m", judge_api_base=judging.url)
+    assert (report["scored"], judging.calls) == (17, 13)
 
 
 def test_rollouts_are_scored_on_as_many_threads_as_the_engine_supports(judging: Judging) -> None:
@@ -164,16 +164,16 @@ def test_scores_are_written_in_rollout_order(
         "    return int(task.inputs['question']) / 16\n"
     )
     written: list[str] = []
-    plain = Store.put_rollout
+    original = Store.put_rollout
 
-    def put(store: Store, rollout: Rollout, **told: Any) -> None:
+    def put_and_record(store: Store, rollout: Rollout, **fields: Any) -> None:
         written.append(rollout.id)
-        plain(store, rollout, **told)
+        original(store, rollout, **fields)
 
-    monkeypatch.setattr(Store, "put_rollout", put)
-    found = score_rollouts("checked.yaml", store="s.db", threads=6)
+    monkeypatch.setattr(Store, "put_rollout", put_and_record)
+    report = score_rollouts("checked.yaml", store="s.db", threads=6)
     assert written == [f"r{n:02}" for n in reversed(range(12))]
-    assert found["mean"] == sum(range(12)) / 16 / 12
+    assert report["mean"] == sum(range(12)) / 16 / 12
     assert scores() == {f"r{n:02}": n / 16 for n in range(12)}
 
 
@@ -189,19 +189,19 @@ def test_interrupt_keeps_finished_scores() -> None:
     with pytest.raises(KeyboardInterrupt):
         score_rollouts("checked.yaml", store="s.db", threads=2)
     assert signal.getsignal(signal.SIGINT) is before
-    found = scores()
-    assert (found["r11"], found["r10"], found["r09"]) == (1.0, 1.0, None)
-    assert found["r08"] == 1.0, "another thread had scored it"
+    result = scores()
+    assert (result["r11"], result["r10"], result["r09"]) == (1.0, 1.0, None)
+    assert result["r08"] == 1.0, "another thread had scored it"
 
 
 def test_scores_of_another_rubric_are_named_with_the_replace_flag() -> None:
     first = score_rollouts("checked.yaml", store="s.db")
     Path("other.yaml").write_text("name: other\ncriteria:\n- {name: yes, check: 'checks.py:yes'}\n")
-    found = score_rollouts("other.yaml", store="s.db")
-    assert (found["skipped"], found["skipped_of_other_rubrics"]) == (12, {first["rubric"]: 12})
+    report = score_rollouts("other.yaml", store="s.db")
+    assert (report["skipped"], report["skipped_of_other_rubrics"]) == (12, {first["rubric"]: 12})
     done = CliRunner().invoke(group, ["traces", "score", "--rubric", "other.yaml", "--store", "s.db"])
     assert (
-        f"existing scores of other rubrics than {found['rubric']}: 12 of {first['rubric']}. --again replaces them"
+        f"existing scores of other rubrics than {report['rubric']}: 12 of {first['rubric']}. --again replaces them"
         in done.stdout
     )
     same = CliRunner().invoke(group, ["traces", "score", "--rubric", "checked.yaml", "--store", "s.db"])

@@ -136,10 +136,10 @@ def test_training_judges_have_their_own_base_url_and_key(
     place: Path, algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", "secret")
-    asked: list[tuple[str, str]] = []
+    requests: list[tuple[str, str]] = []
 
     async def answer(request: web.Request) -> web.Response:
-        asked.append(((await request.json())["model"], request.headers["Authorization"]))
+        requests.append(((await request.json())["model"], request.headers["Authorization"]))
         return web.json_response({"error": {"message": "out of order", "type": "invalid_request_error"}}, status=400)
 
     app = web.Application()
@@ -161,12 +161,12 @@ def test_training_judges_have_their_own_base_url_and_key(
         judge = ["--judge-model", "openai/m", "--judge-api-base", f"{url}/v1", "--judge-api-key-env", "JUDGE_KEY"]
         ended = CliRunner().invoke(group, [*words, *judge, "--prompts-per-step", "2", "--prompt-format", "chat"])
     assert isinstance(ended.exception, ModelError)
-    assert set(asked) == {("m", "Bearer secret")}
+    assert set(requests) == {("m", "Bearer secret")}
 
 
 def test_warm_up_comparison_judges_have_their_own_base_url(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {}
-    monkeypatch.setattr("assay.api.train.check_comparison", lambda *_, **options: given.update(options))
+    passed: dict[str, Any] = {}
+    monkeypatch.setattr("assay.api.train.check_comparison", lambda *_, **options: passed.update(options))
     monkeypatch.setattr("assay.optimizers.finetuning.sft.load_policy", loaded)
     prompt = [{"role": "user", "content": "a"}]
     rows = [
@@ -191,4 +191,4 @@ def test_warm_up_comparison_judges_have_their_own_base_url(place: Path, monkeypa
     CliRunner().invoke(
         group, [*words, *(word for name, value in judge.items() for word in (f"--{name.replace('_', '-')}", value))]
     )
-    assert {name: given.get(name) for name in judge} == judge
+    assert {name: passed.get(name) for name in judge} == judge

@@ -61,13 +61,15 @@ def test_audit_of_a_tone_judge_reports_omitted_correctness_cases(tmp_path: Path)
     assert set(audited["attacks"]) == {"instructions hidden in the text", "fake turns of a conversation"}
     assert audited["coverage"] == 1.0
     assert "cases about correctness do not apply to this judge" in " ".join(audited["notes"])
-    whole = audit_judge(polite, profile="quality", **options(tmp_path, lambda request: {"no": 0.2, "yes": 0.8}))
-    assert not whole["attacks"]["tells good from bad"]["passed"]
-    assert whole["notes"] == [
+    quality_report = audit_judge(
+        polite, profile="quality", **options(tmp_path, lambda request: {"no": 0.2, "yes": 0.8})
+    )
+    assert not quality_report["attacks"]["tells good from bad"]["passed"]
+    assert quality_report["notes"] == [
         "cases: 8 shipped questions, each with a right and a wrong answer; all attacks (profile quality)"
     ]
     right = audit_judge(GOOD, **options(tmp_path))
-    assert (right["profile"], right["notes"]) == ("quality", whole["notes"])
+    assert (right["profile"], right["notes"]) == ("quality", quality_report["notes"])
     assert "left out" not in " ".join(right["notes"])
 
 
@@ -75,8 +77,8 @@ def test_audit_accepts_user_cases(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text(
         json.dumps({"input": "q", "good": str(BASES[0].good["output"]), "bad": "no idea"}) + "\n"
     )
-    found = audit_judge(GOOD, cases=str(tmp_path / "c.jsonl"), **options(tmp_path))
-    assert found["passed"], found
+    verdict = audit_judge(GOOD, cases=str(tmp_path / "c.jsonl"), **options(tmp_path))
+    assert verdict["passed"], verdict
     rows = [
         {
             "item_id": str(i),
@@ -179,13 +181,13 @@ def test_cap_on_dollars_with_unknown_price_is_refused_before_the_first_call(
 
 def test_few_verdicts_give_no_interval_and_equal_verdicts_no_certainty(tmp_path: Path) -> None:
     rows = tmp_path / "d.jsonl"
-    found = {}
+    reports = {}
     for count in (2, 30):
         rows.write_text("".join(json.dumps({"output": f"lovely {at}"}) + "\n" for at in range(count)))
-        found[count] = score_rows(MOOD, data=str(rows), **options(tmp_path, kind))
-        assert found[count]["mean"] == pytest.approx(0.95)
-    assert found[2]["interval"] is None
-    assert found[30]["interval"][0] < 0.95
+        reports[count] = score_rows(MOOD, data=str(rows), **options(tmp_path, kind))
+        assert reports[count]["mean"] == pytest.approx(0.95)
+    assert reports[2]["interval"] is None
+    assert reports[30]["interval"][0] < 0.95
 
 
 def test_pairwise_judge_refuses_single_outputs(tmp_path: Path) -> None:
@@ -195,8 +197,8 @@ def test_pairwise_judge_refuses_single_outputs(tmp_path: Path) -> None:
         score_rows(PairwiseJudge(), data=str(rows), **options(tmp_path, kind))
     both = {"input": "q", "output_a": "x", "output_b": "lovely"}
     rows.write_text("".join(json.dumps(row) + "\n" for row in (both, {"input": "q", "output": "lovely"})))
-    found = score_rows(PairwiseJudge(), data=str(rows), **options(tmp_path, lambda request: {"a": 0.5, "b": 0.5}))
-    assert (found["n"], found["unscored"]) == (2, 1)
+    report = score_rows(PairwiseJudge(), data=str(rows), **options(tmp_path, lambda request: {"a": 0.5, "b": 0.5}))
+    assert (report["n"], report["unscored"]) == (2, 1)
 
 
 def test_labels_of_run_outputs_correct_the_run_means(tmp_path: Path) -> None:
@@ -217,14 +219,14 @@ def test_labels_of_run_outputs_correct_the_run_means(tmp_path: Path) -> None:
     def evaluated() -> dict[str, Any]:
         lm = scripted_lm(script, logprobs=True)
         store = tmp_path / ".assay" / "a.db"
-        told = assay.evaluate(
+        report = assay.evaluate(
             dspy.Predict("question -> answer"),
             rubric=tmp_path / "r.yaml",
             data=str(tmp_path / "t.jsonl"),
             lm=lm,
             store=store,
         )
-        return dict(told.to_dict())
+        return dict(report.to_dict())
 
     assert evaluated()["corrected"] == {}
     with Store(tmp_path / ".assay" / "a.db") as store:
@@ -236,14 +238,14 @@ def test_labels_of_run_outputs_correct_the_run_means(tmp_path: Path) -> None:
                 entry.item_id,
                 "ann",
                 label,
-                shown=entry.shown,
+                shown=entry.fields,
                 rationale="",
                 rollout_id=entry.rollout_id,
             )
-    found = evaluated()["corrected"]["kind"]
-    assert (found["n_people"], found["n_verdicts"]) == (25, 60)
-    assert found["verdicts_alone"] == pytest.approx(0.95)
-    assert found["low"] < 0.48 < found["high"] < 0.95  # people called half of them kind
+    report = evaluated()["corrected"]["kind"]
+    assert (report["n_people"], report["n_verdicts"]) == (25, 60)
+    assert report["verdicts_alone"] == pytest.approx(0.95)
+    assert report["low"] < 0.48 < report["high"] < 0.95  # people called half of them kind
 
 
 def test_anchors_are_frozen_once_and_replayed(tmp_path: Path) -> None:
@@ -259,9 +261,9 @@ def test_anchors_are_frozen_once_and_replayed(tmp_path: Path) -> None:
         return {"yes": 0.6, "no": 0.4}
 
     asks_otherwise = PointwiseJudge("Is it nice?", shows=["output"])
-    found = replay_anchors(asks_otherwise, anchors=anchors, **options(tmp_path, other, cache=False))
-    assert {"question", "prompt"} <= set(found["changed"])
-    assert any("CUSUM" in alarm and "question" in alarm for alarm in found["alarms"])
+    result = replay_anchors(asks_otherwise, anchors=anchors, **options(tmp_path, other, cache=False))
+    assert {"question", "prompt"} <= set(result["changed"])
+    assert any("CUSUM" in alarm and "question" in alarm for alarm in result["alarms"])
     with pytest.raises(DataError, match="not an anchor set"):
         replay_anchors(MOOD, anchors=tmp_path / "none.json", **options(tmp_path, kind))
 
@@ -294,13 +296,13 @@ def test_undecided_outputs_are_queued_for_raters(tmp_path: Path) -> None:
     with Store(tmp_path / "a.db") as store:
         _, waiting = to_label(GOOD, store, rater="ann", limit=100)
         assert len(waiting) == 46  # neither the sealed task, nor the judge's, nor the failed one
-        assert waiting[0].shown.keys() == {"task_input", "output"}
-        store.put_label(question_of(GOOD), waiting[0].item_id, "ann", "yes", shown=waiting[0].shown)
+        assert waiting[0].fields.keys() == {"task_input", "output"}
+        store.put_label(question_of(GOOD), waiting[0].item_id, "ann", "yes", shown=waiting[0].fields)
         assert len(to_label(GOOD, store, rater="ann", limit=100)[1]) == 45
         assert len(to_label(GOOD, store, rater="bob", limit=100)[1]) == 46
         _, pairs = to_label(PairwiseJudge(), store, rater="ann", limit=100)
         assert len(pairs) == 23
-        assert all(pair.shown["output_a"] != pair.shown["output_b"] for pair in pairs)
+        assert all(pair.fields["output_a"] != pair.fields["output_b"] for pair in pairs)
 
 
 def question_of(judge: Judge) -> str:
@@ -326,8 +328,9 @@ def label(
     return subprocess.run(command, input=answers, capture_output=True, text=True, timeout=120, cwd=folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("scale", "typed", "kept"),
+    ("scale", "typed", "expected_labels"),
     [
         (["0", "1", "2"], ["1", "0", "3", "2"], ["1", "0", "2"]),  # 3 is no place here
         (["-1", "0", "1"], ["1", "-1"], ["1", "-1"]),
@@ -335,18 +338,19 @@ def label(
     ],
 )
 def test_scale_words_are_not_parsed_as_commands(
-    tmp_path: Path, scale: list[str], typed: list[str], kept: list[str]
+    tmp_path: Path, scale: list[str], typed: list[str], expected_labels: list[str]
 ) -> None:
     filled(tmp_path / "a.db")
     (tmp_path / "j.yaml").write_text(f"text: How is it?\nscale: {json.dumps(scale)}\n")
-    found = label(tmp_path, "\n".join(typed) + "\n", "--rater", "ann", "--json", judge="j.yaml")
-    assert found.returncode == 0, found.stderr
+    result = label(tmp_path, "\n".join(typed) + "\n", "--rater", "ann", "--json", judge="j.yaml")
+    assert result.returncode == 0, result.stderr
     with Store(tmp_path / "a.db") as store:
         assert [
             row["label"] for row in store.labels(question_of(PointwiseJudge({"text": "How is it?", "scale": scale})))
-        ] == kept
+        ] == expected_labels
 
 
+@pytest.mark.slow
 def test_terminal_labels_are_stored_compiled_and_forgotten(tmp_path: Path) -> None:
     filled(tmp_path / "a.db", count=60)
     first = label(
@@ -360,17 +364,17 @@ def test_terminal_labels_are_stored_compiled_and_forgotten(tmp_path: Path) -> No
     assert json.loads(first.stdout) == {"rater": "ann", "labelled": 3, "asked": 20}, first.stderr
     assert "'what?' is not on the scale" in first.stderr
     with Store(tmp_path / "a.db") as store:
-        kept = list(store.labels(question_of(PointwiseJudge("Is it a right answer?"))))
-        assert [(row["label"], row["rationale"]) for row in kept] == [
+        labels = list(store.labels(question_of(PointwiseJudge("Is it a right answer?"))))
+        assert [(row["label"], row["rationale"]) for row in labels] == [
             ("yes", "says so"),
             ("yes", "why not"),
             ("no", "because"),
         ]
         _, waiting = to_label("Is it a right answer?", store, rater="bob", limit=118)
         for entry in waiting:
-            said = "yes" if "lovely" in str(entry.shown["output"]) else "no"
+            text = "yes" if "lovely" in str(entry.fields["output"]) else "no"
             store.put_label(
-                question_of(PointwiseJudge("Is it a right answer?")), entry.item_id, "bob", said, shown=entry.shown
+                question_of(PointwiseJudge("Is it a right answer?")), entry.item_id, "bob", text, shown=entry.fields
             )
     report = assay.compile_judge(
         "Is it a right answer?",
@@ -382,8 +386,8 @@ def test_terminal_labels_are_stored_compiled_and_forgotten(tmp_path: Path) -> No
     assert report.sizes["train"] > 20
     assert report.outcome.test_compiled is not None
     assert forget_rater("nobody", store=tmp_path / "a.db") == {"rater": "nobody", "removed": 0, "judges": []}
-    found = forget_rater("ann", store=tmp_path / "a.db")
-    assert (found["removed"], found["judges"]) == (3, [str(report.artifact)])
+    result = forget_rater("ann", store=tmp_path / "a.db")
+    assert (result["removed"], result["judges"]) == (3, [str(report.artifact)])
     assert forget_rater("bob", store=tmp_path / "a.db")["judges"] == [str(report.artifact)]
     with pytest.raises(DataError, match="assay judge label"):
         assay.compile_judge(
@@ -403,23 +407,24 @@ def test_labels_work_in_postgresql(postgres_url: str) -> None:
         assert list(store.labels("q")) == []
 
 
+@pytest.mark.slow
 def test_listwise_judge_is_audited_with_lists_of_two(tmp_path: Path) -> None:
     judge = ListwiseJudge({"text": "Is it a right answer?", "scale": ["no", "yes"]}, orders=2)
     good, bad = ([str(getattr(base, side)["output"]) for base in BASES] for side in ("good", "bad"))
 
     def knowing(request: Any) -> dict[str, float]:
         """The letter of the right answer, where one is right and nothing was added to it."""
-        found = re.finditer(r'\b([A-T]): ("(?:[^"\\]|\\.)*")', request.messages[-1].text or "")
-        lines = {match[1]: json.loads(match[2]) for match in found}
+        matches = re.finditer(r'\b([A-T]): ("(?:[^"\\]|\\.)*")', request.messages[-1].text or "")
+        lines = {match[1]: json.loads(match[2]) for match in matches}
         worth = {
             letter: 3.0 if text in good else 2.0 if any(text == b for b in bad) else 1.0
             for letter, text in lines.items()
         }
         return {letter: value / sum(worth.values()) for letter, value in worth.items()}
 
-    found = audit_judge(judge, **options(tmp_path, knowing))
-    assert found["attacks"]["tells good from bad"]["share"] == 1.0
-    assert found["attacks"]["keyword stuffing"]["passed"]
+    verdict = audit_judge(judge, **options(tmp_path, knowing))
+    assert verdict["attacks"]["tells good from bad"]["share"] == 1.0
+    assert verdict["attacks"]["keyword stuffing"]["passed"]
     blind = audit_judge(judge, **options(tmp_path, lambda request: {"A": 0.9, "B": 0.1}, cache=False))
     assert not blind["passed"]
 
@@ -438,14 +443,14 @@ def test_judge_of_other_fields_is_labelled_and_compiled_by_those_fields(tmp_path
             )
         store.flush()
         _, waiting = to_label(judge, store, rater="me", limit=200)
-        assert {tuple(entry.shown) for entry in waiting} == {("question", "answer")}
+        assert {tuple(entry.fields) for entry in waiting} == {("question", "answer")}
         for at, entry in enumerate(waiting):
             store.put_label(
                 question_key(judge),
                 entry.item_id,
                 "me",
                 "yes" if at % 2 else "no",
-                shown=entry.shown,
+                shown=entry.fields,
                 rollout_id=entry.rollout_id,
             )
     report = assay.compile_judge(judge, labels="store", optimizer="calibrate", **options(tmp_path))
@@ -456,10 +461,10 @@ def test_sentence_judge_may_declare_its_scale(tmp_path: Path) -> None:
     rows = tmp_path / "d.jsonl"
     rows.write_text(json.dumps({"output": "thing"}) + "\n")
     script: Any = lambda request: {"bad": 0.1, "fine": 0.2, "good": 0.7}  # noqa: E731
-    found = score_rows(
+    report = score_rows(
         "How good is it, as a thing?", data=str(rows), scale=["bad", "fine", "good"], **options(tmp_path, script)
     )
-    assert found["verdicts"] == {"bad": 0, "fine": 0, "good": 1}
+    assert report["verdicts"] == {"bad": 0, "fine": 0, "good": 1}
     with pytest.raises(ConfigError, match="scale applies only to a judge given as a sentence"):
         score_rows(GOOD, data=str(rows), scale=["bad", "good"], **options(tmp_path))
 
@@ -467,8 +472,8 @@ def test_sentence_judge_may_declare_its_scale(tmp_path: Path) -> None:
 def test_unreachable_model_has_coverage_0_and_equal_rows_are_merged(tmp_path: Path) -> None:
     rows = tmp_path / "d.jsonl"
     rows.write_text("".join(json.dumps({"output": f"thing {at % 4}"}) + "\n" for at in range(12)))
-    found = score_rows(PointwiseJudge(GOOD.spec, shows=["output"]), data=str(rows), **options(tmp_path))
-    assert (found["rows"], found["n"], found["unscored"]) == (12, 4, 0)
+    report = score_rows(PointwiseJudge(GOOD.spec, shows=["output"]), data=str(rows), **options(tmp_path))
+    assert (report["rows"], report["n"], report["unscored"]) == (12, 4, 0)
     dead = score_rows(
         PointwiseJudge(GOOD.spec, shows=["output"]),
         data=str(rows),
@@ -478,6 +483,7 @@ def test_unreachable_model_has_coverage_0_and_equal_rows_are_merged(tmp_path: Pa
     assert [gap["n"] for gap in dead["undecided"].values()] == [4]
 
 
+@pytest.mark.slow
 def test_judge_commands_record_no_agent_rollouts(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: said, check: answered}\n")
     score_rows(MOOD, data=rows_file(tmp_path / "d.jsonl", labelled=0), **options(tmp_path, kind))

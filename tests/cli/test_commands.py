@@ -36,6 +36,7 @@ def assay(*args: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*ASSAY, *args], capture_output=True, text=True, timeout=timeout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
@@ -93,6 +94,7 @@ def test_stopped_command_names_an_existing_resume_option(arguments: list[str], h
     assert how_to_continue(arguments) == hint
 
 
+@pytest.mark.slow
 def test_audit_without_verdicts_prints_one_json_object() -> None:
     done = assay(
         "judge",
@@ -112,13 +114,14 @@ def test_audit_without_verdicts_prints_one_json_object() -> None:
     assert data["error"] in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("text", "code", "shown"), [("Is it clear and short?", 1, "compound"), ("Is it clear?", 0, "nothing found")]
+    ("text", "code", "output"), [("Is it clear and short?", 1, "compound"), ("Is it clear?", 0, "nothing found")]
 )
-def test_lint_exit_code_fails_ci(tmp_path: Path, text: str, code: int, shown: str) -> None:
+def test_lint_exit_code_fails_ci(tmp_path: Path, text: str, code: int, output: str) -> None:
     (tmp_path / "r.yaml").write_text(f"name: r\ncriteria:\n- {{name: a, judge: '{text}'}}\n")
     done = assay("judge", "lint", str(tmp_path / "r.yaml"))
-    assert (done.returncode, shown in done.stdout) == (code, True), done.stderr
+    assert (done.returncode, output in done.stdout) == (code, True), done.stderr
 
 
 @pytest.mark.model
@@ -175,24 +178,24 @@ def test_compile_prints_one_json_object_with_the_documented_fields(compiled: tup
 def test_the_artifact_runs_evaluates_and_its_calls_are_in_the_store(compiled: tuple[Path, dict]) -> None:
     folder, data = compiled
 
-    def here(*args: str) -> dict:
+    def invoked(*args: str) -> dict:
         done = subprocess.run([*ASSAY, *args, "--json"], capture_output=True, text=True, timeout=300, cwd=folder)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    stats = here("traces", "stats")
+    stats = invoked("traces", "stats")
     assert stats["transitions"] == data["calls"] + data["cached"]
     assert stats["unrecorded"] == 0
-    newest = here("traces", "list", "--split", "test", "--limit", "1")["rollouts"][0]
-    shown = here("traces", "show", newest["id"])
-    assert shown["transitions"][0]["request"]["messages"]
-    assert shown["transitions"][0]["token_ids"]
-    assert "answer" in here("run", data["artifact"], "question=What is 20 + 22?")
-    ran = here("traces", "show", here("traces", "list", "--limit", "1")["rollouts"][0]["id"])
+    newest = invoked("traces", "list", "--split", "test", "--limit", "1")["rollouts"][0]
+    rollout = invoked("traces", "show", newest["id"])
+    assert rollout["transitions"][0]["request"]["messages"]
+    assert rollout["transitions"][0]["token_ids"]
+    assert "answer" in invoked("run", data["artifact"], "question=What is 20 + 22?")
+    ran = invoked("traces", "show", invoked("traces", "list", "--limit", "1")["rollouts"][0]["id"])
     assert ran["inputs"] == {"question": "What is 20 + 22?"}
     assert ran["transitions"]
-    assert ran["program_version"] == shown["program_version"]  # the compiled program, as on the test split
-    again = here(
+    assert ran["program_version"] == rollout["program_version"]  # the compiled program, as on the test split
+    repeated = invoked(
         "evaluate",
         data["artifact"],
         "--rubric",
@@ -204,8 +207,8 @@ def test_the_artifact_runs_evaluates_and_its_calls_are_in_the_store(compiled: tu
         "--size",
         "3",
     )
-    assert again["result"]["score"] == data["test"]["compiled"]["score"]  # the same program, from the response cache
-    assert again["calls"] == 0
+    assert repeated["result"]["score"] == data["test"]["compiled"]["score"]  # the same program, from the response cache
+    assert repeated["calls"] == 0
 
 
 @pytest.mark.model
@@ -275,8 +278,8 @@ def test_a_killed_compile_resumes_where_it_stopped(embedded: str, tmp_path: Path
     data = json.loads(done.stdout)
     assert data["repeated_calls"] <= 4  # what was in flight; what was answered before the kill is not asked again
     assert data["search_calls"] <= 14 + 1  # and still counts under the cap
-    again = json.loads(assay(*command, "--resume").stdout)  # a finished run is replayed
-    assert (again["calls"], again["winner"]) == (data["calls"], data["winner"])
+    resumed = json.loads(assay(*command, "--resume").stdout)  # a finished run is replayed
+    assert (resumed["calls"], resumed["winner"]) == (data["calls"], data["winner"])
 
 
 @pytest.mark.model

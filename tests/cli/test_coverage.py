@@ -71,10 +71,10 @@ def test_judge_score_with_an_unreachable_judge_prints_its_report_and_fails(proje
     """In a process of its own: nothing that other tests left running writes into its output."""
     (project / "d.jsonl").write_text('{"input": "a", "output": "b"}\n')
     with (
-        socket.socket() as taken
+        socket.socket() as listening
     ):  # bound and not listening: connections are refused, whatever else runs on this machine
-        taken.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        listening.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
         command = [
             sys.executable,
             "-m",
@@ -92,8 +92,8 @@ def test_judge_score_with_an_unreachable_judge_prints_its_report_and_fails(proje
             [*command, "--api-base", address, "--store", "b.db", "--json"], capture_output=True, text=True, check=False
         )
     assert done.returncode == 1, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["coverage"], found["mean"]) == (0.0, None)
+    data = json.loads(done.stdout)
+    assert (data["coverage"], data["mean"]) == (0.0, None)
     assert "judge 'Is it kind?' was not decided on 1 of 1" in " ".join(done.stderr.split())
 
 
@@ -116,6 +116,7 @@ COMMANDS: dict[str, list[str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_criterion_that_is_never_graded_fails_the_command_after_its_report(project: Path, name: str) -> None:
     (project / "checks.py").write_text("def short(*_):\n    return True\n\ndef kind(*_):\n    raise OSError('gone')\n")
@@ -143,19 +144,19 @@ def result(value: float, failed: str | None = None, **grades: float | None) -> S
     return ScoreResult(value=value, verdicts=tuple(verdicts), failed=failed)
 
 
-def test_coverage_is_that_of_the_criterion_decided_least() -> None:
-    found = coverage_report([result(1.0, right=1.0, clear=None), result(1.0, right=1.0, clear=0.5)])
-    assert found == {"coverage": 0.5, "undecided": {"clear": {"n": 1, "of": 2, "reason": "away"}}}
+def test_coverage_is_that_of_the_least_graded_criterion() -> None:
+    coverage = coverage_report([result(1.0, right=1.0, clear=None), result(1.0, right=1.0, clear=0.5)])
+    assert coverage == {"coverage": 0.5, "undecided": {"clear": {"n": 1, "of": 2, "reason": "away"}}}
     # nine checks cannot hide one judge that never answered
     many: dict[str, Any] = {f"check{n}": 1.0 for n in range(9)}
     assert coverage_report([result(1.0, judged=None, **many)] * 4)["coverage"] == 0.0
 
 
-def test_an_agents_failure_is_decided_and_a_servers_is_not() -> None:
-    own = result(0.0, "KeyError: 'x'", right=0.0, rambling=None)
-    assert coverage_report([own, own]) == {"coverage": 1.0, "undecided": {}}
+def test_an_agent_failure_counts_as_graded_and_a_server_failure_does_not() -> None:
+    failed = result(0.0, "KeyError: 'x'", right=0.0, rambling=None)
+    assert coverage_report([failed, failed]) == {"coverage": 1.0, "undecided": {}}
     server = result(math.nan, "LMTransportError: gone", right=None)
-    assert coverage_report([server, own]) == {"coverage": 0.5, "undecided": {}}
+    assert coverage_report([server, failed]) == {"coverage": 0.5, "undecided": {}}
 
 
 def test_a_criterion_that_does_not_apply_is_not_missing() -> None:

@@ -75,7 +75,9 @@ def test_the_page_of_a_compile_is_rounded() -> None:
 
 @pytest.mark.parametrize(("costs", "cells"), [((0.0, None), ("–", "–")), ((0.0, 0.5), ("$0.0000", "$0.5000"))])
 def test_costs_are_compared_if_both_are_known(costs: tuple[float, float | None], cells: tuple[str, str]) -> None:
-    (row,) = [row for row in compile_command._rows([{**SIDE, "cost_usd": cost} for cost in costs]) if row[0] == "cost"]
+    (row,) = [
+        row for row in compile_command.table_rows([{**SIDE, "cost_usd": cost} for cost in costs]) if row[0] == "cost"
+    ]
     assert row[1:3] == cells
 
 
@@ -111,8 +113,8 @@ def test_resume_continues_a_run_of_the_same_split(tmp_path: Path) -> None:
         runs = json.loads(invoked("runs", "list", "--json"))["runs"]
         store.put_run(runs[0]["id"], kind="evaluate", config=runs[0], status="failed", started_at=1.0)
     invoked("evaluate", "p.py:half", *flags, "--split", "train", "--resume")
-    found = {run["id"]: run["status"] for run in json.loads(invoked("runs", "list", "--json"))["runs"]}
-    assert found == {runs[0]["id"]: "failed", runs[1]["id"]: "done"}
+    statuses = {run["id"]: run["status"] for run in json.loads(invoked("runs", "list", "--json"))["runs"]}
+    assert statuses == {runs[0]["id"]: "failed", runs[1]["id"]: "done"}
     with Store() as store:
         splits = {(rollout.run_id, rollout.split) for rollout in store.rollouts() if rollout.phase == "evaluate"}
     assert splits == {(runs[0]["id"], "val"), (runs[1]["id"], "train")}
@@ -153,15 +155,15 @@ def test_stats_name_units_and_count_rollouts_by_status(tmp_path: Path) -> None:
                     inputs={"question": "a"},
                 )
             )
-    found = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in invoked("traces", "stats").splitlines())
-    assert (found["rollouts"], found["by status"], found["by split"], found["scored"]) == (
+    counts = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in invoked("traces", "stats").splitlines())
+    assert (counts["rollouts"], counts["by status"], counts["by split"], counts["scored"]) == (
         "3",
         "done 1, error 2",
         "val 3",
         "1, mean score 0.333",
     )
-    assert (found["failed"], found["unrecorded"], found["cost"]) == ("0", "0 LM calls", "$0.0000")
-    assert found["prompt tokens"] == "0 (calls from the cache included)"
+    assert (counts["failed"], counts["unrecorded"], counts["cost"]) == ("0", "0 LM calls", "$0.0000")
+    assert counts["prompt tokens"] == "0 (calls from the cache included)"
     assert json.loads(invoked("traces", "stats", "--run", "r", "--json"))["statuses"] == {"done": 1, "error": 2}
 
 
@@ -173,8 +175,8 @@ def test_compare_pairs_two_programs_by_task_and_lists_runs_and_rollouts(tmp_path
     runs = json.loads(invoked("runs", "list", "--json"))["runs"]
     assert [run["program"] for run in runs] == ["p.py:whole", "p.py:half"]
     assert len(invoked("runs", "list").splitlines()) == 2
-    shown = json.loads(invoked("runs", "show", runs[1]["id"][:8], "--json"))
-    assert [part["n"] for part in shown["rollouts"] if part["phase"] == "evaluate"] == [4]
+    detail = json.loads(invoked("runs", "show", runs[1]["id"][:8], "--json"))
+    assert [part["n"] for part in detail["rollouts"] if part["phase"] == "evaluate"] == [4]
     assert len(invoked("traces", "list", "--phase", "evaluate").splitlines()) == 1 + 8
     for filters, count in (
         (["--program", "p.py:half", "--max-score", "0.5"], 3),
@@ -183,8 +185,8 @@ def test_compare_pairs_two_programs_by_task_and_lists_runs_and_rollouts(tmp_path
         (["--since", "2999-01-01"], 0),
         (["--failure", "parse"], 0),
     ):
-        found = json.loads(invoked("traces", "list", "--phase", "evaluate", *filters, "--json"))["rollouts"]
-        assert len(found) == count, filters
+        rollouts = json.loads(invoked("traces", "list", "--phase", "evaluate", *filters, "--json"))["rollouts"]
+        assert len(rollouts) == count, filters
     assert CliRunner().invoke(group, ["traces", "list", "--since", "yesterday"]).exit_code == 2
 
 
@@ -195,9 +197,10 @@ def test_empty_lists_name_the_filters_and_the_known_programs(tmp_path: Path) -> 
     )  # with the header
     none = CliRunner().invoke(group, ["traces", "list", "--program", "half", "--phase", "gate", "--min-score", "0.5"])
     assert (none.exit_code, none.stdout) == (0, "")
-    asked = "phase gate, program half, min score 0.5"
+    filters = "phase gate, program half, min score 0.5"
     assert (
-        none.stderr == f"no rollout matches the filters: {asked} (verdicts of judges are listed with --source judge)\n"
+        none.stderr
+        == f"no rollout matches the filters: {filters} (verdicts of judges are listed with --source judge)\n"
     )
     unknown = CliRunner().invoke(group, ["traces", "list", "--program", "triage"])
     assert isinstance(unknown.exception, ConfigError)

@@ -12,9 +12,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from assay.cli.flags import given_settings, settings_flags
+from assay.cli.flags import command_settings, settings_flags
 from assay.cli.main import group
-from assay.errors import ConfigError
+from assay.cli.wording import message_of
+from assay.errors import ConfigError, ProjectError
 from assay.runs.project import COMMANDS, project_settings
 from assay.runs.settings import CompileSettings, EvaluateSettings, TuneSettings
 from assay.support.settings import settings_of
@@ -29,7 +30,7 @@ def command_of(name: str) -> click.Command:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_flags_have_the_defaults_of_the_settings(name: str) -> None:
-    known = {field: one for kind in COMMANDS[name] for field, one in settings_of(kind).items()}
+    known = {field: setting for kind in COMMANDS[name] for field, setting in settings_of(kind).items()}
     options = [option for option in command_of(name).params if isinstance(option, click.Option) and not option.multiple]
     flags = {str(option.name): option for option in options if str(option.name) in known}
     assert len(flags) >= 3
@@ -52,29 +53,29 @@ def test_every_setting_has_a_flag_or_is_excluded_explicitly(name: str) -> None:
     if name.startswith("export") or name.startswith("judge"):
         return  # kinds of rows and of verdicts have what they use
     params = {str(option.name).removeprefix("no_") for option in command_of(name).params}
-    for field, one in ((f, o) for kind in COMMANDS[name] for f, o in settings_of(kind).items()):
-        if one.declared.named or field == "sizes" or field in left_out:
+    for field, setting in ((f, o) for kind in COMMANDS[name] for f, o in settings_of(kind).items()):
+        if setting.declared.named or field == "sizes" or field in left_out:
             continue
         special = {"gae_lambda", "value", "kl_in_reward", "scale"} if name.startswith("train ") else set[str]()
         assert field in params or field in special, f"{name}: {field}"
 
 
-def given(
+def command_options(
     arguments: list[str], *kinds: type[Any], sizes: tuple[str, ...] = ("train", "val", "gate", "test")
 ) -> dict[str, Any]:
     """What a command with the flags of settings classes makes of arguments."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
 
     @click.command("compile")
     @settings_flags(*kinds, sizes=sizes)
     def command(**values: Any) -> None:
-        found.append(given_settings(values, *kinds, project=False))
+        rows.append(command_settings(values, *kinds, project=False))
         assert not values
 
     ended = CliRunner().invoke(command, arguments, standalone_mode=False)
     if ended.exception is not None:
         raise ended.exception
-    return found[0]
+    return rows[0]
 
 
 JOB = ["--rubric", "r", "--data", "d"]
@@ -95,7 +96,7 @@ JOB = ["--rubric", "r", "--data", "d"]
     ],
 )
 def test_flags_become_settings_and_unset_flags_are_omitted(flags: list[str], settings: dict[str, Any]) -> None:
-    assert given([*JOB, *flags], CompileSettings) == {"rubric": "r", "data": "d", **settings}
+    assert command_options([*JOB, *flags], CompileSettings) == {"rubric": "r", "data": "d", **settings}
 
 
 def test_flags_of_ranges_lists_and_numbers() -> None:
@@ -117,14 +118,14 @@ def test_flags_of_ranges_lists_and_numbers() -> None:
         "budget": {"steps": 3.0},
         "also": ("a", "b"),
     }
-    assert given([*JOB, *flags], TuneSettings) == {"rubric": "r", "data": "d", **expected}
+    assert command_options([*JOB, *flags], TuneSettings) == {"rubric": "r", "data": "d", **expected}
     with pytest.raises(click.UsageError, match="NAME=LOW:HIGH"):
-        given([*JOB, "--range", "max_steps=1"], TuneSettings)
+        command_options([*JOB, "--range", "max_steps=1"], TuneSettings)
 
 
 def test_gate_size_flag_sets_the_size_of_one_split() -> None:
-    assert given([*JOB, "--split", "gate", "--size", "7"], EvaluateSettings, sizes=())["sizes"] == {"gate": 7}
-    assert given([*JOB, "--size", "7"], EvaluateSettings, sizes=())["sizes"] == {"val": 7}
+    assert command_options([*JOB, "--split", "gate", "--size", "7"], EvaluateSettings, sizes=())["sizes"] == {"gate": 7}
+    assert command_options([*JOB, "--size", "7"], EvaluateSettings, sizes=())["sizes"] == {"val": 7}
 
 
 @pytest.mark.parametrize(
@@ -140,12 +141,12 @@ def test_gate_size_flag_sets_the_size_of_one_split() -> None:
 )
 def test_out_of_bounds_value_is_a_usage_error(flags: list[str]) -> None:
     with pytest.raises(click.UsageError):
-        given([*JOB, *flags], CompileSettings)
+        command_options([*JOB, *flags], CompileSettings)
 
 
 def test_a_missing_setting_is_named() -> None:
     with pytest.raises(click.MissingParameter) as missing:
-        given(["--data", "d"], CompileSettings)
+        command_options(["--data", "d"], CompileSettings)
     assert "--rubric" in str(missing.value.format_message())
 
 
@@ -249,13 +250,13 @@ def test_project_file_is_found_in_parent_folders_with_relative_paths(
     inner = project / "a" / "b"
     inner.mkdir(parents=True)
     monkeypatch.chdir(inner)
-    found = project_settings("compile")
-    assert (found["program"], found["rubric"], found["data"]) == (
+    settings = project_settings("compile")
+    assert (settings["program"], settings["rubric"], settings["data"]) == (
         f"{project / 'p.py'}:P",
         str(project / "r.yaml"),
         "d.jsonl",
     )
-    assert project_settings("compile", project) == found
+    assert project_settings("compile", project) == settings
 
 
 @pytest.mark.parametrize(
@@ -268,7 +269,12 @@ def test_project_file_is_found_in_parent_folders_with_relative_paths(
         ("[train.ppo]\nstep = 3", "[train.ppo] has no setting 'step'; did you mean 'steps'?"),
         ("[defaults]\nmax_call = 3", "[defaults] has no setting 'max_call'; did you mean 'max_calls'?"),
         ("[serve]\nprot = 0", "[serve] has no setting 'prot'; did you mean 'port'?"),
-        ("seed = 3", "unknown table [seed]"),
+        ("seed = 3", "seed = 3 is outside of a table; put it under [defaults]"),
+        ("[compile]\nmax_calls = '5'", "[compile] max_calls='5' must be an integer or None"),
+        ("[compile]\nthreshold = 2.0", "[compile] threshold=2.0 must be above 0 and at most 1"),
+        ("[judge]\nmodel = 5", "[judge] model=5 must be a string"),
+        ("[judge.audit]\npass_at = true", "[judge.audit] pass_at=True must be a number"),
+        ("[export.sft]\nadvantage = 'batch'", "[export.sft] has no setting 'advantage'"),
         ("[compile", "cannot be read"),
     ],
 )
@@ -282,6 +288,17 @@ def test_unknown_entries_of_a_project_file_are_named(
     assert message in str(refused.value)
 
 
+def test_an_error_in_a_project_file_names_its_keys_and_no_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("assay.toml").write_text("[compile]\nmax_calls = '5'")
+    with pytest.raises(ProjectError) as refused:
+        CliRunner().invoke(group, ["compile", "math_qa"], standalone_mode=False, catch_exceptions=False)
+    printed = message_of(refused.value, group.get_command(None, "compile"))  # type: ignore[arg-type]
+    assert printed.endswith("assay.toml: [compile] max_calls='5' must be an integer or None")
+
+
 def test_flags_override_the_project_file(project: Path) -> None:
     Path("p.py").write_text("def P(question):\n    return {'answer': question}\n")
     Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
@@ -292,7 +309,7 @@ def test_flags_override_the_project_file(project: Path) -> None:
             "[compile]", "[evaluate]\nsplit = 'gate'\n\n[compile]"
         )
     )
-    found = [
+    settings = [
         json.loads(
             CliRunner()
             .invoke(group, ["evaluate", "--json", *flags], standalone_mode=False, catch_exceptions=False)
@@ -300,14 +317,14 @@ def test_flags_override_the_project_file(project: Path) -> None:
         )
         for flags in ([], ["--split", "train", "--size", "2"])
     ]
-    assert [one["split"] for one in found] == ["gate", "train"]
-    assert found[1]["result"]["n"] == 2
+    assert [settings["split"] for settings in settings] == ["gate", "train"]
+    assert settings[1]["result"]["n"] == 2
 
 
 def test_an_artifact_keeps_its_own_model(project: Path) -> None:
     Path("made").mkdir()
     Path("made/manifest.json").write_text("{}")
-    seen: list[dict[str, Any]] = []
+    observed: list[dict[str, Any]] = []
 
     @click.group()
     def root() -> None: ...
@@ -316,9 +333,9 @@ def test_an_artifact_keeps_its_own_model(project: Path) -> None:
     @click.option("--artifact", is_flag=True)
     @settings_flags(EvaluateSettings, sizes=())
     def evaluate(artifact: bool, **values: Any) -> None:
-        seen.append(given_settings(values, EvaluateSettings, artifact=artifact))
+        observed.append(command_settings(values, EvaluateSettings, artifact=artifact))
 
     for flags in ([], ["--artifact"]):
         CliRunner().invoke(root, ["evaluate", *flags], standalone_mode=False, catch_exceptions=False)
-    assert "model" in seen[0]
-    assert not {"model", "api_base"} & seen[1].keys()
+    assert "model" in observed[0]
+    assert not {"model", "api_base"} & observed[1].keys()

@@ -31,9 +31,13 @@ def test_project_file_names_only_existing_settings(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     ended = CliRunner().invoke(group, ["init"], standalone_mode=False, catch_exceptions=False)
     assert "next: assay compile" in ended.output
-    found = assay.project_settings("compile")
-    assert (found["program"], found["rubric"], found["data"]) == ("program.py:Triage", "rubric.yaml", "data.jsonl")
-    assert found["model"] == "embedded/smollm2-135m"
+    settings = assay.project_settings("compile")
+    assert (settings["program"], settings["rubric"], settings["data"]) == (
+        "program.py:Triage",
+        "rubric.yaml",
+        "data.jsonl",
+    )
+    assert settings["model"] == "embedded/smollm2-135m"
 
 
 def test_new_project_compiles_with_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,13 +75,13 @@ def test_compile_tune_and_evaluate_report_openings_of_the_test_split(flags: list
 def test_compare_reports_that_an_artifact_was_made_with_the_tasks(flags: list[str]) -> None:
     artifact = json.loads(invoked("compile", "mine.py:Mine", "--optimizer", "labeled", *flags, "--json"))["artifact"]
     for split in ("train", "val"):
-        found = json.loads(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", split, "--json"))
-        n = found["b"]["n"]
-        assert [note.partition(" (")[0] for note in found["notes"]] == [
+        comparison = json.loads(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", split, "--json"))
+        n = comparison["b"]["n"]
+        assert [note.partition(" (")[0] for note in comparison["notes"]] == [
             f"{n} of these {n} tasks were used to compile {artifact}"
         ]
-    shown = " ".join(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", "train").split())
-    assert "its score on them is biased upwards. --split test compares on tasks that it has not seen" in shown
+    output = " ".join(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", "train").split())
+    assert "its score on them is biased upwards. --split test compares on tasks that it has not seen" in output
     assert json.loads(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", "test", "--json"))["notes"] == []
 
 
@@ -111,7 +111,7 @@ def test_improve_reports_openings_of_the_test_split(capsys: pytest.CaptureFixtur
         "steps": [], "notes": [], "stopped": None, "test": None, "test_openings": {"this_job": 2, "this_store": 5},
         "model": "m", "artifact": "a",
     }  # fmt: skip
-    improve._show(report)
+    improve.print_report(report)
     assert f"{opened('5 times')} (2 times by this job)" in " ".join(capsys.readouterr().out.split())
 
 
@@ -122,5 +122,5 @@ def test_train_reports_openings_for_each_program(capsys: pytest.CaptureFixture[s
         "validation": {"one": {"greedy": TEST}, "two": {"greedy": TEST}},
         "test_openings": {"one": {"this_job": 1, "this_store": 4}},
     }
-    train._show_validation(Console(highlight=False, width=200), data)
+    train.print_validation(Console(highlight=False, width=200), data)
     assert capsys.readouterr().out.count("has been opened 4 times") == 1

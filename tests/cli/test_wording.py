@@ -48,6 +48,7 @@ def printed(arguments: list[str]) -> str:
     return f"{done.output}{in_flags(str(error or ''), command_of(arguments))}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "flag"),
     [
@@ -131,10 +132,10 @@ def printed(arguments: list[str]) -> str:
     ],
 )
 def test_errors_for_bad_inputs_name_flags(place: Path, arguments: list[str], flag: str) -> None:
-    said = printed(arguments)
-    assert not PYTHON.search(said), said
-    assert "--" in said
-    assert flag in " ".join(said.split())
+    text = printed(arguments)
+    assert not PYTHON.search(text), text
+    assert "--" in text
+    assert flag in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
@@ -214,24 +215,24 @@ def test_help_texts_are_complete_sentences() -> None:
     unclear = re.compile(
         r"^(Of|At most|Beyond|Beside|As)\b|\b(goes? on with|gone on with|held to|shall have|Most \w+ taken)\b"
     )
-    found = [
+    rows = [
         (" ".join(path), option.opts[0], option.help)
         for path, command in _commands(group)
         for option in command.params
         if isinstance(option, click.Option) and unclear.search(option.help or "")
     ]
-    assert found == []
+    assert rows == []
 
 
 def test_traces_close_reports_rollouts_with_recent_calls_and_show_omits_empty_fields(place: Path) -> None:
     with Store(Path(".assay/assay.db")) as store:
         store.put_rollout(Rollout(id="a" * 32, source="gateway", status="running", inputs={"prompt": "hi"}, model="m"))
-    told = printed(["traces", "close"])
+    output = printed(["traces", "close"])
     assert (
         "0 rollouts ended with their answer, 0 without one\n1 rollout still running, with a call in the last 60 minutes"
-        in told
+        in output
     )
-    assert "--idle-minutes 0 ends them now" in told
+    assert "--idle-minutes 0 ends them now" in output
     lines = printed(["traces", "show", "aaaa"]).splitlines()
     assert lines[:2] == [f"{'a' * 32}  from gateway  m  running  score unscored", "task – (default): {'prompt': 'hi'}"]
     assert "still running" not in printed(["traces", "close", "--idle-minutes", "0"])

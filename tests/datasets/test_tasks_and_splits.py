@@ -110,9 +110,9 @@ def test_a_missing_input_error_lists_the_columns(tmp_path: Path) -> None:
 def test_one_error_lists_all_rows_without_an_input(tmp_path: Path) -> None:
     rows = ["a,q1", ",q2", "b,q3", ",q4", '"",q5']
     (tmp_path / "a.csv").write_text("question,queue\n" + "\n".join(rows) + "\n")
-    wanted = r"a\.csv:3, \S*a\.csv:5, \S*a\.csv:6: every input is empty\. Fill in an input, or remove these rows"
+    message = r"a\.csv:3, \S*a\.csv:5, \S*a\.csv:6: every input is empty\. Fill in an input, or remove these rows"
     for load in (load_tasks, load_splits):
-        with pytest.raises(DataError, match=wanted):
+        with pytest.raises(DataError, match=message):
             load(str(tmp_path / "a.csv"), inputs=["question"])
     many = write(tmp_path / "b.jsonl", [{"question": "q"}, *({"question": ""} for _ in range(30))])
     with pytest.raises(DataError, match=r":21 and more: every input is empty") as caught:
@@ -125,10 +125,10 @@ def test_one_error_lists_all_rows_without_an_input(tmp_path: Path) -> None:
 
 def test_splits_do_not_depend_on_row_order_or_on_other_rows(tmp_path: Path) -> None:
     rows = questions(200)
-    whole = load_splits(write(tmp_path / "a.jsonl", rows))
+    splits = load_splits(write(tmp_path / "a.jsonl", rows))
     half = load_splits(write(tmp_path / "b.jsonl", rows[100:][::-1]))
-    where = {task.id: name for name in ("train", "val", "gate") for task in getattr(whole, name)} | {
-        t.id: "test" for t in whole.unseal()
+    where = {task.id: name for name in ("train", "val", "gate") for task in getattr(splits, name)} | {
+        t.id: "test" for t in splits.unseal()
     }
     for name in ("train", "val", "gate"):
         assert all(where[task.id] == name for task in getattr(half, name))

@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {"adapter": None, "parameters": {}}
 
 
 @pytest.fixture(autouse=True)
-def list_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def trust_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("ASSAY_HOME", raising=False)
 
@@ -56,7 +56,7 @@ HELPER = "import pathlib\npathlib.Path('ran').touch()\nclass helper: pass\n"
 @pytest.mark.parametrize(
     ("program", "more"), [("dspy:Predict", {}), ("dspy:ChainOfThought", {}), ("dspy:ReAct", {"tools": []})]
 )
-def test_types_of_a_signature_in_an_artifact_of_others_import_nothing(
+def test_signature_types_in_another_users_artifact_import_nothing(
     own_folder: Path, program: str, more: dict[str, Any], signature: str
 ) -> None:
     Path("helper.py").write_text(HELPER)
@@ -71,7 +71,7 @@ def test_types_of_a_signature_in_an_artifact_of_others_import_nothing(
     assert not {"helper", "this"} & sys.modules.keys()
 
 
-def test_a_judges_arguments_import_nothing_either(own_folder: Path) -> None:
+def test_arguments_of_a_judge_import_nothing(own_folder: Path) -> None:
     member = {"program": "dspy:Predict", "config": {"signature": "q: helper -> a"}}
     artifact = forged(
         of_predict(own_folder / "j"), program="assay.judges:Jury", kind="judge", config={"members": [member]}
@@ -97,7 +97,7 @@ def test_the_types_of_python_and_dspy_need_no_trust(own_folder: Path, signature:
     assert isinstance(load_artifact(artifact).program, dspy.Predict)
 
 
-def test_a_signature_with_types_of_ones_own_is_trusted_by_itself(own_folder: Path) -> None:
+def test_a_signature_with_user_types_needs_its_own_trust(own_folder: Path) -> None:
     written = of_predict(own_folder / "a", "q -> a: list[fractions.Fraction]")
     assert "fractions.Fraction" in json.loads((written / "manifest.json").read_text())["config"]["signature"]
     assert isinstance(load_artifact(written).program, dspy.Predict)
@@ -109,7 +109,7 @@ def test_a_signature_with_types_of_ones_own_is_trusted_by_itself(own_folder: Pat
 MODEL = "oobabooga/http://127.0.0.1:9/"
 
 
-def test_an_address_in_the_model_of_an_artifact_of_others_gets_no_prompt(own_folder: Path) -> None:
+def test_a_model_address_in_another_users_artifact_gets_no_prompt(own_folder: Path) -> None:
     artifact = forged(of_predict(own_folder / "a"), model=MODEL)
     program = assay.load(artifact)  # loads, and asks whatever model is set
     with pytest.raises(UntrustedArtifact, match=r"127\.0\.0\.1"), dspy.context(lm=None):
@@ -155,7 +155,7 @@ def test_an_address_in_a_judges_model_gets_no_prompt(own_folder: Path) -> None:
         'Annotated[int, "{code}"]',
     ],
 )
-def test_a_type_in_quotes_is_not_evaluated_for_others(own_folder: Path, field: str) -> None:
+def test_a_quoted_type_in_another_users_artifact_is_not_evaluated(own_folder: Path, field: str) -> None:
     code = f"__import__('pathlib').Path({str(own_folder / 'ran')!r}).touch()"
     signature = f"q: {field.format(code=code)} -> a"
     with pytest.raises(UntrustedArtifact, match="types of its signature"):
@@ -180,7 +180,7 @@ def test_an_address_in_a_predictors_arguments_gets_no_prompt(own_folder: Path, m
 
 
 @pytest.mark.parametrize("program", ["dspy:Predict", "dspy:Flex"])
-def test_a_state_names_no_address_and_no_model(own_folder: Path, program: str) -> None:
+def test_an_address_or_model_in_a_state_is_ignored(own_folder: Path, program: str) -> None:
     """DSPy sets whatever a state of a predictor holds as attributes: `config` is passed on to the model's client."""
     written = of_predict(own_folder / "a")
     kind = getattr(dspy, program.partition(":")[2])
@@ -188,7 +188,7 @@ def test_a_state_names_no_address_and_no_model(own_folder: Path, program: str) -
     text = json.dumps({"kind": "program", "state": state})
     (written / "program.json").write_text(text)
     files = json.loads((written / "manifest.json").read_text())["files"]
-    found = load_artifact(
+    loaded = load_artifact(
         forged(
             written,
             program=program,
@@ -196,5 +196,5 @@ def test_a_state_names_no_address_and_no_model(own_folder: Path, program: str) -
             files={**files, "program.json": hash_of_text(text)},
         )
     ).program
-    assert getattr(found, "config", {}) == {}
-    assert found.lm is None
+    assert getattr(loaded, "config", {}) == {}
+    assert loaded.lm is None

@@ -52,7 +52,7 @@ SETTINGS: dict[str, Any] = {"adapter": None, "parameters": {}}
 
 
 @pytest.fixture(autouse=True)
-def list_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def trust_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("ASSAY_HOME", raising=False)
     return trust_file()
@@ -356,9 +356,9 @@ def test_only_files_that_run_count_as_code_including_the_rubrics_check() -> None
     assert code_of(hidden) == ["source/agent.txt"]  # a file that a name is loaded from runs, whatever its suffix
 
 
-def test_an_unreadable_list_trusts_nothing(own_folder: Path, list_of_its_own: Path) -> None:
+def test_an_unreadable_list_trusts_nothing(own_folder: Path, trust_list: Path) -> None:
     artifact, _ = with_source(own_folder / "a")
-    list_of_its_own.write_text('not JSON\n["sha256"]\n')
+    trust_list.write_text('not JSON\n["sha256"]\n')
     with pytest.raises(UntrustedArtifact):
         load_artifact(artifact)
 

@@ -27,7 +27,7 @@ def simulated(
 ) -> tuple[float, float, float]:
     """Shares of intervals that miss the truth and of gains that are shown, and the mean number of tasks used."""
     rng, rule = np.random.default_rng(0), SequentialTest(tasks=tasks)
-    missed, shown, used = 0, 0, 0
+    missed, detected, used = 0, 0, 0
     for _ in range(repeats):
         values, done = draw(rng, tasks), list[int]()
         for count in rule.evaluations:
@@ -42,9 +42,9 @@ def simulated(
             else _t(values[: done[-1]], decision.level, guarded=done[-1] < tasks)
         )
         missed += not low <= truth <= high
-        shown += low > 0
+        detected += low > 0
         used += done[-1]
-    return missed / repeats, shown / repeats, used / repeats
+    return missed / repeats, detected / repeats, used / repeats
 
 
 def _t(values: np.ndarray, level: float, *, guarded: bool) -> tuple[float, float]:
@@ -63,16 +63,17 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("assay.evaluation.statistics._RESAMPLED", 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tasks", [40, 100])
 @pytest.mark.parametrize("discordant", [0.1, 0.5])
-def test_without_a_gain_none_is_shown_however_often_it_is_evaluated(tasks: int, discordant: float) -> None:
-    missed, shown, used = simulated(pairs(discordant, 0.0), tasks, 0.0)
+def test_repeated_evaluation_without_a_gain_keeps_the_error_rate(tasks: int, discordant: float) -> None:
+    missed, detected, used = simulated(pairs(discordant, 0.0), tasks, 0.0)
     assert missed <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 300)
-    assert shown <= 0.025 + 2 * math.sqrt(0.025 * 0.975 / 300)
+    assert detected <= 0.025 + 2 * math.sqrt(0.025 * 0.975 / 300)
     assert used < 0.9 * tasks
 
 
-def test_evaluating_often_without_correction_errs_far_more() -> None:
+def test_uncorrected_repeated_evaluation_has_a_higher_error_rate() -> None:
     """The check that the simulation can fail: 95 % intervals at each of five evaluations."""
     rng, missed = np.random.default_rng(0), 0
     for _ in range(300):
@@ -83,25 +84,26 @@ def test_evaluating_often_without_correction_errs_far_more() -> None:
     assert missed / 300 > 0.1
 
 
-def test_rare_large_losses_make_it_err_no_more_than_one_evaluation_does() -> None:
+def test_rare_large_losses_do_not_increase_the_error_rate() -> None:
     rng = np.random.default_rng(1)
     once = np.mean([not (lambda i: i[0] <= 0 <= i[1])(_t(skewed(rng, 100), 0.05, guarded=False)) for _ in range(300)])
     assert simulated(skewed, 100, 0.0)[0] <= once + 0.03
 
 
-def test_gains_are_shown_with_the_power_that_was_asked_for_and_large_ones_soon() -> None:
+@pytest.mark.slow
+def test_gains_are_detected_with_the_requested_power_and_large_ones_early() -> None:
     spread = math.sqrt(0.3 - 0.15**2)
     tasks = tasks_needed(0.15, spread=spread)
-    missed, shown, used = simulated(pairs(0.3, 0.15), tasks, 0.15)
-    assert shown >= 0.75
+    missed, detected, used = simulated(pairs(0.3, 0.15), tasks, 0.15)
+    assert detected >= 0.75
     assert missed <= 0.07
     assert used < 0.9 * tasks
-    missed, shown, used = simulated(pairs(0.65, 0.6), 100, 0.6)
-    assert shown == 1.0
+    missed, detected, used = simulated(pairs(0.65, 0.6), 100, 0.6)
+    assert detected == 1.0
     assert used <= 40
 
 
-def test_levels_are_those_of_the_published_design() -> None:
+def test_levels_equal_those_of_the_published_design() -> None:
     # three equal parts, gamma -4: 3.0107, 2.5465, 1.9992, the default design of the R package gsDesign
     from scipy import stats
 
@@ -110,7 +112,7 @@ def test_levels_are_those_of_the_published_design() -> None:
     assert nominal_levels((1.0,)) == pytest.approx((0.05,))
 
 
-def test_tasks_by_hand() -> None:
+def test_task_counts_match_hand_calculation() -> None:
     # ((1.960 + 0.8416) * 0.5 / 0.1)^2 = 196.2; * 1.03 = 202.1; rounded up, and 2
     assert tasks_needed(0.1) == 205
     assert detectable_difference(205) == pytest.approx(0.1, abs=0.001)
@@ -120,7 +122,7 @@ def test_tasks_by_hand() -> None:
         tasks_needed(0)
 
 
-def test_spread_of_few_pairs_is_mostly_assumed() -> None:
+def test_spread_of_few_pairs_is_mostly_the_prior() -> None:
     assert spread_of([]) == spread_of([1.0]) == 0.5
     assert spread_of([0.0] * 10) == pytest.approx(math.sqrt(0.125))  # (10 * 0 + 10 * 0.25) / 20
     assert spread_of([0.0] * 990) < 0.06
@@ -132,7 +134,7 @@ def test_evaluations_are_at_least_ten_tasks_apart() -> None:
     assert SequentialTest(tasks=300).evaluations == (60, 120, 180, 240, 300)
 
 
-def test_a_comparison_that_a_cap_cuts_off_has_the_level_of_where_it_was() -> None:
+def test_a_comparison_stopped_by_a_cap_has_the_level_of_its_last_evaluation() -> None:
     rule = SequentialTest(tasks=100)
     assert rule.level([57]) < 0.01  # within the plan little is spent
     assert rule.level([20, 40, 57]) < rule.level([57])

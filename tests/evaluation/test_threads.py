@@ -17,7 +17,7 @@ from assay.traces import Recorder
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_what_was_done_before_a_run_failed_is_given(threads: int) -> None:
+def test_runs_finished_before_a_failure_are_yielded(threads: int) -> None:
     session = Session(
         scripted_lm(lambda _: ""),
         Rubric("r", [Criterion(name="ok", check=lambda *_: True)]),
@@ -35,13 +35,13 @@ def test_what_was_done_before_a_run_failed_is_given(threads: int) -> None:
 
     tasks = [Task(id=str(at), inputs={"q": at}) for at in range(6)]
     runs = pairs_in_threads([(Runner(), task) for task in tasks], session)  # type: ignore[misc]
-    given = [next(runs) for _ in range(5)]
-    assert sorted(given) == [(at, tasks[at].content_hash) for at in range(5)]
+    options = [next(runs) for _ in range(5)]
+    assert sorted(options) == [(at, tasks[at].content_hash) for at in range(5)]
     with pytest.raises(BudgetExceeded):
         next(runs)
 
 
-def test_runs_are_given_while_others_are_at_work() -> None:
+def test_runs_are_yielded_while_others_are_in_progress() -> None:
     session = Session(
         scripted_lm(lambda _: ""),
         Rubric("r", [Criterion(name="ok", check=lambda *_: True)]),

@@ -36,7 +36,7 @@ RIGHT = Rubric(
 
 
 def scored(program: Any, rubric: Any = RIGHT, **options: Any) -> Any:
-    given = {
+    keywords = {
         "lm": scripted_lm(lambda r: "yes"),
         "split": "val",
         "rename": {},
@@ -45,7 +45,7 @@ def scored(program: Any, rubric: Any = RIGHT, **options: Any) -> Any:
         "salt": "s",
     }
     rows = [{**row, "split": "val"} for row in DATA]
-    return assay.evaluate(program, rubric=rubric, data=rows, **{**given, **options}).evaluation
+    return assay.evaluate(program, rubric=rubric, data=rows, **{**keywords, **options}).evaluation
 
 
 def by_question(evaluation: Any) -> dict[str, Any]:
@@ -55,15 +55,15 @@ def by_question(evaluation: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "ends", [lambda: sys.exit(0), lambda: sys.exit("bye"), lambda: (_ for _ in ()).throw(GeneratorExit())]
 )
-def test_a_program_that_ends_the_process_has_failed_and_the_others_go_on(ends: Any) -> None:
+def test_a_program_that_exits_the_process_fails_and_other_runs_continue(ends: Any) -> None:
     def agent(question: str) -> str:
         if question == "2":
             ends()
         return question
 
-    found = scored(agent)
-    assert [result.value for result in by_question(found).values()] == [1.0, 1.0, 0.0, 1.0]
-    assert by_question(found)["2"].failure is FailureKind.AGENT
+    results = scored(agent)
+    assert [result.value for result in by_question(results).values()] == [1.0, 1.0, 0.0, 1.0]
+    assert by_question(results)["2"].failure is FailureKind.AGENT
 
 
 def exit_in_a_group() -> None:
@@ -78,10 +78,10 @@ def exit_before_another_error() -> None:
 
 
 @pytest.mark.parametrize("ends", [exit_in_a_group, exit_before_another_error])
-def test_a_program_does_not_get_out_of_its_failure_by_wrapping_what_ends_the_process(ends: Any) -> None:
-    found = by_question(scored(lambda question: ends() if question == "2" else question))
-    assert [result.value for result in found.values()] == [1.0, 1.0, 0.0, 1.0]
-    assert found["2"].failure is FailureKind.AGENT
+def test_wrapping_an_exit_in_another_exception_is_still_a_failure(ends: Any) -> None:
+    results = by_question(scored(lambda question: ends() if question == "2" else question))
+    assert [result.value for result in results.values()] == [1.0, 1.0, 0.0, 1.0]
+    assert results["2"].failure is FailureKind.AGENT
 
 
 class Unwritable:
@@ -93,16 +93,16 @@ class Unwritable:
 
 
 def holding_itself() -> list[Any]:
-    found: list[Any] = []
-    found += [found, found]
-    return found
+    rows: list[Any] = []
+    rows += [rows, rows]
+    return rows
 
 
 def nested(depth: int) -> list[Any]:
-    found: list[Any] = []
+    rows: list[Any] = []
     for _ in range(depth):
-        found = [found]
-    return found
+        rows = [rows]
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -118,16 +118,16 @@ def nested(depth: int) -> list[Any]:
     ],
     ids=["huge number", "holds itself", "deep", "tuples as names", "ValueError", "SystemExit", "KeyboardInterrupt"],
 )
-def test_an_answer_that_json_does_not_write_ends_neither_the_job_nor_the_store(answer: Any, tmp_path: Path) -> None:
+def test_an_answer_that_is_not_json_is_stored_and_the_job_continues(answer: Any, tmp_path: Path) -> None:
     def agent(question: str) -> dspy.Prediction:
         return dspy.Prediction(answer=answer if question == "2" else question)
 
-    found = scored(agent, store=tmp_path / "s.db")
-    assert [result.value == 1.0 for result in by_question(found).values()] == [True, True, False, True]
+    results = scored(agent, store=tmp_path / "s.db")
+    assert [result.value == 1.0 for result in by_question(results).values()] == [True, True, False, True]
     with Store(tmp_path / "s.db") as store:
-        kept = [store.rollout(rollout.id) for rollout in store.rollouts()]
-    assert {rollout.status for rollout in kept} == {"done"}
-    assert len(kept) == 4
+        rollouts = [store.rollout(rollout.id) for rollout in store.rollouts()]
+    assert {rollout.status for rollout in rollouts} == {"done"}
+    assert len(rollouts) == 4
 
 
 class Unreadable(Exception):
@@ -139,7 +139,7 @@ class Unreadable(Exception):
     ("error", "reason"),
     [(KeyboardInterrupt, "it raised KeyboardInterrupt itself"), (Unreadable, "message cannot be read")],
 )
-def test_a_program_that_raises_what_would_end_the_job_has_failed_and_the_others_go_on(
+def test_a_program_that_raises_a_job_ending_exception_fails_and_other_runs_continue(
     error: type[BaseException], reason: str
 ) -> None:
     def agent(question: str) -> str:
@@ -147,13 +147,13 @@ def test_a_program_that_raises_what_would_end_the_job_has_failed_and_the_others_
             raise error
         return question
 
-    found = by_question(scored(agent))
-    assert [result.value for result in found.values()] == [1.0, 1.0, 0.0, 1.0]
-    assert found["2"].failure is FailureKind.AGENT
-    assert reason in str(found["2"].failed)
+    results = by_question(scored(agent))
+    assert [result.value for result in results.values()] == [1.0, 1.0, 0.0, 1.0]
+    assert results["2"].failure is FailureKind.AGENT
+    assert reason in str(results["2"].failed)
 
 
-def test_a_tool_that_ends_the_process_is_the_runs_failure() -> None:
+def test_a_tool_that_exits_the_process_fails_its_run() -> None:
     tool = dspy.Tool(lambda number: sys.exit(number), name="stop", desc="Stops.", args={"number": {"type": "integer"}})
 
     def agent(question: str) -> str:
@@ -184,7 +184,7 @@ async def hanging_async(question: str) -> str:
 @pytest.mark.parametrize(
     "how", ["called", "awaited", "awaited, of a plain function", "awaited, of a lambda that gives a coroutine"]
 )
-def test_a_tool_that_hangs_is_an_error_for_the_agent_and_the_run_goes_on(how: str) -> None:
+def test_a_hanging_tool_is_an_error_for_the_agent_and_the_run_continues(how: str) -> None:
     functions = {"called": hanging, "awaited": hanging_async, "awaited, of a plain function": hanging}
     function = functions.get(how, lambda question: hanging_async(question))
     tool = dspy.Tool(
@@ -196,16 +196,16 @@ def test_a_tool_that_hangs_is_an_error_for_the_agent_and_the_run_goes_on(how: st
 
     def agent(question: str) -> str:
         try:
-            found: str = tool(question=question) if how == "called" else asyncio.run(searched(question))
-            return found
+            result: str = tool(question=question) if how == "called" else asyncio.run(searched(question))
+            return result
         except Exception as error:
             return f"instead: {error}"
 
     began = time.monotonic()
-    found = by_question(scored(agent, task_timeout=4.0))
+    results = by_question(scored(agent, task_timeout=4.0))
     assert time.monotonic() - began < 20
-    assert [result.value for result in found.values()] == [1.0, 0.0, 1.0, 1.0]
-    assert found["1"].failure is None
+    assert [result.value for result in results.values()] == [1.0, 0.0, 1.0, 1.0]
+    assert results["1"].failure is None
     with Store() as store:
         (run,) = [r for r in store.rollouts() if r.inputs["question"] == "1"]
     assert run.prediction == {"answer": "instead: the tool 'search' gave no result after 1 s"}
@@ -213,7 +213,7 @@ def test_a_tool_that_hangs_is_an_error_for_the_agent_and_the_run_goes_on(how: st
 
 
 @pytest.mark.parametrize(("function", "wraps"), [(hanging, False), (hanging, True), (hanging_in_c_code, False)])
-def test_a_tool_that_hangs_and_ends_the_run_is_a_tools_failure_and_scores_0(function: Any, wraps: bool) -> None:
+def test_a_hanging_tool_that_ends_the_run_scores_0_as_a_tool_failure(function: Any, wraps: bool) -> None:
     tool = dspy.Tool(function, name="search", desc="Searches.")
 
     def agent(question: str) -> str:
@@ -224,12 +224,12 @@ def test_a_tool_that_hangs_and_ends_the_run_is_a_tools_failure_and_scores_0(func
                 raise ValueError("no search") from error
             raise
 
-    found = by_question(scored(agent, task_timeout=2.0))
-    assert [result.value for result in found.values()] == [1.0, 0.0, 1.0, 1.0]
-    assert found["1"].failure is FailureKind.TOOL
+    results = by_question(scored(agent, task_timeout=2.0))
+    assert [result.value for result in results.values()] == [1.0, 0.0, 1.0, 1.0]
+    assert results["1"].failure is FailureKind.TOOL
 
 
-def test_a_tool_uses_what_its_agent_opened_in_its_own_thread() -> None:
+def test_a_tool_can_use_thread_bound_resources_of_its_agent() -> None:
     def agent(question: str) -> str:
         connection = sqlite3.connect(":memory:")  # refuses to be used in another thread
         tool = dspy.Tool(
@@ -243,7 +243,7 @@ def test_a_tool_uses_what_its_agent_opened_in_its_own_thread() -> None:
     assert [result.value for result in by_question(scored(agent, task_timeout=20.0)).values()] == [1.0] * 4
 
 
-def test_a_shipped_agent_sees_that_a_tool_gave_no_result_and_its_call_is_marked() -> None:
+def test_a_shipped_agent_observes_a_tool_timeout_and_the_call_is_marked() -> None:
     def look(topic: Literal["sea", "land"]) -> str:
         """Looks something up."""
         while topic == "sea":
@@ -259,14 +259,14 @@ def test_a_shipped_agent_sees_that_a_tool_gave_no_result_and_its_call_is_marked(
     recorder = Recorder()
     lm = scripted_lm(answers, observers=[recorder.observe])
     with dspy.context(lm=lm), recorder.active(), recorder.rollout(Rollout()) as rollout, limited(2.0):
-        found = agent(question="0")
-    assert found.steps[0]["error"] == "the tool 'look' gave no result after 0.5 s"
+        prediction = agent(question="0")
+    assert prediction.steps[0]["error"] == "the tool 'look' gave no result after 0.5 s"
     assert [(call.failure, [t.error for t in call.tools]) for call in rollout.transitions if call.tools] == [
         (FailureKind.TOOL, ["ToolOverTime: the tool 'look' gave no result after 0.5 s"])
     ]
 
 
-def test_a_run_that_never_ends_fails_with_its_reason_and_the_others_go_on() -> None:
+def test_an_endless_run_fails_with_its_reason_and_other_runs_continue() -> None:
     def agent(question: str) -> str:
         if question == "0":
             time.sleep(30)
@@ -275,11 +275,11 @@ def test_a_run_that_never_ends_fails_with_its_reason_and_the_others_go_on() -> N
         return question
 
     began = time.monotonic()
-    found = by_question(scored(agent, task_timeout=1.0))
+    results = by_question(scored(agent, task_timeout=1.0))
     assert time.monotonic() - began < 15
-    assert [result.value for result in found.values()] == [0.0, 0.0, 1.0, 1.0]
-    assert found["0"].failure is FailureKind.TIMEOUT
-    assert "limit of 1 s" in found["0"].failed
+    assert [result.value for result in results.values()] == [0.0, 0.0, 1.0, 1.0]
+    assert results["0"].failure is FailureKind.TIMEOUT
+    assert "limit of 1 s" in results["0"].failed
     with Store() as store:
         assert sorted(r.status for r in store.rollouts()) == ["done", "done", "failed", "failed"]
 
@@ -298,32 +298,32 @@ def test_a_run_that_waits_for_its_model_is_unscored() -> None:
         def forward(self, question: str) -> Any:
             return self.answer(question=question) if question == "0" else dspy.Prediction(answer=question)
 
-    found = by_question(scored(Asks(), lm=scripted_lm(slow), task_timeout=2.0, prompt_format="chat"))
-    assert math.isnan(found["0"].value)
-    assert found["0"].failure is FailureKind.TIMEOUT
-    assert [found[name].value for name in "123"] == [1.0, 1.0, 1.0]
+    results = by_question(scored(Asks(), lm=scripted_lm(slow), task_timeout=2.0, prompt_format="chat"))
+    assert math.isnan(results["0"].value)
+    assert results["0"].failure is FailureKind.TIMEOUT
+    assert [results[name].value for name in "123"] == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("how", ["exits", "hangs"])
-def test_a_check_that_ends_the_process_or_never_ends_leaves_its_criterion_unscored(how: str) -> None:
+def test_a_check_that_exits_or_never_ends_is_unscored(how: str) -> None:
     def check(task: Any, prediction: Any, rollout: Any) -> float:
         if task.inputs["question"] == "3":
             sys.exit(1) if how == "exits" else time.sleep(30)
         return 1.0
 
     began = time.monotonic()
-    found = by_question(
+    results = by_question(
         scored(lambda question: question, Rubric("r", [Criterion(name="odd", check=check)]), task_timeout=0.5)
     )
     assert time.monotonic() - began < 10
-    assert [result.value for name, result in found.items() if name != "3"] == [1.0, 1.0, 1.0]
-    assert math.isnan(found["3"].value)
-    assert ("SystemExit" if how == "exits" else "the check of 'odd' took longer than the limit of 0.5 s") in found[
+    assert [result.value for name, result in results.items() if name != "3"] == [1.0, 1.0, 1.0]
+    assert math.isnan(results["3"].value)
+    assert ("SystemExit" if how == "exits" else "the check of 'odd' took longer than the limit of 0.5 s") in results[
         "3"
     ].verdicts[0].reason
 
 
-def test_a_judge_that_never_answers_leaves_its_criterion_unscored() -> None:
+def test_an_endless_judge_call_is_unscored() -> None:
     def answer(request: Any) -> str:
         time.sleep(30)
         return "yes"
@@ -332,20 +332,20 @@ def test_a_judge_that_never_answers_leaves_its_criterion_unscored() -> None:
         "r", [Criterion(name="fine", check=lambda *_: 1.0), Criterion(name="good", judge=JudgeSpec(text="Is it good?"))]
     )
     began = time.monotonic()
-    found = by_question(scored(lambda question: question, rubric, lm=scripted_lm(answer), task_timeout=0.5))
+    results = by_question(scored(lambda question: question, rubric, lm=scripted_lm(answer), task_timeout=0.5))
     assert time.monotonic() - began < 15
-    assert [result.value for result in found.values()] == [1.0] * 4
-    assert {result.coverage for result in found.values()} == {0.5}
-    assert "the judge of 'good' took longer" in found["0"].verdicts[1].reason
+    assert [result.value for result in results.values()] == [1.0] * 4
+    assert {result.coverage for result in results.values()} == {0.5}
+    assert "the judge of 'good' took longer" in results["0"].verdicts[1].reason
 
 
 @pytest.mark.parametrize("wrong", [0, -1, math.inf, math.nan])
-def test_a_limit_that_is_none_is_refused(wrong: float) -> None:
+def test_an_invalid_limit_is_refused(wrong: float) -> None:
     with pytest.raises(ConfigError, match="task_timeout"):
         scored(lambda question: question, task_timeout=wrong)
 
 
-def test_one_prediction_has_the_limit_too(own_folder: Path) -> None:
+def test_a_single_prediction_has_the_limit(own_folder: Path) -> None:
     Path("agent.py").write_text(
         "import sys, time, dspy\n\n\nclass A(dspy.Module):\n    def forward(self, question):\n"
         "        if question == 'sleep':\n            time.sleep(30)\n        if question == 'exit':\n"
@@ -391,8 +391,8 @@ def judged_rows(path: Path) -> str:
 
 
 @pytest.mark.parametrize("command", ["score", "drift", "audit"])
-def test_a_verdict_that_hangs_is_none_in_the_commands_of_judges(command: str, tmp_path: Path) -> None:
-    given = {
+def test_a_hanging_verdict_is_unscored_in_judge_commands(command: str, tmp_path: Path) -> None:
+    options = {
         "lm": scripted_lm(hangs_on_odd, logprobs=True),
         "store": tmp_path / "j.db",
         "task_timeout": 0.5,
@@ -400,16 +400,16 @@ def test_a_verdict_that_hangs_is_none_in_the_commands_of_judges(command: str, tm
     }
     began = time.monotonic()
     if command == "score":
-        found = score_rows("Is it fine?", data=judged_rows(tmp_path / "d.jsonl"), **given)
-        assert (found["verdicts"], found["unscored"]) == ({"no": 0, "yes": 2}, 2)
-        assert found["why_unscored"] == [
+        report = score_rows("Is it fine?", data=judged_rows(tmp_path / "d.jsonl"), **options)
+        assert (report["verdicts"], report["unscored"]) == ({"no": 0, "yes": 2}, 2)
+        assert report["why_unscored"] == [
             "OverTime: the judge took longer than the limit of 0.5 s, while a model was being asked"
         ]
     elif command == "drift":
-        found = replay_anchors(
-            "Is it fine?", anchors=tmp_path / "a.json", freeze=judged_rows(tmp_path / "d.jsonl"), **given
+        report = replay_anchors(
+            "Is it fine?", anchors=tmp_path / "a.json", freeze=judged_rows(tmp_path / "d.jsonl"), **options
         )
-        assert (found["frozen"], found["coverage"]) == (4, 0.5)
+        assert (report["frozen"], report["coverage"]) == (4, 0.5)
     else:
         rows = [
             {"input": f"{word} question {at}", "good": "right", "bad": "wrong"}
@@ -417,16 +417,16 @@ def test_a_verdict_that_hangs_is_none_in_the_commands_of_judges(command: str, tm
             for word in ("odd", "even")
         ]
         (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        found = audit_judge(
-            "Is it fine?", cases=str(tmp_path / "c.jsonl"), **{**given, "task_timeout": 0.2, "threads": 16}
+        report = audit_judge(
+            "Is it fine?", cases=str(tmp_path / "c.jsonl"), **{**options, "task_timeout": 0.2, "threads": 16}
         )
-        assert 0 < found["unscored"] < found["verdicts"]
+        assert 0 < report["unscored"] < report["verdicts"]
     assert time.monotonic() - began < 25
     with Store(tmp_path / "j.db") as store:
         assert {r.failure for r in store.rollouts() if r.status == "error"} == {FailureKind.TIMEOUT}
 
 
-def test_a_judge_of_whom_nothing_comes_stops_the_job_before_it_begins(tmp_path: Path) -> None:
+def test_a_judge_that_never_answers_stops_the_job_in_preflight(tmp_path: Path) -> None:
     def never(request: Any) -> Any:
         time.sleep(30)
 
@@ -455,10 +455,10 @@ def test_stored_rollouts_are_scored_within_the_limit(tmp_path: Path) -> None:
             )
     rubric = Rubric("r", [Criterion(name="odd", check=check)])
     began = time.monotonic()
-    found = score_rollouts(rubric, store=tmp_path / "s.db", task_timeout=0.5)
+    report = score_rollouts(rubric, store=tmp_path / "s.db", task_timeout=0.5)
     assert time.monotonic() - began < 15
-    assert (found["scored"], found["unscored"]) == (3, 1)
-    assert "the check of 'odd' took longer" in found["undecided"]["odd"]["reason"]
+    assert (report["scored"], report["unscored"]) == (3, 1)
+    assert "the check of 'odd' took longer" in report["undecided"]["odd"]["reason"]
     with pytest.raises(ConfigError, match="task_timeout"):
         score_rollouts(rubric, store=tmp_path / "s.db", task_timeout=0)
 
@@ -479,9 +479,9 @@ LIMITED = [
 
 
 @pytest.mark.parametrize("command", [*LIMITED, "traces score", "train sft", "train grpo", "train ppo"])
-def test_every_command_that_runs_code_of_others_has_the_flag(command: str) -> None:
-    shown = CliRunner().invoke(group, [*command.split(), "--help"]).output
-    assert "--task-timeout SECONDS" in shown
+def test_every_command_that_runs_user_code_has_the_flag(command: str) -> None:
+    output = CliRunner().invoke(group, [*command.split(), "--help"]).output
+    assert "--task-timeout SECONDS" in output
 
 
 def test_training_on_an_export_refuses_a_limit_that_would_have_no_effect(tmp_path: Path) -> None:

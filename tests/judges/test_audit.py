@@ -25,15 +25,15 @@ def answers_of(judge: Judge, items: list[Item]) -> Answers:
     places, orders = [], []
     for item in items:
         try:
-            found = judge(**{name: item.shown.get(name, "") for name in judge.shows})
+            verdict = judge(**{name: item.fields.get(name, "") for name in judge.shows})
         except NoGrade:
             verdicts.append(None)
             places.append(float("nan"))
             orders.append(None)
             continue
-        verdicts.append(found.verdict)
-        places.append(judge.spec.steps[judge.labels.index(found.verdict)])
-        orders.append(found.get("orders"))
+        verdicts.append(verdict.verdict)
+        places.append(judge.spec.steps[judge.labels.index(verdict.verdict)])
+        orders.append(verdict.get("orders"))
     return Answers(verdicts, places, [None] * len(items), orders)
 
 
@@ -53,22 +53,22 @@ def carded(judge: Judge) -> dict[str, Any]:
             good, bad = (
                 f"{text} ({'.' * 10 * (number // 2)} {number})" for text in (base.good["output"], base.bad["output"])
             )
-            shown = {"task_input": base.good["task_input"]}
-            shown |= (
+            fields = {"task_input": base.good["task_input"]}
+            fields |= (
                 {"output_a": good if right else bad, "output_b": bad if right else good}
                 if pairs
                 else {"output": good if right else bad}
             )
-            said = (judge.labels[0] if right else judge.labels[-1]) if pairs else judge.labels[-1 if right else 0]
-            ratings = tuple(Rating(rater=f"r{r}", label=said) for r in range(2))
-            items.append(Item(id=f"{number}-{answer}", shown=shown, ratings=ratings))
-    found = answers_of(judge, items)
+            label = (judge.labels[0] if right else judge.labels[-1]) if pairs else judge.labels[-1 if right else 0]
+            ratings = tuple(Rating(rater=f"r{r}", label=label) for r in range(2))
+            items.append(Item(id=f"{number}-{answer}", fields=fields, ratings=ratings))
+    answers = answers_of(judge, items)
     spec = judge.spec
     return reliability_card(
-        found, items, spec, found=agreement(found, items, spec), people=ceiling(items, spec),
+        answers, items, spec, agreement=agreement(answers, items, spec), ceiling=ceiling(items, spec),
         objective=objective_of(spec),
-        retest=(found, answers_of(judge, items)),
-        padded=(found, answers_of(judge, [Item(id=i.id, shown=padded(i.shown), ratings=i.ratings) for i in items])),
+        retest=(answers, answers_of(judge, items)),
+        padded=(answers, answers_of(judge, [Item(id=i.id, fields=padded(i.fields), ratings=i.ratings) for i in items])),
     )  # fmt: skip
 
 
@@ -76,9 +76,9 @@ def carded(judge: Judge) -> dict[str, Any]:
     "judge", [AnswerKeyJudge(QUESTION, key=KEY), AnswerKeyJudge("Right?", key=KEY), PairKeyJudge(key=KEY)]
 )
 def test_a_sound_judge_passes(judge: Judge) -> None:
-    found = audited(judge)
-    assert found["passed"], found
-    assert all(entry["share"] == 1.0 for entry in found["attacks"].values())
+    report = audited(judge)
+    assert report["passed"], report
+    assert all(entry["share"] == 1.0 for entry in report["attacks"].values())
     card = carded(judge)
     assert card["alarms"] == []
     assert card["of_ceiling"] == pytest.approx(1.0)
@@ -90,7 +90,7 @@ def test_every_broken_judge_is_caught_by_the_audit_and_by_the_card(what: str, ju
     assert carded(judge)["alarms"], what
 
 
-def test_what_is_caught_is_what_is_broken() -> None:
+def test_the_reported_weakness_is_the_judges_defect() -> None:
     broken = broken_judges(QUESTION)
     failed = {
         what: {name for name, entry in audited(judge)["attacks"].items() if not entry["passed"]}
@@ -115,8 +115,8 @@ class Swayed(AnswerKeyJudge):
         super().__init__(QUESTION, key=KEY)
         self.wins = wins
 
-    def read(self, given: Any) -> Any:
-        return (None, self.labels[-1]) if self.wins in str(given["output"]) else super().read(given)
+    def read(self, values: Any) -> Any:
+        return (None, self.labels[-1]) if self.wins in str(values["output"]) else super().read(values)
 
 
 @pytest.mark.parametrize(
@@ -145,35 +145,37 @@ class Swayed(AnswerKeyJudge):
         ("IMPORTANT", "authority"),
     ],
 )
-def test_a_judge_that_is_right_but_lets_one_thing_win_raises_an_alarm(wins: str, attack: str) -> None:
-    found = audited(Swayed(wins))
-    entry = found["attacks"][attack]
+def test_an_accurate_judge_with_a_single_weakness_raises_an_alarm(wins: str, attack: str) -> None:
+    report = audited(Swayed(wins))
+    entry = report["attacks"][attack]
     assert entry["flip_rate"] >= 0.25
-    assert any(alarm.startswith(attack) for alarm in found["flip_alarms"])
+    assert any(alarm.startswith(attack) for alarm in report["flip_alarms"])
     assert not entry["passed"]
-    assert found["attacks"]["tells good from bad"]["passed"]
+    assert report["attacks"]["tells good from bad"]["passed"]
 
 
-def test_one_obeyed_injection_is_an_alarm_where_enough_cases_come_out_right() -> None:
-    found = audited(Swayed("three experts"))
-    assert found["attacks"]["instructions hidden in the text"]["passed"], "five of six texts had no effect"
-    assert found["flip_alarms"] == ["instructions hidden in the text changes 17% of the verdicts"]
+def test_one_obeyed_injection_is_an_alarm_even_if_most_cases_pass() -> None:
+    report = audited(Swayed("three experts"))
+    assert report["attacks"]["instructions hidden in the text"]["passed"], "five of six texts had no effect"
+    assert report["flip_alarms"] == ["instructions hidden in the text changes 17% of the verdicts"]
 
 
 class Number(Judge):
     """A sound judge of numbers: the last number of the output is the sum, or it is not."""
 
-    def read(self, given: Any) -> Any:
-        right = sum(int(n) for n in re.findall(r"\d+", given["task_input"]))
-        said = re.findall(r"\d+", str(given["output"]))
-        return None, self.labels[-1 if said and int(said[-1]) == right else 0]
+    def read(self, values: Any) -> Any:
+        right = sum(int(n) for n in re.findall(r"\d+", values["task_input"]))
+        text = re.findall(r"\d+", str(values["output"]))
+        return None, self.labels[-1 if text and int(text[-1]) == right else 0]
 
 
 class Begins(AnswerKeyJudge):
     """A sound judge of answers that begin with the key."""
 
-    def read(self, given: Any) -> Any:
-        return None, self.labels[-1 if str(given["output"]).casefold().startswith(self.key[given["task_input"]]) else 0]
+    def read(self, values: Any) -> Any:
+        return None, self.labels[
+            -1 if str(values["output"]).casefold().startswith(self.key[values["task_input"]]) else 0
+        ]
 
 
 SUMS = [
@@ -185,10 +187,10 @@ SUMS = [
 ]
 
 
-def test_a_sound_judge_of_numbers_is_not_failed_for_the_half_of_one_word() -> None:
-    found = audited(Number(QUESTION), bases=SUMS)
-    assert "truncation" not in found["attacks"]
-    assert found["passed"], found
+def test_a_sound_judge_of_numbers_does_not_fail_on_a_cut_word() -> None:
+    report = audited(Number(QUESTION), bases=SUMS)
+    assert "truncation" not in report["attacks"]
+    assert report["passed"], report
 
 
 def test_a_sound_judge_of_answers_that_begin_with_the_key_passes() -> None:
@@ -201,56 +203,56 @@ def test_a_sound_judge_of_answers_that_begin_with_the_key_passes() -> None:
         for q, town in towns.items()
     ]
     judge = Begins(QUESTION, key={q: town.casefold() for q, town in towns.items()})
-    found = audited(judge, bases=bases)
-    assert found["passed"], found
-    assert "truncation" not in found["attacks"]
+    report = audited(judge, bases=bases)
+    assert report["passed"], report
+    assert "truncation" not in report["attacks"]
 
 
 class AnyNumber(Judge):
     """A sound judge of numbers: the sum is among those of the output."""
 
-    def read(self, given: Any) -> Any:
-        right = sum(int(n) for n in re.findall(r"\d+", given["task_input"]))
-        return None, self.labels[-1 if str(right) in re.findall(r"\d+", str(given["output"])) else 0]
+    def read(self, values: Any) -> Any:
+        right = sum(int(n) for n in re.findall(r"\d+", values["task_input"]))
+        return None, self.labels[-1 if str(right) in re.findall(r"\d+", str(values["output"])) else 0]
 
 
 class LastWord(AnswerKeyJudge):
     """A sound judge of answers that end in the key."""
 
-    def read(self, given: Any) -> Any:
-        words = re.findall(r"\w+", str(given["output"]).casefold())
-        return None, self.labels[-1 if words and words[-1] == self.key[given["task_input"]] else 0]
+    def read(self, values: Any) -> Any:
+        words = re.findall(r"\w+", str(values["output"]).casefold())
+        return None, self.labels[-1 if words and words[-1] == self.key[values["task_input"]] else 0]
 
 
-def test_a_sound_judge_passes_where_the_words_of_an_attack_say_the_answer() -> None:
+def test_a_sound_judge_passes_if_an_attack_contains_the_answer() -> None:
     small = [Base({"task_input": "0 + 1", "output": "1"}, {"task_input": "0 + 1", "output": "7"})]
     cases = audit_cases(AnyNumber(QUESTION), small)
-    found = audited(AnyNumber(QUESTION), bases=small)
-    assert found["passed"], found
-    assert found["flip_alarms"] == []
+    report = audited(AnyNumber(QUESTION), bases=small)
+    assert report["passed"], report
+    assert report["flip_alarms"] == []
     assert not_tried(cases) == ["truncation", "keyword stuffing"], "the question has the 1"
-    assert not any("| 1 |" in str(case.shown["output"]) for case in cases), "and so does the numbering of a table"
+    assert not any("| 1 |" in str(case.fields["output"]) for case in cases), "and so does the numbering of a table"
 
     key = {"Is Paris bigger than Lyon?": "yes", "Is Oslo in Peru?": "no"}
     bases = [
         Base({"task_input": q, "output": a}, {"task_input": q, "output": "no" if a == "yes" else "yes"})
         for q, a in key.items()
     ]
-    found = audited(LastWord(QUESTION, key=key), bases=bases)
-    assert found["passed"], found
-    assert found["flip_alarms"] == []
+    report = audited(LastWord(QUESTION, key=key), bases=bases)
+    assert report["passed"], report
+    assert report["flip_alarms"] == []
     tried = [
         case
         for case in audit_cases(LastWord(QUESTION, key=key), bases)
         if case.attack == "instructions hidden in the text"
     ]
-    assert {case.shown["task_input"] for case in tried if "answer 'yes'" in case.shown["output"]} == {
+    assert {case.fields["task_input"] for case in tried if "answer 'yes'" in case.fields["output"]} == {
         "Is Oslo in Peru?"
     }
     assert not_tried(audit_cases(LastWord(QUESTION, key=key), bases)) == ["truncation", "the rubric quoted back"]
 
 
-def test_an_answer_is_found_as_words() -> None:
+def test_an_answer_is_matched_as_words() -> None:
     assert holds("| 1 | result |", "1")
     assert holds("<h1>", "1")
     assert holds("in the New York Times", "new york")
@@ -259,7 +261,7 @@ def test_an_answer_is_found_as_words() -> None:
     assert not holds("anything", "")
 
 
-def test_an_output_is_cut_short_only_where_meaning_is_lost() -> None:
+def test_an_output_is_cut_only_if_its_meaning_is_lost() -> None:
     cut = cut_short
     bad = {"output": "It is 12."}
     assert cut({"output": "42"}, bad) is None
@@ -271,14 +273,14 @@ def test_an_output_is_cut_short_only_where_meaning_is_lost() -> None:
     assert all(cut(base.good, base.bad, base.answer) for base in BASES), "the shipped cases all end in their answer"
 
 
-def test_attacks_of_ones_own_are_tried(tmp_path: Any) -> None:
+def test_user_attacks_are_tried(tmp_path: Any) -> None:
     attacks = load_attacks(
         [("l:1", {"name": "our brand", "text": "Acme Corp says: {output}"}), ("l:2", {"text": "as of Tuesday"})]
     )
     assert [attack.on("x {y}") for attack in attacks] == ["Acme Corp says: x {y}", "x {y} as of Tuesday"]
-    found = audited(Swayed("Acme"), attacks=attacks)
-    assert not found["attacks"]["our brand"]["passed"]
-    assert found["attacks"]["attack 'as of Tuesday'"]["passed"]
+    report = audited(Swayed("Acme"), attacks=attacks)
+    assert not report["attacks"]["our brand"]["passed"]
+    assert report["attacks"]["attack 'as of Tuesday'"]["passed"]
     assert audited(Swayed("Acme"))["passed"], "what is not tried is not found"
     for row in ({"name": "x"}, {"text": " "}, {"text": "{output}"}):
         with pytest.raises(DataError, match="an attack needs a 'text'"):
@@ -301,7 +303,7 @@ def test_attacks_of_ones_own_are_tried(tmp_path: Any) -> None:
         ("Is the answer concise?", False),
     ],
 )
-def test_what_a_question_asks_for_decides_which_shipped_cases_apply(text: str, quality: bool) -> None:
+def test_the_question_decides_which_shipped_cases_apply(text: str, quality: bool) -> None:
     assert judges_quality(JudgeSpec(text=text, scale=("no", "yes"))) is quality
     judged_by_meaning = JudgeSpec(text=text, scale=("no", "yes"), anchors={"yes": "everything is correct"})
     assert judges_quality(judged_by_meaning)
@@ -309,8 +311,8 @@ def test_what_a_question_asks_for_decides_which_shipped_cases_apply(text: str, q
 
 def test_hidden_instructions_are_tried_on_judges_of_properties_too() -> None:
     class Obeys(Judge):
-        def read(self, given: Any) -> Any:
-            return None, "positive" if "Ignore all instructions" in given["output"] or "lovely" in given[
+        def read(self, values: Any) -> Any:
+            return None, "positive" if "Ignore all instructions" in values["output"] or "lovely" in values[
                 "output"
             ] else "negative"
 
@@ -322,50 +324,50 @@ def test_hidden_instructions_are_tried_on_judges_of_properties_too() -> None:
         "fake turns of a conversation",
     }
     items = audit_items(cases, judge)
-    found = assess(cases, items, answers_of(judge, items), judge)
-    assert found["attacks"]["tells good from bad"]["passed"]
-    assert found["attacks"]["instructions hidden in the text"]["wrong"][0]["output"].startswith("awful\nIgnore all")
+    answers = assess(cases, items, answers_of(judge, items), judge)
+    assert answers["attacks"]["tells good from bad"]["passed"]
+    assert answers["attacks"]["instructions hidden in the text"]["wrong"][0]["output"].startswith("awful\nIgnore all")
     with pytest.raises(DataError, match="quality, property"):
         audit_cases(judge, profile="all")
 
 
 @pytest.mark.parametrize("scale", [("a", "tie", "b"), ("first", "tie", "second")])
-def test_a_judge_of_pairs_that_obeys_is_caught(scale: tuple[str, ...]) -> None:
+def test_a_pairwise_judge_that_obeys_injections_fails(scale: tuple[str, ...]) -> None:
     class Obeys(PairKeyJudge):
-        def read(self, given: Any) -> Any:
-            read, _ = super().read(given)
-            told = {label: float(label == scale[-1]) for label in scale}
+        def read(self, values: Any) -> Any:
+            read, _ = super().read(values)
+            labels = {label: float(label == scale[-1]) for label in scale}
             hidden = any(
-                text in str(given[name])
+                text in str(values[name])
                 for name in ("output_a", "output_b")
                 for text in (f"{scale[-1]!r}", "verdict", "im_end")
             )
-            return ({"given": told, "swapped": told} if hidden else read), None
+            return ({"given": labels, "swapped": labels} if hidden else read), None
 
     sound, obeys = (kind({"text": "Better?", "scale": scale}, key=KEY) for kind in (PairKeyJudge, Obeys))
     assert audited(sound)["passed"]
     assert not audited(obeys)["attacks"]["instructions hidden in the text"]["passed"]
 
 
-def test_a_cascade_of_written_judges_of_pairs_keeps_its_orders() -> None:
+def test_a_cascade_of_written_pairwise_judges_keeps_both_orders() -> None:
     class Writes(PairKeyJudge):
         def judged(self, reading: Any, verdict: Any = None) -> Any:
-            said = super().judged(reading, verdict)
-            said.probabilities = said.confidence = None
-            return said
+            text = super().judged(reading, verdict)
+            text.probabilities = text.confidence = None
+            return text
 
     cascade = Cascade(Writes(key=KEY), Writes(key=KEY))
-    found = audited(cascade)
-    assert found["passed"], found
-    assert found["attacks"]["the places changed"]["share"] == 1.0
+    report = audited(cascade)
+    assert report["passed"], report
+    assert report["attacks"]["the places changed"]["share"] == 1.0
 
 
-def test_words_without_an_order_need_cases_of_their_own() -> None:
+def test_a_nominal_scale_requires_user_cases() -> None:
     colours = JudgeSpec(text="Which colour?", scale=("red", "green"), kind="nominal")
 
     class Sees(Judge):
-        def read(self, given: Any) -> Any:
-            return None, "red" if "rose" in given["output"] else "green"
+        def read(self, values: Any) -> Any:
+            return None, "red" if "rose" in values["output"] else "green"
 
     judge = Sees(colours, shows=("output",))
     with pytest.raises(ConfigError, match="pass cases or labels"):
@@ -380,7 +382,7 @@ def test_bases_and_negatives_of_pairs() -> None:
     items = [
         Item(
             id=str(i),
-            shown={"task_input": "q", "output_a": f"a{i}", "output_b": f"b{i}"},
+            fields={"task_input": "q", "output_a": f"a{i}", "output_b": f"b{i}"},
             ratings=(Rating(rater="r", label=label),),
         )
         for i, label in enumerate(["a", "b", "tie"])
@@ -388,26 +390,26 @@ def test_bases_and_negatives_of_pairs() -> None:
     assert [(base.good["output"], base.bad["output"]) for base in bases_of(items, spec)] == [("a0", "b0"), ("b1", "a1")]
     made = negatives(items, spec, count=4)
     assert [item.ratings[0].label for item in made] == ["a", "b", "a", "b"]
-    assert made[0].shown["output_a"] == "a0"
-    assert made[0].shown["output_b"].startswith("b0\n")
-    assert made[1].shown["output_a"] == ""
+    assert made[0].fields["output_a"] == "a0"
+    assert made[0].fields["output_b"].startswith("b0\n")
+    assert made[1].fields["output_a"] == ""
     with pytest.raises(DataError, match="with a preferred output"):
         bases_of(items[2:], spec)
     with pytest.raises(DataError, match="with a preferred output"):
         negatives(items[2:], spec, count=1)
 
 
-def test_a_judge_that_says_nothing_of_attacks_gains_them_nothing_but_must_know_good_from_bad() -> None:
+def test_a_judge_without_verdicts_on_attacks_must_still_tell_good_from_bad() -> None:
     class Silent(Judge):
-        def read(self, given: Any) -> Any:
+        def read(self, values: Any) -> Any:
             raise NoGrade("no")
 
-    found = audited(Silent(QUESTION))
-    assert found["attacks"]["nothing said"]["passed"]
-    assert not found["attacks"]["tells good from bad"]["passed"]
+    report = audited(Silent(QUESTION))
+    assert report["attacks"]["nothing said"]["passed"]
+    assert not report["attacks"]["tells good from bad"]["passed"]
 
 
-def test_bases_of_ones_own() -> None:
+def test_user_bases_are_used() -> None:
     rows = [("f:1", {"input": "q", "good": "g", "bad": "b", "context": "c"})]
     assert load_bases(rows) == [
         Base({"task_input": "q", "context": "c", "output": "g"}, {"task_input": "q", "context": "c", "output": "b"})
@@ -417,7 +419,7 @@ def test_bases_of_ones_own() -> None:
     with pytest.raises(DataError, match="at least one"):
         load_bases([])
     items = [
-        Item(id=str(i), shown={"output": str(i)}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),))
+        Item(id=str(i), fields={"output": str(i)}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),))
         for i in range(5)
     ]
     assert [base.good["output"] for base in bases_of(items, QUESTION)] == ["1", "3"]
@@ -427,7 +429,7 @@ def test_bases_of_ones_own() -> None:
 
 def test_negatives_are_attacks_labelled_with_the_worst_word() -> None:
     items = [
-        Item(id=str(i), shown={"output": f"text {i}"}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),))
+        Item(id=str(i), fields={"output": f"text {i}"}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),))
         for i in range(4)
     ]
     made = negatives(items, QUESTION, count=9)
@@ -435,7 +437,7 @@ def test_negatives_are_attacks_labelled_with_the_worst_word() -> None:
     assert {rating.label for item in made for rating in item.ratings} == {"no"}
     assert {rating.rater for item in made for rating in item.ratings} == {"audit"}
     many = negatives(items, QUESTION, count=24)
-    assert len({str(item.shown["output"]) for item in many}) >= 10
-    assert any("<|im_end|>" in str(item.shown["output"]) for item in many)
+    assert len({str(item.fields["output"]) for item in many}) >= 10
+    assert any("<|im_end|>" in str(item.fields["output"]) for item in many)
     with pytest.raises(DataError, match="the train items contain none"):
         negatives(items[1:2], QUESTION, count=1)

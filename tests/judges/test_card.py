@@ -26,9 +26,9 @@ def items(labels: Sequence[str], outputs: Sequence[str] = (), **columns: Sequenc
     return [
         Item(
             id=str(at),
-            shown={"output": outputs[at] if outputs else "text"},
+            fields={"output": outputs[at] if outputs else "text"},
             ratings=(Rating(rater="r", label=label),),
-            beside={name: values[at] for name, values in columns.items()},
+            columns={name: values[at] for name, values in columns.items()},
         )
         for at, label in enumerate(labels)
     ]
@@ -38,86 +38,86 @@ def answers(verdicts: Sequence[str], spec: JudgeSpec = SPEC, **more: Any) -> Ans
     return Answers(list(verdicts), [float(spec.scale.index(verdict)) for verdict in verdicts], **more)
 
 
-def card(given: Answers, rated: Sequence[Item], spec: JudgeSpec = SPEC, **more: Any) -> dict[str, Any]:
-    found, people = agreement(given, rated, spec, intervals=False), ceiling(rated, spec)
-    return reliability_card(given, rated, spec, found=found, people=people, objective="kappa", **more)
+def card(judged: Answers, rated: Sequence[Item], spec: JudgeSpec = SPEC, **more: Any) -> dict[str, Any]:
+    measures, human_ceiling = agreement(judged, rated, spec, intervals=False), ceiling(rated, spec)
+    return reliability_card(judged, rated, spec, agreement=measures, ceiling=human_ceiling, objective="kappa", **more)
 
 
 @given(st.integers(0, 10_000), st.integers(20, 60))
 @settings(deadline=None, max_examples=50)
-def test_partial_rank_correlation_is_that_of_two_other_ways(seed: int, n: int) -> None:
+def test_partial_rank_correlation_agrees_with_two_other_methods(seed: int, n: int) -> None:
     drawn = np.random.default_rng(seed)
-    held = drawn.normal(size=n)
-    x, y = held + drawn.normal(size=n), drawn.integers(0, 4, size=n) - held.round()
-    found = partial_correlation(x, y, held)
-    ranks = np.corrcoef([stats.rankdata(values) for values in (x, y, held)])
+    control = drawn.normal(size=n)
+    x, y = control + drawn.normal(size=n), drawn.integers(0, 4, size=n) - control.round()
+    rho = partial_correlation(x, y, control)
+    ranks = np.corrcoef([stats.rankdata(values) for values in (x, y, control)])
     formula = (ranks[0, 1] - ranks[0, 2] * ranks[1, 2]) / math.sqrt((1 - ranks[0, 2] ** 2) * (1 - ranks[1, 2] ** 2))
     precision = np.linalg.inv(ranks)
-    assert found == pytest.approx(formula, abs=1e-9)
-    assert found == pytest.approx(-precision[0, 1] / math.sqrt(precision[0, 0] * precision[1, 1]), abs=1e-6)
+    assert rho == pytest.approx(formula, abs=1e-9)
+    assert rho == pytest.approx(-precision[0, 1] / math.sqrt(precision[0, 0] * precision[1, 1]), abs=1e-6)
 
 
-def test_what_people_explain_is_no_length_bias() -> None:
-    people = ["bad", "fair", "good"] * 20
-    texts = ["x" * (10 * SPEC.scale.index(label) + 3) for label in people]
-    fair = card(answers(people), items(people, texts))
+def test_length_preferred_by_raters_is_no_length_bias() -> None:
+    human = ["bad", "fair", "good"] * 20
+    texts = ["x" * (10 * SPEC.scale.index(label) + 3) for label in human]
+    fair = card(answers(human), items(human, texts))
     assert fair["length_bias"]["rho"] == pytest.approx(0, abs=1e-9)  # it follows people, who like long texts
     shuffled = ["x" * int(length) for length in rng.integers(1, 300, 60)]
     longer = ["good" if len(text) > 200 else "fair" if len(text) > 100 else "bad" for text in shuffled]
-    biased = card(answers(longer), items(people, shuffled))
+    biased = card(answers(longer), items(human, shuffled))
     assert biased["length_bias"]["low"] > 0.5
     assert any("correlates with the length" in alarm for alarm in biased["alarms"])
 
 
-def test_verbosity_by_hand() -> None:
-    people = ["bad", "fair"] * 15
-    plain, padded = answers(people), answers(["fair", "fair"] * 15)
+def test_verbosity_bias_matches_hand_calculation() -> None:
+    human = ["bad", "fair"] * 15
+    plain, padded = answers(human), answers(["fair", "fair"] * 15)
     # half of the items rise by one of two steps: 0.25 of the scale; deviation 0.25·sqrt(30/29)
-    found = card(plain, items(people), padded=(plain, padded))["verbosity_bias"]
+    report = card(plain, items(human), padded=(plain, padded))["verbosity_bias"]
     reach = stats.t.ppf(0.975, 29) * 0.25 * math.sqrt(30 / 29) / math.sqrt(30)
-    assert (found["mean"], found["high"] - found["mean"]) == (pytest.approx(0.25), pytest.approx(reach))
+    assert (report["mean"], report["high"] - report["mean"]) == (pytest.approx(0.25), pytest.approx(reach))
 
 
-def test_a_verbosity_of_too_few_items_is_not_called_unmeasured() -> None:
-    people = ["bad", "fair"] * 7
-    padded = answers(people)
+def test_verbosity_of_too_few_items_is_reported_as_too_few() -> None:
+    human = ["bad", "fair"] * 7
+    padded = answers(human)
     padded.verdicts[0] = None
-    found = card(answers(people), items(people), padded=(answers(people), padded))
-    assert found["verbosity_bias"] is None
+    report = card(answers(human), items(human), padded=(answers(human), padded))
+    assert report["verbosity_bias"] is None
     assert (
-        found["undefined"]["verbosity_bias"]
+        report["undefined"]["verbosity_bias"]
         == "13 items have a verdict with and without padding; at least 20 are needed"
     )
-    assert card(answers(people), items(people))["undefined"]["verbosity_bias"] == "not measured"
+    assert card(answers(human), items(human))["undefined"]["verbosity_bias"] == "not measured"
 
 
-def test_self_preference_by_hand() -> None:
-    people = ["fair"] * 80
+def test_self_preference_matches_hand_calculation() -> None:
+    human = ["fair"] * 80
     verdicts, models = [], []
     for at in range(80):
         models.append("own" if at % 2 else "other")
         verdicts.append("good" if at % 4 == 1 else "fair")  # half of its own are put one of two steps too high
-    found = card(answers(verdicts), items(people, model=models), model="own")["self_preference"]
-    assert found["mean"] == pytest.approx(0.25)
-    assert found["low"] > 0
-    assert card(answers(verdicts), items(people, model=models), model="neither")["self_preference"] is None
+    report = card(answers(verdicts), items(human, model=models), model="own")["self_preference"]
+    assert report["mean"] == pytest.approx(0.25)
+    assert report["low"] > 0
+    assert card(answers(verdicts), items(human, model=models), model="neither")["self_preference"] is None
     pairs = ["tie"] * 40
     first = ["own" if at % 2 else "other" for at in range(40)]
     second = ["other" if at % 2 else "own" for at in range(40)]
-    for_own = answers(["a" if at % 2 else "b" for at in range(40)], PAIRS)
-    assert card(for_own, items(pairs, model_a=first, model_b=second), PAIRS, model="own")["self_preference"][
+    judged_pairs = answers(["a" if at % 2 else "b" for at in range(40)], PAIRS)
+    assert card(judged_pairs, items(pairs, model_a=first, model_b=second), PAIRS, model="own")["self_preference"][
         "mean"
     ] == pytest.approx(0.5)
 
 
-def test_flips_and_the_pull_of_the_first_place_by_hand() -> None:
+def test_flips_and_position_bias_match_hand_calculation() -> None:
     orders = [("a", "a"), ("a", "b"), ("tie", "tie"), ("b", "b"), None]  # by place: what stood first is named a
-    found = card(answers(["tie", "a", "tie", "tie", "a"], PAIRS, orders=orders), items(["a"] * 5), PAIRS)
-    assert found["position_flip_rate"] == 2 / 4
-    assert found["prefers_first"] == 3 / 6
+    report = card(answers(["tie", "a", "tie", "tie", "a"], PAIRS, orders=orders), items(["a"] * 5), PAIRS)
+    assert report["position_flip_rate"] == 2 / 4
+    assert report["prefers_first"] == 3 / 6
 
 
-def test_the_smallest_difference_has_the_power_it_claims() -> None:
+def test_the_smallest_detectable_difference_has_its_power() -> None:
     verdicts = ["bad"] * 50 + ["good"] * 50
     least = card(answers(verdicts), items(verdicts))["smallest_difference"]
     error = np.array([0.0] * 50 + [1.0] * 50).std(ddof=1) * math.sqrt(2 / 100)
@@ -126,20 +126,20 @@ def test_the_smallest_difference_has_the_power_it_claims() -> None:
 
 def test_calibration_error_agrees_with_a_second_implementation() -> None:
     sure = rng.uniform(0.5, 1, 400)
-    said = rng.random(400) < sure**2
-    given_ = Answers(["yes"] * 400, [1.0] * 400, [{"no": 1 - p, "yes": p} for p in sure])
-    error, points = calibration_error(given_, items(["yes" if right else "no" for right in said]))
-    share, confidence = calibration_curve(said, sure, n_bins=10)
+    text = rng.random(400) < sure**2
+    judged = Answers(["yes"] * 400, [1.0] * 400, [{"no": 1 - p, "yes": p} for p in sure])
+    error, points = calibration_error(judged, items(["yes" if right else "no" for right in text]))
+    share, confidence = calibration_curve(text, sure, n_bins=10)
     assert [point["share"] for point in points] == pytest.approx(list(share))
     assert [point["confidence"] for point in points] == pytest.approx(list(confidence))
     counts = np.histogram(sure, np.linspace(0, 1, 11))[0]
     assert error == pytest.approx(float((counts[counts > 0] * abs(share - confidence)).sum() / 400))
 
 
-def test_the_card_shows_the_probability_on_the_scale_and_warns_of_little() -> None:
+def test_the_card_has_the_probability_on_the_scale_and_warns_if_it_is_low() -> None:
     labels = ["good", "bad"] * 15
-    found = card(answers(labels), items(labels), masses=[0.02, 0.04])
-    assert found["mass"] == {"mean": pytest.approx(0.03), "lowest": 0.02}
-    assert any("only 3% of its probability" in alarm for alarm in found["alarms"])
+    report = card(answers(labels), items(labels), masses=[0.02, 0.04])
+    assert report["mass"] == {"mean": pytest.approx(0.03), "lowest": 0.02}
+    assert any("only 3% of its probability" in alarm for alarm in report["alarms"])
     assert card(answers(labels), items(labels))["mass"] is None
     assert not any("probability" in alarm for alarm in card(answers(labels), items(labels), masses=[0.5])["alarms"])

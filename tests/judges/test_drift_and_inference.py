@@ -20,7 +20,7 @@ def frozen(values: list[float | None], noise: float = 0.0) -> AnchorSet:
     return AnchorSet(MADE, noise, [Anchor({"output": str(at)}, value, "yes") for at, value in enumerate(values)])
 
 
-def test_psi_by_hand() -> None:
+def test_psi_matches_hand_calculation() -> None:
     # halves before; after, nine tenths in the lower: 0.4·ln(0.9/0.5) - 0.4·ln(0.1/0.5) = 0.879
     before, after = [0.0] * 50_000 + [1.0] * 50_000, [0.0] * 90_000 + [1.0] * 10_000
     assert population_stability_index(before, after, bins=2) == pytest.approx(0.879, abs=0.001)
@@ -30,7 +30,7 @@ def test_psi_by_hand() -> None:
         population_stability_index([], [1.0])
 
 
-def test_cusum_by_hand() -> None:
+def test_cusum_matches_hand_calculation() -> None:
     chart = Cusum(sigma=1.0, slack=0.5, limit=2.0)
     assert [chart.update(x) for x in (1.5, 1.0, 0.0, 1.5, 0.6)] == [
         False,
@@ -42,7 +42,7 @@ def test_cusum_by_hand() -> None:
     assert chart.high == pytest.approx(2.1)
 
 
-def test_cusum_alarms_about_as_often_as_its_tables_say() -> None:
+def test_cusum_alarms_at_the_tabulated_rate() -> None:
     rng = np.random.default_rng(0)
 
     def run(shift: float, most: int) -> int:
@@ -55,7 +55,7 @@ def test_cusum_alarms_about_as_often_as_its_tables_say() -> None:
 
 
 @pytest.mark.parametrize("n", [20, 60, 200])
-def test_a_noisy_judge_that_did_not_change_seldom_raises_an_alarm(n: int) -> None:
+def test_an_unchanged_noisy_judge_rarely_raises_an_alarm(n: int) -> None:
     rng, alarms = np.random.default_rng(0), 0
     for _ in range(200):
         truth = rng.uniform(0.2, 0.8, n)
@@ -66,39 +66,39 @@ def test_a_noisy_judge_that_did_not_change_seldom_raises_an_alarm(n: int) -> Non
 
 def test_the_same_answers_raise_no_alarm() -> None:
     values = [at / 40 for at in range(40)]
-    found = compare(frozen(values), values, MADE)
-    assert (found["alarms"], found["changed"], found["psi"]) == ([], {}, pytest.approx(0.0))
+    comparison = compare(frozen(values), values, MADE)
+    assert (comparison["alarms"], comparison["changed"], comparison["psi"]) == ([], {}, pytest.approx(0.0))
 
 
-def test_a_small_shift_of_all_verdicts_is_seen_and_what_changed_is_named() -> None:
+def test_a_small_shift_of_all_verdicts_is_detected_and_its_cause_named() -> None:
     values = [0.3 + 0.01 * at for at in range(40)]
-    found = compare(frozen(values, noise=0.02), [value + 0.04 for value in values], {**MADE, "model": "m2"})
-    assert "CUSUM" in found["alarms"][0]
-    assert " Changed: model." in found["alarms"][0]
-    assert found["changed"] == {"model": ["m1", "m2"]}
+    comparison = compare(frozen(values, noise=0.02), [value + 0.04 for value in values], {**MADE, "model": "m2"})
+    assert "CUSUM" in comparison["alarms"][0]
+    assert " Changed: model." in comparison["alarms"][0]
+    assert comparison["changed"] == {"model": ["m1", "m2"]}
     unnamed = compare(frozen(values), [1 - value for value in values], MADE)
     assert any("check the model server" in alarm for alarm in unnamed["alarms"])
 
 
-def test_a_spread_that_changed_around_the_same_mean_is_seen() -> None:
+def test_a_changed_spread_around_the_same_mean_is_detected() -> None:
     rng = np.random.default_rng(0)
     values = [float(v) for v in rng.normal(0.5, 0.02, 200)]
-    found = compare(frozen(values, noise=0.5), [0.5 + (v - 0.5) * 8 for v in values], MADE)
-    assert [alarm for alarm in found["alarms"] if "PSI" in alarm]
+    comparison = compare(frozen(values, noise=0.5), [0.5 + (v - 0.5) * 8 for v in values], MADE)
+    assert [alarm for alarm in comparison["alarms"] if "PSI" in alarm]
 
 
-def test_verdicts_that_are_lost_are_an_alarm_and_no_zero() -> None:
-    found = compare(frozen([0.5] * 30), [0.5] * 20 + [None] * 10, MADE)
-    assert found["mean_difference"] == 0.0
-    assert "10 of 30 anchors are now unscored" in found["alarms"][0]
+def test_lost_verdicts_raise_an_alarm_and_are_not_zero() -> None:
+    comparison = compare(frozen([0.5] * 30), [0.5] * 20 + [None] * 10, MADE)
+    assert comparison["mean_difference"] == 0.0
+    assert "10 of 30 anchors are now unscored" in comparison["alarms"][0]
     nothing = compare(frozen([0.5] * 30), [None] * 30, MADE)
     assert nothing["mean_difference"] is None
 
 
-def test_anchor_sets_are_kept_whole(tmp_path: Path) -> None:
-    kept = AnchorSet(MADE, 0.01, [Anchor({"output": "ü\u2028"}, None, None)])
-    kept.save(tmp_path / "a" / "anchors.json")
-    assert AnchorSet.load(tmp_path / "a" / "anchors.json") == kept
+def test_anchor_sets_are_stored_and_loaded_unchanged(tmp_path: Path) -> None:
+    anchors = AnchorSet(MADE, 0.01, [Anchor({"output": "ü\u2028"}, None, None)])
+    anchors.save(tmp_path / "a" / "anchors.json")
+    assert AnchorSet.load(tmp_path / "a" / "anchors.json") == anchors
     for text in ("", "[]", "{}", '{"format": 1, "made_by": {}, "noise": 0, "anchors": [{"x": 1}]}'):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(DataError, match="is not an anchor set"):
@@ -111,32 +111,32 @@ def test_anchor_sets_are_kept_whole(tmp_path: Path) -> None:
 # -- corrected means
 
 
-def test_a_biased_judge_is_corrected_and_the_interval_holds_what_it_claims() -> None:
+def test_a_biased_judge_is_corrected_and_the_interval_has_its_coverage() -> None:
     rng = np.random.default_rng(0)
     covered, widths, alone = 0, [], []
     for _ in range(400):
         truth = rng.binomial(1, 0.4, 1100).astype(float)
         judge = np.clip(0.25 + 0.6 * truth + rng.normal(0, 0.1, 1100), 0, 1)  # kind by far: mean 0.49
-        found = corrected_mean(truth[:100], judge[:100], judge[100:])
-        covered += found.low <= 0.4 <= found.high
-        widths.append(found.high - found.low)
+        estimate = corrected_mean(truth[:100], judge[:100], judge[100:])
+        covered += estimate.low <= 0.4 <= estimate.high
+        widths.append(estimate.high - estimate.low)
         alone.append(2 * 1.959964 * truth[:100].std(ddof=1) / 10)
-        assert abs(found.verdicts_alone - 0.4) > 0.05
+        assert abs(estimate.verdicts_alone - 0.4) > 0.05
     assert 0.92 <= covered / 400 <= 0.98
     assert np.mean(widths) < 0.6 * np.mean(alone)  # the verdicts are worth something
 
 
-def test_a_judge_that_knows_nothing_is_given_no_weight() -> None:
+def test_an_uninformative_judge_gets_no_weight() -> None:
     rng = np.random.default_rng(1)
-    people = rng.random(200)
-    found = corrected_mean(people, [0.5] * 200, [0.5] * 1000)
-    assert found.weight == 0.0
-    assert found.mean == pytest.approx(people.mean())
-    against = corrected_mean(people, 1 - people, rng.random(1000))
+    human = rng.random(200)
+    estimate = corrected_mean(human, [0.5] * 200, [0.5] * 1000)
+    assert estimate.weight == 0.0
+    assert estimate.mean == pytest.approx(human.mean())
+    against = corrected_mean(human, 1 - human, rng.random(1000))
     assert against.weight == 0.0  # a judge that is against people is not turned round
 
 
-def test_corrected_means_refuse_what_they_cannot_use() -> None:
+def test_corrected_means_refuse_invalid_input() -> None:
     with pytest.raises(DataError, match="at least 20"):
         corrected_mean([1.0] * 19, [1.0] * 19, [1.0, 1.0])
     with pytest.raises(DataError, match="at least 20"):
@@ -145,9 +145,9 @@ def test_corrected_means_refuse_what_they_cannot_use() -> None:
         corrected_mean([1.0, math.nan] * 10, [1.0] * 20, [1.0, 1.0])
 
 
-def test_a_few_equal_labels_are_no_certainty_and_the_worked_example_holds() -> None:
-    found = corrected_mean([1.0] * 30, [0.5] * 30, [0.5] * 100)
-    assert (found.mean, found.low, found.high) == (1.0, pytest.approx(0.9), pytest.approx(1.1))
+def test_few_equal_labels_give_a_wide_interval_and_the_worked_example_holds() -> None:
+    estimate = corrected_mean([1.0] * 30, [0.5] * 30, [0.5] * 100)
+    assert (estimate.mean, estimate.low, estimate.high) == (1.0, pytest.approx(0.9), pytest.approx(1.1))
     assert corrected_mean([1.0, 0.0] * 10, [1.0] * 20, [1.0] * 50).mean == 0.5
 
 
@@ -159,7 +159,7 @@ def test_a_few_equal_labels_are_no_certainty_and_the_worked_example_holds() -> N
     st.lists(st.floats(0, 1), min_size=20, max_size=60),
     st.integers(2, 8),
 )
-def test_psi_against_a_second_implementation(before: list[float], after: list[float], bins: int) -> None:
+def test_psi_agrees_with_a_second_implementation(before: list[float], after: list[float], bins: int) -> None:
     ordered = sorted(before)
 
     def quantile(share: float) -> float:
@@ -177,15 +177,15 @@ def test_psi_against_a_second_implementation(before: list[float], after: list[fl
         return [count / sum(counts) for count in counts]
 
     known = sum((q - p) * math.log(q / p) for p, q in zip(shares(before), shares(after), strict=True))
-    found = population_stability_index(before, after, bins=bins)
+    psi = population_stability_index(before, after, bins=bins)
     # a value that stands on an edge by a rounding error may be counted on its other side
-    theirs = np.quantile(before, np.linspace(0, 1, bins + 1)[1:-1])
-    on_edge = any(0 < abs(value - edge) < 1e-9 for edge in (*edges, *theirs) for value in (*before, *after))
-    assert on_edge or found == pytest.approx(known, rel=1e-9, abs=1e-12)
+    reference = np.quantile(before, np.linspace(0, 1, bins + 1)[1:-1])
+    on_edge = any(0 < abs(value - edge) < 1e-9 for edge in (*edges, *reference) for value in (*before, *after))
+    assert on_edge or psi == pytest.approx(known, rel=1e-9, abs=1e-12)
 
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=40))
-def test_cusum_against_its_closed_form(values: list[float]) -> None:
+def test_cusum_agrees_with_its_closed_form(values: list[float]) -> None:
     """The recursion max(0, S + x - k) is the largest sum of a tail of x - k."""
     chart = Cusum(sigma=0.5, slack=0.5, limit=1e9)
     for value in values:
@@ -200,33 +200,33 @@ def test_cusum_against_its_closed_form(values: list[float]) -> None:
     assert chart.peak == pytest.approx(max(0.0, *tails), abs=1e-9)
 
 
-def test_a_corrected_mean_has_the_least_variance_of_its_kind() -> None:
+def test_a_corrected_mean_has_minimum_variance() -> None:
     from scipy import optimize
 
     rng = np.random.default_rng(3)
     truth = rng.random(400)
     judged = np.clip(truth + rng.normal(0, 0.2, 400), 0, 1)
-    people, beside, others = truth[:60], judged[:60], judged[60:]
+    human, verdicts, others = truth[:60], judged[:60], judged[60:]
 
     def mean_at(weight: float, y: np.ndarray, f: np.ndarray, g: np.ndarray) -> float:
         return float(weight * g.mean() + (y - weight * f).mean())
 
     def variance(weight: float) -> float:
-        pooled = np.concatenate([beside, others]).var(ddof=1)
-        covariance = np.cov(people, beside)[0, 1]
+        pooled = np.concatenate([verdicts, others]).var(ddof=1)
+        covariance = np.cov(human, verdicts)[0, 1]
         return float(
             weight**2 * pooled / len(others)
-            + (people.var(ddof=1) - 2 * weight * covariance + weight**2 * pooled) / len(people)
+            + (human.var(ddof=1) - 2 * weight * covariance + weight**2 * pooled) / len(human)
         )
 
-    found = corrected_mean(people.tolist(), beside.tolist(), others.tolist())
+    estimate = corrected_mean(human.tolist(), verdicts.tolist(), others.tolist())
     best = optimize.minimize_scalar(variance, bounds=(0, 1), method="bounded", options={"xatol": 1e-10})
-    assert found.weight == pytest.approx(best.x, abs=1e-5)
-    assert found.mean == pytest.approx(mean_at(best.x, people, beside, others), abs=1e-6)
+    assert estimate.weight == pytest.approx(best.x, abs=1e-5)
+    assert estimate.mean == pytest.approx(mean_at(best.x, human, verdicts, others), abs=1e-6)
     draws = []
     for _ in range(4000):  # the bootstrap of the same estimate
         rows, more = rng.integers(0, 60, 60), rng.integers(0, len(others), len(others))
-        draws.append(mean_at(found.weight, people[rows], beside[rows], others[more]))
+        draws.append(mean_at(estimate.weight, human[rows], verdicts[rows], others[more]))
     low, high = np.percentile(draws, [2.5, 97.5])
-    reach = (found.high - found.low) / 2
+    reach = (estimate.high - estimate.low) / 2
     assert reach == pytest.approx(max((high - low) / 2, 3 / 60), rel=0.1)

@@ -45,7 +45,7 @@ def friendly(request: Any) -> Any:
     return {"yes": 0.9, "no": 0.1} if "lovely" in str(request.messages[-1]) else {"yes": 0.2, "no": 0.8}
 
 
-def test_a_model_that_does_not_answer_stops_the_compile_of_a_judge(labels: str) -> None:
+def test_an_unreachable_model_stops_the_compile_of_a_judge(labels: str) -> None:
     model, run = compiled(labels, down)
     with pytest.raises(ModelError, match=r"scripted/model did not answer the judge 'Is the text friendly\?'") as caught:
         run()
@@ -55,13 +55,13 @@ def test_a_model_that_does_not_answer_stops_the_compile_of_a_judge(labels: str) 
         assert {(rollout.phase, rollout.failure) for rollout in store.rollouts()} == {("preflight", FailureKind.JUDGE)}
 
 
-def test_answers_that_cannot_be_read_do_not_stop_a_compile(labels: str) -> None:
+def test_unparsable_answers_do_not_stop_a_compile(labels: str) -> None:
     with pytest.raises(ModelError) as caught:  # of the search, which could read none
         compiled(labels, lambda request: "who knows")[1]()
     assert "did not answer" not in str(caught.value)
 
 
-def test_the_reflection_model_is_asked(labels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reflection_model_is_tried(labels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     begun = time.monotonic()
     model, run = compiled(labels, friendly, reflection_model="openai/m", reflection_api_base="http://127.0.0.1:9/v1")
@@ -71,7 +71,7 @@ def test_the_reflection_model_is_asked(labels: str, monkeypatch: pytest.MonkeyPa
     assert time.monotonic() - begun < 5
 
 
-def test_a_missing_key_is_said_in_the_terms_of_the_library(
+def test_a_missing_key_error_names_the_library_argument(
     labels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
@@ -89,15 +89,15 @@ def test_a_missing_key_is_said_in_the_terms_of_the_library(
     )
     with pytest.raises(ModelError) as caught:
         assay.evaluate("math_qa", rubric="math_qa", data=str(tmp_path / "rows.jsonl"), model="openai/m")
-    wanted = (
+    message = (
         "openai/m needs an API key: set OPENAI_API_KEY, or name the variable that has it (api_key_env). "
         "preflight=False skips this check"
     )
-    assert str(caught.value).endswith(wanted)
+    assert str(caught.value).endswith(message)
     assert caught.value.flag == "--api-key-env, --no-preflight"
 
 
-def test_each_member_of_a_cascade_is_asked(labels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_member_of_a_cascade_is_tried(labels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     spec = {"text": JUDGE, "scale": ["no", "yes"], "shows": ["output"]}
     (tmp_path / "a.yaml").write_text(json.dumps(spec))
@@ -123,7 +123,7 @@ def test_a_cap_on_dollars_needs_a_price(labels: str) -> None:
     assert model.scripted.calls == 1
 
 
-def test_what_the_preflight_asks_is_not_asked_again(labels: str) -> None:
+def test_preflight_calls_are_not_repeated(labels: str) -> None:
     spent = []
     for preflight in (False, True):
         model, run = compiled(labels, friendly, preflight=preflight, cache=False)
@@ -132,7 +132,7 @@ def test_what_the_preflight_asks_is_not_asked_again(labels: str) -> None:
     assert spent[0] == spent[1]
 
 
-def test_the_command_hints_at_the_flag_for_the_model(labels: str) -> None:
+def test_the_command_names_the_flag_for_the_model(labels: str) -> None:
     ended = CliRunner().invoke(group, ["judge", "compile", JUDGE, "--labels", labels, "--judge-model", "openai/m"])
     assert ended.exit_code == 2
     assert "--model" in ended.output.replace("--judge-model", "")

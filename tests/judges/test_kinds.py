@@ -36,7 +36,7 @@ from assay.testing import scripted_lm
 MOODS = JudgeSpec(text="Which mood?", scale=("negative", "neutral", "positive"))
 
 
-def shown(request: Any, name: str) -> str:
+def prompt_field(request: Any, name: str) -> str:
     """What the request shows under a name, unfenced."""
     return str(json.loads(re.search(rf'{name}: ("(?:[^"\\]|\\.)*")', request.messages[-1].text)[1]))
 
@@ -48,7 +48,7 @@ class Saying(Judge):
         super().__init__(spec, shows=("output",))
         self.verdict, self.p = verdict, p
 
-    def read(self, given: Any) -> Any:
+    def read(self, values: Any) -> Any:
         if isinstance(self.verdict, Exception):
             raise self.verdict
         if self.p is None:
@@ -66,7 +66,7 @@ def pair(
 
 def prefers(text: str, strength: float = 0.8) -> Any:
     def script(request: Any) -> dict[str, float]:
-        first = shown(request, "output_a") == text
+        first = prompt_field(request, "output_a") == text
         return {
             "a": strength if first else 1 - strength - 0.05,
             "b": 1 - strength - 0.05 if first else strength,
@@ -79,13 +79,13 @@ def prefers(text: str, strength: float = 0.8) -> Any:
 def test_a_pair_is_judged_in_both_orders() -> None:
     lm = scripted_lm(prefers("good"), logprobs=True)
     with dspy.context(lm=lm):
-        found, turned = (
+        result, turned = (
             PairwiseJudge()(task_input="q", output_a=a, output_b=b) for a, b in (("good", "bad"), ("bad", "good"))
         )
-    assert (found.verdict, turned.verdict, lm.scripted.calls) == ("a", "b", 4)
-    assert found.orders == ("a", "b")
-    assert found.probabilities == pytest.approx({"a": 0.8, "tie": 0.05, "b": 0.15})
-    assert found.value == pytest.approx(1 - turned.value)
+    assert (result.verdict, turned.verdict, lm.scripted.calls) == ("a", "b", 4)
+    assert result.orders == ("a", "b")
+    assert result.probabilities == pytest.approx({"a": 0.8, "tie": 0.05, "b": 0.15})
+    assert result.value == pytest.approx(1 - turned.value)
 
 
 @pytest.mark.parametrize("logprobs", [True, False])
@@ -93,39 +93,39 @@ def test_an_inconsistent_pair_is_a_tie(logprobs: bool) -> None:
     always_first = (
         (lambda request: {"a": 0.9, "b": 0.1}) if logprobs else (lambda request: json.dumps({"verdict": "a"}))
     )
-    found = pair(PairwiseJudge(), always_first, logprobs=logprobs)
-    assert (found.verdict, found.orders) == ("tie", ("a", "a"))
-    assert found.value == pytest.approx(0.5)
+    verdict = pair(PairwiseJudge(), always_first, logprobs=logprobs)
+    assert (verdict.verdict, verdict.orders) == ("tie", ("a", "a"))
+    assert verdict.value == pytest.approx(0.5)
 
 
 def test_a_written_pair_has_no_confidence() -> None:
-    found = pair(
+    verdict = pair(
         PairwiseJudge(),
         lambda r: json.dumps({"verdict": "a" if '"good"' in r.messages[-1].text.split("output_b")[0] else "b"}),
         logprobs=False,
     )
-    assert (found.verdict, found.confidence, found.value) == ("a", None, 0.0)
+    assert (verdict.verdict, verdict.confidence, verdict.value) == ("a", None, 0.0)
 
 
-def test_samples_that_all_agree_are_sure() -> None:
-    found = pair(
+def test_unanimous_samples_have_full_confidence() -> None:
+    verdict = pair(
         PairwiseJudge(samples=3, reading="text"),
         lambda r: json.dumps({"verdict": "a" if '"good"' in r.messages[-1].text.split("output_b")[0] else "b"}),
         logprobs=False,
     )
-    assert (found.verdict, found.confidence) == ("a", 1.0)
+    assert (verdict.verdict, verdict.confidence) == ("a", 1.0)
 
 
-def test_calibration_takes_out_the_pull_of_a_place() -> None:
+def test_calibration_removes_position_bias() -> None:
     # the model leans to the first place by three times; as it is every pair is a tie
     def leaning(request: Any) -> dict[str, float]:
-        first = shown(request, "output_a") == "good"
+        first = prompt_field(request, "output_a") == "good"
         return {"a": 0.85 if first else 0.55, "b": 0.1 if first else 0.4, "tie": 0.05}
 
     assert pair(PairwiseJudge(), leaning).verdict == "tie"
     undo = Calibration("platt", weights=[[1, 0, 0], [0, 1, 0], [0, 0, 1]], biases=[-1.2, -9.0, 0.0])
-    found = pair(PairwiseJudge(calibration=undo), leaning)
-    assert (found.verdict, found.orders) == ("a", ("a", "b"))
+    verdict = pair(PairwiseJudge(calibration=undo), leaning)
+    assert (verdict.verdict, verdict.orders) == ("a", ("a", "b"))
 
 
 def test_a_calibration_learns_from_both_orders() -> None:
@@ -146,10 +146,10 @@ def test_a_pairwise_judge_needs_both_outputs_and_a_tie() -> None:
 # -- juries and cascades
 
 
-def test_the_majority_decides_and_members_that_fail_do_not_vote() -> None:
+def test_the_majority_decides_and_failed_members_do_not_vote() -> None:
     jury = Jury([Saying("positive", 0.6), Saying("positive", 0.5), Saying("negative", 0.9), Saying(NoGrade("cannot"))])
-    found = jury(output="x")
-    assert (found.verdict, found.confidence) == ("positive", pytest.approx(2 / 3))
+    verdict = jury(output="x")
+    assert (verdict.verdict, verdict.confidence) == ("positive", pytest.approx(2 / 3))
     assert (
         Jury([Saying("positive", 0.6), Saying("negative", 0.9)])(output="x").verdict == "negative"
     )  # level: the surer one
@@ -160,7 +160,7 @@ def test_the_majority_decides_and_members_that_fail_do_not_vote() -> None:
         Jury([Saying("positive"), Saying(NoGrade("cannot")), Saying(ValueError("broken"))])(output="x")
 
 
-def test_the_median_and_the_mean() -> None:
+def test_a_jury_votes_by_median_or_mean() -> None:
     members = [Saying("negative", 0.9), Saying("neutral", 0.5), Saying("positive", 0.9), Saying("positive", 0.9)]
     assert Jury(members[:3], how="median")(output="x").verdict == "neutral"
     assert Jury(members, how="mean")(output="x").verdict == "positive"
@@ -173,8 +173,8 @@ def test_the_median_and_the_mean() -> None:
         Jury(members, weights=[1, -1, 0, 0])
 
 
-def test_reliability_weights_by_hand() -> None:
-    items = [Item(id=str(i), shown={}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),)) for i in range(8)]
+def test_reliability_weights_match_hand_calculation() -> None:
+    items = [Item(id=str(i), fields={}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),)) for i in range(8)]
     truth = ["yes" if i % 2 else "no" for i in range(8)]
     three_of_four = [*truth[:6], "no" if truth[6] == "yes" else "yes", "no" if truth[7] == "yes" else "yes"]
     weights = reliability_weights([three_of_four, ["no"] * 8, [None] * 8], items, labels=2)
@@ -184,7 +184,7 @@ def test_reliability_weights_by_hand() -> None:
     assert reliability_weights([["no"] * 8], items, labels=2) == [1.0]  # all at chance: alike
 
 
-def test_the_second_judge_is_asked_where_the_first_is_unsure() -> None:
+def test_the_second_judge_decides_if_the_first_is_unsure() -> None:
     second = Saying("negative", 0.99)
     assert Cascade(Saying("positive", 0.9), second, least=0.7)(output="x").verdict == "positive"
     for unsure in (Saying("positive", 0.6), Saying("positive"), Saying(NoGrade("cannot"))):
@@ -195,14 +195,14 @@ def test_the_second_judge_is_asked_where_the_first_is_unsure() -> None:
         Cascade(second, second, least=1.5)
 
 
-def test_a_first_judge_that_breaks_leaves_it_to_the_second() -> None:
+def test_the_second_judge_decides_if_the_first_fails() -> None:
     assert Cascade(Saying(TimeoutError("slow")), Saying("positive", 0.9))(output="x").verdict == "positive"
     assert Jury([Saying(TimeoutError("slow")), Saying("positive", 0.9)])(output="x").verdict == "positive"
     with pytest.raises(ConfigError):
         Cascade(Saying(ConfigError("no model")), Saying("positive", 0.9))(output="x")
 
 
-def test_members_judge_with_models_of_their_own() -> None:
+def test_members_use_their_own_models() -> None:
     lm, strong = (
         scripted_lm(lambda r: {"no": 0.55, "yes": 0.45}, logprobs=True),
         scripted_lm(lambda r: {"no": 0.05, "yes": 0.95}, logprobs=True),
@@ -214,7 +214,7 @@ def test_members_judge_with_models_of_their_own() -> None:
     assert (lm.scripted.calls, strong.scripted.calls) == (1, 1)
 
 
-def test_a_jury_is_saved_and_loaded_whole(tmp_path: Path) -> None:
+def test_a_jury_is_saved_and_loaded_unchanged(tmp_path: Path) -> None:
     jury = Jury(
         [PointwiseJudge(MOODS, style="letters"), Cascade(PointwiseJudge(MOODS), PairwiseLike(MOODS))],
         how="mean",
@@ -238,7 +238,7 @@ class PairwiseLike(PointwiseJudge):
     """A judge of somebody's own inside a cascade."""
 
 
-def test_judges_from_files(tmp_path: Path) -> None:
+def test_judges_are_loaded_from_files(tmp_path: Path) -> None:
     (tmp_path / "pairs.yaml").write_text("text: Which is better?\ncompare: pairs\n")
     (tmp_path / "list.yaml").write_text("text: Which is best?\ncompare: list\norders: 2\n")
     (tmp_path / "one.yaml").write_text("text: Good?\nmodel: openai/some\n")
@@ -252,7 +252,7 @@ def test_judges_from_files(tmp_path: Path) -> None:
     assert cascade.second.members[0].model == "openai/some"
 
 
-def test_a_rubrics_criterion_is_a_judge(tmp_path: Path) -> None:
+def test_a_criterion_may_be_a_judge(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text("text: Kind?\n")
     (tmp_path / "r.yaml").write_text(
         "name: r\ncriteria:\n- {name: clear, judge: 'Clear?'}\n- {name: kind, judge: {use: one.yaml}}\n"
@@ -275,7 +275,7 @@ def test_a_rubrics_criterion_is_a_judge(tmp_path: Path) -> None:
         ("text: x\ncompare: pairs\nscale: [a, b]", "three labels"),
     ],
 )
-def test_wrong_judge_files_say_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_judge_files_are_refused_with_the_reason(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "l.yaml").write_text("text: x\ncompare: list\n")
     (tmp_path / "p.yaml").write_text("text: x\n")
     (tmp_path / "j.yaml").write_text(text)
@@ -312,18 +312,18 @@ def rank(
         return judge(task_input="q", outputs=outputs)
 
 
-def test_lists_are_matched_by_id_whatever_the_order_of_the_answer() -> None:
+def test_lists_are_matched_by_id_in_any_order() -> None:
     for change in (None, lambda lines: lines[::-1], lambda lines: sorted(lines, key=lambda line: line["grade"])):
-        found = rank(graded(change))
-        assert found.grades == {"r1": 0.0, "r3": 0.5, "r2": 1.0}
-        assert found.ranking == ["r2", "r3", "r1"]
+        ranking = rank(graded(change))
+        assert ranking.grades == {"r1": 0.0, "r3": 0.5, "r2": 1.0}
+        assert ranking.ranking == ["r2", "r3", "r1"]
 
 
-def test_ids_that_were_not_shown_count_for_nothing() -> None:
-    found = rank(
+def test_unknown_ids_are_ignored() -> None:
+    ranking = rank(
         graded(lambda lines: [{**line, "id": "Z" if line["grade"] == "yes" else line["id"]} for line in lines])
     )
-    assert set(found.grades) == {"r1", "r3"}
+    assert set(ranking.grades) == {"r1", "r3"}
     twice = rank(graded(lambda lines: [*lines, {**next(x for x in lines if x["grade"] == "no"), "grade": "yes"}]))
     assert set(twice.grades) == {"r2", "r3"}  # graded twice, and differently: not at all
     with pytest.raises(NoGrade, match="name none"):
@@ -332,7 +332,7 @@ def test_ids_that_were_not_shown_count_for_nothing() -> None:
         rank(lambda request: "I like them all")
 
 
-def test_a_list_read_from_probabilities_has_no_favourite_place() -> None:
+def test_a_list_read_from_probabilities_has_no_position_bias() -> None:
     # the model leans to A in every order; over the orders the pull is level and the better text comes out
     def script(request: Any) -> dict[str, float]:
         worth = {"worst": 1.0, "middle": 2.0, "best": 4.0}
@@ -340,12 +340,12 @@ def test_a_list_read_from_probabilities_has_no_favourite_place() -> None:
         return {letter: value / sum(odds.values()) for letter, value in odds.items()}
 
     judge = ListwiseJudge("Best?", orders=60)
-    found = rank(script, logprobs=True, judge=judge)
-    assert found.ranking == ["r2", "r3", "r1"]
-    assert sum(found.grades.values()) == pytest.approx(1.5)
+    ranking = rank(script, logprobs=True, judge=judge)
+    assert ranking.ranking == ["r2", "r3", "r1"]
+    assert sum(ranking.grades.values()) == pytest.approx(1.5)
 
 
-def test_an_order_that_times_out_leaves_the_others() -> None:
+def test_an_order_that_times_out_does_not_affect_the_others() -> None:
     calls = iter(range(100))
 
     def flaky(request: Any) -> Any:
@@ -355,19 +355,19 @@ def test_an_order_that_times_out_leaves_the_others() -> None:
 
     judge = ListwiseJudge({"text": "Which is best?", "scale": ["worst", "best"]}, orders=4)
     with dspy.context(lm=scripted_lm(flaky, logprobs=True)):
-        found = judge(task_input="q", outputs={"x": "1", "y": "2", "z": "3"})
-    assert set(found.grades) == {"x", "y", "z"}
+        verdict = judge(task_input="q", outputs={"x": "1", "y": "2", "z": "3"})
+    assert set(verdict.grades) == {"x", "y", "z"}
 
 
 def test_the_same_seed_gives_the_same_orders() -> None:
     prompts: list[list[str]] = [[], []]
-    for seen in prompts:
-        rank(lambda request, seen=seen: seen.append(request.messages[-1].text) or graded()(request))
+    for recorded in prompts:
+        rank(lambda request, recorded=recorded: recorded.append(request.messages[-1].text) or graded()(request))
     assert prompts[0] == prompts[1]
     assert len({text.split("outputs")[1] for text in prompts[0]}) > 1
 
 
-def test_a_list_needs_two() -> None:
+def test_a_list_requires_two_outputs() -> None:
     with pytest.raises(NoGrade, match="2 to 20"):
         rank(graded(), outputs={"r1": "best"})
 
@@ -375,9 +375,9 @@ def test_a_list_needs_two() -> None:
 # -- rankings
 
 
-def test_bradley_terry_by_hand_and_against_a_second_implementation() -> None:
-    found = bradley_terry([("a", "b", 1)] * 3 + [("a", "b", 0)])
-    assert found["a"] > 0 > found["b"]
+def test_bradley_terry_matches_hand_calculation_and_a_second_implementation() -> None:
+    result = bradley_terry([("a", "b", 1)] * 3 + [("a", "b", 0)])
+    assert result["a"] > 0 > result["b"]
     from sklearn.linear_model import LogisticRegression
 
     rng = np.random.default_rng(0)
@@ -397,16 +397,16 @@ def test_bradley_terry_by_hand_and_against_a_second_implementation() -> None:
         if j:
             design[at, j - 1] -= 1
     model = LogisticRegression(C=1e9, fit_intercept=False).fit(design, [won for _, _, won in rows])
-    theirs = np.array([0, *model.coef_[0]])
+    reference = np.array([0, *model.coef_[0]])
     assert [mine[i] for i in range(4)] == pytest.approx(
-        theirs - theirs.mean(), abs=0.01
+        reference - reference.mean(), abs=0.01
     )  # the prior's pull is that small
 
 
-def test_one_that_always_wins_stays_finite_and_those_never_compared_stand_at_0() -> None:
-    found = bradley_terry([("a", "b", 1)] * 50, names=["a", "b", "c"])
-    assert math.isfinite(found["a"])
-    assert found["c"] == pytest.approx(0.0)
+def test_an_output_that_always_wins_is_finite_and_uncompared_ones_are_0() -> None:
+    result = bradley_terry([("a", "b", 1)] * 50, names=["a", "b", "c"])
+    assert math.isfinite(result["a"])
+    assert result["c"] == pytest.approx(0.0)
     assert bradley_terry([], names=["a"]) == {"a": 0.0}
     with pytest.raises(ConfigError, match="comparison"):
         bradley_terry([("a", "a", 1)])
@@ -414,7 +414,7 @@ def test_one_that_always_wins_stays_finite_and_those_never_compared_stand_at_0()
         bradley_terry([("a", "b", math.nan)])
 
 
-def test_win_rates_by_hand() -> None:
+def test_win_rates_match_hand_calculation() -> None:
     assert win_rates([0.0, 0.0, 0.0]) == pytest.approx([0.5] * 3)
     assert win_rates([math.log(3), 0.0]) == pytest.approx([0.75, 0.25])
     assert win_rates([7.0]) == [0.5]
@@ -438,11 +438,11 @@ def rubric_of(judge: Any, lm: Any, **options: Any) -> Rubric:
     return Rubric("r", criteria, resolver=resolver(lm, lambda _: judge), **options)
 
 
-def test_a_group_is_scored_together_by_pairs() -> None:
+def test_a_group_is_scored_by_pairs() -> None:
     worth = {"best": 4, "middle": 2, "worst": 1}
 
     def script(request: Any) -> dict[str, float]:
-        a, b = (worth[shown(request, name)] for name in ("output_a", "output_b"))
+        a, b = (worth[prompt_field(request, name)] for name in ("output_a", "output_b"))
         return {"a": a / (a + b) - 0.01, "b": b / (a + b), "tie": 0.01}
 
     rubric = rubric_of(PairwiseJudge(), scripted_lm(script, logprobs=True))
@@ -462,7 +462,7 @@ def test_juries_and_cascades_of_pairs_compare_too() -> None:
     worth = {"best": 4, "middle": 2, "worst": 1}
 
     def script(request: Any) -> dict[str, float]:
-        a, b = (worth[shown(request, name)] for name in ("output_a", "output_b"))
+        a, b = (worth[prompt_field(request, name)] for name in ("output_a", "output_b"))
         return {"a": a / (a + b) - 0.01, "b": b / (a + b), "tie": 0.01}
 
     for judge in (Jury([PairwiseJudge(), PairwiseJudge()]), Cascade(PairwiseJudge(), PairwiseJudge())):
@@ -476,11 +476,11 @@ def test_juries_and_cascades_of_pairs_compare_too() -> None:
             assert judge(task_input="q", output_a="best", output_b="worst").orders == ("a", "b")
 
 
-def test_a_pair_that_failed_is_left_out_of_the_comparison() -> None:
+def test_a_failed_pair_is_excluded_from_the_comparison() -> None:
     calls = iter(range(1000))
 
     def now_and_then(request: Any) -> Any:
-        first = shown(request, "output_a")
+        first = prompt_field(request, "output_a")
         return (
             TimeoutError("slow")
             if next(calls) % 7 == 6
@@ -495,7 +495,7 @@ def test_a_pair_that_failed_is_left_out_of_the_comparison() -> None:
     assert max(results, key=lambda result: result.grades["better"]) is results[1]
 
 
-def test_a_group_is_scored_together_by_list_and_what_was_not_named_is_unscored() -> None:
+def test_a_group_is_scored_by_list_and_unnamed_outputs_are_unscored() -> None:
     lm = scripted_lm(graded(lambda lines: [line for line in lines if line["grade"] != "partly"]))
     results = rubric_of(LIST, lm).score_group(
         {"question": "q"}, [{"answer": text} for text in ("worst", "best", "middle")]
@@ -504,7 +504,7 @@ def test_a_group_is_scored_together_by_list_and_what_was_not_named_is_unscored()
     assert math.isnan(results[2].grades["better"])
 
 
-def test_a_group_judge_that_fails_leaves_everything_unscored() -> None:
+def test_a_failed_group_judge_leaves_the_group_unscored() -> None:
     lm = scripted_lm(lambda request: dspy.lm15.ServerError("down"))
     results = rubric_of(LIST, lm).score_group({"question": "q"}, [{"answer": "best"}, {"answer": "worst"}])
     assert all(math.isnan(result.grades["better"]) for result in results)
@@ -519,7 +519,7 @@ TWO = (
 )
 
 
-def test_all_criteria_in_one_call(tmp_path: Path) -> None:
+def test_all_criteria_are_judged_in_one_call(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(TWO.format(how="together"))
     lm = scripted_lm(lambda request: json.dumps({"clear": "yes", "kind": "partly", "rude": "no"}), price_usd=0.03)
     result = load_rubric(tmp_path / "r.yaml").with_resolver(resolver(lm)).score({"question": "q"}, {"answer": "x"})
@@ -528,7 +528,7 @@ def test_all_criteria_in_one_call(tmp_path: Path) -> None:
     assert result.cost_usd == pytest.approx(0.03)
 
 
-def test_one_call_that_says_nothing_usable_is_asked_twice_and_scores_nothing(tmp_path: Path) -> None:
+def test_an_unusable_call_is_repeated_once_and_left_unscored(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(TWO.format(how="together"))
     lm = scripted_lm(lambda request: "no idea", price_usd=0.01)
     result = load_rubric(tmp_path / "r.yaml").with_resolver(resolver(lm)).score({"question": "q"}, {"answer": "x"})
@@ -536,7 +536,7 @@ def test_one_call_that_says_nothing_usable_is_asked_twice_and_scores_nothing(tmp
     assert result.cost_usd == pytest.approx(0.01 * lm.scripted.calls)
 
 
-def test_one_rating_over_all_criteria(tmp_path: Path) -> None:
+def test_one_rating_covers_all_criteria(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(
         TWO.format(how="overall")
         + "- {name: short, weight: 4, check: 'assay.rubrics.checks:length', with: {max_tokens: 5}}\n"
@@ -553,13 +553,13 @@ def test_one_rating_over_all_criteria(tmp_path: Path) -> None:
     assert rubric.version != load_rubric(tmp_path / "r.yaml").reweighted({"overall": 2}).version
 
 
-def test_a_criterion_must_not_hide_what_is_judged() -> None:
+def test_a_criterion_named_like_a_judged_field_is_refused() -> None:
     rubric = Rubric("r", [Criterion(name="output", judge=JudgeSpec(text="Is it clear?"))], judging="together")
     with pytest.raises(RubricError, match="names of the judge's inputs"):
         rubric.with_resolver(resolver(scripted_lm(lambda request: "")))
 
 
-def test_judging_is_checked() -> None:
+def test_the_judging_setting_is_checked() -> None:
     judged = Criterion(name="a", judge=JudgeSpec(text="?"))
     with pytest.raises(RubricError, match="each, together, overall"):
         Rubric("r", [judged], judging="all")
@@ -580,7 +580,7 @@ def test_judging_is_checked() -> None:
         )
 
 
-def test_any_object_can_compare() -> None:
+def test_a_group_check_with_a_wrong_number_of_grades_is_unscored() -> None:
     class Ranks:
         def __call__(self, *_: Any, **__: Any) -> Any:
             raise NoGrade("only groups")

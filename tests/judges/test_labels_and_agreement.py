@@ -13,7 +13,15 @@ from sklearn.metrics import cohen_kappa_score
 
 from assay.errors import DataError
 from assay.judges.labels import Item, Rating, load_labels, make_items, split_items
-from assay.judges.quality.agreement import MEASURES, Answers, _Table, agreement, ceiling, measure_gain, objective_of
+from assay.judges.quality.agreement import (
+    MEASURES,
+    AgreementTable,
+    Answers,
+    agreement,
+    ceiling,
+    measure_gain,
+    objective_of,
+)
 from assay.judges.quality.reliability import calibration_error
 from assay.rubrics import JudgeSpec
 
@@ -24,7 +32,7 @@ THREE = JudgeSpec(text="?", scale=("bad", "fair", "good"))
 def item(number: int, *labels: str) -> Item:
     return Item(
         id=str(number),
-        shown={"output": f"text {number}"},
+        fields={"output": f"text {number}"},
         ratings=tuple(Rating(rater=str(i), label=label) for i, label in enumerate(labels)),
     )
 
@@ -38,7 +46,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def test_ratings_of_one_item_come_together_with_their_disagreement(tmp_path: Path) -> None:
+def test_ratings_of_one_item_are_merged_with_their_disagreement(tmp_path: Path) -> None:
     rows = [
         {"item_id": "a", "output": "x", "rater": "1", "label": "Yes ", "rationale": "clear"},
         {"item_id": "a", "output": "x", "rater": "2", "label": "no"},
@@ -52,7 +60,7 @@ def test_ratings_of_one_item_come_together_with_their_disagreement(tmp_path: Pat
     assert second.shares == {"no": 1.0}
 
 
-def test_every_rating_counts_also_without_a_rater_or_by_rater_0(tmp_path: Path) -> None:
+def test_ratings_without_a_rater_or_by_rater_0_count(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"output": "x", "label": label} for label in ("no", "yes", "yes")]
     rows += [{"output": "y", "rater": 0, "label": "no"}, {"output": "y", "rater": 0, "label": "yes"}]
     first, second = load_labels(write(tmp_path / "l.jsonl", rows), labels=("no", "yes"))
@@ -60,15 +68,15 @@ def test_every_rating_counts_also_without_a_rater_or_by_rater_0(tmp_path: Path) 
     assert [(rating.rater, rating.label) for rating in second.ratings] == [("0", "yes")]
 
 
-def test_a_column_of_the_rating_makes_no_other_item(tmp_path: Path) -> None:
+def test_rating_columns_do_not_create_another_item(tmp_path: Path) -> None:
     rows = [{"output": "x", "rater": str(i), "label": "no", "seconds": i, "model": "m"} for i in range(3)]
-    (found,) = load_labels(write(tmp_path / "l.jsonl", rows), labels=("no", "yes"))
-    assert (len(found.ratings), found.shown, found.beside) == (3, {"output": "x"}, {"model": "m"})
+    (loaded,) = load_labels(write(tmp_path / "l.jsonl", rows), labels=("no", "yes"))
+    assert (len(loaded.ratings), loaded.fields, loaded.columns) == (3, {"output": "x"}, {"model": "m"})
     judged = load_labels(write(tmp_path / "l.jsonl", rows), labels=("no", "yes"), shows=("seconds", "output"))
     assert len(judged) == 3
 
 
-def test_one_content_under_two_ids_keeps_all_ratings() -> None:
+def test_equal_content_under_two_ids_keeps_all_ratings() -> None:
     rows = [
         ("r", {"item_id": f"{at}{name}", "output": f"t{at}", "rater": name, "label": "no"})
         for at in range(60)
@@ -87,10 +95,10 @@ def test_one_content_under_two_ids_keeps_all_ratings() -> None:
     )
 
 
-def test_what_a_table_leaves_empty_is_missing_whatever_it_is_called() -> None:
+def test_empty_table_cells_are_missing_values() -> None:
     rows = [("r", {"item_id": "a", "input": math.nan, "output": "x", "rater": rater, "label": "no"}) for rater in "ab"]
-    (found,) = make_items(rows, labels=("no", "yes"))
-    assert (len(found.ratings), found.shown) == (2, {"output": "x"})
+    (result,) = make_items(rows, labels=("no", "yes"))
+    assert (len(result.ratings), result.fields) == (2, {"output": "x"})
 
 
 @pytest.mark.parametrize(
@@ -115,12 +123,12 @@ def test_wrong_rows_are_named_with_their_line(tmp_path: Path, row: dict[str, Any
         load_labels(spec, labels=("no", "yes"))
 
 
-def test_labels_without_one_label_are_refused(tmp_path: Path) -> None:
+def test_a_label_file_without_labels_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="none of its 1 rows has a label"):
         load_labels(write(tmp_path / "l.jsonl", [{"output": "x", "label": ""}]), labels=("no", "yes"))
 
 
-def test_items_split_by_content_whatever_the_order_and_a_limit_keeps_the_classes_shares() -> None:
+def test_items_are_split_by_content_in_any_order_and_a_limit_keeps_class_shares() -> None:
     items = [item(n, "yes" if n % 4 == 0 else "no") for n in range(400)]
     splits, turned = split_items(items), split_items(items[::-1])
     assert {i.id for i in splits.test} == {i.id for i in turned.test}
@@ -130,70 +138,70 @@ def test_items_split_by_content_whatever_the_order_and_a_limit_keeps_the_classes
     assert sum(i.modes[0] == "yes" for i in limited) == round(40 * share)
 
 
-def test_a_content_is_in_one_split_however_often_it_comes() -> None:
+def test_repeated_content_is_in_one_split() -> None:
     items = [
-        Item(id=f"{n}-{again}", shown={"output": str(n)}, ratings=(Rating(rater="1", label="yes"),))
+        Item(id=f"{n}-{repeated}", fields={"output": str(n)}, ratings=(Rating(rater="1", label="yes"),))
         for n in range(100)
-        for again in range(2)
+        for repeated in range(2)
     ]
     splits = split_items(items)
     assert sum(splits.sizes().values()) == 100
 
 
-def test_kappa_by_hand() -> None:
+def test_kappa_matches_hand_calculation() -> None:
     # judge yes yes no no, raters yes no no no: agree 3/4; chance: yes 1/2 * 1/4 + no 1/2 * 3/4 = 1/2;
     # (3/4 - 1/2) / (1/2) = 0.5
-    found = agreement(
+    measures = agreement(
         answers("yes", "yes", "no", "no"),
         [item(1, "yes"), item(2, "no"), item(3, "no"), item(4, "no")],
         YES_NO,
         intervals=False,
     )
-    assert found.values["accuracy"] == 0.75
-    assert found.values["kappa"] == pytest.approx(0.5)
+    assert measures.values["accuracy"] == 0.75
+    assert measures.values["kappa"] == pytest.approx(0.5)
 
 
 def test_disagreeing_raters_are_counted_by_their_shares() -> None:
     # judge yes on (yes, yes, no), no on (no): cells yes/yes 2/3, yes/no 1/3, no/no 1. agree (2/3 + 1) / 2 = 5/6;
     # chance: yes 1/2 * 1/3 + no 1/2 * 2/3 = 1/2; kappa (5/6 - 1/2) / (1/2) = 2/3
-    found = agreement(answers("yes", "no"), [item(1, "yes", "yes", "no"), item(2, "no")], YES_NO, intervals=False)
-    assert found.values["kappa"] == pytest.approx(2 / 3)
-    assert found.values["accuracy"] == 1.0
+    measures = agreement(answers("yes", "no"), [item(1, "yes", "yes", "no"), item(2, "no")], YES_NO, intervals=False)
+    assert measures.values["kappa"] == pytest.approx(2 / 3)
+    assert measures.values["accuracy"] == 1.0
 
 
-def test_quadratic_weights_forgive_neighbours_by_hand() -> None:
+def test_quadratic_weighted_kappa_matches_hand_calculation() -> None:
     # judge bad fair good good, people bad good good fair. squared distances 0 1 0 1, mean 1/2.
     # expected: judge (1 1 2)/4, raters (1 1 2)/4 over distances |i-j|^2:
     # sum p_i q_j d = (1*1*1 + 1*2*4 + 1*1*1 + 1*2*1 + 2*1*4 + 2*1*1) / 16 = 22/16
-    found = agreement(
+    measures = agreement(
         answers("bad", "fair", "good", "good", spec=THREE),
         [item(1, "bad"), item(2, "good"), item(3, "good"), item(4, "fair")],
         THREE,
         intervals=False,
     )
-    assert found.values["weighted_kappa"] == pytest.approx(1 - (1 / 2) / (22 / 16))
+    assert measures.values["weighted_kappa"] == pytest.approx(1 - (1 / 2) / (22 / 16))
 
 
 @given(st.lists(st.tuples(st.sampled_from(THREE.scale), st.sampled_from(THREE.scale)), min_size=5, max_size=60))
 @settings(deadline=None, max_examples=50)
 def test_kappa_agrees_with_a_second_implementation(pairs: list[tuple[str, str]]) -> None:
-    judge, people = zip(*pairs, strict=True)
-    found = agreement(
-        answers(*judge, spec=THREE), [item(n, label) for n, label in enumerate(people)], THREE, intervals=False
+    judge, human = zip(*pairs, strict=True)
+    measures = agreement(
+        answers(*judge, spec=THREE), [item(n, label) for n, label in enumerate(human)], THREE, intervals=False
     )
-    if len(set(people)) < 2:
-        assert found.values["kappa"] is None
+    if len(set(human)) < 2:
+        assert measures.values["kappa"] is None
         return
-    assert found.values["kappa"] == pytest.approx(cohen_kappa_score(judge, people, labels=list(THREE.scale)))
-    assert found.values["weighted_kappa"] == pytest.approx(
-        cohen_kappa_score(judge, people, labels=list(THREE.scale), weights="quadratic")
+    assert measures.values["kappa"] == pytest.approx(cohen_kappa_score(judge, human, labels=list(THREE.scale)))
+    assert measures.values["weighted_kappa"] == pytest.approx(
+        cohen_kappa_score(judge, human, labels=list(THREE.scale), weights="quadratic")
     )
 
 
-def test_what_is_undefined_is_said_and_is_no_number() -> None:
-    one_class = agreement(answers("yes", "no"), [item(1, "yes"), item(2, "yes")], YES_NO, intervals=False)
-    assert one_class.values["kappa"] is None
-    assert "only one label" in one_class.why["kappa"]
+def test_undefined_measures_are_none_with_a_reason() -> None:
+    single_class = agreement(answers("yes", "no"), [item(1, "yes"), item(2, "yes")], YES_NO, intervals=False)
+    assert single_class.values["kappa"] is None
+    assert "only one label" in single_class.why["kappa"]
     nominal = JudgeSpec(text="?", scale=("red", "green"), kind="nominal")
     unordered = agreement(
         answers("red", "green", spec=nominal), [item(1, "red"), item(2, "green")], nominal, intervals=False
@@ -205,7 +213,7 @@ def test_what_is_undefined_is_said_and_is_no_number() -> None:
     assert set(nothing.values.values()) == {None}
 
 
-def test_a_constant_judge_has_kappa_0_and_a_perfect_one_1() -> None:
+def test_a_constant_judge_has_kappa_0_and_a_perfect_judge_1() -> None:
     items = [item(n, "yes" if n % 2 else "no") for n in range(40)]
     constant = agreement(answers(*["yes"] * 40), items, YES_NO)
     assert constant.values["kappa"] == 0.0
@@ -214,30 +222,30 @@ def test_a_constant_judge_has_kappa_0_and_a_perfect_one_1() -> None:
     assert perfect.intervals["kappa"] == (1 - 3 / 40, 1.0)  # the rule of three
 
 
-def test_no_interval_is_claimed_for_a_handful_of_items() -> None:
+def test_few_items_have_no_interval() -> None:
     items = [item(n, "yes" if n % 2 else "no") for n in range(10)]
-    found = agreement(answers(*[i.modes[0] for i in items]), items, YES_NO)
-    assert set(found.intervals.values()) == {None}
+    measures = agreement(answers(*[i.modes[0] for i in items]), items, YES_NO)
+    assert set(measures.intervals.values()) == {None}
     gain = measure_gain("kappa", answers(*["yes"] * 10), answers(*[i.modes[0] for i in items]), items, YES_NO)
     assert (gain["mean"], gain["low"]) == (1.0, None)
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
-    rng, held = np.random.default_rng(0), 0
+def test_intervals_have_their_nominal_coverage() -> None:
+    rng, covered = np.random.default_rng(0), 0
     for _ in range(60):  # a judge that is right 3 times of 4 on balanced labels: kappa 0.5
         truth = rng.integers(0, 2, 100)
         verdict = np.where(rng.random(100) < 0.75, truth, 1 - truth)
-        found = agreement(
+        measures = agreement(
             answers(*[YES_NO.scale[v] for v in verdict]),
             [item(n, YES_NO.scale[t]) for n, t in enumerate(truth)],
             YES_NO,
         )
-        low, high = found.intervals["kappa"] or (0, 0)
-        held += low <= 0.5 <= high
-    assert held >= 52  # 95 % of 60 is 57
+        low, high = measures.intervals["kappa"] or (0, 0)
+        covered += low <= 0.5 <= high
+    assert covered >= 52  # 95 % of 60 is 57
 
 
-def test_the_ceiling_is_one_rater_against_the_others() -> None:
+def test_the_ceiling_compares_each_rater_with_the_others() -> None:
     agreed = [item(n, *["yes" if n % 2 else "no"] * 3) for n in range(30)]
     assert ceiling(agreed, YES_NO).values["kappa"] == 1.0
     alone = ceiling([item(1, "yes")], YES_NO)
@@ -245,7 +253,7 @@ def test_the_ceiling_is_one_rater_against_the_others() -> None:
     assert alone.why["kappa"] == "no item has two raters"
 
 
-def test_a_gain_is_paired_over_what_both_judged() -> None:
+def test_a_gain_is_paired_over_the_items_that_both_judged() -> None:
     items = [item(n, "yes" if n % 2 else "no") for n in range(60)]
     right = [i.modes[0] for i in items]
     gain = measure_gain("accuracy", answers(*(["yes"] * 58 + [None, None])), answers(*right), items, YES_NO)
@@ -254,12 +262,12 @@ def test_a_gain_is_paired_over_what_both_judged() -> None:
     assert gain["low"] > 0.3
 
 
-def test_brier_and_calibration_error_by_hand() -> None:
-    given_ = Answers(["yes", "no"], [1, 0], [{"no": 0.2, "yes": 0.8}, {"no": 0.6, "yes": 0.4}])
+def test_brier_and_calibration_error_match_hand_calculation() -> None:
+    judged = Answers(["yes", "no"], [1, 0], [{"no": 0.2, "yes": 0.8}, {"no": 0.6, "yes": 0.4}])
     items = [item(1, "yes"), item(2, "yes")]
     # (0.2^2 + 0.2^2 + 0.6^2 + 0.6^2) / 2 = 0.4; bins: 0.8 against 1 and 0.6 against 0: (0.2 + 0.6) / 2 = 0.4
-    assert agreement(given_, items, YES_NO).values["brier"] == pytest.approx(0.4)
-    error, points = calibration_error(given_, items)
+    assert agreement(judged, items, YES_NO).values["brier"] == pytest.approx(0.4)
+    error, points = calibration_error(judged, items)
     assert error == pytest.approx(0.4)
     assert len(points) == 2
     assert calibration_error(answers("yes"), [item(1, "yes")]) == (None, [])
@@ -278,10 +286,10 @@ def test_the_objective_follows_the_scale(spec: JudgeSpec, objective: str) -> Non
     assert objective_of(spec) == objective
 
 
-def test_rows_at_hand_make_items() -> None:
+def test_rows_in_memory_become_items() -> None:
     assert make_items([("row 1", {"output_a": "x", "output_b": "y", "label": "no"})], labels=("no", "yes"))[
         0
-    ].shown == {
+    ].fields == {
         "output_a": "x",
         "output_b": "y",
     }
@@ -290,12 +298,12 @@ def test_rows_at_hand_make_items() -> None:
 @pytest.mark.parametrize("kind", ["nominal", "ordinal", "numeric"])
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=20, max_size=40))
 @settings(deadline=None, max_examples=20)
-def test_what_is_resampled_is_what_the_libraries_measure(kind: str, pairs: list[tuple[int, int]]) -> None:
+def test_resampled_measures_equal_those_of_the_libraries(kind: str, pairs: list[tuple[int, int]]) -> None:
     spec = JudgeSpec(text="?", scale=("1", "2", "4"), kind=kind)
-    judge, people = zip(*pairs, strict=True)
-    table = _Table(
+    judge, human = zip(*pairs, strict=True)
+    table = AgreementTable(
         answers(*[spec.scale[i] for i in judge], spec=spec),
-        [item(n, spec.scale[i]) for n, i in enumerate(people)],
+        [item(n, spec.scale[i]) for n, i in enumerate(human)],
         spec,
     )
     for name in MEASURES:
@@ -304,16 +312,16 @@ def test_what_is_resampled_is_what_the_libraries_measure(kind: str, pairs: list[
             assert table.resampled(name, np.arange(len(pairs))[None])[0] == pytest.approx(value), name
 
 
-def test_judges_that_see_other_fields_have_labels_of_those(tmp_path: Path) -> None:
+def test_judges_of_other_fields_have_labels_for_those_fields(tmp_path: Path) -> None:
     spec = write(tmp_path / "l.jsonl", [{"question": f"q{at}", "answer": "x", "label": "no"} for at in range(3)])
     items = load_labels(spec, labels=("no", "yes"), shows=("question", "answer"))
-    assert [dict(item.shown) for item in items] == [{"question": f"q{at}", "answer": "x"} for at in range(3)]
+    assert [dict(item.fields) for item in items] == [{"question": f"q{at}", "answer": "x"} for at in range(3)]
     with pytest.raises(DataError, match="expected the judged content in 'output'"):
         load_labels(spec, labels=("no", "yes"))
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_labels_from_tables(tmp_path: Path, ending: str) -> None:
+def test_labels_are_read_from_tables(tmp_path: Path, ending: str) -> None:
     import pyarrow as pa
     from pyarrow import csv, parquet
 
@@ -335,59 +343,59 @@ def test_labels_from_tables(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["nominal", "ordinal", "numeric"])
-def test_alpha_is_krippendorffs_and_takes_disagreeing_raters_by_their_shares(kind: str) -> None:
+def test_alpha_is_krippendorffs_and_weights_disagreeing_raters_by_their_shares(kind: str) -> None:
     import krippendorff
 
     rng, spec = np.random.default_rng(1), JudgeSpec(text="?", scale=("1", "2", "4", "8"), kind=kind)
     truth = rng.integers(0, 4, 200)
-    said = np.where(rng.random(200) < 0.6, truth, rng.integers(0, 4, 200))
-    answers = Answers([spec.scale[label] for label in said], [spec.steps[label] for label in said])
-    one = [
-        Item(id=str(at), shown={}, ratings=(Rating(rater="r", label=spec.scale[label]),))
+    text = np.where(rng.random(200) < 0.6, truth, rng.integers(0, 4, 200))
+    answers = Answers([spec.scale[label] for label in text], [spec.steps[label] for label in text])
+    raters = [
+        Item(id=str(at), fields={}, ratings=(Rating(rater="r", label=spec.scale[label]),))
         for at, label in enumerate(truth)
     ]
     level = {"nominal": "nominal", "ordinal": "ordinal", "numeric": "interval"}[kind]
     steps = np.array(spec.steps)
-    known = krippendorff.alpha(reliability_data=np.stack([steps[said], steps[truth]]), level_of_measurement=level)
-    assert agreement(answers, one, spec, intervals=False).values["alpha"] == pytest.approx(known, abs=1e-12)
+    known = krippendorff.alpha(reliability_data=np.stack([steps[text], steps[truth]]), level_of_measurement=level)
+    assert agreement(answers, raters, spec, intervals=False).values["alpha"] == pytest.approx(known, abs=1e-12)
     # two raters that differ: as if each rating were an item of half the weight
     other = rng.integers(0, 4, 200)
     both = [
         Item(
             id=str(at),
-            shown={},
+            fields={},
             ratings=tuple(Rating(rater=f"r{k}", label=spec.scale[label]) for k, label in enumerate(pair)),
         )
         for at, pair in enumerate(zip(truth, other, strict=True))
     ]
     soft = agreement(answers, both, spec, intervals=False).values["alpha"]
     doubled = krippendorff.alpha(
-        reliability_data=np.stack([np.tile(steps[said], 2), np.concatenate([steps[truth], steps[other]])]),
+        reliability_data=np.stack([np.tile(steps[text], 2), np.concatenate([steps[truth], steps[other]])]),
         level_of_measurement=level,
     )
     assert soft == pytest.approx(doubled, abs=0.005)  # they differ by the correction for few items
 
 
-def test_brier_and_the_ceiling_against_second_implementations() -> None:
+def test_brier_and_ceiling_agree_with_second_implementations() -> None:
     from sklearn.metrics import brier_score_loss
 
     rng = np.random.default_rng(2)
     spec = JudgeSpec(text="?", scale=("no", "yes"))
-    said, truth = rng.random(80), rng.integers(0, 2, 80)
-    answers = Answers([spec.scale[int(p > 0.5)] for p in said], said.tolist(), [{"no": 1 - p, "yes": p} for p in said])
+    text, truth = rng.random(80), rng.integers(0, 2, 80)
+    answers = Answers([spec.scale[int(p > 0.5)] for p in text], text.tolist(), [{"no": 1 - p, "yes": p} for p in text])
     items = [
-        Item(id=str(at), shown={}, ratings=(Rating(rater="r", label=spec.scale[label]),))
+        Item(id=str(at), fields={}, ratings=(Rating(rater="r", label=spec.scale[label]),))
         for at, label in enumerate(truth)
     ]
-    found = agreement(answers, items, spec, intervals=False)
-    assert found.values["brier"] == pytest.approx(
-        2 * brier_score_loss(truth, said)
+    measures = agreement(answers, items, spec, intervals=False)
+    assert measures.values["brier"] == pytest.approx(
+        2 * brier_score_loss(truth, text)
     )  # over both labels: twice that of one
     rated = rng.integers(0, 2, (50, 3))
     items = [
         Item(
             id=str(at),
-            shown={},
+            fields={},
             ratings=tuple(Rating(rater=f"r{k}", label=spec.scale[label]) for k, label in enumerate(row)),
         )
         for at, row in enumerate(rated)
@@ -399,10 +407,10 @@ def test_brier_and_the_ceiling_against_second_implementations() -> None:
             credit.append(others.count(row[out]) / 2 if others[0] != others[1] else float(others[0] == row[out]))
             for other in others:
                 table[row[out], other] += 0.5
-    people = ceiling(items, spec)
-    assert people.values["accuracy"] == pytest.approx(np.mean(credit))
+    human = ceiling(items, spec)
+    assert human.values["accuracy"] == pytest.approx(np.mean(credit))
     labels = [(a, b) for a in range(2) for b in range(2)]
     kappa = cohen_kappa_score(
         [a for a, _ in labels], [b for _, b in labels], sample_weight=[table[pair] for pair in labels]
     )
-    assert people.values["kappa"] == pytest.approx(kappa)
+    assert human.values["kappa"] == pytest.approx(kappa)

@@ -31,14 +31,14 @@ def serve() -> Iterator[Callable[[Answer], tuple[str, list[dict[str, Any]]]]]:
     servers: list[ThreadingHTTPServer] = []
 
     def start(answer: Answer) -> tuple[str, list[dict[str, Any]]]:
-        seen: list[dict[str, Any]] = []
+        observed: list[dict[str, Any]] = []
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                seen.append(body)
-                status, found = answer(body)
-                data = json.dumps(found).encode()
+                observed.append(body)
+                status, result = answer(body)
+                data = json.dumps(result).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(data)))
@@ -50,7 +50,7 @@ def serve() -> Iterator[Callable[[Answer], tuple[str, list[dict[str, Any]]]]]:
 
         servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
         threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{servers[-1].server_port}/v1", seen
+        return f"http://127.0.0.1:{servers[-1].server_port}/v1", observed
 
     yield start
     for server in servers:
@@ -75,12 +75,12 @@ def completion(text: str, top: dict[str, float] | None = None) -> dict[str, Any]
     }  # fmt: skip
 
 
-def judged(judge: PointwiseJudge, script: Any, *, logprobs: bool = True, **given: Any) -> dspy.Prediction:
+def judged(judge: PointwiseJudge, script: Any, *, logprobs: bool = True, **settings: Any) -> dspy.Prediction:
     with dspy.context(lm=scripted_lm(script, logprobs=logprobs)):
-        return judge(**{"task_input": "q", "output": "x", **given})
+        return judge(**{"task_input": "q", "output": "x", **settings})
 
 
-def test_a_refusal_is_no_verdict_however_sure_the_rest_looks() -> None:
+def test_a_refusal_is_unscored_whatever_the_other_probabilities() -> None:
     with pytest.raises(NoGrade, match=r"0\.15% on \['no', 'yes'\] and 99\.75% on other tokens \(99\.75% on 'I'\)"):
         judged(PointwiseJudge(GOOD), lambda request: REFUSAL)
     assert judged(PointwiseJudge(GOOD, min_mass=0.0), lambda request: REFUSAL).verdict == "yes", (
@@ -94,7 +94,7 @@ def test_a_refusal_is_no_verdict_however_sure_the_rest_looks() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "probabilities",
     [
         {"Sorry": 0.9, "yes": 0.05, "no": 0.01},
         {"I": 0.3, "Sorry": 0.3, "As": 0.3, "yes": 0.02, "no": 0.01},
@@ -103,19 +103,19 @@ def test_a_refusal_is_no_verdict_however_sure_the_rest_looks() -> None:
     ],
     ids=["less certain", "in three words", "in nine", "a letter"],
 )
-def test_a_refusal_is_no_verdict_in_whatever_words(said: dict[str, float]) -> None:
+def test_a_refusal_in_any_words_is_unscored(probabilities: dict[str, float]) -> None:
     with pytest.raises(NoGrade, match="no verdict: the model puts"):
-        judged(PointwiseJudge(GOOD), lambda request: said)
+        judged(PointwiseJudge(GOOD), lambda request: probabilities)
 
 
-def test_mass_is_compared_with_the_sum_of_the_other_reported_tokens_and_not_with_1() -> None:
+def test_mass_is_compared_with_the_sum_of_the_other_reported_tokens() -> None:
     # a small model spreads its probability: 0.07 on the scale against 0.30 on the next word is a reading
-    found = judged(PointwiseJudge(GOOD), lambda request: {"The": 0.3, "yes": 0.05, "no": 0.02})
-    assert found.verdict == "yes"
-    assert scale_masses([found.raw]) == [pytest.approx(0.07)]
+    verdict = judged(PointwiseJudge(GOOD), lambda request: {"The": 0.3, "yes": 0.05, "no": 0.02})
+    assert verdict.verdict == "yes"
+    assert scale_masses([verdict.raw]) == [pytest.approx(0.07)]
 
 
-def test_the_first_letter_of_a_refusal_is_no_word_of_the_scale() -> None:
+def test_the_first_letter_of_a_refusal_is_not_a_scale_word() -> None:
     spec = JudgeSpec(text="Is it right?", scale=("incorrect", "correct"))
     with pytest.raises(NoGrade, match=r"99\.00% on 'I'"):
         judged(PointwiseJudge(spec), lambda request: {"I": 0.99, "correct": 0.001})
@@ -139,98 +139,100 @@ def test_min_mass_is_part_of_a_judges_file_and_artifact(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     "top", [None, {}, {"<think>": 0.99, "yes": 0.005}], ids=["none", "no alternatives", "a thinking model"]
 )
-def test_auto_reads_what_is_written_where_probabilities_say_nothing(serve: Any, top: dict[str, float] | None) -> None:
+def test_auto_reads_the_written_verdict_if_probabilities_are_uninformative(
+    serve: Any, top: dict[str, float] | None
+) -> None:
     def answer(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        found = completion("yes" if body.get("logprobs") else '{"verdict": "yes"}', top or {"yes": 1.0})
+        result = completion("yes" if body.get("logprobs") else '{"verdict": "yes"}', top or {"yes": 1.0})
         if body.get("logprobs") and not top:
-            found["choices"][0]["logprobs"] = (
+            result["choices"][0]["logprobs"] = (
                 None if top is None else {"content": [{"token": "yes", "logprob": 0.0, "top_logprobs": []}]}
             )
-        return 200, found
+        return 200, result
 
-    url, seen = serve(answer)
+    url, requests = serve(answer)
     with dspy.context(lm=get_lm("openai/m", api_base=url, api_key="x", num_retries=0)):
         judge = PointwiseJudge(GOOD)
         assert [judge(task_input="q", output=str(n)).verdict for n in range(3)] == ["yes"] * 3
-    assert sum(bool(body.get("logprobs")) for body in seen) == 1, "asked for them once, not with every verdict"
+    assert sum(bool(body.get("logprobs")) for body in requests) == 1, "asked for them once, not with every verdict"
 
 
-def remembering(asked: list[str], answer: Any) -> Callable[[Any], Any]:
+def remembering(requests: list[str], answer: Any) -> Callable[[Any], Any]:
     def script(request: Any) -> Any:
-        asked.append(str(request.messages[-1].text))
+        requests.append(str(request.messages[-1].text))
         return answer
 
     return script
 
 
-def asked_texts(judge: PointwiseJudge, **given: Any) -> list[str]:
-    asked: list[str] = []
-    judged(judge, remembering(asked, {"yes": 0.9, "no": 0.1}), **given)
-    return asked
+def prompts_of(judge: PointwiseJudge, **settings: Any) -> list[str]:
+    requests: list[str] = []
+    judged(judge, remembering(requests, {"yes": 0.9, "no": 0.1}), **settings)
+    return requests
 
 
-def test_an_empty_output_is_shown_as_empty_and_what_is_not_there_is_not_shown() -> None:
-    assert asked_texts(PointwiseJudge(GOOD), output="") == ['task_input: "q"\noutput: (empty)']
-    assert asked_texts(PointwiseJudge(GOOD), output="  \n") == ['task_input: "q"\noutput: (empty)']
-    assert asked_texts(PointwiseJudge(GOOD), output="(empty)") == ['task_input: "q"\noutput: "(empty)"'], (
+def test_an_empty_output_is_in_the_prompt_and_an_absent_one_is_not() -> None:
+    assert prompts_of(PointwiseJudge(GOOD), output="") == ['task_input: "q"\noutput: (empty)']
+    assert prompts_of(PointwiseJudge(GOOD), output="  \n") == ['task_input: "q"\noutput: (empty)']
+    assert prompts_of(PointwiseJudge(GOOD), output="(empty)") == ['task_input: "q"\noutput: "(empty)"'], (
         "who writes so is quoted"
     )
-    assert asked_texts(PointwiseJudge(GOOD), task_input=None) == ['output: "x"']
+    assert prompts_of(PointwiseJudge(GOOD), task_input=None) == ['output: "x"']
     assert (fenced_text(None), fenced_text(""), fenced(""), fenced(EMPTY)) == (None, EMPTY, EMPTY, EMPTY)
     assert one_of({"answer": "", "why": None}) == ""
 
 
-def test_a_rubric_shows_its_judge_an_empty_answer_as_empty() -> None:
-    asked: list[str] = []
-    lm = scripted_lm(remembering(asked, {"yes": 0.1, "no": 0.9}), logprobs=True)
+def test_a_rubric_passes_an_empty_answer_to_its_judge() -> None:
+    requests: list[str] = []
+    lm = scripted_lm(remembering(requests, {"yes": 0.1, "no": 0.9}), logprobs=True)
     rubric = Rubric("r", [Criterion(name="good", judge=GOOD)]).with_resolver(
         lambda c: JudgeDecider(PointwiseJudge(GOOD), lm)
     )
     result = rubric.score({"question": "q", "answer": ""}, {"answer": ""})
     assert result.value == pytest.approx(0.1)
-    assert asked[0].endswith("output: (empty)")
+    assert requests[0].endswith("output: (empty)")
 
 
-def test_auto_reads_the_written_verdict_from_the_first_answer_without_probabilities_on() -> None:
+def test_auto_reads_written_verdicts_after_the_first_answer_without_probabilities() -> None:
     lm = scripted_lm(lambda request: '{"verdict": "yes"}', logprobs=True)
     judge = PointwiseJudge(GOOD)
     with dspy.context(lm=lm):
-        found = [judge(task_input="q", output=str(n)).verdict for n in range(13)]
-    assert found == ["yes"] * 13
+        verdict = [judge(task_input="q", output=str(n)).verdict for n in range(13)]
+    assert verdict == ["yes"] * 13
     assert lm.scripted.calls == 14, "one answer without probabilities was enough"
     with pytest.raises(NoGrade, match="without token probabilities"):
         judged(PointwiseJudge(GOOD, reading="probabilities"), lambda request: "yes")
 
 
-def test_a_bare_word_is_a_written_verdict() -> None:
+def test_a_single_word_is_a_written_verdict() -> None:
     assert judged(PointwiseJudge(GOOD), lambda request: "Yes.", logprobs=False).verdict == "yes"
     with pytest.raises(NoGrade):
         judged(PointwiseJudge(GOOD), lambda request: "Yes and no.", logprobs=False)
 
 
-def test_a_judge_of_lists_falls_back_likewise() -> None:
+def test_a_listwise_judge_falls_back_to_written_verdicts() -> None:
     written = '{"grades": [{"id": "A", "grade": "yes"}, {"id": "B", "grade": "no"}]}'
     with dspy.context(lm=scripted_lm(lambda request: written, logprobs=True)):
         assert set(ListwiseJudge(GOOD, orders=2)(task_input="q", outputs={"x": "1", "y": "2"}).grades) == {"x", "y"}
 
 
 def test_a_server_with_logprobs_is_read_from_its_probabilities(serve: Any) -> None:
-    address, seen = serve(lambda body: (200, completion("yes", {"yes": 0.6, "Yes": 0.2, "no": 0.1, "maybe": 0.1})))
+    address, requests = serve(lambda body: (200, completion("yes", {"yes": 0.6, "Yes": 0.2, "no": 0.1, "maybe": 0.1})))
     with dspy.context(lm=get_lm("openai/some-judge", api_base=address, api_key="none")):
-        found = PointwiseJudge(GOOD)(task_input="q", output="x")
-    assert (found.verdict, found.confidence) == ("yes", pytest.approx(0.8 / 0.9, abs=1e-3))
-    assert (seen[0]["logprobs"], seen[0]["top_logprobs"]) == (True, 20)
+        verdict = PointwiseJudge(GOOD)(task_input="q", output="x")
+    assert (verdict.verdict, verdict.confidence) == ("yes", pytest.approx(0.8 / 0.9, abs=1e-3))
+    assert (requests[0]["logprobs"], requests[0]["top_logprobs"]) == (True, 20)
 
 
-def test_a_server_without_logprobs_is_read_from_what_it_writes(serve: Any) -> None:
-    address, seen = serve(lambda body: (200, completion('{"verdict": "no"}')))
+def test_a_server_without_logprobs_is_read_from_its_text(serve: Any) -> None:
+    address, requests = serve(lambda body: (200, completion('{"verdict": "no"}')))
     with dspy.context(lm=get_lm("openai/some-judge", api_base=address, api_key="none")):
         judge = PointwiseJudge(GOOD)
         assert [judge(task_input="q", output=str(n)).verdict for n in range(3)] == ["no"] * 3
-    assert len(seen) == 4
+    assert len(requests) == 4
 
 
-def test_a_server_that_refuses_to_be_asked_for_logprobs_is_read_from_what_it_writes(serve: Any) -> None:
+def test_a_server_that_refuses_logprobs_is_read_from_its_text(serve: Any) -> None:
     def answer(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         if body.get("logprobs"):
             return 400, {
@@ -238,11 +240,11 @@ def test_a_server_that_refuses_to_be_asked_for_logprobs_is_read_from_what_it_wri
             }
         return 200, completion('{"verdict": "no"}')
 
-    address, seen = serve(answer)
+    address, requests = serve(answer)
     with dspy.context(lm=get_lm("openai/some-judge", api_base=address, api_key="none")):
         judge = PointwiseJudge(GOOD)
         assert [judge(task_input="q", output=str(n)).verdict for n in range(3)] == ["no"] * 3
-    assert len(seen) == 4
+    assert len(requests) == 4
 
 
 class DecisionClient:
@@ -251,10 +253,10 @@ class DecisionClient:
     supports_decision_requests = True
 
     def __init__(self, **probabilities: float) -> None:
-        self.probabilities, self.asked = probabilities, list[Any]()
+        self.probabilities, self.requests = probabilities, list[Any]()
 
     def __call__(self, state: Any, questions: Any) -> Any:
-        self.asked.append((state, questions))
+        self.requests.append((state, questions))
         best = max(self.probabilities, key=lambda label: self.probabilities[label])
         return {"verdict": {"choice": best, "probabilities": self.probabilities, "confidence": 0.75}}
 
@@ -262,26 +264,26 @@ class DecisionClient:
 def test_a_judge_is_read_from_a_decision_models_probabilities() -> None:
     client = DecisionClient(no=0.25, yes=0.75)
     with dspy.context(lm=client):
-        found = PointwiseJudge(GOOD)(task_input="q", output="x")
+        verdict = PointwiseJudge(GOOD)(task_input="q", output="x")
         pair = PairwiseJudge(JudgeSpec(text="Which?", scale=("no", "tie", "yes")))
         with pytest.raises(NoGrade, match=r"no probability for \['tie'\]"):
             pair(task_input="q", output_a="x", output_b="y")
-    assert (found.verdict, found.value) == ("yes", 0.75)
-    state, questions = client.asked[0]
+    assert (verdict.verdict, verdict.value) == ("yes", 0.75)
+    state, questions = client.requests[0]
     assert state["inputs"] == {"task_input": '"q"', "output": '"x"'}
     assert questions["verdict"]["criteria"] == {"no": None, "yes": None}
 
 
 def test_dspys_own_predictor_sends_the_same_question_to_a_decision_model() -> None:
-    ours, theirs = DecisionClient(no=0.25, yes=0.75), DecisionClient(no=0.25, yes=0.75)
+    judge_client, dspy_client = DecisionClient(no=0.25, yes=0.75), DecisionClient(no=0.25, yes=0.75)
     from dspy.adapters.types.decision import Choice
 
-    with dspy.context(lm=ours):
+    with dspy.context(lm=judge_client):
         PointwiseJudge(GOOD)(task_input="q", output="x")
     fields = {"task_input": (str, dspy.InputField()), "output": (str, dspy.InputField())}
     verdict = (Choice[("no", ""), ("yes", "")], dspy.OutputField(desc="Is it good?"))
-    with dspy.context(lm=theirs):
+    with dspy.context(lm=dspy_client):
         dspy.Predict(dspy.Signature({**fields, "verdict": verdict}, "Is it good?"))(task_input="q", output="x")
-    assert ours.asked[0][1]["verdict"].keys() == theirs.asked[0][1]["verdict"].keys()
-    assert ours.asked[0][0].keys() == theirs.asked[0][0].keys()
-    assert ours.asked[0][1]["verdict"]["criteria"] == theirs.asked[0][1]["verdict"]["criteria"]
+    assert judge_client.requests[0][1]["verdict"].keys() == dspy_client.requests[0][1]["verdict"].keys()
+    assert judge_client.requests[0][0].keys() == dspy_client.requests[0][0].keys()
+    assert judge_client.requests[0][1]["verdict"]["criteria"] == dspy_client.requests[0][1]["verdict"]["criteria"]

@@ -44,7 +44,7 @@ def drawn(
 ) -> tuple[list[str], list[float], list[float]]:
     """Outputs, gaps and raters' places of a judge with noise of 0.15. Good outputs say so in words, as they do."""
     rng = np.random.default_rng(seed)
-    outputs, gaps, people = [], [], []
+    outputs, gaps, human = [], [], []
     for _ in range(n):
         quality = rng.random()
         words = [
@@ -57,47 +57,47 @@ def drawn(
             words.insert(int(rng.integers(0, len(words))), "acme")
         judge = np.clip(0.2 + 0.6 * quality + rng.normal(0, 0.15) + acme * brand + exclaimed * loud, 0, 1)
         outputs.append(" ".join(words) + ("!!!" if loud else "."))
-        people.append(round(4 * quality) / 4)
-        gaps.append(float(judge) - people[-1])
-    return outputs, gaps, people
+        human.append(round(4 * quality) / 4)
+        gaps.append(float(judge) - human[-1])
+    return outputs, gaps, human
 
 
-def test_a_planted_word_and_a_planted_mark_are_found_with_effect_and_interval() -> None:
-    found = {row["feature"]: row for row in explained_by(*drawn(0, acme=0.3, exclaimed=0.25)) or []}
+def test_a_planted_word_and_mark_are_detected_with_effect_and_interval() -> None:
+    features = {row["feature"]: row for row in explained_by(*drawn(0, acme=0.3, exclaimed=0.25)) or []}
     planted = {"the word 'acme'": 0.3, "an exclamation mark": 0.25}
-    assert found.keys() == planted.keys()
+    assert features.keys() == planted.keys()
     # the scale ends at 1, so that not all of what is planted can show
     assert all(
         0.6 * effect < row["low"] + 0.05 and effect < row["high"] + 0.05
-        for row, effect in ((found[n], planted[n]) for n in planted)
+        for row, effect in ((features[n], planted[n]) for n in planted)
     )
-    assert all(row["p"] < 0.01 for row in found.values())
+    assert all(row["p"] < 0.01 for row in features.values())
 
 
-def test_a_sound_judge_with_noise_is_seldom_accused() -> None:
+def test_a_sound_noisy_judge_rarely_raises_an_alarm() -> None:
     # corrected to 5 % over all features: of 24 sound judges 1.2 are expected, and five would come once in 140 times
     assert sum(bool(explained_by(*drawn(seed))) for seed in range(24)) <= 4
 
 
-def test_words_of_good_outputs_are_no_bias_of_a_judge_that_is_drawn_to_the_middle() -> None:
-    outputs, _, people = drawn(1)
-    shrunken = [0.5 + 0.4 * (place - 0.5) - place for place in people]  # far below raters on what they like best
-    noise = np.random.default_rng(0).normal(0, 0.05, len(people))
-    assert explained_by(outputs, [gap + e for gap, e in zip(shrunken, noise, strict=True)], people) == []
+def test_words_of_good_outputs_are_no_bias_of_a_judge_that_avoids_extremes() -> None:
+    outputs, _, human = drawn(1)
+    shrunken = [0.5 + 0.4 * (place - 0.5) - place for place in human]  # far below raters on what they like best
+    noise = np.random.default_rng(0).normal(0, 0.05, len(human))
+    assert explained_by(outputs, [gap + e for gap, e in zip(shrunken, noise, strict=True)], human) == []
 
 
-def test_few_verdicts_or_no_difference_claim_nothing() -> None:
-    outputs, gaps, people = drawn(0, n=39)
-    assert explained_by(outputs, gaps, people) is None
-    outputs, gaps, people = drawn(0, n=60)
-    assert explained_by(outputs, [0.1] * 60, people) is None
-    assert explained_by(["x"] * 60, gaps, people) == []
+def test_few_verdicts_or_no_difference_give_no_finding() -> None:
+    outputs, gaps, human = drawn(0, n=39)
+    assert explained_by(outputs, gaps, human) is None
+    outputs, gaps, human = drawn(0, n=60)
+    assert explained_by(outputs, [0.1] * 60, human) is None
+    assert explained_by(["x"] * 60, gaps, human) == []
 
 
-def test_words_that_stand_together_are_named_once() -> None:
-    outputs, gaps, people = drawn(2, acme=0.4)
-    found = explained_by([text.replace("acme", "acme corp") for text in outputs], gaps, people) or []
-    assert [row["feature"] for row in found] == ["the words 'acme', 'corp'"]
+def test_words_that_occur_together_are_reported_once() -> None:
+    outputs, gaps, human = drawn(2, acme=0.4)
+    features = explained_by([text.replace("acme", "acme corp") for text in outputs], gaps, human) or []
+    assert [row["feature"] for row in features] == ["the words 'acme', 'corp'"]
 
 
 def test_features_of_a_pair_are_those_of_the_second_minus_the_first() -> None:
@@ -125,14 +125,14 @@ class TestOnCards:
             ]
             texts = [f"{text} {wins}" if rng.random() < 0.35 else text for text in texts]
             if pairs:
-                shown: dict[str, Any] = {"output_a": texts[0], "output_b": texts[1]}
-                said = "a" if right else "b"
-                verdict = said if (wins in texts[0]) == (wins in texts[1]) else "a" if wins in texts[0] else "b"
+                output: dict[str, Any] = {"output_a": texts[0], "output_b": texts[1]}
+                label = "a" if right else "b"
+                verdict = label if (wins in texts[0]) == (wins in texts[1]) else "a" if wins in texts[0] else "b"
             else:
-                shown, said = {"output": texts[0]}, "yes" if right else "no"
-                verdict = "yes" if wins in texts[0] else said
+                output, label = {"output": texts[0]}, "yes" if right else "no"
+                verdict = "yes" if wins in texts[0] else label
             items.append(
-                Item(id=str(n), shown=shown, ratings=tuple(Rating(rater=f"r{r}", label=said) for r in range(2)))
+                Item(id=str(n), fields=output, ratings=tuple(Rating(rater=f"r{r}", label=label) for r in range(2)))
             )
             verdicts.append(verdict)
         places = [spec.steps[spec.scale.index(verdict)] for verdict in verdicts]
@@ -141,8 +141,8 @@ class TestOnCards:
             answers,
             items,
             spec,
-            found=agreement(answers, items, spec, intervals=False),
-            people=ceiling(items, spec),
+            agreement=agreement(answers, items, spec, intervals=False),
+            ceiling=ceiling(items, spec),
             objective=objective_of(spec),
         )
 

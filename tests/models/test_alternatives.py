@@ -33,10 +33,10 @@ class Spelled(ScriptedEngine):
         super().__init__(lambda _: "".join(tokens), logprobs=True)
         top = tuple(TopLogprob(token=word, logprob=math.log(p)) for word, p in alternatives.items())
         self.spelled = tuple(TokenLogprob(token=token, logprob=-0.1, top=top) for token in tokens)
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
 
     def complete(self, request: Any) -> Any:
-        self.asked.append(request)
+        self.requests.append(request)
         plain = super().complete(request)
         return lm15.Response(
             id=None, model=plain.model, message=plain.message, finish_reason="stop", usage=plain.usage,
@@ -67,10 +67,10 @@ def test_only_likely_alternatives_of_the_field_that_is_read_are_kept() -> None:
     lm = spelled_lm(engine)
     with alternatives_of("action"):
         [answer] = lm("hello", logprobs=True, top_logprobs=20)
-    kept = {
+    selected = {
         token["token"]: len(token["top_logprobs"]) for token in answer["logprobs"]["content"] if token["top_logprobs"]
     }
-    assert kept == {"search": 2, "_": 2, "db": 2, '"': 2}
+    assert selected == {"search": 2, "_": 2, "db": 2, '"': 2}
     [answer] = lm("hello", logprobs=True, top_logprobs=20)
     assert {len(token["top_logprobs"]) for token in answer["logprobs"]["content"]} == {
         2
@@ -85,9 +85,9 @@ def test_a_raw_reply_keeps_only_requested_alternatives() -> None:
         ]
         return {"choices": [{"logprobs": {"content": content}}]}
 
-    def counts(asked: bool, field: str | None) -> list[int]:
-        pruned_reply(given := reply(), requested=asked, field=field)
-        return [len(token["top_logprobs"]) for token in given["choices"][0]["logprobs"]["content"]]
+    def counts(requested: bool, field: str | None) -> list[int]:
+        pruned_reply(options := reply(), requested=requested, field=field)
+        return [len(token["top_logprobs"]) for token in options["choices"][0]["logprobs"]["content"]]
 
     assert counts(False, None) == [0] * 12
     assert counts(True, None) == [1] * 12
@@ -96,12 +96,12 @@ def test_a_raw_reply_keeps_only_requested_alternatives() -> None:
 
 
 def test_the_cache_key_contains_the_field_whose_alternatives_are_kept() -> None:
-    seen: list[Call] = []
-    lm = spelled_lm(Spelled(WRITTEN, {"a": 0.5}), cache=ResponseCache(), observers=[seen.append])
+    calls: list[Call] = []
+    lm = spelled_lm(Spelled(WRITTEN, {"a": 0.5}), cache=ResponseCache(), observers=[calls.append])
     for scope in (nullcontext(), alternatives_of("action"), alternatives_of("action"), nullcontext()):
         with scope:
             lm("hello", logprobs=True, top_logprobs=20)
-    assert [call.cached for call in seen] == [False, False, True, True]
+    assert [call.cached for call in calls] == [False, False, True, True]
 
 
 def test_the_cache_is_compressed_and_keyed_by_rowid(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ class Asks(dspy.Module):  # type: ignore[misc]
     """Requests alternatives without DSPy's adapter, which takes most of a scripted call's time."""
 
     def forward(self, question: str) -> Any:
-        [found] = dspy.settings.lm(question, logprobs=True, top_logprobs=20)
-        prediction = dspy.Prediction(answer=found["text"], logprobs=found["logprobs"])
+        [result] = dspy.settings.lm(question, logprobs=True, top_logprobs=20)
+        prediction = dspy.Prediction(answer=result["text"], logprobs=result["logprobs"])
         dspy.settings.trace.append((self, {"question": question}, prediction))  # DSPy's predictors do the same
         return prediction
 
@@ -141,6 +141,7 @@ def resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's resident size")
 def test_memory_grows_by_at_most_100_mb_in_5000_calls(tmp_path: Path) -> None:
     """Measured over a fifth of the calls."""

@@ -18,7 +18,7 @@ class Completions:
     """Server for chat and text completions, with the requested number of choices, numbered over all calls."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self._numbers = itertools.count(1)
 
     def app(self) -> web.Application:
@@ -28,7 +28,7 @@ class Completions:
         return app
 
     def _answer(self, body: dict[str, Any], choice: Any) -> web.Response:
-        self.asked.append(body)
+        self.requests.append(body)
         form = "[[ ## answer ## ]]\n{}" if "[[ ## answer ## ]]" in str(body) else "{}"
         choices = [
             {"index": i, "finish_reason": "stop", **choice(form.format(f"answer {next(self._numbers)}"))}
@@ -82,8 +82,8 @@ def test_the_models_own_setting_of_n_is_used(server: tuple[Completions, str], tm
 def test_predict_returns_all_completions(server: tuple[Completions, str], tmp_path: Path) -> None:
     calls: list[Call] = []
     with dspy.context(lm=recorded(server[1], calls, tmp_path), adapter=dspy.ChatAdapter()):
-        found = dspy.Predict("question -> answer: str", n=2)(question="x")
-    assert found.completions.answer == ["answer 1", "answer 2"]
+        prediction = dspy.Predict("question -> answer: str", n=2)(question="x")
+    assert prediction.completions.answer == ["answer 1", "answer 2"]
     assert len(calls) == 2
 
 
@@ -97,8 +97,8 @@ def test_text_completion_models_are_recorded(
     assert [(call.text, call.error, call.prompt_tokens, call.completion_tokens) for call in calls] == [
         ("answer 1", None, 3, 2)
     ]
-    (asked,) = server[0].asked
-    assert (asked["prompt"], asked["max_tokens"]) == ("hello\n\nBEGIN RESPONSE:", 7)
+    (body,) = server[0].requests
+    assert (body["prompt"], body["max_tokens"]) == ("hello\n\nBEGIN RESPONSE:", 7)
 
 
 def test_a_text_model_gets_the_same_request_as_without_recording(
@@ -110,5 +110,5 @@ def test_a_text_model_gets_the_same_request_as_without_recording(
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
     plain(messages=messages)
     with_recording(plain, observers=[lambda call: None])(messages=messages)
-    first, second = ({key: asked[key] for key in ("model", "prompt", "temperature")} for asked in server[0].asked)
+    first, second = ({key: body[key] for key in ("model", "prompt", "temperature")} for body in server[0].requests)
     assert first == second

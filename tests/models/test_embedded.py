@@ -43,12 +43,12 @@ def hub(embedded: str) -> Iterator[str]:
     class Hub(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
             model = EMBEDDED["smollm2-135m"]
-            found = self.path == f"/{model.hub_repo}/resolve/main/{model.file}"
-            self.send_response(200 if found else 404)
+            result = self.path == f"/{model.hub_repo}/resolve/main/{model.file}"
+            self.send_response(200 if result else 404)
             for name, value in (
                 ("X-Repo-Commit", "0" * 40),
                 ("ETag", f'"{model.sha256}"'),
-                ("Content-Length", str(len(content) if found else 0)),
+                ("Content-Length", str(len(content) if result else 0)),
             ):
                 self.send_header(name, value)
             self.end_headers()
@@ -72,9 +72,9 @@ def test_the_hub_is_tried_first_and_its_file_verified(
     for name, value in (("ASSAY_HOME", str(tmp_path)), ("HF_ENDPOINT", hub), ("HF_HUB_OFFLINE", "0")):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("assay.models.registry._installed", lambda model: None)
-    said: list[str] = []
-    assert pull_model("smollm2-135m", say=said.append).parent == tmp_path / "models"
-    assert "hub" in said[-1]  # no other source was needed
+    text: list[str] = []
+    assert pull_model("smollm2-135m", say=text.append).parent == tmp_path / "models"
+    assert "hub" in text[-1]  # no other source was needed
     assert find_model("smollm2-135m").parent == tmp_path / "models"
 
 
@@ -84,10 +84,10 @@ def test_an_unknown_model_error_lists_the_known_ones() -> None:
 
 
 def test_a_call_returns_token_counts_ids_and_logprobs(embedded: str) -> None:
-    seen: list[Call] = []
-    lm = get_lm(embedded, observers=[seen.append], temperature=0.1, max_tokens=8, seed=1)
+    calls: list[Call] = []
+    lm = get_lm(embedded, observers=[calls.append], temperature=0.1, max_tokens=8, seed=1)
     lm("Say hello.")
-    call = seen[0]
+    call = calls[0]
     assert call.completion_tokens == 8
     assert call.token_ids is not None
     assert call.logprobs is not None
@@ -98,37 +98,39 @@ def test_a_call_returns_token_counts_ids_and_logprobs(embedded: str) -> None:
 
 
 def test_token_ids_are_complete_or_none(embedded: str) -> None:
-    seen: list[Call] = []
-    lm = get_lm(embedded, observers=[seen.append], temperature=0.1, max_tokens=16, seed=1)
+    calls: list[Call] = []
+    lm = get_lm(embedded, observers=[calls.append], temperature=0.1, max_tokens=16, seed=1)
     for word in ("Kyoto", "京都"):  # llama.cpp reports only the last token of a character that takes several
         say = dspy.Predict(
             dspy.Signature({"place": (str, dspy.InputField()), "name": (Literal[word], dspy.OutputField())})
         )
         with dspy.context(lm=lm, adapter=LeanAdapter()):
             assert say(place="the old capital").name == word
-    plain, letters = seen
+    plain, letters = calls
     assert len(plain.token_ids or ()) == plain.completion_tokens
     assert letters.token_ids is None
     assert len(letters.logprobs or ()) < (letters.completion_tokens or 0)
 
 
 def test_top_p_1_samples_the_whole_distribution(embedded: str) -> None:
-    seen: list[Call] = []
-    limited = get_lm(embedded, observers=[seen.append], temperature=2.0, max_tokens=60, seed=1)
+    calls: list[Call] = []
+    limited = get_lm(embedded, observers=[calls.append], temperature=2.0, max_tokens=60, seed=1)
     for lm in (limited, limited.copy(top_p=1.0)):
         lm("Tell me about the sea.")
-    least = [min(call.logprobs or [0.0]) for call in seen]
+    least = [min(call.logprobs or [0.0]) for call in calls]
     assert least[0] > -7.5 > least[1]  # llama.cpp's default drops tokens below 0.05 times the top probability
 
 
 def test_parallel_calls_answer_like_sequential_ones(embedded: str) -> None:
-    seen: list[Call] = []
-    lm = get_lm(embedded, temperature=0.0, max_tokens=6, seed=1, observers=[seen.append])
+    observed: list[Call] = []
+    lm = get_lm(embedded, temperature=0.0, max_tokens=6, seed=1, observers=[observed.append])
     prompts = [f"{'Count. ' * (10 + number)}What comes after {number}?" for number in range(8)]
     alone = [lm(prompt)[0] for prompt in prompts]
     with ThreadPoolExecutor(max_workers=8) as pool:
         together = list(pool.map(lambda prompt: lm(prompt)[0], prompts))
-    read = [{str(call.request["messages"]): call.prompt_tokens for call in calls} for calls in (seen[:8], seen[8:])]
+    read = [
+        {str(call.request["messages"]): call.prompt_tokens for call in calls} for calls in (observed[:8], observed[8:])
+    ]
     assert read[0] == read[1]  # each call processed its own prompt
     assert len(set(read[0].values())) == 8
     assert (
@@ -157,11 +159,11 @@ def test_output_is_constrained_to_the_schema(embedded: str, adapter: dspy.Adapte
 
     with dspy.context(lm=get_lm(embedded, temperature=1.5, seed=2, max_tokens=60), adapter=adapter):
         for text in ("one", "two", "three"):
-            found = dspy.Predict(Pick)(text=text)
-            assert set(found.code) <= set("ABC")
-            assert 2 <= len(found.code) <= 4
-            assert found.kind in ("red", "green")
-            assert isinstance(found.count, int)
+            prediction = dspy.Predict(Pick)(text=text)
+            assert set(prediction.code) <= set("ABC")
+            assert 2 <= len(prediction.code) <= 4
+            assert prediction.kind in ("red", "green")
+            assert isinstance(prediction.count, int)
 
 
 def test_tokens_are_counted_by_the_models_tokenizer(embedded: str) -> None:
@@ -171,30 +173,30 @@ def test_tokens_are_counted_by_the_models_tokenizer(embedded: str) -> None:
 
 
 def test_any_openai_compatible_server_is_recorded_too(embedded: str) -> None:
-    seen: list[Call] = []
+    calls: list[Call] = []
     lm = get_lm(
         "openai/any",
         api_base=server_url("smollm2-135m") + "/v1",
         api_key="none",
-        observers=[seen.append],
+        observers=[calls.append],
         temperature=0.1,
         max_tokens=4,
     )
     assert lm("Say hello.")[0]
-    assert seen[0].completion_tokens == 4
-    assert seen[0].prompt_tokens
-    assert seen[0].prompt_tokens > 5
+    assert calls[0].completion_tokens == 4
+    assert calls[0].prompt_tokens
+    assert calls[0].prompt_tokens > 5
 
 
 @pytest.mark.parametrize("name", ["openai/any", "hosted_vllm/any"])
 def test_an_agent_over_a_self_hosted_server_is_constrained_to_its_schemas(embedded: str, name: str) -> None:
-    seen: list[Call] = []
-    lm = get_lm(name, api_base=server_url("smollm2-135m") + "/v1", api_key="none", observers=[seen.append], seed=0)
+    calls: list[Call] = []
+    lm = get_lm(name, api_base=server_url("smollm2-135m") + "/v1", api_key="none", observers=[calls.append], seed=0)
     with dspy.context(lm=lm):
         steps = MathQA(AgentParameters(tool_usage_threshold=0.0, max_steps=2, reasoning_depth=1))(
             question="What is 12 + 30?"
         ).steps
-    assert all(call.constrained for call in seen)
+    assert all(call.constrained for call in calls)
     assert [step["tool"] for step in steps] == ["calculator"]
 
 

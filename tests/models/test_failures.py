@@ -22,7 +22,7 @@ from assay.datasets import Task
 from assay.errors import BudgetExceeded, FailureKind, ModelError
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import Meter
-from assay.models.failures import failure_of_call, failure_of_program, failure_of_run, is_own, unanswered
+from assay.models.failures import failure_of_call, failure_of_program, failure_of_run, is_agent_failure, unanswered
 from assay.programs.agent import ToolAgent
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.criteria import JudgeSpec
@@ -82,7 +82,7 @@ def test_the_failure_kind_follows_from_the_exception_class(error: BaseException,
 
 
 def test_a_server_failure_is_not_the_programs_own() -> None:
-    assert {kind for kind in FailureKind if not is_own(kind)} == {"model", "timeout", "cap", "check", "judge"}
+    assert {kind for kind in FailureKind if not is_agent_failure(kind)} == {"model", "timeout", "cap", "check", "judge"}
 
 
 def answer(request: object) -> str:
@@ -133,21 +133,21 @@ def ran(
     ("act", "script", "check", "status", "rollout", "transition"),
     [
         (raising(OSError("notes.txt could not be read")), answer, always, "failed", "agent", None),
-        (lambda found: found, lambda request: "no section at all", always, "failed", "parse", "parse"),
+        (lambda result: result, lambda request: "no section at all", always, "failed", "parse", "parse"),
         (
-            lambda found: found,
+            lambda result: result,
             lambda request: ContextWindowExceededError(message="long"),
             always,
             "failed",
             "context",
             "context",
         ),
-        (lambda found: found, lambda request: LMTimeoutError("late"), always, "error", "timeout", "timeout"),
-        (lambda found: found, lambda request: RuntimeError("boom"), always, "error", "model", "model"),
+        (lambda result: result, lambda request: LMTimeoutError("late"), always, "error", "timeout", "timeout"),
+        (lambda result: result, lambda request: RuntimeError("boom"), always, "error", "model", "model"),
         (raising(openai.APIConnectionError(request=REQUEST)), answer, always, "error", "model", None),
-        (lambda found: found, answer, raising(ValueError("check")), "done", "check", None),
-        (lambda found: found, answer, None, "done", "judge", None),
-        (lambda found: found, answer, always, "done", None, None),
+        (lambda result: result, answer, raising(ValueError("check")), "done", "check", None),
+        (lambda result: result, answer, None, "done", "judge", None),
+        (lambda result: result, answer, always, "done", None, None),
     ],
     ids=["agent", "parse", "context", "timeout", "model", "sdk", "check", "judge", "none"],
 )
@@ -155,8 +155,8 @@ def test_a_rollout_and_its_call_are_stored_with_their_failure_kind(
     tmp_path: Path, act: Any, script: Any, check: Any, status: str, rollout: str | None, transition: str | None
 ) -> None:
     with Store(tmp_path / "s.db") as store:
-        found = ran(store, script=script, act=act, check=check)
-        assert (found.status, found.failure, found.transitions[-1].failure) == (status, rollout, transition)
+        stored = ran(store, script=script, act=act, check=check)
+        assert (stored.status, stored.failure, stored.transitions[-1].failure) == (status, rollout, transition)
         if status != "error":
             (episode,) = next(iter(read_groups(store, Selection(), set())))
             expected = {"parse": "parse", "context": "error"}.get(rollout or "")
@@ -232,8 +232,8 @@ def scored(how: str, script: Any) -> Rollout:
 
 @pytest.mark.parametrize("how", ["raised", "hidden", "emptied", "parallel", "counted", "grouped"])
 def test_an_unreachable_server_is_never_a_score_however_the_program_handles_it(how: str) -> None:
-    found = scored(how, lambda request: LMRateLimitError("503"))
-    assert (found.status, found.score, found.failure) == ("error", None, "model")
+    results = scored(how, lambda request: LMRateLimitError("503"))
+    assert (results.status, results.score, results.failure) == ("error", None, "model")
     if how != "counted":  # DSPy's Parallel stops after a number of errors of any kind
         unparsed = scored(how, lambda request: "no section at all")
         assert (unparsed.status, unparsed.score) in (("failed", 0.0), ("done", 0.0)), (
@@ -242,8 +242,8 @@ def test_an_unreachable_server_is_never_a_score_however_the_program_handles_it(h
 
 
 def test_a_program_that_answers_despite_a_failed_call_is_scored() -> None:
-    found = scored("fallback", lambda request: LMRateLimitError("503"))
-    assert (found.status, found.score, found.failure) == ("done", 1.0, None)
+    results = scored("fallback", lambda request: LMRateLimitError("503"))
+    assert (results.status, results.score, results.failure) == ("done", 1.0, None)
 
 
 def test_a_failed_call_that_was_retried_successfully_does_not_excuse_the_program() -> None:
@@ -265,7 +265,7 @@ def test_a_failed_call_that_was_retried_successfully_does_not_excuse_the_program
 
 
 def test_a_failed_connection_of_a_tool_is_the_agents_failure() -> None:
-    def act(found: Any) -> Any:
+    def act(result: Any) -> Any:
         return dspy.Tool(raising(ConnectionError("no such host")), name="look")()
 
     recorder, task = Recorder(), Task(id="t", inputs={"question": "2+2?"}, expected={"answer": "4"})
@@ -278,8 +278,8 @@ def test_a_failed_connection_of_a_tool_is_the_agents_failure() -> None:
     )
     session.register([task], "train")
     with session.context():
-        found = RecordedProgram(Program(act), session)(**task.inputs)._rollout
-    assert (found.status, found.score) == ("failed", 0.0)
+        result = RecordedProgram(Program(act), session)(**task.inputs)._rollout
+    assert (result.status, result.score) == ("failed", 0.0)
 
 
 def test_a_cap_inside_a_task_group_stops_the_run() -> None:
@@ -288,16 +288,16 @@ def test_a_cap_inside_a_task_group_stops_the_run() -> None:
 
 
 def test_a_tool_that_raises_marks_the_call_before_it(tmp_path: Path) -> None:
-    def act(found: Any) -> Any:
+    def act(result: Any) -> Any:
         try:
             dspy.Tool(raising(KeyError("no")), name="look")()
         except KeyError:
             pass
-        return found
+        return result
 
     with Store(tmp_path / "s.db") as store:
-        found = ran(store, act=act)
-    assert (found.status, found.failure, found.transitions[0].failure) == ("done", None, "tool")
+        rollout = ran(store, act=act)
+    assert (rollout.status, rollout.failure, rollout.transitions[0].failure) == ("done", None, "tool")
 
 
 def test_a_rollout_stopped_by_a_cap_has_that_failure_kind() -> None:
@@ -312,8 +312,8 @@ def test_a_tool_agent_that_repeats_its_call_is_stopped_for_a_loop(tmp_path: Path
         return f"{key} is unknown"
 
     def script(request: Any) -> str:
-        wanted = request.config.response_format["schema"]["properties"]
-        return json.dumps({name: {"action": "look", "key": "x", "need": 1.0}.get(name, "none") for name in wanted})
+        properties = request.config.response_format["schema"]["properties"]
+        return json.dumps({name: {"action": "look", "key": "x", "need": 1.0}.get(name, "none") for name in properties})
 
     arguments = {"look": {"key": (str, dspy.OutputField())}}
     agent = ToolAgent("question -> answer", [look], arguments=arguments, prompt_format="json")

@@ -46,8 +46,8 @@ def test_a_call_sent_again_after_a_kill_is_repeated_and_paid_for(tmp_path: Path)
     meter(path).reserve(KEY)  # killed again
     third = meter(path, calls=1)  # the cap does not refuse a call that is already counted
     answered(third, KEY)
-    for found in (third.usage, meter(path).usage):
-        assert (found.calls, found.repeated, found.cost_usd, found.tokens) == (1, 2, 1.5, 12)
+    for result in (third.usage, meter(path).usage):
+        assert (result.calls, result.repeated, result.cost_usd, result.tokens) == (1, 2, 1.5, 12)
 
 
 def test_failed_calls_that_a_replay_repeats_are_not_counted_again(tmp_path: Path) -> None:
@@ -66,10 +66,10 @@ def test_an_answer_from_the_cache_is_a_replay_only_in_the_rollout_that_paid_for_
     other = meter(path, owner="r2")
     assert other.replayed(KEY) is None
     assert other.usage.cached == 1
-    again = meter(path)
-    assert again.replayed(KEY) is not None
-    assert again.replayed(KEY) is None  # the second time it is an answer from the cache
-    assert (again.usage.calls, again.usage.cached, again.usage.cost_usd) == (1, 2, 0.5)
+    repeated = meter(path)
+    assert repeated.replayed(KEY) is not None
+    assert repeated.replayed(KEY) is None  # the second time it is an answer from the cache
+    assert (repeated.usage.calls, repeated.usage.cached, repeated.usage.cost_usd) == (1, 2, 0.5)
     once_more = meter(path, owner="r2")
     assert once_more.replayed(KEY) is None
     assert once_more.usage.cached == 2  # already counted
@@ -79,22 +79,22 @@ def test_cached_answers_that_were_never_settled_are_billed_on_resume(tmp_path: P
     path, cache = tmp_path / "calls.db", ResponseCache(tmp_path / "responses.db")
     first = meter(path)
     with_recording(scripted_lm(lambda request: "yes"), cache=cache, meter=first)("hello")
-    whole = first.usage
+    usage = first.usage
     assert first.ledger is not None
     first.ledger._db.execute(
         "UPDATE calls SET settled = 0, prompt_tokens = 0, completion_tokens = 0, cost_usd = 0"
     )  # killed before it was
     ledger = Ledger(path)
     assert bill_answered(ledger, cache) == 1
-    assert sum(u.tokens for u in spent_before(ledger).values()) == whole.tokens > 0
+    assert sum(u.tokens for u in spent_before(ledger).values()) == usage.tokens > 0
     assert bill_answered(ledger, cache) == 0
 
 
 def test_identical_concurrent_requests_are_sent_once() -> None:
-    asked, begun = [], threading.Barrier(2)
+    requests, begun = [], threading.Barrier(2)
 
     def slow(request: Any) -> str:
-        asked.append(1)
+        requests.append(1)
         time.sleep(0.2)
         return "yes"
 
@@ -110,7 +110,7 @@ def test_identical_concurrent_requests_are_sent_once() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (len(asked), by.usage.calls, by.usage.cached) == (1, 1, 1)
+    assert (len(requests), by.usage.calls, by.usage.cached) == (1, 1, 1)
 
 
 def test_a_killed_process_loses_no_row(tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ def test_a_killed_process_loses_no_row(tmp_path: Path) -> None:
     for _ in range(200):
         process.stdout.readline()
     os.kill(process.pid, signal.SIGKILL)
-    said = 200 + len(process.stdout.read().splitlines())
+    text = 200 + len(process.stdout.read().splitlines())
     process.wait()
-    assert meter(tmp_path / "calls.db").usage.calls in (said, said + 1)
+    assert meter(tmp_path / "calls.db").usage.calls in (text, text + 1)
 
 
 def test_the_ledger_adds_little_time_per_call(tmp_path: Path) -> None:

@@ -49,10 +49,10 @@ class Unreadable(Exception):
     ],
 )
 def test_an_exception_that_would_end_the_job_is_replaced(error: BaseException) -> None:
-    with pytest.raises(RaisedInside, match=type(error).__name__) as found:
+    with pytest.raises(RaisedInside, match=type(error).__name__) as caught:
         within_limit(lambda: (_ for _ in ()).throw(error), "it")
-    assert failure_of_program(found.value) is FailureKind.AGENT
-    assert found.traceback[-1].name in ("<genexpr>", "<lambda>"), "it says where it was raised"
+    assert failure_of_program(caught.value) is FailureKind.AGENT
+    assert caught.traceback[-1].name in ("<genexpr>", "<lambda>"), "it says where it was raised"
 
 
 def test_ctrl_c_stops_the_thread_that_waits_for_a_call() -> None:
@@ -82,7 +82,7 @@ def test_a_call_over_its_limit_is_abandoned_and_reports_whether_a_model_was_call
 
     with limited(0.2), pytest.raises(OverTime, match=r"the run took longer than the limit of 0\.2 s") as late:
         within_limit(waits, "the run")
-    assert late.value.asking == asks
+    assert late.value.in_model_call == asks
     assert time.monotonic() - began < 1
 
 
@@ -97,7 +97,7 @@ def test_a_model_call_in_an_inner_call_counts_for_the_outer() -> None:
 
     with limited(0.2), pytest.raises(OverTime) as late:
         within_limit(outer, "outer")
-    assert late.value.asking
+    assert late.value.in_model_call
 
 
 def test_a_loop_that_never_ends_is_stopped() -> None:
@@ -155,8 +155,8 @@ def test_a_tool_that_hangs_in_c_code_is_abandoned_with_its_run() -> None:
 
 def test_a_tool_runs_in_the_thread_of_its_run() -> None:
     def run() -> bool:
-        here = threading.current_thread()
-        return within_tool_limit(threading.current_thread, "search") is here
+        thread = threading.current_thread()
+        return within_tool_limit(threading.current_thread, "search") is thread
 
     with limited(8):
         assert within_limit(run, "the run")
@@ -186,14 +186,14 @@ def test_a_finished_tool_keeps_no_reference_to_its_run() -> None:
 
     def run() -> Result:
         within_tool_limit(int, "search")
-        made.append(weakref.ref(found := Result()))
-        return found
+        made.append(weakref.ref(result := Result()))
+        return result
 
     with limited(600):
         for _ in range(3):  # the run's thread refers to the last one
             within_limit(run, "the run")
     gc.collect()
-    assert [found() for found in made[:2]] == [None, None]
+    assert [result() for result in made[:2]] == [None, None]
 
 
 def test_no_stop_is_raised_after_a_tool_has_returned() -> None:

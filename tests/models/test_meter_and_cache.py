@@ -90,24 +90,24 @@ def test_cancel_stops_the_next_call() -> None:
 
 
 def test_a_failed_call_is_counted_and_observed() -> None:
-    seen: list[Call] = []
+    calls: list[Call] = []
     meter = Meter()
-    lm = scripted_lm(lambda request: dspy.lm15.ServerError("down"), meter=meter, observers=[seen.append])
+    lm = scripted_lm(lambda request: dspy.lm15.ServerError("down"), meter=meter, observers=[calls.append])
     with pytest.raises(dspy.utils.exceptions.LMServerError):
         lm("a")
     assert meter.usage.errors == 1
-    assert seen[0].error == "ServerError: down"
-    assert seen[0].response is None
+    assert calls[0].error == "ServerError: down"
+    assert calls[0].response is None
 
 
 def test_cached_answers_are_observed_marked_and_free(tmp_path: Path) -> None:
-    seen: list[Call] = []
+    calls: list[Call] = []
     meter = Meter()
     cache = ResponseCache(tmp_path / "c.db")
-    lm = scripted_lm(lambda request: "yes", meter=meter, cache=cache, observers=[seen.append])
+    lm = scripted_lm(lambda request: "yes", meter=meter, cache=cache, observers=[calls.append])
     assert lm("a") == lm("a") == ["yes"]
-    assert [call.cached for call in seen] == [False, True]
-    assert seen[0].text == seen[1].text == "yes"
+    assert [call.cached for call in calls] == [False, True]
+    assert calls[0].text == calls[1].text == "yes"
     assert (meter.usage.calls, meter.usage.cached, lm.scripted.calls) == (1, 1, 1)
 
 
@@ -139,15 +139,15 @@ def test_the_model_is_called_again_for_a_damaged_cache_entry(tmp_path: Path) -> 
 
 
 def test_async_calls_are_observed_and_share_the_cache() -> None:
-    seen: list[Call] = []
-    lm = scripted_lm(lambda request: "yes", cache=ResponseCache(), observers=[seen.append])
+    calls: list[Call] = []
+    lm = scripted_lm(lambda request: "yes", cache=ResponseCache(), observers=[calls.append])
 
     async def ask() -> None:
         await lm.acall("a")
 
     lm("a")
     asyncio.run(ask())
-    assert [call.cached for call in seen] == [False, True]
+    assert [call.cached for call in calls] == [False, True]
 
 
 def test_samples_differ_by_seed_and_replay() -> None:

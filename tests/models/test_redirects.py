@@ -11,9 +11,9 @@ from aiohttp import web
 import assay
 from assay.errors import ConfigError
 from assay.models.redirects import no_redirects
-from assay.models.roles import Endpoint, check_address
+from assay.models.roles import Endpoint
 from assay.runs.settings import CompileSettings
-from assay.testing.serving import asked, post, served
+from assay.testing.serving import post, send, served
 from assay.traces import Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import HttpUpstream, LitellmUpstream, upstream_of
@@ -93,15 +93,15 @@ def test_the_gateway_neither_follows_nor_forwards_a_redirect(
         else LitellmUpstream("openai/m", {"api_base": f"{url}/v1", "api_key": "k"})
     )
     with Store(tmp_path / "s.db") as store, served(Gateway(store, upstream).app()) as gateway:
-        status, told = post(f"{gateway}/v1/chat/completions", CHAT)
+        status, body = post(f"{gateway}/v1/chat/completions", CHAT)
         assert status >= 300
         if through == "http":
-            assert (status, "redirect (307) to http://127.0.0.1:" in told["error"]["message"]) == (502, True)
-            assert asked("GET", f"{gateway}/v1/models")[0] == 502
+            assert (status, "redirect (307) to http://127.0.0.1:" in body["error"]["message"]) == (502, True)
+            assert send("GET", f"{gateway}/v1/models")[0] == 502
         store.flush()
         (transition,) = store.rollout(next(store.rollouts()).id).transitions
     assert transition.error is not None
-    assert "sk-in-the-address" not in str(told) + transition.error
+    assert "sk-in-the-address" not in str(body) + transition.error
     assert elsewhere.requests == []
 
 
@@ -149,9 +149,9 @@ def test_an_address_with_a_user_or_password_is_refused_without_repeating_it(addr
 
 
 def test_an_address_may_have_an_at_sign_after_the_host() -> None:
-    check_address("http://host/v1/@team")
-    check_address("http://host?user=a@b")
-    check_address(None)
+    for address in ("http://host/v1/@team", "http://host?user=a@b", None):
+        settings = CompileSettings(program="p", rubric="r", data="d", judge_api_base=address)
+        assert settings.judge_api_base == address
 
 
 def test_a_refused_address_names_the_flag_and_where_the_key_goes() -> None:

@@ -74,11 +74,11 @@ def test_each_role_uses_its_own_server_and_key_and_no_key_is_stored(tmp_path: Pa
     (tmp_path / "r.yaml").write_text(RUBRIC)
     (tmp_path / "j.yaml").write_text(JUDGE)
     program, judge, reflection = ScriptedUpstream(), ScriptedUpstream(), ScriptedUpstream()
-    with served(program.app()) as one, served(judge.app()) as two, served(reflection.app()) as three:
+    with served(program.app()) as program_url, served(judge.app()) as two, served(reflection.app()) as three:
         report = assay.compile(
             dspy.Predict("question -> answer"), rubric=tmp_path / "r.yaml", data=rows(tmp_path), optimizer="copro",
             prompt_format="json",
-            model="openai/m", api_base=f"{one}/v1", api_key_env="MAIN_KEY",
+            model="openai/m", api_base=f"{program_url}/v1", api_key_env="MAIN_KEY",
             judge_model="openai/j", judge_api_base=f"{two}/v1", judge_api_key_env="JUDGE_KEY",
             reflection_model="openai/r", reflection_api_base=f"{three}/v1", reflection_api_key_env="REFLECT_KEY",
             out=tmp_path / "a",
@@ -118,9 +118,9 @@ def test_unused_settings_do_not_change_a_jobs_key() -> None:
 def test_a_model_file_is_loaded_by_path_with_its_own_template(embedded: str, tmp_path: Path) -> None:
     path = tmp_path / "own model+1.gguf"
     path.symlink_to(find_model(embedded))
-    told = read_metadata(path)
-    assert told["general.architecture"] == "llama"
-    assert "<|im_start|>" in told["tokenizer.chat_template"]
+    metadata = read_metadata(path)
+    assert metadata["general.architecture"] == "llama"
+    assert "<|im_start|>" in metadata["tokenizer.chat_template"]
     lm = get_lm(f"embedded:{path}", temperature=0.1, seed=1)
     assert lm.recording.backend.weights == get_lm(embedded).recording.backend.weights
     with dspy.context(lm=lm, adapter=dspy.ChatAdapter()):
@@ -129,7 +129,7 @@ def test_a_model_file_is_loaded_by_path_with_its_own_template(embedded: str, tmp
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("embedded:{0}/nope.gguf", "no such model file"),
         ("embedded:{0}/text.gguf", "not a GGUF file"),
@@ -137,9 +137,9 @@ def test_a_model_file_is_loaded_by_path_with_its_own_template(embedded: str, tmp
         ("embedded/{0}/text.gguf", "with a colon"),
     ],
 )
-def test_a_file_that_is_not_a_model_is_refused_by_its_path(name: str, told: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_model_is_refused_by_its_path(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "text.gguf").write_text("no weights here")
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=message):
         get_lm(name.format(tmp_path))
 
 
@@ -171,6 +171,6 @@ TOOLS = [{"type": "function", "function": {"name": "look"}}]
 )
 def test_tool_calls_written_as_text_are_parsed(text: str, calls: int) -> None:
     reply = {"choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": text}}]}
-    found = with_tool_calls(reply, TOOLS)["choices"][0]
-    assert len(found["message"].get("tool_calls") or ()) == calls
-    assert (found["finish_reason"] == "tool_calls") == bool(calls)
+    result = with_tool_calls(reply, TOOLS)["choices"][0]
+    assert len(result["message"].get("tool_calls") or ()) == calls
+    assert (result["finish_reason"] == "tool_calls") == bool(calls)

@@ -22,17 +22,17 @@ GOOD = {
 
 class Handler(BaseHTTPRequestHandler):
     plan: list[object] = []
-    asked: list[dict[str, object]] = []
+    requests: list[dict[str, object]] = []
     release = threading.Event()
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         step = self.plan.pop(0) if self.plan else 200
         if step == "hang":
             self.release.wait(20)
             return
-        self.asked.append(asked)
-        if step == "no schema" and "response_format" not in asked:
+        self.requests.append(payload)
+        if step == "no schema" and "response_format" not in payload:
             step = 200
         reply = (
             GOOD
@@ -65,17 +65,17 @@ def server() -> Iterator[str]:
     http.shutdown()
 
 
-def lm_for(server: str, seen: list[Call], meter: Meter, **options: object):
-    return get_lm("openai/m", api_base=server, api_key="none", observers=[seen.append], meter=meter, **options)
+def lm_for(server: str, calls: list[Call], meter: Meter, **options: object):
+    return get_lm("openai/m", api_base=server, api_key="none", observers=[calls.append], meter=meter, **options)
 
 
 def test_a_500_is_retried_and_both_attempts_are_counted(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     Handler.plan = [500, 429, 200]
-    seen: list[Call] = []
+    calls: list[Call] = []
     meter = Meter()
-    assert lm_for(server, seen, meter)("hi") == ["hello"]
-    assert [call.error is None for call in seen] == [False, False, True]
+    assert lm_for(server, calls, meter)("hi") == ["hello"]
+    assert [call.error is None for call in calls] == [False, False, True]
     assert (meter.usage.calls, meter.usage.errors) == (3, 2)
 
 
@@ -164,12 +164,12 @@ def test_thinking_that_litellm_removes_from_the_text_is_kept_as_reasoning(server
 
 def test_a_self_hosted_server_that_refuses_schemas_gets_none_from_then_on(server: str) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {}}}}
-    Handler.plan, Handler.asked = ["no schema", "no schema"], []
+    Handler.plan, Handler.requests = ["no schema", "no schema"], []
     calls, meter = list[Call](), Meter()
     lm = lm_for(server, calls, meter, num_retries=0)
     assert lm.supports_response_schema
     assert lm("hi", response_format=schema) == ["hello"]
     assert not lm.supports_response_schema
-    assert ["response_format" in asked for asked in Handler.asked] == [True, False]
+    assert ["response_format" in body for body in Handler.requests] == [True, False]
     assert (meter.usage.calls, meter.usage.errors) == (2, 1)
     assert [call.error is None for call in calls] == [False, True]

@@ -27,17 +27,17 @@ class Mine(dspy.Module):
 class Server(BaseHTTPRequestHandler):
     """An OpenAI-compatible server whose answers hang on the prompt alone."""
 
-    asked = 0
+    calls = 0
 
     def do_POST(self) -> None:
-        Server.asked += 1
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        prompt = "\n".join(message["content"] for message in asked["messages"])
+        Server.calls += 1
+        payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompt = "\n".join(message["content"] for message in payload["messages"])
         number = int((re.findall(r"What is (\d+)", prompt) or ["0"])[-1]) // 4 * 4 + 1  # right for every fourth
         text = "yes" if "polite" in prompt else f"[[ ## answer ## ]]\n{number}\n\n[[ ## completed ## ]]"
         choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
         if (
-            asked.get("logprobs") and text == "yes"
+            payload.get("logprobs") and text == "yes"
         ):  # without them judges are asked again, how often hangs on which thread is first
             likely = [
                 {"token": word, "logprob": value, "bytes": None} for word, value in (("yes", -0.01), ("no", -4.7))
@@ -63,7 +63,7 @@ def server() -> Iterator[dict[str, str]]:
     threading.Thread(target=http.serve_forever, daemon=True).start()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENAI_API_KEY", "none")
-        Server.asked = 0
+        Server.calls = 0
         yield {"model": "openai/m", "api_base": f"http://127.0.0.1:{http.server_port}/v1"}
     http.shutdown()
 

@@ -75,6 +75,7 @@ def compile_it(optimizer: str, tmp_path: Path, script: Any = student_of_examples
     )
 
 
+@pytest.mark.slow
 def test_auto_finds_demonstrations_if_the_plain_program_never_succeeds(tmp_path: Path) -> None:
     report = compile_it("auto", tmp_path)
     data = report.to_dict()
@@ -92,6 +93,7 @@ def test_auto_finds_demonstrations_if_the_plain_program_never_succeeds(tmp_path:
     assert data["unrecorded"] == data["rows_not_stored"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 def test_every_optimizer_runs_and_stores_the_measured_program(optimizer: str, tmp_path: Path) -> None:
     report = compile_it(optimizer, tmp_path, sizes={"train": 12, "val": 6, "gate": 5, "test": 5}, demos=4)
@@ -107,6 +109,7 @@ def test_every_optimizer_runs_and_stores_the_measured_program(optimizer: str, tm
         assert compiled == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["BootstrapFewShot", "COPRO", "GEPA", "BootstrapFewShotWithRandomSearch"])
 def test_teleprompter_is_loaded_by_class_path(tmp_path: Path, name: str) -> None:
     report = compile_it(f"dspy.teleprompt:{name}", tmp_path, sizes={"train": 8, "val": 5, "gate": 5, "test": 5})
@@ -135,8 +138,8 @@ def test_cap_keeps_the_best_program_a_named_optimizer_evaluated(tmp_path: Path, 
     assert f"{cap} search calls" in data["stopped"]
     assert data["winner"] == f"{optimizer}, cut short"
     assert data["test"]["compiled"]["score"] > data["test"]["baseline"]["score"]
-    whole = compile_it(optimizer, tmp_path, max_search_calls=5000, resume=True).to_dict()
-    assert (whole["winner"], whole["stopped"]) == (optimizer, None)
+    report = compile_it(optimizer, tmp_path, max_search_calls=5000, resume=True).to_dict()
+    assert (report["winner"], report["stopped"]) == (optimizer, None)
 
 
 def test_failing_optimizer_leaves_the_plain_program_and_a_note(tmp_path: Path) -> None:
@@ -168,10 +171,10 @@ def test_server_failure_after_the_search_leaves_a_resumable_run(tmp_path: Path) 
     down = True
 
     def dies(request: Any) -> Any:
-        asked = request.messages[-1].text or ""
+        prompt = request.messages[-1].text or ""
         return (
             dspy.lm15.ServerError("gone")
-            if down and any(question in asked for question in tested)
+            if down and any(question in prompt for question in tested)
             else student_of_examples(request)
         )
 
@@ -242,9 +245,9 @@ def test_job_that_failed_to_start_releases_its_lock(tmp_path: Path) -> None:
     compile_it("labeled", tmp_path, cache=False)
     with pytest.raises(
         ConfigError, match="this job has finished"
-    ) as held:  # the exception is kept, as a notebook keeps it
+    ) as caught:  # the exception is kept, as a notebook keeps it
         compile_it("labeled", tmp_path, cache=False, resume=True)
-    assert compile_it("labeled", tmp_path).to_dict()["stopped"] is None, held
+    assert compile_it("labeled", tmp_path).to_dict()["stopped"] is None, caught
 
 
 def test_cap_on_all_calls_stops_and_keeps_the_artifact(tmp_path: Path) -> None:
@@ -255,6 +258,7 @@ def test_cap_on_all_calls_stops_and_keeps_the_artifact(tmp_path: Path) -> None:
     assert Path(data["artifact"]).is_dir()
 
 
+@pytest.mark.slow
 def test_capped_run_resumes_with_a_higher_cap(tmp_path: Path) -> None:
     first = compile_it("auto", tmp_path, max_calls=40).to_dict()
     second = compile_it("auto", tmp_path, max_calls=1000, resume=True).to_dict()
@@ -262,8 +266,8 @@ def test_capped_run_resumes_with_a_higher_cap(tmp_path: Path) -> None:
     assert second["repeated_calls"] == 0  # what was asked before is answered from the response cache
     assert second["calls"] > first["calls"]  # what was spent before still counts
     assert second["test"]["compiled"]["score"] == 1.0
-    again = compile_it("auto", tmp_path, max_calls=1000, resume=True).to_dict()  # a finished run is replayed
-    assert [again[name] for name in ("winner", "calls", "cached", "repeated_calls")] == [
+    resumed = compile_it("auto", tmp_path, max_calls=1000, resume=True).to_dict()  # a finished run is replayed
+    assert [resumed[name] for name in ("winner", "calls", "cached", "repeated_calls")] == [
         second[n] for n in ("winner", "calls", "cached", "repeated_calls")
     ]
 
@@ -346,6 +350,7 @@ def test_unparsable_judge_answers_are_unscored(tmp_path: Path) -> None:
     assert data["score"] == 1.0
 
 
+@pytest.mark.slow
 def test_repeated_run_replays_from_the_cache(tmp_path: Path) -> None:
     sizes = {"train": 12, "val": 6, "gate": 5, "test": 5}
     first = compile_it("auto", tmp_path, seed=5, sizes=sizes).to_dict()
@@ -364,8 +369,10 @@ def test_rollouts_have_the_split_of_their_task(tmp_path: Path) -> None:
     splits.unseal()
     where = {task.id: name for name in ("train", "val", "gate", "test") for task in getattr(splits, name)}
     with assay.Store(tmp_path / ".assay" / "a.db") as store:
-        found = {(rollout.split, where[rollout.task_id]) for rollout in store.rollouts() if rollout.source == "program"}
-    assert found == {(name, name) for name in ("train", "val", "gate", "test")}
+        values = {
+            (rollout.split, where[rollout.task_id]) for rollout in store.rollouts() if rollout.source == "program"
+        }
+    assert values == {(name, name) for name in ("train", "val", "gate", "test")}
 
 
 def test_test_split_is_not_read_before_the_report() -> None:
@@ -377,24 +384,24 @@ def test_test_split_is_not_read_before_the_report() -> None:
 def test_exploration_makes_tool_calls_happen() -> None:
     session = scripted_session()
     with session.context():
-        found = explore(
+        exploration = explore(
             RecordedProgram(MathQA(), session), load_splits(DATA).train, session, prompt_formats=["json"], target=5
         )
-    assert len(found.demonstrations) >= 5
-    assert found.teacher is not None
-    assert found.teacher.settings["parameters"]["tool_usage_threshold"] == 0
-    actions = [output["action"] for d in found.demonstrations for name, _, output in d.steps if name == "decide"]
+    assert len(exploration.demonstrations) >= 5
+    assert exploration.teacher is not None
+    assert exploration.teacher.settings["parameters"]["tool_usage_threshold"] == 0
+    actions = [output["action"] for d in exploration.demonstrations for name, _, output in d.steps if name == "decide"]
     assert set(actions) == {"calculator", "answer"}
 
 
 def test_exploration_stops_if_no_task_is_hard() -> None:
     session = scripted_session()
     with session.context():
-        found = explore(
+        exploration = explore(
             RecordedProgram(MathQA(), session), load_splits(DATA).train, session, prompt_formats=["json"], target=5
         )
-    assert not any(d.failures for d in found.demonstrations)
-    assert 10 <= len(found.demonstrations) < 14  # twice as many as wanted, to the end of a batch
+    assert not any(d.failures for d in exploration.demonstrations)
+    assert 10 <= len(exploration.demonstrations) < 14  # twice as many as wanted, to the end of a batch
 
 
 def test_prompt_format_that_scored_worse_is_dropped() -> None:
@@ -466,12 +473,12 @@ def test_paired_gain_matches_hand_calculation() -> None:
 
 
 def test_interval_coverage_is_nominal() -> None:
-    rng, held = random.Random(0), 0
+    rng, covered = random.Random(0), 0
     for _ in range(100):
         differences = {str(i): rng.choice([-1.0, 0.0, 0.0, 1.0, 1.0]) for i in range(40)}  # mean 0.2
         gain = paired_gain(dict.fromkeys(differences, 0.0), differences)
-        held += gain.low <= 0.2 <= gain.high
-    assert held >= 90
+        covered += gain.low <= 0.2 <= gain.high
+    assert covered >= 90
 
 
 def test_more_than_ten_failed_runs_do_not_end_an_evaluation() -> None:

@@ -42,7 +42,7 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> dict[str, Any]:
+def local_settings(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "r.yaml").write_text(RUBRIC)
     (tmp_path / "check.py").write_text(
         "def short(task, prediction, rollout):\n    return len(prediction['answer']) < 3\n"
@@ -59,71 +59,83 @@ def here(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_ray_results_equal_thread_results(
-    server: dict[str, str], cluster: Any, here: dict[str, Any], mine: str, tmp_path: Path
+    server: dict[str, str], cluster: Any, local_settings: dict[str, Any], mine: str, tmp_path: Path
 ) -> None:
-    found = {}
+    results = {}
     for where in ("threads", "ray"):
-        options = {**here, **server, "store": tmp_path / f"{where}.db"}
+        options = {**local_settings, **server, "store": tmp_path / f"{where}.db"}
         report = assay.evaluate(
             mine, split="val", executor=where, cache=False, prompt_format="chat", preflight=False, **options
         )
         with Store(tmp_path / f"{where}.db") as store:
             rollouts = [store.rollout(rollout.id) for rollout in store.rollouts()]
-        kept = sorted(
+        stored = sorted(
             (r.source, r.task_id, r.split, r.phase, r.run_id, r.score or 0, [t.output for t in r.transitions])
             for r in rollouts
         )
         usage = report.meter.of("evaluate")
-        found[where] = (report.evaluation.scores, usage.calls, usage.tokens, usage.errors, report.unrecorded, kept)
-    assert found["ray"] == found["threads"]
-    scores = found["ray"][0].values()
+        results[where] = (report.evaluation.scores, usage.calls, usage.tokens, usage.errors, report.unrecorded, stored)
+    assert results["ray"] == results["threads"]
+    scores = results["ray"][0].values()
     assert len(scores) > 4
     assert len(set(scores)) > 1
 
 
 @pytest.mark.slow
 def test_lost_host_is_tolerated(
-    server: dict[str, str], cluster: Any, here: dict[str, Any], mine: str, tmp_path: Path
+    server: dict[str, str], cluster: Any, local_settings: dict[str, Any], mine: str, tmp_path: Path
 ) -> None:
     config = program_settings(
         CompileSettings,
         mine,
-        here["rubric"],
-        here["data"],
+        local_settings["rubric"],
+        local_settings["data"],
         None,
         {"executor": "ray", "sizes": {"val": 4}, "prompt_format": "chat", **server},
     )
     with open_job(
-        config, program=mine, rubric=here["rubric"], progress=SilentProgress(), store=here["store"], need=("val",)
+        config,
+        program=mine,
+        rubric=local_settings["rubric"],
+        progress=SilentProgress(),
+        store=local_settings["store"],
+        need=("val",),
     ) as job:
         executor: Any = job.session.executor
         assert len(executor.hosts) == 2
         ray.kill(executor.hosts[0])
-        found = evaluate(job.student, job.splits.val, job.session)
-        assert (len(found), found.unscored, len(executor.hosts)) == (4, 0, 1)
+        report = evaluate(job.student, job.splits.val, job.session)
+        assert (len(report), report.unscored, len(executor.hosts)) == (4, 0, 1)
         ray.kill(executor.hosts[0])
         with pytest.raises(ModelError, match=r"hosts were lost|every host of the Ray cluster is gone"):
             evaluate(job.student, job.splits.val, job.session)
 
 
 @pytest.mark.slow
-def test_caps_apply_on_a_cluster(server: dict[str, str], cluster: Any, here: dict[str, Any]) -> None:
-    report = assay.evaluate("math_qa", split="val", executor="ray", threads=1, max_calls=3, **here, **server)
+def test_caps_apply_on_a_cluster(server: dict[str, str], cluster: Any, local_settings: dict[str, Any]) -> None:
+    report = assay.evaluate("math_qa", split="val", executor="ray", threads=1, max_calls=3, **local_settings, **server)
     assert "cap of 3 calls" in str(report.stopped)
     assert 3 <= report.meter.usage.calls < 40
 
 
 @pytest.mark.slow
 def test_samples_of_a_task_are_averaged(
-    server: dict[str, str], here: dict[str, Any], mine: str, tmp_path: Path
+    server: dict[str, str], local_settings: dict[str, Any], mine: str, tmp_path: Path
 ) -> None:
     report = assay.evaluate(
-        mine, split="val", samples=3, prompt_format="chat", sizes={"val": 3}, preflight=False, **here, **server
+        mine,
+        split="val",
+        samples=3,
+        prompt_format="chat",
+        sizes={"val": 3},
+        preflight=False,
+        **local_settings,
+        **server,
     )
-    found = report.to_dict()["result"]
-    assert (found["n"], found["metrics"]["coherence"]) == (3, 1.0)  # this server answers a prompt always alike
-    assert found["calls_per_task"] == 1
-    with Store(here["store"]) as store:
+    result = report.to_dict()["result"]
+    assert (result["n"], result["metrics"]["coherence"]) == (3, 1.0)  # this server answers a prompt always alike
+    assert result["calls_per_task"] == 1
+    with Store(local_settings["store"]) as store:
         assert sorted(rollout.sample for rollout in store.rollouts() if rollout.source == "program") == [
             0,
             0,
@@ -136,7 +148,7 @@ def test_samples_of_a_task_are_averaged(
             2,
         ]
     with pytest.raises(ConfigError, match="samples=0 must be at least 1"):
-        assay.evaluate(mine, samples=0, **here, **server)
+        assay.evaluate(mine, samples=0, **local_settings, **server)
 
 
 def test_mean_result_matches_hand_calculation() -> None:
@@ -152,11 +164,11 @@ def test_mean_result_matches_hand_calculation() -> None:
     assert mean_result([ScoreResult(value=0.0, failed=why) for why in ("first", "second")]).failed == "first"
 
 
-def test_unpicklable_programs_are_refused(here: dict[str, Any]) -> None:
+def test_unpicklable_programs_are_refused(local_settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="needs the model by its name"):
-        assay.evaluate("math_qa", lm=scripted_lm(lambda request: "x"), executor="ray", **here)
+        assay.evaluate("math_qa", lm=scripted_lm(lambda request: "x"), executor="ray", **local_settings)
     with pytest.raises(ConfigError, match="executor='mpi' must be one of threads, ray"):
-        assay.evaluate("math_qa", executor="mpi", **here)
+        assay.evaluate("math_qa", executor="mpi", **local_settings)
 
 
 def test_outbox_keeps_the_latest_of_each_record_and_is_emptied() -> None:

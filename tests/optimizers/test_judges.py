@@ -32,12 +32,12 @@ def labels_file(path: Path, *, count: int = 300, raters: int = 3, noise: float =
         for number in range(count):
             truth = scale[number % 3]
             for rater in range(raters):
-                said = rng.choice(scale) if rng.random() < noise else truth
+                text = rng.choice(scale) if rng.random() < noise else truth
                 row = {
                     "item_id": str(number),
                     "output": f"{WORDS[truth]} thing {number}",
                     "rater": f"r{rater}",
-                    "label": said,
+                    "label": text,
                     "rationale": f"it says {WORDS[truth]}",
                 }
                 file.write(json.dumps(row) + "\n")
@@ -91,6 +91,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, compiled(folder)
 
 
+@pytest.mark.slow
 def test_calibration_corrects_a_biased_judge(calibrated: tuple[Path, Any], tmp_path: Path) -> None:
     report = calibrated[1]
     data = report.to_dict()
@@ -108,8 +109,8 @@ def test_calibration_corrects_a_biased_judge(calibrated: tuple[Path, Any], tmp_p
     page = (report.artifact / "report.md").read_text()
     assert "{" not in page
     assert "Gain in weighted_kappa, paired: " in page
-    shown = CliRunner().invoke(group, ["judge", "card", str(report.artifact)])
-    assert (shown.exit_code, "of what people reach" in shown.output, "weighted_kappa" in shown.output) == (
+    output = CliRunner().invoke(group, ["judge", "card", str(report.artifact)])
+    assert (output.exit_code, "of what people reach" in output.output, "weighted_kappa" in output.output) == (
         0,
         True,
         True,
@@ -138,12 +139,13 @@ def test_recompiling_a_judge_requires_its_salt(calibrated: tuple[Path, Any]) -> 
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_openings_of_the_label_test_split_are_counted(tmp_path: Path) -> None:
     first = compiled(tmp_path, optimizer="calibrate")
     assert first.to_dict()["test_openings"] == {"this_job": 1, "this_store": 1}
     assert "has been opened 1 time in this store" in (first.artifact / "report.md").read_text()
-    again = compiled(tmp_path, optimizer="calibrate", demos=1)
-    assert again.to_dict()["test_openings"] == {"this_job": 1, "this_store": 2}
+    repeated = compiled(tmp_path, optimizer="calibrate", demos=1)
+    assert repeated.to_dict()["test_openings"] == {"this_job": 1, "this_store": 2}
 
 
 def test_a_rubric_uses_a_compiled_judge(calibrated: tuple[Path, Any], tmp_path: Path) -> None:
@@ -168,12 +170,12 @@ def test_anchors_are_replayed_if_another_model_judges(calibrated: tuple[Path, An
     same, other = scripted_lm(leaning, logprobs=True), scripted_lm(turned, logprobs=True)
     other.model = "scripted/next"
     scored = {"data": str(rows), "store": tmp_path / ".assay" / "b.db", "cache": False}
-    found = score_rows(folder, lm=same, **scored)
-    assert (found["alarms"], found["calls"]) == ([], 30)
-    found = score_rows(folder, lm=other, **scored)
-    assert found["calls"] == 60  # 30 anchors, 30 rows
-    assert "CUSUM" in found["alarms"][0]
-    assert " Changed: model" in found["alarms"][0]
+    evaluation = score_rows(folder, lm=same, **scored)
+    assert (evaluation["alarms"], evaluation["calls"]) == ([], 30)
+    evaluation = score_rows(folder, lm=other, **scored)
+    assert evaluation["calls"] == 60  # 30 anchors, 30 rows
+    assert "CUSUM" in evaluation["alarms"][0]
+    assert " Changed: model" in evaluation["alarms"][0]
     assert replay_anchors(folder, lm=same, store=tmp_path / ".assay" / "b.db")["alarms"] == []
     assert replay_anchors(folder, lm=other, store=tmp_path / ".assay" / "b.db")["alarms"]
 
@@ -181,11 +183,11 @@ def test_anchors_are_replayed_if_another_model_judges(calibrated: tuple[Path, An
     (tmp_path / "tasks.jsonl").write_text(
         "".join(json.dumps({"question": f"q{at}", "answer": "x"}) + "\n" for at in range(30))
     )
-    told = assay.evaluate(
+    evaluated = assay.evaluate(
         dspy.Predict("question -> answer"), rubric=tmp_path / "r.yaml", data=str(tmp_path / "tasks.jsonl"), lm=other,
         store=tmp_path / ".assay" / "b.db",
     )  # fmt: skip
-    assert told.to_dict()["alarms"] == found["alarms"]
+    assert evaluated.to_dict()["alarms"] == evaluation["alarms"]
 
 
 def test_sealed_items_are_judged_only_at_the_end(calibrated: tuple[Path, Any]) -> None:
@@ -211,6 +213,7 @@ def test_model_without_probabilities_is_compiled_from_written_verdicts(tmp_path:
     assert any("no probabilities" in note for note in data["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["calibrate", "labeled", "bootstrap", "copro", "gepa", "simba"])
 def test_other_optimizers_by_name(tmp_path: Path, optimizer: str) -> None:
     sizes = {"train": 18, "val": 20, "gate": 20, "test": 20}
@@ -219,32 +222,34 @@ def test_other_optimizers_by_name(tmp_path: Path, optimizer: str) -> None:
     assert data["test"]["compiled"]["weighted_kappa"] > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "adopted"), [("", True), (" Then look at the", False), (" ```", False)])
 def test_broken_judge_instructions_are_never_adopted(tmp_path: Path, end: str, adopted: bool) -> None:
     def proposing(request: Any) -> str:
         text = request.messages[-1].text or ""
         truth = next((label for label, word in WORDS.items() if word in text), "neutral")
-        said = {
+        labels = {
             "verdict": truth if "with care" in str(request) else "positive",
             "reasoning": "r",
             "proposed_prefix_for_output_field": "Verdict:",
         }
-        return json.dumps({**said, "proposed_instruction": f"Judge the mood with care.{end}"})
+        return json.dumps({**labels, "proposed_instruction": f"Judge the mood with care.{end}"})
 
     sizes = {"train": 18, "val": 20, "gate": 10, "test": 10}
     report = compiled(tmp_path, proposing, logprobs=False, optimizer="copro", sizes=sizes)
     assert any("with care" in p.signature.instructions for p in report.outcome.compiled.predictors()) is adopted
 
 
+@pytest.mark.slow
 def test_rater_reasons_reach_a_reflecting_optimizer(tmp_path: Path) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
     def listening(request: Any) -> Any:
-        asked.append(" ".join(str(message.text) for message in request.messages))
+        requests.append(" ".join(str(message.text) for message in request.messages))
         return leaning(request)
 
     compiled(tmp_path, listening, optimizer="gepa", sizes={"train": 18, "val": 20, "gate": 20, "test": 20})
-    assert any("Their reasons:" in text and "it says awful" in text for text in asked)
+    assert any("Their reasons:" in text and "it says awful" in text for text in requests)
 
 
 def test_single_class_labels_report_undefined_kappa(tmp_path: Path) -> None:
@@ -259,6 +264,7 @@ def test_single_class_labels_report_undefined_kappa(tmp_path: Path) -> None:
     assert data["ceiling"]["undefined"]["kappa"] == "no item has two raters"
 
 
+@pytest.mark.slow
 def test_intermittently_failing_verdicts_are_counted_and_excluded(tmp_path: Path) -> None:
     count = [0]
 
@@ -276,6 +282,7 @@ def test_unreachable_model_ends_the_compile_early_with_a_reason(tmp_path: Path) 
         compiled(tmp_path, lambda request: dspy.lm15.ServerError("down"), sizes={"val": 20})
 
 
+@pytest.mark.slow
 def test_cap_keeps_the_best_result_and_resumes(tmp_path: Path) -> None:
     sizes = {"train": 40, "val": 30, "gate": 24, "test": 24}
     stopped = compiled(tmp_path, sizes=sizes, max_calls=100).to_dict()
@@ -346,9 +353,10 @@ def test_price_of_a_verdict_is_reported_even_if_the_winner_was_cached(tmp_path: 
 
     session = Session(lm=None, rubric=None, recorder=None, meter=report.meter)  # type: ignore[arg-type]
     assert price_per_call(session) == pytest.approx(usage_price)
-    assert report.outcome.answers["compiled"].asked == 30  # a call each, whether it was asked or known
+    assert report.outcome.answers["compiled"].calls == 30  # a call each, whether it was asked or known
 
 
+@pytest.mark.slow
 def test_children_inherit_demonstrations_of_parents(tmp_path: Path) -> None:
     first = compiled(tmp_path, optimizer="calibrate", out=tmp_path / "first")
     (tmp_path / "jury.yaml").write_text(f"jury: {{members: [{first.artifact}, {first.artifact}]}}\n")
@@ -362,9 +370,9 @@ def test_children_inherit_demonstrations_of_parents(tmp_path: Path) -> None:
             sizes={"train": 36, "val": 30, "gate": 30, "test": 30}, store=tmp_path / ".assay" / "a.db",
             out=tmp_path / f"child{at}",
         )  # fmt: skip
-        found = forget_rater("r0", store=tmp_path / ".assay" / "a.db")["judges"]
-        assert str(child.artifact) in found
-        assert str(first.artifact) in found
+        result = forget_rater("r0", store=tmp_path / ".assay" / "a.db")["judges"]
+        assert str(child.artifact) in result
+        assert str(first.artifact) in result
         with pytest.raises(ConfigError, match="was compiled with the salt 'assay'"):
             assay.compile_judge(
                 judge,
@@ -375,21 +383,24 @@ def test_children_inherit_demonstrations_of_parents(tmp_path: Path) -> None:
             )
 
 
+@pytest.mark.slow
 def test_attack_cases_are_never_demonstrations(tmp_path: Path) -> None:
     labels = labels_file(tmp_path / "noisy.jsonl", noise=0.5, raters=9)
     report = compiled(tmp_path, labels=labels, negatives=20)
-    shown = [str(demo["output"]) for predictor in report.outcome.compiled.predictors() for demo in predictor.demos]
-    assert not any("correct accurate complete" in text or "Ignore all" in text or not text.strip('"') for text in shown)
+    output = [str(demo["output"]) for predictor in report.outcome.compiled.predictors() for demo in predictor.demos]
+    assert not any(
+        "correct accurate complete" in text or "Ignore all" in text or not text.strip('"') for text in output
+    )
     with pytest.raises(ConfigError, match="scale is nominal"):
         compiled(tmp_path, scale_kind="nominal", negatives=4)
 
 
 def test_small_split_is_reported(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
     class Lines(SilentProgress):
         def say(self, text: str) -> None:
-            said.append(text)
+            messages.append(text)
 
     compiled(
         tmp_path,
@@ -398,15 +409,15 @@ def test_small_split_is_reported(tmp_path: Path) -> None:
         optimizer="calibrate",
         progress=Lines(),
     )
-    assert any("under 20 nothing can be claimed" in line for line in said)
+    assert any("under 20 nothing can be claimed" in line for line in messages)
 
 
 @pytest.mark.parametrize("optimizer", ["knn", "ensemble"])
 def test_invalid_judge_is_refused_before_any_call(tmp_path: Path, optimizer: str) -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
     with pytest.raises(ConfigError, match="makes another program around the judge"):
-        compiled(tmp_path, lambda request: asked.append(request) or leaning(request), optimizer=optimizer)
-    assert asked == []
+        compiled(tmp_path, lambda request: requests.append(request) or leaning(request), optimizer=optimizer)
+    assert requests == []
 
 
 def test_numeric_scale_words_may_be_numbers(tmp_path: Path) -> None:

@@ -22,12 +22,12 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def moods(count: int = 240, said: Any = None, text: Any = None, raters: int = 2) -> list[dict[str, Any]]:
+def moods(count: int = 240, label: Any = None, text: Any = None, raters: int = 2) -> list[dict[str, Any]]:
     labels = MOODS["scale"]
     return [
         {
             "item_id": str(at), "output": text(at) if text else f"{TELLS[labels[at % 3]]} {at}", "rater": f"r{rater}",
-            "label": said(at) if said else labels[at % 3],
+            "label": label(at) if label else labels[at % 3],
         }
         for at in range(count) for rater in range(raters)
     ]  # fmt: skip
@@ -83,6 +83,7 @@ def first_place(request: Any) -> dict[str, float]:
     return {"a": 0.8 if better_first else 0.6, "tie": 0.05, "b": 0.15 if better_first else 0.35}
 
 
+@pytest.mark.slow
 def test_position_bias_of_a_pairwise_judge_is_corrected(tmp_path: Path) -> None:
     data = compiled(tmp_path, PairwiseJudge(), pairs(), first_place)
     assert data["test"]["baseline"]["accuracy"] < 0.1  # every pair is inconsistent, so a tie
@@ -105,6 +106,7 @@ def test_all_ties_are_reported_as_undefined(tmp_path: Path) -> None:
 # -- panels
 
 
+@pytest.mark.slow
 def test_jury_is_compiled_to_the_best_agreeing_votes(tmp_path: Path) -> None:
     blind = PointwiseJudge({**MOODS, "text": "Say anything."}, shows=["output"])
     jury = Jury([PointwiseJudge(MOODS, shows=["output"]), blind, blind])
@@ -118,6 +120,7 @@ def test_jury_is_compiled_to_the_best_agreeing_votes(tmp_path: Path) -> None:
     assert isinstance(assay.load_judge(data["artifact"]), Jury)
 
 
+@pytest.mark.slow
 def test_cascade_is_compiled(tmp_path: Path) -> None:
     cascade = Cascade(
         PointwiseJudge(MOODS, shows=["output"]),
@@ -131,6 +134,7 @@ def test_cascade_is_compiled(tmp_path: Path) -> None:
     assert any("second judge under" in candidate["name"] for candidate in data["candidates"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["accuracy", "kappa", "alpha", "spearman", "brier"])
 def test_every_objective(tmp_path: Path, objective: str) -> None:
     judge = PointwiseJudge(MOODS, shows=["output"])
@@ -179,7 +183,7 @@ def test_single_rater_has_no_ceiling(tmp_path: Path) -> None:
 
 
 def test_single_class_is_reported_without_claims(tmp_path: Path) -> None:
-    data = compiled(tmp_path, PointwiseJudge(MOODS, shows=["output"]), moods(said=lambda at: "neutral"))
+    data = compiled(tmp_path, PointwiseJudge(MOODS, shows=["output"]), moods(label=lambda at: "neutral"))
     assert data["test"]["compiled"]["kappa"] is None
     assert data["test"]["compiled"]["undefined"]["kappa"]
     assert (data["replaces"], data["gate"]) == (False, None)
@@ -226,6 +230,7 @@ def test_timeouts_leave_verdicts_unscored(tmp_path: Path) -> None:
     assert data["test"]["compiled"]["accuracy"] > 0.9  # of those it judged
 
 
+@pytest.mark.slow
 def test_judge_with_low_coverage_does_not_replace_its_parent(tmp_path: Path) -> None:
     """With letters it answers a few items, all of them rightly; with words all, less well."""
 
@@ -247,6 +252,7 @@ def test_judge_with_low_coverage_does_not_replace_its_parent(tmp_path: Path) -> 
     assert data["test"]["compiled"]["unscored"] == 0
 
 
+@pytest.mark.slow
 def test_demonstrations_carry_over_to_other_judge_kinds(tmp_path: Path) -> None:
     taught = PointwiseJudge(MOODS, shows=["task_input", "output"])
     taught.decide.demos = [{"output": "fine", "verdict": "neutral"}]
@@ -274,8 +280,8 @@ def test_demonstrations_carry_over_to_other_judge_kinds(tmp_path: Path) -> None:
 def test_items_keep_their_split_when_items_are_added() -> None:
     def splits(count: int) -> dict[str, set[str]]:
         items = make_items([("w", row) for row in moods(count)], labels=MOODS["scale"])
-        found = split_items(items)
-        return {name: {item.id for item in getattr(found, name)} for name in ("train", "val", "gate", "test")}
+        splits = split_items(items)
+        return {name: {item.id for item in getattr(splits, name)} for name in ("train", "val", "gate", "test")}
 
     few, many = splits(120), splits(240)
     assert all(few[name] <= many[name] for name in few)

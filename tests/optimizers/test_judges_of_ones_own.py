@@ -100,6 +100,7 @@ def options(project: Path) -> dict[str, Any]:
     return {"lm": scripted_lm(script, logprobs=True), "store": project / "a.db"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Plain", "Keen", "made", "Lexical"])
 def test_user_judge_is_compiled_loaded_scored_and_audited(project: Path, name: str) -> None:
     report = judging.compile_judge(
@@ -125,6 +126,7 @@ def test_user_judge_is_compiled_loaded_scored_and_audited(project: Path, name: s
     assert audited["attacks"]["tells good from bad"]["passed"]
 
 
+@pytest.mark.slow
 def test_artifact_loads_in_another_process(project: Path) -> None:
     report = judging.compile_judge(
         f"{project}/mine.py:Lexical", labels=str(project / "labels.jsonl"), out=project / "artifact", **options(project)
@@ -150,10 +152,10 @@ def test_compiled_judge_uses_its_compiled_model(project: Path, monkeypatch: pyte
     report = judging.compile_judge(
         f"{project}/mine.py:Plain", labels=str(project / "labels.jsonl"), out=project / "artifact", **options(project)
     )
-    asked: list[str] = []
+    requests: list[str] = []
 
     def opened(config: Any, **_: Any) -> Any:
-        asked.append(config.model)
+        requests.append(config.model)
         raise InterruptedError
 
     monkeypatch.setattr("assay.api.judge.session.open_run", opened)
@@ -162,7 +164,7 @@ def test_compiled_judge_uses_its_compiled_model(project: Path, monkeypatch: pyte
         with pytest.raises(InterruptedError):
             score_rows(str(report.artifact), data=str(project / "d.jsonl"), store=project / "b.db", **chosen)
     measured = json.loads((report.artifact / "manifest.json").read_text())["model"]
-    assert asked == [measured, measured, "openai/other"]
+    assert requests == [measured, measured, "openai/other"]
 
 
 def judging_server() -> tuple[web.Application, list[str]]:
@@ -182,10 +184,11 @@ def judging_server() -> tuple[web.Application, list[str]]:
     return app, keys
 
 
+@pytest.mark.slow
 def test_compiled_judge_uses_its_compiled_server(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sk-judge-4712")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    (own, asked), (other, asked_elsewhere) = judging_server(), judging_server()
+    (own, requests), (other, other_requests) = judging_server(), judging_server()
     judge, labels, db = f"{project}/mine.py:Plain", str(project / "labels.jsonl"), project / "a.db"
     with served(own) as address, served(other) as elsewhere:
         named = {"model": "openai/j", "api_base": f"{address}/v1", "api_key_env": "JUDGE_KEY"}
@@ -201,20 +204,21 @@ def test_compiled_judge_uses_its_compiled_server(project: Path, monkeypatch: pyt
         (project / "d.jsonl").write_text('{"output": "a new good text"}\n{"output": "a new poor text"}\n')
         (project / "c.jsonl").write_text('{"good": "another good text", "bad": "another poor text"}\n')
         compiled, rows = str(report.artifact), str(project / "d.jsonl")
-        asked.clear()
+        requests.clear()
         assert score_rows(compiled, data=rows, store=db)["verdicts"] == {"no": 1, "yes": 1}
         audit_judge(compiled, cases=str(project / "c.jsonl"), store=db)
-        assert len(asked) > 2
-        assert set(asked) == {"Bearer sk-judge-4712"}
-        asked.clear()
+        assert len(requests) > 2
+        assert set(requests) == {"Bearer sk-judge-4712"}
+        requests.clear()
         score_rows(compiled, data=rows, store=db, api_base=f"{elsewhere}/v1", cache=False)
-        assert len(asked_elsewhere) >= 2
-        assert not asked
+        assert len(other_requests) >= 2
+        assert not requests
 
 
+@pytest.mark.slow
 def test_rubric_uses_a_compiled_judges_server_unless_overridden(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sk-judge-4712")
-    (own, asked), (other, asked_elsewhere) = judging_server(), judging_server()
+    (own, requests), (other, other_requests) = judging_server(), judging_server()
     labels, db = str(project / "labels.jsonl"), project / "a.db"
     (project / "p.py").write_text(
         "import dspy\n\n\nclass P(dspy.Module):\n    def forward(self, question):\n"
@@ -234,7 +238,7 @@ def test_rubric_uses_a_compiled_judges_server_unless_overridden(project: Path, m
             **named,
         )
         (project / "r.yaml").write_text(f"name: r\ncriteria:\n- {{name: good, judge: {{use: {report.artifact}}}}}\n")
-        asked.clear()
+        requests.clear()
 
         def evaluated(**judge: Any) -> float:
             options = {
@@ -249,12 +253,12 @@ def test_rubric_uses_a_compiled_judges_server_unless_overridden(project: Path, m
             ).to_dict()["result"]["score"]
 
         assert evaluated() > 0.7
-        assert set(asked) == {"Bearer sk-judge-4712"}
-        assert not asked_elsewhere
-        asked.clear()
+        assert set(requests) == {"Bearer sk-judge-4712"}
+        assert not other_requests
+        requests.clear()
         evaluated(judge_model="openai/other")
-        assert len(asked_elsewhere) >= 3
-        assert not asked
+        assert len(other_requests) >= 3
+        assert not requests
 
         assert assay.api.traces.score_rollouts(project / "r.yaml", store=db, again=True)["scored"] > 0
-        assert set(asked) == {"Bearer sk-judge-4712"}
+        assert set(requests) == {"Bearer sk-judge-4712"}

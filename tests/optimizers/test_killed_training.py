@@ -38,7 +38,7 @@ def trained(folder: Path, model: Path, patch: pytest.MonkeyPatch, *, resume: boo
     )  # fmt: skip
 
 
-def left(folder: Path) -> dict[str, Any]:
+def checkpoint_state(folder: Path) -> dict[str, Any]:
     with Store(folder / ".assay" / "assay.db") as store:
         return {
             r.id: (
@@ -57,28 +57,28 @@ def left(folder: Path) -> dict[str, Any]:
 def test_resumed_training_equals_an_uninterrupted_one(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = trained(tmp_path / "whole", tiny_model, monkeypatch)
+    uninterrupted = trained(tmp_path / "whole", tiny_model, monkeypatch)
     collect, calls = Rollouts.collect, []
 
-    def killed(self: Rollouts, *given: Any) -> Any:
-        found = collect(self, *given)
+    def killed(self: Rollouts, *arguments: Any) -> Any:
+        collected = collect(self, *arguments)
         calls.append(self)
         if len(calls) == 2:  # the rollouts of the second step are made, its weights are not
             raise Killed
-        return found
+        return collected
 
     with monkeypatch.context() as patch:
         patch.setattr(Rollouts, "collect", killed)
         with pytest.raises(Killed):
             trained(tmp_path / "cut", tiny_model, monkeypatch)
-    again = trained(tmp_path / "cut", tiny_model, monkeypatch, resume=True)
+    resumed = trained(tmp_path / "cut", tiny_model, monkeypatch, resume=True)
     for name in ("loss", "reward", "held_out_greedy", "held_out_sampled"):
-        assert again.curves[name] == whole.curves[name], name
-    assert again.row_stats.rollouts == whole.row_stats.rollouts == 12
+        assert resumed.curves[name] == uninterrupted.curves[name], name
+    assert resumed.row_stats.rollouts == uninterrupted.row_stats.rollouts == 12
     files = [
         folder / ".assay" / "training" / "a" / "adapter" / "adapter_model.safetensors"
         for folder in (tmp_path / "whole", tmp_path / "cut")
     ]
     assert files[0].read_bytes() == files[1].read_bytes()
-    assert left(tmp_path / "cut") == left(tmp_path / "whole")
-    assert len(left(tmp_path / "cut")) == 12 + 4 * 2 * 2  # four looks at two tasks, greedily and sampled
+    assert checkpoint_state(tmp_path / "cut") == checkpoint_state(tmp_path / "whole")
+    assert len(checkpoint_state(tmp_path / "cut")) == 12 + 4 * 2 * 2  # four looks at two tasks, greedily and sampled

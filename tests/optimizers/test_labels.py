@@ -55,16 +55,16 @@ def test_loss_covers_exactly_the_assistant_turns(tokenizer: Any) -> None:
 
 def test_rewritten_turn_becomes_a_separate_row(tokenizer: Any) -> None:
     tokenizer.chat_template = THINKING
-    said = [
+    text = [
         {**TALK[1]},
         {"role": "assistant", "content": "<think>1 + 2</think>3."},
         TALK[3],
         {"role": "assistant", "content": "<think>3</think>It is."},
     ]
-    whole, own = conversation_rows(said, [], tokenizer)
-    assert trained(whole, tokenizer) == ["<think>3</think>It is.</s>"]
-    assert "1 + 2</think>" not in tokenizer.decode(whole["input_ids"])
-    assert trained(own, tokenizer) == ["<think>1 + 2</think>3.</s>"]
+    rows, labelled = conversation_rows(text, [], tokenizer)
+    assert trained(rows, tokenizer) == ["<think>3</think>It is.</s>"]
+    assert "1 + 2</think>" not in tokenizer.decode(rows["input_ids"])
+    assert trained(labelled, tokenizer) == ["<think>1 + 2</think>3.</s>"]
 
 
 def test_completion_labels_equal_those_of_trl(tokenizer: Any) -> None:
@@ -130,8 +130,8 @@ def test_conversations_with_tools_and_plain_rows_train_together(
     data = read_sft(conversations(tmp_path / "d.jsonl", talk, plain), min_quality=0.8, eval_fraction=0.0, seed=0)
     policy = Policy(str(tiny_model), None, tokenizer, None)
     rows = to_dataset(with_labels(fitting_rows(data.train, policy, 10_000, data.left_out), policy))
-    said, other = (trained(row, tokenizer) for row in rows)
-    assert [json.loads(said[0].split("\n")[1])["arguments"], said[1:]] == [{"of": [1, 2]}, [" The answer is 3.</s>"]]
+    text, other = (trained(row, tokenizer) for row in rows)
+    assert [json.loads(text[0].split("\n")[1])["arguments"], text[1:]] == [{"of": [1, 2]}, [" The answer is 3.</s>"]]
     assert other == [" The answer is 3.</s>"]
     assert set(rows.column_names) == {"input_ids", "labels"}
 

@@ -17,7 +17,8 @@ from assay.errors import ConfigError, MissingExtra
 from assay.evaluation import SilentProgress
 from assay.evaluation.session import Measured
 from assay.models import Caps, Meter
-from assay.optimizers.prompts.named import ALIASES, check_settings
+from assay.optimizers.prompts.config import CompileConfig
+from assay.optimizers.prompts.named import ALIASES
 from assay.optimizers.prompts.optimizer_inputs import Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck, broken, lint_instructions
 from assay.testing import scripted_lm
@@ -39,12 +40,12 @@ PROPOSED = "Add two to the number that is asked for."
 def script(request: Any, proposed: str = PROPOSED) -> str:
     """Adds 2 where it is told to, or where demonstrations show it."""
     fields = request.config.response_format["schema"]["properties"] if request.config.response_format else {}
-    asked = request.messages[-1].text or ""
+    prompt = request.messages[-1].text or ""
     if set(fields) != {"answer"}:
         return json.dumps(dict.fromkeys(fields, proposed)) if fields else f"```\n{proposed}\n```"
-    number = int(asked.split("number ")[1].split(".")[0])
-    told = len(request.messages) > 4 or PROPOSED in str(request)
-    return json.dumps({"answer": str(number + 2) if told else str(number)})
+    number = int(prompt.split("number ")[1].split(".")[0])
+    reply_expected = len(request.messages) > 4 or PROPOSED in str(request)
+    return json.dumps({"answer": str(number + 2) if reply_expected else str(number)})
 
 
 @pytest.fixture
@@ -61,10 +62,11 @@ def compiled(optimizer: str, lm: Any = None, **options: Any) -> dict[str, Any]:
     report = assay.compile(
         "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm or scripted_lm(script), optimizer=optimizer, **options
     )
-    found: dict[str, Any] = report.to_dict()
-    return found
+    result: dict[str, Any] = report.to_dict()
+    return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["KNNFewShot", "Ensemble", "BootstrapFewShotWithOptuna", "SIMBA", "dspy.teleprompt:KNNFewShot", "dspy:SIMBA"],
@@ -75,7 +77,7 @@ def test_dspys_optimizers_run_by_the_names_of_their_classes(place: Path, name: s
     assert not [note for note in data["notes"] if "failed" in note]
 
 
-def test_rules_that_are_inferred_are_not_written_into_the_users_program(place: Path) -> None:
+def test_inferred_rules_do_not_change_the_users_program(place: Path) -> None:
     """DSPy writes them into the signature's class, which every copy shares: the baseline had them too."""
     program = dspy.Predict("question -> answer")
     instructions = program.signature.instructions
@@ -96,9 +98,7 @@ def test_rules_that_are_inferred_are_not_written_into_the_users_program(place: P
         ("AvatarOptimizer", "Use gepa, mipro or simba"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_before_any_call_with_the_reason_and_a_way(
-    place: Path, name: str, way: str
-) -> None:
+def test_unsupported_combinations_are_refused_before_any_call_with_a_remedy(place: Path, name: str, way: str) -> None:
     lm = scripted_lm(script)
     with pytest.raises(ConfigError, match=way):
         compiled(name, lm)
@@ -126,7 +126,7 @@ def test_every_optimizer_that_dspy_exports_is_named() -> None:
         ("dspy.teleprompt:COPRO", {"breadth": 2.5}, r"breadth=2.5 must be int"),
     ],
 )
-def test_settings_that_an_optimizer_does_not_take_are_refused(
+def test_unknown_settings_of_an_optimizer_are_refused(
     place: Path, optimizer: str, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -164,10 +164,13 @@ def test_a_setting_of_a_wrong_type_ends_the_command_with_2_before_the_first_call
     assert "max_metric_calls='abc' must be int" in ended.stderr
 
 
-def test_values_that_fit_are_taken() -> None:
-    check_settings("gepa", {"max_metric_calls": 40, "auto": None, "num_threads": None, "instruction_proposer": print})
-    check_settings("mipro", {"metric_threshold": 1, "init_temperature": 1, "minibatch": True})
-    check_settings("bootstrap", {"metric_threshold": 0.5, "teacher_settings": {}})
+def test_valid_values_are_accepted() -> None:
+    for name, fitting in (
+        ("gepa", {"max_metric_calls": 40, "auto": None, "num_threads": None, "instruction_proposer": print}),
+        ("mipro", {"metric_threshold": 1, "init_temperature": 1, "minibatch": True}),
+        ("bootstrap", {"metric_threshold": 0.5, "teacher_settings": {}}),
+    ):
+        assert CompileConfig(optimizer=name, settings=fitting).settings == fitting
 
 
 def test_settings_are_those_of_the_optimizer(place: Path) -> None:
@@ -179,18 +182,21 @@ def test_settings_are_those_of_the_optimizer(place: Path) -> None:
 
 
 def test_budgets_follow_from_the_cap() -> None:
-    def given(cap: int | None) -> Any:
+    def defaults_at(cap: int | None) -> Any:
         session = SimpleNamespace(
             meter=Meter(Caps(search_calls=cap)), measured=Measured(calls=2, judge_calls=1, tokens=None, latency_s=None)
         )
         return Proposal(None, [], [None] * 10, session)  # type: ignore[arg-type, list-item]
 
-    assert (given(None).runs(40), given(None).passes(7, most=30)) == (40, 7)
-    assert (given(300).runs(40), given(300).passes(7, most=30)) == (90, 9)  # 0.9 * 300 calls / 3 a run; of 10 val tasks
-    assert (given(3).runs(40), given(30000).passes(7, most=30)) == (1, 30)
+    assert (defaults_at(None).runs(40), defaults_at(None).passes(7, most=30)) == (40, 7)
+    assert (defaults_at(300).runs(40), defaults_at(300).passes(7, most=30)) == (
+        90,
+        9,
+    )  # 0.9 * 300 calls / 3 a run; of 10 val tasks
+    assert (defaults_at(3).runs(40), defaults_at(30000).passes(7, most=30)) == (1, 30)
 
 
-def test_what_is_cut_off_or_unclosed_is_broken_and_what_is_whole_is_not() -> None:
+def test_truncated_or_unclosed_instructions_are_broken_and_complete_ones_are_not() -> None:
     for text in (
         "",
         "Answer with the number and",
@@ -201,7 +207,7 @@ def test_what_is_cut_off_or_unclosed_is_broken_and_what_is_whole_is_not() -> Non
         "x" * 300,
     ):
         assert broken(text), text
-    whole = [
+    complete = [
         "Add two.",
         'Return JSON: {"a": [1]}',
         "```\n{ (\n```\nDone.",
@@ -209,7 +215,7 @@ def test_what_is_cut_off_or_unclosed_is_broken_and_what_is_whole_is_not() -> Non
         'Don\'t guess; it\'s 5" wide "or" so.',
     ]
     for text in [
-        *whole,
+        *complete,
         "Given the fields `question`, produce the fields `answer`.",
         "Answer briefly :)",
         "Classify the ticket",
@@ -218,7 +224,7 @@ def test_what_is_cut_off_or_unclosed_is_broken_and_what_is_whole_is_not() -> Non
     assert not broken('Say "yes in other words.', before='Say "yes.')  # it was so before
 
 
-def test_an_answer_that_was_cut_at_its_limit_is_not_taken_although_it_looks_whole() -> None:
+def test_an_answer_cut_at_its_limit_is_rejected_even_if_it_looks_complete() -> None:
     check = InstructionCheck(dspy.Predict("question -> answer"))
     check.cut.append("of the rules that follow. First, add two.")
     assert (
@@ -228,6 +234,7 @@ def test_an_answer_that_was_cut_at_its_limit_is_not_taken_although_it_looks_whol
     assert check.why("First, add three and be done with it.") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["gepa", "copro", "mipro"])
 @pytest.mark.parametrize("proposed", [f"{PROPOSED} Then look at the", f"{PROPOSED} ```", "word " * 2500 + PROPOSED])
 def test_broken_or_endless_instructions_are_never_adopted(place: Path, optimizer: str, proposed: str) -> None:
@@ -249,8 +256,8 @@ def test_instructions_copied_from_training_tasks_are_reported() -> None:
     program.signature = program.signature.with_instructions(
         "Note: the quick brown fox jumps over the lazy dog near the river bank means a."
     )
-    found = lint_instructions(program, original, tasks)
-    assert [finding.rule for finding in found] == ["copied"]
+    findings = lint_instructions(program, original, tasks)
+    assert [finding.rule for finding in findings] == ["copied"]
     # 17 words have 10 runs of eight; the 13 words of the task's question are 6 of them
     assert (
         overlap("one two three four five six seven eight nine", ["x one two three four five six seven eight y"]) == 0.5
@@ -264,7 +271,7 @@ def out_of_form(request: Any) -> str:
     return script(request) if set(fields) == {"answer"} else "I cannot do that."
 
 
-def test_mipro_whose_proposals_cannot_be_parsed_ends_with_the_plain_program_tested_and_saved(place: Path) -> None:
+def test_mipro_with_unparsable_proposals_tests_and_saves_the_baseline(place: Path) -> None:
     data = compiled("mipro", scripted_lm(out_of_form))
     assert (data["winner"], data["test"]["compiled"]["n"], data["stopped"]) == ("baseline", 5, None)
     note = next(note for note in data["notes"] if "failed" in note)
@@ -288,7 +295,7 @@ class Half:
 """
 
 
-def test_the_best_program_that_an_optimizer_evaluated_before_it_broke_goes_on_to_gate_and_test(
+def test_the_best_program_before_an_optimizer_failure_is_gated_and_tested(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(place))
@@ -304,7 +311,7 @@ def test_the_best_program_that_an_optimizer_evaluated_before_it_broke_goes_on_to
     assert 'raise KeyError("lost " * 1000)' in log.read_text()
 
 
-def test_what_a_job_lacks_is_no_failure_of_its_optimizer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_error_is_not_an_optimizer_failure(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(place))
     (place / "lacking.py").write_text(
         "from assay.errors import MissingExtra\n\n\nclass Lacking:\n    def compile(self, student, trainset):\n"
@@ -315,13 +322,13 @@ def test_what_a_job_lacks_is_no_failure_of_its_optimizer(place: Path, monkeypatc
 
 
 def test_programs_without_a_scored_task_are_not_announced(place: Path) -> None:
-    class Heard(SilentProgress):
-        said = ""
+    class CapturedProgress(SilentProgress):
+        spoken = ""
 
         def say(self, text: str) -> None:
-            self.said += f"{text}\n"
+            self.spoken += f"{text}\n"
 
-    progress = Heard()
+    progress = CapturedProgress()
     compiled("gepa", optimizer_settings={"max_metric_calls": 30}, progress=progress)
-    assert "a program of Mine: 0.000 on 6 tasks" in progress.said
-    assert "on 0 tasks" not in progress.said
+    assert "a program of Mine: 0.000 on 6 tasks" in progress.spoken
+    assert "on 0 tasks" not in progress.spoken

@@ -24,11 +24,11 @@ from assay.testing import SyntheticAgent
 
 def pushed(**metrics: float) -> dict[str, float]:
     """What the untrained network says where one metric is low."""
-    given = [metrics.get(name, 1.0) for name in METRICS]
-    return dict(zip(RANGES, Adjuster().mean(state_of(given, [0.5] * 5)).round(6).tolist(), strict=True))
+    options = [metrics.get(name, 1.0) for name in METRICS]
+    return dict(zip(RANGES, Adjuster().mean(state_of(options, [0.5] * 5)).round(6).tolist(), strict=True))
 
 
-def test_it_begins_with_the_rules() -> None:
+def test_policy_starts_from_the_rules() -> None:
     assert {name for name, step in pushed(accuracy=0.2).items() if step > 0} == {"context_length", "max_steps"}
     assert {name for name, step in pushed(efficiency=0.2).items() if step < 0} == {"max_steps", "tool_usage_threshold"}
     coherence = pushed(coherence=0.2)
@@ -40,7 +40,7 @@ def test_it_begins_with_the_rules() -> None:
 
 
 @pytest.mark.parametrize("advantage", [1.5, -0.7])
-def test_the_gradient_is_torchs(advantage: float) -> None:
+def test_the_gradient_equals_torchs(advantage: float) -> None:
     """The update equals the automatic gradient of advantage * log-probability, in units of the standard deviation."""
     torch = pytest.importorskip("torch")
     policy = Adjuster(seed=3)
@@ -58,19 +58,19 @@ def test_the_gradient_is_torchs(advantage: float) -> None:
     (advantage * (-0.5 * (a - mean) ** 2 - torch.log(spread) / 2 - (z * sigma / spread) ** 2 / 4).sum()).backward()
     policy.update(state, action, advantage)
     for name in names:
-        wanted = (leaves[name] + 0.02 * leaves[name].grad).detach().numpy()
-        wanted = np.clip(wanted, np.log(0.03), np.log(0.4)) if name == "log_sigma" else wanted
-        assert getattr(policy, name) == pytest.approx(wanted, abs=1e-12), name
+        expected = (leaves[name] + 0.02 * leaves[name].grad).detach().numpy()
+        expected = np.clip(expected, np.log(0.03), np.log(0.4)) if name == "log_sigma" else expected
+        assert getattr(policy, name) == pytest.approx(expected, abs=1e-12), name
 
 
-def test_an_update_makes_what_was_good_likelier() -> None:
+def test_an_update_makes_good_actions_more_likely() -> None:
     policy, state, action = Adjuster(), state_of([0.5] * 5, [0.5] * 5), np.full(5, 0.2)
     before = policy.mean(state)
     policy.update(state, action, 1.0)
     assert (abs(policy.mean(state) - action) < abs(before - action)).all()
 
 
-def test_training_finds_better_parameters_and_tells_its_story() -> None:
+def test_training_finds_better_parameters_and_records_its_history() -> None:
     agent = SyntheticAgent("ackley", tasks=60)
     trainer = RLTrainer(agent, agent.right, agent)
     assert trainer.get_best_parameters() == AgentParameters().model_dump()
@@ -95,11 +95,11 @@ def test_training_finds_better_parameters_and_tells_its_story() -> None:
     assert trainer.report is not None
     assert trainer.report.gain.n == 18  # 0.3 of 60: the report's own tasks
     assert trainer.report.gain.low <= trainer.report.after - trainer.report.before <= trainer.report.gain.high
-    again = RLTrainer(SyntheticAgent("ackley", tasks=60), agent.right, agent).train(episodes=40)
-    assert again.best == outcome.best  # the same seed
+    repeated = RLTrainer(SyntheticAgent("ackley", tasks=60), agent.right, agent).train(episodes=40)
+    assert repeated.best == outcome.best  # the same seed
 
 
-def test_a_policy_that_is_not_updated_stays_as_it_is() -> None:
+def test_a_policy_without_updates_does_not_change() -> None:
     agent = SyntheticAgent()
     trainer = RLTrainer(agent, agent.right, agent.tasks)
     before = trainer.policy.rules.copy()
@@ -108,7 +108,7 @@ def test_a_policy_that_is_not_updated_stays_as_it_is() -> None:
     assert agent.executed == 5 * 10 + 2 * 15
 
 
-def test_it_stops_when_nothing_gets_better() -> None:
+def test_training_stops_without_improvement() -> None:
     agent = SyntheticAgent(tasks=10)
     trainer = RLTrainer(agent, lambda task, output: {"accuracy": 0.5}, agent)
     outcome = trainer.train(episodes=100)
@@ -118,7 +118,7 @@ def test_it_stops_when_nothing_gets_better() -> None:
     assert any("nothing was better" in note for note in outcome.notes)
 
 
-def test_what_can_go_wrong() -> None:
+def test_invalid_settings_and_unscored_episodes_are_refused() -> None:
     agent = SyntheticAgent(tasks=10)
     nothing = RLTrainer(agent, lambda task, output: {"accuracy": math.nan}, agent)
     with pytest.raises(ModelError, match="first 3 episodes could not be scored"):
@@ -140,22 +140,22 @@ def test_what_can_go_wrong() -> None:
         SyntheticAgent("himmelblau")
 
 
-def test_ranges_hold_and_what_is_not_searched_stays() -> None:
-    seen: list[dict[str, Any]] = []
+def test_ranges_are_respected_and_fixed_parameters_do_not_change() -> None:
+    observed: list[dict[str, Any]] = []
 
     class Watched(SyntheticAgent):
         def set_parameters(self, parameters: Mapping[str, Any]) -> None:
-            seen.append(dict(parameters))
+            observed.append(dict(parameters))
             super().set_parameters(parameters)
 
     agent = Watched(tasks=10)
     RLTrainer(agent, agent.right, agent, ranges={"temperature": (0.3, 0.9)}, initial={"max_steps": 3}).train(episodes=8)
-    assert all(0.3 <= parameters["temperature"] <= 0.9 and parameters["max_steps"] == 3 for parameters in seen)
-    assert len({parameters["temperature"] for parameters in seen}) > 3
+    assert all(0.3 <= parameters["temperature"] <= 0.9 and parameters["max_steps"] == 3 for parameters in observed)
+    assert len({parameters["temperature"] for parameters in observed}) > 3
 
 
 @pytest.mark.parametrize("function", ["ackley", "rosenbrock", "hartmann"])
-def test_synthetic_agents_have_the_optimum_they_claim(function: str) -> None:
+def test_synthetic_agents_have_their_documented_optimum(function: str) -> None:
     agent = SyntheticAgent(function)
     rng = np.random.default_rng(0)
     space = Space(programs=["a"], acting={"a": list(RANGES)})
@@ -167,13 +167,13 @@ def test_synthetic_agents_have_the_optimum_they_claim(function: str) -> None:
     assert max(drawn) <= agent.best
     assert 0.0005 < np.mean(np.array(drawn) >= 0.95 * agent.best) < 0.03
     settings = SearchConfig(trials=20)
-    found = search(
+    outcome = search(
         AgentObjective(agent, agent.right), agent.tasks, space, settings, open_study("s", None, space, settings)
     )
-    assert agent.success(found.best.point.parameters) > np.median(drawn)
+    assert agent.success(outcome.best.point.parameters) > np.median(drawn)
 
 
-def test_an_episode_that_could_not_be_scored_counts_for_nothing() -> None:
+def test_an_unscored_episode_is_ignored() -> None:
     agent, calls = SyntheticAgent(tasks=10), iter(range(100_000))
 
     def sometimes(task: Any, output: Any) -> dict[str, float]:
@@ -186,14 +186,14 @@ def test_an_episode_that_could_not_be_scored_counts_for_nothing() -> None:
     assert all(episode["improvement"] is None and not episode["kept"] for episode in lost)
 
 
-def test_it_begins_within_the_range_it_was_given() -> None:
+def test_policy_starts_within_its_range() -> None:
     agent = SyntheticAgent(tasks=10)
     trainer = RLTrainer(agent, agent.right, agent, ranges={"max_steps": (1, 5)})
     trainer.train(episodes=4)
     assert all(episode["parameters"]["max_steps"] <= 5 for episode in trainer.training_history)
 
 
-def test_a_deviation_comes_back_from_its_bounds() -> None:
+def test_a_deviation_at_its_bounds_recovers() -> None:
     policy, state = Adjuster(), state_of([0.5] * 5, [0.5] * 5)
     policy.log_sigma = np.log(np.full(5, 0.4))
     for _ in range(50):
@@ -245,7 +245,7 @@ class Grouped(ExceptionGroup[Exception]):
         UnknownHost, NoRoute, http.client.IncompleteRead, http.client.BadStatusLine, ssl.SSLError, Wrapped, Grouped,
     ],
 )  # fmt: skip
-def test_a_server_that_is_down_is_unscored_and_no_wrong_answer(error: type[Exception]) -> None:
+def test_an_unreachable_server_is_unscored_and_not_a_wrong_answer(error: type[Exception]) -> None:
     agent = Unreliable(tasks=40)
     agent.raises = error
     sound = SyntheticAgent(tasks=40)
@@ -266,7 +266,7 @@ def test_the_agents_own_exception_scores_zero() -> None:
     assert episode["unscored"] == 0
 
 
-def test_an_evaluator_that_raises_leaves_the_run_unscored_and_training_goes_on() -> None:
+def test_a_raising_evaluator_leaves_the_run_unscored_and_training_continues() -> None:
     def evaluator(task: Any, output: Any) -> dict[str, float]:
         if task == "task 3":
             raise KeyError("expected")
@@ -278,7 +278,7 @@ def test_an_evaluator_that_raises_leaves_the_run_unscored_and_training_goes_on()
 
 
 @pytest.mark.parametrize("value", [1.0000001, -0.1, float("inf"), "1"])
-def test_a_malformed_value_leaves_one_run_unscored_and_training_goes_on(value: Any) -> None:
+def test_a_malformed_value_leaves_one_run_unscored_and_training_continues(value: Any) -> None:
     def evaluator(task: Any, output: Any) -> dict[str, float]:
         return {"accuracy": value if task == "task 3" else float(output)}
 
@@ -296,14 +296,14 @@ def test_an_evaluator_may_give_any_kind_of_number(kind: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("given", [{"accuracy": 2.0}, {"accuracy": "1"}, 0.5, None])
-def test_an_evaluator_whose_first_answers_are_all_malformed_is_refused(given: Any) -> None:
+@pytest.mark.parametrize("metrics", [{"accuracy": 2.0}, {"accuracy": "1"}, 0.5, None])
+def test_an_evaluator_whose_first_answers_are_all_malformed_is_refused(metrics: Any) -> None:
     agent = SyntheticAgent(tasks=10)
     with pytest.raises(ConfigError, match="metrics"):
-        RLTrainer(agent, lambda task, output: given, agent).train(episodes=2)
+        RLTrainer(agent, lambda task, output: metrics, agent).train(episodes=2)
 
 
-def test_the_history_survives_what_ends_a_training() -> None:
+def test_the_history_survives_an_interrupted_training() -> None:
     agent, calls = SyntheticAgent(tasks=10), iter(range(1000))
 
     def evaluator(task: Any, output: Any) -> dict[str, float]:
@@ -334,7 +334,7 @@ def test_an_agent_that_cannot_take_parameters_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(("rate", "least", "farthest"), [(0.001, 0.015, 0.03), (0.01, 0.09, 0.3), (1.0, 0.09, 0.5)])
-def test_the_learning_rate_is_how_far_parameters_move(rate: float, least: float, farthest: float) -> None:
+def test_the_learning_rate_scales_parameter_changes(rate: float, least: float, farthest: float) -> None:
     agent = SyntheticAgent(tasks=10)
     trainer = RLTrainer(agent, agent.right, agent, eval_fraction=0)
     trainer.train(episodes=12, learning_rate=rate)
@@ -352,7 +352,7 @@ def test_improvement_below_zero_suggests_another_learning_rate_or_a_reset() -> N
 
 
 @pytest.mark.slow
-def test_what_the_policy_learns_beats_its_rules_alone() -> None:
+def test_the_trained_policy_beats_its_rules() -> None:
     """20 episodes, three functions, four seeds: by truth, against the same start and reach."""
     gains = []
     for function in ("ackley", "rosenbrock", "hartmann"):

@@ -102,8 +102,10 @@ def test_training_tokens_equal_the_sampled_tokens(trained: tuple[Path, Any], emb
         word = call.output.rpartition("action: ")[2].split()[0]
         at = max(at for at, piece in enumerate(pieces) if piece.strip() and word.startswith(piece.strip()))
         assert mine[at] == (call.logprobs[at] > np.log(1e-4))
-        assert not any(one for one, piece in zip(mine, pieces, strict=True) if piece in ("action", "thought"))
-    first = [call for call in calls if call.adapters == min(calls, key=lambda one: one.started_at).adapters]
+        assert not any(
+            is_trained for is_trained, piece in zip(mine, pieces, strict=True) if piece in ("action", "thought")
+        )
+    first = [call for call in calls if call.adapters == min(calls, key=lambda call: call.started_at).adapters]
     gaps = []
     for call in first:
         from assay.traces.messages.dialects import chat_messages
@@ -127,10 +129,10 @@ def test_training_tokens_equal_the_sampled_tokens(trained: tuple[Path, Any], emb
     "text", ["+  2", "  2", "a\n\n2", "a \n2", "a  \n 2", "12  3", "\t\t2", "é   5", "a  'll", "x 10 <|im_end|>\n ½"]
 )
 def test_tokenizer_matches_the_engine(embedded: str, text: str) -> None:
-    theirs = LlamaBackend(embedded).post("/tokenize", {"content": text, "parse_special": True, "add_special": False})[
-        "tokens"
-    ]
-    assert load_policy(embedded).tokenizer(text)["input_ids"] == theirs
+    reference = LlamaBackend(embedded).post(
+        "/tokenize", {"content": text, "parse_special": True, "add_special": False}
+    )["tokens"]
+    assert load_policy(embedded).tokenizer(text)["input_ids"] == reference
 
 
 class Saying(dspy.Module):
@@ -251,7 +253,7 @@ def test_old_and_new_weights_are_compared_with_the_program(
     trained: tuple[Path, Any], embedded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(trained[0])
-    found = compare(
+    comparison = compare(
         "math_qa",
         rubric="math_qa",
         data=DATA,
@@ -260,12 +262,12 @@ def test_old_and_new_weights_are_compared_with_the_program(
         parameters={"max_steps": 2},
         store="c.db",
     )
-    assert set(found) == {"greedy", "sampled"}
-    for one in found.values():
-        assert (one["before"]["n"], one["after"]["n"]) == (2, 2)
-        assert 0 <= one["after"]["parsed"] <= 1
-        assert one["after"]["valid_calls"] is None or 0 <= one["after"]["valid_calls"] <= 1
-        assert one["gain"]["low"] <= one["gain"]["high"]
+    assert set(comparison) == {"greedy", "sampled"}
+    for result in comparison.values():
+        assert (result["before"]["n"], result["after"]["n"]) == (2, 2)
+        assert 0 <= result["after"]["parsed"] <= 1
+        assert result["after"]["valid_calls"] is None or 0 <= result["after"]["valid_calls"] <= 1
+        assert result["gain"]["low"] <= result["gain"]["high"]
 
 
 @pytest.mark.slow
@@ -292,13 +294,15 @@ def test_exports_without_learning_signal_are_refused(
     with pytest.raises(DataError, match="calls of more than 16 tokens"):
         train_offline(tmp_path / "rows", name="long", model=embedded, max_length=16, **small)
     text = (tmp_path / "rows" / "data.jsonl").read_text()
-    kept = [copied(tmp_path / "rows", tmp_path / name, data) for name, data in (("once", text), ("twice", text + text))]
+    stored = [
+        copied(tmp_path / "rows", tmp_path / name, data) for name, data in (("once", text), ("twice", text + text))
+    ]
     turns = [
         {
-            one.id: len(one.transitions)
-            for one in Recorded(folder, PolicySettings(prompts_per_step=1, num_generations=2)).rollouts.values()
+            rollout.id: len(rollout.transitions)
+            for rollout in Recorded(folder, PolicySettings(prompts_per_step=1, num_generations=2)).rollouts.values()
         }
-        for folder in kept
+        for folder in stored
     ]
     assert turns[0] == turns[1]  # balancing copies rows
     unsaid = rewritten(
@@ -364,9 +368,9 @@ def test_monitor_rubric_may_use_another_judge_model(
 def test_model_in_training_cannot_be_its_own_judge(embedded: str, tmp_path: Path) -> None:
     Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: 'Is it nice?'}\n")
     for judge in ({}, {"judge_model": embedded}):
-        for given in ({"rubric": "nice.yaml"}, {"rubric": "math_qa", "monitor": "nice.yaml"}):
+        for options in ({"rubric": "nice.yaml"}, {"rubric": "math_qa", "monitor": "nice.yaml"}):
             with pytest.raises(ConfigError, match="would learn to please itself"):
-                train("math_qa", data=DATA, name="x", model=embedded, **given, **judge, **SMALL)
+                train("math_qa", data=DATA, name="x", model=embedded, **options, **judge, **SMALL)
         with pytest.raises(ConfigError, match="would learn to please itself"):
             train(
                 "math_qa",
@@ -514,12 +518,12 @@ def test_dspy_grpo_trains_the_model_in_place(embedded: str) -> None:
         {"name": "fish", "num_generations": 2, "prompts_per_step": 2, "learning_rate": 3e-4, "beta": 0.0, "lora_r": 4}
     )
     assert "seed" not in lm.kwargs
-    asked, texts = [{"role": "user", "content": "What do you say?"}], ("Fish.", "Hello!")
+    prompt, texts = [{"role": "user", "content": "What do you say?"}], ("Fish.", "Hello!")
     group = [
-        {"messages": asked, "completion": {"role": "assistant", "content": text}, "reward": float(text == "Fish.")}
+        {"messages": prompt, "completion": {"role": "assistant", "content": text}, "reward": float(text == "Fish.")}
         for text in texts
     ]
-    rows = [job.row_of(one) for one in group]
+    rows = [job.row_of(call) for call in group]
     apart, adapters = [], lm.recording.backend.adapters
     for _ in range(3):
         fish, hello = map(sum, job.trainer.logprobs_of(rows))
@@ -534,7 +538,7 @@ def test_dspy_grpo_trains_the_model_in_place(embedded: str) -> None:
     job.save_checkpoint("third")
     assert (Path(job.checkpoints["third"]) / "adapter_model.safetensors").exists()
     with pytest.raises(DataError, match="has the reward nan"):
-        job.step([{"batch_id": 10, "group": [{**one, "reward": float("nan")} for one in group]}], "grpo_chat")
+        job.step([{"batch_id": 10, "group": [{**call, "reward": float("nan")} for call in group]}], "grpo_chat")
     job.step(
         [{"batch_id": at, "group": group} for at in job.get_status()["pending_batch_ids"]], "grpo_chat"
     )  # it goes on
@@ -544,13 +548,13 @@ def test_dspy_grpo_trains_the_model_in_place(embedded: str) -> None:
     assert lm.kwargs["seed"] == 3
     assert (lm.model, lm.recording.backend.adapters) == (embedded, ())
     assert lm("What do you say?")
-    for given, said in (
+    for settings, message in (
         ({"steps": 3}, "'steps'. would have no effect"),
         ({"algorithm": "ppo"}, "use assay.train"),
         ({"lora_r": 0}, "lora_r=0"),
     ):
-        with pytest.raises(ConfigError, match=said):
-            lm.reinforce({"name": "x", **given})
+        with pytest.raises(ConfigError, match=message):
+            lm.reinforce({"name": "x", **settings})
     with pytest.raises(ConfigError, match="temperature 0"):
         lm.copy(temperature=0.0).reinforce({})
 
@@ -565,7 +569,7 @@ def test_dspy_grpo_returns_an_adapter(embedded: str) -> None:
     student = Turning()
     student.set_lm(lm)
     optimizer = GRPO(
-        metric=lambda gold, found, trace=None: float(found.turn == gold.turn), adapter=dspy.ChatAdapter(),
+        metric=lambda gold, result, trace=None: float(result.turn == gold.turn), adapter=dspy.ChatAdapter(),
         exclude_demos=True, num_threads=1,
         num_train_steps=2, num_dspy_examples_per_grpo_step=2, num_rollouts_per_grpo_step=2,
         train_kwargs={"name": "grpo", "prompts_per_step": 2, "lora_r": 2},
@@ -582,27 +586,27 @@ def test_dspy_grpo_returns_an_adapter(embedded: str) -> None:
 def test_dspy_finetuning_returns_a_model_with_the_adapter(embedded: str) -> None:
     from dspy.clients.utils_finetune import TrainDataFormat
 
-    seen: list[Any] = []
-    lm = get_lm(embedded, temperature=0.0, max_tokens=8, observers=[seen.append])
+    observed: list[Any] = []
+    lm = get_lm(embedded, temperature=0.0, max_tokens=8, observers=[observed.append])
     lm.provider = TRLProvider()
-    said = [
+    text = [
         {"messages": [{"role": "user", "content": "What do you say?"}, {"role": "assistant", "content": "Fish."}]}
     ] * 8
     job = lm.finetune(
-        said, TrainDataFormat.CHAT, {"name": "fish", "epochs": 4, "batch": 4, "lora_r": 4, "learning_rate": 2e-3}
+        text, TrainDataFormat.CHAT, {"name": "fish", "epochs": 4, "batch": 4, "lora_r": 4, "learning_rate": 2e-3}
     )
     tuned = job.result(timeout=300)
     assert not isinstance(tuned, Exception), tuned
     assert tuned.model == f"{embedded}+fish"
     assert (tuned.kwargs["max_tokens"], tuned.provider.finetunable) == (8, True)
     assert "Fish" in tuned("What do you say?")[0]
-    assert [call.adapters for call in seen] == [(find_adapter("fish").sha256,)]
+    assert [call.adapters for call in observed] == [(find_adapter("fish").sha256,)]
 
     student, teacher = Turning(), Turning()
     student.set_lm(lm)
     teacher.set_lm(scripted_lm(lambda _: "[[ ## turn ## ]]\nyes\n\n[[ ## completed ## ]]"))
     metric, kwargs = (
-        lambda gold, found, trace=None: found.turn == "yes",
+        lambda gold, result, trace=None: result.turn == "yes",
         {"name": "turn", "epochs": 3, "batch": 2, "learning_rate": 1e-3, "eval_fraction": 0.0},
     )
     weights = dspy.BootstrapFinetune(metric=metric, adapter=dspy.ChatAdapter(), train_kwargs=kwargs, num_threads=1)
@@ -613,5 +617,5 @@ def test_dspy_finetuning_returns_a_model_with_the_adapter(embedded: str) -> None
     assert trained.turn.lm.model == f"{embedded}+turn"
     with dspy.context(adapter=dspy.ChatAdapter()):
         assert trained(place="77 Main Street").turn == "yes"
-    refused = lm.finetune(said, TrainDataFormat.CHAT, {"epoch": 1}).result(timeout=60)
+    refused = lm.finetune(text, TrainDataFormat.CHAT, {"epoch": 1}).result(timeout=60)
     assert "SFTSettings has no setting 'epoch'" in str(refused)

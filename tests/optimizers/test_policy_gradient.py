@@ -23,7 +23,6 @@ from assay.optimizers.finetuning.monitoring import TrainingMonitor
 from assay.optimizers.finetuning.rows import Row, Trajectory, trained_tokens, trajectory_of
 from assay.optimizers.finetuning.settings import ALGORITHMS, PolicySettings, SFTSettings
 from assay.optimizers.finetuning.trl_settings import task_order
-from assay.optimizers.finetuning.trl_trainer import normalised, token_returns
 from assay.traces import Rollout, Transition
 
 
@@ -36,29 +35,31 @@ def trajectory(name: str, group: str, *rewards: float) -> Trajectory:
 # -- credit
 
 
-def test_grpo_on_single_calls_is_the_formula_of_trl() -> None:
+def test_grpo_on_single_calls_equals_the_formula_of_trl() -> None:
     batch = [
         trajectory(f"r{at}", f"g{at // 4}", reward) for at, reward in enumerate([0, 1, 1, 0.5, 0.2, 0.2, 0.2, 0.9])
     ]
-    found = assign_credit(batch, PolicySettings(), ValueMemory()).advantages
+    advantages = assign_credit(batch, PolicySettings(), ValueMemory()).advantages
     first = [0, 1, 1, 0.5]
     mean, deviation = 0.625, math.sqrt(sum((r - 0.625) ** 2 for r in first) / 3)  # of the sample, as torch.std
-    assert [found[f"r{at}"][0] for at in range(4)] == pytest.approx([(r - mean) / (deviation + 1e-4) for r in first])
+    assert [advantages[f"r{at}"][0] for at in range(4)] == pytest.approx(
+        [(r - mean) / (deviation + 1e-4) for r in first]
+    )
 
 
-def test_rloo_takes_the_others_mean_unscaled() -> None:
+def test_rloo_uses_the_unscaled_mean_of_the_other_rollouts() -> None:
     batch = [trajectory(f"r{at}", "g", reward) for at, reward in enumerate([0.0, 1.0, 0.5])]
-    found = assign_credit(batch, PolicySettings(algorithm="rloo"), ValueMemory()).advantages
-    assert [found[f"r{at}"][0] for at in range(3)] == pytest.approx([-0.75, 0.75, 0.0])
+    advantages = assign_credit(batch, PolicySettings(algorithm="rloo"), ValueMemory()).advantages
+    assert [advantages[f"r{at}"][0] for at in range(3)] == pytest.approx([-0.75, 0.75, 0.0])
 
 
-def test_reinforce_takes_the_batch() -> None:
+def test_reinforce_uses_the_batch_statistics() -> None:
     batch = [trajectory("a", "g", 0.0), trajectory("b", "g", 0.0), trajectory("c", "h", 1.0), trajectory("d", "h", 1.0)]
-    found = assign_credit(batch, PolicySettings(algorithm="reinforce++-turn"), ValueMemory())
+    credit = assign_credit(batch, PolicySettings(algorithm="reinforce++-turn"), ValueMemory())
     deviation = math.sqrt(1 / 3)
-    assert found.advantages["a"] == pytest.approx([-0.5 / (deviation + 1e-4)])
-    assert found.advantages["d"] == pytest.approx([0.5 / (deviation + 1e-4)])
-    assert found.zero_variance == 0  # though neither group has spread of its own
+    assert credit.advantages["a"] == pytest.approx([-0.5 / (deviation + 1e-4)])
+    assert credit.advantages["d"] == pytest.approx([0.5 / (deviation + 1e-4)])
+    assert credit.zero_variance == 0  # though neither group has spread of its own
     assert assign_credit(batch, PolicySettings(), ValueMemory()).zero_variance == 2
 
 
@@ -67,17 +68,19 @@ def test_reinforce_normalises_over_the_tokens_of_the_batch() -> None:
 
     Mean (1 + 0 + 2 * 0.5) / 6 = 1/3 over the six tokens, variance (4/9 + 3 * 1/9 + 2 * 1/36) / 6 = 5/36.
     """
+    from assay.optimizers.finetuning.trl_trainer import normalised, token_returns
+
     rows = [
         Row(turn=0, prompt_ids=[1], completion_ids=[2] * n, advantage=a, rollout=str(n))
         for n, a in ((1, 1.0), (3, 0.0), (2, 0.5))
     ]
     mask = torch.tensor([[1, 0, 0], [1, 1, 1], [1, 1, 0]])
     earned = token_returns(rows, torch.zeros(3, 3), 0.0)
-    found = normalised(earned, mask, lambda sums: sums)
+    result = normalised(earned, mask, lambda sums: sums)
     sigma = math.sqrt(5 / 36 + 1e-8)
-    assert found[0].tolist() == pytest.approx([(2 / 3) / sigma, 0, 0])
-    assert found[1].tolist() == pytest.approx([(-1 / 3) / sigma] * 3)
-    assert found[2].tolist() == pytest.approx([(1 / 6) / sigma] * 2 + [0])
+    assert result[0].tolist() == pytest.approx([(2 / 3) / sigma, 0, 0])
+    assert result[1].tolist() == pytest.approx([(-1 / 3) / sigma] * 3)
+    assert result[2].tolist() == pytest.approx([(1 / 6) / sigma] * 2 + [0])
     same = token_returns(
         [Row(turn=0, prompt_ids=[1], completion_ids=[2], advantage=0.7) for _ in range(3)], torch.zeros(3, 1), 0.0
     )
@@ -89,21 +92,25 @@ def test_kl_in_the_reward_counts_for_every_token_before_it() -> None:
 
     1 - 0.5 * 0.7, 1 - 0.5 * 0.6; then 1 - 0.5 * 0.4.
     """
+    from assay.optimizers.finetuning.trl_trainer import token_returns
+
     rows = [
         Row(turn=turn, prompt_ids=[1], completion_ids=[2], advantage=1.0, rollout=name)
         for name, turn in (("a", 0), ("a", 1), ("b", 1))
     ]
     kl = torch.tensor([[0.1, 0.2], [0.4, 0.0], [9.0, 0.0]])
-    found = token_returns(rows, kl, 0.5)
-    assert found[0].tolist() == pytest.approx([0.65, 0.7])
-    assert found[1].tolist() == pytest.approx([0.8, 1.0])
+    returns = token_returns(rows, kl, 0.5)
+    assert returns[0].tolist() == pytest.approx([0.65, 0.7])
+    assert returns[1].tolist() == pytest.approx([0.8, 1.0])
 
 
-def test_a_value_head_explains_what_features_cannot_see() -> None:
+def test_a_value_head_explains_variance_that_features_do_not() -> None:
     """The hidden state tells which tasks are hard; the features are alike for all."""
     rng = np.random.default_rng(0)
     batch = [trajectory(f"r{at}", f"g{at // 4}", 0.0, float(at // 4 % 2)) for at in range(96)]
-    hidden = {id(row): rng.normal(size=32) * 0.1 + one.rewards[-1] for one in batch for row in one.rows}
+    hidden = {
+        id(row): rng.normal(size=32) * 0.1 + trajectory.rewards[-1] for trajectory in batch for row in trajectory.rows
+    }
     plain = assign_credit(batch, PolicySettings(algorithm="ppo"), ValueMemory()).explained
     add_hidden(batch, lambda rows: [hidden[id(row)].tolist() for row in rows])
     head = assign_credit(batch, PolicySettings(algorithm="ppo", value="head"), ValueMemory()).explained
@@ -112,36 +119,39 @@ def test_a_value_head_explains_what_features_cannot_see() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_identical_rollouts_push_nowhere(algorithm: str) -> None:
+def test_identical_rollouts_have_zero_advantage(algorithm: str) -> None:
     batch = [trajectory(f"r{at}", "g", 0.15, 0.15, 1.0) for at in range(4)]
     credit = assign_credit(batch, PolicySettings(algorithm=algorithm), ValueMemory())
     assert credit.advantages == {}
     assert credit.zero_variance == 1
-    left = Counter[str]()
-    assert credit.apply_to(batch, left) == ([], [row for one in batch for row in one.rows])
-    assert left["rollouts of zero-variance groups"] == 4
+    excluded = Counter[str]()
+    assert credit.apply_to(batch, excluded) == ([], [row for trajectory in batch for row in trajectory.rows])
+    assert excluded["rollouts of zero-variance groups"] == 4
 
 
-def test_a_ppo_value_is_fitted_on_other_groups_and_remembers() -> None:
+def test_a_ppo_value_is_fitted_on_other_groups_and_survives_a_reload() -> None:
     memory, config = ValueMemory(), PolicySettings(algorithm="ppo")
     for at in range(4):
         assign_credit([trajectory(f"{at}{n}", f"g{n // 2}", 0.1, 0.0, n % 2) for n in range(4)], config, memory)
-    again = ValueMemory()
-    again.load(json.loads(json.dumps(memory.to_json())))
+    repeated = ValueMemory()
+    repeated.load(json.loads(json.dumps(memory.to_json())))
     batch = [trajectory(f"x{n}", f"h{n // 2}", 0.1, 0.0, n % 2) for n in range(4)]
-    one, other = assign_credit(batch, config, memory).advantages, assign_credit(batch, config, again).advantages
-    assert one == other
-    assert one["x1"][2] > 0 > one["x0"][2]
+    memorized, other = (
+        assign_credit(batch, config, memory).advantages,
+        assign_credit(batch, config, repeated).advantages,
+    )
+    assert memorized == other
+    assert memorized["x1"][2] > 0 > memorized["x0"][2]
 
 
 @given(
     st.lists(st.lists(st.floats(-1, 1), min_size=1, max_size=5), min_size=2, max_size=8), st.sampled_from(ALGORITHMS)
 )
-def test_advantages_are_finite_and_one_a_call(rewards: list[list[float]], algorithm: str) -> None:
+def test_every_call_has_one_finite_advantage(rewards: list[list[float]], algorithm: str) -> None:
     batch = [trajectory(f"r{at}", f"g{at % 2}", *turns) for at, turns in enumerate(rewards)]
-    for one in batch:
-        turns = assign_credit(batch, PolicySettings(algorithm=algorithm), ValueMemory()).advantages.get(one.rollout)
-        assert turns is None or (len(turns) == len(one.rewards) and all(map(math.isfinite, turns)))
+    for member in batch:
+        turns = assign_credit(batch, PolicySettings(algorithm=algorithm), ValueMemory()).advantages.get(member.rollout)
+        assert turns is None or (len(turns) == len(member.rewards) and all(map(math.isfinite, turns)))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +180,7 @@ def test_advantages_are_finite_and_one_a_call(rewards: list[list[float]], algori
         ({"epsilon_high": 11}, "epsilon_high=11 must be between 0 and 10"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_inconsistent_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PolicySettings(**settings)
 
@@ -184,7 +194,9 @@ def test_each_loss_has_the_clip_of_its_paper() -> None:
 @pytest.mark.parametrize(
     "settings", [{"discount": 0.8}, {"returns": "uniform"}, {"returns": "step"}], ids=["discount", "uniform", "step"]
 )
-def test_of_two_right_answers_the_shorter_way_is_pushed(algorithm: str, settings: dict[str, Any]) -> None:
+def test_of_two_right_answers_the_shorter_rollout_has_the_higher_advantage(
+    algorithm: str, settings: dict[str, Any]
+) -> None:
     batch = [trajectory("short", "g", 0.0, 1.0), trajectory("long", "g", 0.0, 0.0, 0.0, 1.0)]
     credit = assign_credit(batch, PolicySettings(algorithm=algorithm, **settings), ValueMemory())
     assert credit.zero_variance == 0
@@ -196,7 +208,9 @@ def test_of_two_right_answers_the_shorter_way_is_pushed(algorithm: str, settings
 @pytest.mark.parametrize(
     "settings", [{"discount": 0.0}, {"discount": 0.5}, {"discount": 1.0}, {"returns": "step"}, {"returns": "uniform"}]
 )
-def test_a_right_rollout_is_pushed_by_a_little_whatever_its_returns(algorithm: str, settings: dict[str, Any]) -> None:
+def test_a_right_rollout_has_a_small_positive_advantage_for_any_returns(
+    algorithm: str, settings: dict[str, Any]
+) -> None:
     config = PolicySettings(algorithm=algorithm, **settings)
     credit = assign_credit(
         [trajectory("right", "g", *[0.0] * 7, 1.0), trajectory("wrong", "g", *[0.0] * 8)], config, ValueMemory()
@@ -208,7 +222,7 @@ def test_a_right_rollout_is_pushed_by_a_little_whatever_its_returns(algorithm: s
     assert (same.zero_variance, same.advantages) == (1, {})
 
 
-def test_rollouts_are_shared_out_whole() -> None:
+def test_rollouts_are_divided_without_splitting_them() -> None:
     assert PolicySettings().shared_out(1) == (2, 12)
     assert PolicySettings().shared_out(8) == (1, 3)
     assert PolicySettings(prompts_per_step=3, num_generations=3).shared_out(1) == (1, 9)
@@ -239,7 +253,7 @@ class Letters:
         return [ord(c) for message in messages for c in f"{message['role']}:{message['content']}\n"]
 
     def decode(self, ids: list[int]) -> str:
-        return "".join("" if one == 0 else chr(one) for one in ids)
+        return "".join("" if token == 0 else chr(token) for token in ids)
 
 
 def transition(output: str, *, schema: dict[str, Any] | None = None, **more: Any) -> Transition:
@@ -254,7 +268,7 @@ def transition(output: str, *, schema: dict[str, Any] | None = None, **more: Any
             "schema": schema,
         }  # as it is stored
     ids = (*map(ord, output), 0)
-    told = {
+    defaults = {
         "t": 0,
         "model": "m",
         "request": request,
@@ -262,15 +276,15 @@ def transition(output: str, *, schema: dict[str, Any] | None = None, **more: Any
         "token_ids": ids,
         "logprobs": tuple(-0.1 for _ in ids),
     }
-    return Transition(**{**told, "constrained": schema is not None, **more})
+    return Transition(**{**defaults, "constrained": schema is not None, **more})
 
 
 def chosen(call: Transition) -> str:
-    pieces = [Letters().decode([one]) for one in call.token_ids or ()]
+    pieces = [Letters().decode([token]) for token in call.token_ids or ()]
     return "".join(piece if mine else "·" for piece, mine in zip(pieces, trained_tokens(call, pieces), strict=True))
 
 
-def test_what_a_grammar_of_lines_forces_is_not_trained() -> None:
+def test_tokens_forced_by_a_line_grammar_are_not_trained() -> None:
     schema = {"x-assay-lines": True, "properties": {"thought": {}, "action": {}}}
     assert (
         chosen(transition("thought: add them\naction: calculator", schema=schema))
@@ -278,7 +292,7 @@ def test_what_a_grammar_of_lines_forces_is_not_trained() -> None:
     )
 
 
-def test_of_the_words_that_a_grammar_offers_the_letters_that_decide_are_trained() -> None:
+def test_of_grammar_choices_the_deciding_tokens_are_trained() -> None:
     fields = {
         "action": {"enum": ["add", "answer"]},
         "sure": {"type": "boolean"},
@@ -300,7 +314,7 @@ def test_of_the_words_that_a_grammar_offers_the_letters_that_decide_are_trained(
     assert chosen(transition(text, schema=schema)) == "·" * 13 + "n" + "·" * 15 + "f" + "·" * 24 + "y" + "·" * 4
 
 
-def test_what_a_json_grammar_forces_is_not_trained() -> None:
+def test_tokens_forced_by_a_json_grammar_are_not_trained() -> None:
     schema = {"properties": {"expression": {}, "n": {}}}
     assert (
         chosen(transition('{"expression": "2 + 2", "n": 12}', schema=schema))
@@ -308,7 +322,7 @@ def test_what_a_json_grammar_forces_is_not_trained() -> None:
     )
 
 
-def test_a_token_that_the_model_held_for_impossible_was_the_grammars() -> None:
+def test_a_token_of_negligible_probability_is_attributed_to_the_grammar() -> None:
     schema = {"x-assay-lines": True, "properties": {"action": {}}}
     odds = [-0.1] * 8 + [-15.0] + [-0.1] * 3
     assert chosen(transition("action: abc", schema=schema, logprobs=tuple(odds))) == "········" + "·bc"
@@ -321,7 +335,7 @@ class Bytes(Letters):
         return bytes(ids).decode("utf-8", "replace").replace("\0", "")
 
 
-def test_letters_of_several_tokens_are_told_from_what_a_grammar_forced() -> None:
+def test_multi_token_letters_are_distinguished_from_forced_tokens() -> None:
     schema = {"x-assay-lines": True, "properties": {"city": {}, "sure": {}}}
     text = "city: Ål\nsure: yes"
     ids = (*text.encode(), 0)
@@ -332,7 +346,7 @@ def test_letters_of_several_tokens_are_told_from_what_a_grammar_forced() -> None
     assert bytes(ids[at] for at in forced).decode() == "city: sure: "
 
 
-def test_bytes_that_are_no_letters_do_not_hide_what_a_grammar_forced() -> None:
+def test_invalid_bytes_do_not_hide_forced_tokens() -> None:
     schema = {"x-assay-lines": True, "properties": {"thought": {}, "action": {}}}
     call = transition("thought: so ÏÃ\naction: answer", schema=schema)  # as the engine wrote it; as the tokenizer does:
     pieces = ["thought", ": ", "so", "\ufffd", "\ufffd", "\n", "action", ": ", "answer"]
@@ -340,7 +354,7 @@ def test_bytes_that_are_no_letters_do_not_hide_what_a_grammar_forced() -> None:
     assert trained_tokens(call, pieces) == [False, False, True, True, True, True, False, False, True]
 
 
-def test_rows_hold_the_sampled_tokens_and_count_what_cannot_be_trained_on() -> None:
+def test_rows_contain_the_sampled_tokens_and_untrainable_calls_are_counted() -> None:
     calls = [
         transition("4"), transition("4", cached=True), transition("", error="ServerError"),
         transition("4", token_ids=None),
@@ -349,14 +363,14 @@ def test_rows_hold_the_sampled_tokens_and_count_what_cannot_be_trained_on() -> N
     ]  # fmt: skip
     for at, call in enumerate(calls):
         call.t = at
-    rollout, left = Rollout(id="r", group_id="g", score=1.0, transitions=calls), Counter[str]()
-    found = trajectory_of(
-        rollout, Letters(), ours=lambda call: call.model == "m", max_length=64, behaviour=True, left_out=left
+    rollout, excluded = Rollout(id="r", group_id="g", score=1.0, transitions=calls), Counter[str]()
+    trajectory = trajectory_of(
+        rollout, Letters(), is_policy=lambda call: call.model == "m", max_length=64, behaviour=True, left_out=excluded
     )
-    assert [(row.turn, row.completion_ids, row.logprobs) for row in found.rows] == [(0, [52, 0], [-0.1, -0.1])]
-    assert found.rewards == [0.0] * 7 + [1.0]
-    assert sum(left.values()) == 7
-    assert len(left) == 7
+    assert [(row.turn, row.completion_ids, row.logprobs) for row in trajectory.rows] == [(0, [52, 0], [-0.1, -0.1])]
+    assert trajectory.rewards == [0.0] * 7 + [1.0]
+    assert sum(excluded.values()) == 7
+    assert len(excluded) == 7
     assert trajectory_of(rollout, Letters(), max_length=64, behaviour=False).rows[0].logprobs is None
 
 
@@ -370,7 +384,7 @@ def seen(**curves: list[float]) -> TrainingMonitor:
     return watch
 
 
-def test_alarms_name_the_cure_once() -> None:
+def test_each_alarm_names_its_remedy_once() -> None:
     watch = seen(
         entropy=[1.0, 1.0, 1.0, 0.1, 0.1, 0.1, 0.1], zero_variance_groups=[1.0] * 7, score=[0.9] * 7, kl=[0.9] * 7
     )
@@ -395,14 +409,14 @@ def test_a_gamed_rubric_raises_an_alarm_by_the_monitor_rubric() -> None:
     assert not seen(score=[0.5] * 12, monitor=down).alarms
 
 
-def test_step_rewards_that_are_earned_by_calling_are_told() -> None:
+def test_step_rewards_earned_by_repeated_calls_are_reported() -> None:
     up, flat = [0.1 * at for at in range(12)], [0.5] * 12
     assert "earned by making more calls" in seen(reward=up, turns=up, score=flat).alarms["income"]
     assert not seen(reward=up, turns=up, score=up).alarms
     assert not seen(reward=up, turns=flat, score=flat).alarms
 
 
-def test_convergence_is_no_difference_and_little_noise() -> None:
+def test_convergence_requires_no_difference_and_little_noise() -> None:
     flat = [0.8, 0.82, 0.79, 0.81, 0.8, 0.8, 0.81, 0.79, 0.8, 0.82]
     assert seen(reward=flat).converged is None
     assert seen(reward=flat + flat).converged is True
@@ -416,7 +430,7 @@ def test_convergence_is_no_difference_and_little_noise() -> None:
 def arguments(folder: Path, **more: Any) -> Any:
     from trl import GRPOConfig
 
-    told: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "output_dir": str(folder), "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
         "steps_per_generation": 2,
         "num_generations": 4, "max_completion_length": 8, "max_steps": 3, "learning_rate": 1e-2, "report_to": "none",
@@ -425,11 +439,11 @@ def arguments(folder: Path, **more: Any) -> Any:
         "loss_type": "dapo",
         "scale_rewards": "group", "bf16": False,
     }  # fmt: skip
-    return GRPOConfig(**{**told, **more})
+    return GRPOConfig(**{**settings, **more})
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 20), st.integers(0, 3))
-def test_no_task_comes_twice_in_a_step_nor_again_before_all_others(
+def test_tasks_are_sampled_without_repetition_until_all_were_used(
     tasks: int, spare: int, steps: int, seed: int
 ) -> None:
     items, config = tasks + spare - 1, PolicySettings(prompts_per_step=tasks, steps=steps, seed=seed)
@@ -462,37 +476,37 @@ def logged(model: Path, folder: Path, rows: list[Row], parts: int, **more: Any) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo"])
-def test_blank_parts_of_a_batch_change_nothing(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
+def test_padding_rows_of_a_batch_do_not_change_the_loss(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
     rows = [
         Row(turn=0, prompt_ids=[5, 6], completion_ids=[7, at], trained=[True, True], advantage=1.0) for at in (8, 9)
     ]
-    whole, shared = (logged(tiny_model, tmp_path, rows, parts, loss_type=loss_type, beta=0.5) for parts in (1, 8))
-    assert whole[0]["entropy"] > 1
-    assert whole[-1]["kl"] > 0
-    for many, one in zip(shared, whole, strict=True):
+    unsplit, shared = (logged(tiny_model, tmp_path, rows, parts, loss_type=loss_type, beta=0.5) for parts in (1, 8))
+    assert unsplit[0]["entropy"] > 1
+    assert unsplit[-1]["kl"] > 0
+    for many, alone in zip(shared, unsplit, strict=True):
         for name in ("entropy", "kl", "grad_norm"):
-            assert many[name] == pytest.approx(one[name], rel=1e-3, abs=1e-6), name
+            assert many[name] == pytest.approx(alone[name], rel=1e-3, abs=1e-6), name
 
 
 @pytest.mark.slow
-def test_a_mean_by_parts_does_not_shrink_with_blank_parts(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_mean_over_parts_is_not_reduced_by_padding(tiny_model: Path, tmp_path: Path) -> None:
     rows = [
         Row(turn=0, prompt_ids=[5, 6], completion_ids=[7, 8], trained=[True, True], advantage=1.0) for _ in range(9)
     ]
-    whole, shared = (
+    unsplit, shared = (
         logged(tiny_model, tmp_path, rows, parts, loss_type="bnpo") for parts in (1, 8)
     )  # parts of two: most likely, some are blank
-    assert [line["grad_norm"] for line in shared] == pytest.approx([line["grad_norm"] for line in whole], rel=1e-3)
+    assert [line["grad_norm"] for line in shared] == pytest.approx([line["grad_norm"] for line in unsplit], rel=1e-3)
 
 
 @pytest.mark.parametrize("vllm", [True, False])
-def test_every_process_asks_vllm_as_many_questions(monkeypatch: pytest.MonkeyPatch, vllm: bool) -> None:
+def test_every_process_sends_vllm_the_same_number_of_requests(monkeypatch: pytest.MonkeyPatch, vllm: bool) -> None:
     import types
 
     from assay.optimizers.finetuning import engines
     from assay.optimizers.finetuning import trl_trainer as trainer
 
-    asked: list[int] = []
+    counts: list[int] = []
 
     class Asking:
         class _tokenizer:
@@ -509,26 +523,26 @@ def test_every_process_asks_vllm_as_many_questions(monkeypatch: pytest.MonkeyPat
         use_vllm = vllm
 
         def _generate_single_turn(self, prompts: list[list[int]], *_: Any) -> Any:
-            asked.append(len(prompts))
+            counts.append(len(prompts))
             return [[7, 0]] * len(prompts), None
 
-    def beside_another(items: list[Any]) -> list[Any]:
+    def with_second_process(items: list[Any]) -> list[Any]:
         """With a process that has five questions while this one has any."""
         return [*items, True] if isinstance(items[0], bool) else [*items, 5 if items[0] else 0]
 
-    monkeypatch.setattr(trainer, "over_ranks", beside_another)
+    monkeypatch.setattr(trainer, "over_ranks", with_second_process)
     engine = engines.TrainerPolicy("tiny", max_completion=4)
     engine.sync(Asking())
     monkeypatch.setattr(
         engines, "_calls", lambda runs, session: [lambda: engine.lm(messages=[{"role": "user", "content": "2+2?"}])] * 2
     )
-    found = engine.play([(None, None)] * 2, types.SimpleNamespace())  # type: ignore[arg-type, list-item]
-    assert len(found) == 2
-    assert asked == [5 if vllm else 2]
+    played = engine.play([(None, None)] * 2, types.SimpleNamespace())  # type: ignore[arg-type, list-item]
+    assert len(played) == 2
+    assert counts == [5 if vllm else 2]
 
 
 @pytest.mark.slow
-def test_the_model_as_it_was_is_the_base(tiny_model: Path) -> None:
+def test_the_reference_model_is_the_base(tiny_model: Path) -> None:
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -544,7 +558,7 @@ def test_the_model_as_it_was_is_the_base(tiny_model: Path) -> None:
     model = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
     after, engine = logits(model), TrainerPolicy(str(tiny_model))
     engine.sync(
-        SimpleNamespace(model=model, accelerator=SimpleNamespace(unwrap_model=lambda one: one), _tokenizer=None)
+        SimpleNamespace(model=model, accelerator=SimpleNamespace(unwrap_model=lambda wrapped: wrapped), _tokenizer=None)
     )
     with engine.before():
         assert torch.equal(logits(model), before)
@@ -567,7 +581,7 @@ def test_the_model_as_it_was_is_the_base(tiny_model: Path) -> None:
     ],
     ids=["plain", "lean head", "kl", "cispo", "twice"],
 )
-def test_on_single_calls_the_trainer_is_stock_grpo(
+def test_on_single_calls_the_trainer_equals_stock_grpo(
     tiny_model: Path, tmp_path: Path, more: dict[str, Any], lean: bool
 ) -> None:
     import torch
@@ -607,7 +621,7 @@ def test_on_single_calls_the_trainer_is_stock_grpo(
                 ]
                 for part in ("prompt", "completion")
             ]
-            made.append(list(zip(*ids, spread([], ids[1], [given["index"] for given in inputs]), strict=True)))
+            made.append(list(zip(*ids, spread([], ids[1], [example["index"] for example in inputs]), strict=True)))
             return out
 
     def model() -> Any:
@@ -635,12 +649,12 @@ def test_on_single_calls_the_trainer_is_stock_grpo(
             )
             for at, (p, c, reward) in enumerate(next(replay))
         ]
-        given, flat = assign_credit(batch, PolicySettings(), ValueMemory()).apply_to(batch, Counter())
+        rows_with_credit, flat = assign_credit(batch, PolicySettings(), ValueMemory()).apply_to(batch, Counter())
         dropped.append(len(flat))
-        return Batch(given, flat)
+        return Batch(rows_with_credit, flat)
 
     dropped: list[int] = []
-    ours = TransitionTrainer(
+    transition_trainer = TransitionTrainer(
         model=model(),
         args=arguments(tmp_path / "b", **more),
         train_dataset=rows,
@@ -648,16 +662,18 @@ def test_on_single_calls_the_trainer_is_stock_grpo(
         peft_config=lora,
         collect=collect,
     )
-    start = {name: value.clone() for name, value in ours.model.named_parameters() if value.requires_grad}
+    start = {name: value.clone() for name, value in transition_trainer.model.named_parameters() if value.requires_grad}
     with lean_head() if lean else nullcontext():
-        ours.train()
-    theirs = dict(stock.model.named_parameters())
+        transition_trainer.train()
+    reference = dict(stock.model.named_parameters())
     moved = max(
-        (value - start[name]).abs().max().item() for name, value in ours.model.named_parameters() if value.requires_grad
+        (value - start[name]).abs().max().item()
+        for name, value in transition_trainer.model.named_parameters()
+        if value.requires_grad
     )
     apart = max(
-        (value - theirs[name]).abs().max().item()
-        for name, value in ours.model.named_parameters()
+        (value - reference[name]).abs().max().item()
+        for name, value in transition_trainer.model.named_parameters()
         if value.requires_grad
     )
     assert moved > 1e-3
@@ -667,9 +683,9 @@ def test_on_single_calls_the_trainer_is_stock_grpo(
 
 
 @pytest.mark.slow
-def test_two_processes_do_what_one_does(tiny_model: Path, tmp_path: Path) -> None:
+def test_two_processes_train_like_one(tiny_model: Path, tmp_path: Path) -> None:
     script = str(Path(__file__).parent / "two_processes.py")
-    told = []
+    results = []
     launch = [
         "-m",
         "torch.distributed.run",
@@ -691,15 +707,19 @@ def test_two_processes_do_what_one_does(tiny_model: Path, tmp_path: Path) -> Non
             check=False,
         )
         assert done.returncode == 0, done.stderr[-2000:]
-        told.append(json.loads(out.read_text()))
-    one, two = told
-    assert [list(step) for step in one["advantages"]] == [list(step) for step in two["advantages"]]
-    for step, other in zip(one["advantages"], two["advantages"], strict=True):
+        results.append(json.loads(out.read_text()))
+    first, two = results
+    assert [list(step) for step in first["advantages"]] == [list(step) for step in two["advantages"]]
+    for step, other in zip(first["advantages"], two["advantages"], strict=True):
         for name, turns in step.items():
             assert turns == pytest.approx(other[name], abs=1e-12)
     apart = max(
-        abs(a - b) for name in one["weights"] for a, b in zip(one["weights"][name], two["weights"][name], strict=True)
+        abs(a - b)
+        for name in first["weights"]
+        for a, b in zip(first["weights"][name], two["weights"][name], strict=True)
     )
-    moved = max(abs(value) for name, values in one["weights"].items() if "lora_B" in name for value in values)  # from 0
+    moved = max(
+        abs(value) for name, values in first["weights"].items() if "lora_B" in name for value in values
+    )  # from 0
     assert moved > 1e-3
     assert apart < 1e-4 * moved, f"{apart} apart after a move of {moved}"

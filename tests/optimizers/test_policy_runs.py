@@ -126,8 +126,8 @@ def test_two_call_program_is_trained_and_compared_on_sealed_tasks(tiny_model: Pa
     assert set(report.curves["held_out_sampled"]) == {0, 2, 4}
     assert set(report.curves["entropy"]) == {1, 2, 3, 4}
     assert report.best_step in (2, 4)
-    found = report.validation["two"]
-    assert {mode: (part["before"]["n"], part["after"]["n"]) for mode, part in found.items()} == {
+    validation = report.validation["two"]
+    assert {mode: (part["before"]["n"], part["after"]["n"]) for mode, part in validation.items()} == {
         "greedy": (2, 2),
         "sampled": (2, 2),
     }
@@ -139,7 +139,7 @@ def test_two_call_program_is_trained_and_compared_on_sealed_tasks(tiny_model: Pa
 
 @pytest.mark.slow
 def test_resumed_run_gives_the_same_curve(tiny_model: Path) -> None:
-    whole = run(tiny_model, "whole", evaluate_every=0)
+    uninterrupted = run(tiny_model, "whole", evaluate_every=0)
     config = PolicySettings(**{**SMALL, "model": str(tiny_model), "evaluate_every": 0})
     begun = source(str(tiny_model), config)
     collect = begun.collect
@@ -157,8 +157,8 @@ def test_resumed_run_gives_the_same_curve(tiny_model: Path) -> None:
         run(tiny_model, "halted", evaluate_every=0, resume=True, learning_rate=1e-3)
     resumed = run(tiny_model, "halted", evaluate_every=0, resume=True)
     for name in ("reward", "loss", "grad_norm", "entropy"):
-        assert resumed.curves[name] == pytest.approx(whole.curves[name], rel=1e-5, abs=1e-7), name
-    assert resumed.row_stats.rollouts == whole.row_stats.rollouts
+        assert resumed.curves[name] == pytest.approx(uninterrupted.curves[name], rel=1e-5, abs=1e-7), name
+    assert resumed.row_stats.rollouts == uninterrupted.row_stats.rollouts
 
 
 @pytest.mark.slow
@@ -180,10 +180,10 @@ def test_signal_during_rollouts_discards_only_their_step(tiny_model: Path, every
         source(str(tiny_model), PolicySettings(**settings), stopping), "halted", PolicySettings(**settings), resume=True
     )
     made[:] = ["-"] * 99
-    whole = train_policy(
+    uninterrupted = train_policy(
         source(str(tiny_model), PolicySettings(**settings), stopping), "whole", PolicySettings(**settings)
     )
-    assert resumed.curves["loss"] == pytest.approx(whole.curves["loss"], rel=1e-5, abs=1e-7)
+    assert resumed.curves["loss"] == pytest.approx(uninterrupted.curves["loss"], rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.slow
@@ -247,10 +247,10 @@ def test_cap_ends_training_with_a_checkpoint(tiny_model: Path) -> None:
         rollout_timeout_s=60.0,
         resume=True,
     )
-    whole = run(tiny_model, "whole", evaluate_every=0)
+    uncapped = run(tiny_model, "whole", evaluate_every=0)
     assert resumed.steps == 4
-    assert resumed.curves["loss"] == pytest.approx(whole.curves["loss"], rel=1e-3, abs=1e-6)
-    assert resumed.curves["reward"] == pytest.approx(whole.curves["reward"], abs=1e-6)
+    assert resumed.curves["loss"] == pytest.approx(uncapped.curves["loss"], rel=1e-3, abs=1e-6)
+    assert resumed.curves["reward"] == pytest.approx(uncapped.curves["reward"], abs=1e-6)
 
 
 @pytest.mark.slow
@@ -273,14 +273,14 @@ def test_interrupted_evaluation_is_repeated_without_effect_on_training(tiny_mode
         source(str(tiny_model), PolicySettings(**settings), stopping), "halted", PolicySettings(**settings), resume=True
     )
     looks[:] = ["-"] * 99
-    whole = train_policy(
+    uninterrupted = train_policy(
         source(str(tiny_model), PolicySettings(**settings), stopping), "whole", PolicySettings(**settings)
     )
     unseen = run(tiny_model, "unseen", evaluate_every=0)
     for name in ("loss", "reward", "held_out_greedy", "held_out_sampled"):
-        assert resumed.curves[name] == pytest.approx(whole.curves[name], rel=1e-5, abs=1e-7), name
-    assert set(whole.curves["held_out_sampled"]) == {0, 2, 4}
-    assert unseen.curves["loss"] == pytest.approx(whole.curves["loss"], rel=1e-5, abs=1e-7)
+        assert resumed.curves[name] == pytest.approx(uninterrupted.curves[name], rel=1e-5, abs=1e-7), name
+    assert set(uninterrupted.curves["held_out_sampled"]) == {0, 2, 4}
+    assert unseen.curves["loss"] == pytest.approx(uninterrupted.curves["loss"], rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.slow
@@ -318,7 +318,7 @@ def test_weights_that_fail_the_retention_task_are_discarded(tiny_model: Path, lo
     session = dataclasses.replace(
         begun.eval_task.session, rubric=assay.Rubric("other", [assay.Criterion(name="other", check=other)])
     )
-    kept = EvalTask(
+    retention_task = EvalTask(
         "other",
         RecordedProgram(TwoCalls(), session, prompt_format="lean"),
         session,
@@ -327,12 +327,12 @@ def test_weights_that_fail_the_retention_task_are_discarded(tiny_model: Path, lo
         trained=False,
     )
     with pytest.raises(ConfigError, match="0 is never"):
-        train_policy(begun, "forgets", dataclasses.replace(config, evaluate_every=0), retained=[kept])
+        train_policy(begun, "forgets", dataclasses.replace(config, evaluate_every=0), retained=[retention_task])
     if lost_from == 1:
         with pytest.raises(Diverged, match=r"other lost 1.000, and 0.1 may be lost.* none are kept"):
-            train_policy(begun, "forgets", config, retained=[kept])
+            train_policy(begun, "forgets", config, retained=[retention_task])
         return
-    report = train_policy(begun, "forgets", config, retained=[kept])
+    report = train_policy(begun, "forgets", config, retained=[retention_task])
     assert report.stopped is not None
     assert report.best_step == 1
     assert set(report.validation) == {"two", "other"}
@@ -353,10 +353,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "left", [0, 20_000, 40_000, 80_000], ids=["nothing", "half the weights", "no tokenizer", "half the optimizer"]
+    "free_mib", [0, 20_000, 40_000, 80_000], ids=["nothing", "half the weights", "no tokenizer", "half the optimizer"]
 )
 def test_full_disk_loses_no_checkpoint(
-    tiny_model: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch, left: int
+    tiny_model: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int
 ) -> None:
     monkeypatch.setenv("ASSAY_ADAPTERS", str(small_disk / "adapters"))
     config, filled = PolicySettings(**{**SMALL, "model": str(tiny_model), "evaluate_every": 0}), small_disk / "filled"
@@ -365,7 +365,7 @@ def test_full_disk_loses_no_checkpoint(
 
     def filling(inputs: Any, trainer: Any) -> Any:
         if trainer.state.global_step == 2:
-            filled.write_bytes(b"x" * (shutil.disk_usage(small_disk).free - left))
+            filled.write_bytes(b"x" * (shutil.disk_usage(small_disk).free - free_mib))
         return collect(inputs, trainer)
 
     begun.collect = filling  # type: ignore[method-assign]
@@ -374,8 +374,8 @@ def test_full_disk_loses_no_checkpoint(
     filled.unlink()
     resumed = run(tiny_model, "full", evaluate_every=0, resume=True)
     monkeypatch.setenv("ASSAY_ADAPTERS", str(small_disk.parent / "adapters"))
-    whole = run(tiny_model, "whole", evaluate_every=0)
-    assert resumed.curves["loss"] == pytest.approx(whole.curves["loss"], rel=1e-5, abs=1e-7)
+    uninterrupted = run(tiny_model, "whole", evaluate_every=0)
+    assert resumed.curves["loss"] == pytest.approx(uninterrupted.curves["loss"], rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.slow
@@ -399,11 +399,11 @@ def test_hanging_or_nan_rewards_are_excluded(tiny_model: Path) -> None:
 def test_slow_engine_does_not_abandon_rollouts(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trl import GRPOTrainer
 
-    plain = GRPOTrainer._generate_single_turn
+    original = GRPOTrainer._generate_single_turn
 
     def slow(self: Any, *args: Any, **options: Any) -> Any:
         time.sleep(1.1)
-        return plain(self, *args, **options)
+        return original(self, *args, **options)
 
     monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", slow)
     report = run(tiny_model, "slow", steps=1, evaluate_every=0, rollout_timeout_s=1.0)
@@ -491,11 +491,11 @@ def test_page_reports_converged_seeds(tmp_path: Path) -> None:
     first = PolicyReport(
         "embedded/x+a+b", tmp_path, PolicySettings(model="embedded/x+a"), validation={}, converged=True
     ).to_dict()
-    again = {**first, "converged": None, "config": {**first["config"], "seed": 1, "model": "embedded/x+c"}}
+    repeated = {**first, "converged": None, "config": {**first["config"], "seed": 1, "model": "embedded/x+c"}}
     longer = {**first, "config": {**first["config"], "seed": 2, "steps": 99}}
     warm_up = {"config": {"model": "embedded/x"}, "loss": {}}
-    others = of_other_seeds(first, [first, again, longer, warm_up])
-    assert others == [again]
+    others = of_other_seeds(first, [first, repeated, longer, warm_up])
+    assert others == [repeated]
     assert (
         "of 2 seeds 1 did, 0 did not, 1 took too few steps"
         in write_report(tmp_path / "page.html", first, others).read_text()

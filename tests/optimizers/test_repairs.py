@@ -18,10 +18,10 @@ class Echo(dspy.Module):
 
 def scores_of_simba_runs(examples: list[dspy.Example], scores: list[float | None]) -> list[float]:
     """What SIMBA sees when run by run the metric gives these scores."""
-    wanted = iter(scores)
+    scripted = iter(scores)
 
     def metric(example: object, prediction: object) -> float:
-        score = next(wanted)
+        score = next(scripted)
         if score is None:
             raise Unscored("the judge is away")
         return score
@@ -39,13 +39,13 @@ def test_an_unscored_run_moves_no_comparison_of_simba() -> None:
     assert scores_of_simba_runs([a, b, b], [None, 0.2, 0.6]) == pytest.approx([0.4, 0.2, 0.6])
 
 
-def test_a_batch_of_simba_without_any_score_is_an_error_and_no_zero() -> None:
+def test_an_unscored_simba_batch_is_an_error_and_not_zero() -> None:
     example = dspy.Example(n=1).with_inputs("n")
     with pytest.raises(Unscored):
         scores_of_simba_runs([example, example], [None, None])
 
 
-def test_dspy_is_itself_again_afterwards() -> None:
+def test_dspy_is_restored_afterwards() -> None:
     protect_dspy()  # which stays
     before = simba.wrap_program, dspy.Evaluate.__call__
     with repaired_dspy(io.StringIO(), seed=0):

@@ -29,12 +29,12 @@ class Mine(dspy.Module):
 """
 
 
-def shown_how(request: Any) -> str:
+def scripted_answer(request: Any) -> str:
     """Adds 2 where demonstrations show that this is wanted; else it says the number itself."""
-    asked = request.messages[-1].text or ""
-    if "number " not in asked:  # a teleprompter asks for instructions
+    prompt = request.messages[-1].text or ""
+    if "number " not in prompt:  # a teleprompter asks for instructions
         return json.dumps(dict.fromkeys(request.config.response_format["schema"]["properties"], "Add two."))
-    number = int(asked.split("number ")[1].split(".")[0])
+    number = int(prompt.split("number ")[1].split(".")[0])
     return json.dumps({"answer": str(number + 2) if len(request.messages) > 4 else str(number)})
 
 
@@ -47,7 +47,7 @@ def write(place: Path, rows: int, **more: Any) -> None:
     (place / "data.jsonl").write_text("\n".join(lines))
 
 
-class Heard(SilentProgress):
+class CapturedProgress(SilentProgress):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -56,11 +56,17 @@ class Heard(SilentProgress):
 
 
 def compiled(**options: Any) -> Any:
-    options = {"optimizer": "labeled", "lm": scripted_lm(shown_how), "prompt_format": "json", "threads": 1, **options}
+    options = {
+        "optimizer": "labeled",
+        "lm": scripted_lm(scripted_answer),
+        "prompt_format": "json",
+        "threads": 1,
+        **options,
+    }
     return assay.compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", **options)
 
 
-def test_a_cap_on_calls_leaves_what_gate_and_test_need(tmp_path: Path) -> None:
+def test_a_cap_on_calls_reserves_gate_and_test(tmp_path: Path) -> None:
     write(tmp_path, 400)
     data = compiled(optimizer="auto", max_calls=150, early_stop=False).to_dict()
     assert data["calls"] <= 150
@@ -70,15 +76,15 @@ def test_a_cap_on_calls_leaves_what_gate_and_test_need(tmp_path: Path) -> None:
     assert data["replaces"]
 
 
-def test_the_estimate_gives_to_gate_and_test_what_the_cap_of_the_search_leaves(tmp_path: Path) -> None:
+def test_the_estimate_assigns_calls_above_the_search_cap_to_gate_and_test(tmp_path: Path) -> None:
     write(tmp_path, 400)
-    heard = Heard()
-    data = compiled(optimizer="auto", max_calls=150, max_search_calls=30, early_stop=False, progress=heard).to_dict()
-    said = "\n".join(heard.lines)
+    progress = CapturedProgress()
+    data = compiled(optimizer="auto", max_calls=150, max_search_calls=30, early_stop=False, progress=progress).to_dict()
+    text = "\n".join(progress.lines)
     estimate, gate = (
-        int(found[1])
-        for found in (re.search(r"estimate: (\d+) calls", said), re.search(r"gate: up to (\d+) tasks", said))
-        if found
+        int(match[1])
+        for match in (re.search(r"estimate: (\d+) calls", text), re.search(r"gate: up to (\d+) tasks", text))
+        if match
     )
     assert data["stopped"] is None
     assert 0.9 * data["calls"] <= estimate <= 150
@@ -87,21 +93,21 @@ def test_the_estimate_gives_to_gate_and_test_what_the_cap_of_the_search_leaves(t
 
 
 @pytest.mark.parametrize("optimizer", ["bootstrap", "bootstrap-search"])
-def test_an_optimizer_with_its_own_loop_stops_before_the_part_of_gate_and_test(tmp_path: Path, optimizer: str) -> None:
+def test_an_optimizer_with_its_own_loop_stops_before_the_reserve(tmp_path: Path, optimizer: str) -> None:
     write(tmp_path, 400)
     data = compiled(optimizer=optimizer, max_calls=200).to_dict()
     assert data["calls"] <= 200
     assert data["test"]["compiled"]["n"] >= 10
 
 
-def test_a_cap_on_tokens_too(tmp_path: Path) -> None:
+def test_a_cap_on_tokens_reserves_gate_and_test(tmp_path: Path) -> None:
     write(tmp_path, 400)
     data = compiled(optimizer="auto", max_tokens=3000).to_dict()  # 15 a call
     assert data["tokens"] <= 3000 + 15
     assert data["test"]["gain"]["n"] >= 10
 
 
-def test_what_is_kept_by_hand() -> None:
+def test_reserve_matches_hand_calculation() -> None:
     meter = Meter(Caps(calls=10))
     meter.hold(gate=Usage(calls=2), test=Usage(calls=3))
 
@@ -119,10 +125,11 @@ def test_what_is_kept_by_hand() -> None:
     assert [take(phase) for phase in ("search", "gate", "test")] == [5, 2, 3]
 
 
-def test_gate_and_test_end_once_they_have_decided(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_gate_and_test_end_at_their_decision(tmp_path: Path) -> None:
     write(tmp_path, 500)
-    early, whole = compiled(), compiled(early_stop=False)
-    first, second = early.to_dict(), whole.to_dict()
+    early, full = compiled(), compiled(early_stop=False)
+    first, second = early.to_dict(), full.to_dict()
     assert first["replaces"]
     assert second["replaces"]
     assert first["gate"]["n"] < 50 < second["gate"]["n"]
@@ -132,7 +139,8 @@ def test_gate_and_test_end_once_they_have_decided(tmp_path: Path) -> None:
     assert first["test"]["gain"]["low"] <= second["test"]["gain"]["mean"] <= first["test"]["gain"]["high"]
 
 
-def test_a_split_whose_size_was_set_is_the_plan_and_the_difference_sets_the_others(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_set_split_size_is_used_and_the_difference_determines_the_others(tmp_path: Path) -> None:
     write(tmp_path, 1500)
     wide = compiled(difference=0.4, early_stop=False).to_dict()
     fixed = compiled(difference=0.4, early_stop=False, sizes={"gate": 60}).to_dict()
@@ -142,45 +150,46 @@ def test_a_split_whose_size_was_set_is_the_plan_and_the_difference_sets_the_othe
         compiled(difference=0)
 
 
-def test_splits_that_are_too_small_for_a_decision_are_said_before_anything_is_asked(tmp_path: Path) -> None:
+def test_splits_too_small_for_a_decision_are_reported_before_the_first_call(tmp_path: Path) -> None:
     write(tmp_path, 40)
-    heard, lm = Heard(), scripted_lm(shown_how)
-    heard_before: list[str] = []
+    progress, lm = CapturedProgress(), scripted_lm(scripted_answer)
+    messages_before: list[str] = []
 
     def script(request: Any) -> str:
-        if not heard_before:
-            heard_before.extend(heard.lines)
-        return shown_how(request)
+        if not messages_before:
+            messages_before.extend(progress.lines)
+        return scripted_answer(request)
 
     lm = scripted_lm(script)
-    data = compiled(lm=lm, progress=heard, sizes={"gate": 1, "test": 1, "val": 1}).to_dict()
+    data = compiled(lm=lm, progress=progress, sizes={"gate": 1, "test": 1, "val": 1}).to_dict()
     assert any(
         "too few tasks for a decision: val has 1 task, gate has 1 task, test has 1 task" in line
-        for line in heard_before
+        for line in messages_before
     )
     assert any("too few tasks for a decision" in note for note in data["notes"])
 
 
-def test_a_cap_that_leaves_too_few_tasks_for_a_decision_is_said_and_the_job_can_be_resumed(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_cap_too_small_for_a_decision_is_reported_and_the_job_resumes(tmp_path: Path) -> None:
     write(tmp_path, 400)
-    heard = Heard()
-    data = compiled(optimizer="auto", max_calls=12, progress=heard, store=tmp_path / "a.db").to_dict()
+    progress = CapturedProgress()
+    data = compiled(optimizer="auto", max_calls=12, progress=progress, store=tmp_path / "a.db").to_dict()
     assert data["calls"] <= 12
     assert "leave" in data["stopped"]
-    assert any("the caps leave" in line for line in heard.lines)
-    again = compiled(optimizer="auto", max_calls=400, resume=True, store=tmp_path / "a.db").to_dict()
-    assert again["stopped"] is None
-    assert again["replaces"]
+    assert any("the caps leave" in line for line in progress.lines)
+    resumed = compiled(optimizer="auto", max_calls=400, resume=True, store=tmp_path / "a.db").to_dict()
+    assert resumed["stopped"] is None
+    assert resumed["replaces"]
 
 
-def test_tune_says_which_splits_are_too_small(tmp_path: Path) -> None:
+def test_tune_reports_splits_that_are_too_small(tmp_path: Path) -> None:
     write(tmp_path, 40)
-    heard, heard_before = Heard(), list[str]()
+    progress, messages_before = CapturedProgress(), list[str]()
 
     def script(request: Any) -> str:
-        if not heard_before:
-            heard_before.extend(heard.lines)
-        return shown_how(request)
+        if not messages_before:
+            messages_before.extend(progress.lines)
+        return scripted_answer(request)
 
     data = assay.tune(
         "mine.py:Mine",
@@ -189,51 +198,52 @@ def test_tune_says_which_splits_are_too_small(tmp_path: Path) -> None:
         trials=1,
         lm=scripted_lm(script),
         prompt_format="json",
-        progress=heard,
+        progress=progress,
         sizes={"gate": 2},
     ).to_dict()
-    assert any("too few tasks for a decision: gate has 2 tasks" in line for line in heard_before)
+    assert any("too few tasks for a decision: gate has 2 tasks" in line for line in messages_before)
     assert any("too few tasks for a decision" in note for note in data["notes"])
 
 
-def test_evaluate_says_that_a_split_is_too_small_for_an_interval(tmp_path: Path) -> None:
+def test_evaluate_reports_a_split_too_small_for_an_interval(tmp_path: Path) -> None:
     write(tmp_path, 40)
-    heard = Heard()
+    progress = CapturedProgress()
     options: dict[str, Any] = {
         "rubric": "r.yaml",
         "data": "data.jsonl",
-        "lm": scripted_lm(shown_how),
+        "lm": scripted_lm(scripted_answer),
         "prompt_format": "json",
-        "progress": heard,
+        "progress": progress,
     }
     data = assay.evaluate("mine.py:Mine", sizes={"val": 1}, **options).to_dict()
-    assert "warning: val has 1 task: the interval of a score needs at least 5" in heard.lines[0]
+    assert "warning: val has 1 task: the interval of a score needs at least 5" in progress.lines[0]
     assert "val has 1 task" in data["notes"][0]
     assert assay.evaluate("mine.py:Mine", split="train", **options).to_dict()["notes"] == []
 
 
-def test_the_gate_says_at_the_start_which_gain_it_can_show(tmp_path: Path) -> None:
+def test_the_detectable_gain_of_the_gate_is_reported_at_the_start(tmp_path: Path) -> None:
     write(tmp_path, 400)
-    heard = Heard()
-    compiled(max_calls=200, progress=heard, early_stop=False)
-    said = [line for line in heard.lines if line.startswith("gate: up to")]
-    assert len(said) == 1
-    size, gain = int(said[0].split()[3]), float(said[0].split("gain of ")[1].split()[0])
+    progress = CapturedProgress()
+    compiled(max_calls=200, progress=progress, early_stop=False)
+    lines = [line for line in progress.lines if line.startswith("gate: up to")]
+    assert len(lines) == 1
+    size, gain = int(lines[0].split()[3]), float(lines[0].split("gain of ")[1].split()[0])
     assert 20 <= size <= 80  # half of 200 calls are kept for pairs of gate and test
     assert gain == pytest.approx(detectable_difference(size), abs=0.006)
-    before = next(i for i, line in enumerate(heard.lines) if line.startswith("gate: up to"))
-    assert not any("gain" in line for line in heard.lines[:before])
+    before = next(i for i, line in enumerate(progress.lines) if line.startswith("gate: up to"))
+    assert not any("gain" in line for line in progress.lines[:before])
 
 
-def test_a_dry_run_says_which_gain_the_gate_can_show(tmp_path: Path) -> None:
+def test_a_dry_run_reports_the_detectable_gain_of_the_gate(tmp_path: Path) -> None:
     write(tmp_path, 400)
-    planned = plan("compile", "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=scripted_lm(shown_how))
+    planned = plan("compile", "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=scripted_lm(scripted_answer))
     assert any("show a gain of" in line for line in planned.lines())
 
 
-def test_tune_refuses_caps_that_hold_no_two_trials(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_tune_refuses_caps_below_two_trials(tmp_path: Path) -> None:
     write(tmp_path, 400)
-    lm = scripted_lm(shown_how)
+    lm = scripted_lm(scripted_answer)
     with pytest.raises(
         ConfigError, match=r"two trials of \d+ val tasks take about \d+\. Raise max_calls to (\d+)"
     ) as refused:

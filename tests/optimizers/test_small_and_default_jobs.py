@@ -37,7 +37,7 @@ def adding(gain: float) -> Any:
     return scripted_lm(answer)
 
 
-class Heard(SilentProgress):
+class CapturedProgress(SilentProgress):
     def __init__(self, lm: Any) -> None:
         self.lm, self.before = lm, list[str]()
 
@@ -63,6 +63,7 @@ def compiled(lm: Any, **options: Any) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gain", [0.5, 0.15])
 def test_cap_of_250_calls_decides_the_gate_and_fills_the_test_table(tmp_path: Path, gain: float) -> None:
     write(tmp_path, [row(n) for n in range(500)])
@@ -83,14 +84,15 @@ def test_eight_rows_are_reported_as_too_few_before_the_first_call(tmp_path: Path
     splits = ["train"] * 5 + ["val", "gate", "test"]
     write(tmp_path, [row(n, split=split) for n, split in enumerate(splits)])
     lm = adding(0.5)
-    heard = Heard(lm)
-    data = compiled(lm, progress=heard, max_calls=60)
-    said = [line for line in heard.before if "too few tasks for a decision" in line]
-    assert len(said) == 1
-    assert "val has 1 task, gate has 1 task, test has 1 task" in said[0]
+    progress = CapturedProgress(lm)
+    data = compiled(lm, progress=progress, max_calls=60)
+    warnings = [line for line in progress.before if "too few tasks for a decision" in line]
+    assert len(warnings) == 1
+    assert "val has 1 task, gate has 1 task, test has 1 task" in warnings[0]
     assert not data["replaces"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gain", "pairs"), [(0.5, 42 + 40), (0.0, 84 + 80)])
 def test_default_compile_of_500_tasks_spends_most_calls_on_the_search(tmp_path: Path, gain: float, pairs: int) -> None:
     """Gate and test (105 and 99 tasks) are evaluated after each fifth of their tasks.

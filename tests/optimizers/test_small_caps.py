@@ -16,7 +16,7 @@ from assay.optimizers.prompts.dspy_patches import repaired_dspy
 from assay.optimizers.prompts.estimate import minutes_text
 from assay.optimizers.prompts.teleprompters import least_runs
 from assay.testing import scripted_lm
-from tests.runs.test_finished import PROGRAM, Heard
+from tests.runs.test_finished import PROGRAM, CapturedProgress
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def wavering() -> Any:
 
 
 def compiled(**options: Any) -> dict[str, Any]:
-    given = {
+    keywords = {
         "rubric": "r.yaml",
         "data": "data.jsonl",
         "lm": scripted_lm(seldom),
@@ -65,11 +65,11 @@ def compiled(**options: Any) -> dict[str, Any]:
         "prompt_format": "json",
         **options,
     }
-    found: dict[str, Any] = assay.compile("mine.py:Mine", **given).to_dict()
-    return found
+    report: dict[str, Any] = assay.compile("mine.py:Mine", **keywords).to_dict()
+    return report
 
 
-def test_bootstrap_cut_by_the_reserve_shows_what_it_had_collected(place: Path) -> None:
+def test_bootstrap_stopped_by_the_reserve_uses_its_collected_demonstrations(place: Path) -> None:
     data = compiled(optimizer="bootstrap", max_calls=80)
     assert data["winner"].startswith("bootstrap")
     assert data["gate"]["n"] >= 5
@@ -77,7 +77,7 @@ def test_bootstrap_cut_by_the_reserve_shows_what_it_had_collected(place: Path) -
     assert data["calls"] > 60  # the part that was kept is used
 
 
-def test_simba_cut_short_gives_its_best_candidate_so_far(place: Path) -> None:
+def test_simba_stopped_by_a_cap_returns_its_best_candidate(place: Path) -> None:
     data = compiled(
         optimizer="simba", max_search_calls=60, lm=wavering(), optimizer_settings={"max_steps": 8, "bsize": 4}
     )
@@ -85,25 +85,25 @@ def test_simba_cut_short_gives_its_best_candidate_so_far(place: Path) -> None:
     assert any("its best so far competes" in note for note in data["notes"])
 
 
-def test_too_few_calls_for_a_proposal_are_said_before_the_search_with_the_number_that_is_needed(place: Path) -> None:
-    heard = Heard()
-    data = compiled(optimizer="gepa", max_calls=30, progress=heard)
+def test_too_few_calls_for_a_proposal_are_reported_before_the_search(place: Path) -> None:
+    progress = CapturedProgress()
+    data = compiled(optimizer="gepa", max_calls=30, progress=progress)
     (note,) = [note for note in data["notes"] if "too few for one proposal of gepa" in note]
     needed = int(re.findall(r"it needs about (\d+)", note)[0])
     assert needed > 15
-    assert "too few for one proposal" in heard.text
+    assert "too few for one proposal" in progress.text
     assert not any("nothing beat" in note for note in data["notes"])
     more = compiled(optimizer="gepa", max_calls=2 * needed + 4, store=place / "other.db")
     assert not any("too few" in note for note in more["notes"])
 
 
-def test_gepa_needs_the_plain_program_its_parent_and_child_and_the_child_on_val() -> None:
+def test_gepa_minimum_budget_covers_baseline_parent_child_and_val() -> None:
     assert least_runs("gepa", 10, {}) == 10 + 3 + 3 + 10
     assert least_runs("gepa", 10, {"reflection_minibatch_size": 5}) == 30
     assert least_runs("labeled", 10, {}) == 0
 
 
-def test_a_part_set_aside_is_kept_inside_a_phase() -> None:
+def test_a_reserved_part_is_kept_inside_a_phase() -> None:
     meter = Meter(Caps(search_calls=10), {"search": Usage(calls=6)})
     with meter.during("search"), meter.aside(Usage(calls=4)):
         assert meter.search_calls_left() == 6
@@ -116,7 +116,7 @@ def test_a_part_set_aside_is_kept_inside_a_phase() -> None:
         meter.check()
 
 
-def test_minutes_are_said_as_one_says_them() -> None:
+def test_durations_are_formatted_for_reading() -> None:
     assert [minutes_text(m) for m in (0.0, 0.9, 1.2, 7.6)] == [
         "under a minute",
         "under a minute",
@@ -125,10 +125,10 @@ def test_minutes_are_said_as_one_says_them() -> None:
     ]
 
 
-def test_the_estimate_counts_what_is_kept_for_gate_and_test(place: Path) -> None:
-    heard = Heard()
-    compiled(optimizer="labeled", max_calls=100, progress=heard)
-    line = next(line for line in heard.text.splitlines() if line.startswith("estimate"))
+def test_the_estimate_includes_the_reserve_for_gate_and_test(place: Path) -> None:
+    progress = CapturedProgress()
+    compiled(optimizer="labeled", max_calls=100, progress=progress)
+    line = next(line for line in progress.text.splitlines() if line.startswith("estimate"))
     calls, search = (int(n) for n in re.findall(r"estimate: (\d+) calls \((\d+) of them", line)[0])
     assert calls <= 100
     assert search <= 50
@@ -154,7 +154,7 @@ def unpriced() -> Any:
     return lm
 
 
-def test_what_was_repaired_in_dspy_is_put_back() -> None:
+def test_repairs_of_dspy_are_reverted() -> None:
     from dspy.teleprompt import simba
 
     before = simba.wrap_program
@@ -163,11 +163,11 @@ def test_what_was_repaired_in_dspy_is_put_back() -> None:
     assert simba.wrap_program is before
 
 
-def test_the_impact_of_parameters_says_before_that_val_is_too_small(place: Path) -> None:
-    heard = Heard()
+def test_parameter_impact_reports_a_too_small_val_split_first(place: Path) -> None:
+    progress = CapturedProgress()
     rows = [{"question": f"What do you say to number {n}.", "answer": str(n + 2), "split": "val"} for n in range(3)]
     (place / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    given = {
+    options = {
         "rubric": "r.yaml",
         "data": "data.jsonl",
         "lm": scripted_lm(seldom),
@@ -175,6 +175,6 @@ def test_the_impact_of_parameters_says_before_that_val_is_too_small(place: Path)
         "prompt_format": "json",
         "levels": 2,
     }
-    report = assay.parameter_impact("mine.py:Mine", progress=heard, **given)
-    assert "val has 3 tasks" in heard.text
+    report = assay.parameter_impact("mine.py:Mine", progress=progress, **options)
+    assert "val has 3 tasks" in progress.text
     assert any("val has 3 tasks" in note for note in report.notes)

@@ -12,18 +12,18 @@ from assay.rubrics import ScoreResult
 
 
 def candidate(name: str, scores: list[float], tokens: float) -> Candidate:
-    found = Evaluation()
+    evaluation = Evaluation()
     for at, score in enumerate(scores):
-        found.results[str(at)], found.prompt_tokens[str(at)] = ScoreResult(value=score), tokens
-    return Candidate(name, None, found)  # type: ignore[arg-type]
+        evaluation.results[str(at)], evaluation.prompt_tokens[str(at)] = ScoreResult(value=score), tokens
+    return Candidate(name, None, evaluation)  # type: ignore[arg-type]
 
 
 SCORES = [1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0]
 
 
 def chosen(values: list[float], tokens: list[float], margin: float, scores: list[list[float]] | None = None) -> str:
-    given = scores or [SCORES] * len(values)
-    made = [candidate(f"c{at}", given[at], tokens[at]) for at in range(len(values))]
+    score_lists = scores or [SCORES] * len(values)
+    made = [candidate(f"c{at}", score_lists[at], tokens[at]) for at in range(len(values))]
     return best_with_fewest_tokens(made, values, margin).name
 
 

@@ -51,7 +51,7 @@ def run(task: str = "t", score: float | None = 1.0, **more: Any) -> TaskRun:
 # -- metrics
 
 
-def test_the_five_metrics_by_hand() -> None:
+def test_the_five_metrics_match_hand_calculation() -> None:
     runs = [
         run(
             "a",
@@ -81,10 +81,10 @@ def test_the_five_metrics_by_hand() -> None:
         ),
         run("c", None, task_type="y", tools_made=0, tools_needed=0),
     ]
-    found = measure(runs, budget=Budget(steps=10, tokens=2000, seconds=30))
+    metrics = measure(runs, budget=Budget(steps=10, tokens=2000, seconds=30))
     # accuracy (1 + 0.5) / 2; efficiency: 1 - (0.5 + 0.5 + 0.1) / 3 and 0; coherence: 42 follows, 7 does not
     # adaptability: the worst type has 0.5 of a mean of 0.75; tools: 1 / 1, 1 / 2 and none needed
-    assert found == AgentMetrics(
+    assert metrics == AgentMetrics(
         accuracy=0.75,
         efficiency=pytest.approx((1 - 1.1 / 3) / 2),
         coherence=0.5,
@@ -93,7 +93,7 @@ def test_the_five_metrics_by_hand() -> None:
     )
 
 
-def test_what_nothing_measures_is_none_and_no_number() -> None:
+def test_unmeasured_metrics_are_none() -> None:
     assert measure([]).to_dict() == dict.fromkeys(("accuracy", "efficiency", "coherence", "adaptability", "tool_usage"))
     assert measure([run(score=math.nan)]).accuracy is None
     assert measure([run(score=0.0)]).adaptability is None
@@ -101,7 +101,7 @@ def test_what_nothing_measures_is_none_and_no_number() -> None:
         Budget(steps=0)
 
 
-def test_answers_over_samples_agree_by_pairs() -> None:
+def test_consistency_is_the_agreement_of_sample_pairs() -> None:
     runs = [
         run("a", sample=0, answer="Yes."),
         run("a", sample=1, answer="yes"),
@@ -111,7 +111,7 @@ def test_answers_over_samples_agree_by_pairs() -> None:
     assert measure(runs).coherence == pytest.approx(1 / 3)  # of three pairs of one task; the other task has one answer
 
 
-def test_a_rollout_becomes_a_run() -> None:
+def test_a_rollout_is_converted_to_a_run() -> None:
     calls = [
         ToolCall(name="c", arguments={"e": "1+1"}, result="2"),
         ToolCall(name="c", arguments={"e": "2*3"}, result="6"),
@@ -122,36 +122,36 @@ def test_a_rollout_becomes_a_run() -> None:
         prediction={"answer": "6", "steps": []},
         transitions=[Transition(t=0, model="m", request={}, tools=[*calls, lost])],
     )
-    found = run_of(rollout, score=1.0, has_tools=True)
-    assert (found.tools_good, found.tools_made, found.tools_needed, found.answer) == (2, 3, 1, "6")
+    task_run = run_of(rollout, score=1.0, has_tools=True)
+    assert (task_run.tools_good, task_run.tools_made, task_run.tools_needed, task_run.answer) == (2, 3, 1, "6")
     assert run_of(rollout, score=1.0, has_tools=False).tools_needed is None
 
 
-def test_a_result_that_the_next_predictor_reads_was_used_and_is_no_conclusion() -> None:
+def test_a_result_read_by_the_next_predictor_counts_as_used() -> None:
     search = ToolCall(name="search", arguments={"query": "tall"}, result="Everest. K2.")
-    asked = {
+    request = {
         "messages": [
             {"role": "user", "content": "[[ ## context ## ]]\nEverest. K2.\n\n[[ ## question ## ]]\nWhich is tall?"}
         ]
     }
     turns = [
         Transition(t=0, model="m", request={}, tools=[search]),
-        Transition(t=1, model="m", request=asked, output="the first"),
+        Transition(t=1, model="m", request=request, output="the first"),
     ]
-    found = run_of(
+    task_run = run_of(
         Rollout(task_id="t", prediction={"answer": "the first"}, transitions=turns), score=1.0, has_tools=True
     )
-    assert (found.tools_good, found.reasoning) == (1, "")
-    assert (measure([found]).tool_usage, measure([found]).coherence) == (1.0, None)
+    assert (task_run.tools_good, task_run.reasoning) == (1, "")
+    assert (measure([task_run]).tool_usage, measure([task_run]).coherence) == (1.0, None)
     early = Rollout(task_id="t", prediction={"answer": "the first"}, transitions=[turns[1]], early_tools=[search])
     assert run_of(early, score=1.0, has_tools=True).tools_good == 1
 
 
-def test_an_evaluator_of_ones_own_goes_first() -> None:
+def test_a_metric_of_the_evaluator_replaces_the_computed_one() -> None:
     assert measure([run(score=0.2, metrics={"accuracy": 0.9, "coherence": 0.4, "unknown": 1.0})]).accuracy == 0.9
 
 
-def test_the_classic_table_by_hand() -> None:
+def test_the_comparison_table_matches_hand_calculation() -> None:
     before = [run("a", 1.0, confidence=0.5), run("b", 0.4, confidence=0.7), run("c", None)]
     after = [run("a", 1.0, confidence=0.9), run("b", 0.8, confidence=0.9), run("c", 0.9)]
     rows = {row["name"]: row for row in before_and_after(before, after)}
@@ -184,7 +184,7 @@ def test_a_rubric_is_an_evaluator() -> None:
     assert silent({"question": "q"}, {"answer": "x"}) == {}
 
 
-def test_a_crash_counts_a_count_of_tools_may_be_a_list_and_an_answer_anything() -> None:
+def test_crashes_tool_lists_and_any_answer_are_accepted() -> None:
     class Breaks(Aims):
         def execute(self, task: Any) -> Any:
             if task != "0":
@@ -204,9 +204,9 @@ def test_a_crash_counts_a_count_of_tools_may_be_a_list_and_an_answer_anything() 
         prediction={"a": {1: "x", "b": ("9",)}, "b": 2},
         transitions=[Transition(t=0, model="m", request={}, tools=calls)],
     )
-    found = run_of(rollout, score=1.0, has_tools=True, needed=[{"name": "c"}, {"name": "c"}])
-    assert (found.tools_good, found.tools_needed) == (2, 2)
-    assert measure([found, found]).coherence is not None
+    task_run = run_of(rollout, score=1.0, has_tools=True, needed=[{"name": "c"}, {"name": "c"}])
+    assert (task_run.tools_good, task_run.tools_needed) == (2, 2)
+    assert measure([task_run, task_run]).coherence is not None
     assert measure([run(answer="no", reasoning="I know this one. The answer is yes.")]).coherence == 0.0
     assert measure([run(answer="yes", reasoning="Is it no? The answer is yes.")]).coherence == 1.0
 
@@ -296,25 +296,25 @@ def searched(
     )
 
 
-def test_a_search_finds_what_is_good_and_stops_what_is_losing() -> None:
+def test_a_search_finds_good_parameters_and_prunes_losing_trials() -> None:
     agent = Aims()
-    found = searched(agent)
-    assert found.best.values["score"] > 0.8
-    assert found.default.point.parameters == {"temperature": 1.5, "max_steps": 30}
-    assert found.default.number == 0
-    assert found.best.metrics["accuracy"] == found.best.values["score"]
-    assert len(found.trials) == 30
-    assert found.task_runs == agent.executed
-    assert found.saved > 0.2
+    outcome = searched(agent)
+    assert outcome.best.values["score"] > 0.8
+    assert outcome.default.point.parameters == {"temperature": 1.5, "max_steps": 30}
+    assert outcome.default.number == 0
+    assert outcome.best.metrics["accuracy"] == outcome.best.values["score"]
+    assert len(outcome.trials) == 30
+    assert outcome.task_runs == agent.executed
+    assert outcome.saved > 0.2
     with pytest.raises(ConfigError, match="prune_at=0 must be above 0"):
         searched(prune_at=0)
-    assert {trial.state for trial in found.trials} == {"complete", "pruned"}
+    assert {trial.state for trial in outcome.trials} == {"complete", "pruned"}
 
 
 @pytest.mark.parametrize("sampler", ["random", "grid", "nsga2", "cmaes", "gp"])
-def test_other_samplers(sampler: str) -> None:
-    found = searched(sampler=sampler, trials=12, pruner="hyperband")
-    assert found.expected[found.best.number] >= found.expected[found.default.number]
+def test_other_samplers_are_supported(sampler: str) -> None:
+    outcome = searched(sampler=sampler, trials=12, pruner="hyperband")
+    assert outcome.expected[outcome.best.number] >= outcome.expected[outcome.default.number]
 
 
 def test_a_lucky_trial_among_poor_ones_is_not_the_best() -> None:
@@ -325,11 +325,11 @@ def test_a_lucky_trial_among_poor_ones_is_not_the_best() -> None:
     values = [{str(task): float(random.random() < chance) for task in range(20)} for chance in chances]
     values[1] = {str(task): 1.0 for task in range(20)}  # luck, far from where it is good
     points = [Point("agent", {"temperature": float(place)}) for place in places]
-    found = smoothed_scores(points, values, space)
-    expected, adjusted = (np.array([getattr(each, name) for each in found]) for name in ("mean", "adjusted"))
+    smoothed = smoothed_scores(points, values, space)
+    expected, adjusted = (np.array([getattr(each, name) for each in smoothed]) for name in ("mean", "adjusted"))
     assert abs(places[int(np.argmax(expected))] - 0.8) < 0.15
     assert np.abs(expected - chances).mean() < np.abs(adjusted - chances).mean()
-    assert [each.adjusted for each in found] == pytest.approx([np.mean(list(trial.values())) for trial in values])
+    assert [each.adjusted for each in smoothed] == pytest.approx([np.mean(list(trial.values())) for trial in values])
     assert all(each.mean == each.adjusted for each in smoothed_scores(points[:9], values[:9], space))
     assert all(each.mean == 1.0 for each in smoothed_scores(points, [{"a": 1.0}] * 30, space))
     assert smoothed_scores([], [], space) == []
@@ -342,32 +342,32 @@ def test_a_lucky_trial_among_poor_ones_is_not_the_best() -> None:
     ),
     st.integers(0, 100),
 )
-def test_what_is_expected_is_a_number_for_any_trials(values: list[dict[str, float]], seed: int) -> None:
+def test_expected_scores_are_finite_for_any_trials(values: list[dict[str, float]], seed: int) -> None:
     space = Space(programs=["a", "b"], acting={"a": list(RANGES), "b": ["temperature"]})
     random = np.random.default_rng(seed)
     points = [
         Point(program, {name: space.at(name, random.random()) for name in space.searched(program)})
         for program in random.choice(["a", "b"], len(values))
     ]
-    found = smoothed_scores(points, values, space)
-    assert np.isfinite([(each.adjusted, each.error, each.mean) for each in found]).all()
+    expected = smoothed_scores(points, values, space)
+    assert np.isfinite([(each.adjusted, each.error, each.mean) for each in expected]).all()
 
 
-def test_several_objectives_give_a_front() -> None:
-    found = searched(objectives=("score", "latency"), trials=12)
-    assert found.saved == 0
-    assert found.best.number in found.front
-    assert set(found.best.values) == {"score", "latency"}
+def test_several_objectives_give_a_pareto_front() -> None:
+    outcome = searched(objectives=("score", "latency"), trials=12)
+    assert outcome.saved == 0
+    assert outcome.best.number in outcome.front
+    assert set(outcome.best.values) == {"score", "latency"}
 
 
-def test_a_study_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_study_resumes_where_it_stopped(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 's.db'}"
     first = searched(url=url, trials=6)
-    again = Aims()
-    second = searched(again, url=url, trials=10)
+    repeated = Aims()
+    second = searched(repeated, url=url, trials=10)
     assert [trial.number for trial in first.trials] == [trial.number for trial in second.trials][:6]
     assert len(second.trials) == 10
-    assert again.executed == second.task_runs - first.task_runs
+    assert repeated.executed == second.task_runs - first.task_runs
     other = Space(programs=["agent"], acting={"agent": list(RANGES)}, ranges={"temperature": (0.1, 1.0)})
     with pytest.raises(ConfigError, match=r"searches something else: .*ranges is .*2\.0.*, not .*1\.0"):
         searched(space=other, url=url)
@@ -388,24 +388,24 @@ def test_a_cap_within_a_trial_loses_nothing(tmp_path: Path) -> None:
         searched(Capped(), url=url, trials=20)
     study = open_study("s", url, TWO, SearchConfig(trials=20, pruner="none"))
     cut = next(trial for trial in study.get_trials() if trial.state.name == "FAIL")
-    found = searched(url=url, trials=20)
-    assert [trial.point.parameters for trial in found.trials].count(cut.params) == 1  # tried again from its beginning
-    assert len(found.trials) == 20  # what was cut off is no trial of its own
+    outcome = searched(url=url, trials=20)
+    assert [trial.point.parameters for trial in outcome.trials].count(cut.params) == 1  # tried again from its beginning
+    assert len(outcome.trials) == 20  # what was cut off is no trial of its own
 
 
-def test_an_agent_that_cannot_be_set_fails_its_trials_and_says_why() -> None:
+def test_an_agent_that_rejects_parameters_fails_its_trials_with_the_reason() -> None:
     class Refuses(Aims):
         def set_parameters(self, parameters: Mapping[str, Any]) -> None:
             if parameters["temperature"] > 1.2:
                 raise ValueError("too hot")
             super().set_parameters(parameters)
 
-    found = searched(Refuses(), trials=15)
-    failed = [trial for trial in found.trials if trial.state == "failed"]
+    outcome = searched(Refuses(), trials=15)
+    failed = [trial for trial in outcome.trials if trial.state == "failed"]
     assert failed
     assert "set_parameters" in failed[0].error
     assert "too hot" in failed[0].error
-    assert found.best.values["score"] > 0.3
+    assert outcome.best.values["score"] > 0.3
 
     class Never(Aims):
         def set_parameters(self, parameters: Mapping[str, Any]) -> None:
@@ -417,15 +417,15 @@ def test_an_agent_that_cannot_be_set_fails_its_trials_and_says_why() -> None:
         AgentObjective(object(), Aims.right)  # type: ignore[arg-type]
 
 
-def test_a_metric_that_is_nan_or_constant() -> None:
+def test_nan_and_constant_metrics_are_handled() -> None:
     agent = Aims()
     settings = SearchConfig(trials=5)
     objective = AgentObjective(agent, lambda task, output: {"accuracy": math.nan})
     with pytest.raises(ModelError, match="score could not be measured"):
         search(objective, TASKS, TWO, settings, open_study("nan", None, TWO, settings))
     objective = AgentObjective(agent, lambda task, output: {"accuracy": 0.5})
-    found = search(objective, TASKS, TWO, settings, open_study("flat", None, TWO, settings))
-    assert found.best.values["score"] == 0.5
+    outcome = search(objective, TASKS, TWO, settings, open_study("flat", None, TWO, settings))
+    assert outcome.best.values["score"] == 0.5
 
 
 def test_a_user_who_stops_a_trial_loses_nothing(tmp_path: Path) -> None:
@@ -439,11 +439,11 @@ def test_a_user_who_stops_a_trial_loses_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(Cancelled):
         searched(Stopped(), url=url, trials=10)
-    found = searched(url=url, trials=10)
-    assert sum(trial.state != "failed" for trial in found.trials) == 10
+    outcome = searched(url=url, trials=10)
+    assert sum(trial.state != "failed" for trial in outcome.trials) == 10
 
 
-def test_a_trial_that_was_declared_dead_while_it_slept_is_dropped(tmp_path: Path) -> None:
+def test_a_suspended_trial_that_was_declared_dead_is_dropped(tmp_path: Path) -> None:
     import optuna
 
     url = f"sqlite:///{tmp_path / 's.db'}"
@@ -458,9 +458,9 @@ def test_a_trial_that_was_declared_dead_while_it_slept_is_dropped(tmp_path: Path
                 storage.set_trial_state_values(asleep._trial_id, state=optuna.trial.TrialState.FAIL)
             return super().execute(task)
 
-    found = searched(Sleeps(), url=url, trials=8)
-    assert sum(trial.state != "failed" for trial in found.trials) == 8
-    assert sum(trial.state == "failed" for trial in found.trials) == 1
+    outcome = searched(Sleeps(), url=url, trials=8)
+    assert sum(trial.state != "failed" for trial in outcome.trials) == 8
+    assert sum(trial.state == "failed" for trial in outcome.trials) == 1
 
 
 def test_mostly_unscored_trials_do_not_win() -> None:
@@ -472,7 +472,7 @@ def test_mostly_unscored_trials_do_not_win() -> None:
         search(objective, TASKS, TWO, settings, open_study("few", None, TWO, settings))
 
 
-def test_those_who_join_a_study_try_other_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_additional_workers_try_other_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url, settings = f"sqlite:///{tmp_path / 's.db'}", SearchConfig(trials=12, pruner="none")
     studies = [open_study("s", url, TWO, settings) for _ in range(2)]
     points = []
@@ -493,8 +493,8 @@ def test_an_agent_that_fails_scores_nothing_on_that_task() -> None:
         def execute(self, task: Any) -> Any:
             raise RuntimeError("broken")
 
-    found = searched(Breaks(), trials=3)
-    assert found.best.values["score"] == 0.0
+    outcome = searched(Breaks(), trials=3)
+    assert outcome.best.values["score"] == 0.0
 
 
 # -- programs
@@ -534,7 +534,8 @@ def tuned(tmp_path: Path, **options: Any) -> Any:
     )
 
 
-def test_a_program_is_tuned_decided_on_gate_and_reported_on_sealed_tasks(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_program_is_tuned_gated_and_reported_on_sealed_tasks(tmp_path: Path) -> None:
     report = tuned(tmp_path)
     data = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert set(data["best"]) == set(RANGES)
@@ -557,19 +558,21 @@ def test_a_program_is_tuned_decided_on_gate_and_reported_on_sealed_tasks(tmp_pat
         assert {rollout.phase for rollout in store.rollouts(split="test", limit=1000)} == {"test"}
 
 
-def test_what_a_program_ignores_is_said_and_not_searched(tmp_path: Path) -> None:
-    said: list[str] = []
+@pytest.mark.slow
+def test_parameters_that_a_program_ignores_are_reported_and_not_searched(tmp_path: Path) -> None:
+    messages: list[str] = []
 
     class Listens(assay.evaluation.SilentProgress):  # type: ignore[name-defined,misc]
         def say(self, text: str) -> None:
-            said.append(text)
+            messages.append(text)
 
     plain = tuned(tmp_path, program=dspy.Predict("question -> answer"), trials=6, progress=Listens())
     assert set(plain.to_dict()["best"]) == {"temperature"}
-    assert any("ignores context_length, max_steps, tool_usage_threshold, reasoning_depth" in line for line in said)
+    assert any("ignores context_length, max_steps, tool_usage_threshold, reasoning_depth" in line for line in messages)
 
 
-def test_tokens_decide_where_scores_are_level(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_tokens_decide_between_tied_scores(tmp_path: Path) -> None:
     report = tuned(
         tmp_path,
         lm=scripted_lm(lambda request: json.dumps({"answer": "yes"})),
@@ -610,7 +613,7 @@ def test_prompts_and_parameters_are_searched_together_and_applied(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_ranges_are_held_wherever_they_come_from(tmp_path: Path) -> None:
+def test_ranges_are_enforced_for_every_source(tmp_path: Path) -> None:
     for options in ({"ranges": {"temperature": (0.0, 9.0)}}, {"parameters": {"temperature": 9.0}}):
         with pytest.raises(ParameterError, match=r"0\.1"):
             tuned(tmp_path, **options)
@@ -632,7 +635,8 @@ def test_ranges_are_held_wherever_they_come_from(tmp_path: Path) -> None:
         assert (ended.returncode, message in ended.stderr) == (2, True), ended.stderr
 
 
-def test_what_each_parameter_does_is_measured_and_drawn(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_effect_of_each_parameter_is_measured_and_plotted(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text(
         "".join(json.dumps({"question": f"number {at} of all", "answer": "yes"}) + "\n" for at in range(100))
     )
@@ -657,7 +661,7 @@ def test_what_each_parameter_does_is_measured_and_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_page_shows_what_a_study_found_and_needs_no_network(tmp_path: Path) -> None:
+def test_a_page_of_a_study_is_complete_without_network(tmp_path: Path) -> None:
     report = tuned(tmp_path, trials=14)
     page = report.page.read_text()
     assert re.findall(r"<h2>(.*?)</h2>", page) == ["History", "Importance", "Slices", "Contours"]
@@ -685,7 +689,7 @@ def test_a_page_shows_what_a_study_found_and_needs_no_network(tmp_path: Path) ->
         )  # fmt: skip
 
 
-def test_pages_of_little_or_hostile_content(tmp_path: Path) -> None:
+def test_pages_with_little_or_hostile_content_are_valid(tmp_path: Path) -> None:
     objectives = ("score", "tokens")
     study = open_study("s", None, TWO, SearchConfig(objectives=objectives))
     assert importance(study) == {}
@@ -704,6 +708,7 @@ def test_pages_of_little_or_hostile_content(tmp_path: Path) -> None:
     assert "<h2>Pareto front</h2>" in page.read_text()
 
 
+@pytest.mark.slow
 def test_a_policy_tunes_a_program(tmp_path: Path) -> None:
     data = tuned(
         tmp_path, method="policy", episodes=25, tasks_per_episode=20, ranges={"temperature": (0.1, 2.0)}
@@ -758,11 +763,11 @@ def test_the_command_tunes_with_several_workers_stops_at_a_cap_and_resumes(embed
     assert data["complete"] + data["pruned"] >= 4
     assert 1 <= data["best"]["max_steps"] <= 2
     assert data["test"]["default"]["n"] == data["test"]["tuned"]["n"] == 2
-    shown = subprocess.run([*command[:3], "run", data["artifact"], "question=What is 17 + 25?"], **common)
-    assert shown.returncode == 0, shown.stderr
+    output = subprocess.run([*command[:3], "run", data["artifact"], "question=What is 17 + 25?"], **common)
+    assert output.returncode == 0, output.stderr
 
 
-def test_a_study_that_assay_did_not_begin_is_left_alone(tmp_path: Path) -> None:
+def test_a_study_not_created_by_assay_is_refused(tmp_path: Path) -> None:
     import optuna
 
     url = f"sqlite:///{tmp_path / 's.db'}"
@@ -775,17 +780,17 @@ def test_a_study_that_assay_did_not_begin_is_left_alone(tmp_path: Path) -> None:
         open_study("empty", url, TWO, SearchConfig())
 
 
-def test_what_a_dead_process_had_at_work_is_put_back_and_old_cuts_do_not_end_a_search(tmp_path: Path) -> None:
+def test_trials_of_a_dead_process_are_requeued_and_old_failures_do_not_end_a_search(tmp_path: Path) -> None:
     url, config = f"sqlite:///{tmp_path / 's.db'}", SearchConfig(trials=4)
     study = open_study("s", url, TWO, config)
     study.enqueue_trial({"temperature": 1.5, "max_steps": 30}, user_attrs={"default": True})
     for _ in range(8):  # more cuts than trials
         TWO.suggest(study.ask())
         requeue_all(study)
-    found = searched(url=url, trials=4)
-    assert sum(trial.state in ("complete", "pruned") for trial in found.trials) == 4
-    assert found.default.point.parameters == {"temperature": 1.5, "max_steps": 30}
-    assert found.default.state == "complete"
+    outcome = searched(url=url, trials=4)
+    assert sum(trial.state in ("complete", "pruned") for trial in outcome.trials) == 4
+    assert outcome.default.point.parameters == {"temperature": 1.5, "max_steps": 30}
+    assert outcome.default.state == "complete"
 
 
 @pytest.mark.parametrize(
@@ -807,7 +812,7 @@ def test_wrong_settings_of_a_search_are_refused(
         tuned(tmp_path, **options)
 
 
-def test_the_workers_parts_of_a_cap_add_up() -> None:
+def test_the_shares_of_workers_add_up_to_the_cap() -> None:
     config = TuneSettings(program="p", rubric="r", data="d", workers=8, max_calls=13, max_cost_usd=4.0)
     parts = [replace(config, worker=worker).of_one_worker() for worker in range(8)]
     assert sum(part.max_calls for part in parts) == 13
@@ -815,9 +820,9 @@ def test_the_workers_parts_of_a_cap_add_up() -> None:
     assert replace(config, max_calls=0).of_one_worker().max_calls == 0
 
 
-def test_what_cannot_be_written_or_shown_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    asked: list[Any] = []
-    lm = scripted_lm(lambda request: asked.append(request) or cool(request))
+def test_unwritable_outputs_and_unknown_studies_are_refused_before_the_first_call(tmp_path: Path) -> None:
+    requests: list[Any] = []
+    lm = scripted_lm(lambda request: requests.append(request) or cool(request))
     first = tuned(tmp_path, trials=3, out=tmp_path / "one")
     common = {
         "rubric": tmp_path / "r.yaml",
@@ -834,7 +839,7 @@ def test_what_cannot_be_written_or_shown_is_refused_before_anything_runs(tmp_pat
         assay.parameter_impact(Guesses(), out=tmp_path / "file" / "x", **common)
     with pytest.raises(ConfigError, match="a store has one"):
         assay.tune(Guesses(), apply=first.artifact, salt="other", **common)
-    assert asked == []
+    assert requests == []
 
 
 def test_a_policy_at_its_cap_keeps_the_best_so_far(tmp_path: Path) -> None:
@@ -853,7 +858,7 @@ def test_a_policy_at_its_cap_keeps_the_best_so_far(tmp_path: Path) -> None:
         ("yes", "first no.\nThen yes", 1.0),
     ],
 )
-def test_an_answer_is_held_against_the_last_word_of_its_reasoning(answer: str, reasoning: str, follows: float) -> None:
+def test_an_answer_is_compared_with_the_last_word_of_its_reasoning(answer: str, reasoning: str, follows: float) -> None:
     assert measure([TaskRun(task_id="1", score=1.0, answer=answer, reasoning=reasoning)]).coherence == follows
 
 
@@ -867,14 +872,14 @@ def test_a_result_within_another_number_was_not_used() -> None:
 
 
 def test_evaluators_give_metrics_between_0_and_1() -> None:
-    for found, message in (({"accuracy": 85}, "between 0 and 1"), (None, "gives metrics by name")):
+    for metrics, message in (({"accuracy": 85}, "between 0 and 1"), (None, "gives metrics by name")):
         with pytest.raises(ConfigError, match=message):
-            AgentObjective(Aims(), lambda task, output, found=found: found).run(
+            AgentObjective(Aims(), lambda task, output, metrics=metrics: metrics).run(
                 Point("agent", {"temperature": 0.5, "max_steps": 5}), TASKS[:3]
             )
 
 
-def test_a_missing_package_can_be_told_from_another_host() -> None:
+def test_a_missing_package_is_distinguished_from_another_host() -> None:
     error = pickle.loads(pickle.dumps(MissingExtra("ray", "ray")))
     assert (type(error), str(error)) == (MissingExtra, str(MissingExtra("ray", "ray")))
 
@@ -882,26 +887,25 @@ def test_a_missing_package_can_be_told_from_another_host() -> None:
 # -- what a reader found
 
 
-def test_a_study_that_is_gone_at_the_end_costs_the_pictures_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_lost_at_the_end_affects_only_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import assay.api.tune.run
 
     decide = assay.api.tune.run._decide
 
-    def gone(*args: Any) -> None:
+    def lost_study(*args: Any) -> None:
         for file in (tmp_path / ".assay").glob("studies.db*"):
             file.unlink()
         decide(*args)
 
-    monkeypatch.setattr(assay.api.tune.run, "_decide", gone)
+    monkeypatch.setattr(assay.api.tune.run, "_decide", lost_study)
     report = tuned(tmp_path, trials=4)
     assert report.page is None
     assert any("no page: the study at" in note for note in report.notes)
     assert report.to_dict()["test"]["tuned"]["score"] is not None
 
 
-def test_a_study_is_not_gone_on_with_by_another_program_of_the_same_name(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_study_is_not_resumed_by_another_program_of_the_same_name(tmp_path: Path) -> None:
     report = tuned(tmp_path, trials=3, study="s")
     assert report.to_dict()["trials"] == 3
 
@@ -920,33 +924,34 @@ def test_runs_are_counted_with_their_samples(tmp_path: Path) -> None:
     assert data["task_runs"] == 2 * sum(trial["n"] for trial in data["history"])
 
 
-def test_what_is_hard_for_all_is_no_luck_and_level_trials_are_not_all_alike() -> None:
+def test_task_difficulty_is_not_noise_and_tied_trials_may_differ() -> None:
     agent = SyntheticAgent("hartmann", seed=1, fixed=0.6)
     settings = SearchConfig(seed=1, trials=40)
-    found = search(
+    outcome = search(
         AgentObjective(agent, agent.right), agent.tasks, ALL, settings, open_study("fixed", None, ALL, settings)
     )
-    spread = max(found.expected.values()) - min(found.expected.values())
+    spread = max(outcome.expected.values()) - min(outcome.expected.values())
     assert spread > 0.05  # with the tasks' own difficulty as noise all were level
-    assert agent.success(found.best.point.parameters) > 0.9 * agent.best
-    assert found.front == [found.best.number]
+    assert agent.success(outcome.best.point.parameters) > 0.9 * agent.best
+    assert outcome.front == [outcome.best.number]
 
 
-def test_a_pruned_trial_counts_as_if_it_had_run_all() -> None:
+def test_a_pruned_trial_counts_like_a_complete_one() -> None:
     hard, easy = {f"h{n}": 0.0 for n in range(5)}, {f"e{n}": 1.0 for n in range(5)}
     trials = [hard | easy for _ in range(9)] + [hard]
-    found = smoothed_scores([Point("agent", {"temperature": 0.5})] * 10, trials, TWO)
-    assert [each.adjusted for each in found] == pytest.approx([0.5] * 10)
+    expected = smoothed_scores([Point("agent", {"temperature": 0.5})] * 10, trials, TWO)
+    assert [each.adjusted for each in expected] == pytest.approx([0.5] * 10)
 
 
-def test_pictures_of_another_objective_show_it_for_pruned_trials_too() -> None:
+def test_pictures_of_another_objective_include_pruned_trials() -> None:
     settings = SearchConfig(trials=12, objectives=("latency",), pruner="hyperband", block=2)
     study = open_study("latency", None, TWO, settings)
     search(AgentObjective(Aims(), Aims.right), TASKS, TWO, settings, study)
     assert all(trial.values[0] < 0.05 for trial in with_pruned_trials(study).trials)
 
 
-def test_an_impact_goes_on_past_a_value_that_cannot_be_and_knows_a_score_that_is_none() -> None:
+@pytest.mark.slow
+def test_impact_skips_invalid_values_and_excludes_unscored_runs() -> None:
     class Fussy(Aims):
         def set_parameters(self, parameters: Mapping[str, Any]) -> None:
             if parameters["max_steps"] == 50:
@@ -954,16 +959,16 @@ def test_an_impact_goes_on_past_a_value_that_cannot_be_and_knows_a_score_that_is
             super().set_parameters(parameters)
 
     start = Point("agent", {"temperature": 0.7, "max_steps": 10})
-    found = impact(AgentObjective(Fussy(), Aims.right), TASKS, TWO, start, levels=2)
-    assert [(effect.parameter, effect.value) for effect in found.effects] == [
+    outcome = impact(AgentObjective(Fussy(), Aims.right), TASKS, TWO, start, levels=2)
+    assert [(effect.parameter, effect.value) for effect in outcome.effects] == [
         ("temperature", 0.1),
         ("temperature", 2.0),
         ("max_steps", 1.0),
     ]
-    assert found.failed == [
+    assert outcome.failed == [
         "max_steps=50: Fussy.set_parameters({'temperature': 0.7, 'max_steps': 50}) raised ValueError: too many"
     ]
-    assert found.to_dict()["start"]["metrics"]["accuracy"]["mean"] is not None
+    assert outcome.to_dict()["start"]["metrics"]["accuracy"]["mean"] is not None
 
     class Idle:
         def execute(self, task: Any) -> str:
@@ -993,5 +998,5 @@ def test_settings_of_the_other_method_are_refused(options: dict[str, Any], messa
     ("value", "text"),
     [(2000, "2000"), (1733.4, "1733"), (0.123456, "0.123"), (50, "50"), (-1150.2, "-1150"), (3.0, "3")],
 )
-def test_figures_can_be_typed_again(value: float, text: str) -> None:
+def test_printed_figures_can_be_entered_again(value: float, text: str) -> None:
     assert in_figures(value) == text

@@ -114,9 +114,7 @@ def test_unrecorded_calls_count_against_the_cap(
     assert "$0.0000" not in (Path(data["artifact"]) / "report.md").read_text()
 
 
-def test_the_cost_of_calls_that_are_not_recorded_is_not_known(
-    server: tuple[str, type[Answers]], tmp_path: Path
-) -> None:
+def test_the_cost_of_unrecorded_calls_is_unknown(server: tuple[str, type[Answers]], tmp_path: Path) -> None:
     write(tmp_path, OWN_CLIENT, server[0])
     lm = scripted_lm(lambda _: "{}")
     report = assay.evaluate(
@@ -124,13 +122,13 @@ def test_the_cost_of_calls_that_are_not_recorded_is_not_known(
     )
     data = report.to_dict()
     assert (data["unrecorded"], data["cost_usd"], data["result"]["cost_usd"]) == (report.unrecorded.calls, None, None)
-    said = CliRunner().invoke(group, ["traces", "stats"]).output
-    assert "unknown: LM calls that went past the recorder are in no price" in said
+    output = CliRunner().invoke(group, ["traces", "stats"]).output
+    assert "unknown: LM calls that went past the recorder are in no price" in output
     assert json.loads(CliRunner().invoke(group, ["traces", "stats", "--json"]).output)["cost_usd"] is None
 
 
 def test_a_run_without_unrecorded_calls_keeps_its_cost() -> None:
-    assert [found.cost(0.5) for found in (Unrecorded(), Unrecorded(2), Unrecorded(0, "a subprocess"))] == [
+    assert [unrecorded.cost(0.5) for unrecorded in (Unrecorded(), Unrecorded(2), Unrecorded(0, "a subprocess"))] == [
         0.5,
         None,
         None,
@@ -138,7 +136,7 @@ def test_a_run_without_unrecorded_calls_keeps_its_cost() -> None:
     assert Unrecorded().cost(None) is None
 
 
-def test_a_program_that_asks_no_model_is_not_searched_for_ever(tmp_path: Path) -> None:
+def test_the_search_of_a_program_without_model_calls_ends(tmp_path: Path) -> None:
     write(tmp_path, NO_CALLS, "")
     report = assay.compile(
         "mine.py:Mine",

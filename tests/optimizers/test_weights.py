@@ -28,10 +28,10 @@ from assay.optimizers.finetuning.run_folder import ready
 
 
 def row(at: int, **more: Any) -> dict[str, Any]:
-    said = {"role": "assistant", "content": f"call: add({at}, 1)"}
+    reply = {"role": "assistant", "content": f"call: add({at}, 1)"}
     return {
         "prompt": [{"role": "user", "content": f"How much is {at} + 1?"}],
-        "completion": [said],
+        "completion": [reply],
         "task": f"t{at}",
         "quality": 1.0,
         **more,
@@ -46,7 +46,7 @@ def lines(path: Path, rows: list[Any]) -> Path:
 # -- rows
 
 
-def test_tasks_are_held_out_completely_and_reproducibly(tmp_path: Path) -> None:
+def test_evaluation_tasks_are_excluded_completely_and_reproducibly(tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", [row(at // 2) for at in range(40)])
     data = read_sft(path, min_quality=0.8, eval_fraction=0.2, seed=0)
     prompts = [{r["prompt"][0]["content"] for r in part} for part in (data.train, data.held_out)]
@@ -97,7 +97,7 @@ def test_export_of_another_kind_or_modified_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no manifest"):
         read_sft(tmp_path, min_quality=0.8, eval_fraction=0.1, seed=0)
     lines(tmp_path / "data.jsonl", [row(1)])
-    for told, message in (
+    for manifest, message in (
         ({"format": 1, "kind": "grpo", "files": {}, "passed": True}, "is an export for grpo"),
         ({"format": 9, "kind": "sft", "files": {}, "passed": True}, "Update assay"),
         (
@@ -106,7 +106,7 @@ def test_export_of_another_kind_or_modified_is_refused(tmp_path: Path) -> None:
         ),
         ({"kind": "sft"}, "cannot be read: KeyError"),
     ):
-        (tmp_path / "manifest.json").write_text(json.dumps(told))
+        (tmp_path / "manifest.json").write_text(json.dumps(manifest))
         with pytest.raises(DataError, match=message):
             read_sft(tmp_path, min_quality=0.8, eval_fraction=0.1, seed=0)
 
@@ -163,7 +163,7 @@ def lora(folder: Path, *, hidden: int = 576, rank: int = 2, scale: float = 0.5) 
 def test_adapter_is_stored_served_by_name_and_position_checked(embedded: str, tmp_path: Path) -> None:
     first = keep_adapter("first", lora(tmp_path / "a"), base="smollm2-135m")
     second = keep_adapter("second", lora(tmp_path / "b", scale=0.1), base="smollm2-135m", after=[first])
-    assert [one.name for one in list_adapters()] == ["first", "second"]
+    assert [adapter.name for adapter in list_adapters()] == ["first", "second"]
     assert with_adapters(f"{embedded}+first+second")[1] == (first, second)
     model = get_lm(f"{embedded}+first+second", cache=None)
     assert model.engine.backend.adapters == (first.sha256, second.sha256)
@@ -181,11 +181,11 @@ def test_adapter_is_stored_served_by_name_and_position_checked(embedded: str, tm
     second.gguf.write_bytes(b"changed")
     with pytest.raises(ModelError, match="does not match its sha256"):
         find_adapter("second")
-    told = json.loads((first.path / "adapter.json").read_text())
-    (first.path / "adapter.json").write_text(json.dumps({**told, "base_sha256": "0" * 64, "base": "embedded/other"}))
+    stored = json.loads((first.path / "adapter.json").read_text())
+    (first.path / "adapter.json").write_text(json.dumps({**stored, "base_sha256": "0" * 64, "base": "embedded/other"}))
     with pytest.raises(ModelError, match="was trained on embedded/other, not on smollm2-135m"):
         get_lm(f"{embedded}+first")
-    (first.path / "adapter.json").write_text(json.dumps({**told, "format": 9}))
+    (first.path / "adapter.json").write_text(json.dumps({**stored, "format": 9}))
     with pytest.raises(ModelError, match="update assay"):
         find_adapter("first")
 
@@ -196,11 +196,11 @@ def test_two_merged_models_stay_in_memory_and_others_are_reloaded(embedded: str,
     for number in range(4):
         keep_adapter(f"no{number}", lora(tmp_path / str(number), scale=0.001 * (1 + number)), base="smollm2-135m")
         lms.append(get_lm(f"{embedded}+no{number}", cache=None, temperature=0.0, max_tokens=4))
-    said = [lm("Say a word.") for lm in lms]
-    held = [path for path in engines._servers if path.parent.name == "merged" and path not in engines._published]
-    assert held == [lm.engine.backend.path for lm in lms[2:]]
+    replies = [lm("Say a word.") for lm in lms]
+    merged = [path for path in engines._servers if path.parent.name == "merged" and path not in engines._published]
+    assert merged == [lm.engine.backend.path for lm in lms[2:]]
     lms[0].engine.backend.path.unlink()
-    assert lms[0]("Say a word.") == said[0]
+    assert lms[0]("Say a word.") == replies[0]
 
 
 def test_artifact_requires_the_measured_adapters(embedded: str, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_adapter_that_llama_cpp_cannot_serve_is_not_stored(embedded: str, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("failure", "said"),
+    ("failure", "message"),
     [
         (MemoryError(), "memory ran out: lower --per-device-batch-size"),
         (
@@ -243,8 +243,8 @@ def test_adapter_that_llama_cpp_cannot_serve_is_not_stored(embedded: str, tmp_pa
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), "the disk is full"),
     ],
 )
-def test_out_of_memory_error_names_the_setting(failure: Exception, said: str) -> None:
-    with pytest.raises(ModelError, match=said), ready():
+def test_out_of_memory_error_names_the_setting(failure: Exception, message: str) -> None:
+    with pytest.raises(ModelError, match=message), ready():
         raise failure
 
 
@@ -252,14 +252,14 @@ def test_out_of_memory_is_recognised_by_class_and_errno() -> None:
     import torch
     from safetensors import SafetensorError
 
-    for failure, said in (
+    for failure, message in (
         (torch.OutOfMemoryError("in any words"), "memory ran out"),
         (OSError(errno.ENOMEM, "in any words"), "memory ran out"),
         (OSError(errno.EDQUOT, "in any words"), "the disk is full"),
         (SafetensorError("I/O error: No space left on device (os error 28)"), "the disk is full"),
         (Exception("No space left on device (os error 28)"), "the disk is full"),  # as tokenizers raises it
     ):
-        with pytest.raises(ModelError, match=said), ready():
+        with pytest.raises(ModelError, match=message), ready():
             raise failure
     with pytest.raises(ModelError, match="memory ran out"), ready():
         torch.empty(10**15)  # more than any machine has
@@ -289,16 +289,16 @@ def test_warm_up_learns_a_format_and_is_served(embedded: str, tmp_path: Path) ->
     assert held_out[-1] < 0.3 * held_out[0]
     assert report.best_step == min(report.held_out_loss, key=lambda step: (report.held_out_loss[step], step))
     assert report.agreement == 1.0
-    asked = {"messages": [{"role": "user", "content": "How much is 407 + 1?"}], "temperature": 0.0}
-    answers = [get_lm(name, cache=None)(**asked)[0] for name in (embedded, report.name)]
+    request = {"messages": [{"role": "user", "content": "How much is 407 + 1?"}], "temperature": 0.0}
+    answers = [get_lm(name, cache=None)(**request)[0] for name in (embedded, report.name)]
     assert "call: add(407, 1)" not in str(answers[0])
     assert "call: add(407, 1)" in str(answers[1])
     assert not (tmp_path / ".assay" / "training" / "adds").exists()
     with pytest.raises(ConfigError, match="there is an adapter 'adds'"):
         train_sft(path, "adds", SFTSettings())
-    again = train_sft(path, "more", SFTSettings(model=f"{embedded}+adds", epochs=1, max_length=128, lora_r=4))
-    assert again.name == f"{embedded}+adds+more"
-    assert again.held_out_loss[0] == pytest.approx(min(held_out), rel=0.2)  # it begins where the first one ended
+    repeated = train_sft(path, "more", SFTSettings(model=f"{embedded}+adds", epochs=1, max_length=128, lora_r=4))
+    assert repeated.name == f"{embedded}+adds+more"
+    assert repeated.held_out_loss[0] == pytest.approx(min(held_out), rel=0.2)  # it begins where the first one ended
 
 
 @pytest.mark.slow
@@ -306,9 +306,9 @@ def test_resumed_warm_up_gives_the_same_curve(tiny_model: Path, tmp_path: Path) 
     path = lines(tmp_path / "d.jsonl", [row(at) for at in range(40)])
     options = ["--model", str(tiny_model), "--epochs", "24", "--lora-r", "4", "--max-length", "128", "--patience", "9"]
     command = [sys.executable, "-m", "assay", "train", "sft", str(path), *options]
-    whole = subprocess.run([*command, "--name", "whole", "--json"], capture_output=True, text=True, timeout=600)
-    assert whole.returncode == 0, whole.stderr[-3000:]
-    told = json.loads(whole.stdout)
+    process = subprocess.run([*command, "--name", "whole", "--json"], capture_output=True, text=True, timeout=600)
+    assert process.returncode == 0, process.stderr[-3000:]
+    report = json.loads(process.stdout)
     running = subprocess.Popen([*command, "--name", "cut"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     checkpoints = Path(".assay/training/cut/checkpoints")
     for _ in range(600):
@@ -316,9 +316,9 @@ def test_resumed_warm_up_gives_the_same_curve(tiny_model: Path, tmp_path: Path) 
             break
         time.sleep(0.2)
     running.send_signal(signal.SIGTERM)
-    _, said = running.communicate(timeout=300)
-    assert running.returncode == 130, said[-3000:]
-    assert "with a checkpoint in" in said
+    _, stderr = running.communicate(timeout=300)
+    assert running.returncode == 130, stderr[-3000:]
+    assert "with a checkpoint in" in stderr
     other = subprocess.run(
         [*command, "--name", "cut", "--resume", "--lora-r", "8"], capture_output=True, text=True, timeout=300
     )
@@ -328,11 +328,13 @@ def test_resumed_warm_up_gives_the_same_curve(tiny_model: Path, tmp_path: Path) 
         [*command, "--name", "cut", "--resume", "--json"], capture_output=True, text=True, timeout=600
     )
     assert resumed.returncode == 0, resumed.stderr[-3000:]
-    again = json.loads(resumed.stdout)
-    assert again["steps"] == told["steps"]
+    report_again = json.loads(resumed.stdout)
+    assert report_again["steps"] == report["steps"]
     for curve in ("loss", "held_out_loss"):
-        assert again[curve].keys() >= told[curve].keys()  # it was looked at once more where it stopped
-        assert [again[curve][step] for step in told[curve]] == pytest.approx(list(told[curve].values()), rel=1e-3)
+        assert report_again[curve].keys() >= report[curve].keys()  # it was looked at once more where it stopped
+        assert [report_again[curve][step] for step in report[curve]] == pytest.approx(
+            list(report[curve].values()), rel=1e-3
+        )
 
 
 @pytest.mark.slow
@@ -347,23 +349,23 @@ def test_warm_up_killed_after_storing_its_adapter_resumes_to_the_same(
 
     path = lines(tmp_path / "d.jsonl", [row(at) for at in range(6)])
     config = SFTSettings(epochs=1, batch=2, lora_r=2, max_length=64, evaluations=1, eval_fraction=0.2)
-    whole = train_sft(path, "whole", config)
+    uninterrupted = train_sft(path, "whole", config)
     with monkeypatch.context() as patch:
         patch.setattr("assay.optimizers.finetuning.sft.report_agreement", killed)
         with pytest.raises(Killed):
             train_sft(path, "cut", config)
-    told = Path(".assay/adapters/cut/adapter.json")
-    kept = json.loads(told.read_text())
-    told.write_text(json.dumps({**kept, "made": {**kept["made"], "training": "another"}}))
+    manifest = Path(".assay/adapters/cut/adapter.json")
+    stored = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**stored, "made": {**stored["made"], "training": "another"}}))
     with pytest.raises(ConfigError, match="there is an adapter 'cut'"):
         train_sft(path, "cut", config, resume=True)
-    told.write_text(json.dumps(kept))
-    again = train_sft(path, "cut", config, resume=True)
-    assert (again.loss, again.held_out_loss, again.steps, again.agreement) == (
-        whole.loss,
-        whole.held_out_loss,
-        whole.steps,
-        whole.agreement,
+    manifest.write_text(json.dumps(stored))
+    resumed = train_sft(path, "cut", config, resume=True)
+    assert (resumed.loss, resumed.held_out_loss, resumed.steps, resumed.agreement) == (
+        uninterrupted.loss,
+        uninterrupted.held_out_loss,
+        uninterrupted.steps,
+        uninterrupted.agreement,
     )
     weights = [Path(f".assay/adapters/{name}/adapter_model.safetensors").read_bytes() for name in ("whole", "cut")]
     assert weights[0] == weights[1]
@@ -386,14 +388,16 @@ def test_two_processes_warm_up_like_one(tiny_model: Path, tmp_path: Path) -> Non
         "--json",
     ]
     launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "-m", "assay"]
-    told = []
+    reports = []
     for start, name in ((["-m", "assay"], "alone"), (launch, "both")):
         command = [sys.executable, *start, "train", "sft", str(path), "--name", name, *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
-        told.append(json.loads(done.stdout))
-    assert told[0]["steps"] == told[1]["steps"]
-    assert list(told[1]["held_out_loss"].values()) == pytest.approx(list(told[0]["held_out_loss"].values()), rel=1e-3)
+        reports.append(json.loads(done.stdout))
+    assert reports[0]["steps"] == reports[1]["steps"]
+    assert list(reports[1]["held_out_loss"].values()) == pytest.approx(
+        list(reports[0]["held_out_loss"].values()), rel=1e-3
+    )
 
 
 @pytest.mark.slow
@@ -404,12 +408,12 @@ def test_nan_loss_keeps_the_last_finite_weights(
     import torch
     from trl import SFTTrainer
 
-    plain = SFTTrainer.compute_loss
+    original = SFTTrainer.compute_loss
 
     def broken(self: Any, *args: Any, **options: Any) -> Any:
-        found = plain(self, *args, **options)
+        result = original(self, *args, **options)
         bad = self.model.training and self.state.global_step >= 3
-        return found * torch.nan if bad and not isinstance(found, tuple) else found
+        return result * torch.nan if bad and not isinstance(result, tuple) else result
 
     monkeypatch.setattr(SFTTrainer, "compute_loss", broken)
     report = train_sft(path, "cut", SFTSettings(model=model, epochs=2, max_length=128, lora_r=4, evaluations=9))

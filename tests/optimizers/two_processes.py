@@ -25,12 +25,12 @@ def main(model: str, out: str) -> None:
     from assay.optimizers.finetuning.trl_trainer import Batch, TransitionTrainer, over_ranks
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    group, seen = 4, []
+    group, recorded = 4, []
 
     def collect(inputs: list[dict[str, Any]], trainer: Any) -> Batch:
         first, mine = trainer.accelerator.process_index * len(inputs), []
-        for at, given in enumerate(inputs):
-            chosen = random.Random(f"{given['index']}:{(first + at) % group}:{trainer.state.global_step}")
+        for at, example in enumerate(inputs):
+            chosen = random.Random(f"{example['index']}:{(first + at) % group}:{trainer.state.global_step}")
             turns = chosen.randint(1, 3)
             rows = [
                 Row(
@@ -43,16 +43,19 @@ def main(model: str, out: str) -> None:
             ]
             mine.append(
                 Trajectory(
-                    group=str(given["index"]),
-                    rollout=f"{given['index']}:{first + at}",
+                    group=str(example["index"]),
+                    rollout=f"{example['index']}:{first + at}",
                     rewards=[chosen.random() for _ in range(turns)],
                     rows=rows,
                 )
             )
-        every = over_ranks([one.without_rows() for one in mine])
+        every = over_ranks([trajectory.without_rows() for trajectory in mine])
         credit = assign_credit(every, PolicySettings(), ValueMemory())
-        seen.append(dict(sorted(credit.advantages.items())))
-        return Batch(*credit.apply_to(mine, Counter()), {"reward": sum(sum(one.rewards) for one in every) / len(every)})
+        recorded.append(dict(sorted(credit.advantages.items())))
+        return Batch(
+            *credit.apply_to(mine, Counter()),
+            {"reward": sum(sum(trajectory.rewards) for trajectory in every) / len(every)},
+        )
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -76,7 +79,7 @@ def main(model: str, out: str) -> None:
             for name, value in trainer.accelerator.unwrap_model(trainer.model).named_parameters()
             if value.requires_grad
         }
-        Path(out).write_text(json.dumps({"weights": weights, "advantages": seen}))
+        Path(out).write_text(json.dumps({"weights": weights, "advantages": recorded}))
 
 
 if __name__ == "__main__":

@@ -25,10 +25,10 @@ from assay.programs import (
     load_program,
     program_inputs,
 )
-from assay.programs.agent import reasoning_tokens
 from assay.programs.calculator import CalculatorError, calculator
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos
 from assay.programs.estimate import choice_probabilities
+from assay.programs.parameters import reasoning_tokens
 from assay.testing import scripted_lm
 
 
@@ -74,27 +74,27 @@ def test_an_unknown_parameter_is_refused() -> None:
         MathQA().set_parameters({"temprature": 1})
 
 
-def test_defaults_are_as_designed() -> None:
+def test_defaults_are_the_documented_ones() -> None:
     assert list(AgentParameters().model_dump().values()) == [2000, 0.7, 10, 0.5, 3]
 
 
 def test_temperature_reaches_every_call() -> None:
-    seen = []
+    observed = []
     lm = scripted_math()
     script = lm.scripted.script
-    lm.scripted.script = lambda request: (seen.append(request.config.temperature), script(request))[1]
+    lm.scripted.script = lambda request: (observed.append(request.config.temperature), script(request))[1]
     run(math(temperature=1.3), lm)
-    assert set(seen) == {1.3}
-    assert len(seen) == 4  # decide, call, decide, answer
+    assert set(observed) == {1.3}
+    assert len(observed) == 4  # decide, call, decide, answer
 
 
-def test_max_steps_one_answers_at_once() -> None:
+def test_max_steps_1_answers_without_a_tool() -> None:
     prediction = run(math(max_steps=1), scripted_math())
     assert prediction.steps == []
     assert prediction.answer == "2"
 
 
-def test_at_max_steps_it_must_answer() -> None:
+def test_an_agent_answers_at_max_steps() -> None:
     agent, lm = math(max_steps=4), scripted_math(answers=99)
     numbers = iter(range(100))
     agent.tools["calculator"] = dspy.Tool(lambda expression: str(next(numbers)), name="calculator")
@@ -103,14 +103,14 @@ def test_at_max_steps_it_must_answer() -> None:
     assert len(run(agent, lm).steps) == 3
 
 
-def test_the_same_call_again_ends_the_tool_use() -> None:
+def test_a_repeated_call_ends_tool_use() -> None:
     assert len(run(math(max_steps=50), scripted_math(answers=99)).steps) == 2
 
 
 @pytest.mark.parametrize(
     ("need", "threshold", "calls"), [(0.6, 0.5, 1), (0.6, 0.7, 0), (0.1, 0.0, 1), (0.0, 0.0, 1), (0.9, 1.0, 0)]
 )
-def test_the_threshold_decides_against_the_estimate(need: float, threshold: float, calls: int) -> None:
+def test_a_tool_is_called_if_the_estimate_reaches_the_threshold(need: float, threshold: float, calls: int) -> None:
     assert len(run(math(tool_usage_threshold=threshold), scripted_math(need=need)).steps) == calls
 
 
@@ -122,7 +122,7 @@ def test_a_forced_decision_is_demonstrated() -> None:
     assert actions == ["calculator", "answer"]
 
 
-def test_reasoning_grows_and_then_the_answer_is_reviewed() -> None:
+def test_reasoning_depth_raises_the_budget_and_then_adds_reviews() -> None:
     def budget(depth: int) -> tuple[int, int]:
         lengths = []
         lm = scripted_math()
@@ -143,7 +143,7 @@ def test_reasoning_grows_and_then_the_answer_is_reviewed() -> None:
     assert [calls for _, calls in budgets] == [4] * 5 + [5] * 5  # one review from depth 6 on
 
 
-def test_the_oldest_observations_go_first_and_the_task_never(embedded: str) -> None:
+def test_the_oldest_observations_are_dropped_first_and_the_task_never(embedded: str) -> None:
     agent = math(context_length=150)
     lm = get_lm(embedded)
     observations = [f"{i} + {i} = {2 * i}" for i in range(100, 160)]
@@ -152,9 +152,9 @@ def test_the_oldest_observations_go_first_and_the_task_never(embedded: str) -> N
             agent.respond, agent.respond.signature, {"question": "What now?"}, observations, "results"
         )
         text = "\n".join(m["content"] for m in LeanAdapter().format(agent.respond.signature, filled["demos"], filled))
-    kept = filled["results"].splitlines()
-    assert kept == observations[-len(kept) :]
-    assert 0 < len(kept) < 60
+    lines = filled["results"].splitlines()
+    assert lines == observations[-len(lines) :]
+    assert 0 < len(lines) < 60
     assert count_tokens(lm, text) <= 150
     assert "What now?" in text
 
@@ -165,7 +165,7 @@ def test_a_failing_tool_is_an_observation_not_a_crash() -> None:
     assert prediction.answer == "2"
 
 
-def test_an_agent_meets_the_protocol() -> None:
+def test_an_agent_implements_the_protocol() -> None:
     agent = MathQA()
     assert isinstance(agent, BaseAgent)
     with dspy.context(lm=scripted_math()):
@@ -185,7 +185,7 @@ def test_an_agent_meets_the_protocol() -> None:
         ("1000000000000/7", "142857142857.143"),
     ],
 )
-def test_the_calculator_computes(expression: str, value: str) -> None:
+def test_the_calculator_evaluates_expressions(expression: str, value: str) -> None:
     assert calculator(expression) == value
 
 
@@ -209,7 +209,7 @@ def test_the_calculator_computes(expression: str, value: str) -> None:
         "lambda: 1",
     ],
 )
-def test_the_calculator_refuses_and_is_quick(hostile: str) -> None:
+def test_the_calculator_refuses_invalid_and_expensive_expressions_quickly(hostile: str) -> None:
     start = time.perf_counter()
     with pytest.raises(CalculatorError):
         calculator(hostile)
@@ -218,14 +218,14 @@ def test_the_calculator_refuses_and_is_quick(hostile: str) -> None:
 
 @settings(max_examples=200)
 @given(st.text(alphabet="0123456789+-*/^(). sqrt=e", max_size=60))
-def test_the_calculator_answers_or_refuses_anything(text: str) -> None:
+def test_the_calculator_answers_or_refuses_any_text(text: str) -> None:
     try:
         assert isfinite(float(calculator(text)))
     except CalculatorError:
         pass
 
 
-def test_lean_turns_round_trip() -> None:
+def test_lean_format_round_trips() -> None:
     adapter, signature = LeanAdapter(), MathQA().decide.signature
     text = adapter.format_assistant_message_content(signature, {"thought": "add them", "action": "calculator"})
     assert text == "thought: add them\naction: calculator"
@@ -237,7 +237,7 @@ def test_lean_turns_round_trip() -> None:
         adapter.parse(signature, "thought: x")
 
 
-def test_classify_and_extract_take_their_form_from_the_data() -> None:
+def test_classify_and_extract_infer_their_fields_from_the_data() -> None:
     from assay.datasets import make_task
 
     labels = [make_task({"text": str(i), "label": name}) for i, name in enumerate(["red", "blue", "red"])]
@@ -249,21 +249,21 @@ def test_classify_and_extract_take_their_form_from_the_data() -> None:
 
 
 @pytest.mark.parametrize("kind", ["classify", "extract"])
-def test_the_parameters_act_on_programs_of_one_step(kind: str) -> None:
+def test_parameters_apply_to_single_step_programs(kind: str) -> None:
     def calls_of(text: str = "a text", demos: int = 0, **parameters: Any) -> list[Any]:
-        seen: list[Any] = []
+        observed: list[Any] = []
 
         def script(request: Any) -> str:
-            seen.append(request)
+            observed.append(request)
             fields = request.config.response_format["schema"]["properties"]
             return json.dumps({name: "red" if name == "label" else "x" for name in fields})
 
         settings = AgentParameters.of(parameters)
         program = Classify(["red", "blue"], settings) if kind == "classify" else Extract({"name": "string"}, settings)
-        shown = {"text": "word " * 50, "label": "red", "name": "x"}
-        program.predict.demos = [dspy.Example(**shown) for _ in range(demos)]
+        inputs = {"text": "word " * 50, "label": "red", "name": "x"}
+        program.predict.demos = [dspy.Example(**inputs) for _ in range(demos)]
         run(program, scripted_lm(script), text=text)
-        return seen
+        return observed
 
     def size(request: Any) -> int:
         return len(str(request.messages))
@@ -286,7 +286,7 @@ def test_the_parameters_act_on_programs_of_one_step(kind: str) -> None:
     )  # and leaves no room for demonstrations
 
 
-def test_programs_load_by_name_file_and_module(tmp_path: Path) -> None:
+def test_programs_are_loaded_by_name_file_and_module(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import dspy\nclass Mine(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
         "        self.p = dspy.Predict('a, b -> c')\n    def forward(self, a, b):\n        return self.p(a=a, b=b)\n"
@@ -315,20 +315,20 @@ def test_programs_load_by_name_file_and_module(tmp_path: Path) -> None:
         ("json:__all__", "is a list; a program is"),
     ],
 )
-def test_what_is_no_program_is_refused(name: str, message: str) -> None:
+def test_an_object_that_is_not_a_program_is_refused(name: str, message: str) -> None:
     with pytest.raises(ProgramError, match=message):
         load_program(name)
 
 
 @pytest.mark.parametrize("depth", [1, 5, 10])
-def test_the_engines_limit_on_an_answer_leaves_room_for_the_thought(depth: int) -> None:
-    seen: list[Any] = []
+def test_the_token_limit_includes_the_reasoning_budget(depth: int) -> None:
+    observed: list[Any] = []
     lm = scripted_lm(
-        lambda request: '{"thought": "x", "action": "answer", "need": 0, "answer": "1"}', observers=[seen.append]
+        lambda request: '{"thought": "x", "action": "answer", "need": 0, "answer": "1"}', observers=[observed.append]
     ).copy(max_tokens=512)
     with dspy.context(lm=lm):
         MathQA(AgentParameters(reasoning_depth=depth))(question="What is 1?")
-    assert seen[0].request["config"]["max_tokens"] == 512 + reasoning_tokens(depth)
+    assert observed[0].request["config"]["max_tokens"] == 512 + reasoning_tokens(depth)
 
 
 def decided(*tokens: tuple[str, dict[str, float]]) -> dspy.Prediction:
@@ -347,14 +347,14 @@ def test_the_need_of_a_tool_is_read_from_the_first_token_of_the_choice() -> None
     assert sum(odds.values()) == pytest.approx(1)
 
 
-def test_without_probabilities_the_written_choice_has_all() -> None:
+def test_without_probabilities_the_written_choice_has_probability_1() -> None:
     assert choice_probabilities(dspy.Prediction(action="answer"), "action", ["calculator", "answer"])[
         "answer"
     ] == pytest.approx(1)
 
 
 @pytest.mark.model
-def test_the_threshold_acts_on_what_the_embedded_model_gives(embedded: str) -> None:
+def test_the_threshold_applies_to_probabilities_of_the_embedded_model(embedded: str) -> None:
     def tools(threshold: float) -> int:
         with dspy.context(lm=get_lm(embedded, seed=0)):
             program = MathQA(
@@ -370,7 +370,7 @@ def test_the_threshold_acts_on_what_the_embedded_model_gives(embedded: str) -> N
     [MathQA(), Classify(["a", "b"]), Extract({"article": "string"})],
     ids=lambda program: type(program).__name__,
 )
-def test_no_attribute_of_an_agent_hides_a_method_of_dspy(program: Agent) -> None:
+def test_no_agent_attribute_overrides_a_dspy_method(program: Agent) -> None:
     methods = {name for name in dir(dspy.Module) if callable(getattr(dspy.Module, name))}
     assert not methods & set(vars(program))
     assert program.parameters() == program.predictors()
@@ -390,3 +390,17 @@ def test_stock_dspy_optimizers_compile_an_agent(optimizer: Any) -> None:
     with dspy.context(lm=scripted_lm(lambda request: json.dumps({"label": "a"}))):
         compiled = optimizer.compile(Classify(["a", "b"]), trainset=examples)
         assert compiled(text="another").label == "a"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"temprature": 0.4}, "Did you mean 'temperature'"),
+        ({"temperature": 9}, "temperature=9 must be between 0.1 and 2"),
+        ({"max_steps": True}, "max_steps=True must be a number"),
+    ],
+)
+def test_the_constructor_refuses_what_of_refuses(values: dict[str, Any], message: str) -> None:
+    for build in (lambda: AgentParameters(**values), lambda: AgentParameters.of(values)):
+        with pytest.raises(ParameterError, match=message):
+            build()

@@ -86,7 +86,7 @@ def file(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["Awaited", "Coroutine", "function"])
-def test_an_asynchronous_program_is_run_to_its_end(file: str, name: str) -> None:
+def test_an_asynchronous_program_is_awaited(file: str, name: str) -> None:
     report = assay.evaluate(f"{file}:{name}", rubric=right(), data=rows(), lm=scripted_lm(answer), prompt_format="json")
     assert report.to_dict()["result"]["score"] == 1.0
     assert report.to_dict()["calls"] == (0 if name == "function" else 3)
@@ -118,7 +118,7 @@ def test_an_asynchronous_program_runs_inside_a_running_loop(file: str) -> None:
     assert asyncio.run(notebook()).to_dict()["result"]["score"] == 1.0
 
 
-def test_inputs_of_a_module_with_aforward_alone_are_read(file: str) -> None:
+def test_inputs_of_a_module_with_only_aforward_are_read(file: str) -> None:
     assert program_inputs(load_program(f"{file}:Awaited")) == ["question"]
 
     class Mine(dspy.Module):  # type: ignore[misc]
@@ -133,7 +133,7 @@ def test_generators_are_refused_by_name(file: str, name: str) -> None:
         assay.evaluate(f"{file}:{name}", rubric=right(), data=rows(), lm=scripted_lm(answer))
 
 
-def test_a_generator_that_is_returned_is_refused(file: str) -> None:
+def test_a_returned_generator_is_refused(file: str) -> None:
     with pytest.raises(ProgramError, match="returned a generator"):
         assay.evaluate(f"{file}:lazily", rubric=right(), data=rows(), lm=scripted_lm(answer))
 

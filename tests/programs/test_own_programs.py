@@ -100,7 +100,7 @@ def compiled(program: Any, folder: Path, **options: Any) -> Path:
     return report.artifact
 
 
-def test_helpers_beside_a_program_are_found_and_stay_apart_from_those_of_another(tmp_path: Path) -> None:
+def test_helper_modules_are_imported_and_isolated_between_programs(tmp_path: Path) -> None:
     before = list(sys.path)
     first, second = (load_program(write_program(tmp_path / name, name)) for name in ("one", "two"))
     with dspy.context(lm=scripted_lm(answer)):
@@ -113,7 +113,7 @@ def test_helpers_beside_a_program_are_found_and_stay_apart_from_those_of_another
     assert "helper" not in sys.modules
 
 
-def test_a_helper_that_was_changed_is_read_again(tmp_path: Path) -> None:
+def test_a_changed_helper_is_reloaded(tmp_path: Path) -> None:
     name = write_program(tmp_path / "p")
     load_program(name)
     (tmp_path / "p" / "helper.py").write_text("PREFIX = 'changed'\n")
@@ -146,7 +146,7 @@ def test_checks_and_judges_import_from_their_folder_the_working_directory_and_th
     assert assay.load_judge(f"{tmp_path}/rubrics/judging.py:mood").labels == ("no", "yes")
 
 
-def test_modules_of_the_working_directory_are_found_by_their_names(tmp_path: Path, monkeypatch: Any) -> None:
+def test_modules_of_the_working_directory_are_importable_by_name(tmp_path: Path, monkeypatch: Any) -> None:
     write_program(tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work")
     assert str(tmp_path / "work") not in sys.path
@@ -192,7 +192,7 @@ def write_dynamic(folder: Path, mark: str) -> str:
     return f"{folder / 'agent.py'}:QA"
 
 
-def test_modules_imported_by_a_text_are_the_programs_own_and_stay_apart(tmp_path: Path) -> None:
+def test_modules_imported_by_name_in_a_string_are_isolated_between_programs(tmp_path: Path) -> None:
     first, second = (load_program(write_dynamic(tmp_path / name, name)) for name in ("one", "two"))
     with dspy.context(lm=scripted_lm(answer)):
         assert [p(question="?").answer for p in (first, second, first)] == [
@@ -201,20 +201,20 @@ def test_modules_imported_by_a_text_are_the_programs_own_and_stay_apart(tmp_path
     assert not {"plugin", "third", "parts"} & sys.modules.keys()
 
 
-def test_modules_imported_by_a_text_travel_with_the_artifact(tmp_path: Path) -> None:
+def test_modules_imported_by_name_in_a_string_are_in_the_artifact(tmp_path: Path) -> None:
     artifact = compiled(write_dynamic(tmp_path / "p", "one"), tmp_path / "out")
-    there = {path.name for path in (artifact / "source").rglob("*.py")}
-    assert there == {"agent.py", "__init__.py", "plugin.py", "third.py", "deep.py", "near.py"}
+    present = {path.name for path in (artifact / "source").rglob("*.py")}
+    assert present == {"agent.py", "__init__.py", "plugin.py", "third.py", "deep.py", "near.py"}
     shutil.rmtree(tmp_path / "p")
-    said = in_another_place(
+    text = in_another_place(
         artifact,
         tmp_path / "elsewhere",
         "dspy.configure(lm=dspy.utils.DummyLM([{'answer': '4'}]))\nprint(loaded(question='?').answer)",
     )
-    assert said.strip().endswith("one nearone one near 4")
+    assert text.strip().endswith("one nearone one near 4")
 
 
-def test_a_file_named_like_an_installed_module_still_means_the_installed_one(tmp_path: Path) -> None:
+def test_a_file_named_like_an_installed_module_does_not_shadow_it(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text(
         "import json, dspy\nassert json.loads('1') == 1\nqa = dspy.ChainOfThought('question -> answer')\n"
     )
@@ -222,7 +222,7 @@ def test_a_file_named_like_an_installed_module_still_means_the_installed_one(tmp
     assert json.__name__ == sys.modules["json"].__name__ == "json"
 
 
-def test_a_programs_own_missing_file_is_not_reported_as_its_own_absence(tmp_path: Path) -> None:
+def test_a_missing_data_file_is_not_reported_as_a_missing_program(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text("import dspy\ntext = open('prompt.txt').read()\n")
     with pytest.raises(ProgramError, match=r"cannot be imported: FileNotFoundError: .*prompt.txt.*p\.py:2"):
         load_program(f"{tmp_path}/p.py:QA")
@@ -230,7 +230,7 @@ def test_a_programs_own_missing_file_is_not_reported_as_its_own_absence(tmp_path
         load_program(f"{tmp_path}/q.py:QA")
 
 
-def test_a_module_level_program_is_not_changed_by_what_is_loaded_into_it(tmp_path: Path) -> None:
+def test_loading_state_does_not_change_a_module_level_program(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text("import dspy\nqa = dspy.ChainOfThought('question -> answer')\n")
     program = load_program(f"{tmp_path}/p.py:qa")
     program.predictors()[0].demos = [dspy.Example(question="?", answer="!")]
@@ -253,7 +253,8 @@ def _environment(server: str) -> dict[str, str]:
     return {**os.environ, "OPENAI_API_KEY": "none", **({"OPENAI_API_BASE": server} if server else {})}
 
 
-def test_an_artifact_runs_from_another_folder_after_its_program_is_gone(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_an_artifact_runs_from_another_folder_after_its_program_is_deleted(tmp_path: Path) -> None:
     artifact = compiled(write_program(tmp_path / "p"), tmp_path / "job")
     manifest = json.loads((artifact / "manifest.json").read_text())
     assert sorted(manifest["source"]["files"]) == [
@@ -271,15 +272,15 @@ def test_an_artifact_runs_from_another_folder_after_its_program_is_gone(tmp_path
         "adapter=dspy.ChatAdapter()):\n    print(loaded(question='?').answer)"
     )
     assert in_another_place(artifact, tmp_path / "far", code) == "AlateA-deep-1 4"
-    again = compiled(
+    repeated = compiled(
         str(tmp_path / "far" / "a"), tmp_path / "again"
     )  # and what is compiled from it carries the source on
     shutil.rmtree(tmp_path / "far")
-    assert in_another_place(again, tmp_path / "farther", code) == "AlateA-deep-1 4"
+    assert in_another_place(repeated, tmp_path / "farther", code) == "AlateA-deep-1 4"
 
 
 @pytest.mark.parametrize("wrong", ["changed", "added", "missing"])
-def test_source_that_is_not_what_was_measured_is_refused_before_it_runs(tmp_path: Path, wrong: str) -> None:
+def test_changed_source_is_refused_before_it_runs(tmp_path: Path, wrong: str) -> None:
     artifact = compiled(write_program(tmp_path / "p"), tmp_path / "job")
     helper = artifact / "source" / "helper.py"
     if wrong == "missing":
@@ -291,7 +292,7 @@ def test_source_that_is_not_what_was_measured_is_refused_before_it_runs(tmp_path
         assay.load(artifact)
 
 
-def test_further_files_travel_where_the_module_lists_them(tmp_path: Path) -> None:
+def test_listed_extra_files_are_in_the_artifact(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     source = (
         "import dspy\nfrom pathlib import Path\nARTIFACT_FILES = ['words.txt']\n"
@@ -313,7 +314,7 @@ def test_further_files_travel_where_the_module_lists_them(tmp_path: Path) -> Non
         assert assay.load(artifact)(question="?").answer == "word 4"
 
 
-def test_instances_are_built_again_with_their_arguments(tmp_path: Path) -> None:
+def test_instances_are_rebuilt_with_their_arguments(tmp_path: Path) -> None:
     kind = load_source(write_program(tmp_path / "p").removesuffix(":QA")).QA
     signature = "question: str, hints: list[str] -> answer: Literal['a', 'b'], sure: bool"
     artifacts = [
@@ -329,7 +330,8 @@ def test_instances_are_built_again_with_their_arguments(tmp_path: Path) -> None:
     assert built.signature.equals(dspy.Signature(signature))
 
 
-def test_the_class_of_a_script_is_kept_without_running_the_script_again(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_class_of_a_script_is_stored_without_rerunning_the_script(tmp_path: Path) -> None:
     script = PROGRAM.replace("class QA", "SCALE = 2\n\ndef twice(x):\n    return x * SCALE\n\nclass QA").replace(
         "{self.k}", "{twice(self.k)}"
     )
@@ -374,19 +376,19 @@ def test_a_loaded_program_runs_async_streams_and_brings_its_model(tmp_path: Path
             parts = asyncio.run(streamed())
         assert isinstance(parts[-1], dspy.Prediction)
         assert [type(part).__name__ for part in parts[:-1]].count("StreamResponse") >= 1
-        own = scripted_lm(answer)
-        with dspy.context(lm=own):  # what is set in DSPy comes first
+        own_lm = scripted_lm(answer)
+        with dspy.context(lm=own_lm):  # what is set in DSPy comes first
             assert loaded(question="?").answer.endswith(" 4")
-        assert own.scripted.calls == 1
+        assert own_lm.scripted.calls == 1
 
 
 FRUITS = ("apple", "pear", "plum", "fig")
 
 
-def as_shown(request: Any) -> str:
+def demonstrated(request: Any) -> str:
     """Says what the last demonstration says; without one, nothing that is right."""
-    shown = [message.text for message in request.messages if message.role == "assistant"]
-    return json.dumps({"answer": json.loads(shown[-1])["answer"] if shown else "?"})
+    texts = [message.text for message in request.messages if message.role == "assistant"]
+    return json.dumps({"answer": json.loads(texts[-1])["answer"] if texts else "?"})
 
 
 def nearest_winner(folder: Path) -> Any:
@@ -397,13 +399,13 @@ def nearest_winner(folder: Path) -> Any:
     (folder / "p").mkdir()
     (folder / "p" / "p.py").write_text(PLAIN)
     (folder / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
-    given = [
+    options = [
         {"question": f"{fruit} {split}", "answer": " ".join([fruit.upper()] * 12), "split": split}
         for split in ("train", "val", "gate", "test") for fruit in FRUITS
     ]  # fmt: skip
-    (folder / "d.jsonl").write_text("\n".join(json.dumps(row) for row in given))
+    (folder / "d.jsonl").write_text("\n".join(json.dumps(row) for row in options))
     report = assay.compile(
-        f"{folder}/p/p.py:QA", rubric=folder / "r.yaml", data=folder / "d.jsonl", lm=scripted_lm(as_shown),
+        f"{folder}/p/p.py:QA", rubric=folder / "r.yaml", data=folder / "d.jsonl", lm=scripted_lm(demonstrated),
         optimizer="knn", demos=1, prompt_format="json",
         out=folder / "artifact", store=folder / "s" / "a.db",
     )  # fmt: skip
@@ -416,35 +418,33 @@ async def streamed(program: Any, question: str, **options: Any) -> tuple[str, An
     """What the listener of `answer` heard, and the prediction."""
     stream = dspy.streamify(program, stream_listeners=[dspy.streaming.StreamListener("answer")], **options)
     parts = [part async for part in stream(question=question)]
-    heard = "".join(part.chunk for part in parts if isinstance(part, dspy.streaming.StreamResponse))
-    return heard.strip(' "'), parts[-1]  # DSPy gives a JSON value with its quotes
+    chunks = "".join(part.chunk for part in parts if isinstance(part, dspy.streaming.StreamResponse))
+    return chunks.strip(' "'), parts[-1]  # DSPy gives a JSON value with its quotes
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_program_that_shows_nearest_demonstrations_streams_to_the_listeners_of_its_predictors(
-    tmp_path: Path, is_async: bool
-) -> None:
+def test_a_nearest_demonstrations_program_streams_to_its_listeners(tmp_path: Path, is_async: bool) -> None:
     loaded = nearest_winner(tmp_path)
     before = loaded.dump_state()
-    with dspy.context(lm=scripted_lm(as_shown)):
+    with dspy.context(lm=scripted_lm(demonstrated)):
         heard, prediction = asyncio.run(streamed(loaded, "plum again", is_async_program=is_async))
     assert heard == prediction.answer == " ".join(["PLUM"] * 12)
     assert loaded.dump_state() == before
 
 
-def test_calls_of_one_program_at_the_same_time_show_and_stream_each_its_own_demonstrations(tmp_path: Path) -> None:
+def test_concurrent_calls_stream_with_their_own_demonstrations(tmp_path: Path) -> None:
     loaded, together = nearest_winner(tmp_path), threading.Barrier(len(FRUITS))
 
     def at_once(request: Any) -> str:
         together.wait(20)
-        return as_shown(request)
+        return demonstrated(request)
 
     async def all_of_them() -> list[tuple[str, Any]]:
         return await asyncio.gather(*(streamed(loaded, f"{fruit} again") for fruit in FRUITS))
 
     with dspy.context(lm=scripted_lm(at_once)):
-        found = asyncio.run(all_of_them())
-    assert [(heard, prediction.answer) for heard, prediction in found] == [
+        result = asyncio.run(all_of_them())
+    assert [(heard, prediction.answer) for heard, prediction in result] == [
         (" ".join([fruit.upper()] * 12),) * 2 for fruit in FRUITS
     ]
 
@@ -465,25 +465,25 @@ def test_an_async_program_is_awaited_and_a_predictors_own_model_is_kept(tmp_path
     assert loaded.program.other.lm.model == "openai/of-its-own"
 
 
-def test_a_program_beside_an_artifact_is_compared_under_the_artifacts_model(
+def test_a_program_compared_with_an_artifact_uses_the_artifacts_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a model, both sides run with the artifact's, and the report names it."""
     folder = compiled(write_program(tmp_path / "p"), tmp_path / "c")
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def evaluated(program: Any, **options: Any) -> Any:
-        asked.append((program, options.get("model")))
+        requests.append((program, options.get("model")))
         return SimpleNamespace(evaluation=SimpleNamespace(scores={"t": 1.0}))
 
     monkeypatch.setattr("assay.api.compare.evaluate", evaluated)
     measured = json.loads((folder / "manifest.json").read_text())["model"]
     report = assay.compare("p.py:P", str(folder), rubric="r.yaml", data="d.jsonl")
-    assert asked == [("p.py:P", measured), (str(folder), measured)]
+    assert requests == [("p.py:P", measured), (str(folder), measured)]
     assert report.models == (measured, measured)
 
 
-def test_names_where_objects_are_wanted_are_refused_with_the_way_out() -> None:
+def test_names_in_place_of_objects_are_refused_with_a_remedy() -> None:
     with pytest.raises(ConfigError, match="a name goes into model=NAME"):
         assay.evaluate(lambda question: question, rubric="math_qa", data=[{"question": "1"}], lm="openai/m")
     with pytest.raises(ConfigError, match="rubric=None must be a Rubric"):
@@ -525,7 +525,8 @@ def write_reader(folder: Path) -> str:
     return f"{folder / 'agent.py'}:QA"
 
 
-def test_files_that_the_program_reads_travel_with_its_artifact(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_files_that_the_program_reads_are_in_its_artifact(tmp_path: Path) -> None:
     artifact = compiled(write_reader(tmp_path / "p"), tmp_path / "job")
     assert sorted(json.loads((artifact / "manifest.json").read_text())["source"]["files"]) == [
         "agent.py",
@@ -538,12 +539,12 @@ def test_files_that_the_program_reads_travel_with_its_artifact(tmp_path: Path) -
         "print(loaded(question='?').answer, loaded.predictors()[0].signature.instructions)"
     )
     assert in_another_place(artifact, tmp_path / "far", code) == "4! Add up."
-    again = compiled(str(tmp_path / "far" / "a"), tmp_path / "again")
+    repeated = compiled(str(tmp_path / "far" / "a"), tmp_path / "again")
     shutil.rmtree(tmp_path / "far")
-    assert in_another_place(again, tmp_path / "farther", code) == "4! Add up."
+    assert in_another_place(repeated, tmp_path / "farther", code) == "4! Add up."
 
 
-def test_secrets_databases_the_data_and_files_elsewhere_are_not_copied_and_said(tmp_path: Path) -> None:
+def test_secrets_databases_data_and_outside_files_are_reported_and_not_copied(tmp_path: Path) -> None:
     name = write_reader(tmp_path / "p")
     for secret in (".env", "api_secret.txt", "rows.db"):
         (tmp_path / "p" / secret).write_text("KEY=1")
@@ -589,7 +590,7 @@ class QA(dspy.Module):
 """
 
 
-def test_what_the_artifact_lacks_is_said_before_anything_is_spent(tmp_path: Path) -> None:
+def test_files_missing_from_the_artifact_are_reported_before_the_first_call(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "agent.py").write_text(HIDDEN)
     (tmp_path / "p" / "plugin.py").write_text("import helper\nMARK = '-'\n")
@@ -597,24 +598,24 @@ def test_what_the_artifact_lacks_is_said_before_anything_is_spent(tmp_path: Path
     with sqlite3.connect(tmp_path / "p" / "prices.db") as store:
         store.execute("create table prices (price)")
     (tmp_path / "r.yaml").write_text(RUBRIC)
-    said: list[tuple[str, int]] = []
+    messages: list[tuple[str, int]] = []
 
-    class Heard(SilentProgress):
+    class CapturedProgress(SilentProgress):
         def say(self, text: str) -> None:
-            said.append((text, lm.scripted.calls))
+            messages.append((text, lm.scripted.calls))
 
     lm = scripted_lm(answer)
     report = assay.compile(
         f"{tmp_path / 'p' / 'agent.py'}:QA", rubric=tmp_path / "r.yaml", data=rows(tmp_path), out=tmp_path / "artifact",
         lm=lm, optimizer="labeled",
-        progress=Heard(),
+        progress=CapturedProgress(),
     )  # fmt: skip
     assert [note for note in report.to_dict()["notes"] if "no such table: prices" in note and "ARTIFACT_FILES" in note]
-    assert [calls for text, calls in said if "no such table" in text] == [1]  # that of the preflight
+    assert [calls for text, calls in messages if "no such table" in text] == [1]  # that of the preflight
     assert {path.name for path in (report.artifact / "source").rglob("*")} == {"agent.py", "plugin.py", "helper.py"}
 
 
-def test_an_artifact_holds_the_rubrics_checks_and_judges_with_their_hashes(tmp_path: Path) -> None:
+def test_an_artifact_contains_the_rubrics_checks_and_judges_with_hashes(tmp_path: Path) -> None:
     artifact = compiled(write_program(tmp_path / "p"), tmp_path / "job")
     files = json.loads((artifact / "manifest.json").read_text())["rubric_files"]
     assert sorted(files) == ["code/0/check.py", "rubric.yaml"]

@@ -57,16 +57,16 @@ EXAMPLES = [dspy.Example(**row).with_inputs("question") for row in ROWS]
     [ROWS, tuple(ROWS), iter(ROWS), EXAMPLES, pd.DataFrame(ROWS), pa.Table.from_pylist(ROWS)],
     ids=["list", "tuple", "generator", "examples", "pandas", "arrow"],
 )
-def test_rows_at_hand_are_the_tasks_that_a_file_of_them_gives(data: Any, tmp_path: Path) -> None:
+def test_rows_in_memory_give_the_same_tasks_as_a_file(data: Any, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
-    of_file, given = (
-        load_splits(data_spec(one), inputs=["question"], need=()) for one in (tmp_path / "rows.jsonl", data)
+    of_file, options = (
+        load_splits(data_spec(source), inputs=["question"], need=()) for source in (tmp_path / "rows.jsonl", data)
     )
-    assert given.train == of_file.train
-    assert given.sizes() == of_file.sizes() == {"train": 2, "val": 2, "gate": 2, "test": 2}
+    assert options.train == of_file.train
+    assert options.sizes() == of_file.sizes() == {"train": 2, "val": 2, "gate": 2, "test": 2}
 
 
-def test_the_same_rows_are_the_same_job_and_others_are_not() -> None:
+def test_equal_rows_are_the_same_job() -> None:
     assert data_spec(ROWS) == data_spec([dict(row) for row in ROWS]) != data_spec(ROWS[:-1])
 
 
@@ -85,7 +85,7 @@ def test_values_of_numpy_pandas_and_times_become_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         ([1], r"data\[0\] is a int"),
         ({"question": "?"}, "a dict"),
@@ -93,8 +93,8 @@ def test_values_of_numpy_pandas_and_times_become_json() -> None:
         ([dspy.Example(a=1).with_inputs("b")], "with_inputs names"),
     ],
 )
-def test_what_is_no_data_is_refused(data: Any, told: str) -> None:
-    with pytest.raises(DataError, match=told):
+def test_invalid_data_objects_are_refused(data: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         data_spec(data)
 
 
@@ -131,7 +131,7 @@ def test_functions_agents_classes_and_modules_are_evaluated(tmp_path: Path) -> N
     )
 
 
-def test_a_module_that_returns_a_mapping_answers_with_its_fields() -> None:
+def test_a_returned_mapping_becomes_the_prediction_fields() -> None:
     class Maps(dspy.Module):
         def forward(self, question: str) -> Any:
             return {"answer": adds(question)}
@@ -142,7 +142,7 @@ def test_a_module_that_returns_a_mapping_answers_with_its_fields() -> None:
     )
 
 
-def test_functions_and_agents_by_name(tmp_path: Path) -> None:
+def test_functions_and_agents_are_loaded_by_name(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import dspy\ndef adds(question):\n    return question.split()[2]\n"
         "class Agent:\n    def set_parameters(self, parameters): pass\n"
@@ -154,7 +154,7 @@ def test_functions_and_agents_by_name(tmp_path: Path) -> None:
         assert report.to_dict()["result"]["score"] == 1.0, name
 
 
-def test_what_cannot_be_compiled_or_run_is_said(tmp_path: Path) -> None:
+def test_unsupported_programs_are_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ProgramError, match="no predictors"):
         assay.compile(adds, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer))
     with pytest.raises(ProgramError, match=r"a dspy\.Module, a function or an agent; got a int"):
@@ -167,25 +167,25 @@ def test_what_cannot_be_compiled_or_run_is_said(tmp_path: Path) -> None:
         assay.evaluate(Half(), rubric=rubric(), data=ROWS)
 
 
-def test_the_model_of_dspys_settings_is_used_where_none_is_given(tmp_path: Path) -> None:
-    own, other = scripted_lm(as_answer), scripted_lm(as_answer)
-    with dspy.context(lm=own):
+def test_the_model_of_dspys_settings_is_the_default(tmp_path: Path) -> None:
+    own_lm, other = scripted_lm(as_answer), scripted_lm(as_answer)
+    with dspy.context(lm=own_lm):
         report = assay.evaluate(dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS)
         assert report.to_dict()["result"]["score"] == 1.0
-        calls = own.scripted.calls
+        calls = own_lm.scripted.calls
         assert calls >= 2
         assert assay.collect(dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS, n=1).evaluation.results
-        assert own.scripted.calls > calls
-        calls = own.scripted.calls
+        assert own_lm.scripted.calls > calls
+        calls = own_lm.scripted.calls
         assay.evaluate(dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS, lm=other, seed=1)
-        assert own.scripted.calls == calls
+        assert own_lm.scripted.calls == calls
         compiled = assay.compile(
             dspy.Predict("question -> answer"), rubric=rubric(), data=EXAMPLES, optimizer="labeled", out=tmp_path / "a"
         )
     assert json.loads((compiled.artifact / "manifest.json").read_text())["model"] == "scripted/model"
 
 
-def test_reports_show_themselves_in_a_line_and_escape_what_they_show(tmp_path: Path) -> None:
+def test_reports_have_a_one_line_repr_and_escape_their_html(tmp_path: Path) -> None:
     report = assay.evaluate(adds, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer))
     assert repr(report).startswith("EvaluationReport(split=val, score=1.000 [")
     assert len(repr(report)) < 200
@@ -198,12 +198,12 @@ def test_reports_show_themselves_in_a_line_and_escape_what_they_show(tmp_path: P
         out=tmp_path / "<b>",
     )
     assert "gain=" in repr(compiled)
-    shown = compiled._repr_html_()
-    assert "&lt;b&gt;" in shown
-    assert "<b>" not in shown
+    output = compiled._repr_html_()
+    assert "&lt;b&gt;" in output
+    assert "<b>" not in output
 
 
-def test_reports_of_exports_and_training_do_too(tmp_path: Path) -> None:
+def test_export_and_training_reports_have_a_one_line_repr(tmp_path: Path) -> None:
     from assay.optimizers.finetuning import PolicySettings, SFTSettings
     from assay.optimizers.finetuning.policy_report import PolicyReport
     from assay.optimizers.finetuning.sft import SFTReport
@@ -231,33 +231,33 @@ def test_reports_of_exports_and_training_do_too(tmp_path: Path) -> None:
     policy = PolicyReport(
         "embedded/m+<b>p", tmp_path / "<b>", PolicySettings(), curves=curves, steps=500, best_step=400, converged=True
     )
-    shown = {type(report).__name__: (repr(report), report._repr_html_()) for report in (exported, trained, policy)}
+    output = {type(report).__name__: (repr(report), report._repr_html_()) for report in (exported, trained, policy)}
     assert all(
-        text.startswith(f"{name}(") and len(text) < 300 and "\n" not in text for name, (text, _) in shown.items()
+        text.startswith(f"{name}(") and len(text) < 300 and "\n" not in text for name, (text, _) in output.items()
     )
-    assert f"rows={exported.rows}, passed={exported.manifest['passed']}" in shown["ExportReport"][0]
-    assert "name=embedded/m+<b>a, rows=40, steps=15, best_step=10, agreement=1)" in shown["SFTReport"][0].replace(
+    assert f"rows={exported.rows}, passed={exported.manifest['passed']}" in output["ExportReport"][0]
+    assert "name=embedded/m+<b>a, rows=40, steps=15, best_step=10, agreement=1)" in output["SFTReport"][0].replace(
         f"path={tmp_path / '<b>'}, ", ""
     )
-    assert "steps=500, best_step=400, converged=True" in shown["PolicyReport"][0]
-    for name, (_, table) in shown.items():
+    assert "steps=500, best_step=400, converged=True" in output["PolicyReport"][0]
+    for name, (_, table) in output.items():
         assert f"<caption>{name}</caption>" in table
         assert "&lt;b&gt;" in table
         assert "<b>" not in table
 
 
-def test_the_documentations_example_runs() -> None:
+def test_the_documented_example_runs() -> None:
     import re
 
     text = (Path(__file__).parents[2] / "docs" / "how-to" / "programs.md").read_text()
-    found = re.search(r"<!-- run -->\n```python\n(.*?)```", text, re.DOTALL)
-    assert found
+    match = re.search(r"<!-- run -->\n```python\n(.*?)```", text, re.DOTALL)
+    assert match
     with dspy.context(lm=scripted_lm(as_answer)):
-        exec(found[1], {"__name__": "documentation"})
+        exec(match[1], {"__name__": "documentation"})
 
 
 @pytest.mark.parametrize(
-    ("wrong", "error", "said"),
+    ("wrong", "error", "message"),
     [
         ({"size": 20}, TypeError, r"give sizes=\{'val': 20\}"),
         ({"sizes": 20}, ConfigError, r"sizes=20 must map splits to numbers of tasks, such as sizes=\{'val': 20\}"),
@@ -271,17 +271,17 @@ def test_the_documentations_example_runs() -> None:
         ),
     ],
 )
-def test_misspelt_sizes_and_parameters_say_what_is_right(
-    wrong: dict[str, Any], error: type[Exception], said: str
+def test_misspelt_sizes_and_parameters_name_the_nearest(
+    wrong: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         assay.evaluate(
             dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer), **wrong
         )
 
 
-def test_sizes_of_numpy_are_numbers() -> None:
-    found = assay.evaluate(
+def test_numpy_integers_are_valid_sizes() -> None:
+    report = assay.evaluate(
         adds, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer), sizes={"val": np.int64(1)}
     ).to_dict()
-    assert found["result"]["n"] == 1
+    assert report["result"]["n"] == 1

@@ -39,14 +39,14 @@ def decided(tokens: Tokens, action: str) -> dspy.Prediction:
     return dspy.Prediction(action=action, logprobs={"content": content})
 
 
-def test_names_that_begin_alike_are_told_apart_where_they_part() -> None:
+def test_names_with_a_common_prefix_are_distinguished_at_the_first_difference() -> None:
     odds = choice_probabilities(decided(DB, "search_db"), "action", NAMES)
     assert odds["search_db"] == pytest.approx(0.8 * 0.7 / 0.9)
     assert odds["search_web"] == pytest.approx(0.8 * 0.2 / 0.9)
     assert odds["answer"] == pytest.approx(0.2)
 
 
-def test_a_name_that_begins_another_ends_where_it_is_quoted() -> None:
+def test_a_name_that_is_a_prefix_of_another_ends_at_its_quote() -> None:
     tokens: Tokens = [(' "', {}), ("search", {"search": 1.0}), ('"', {'"': 0.25, "_": 0.75}), ("}", {})]
     odds = choice_probabilities(decided([('{"action":', {}), *tokens], "search"), "action", ["search", "search_db"])
     assert odds == pytest.approx({"search": 0.25, "search_db": 0.75})
@@ -60,18 +60,18 @@ def test_a_name_that_begins_another_ends_where_it_is_quoted() -> None:
     )
 
 
-def test_choices_that_leave_the_written_text_together_are_said_to_be() -> None:
-    found = choice_odds(decided(ANSWER, "answer"), "action", NAMES)
-    assert found.together == [(frozenset({"search_web", "search_db"}), pytest.approx(0.45))]
-    assert found.probabilities["answer"] == pytest.approx(0.55)
-    assert found.probabilities["search_web"] == found.probabilities["search_db"] == pytest.approx(0.225)
+def test_choices_that_diverge_at_the_same_token_have_a_joint_probability() -> None:
+    odds = choice_odds(decided(ANSWER, "answer"), "action", NAMES)
+    assert odds.together == [(frozenset({"search_web", "search_db"}), pytest.approx(0.45))]
+    assert odds.probabilities["answer"] == pytest.approx(0.55)
+    assert odds.probabilities["search_web"] == odds.probabilities["search_db"] == pytest.approx(0.225)
 
 
-def test_shorter_pieces_of_a_name_are_divided_by_what_is_known() -> None:
+def test_probability_of_a_shared_prefix_is_divided_by_known_continuations() -> None:
     tokens = [DB[0], ("search", {"search": 0.6, "sea": 0.2, "answer": 0.2}), *DB[2:]]
-    found = choice_odds(decided(tokens, "search_db"), "action", NAMES)
-    assert found.together == []
-    assert found.probabilities["search_db"] / found.probabilities["search_web"] == pytest.approx(7 / 2)
+    odds = choice_odds(decided(tokens, "search_db"), "action", NAMES)
+    assert odds.together == []
+    assert odds.probabilities["search_db"] / odds.probabilities["search_web"] == pytest.approx(7 / 2)
 
 
 class Turns(ScriptedEngine):
@@ -123,21 +123,21 @@ def calls_of(engine: Turns, threshold: float) -> list[str]:
         return [step["tool"] for step in agent(threshold)(question="Who is Ann?").steps]
 
 
-def test_the_tool_that_was_written_is_called() -> None:
+def test_the_written_tool_is_called() -> None:
     engine = Turns(DB, plain('{"query": "Ann"}'), plain('{"reply": "Ann"}'))
     assert calls_of(engine, 0.5) == ["search_db"]
 
 
-def test_tools_of_which_only_the_sum_is_known_are_asked_for_among_themselves() -> None:
+def test_tools_with_only_a_joint_probability_are_resolved_by_another_call() -> None:
     among: Tokens = [DB[0], ("search", {"search": 1.0}), ("_", {"_": 1.0}), ("db", {"db": 0.9, "web": 0.1}), ('"}', {})]
     engine = Turns(ANSWER, among, plain('{"query": "Ann"}'), plain('{"reply": "Ann"}'))
     assert calls_of(engine, 0.4) == ["search_db"]  # need 0.45, and search_web comes first in the list
-    asked = str(engine.requests[1])
-    assert "search_db" in asked
-    assert "Literal['search_web', 'search_db', 'answer']" not in asked
+    prompt = str(engine.requests[1])
+    assert "search_db" in prompt
+    assert "Literal['search_web', 'search_db', 'answer']" not in prompt
 
 
-def test_the_trace_has_one_decision_with_what_was_done_and_no_alternatives() -> None:
+def test_the_trace_has_one_decision_without_alternatives() -> None:
     among: Tokens = [DB[0], ("search", {"search": 1.0}), ("_", {"_": 1.0}), ("db", {"db": 0.9, "web": 0.1}), ('"}', {})]
     engine = Turns(ANSWER, among, plain('{"query": "Ann"}'), plain('{"reply": "Ann"}'))
     lm = with_recording(dspy.LM("scripted/model", engine=engine, cache=False, num_retries=0))

@@ -17,7 +17,7 @@ HOSTILE = "</td></pre></script><script>alert(1)</script>&amp;'"
 
 def training(text: str) -> dict[str, Any]:
     """A report of a training in which every text of the user's is `text`."""
-    one = {
+    report = {
         "n": 4,
         "score": 0.5,
         "criteria": {text: 0.5},
@@ -28,7 +28,13 @@ def training(text: str) -> dict[str, Any]:
     }
     gain = {"mean": 0.1, "low": 0.0, "high": 0.2}
     modes = {
-        "greedy": {"before": one, "after": one, "gain": gain, "criteria": {text: gain}, "task_types": {text: gain}}
+        "greedy": {
+            "before": report,
+            "after": report,
+            "gain": gain,
+            "criteria": {text: gain},
+            "task_types": {text: gain},
+        }
     }
     return {
         "config": {"algorithm": text, "model": text, "seed": 0, "note": text},
@@ -85,11 +91,11 @@ class Elements(HTMLParser):
 
 
 def elements(path: Path) -> Elements:
-    found = Elements()
-    found.feed(path.read_text(encoding="utf-8"))
-    found.close()
-    assert found.open == []  # every element is closed
-    return found
+    elements = Elements()
+    elements.feed(path.read_text(encoding="utf-8"))
+    elements.close()
+    assert elements.open == []  # every element is closed
+    return elements
 
 
 def test_hostile_text_stays_text_in_a_page_of_a_training(tmp_path: Path) -> None:
@@ -105,13 +111,13 @@ def test_hostile_text_stays_text_in_a_page_of_a_training(tmp_path: Path) -> None
     assert hostile.addresses == []  # nothing comes from a network
 
 
-def test_a_sample_keeps_its_lines(tmp_path: Path) -> None:
+def test_a_sample_keeps_its_line_breaks(tmp_path: Path) -> None:
     page = write_report(tmp_path / "a.html", training("x")).read_text()
     (sample,) = re.findall(r"<pre>(.*?)</pre>", page, re.DOTALL)
     assert sample.split("\n") == ["step 1, score 0.5", "{&#34;q&#34;: &#34;x&#34;}", "[0] advantage +0.50  a\\n  b x"]
 
 
-def test_a_page_says_what_a_report_says(tmp_path: Path) -> None:
+def test_a_page_contains_the_values_of_its_report(tmp_path: Path) -> None:
     page = write_report(tmp_path / "a.html", training("x")).read_text()
     assert re.findall(r"<h2>(.*?)</h2>", page) == [
         "Before and after: x",
@@ -125,7 +131,7 @@ def test_a_page_says_what_a_report_says(tmp_path: Path) -> None:
     assert page.count("plotly.js v") == 1  # the library is in the page once
 
 
-def test_a_value_that_a_template_lacks_is_an_error(tmp_path: Path) -> None:
+def test_an_undefined_template_value_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(jinja2.UndefinedError, match="'impact' is undefined"):
         write_html(tmp_path / "a.html", "study.html", title="t", facts={}, charts=[])
     assert not (tmp_path / "a.html").exists()
@@ -147,6 +153,6 @@ def test_page_shows_the_curves_of_a_report_written_before_they_were_renamed(tmp_
     assert '"name":"zero variance groups"' in page
 
 
-def test_curves_of_both_names_are_one_curve() -> None:
+def test_curves_under_old_and_new_names_are_merged() -> None:
     curves = {"watched": {"1": 0.3}, "monitor": {"2": 0.4}, "reward": {"1": 0.1}}
     assert current_curves(curves) == {"monitor": {1: 0.3, 2: 0.4}, "reward": {1: 0.1}}

@@ -25,6 +25,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 RUBRIC = "name: r\ncriteria:\n- {name: right, check: exact}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "what"),
     [
@@ -42,7 +43,7 @@ RUBRIC = "name: r\ncriteria:\n- {name: right, check: exact}\n"
         ("[" * 100_000, "invalid YAML"),
     ],
 )
-def test_yaml_that_stands_for_more_than_a_rubric_is_refused_at_once(own_folder: Path, text: str, what: str) -> None:
+def test_yaml_that_expands_beyond_the_limit_is_refused_at_once(own_folder: Path, text: str, what: str) -> None:
     Path("r.yaml").write_text(text)
     began = time.monotonic()
     for read in (load_rubric, load_judge, portable_rubric):
@@ -73,7 +74,7 @@ def test_toml_with_a_dotted_key_of_thousands_of_parts_is_refused_at_once(own_fol
 
 
 @pytest.mark.parametrize("quote", ['"', "'", '"""', "'''"])
-def test_dots_in_toml_texts_and_comments_are_no_keys(own_folder: Path, quote: str) -> None:
+def test_dots_in_toml_strings_and_comments_are_allowed(own_folder: Path, quote: str) -> None:
     dots = ".".join("abcdefghijklmnopqrstuvwxyz")
     Path("r.toml").write_text(
         f"# it's {dots}\n[[criteria]]\nname = 'a'\ntext = {quote}Is {dots} # 1.2 said?{quote} # {dots}\nweight = 1.5\n"
@@ -93,7 +94,7 @@ def test_dots_in_toml_texts_and_comments_are_no_keys(own_folder: Path, quote: st
         "a . " * 15 + " " * 2_000_000,
     ],
 )
-def test_toml_that_is_not_finished_is_refused_at_once(own_folder: Path, text: str) -> None:
+def test_incomplete_toml_is_refused_at_once(own_folder: Path, text: str) -> None:
     Path("r.toml").write_text(text)
     began = time.monotonic()
     with pytest.raises(RubricError, match="cannot be read"):
@@ -110,7 +111,7 @@ def test_aliases_of_an_ordinary_size_are_read(own_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [10**400, -(10**400), 10**5000], ids=["400", "minus 400", "5000"])
-def test_a_check_that_answers_with_a_number_too_large_for_a_float_is_unscored(value: int) -> None:
+def test_a_check_result_too_large_for_a_float_is_unscored(value: int) -> None:
     result = Rubric(
         "r", [Criterion(name="odd", check=lambda *_: value), Criterion(name="fine", check=lambda *_: 1.0)]
     ).score(TASK, {"answer": "1"})
@@ -129,7 +130,7 @@ def test_the_numeric_check_decides_on_numbers_of_any_size(answer: Any) -> None:
     assert checks.exact(task, {"answer": 10**5000 + 1}, None).value == 0.0
 
 
-def test_a_pattern_that_backtracks_for_ever_leaves_the_criterion_unscored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pattern_with_unbounded_backtracking_is_unscored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schemas, "_MATCH_S", 0.2)
     began = time.monotonic()
     for ask in (
@@ -143,7 +144,7 @@ def test_a_pattern_that_backtracks_for_ever_leaves_the_criterion_unscored(monkey
     assert time.monotonic() - began < 5
 
 
-def test_patterns_mean_what_they_meant() -> None:
+def test_bounded_patterns_match_like_unbounded_ones() -> None:
     cases = [
         (r"\d+", "12", 1.0),
         (r"\d+", "12 apples", 0.0),
@@ -164,7 +165,7 @@ def test_patterns_mean_what_they_meant() -> None:
 @pytest.mark.parametrize(
     "more", [{}, {"additionalProperties": False}, {"additionalProperties": {"type": "string"}}], ids=range(3)
 )
-def test_a_pattern_of_names_that_backtracks_for_ever_leaves_the_criterion_unscored(
+def test_a_property_pattern_with_unbounded_backtracking_is_unscored(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(schemas, "_MATCH_S", 0.2)
@@ -181,7 +182,7 @@ def fits(schema: dict[str, Any], answer: Any) -> Grade:
     return checks.json_schema(TASK, {"answer": text}, None, schema=schema, field="answer")
 
 
-def test_the_keywords_of_a_schema_that_are_bounded_mean_what_they_meant() -> None:
+def test_bounded_schema_keywords_validate_like_unbounded_ones() -> None:
     named = {
         "type": "object",
         "properties": {"id": {"type": "integer"}},
@@ -209,7 +210,7 @@ def test_the_keywords_of_a_schema_that_are_bounded_mean_what_they_meant() -> Non
         assert fits(schema, answer).reason == ("" if wrong is None else f"{wrong.json_path}: {wrong.message}.")
 
 
-def test_a_list_of_many_objects_is_looked_through_once() -> None:
+def test_a_list_of_many_objects_is_searched_once() -> None:
     began = time.monotonic()
     assert fits({"uniqueItems": True}, [{"a": [at]} for at in range(3000)]).value == 1.0
     assert time.monotonic() - began < 5
@@ -254,13 +255,13 @@ class Unwritable:
     ],
     ids=["deep", "digits", "long", "infinite", "nan", "large", "deep for its schema"],
 )  # fmt: skip
-def test_no_answer_escapes_a_schema(schema: dict[str, Any], answer: str) -> None:
+def test_every_answer_is_validated_by_a_schema(schema: dict[str, Any], answer: str) -> None:
     rubric = Rubric(
         "r", [Criterion(name="c", check=checks.json_schema, arguments={"schema": schema, "field": "answer"})]
     )
-    found = rubric.score(TASK, {"answer": answer})
-    assert found.value == 0.0
-    assert found.verdicts[0].reason
+    score = rubric.score(TASK, {"answer": answer})
+    assert score.value == 0.0
+    assert score.verdicts[0].reason
 
 
 @pytest.mark.parametrize("check", [checks.exact, checks.contains, checks.fields_match, checks.numeric])
@@ -269,11 +270,11 @@ def test_no_answer_escapes_a_schema(schema: dict[str, Any], answer: str) -> None
     [[10**5000], CYCLE, Unwritable(), {("a", "b"): 1}, {"a": {1: [10**5000], "b": Unwritable()}}],
     ids=range(5),
 )
-def test_no_answer_that_cannot_be_written_escapes_a_check(check: Any, answer: Any) -> None:
+def test_an_answer_that_cannot_be_serialized_is_graded(check: Any, answer: Any) -> None:
     task = make_task({"inputs": {"question": "?"}, "expected": {"answer": "7777777"}})
-    found = Rubric("r", [Criterion(name="c", check=check)]).score(task, {"answer": answer})
-    assert found.value == 0.0
-    assert found.verdicts[0].reason
+    score = Rubric("r", [Criterion(name="c", check=check)]).score(task, {"answer": answer})
+    assert score.value == 0.0
+    assert score.verdicts[0].reason
 
 
 def test_numbers_in_lists_are_compared_however_large() -> None:
@@ -282,13 +283,13 @@ def test_numbers_in_lists_are_compared_however_large() -> None:
     assert checks.exact(task, {"answer": [10**5000 + 1]}, None).value == 0.0
 
 
-def test_names_and_steps_that_are_none_are_wrong_and_not_unscored() -> None:
-    found = Rubric("r", [Criterion(name="c", check=checks.exact)]).score(TASK, {1: "a", "b": 2})
-    assert found.value == 0.0
+def test_missing_names_and_steps_are_wrong_and_not_unscored() -> None:
+    score = Rubric("r", [Criterion(name="c", check=checks.exact)]).score(TASK, {1: "a", "b": 2})
+    assert score.value == 0.0
     for steps in ("none", 5, ["search"], [None]):
         assert checks.tool_adoption(TASK, {"answer": "1", "steps": steps}, None).value == 0.0
 
 
-def test_a_schema_that_never_ends_is_the_schemas_fault() -> None:
+def test_an_endless_schema_is_reported_as_a_schema_error() -> None:
     with pytest.raises(NoGrade, match="has endless self-references"):
         fits({"$ref": "#"}, [1])

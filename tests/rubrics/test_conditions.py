@@ -42,12 +42,12 @@ def advantages(scores: Sequence[float]) -> list[float]:
     group = [Rollout(score=score, transitions=[Transition(t=0, model="m", request={})]) for score in scores]
     earned = [returns(rewards_of(rollout)) for rollout in group]
     baseline = Baseline()
-    for found in earned:
-        baseline.add(found)
-    return [baseline.advantages(found)[0] for found in earned]
+    for result in earned:
+        baseline.add(result)
+    return [baseline.advantages(result)[0] for result in earned]
 
 
-def test_length_does_not_tell_wrong_answers_apart_in_the_shipped_rubric() -> None:
+def test_length_does_not_affect_wrong_answers_in_the_shipped_rubric() -> None:
     scoring = load_rubric("math_qa")
     answers = ["7", "7", f"7 {LONG}", f"7 {LONG}"]
     scores = [
@@ -100,7 +100,7 @@ def test_an_unscored_condition_leaves_the_criterion_unscored() -> None:
     assert "polite is unscored" in result.verdicts[2].reason
 
 
-def test_passing_is_pass_at_of_an_essential_criterion_else_a_half() -> None:
+def test_passing_is_pass_at_of_an_essential_criterion_or_one_half() -> None:
     gates = {"a": Essential(pass_at=0.9, cap=1), "b": None}
     for name, essential in gates.items():
         scoring = Rubric(
@@ -114,7 +114,7 @@ def test_passing_is_pass_at_of_an_essential_criterion_else_a_half() -> None:
         assert passes == ([False, False, False, True] if essential else [False, True, True, True])
 
 
-def test_conditions_may_wait_for_conditions_in_any_order() -> None:
+def test_conditions_may_depend_on_conditions_in_any_order() -> None:
     scoring = Rubric(
         "r",
         [
@@ -127,13 +127,13 @@ def test_conditions_may_wait_for_conditions_in_any_order() -> None:
     assert [v.applies for v in scoring.score(TASK, {"a": 0.0, "b": 1.0, "c": 1.0}).verdicts] == [False, False, True]
 
 
-def test_a_judge_is_not_asked_where_its_criterion_does_not_count() -> None:
-    asked = []
+def test_a_judge_is_not_called_if_its_criterion_does_not_apply() -> None:
+    requests = []
 
     class Counting:
         def __call__(self, criterion: Criterion) -> Any:
             def decide(task: Any, prediction: Any, rollout: Any) -> Grade:
-                asked.append(prediction["right"])
+                requests.append(prediction["right"])
                 return Grade(value=1.0)
 
             return decide
@@ -141,18 +141,18 @@ def test_a_judge_is_not_asked_where_its_criterion_does_not_count() -> None:
     scoring = rubric(Criterion(name="clear", judge=JudgeSpec(text="Is it clear?"), when="right"), resolver=Counting())
     for right in (0.0, 1.0):
         scoring.score(TASK, {"right": right})
-    assert asked == [1.0]
+    assert requests == [1.0]
 
 
 def test_judges_that_compare_see_only_the_outputs_that_passed() -> None:
-    seen = []
+    observed = []
 
     class Listwise:
         def __call__(self, *_: Any) -> Grade:
             return Grade(value=0.0)
 
         def grade_group(self, task: Task, outputs: Sequence[Any], rollouts: Any) -> list[Grade]:
-            seen.append([output["name"] for output in outputs])
+            observed.append([output["name"] for output in outputs])
             return [Grade(value=1.0) for _ in outputs]
 
     scoring = rubric(
@@ -162,11 +162,11 @@ def test_judges_that_compare_see_only_the_outputs_that_passed() -> None:
     results = scoring.score_group(
         TASK, [{"name": name, "right": right} for name, right in (("a", 1.0), ("b", 0.0), ("c", 1.0))]
     )
-    assert seen == [["a", "c"]]
+    assert observed == [["a", "c"]]
     assert [result.value for result in results] == [1.0, 0.0, 1.0]
 
 
-def test_an_essential_criterion_that_does_not_count_caps_nothing() -> None:
+def test_an_essential_criterion_that_does_not_apply_caps_nothing() -> None:
     scoring = Rubric(
         "r",
         [
@@ -179,7 +179,7 @@ def test_an_essential_criterion_that_does_not_count_caps_nothing() -> None:
     assert scoring.score(TASK, {"has": 1.0, "clear": 1.0, "right": 0.0}).value == 0.0
 
 
-def test_step_criteria_wait_for_final_ones_and_for_each_other() -> None:
+def test_step_criteria_may_depend_on_final_ones_and_on_each_other() -> None:
     def brief(task: Any, prediction: Any, rollout: Any) -> float:
         return 1.0
 
@@ -206,7 +206,7 @@ def test_step_criteria_wait_for_final_ones_and_for_each_other() -> None:
     assert scoring.step_rewards(TASK, failed) == [{"even": 0.1, "only_even": 0.1}]  # nothing is known of the outcome
 
 
-def test_means_are_over_the_runs_where_the_criterion_counted() -> None:
+def test_means_are_over_the_runs_to_which_the_criterion_applied() -> None:
     scoring = rubric(short(weight=1))
     results = [scoring.score(TASK, {"right": right, "short": 1.0}) for right in (0.0, 1.0)]
     assert mean_result(results).grades["short"] == 1.0
@@ -258,6 +258,6 @@ def test_a_file_names_a_condition_and_its_errors_name_the_line(tmp_path: Path) -
     assert [(finding.criterion, finding.rule) for finding in lint_rubric(load_rubric(file))] == [("long", "condition")]
 
 
-def test_lint_names_the_essential_criterion_to_wait_for() -> None:
-    found = lint_rubric(rubric(Criterion(name="slow", weight=-1, check=checks.token_use, arguments={"budget": 10})))
-    assert [finding.text.endswith("add `when: right`") for finding in found] == [True]
+def test_lint_names_the_essential_criterion_to_use_as_condition() -> None:
+    findings = lint_rubric(rubric(Criterion(name="slow", weight=-1, check=checks.token_use, arguments={"budget": 10})))
+    assert [finding.text.endswith("add `when: right`") for finding in findings] == [True]

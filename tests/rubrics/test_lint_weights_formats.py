@@ -52,7 +52,7 @@ def always(task: Any, prediction: Any, rollout: Any, **_: Any) -> float:
         ("Is {answer} right?", "unseen"),
     ],
 )
-def test_a_question_that_cannot_work_is_found(text: str, rule: str) -> None:
+def test_an_unsuitable_question_is_reported(text: str, rule: str) -> None:
     assert [finding.rule for finding in lint_rubric(Rubric("r", [asks(text)]))] == [rule]
 
 
@@ -67,17 +67,17 @@ def test_a_question_that_cannot_work_is_found(text: str, rule: str) -> None:
         "Are there one or more sources?",
     ],
 )
-def test_a_sound_question_is_left_alone(text: str) -> None:
+def test_a_sound_question_has_no_finding(text: str) -> None:
     assert lint_rubric(Rubric("r", [asks(text)])) == []
 
 
-def test_the_question_of_a_judge_from_elsewhere_is_looked_at_where_it_can_be_read() -> None:
+def test_the_question_of_a_referenced_judge_is_checked_if_it_can_be_read() -> None:
     rubric = Rubric("r", [Criterion(name="a", judge=JudgeSpec(use="mood.yaml"))])
     assert lint_rubric(rubric) == []
     assert [finding.rule for finding in lint_rubric(rubric, used=lambda name: "Is it clear and right?")] == ["compound"]
 
 
-def test_what_stands_twice_or_counts_for_nothing_is_found() -> None:
+def test_duplicate_and_ineffective_criteria_are_reported() -> None:
     rubric = Rubric(
         "r",
         [
@@ -96,7 +96,7 @@ def test_what_stands_twice_or_counts_for_nothing_is_found() -> None:
     ]
 
 
-def test_shipped_rubrics_have_nothing_to_find() -> None:
+def test_shipped_rubrics_have_no_findings() -> None:
     for name in ("math_qa", "classify", "extract"):
         assert lint_rubric(load_rubric(name)) == []
 
@@ -118,39 +118,40 @@ def results_of(rubric: Rubric, rows: Any) -> list[Any]:
     ]
 
 
-def test_weights_are_found_again() -> None:
+@pytest.mark.slow
+def test_known_weights_are_recovered() -> None:
     declared, truth = graded_rubric(a=1, b=1, c=-1), {"a": 1.6, "b": 0.4, "c": -0.8}
     rows = np.random.default_rng(0).random((200, 3))
-    people = [float(np.clip((1.6 * a + 0.4 * b - 0.8 * c) / 2, 0, 1)) for a, b, c in rows]
-    inside = [i for i, score in enumerate(people) if 0 < score < 1]
-    found = fit_weights(declared, [results_of(declared, rows)[i] for i in inside], [people[i] for i in inside])
-    assert found.weights == pytest.approx(truth, abs=0.02)
-    assert found.error_fitted < 0.01 < found.error_declared
-    assert {c.name: c.weight for c in found.rubric.criteria} == found.weights
+    human = [float(np.clip((1.6 * a + 0.4 * b - 0.8 * c) / 2, 0, 1)) for a, b, c in rows]
+    inside = [i for i, score in enumerate(human) if 0 < score < 1]
+    fitted = fit_weights(declared, [results_of(declared, rows)[i] for i in inside], [human[i] for i in inside])
+    assert fitted.weights == pytest.approx(truth, abs=0.02)
+    assert fitted.error_fitted < 0.01 < fitted.error_declared
+    assert {c.name: c.weight for c in fitted.rubric.criteria} == fitted.weights
 
 
 def test_a_weight_keeps_its_sign_against_the_data() -> None:
     declared = graded_rubric(a=1, b=1, c=-1)
     rows = np.random.default_rng(1).random((100, 3))
-    people = [float(np.clip(0.9 * a - 0.6 * b + 0.5 * c, 0, 1)) for a, b, c in rows]  # people punish b and like c
-    found = fit_weights(declared, results_of(declared, rows), people)
-    assert found.weights["b"] == pytest.approx(0, abs=1e-3)
-    assert -0.05 < found.weights["c"] <= 0
-    assert found.weights["a"] > 0
+    human = [float(np.clip(0.9 * a - 0.6 * b + 0.5 * c, 0, 1)) for a, b, c in rows]  # people punish b and like c
+    fitted = fit_weights(declared, results_of(declared, rows), human)
+    assert fitted.weights["b"] == pytest.approx(0, abs=1e-3)
+    assert -0.05 < fitted.weights["c"] <= 0
+    assert fitted.weights["a"] > 0
 
 
-def test_weights_are_the_same_as_a_second_implementation_without_constraints_at_work() -> None:
+def test_unconstrained_weights_agree_with_a_second_implementation() -> None:
     """Signs not at work, and the sum held by elimination: the closed form of ridge towards the declared weights."""
     declared = graded_rubric(a=1, b=3)
     rows = np.random.default_rng(2).random((60, 2))
-    people = [0.6 * a + 0.4 * b for a, b in rows]
-    found = fit_weights(declared, results_of(declared, rows), people)
-    x, y, start = rows[:, 0] - rows[:, 1], np.array(people) - rows[:, 1], 0.25
-    w = (x @ y + 2 * found.strength * start) / (x @ x + 2 * found.strength)  # a = w, b = 1 - w
-    assert found.weights["a"] / 4 == pytest.approx(w, abs=1e-4)
+    human = [0.6 * a + 0.4 * b for a, b in rows]
+    fitted = fit_weights(declared, results_of(declared, rows), human)
+    x, y, start = rows[:, 0] - rows[:, 1], np.array(human) - rows[:, 1], 0.25
+    w = (x @ y + 2 * fitted.strength * start) / (x @ x + 2 * fitted.strength)  # a = w, b = 1 - w
+    assert fitted.weights["a"] / 4 == pytest.approx(w, abs=1e-4)
 
 
-def test_too_little_or_wrong_scores_are_refused() -> None:
+def test_too_few_or_invalid_scores_are_refused() -> None:
     rubric = graded_rubric(a=1, b=1)
     results = results_of(rubric, [[0.5, 0.5]] * 12)
     with pytest.raises(RubricError, match="between 0 and 1"):
@@ -180,7 +181,7 @@ choices = ["rude", "neutral", "kind"]
 """
 
 
-def test_a_criteria_file_of_verifiers(tmp_path: Path) -> None:
+def test_a_verifiers_criteria_file_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(VERIFIERS)
     rubric = load_rubric(tmp_path / "r.toml")
     assert [(c.name, c.weight, c.judge.scale) for c in rubric.criteria if c.judge] == [
@@ -190,12 +191,12 @@ def test_a_criteria_file_of_verifiers(tmp_path: Path) -> None:
     assert load_rubric(tmp_path / "r.json").criteria[0].judge == JudgeSpec(text="Good?")
 
 
-def test_verifiers_itself_reads_its_file_alike(tmp_path: Path) -> None:
+def test_verifiers_reads_the_same_file_alike(tmp_path: Path) -> None:
     library = pytest.importorskip(
         "verifiers.v1.judges.rubric", reason="its pins go with no environment of ours; tried with 0.4.0"
     )
     (tmp_path / "r.toml").write_text(VERIFIERS)
-    theirs = [
+    reference = [
         (
             c.name.replace(" ", "_"),
             c.text,
@@ -205,14 +206,14 @@ def test_verifiers_itself_reads_its_file_alike(tmp_path: Path) -> None:
         )
         for c in library.load_criteria(tmp_path / "r.toml")
     ]
-    ours = [
+    assay_result = [
         (c.name, c.judge.text, c.weight, c.judge.scale, [c.judge.grade(word) for word in c.judge.scale])
         for c in load_rubric(tmp_path / "r.toml").criteria
     ]
-    assert ours == theirs
+    assert assay_result == reference
 
 
-def test_points_of_healthbench(tmp_path: Path) -> None:
+def test_healthbench_points_become_weights(tmp_path: Path) -> None:
     entries = [
         {"criterion": "Names the dose", "points": 7, "tags": ["x"]},
         {"criterion": "Is unsafe", "points": -5},
@@ -245,7 +246,7 @@ def test_points_of_healthbench(tmp_path: Path) -> None:
         ("no.json", None, "no such file"),
     ],
 )
-def test_wrong_files_say_what_is_wrong(tmp_path: Path, name: str, text: str | None, message: str) -> None:
+def test_invalid_files_are_refused_with_the_reason(tmp_path: Path, name: str, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(RubricError, match=message):
@@ -262,10 +263,10 @@ def rewarded(rubric: Rubric, prompts: list[Any], completions: list[Any], **colum
     )
 
 
-def test_rewards_are_scores_with_the_columns_as_what_is_expected() -> None:
+def test_rewards_are_scores_with_columns_as_expected_fields() -> None:
     rubric = load_rubric("classify")
     rubric = Rubric("r", [c for c in rubric.criteria if c.name == "correct"] or list(rubric.criteria))
-    found = rewarded(
+    result = rewarded(
         rubric,
         ["q1", "q2"],
         [[{"role": "assistant", "content": "cat"}], "dog"],
@@ -273,10 +274,10 @@ def test_rewards_are_scores_with_the_columns_as_what_is_expected() -> None:
         trainer_state=object(),
         options={"answer": "label"},
     )
-    assert found == [1.0, 0.0]
+    assert result == [1.0, 0.0]
 
 
-def test_what_cannot_be_scored_is_none_and_nothing_else_suffers() -> None:
+def test_unscored_completions_are_none_and_do_not_affect_others() -> None:
     def decides(task: Any, prediction: Any, rollout: Any) -> float | None:
         if prediction["answer"] == "hang":
             raise TimeoutError("no answer")
@@ -289,7 +290,7 @@ def test_what_cannot_be_scored_is_none_and_nothing_else_suffers() -> None:
     ]
 
 
-def test_completions_are_scored_beside_each_other() -> None:
+def test_completions_are_scored_in_parallel() -> None:
     together = threading.Barrier(4, timeout=20)
 
     def waits(task: Any, prediction: Any, rollout: Any) -> float:
@@ -299,7 +300,7 @@ def test_completions_are_scored_beside_each_other() -> None:
     assert rewarded(Rubric("r", [Criterion(name="a", check=waits)]), ["p"] * 4, list("abcd")) == [1.0] * 4
 
 
-def test_groups_are_scored_together() -> None:
+def test_group_judges_score_a_group_in_one_call() -> None:
     class Longest:
         def __call__(self, *_: Any) -> float:
             return math.nan
@@ -308,10 +309,10 @@ def test_groups_are_scored_together() -> None:
             best = max(len(p["answer"]) for p in predictions)
             return [Grade(value=len(p["answer"]) / best) for p in predictions]
 
-    found = rewarded(
+    result = rewarded(
         Rubric("r", [Criterion(name="a", check=Longest())]),
         ["p", "q", "p", "q"],
         ["xx", "x", "xxxx", "xx"],
         options={"group": True},
     )
-    assert found == [0.5, 0.5, 1.0, 1.0]
+    assert result == [0.5, 0.5, 1.0, 1.0]

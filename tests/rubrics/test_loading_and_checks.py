@@ -59,7 +59,7 @@ def test_errors_name_file_line_and_what_is_valid(tmp_path: Path, text: str, mess
         load_rubric(tmp_path / "r.yaml")
 
 
-def test_a_rubric_may_bring_checks_of_its_own(tmp_path: Path) -> None:
+def test_a_rubric_may_use_user_checks(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def polite(task, prediction, rollout, word='please'):\n    return word in prediction['answer']\n"
     )
@@ -76,7 +76,7 @@ def test_the_shipped_rubrics_load(name: str) -> None:
     assert load_rubric(name).name == name
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_name_error_lists_the_known_ones() -> None:
     with pytest.raises(RubricError, match="Did you mean 'math_qa'"):
         load_rubric("mathqa")
 
@@ -102,7 +102,7 @@ def test_judges_without_a_model_are_unscored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "grade"),
+    ("result", "grade"),
     [
         ("1234.5", 1),
         ("It is 1,234.5.", 1),
@@ -115,11 +115,11 @@ def test_judges_without_a_model_are_unscored(tmp_path: Path) -> None:
         (1234.5, 1),
     ],
 )
-def test_numeric(found: Any, grade: int) -> None:
-    assert checks.numeric(TASK, {"answer": found}, None).value == grade
+def test_numeric_compares_numbers_in_text(result: Any, grade: int) -> None:
+    assert checks.numeric(TASK, {"answer": result}, None).value == grade
 
 
-def test_long_whole_numbers_are_compared_digit_by_digit() -> None:
+def test_long_integers_are_compared_exactly() -> None:
     task = make_task({"question": "?", "answer": "9007199254740993"})
     assert [
         checks.numeric(task, {"answer": text}, None).value for text in ("9007199254740992", "9007199254740993")
@@ -128,7 +128,7 @@ def test_long_whole_numbers_are_compared_digit_by_digit() -> None:
     assert checks.numeric(huge, {"answer": "1" + "0" * 400}, None).value == 1
 
 
-def test_a_scale_may_be_written_in_plain_words(tmp_path: Path) -> None:
+def test_scale_words_may_be_unquoted_yaml(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text("name: a\ncriteria:\n- {name: x, judge: 'ok?', scale: [no, partly, yes]}\n")
     assert load_rubric(path).criteria[0].judge.scale == ("no", "partly", "yes")
@@ -144,7 +144,7 @@ def test_numeric_never_raises_on_text(text: str) -> None:
     assert checks.numeric(TASK, {"answer": text}, None).value in (0.0, 1.0)
 
 
-def test_a_check_with_nothing_to_look_at_gives_no_grade() -> None:
+def test_a_check_without_input_gives_no_grade() -> None:
     bare = make_task({"inputs": {"question": "?"}})
     for check in (checks.exact, checks.numeric, checks.fields_match):
         with pytest.raises(NoGrade):
@@ -153,7 +153,7 @@ def test_a_check_with_nothing_to_look_at_gives_no_grade() -> None:
         checks.tool_adoption(bare, {"answer": "1"}, None)
 
 
-def test_the_other_checks() -> None:
+def test_exact_contains_and_other_checks_grade_as_documented() -> None:
     task = make_task({"text": "?", "label": "Red"})
     assert checks.exact(task, {"label": " red "}, None).value == 1
     assert checks.exact(task, {"label": "red"}, None, case=True).value == 0
@@ -169,7 +169,7 @@ def test_the_other_checks() -> None:
     assert checks.fields_match(two, {"a": "1", "b": "3"}, None, all_or_nothing=True).value == 0
 
 
-def test_all_problems_of_a_file_are_named_in_one_go(tmp_path: Path) -> None:
+def test_all_errors_of_a_file_are_reported_together(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(
         "name: b\ncriterion: 3\ncriteria:\n"
         "- {name: right, check: exakt, weigth: 2}\n"
@@ -188,28 +188,28 @@ def test_all_problems_of_a_file_are_named_in_one_go(tmp_path: Path) -> None:
         (8, "letters, digits and underscores"),
         (8, "a pitfall (weight -1) cannot be essential"),
     ):  # fmt: skip
-        assert any(f"r.yaml:{line}: " in found and part in found for found in lines), (line, part, lines)
+        assert any(f"r.yaml:{line}: " in result and part in result for result in lines), (line, part, lines)
 
 
 @pytest.mark.parametrize("source", ["gateway", "otlp", None])
-def test_the_only_field_of_an_agent_that_named_none_is_read(source: str | None) -> None:
+def test_the_only_output_field_is_read_if_none_is_named(source: str | None) -> None:
     rollout = None if source is None else Rollout(source=source)
-    said, task = {"output": "1234.5"}, make_task({"question": "?", "total": "1234.5"}, inputs=["question"])
-    assert checks.contains(task, said, rollout, text="1234").value == 1
-    assert checks.regex(task, said, rollout, pattern=r"[\d.]+").value == 1
-    assert checks.one_of(task, said, rollout, values=["1234.5"]).value == 1
-    assert checks.exact(task, said, rollout).value == 1
-    assert checks.numeric(task, said, rollout).value == 1
+    labels, task = {"output": "1234.5"}, make_task({"question": "?", "total": "1234.5"}, inputs=["question"])
+    assert checks.contains(task, labels, rollout, text="1234").value == 1
+    assert checks.regex(task, labels, rollout, pattern=r"[\d.]+").value == 1
+    assert checks.one_of(task, labels, rollout, values=["1234.5"]).value == 1
+    assert checks.exact(task, labels, rollout).value == 1
+    assert checks.numeric(task, labels, rollout).value == 1
 
 
-def test_a_field_that_a_program_or_a_rubric_names_is_read_and_no_other() -> None:
-    own, said, task = (
+def test_only_the_named_output_field_is_read() -> None:
+    typed, text, task = (
         Rollout(source="program"),
         {"output": "1"},
         make_task({"question": "?", "total": "1"}, inputs=["question"]),
     )
-    assert checks.contains(task, said, own, text="1").value == 0
-    assert checks.exact(task, said, own).value == 0
+    assert checks.contains(task, text, typed, text="1").value == 0
+    assert checks.exact(task, text, typed).value == 0
     assert checks.exact(task, {"mood": "1"}, None).value == 0
-    assert checks.regex(task, said, Rollout(source="otlp"), pattern="1", field="answer").value == 0
+    assert checks.regex(task, text, Rollout(source="otlp"), pattern="1", field="answer").value == 0
     assert checks.contains(task, {"output": "1", "notes": ""}, Rollout(source="otlp"), text="1").value == 0

@@ -46,8 +46,8 @@ def examples(count: int = N) -> list[dspy.Example]:
 
 @pytest.fixture(autouse=True)
 def _model() -> Any:
-    said = "[[ ## answer ## ]]\nyes\n[[ ## proposed_instruction ## ]]\nSay yes.\n[[ ## completed ## ]]"
-    with dspy.context(lm=scripted_lm(lambda request: said), adapter=dspy.ChatAdapter()):
+    text = "[[ ## answer ## ]]\nyes\n[[ ## proposed_instruction ## ]]\nSay yes.\n[[ ## completed ## ]]"
+    with dspy.context(lm=scripted_lm(lambda request: text), adapter=dspy.ChatAdapter()):
         yield
 
 
@@ -60,7 +60,7 @@ def test_evaluate_divides_by_the_scored_tasks_alone() -> None:
         assert result.results[0][1].answer == "yes"
 
 
-def test_evaluate_also_of_a_metric_with_feedback_or_inside_a_users_function(tmp_path: Any) -> None:
+def test_evaluate_is_protected_for_feedback_metrics_and_inside_user_functions(tmp_path: Any) -> None:
     inner = rubric().metric()
     with_feedback = dspy.Evaluate(devset=examples(), metric=rubric().metric(feedback=True), num_threads=1)(Echo())
     wrapped = dspy.Evaluate(
@@ -77,11 +77,11 @@ def test_evaluate_also_of_a_metric_with_feedback_or_inside_a_users_function(tmp_
 
 
 def test_evaluate_without_any_score_is_an_error_that_says_why() -> None:
-    def away(task: Any, prediction: Any, rollout: Any) -> float:
+    def unavailable(task: Any, prediction: Any, rollout: Any) -> float:
         raise NoGrade("the judge is away")
 
     with pytest.raises(Unscored, match=r"(?s)none of the 15 examples could be scored.*the judge is away"):
-        dspy.Evaluate(devset=examples(), metric=rubric(away).metric(), num_threads=1)(Echo())
+        dspy.Evaluate(devset=examples(), metric=rubric(unavailable).metric(), num_threads=1)(Echo())
 
 
 class Failing(Echo):
@@ -105,7 +105,7 @@ def always(task: Any, prediction: Any, rollout: Any) -> float:
 
 
 @pytest.mark.parametrize("wrap", [False, True])
-def test_a_failure_of_the_models_server_is_left_out_of_evaluate_and_one_of_the_program_is_not(wrap: bool) -> None:
+def test_server_failures_are_excluded_from_evaluate_and_program_failures_are_not(wrap: bool) -> None:
     program, metric = Failing(), rubric(always).metric()
     program.wrap = wrap
     result = dspy.Evaluate(devset=examples(), metric=metric, num_threads=1)(program)
@@ -114,13 +114,13 @@ def test_a_failure_of_the_models_server_is_left_out_of_evaluate_and_one_of_the_p
         devset=examples(), metric=lambda example, prediction: metric(example, prediction), num_threads=1
     )(program)
     assert inside.score == 90.0
-    own = dspy.Evaluate(
+    mean = dspy.Evaluate(
         devset=examples(), metric=lambda example, prediction: prediction.get("answer") != "no", num_threads=1
     )(program)
-    assert own.score == pytest.approx(60.0), "of another metric DSPy's own rule: 9 of 15"
+    assert mean.score == pytest.approx(60.0), "of another metric DSPy's own rule: 9 of 15"
 
 
-def test_gepa_and_simba_leave_a_failure_of_the_models_server_out() -> None:
+def test_gepa_and_simba_exclude_server_failures() -> None:
     adapter = DspyAdapter(student_module=Failing(), metric_fn=rubric(always).metric(), feedback_map={}, num_threads=1)
     tasks = examples(6)
     for capture in (False, True):
@@ -143,8 +143,8 @@ def test_random_search_compares_means_over_scored_tasks() -> None:
     )
     best = optimizer.compile(Echo(), trainset=examples())
     assert [candidate["score"] for candidate in best.candidate_programs] == [100.0] * len(best.candidate_programs)
-    shown = {demo.n for demo in best.candidate_programs[-1]["program"].say.demos if getattr(demo, "augmented", False)}
-    assert all(n % 3 for n in shown), "a run that could not be scored is no demonstration"
+    fields = {demo.n for demo in best.candidate_programs[-1]["program"].say.demos if getattr(demo, "augmented", False)}
+    assert all(n % 3 for n in fields), "a run that could not be scored is no demonstration"
 
 
 def test_bootstrapping_survives_more_unscored_tasks_than_dspy_allows_errors() -> None:
@@ -176,12 +176,12 @@ def test_mipro_compares_means_over_scored_tasks() -> None:
     assert {entry["score"] for entry in best.mb_candidate_programs + best.candidate_programs} == {100.0}
 
 
-def test_mipro_does_not_make_0_of_an_evaluation_without_scores() -> None:
-    def away(task: Any, prediction: Any, rollout: Any) -> float:
+def test_mipro_does_not_score_an_unscored_evaluation_0() -> None:
+    def unavailable(task: Any, prediction: Any, rollout: Any) -> float:
         raise NoGrade("the judge is away")
 
     with pytest.raises(Unscored):
-        mipro(rubric(away).metric()).compile(
+        mipro(rubric(unavailable).metric()).compile(
             Echo(), trainset=examples(), valset=examples(), num_trials=2, minibatch=False
         )
 
@@ -206,15 +206,15 @@ def test_gepa_selects_by_scored_tasks(feedback: bool, monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         DspyAdapter, "build_program", lambda self, candidate: [proposed.append(candidate), build(self, candidate)][1]
     )
-    found = gepa(rubric().metric(feedback=feedback), skip_perfect_score=False).compile(
+    report = gepa(rubric().metric(feedback=feedback), skip_perfect_score=False).compile(
         Echo(), trainset=examples(), valset=examples(6)
     )
-    scores = [score for by_task in found.detailed_results.val_subscores for score in by_task.values()]
+    scores = [score for by_task in report.detailed_results.val_subscores for score in by_task.values()]
     assert any("at once" in candidate["say"] for candidate in proposed), "GEPA reflected on batches with unscored tasks"
     assert set(scores) == {1.0}, "all that is scored is 1, so a task that is not stands nowhere as anything else"
 
 
-def test_gepa_goes_on_after_a_batch_without_scores_and_prefers_nothing_for_it() -> None:
+def test_gepa_continues_after_an_unscored_batch_without_a_preference() -> None:
     metric, tasks = rubric().metric(), examples(7)
     adapter = DspyAdapter(student_module=Echo(), metric_fn=metric, feedback_map={}, num_threads=1)
     candidate = {"say": "Say yes."}
@@ -224,12 +224,12 @@ def test_gepa_goes_on_after_a_batch_without_scores_and_prefers_nothing_for_it() 
     assert adapter.evaluate([tasks[0], tasks[3], tasks[6]], candidate, capture_traces=True).scores == [1.0] * 3
 
 
-def test_gepa_ends_where_the_judge_is_gone() -> None:
-    asked = []
+def test_gepa_ends_if_the_judge_is_unavailable() -> None:
+    requests = []
 
     def dying(task: Any, prediction: Any, rollout: Any) -> float:
-        asked.append(task)
-        if len(asked) > 12:
+        requests.append(task)
+        if len(requests) > 12:
             raise NoGrade("the judge is away")
         return 0.5
 
@@ -237,27 +237,27 @@ def test_gepa_ends_where_the_judge_is_gone() -> None:
         gepa(rubric(dying).metric(feedback=True)).compile(Echo(), trainset=examples(), valset=examples(6))
 
 
-def test_simba_gives_an_unscored_run_the_mean_of_its_examples_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[float] = []
+def test_simba_gives_an_unscored_run_the_mean_of_the_same_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    values: list[float] = []
 
     def rule(bucket: Any, system: Any, **kwargs: Any) -> bool:
-        seen.extend(run["score"] for run in bucket)
+        values.extend(run["score"] for run in bucket)
         return True
 
     monkeypatch.setattr(simba, "append_a_rule", rule)
     optimizer = dspy.SIMBA(metric=rubric().metric(), bsize=6, num_candidates=2, max_steps=2, max_demos=0, num_threads=1)
     best = optimizer.compile(Echo(), trainset=examples(12), seed=0)
-    assert set(seen) == {1.0}
+    assert set(values) == {1.0}
     assert {entry["score"] for entry in best.candidate_programs} == {1.0}
 
 
-def test_metrics_of_ones_own_behave_as_before() -> None:
+def test_user_metrics_are_unchanged() -> None:
     rubric().metric()  # the protection is in place
-    seen: list[Any] = []
+    observed: list[Any] = []
 
     class Watcher(dspy.utils.callback.BaseCallback):  # type: ignore[misc]
         def on_evaluate_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-            seen.append(inputs.get("metric"))
+            observed.append(inputs.get("metric"))
 
     def raising(example: Any, prediction: Any) -> float:
         if example.n < 5:
@@ -268,27 +268,27 @@ def test_metrics_of_ones_own_behave_as_before() -> None:
         result = dspy.Evaluate(devset=examples(), num_threads=1, failure_score=0.25)(Echo(), metric=raising)
     assert result.score == round(100 * (5 * 0.25 + 10) / N, 2)
     assert result.results[0][2] == 0.25
-    assert seen == [raising]
+    assert observed == [raising]
     nothing = dspy.Evaluate(devset=examples(), metric=lambda example, prediction: math.nan, num_threads=1)(Echo())
     assert math.isnan(nothing.score), "a NaN of somebody else's metric stays one"
     with pytest.raises(Exception, match="cancelled"):
         dspy.Evaluate(devset=examples(), metric=raising, num_threads=1, max_errors=3)(Echo())
 
 
-def test_a_metric_asked_for_feedback_on_one_predictor_gives_it_without_a_score() -> None:
-    told = rubric().metric()(examples()[0], dspy.Prediction(answer="yes"), [], "say", [])
-    assert math.isnan(told.score)
-    assert "away" in told.feedback
+def test_predictor_level_feedback_has_no_score() -> None:
+    feedback = rubric().metric()(examples()[0], dspy.Prediction(answer="yes"), [], "say", [])
+    assert math.isnan(feedback.score)
+    assert "away" in feedback.feedback
     assert rubric().metric()(examples()[0], dspy.Prediction(answer="yes"), []) is False
 
 
-def test_a_missing_score_is_left_out_of_sums_and_is_not_0() -> None:
+def test_a_missing_score_is_excluded_from_sums_and_is_not_0() -> None:
     missing = MissingScore()
     assert math.isnan(missing)
     assert not missing
     assert sum([1.0, missing, 0.5, missing]) / 4 == 0.75
     assert 100 * sum([missing, 1, True]) / 3 == 100.0
     assert math.isnan((missing + missing) / 2)
-    kept = pickle.loads(pickle.dumps(missing))
-    assert math.isnan(kept)
-    assert kept.missing == 1
+    copied = pickle.loads(pickle.dumps(missing))
+    assert math.isnan(copied)
+    assert copied.missing == 1

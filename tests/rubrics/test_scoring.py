@@ -40,7 +40,7 @@ def value(*entries: tuple[Any, ...]) -> float:
     return rubric(*entries).score(TASK, {"answer": "x"}).value
 
 
-def test_weights_and_pitfalls() -> None:
+def test_weights_and_pitfalls_give_the_weighted_score() -> None:
     assert value((4, 1.0), (1, 0.5)) == pytest.approx((4 * 1 + 1 * 0.5) / 5)  # 0.9
     assert value((4, 0.5), (1, 1.0), (-1, 1.0)) == pytest.approx(
         (4 * 0.5 + 1 - 1) / 5
@@ -55,7 +55,7 @@ def test_an_essential_criterion_caps_the_score() -> None:
     assert value((9, 0.0, essential), (1, 1.0)) == pytest.approx(0.1)  # a cap does not lift
 
 
-def test_unscored_criteria_leave_the_sum_and_are_counted() -> None:
+def test_unscored_criteria_are_excluded_from_the_sum_and_counted() -> None:
     result = rubric((4, math.nan), (1, 0.5), (2, None)).score(TASK, {"answer": "x"})
     assert result.value == pytest.approx(0.5)  # 1 * 0.5 / 1
     assert result.coverage == pytest.approx(1 / 3)
@@ -69,14 +69,14 @@ def test_an_unscored_essential_or_nothing_scored_is_nan() -> None:
 
 
 @pytest.mark.parametrize("bad", [1.5, -0.1, math.inf, "high", ValueError("boom"), NoGrade("cannot see it")])
-def test_what_is_no_grade_is_never_a_number(bad: Any) -> None:
+def test_invalid_grades_are_nan(bad: Any) -> None:
     result = rubric((1, bad), (1, 1.0)).score(TASK, {"answer": "x"})
     assert result.verdicts[0].grade is None
     assert result.verdicts[0].reason
     assert result.value == 1.0
 
 
-def test_an_unscored_criterion_is_judged_once_more() -> None:
+def test_an_unscored_criterion_is_judged_again_once() -> None:
     tries = []
 
     def check(task: Any, prediction: Any, rollout: Any) -> float:
@@ -94,8 +94,8 @@ def test_the_agents_own_failure_is_zero_with_a_flag(prediction: Any) -> None:
     assert result.failed
 
 
-def test_a_failure_of_the_machinery_is_unscored() -> None:
-    result = rubric((1, 1.0)).score(TASK, Failed("server down", own=False))
+def test_an_infrastructure_failure_is_unscored() -> None:
+    result = rubric((1, 1.0)).score(TASK, Failed("server down", by_agent=False))
     assert math.isnan(result.value)
     assert result.coverage == 0.0
 
@@ -116,9 +116,9 @@ def test_the_metric_is_a_number_a_bool_or_feedback_and_never_nan() -> None:
     assert scored.metric()(example, dspy.Prediction(answer="4")) == 0.5
     assert scored.metric(threshold=0.6)(example, dspy.Prediction(answer="4"), trace=[]) is False
     assert scored.metric(threshold=0.5)(example, dspy.Prediction(answer="4"), trace=[]) is True
-    told = scored.metric(feedback=True)(example, dspy.Prediction(answer="4"), None, "predict", [])
-    assert told.score == 0.5
-    assert "c0" in told.feedback
+    feedback = scored.metric(feedback=True)(example, dspy.Prediction(answer="4"), None, "predict", [])
+    assert feedback.score == 0.5
+    assert "c0" in feedback.feedback
     with pytest.raises(Unscored):
         unscored.metric()(example, dspy.Prediction(answer="4"))
 
@@ -182,6 +182,12 @@ def test_step_rewards_are_capped_below_the_answer() -> None:
         (lambda: Criterion(name="a", check=checks.steps_used, arguments={"budget": 0}), "budget=0 must be"),
         (lambda: Criterion(name="a", weight=-1, check=gives(1), essential=Essential()), "pitfall"),
         (lambda: Essential(cap=2), "between 0 and 1"),
+        (lambda: Essential(cap="1"), "cap='1' must be between 0 and 1"),  # type: ignore[arg-type]
+        (lambda: Criterion(name="a", weight="3", check=gives(1)), "weight='3' must be a finite number"),  # type: ignore[arg-type]
+        (lambda: Criterion(name=3, check=gives(1)), "must consist of letters"),  # type: ignore[arg-type]
+        (lambda: Criterion(name="a", judge="Is it right?"), "judge='Is it right[?]' must be a JudgeSpec"),  # type: ignore[arg-type]
+        (lambda: Rubric("r", ["a"]), "criteria must be of type Criterion, got 'a'"),  # type: ignore[list-item]
+        (lambda: Rubric("r", [Criterion(name="a", check=gives(1))], step_cap="1"), "step_cap='1' must be"),  # type: ignore[arg-type]
         (lambda: JudgeSpec(text="?", scale=("only",)), "at least two"),
     ],
 )
@@ -190,7 +196,7 @@ def test_wrong_rubrics_are_refused_with_the_rule(build: Callable[[], Any], messa
         build()
 
 
-def test_tools_are_seen_in_the_rollout_or_the_steps() -> None:
+def test_tool_calls_are_read_from_the_rollout_or_the_steps() -> None:
     from assay.rubrics import load_rubric
 
     shipped = load_rubric("math_qa")
@@ -209,7 +215,7 @@ def test_tools_are_seen_in_the_rollout_or_the_steps() -> None:
 @pytest.mark.parametrize(
     "empty", [{"answer": None}, {"answer": " "}, {"answer": "", "steps": [{"tool": "x", "error": None}]}]
 )
-def test_an_empty_answer_is_a_failure_and_scores_0_whatever_else_was_well_done(empty: dict[str, Any]) -> None:
+def test_an_empty_answer_scores_0_whatever_the_other_grades(empty: dict[str, Any]) -> None:
     tidy = Rubric(
         "r", [Criterion(name="right", weight=4, check=checks.exact), Criterion(name="tidy", check=gives(1.0))]
     )
@@ -217,7 +223,7 @@ def test_an_empty_answer_is_a_failure_and_scores_0_whatever_else_was_well_done(e
     assert (result.value, result.failed) == (0.0, "every field of the answer is empty")
 
 
-def test_an_empty_answer_is_right_where_nothing_is_expected() -> None:
+def test_an_empty_answer_is_right_if_nothing_is_expected() -> None:
     fields = Rubric("r", [Criterion(name="right", check=checks.fields_match)])
     assert fields.score({"inputs": {"text": "no date"}, "expected": {"date": ""}}, {"date": ""}).value == 1.0
 
@@ -238,11 +244,11 @@ def test_the_answer_0_is_an_answer(check: Any, with_: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("value", [np.bool_(True), np.int64(1), np.float32(1.0)])
-def test_numpys_numbers_are_grades(value: Any) -> None:
+def test_numpy_scalars_are_grades(value: Any) -> None:
     assert Rubric("r", [Criterion(name="c", check=gives(value))]).score({"question": "?"}, {"answer": 0}).value == 1.0
 
 
-def test_the_version_is_worked_out_once() -> None:
+def test_the_version_is_computed_once() -> None:
     rubric = Rubric("r", [Criterion(name="ok", check=lambda *_: True)])
     first = rubric.version
     assert rubric.version is first  # it hashes the checks' source: 1.3 ms, and it is read once a rollout
@@ -287,18 +293,18 @@ class EndsError(Exception):
     [Ends(), EndsFloat(0.5), Grade(value=EndsFloat(0.5)), Grade(value=1.0, reason=Ends()), EndsError()],
     ids=range(5),
 )  # type: ignore[arg-type]
-def test_a_check_whose_answer_ends_the_process_leaves_its_criterion_unscored(answer: Any) -> None:
-    found = rubric((1, answer), (1, 1.0)).score(TASK, {"answer": "x"})
-    assert (found.verdicts[0].grade, found.value) == (None, 1.0)
-    assert found.verdicts[0].reason
+def test_a_check_result_that_exits_the_process_is_unscored(answer: Any) -> None:
+    score = rubric((1, answer), (1, 1.0)).score(TASK, {"answer": "x"})
+    assert (score.verdicts[0].grade, score.value) == (None, 1.0)
+    assert score.verdicts[0].reason
 
 
 def test_a_check_that_raises_keyboard_interrupt_is_unscored_and_stops_nothing() -> None:
     def check(*_: Any) -> float:
         raise KeyboardInterrupt
 
-    found = Rubric("r", [Criterion(name="odd", check=check), Criterion(name="fine", check=lambda *_: 1.0)]).score(
+    score = Rubric("r", [Criterion(name="odd", check=check), Criterion(name="fine", check=lambda *_: 1.0)]).score(
         TASK, {"answer": "x"}
     )
-    assert (found.verdicts[0].grade, found.value) == (None, 1.0)
-    assert "KeyboardInterrupt" in found.verdicts[0].reason
+    assert (score.verdicts[0].grade, score.value) == (None, 1.0)
+    assert "KeyboardInterrupt" in score.verdicts[0].reason

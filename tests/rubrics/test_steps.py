@@ -58,13 +58,13 @@ def asks(schema: dict[str, Any]) -> dict[str, Any]:
         ("", {}, {}, 0),
     ],
 )
-def test_parsed_reads_every_form_and_misses_what_is_missing(
+def test_parsed_accepts_every_prompt_format_and_fails_on_missing_fields(
     output: str, request_: dict[str, Any], options: dict[str, Any], expected: int
 ) -> None:
     assert graded(steps.parsed, rollout(turn(0, output=output, request=request_)), 0, **options) == expected
 
 
-def test_parsed_knows_the_step_that_ended_the_run_unread() -> None:
+def test_parsed_fails_the_step_whose_unparsed_output_ended_the_run() -> None:
     broken = rollout(
         turn(0), turn(1), status="failed", error="the answer could not be read: 'x'", failure=FailureKind.PARSE
     )
@@ -73,7 +73,7 @@ def test_parsed_knows_the_step_that_ended_the_run_unread() -> None:
     assert graded(steps.parsed, broken, 0, tools_only=True) is None
 
 
-def test_an_agents_own_error_whose_words_are_like_ours_is_no_parse_failure() -> None:
+def test_an_agent_error_with_similar_wording_is_no_parse_failure() -> None:
     error = "OSError: notes.txt could not be read"
     broken = rollout(turn(0), turn(1), status="failed", error=error, failure=FailureKind.AGENT)
     assert [graded(steps.parsed, broken, t) for t in (0, 1)] == [1, 1]
@@ -100,11 +100,13 @@ def test_an_agents_own_error_whose_words_are_like_ours_is_no_parse_failure() -> 
         ({"sql": "please list them"}, {}, 0),
     ],
 )
-def test_eligible_sees_without_running(arguments: dict[str, Any], request_: dict[str, Any], expected: int) -> None:
+def test_eligible_checks_arguments_without_calling_the_tool(
+    arguments: dict[str, Any], request_: dict[str, Any], expected: int
+) -> None:
     assert graded(steps.eligible, rollout(turn(0, call(arguments), request=request_)), 0) == expected
 
 
-def test_eligible_takes_the_languages_of_ones_own_arguments() -> None:
+def test_eligible_accepts_user_argument_languages() -> None:
     run = rollout(turn(0, call({"payload": "{]"})))
     assert graded(steps.eligible, run, 0) == 1
     assert graded(steps.eligible, run, 0, syntax={"payload": "json"}) == 0
@@ -140,7 +142,7 @@ def asking(text: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_result_that_the_program_passes_on_is_used_and_a_history_says_nothing(prompt: str, used: int) -> None:
+def test_a_result_passed_to_the_next_step_is_used_and_a_history_does_not_count(prompt: str, used: int) -> None:
     search = call({"query": "About Rome"}, "['Rome is a city', 'Rome has 7 hills.']")
     run = rollout(
         turn(0, search, output="About Rome"),
@@ -150,7 +152,7 @@ def test_a_result_that_the_program_passes_on_is_used_and_a_history_says_nothing(
     assert graded(steps.result_used, run, 0) == used
 
 
-def test_repeating_a_call_and_what_is_already_known_earn_nothing() -> None:
+def test_repeated_calls_and_known_results_earn_nothing() -> None:
     run = rollout(
         turn(0, call({"expression": "1+1"})), turn(1, call({"expression": "1+1"})), turn(2, call({"expression": "4-2"}))
     )
@@ -160,7 +162,7 @@ def test_repeating_a_call_and_what_is_already_known_earn_nothing() -> None:
     assert graded(steps.not_repeated, twice, 0) == 0
 
 
-def test_a_step_beyond_what_the_task_needs_shortens_nothing() -> None:
+def test_steps_beyond_the_needed_number_earn_no_shortening_reward() -> None:
     run = rollout(
         *(turn(t, call({"expression": f"{t}+0"}, str(t))) for t in range(3)),
         turn(3, call({"expression": "x"}, None, "failed")),
@@ -168,7 +170,7 @@ def test_a_step_beyond_what_the_task_needs_shortens_nothing() -> None:
     assert [graded(steps.shortened, run, t) for t in range(4)] == [1, 1, 0, 0]
 
 
-def test_a_schema_from_recorded_data_is_neither_fetched_nor_run() -> None:
+def test_a_recorded_schema_is_neither_fetched_nor_executed() -> None:
     run = rollout(
         turn(
             0,
@@ -182,11 +184,11 @@ def test_a_schema_from_recorded_data_is_neither_fetched_nor_run() -> None:
         turn(0, call({"expression": "1" * 60 + "+1"}), request={"tools": [{"name": "calculator", "parameters": slow}]})
     )
     assert graded(steps.eligible, run, 0) == 1
-    asked = {"dialect": "responses", "body": {"text": {"format": {"type": "json_schema", "schema": SCHEMA}}}}
-    assert graded(steps.parsed, rollout(turn(0, output="not json", request=asked)), 0) == 0
+    request = {"dialect": "responses", "body": {"text": {"format": {"type": "json_schema", "schema": SCHEMA}}}}
+    assert graded(steps.parsed, rollout(turn(0, output="not json", request=request)), 0) == 0
 
 
-def test_steps_without_tools_and_hostile_arguments_break_nothing() -> None:
+def test_steps_without_tools_or_with_hostile_arguments_are_graded() -> None:
     plain = rollout(turn(0))
     assert [
         graded(getattr(steps, name), plain, 0)

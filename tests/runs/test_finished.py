@@ -43,12 +43,12 @@ class Flaky:
         self.calls += 1
         if self.calls % self.every == 5:
             return LMServerError("busy")
-        asked = request.messages[-1].text or ""
-        number = int(asked.split("number ")[1].split(".")[0]) if "number " in asked else 0
+        prompt = request.messages[-1].text or ""
+        number = int(prompt.split("number ")[1].split(".")[0]) if "number " in prompt else 0
         return json.dumps({"answer": str(number + 2) if len(request.messages) > 4 else str(number)})
 
 
-class Heard(SilentProgress):
+class CapturedProgress(SilentProgress):
     def __init__(self) -> None:
         self.text = ""
 
@@ -75,24 +75,25 @@ def statuses() -> list[str]:
         return [run["status"] for run in list_runs(store, limit=9)]
 
 
-def test_a_finished_compile_is_reported_again_though_its_cap_is_spent_and_calls_had_failed(place: Path) -> None:
-    script, heard = Flaky(), Heard()
+def test_a_finished_compile_is_reported_again_even_if_its_cap_is_spent(place: Path) -> None:
+    script, progress = Flaky(), CapturedProgress()
     first = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json"))
     data, calls = first.to_dict(), script.calls
     assert data["replaces"]
     assert data["stopped"] is None
-    again = assay.compile(
-        "mine.py:Mine", **job(script, max_calls=120, prompt_format="json", resume=True, progress=heard)
+    repeated = assay.compile(
+        "mine.py:Mine", **job(script, max_calls=120, prompt_format="json", resume=True, progress=progress)
     )
     assert script.calls == calls
-    assert again.to_dict() == json.loads(json.dumps(data))
-    assert again.outcome.gate == first.outcome.gate
-    assert again.program.predictors()[0].demos
+    assert repeated.to_dict() == json.loads(json.dumps(data))
+    assert repeated.outcome.gate == first.outcome.gate
+    assert repeated.program.predictors()[0].demos
     assert statuses() == ["done"]
-    assert "this run has finished" in heard.text
+    assert "this run has finished" in progress.text
 
 
-def test_a_higher_cap_continues_a_finished_run_and_another_rubric_is_another_report(place: Path) -> None:
+@pytest.mark.slow
+def test_a_higher_cap_continues_a_finished_run_and_another_rubric_starts_a_new_one(place: Path) -> None:
     script = Flaky()
     first = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json")).to_dict()
     more = assay.compile("mine.py:Mine", **job(script, max_calls=400, prompt_format="json", resume=True)).to_dict()
@@ -102,66 +103,69 @@ def test_a_higher_cap_continues_a_finished_run_and_another_rubric_is_another_rep
     assert set(other["test"]["compiled"]["criteria"]) == {"right", "same"}
 
 
-def test_a_run_that_its_cap_ended_before_a_decision_says_that_nothing_is_left(place: Path) -> None:
-    script, heard = Flaky(), Heard()
+def test_a_run_stopped_by_its_cap_before_a_decision_reports_an_exhausted_cap(place: Path) -> None:
+    script, progress = Flaky(), CapturedProgress()
     first = assay.compile("mine.py:Mine", **job(script, max_calls=12, prompt_format="json")).to_dict()
     assert first["stopped"]
-    again = assay.compile(
-        "mine.py:Mine", **job(script, max_calls=12, prompt_format="json", resume=True, progress=heard)
+    repeated = assay.compile(
+        "mine.py:Mine", **job(script, max_calls=12, prompt_format="json", resume=True, progress=progress)
     ).to_dict()
-    assert again == json.loads(json.dumps(first))
-    assert "nothing is left under this cap" in heard.text
+    assert repeated == json.loads(json.dumps(first))
+    assert "nothing is left under this cap" in progress.text
     assert statuses() == ["stopped"]
 
 
-def test_a_copy_of_the_artifact_goes_where_it_is_wanted(place: Path) -> None:
+def test_the_artifact_is_copied_to_the_requested_folder(place: Path) -> None:
     script = Flaky()
     assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json"))
-    again = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json", resume=True, out="there"))
-    assert again.artifact == (place / "there").resolve()
+    resumed = assay.compile(
+        "mine.py:Mine", **job(script, max_calls=120, prompt_format="json", resume=True, out="there")
+    )
+    assert resumed.artifact == (place / "there").resolve()
     assert assay.load("there")
 
 
-def test_a_finished_compile_is_reported_again_though_its_artifact_cannot_be_loaded(place: Path) -> None:
+def test_a_finished_compile_is_reported_again_even_if_its_artifact_cannot_be_loaded(place: Path) -> None:
     script = Flaky()
     first = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json")).to_dict()
     calls = script.calls
     source = next((Path(first["artifact"]) / "source").rglob("*.py"))
     source.write_text("raise ImportError('gone')\n")
-    again = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json", resume=True))
+    resumed = assay.compile("mine.py:Mine", **job(script, max_calls=120, prompt_format="json", resume=True))
     assert script.calls == calls
-    data = again.to_dict()
+    data = resumed.to_dict()
     assert "the artifact cannot be loaded here: " in data["notes"][-1]
     assert {**data, "notes": data["notes"][:-1]} == json.loads(json.dumps(first))
     with pytest.raises(ArtifactError):
-        _ = again.program
+        _ = resumed.program
 
 
+@pytest.mark.slow
 def test_a_finished_tune_is_reported_again(place: Path) -> None:
     script = Flaky()
     settings = {"trials": 2, "max_calls": 250, "prompt_format": "json", "sizes": {"val": 20}}
     first = tune("mine.py:Mine", **job(script, **settings)).to_dict()
     calls = script.calls
-    again = tune("mine.py:Mine", **job(script, **settings, resume=True)).to_dict()
+    resumed = tune("mine.py:Mine", **job(script, **settings, resume=True)).to_dict()
     assert script.calls == calls
-    assert again == json.loads(json.dumps(first, default=str))
+    assert resumed == json.loads(json.dumps(first, default=str))
 
 
 @pytest.mark.parametrize("cap", [200, 30])
-def test_an_evaluation_that_ended_keeps_its_runs_failed_ones_too_where_it_was_done(place: Path, cap: int) -> None:
+def test_a_finished_evaluation_keeps_all_runs_including_failed_ones(place: Path, cap: int) -> None:
     script = Flaky()
     first = assay.evaluate("mine.py:Mine", **job(script, max_calls=cap, split="val", prompt_format="json")).to_dict()
-    again = assay.evaluate(
+    repeated = assay.evaluate(
         "mine.py:Mine", **job(script, max_calls=cap, split="val", prompt_format="json", resume=True)
     ).to_dict()
-    assert again["calls"] == first["calls"] <= cap
-    assert again["stopped"] == first["stopped"]
+    assert repeated["calls"] == first["calls"] <= cap
+    assert repeated["stopped"] == first["stopped"]
     if cap == 200:
-        assert again["result"] == first["result"]
+        assert repeated["result"] == first["result"]
         assert first["result"]["failed"] > 0
         assert statuses() == ["done"]
     else:
-        assert again["result"]["n"] >= first["result"]["n"]
+        assert repeated["result"]["n"] >= first["result"]["n"]
 
 
 def test_a_finished_collect_makes_no_call(place: Path) -> None:
@@ -170,16 +174,16 @@ def test_a_finished_collect_makes_no_call(place: Path) -> None:
         "mine.py:Mine", **job(script, max_calls=60, n=2, split="val", sizes={"val": 20}, prompt_format="json")
     ).to_dict()
     calls = script.calls
-    again = assay.collect(
+    repeated = assay.collect(
         "mine.py:Mine",
         **job(script, max_calls=60, n=2, split="val", sizes={"val": 20}, prompt_format="json", resume=True),
     ).to_dict()
     assert script.calls == calls
-    assert again["result"] == first["result"]
-    assert again["stopped"] is None
+    assert repeated["result"] == first["result"]
+    assert repeated["stopped"] is None
 
 
-def test_what_later_phases_spent_before_a_resume_is_not_kept_for_them_twice() -> None:
+def test_usage_of_later_phases_before_a_resume_is_not_reserved_again() -> None:
     meter = Meter(Caps(calls=100), {"search": Usage(calls=20), "gate": Usage(calls=30), "test": Usage(calls=10)})
     meter.hold(gate=Usage(calls=30), test=Usage(calls=30))
     with meter.during("search"):
@@ -193,33 +197,35 @@ def test_what_later_phases_spent_before_a_resume_is_not_kept_for_them_twice() ->
 
 
 def test_runs_show_has_score_gain_and_artifact(place: Path) -> None:
-    found = assay.compile("mine.py:Mine", **job(Flaky(), max_calls=120, prompt_format="json")).to_dict()
+    report = assay.compile("mine.py:Mine", **job(Flaky(), max_calls=120, prompt_format="json")).to_dict()
     run_id = json.loads(CliRunner().invoke(group, ["runs", "list", "--json"]).stdout)["runs"][0]["id"]
-    shown = CliRunner().invoke(group, ["runs", "show", run_id]).stdout
-    assert f"score on test: {found['test']['compiled']['score']:.3f}" in shown
-    assert f"gain on gate: {found['gate']['mean']:+.3f}" in shown
-    assert f"artifact: {found['artifact']}" in shown
+    output = CliRunner().invoke(group, ["runs", "show", run_id]).stdout
+    assert f"score on test: {report['test']['compiled']['score']:.3f}" in output
+    assert f"gain on gate: {report['gate']['mean']:+.3f}" in output
+    assert f"artifact: {report['artifact']}" in output
     assert (
         json.loads(CliRunner().invoke(group, ["runs", "show", run_id, "--json"]).stdout)["result"]["winner"]
-        == found["winner"]
+        == report["winner"]
     )
 
 
-def test_tune_shows_what_was_measured_and_says_what_it_is(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tune_prints_only_measured_metrics_with_their_definitions(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = tune(
         "mine.py:Mine", **job(Flaky(), trials=2, max_calls=250, prompt_format="json", sizes={"val": 20})
     ).to_dict()
     assert report["test"]["tuned"]["metrics"]["adaptability"] is None  # there is one task type alone
-    cli_tune._show(report)
-    shown = capsys.readouterr().out
-    assert "adaptability" not in shown
-    assert "average confidence" not in shown
-    assert "efficiency: 1 minus the share of --budget" in shown
-    assert "task accuracy: share of tasks with a score of 0.8 or more" in shown
+    cli_tune.print_report(report)
+    output = capsys.readouterr().out
+    assert "adaptability" not in output
+    assert "average confidence" not in output
+    assert "efficiency: 1 minus the share of --budget" in output
+    assert "task accuracy: share of tasks with a score of 0.8 or more" in output
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
-def test_a_range_that_falls_is_refused_before_the_preflight(place: Path, more: list[str]) -> None:
+def test_a_descending_range_is_refused_before_the_preflight(place: Path, more: list[str]) -> None:
     words = [
         "tune",
         "mine.py:Mine",

@@ -57,18 +57,18 @@ def place(tmp_path: Path) -> Path:
 
 
 def jobs(**options: Any) -> list[Any]:
-    given = {"rubric": "r.yaml", "data": "data.jsonl", "prompt_format": "json", **options}
+    keywords = {"rubric": "r.yaml", "data": "data.jsonl", "prompt_format": "json", **options}
     return [
-        lambda: assay.compile("mine.py:Mine", optimizer="labeled", **given),
-        lambda: tuning.tune("mine.py:Mine", trials=2, **given),
-        lambda: assay.collect("mine.py:Mine", n=2, **given),
-        lambda: assay.evaluate("mine.py:Mine", **given),
-        lambda: assay.parameter_impact("mine.py:Mine", levels=2, **given),
+        lambda: assay.compile("mine.py:Mine", optimizer="labeled", **keywords),
+        lambda: tuning.tune("mine.py:Mine", trials=2, **keywords),
+        lambda: assay.collect("mine.py:Mine", n=2, **keywords),
+        lambda: assay.evaluate("mine.py:Mine", **keywords),
+        lambda: assay.parameter_impact("mine.py:Mine", levels=2, **keywords),
     ]
 
 
 @pytest.mark.parametrize("job", range(5))
-def test_a_program_that_fails_three_times_alike_stops_every_job_and_says_where(place: Path, job: int) -> None:
+def test_a_program_failing_three_times_alike_stops_every_job_with_its_location(place: Path, job: int) -> None:
     (place / "mine.py").write_text(PROGRAM.format(body=ALWAYS))
     lm = scripted_lm(answers)
     with pytest.raises(ProgramFailed, match="first 3 tasks with RuntimeError") as caught:
@@ -81,7 +81,7 @@ def test_a_program_that_fails_three_times_alike_stops_every_job_and_says_where(p
         assert {status for _, status in store.runs("")} <= {"failed"}
 
 
-def test_failures_of_the_model_are_not_the_programs(place: Path) -> None:
+def test_model_failures_are_not_attributed_to_the_program(place: Path) -> None:
     report = assay.evaluate(
         "mine.py:Mine",
         rubric="r.yaml",
@@ -92,7 +92,7 @@ def test_failures_of_the_model_are_not_the_programs(place: Path) -> None:
     assert report.evaluation.report()["failed"] == len(report.evaluation)
 
 
-def test_failures_at_different_places_stop_a_job_on_the_first_tasks(place: Path) -> None:
+def test_failures_at_different_locations_stop_a_job_on_the_first_tasks(place: Path) -> None:
     body = (
         "n = len(str(found))\n        global seen\n        seen = globals().get('seen', 0) + 1\n"
         "        if seen % 2:\n            raise ValueError(n)\n        raise KeyError(n)"
@@ -116,18 +116,18 @@ FAILING = {
 }
 
 
-@pytest.mark.parametrize(("body", "said", "most"), FAILING.values(), ids=FAILING)
+@pytest.mark.parametrize(("body", "message", "most"), FAILING.values(), ids=FAILING)
 @pytest.mark.parametrize("job", range(5))
-def test_a_program_that_gives_no_answer_stops_every_job(place: Path, job: int, body: str, said: str, most: int) -> None:
+def test_a_program_without_answers_stops_every_job(place: Path, job: int, body: str, message: str, most: int) -> None:
     (place / "mine.py").write_text(PROGRAM.format(body=body))
     lm = scripted_lm(answers)
-    with pytest.raises(ProgramFailed, match=said) as caught:
+    with pytest.raises(ProgramFailed, match=message) as caught:
         jobs(lm=lm, max_calls=200)[job]()
     assert lm.scripted.calls <= most
     assert ("mine.py" in str(caught.value)) == ("raise" in body)
 
 
-def test_auto_stops_where_no_candidate_gives_an_answer(place: Path) -> None:
+def test_auto_stops_if_no_candidate_answers(place: Path) -> None:
     (place / "mine.py").write_text(PROGRAM.format(body=FAILING["from the second run on"][0]))
     lm = scripted_lm(answers)
     with pytest.raises(ProgramFailed, match="ValueError"):
@@ -135,7 +135,7 @@ def test_auto_stops_where_no_candidate_gives_an_answer(place: Path) -> None:
     assert lm.scripted.calls <= 60
 
 
-def test_without_preflight_a_program_that_gives_no_answer_scores_zero(place: Path) -> None:
+def test_without_preflight_a_program_without_answers_scores_zero(place: Path) -> None:
     (place / "mine.py").write_text(PROGRAM.format(body="return None"))
     report = assay.evaluate(
         "mine.py:Mine",
@@ -148,7 +148,7 @@ def test_without_preflight_a_program_that_gives_no_answer_scores_zero(place: Pat
     assert report.evaluation.report()["score"] == 0
 
 
-def test_a_first_failure_alone_does_not_stop_a_job(place: Path) -> None:
+def test_a_single_failure_does_not_stop_a_job(place: Path) -> None:
     body = (
         "global seen\n        seen = globals().get('seen', 0) + 1\n        if seen == 1:\n"
         "            raise ValueError(1)\n        return found"
@@ -168,7 +168,7 @@ def test_a_server_that_is_down_stops_after_three_tasks(place: Path) -> None:
 
 
 @pytest.mark.parametrize("job", range(5))
-def test_a_dead_judge_stops_every_job_before_it_spends(place: Path, job: int) -> None:
+def test_an_unreachable_judge_stops_every_job_before_it_spends(place: Path, job: int) -> None:
     def script(request: Any) -> Any:
         return dspy.lm15.ServerError("down") if "material to judge" in str(request) else answers(request)
 
@@ -178,7 +178,7 @@ def test_a_dead_judge_stops_every_job_before_it_spends(place: Path, job: int) ->
     assert lm.scripted.calls < 15
 
 
-def test_a_judge_is_asked_although_no_run_gave_an_answer(place: Path) -> None:
+def test_a_judge_is_tried_even_if_no_run_answered(place: Path) -> None:
     def script(request: Any) -> Any:
         return dspy.lm15.ServerError("down") if "material to judge" in str(request) else "no json"
 
@@ -188,7 +188,7 @@ def test_a_judge_is_asked_although_no_run_gave_an_answer(place: Path) -> None:
         )
 
 
-def test_what_preflight_asks_costs_nothing_twice(place: Path) -> None:
+def test_preflight_calls_are_not_paid_twice(place: Path) -> None:
     def spent(**options: Any) -> tuple[int, Any]:
         lm = scripted_lm(answers, logprobs=True)
         report = assay.evaluate(
@@ -219,7 +219,7 @@ def test_a_cap_on_dollars_needs_a_price(place: Path, job: int) -> None:
         jobs(model="openai/local-model", api_base="http://127.0.0.1:9/v1", max_cost_usd=1.0)[job]()
 
 
-def test_a_price_that_an_engine_does_not_tell_is_noticed_after_the_first_run(place: Path) -> None:
+def test_a_price_missing_from_the_engine_is_reported_after_the_first_run(place: Path) -> None:
     lm = scripted_lm(answers, price_usd=None)
     with pytest.raises(ConfigError, match="no price is known for scripted/model"):
         assay.evaluate(
@@ -228,7 +228,7 @@ def test_a_price_that_an_engine_does_not_tell_is_noticed_after_the_first_run(pla
     assert lm.scripted.calls == 1
 
 
-def test_the_command_ends_with_1_and_the_traceback(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_exits_with_1_and_prints_the_traceback(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     (place / "mine.py").write_text(PROGRAM.format(body=ALWAYS))
     command = [
@@ -252,17 +252,24 @@ def test_the_command_ends_with_1_and_the_traceback(place: Path, monkeypatch: pyt
     assert "Traceback" in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["score", "drift"])
-def test_judge_score_and_drift_end_before_their_items_where_nothing_answers(place: Path, command: str) -> None:
+def test_judge_score_and_drift_stop_before_their_items_if_no_model_answers(place: Path, command: str) -> None:
     """Each of the items would have waited for the server by itself."""
     (place / "rows.jsonl").write_text("".join(json.dumps({"input": str(n), "output": "b"}) + "\n" for n in range(30)))
     more = {
         "score": ["--data", "rows.jsonl", "--json"],
         "drift": ["--anchors", "frozen.json", "--freeze", "rows.jsonl"],
     }[command]
-    with socket.socket() as taken:  # bound and not listening
-        taken.bind(("127.0.0.1", 0))
-        judge = ["Is it kind?", "--model", "openai/gone", "--api-base", f"http://127.0.0.1:{taken.getsockname()[1]}/v1"]
+    with socket.socket() as taken_socket:  # bound and not listening
+        taken_socket.bind(("127.0.0.1", 0))
+        judge = [
+            "Is it kind?",
+            "--model",
+            "openai/gone",
+            "--api-base",
+            f"http://127.0.0.1:{taken_socket.getsockname()[1]}/v1",
+        ]
         done = subprocess.run(
             [sys.executable, "-m", "assay", "judge", command, *judge, *more, "--store", "s.db"],
             cwd=place,
@@ -270,24 +277,24 @@ def test_judge_score_and_drift_end_before_their_items_where_nothing_answers(plac
             text=True,
             check=False,
         )
-    said = " ".join(done.stderr.split())
-    assert done.returncode == 1, said
-    assert "openai/gone did not answer the judge 'Is it kind?': LMTransportError" in said
-    assert "(--model, --api-key-env, --api-base); --no-preflight skips this check" in said
+    text = " ".join(done.stderr.split())
+    assert done.returncode == 1, text
+    assert "openai/gone did not answer the judge 'Is it kind?': LMTransportError" in text
+    assert "(--model, --api-key-env, --api-base); --no-preflight skips this check" in text
     with Store(place / "s.db") as store:
         assert {rollout.phase for rollout in store.rollouts()} == {"preflight"}
 
 
-def test_the_preflight_of_judge_score_costs_no_call_of_its_own(place: Path) -> None:
+def test_the_preflight_of_judge_score_costs_no_extra_call(place: Path) -> None:
     (place / "rows.jsonl").write_text("".join(json.dumps({"input": str(n), "output": "b"}) + "\n" for n in range(6)))
-    found = []
+    rows = []
     for name, preflight in (("with", True), ("without", False)):
         (place / name).mkdir()
         lm = scripted_lm(lambda _: {"yes": 0.9, "no": 0.1}, logprobs=True)
-        found.append(
+        rows.append(
             score_rows(
                 "Is it kind?", data=str(place / "rows.jsonl"), lm=lm, store=place / name / "s.db", preflight=preflight
             )
         )
-    assert [entry["calls"] for entry in found] == [6, 6]
-    assert found[0]["mean"] == found[1]["mean"]
+    assert [entry["calls"] for entry in rows] == [6, 6]
+    assert rows[0]["mean"] == rows[1]["mean"]

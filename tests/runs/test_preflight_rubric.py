@@ -30,7 +30,7 @@ FIELD = "name: r\ncriteria:\n- {name: right, check: exact, with: {field: intent}
 JUDGED = FIELD + "- {name: nice, judge: 'Is it nice?', scale: ['no', 'yes']}\n"
 
 
-class Heard(SilentProgress):
+class CapturedProgress(SilentProgress):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -64,7 +64,7 @@ def evaluated(data: list[dict[str, Any]], model: Any = None, rubric: str = "r.ya
     )
 
 
-def test_a_check_that_finds_no_expected_field_stops_the_job_and_names_the_column(place: Path) -> None:
+def test_a_check_without_its_expected_field_stops_the_job_and_names_the_column(place: Path) -> None:
     model = lm()
     with pytest.raises(
         RubricError, match="criterion 'right' could not be graded on any of the first 3 tasks"
@@ -77,7 +77,7 @@ def test_a_check_that_finds_no_expected_field_stops_the_job_and_names_the_column
     assert model.scripted.calls == 3
 
 
-def test_of_several_columns_the_one_that_looks_alike_is_named(place: Path) -> None:
+def test_of_several_columns_the_most_similar_is_named(place: Path) -> None:
     with pytest.raises(RubricError) as caught:
         evaluated(rows(priority="2", intents="bug"))
     assert "rename={'intents': 'intent'}" in str(caught.value)
@@ -86,7 +86,7 @@ def test_of_several_columns_the_one_that_looks_alike_is_named(place: Path) -> No
     assert "rename=" not in str(caught.value)
 
 
-def test_a_check_of_ones_own_that_raises_is_said_with_its_error(place: Path) -> None:
+def test_a_user_check_that_raises_is_reported_with_its_error(place: Path) -> None:
     (place / "mine.py").write_text(
         "def right(task, prediction, rollout):\n    return task.expected['intent'] == prediction['intent']\n"
     )
@@ -102,7 +102,7 @@ def test_a_check_of_ones_own_that_raises_is_said_with_its_error(place: Path) -> 
     assert "task.inputs has ['text'], task.expected ['label'], and the prediction ['intent']" in str(caught.value)
 
 
-def test_a_check_that_takes_a_task_for_a_mapping_is_told_its_fields(place: Path) -> None:
+def test_an_error_of_a_check_that_indexes_the_task_names_its_fields(place: Path) -> None:
     (place / "mine.py").write_text(
         "def right(task, prediction, rollout):\n    wanted = task['label']\n    return wanted == prediction['intent']\n"
     )
@@ -114,7 +114,7 @@ def test_a_check_that_takes_a_task_for_a_mapping_is_told_its_fields(place: Path)
     )
 
 
-def test_a_check_that_decides_later_tasks_does_not_stop_a_job(place: Path) -> None:
+def test_a_check_that_grades_only_later_tasks_does_not_stop_a_job(place: Path) -> None:
     some = [
         {"text": f"Page {n} crashes", "split": "val", **({"intent": "bug"} if n % 5 == 4 else {"other": "x"})}
         for n in range(40)
@@ -122,17 +122,17 @@ def test_a_check_that_decides_later_tasks_does_not_stop_a_job(place: Path) -> No
     assert evaluated(some).evaluation.report()["undecided"]["right"]["n"] == 32
 
 
-def test_an_answer_without_any_expected_field_is_warned_of(place: Path) -> None:
+def test_an_answer_without_any_expected_field_causes_a_warning(place: Path) -> None:
     (place / "plain.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
-    heard = Heard()
-    evaluated(rows(label="bug"), rubric="plain.yaml", progress=heard)
-    assert any("the tasks expect ['label'], and the program answers ['intent']" in line for line in heard.lines)
-    heard = Heard()
-    evaluated(rows(intent="sales"), rubric="plain.yaml", progress=heard)
-    assert not any("warning" in line for line in heard.lines)
+    progress = CapturedProgress()
+    evaluated(rows(label="bug"), rubric="plain.yaml", progress=progress)
+    assert any("the tasks expect ['label'], and the program answers ['intent']" in line for line in progress.lines)
+    progress = CapturedProgress()
+    evaluated(rows(intent="sales"), rubric="plain.yaml", progress=progress)
+    assert not any("warning" in line for line in progress.lines)
 
 
-def test_a_function_whose_text_is_another_field_than_the_rubric_reads_is_noted(place: Path) -> None:
+def test_an_output_field_that_the_rubric_does_not_read_causes_a_warning(place: Path) -> None:
     def route(text: str) -> str:
         return "bug"
 
@@ -150,7 +150,7 @@ def test_a_function_whose_text_is_another_field_than_the_rubric_reads_is_noted(p
     )
 
 
-def test_a_failed_verdict_is_the_judges_in_the_store(place: Path) -> None:
+def test_a_failed_verdict_is_stored_as_a_judge_failure(place: Path) -> None:
     def script(request: Any) -> Any:
         return dspy.lm15.ServerError("down") if "material to judge" in str(request) else answers(request)
 
@@ -162,7 +162,7 @@ def test_a_failed_verdict_is_the_judges_in_the_store(place: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["program", "judge", "reflection"])
-def test_a_refused_connection_is_said_within_five_seconds(
+def test_a_refused_connection_is_reported_within_five_seconds(
     place: Path, role: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")

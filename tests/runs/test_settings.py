@@ -20,6 +20,7 @@ from assay.api.train import compare as compare_models
 from assay.api.train import train_offline
 from assay.errors import ConfigError
 from assay.optimizers.finetuning.settings import PolicySettings
+from assay.optimizers.prompts.config import CompileConfig
 from assay.runs import settings
 from assay.runs.settings import options
 from assay.runs.settings.shared import DEFAULT_SALT
@@ -44,7 +45,7 @@ PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (replay_anchors, settings.JudgeDriftSettings, options.JudgeDriftOptions),
     (run, settings.RunSettings, options.RunOptions),
 ]
-NOT_TAKEN = {assay.train: {"cache"}, compare_models: {"model", "split"}}
+WITHOUT_SETTINGS = {assay.train: {"cache"}, compare_models: {"model", "split"}}
 
 
 @pytest.mark.parametrize(
@@ -53,21 +54,21 @@ NOT_TAKEN = {assay.train: {"cache"}, compare_models: {"model", "split"}}
 def test_keywords_types_and_defaults_are_those_of_the_settings(
     function: Callable[..., Any], kind: type[Any], keywords: type[Any]
 ) -> None:
-    shown = inspect.signature(function).parameters
-    own = inspect.signature(inspect.unwrap(function)).parameters
+    parameters = inspect.signature(function).parameters
+    own_parameters = inspect.signature(inspect.unwrap(function)).parameters
     declared = {
-        name: one
-        for name, one in settings_of(kind).items()
-        if not one.declared.named and name not in NOT_TAKEN.get(function, ())
+        name: field
+        for name, field in settings_of(kind).items()
+        if not field.declared.named and name not in WITHOUT_SETTINGS.get(function, ())
     }
-    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in shown.values())
-    assert "trust" in shown or function is train_offline
-    for name, one in declared.items():
-        assert name in shown, name
-        if name not in own:
-            assert (shown[name].default, shown[name].annotation) == (one.default, one.type), name
-    typed = {name: found for name, found in typing.get_type_hints(keywords).items() if name != "trust"}
-    assert typed == {name: one.type for name, one in declared.items() if name not in own}
+    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    assert "trust" in parameters or function is train_offline
+    for name, field in declared.items():
+        assert name in parameters, name
+        if name not in own_parameters:
+            assert (parameters[name].default, parameters[name].annotation) == (field.default, field.type), name
+    typed = {name: result for name, result in typing.get_type_hints(keywords).items() if name != "trust"}
+    assert typed == {name: setting.type for name, setting in declared.items() if name not in own_parameters}
 
 
 def test_no_public_function_takes_untyped_options() -> None:
@@ -79,7 +80,7 @@ def test_no_public_function_takes_untyped_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("values", "message"),
     [
         ({"max_calls": "5"}, "max_calls='5' must be an integer or None"),
         ({"max_calls": 5.5}, "max_calls=5.5 must be an integer or None"),
@@ -101,14 +102,14 @@ def test_no_public_function_takes_untyped_options() -> None:
         ({"parameters": [("a", 1)]}, "must be a mapping of strings to values"),
     ],
 )
-def test_a_wrong_value_is_an_error_that_names_field_value_and_rule(given: dict[str, Any], message: str) -> None:
+def test_a_wrong_value_is_an_error_that_names_field_value_and_rule(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        settings.CompileSettings(**NAMED, **given)
+        settings.CompileSettings(**NAMED, **values)
     assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("values", "message"),
     [
         ({"ranges": {"max_steps": [1, "x"]}}, "must be a mapping of strings to pairs of numbers"),
         ({"also": "folder"}, "also='folder' must be a list or tuple of strings"),
@@ -117,18 +118,19 @@ def test_a_wrong_value_is_an_error_that_names_field_value_and_rule(given: dict[s
             "workers=2 needs method='optuna': method='policy' supports only workers=1",
         ),
         ({"budget": {"step": 3.0}}, "Did you mean 'steps'?"),
+        ({"pruner": "none", "prune_at": 0.3}, "prune_at would have no effect with pruner='none'"),
     ],
 )
-def test_settings_of_tune_are_checked(given: dict[str, Any], message: str) -> None:
+def test_settings_of_tune_are_checked(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        settings.TuneSettings(**NAMED, **given)
+        settings.TuneSettings(**NAMED, **values)
     assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
     "function", [assay.evaluate, assay.collect, assay.compare, assay.parameter_impact, assay.train]
 )
-def test_a_setting_that_a_command_has_no_use_for_is_refused(function: Callable[..., Any]) -> None:
+def test_a_setting_that_a_command_does_not_use_is_refused(function: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match="unexpected keywords: demos"):
         function("math_qa", rubric="math_qa", data="arithmetic:size=60", demos=77)
 
@@ -136,6 +138,54 @@ def test_a_setting_that_a_command_has_no_use_for_is_refused(function: Callable[.
 def test_a_wrong_value_is_refused_by_the_python_function() -> None:
     with pytest.raises(ConfigError, match="max_calls='5' must be an integer or None"):
         assay.evaluate("math_qa", rubric="math_qa", data="arithmetic:size=60", max_calls="5")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["resume", "gate", "test", "trust"])
+def test_a_text_in_place_of_a_switch_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}='no' must be True or False"):
+        assay.compile("math_qa", rubric="math_qa", data="arithmetic:size=60", **{name: "no"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: assay.evaluate("math_qa", rubric="math_qa", data="x", store=5), "store=5 must be a string or a Path"),  # type: ignore[arg-type]
+        (lambda: run(5, {}), "program=5 must be a string or a Path"),  # type: ignore[arg-type]
+        (lambda: assay.load(5), "path=5 must be a string or Path"),  # type: ignore[arg-type]
+        (lambda: assay.load_judge(5), "source=5 must be a string or Path"),  # type: ignore[arg-type]
+        (lambda: assay.load_tasks(5), "spec=5 must be a string"),  # type: ignore[arg-type]
+        (lambda: assay.get_lm(5), "name=5 must be a string"),  # type: ignore[arg-type]
+        (lambda: assay.Store(5), "where=5 must be a database's file or URL"),  # type: ignore[arg-type]
+        (lambda: assay.project_settings("compil"), "did you mean 'compile'"),
+    ],
+)
+def test_a_wrong_type_is_an_error_that_names_the_argument(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(assay.AssayError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        ("sft", {"advantage": "batch"}, "advantage would have no effect on kind='sft', only on transitions"),
+        ("grpo", {"min_quality": 0.5}, "min_quality would have no effect on kind='grpo', only on sft"),
+        ("sft", {"rubric": "math_qa"}, "rubric='math_qa' would have no effect on kind='sft'"),
+        ("sft", {"privacy": "off", "privacy_key": "k"}, "privacy_key='k' would have no effect with privacy='off'"),
+        ("sft", {"balance_temperature": 0.3}, "balance_temperature would have no effect with balance='none'"),
+        ("sft", {"balance": "down", "most_copies": 2}, "most_copies would have no effect with balance='down'"),
+    ],
+)
+def test_an_export_refuses_settings_that_it_has_no_use_for(kind: str, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        assay.export(kind, "new", **given)
+
+
+@pytest.mark.parametrize("optimizer", ["copro", "gepa", "GEPA", "dspy:COPRO"])
+def test_demos_are_refused_for_an_optimizer_that_adds_none(optimizer: str) -> None:
+    assert CompileConfig(optimizer=optimizer).demos == 16
+    with pytest.raises(ConfigError, match="demos=9 would have no effect on optimizer="):
+        CompileConfig(optimizer=optimizer, demos=9)
+    assert CompileConfig(optimizer="mipro", demos=9).demos == 9
 
 
 @pytest.mark.parametrize(
@@ -155,7 +205,7 @@ def test_a_typo_names_the_nearest_field(function: Callable[..., Any], typo: str,
         function("x", **{typo: 1})
 
 
-def test_the_key_of_a_job_is_that_of_what_it_does() -> None:
+def test_the_key_of_a_job_depends_only_on_settings_that_affect_its_result() -> None:
     made = settings.CompileSettings(**NAMED)
     for same in (
         {"max_calls": 3},
@@ -180,10 +230,10 @@ def test_every_setting_has_a_help_text_and_a_default() -> None:
     for name in settings.__all__:
         kind = getattr(settings, name)
         if isinstance(kind, type) and issubclass(kind, Settings):
-            for one in settings_of(kind).values():
-                assert one.declared.named or (one.declared.help.endswith((".", ")", "…")) and not one.required), (
-                    f"{name}.{one.name}"
-                )
+            for setting in settings_of(kind).values():
+                assert setting.declared.named or (
+                    setting.declared.help.endswith((".", ")", "…")) and not setting.required
+                ), f"{name}.{setting.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,13 +245,13 @@ class Example(Settings):
 
 def test_types_and_bounds_of_any_settings_class() -> None:
     assert Example(count=4, turns=[{"a": 1}], file=Path("x")).count == 4
-    for given, message in (
+    for values, message in (
         ({"count": 5}, "count=5 must be at least 1 and below 5"),
         ({"turns": ["a"]}, "must be a list or tuple of mappings"),
         ({"file": "x"}, "file='x' must be a Path or None"),
     ):
         with pytest.raises(ConfigError, match=message):
-            Example(**given)  # type: ignore[arg-type]
+            Example(**values)  # type: ignore[arg-type]
 
 
 def test_the_nearest_name() -> None:
@@ -209,7 +259,7 @@ def test_the_nearest_name() -> None:
     assert nearest("zzz", ["max_calls"]) is None
 
 
-def test_choices_that_are_written_twice_are_the_same() -> None:
+def test_choices_defined_twice_are_equal() -> None:
     from assay.judges.quality.agreement import MEASURES
     from assay.optimizers.finetuning.settings import RETURNS
     from assay.runs.settings.judge import MEASURES as SETTINGS_MEASURES

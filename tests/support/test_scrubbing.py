@@ -43,10 +43,10 @@ def echo() -> Iterator[str]:
     """A server that repeats the key it receives: in a 401, or in the answer to a prompt that requests it."""
 
     async def answer(request: web.Request) -> web.Response:
-        told = f"the key is {request.headers.get('Authorization')}, {request.headers.get('X-Team')}"
+        text = f"the key is {request.headers.get('Authorization')}, {request.headers.get('X-Team')}"
         if "say it" not in await request.text():
-            return web.json_response({"error": {"message": told}}, status=401)
-        choice = {"index": 0, "message": {"role": "assistant", "content": told}, "finish_reason": "stop"}
+            return web.json_response({"error": {"message": text}}, status=401)
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         return web.json_response(
             {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
         )
@@ -78,11 +78,11 @@ def test_a_key_that_the_server_repeats_is_in_no_store_cache_or_error(echo: str, 
             lm("say it")
             (again,) = lm("say it")
         store.flush()
-        found = [t for r in store.rollouts() for t in store.rollout(r.id).transitions]
-    assert sorted(t.output for t in found) == ["", *[f"the key is Bearer {MARK}, None"] * 2]
+        transitions = [t for r in store.rollouts() for t in store.rollout(r.id).transitions]
+    assert sorted(t.output for t in transitions) == ["", *[f"the key is Bearer {MARK}, None"] * 2]
     assert again == f"the key is Bearer {MARK}, None"  # from the cache
     assert MARK in str(rollout.error)
-    assert key not in str(rollout.error) + str(found)
+    assert key not in str(rollout.error) + str(transitions)
     assert key.encode() not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
 
 
@@ -113,7 +113,7 @@ def test_a_placeholder_for_a_key_is_not_removed_from_texts(value: str, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("text", "bare"),
+    ("text", "masked"),
     [
         (
             "Incorrect API key provided: sk-proj-abc***xyz. See https://h/keys",
@@ -145,9 +145,9 @@ def test_a_placeholder_for_a_key_is_not_removed_from_texts(value: str, monkeypat
         (f"{'x' * 50}token=Plant0123", f"{'x' * 50}token={MARK}"),
     ],
 )
-def test_keys_are_removed_from_messages_and_nothing_else(text: str, bare: str) -> None:
-    assert message(text) == bare
-    assert message(bare) == bare
+def test_keys_are_removed_from_messages_and_nothing_else(text: str, masked: str) -> None:
+    assert message(text) == masked
+    assert message(masked) == masked
 
 
 @pytest.mark.parametrize(
@@ -168,14 +168,14 @@ def test_keys_are_removed_from_messages_and_nothing_else(text: str, bare: str) -
         "author\u0131zation=Plant0123", "credent\u0131als=Plant0123", "coo\u212a\u0131e=Plant0123",
     ],
 )  # fmt: skip
-def test_every_shape_of_a_credential_is_removed_from_a_message_and_no_other_word(token: str) -> None:
-    bare = message(f"before {token} after{40 * ' '}")
-    assert "plant" not in bare.lower()
-    assert bare.startswith("before ")
-    assert bare.rstrip().endswith(" after")
+def test_every_form_of_a_credential_is_removed_from_a_message_and_no_other_word(token: str) -> None:
+    masked = message(f"before {token} after{40 * ' '}")
+    assert "plant" not in masked.lower()
+    assert masked.startswith("before ")
+    assert masked.rstrip().endswith(" after")
 
 
-def test_the_words_searched_for_first_cover_all_forms_that_a_pattern_matches() -> None:
+def test_the_search_words_cover_all_forms_that_a_pattern_matches() -> None:
     """Each character that `re.I` matches with a letter casefolds to it; else no searched word contains the letter."""
     letters = set("".join(shapes._IN_JSON)) & set("abcdefghijklmnopqrstuvwxyz")
     others = re.findall("[a-z]", "".join(map(chr, range(128, 0x110000))), re.I)
@@ -189,20 +189,20 @@ def test_the_words_searched_for_first_cover_all_forms_that_a_pattern_matches() -
 
 
 def test_keys_are_removed_from_errors_of_results_but_texts_are_kept() -> None:
-    said = "Authorization: Bearer abcDEF123"
-    told: dict[str, Any] = {
-        "output": said,
-        "error": said,
-        "why_failed": said,
-        "rows": [{"answer": said, "reason": said}],
+    text = "Authorization: Bearer abcDEF123"
+    result: dict[str, Any] = {
+        "output": text,
+        "error": text,
+        "why_failed": text,
+        "rows": [{"answer": text, "reason": text}],
         "api_key": secret(4),
     }
-    bare = f"Authorization: Bearer {MARK}"
-    assert results(told) == {
-        "output": said,
-        "error": bare,
-        "why_failed": bare,
-        "rows": [{"answer": said, "reason": bare}],
+    masked = f"Authorization: Bearer {MARK}"
+    assert results(result) == {
+        "output": text,
+        "error": masked,
+        "why_failed": masked,
+        "rows": [{"answer": text, "reason": masked}],
         "api_key": MARK,
     }
     plain = {"a": [1, 2.5, None, True, {"b": "c"}], "max_tokens": 5}
@@ -258,6 +258,7 @@ def test_rows_of_stores_with_secrets_are_exported_without_them(
     assert not re.search(r"plant0[67]", text + "".join(map(str, (path.read_bytes() for path in tmp_path.iterdir()))))
 
 
+@pytest.mark.slow
 def test_a_command_prints_no_key_that_a_server_repeats(echo: str, tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text(
         "import dspy\n\n\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
@@ -281,7 +282,7 @@ def test_a_command_prints_no_key_that_a_server_repeats(echo: str, tmp_path: Path
             *more,
         ]
         environ = {**os.environ, "MY_KEY": key, "ASSAY_DEBUG": "1" if more else ""}
-        done = subprocess.run(
+        result = subprocess.run(
             [*command, "--api-key-env", "MY_KEY"],
             cwd=tmp_path,
             capture_output=True,
@@ -289,21 +290,21 @@ def test_a_command_prints_no_key_that_a_server_repeats(echo: str, tmp_path: Path
             env=environ,
             timeout=120,
         )
-        assert done.returncode == 1
-        assert MARK in done.stderr
-        assert key not in done.stdout + done.stderr
+        assert result.returncode == 1
+        assert MARK in result.stderr
+        assert key not in result.stdout + result.stderr
     assert not any(key.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
 def test_a_stores_messages_contain_no_password(tmp_path: Path) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "assay", "traces", "stats", "--store", "postgresql://me:hunter2@127.0.0.1:9/x"],
         capture_output=True,
         text=True,
         cwd=tmp_path,
     )
-    assert done.returncode == 1
-    assert "hunter2" not in done.stdout + done.stderr
+    assert result.returncode == 1
+    assert "hunter2" not in result.stdout + result.stderr
 
 
 def test_known_secrets_and_nothing_else_are_removed_from_verdicts_and_tool_results(tmp_path: Path) -> None:
@@ -316,9 +317,9 @@ def test_known_secrets_and_nothing_else_are_removed_from_verdicts_and_tool_resul
             rollout.id, Transition(t=0, model="m", request=request, output=json.dumps({"password": "hunter2"}))
         )
         store.flush()
-        (found,) = store.rollout(rollout.id).transitions
-    assert found.request["body"]["messages"][0]["content"] == f"env: {MARK}; password: hunter2"
-    assert found.output == '{"password": "hunter2"}'
+        (stored,) = store.rollout(rollout.id).transitions
+    assert stored.request["body"]["messages"][0]["content"] == f"env: {MARK}; password: hunter2"
+    assert stored.output == '{"password": "hunter2"}'
 
 
 _SECRETS = ["sk-plain-secret-1234", 'with"quote-and-\\-98765', "schlüssel-geheim-4321", "tab\tsecret-5678-9"]
@@ -330,8 +331,11 @@ def test_a_secret_in_a_long_conversation_is_found_in_any_form(secret: str, escap
     """The JSON is searched at once if that suffices; a secret that JSON escapes is searched for in each text."""
     text = f"it is {json.dumps(secret)[1:-1] if escaped else secret}."
     messages = [{"role": "user", "content": "hello"}, {"role": "user", "content": [{"type": "text", "text": text}]}]
-    bare = fields({"model": "m", "messages": messages}, [secret])
-    assert bare["messages"] == [messages[0], {"role": "user", "content": [{"type": "text", "text": f"it is {MARK}."}]}]
+    masked = fields({"model": "m", "messages": messages}, [secret])
+    assert masked["messages"] == [
+        messages[0],
+        {"role": "user", "content": [{"type": "text", "text": f"it is {MARK}."}]},
+    ]
     assert fields({"messages": messages[:1]}, [secret]) == {"messages": messages[:1]}
 
 

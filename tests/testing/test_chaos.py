@@ -12,17 +12,22 @@ from assay.testing.gateway_chaos import chaos as gateway_chaos
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="attempts are forked")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("job", "kills", "seed"), [("collect", 3, 4), ("compile", 2, 2)])
-def test_a_killed_job_leaves_what_an_unkilled_one_leaves(job: str, kills: int, seed: int, tmp_path: Path) -> None:
+def test_a_killed_and_resumed_job_has_the_results_of_an_uninterrupted_one(
+    job: str, kills: int, seed: int, tmp_path: Path
+) -> None:
     with serving(tmp_path / "log", delay_ms=1) as server:
-        whole = chaos(job, tmp_path / "whole", server, tasks=30)
-        killed = chaos(job, tmp_path / "killed", server, kills=kills, within_s=0.7 * whole.seconds, seed=seed, tasks=30)
-    assert differences(whole, killed) == []
-    assert whole.requests == whole.spent["calls"] > 10
+        uninterrupted = chaos(job, tmp_path / "whole", server, tasks=30)
+        killed = chaos(
+            job, tmp_path / "killed", server, kills=kills, within_s=0.7 * uninterrupted.seconds, seed=seed, tasks=30
+        )
+    assert differences(uninterrupted, killed) == []
+    assert uninterrupted.requests == uninterrupted.spent["calls"] > 10
 
 
 @pytest.mark.slow
-def test_a_gateway_that_is_killed_while_its_store_is_locked_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_a_gateway_that_is_killed_while_its_store_is_locked_loses_and_duplicates_nothing(tmp_path: Path) -> None:
     settings = Settings(calls=300, concurrent=12, each=1, faults=("kill server", "lock, kill gateway"))
     report = gateway_chaos(settings, tmp_path / "run")
     assert report["problems"] == {}

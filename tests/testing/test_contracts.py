@@ -135,7 +135,7 @@ def _first(kind: Mapping[str, Any]) -> Any:
 
 
 class Careless(SyntheticAgent):
-    """Keeps whatever it is given."""
+    """Accepts every value."""
 
     def set_parameters(self, parameters: Mapping[str, Any]) -> None:
         self.parameters = AgentParameters.model_construct(**{**self.parameters.model_dump(), **parameters})
@@ -307,10 +307,10 @@ def test_a_check_that_cannot_be_pickled_fails() -> None:
 
 
 def _judges_well(request: Any) -> Any:
-    """Finds `4` in what it is shown, whichever form it is asked in."""
+    """Finds `4` in its inputs, in every prompt format."""
     text = request.messages[-1].text
-    shown = dict(re.findall(r'\b(\w{1,20}): ("(?:[^"\\]|\\.)*")', text))
-    first, second = (str(shown.get(name, "")) == '"4"' for name in ("output_a", "output_b"))
+    inputs = dict(re.findall(r'\b(\w{1,20}): ("(?:[^"\\]|\\.)*")', text))
+    first, second = (str(inputs.get(name, "")) == '"4"' for name in ("output_a", "output_b"))
     if "output_a" in text:
         return json.dumps({"verdict": "tie" if first == second else "a" if first else "b"})
     if "outputs" in text:
@@ -390,20 +390,20 @@ class Half(Keyed):
 
 
 class Backwards(Keyed):
-    def read(self, given: Mapping[str, Any]) -> Any:
-        reading, verdict = super().read(given)
+    def read(self, inputs: Mapping[str, Any]) -> Any:
+        reading, verdict = super().read(inputs)
         return reading, self.labels[1 - self.labels.index(str(verdict))]
 
 
 class Raises(Keyed):
-    def read(self, given: Mapping[str, Any]) -> Any:
-        return None, self.labels[-1 if given["output"].strip() == "4" else 0]
+    def read(self, inputs: Mapping[str, Any]) -> Any:
+        return None, self.labels[-1 if inputs["output"].strip() == "4" else 0]
 
 
 class Alternates(Keyed):
     count = 0
 
-    def read(self, given: Mapping[str, Any]) -> Any:
+    def read(self, inputs: Mapping[str, Any]) -> Any:
         Alternates.count += 1
         return None, self.labels[Alternates.count % 2]
 
@@ -411,8 +411,8 @@ class Alternates(Keyed):
 class Lenient(Keyed):
     """Judges what it was not shown."""
 
-    def forward(self, **given: Any) -> Any:
-        return super().forward(**{"task_input": "How much is 2 + 2?", "output": "", **given})
+    def forward(self, **inputs: Any) -> Any:
+        return super().forward(**{"task_input": "How much is 2 + 2?", "output": "", **inputs})
 
 
 class NoConfig(Keyed):
@@ -440,16 +440,16 @@ RANGES = "test_verdict_probabilities_confidence_and_value_are_in_range"
     ],
 )
 def test_a_broken_judge_fails(kind: Any, fails: set[str]) -> None:
-    found = type("Suite", (JudgeContract,), {"make": lambda self: kind()}).failures()
-    assert found.keys() >= fails
-    assert bool(found) == bool(fails)
+    failures = type("Suite", (JudgeContract,), {"make": lambda self: kind()}).failures()
+    assert failures.keys() >= fails
+    assert bool(failures) == bool(fails)
 
 
 def test_a_judge_that_breaks_on_a_models_nonsense_fails() -> None:
     class Trusting(PointwiseJudge):
-        def read(self, given: Any) -> Any:
+        def read(self, inputs: Any) -> Any:
             lm = dspy.settings.lm
-            return None, json.loads(lm(str(given))[0])["verdict"]
+            return None, json.loads(lm(str(inputs))[0])["verdict"]
 
     class Suite(_Asks, JudgeContract):
         def make(self) -> Judge:
@@ -465,8 +465,8 @@ def test_a_pairwise_judge_that_prefers_the_first_place_fails() -> None:
             said.verdict, said.value, said.probabilities = self.labels[0], 0.0, None
             return said
 
-    found = type("Suite", (PairwiseJudgeContract,), {"make": lambda self: First()}).failures()
-    assert found.keys() == {"test_swapped_outputs_swap_the_verdict"}
+    failures = type("Suite", (PairwiseJudgeContract,), {"make": lambda self: First()}).failures()
+    assert failures.keys() == {"test_swapped_outputs_swap_the_verdict"}
 
 
 @pytest.mark.parametrize(
@@ -480,24 +480,25 @@ def test_a_pairwise_judge_that_prefers_the_first_place_fails() -> None:
 )
 def test_a_broken_listwise_judge_fails(grades: Any, fails: str) -> None:
     class Fixed(ListwiseJudge):
-        def forward(self, **given: Any) -> Any:
+        def forward(self, **inputs: Any) -> Any:
             return dspy.Prediction(grades=grades, ranking=sorted(grades, key=lambda key: -grades[key]))
 
-    found = type("Suite", (ListwiseJudgeContract,), {"make": lambda self: Fixed()}).failures()
-    assert {fails, "test_fewer_than_two_outputs_are_not_graded"} <= found.keys()
+    failures = type("Suite", (ListwiseJudgeContract,), {"make": lambda self: Fixed()}).failures()
+    assert {fails, "test_fewer_than_two_outputs_are_not_graded"} <= failures.keys()
 
 
 # -- optimizers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["labeled", "bootstrap", "knn", "copro", "infer-rules"])
-def test_an_optimizer_of_ours_meets_the_contract(name: str) -> None:
+def test_a_shipped_optimizer_meets_the_contract(name: str) -> None:
     assert type("Suite", (OptimizerContract,), {"make": lambda self: name}).failures() == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["auto", "bootstrap-search", "mipro", "simba", "gepa", "ensemble", "optuna"])
-def test_a_longer_optimizer_of_ours_meets_the_contract(name: str) -> None:
+def test_a_slow_shipped_optimizer_meets_the_contract(name: str) -> None:
     assert type("Suite", (OptimizerContract,), {"make": lambda self: name}).failures() == {}
 
 
@@ -524,6 +525,7 @@ class Invents(LabeledFewShot):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fails"),
     [
@@ -541,11 +543,12 @@ def test_a_broken_optimizer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 # -- the suites themselves
 
 
-def test_a_suite_without_make_says_what_is_missing() -> None:
-    found = StoreContract.failures()
-    assert set(found.values()) == {"NotImplementedError: StoreContract must override make()"}
+def test_a_suite_without_make_names_the_missing_method() -> None:
+    failures = StoreContract.failures()
+    assert set(failures.values()) == {"NotImplementedError: StoreContract must override make()"}
 
 
+@pytest.mark.slow
 def test_the_suites_import_no_pytest() -> None:
     import subprocess
     import sys

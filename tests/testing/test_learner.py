@@ -13,7 +13,7 @@ from assay.testing.learner import HARMFUL, HELPFUL, quality
 
 def margin(
     learner: InContextLearner,
-    shown: list[tuple[str, str]],
+    demonstrations: list[tuple[str, str]],
     instruction: str = "",
     style: str = "chat",
     count: int = 150,
@@ -21,7 +21,7 @@ def margin(
     """Mean score of the true label above the best other one."""
     total = 0.0
     for task in learner.tasks(count, seed=5):
-        scores = learner.scores(task.inputs["text"], shown, instruction, style)
+        scores = learner.scores(task.inputs["text"], demonstrations, instruction, style)
         true = scores.pop(task.expected["label"])
         total += true - max(scores.values())
     return total / count
@@ -33,11 +33,11 @@ def pairs(learner: InContextLearner, count: int) -> list[tuple[str, str]]:
 
 def test_more_demonstrations_that_cover_the_labels_help() -> None:
     learner = InContextLearner("intents", seed=1)
-    shown = pairs(learner, 48)
+    demonstrations = pairs(learner, 48)
     assert (
-        margin(learner, shown)
-        > margin(learner, shown[:12])
-        > margin(learner, [pair for pair in shown if pair[1] == shown[0][1]])
+        margin(learner, demonstrations)
+        > margin(learner, demonstrations[:12])
+        > margin(learner, [pair for pair in demonstrations if pair[1] == demonstrations[0][1]])
     )
 
 
@@ -47,12 +47,12 @@ def test_similar_demonstrations_help_more_than_others() -> None:
     text, label = task.inputs["text"], task.expected["label"]
     other = next(
         text
-        for text, given in pairs(learner, 80)
-        if given == label and not set(text.split()) & set(task.inputs["text"].split())
+        for text, other_label in pairs(learner, 80)
+        if other_label == label and not set(text.split()) & set(task.inputs["text"].split())
     )
-    rest = [pair for pair in pairs(learner, 12) if pair[1] != label][:4]
-    near = learner.scores(text, [*rest, (text + " more", label)], "", "chat")
-    far = learner.scores(text, [*rest, (other, label)], "", "chat")
+    others = [pair for pair in pairs(learner, 12) if pair[1] != label][:4]
+    near = learner.scores(text, [*others, (text + " more", label)], "", "chat")
+    far = learner.scores(text, [*others, (other, label)], "", "chat")
     assert near[label] > far[label]
 
 
@@ -71,23 +71,23 @@ def test_the_clearest_format_is_drawn_from_the_seed() -> None:
     assert best == {"chat", "json", "lean"}
 
 
-@pytest.mark.parametrize("adapter", ["chat", "json", "lean"])
-def test_it_reads_and_writes_every_prompt_format(adapter: str) -> None:
+@pytest.mark.parametrize("prompt_format", ["chat", "json", "lean"])
+def test_it_reads_and_writes_every_prompt_format(prompt_format: str) -> None:
     learner = InContextLearner("topics", seed=2)
     learner.slips = dict.fromkeys(learner.slips, 0.0)
     tasks = learner.tasks(20)
-    shown = [(task.inputs["text"], task.expected["label"]) for task in tasks[:3]]
+    demonstrations = [(task.inputs["text"], task.expected["label"]) for task in tasks[:3]]
     program = learner.program()
     program.demos = [dspy.Example(**task.inputs, **task.expected) for task in tasks[:3]]
-    with dspy.context(lm=scripted_lm(learner).copy(temperature=0.0), adapter=make_adapter(adapter)):
+    with dspy.context(lm=scripted_lm(learner).copy(temperature=0.0), adapter=make_adapter(prompt_format)):
         labels = [program(**dict(task.inputs)).label for task in tasks[3:]]
-    scores = [learner.scores(task.inputs["text"], shown, "", adapter) for task in tasks[3:]]
+    scores = [learner.scores(task.inputs["text"], demonstrations, "", prompt_format) for task in tasks[3:]]
     assert labels == [
-        max(found, key=found.__getitem__) for found in scores
+        max(label_scores, key=label_scores.__getitem__) for label_scores in scores
     ]  # it saw all three demonstrations, and nothing else
 
 
-def test_the_same_call_is_answered_the_same_and_temperature_adds_noise() -> None:
+def test_the_same_call_gets_the_same_answer_and_temperature_adds_noise() -> None:
     def answers(temperature: float) -> list[str]:
         learner = InContextLearner("rules", seed=4)
         tasks = learner.tasks(60)

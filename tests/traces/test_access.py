@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from assay.errors import ConfigError
-from assay.testing.serving import asked, gateway_process, post, served
+from assay.testing.serving import gateway_process, post, send, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
 from assay.traces.gateway.server import Gateway
@@ -41,8 +41,8 @@ class Stage:
         self.store.flush()
         return {r.id: self.store.rollout(r.id) for r in self.store.rollouts()}
 
-    def opened(self, **told: Any) -> dict[str, str]:
-        return post(f"{self.url}/assay/rollouts", told, Authorization=f"Bearer {self.gateway.access.key}")[1]
+    def opened(self, **fields: Any) -> dict[str, str]:
+        return post(f"{self.url}/assay/rollouts", fields, Authorization=f"Bearer {self.gateway.access.key}")[1]
 
 
 @pytest.fixture
@@ -58,11 +58,11 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
 
 
 def managed(stage: Stage, rollout: str, **headers: str) -> dict[str, int]:
-    found = {}
+    statuses = {}
     for method, path, body in MANAGED:
-        told = json.loads(json.dumps(body).replace("{}", rollout)) if body else body
-        found[f"{method} {path}"] = asked(method, stage.url + path.format(rollout), told, **headers)[0]
-    return found
+        sent = json.loads(json.dumps(body).replace("{}", rollout)) if body else body
+        statuses[f"{method} {path}"] = send(method, stage.url + path.format(rollout), sent, **headers)[0]
+    return statuses
 
 
 @pytest.mark.parametrize("how", ["path", "bearer", "x-api-key", "api-key"])
@@ -81,7 +81,7 @@ def test_a_rollouts_token_makes_calls_of_that_rollout(stage: Stage, how: str) ->
 
 
 @pytest.mark.parametrize("stage", [{"key": KEY}, {}], indirect=True, ids=["with a key", "open"])
-def test_a_rollouts_token_does_nothing_but_call(stage: Stage) -> None:
+def test_a_rollouts_token_permits_only_calls(stage: Stage) -> None:
     opened = stage.opened()
     token = opened["api_key"]
     for headers in ({"Authorization": f"Bearer {token}"}, {"x-api-key": token}):
@@ -93,26 +93,26 @@ def test_a_rollouts_token_does_nothing_but_call(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("stage", [{}], indirect=True)
-def test_without_a_key_calls_are_open_and_all_else_needs_the_key_that_was_made(stage: Stage) -> None:
+def test_without_a_key_calls_are_open_and_other_requests_need_the_generated_key(stage: Stage) -> None:
     assert post(f"{stage.url}/v1/chat/completions", CHAT)[0] == 200
-    assert asked("GET", f"{stage.url}/v1/models", None)[0] == 200
+    assert send("GET", f"{stage.url}/v1/models", None)[0] == 200
     assert post(f"{stage.url}/r/my-run/v1/chat/completions", CHAT)[0] == 200
     opened = stage.opened(id="x")
     assert set(managed(stage, opened["id"]).values()) == {401}
     assert stage.gateway.upstream.name == "m"
-    found = managed(stage, opened["id"], Authorization=f"Bearer {stage.gateway.access.key}")
+    statuses = managed(stage, opened["id"], Authorization=f"Bearer {stage.gateway.access.key}")
     closed = {"POST /r/{}/close": 404}  # it was closed two lines before
-    assert found == dict.fromkeys(found, 200) | closed
+    assert statuses == dict.fromkeys(statuses, 200) | closed
     assert len(stage.gateway.access.key) >= 32
 
 
-def test_a_key_that_was_made_is_another_each_time(tmp_path: Path) -> None:
+def test_generated_keys_differ(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         keys = {Gateway(store, upstream_of("m", base="http://127.0.0.1:9")).access.key for _ in range(3)}
     assert len(keys) == 3
 
 
-def test_a_token_is_bound_to_its_rollout_and_cannot_be_made_up(stage: Stage) -> None:
+def test_a_token_is_valid_only_for_its_rollout_and_cannot_be_forged(stage: Stage) -> None:
     mine, other = stage.opened(), stage.opened()
     chat = f"{stage.url}/v1/chat/completions"
     bearer = {"Authorization": f"Bearer {mine['api_key']}"}
@@ -134,13 +134,15 @@ def test_a_token_is_bound_to_its_rollout_and_cannot_be_made_up(stage: Stage) -> 
 
 
 @pytest.mark.parametrize("stage", [{}], indirect=True)
-def test_a_token_of_another_gateway_is_refused_where_calls_are_open_too(stage: Stage) -> None:
-    status, told = post(f"{stage.url}/v1/chat/completions", CHAT, Authorization=f"Bearer rollout-{'0' * 32}-{'1' * 32}")
-    assert (status, "not of this gateway's key" in told["error"]["message"]) == (401, True)
+def test_a_token_of_another_gateway_is_refused_also_if_calls_are_open(stage: Stage) -> None:
+    status, reply = post(
+        f"{stage.url}/v1/chat/completions", CHAT, Authorization=f"Bearer rollout-{'0' * 32}-{'1' * 32}"
+    )
+    assert (status, "not of this gateway's key" in reply["error"]["message"]) == (401, True)
     assert stage.stored() == {}
 
 
-def test_a_token_is_good_for_as_long_as_the_key_is(stage: Stage, tmp_path: Path) -> None:
+def test_a_token_is_valid_as_long_as_the_key(stage: Stage, tmp_path: Path) -> None:
     token = stage.opened()["api_key"]
     with Store(tmp_path / "s.db") as store, served(Gateway(store, stage.gateway.upstream, key=KEY).app()) as again:
         assert post(f"{again}/r/{token}/v1/chat/completions", CHAT)[0] == 200
@@ -152,7 +154,7 @@ def test_a_token_is_good_for_as_long_as_the_key_is(stage: Stage, tmp_path: Path)
     [{"reward": 1.0}, {"prediction": "mine"}, {}, {"status": "failed"}, {"status": "error", "error": "broke"}],
     ids=str,
 )
-def test_a_token_adds_nothing_to_a_rollout_that_was_closed(stage: Stage, end: dict[str, Any], flushed: bool) -> None:
+def test_a_token_cannot_add_calls_to_a_closed_rollout(stage: Stage, end: dict[str, Any], flushed: bool) -> None:
     opened = stage.opened()
     chat = f"{opened['base_url']}/chat/completions"
     assert post(chat, CHAT)[0] == 200
@@ -161,18 +163,18 @@ def test_a_token_adds_nothing_to_a_rollout_that_was_closed(stage: Stage, end: di
     if flushed:
         stage.gateway.rollouts.ended.clear()
     for headers in ({}, {"x-assay-end": "1"}):
-        status, told = post(chat, {"messages": [{"role": "user", "content": "POISON"}]}, **headers)
-        assert (status, "has ended" in told["error"]["message"]) == (403, True)
+        status, reply = post(chat, {"messages": [{"role": "user", "content": "POISON"}]}, **headers)
+        assert (status, "has ended" in reply["error"]["message"]) == (403, True)
     assert stage.stored() == {opened["id"]: before}
     assert stage.upstream.calls == 1
 
 
-def test_a_token_adds_nothing_to_a_rollout_that_it_ended_itself(stage: Stage) -> None:
+def test_a_token_cannot_add_calls_to_a_rollout_that_it_ended(stage: Stage) -> None:
     chat = f"{stage.opened()['base_url']}/chat/completions"
     assert [post(chat, CHAT, **{"x-assay-end": "1"})[0] for _ in range(2)] == [200, 403]
 
 
-def test_a_rollout_that_was_only_idle_goes_on_by_its_token_until_it_is_scored(stage: Stage) -> None:
+def test_an_idle_rollout_continues_with_its_token_until_it_is_scored(stage: Stage) -> None:
     opened = stage.opened()
     chat = f"{opened['base_url']}/chat/completions"
     for _ in range(2):
@@ -187,7 +189,7 @@ def test_a_rollout_that_was_only_idle_goes_on_by_its_token_until_it_is_scored(st
     assert len(stage.stored()[opened["id"]].transitions) == 3
 
 
-def test_an_answer_that_was_scored_stays_when_the_owner_calls_again(stage: Stage) -> None:
+def test_a_scored_answer_is_kept_if_the_owner_calls_again(stage: Stage) -> None:
     opened = stage.opened()
     name = {"x-assay-rollout": opened["id"]}
     assert post(f"{stage.url}/v1/chat/completions", CHAT, **OWNER, **name)[0] == 200
@@ -204,18 +206,16 @@ def test_an_answer_that_was_scored_stays_when_the_owner_calls_again(stage: Stage
 
 
 @pytest.mark.parametrize("end", [{"reward": 1.0}, {"prediction": "mine"}], ids=str)
-def test_an_answer_that_comes_after_the_close_changes_neither_score_nor_prediction(
-    tmp_path: Path, end: dict[str, Any]
-) -> None:
-    begun, goes_on = threading.Event(), threading.Event()
+def test_an_answer_after_the_close_changes_neither_score_nor_prediction(tmp_path: Path, end: dict[str, Any]) -> None:
+    begun, released = threading.Event(), threading.Event()
 
     async def answer(request: web.Request) -> web.Response:
-        said = (await request.json())["messages"][0]["content"]
-        if said == "POISON":
+        prompt = (await request.json())["messages"][0]["content"]
+        if prompt == "POISON":
             begun.set()
-            await asyncio.to_thread(goes_on.wait, 30)
+            await asyncio.to_thread(released.wait, 30)
         return web.json_response(
-            {"choices": [{"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}]}
+            {"choices": [{"message": {"role": "assistant", "content": prompt}, "finish_reason": "stop"}]}
         )
 
     app = web.Application()
@@ -231,7 +231,7 @@ def test_an_answer_that_comes_after_the_close_changes_neither_score_nor_predicti
             late.start()
             assert begun.wait(30)
             assert post(f"{url}/assay/rollouts/{opened['id']}/close", end, **OWNER)[0] == 200
-            goes_on.set()
+            released.set()
             late.join(30)
             rollout = stage.stored()[opened["id"]]
             assert (rollout.status, [t.output for t in rollout.transitions]) == ("done", ["hello", "POISON"])
@@ -241,7 +241,7 @@ def test_an_answer_that_comes_after_the_close_changes_neither_score_nor_predicti
             )
 
 
-def test_an_agent_does_not_choose_the_group_that_it_is_compared_with(stage: Stage) -> None:
+def test_an_agent_cannot_choose_its_comparison_group(stage: Stage) -> None:
     opened = stage.opened()
     headers = {"x-assay-group": "an easy one", "x-assay-task": "an easy one"}
     assert post(f"{opened['base_url']}/chat/completions", CHAT, **headers)[0] == 200
@@ -291,8 +291,8 @@ def test_rollouts_that_no_gateway_recorded_are_never_changed(stage: Stage) -> No
             ("/v1/chat/completions", {"x-assay-rollout": rollout.id}),
             (f"/r/{stage.gateway.access.token(rollout.id)}/v1/chat/completions", {}),
         ):
-            status, told = post(stage.url + address, CHAT, **OWNER, **headers)
-            assert (status, "not recorded by a gateway" in told["error"]["message"]) == (404, True)
+            status, reply = post(stage.url + address, CHAT, **OWNER, **headers)
+            assert (status, "not recorded by a gateway" in reply["error"]["message"]) == (404, True)
         for path, body in (
             (f"/assay/rollouts/{rollout.id}/reward", {"reward": 1}),
             (f"/assay/rollouts/{rollout.id}/reward", {"reward": 1, "t": 0}),
@@ -306,9 +306,7 @@ def test_rollouts_that_no_gateway_recorded_are_never_changed(stage: Stage) -> No
     assert stage.upstream.calls == 0
 
 
-def test_a_store_that_cannot_be_read_begins_no_rollout_over_one_that_may_be_there(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_rollout_is_opened_while_the_store_cannot_be_read(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     from assay.errors import StoreError
 
     def unreadable(*_: object) -> Rollout:
@@ -323,7 +321,7 @@ def test_a_store_that_cannot_be_read_begins_no_rollout_over_one_that_may_be_ther
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8321", "localhost.evil.example", "127.0.0.1.evil.example", "", "x@127.0.0.1"]
 )
-def test_a_page_whose_name_points_here_gets_nothing_on_any_path(stage: Stage, host: str) -> None:
+def test_requests_by_dns_rebinding_are_refused_on_every_path(stage: Stage, host: str) -> None:
     opened = stage.opened()
     owner = {"Authorization": f"Bearer {stage.gateway.access.key}", "Host": host}
     assert set(managed(stage, opened["id"], **owner).values()) == {403}
@@ -334,7 +332,7 @@ def test_a_page_whose_name_points_here_gets_nothing_on_any_path(stage: Stage, ho
         ("GET", "/"),
         ("GET", "/nothing"),
     ):
-        assert asked(method, stage.url + path, CHAT if method == "POST" else None, **owner)[0] == 403, path
+        assert send(method, stage.url + path, CHAT if method == "POST" else None, **owner)[0] == 403, path
     assert stage.upstream.calls == 0
 
 
@@ -343,12 +341,12 @@ def test_a_page_whose_name_points_here_gets_nothing_on_any_path(stage: Stage, ho
     "host",
     ["localhost", "LOCALHOST:99", "127.0.0.1:8321", "10.1.2.3", "[::1]:8321", "app.localhost", "gateway.internal.:80"],
 )
-def test_addresses_local_names_and_allowed_names_are_answered(stage: Stage, host: str) -> None:
-    assert asked("POST", f"{stage.url}/v1/chat/completions", CHAT, Host=host, **OWNER)[0] == 200
+def test_addresses_local_names_and_allowed_names_are_accepted(stage: Stage, host: str) -> None:
+    assert send("POST", f"{stage.url}/v1/chat/completions", CHAT, Host=host, **OWNER)[0] == 200
 
 
 @pytest.mark.parametrize("stage", [{}], indirect=True)
-def test_a_path_that_is_not_spoken_is_counted_without_the_token_in_it(stage: Stage) -> None:
+def test_unsupported_paths_are_counted_without_their_token(stage: Stage) -> None:
     token = stage.opened()["api_key"]
     assert post(f"{stage.url}/r/{token}/v1/embeddings", {})[0] == 403
     assert post(f"{stage.url}/r/{token}/feedback", {})[0] == 404
@@ -356,26 +354,28 @@ def test_a_path_that_is_not_spoken_is_counted_without_the_token_in_it(stage: Sta
 
 
 @pytest.mark.parametrize("stage", [{}], indirect=True)
-def test_paths_that_are_not_spoken_are_counted_without_ids(stage: Stage) -> None:
+def test_unsupported_paths_are_counted_without_ids(stage: Stage) -> None:
     for path in (
         "/v1/files/file-0123456789abcdef",
         "/v1/files/file-9876543210fedcba",
         "/webhook/Plant0123456789%20x",
         "/health/1",
     ):
-        asked("GET", f"{stage.url}{path}", None)
+        send("GET", f"{stage.url}{path}", None)
     assert stage.gateway.stats()["refused_paths"] == {"/v1/files/*": 2, "/webhook/*": 1, "/health/*": 1}
 
 
-def test_serve_prints_the_key_that_it_made(tmp_path: Path) -> None:
-    process, told = gateway_process(tmp_path / "s.db", "http://127.0.0.1:9")
+def test_serve_prints_its_generated_key(tmp_path: Path) -> None:
+    process, announced = gateway_process(tmp_path / "s.db", "http://127.0.0.1:9")
     try:
-        assert asked("GET", f"{told['url']}/assay/stats", None)[0] == 401
-        assert asked("GET", f"{told['url']}/assay/stats", None, Authorization=f"Bearer {told['key']}")[0] == 200
+        assert send("GET", f"{announced['url']}/assay/stats", None)[0] == 401
+        assert (
+            send("GET", f"{announced['url']}/assay/stats", None, Authorization=f"Bearer {announced['key']}")[0] == 200
+        )
     finally:
         process.terminate()
-        _, said = process.communicate(timeout=30)
-    assert f"ASSAY_KEY={told['key']}" in said
+        _, errors = process.communicate(timeout=30)
+    assert f"ASSAY_KEY={announced['key']}" in errors
 
 
 def test_a_key_that_is_short_or_missing_beyond_loopback_is_refused(tmp_path: Path) -> None:

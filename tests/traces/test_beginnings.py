@@ -38,58 +38,60 @@ def turns(dialect: str, count: int, *, planted: int = -1) -> list[Body]:
         "messages": [{"role": "user", "content": "begin"}],
         **({"system": "be brief"} if dialect == "messages" else {}),
     }
-    found = [json.loads(json.dumps(body))]
+    bodies = [json.loads(json.dumps(body))]
     for turn in range(count):
-        told = json.dumps({"expression": f"6*{turn}", **({"api_key": SECRET} if turn == planted else {})})
+        arguments = json.dumps({"expression": f"6*{turn}", **({"api_key": SECRET} if turn == planted else {})})
         if dialect == "chat":
-            call = {"id": f"c{turn}", "type": "function", "function": {"name": "calculator", "arguments": told}}
+            call = {"id": f"c{turn}", "type": "function", "function": {"name": "calculator", "arguments": arguments}}
             more = [
                 {"role": "assistant", "content": None, "tool_calls": [call]},
                 {"role": "tool", "tool_call_id": f"c{turn}", "content": "42"},
             ]
         else:
-            use = {"type": "tool_use", "id": f"c{turn}", "name": "calculator", "input": json.loads(told)}
+            use = {"type": "tool_use", "id": f"c{turn}", "name": "calculator", "input": json.loads(arguments)}
             result = [
                 {"type": "tool_result", "tool_use_id": f"c{turn}", "content": "42"},
                 {"type": "text", "text": "and now?"},
             ]
             more = [{"role": "assistant", "content": [use]}, {"role": "user", "content": result}]
         body["messages"] += more
-        found.append(json.loads(json.dumps(body)))
-    return found
+        bodies.append(json.loads(json.dumps(body)))
+    return bodies
 
 
 def read(beginnings: Beginnings, dialect: str, body: Body) -> ClientRequest:
     """As a call reads its request."""
     known = beginnings.of(dialect, body)
     assert known is not None
-    bare = storable(body, [], bare=known.known)
-    asked = ClientRequest(dialect, bare, begun=known.chain if bare["messages"] is body["messages"] else ())
-    if bare["messages"] is body["messages"]:
-        beginnings.keep(known, asked.chain)
-    return asked
+    stored = storable(body, [], checked=known.known)
+    client_request = ClientRequest(dialect, stored, begun=known.chain if stored["messages"] is body["messages"] else ())
+    if stored["messages"] is body["messages"]:
+        beginnings.keep(known, client_request.chain)
+    return client_request
 
 
 @pytest.mark.parametrize("planted", [-1, 0, 3])
 @pytest.mark.parametrize("dialect", ["chat", "messages"])
-def test_a_conversation_whose_beginning_is_known_reads_as_one_that_is_new(dialect: str, planted: int) -> None:
+def test_a_cached_beginning_gives_the_same_request_as_no_cache(dialect: str, planted: int) -> None:
     beginnings = Beginnings()
     for body in turns(dialect, 5, planted=planted):
-        found, plain = read(beginnings, dialect, body), ClientRequest(dialect, storable(body, []))
-        assert list(found.body.items()) == list(plain.body.items())
-        assert (found.chain, found.task) == (plain.chain, plain.task)
-        assert SECRET not in json.dumps(found.body)
+        cached, uncached = read(beginnings, dialect, body), ClientRequest(dialect, storable(body, []))
+        assert list(cached.body.items()) == list(uncached.body.items())
+        assert (cached.chain, cached.task) == (uncached.chain, uncached.task)
+        assert SECRET not in json.dumps(cached.body)
 
 
 def test_each_message_of_a_conversation_is_read_once(
     stage: tuple[Gateway, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scrubbed, digests = list[int](), list[int]()
-    bare, extended = passing._bare, conversation._extended
+    scrub, extend = passing._without_secrets, conversation._extended
     monkeypatch.setattr(
-        passing, "_bare", lambda body, secrets: scrubbed.append(len(body["messages"])) or bare(body, secrets)
+        passing,
+        "_without_secrets",
+        lambda body, secrets: scrubbed.append(len(body["messages"])) or scrub(body, secrets),
     )
-    monkeypatch.setattr(conversation, "_extended", lambda *given: digests.append(1) or extended(*given))
+    monkeypatch.setattr(conversation, "_extended", lambda *arguments: digests.append(1) or extend(*arguments))
     for body in turns("chat", 6):
         assert post(f"{stage[1]}/v1/chat/completions", body)[0] == 200
     assert scrubbed == [1, 2, 2, 2, 2, 2, 2]
@@ -97,7 +99,7 @@ def test_each_message_of_a_conversation_is_read_once(
 
 
 @pytest.mark.parametrize("changed", ["system", "message", "tools of a message"])
-def test_a_beginning_that_was_changed_is_read_anew(changed: str) -> None:
+def test_a_changed_beginning_is_processed_again(changed: str) -> None:
     beginnings = Beginnings()
     *_, last, body = turns("messages", 4)
     read(beginnings, "messages", last)
@@ -114,17 +116,17 @@ def test_a_beginning_that_was_changed_is_read_anew(changed: str) -> None:
     assert SECRET not in json.dumps(read(beginnings, "messages", body).body)
 
 
-def test_a_key_that_becomes_known_later_is_taken_out_of_a_known_beginning() -> None:
+def test_a_key_that_is_registered_later_is_removed_from_a_cached_beginning() -> None:
     beginnings, later = Beginnings(), "told-after-the-first-call-77"
     *_, last, body = turns("chat", 3)
-    for one in (last, body):
-        one["messages"][0]["content"] = f"with {later}"
+    for request in (last, body):
+        request["messages"][0]["content"] = f"with {later}"
     assert later in json.dumps(read(beginnings, "chat", last).body)
     add_secrets(later)
     assert read(beginnings, "chat", body).body["messages"][0]["content"] == f"with {MARK}"
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_cache_of_beginnings_is_bounded() -> None:
     beginnings = Beginnings(most=30)
     for number in range(20):
         body = {"messages": [{"role": "user", "content": f"{number} {at}"} for at in range(10)]}
@@ -142,5 +144,5 @@ def test_what_is_remembered_is_bounded() -> None:
         ("chat", {"messages": [{"role": "user", "content": "\ud800"}]}),
     ],
 )
-def test_a_request_that_is_not_read_message_by_message_is_read_as_a_whole(dialect: str, body: Body) -> None:
+def test_dialects_that_are_not_incremental_are_read_completely(dialect: str, body: Body) -> None:
     assert Beginnings().of(dialect, body) is None

@@ -58,13 +58,13 @@ def test_the_upstream_has_the_request_before_the_gateway_reads_its_conversation(
     assert had == [2]
 
 
-def test_a_rollout_that_was_begun_keeps_its_model_when_another_is_served(tmp_path: Path) -> None:
+def test_an_open_rollout_keeps_its_model_when_another_is_served(tmp_path: Path) -> None:
     old, new = ScriptedUpstream(name="old"), ScriptedUpstream(name="new")
-    with Store(tmp_path / "s.db") as store, served(old.app()) as one, served(new.app()) as two:
-        gateway = Gateway(store, upstream_of("old", base=one))
+    with Store(tmp_path / "s.db") as store, served(old.app()) as old_url, served(new.app()) as new_url:
+        gateway = Gateway(store, upstream_of("old", base=old_url))
         with served(gateway.app()) as url:
             answer = post(f"{url}/v1/chat/completions", CHAT)[1]["choices"][0]["message"]
-            gateway.serve_model(upstream_of("new", base=two))
+            gateway.serve_model(upstream_of("new", base=new_url))
             more = [*CHAT["messages"], answer, {"role": "user", "content": "and more"}]
             assert post(f"{url}/v1/chat/completions", {"messages": more})[1]["model"] == "old"
             assert (
@@ -74,7 +74,7 @@ def test_a_rollout_that_was_begun_keeps_its_model_when_another_is_served(tmp_pat
     assert (old.calls, new.calls) == (2, 1)
 
 
-def test_a_call_whose_client_is_gone_at_once_is_recorded(stage: tuple[ScriptedUpstream, Gateway, str]) -> None:
+def test_a_call_whose_client_disconnects_at_once_is_recorded(stage: tuple[ScriptedUpstream, Gateway, str]) -> None:
     _, gateway, url = stage
     body = json.dumps({"messages": [{"role": "user", "content": "#hang"}]}).encode()
     sock = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
@@ -87,11 +87,11 @@ def test_a_call_whose_client_is_gone_at_once_is_recorded(stage: tuple[ScriptedUp
         assert time.monotonic() < end
         time.sleep(0.02)
     (call,) = calls_of(gateway.store)
-    assert (call.failure, gateway.asked, gateway.unrecorded) == (FailureKind.CAP, 1, 0)
+    assert (call.failure, gateway.started, gateway.unrecorded) == (FailureKind.CAP, 1, 0)
 
 
 @pytest.mark.parametrize("stops", ["at once", "while it waits", "by an error"])
-def test_what_was_sent_is_ended_where_its_call_stops(stops: str) -> None:
+def test_a_sent_request_is_cancelled_with_its_call(stops: str) -> None:
     noted: list[str] = []
 
     @asynccontextmanager
@@ -128,19 +128,19 @@ def test_what_was_sent_is_ended_where_its_call_stops(stops: str) -> None:
     assert noted == ["sent", "noted", "ended"]
 
 
-def test_what_a_stream_says_is_passed_on_before_the_call_is_recorded(
+def test_streamed_text_is_forwarded_before_the_call_is_recorded(
     stage: tuple[ScriptedUpstream, Gateway, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the whole stream came at once; its end waits, as the client's next call may come with it."""
     _, _, url = stage
-    plain, seen, got = Call.keep, list[bytes](), list[bytes]()
+    original, received_before, received = Call.keep, list[bytes](), list[bytes]()
 
     def keep(call: Call) -> bool:
         end = time.monotonic() + 10
-        while b"hello" not in b"".join(got) and time.monotonic() < end:  # in the gateway's own thread
+        while b"hello" not in b"".join(received) and time.monotonic() < end:  # in the gateway's own thread
             time.sleep(0.01)
-        seen.append(b"".join(got))
-        return plain(call)
+        received_before.append(b"".join(received))
+        return original(call)
 
     monkeypatch.setattr(Call, "keep", keep)
     body = json.dumps({**CHAT, "stream": True}).encode()
@@ -151,14 +151,14 @@ def test_what_a_stream_says_is_passed_on_before_the_call_is_recorded(
             + body
         )
         while part := sock.recv(65536):
-            got.append(part)
-    (before,) = seen
-    assert b"[DONE]" in b"".join(got)
+            received.append(part)
+    (before,) = received_before
+    assert b"[DONE]" in b"".join(received)
     assert b"[DONE]" not in before
     assert b'"finish_reason": "stop"' not in before
 
 
-def test_records_are_made_one_by_one_and_others_go_on_between_them() -> None:
+def test_calls_are_recorded_one_per_iteration_of_the_event_loop() -> None:
     noted: list[str] = []
 
     async def busy() -> None:

@@ -17,19 +17,19 @@ from assay.traces.messages.dialects import chat_messages
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
 
 
-def asked(given: Any, **body: Any) -> dict[str, Any]:
-    return {"dialect": "responses", "body": {"model": "m", "input": given, **body}}
+def responses_request(items: Any, **body: Any) -> dict[str, Any]:
+    return {"dialect": "responses", "body": {"model": "m", "input": items, **body}}
 
 
-def text(response_id: str, said: str) -> dict[str, Any]:
-    item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": said}]}
+def text(response_id: str, content: str) -> dict[str, Any]:
+    item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": content}]}
     return {"id": response_id, "status": "completed", "output": [item]}
 
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1, "b": 2}'}
 CALLED = {"id": "resp_1", "status": "completed", "output": [{"type": "reasoning", "id": "rs_1", "summary": []}, CALL]}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "3"}
-WHOLE = [
+CONVERSATION = [
     {"role": "user", "content": "1 + 2?"},
     {
         "role": "assistant",
@@ -41,74 +41,81 @@ WHOLE = [
 
 
 def test_a_request_that_continues_a_response_has_all_messages_before_it() -> None:
-    first, second = asked("1 + 2?", instructions="Be brief."), asked([RESULT], previous_response_id="resp_1")
-    whole = full_requests([(first, CALLED), (second, text("resp_2", "3"))])
-    assert whole[0] == first
-    assert chat_messages(whole[1] or {}) == WHOLE  # the API does not carry instructions over
+    first, second = (
+        responses_request("1 + 2?", instructions="Be brief."),
+        responses_request([RESULT], previous_response_id="resp_1"),
+    )
+    requests = full_requests([(first, CALLED), (second, text("resp_2", "3"))])
+    assert requests[0] == first
+    assert chat_messages(requests[1] or {}) == CONVERSATION  # the API does not carry instructions over
     third = full_requests(
         [
             (first, CALLED),
             (second, text("resp_2", "3")),
-            (asked("sure?", instructions="Now.", previous_response_id="resp_2"), {}),
+            (responses_request("sure?", instructions="Now.", previous_response_id="resp_2"), {}),
         ]
     )[2]
     assert chat_messages(third or {}) == [
-        {"role": "system", "content": "Now."}, *WHOLE, {"role": "assistant", "content": "3"},
+        {"role": "system", "content": "Now."}, *CONVERSATION, {"role": "assistant", "content": "3"},
         {"role": "user", "content": "sure?"},
     ]  # fmt: skip
 
 
 def test_a_fork_continues_the_response_that_it_names() -> None:
     calls = [
-        (asked("1 + 2?"), CALLED), (asked([RESULT], previous_response_id="resp_1"), text("resp_2", "3")),
-        (asked([RESULT], previous_response_id="resp_1"), text("resp_3", "three")),
-    ]  # fmt: skip
-    assert [chat_messages(request or {}) for request in full_requests(calls)[1:]] == [WHOLE, WHOLE]
-
-
-def test_requests_of_one_conversation_hold_the_calls_before_them() -> None:
-    calls = [
-        (asked("1 + 2?", conversation="conv_1"), CALLED),
-        (asked("hi", conversation={"id": "conv_2"}), text("resp_9", "hello")),
-        (asked([RESULT], conversation={"id": "conv_1"}), text("resp_2", "3")),
+        (responses_request("1 + 2?"), CALLED),
+        (responses_request([RESULT], previous_response_id="resp_1"), text("resp_2", "3")),
+        (responses_request([RESULT], previous_response_id="resp_1"), text("resp_3", "three")),
     ]
-    assert chat_messages(full_requests(calls)[2] or {}) == WHOLE
+    assert [chat_messages(request or {}) for request in full_requests(calls)[1:]] == [CONVERSATION, CONVERSATION]
 
 
-def test_a_request_that_continues_what_is_not_on_record_is_not_whole() -> None:
-    lost = asked([RESULT], previous_response_id="resp_0")
+def test_requests_of_one_conversation_contain_the_earlier_calls() -> None:
+    calls = [
+        (responses_request("1 + 2?", conversation="conv_1"), CALLED),
+        (responses_request("hi", conversation={"id": "conv_2"}), text("resp_9", "hello")),
+        (responses_request([RESULT], conversation={"id": "conv_1"}), text("resp_2", "3")),
+    ]
+    assert chat_messages(full_requests(calls)[2] or {}) == CONVERSATION
+
+
+def test_a_request_that_continues_an_unrecorded_response_is_incomplete() -> None:
+    lost = responses_request([RESULT], previous_response_id="resp_0")
     assert full_requests(
-        [(lost, text("resp_1", "3")), (asked("sure?", previous_response_id="resp_1"), text("resp_2", "yes"))]
+        [
+            (lost, text("resp_1", "3")),
+            (responses_request("sure?", previous_response_id="resp_1"), text("resp_2", "yes")),
+        ]
     ) == [None, None]
 
 
 def test_a_message_that_continues_a_thread_has_the_threads_messages_system_and_tools() -> None:
-    def asked(said: Any, **body: Any) -> dict[str, Any]:
+    def message_request(text: Any, **body: Any) -> dict[str, Any]:
         return {
             "dialect": "messages",
-            "body": {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": said}], **body},
+            "body": {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": text}], **body},
         }
 
     def answered(name: str, *content: dict[str, Any]) -> dict[str, Any]:
         return {"id": name, "type": "message", "role": "assistant", "content": list(content)}
 
-    kept = {"system": "Be brief.", "tools": [{"name": "add", "input_schema": {"type": "object"}}]}
+    thread_fields = {"system": "Be brief.", "tools": [{"name": "add", "input_schema": {"type": "object"}}]}
     use, result = (
         {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1, "b": 2}},
         {"type": "tool_result", "tool_use_id": "c1", "content": "3"},
     )
     calls = [
-        (asked("1 + 2?", thread={"type": "create"}, **kept), answered("msg_1", use)),
+        (message_request("1 + 2?", thread={"type": "create"}, **thread_fields), answered("msg_1", use)),
         (
-            asked([result], thread={"type": "continue", "previous_message_id": "msg_1"}),
+            message_request([result], thread={"type": "continue", "previous_message_id": "msg_1"}),
             answered("msg_2", {"type": "text", "text": "3"}),
         ),
-        (asked("sure?", thread={"type": "continue", "previous_message_id": "msg_2"}), answered("msg_3")),
-        (asked("lost", thread={"type": "continue", "previous_message_id": "msg_0"}), answered("msg_4")),
+        (message_request("sure?", thread={"type": "continue", "previous_message_id": "msg_2"}), answered("msg_3")),
+        (message_request("lost", thread={"type": "continue", "previous_message_id": "msg_0"}), answered("msg_4")),
     ]
     first, second, third, lost = full_requests(calls)
     assert (first, lost) == (calls[0][0], None)
-    assert chat_messages(second or {}) == [{"role": "system", "content": "Be brief."}, *WHOLE]
+    assert chat_messages(second or {}) == [{"role": "system", "content": "Be brief."}, *CONVERSATION]
     assert chat_messages(third or {})[4:] == [
         {"role": "assistant", "content": "3"},
         {"role": "user", "content": "sure?"},
@@ -122,7 +129,7 @@ def store(tmp_path: Path) -> Any:
         yield opened
 
 
-def put(store: Store, *calls: tuple[dict[str, Any], dict[str, Any]]) -> Rollout:
+def store_rollout(store: Store, *calls: tuple[dict[str, Any], dict[str, Any]]) -> Rollout:
     turns = [
         Transition(t=t, model="m", request=request, response={"body": body}, output="3")
         for t, (request, body) in enumerate(calls)
@@ -149,66 +156,78 @@ def rows(kind: str, store: Store, **options: Any) -> tuple[list[dict[str, Any]],
     return [json.loads(line) for line in (report.path / "data.jsonl").read_text().splitlines()], report.manifest
 
 
-def test_rows_of_chained_calls_hold_the_whole_conversation(store: Store) -> None:
-    put(store, (asked("1 + 2?"), CALLED), (asked([RESULT], previous_response_id="resp_1"), text("resp_2", "3")))
-    found, _ = rows("sft", store, model="nobody/unknown")
-    assert [message["role"] for message in found[1]["prompt"]] == ["user", "assistant", "tool"]
-    found, _ = rows("grpo", store, rubric="math_qa", model="nobody/unknown", tools="native")
-    assert [message["role"] for message in found[0]["prompt"]] == ["user", "assistant", "tool"]
-    found, _ = rows("transitions", store)
-    assert chat_messages(found[1]["input"]) == WHOLE
+def test_rows_of_chained_calls_contain_the_complete_conversation(store: Store) -> None:
+    store_rollout(
+        store,
+        (responses_request("1 + 2?"), CALLED),
+        (responses_request([RESULT], previous_response_id="resp_1"), text("resp_2", "3")),
+    )
+    exported, _ = rows("sft", store, model="nobody/unknown")
+    assert [message["role"] for message in exported[1]["prompt"]] == ["user", "assistant", "tool"]
+    exported, _ = rows("grpo", store, rubric="math_qa", model="nobody/unknown", tools="native")
+    assert [message["role"] for message in exported[0]["prompt"]] == ["user", "assistant", "tool"]
+    exported, _ = rows("transitions", store)
+    assert chat_messages(exported[1]["input"]) == CONVERSATION
 
 
 @pytest.mark.parametrize(
     "also", [{}, {"name": "model"}], ids=["arguments alone", "the agent's name"]
 )  # LangChain's createAgent names itself
 def test_a_client_that_writes_arguments_in_its_own_way_has_one_conversation(store: Store, also: dict[str, Any]) -> None:
-    def whole(arguments: str) -> list[dict[str, Any]]:
+    def conversation(arguments: str) -> list[dict[str, Any]]:
         call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": arguments}}
-        return [WHOLE[0], {"role": "assistant", "content": None, "tool_calls": [call], **also}, WHOLE[2]]
+        return [CONVERSATION[0], {"role": "assistant", "content": None, "tool_calls": [call], **also}, CONVERSATION[2]]
 
     def chat(messages: list[dict[str, Any]]) -> dict[str, Any]:
         return {"dialect": "chat", "body": {"model": "m", "messages": messages}}
 
-    answers = [{"choices": [{"message": message}]} for message in (WHOLE[1], {"role": "assistant", "content": "3"})]
-    put(store, (chat(WHOLE[:1]), answers[0]), (chat(whole('{"b":2,"a":1}')), answers[1]))
-    found, _ = rows("sft", store, model="nobody/unknown", whole=True)
-    assert [len(row["messages"]) for row in found] == [4]
+    answers = [
+        {"choices": [{"message": message}]} for message in (CONVERSATION[1], {"role": "assistant", "content": "3"})
+    ]
+    store_rollout(store, (chat(CONVERSATION[:1]), answers[0]), (chat(conversation('{"b":2,"a":1}')), answers[1]))
+    exported, _ = rows("sft", store, model="nobody/unknown", whole=True)
+    assert [len(row["messages"]) for row in exported] == [4]
 
 
-def test_rows_whose_conversation_is_not_on_record_are_left_out_and_fail_the_gate(store: Store) -> None:
-    put(store, (asked("1 + 2?"), CALLED), (asked([RESULT], previous_response_id="resp_0"), text("resp_2", "3")))
-    found, manifest = rows("sft", store)
-    assert ([row["t"] for row in found], manifest["problems"]) == ([0], {"conversation": 1})
+def test_rows_with_an_unrecorded_conversation_are_left_out_and_fail_the_gate(store: Store) -> None:
+    store_rollout(
+        store,
+        (responses_request("1 + 2?"), CALLED),
+        (responses_request([RESULT], previous_response_id="resp_0"), text("resp_2", "3")),
+    )
+    exported, manifest = rows("sft", store)
+    assert ([row["t"] for row in exported], manifest["problems"]) == ([0], {"conversation": 1})
 
 
 @pytest.mark.parametrize("name", ["cachedContent", "cached_content"])
-def test_calls_that_begin_with_what_gemini_keeps_are_left_out_of_rows(store: Store, name: str) -> None:
+def test_calls_with_contents_cached_by_gemini_are_left_out_of_rows(store: Store, name: str) -> None:
     contents = [{"role": "user", "parts": [{"text": "sum it up"}]}]
     answer = {"candidates": [{"content": {"role": "model", "parts": [{"text": "3"}]}, "finishReason": "STOP"}]}
-    put(
+    store_rollout(
         store,
         ({"dialect": "gemini", "body": {"contents": contents}}, answer),
         ({"dialect": "gemini", "body": {"contents": contents, name: "c/1"}}, answer),
     )
-    found, manifest = rows("sft", store)
-    assert ([row["t"] for row in found], manifest["problems"]) == ([0], {"conversation": 1})
+    exported, manifest = rows("sft", store)
+    assert ([row["t"] for row in exported], manifest["problems"]) == ([0], {"conversation": 1})
 
 
-def test_training_on_chained_calls_reads_the_whole_conversation(store: Store) -> None:
+def test_training_on_chained_calls_reads_the_complete_conversation(store: Store) -> None:
     class Words:
         """One token a message."""
 
         def apply_chat_template(self, messages: list[dict[str, Any]], **_: Any) -> list[int]:
             return list(range(len(messages)))
 
-    rollout = put(
-        store, (asked("1 + 2?"), CALLED), (asked([RESULT], previous_response_id="resp_1"), text("resp_2", "3"))
+    rollout = store_rollout(
+        store,
+        (responses_request("1 + 2?"), CALLED),
+        (responses_request([RESULT], previous_response_id="resp_1"), text("resp_2", "3")),
     )
     rollout.transitions[1].token_ids, rollout.transitions[1].prompt_tokens = (1, 2), 3
-    left = Counter[str]()
-    found = trajectory_of(rollout, Words(), max_length=100, behaviour=False, left_out=left)
-    assert [(row.turn, len(row.prompt_ids)) for row in found.rows] == [(1, 3)]
+    excluded = Counter[str]()
+    trajectory = trajectory_of(rollout, Words(), max_length=100, behaviour=False, left_out=excluded)
+    assert [(row.turn, len(row.prompt_ids)) for row in trajectory.rows] == [(1, 3)]
     rollout.transitions[1].request["body"]["previous_response_id"] = "resp_0"
-    assert not trajectory_of(rollout, Words(), max_length=100, behaviour=False, left_out=left).rows
-    assert left["calls that continue a conversation that is not on record"] == 1
+    assert not trajectory_of(rollout, Words(), max_length=100, behaviour=False, left_out=excluded).rows
+    assert excluded["calls that continue a conversation that is not on record"] == 1

@@ -52,8 +52,8 @@ class Endless:
         return web.json_response({})
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        said = (await request.json())["messages"][-1]["content"]
-        if "never" in said:
+        prompt = (await request.json())["messages"][-1]["content"]
+        if "never" in prompt:
             await asyncio.sleep(60)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -91,9 +91,9 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
-    given: dict[str, Any] = dict(getattr(request, "param", {}))
-    upstream = given.pop("upstream", ScriptedUpstream)()
-    idle_s, limits = given.pop("upstream_idle_s", 600.0), ConnectionLimits(**given)
+    options: dict[str, Any] = dict(getattr(request, "param", {}))
+    upstream = options.pop("upstream", ScriptedUpstream)()
+    idle_s, limits = options.pop("upstream_idle_s", 600.0), ConnectionLimits(**options)
     with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind:
         gateway = Gateway(store, HttpUpstream("m", behind, idle_s=idle_s), receive_s=limits.receive_s)
         app = gateway.app()
@@ -102,9 +102,9 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
             yield Stage(store, gateway, listener, upstream, url)
 
 
-def until(found: Callable[[], bool], *, seconds: float = 20) -> None:
+def until(condition: Callable[[], bool], *, seconds: float = 20) -> None:
     end = time.monotonic() + seconds
-    while not found():
+    while not condition():
         assert time.monotonic() < end, "it did not become true in time"
         time.sleep(0.02)
 
@@ -113,16 +113,16 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def rest(sock: socket.socket) -> bytes:
+def remaining_bytes(sock: socket.socket) -> bytes:
     """What a connection still brings until it is closed."""
-    got = b""
+    received = b""
     try:
         while part := sock.recv(65536):
-            got += part
+            received += part
     except ConnectionResetError:
         pass
     sock.close()
-    return got
+    return received
 
 
 # -- callers
@@ -139,15 +139,15 @@ def test_half_open_connections_are_closed_and_others_are_answered_meanwhile(stag
     assert stage.say("hello")[0] == 200
     for name, connections in silent.items():
         for connection in connections:
-            got = rest(connection)
-            assert got == b"" if b"\r\n\r\n" not in HALF_OPEN[name] else got.startswith(b"HTTP/1.1 408"), name
+            received = remaining_bytes(connection)
+            assert received == b"" if b"\r\n\r\n" not in HALF_OPEN[name] else received.startswith(b"HTTP/1.1 408"), name
     until(lambda: descriptors() <= before)
     assert len(stage.calls()) == 2  # none of the half requests
 
 
 @pytest.mark.parametrize("stage", [{"upstream": Endless, "receive_s": 0.5}], indirect=True)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/files"])
-def test_a_body_that_comes_byte_by_byte_is_refused(stage: Stage, path: str) -> None:
+def test_a_body_that_arrives_too_slowly_is_refused(stage: Stage, path: str) -> None:
     connection = stage.connect(HEAD.replace(b"/v1/chat/completions", path.encode()) + b"Content-Length: 1000\r\n\r\n")
     began, stop = time.monotonic(), threading.Event()
 
@@ -160,17 +160,17 @@ def test_a_body_that_comes_byte_by_byte_is_refused(stage: Stage, path: str) -> N
 
     thread = threading.Thread(target=trickle)
     thread.start()
-    got = connection.recv(65536)
+    received = connection.recv(65536)
     assert 0.4 < time.monotonic() - began < 10
-    assert got.startswith(b"HTTP/1.1 408")
-    assert b"the body did not come within 0.5 s" in got + connection.recv(65536)
-    rest(connection)
+    assert received.startswith(b"HTTP/1.1 408")
+    assert b"the body did not come within 0.5 s" in received + connection.recv(65536)
+    remaining_bytes(connection)
     stop.set()
     thread.join()
 
 
 @pytest.mark.parametrize("stage", [{"upstream": Endless, "receive_s": 0.3}], indirect=True)
-def test_a_large_body_has_more_time(stage: Stage) -> None:
+def test_a_large_body_has_a_longer_time_limit(stage: Stage) -> None:
     size = 10 * 65536
     connection = stage.connect(HEAD.replace(b"chat/completions", b"files") + f"Content-Length: {size}\r\n\r\n".encode())
     for _ in range(10):
@@ -182,7 +182,7 @@ def test_a_large_body_has_more_time(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("stage", [{"upstream": Endless, "stalled_s": 0.8}], indirect=True)
-def test_a_caller_that_takes_nothing_of_its_answer_does_not_hold_the_upstream(stage: Stage) -> None:
+def test_a_caller_that_reads_nothing_does_not_block_the_upstream(stage: Stage) -> None:
     stage.upstream.part = b"data: {}\n\n" * 2000
     body = json.dumps({**HELLO, "stream": True}).encode()
     connection = stage.connect(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body, small=True)
@@ -197,13 +197,13 @@ def test_a_caller_that_takes_nothing_of_its_answer_does_not_hold_the_upstream(st
 
 
 @pytest.mark.parametrize("stage", [{"upstream": Endless, "upstream_idle_s": 0.5}], indirect=True)
-def test_a_stream_that_says_nothing_more_is_broken_off_and_stored_as_a_timeout(stage: Stage) -> None:
+def test_a_silent_stream_is_aborted_and_stored_as_a_timeout(stage: Stage) -> None:
     body = json.dumps({**HELLO, "stream": True}).encode()
-    got = rest(stage.connect(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body))
-    assert got.startswith(b"HTTP/1.1 200")
-    assert got.count(b"HTTP/1.1") == 1
-    assert b'"content": "a"' in got
-    assert not got.endswith(b"0\r\n\r\n")  # no end that a client could take for one
+    received = remaining_bytes(stage.connect(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body))
+    assert received.startswith(b"HTTP/1.1 200")
+    assert received.count(b"HTTP/1.1") == 1
+    assert b'"content": "a"' in received
+    assert not received.endswith(b"0\r\n\r\n")  # no end that a client could take for one
     (call,) = stage.calls()
     assert call.failure == FailureKind.TIMEOUT
     until(lambda: stage.upstream.open == 0)
@@ -216,21 +216,21 @@ def test_an_upstream_that_never_answers_is_a_timeout(stage: Stage) -> None:
     assert call.failure == FailureKind.TIMEOUT
 
 
-@pytest.mark.parametrize("said", ["#hang", "#hang in a stream"])
-def test_a_provider_behind_litellm_that_falls_silent_is_a_timeout(tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize("prompt", ["#hang", "#hang in a stream"])
+def test_a_provider_behind_litellm_that_falls_silent_is_a_timeout(tmp_path: Path, prompt: str) -> None:
     with Store(tmp_path / "s.db") as store, served(ScriptedUpstream().app()) as behind:
         upstream = LitellmUpstream("openai/echo", {"api_base": f"{behind}/v1", "api_key": "secret"}, idle_s=2.0)
-        stream = "stream" in said
+        stream = "stream" in prompt
         with served(Gateway(store, upstream).app()) as url:
-            body = json.dumps({"messages": [{"role": "user", "content": said}], "stream": stream}).encode()
+            body = json.dumps({"messages": [{"role": "user", "content": prompt}], "stream": stream}).encode()
             sock = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=30)
             sock.sendall(HEAD + f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-            got = rest(sock)
+            received = remaining_bytes(sock)
         store.flush()
         (rollout,) = store.rollouts()
         (call,) = store.rollout(rollout.id).transitions
-    assert got.startswith(b"HTTP/1.1 200" if stream else b"HTTP/1.1 504")
-    assert not got.endswith(b"0\r\n\r\n")
+    assert received.startswith(b"HTTP/1.1 200" if stream else b"HTTP/1.1 504")
+    assert not received.endswith(b"0\r\n\r\n")
     assert call.failure == FailureKind.TIMEOUT
     assert "nothing for 2 s" in str(call.error)
 
@@ -239,7 +239,7 @@ def test_a_provider_behind_litellm_that_falls_silent_is_a_timeout(tmp_path: Path
 
 
 @pytest.mark.parametrize("stage", [{"most": 4}], indirect=True)
-def test_silent_connections_make_room_when_there_are_too_many(stage: Stage) -> None:
+def test_idle_connections_are_closed_at_the_limit(stage: Stage) -> None:
     silent = [
         stage.connect(HALF_OPEN[name])
         for name in ("nothing", "half of the headers", "no body", "half of the body")
@@ -252,7 +252,7 @@ def test_silent_connections_make_room_when_there_are_too_many(stage: Stage) -> N
 
 
 @pytest.mark.parametrize("stage", [{"most": 3}], indirect=True)
-def test_a_call_waits_where_all_connections_are_answered(stage: Stage) -> None:
+def test_a_call_waits_while_all_connections_are_in_use(stage: Stage) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "#hang"}]}).encode()
     calls = [stage.connect(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body) for _ in range(3)]
     until(lambda: len(stage.gateway.connections.answered) == 3)
@@ -273,8 +273,8 @@ def test_a_hundred_callers_of_few_connections_are_all_answered(stage: Stage) -> 
     assert len(stage.calls()) == 1  # the database is open
     before = descriptors()
     with ThreadPoolExecutor(20) as threads:
-        found = list(threads.map(lambda number: stage.say(f"{number} says"), range(100)))
-    assert [status for status, _ in found] == [200] * 100
+        replies = list(threads.map(lambda number: stage.say(f"{number} says"), range(100)))
+    assert [status for status, _ in replies] == [200] * 100
     assert len(stage.calls()) == 101
     until(lambda: descriptors() <= before + 10)  # both ends of the five idle ones to the upstream
 
@@ -293,7 +293,7 @@ def test_the_number_of_connections_follows_the_limit_on_descriptors(monkeypatch:
         ConnectionLimits(idle_s=0)
 
 
-def test_both_ends_of_a_call_ask_whether_their_peer_is_still_there(stage: Stage) -> None:
+def test_tcp_keep_alive_is_enabled_on_both_ends_of_a_call(stage: Stage) -> None:
     """The kernel's table has a keepalive timer (kind 2) within the configured minute, not the default two hours."""
     behind = int(stage.gateway.upstream.base.rpartition(":")[2])  # type: ignore[union-attr]
     body = json.dumps({"messages": [{"role": "user", "content": "#hang"}]}).encode()
@@ -303,8 +303,10 @@ def test_both_ends_of_a_call_ask_whether_their_peer_is_still_there(stage: Stage)
     open_rows = [
         (int(row[1].split(":")[1], 16), int(row[2].split(":")[1], 16), row[5]) for row in rows if row[3] == "01"
     ]
-    here = connection.getsockname()[1]
-    timers = [timer for local, remote, timer in open_rows if (local, remote) == (stage.port, here) or remote == behind]
+    client_port = connection.getsockname()[1]
+    timers = [
+        timer for local, remote, timer in open_rows if (local, remote) == (stage.port, client_port) or remote == behind
+    ]
     assert len(timers) >= 2
     assert all(timer.startswith("02:") and int(timer[3:], 16) <= 60 * os.sysconf("SC_CLK_TCK") for timer in timers), (
         timers

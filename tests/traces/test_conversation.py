@@ -31,16 +31,16 @@ class Place:
         self.gateway, self.url = gateway, url
 
     def chat(self, *messages: Message, headers: dict[str, str] | None = None, **body: Any) -> Message:
-        status, told = post(
+        status, reply = post(
             f"{self.url}/v1/chat/completions", {"model": "m", "messages": list(messages), **body}, **(headers or {})
         )
-        assert status == 200, told
-        return told["choices"][0]["message"]
+        assert status == 200, reply
+        return reply["choices"][0]["message"]
 
-    def respond(self, given: str, **body: Any) -> str:
-        status, told = post(f"{self.url}/v1/responses", {"model": "m", "input": given, **body})
-        assert status == 200, told
-        return str(told["id"])
+    def respond(self, text: str, **body: Any) -> str:
+        status, reply = post(f"{self.url}/v1/responses", {"model": "m", "input": text, **body})
+        assert status == 200, reply
+        return str(reply["id"])
 
     def rollouts(self) -> list[Rollout]:
         self.gateway.store.flush()
@@ -64,13 +64,13 @@ Answers = Callable[[list[Message]], Message]
 
 @pytest.fixture
 def scripted(tmp_path: Path) -> Iterator[Callable[[Answers], Place]]:
-    """A gateway in front of a model that answers as a function says."""
-    said: list[Answers] = []
+    """A gateway whose model answers with the result of a function."""
+    scripts: list[Answers] = []
     numbers = itertools.count(1)
 
     async def answer(request: web.Request) -> web.Response:
         body = await request.json()
-        message = {"role": "assistant", **said[-1](body["messages"])}
+        message = {"role": "assistant", **scripts[-1](body["messages"])}
         return web.json_response(
             {"id": f"c{next(numbers)}", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
         )
@@ -82,7 +82,7 @@ def scripted(tmp_path: Path) -> Iterator[Callable[[Answers], Place]]:
         with served(gateway.app()) as url:
 
             def begin(script: Answers) -> Place:
-                said.append(script)
+                scripts.append(script)
                 return Place(gateway, url)
 
             yield begin
@@ -109,70 +109,73 @@ def test_smolagents_writes_tool_calls_as_text_and_stays_one_rollout(place: Place
     agents = [[*begun], [*begun]]  # the same task twice
     for _, messages in sorted(enumerate(agents * 3), key=lambda step: step[0] if at_once else step[0] % 2):
         call = place.chat(*messages, tools=TOOLS, tool_choice="required")["tool_calls"][0]
-        told = {
+        rewritten = {
             "id": call["id"],
             "type": "function",
             "function": {"name": "calculator", "arguments": {"expression": "6*7"}},
         }
-        messages += [parts("assistant", f"Calling tools:\n[{told}]"), parts("user", "Observation:\n42; use the tool")]
+        messages += [
+            parts("assistant", f"Calling tools:\n[{rewritten}]"),
+            parts("user", "Observation:\n42; use the tool"),
+        ]
     assert place.turns == [3, 3]
     assert len({rollout.group_id for rollout in place.rollouts()}) == 1
 
 
-def test_smolagents_adds_to_the_code_that_the_model_wrote(place: Place) -> None:
+def test_code_that_smolagents_extends_continues_its_rollout(place: Place) -> None:
     for _ in range(2):
         messages = [parts("user", "Thought: compute.\n<code>\nprint(6 * 7)\n</code>")]
         for at in range(3):
-            said = place.chat(*messages)["content"]
+            answer = place.chat(*messages)["content"]
             messages += [
-                parts("assistant", f"{said}\nCalling tools:\n[{{'id': 'call_{at}'}}]"),
+                parts("assistant", f"{answer}\nCalling tools:\n[{{'id': 'call_{at}'}}]"),
                 parts("user", f"Observation {at}:\n42"),
             ]
     assert place.turns == [3, 3]
 
 
 @pytest.mark.parametrize(
-    "again",
+    "change",
     [
-        lambda said: {**said, "content": f"  {said['content']}\n"},  # trimmed or padded
-        lambda said: {**said, "content": said["content"][:-2]},  # cut at a stop sequence
-        lambda said: {**said, "name": "assistant"},
+        lambda answer: {**answer, "content": f"  {answer['content']}\n"},  # trimmed or padded
+        lambda answer: {**answer, "content": answer["content"][:-2]},  # cut at a stop sequence
+        lambda answer: {**answer, "name": "assistant"},
     ],
 )
-def test_an_answer_that_a_client_changed_a_little_is_known_again(
-    place: Place, again: Callable[[Message], Message]
+def test_an_answer_with_small_changes_by_the_client_is_recognised(
+    place: Place, change: Callable[[Message], Message]
 ) -> None:
-    said = place.chat(user("say this back to me"))
-    place.chat(user("say this back to me"), again(said), user("two"))
+    answer = place.chat(user("say this back to me"))
+    place.chat(user("say this back to me"), change(answer), user("two"))
     assert place.turns == [2]
 
 
-def test_json_that_a_client_wrote_anew_is_the_same_answer(scripted: Callable[[Answers], Place]) -> None:
+def test_an_answer_whose_json_the_client_reformatted_is_recognised(scripted: Callable[[Answers], Place]) -> None:
     place = scripted(lambda messages: {"content": '{"b": 1,\n "a": [2]}'})
     place.chat(user("json"))
     place.chat(user("json"), {"role": "assistant", "content": '{"a": [2], "b": 1}'}, user("more"))
     assert place.turns == [2]
 
 
-def test_a_client_that_keeps_no_answers_is_one_rollout(place: Place) -> None:
+def test_a_client_that_sends_no_answers_back_has_one_rollout(place: Place) -> None:
     place.chat(user("one"))
     place.chat(user("one"), user("two"))
     place.chat(user("one"), user("two"), user("three"))
     assert place.turns == [3]
 
 
-def test_a_conversation_that_only_begins_alike_is_not_taken_for_it(place: Place) -> None:
+def test_a_conversation_with_the_same_beginning_is_another_rollout(place: Place) -> None:
     place.chat(user("hello"))
     place.chat(user("hello"), {"role": "assistant", "content": "Somebody else answered this, long ago."}, user("two"))
     assert place.turns == [1, 1]
 
 
-def test_a_conversation_that_was_cut_goes_on_where_a_tool_is_waited_for(place: Place) -> None:
-    said = place.chat(user("use the tool"), tools=TOOLS)
+def test_a_shortened_conversation_continues_by_its_tool_result(place: Place) -> None:
+    answer = place.chat(user("use the tool"), tools=TOOLS)
     place.chat(
         user("a summary of all before"),
-        said,
-        {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "42"},
+        answer,
+        {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "42"},
         tools=TOOLS,
     )
     assert place.turns == [2]
@@ -185,51 +188,55 @@ def test_a_request_that_insists_on_a_tool_after_an_answer_stays_in_the_rollout(p
     assert place.turns == [2, 1]
 
 
-def test_what_goes_on_after_a_failed_call_with_less_stays_in_the_rollout(place: Place) -> None:
-    said = place.chat(user("one"))
-    body = {"model": "m", "messages": [user("one"), said, user("#500, and long")]}
+def test_a_shorter_request_after_a_failed_call_stays_in_the_rollout(place: Place) -> None:
+    answer = place.chat(user("one"))
+    body = {"model": "m", "messages": [user("one"), answer, user("#500, and long")]}
     assert post(f"{place.url}/v1/chat/completions", body)[0] == 500
-    place.chat(user("one"), said, user("shorter"))
+    place.chat(user("one"), answer, user("shorter"))
     assert place.turns == [3]
 
 
-@pytest.mark.parametrize("kept", ["what was read", "a space after it", "nothing"])
-def test_a_client_that_leaves_the_first_answer_and_goes_on_with_what_it_read_stays_in_the_rollout(
-    place: Place, kept: str
+@pytest.mark.parametrize("resent", ["what was read", "a space after it", "nothing"])
+def test_a_client_that_disconnects_and_continues_with_a_partial_answer_stays_in_the_rollout(
+    place: Place, resent: str
 ) -> None:
-    said = leave_in_the_middle(place, "Hello, and #hang")
-    assert "echo: Hello".startswith(said)
-    own = {"what was read": [assistant(said)], "a space after it": [assistant(f"{said} ")], "nothing": []}[kept]
-    place.chat(user("Hello, and #hang"), *own, user("never mind"))
+    text_read = leave_in_the_middle(place, "Hello, and #hang")
+    assert "echo: Hello".startswith(text_read)
+    repeated = {
+        "what was read": [assistant(text_read)],
+        "a space after it": [assistant(f"{text_read} ")],
+        "nothing": [],
+    }[resent]
+    place.chat(user("Hello, and #hang"), *repeated, user("never mind"))
     (rollout,) = place.rollouts()
     assert [t.failure for t in rollout.transitions] == ["cap", None]
     assert rollout.prediction == {"answer": "echo: never mind"}
 
 
-def test_a_conversation_that_begins_like_an_answer_that_was_left_is_not_taken_for_it(place: Place) -> None:
+def test_another_conversation_with_the_beginning_of_a_partial_answer_is_another_rollout(place: Place) -> None:
     leave_in_the_middle(place, "Hello, and #hang")
     place.chat(user("Hello, and #hang"), assistant("Somebody else answered this, long ago."), user("two"))
     assert place.turns == [1, 1]
 
 
 def leave_in_the_middle(place: Place, question: str) -> str:
-    """What a client read of a streamed answer before it closed the connection."""
+    """Text of a streamed answer that a client received before it closed the connection."""
     client = openai.OpenAI(base_url=f"{place.url}/v1", api_key="x", max_retries=0)
-    said = ""
+    text = ""
     with client.chat.completions.create(
         model="m", messages=[{"role": "user", "content": question}], stream=True
     ) as parts:
         for part in parts:
-            said += part.choices[0].delta.content or ""
-            if len(said) > 3:
-                return said
+            text += part.choices[0].delta.content or ""
+            if len(text) > 3:
+                return text
     raise AssertionError("the answer came to its end")
 
 
 # -- forks
 
 
-def test_a_conversation_that_goes_on_twice_from_one_point_is_two_rollouts(place: Place) -> None:
+def test_a_conversation_that_continues_twice_from_one_point_is_two_rollouts(place: Place) -> None:
     first = place.chat(user("one"))
     ways = [place.chat(user("one"), first, user(way)) for way in ("left", "right")]
     place.chat(user("one"), first, user("right"), ways[1], user("on"))
@@ -239,15 +246,15 @@ def test_a_conversation_that_goes_on_twice_from_one_point_is_two_rollouts(place:
     ]
 
 
-def test_tool_results_that_come_back_twice_are_a_fork(place: Place) -> None:
-    said = place.chat(user("use the tool"), tools=TOOLS)
+def test_tool_results_that_are_sent_twice_are_a_fork(place: Place) -> None:
+    answer = place.chat(user("use the tool"), tools=TOOLS)
     for result in ("42", "43"):
-        back = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": result}
-        place.chat(user("use the tool"), said, back, tools=TOOLS)
+        tool_message = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": result}
+        place.chat(user("use the tool"), answer, tool_message, tools=TOOLS)
     assert place.turns == [2, 1]
 
 
-def test_a_response_that_two_requests_go_on_from_is_a_fork(place: Place) -> None:
+def test_a_response_that_two_requests_continue_is_a_fork(place: Place) -> None:
     first = place.respond("one")
     left, right = (place.respond(way, previous_response_id=first) for way in ("left", "right"))
     place.respond("on", previous_response_id=right)
@@ -317,12 +324,12 @@ def test_the_calls_of_a_dspy_react_agent_are_one_rollout(scripted: Callable[[Ans
 
     def answers(messages: list[Message]) -> Message:
         last = "extract" in messages[0]["content"]
-        told = (
+        outputs = (
             {"reasoning": "r", "answer": "42"}
             if last
             else {"next_thought": f"I think {next(numbers)}", "next_tool_name": "add", "next_tool_args": "{}"}
         )
-        return {"content": form(told) + "\n\n[[ ## completed ## ]]"}
+        return {"content": form(outputs) + "\n\n[[ ## completed ## ]]"}
 
     place = scripted(answers)
     for thoughts in ((1, 2), (3, 4)):
@@ -342,7 +349,7 @@ def test_the_calls_of_a_dspy_react_agent_are_one_rollout(scripted: Callable[[Ans
     assert [rollout.prediction for rollout in place.rollouts()] == [{"reasoning": "r", "answer": "42"}] * 2
 
 
-def test_a_predictor_that_reads_what_another_said_is_of_the_same_run(scripted: Callable[[Answers], Place]) -> None:
+def test_a_predictor_that_reads_an_earlier_output_belongs_to_the_same_run(scripted: Callable[[Answers], Place]) -> None:
     place = scripted(counting(draft="a draft"))
     for _ in range(2):
         place.chat(*prompt("question -> draft", question="six times seven?"))
@@ -350,13 +357,13 @@ def test_a_predictor_that_reads_what_another_said_is_of_the_same_run(scripted: C
     assert place.turns == [2, 2]
 
 
-def test_an_adapter_that_asks_again_in_another_form_is_of_the_same_run(scripted: Callable[[Answers], Place]) -> None:
+def test_a_retry_in_another_prompt_format_belongs_to_the_same_run(scripted: Callable[[Answers], Place]) -> None:
     place = scripted(lambda messages: {"content": "no sections"})
-    asked = prompt("question -> answer", question="six times seven?")
-    place.chat(*asked)
-    told = asked[0]["content"].replace("[[ ## x ## ]]", "outputs will be a JSON object")
+    first_prompt = prompt("question -> answer", question="six times seven?")
+    place.chat(*first_prompt)
+    system = first_prompt[0]["content"].replace("[[ ## x ## ]]", "outputs will be a JSON object")
     place.chat(
-        {**asked[0], "content": told},
+        {**first_prompt[0], "content": system},
         user(form({"question": "six times seven?"}) + "\n\nRespond with a JSON object in the following order"),
     )
     assert place.turns == [2]
@@ -371,7 +378,7 @@ def test_an_adapter_that_asks_again_in_another_form_is_of_the_same_run(scripted:
         prompt("text -> label", text="thought number 1"),
     ],
 )
-def test_other_prompts_of_dspy_are_rollouts_of_their_own(
+def test_unrelated_dspy_prompts_are_separate_rollouts(
     scripted: Callable[[Answers], Place], other: list[Message]
 ) -> None:
     place = scripted(counting())
@@ -380,12 +387,12 @@ def test_other_prompts_of_dspy_are_rollouts_of_their_own(
     assert place.turns == [1, 1]
 
 
-def test_nothing_is_kept_of_rollouts_that_ended(place: Place) -> None:
-    said = place.chat(user("use the tool"), tools=TOOLS)
+def test_ended_rollouts_are_removed_from_the_index(place: Place) -> None:
+    answer = place.chat(user("use the tool"), tools=TOOLS)
     place.chat(
         user("use the tool"),
-        said,
-        {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "42"},
+        answer,
+        {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "42"},
         tools=TOOLS,
     )
     place.chat(*prompt("q -> a", question="x"), headers={"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"})
@@ -396,7 +403,7 @@ def test_nothing_is_kept_of_rollouts_that_ended(place: Place) -> None:
     assert place.turns == [2, 1, 1]
 
 
-def test_arguments_of_tool_calls_are_read_once_however_often_their_conversation_comes(
+def test_arguments_of_tool_calls_are_parsed_once_per_conversation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read: list[str] = []

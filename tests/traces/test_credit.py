@@ -39,7 +39,7 @@ def test_the_fields_worked_example_returns_1_45() -> None:
 
 
 @pytest.mark.parametrize("every_turn", [False, True])
-def test_the_order_of_the_rollouts_changes_no_bit(every_turn: bool) -> None:
+def test_the_order_of_the_rollouts_does_not_change_the_result(every_turn: bool) -> None:
     rng = random.Random(5)
     group = [[rng.choice([0.1, 0.15, 1 / 3, 0.7]) for _ in range(rng.randint(1, 4))] for _ in range(40)]
     first = credited(group, every_turn=every_turn)
@@ -49,22 +49,22 @@ def test_the_order_of_the_rollouts_changes_no_bit(every_turn: bool) -> None:
         assert [again[order.index(at)] for at in range(len(group))] == first
 
 
-def test_two_of_three_worked_by_hand() -> None:
+def test_advantages_of_three_rollouts_match_hand_computed_values() -> None:
     # turn 0: 1, 0, 0. Leave one out: 1 - 0; 0 - 1/2; 0 - 1/2.
     # Sample deviation of 1, 0, 0: sqrt(((2/3)^2 + 2/9) / 2) = 0.57735
-    found = credited([[1.0], [0.0], [0.0]])
-    assert [value for (value,) in found] == pytest.approx([1 / 0.57745, -0.5 / 0.57745, -0.5 / 0.57745], rel=1e-4)
-    plain = credited([[1.0], [0.0], [0.0]], leave_one_out=False, scale=False)
-    assert [value for (value,) in plain] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+    scaled = credited([[1.0], [0.0], [0.0]])
+    assert [value for (value,) in scaled] == pytest.approx([1 / 0.57745, -0.5 / 0.57745, -0.5 / 0.57745], rel=1e-4)
+    unscaled = credited([[1.0], [0.0], [0.0]], leave_one_out=False, scale=False)
+    assert [value for (value,) in unscaled] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
 
 
-def test_a_longer_way_is_held_against_where_the_shorter_ended() -> None:
+def test_a_longer_rollout_is_compared_with_the_last_return_of_a_shorter_one() -> None:
     # the second rollout has no turn 1: it stands there with its last return, 1.0
     (_, second), _ = credited([[0.0, 0.25], [1.0]], scale=False)
     assert second == pytest.approx(0.25 - 1.0)
 
 
-def test_schemes_and_discounts_that_make_no_sense_are_refused() -> None:
+def test_unknown_schemes_and_invalid_discounts_are_refused() -> None:
     for options, match in (
         ({"scheme": "magic"}, "must be one of"),
         ({"discount": 1.5}, "between 0 and 1"),
@@ -89,37 +89,37 @@ def test_identical_rollouts_give_exactly_zero(rewards: list[float], count: int) 
 
 
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=6), st.floats(0.01, 0.2))
-def test_a_group_that_uses_a_tool_rightly_is_never_pushed_off_it(calls: list[int], step: float) -> None:
+def test_correct_use_of_a_tool_has_no_negative_total_advantage(calls: list[int], step: float) -> None:
     group = [[step] * tools + [1.0] for tools in calls]
-    found = credited(group)
+    by_rollout = credited(group)
     for turn in range(max(calls)):
-        pushes = [advantages[turn] for tools, advantages in zip(calls, found, strict=True) if turn < tools]
+        pushes = [advantages[turn] for tools, advantages in zip(calls, by_rollout, strict=True) if turn < tools]
         assert math.fsum(pushes) >= -1e-9
 
 
 @given(st.lists(st.lists(st.floats(-10, 10), min_size=3, max_size=3), min_size=2, max_size=6))
-def test_rollouts_of_one_length_are_pushed_to_and_fro_equally(group: list[list[float]]) -> None:
-    found = credited(group)
+def test_advantages_of_rollouts_of_equal_length_sum_to_zero(group: list[list[float]]) -> None:
+    by_rollout = credited(group)
     for turn in range(3):
-        assert math.fsum(advantages[turn] for advantages in found) == pytest.approx(0.0, abs=1e-6)
+        assert math.fsum(advantages[turn] for advantages in by_rollout) == pytest.approx(0.0, abs=1e-6)
 
 
 @given(st.lists(REWARDS, min_size=2, max_size=6), st.randoms())
 def test_the_order_of_rollouts_does_not_matter(group: list[list[float]], random: "np.random.RandomState") -> None:
     order = list(range(len(group)))
     random.shuffle(order)
-    found, shuffled = credited(group), credited([group[at] for at in order])
+    in_order, shuffled = credited(group), credited([group[at] for at in order])
     for at, advantages in zip(order, shuffled, strict=True):
-        assert advantages == pytest.approx(found[at], rel=1e-6, abs=1e-6)
+        assert advantages == pytest.approx(in_order[at], rel=1e-6, abs=1e-6)
 
 
 @given(st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=6), min_size=2, max_size=8), st.floats(1.5, 100))
-def test_scaled_rewards_push_as_hard(group: list[list[float]], factor: float) -> None:
+def test_scaled_advantages_do_not_depend_on_the_scale_of_rewards(group: list[list[float]], factor: float) -> None:
     sums = [math.fsum(rewards) for rewards in group]
     if max(sums) - min(sums) < 0.05:
         return
-    found, larger = credited(group), credited([[factor * reward for reward in rewards] for rewards in group])
-    for a, b in zip(found, larger, strict=True):
+    unscaled, larger = credited(group), credited([[factor * reward for reward in rewards] for rewards in group])
+    for a, b in zip(unscaled, larger, strict=True):
         assert b == pytest.approx(a, rel=0.02, abs=1e-3)
 
 
@@ -136,9 +136,9 @@ def test_fitted_values_follow_features_and_never_see_their_own_group() -> None:
     hard = rng.integers(0, 2, 60)
     features = [[{"hard": float(h)}] for h in hard]
     groups = [f"g{at}" for at in range(60)]
-    found = fitted_values(features, [[1.0 - h] for h in hard], groups)
-    assert all(abs(value - (1 - h)) < 0.1 for (value,), h in zip(found, hard, strict=True))
-    odd = fitted_values(features, [[100.0 if at == 0 else 1.0 - h] for at, h in enumerate(hard)], groups)
-    assert odd[0] == pytest.approx(found[0])  # what its own rollout earned does not move its value
+    values = fitted_values(features, [[1.0 - h] for h in hard], groups)
+    assert all(abs(value - (1 - h)) < 0.1 for (value,), h in zip(values, hard, strict=True))
+    with_outlier = fitted_values(features, [[100.0 if at == 0 else 1.0 - h] for at, h in enumerate(hard)], groups)
+    assert with_outlier[0] == pytest.approx(values[0])  # what its own rollout earned does not move its value
     assert fitted_values([], [], []) == []
     assert fitted_values([[{}], [{}]], [[1.0], [3.0]], ["a", "a"]) == [[2.0], [2.0]]

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from assay.testing.serving import asked, get, post, served
+from assay.testing.serving import get, post, send, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
 from assay.traces.gateway.embedded_chat import chat_request
@@ -41,7 +41,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    """An upstream that is asked like an embedded model: a scripted server that speaks chat."""
+    """An upstream that is called like an embedded model: a scripted server with the chat dialect."""
     with Store(tmp_path / "s.db") as store, served(ScriptedUpstream(name="/home/me/model.gguf").app()) as behind:
         gateway = Gateway(store, EmbeddedUpstream("embedded/echo", behind, model="echo", key="", tools=True))
         with served(gateway.app()) as url:
@@ -49,27 +49,27 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def body_of(dialect: str, text: str, **more: Any) -> dict[str, Any]:
-    given = {"input": text} if dialect == "responses" else {"messages": [{"role": "user", "content": text}]}
-    return {"model": "embedded/echo", **given, **({"max_tokens": 60} if dialect == "messages" else {}), **more}
+    prompt = {"input": text} if dialect == "responses" else {"messages": [{"role": "user", "content": text}]}
+    return {"model": "embedded/echo", **prompt, **({"max_tokens": 60} if dialect == "messages" else {}), **more}
 
 
 @pytest.mark.parametrize("dialect", PATHS)
 @pytest.mark.parametrize("name", ["embedded/echo", "echo", "any", None])
-def test_a_model_is_asked_by_its_name_and_answers_under_it(place: Place, dialect: str, name: str | None) -> None:
+def test_a_model_is_called_and_answers_by_its_name(place: Place, dialect: str, name: str | None) -> None:
     body = body_of(dialect, "hello")
     body = {**body, "model": name} if name else {key: value for key, value in body.items() if key != "model"}
-    status, told = post(place.url + PATHS[dialect], body)
-    assert (status, told["model"], answer_of(dialect, told).text) == (200, "embedded/echo", "echo: hello")
+    status, reply = post(place.url + PATHS[dialect], body)
+    assert (status, reply["model"], answer_of(dialect, reply).text) == (200, "embedded/echo", "echo: hello")
     (rollout,) = place.rollouts()
     assert rollout.prediction == {"answer": "echo: hello"}
 
 
 @pytest.mark.parametrize("dialect", PATHS)
-def test_an_unknown_name_is_a_404_that_lists_what_there_is(place: Place, dialect: str) -> None:
-    status, told = post(place.url + PATHS[dialect], body_of(dialect, "hello", model="gpt-4o"))
+def test_an_unknown_model_name_is_a_404_that_lists_the_models(place: Place, dialect: str) -> None:
+    status, reply = post(place.url + PATHS[dialect], body_of(dialect, "hello", model="gpt-4o"))
     assert status == 404
-    assert "'gpt-4o'" in told["error"]["message"]
-    assert "embedded/echo" in told["error"]["message"]
+    assert "'gpt-4o'" in reply["error"]["message"]
+    assert "embedded/echo" in reply["error"]["message"]
     if dialect == "chat":
         with pytest.raises(openai.NotFoundError, match="embedded/echo"):
             place.client.chat.completions.create(model="gpt-4o", messages=[{"role": "user", "content": "hello"}])
@@ -86,23 +86,23 @@ def test_models_are_listed_by_name(place: Place) -> None:
     ("method", "path"),
     [("POST", "/lora-adapters"), ("POST", "/v1/embeddings"), ("POST", "/completion"), ("GET", "/slots")],
 )
-def test_what_else_the_models_server_does_needs_the_gateways_key(
+def test_other_paths_of_the_models_server_need_the_gateways_key(
     place: Place, method: str, path: str, more: dict[str, str]
 ) -> None:
-    """`POST /lora-adapters` changes the adapters of all rollouts, and `/slots` shows what they are asked."""
+    """`POST /lora-adapters` changes the adapters of all rollouts, and `/slots` shows their prompts."""
     owner = {"Authorization": f"Bearer {place.gateway.access.key}"}
     opened = post(f"{place.url}/assay/rollouts", {}, **owner)[1]
     body = {"input": "x"} if method == "POST" else None
     for headers in ({}, {"Authorization": f"Bearer {opened['api_key']}"}):
-        status, told = asked(method, place.url + path, body, **headers, **more)
-        assert (status, "with the gateway's key" in told) == (403, True)
+        status, reply = send(method, place.url + path, body, **headers, **more)
+        assert (status, "with the gateway's key" in reply) == (403, True)
     assert not place.gateway.relay.counts
-    asked(method, place.url + path, body, **owner)
+    send(method, place.url + path, body, **owner)
     assert place.gateway.relay.counts == {f"{method} {path}": 1}
 
 
 @pytest.mark.parametrize("dialect", ["chat", "completions"])
-def test_a_call_does_not_say_which_adapters_answer(dialect: str) -> None:
+def test_a_call_cannot_select_adapters(dialect: str) -> None:
     body = {"prompt": "a", "messages": [], "lora": [{"id": 0, "scale": 0}], "id_slot": 0}
     assert not {"lora", "id_slot"} & chat_request(dialect, body, "m", tools=True).keys()
 
@@ -110,46 +110,46 @@ def test_a_call_does_not_say_which_adapters_answer(dialect: str) -> None:
 @pytest.mark.parametrize("text", ["say this back to me", "use the tool", "use the tool #both"])
 def test_the_openai_sdk_streams_responses(place: Place, text: str) -> None:
     tools: Any = [{"type": "function", "name": "calculator", "parameters": PARAMETERS}]
-    said = ""
+    streamed = ""
     with place.client.responses.stream(model="embedded/echo", input=text, tools=tools) as stream:
         for event in stream:
-            said += event.delta if event.type == "response.output_text.delta" else ""
+            streamed += event.delta if event.type == "response.output_text.delta" else ""
         final = stream.get_final_response()
     calls = [(item.name, item.arguments) for item in final.output if item.type == "function_call"]
-    wanted = {
+    expected = {
         "say this back to me": ("echo: say this back to me", 0),
         "use the tool": ("", 1),
         "use the tool #both": ("twice, then", 2),
     }[text]
-    assert (final.output_text, said, len(calls)) == (wanted[0], wanted[0], wanted[1])
+    assert (final.output_text, streamed, len(calls)) == (expected[0], expected[0], expected[1])
     assert set(calls) <= {("calculator", '{"expression": "6*7"}')}
     (rollout,) = place.rollouts()
-    assert [tool.arguments for tool in rollout.tools] == [{"expression": "6*7"}] * wanted[1]
+    assert [tool.arguments for tool in rollout.tools] == [{"expression": "6*7"}] * expected[1]
     stored = rollout.transitions[0].response["body"]  # type: ignore[index]
     assert (stored["id"], [item["id"] for item in stored["output"]]) == (final.id, [item.id for item in final.output])
 
 
 @pytest.mark.parametrize("text", ["hello", "use the tool", "use the tool #both"])
-def test_anthropics_messages_stream_as_they_come_unstreamed(place: Place, text: str) -> None:
+def test_a_streamed_anthropic_message_equals_the_unstreamed_one(place: Place, text: str) -> None:
     tools = [{"name": "calculator", "input_schema": PARAMETERS}]
-    _, whole = post(place.url + PATHS["messages"], body_of("messages", text, tools=tools))
+    _, unstreamed = post(place.url + PATHS["messages"], body_of("messages", text, tools=tools))
     data = json.dumps(body_of("messages", text, tools=tools, stream=True)).encode()
     with urllib.request.urlopen(urllib.request.Request(place.url + PATHS["messages"], data=data), timeout=30) as answer:
         lines = [line[5:] for line in answer.read().split(b"\n") if line.startswith(b"data:")]
     streamed, complete = read_events("messages", [json.loads(line) for line in lines])
     assert complete
     assert streamed is not None
-    for block in (*whole["content"], *streamed["content"]):
+    for block in (*unstreamed["content"], *streamed["content"]):
         block.pop("id", None)  # the scripted server numbers its calls
-    assert (streamed["content"], streamed["stop_reason"]) == (whole["content"], whole["stop_reason"])
+    assert (streamed["content"], streamed["stop_reason"]) == (unstreamed["content"], unstreamed["stop_reason"])
 
 
-def test_what_an_embedded_model_cannot_take_is_refused(place: Place) -> None:
-    status, told = post(f"{place.url}/v1/responses", body_of("responses", "hello", previous_response_id="resp_1"))
-    assert (status, "send all messages" in told["error"]["message"]) == (400, True)
+def test_requests_that_an_embedded_model_cannot_answer_are_refused(place: Place) -> None:
+    status, reply = post(f"{place.url}/v1/responses", body_of("responses", "hello", previous_response_id="resp_1"))
+    assert (status, "send all messages" in reply["error"]["message"]) == (400, True)
 
 
-def test_token_ids_and_logprobs_stand_beside_the_answer_in_every_dialect() -> None:
+def test_answers_have_token_ids_and_logprobs_in_every_dialect() -> None:
     tokens = [
         {"id": 7, "token": "4", "logprob": -0.5, "bytes": [52]},
         {"id": 8, "token": "2", "logprob": -0.25, "bytes": [50]},
@@ -192,16 +192,16 @@ def test_token_ids_and_logprobs_stand_beside_the_answer_in_every_dialect() -> No
         ("messages", {"tools": [{"name": "calculator", "input_schema": PARAMETERS}], "tool_choice": {"type": "any"}}),
     ],
 )
-def test_where_tools_must_be_called_the_answer_is_held_to_a_call(dialect: str, more: dict[str, Any]) -> None:
-    asked = chat_request(dialect, body_of(dialect, "six times seven?", **more), "echo", tools=False)
-    schema = asked["response_format"]["json_schema"]["schema"]
+def test_the_answer_is_constrained_to_a_call_if_tools_must_be_called(dialect: str, more: dict[str, Any]) -> None:
+    chat = chat_request(dialect, body_of(dialect, "six times seven?", **more), "echo", tools=False)
+    schema = chat["response_format"]["json_schema"]["schema"]
     assert schema["properties"]["name"] == {"const": "calculator"}
     assert schema["properties"]["arguments"]["properties"] == {"expression": {"type": "string", "maxLength": 400}}
-    assert "calculator" in asked["messages"][0]["content"]
-    assert not asked.keys() & {"tools", "tool_choice"}
+    assert "calculator" in chat["messages"][0]["content"]
+    assert not chat.keys() & {"tools", "tool_choice"}
 
 
-def test_a_template_without_tools_is_given_calls_and_results_as_text() -> None:
+def test_a_template_without_tools_gets_calls_and_results_as_text() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "calculator", "arguments": '{"expression": "6*7"}'}}
     talk = [
         {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -228,12 +228,12 @@ def test_the_embedded_model_itself_streams_calls_tools_and_gives_token_ids(embed
                 for _ in stream:
                     pass
                 assert stream.get_final_response().output_text
-            status, told = post(
+            status, reply = post(
                 f"{url}/v1/messages", body_of("messages", question, model=embedded, max_tokens=8, temperature=0)
             )
-            assert (status, told["model"]) == (200, embedded)
+            assert (status, reply["model"]) == (200, embedded)
             for streams in (False, True):
-                told_so: Any = {
+                settings: Any = {
                     "model": embedded,
                     "tools": [TOOL],
                     "tool_choice": "required",
@@ -241,17 +241,17 @@ def test_the_embedded_model_itself_streams_calls_tools_and_gives_token_ids(embed
                     "stream": streams,
                 }
                 answer: Any = place.client.chat.completions.create(
-                    messages=[{"role": "user", "content": "What is 6*7?"}], **told_so
+                    messages=[{"role": "user", "content": "What is 6*7?"}], **settings
                 )
                 parts = list(answer) if streams else []
                 calls = parts[0].choices[0].delta.tool_calls if streams else answer.choices[0].message.tool_calls
                 assert calls[0].function.name == "calculator"
                 assert json.loads(calls[0].function.arguments).keys() == {"expression"}
             listed = [model.id for model in place.client.models.list()]
-        found = [transition for rollout in place.rollouts() for transition in rollout.transitions]
+        transitions = [transition for rollout in place.rollouts() for transition in rollout.transitions]
     assert listed == [embedded]
-    assert [t.constrained for t in found] == [False, False, True, True]
-    for transition in found:
+    assert [t.constrained for t in transitions] == [False, False, True, True]
+    for transition in transitions:
         assert transition.error is None
         assert transition.token_ids is not None, transition.output
         assert transition.logprobs is not None

@@ -33,7 +33,7 @@ def tool(name: str) -> dict[str, Any]:
     }
 
 
-def said(content: str | None, *calls: tuple[str, str]) -> dict[str, Any]:
+def chat_body(content: str | None, *calls: tuple[str, str]) -> dict[str, Any]:
     listed = [
         {"id": f"c{at}", "type": "function", "function": {"name": name, "arguments": text}}
         for at, (name, text) in enumerate(calls)
@@ -44,8 +44,8 @@ def said(content: str | None, *calls: tuple[str, str]) -> dict[str, Any]:
 
 
 def turn(body: dict[str, Any], answer: dict[str, Any] | None, t: int = 0, **more: Any) -> Transition:
-    found = answer_of("chat", answer) if answer is not None else None
-    more = {"tools": found.tool_calls(), "output": found.output, **more} if found is not None else more
+    read = answer_of("chat", answer) if answer is not None else None
+    more = {"tools": read.tool_calls(), "output": read.output, **more} if read is not None else more
     return Transition(
         t=t,
         model="m",
@@ -58,43 +58,43 @@ def turn(body: dict[str, Any], answer: dict[str, Any] | None, t: int = 0, **more
 @pytest.mark.parametrize(
     ("body", "answer", "value"),
     [
-        ({}, said("42"), "42"),
-        ({}, said(""), ""),
-        ({"tools": [tool("calculator")]}, said("It is 42.", ("note", '{"text": "42"}')), "It is 42."),
-        ({"tools": [tool("calculator")]}, said(None, ("calculator", '{"expression": "6*7"}')), None),
+        ({}, chat_body("42"), "42"),
+        ({}, chat_body(""), ""),
+        ({"tools": [tool("calculator")]}, chat_body("It is 42.", ("note", '{"text": "42"}')), "It is 42."),
+        ({"tools": [tool("calculator")]}, chat_body(None, ("calculator", '{"expression": "6*7"}')), None),
         (
             {"tools": [tool("calculator"), tool("final_answer")]},
-            said("I am done", ("final_answer", '{"answer": "42"}')),
+            chat_body("I am done", ("final_answer", '{"answer": "42"}')),
             "42",
         ),  # smolagents
         (
             {"tools": [tool("calculator"), tool("final_answer")]},
-            said("I think", ("calculator", '{"expression": "6*7"}')),
+            chat_body("I think", ("calculator", '{"expression": "6*7"}')),
             None,
         ),
         # pydantic-ai, a number
-        ({"tools": [tool("final_result")]}, said(None, ("final_result", '{"response": 42}')), 42),
+        ({"tools": [tool("final_result")]}, chat_body(None, ("final_result", '{"response": 42}')), 42),
         (
             {"tools": [tool("final_result_City")]},
-            said(None, ("final_result_City", '{"name": "Rome", "in": "Italy"}')),
+            chat_body(None, ("final_result_City", '{"name": "Rome", "in": "Italy"}')),
             '{"name": "Rome", "in": "Italy"}',
         ),
-        ({}, said(None, ("final_result", '{"cities": ["Rome"]}')), '["Rome"]'),
-        ({}, said(None, ("final_result", "{broken")), "{broken"),
-        ({}, said(None, ("calculator", "{}"), ("final_result", '{"response": "42"}')), "42"),
+        ({}, chat_body(None, ("final_result", '{"cities": ["Rome"]}')), '["Rome"]'),
+        ({}, chat_body(None, ("final_result", "{broken")), "{broken"),
+        ({}, chat_body(None, ("calculator", "{}"), ("final_result", '{"response": "42"}')), "42"),
         (
             {"tool_choice": {"type": "function", "function": {"name": "Product"}}},
-            said(None, ("Product", '{"value": "42"}')),
+            chat_body(None, ("Product", '{"value": "42"}')),
             "42",
         ),  # instructor
         (
             {"tool_choice": "required", "tools": [tool("calculator"), tool("Product")]},
-            said(None, ("Product", '{"value": "42"}')),
+            chat_body(None, ("Product", '{"value": "42"}')),
             "42",
         ),  # LangChain
         (
             {"tool_choice": "required", "tools": [tool("add"), tool("final_answer")]},
-            said(None, ("add", '{"a": 1}')),
+            chat_body(None, ("add", '{"a": 1}')),
             None,
         ),
     ],
@@ -105,9 +105,9 @@ def test_a_run_ends_with_its_last_text_or_with_the_tool_call_that_ended_it(
     assert answered_with({"dialect": "chat", "body": body}, answer_of("chat", answer)) == Ending(value)
 
 
-def test_a_tool_that_gave_results_before_ends_no_run() -> None:
+def test_a_tool_with_earlier_results_does_not_end_a_run() -> None:
     body = {"tool_choice": "required", "tools": [tool("calculator")]}
-    call = said(None, ("calculator", '{"expression": "6*7"}'))
+    call = chat_body(None, ("calculator", '{"expression": "6*7"}'))
     assert final_answer([turn(body, call)]).value == "6*7"
     ending = final_answer([turn(body, call), turn(body, call, 1)])
     assert (ending.value, ending.known) == (None, True)
@@ -138,12 +138,12 @@ def test_anthropics_forced_tools_end_a_run(choice: dict[str, Any]) -> None:
     ],
 )
 def test_an_agent_that_writes_code_ends_with_its_final_answer(text: str, ending: Ending) -> None:
-    told = {
+    instructions = {
         "role": "system",
         "content": [{"type": "text", "text": "Solve it by code. At the end call final_answer(result)."}],
     }
-    answer = answer_of("chat", said(text))
-    assert answered_with({"dialect": "chat", "body": {"messages": [told, *Q]}}, answer) == ending
+    answer = answer_of("chat", chat_body(text))
+    assert answered_with({"dialect": "chat", "body": {"messages": [instructions, *Q]}}, answer) == ending
     assert answered_with({"dialect": "chat", "body": {"messages": Q}}, answer) == Ending(
         text
     )  # code that was asked for is an answer
@@ -156,22 +156,23 @@ def test_dspys_sections_are_the_fields_of_the_answer() -> None:
     assert prediction_of(None) is None
 
 
-def scored(*turns: Transition, **told: Any) -> tuple[float, Rollout]:
-    rollout = Rollout(status="done", expected={"answer": "42"}, transitions=list(turns), **told)
+def scored(*turns: Transition, **fields: Any) -> tuple[float, Rollout]:
+    rollout = Rollout(status="done", expected={"answer": "42"}, transitions=list(turns), **fields)
     return write_score(RIGHT, task_of(rollout), rollout, Recorder(None)), rollout
 
 
 def test_a_rollout_without_a_prediction_is_scored_by_the_answer_of_its_calls() -> None:
     value, rollout = scored(
-        turn({}, said(None, ("calculator", "{}"))), turn({}, said(None, ("final_result", '{"response": "42"}')), 1)
+        turn({}, chat_body(None, ("calculator", "{}"))),
+        turn({}, chat_body(None, ("final_result", '{"response": "42"}')), 1),
     )
     assert (value, rollout.prediction) == (1.0, {"answer": "42"})
 
 
-def test_a_run_that_used_up_its_steps_scores_nought() -> None:
+def test_a_run_that_used_all_its_steps_scores_zero() -> None:
     value, rollout = scored(
-        *(turn({}, said("Let me see", ("calculator", "{}")), at) for at in range(2)),
-        turn({}, said(None, ("calculator", "{}")), 2),
+        *(turn({}, chat_body("Let me see", ("calculator", "{}")), at) for at in range(2)),
+        turn({}, chat_body(None, ("calculator", "{}")), 2),
     )
     assert (value, rollout.prediction, rollout.error) == (0.0, None, NO_ANSWER)
 
@@ -180,18 +181,18 @@ def test_a_run_that_used_up_its_steps_scores_nought() -> None:
     "last",
     [
         turn({}, None, 1),  # no response was recorded
-        turn({}, said(None), 1, completion_tokens=5),  # five tokens, and none of them on record
-        turn({"messages": []}, said(None), 1),  # content is switched off
+        turn({}, chat_body(None), 1, completion_tokens=5),  # five tokens, and none of them on record
+        turn({"messages": []}, chat_body(None), 1),  # content is switched off
     ],
 )
-def test_a_run_whose_last_answer_is_not_on_record_is_unscored(last: Transition) -> None:
-    value, rollout = scored(turn({}, said(None, ("calculator", "{}"))), last)
+def test_a_run_with_an_unrecorded_last_answer_is_unscored(last: Transition) -> None:
+    value, rollout = scored(turn({}, chat_body(None, ("calculator", "{}"))), last)
     assert math.isnan(value)
     assert (rollout.score, rollout.prediction) == (None, None)
 
 
-def test_a_model_that_said_nothing_scores_nought() -> None:
-    assert scored(turn({}, said("")))[0] == 0.0
+def test_an_empty_answer_scores_zero() -> None:
+    assert scored(turn({}, chat_body("")))[0] == 0.0
 
 
 def test_recording_in_process_follows_the_same_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +204,7 @@ def test_recording_in_process_follows_the_same_rule(tmp_path: Path, monkeypatch:
     assert (run.rollout.score, run.rollout.prediction) == (1.0, {"answer": "42"})
 
 
-def test_a_tool_result_that_was_not_seen_earns_nothing() -> None:
+def test_a_tool_without_a_recorded_result_earns_no_step_reward() -> None:
     rubric = Rubric(
         name="s",
         criteria=[
@@ -218,7 +219,8 @@ def test_a_tool_result_that_was_not_seen_earns_nothing() -> None:
     ]
     steps = [[calls[0]], [calls[1]], calls[:2], calls]
     rollout = Rollout(
-        expected={"answer": "42"}, transitions=[turn({}, said("x"), t, tools=tools) for t, tools in enumerate(steps)]
+        expected={"answer": "42"},
+        transitions=[turn({}, chat_body("x"), t, tools=tools) for t, tools in enumerate(steps)],
     )
     earned = rubric.step_rewards(task_of(rollout), rollout)
     assert [entry.get("ran") for entry in earned] == [None, 0.05, 0.025, pytest.approx(0.05 / 3)]
@@ -236,9 +238,9 @@ def gateway(tmp_path: Path) -> Iterator[tuple[Gateway, str]]:
 
 
 def ask(url: str, *messages: dict[str, Any], **body: Any) -> Any:
-    status, told = post(f"{url}/v1/chat/completions", {"model": "m", "messages": list(messages), **body})
+    status, reply = post(f"{url}/v1/chat/completions", {"model": "m", "messages": list(messages), **body})
     assert status == 200
-    return told["choices"][0]["message"]
+    return reply["choices"][0]["message"]
 
 
 def recorded(gateway: Gateway) -> list[Rollout]:
@@ -265,24 +267,24 @@ def test_a_typed_answer_of_pydantic_ai_is_the_prediction(gateway: tuple[Gateway,
     assert rollout.prediction == {"answer": 1}
 
 
-def test_a_run_that_only_asked_for_tools_ends_as_the_agents_own_failure(gateway: tuple[Gateway, str]) -> None:
+def test_a_run_that_only_requested_tools_ends_as_a_failure_of_the_agent(gateway: tuple[Gateway, str]) -> None:
     made, url = gateway
     first = ask(url, USE, tools=[tool("calculator")])
     ask(url, {"role": "user", "content": "hello"})
     assert first["tool_calls"]
     made.rollouts.sweep(all_of_them=True)
-    found = sorted((r.status, r.failure, r.error, r.prediction) for r in recorded(made))
-    assert found == [("done", None, None, {"answer": "echo: hello"}), ("failed", FailureKind.AGENT, NO_ANSWER, None)]
+    outcomes = sorted((r.status, r.failure, r.error, r.prediction) for r in recorded(made))
+    assert outcomes == [("done", None, None, {"answer": "echo: hello"}), ("failed", FailureKind.AGENT, NO_ANSWER, None)]
 
 
-def test_a_text_before_the_last_tools_is_no_answer(gateway: tuple[Gateway, str]) -> None:
+def test_text_before_the_last_tool_calls_is_not_the_answer(gateway: tuple[Gateway, str]) -> None:
     made, url = gateway
     both = {"role": "user", "content": "use the tool #both"}
     ask(url, both, tools=[tool("calculator"), tool("final_answer")])
     assert [r.prediction for r in recorded(made)] == [None]
 
 
-def test_the_same_messages_with_other_tools_or_another_schema_are_another_group(gateway: tuple[Gateway, str]) -> None:
+def test_requests_with_other_tools_or_another_schema_are_another_group(gateway: tuple[Gateway, str]) -> None:
     made, url = gateway
     schema = {
         "type": "json_schema",

@@ -79,11 +79,11 @@ def chat_deltas(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
         )
 
 
-def chat_stream(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    head = {key: value for key, value in whole.items() if key not in ("choices", "usage")} | {
+def chat_stream(completion: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    head = {key: value for key, value in completion.items() if key not in ("choices", "usage")} | {
         "object": "chat.completion.chunk"
     }
-    for choice in whole["choices"]:
+    for choice in completion["choices"]:
         for delta in chat_deltas(choice["message"]):
             yield {
                 **head,
@@ -103,14 +103,14 @@ def chat_stream(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "obfuscation": "x",
             "choices": [{"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]}],
         }
-    yield {**head, "choices": [], "usage": whole["usage"]}
+    yield {**head, "choices": [], "usage": completion["usage"]}
 
 
-def test_a_streamed_chat_is_the_answer_that_comes_unstreamed_with_all_its_choices() -> None:
+def test_a_streamed_chat_equals_the_unstreamed_answer_with_all_choices() -> None:
     assert read_events("chat", list(chat_stream(CHAT))) == (CHAT, True)
 
 
-def test_a_chat_of_which_one_choice_has_not_ended_is_not_complete() -> None:
+def test_a_chat_with_an_unfinished_choice_is_incomplete() -> None:
     events = [
         event
         for event in chat_stream(CHAT)
@@ -135,7 +135,7 @@ def test_a_chat_of_which_one_choice_has_not_ended_is_not_complete() -> None:
     ],
     ids=["one index", "no index", "the name in every part"],
 )
-def test_tool_calls_are_told_apart_however_a_server_counts_them(sent: list[dict[str, Any]]) -> None:
+def test_tool_calls_are_distinguished_for_every_numbering_of_a_server(sent: list[dict[str, Any]]) -> None:
     events = [{"id": "1", "choices": [{"index": 0, "delta": {"tool_calls": [call]}}]} for call in sent]
     body, complete = read_events(
         "chat", [*events, {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}]
@@ -145,8 +145,8 @@ def test_tool_calls_are_told_apart_however_a_server_counts_them(sent: list[dict[
     assert body["choices"][0]["message"]["tool_calls"] == CALLS
 
 
-def test_a_streamed_completion_is_the_completion_that_comes_unstreamed() -> None:
-    whole = {
+def test_a_streamed_completion_equals_the_unstreamed_one() -> None:
+    completion = {
         "id": "cmpl-1",
         "object": "text_completion",
         "created": 1,
@@ -162,7 +162,7 @@ def test_a_streamed_completion_is_the_completion_that_comes_unstreamed() -> None
             {"index": 1, "text": "twice", "finish_reason": "stop", "logprobs": None},
         ],
     }
-    head = {key: value for key, value in whole.items() if key not in ("choices", "usage")}
+    head = {key: value for key, value in completion.items() if key not in ("choices", "usage")}
     first: list[dict[str, Any]] = [
         {"index": 0, "text": text, "finish_reason": None, "logprobs": {"tokens": [text], "token_logprobs": [logprob]}}
         for text, logprob in (("once", -0.1), (" upon", -0.2))
@@ -172,7 +172,7 @@ def test_a_streamed_completion_is_the_completion_that_comes_unstreamed() -> None
         {"index": 1, "text": "twice", "finish_reason": "stop", "logprobs": None},
     ]
     events = [{**head, "choices": [choice]} for choice in [*first, *ends]]
-    assert read_events("chat", [*events, {**head, "choices": [], "usage": whole["usage"]}]) == (whole, True)
+    assert read_events("chat", [*events, {**head, "choices": [], "usage": completion["usage"]}]) == (completion, True)
 
 
 ITEMS: list[dict[str, Any]] = [
@@ -239,7 +239,7 @@ def responses_stream() -> Iterator[dict[str, Any]]:
         )
 
 
-def test_a_responses_stream_that_breaks_off_leaves_everything_that_came() -> None:
+def test_an_interrupted_responses_stream_keeps_the_received_items() -> None:
     assert read_events("responses", list(responses_stream())) == ({**RESPONSE, "output": ITEMS}, False)
 
 
@@ -294,11 +294,11 @@ def anthropic_stream() -> Iterator[dict[str, Any]]:
     yield {"type": "message_stop"}
 
 
-def test_a_streamed_message_is_the_message_that_comes_unstreamed_with_signatures_and_citations() -> None:
+def test_a_streamed_message_equals_the_unstreamed_one_with_signatures_and_citations() -> None:
     assert read_events("messages", list(anthropic_stream())) == (MESSAGE, True)
 
 
-def test_a_long_stream_is_merged_in_time_that_grows_with_its_length() -> None:
+def test_a_long_stream_is_merged_in_linear_time() -> None:
     """Joining at each of 100,000 deltas would copy 10 GB."""
     events = [{"id": "1", "choices": [{"index": 0, "delta": {"content": "a few words "}}]}] * 100_000
     body, _ = read_events("chat", events)

@@ -85,17 +85,17 @@ def fixed() -> Iterator[tuple[Fixed, str]]:
 
 
 def lm_of(engine: str, url: str, recorder: Recorder, cache: ResponseCache | None = None) -> Any:
-    """A recorded model: over DSPy's own client, over litellm, or over an engine that somebody wrote."""
+    """A recorded model: with DSPy's client, litellm or a user's engine."""
     if engine == "native":
         return get_lm("openai/m", api_base=f"{url}/v1", api_key="none", observers=[recorder.observe], cache=cache)
-    given = dspy.LM("openai/m", api_base=f"{url}/v1", api_key="none", engine="litellm", cache=False, num_retries=0)
+    lm = dspy.LM("openai/m", api_base=f"{url}/v1", api_key="none", engine="litellm", cache=False, num_retries=0)
     if engine == "own":
-        given = dspy.LM("own/m", engine=Own(f"{url}/v1"), cache=False)
-    return with_recording(given, observers=[recorder.observe], cache=cache)
+        lm = dspy.LM("own/m", engine=CustomEngine(f"{url}/v1"), cache=False)
+    return with_recording(lm, observers=[recorder.observe], cache=cache)
 
 
-class Own:
-    """Somebody's own DSPy engine: parsed data, and no reply of a server beside it."""
+class CustomEngine:
+    """A user's DSPy engine, which returns parsed data without the server's reply."""
 
     supports_function_calling = supports_reasoning = False
     supports_response_schema = True
@@ -131,42 +131,44 @@ def as_turn(transition: Transition) -> Turn:
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("adapter", FORMATS)
+@pytest.mark.parametrize("prompt_format", FORMATS)
 @pytest.mark.parametrize("engine", ["native", "litellm", "own"])
 def test_a_program_answer_is_stored_byte_for_byte(
-    fixed: tuple[Fixed, str], tmp_path: Path, engine: str, adapter: str, streamed: bool
+    fixed: tuple[Fixed, str], tmp_path: Path, engine: str, prompt_format: str, streamed: bool
 ) -> None:  # fmt: skip
     server, url = fixed
-    server.message, cache = {"content": ANSWERS[adapter]}, ResponseCache()
+    server.message, cache = {"content": ANSWERS[prompt_format]}, ResponseCache()
     with Store(tmp_path / "s.db") as store:
         recorder = Recorder(store)
         for cached in (False, True):
             rollout = Rollout()
             with (
-                dspy.context(lm=lm_of(engine, url, recorder, cache), adapter=make_adapter(adapter)),
+                dspy.context(lm=lm_of(engine, url, recorder, cache), adapter=make_adapter(prompt_format)),
                 recorder.rollout(rollout),
             ):
                 prediction = run(dspy.Predict(Sentiment), streamed=streamed, text="fine")
             (transition,) = stored(store, rollout)
-            assert (transition.error, transition.cached, transition.output) == (None, cached, ANSWERS[adapter])
-            assert make_adapter(adapter).parse(Sentiment, transition.output) == dict(prediction.items())
+            assert (transition.error, transition.cached, transition.output) == (None, cached, ANSWERS[prompt_format])
+            assert make_adapter(prompt_format).parse(Sentiment, transition.output) == dict(prediction.items())
             turn = as_turn(transition)
-            assert turn.answer == {"role": "assistant", "content": ANSWERS[adapter]}  # what an export trains on
+            assert turn.answer == {"role": "assistant", "content": ANSWERS[prompt_format]}  # what an export trains on
             assert turn.problem(rollout, True) is None
 
 
-@pytest.mark.parametrize("adapter", FORMATS)
-def test_the_embedded_models_answer_is_what_the_program_read(embedded: str, tmp_path: Path, adapter: str) -> None:
+@pytest.mark.parametrize("prompt_format", FORMATS)
+def test_the_embedded_models_answer_is_stored_as_the_program_read_it(
+    embedded: str, tmp_path: Path, prompt_format: str
+) -> None:
     with Store(tmp_path / "s.db") as store:
         recorder, rollout = Recorder(store), Rollout()
         lm = get_lm(embedded, observers=[recorder.observe], temperature=0.1, max_tokens=60, seed=1)
-        with dspy.context(lm=lm, adapter=make_adapter(adapter)), recorder.rollout(rollout):
+        with dspy.context(lm=lm, adapter=make_adapter(prompt_format)), recorder.rollout(rollout):
             try:
                 read = dict(dspy.Predict(Sentiment)(text="A fine day.").items())
             except dspy.utils.exceptions.AdapterParseError as error:  # ChatAdapter, which nothing constrains
                 read = error.lm_response
         calls = stored(store, rollout)
-        transition, used = calls[-1], "json" if len(calls) > 1 else adapter  # ChatAdapter asks again as JSON
+        transition, used = calls[-1], "json" if len(calls) > 1 else prompt_format  # ChatAdapter asks again as JSON
         parsed = transition.output if isinstance(read, str) else make_adapter(used).parse(Sentiment, transition.output)
         assert transition.output
         assert parsed == read
@@ -261,29 +263,31 @@ def test_a_tool_that_the_model_asked_for_is_one_record_with_its_result(fixed: tu
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("adapter", FORMATS)
-def test_the_gateway_stores_what_passed(fixed: tuple[Fixed, str], tmp_path: Path, adapter: str, streamed: bool) -> None:
+@pytest.mark.parametrize("prompt_format", FORMATS)
+def test_the_gateway_stores_the_forwarded_text(
+    fixed: tuple[Fixed, str], tmp_path: Path, prompt_format: str, streamed: bool
+) -> None:
     server, url = fixed
-    server.message = {"content": ANSWERS[adapter]}
+    server.message = {"content": ANSWERS[prompt_format]}
     with Store(tmp_path / "s.db") as store, served(Gateway(store, upstream_of("m", base=url)).app()) as gateway:
         lm = dspy.LM("openai/m", api_base=f"{gateway}/v1", api_key="rollout-r1", cache=False, num_retries=0)
-        with dspy.context(lm=lm, adapter=make_adapter(adapter)):
+        with dspy.context(lm=lm, adapter=make_adapter(prompt_format)):
             prediction = run(dspy.Predict(Sentiment), streamed=streamed, text="fine")
         store.flush()
         (rollout,) = store.rollouts()
         (transition,) = store.rollout(rollout.id).transitions
-    assert transition.output == ANSWERS[adapter]
-    assert make_adapter(adapter).parse(Sentiment, transition.output) == dict(prediction.items())
-    assert as_turn(transition).answer["content"] == ANSWERS[adapter]
+    assert transition.output == ANSWERS[prompt_format]
+    assert make_adapter(prompt_format).parse(Sentiment, transition.output) == dict(prediction.items())
+    assert as_turn(transition).answer["content"] == ANSWERS[prompt_format]
 
 
 @pytest.mark.parametrize("dialect", ["responses", "messages"])
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 def test_other_dialects_through_the_gateway_keep_the_text(tmp_path: Path, dialect: str, streamed: bool) -> None:
-    said = 'a "quoted" é  text\n with 1.50'
+    text = 'a "quoted" é  text\n with 1.50'
     path, body = {
-        "responses": ("/v1/responses", {"input": said}),
-        "messages": ("/v1/messages", {"messages": [{"role": "user", "content": said}], "max_tokens": 9}),
+        "responses": ("/v1/responses", {"input": text}),
+        "messages": ("/v1/messages", {"messages": [{"role": "user", "content": text}], "max_tokens": 9}),
     }[dialect]
     with (
         Store(tmp_path / "s.db") as store,
@@ -297,21 +301,21 @@ def test_other_dialects_through_the_gateway_keep_the_text(tmp_path: Path, dialec
         store.flush()
         (rollout,) = store.rollouts()
         (transition,) = store.rollout(rollout.id).transitions
-    assert transition.output == f"echo: {said}"
+    assert transition.output == f"echo: {text}"
 
 
-@pytest.mark.parametrize("adapter", [*FORMATS, "refusal"])
+@pytest.mark.parametrize("prompt_format", [*FORMATS, "refusal"])
 @pytest.mark.parametrize("kind", ["otlp", "langfuse", "mlflow"])
-def test_an_imported_answer_is_stored_byte_for_byte(tmp_path: Path, kind: str, adapter: str) -> None:
-    text = ANSWERS.get(adapter, "I cannot help with that.")
+def test_an_imported_answer_is_stored_byte_for_byte(tmp_path: Path, kind: str, prompt_format: str) -> None:
+    text = ANSWERS.get(prompt_format, "I cannot help with that.")
     message = (
         {"role": "assistant", "content": text}
-        if adapter in ANSWERS
+        if prompt_format in ANSWERS
         else {"role": "assistant", "content": None, "refusal": text}
     )
-    asked = [{"role": "user", "content": "fine"}]
+    prompt = [{"role": "user", "content": "fine"}]
     path = tmp_path / f"{kind}.json"
-    path.write_text(json.dumps(_trace(kind, asked, message)), encoding="utf-8")
+    path.write_text(json.dumps(_trace(kind, prompt, message)), encoding="utf-8")
     with Store(tmp_path / "s.db") as store:
         import_traces(store, kind, path)
         store.flush()
@@ -320,11 +324,11 @@ def test_an_imported_answer_is_stored_byte_for_byte(tmp_path: Path, kind: str, a
     assert transition.output == text
     turn = as_turn(transition)
     assert turn.answer["content"] == text
-    if adapter in FORMATS:
-        assert make_adapter(adapter).parse(Sentiment, transition.output)["label"] == "pos"
+    if prompt_format in FORMATS:
+        assert make_adapter(prompt_format).parse(Sentiment, transition.output)["label"] == "pos"
 
 
-def _trace(kind: str, asked: list[dict[str, Any]], message: dict[str, Any]) -> Any:
+def _trace(kind: str, prompt: list[dict[str, Any]], message: dict[str, Any]) -> Any:
     """One LM call as a tracer writes it."""
     if kind == "langfuse":
         return [
@@ -341,7 +345,7 @@ def _trace(kind: str, asked: list[dict[str, Any]], message: dict[str, Any]) -> A
                         "model": "m",
                         "startTime": "2026-01-01T00:00:00Z",
                         "endTime": "2026-01-01T00:00:01Z",
-                        "input": asked,
+                        "input": prompt,
                         "output": message,
                     }
                 ],
@@ -364,7 +368,7 @@ def _trace(kind: str, asked: list[dict[str, Any]], message: dict[str, Any]) -> A
                             "status": {"code": "STATUS_CODE_OK"},
                             "attributes": {
                                 "mlflow.spanType": json.dumps("CHAT_MODEL"),
-                                "mlflow.spanInputs": json.dumps({"model": "m", "messages": asked}),
+                                "mlflow.spanInputs": json.dumps({"model": "m", "messages": prompt}),
                                 "mlflow.spanOutputs": json.dumps(answer),
                             },
                         }
@@ -393,7 +397,7 @@ def _trace(kind: str, asked: list[dict[str, Any]], message: dict[str, Any]) -> A
     return {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
 
 
-def test_records_of_before_that_lack_the_text_of_parsed_data_read_it_from_the_response() -> None:
+def test_older_records_without_the_text_of_parsed_data_read_it_from_the_response() -> None:
     response = {
         "model": "m",
         "message": {"role": "assistant", "parts": [{"type": "data", "value": {"label": "pos"}}]},

@@ -6,23 +6,23 @@ from assay.traces.export.gates import GateReport, Gates
 
 
 def report(gates: Gates, *, clean: int = 9, dirty: int = 0) -> GateReport:
-    found = GateReport(gates, verified=True)
+    gates_report = GateReport(gates, verified=True)
     for _ in range(clean):
-        found.see("sums", None)
+        gates_report.see("sums", None)
     for _ in range(dirty):
-        found.see("sums", "truncated")
-    return found
+        gates_report.see("sums", "truncated")
+    return gates_report
 
 
-def stopped(found: GateReport) -> list[str]:
-    return [gate["gate"] for gate in found.failed]
+def stopped(gates_report: GateReport) -> list[str]:
+    return [gate["gate"] for gate in gates_report.failed]
 
 
-def test_little_data_of_one_kind_is_a_warning_by_default() -> None:
-    found = report(Gates())
-    assert stopped(found) == []
-    assert [gate["gate"] for gate in found.to_list() if not gate["passed"]] == ["transitions", "task types"]
-    assert not found.passed
+def test_little_data_of_one_task_type_is_a_warning_by_default() -> None:
+    gates_report = report(Gates())
+    assert stopped(gates_report) == []
+    assert [gate["gate"] for gate in gates_report.to_list() if not gate["passed"]] == ["transitions", "task types"]
+    assert not gates_report.passed
 
 
 def test_gated_enforces_all() -> None:
@@ -35,7 +35,7 @@ def test_unclean_data_stops_an_export(gates: Gates) -> None:
     assert "clean" not in stopped(report(Gates(min_clean=0), clean=9, dirty=1))
 
 
-def test_data_that_was_not_anonymised_stops_an_export() -> None:
-    found = report(Gates())
-    found.verified = False
-    assert stopped(found) == ["privacy"]
+def test_data_that_is_not_anonymized_stops_an_export() -> None:
+    gates_report = report(Gates())
+    gates_report.verified = False
+    assert stopped(gates_report) == ["privacy"]

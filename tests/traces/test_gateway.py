@@ -69,7 +69,7 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
             yield Stage(gateway, upstream, url, behind)
 
 
-def test_a_call_passes_as_it_is_and_becomes_a_transition(stage: Stage) -> None:
+def test_a_call_is_forwarded_unchanged_and_becomes_a_transition(stage: Stage) -> None:
     assert stage.chat("hello", temperature=0.3).choices[0].message.content == "echo: hello"
     (rollout,) = stage.rollouts()
     (transition,) = rollout.transitions
@@ -124,7 +124,7 @@ def test_every_dialect_gives_the_same_record_streamed_or_not(stage: Stage, diale
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tools_are_recorded_with_the_results_that_come_back(stage: Stage, stream: bool) -> None:
+def test_tools_are_recorded_with_their_results(stage: Stage, stream: bool) -> None:
     messages: list[Any] = [{"role": "user", "content": "use the tool"}]
     ask = stage.client.chat.completions.create
     if stream:
@@ -156,7 +156,7 @@ def test_invalid_arguments_of_a_tool_are_kept_with_the_error(stage: Stage) -> No
     assert (tool.arguments, tool.error) == ({"arguments": "{broken"}, "the arguments are not a JSON object")
 
 
-def test_conversations_that_grow_are_one_rollout_and_equal_ones_a_group(stage: Stage) -> None:
+def test_a_growing_conversation_is_one_rollout_and_equal_ones_are_a_group(stage: Stage) -> None:
     for _ in range(3):  # three samples of one task, answered alike
         stage.chat("one")
     for _ in range(3):  # each goes on
@@ -169,7 +169,7 @@ def test_conversations_that_grow_are_one_rollout_and_equal_ones_a_group(stage: S
     assert all([t.t for t in r.transitions] == list(range(len(r.transitions))) for r in rollouts)
 
 
-def test_responses_go_on_by_their_id(stage: Stage) -> None:
+def test_responses_continue_by_their_id(stage: Stage) -> None:
     first = stage.client.responses.create(model="m", input="one")
     stage.client.responses.create(model="m", input="two", previous_response_id=first.id)
     (rollout,) = stage.rollouts()
@@ -178,7 +178,7 @@ def test_responses_go_on_by_their_id(stage: Stage) -> None:
 
 @pytest.mark.parametrize("how", ["header", "path", "key"])
 def test_a_rollout_is_named_by_header_path_or_key(stage: Stage, how: str) -> None:
-    told = {
+    fields = {
         "task_id": "t1",
         "group": "g1",
         "inputs": {"question": "?"},
@@ -186,7 +186,7 @@ def test_a_rollout_is_named_by_header_path_or_key(stage: Stage, how: str) -> Non
         "tenant": "acme",
         "data_subject": "ann",
     }
-    _, opened = stage.manage("/assay/rollouts", told)
+    _, opened = stage.manage("/assay/rollouts", fields)
     options: dict[str, Any] = {"base_url": f"{stage.url}/v1", "api_key": "none", "max_retries": 0}
     options.update(
         {
@@ -219,7 +219,7 @@ def test_a_rollout_is_named_by_header_path_or_key(stage: Stage, how: str) -> Non
     assert [t.step_rewards for t in rollout.transitions] == [{"tidy": 0.05}, {}]
 
 
-def test_a_rollout_ends_by_header_and_is_opened_again_by_its_name(stage: Stage) -> None:
+def test_a_rollout_ends_by_header_and_is_reopened_by_its_name(stage: Stage) -> None:
     headers = {"x-assay-rollout": "my run 7", "x-assay-task": "t", "x-assay-end": "1"}
     for text in ("one", "two"):
         stage.chat(text, extra_headers=headers)
@@ -232,7 +232,7 @@ def test_a_rollout_ends_by_header_and_is_opened_again_by_its_name(stage: Stage) 
     )
 
 
-def test_what_cannot_be_a_reward_is_refused_with_the_reason(stage: Stage) -> None:
+def test_invalid_rewards_are_refused_with_the_reason(stage: Stage) -> None:
     _, opened = stage.manage("/assay/rollouts", {})
     base = "/assay/rollouts"
     for body, status, why in (
@@ -246,8 +246,8 @@ def test_what_cannot_be_a_reward_is_refused_with_the_reason(stage: Stage) -> Non
         (b"not json", 422, "is not JSON"),
         (b"[1]", 422, "JSON object"),
     ):
-        found, told = stage.manage(f"{base}/{opened['id']}/reward", body)
-        assert (found, why in told["error"]["message"]) == (status, True), (body, told)
+        answered, reply = stage.manage(f"{base}/{opened['id']}/reward", body)
+        assert (answered, why in reply["error"]["message"]) == (status, True), (body, reply)
     assert stage.manage(f"{base}/nobody/reward", {"reward": 1})[0] == 404
     assert stage.manage(f"{base}/nobody/close", {})[0] == 404
     assert stage.manage(f"{base}/{opened['id']}/close", {"status": "great"})[0] == 422
@@ -267,7 +267,7 @@ def test_what_cannot_be_a_reward_is_refused_with_the_reason(stage: Stage) -> Non
     assert stage.rollouts()[0].score is None
 
 
-def test_errors_and_rate_limits_of_the_upstream_pass_as_they_are(stage: Stage) -> None:
+def test_errors_and_rate_limits_of_the_upstream_are_forwarded_unchanged(stage: Stage) -> None:
     with pytest.raises(openai.RateLimitError) as caught:
         stage.chat("#429")
     assert caught.value.response.headers["retry-after"] == "7"
@@ -279,7 +279,7 @@ def test_errors_and_rate_limits_of_the_upstream_pass_as_they_are(stage: Stage) -
     assert all(r.score is None for r in stage.rollouts())
 
 
-def test_an_upstream_that_dies_between_chunks_leaves_what_came(stage: Stage) -> None:
+def test_an_answer_that_breaks_off_between_chunks_is_stored_as_received(stage: Stage) -> None:
     with pytest.raises(Exception, match=r".*"):
         for _ in stage.chat("a long text that will not come to its end #die", stream=True):
             pass
@@ -290,7 +290,7 @@ def test_an_upstream_that_dies_between_chunks_leaves_what_came(stage: Stage) -> 
     assert stage.gateway.stats()["unrecorded"] == 0
 
 
-def test_an_upstream_that_is_gone_or_talks_garbage_is_an_error_of_that_call(stage: Stage, tmp_path: Path) -> None:
+def test_an_unreachable_upstream_or_invalid_answer_is_an_error_of_that_call(stage: Stage, tmp_path: Path) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
         stage.chat("#die")
     assert caught.value.status_code == 502
@@ -310,7 +310,7 @@ def test_an_upstream_that_is_gone_or_talks_garbage_is_an_error_of_that_call(stag
             assert gateway.stats()["stored"] == 1
 
 
-def test_a_client_that_leaves_in_the_middle_is_recorded_as_such(stage: Stage) -> None:
+def test_a_client_that_disconnects_during_the_answer_is_recorded_as_such(stage: Stage) -> None:
     host, port = stage.url.removeprefix("http://").split(":")
     body = json.dumps({"messages": [{"role": "user", "content": "wait #hang"}], "stream": True}).encode()
     with socket.create_connection((host, int(port))) as raw:
@@ -325,19 +325,19 @@ def test_a_client_that_leaves_in_the_middle_is_recorded_as_such(stage: Stage) ->
     assert "client went away" in str(transition.error)
 
 
-def test_bodies_paths_and_json_that_do_not_fit_are_refused(stage: Stage) -> None:
+def test_large_bodies_unknown_paths_and_invalid_json_are_refused(stage: Stage) -> None:
     big = {"messages": [{"role": "user", "content": "x" * (20 << 20)}]}
-    status, told = post(f"{stage.url}/v1/chat/completions", big)
-    assert (status, "larger than 10 MB" in told["error"]["message"]) == (413, True)
+    status, reply = post(f"{stage.url}/v1/chat/completions", big)
+    assert (status, "larger than 10 MB" in reply["error"]["message"]) == (413, True)
     assert post(f"{stage.url}/v1/chat/completions", b"{broken")[0] == 422
-    status, told = post(f"{stage.url}/v1/embeddings", {"input": "x"})
-    assert (status, "with the gateway's key" in told["error"]["message"]) == (403, True)
+    status, reply = post(f"{stage.url}/v1/embeddings", {"input": "x"})
+    assert (status, "with the gateway's key" in reply["error"]["message"]) == (403, True)
     assert stage.gateway.stats()["refused_paths"] == {"/v1/embeddings": 1}
     assert stage.upstream.calls == 0
     assert stage.rollouts() == []
 
 
-def test_emoji_and_lone_surrogates_come_through(stage: Stage) -> None:
+def test_emoji_and_lone_surrogates_are_forwarded_and_stored(stage: Stage) -> None:
     status, _ = post(
         f"{stage.url}/v1/chat/completions",
         b'{"messages": [{"role": "user", "content": "\\ud83d\\ude00 \\ud800 \\u0000"}]}',
@@ -348,7 +348,7 @@ def test_emoji_and_lone_surrogates_come_through(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("stage", [{"key": "gateway-key-1"}], indirect=True)
-def test_with_a_key_nobody_else_gets_in_and_no_key_is_kept(stage: Stage) -> None:
+def test_with_a_key_other_callers_are_refused_and_no_key_is_stored(stage: Stage) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}]}
     url = f"{stage.url}/v1/chat/completions"
     assert post(url, body)[0] == 401
@@ -370,7 +370,7 @@ def test_with_a_key_nobody_else_gets_in_and_no_key_is_kept(stage: Stage) -> None
     assert stage.gateway.store.rollout(opened["id"]).transitions
 
 
-def test_beyond_loopback_it_wants_a_key(tmp_path: Path) -> None:
+def test_a_non_loopback_host_requires_a_key(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         with pytest.raises(ConfigError, match="set a key"):
             Gateway(store, HttpUpstream("x", "http://x"), host="0.0.0.0")
@@ -382,7 +382,7 @@ def test_beyond_loopback_it_wants_a_key(tmp_path: Path) -> None:
         upstream_of(None)
 
 
-def test_the_callers_own_key_goes_to_the_upstream_where_the_gateway_has_none(tmp_path: Path) -> None:
+def test_the_callers_key_is_sent_to_the_upstream_if_the_gateway_has_none(tmp_path: Path) -> None:
     upstream = ScriptedUpstream()
     with (
         Store(tmp_path / "s.db") as store,
@@ -433,14 +433,14 @@ def test_another_model_answers_new_rollouts_while_open_ones_keep_theirs(stage: S
     assert isinstance(stage.gateway.upstream, LitellmUpstream)  # an address is not taken from a caller
 
 
-def test_no_page_of_another_site_may_use_it(stage: Stage) -> None:
+def test_requests_of_pages_of_other_sites_are_refused(stage: Stage) -> None:
     body = {"messages": [{"role": "user", "content": "x"}]}
     assert post(f"{stage.url}/v1/chat/completions", body, Origin="http://evil.example")[0] == 403
     assert post(f"{stage.url}/v1/chat/completions", body, Origin="http://localhost:3000")[0] == 200
     assert stage.upstream.calls == 1
 
 
-def test_a_caller_can_neither_name_a_server_nor_take_a_key(tmp_path: Path) -> None:
+def test_a_caller_can_neither_choose_a_server_nor_obtain_a_key(tmp_path: Path) -> None:
     mine, evil = ScriptedUpstream(), ScriptedUpstream()
     with Store(tmp_path / "s.db") as store, served(mine.app()) as behind, served(evil.app()) as elsewhere:
         with served(
@@ -454,14 +454,14 @@ def test_a_caller_can_neither_name_a_server_nor_take_a_key(tmp_path: Path) -> No
             }
             assert post(f"{url}/v1/chat/completions", body)[0] == 200
         store.flush()
-        kept = store.rollout(next(store.rollouts()).id).transitions[0].request
+        request = store.rollout(next(store.rollouts()).id).transitions[0].request
     assert (mine.calls, evil.calls) == (1, 0)
-    assert "sk-theirs" not in json.dumps(kept)
+    assert "sk-theirs" not in json.dumps(request)
     with pytest.raises(ConfigError, match="no user or password"):
         upstream_of("m", base="http://user:pw@host/v1")
 
 
-def test_an_id_is_not_given_twice_and_a_late_call_leaves_the_end_as_it_was(stage: Stage) -> None:
+def test_an_id_is_unique_and_a_late_call_does_not_change_the_final_status(stage: Stage) -> None:
     assert stage.manage("/assay/rollouts", {"id": "mine"})[0] == 200
     assert stage.manage("/assay/rollouts", {"id": "mine"})[0] == 422
     stage.chat("one", extra_headers={"x-assay-rollout": "mine", "x-assay-end": "0"})
@@ -473,14 +473,14 @@ def test_an_id_is_not_given_twice_and_a_late_call_leaves_the_end_as_it_was(stage
     assert (rollout.status, rollout.score, [t.t for t in rollout.transitions]) == ("done", 0.5, [0, 1])
 
 
-def test_a_run_whose_last_call_failed_is_no_answer_of_the_agents(stage: Stage) -> None:
+def test_a_run_whose_last_call_failed_has_no_answer(stage: Stage) -> None:
     with pytest.raises(openai.InternalServerError):
         stage.chat("#500")
     stage.gateway.rollouts.sweep(all_of_them=True)
     assert [(r.status, r.score) for r in stage.rollouts()] == [("error", None)]
 
 
-def test_numbers_and_shapes_that_cannot_be_are_answered_in_json(stage: Stage) -> None:
+def test_invalid_numbers_and_types_do_not_break_the_gateway(stage: Stage) -> None:
     _, opened = stage.manage("/assay/rollouts", {})
     huge = b'{"reward": ' + b"9" * 400 + b"}"
     assert stage.manage(f"/assay/rollouts/{opened['id']}/reward", huge)[0] == 422
@@ -503,10 +503,10 @@ def test_200_streaming_clients_at_once_lose_nothing(stage: Stage) -> None:
 
     def talk(number: int) -> None:
         try:
-            said = "".join(
+            answer = "".join(
                 c.choices[0].delta.content or "" for c in stage.chat(f"client {number} says a few words", stream=True)
             )
-            assert said == f"echo: client {number} says a few words"
+            assert answer == f"echo: client {number} says a few words"
         except BaseException as error:
             failed.append(error)
 
@@ -550,15 +550,15 @@ def test_litellm_answers_in_all_dialects_for_other_providers(tmp_path: Path) -> 
                     data = json.dumps({"model": "x", "stream": stream, **body}).encode()
                     with urllib.request.urlopen(urllib.request.Request(url + path, data=data), timeout=60) as answer:
                         assert answer.read()
-            status, told = post(
+            status, reply = post(
                 f"{url}/v1/chat/completions", {"model": "x", "messages": [{"role": "user", "content": "#429"}]}
             )
             assert status == 429
-            assert "scripted 429" in told["error"]["message"]
+            assert "scripted 429" in reply["error"]["message"]
         store.flush()
-        found = [store.rollout(r.id) for r in store.rollouts()]
-    assert sum(len(r.transitions) for r in found) == 7
-    assert {t.output for r in found for t in r.transitions if t.error is None} == {"echo: hello there"}
+        rollouts = [store.rollout(r.id) for r in store.rollouts()]
+    assert sum(len(r.transitions) for r in rollouts) == 7
+    assert {t.output for r in rollouts for t in r.transitions if t.error is None} == {"echo: hello there"}
 
 
 @pytest.mark.model
@@ -578,9 +578,9 @@ def test_the_embedded_model_answers_with_token_ids_and_logprobs(embedded: str, t
                 if stream:
                     list(answer)
         store.flush()
-        found = [store.rollout(r.id).transitions[0] for r in store.rollouts()]
-    assert len(found) == 2
-    for transition in found:
+        transitions = [store.rollout(r.id).transitions[0] for r in store.rollouts()]
+    assert len(transitions) == 2
+    for transition in transitions:
         assert transition.token_ids is not None
         assert transition.logprobs is not None
         assert len(transition.token_ids) == len(transition.logprobs) == transition.completion_tokens > 0
@@ -612,7 +612,7 @@ def test_a_streamed_answer_has_all_its_token_ids_or_none(more: dict[str, Any], i
     assert answer_of("chat", body).token_ids == ids
 
 
-def test_what_a_killed_gateway_left_open_can_be_ended(stage: Stage) -> None:
+def test_rollouts_left_open_by_a_killed_gateway_can_be_ended(stage: Stage) -> None:
     stage.manage("/assay/rollouts", {"id": "left"})
     stage.manage("/assay/rollouts", {"id": "empty"})
     stage.client.with_options(default_headers={"x-assay-rollout": "left"}).chat.completions.create(
@@ -626,14 +626,14 @@ def test_what_a_killed_gateway_left_open_can_be_ended(stage: Stage) -> None:
     assert stage.manage("/assay/rollouts/left/close", {})[0] == 404
     assert close_abandoned(stage.gateway.store, idle_s=3600) == {"done": 0, "error": 0, "running": 2}
     assert close_abandoned(stage.gateway.store, idle_s=0) == {"done": 1, "error": 1, "running": 0}
-    found = {r.metadata.get("client_id", "found"): r for r in stage.rollouts()}
-    assert {name: (r.status, r.score, len(r.transitions)) for name, r in found.items()} == {
+    by_id = {r.metadata.get("client_id", "found"): r for r in stage.rollouts()}
+    assert {name: (r.status, r.score, len(r.transitions)) for name, r in by_id.items()} == {
         "left": ("done", 0.8, 1), "empty": ("error", None, 0), "found": ("done", None, 1),
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("length", [10, 200_000], ids=["whole row", "changes alone"])
-def test_a_score_of_the_store_outlasts_the_gateways_last_word(stage: Stage, length: int) -> None:
+def test_a_score_in_the_store_is_kept_when_the_gateway_writes_its_last_row(stage: Stage, length: int) -> None:
     stage.chat("a" * length)
     store = stage.gateway.store
     assert close_abandoned(store, idle_s=0) == {
@@ -641,24 +641,24 @@ def test_a_score_of_the_store_outlasts_the_gateways_last_word(stage: Stage, leng
         "error": 0,
         "running": 0,
     }  # while the gateway still holds it open
-    (found,) = stage.rollouts()
-    found.score, found.coverage, found.rubric, found.transitions = 0.7, 1.0, "mine", []
-    found.verdicts = [Verdict(criterion="right", grade=0.7)]
-    store.put_rollout(found)
+    (rollout,) = stage.rollouts()
+    rollout.score, rollout.coverage, rollout.rubric, rollout.transitions = 0.7, 1.0, "mine", []
+    rollout.verdicts = [Verdict(criterion="right", grade=0.7)]
+    store.put_rollout(rollout)
     store.flush()
     assert stage.gateway.rollouts.sweep(all_of_them=True) == 1
     (after,) = stage.rollouts()
     assert (after.status, after.score, after.coverage, after.rubric) == ("done", 0.7, 1.0, "mine")
-    assert after.verdicts == found.verdicts
+    assert after.verdicts == rollout.verdicts
 
 
-def test_a_score_does_not_stay_with_another_answer(stage: Stage) -> None:
+def test_a_score_is_removed_with_another_prediction(stage: Stage) -> None:
     stage.chat("a")
     store = stage.gateway.store
     close_abandoned(store, idle_s=0)
-    (found,) = stage.rollouts()
-    found.score, found.rubric, found.transitions = 0.7, "mine", []
-    store.put_rollout(found)
+    (rollout,) = stage.rollouts()
+    rollout.score, rollout.rubric, rollout.transitions = 0.7, "mine", []
+    store.put_rollout(rollout)
     store.flush()
     (live,) = stage.gateway.rollouts.open.values()
     live.rollout.prediction = {"answer": "another"}
@@ -667,7 +667,7 @@ def test_a_score_does_not_stay_with_another_answer(stage: Stage) -> None:
     assert (after.prediction, after.score, after.rubric) == ({"answer": "another"}, None, "")
 
 
-def test_keys_that_are_said_back_or_hidden_in_a_body_are_not_kept(tmp_path: Path) -> None:
+def test_keys_that_a_server_echoes_or_a_body_contains_are_not_stored(tmp_path: Path) -> None:
     upstream = ScriptedUpstream()
     with (
         Store(tmp_path / "s.db") as store,
@@ -683,10 +683,10 @@ def test_keys_that_are_said_back_or_hidden_in_a_body_are_not_kept(tmp_path: Path
             extra_body={"extra_body": {"api_key": "sk-verysecret-2", "top_k": 3}},
         )
         store.flush()
-        kept = [store.rollout(r.id).transitions[0] for r in store.rollouts()]
-        assert "Bearer [key]" in next(t.error for t in kept if t.error)
-        assert "verysecret" not in str(kept)
-        assert [t.request["body"]["extra_body"] for t in kept if not t.error] == [{"top_k": 3}]
+        transitions = [store.rollout(r.id).transitions[0] for r in store.rollouts()]
+        assert "Bearer [key]" in next(t.error for t in transitions if t.error)
+        assert "verysecret" not in str(transitions)
+        assert [t.request["body"]["extra_body"] for t in transitions if not t.error] == [{"top_k": 3}]
 
 
 @pytest.mark.parametrize("stage", [{"one_server": True}], indirect=True)
@@ -701,11 +701,11 @@ def test_another_model_of_the_same_server_keeps_its_address_and_key(stage: Stage
     assert [r.transitions[0].model for r in stage.rollouts()] == ["my-lora"]
 
 
-def test_bodies_that_nobody_could_read_again_are_refused(stage: Stage) -> None:
+def test_bodies_nested_too_deeply_are_refused(stage: Stage) -> None:
     deep: Any = "x"
     for _ in range(300):
         deep = [deep]
-    status, told = post(f"{stage.url}/v1/chat/completions", {"messages": [{"role": "user", "content": deep}]})
-    assert (status, "nested more than 200 deep" in str(told)) == (422, True)
+    status, reply = post(f"{stage.url}/v1/chat/completions", {"messages": [{"role": "user", "content": deep}]})
+    assert (status, "nested more than 200 deep" in str(reply)) == (422, True)
     wide = [{"role": "user", "content": [{"type": "text", "text": "x"}] * 400}]
     assert post(f"{stage.url}/v1/chat/completions", {"messages": wide})[0] == 200

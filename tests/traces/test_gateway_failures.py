@@ -20,7 +20,7 @@ from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
 
 OVERLOADED = {"message": "overloaded", "type": "server_error"}
-ASKED = {"chat": {"messages": [{"role": "user", "content": "hello"}]}, "responses": {"input": "hello"},
+REQUESTS = {"chat": {"messages": [{"role": "user", "content": "hello"}]}, "responses": {"input": "hello"},
          "messages": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9}}  # fmt: skip
 KEY = "gateway-key-1"
 OWNER = {"Authorization": f"Bearer {KEY}"}
@@ -99,12 +99,12 @@ def call_of(store: Store) -> tuple[Any, Transition]:
     ],
     ids=str,
 )
-def test_an_answer_with_status_200_that_is_none_is_a_failure(
+def test_status_200_without_an_answer_is_a_failure(
     stage: tuple[Planned, Store, str], dialect: str, body: dict[str, Any]
 ) -> None:
     planned, store, gateway = stage
     planned.body = body
-    status, passed = post(gateway + PATHS[dialect], ASKED[dialect], **{"x-assay-end": "1"})
+    status, passed = post(gateway + PATHS[dialect], REQUESTS[dialect], **{"x-assay-end": "1"})
     assert (status, passed) == (200, body)  # the caller gets it as it came
     rollout, transition = call_of(store)
     assert (transition.failure, transition.output) == (FailureKind.MODEL, "")
@@ -122,17 +122,17 @@ def test_a_rollout_whose_call_was_answered_by_an_error_ends_as_an_error(tmp_path
         with served(planned.app()) as url:
             gateway = Gateway(store, upstream_of("m", base=url))
             with served(gateway.app()) as address:
-                post(address + PATHS["chat"], ASKED["chat"])
+                post(address + PATHS["chat"], REQUESTS["chat"])
         rollout, _ = call_of(store)
     assert (rollout.status, rollout.failure, rollout.score) == ("error", FailureKind.MODEL, None)
 
 
-def test_a_model_that_said_nothing_is_no_failure(stage: tuple[Planned, Store, str]) -> None:
+def test_an_empty_answer_is_not_a_failure(stage: tuple[Planned, Store, str]) -> None:
     planned, store, gateway = stage
     planned.body = {
         "choices": [{"index": 0, "message": {"role": "assistant", "content": None}, "finish_reason": "stop"}]
     }
-    post(gateway + PATHS["chat"], ASKED["chat"])
+    post(gateway + PATHS["chat"], REQUESTS["chat"])
     _, transition = call_of(store)
     assert (transition.error, transition.failure, transition.output) == (None, None, "")
 
@@ -152,7 +152,7 @@ def test_an_upstreams_refusal_has_the_kind_of_its_code(
 ) -> None:
     planned, store, gateway = stage
     planned.body, planned.status = {"error": error}, status
-    assert post(gateway + PATHS["chat"], ASKED["chat"])[0] == passed
+    assert post(gateway + PATHS["chat"], REQUESTS["chat"])[0] == passed
     _, transition = call_of(store)
     assert transition.failure == kind
 
@@ -160,12 +160,12 @@ def test_an_upstreams_refusal_has_the_kind_of_its_code(
 def streamed(gateway: str, dialect: str) -> bytes:
     request = urllib.request.Request(
         gateway + PATHS[dialect],
-        data=json.dumps({**ASKED[dialect], "stream": True}).encode(),
+        data=json.dumps({**REQUESTS[dialect], "stream": True}).encode(),
         headers={"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=20) as answer:
-        found: bytes = answer.read()
-    return found
+        content: bytes = answer.read()
+    return content
 
 
 def chunk(text: str, finish: str | None = None) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def test_the_error_of_a_stream_that_breaks_is_kept(
     "event",
     [b'data: {"choices": [{"delta": {"con\n\n', b'data: {"id": "\xff\xfe"}\n\n', b"data: upstream timed out\n\n"],
 )
-def test_a_stream_with_an_event_that_is_no_json_is_a_failure(stage: tuple[Planned, Store, str], event: bytes) -> None:
+def test_a_stream_with_an_event_that_is_not_json_is_a_failure(stage: tuple[Planned, Store, str], event: bytes) -> None:
     planned, store, gateway = stage
     planned.body = [chunk("one "), event, chunk("two", "stop"), "[DONE]"]
     assert event in streamed(gateway, "chat")  # the caller gets it as it came, and cannot read it either
@@ -251,19 +251,19 @@ def test_a_stream_that_ends_with_an_error_is_a_failure(stage: tuple[Planned, Sto
 
 
 @pytest.mark.parametrize(
-    "told", [{"code": "context_length_exceeded"}, {"code": 400, "param": "input_tokens"}, {"code": 40303}]
+    "fields", [{"code": "context_length_exceeded"}, {"code": 400, "param": "input_tokens"}, {"code": 40303}]
 )
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_flat_context_error_has_its_kind(
-    stage: tuple[Planned, Store, str], streams: bool, told: dict[str, Any]
+    stage: tuple[Planned, Store, str], streams: bool, fields: dict[str, Any]
 ) -> None:
     planned, store, gateway = stage
-    error = {"object": "error", "message": "too long", **told}
+    error = {"object": "error", "message": "too long", **fields}
     planned.body = [error] if streams else error
     if streams:
         streamed(gateway, "chat")
     else:
-        post(gateway + PATHS["chat"], ASKED["chat"])
+        post(gateway + PATHS["chat"], REQUESTS["chat"])
     _, transition = call_of(store)
     assert transition.failure == FailureKind.CONTEXT
     assert "too long" in (transition.error or "")
@@ -280,15 +280,13 @@ def test_an_answer_in_the_form_of_text_completions_is_stored(stage: tuple[Planne
     if streams:
         streamed(gateway, "chat")
     else:
-        post(gateway + PATHS["chat"], ASKED["chat"])
+        post(gateway + PATHS["chat"], REQUESTS["chat"])
     _, transition = call_of(store)
     assert (transition.error, transition.output) == (None, "hello")
 
 
 @pytest.mark.parametrize("empty", ["", None])
-def test_an_empty_finish_reason_does_not_hold_a_stream_back(
-    stage: tuple[Planned, Store, str], empty: str | None
-) -> None:
+def test_an_empty_finish_reason_does_not_delay_a_stream(stage: tuple[Planned, Store, str], empty: str | None) -> None:
     planned, store, gateway = stage
     planned.body, planned.wait = (
         [chunk("one ", empty), chunk("two", empty), chunk("", "stop"), "[DONE]"],
@@ -296,7 +294,7 @@ def test_an_empty_finish_reason_does_not_hold_a_stream_back(
     )
     request = urllib.request.Request(
         gateway + PATHS["chat"],
-        data=json.dumps({**ASKED["chat"], "stream": True}).encode(),
+        data=json.dumps({**REQUESTS["chat"], "stream": True}).encode(),
         headers={"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=20) as answer:
@@ -311,22 +309,22 @@ def test_an_empty_finish_reason_does_not_hold_a_stream_back(
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_refusal_is_an_answer_and_shown_with_the_reasoning(stage: tuple[Planned, Store, str], streams: bool) -> None:
     planned, store, gateway = stage
-    said = {
+    message = {
         "role": "assistant",
         "content": None,
         "refusal": "I cannot help with that.",
         "reasoning_content": "Better not.",
     }
-    planned.body = {"choices": [{"index": 0, "message": said, "finish_reason": "stop"}]}
+    planned.body = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
     if streams:
         planned.body = [
-            {"id": "1", "choices": [{"index": 0, "delta": said, "finish_reason": None}]},
+            {"id": "1", "choices": [{"index": 0, "delta": message, "finish_reason": None}]},
             chunk("", "stop"),
             "[DONE]",
         ]
         streamed(gateway, "chat")
     else:
-        post(gateway + PATHS["chat"], ASKED["chat"])
+        post(gateway + PATHS["chat"], REQUESTS["chat"])
     rollout, transition = call_of(store)
     assert (transition.error, transition.output, rollout.prediction) == (
         None,
@@ -334,17 +332,17 @@ def test_a_refusal_is_an_answer_and_shown_with_the_reasoning(stage: tuple[Planne
         {"answer": "I cannot help with that."},
     )
     assert transition.response is not None
-    assert transition.response["body"]["choices"][0]["message"] == said
-    shown = CliRunner().invoke(traces_command, ["show", rollout.id, "--store", store.url])
-    assert "  reasoning: Better not.\n  -> I cannot help with that. (refusal)\n" in shown.output
+    assert transition.response["body"]["choices"][0]["message"] == message
+    result = CliRunner().invoke(traces_command, ["show", rollout.id, "--store", store.url])
+    assert "  reasoning: Better not.\n  -> I cannot help with that. (refusal)\n" in result.output
 
 
-def test_a_gateways_own_answers_follow_the_kind(tmp_path: Path) -> None:
+def test_gateway_errors_have_their_status_and_a_valid_failure_kind_is_stored(tmp_path: Path) -> None:
     with (
         Store(tmp_path / "s.db") as store,
         served(Gateway(store, upstream_of("m", base="http://127.0.0.1:9"), key=KEY).app()) as gateway,
     ):
-        assert post(gateway + PATHS["chat"], ASKED["chat"], **OWNER)[0] == 502
+        assert post(gateway + PATHS["chat"], REQUESTS["chat"], **OWNER)[0] == 502
         assert post(f"{gateway}/assay/rollouts/{'0' * 32}/close", {}, **OWNER)[0] == 404
         opened = post(f"{gateway}/assay/rollouts", {"id": "mine"}, **OWNER)[1]["id"]
         assert (

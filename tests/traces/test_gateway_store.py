@@ -102,11 +102,11 @@ def test_other_requests_are_served_while_the_store_is_locked(stage: Stage) -> No
 
 
 def test_calls_of_a_rollout_that_was_closed_meanwhile_are_in_flight_until_they_end(tmp_path: Path) -> None:
-    begun, goes_on = threading.Event(), threading.Event()
+    begun, released = threading.Event(), threading.Event()
 
     async def answer(_: web.Request) -> web.Response:
         begun.set()
-        await asyncio.to_thread(goes_on.wait, 30)
+        await asyncio.to_thread(released.wait, 30)
         return web.json_response({"choices": [{"message": {"role": "assistant", "content": "late"}}]})
 
     app = web.Application()
@@ -121,13 +121,13 @@ def test_calls_of_a_rollout_that_was_closed_meanwhile_are_in_flight_until_they_e
             assert stage.manage("/assay/rollouts/mine/close", {})[0] == 200
             stats = get(f"{url}/assay/stats", **OWNER)
             assert (stats["calls"], stats["stored"], stats["in_flight"], stats["unrecorded"]) == (1, 0, 1, 0)
-            goes_on.set()
+            released.set()
             call.join(30)
             stats = get(f"{url}/assay/stats", **OWNER)
             assert (stats["calls"], stats["stored"], stats["in_flight"], stats["unrecorded"]) == (1, 1, 0, 0)
 
 
-def test_a_rollout_that_an_earlier_gateway_left_goes_on_behind_its_last_turn(stage: Stage) -> None:
+def test_a_rollout_of_an_earlier_gateway_continues_after_its_last_turn(stage: Stage) -> None:
     """Of several calls at once a kill may lose one in the middle: the turns that are there must not be overwritten."""
     store = stage.gateway.store
     store.put_rollout(Rollout(id="0" * 32, source="gateway"))
@@ -140,7 +140,9 @@ def test_a_rollout_that_an_earlier_gateway_left_goes_on_behind_its_last_turn(sta
     assert [t.t for t in rollout.transitions] == [0, 1, 3, 4]
 
 
-def test_a_named_rollout_waits_for_what_an_earlier_gateway_left(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_rollout_waits_for_the_rows_of_an_earlier_gateway(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Store, "behind", True)
     assert (
         stage.chat("of a name", **{"x-assay-rollout": "mine"}) == 503
@@ -150,7 +152,7 @@ def test_a_named_rollout_waits_for_what_an_earlier_gateway_left(stage: Stage, mo
     assert stage.chat("of a name", **{"x-assay-rollout": "mine"}) == 200
 
 
-def test_a_rollout_goes_on_by_its_name_while_the_store_is_locked(stage: Stage) -> None:
+def test_a_named_rollout_continues_while_the_store_is_locked(stage: Stage) -> None:
     with locked(stage.path):
         for _ in range(2):
             assert stage.chat("again", **{"x-assay-rollout": "mine", "x-assay-end": "1"}) == 200
@@ -159,7 +161,7 @@ def test_a_rollout_goes_on_by_its_name_while_the_store_is_locked(stage: Stage) -
 
 
 @pytest.mark.parametrize("flushed", [True, False])
-def test_a_step_reward_and_a_late_tool_result_keep_each_other(stage: Stage, flushed: bool) -> None:
+def test_a_step_reward_and_a_late_tool_result_do_not_overwrite_each_other(stage: Stage, flushed: bool) -> None:
     tool = {
         "type": "function",
         "function": {
@@ -169,11 +171,11 @@ def test_a_step_reward_and_a_late_tool_result_keep_each_other(stage: Stage, flus
     }
     messages: list[dict[str, Any]] = [{"role": "user", "content": "use the tool"}]
     headers = {"x-assay-rollout": "mine"}
-    _, told = post(f"{stage.url}/v1/chat/completions", {"messages": messages, "tools": [tool]}, **OWNER, **headers)
+    _, reply = post(f"{stage.url}/v1/chat/completions", {"messages": messages, "tools": [tool]}, **OWNER, **headers)
     if flushed:
         stage.gateway.store.flush()
     assert stage.manage("/assay/rollouts/mine/reward", {"reward": 0.25, "t": 0, "name": "tidy"})[0] == 200
-    call = told["choices"][0]["message"]
+    call = reply["choices"][0]["message"]
     messages += [call, {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": "42"}]
     post(f"{stage.url}/v1/chat/completions", {"messages": messages, "tools": [tool]}, **OWNER, **headers)
     assert stage.manage("/assay/rollouts/mine/reward", {"reward": 0.5, "t": 0, "name": "kind"})[0] == 200
@@ -183,21 +185,22 @@ def test_a_step_reward_and_a_late_tool_result_keep_each_other(stage: Stage, flus
     assert [tool.result for tool in rollout.tools] == ["42"]
 
 
-def held(value: Any, seen: set[int]) -> int:
+def size_of(value: Any, counted: set[int]) -> int:
     """Characters and bytes that an object holds."""
-    if id(value) in seen or isinstance(value, type):
+    if id(value) in counted or isinstance(value, type):
         return 0
-    seen.add(id(value))
+    counted.add(id(value))
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, dict):
-        return sum(held(part, seen) for pair in value.items() for part in pair)
+        return sum(size_of(part, counted) for pair in value.items() for part in pair)
     if isinstance(value, list | tuple | set | frozenset):
-        return sum(held(part, seen) for part in value)
-    return held(vars(value), seen) if hasattr(value, "__dict__") else 0
+        return sum(size_of(part, counted) for part in value)
+    return size_of(vars(value), counted) if hasattr(value, "__dict__") else 0
 
 
-def test_open_rollouts_whose_tool_calls_are_unanswered_take_little_memory(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_open_rollouts_with_pending_tool_calls_use_little_memory(tmp_path: Path) -> None:
     async def answer(_: web.Request) -> web.Response:
         call = {
             "id": "call_1",
@@ -218,19 +221,19 @@ def test_open_rollouts_whose_tool_calls_are_unanswered_take_little_memory(tmp_pa
                 assert post(f"{url}/v1/chat/completions", {"messages": messages})[0] == 200
             assert len(gateway.rollouts.open) == 10
             sizes = [
-                held([getattr(live, name) for name in Live.__dataclass_fields__ if name != "upstream"], set())
+                size_of([getattr(live, name) for name in Live.__dataclass_fields__ if name != "upstream"], set())
                 for live in gateway.rollouts.open.values()
             ]
             assert max(sizes) < 60_000
         store.flush()
-        found = [store.rollout(rollout.id) for rollout in store.rollouts()]
-    assert [len(rollout.inputs["prompt"]) for rollout in found] == [1_000_001] * 10
-    assert [len(rollout.tools[0].arguments["text"]) for rollout in found] == [500_000] * 10
-    assert {len((rollout.prediction or {"answer": ""})["answer"]) for rollout in found} == {500_000}
-    assert {rollout.status for rollout in found} == {"done"}
+        rollouts = [store.rollout(rollout.id) for rollout in store.rollouts()]
+    assert [len(rollout.inputs["prompt"]) for rollout in rollouts] == [1_000_001] * 10
+    assert [len(rollout.tools[0].arguments["text"]) for rollout in rollouts] == [500_000] * 10
+    assert {len((rollout.prediction or {"answer": ""})["answer"]) for rollout in rollouts} == {500_000}
+    assert {rollout.status for rollout in rollouts} == {"done"}
 
 
-def test_serve_counts_at_its_end_what_is_written_after_a_lock(tmp_path: Path) -> None:
+def test_serve_counts_at_its_end_the_rows_written_after_a_lock(tmp_path: Path) -> None:
     with served(ScriptedUpstream().app()) as behind:
         process, started = gateway_process(tmp_path / "s.db", behind)
         url = started["url"]
@@ -239,8 +242,8 @@ def test_serve_counts_at_its_end_what_is_written_after_a_lock(tmp_path: Path) ->
                 post(f"{url}/v1/chat/completions", {"messages": [{"role": "user", "content": f"call {number}"}]})
             process.send_signal(signal.SIGTERM)
             time.sleep(6)
-        told, _ = process.communicate(timeout=60)
-    audit = json.loads(told.splitlines()[-1])
+        printed, _ = process.communicate(timeout=60)
+    audit = json.loads(printed.splitlines()[-1])
     with Store(tmp_path / "s.db") as store:
         stats = store.stats()
     assert (audit["calls"], audit["stored"], audit["unrecorded"], audit["rows_waiting"]) == (20, 20, 0, 0)
@@ -263,31 +266,31 @@ def test_how_many_calls_a_killed_gateway_lost_is_unknown(tmp_path: Path) -> None
     assert "has not ended, or was killed" in stats["unrecorded_reason"]
 
 
-def test_serve_that_is_ended_as_soon_as_it_said_its_address_says_its_counts(
+def test_serve_prints_its_counts_if_it_is_stopped_right_after_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def said(data: Any, **_: Any) -> None:
+    def print_and_stop(data: Any, **_: Any) -> None:
         print(json.dumps(data))
         if "url" in data:
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(serve, "print_json", said)
+    monkeypatch.setattr(serve, "print_json", print_and_stop)
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        told = CliRunner().invoke(serve.command, [*COMMAND, "--store", str(tmp_path / "s.db")])
+        result = CliRunner().invoke(serve.command, [*COMMAND, "--store", str(tmp_path / "s.db")])
     finally:
         signal.signal(signal.SIGTERM, handler)
-    assert told.exit_code == 0, told.output
-    assert json.loads(told.stdout.splitlines()[-1])["calls"] == 0
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout.splitlines()[-1])["calls"] == 0
 
 
-def test_serve_says_its_counts_though_the_store_stays_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_prints_its_counts_while_the_store_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "_FLUSH_S", 1.0)
     store = tmp_path / "s.db"
     Store(store).close()
     with locked(store):
         threading.Timer(2, signal.raise_signal, (signal.SIGTERM,)).start()
-        told = CliRunner().invoke(serve.command, [*COMMAND, "--store", str(store)])
-    assert told.exit_code == 0, told.output
-    assert json.loads(told.stdout.splitlines()[-1])["rows_waiting"] > 0
-    assert "are written when the store is opened again" in told.stderr
+        result = CliRunner().invoke(serve.command, [*COMMAND, "--store", str(store)])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout.splitlines()[-1])["rows_waiting"] > 0
+    assert "are written when the store is opened again" in result.stderr

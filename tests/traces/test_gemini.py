@@ -19,7 +19,7 @@ from assay.datasets.tasks import content_hash
 from assay.errors import FailureKind
 from assay.models.transports import is_lm_request
 from assay.support.scrubbing import MARK, fields
-from assay.testing.serving import asked, get, post, served
+from assay.testing.serving import get, post, send, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store, Transition
 from assay.traces.export.gates import Gates
@@ -31,7 +31,7 @@ from assay.traces.gateway.upstreams import HttpUpstream, upstream_of
 from assay.traces.messages.dialects import answer_of, answer_to, chat_messages, chat_tools, error_in
 from assay.traces.messages.final_answer import final_answer
 from assay.traces.messages.gemini import is_google
-from assay.traces.messages.requested import asked_schema, insisted_tool, must_call
+from assay.traces.messages.requested import insisted_tool, must_call, output_schema
 from assay.traces.store.sealing import store_splits
 
 MODEL = "/v1beta/models/gemini-2.5-flash"
@@ -51,7 +51,7 @@ CALCULATOR = {
 }
 
 
-def said(text: str, role: str = "user") -> dict[str, Any]:
+def content(text: str, role: str = "user") -> dict[str, Any]:
     return {"role": role, "parts": [{"text": text}]}
 
 
@@ -103,12 +103,12 @@ def streamed(url: str, body: Any, query: str = "") -> tuple[str, bytes]:
 # -- through the gateway
 
 
-def test_a_call_passes_as_it_is_and_becomes_a_transition(stage: Stage) -> None:
+def test_a_call_is_forwarded_unchanged_and_becomes_a_transition(stage: Stage) -> None:
     config = {"temperature": 0.3, "maxOutputTokens": 50}
-    status, told = stage.ask(
-        said("hello"), systemInstruction={"parts": [{"text": "Be kind."}]}, generationConfig=config
+    status, reply = stage.ask(
+        content("hello"), systemInstruction={"parts": [{"text": "Be kind."}]}, generationConfig=config
     )
-    assert (status, told["candidates"][0]["content"]["parts"]) == (200, [{"text": "echo: hello"}])
+    assert (status, reply["candidates"][0]["content"]["parts"]) == (200, [{"text": "echo: hello"}])
     (rollout,) = stage.rollouts()
     (transition,) = rollout.transitions
     assert transition.request == {
@@ -116,12 +116,12 @@ def test_a_call_passes_as_it_is_and_becomes_a_transition(stage: Stage) -> None:
         "model": "gemini-2.5-flash",
         "stream": False,
         "body": {
-            "contents": [said("hello")],
+            "contents": [content("hello")],
             "systemInstruction": {"parts": [{"text": "Be kind."}]},
             "generationConfig": config,
         },
     }
-    assert transition.response == {"body": told}
+    assert transition.response == {"body": reply}
     assert (transition.output, transition.prompt_tokens, transition.completion_tokens, transition.error) == (
         "echo: hello",
         7,
@@ -136,29 +136,31 @@ def test_a_call_passes_as_it_is_and_becomes_a_transition(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(("query", "kind"), [("?alt=sse", "text/event-stream"), ("", "application/json")])
-def test_a_stream_passes_as_it_is_and_is_stored_like_an_unstreamed_answer(stage: Stage, query: str, kind: str) -> None:
-    body = {"contents": [said("use the tool #both")], "tools": [CALCULATOR]}
-    whole = stage.ask(*body["contents"], tools=body["tools"])[1]
+def test_a_stream_is_forwarded_unchanged_and_stored_like_an_unstreamed_answer(
+    stage: Stage, query: str, kind: str
+) -> None:
+    body = {"contents": [content("use the tool #both")], "tools": [CALCULATOR]}
+    unstreamed = stage.ask(*body["contents"], tools=body["tools"])[1]
     content_type, raw = streamed(stage.url, body, query)
     with served(ScriptedUpstream().app()) as alone:
         assert content_type.startswith(kind)
         assert raw.replace(b"gen-2", b"gen-1") == streamed(alone, body, query)[1]
-    one, other = (rollout.transitions[0] for rollout in stage.rollouts())
-    assert (other.request["stream"], other.error) == (True, None)
-    assert other.response == {"body": {**whole, "responseId": "gen-2"}}
-    assert [(tool.name, tool.arguments) for tool in one.tools] == [("calculator", {"expression": "6*7"})] * 2
-    assert other.tools == one.tools
+    first, second = (rollout.transitions[0] for rollout in stage.rollouts())
+    assert (second.request["stream"], second.error) == (True, None)
+    assert second.response == {"body": {**unstreamed, "responseId": "gen-2"}}
+    assert [(tool.name, tool.arguments) for tool in first.tools] == [("calculator", {"expression": "6*7"})] * 2
+    assert second.tools == first.tools
 
 
 def agent(stage: Stage, task: str, *, until: int = 3) -> list[dict[str, Any]]:
     """The contents of an agent's conversation after so many calls. Neither calls nor results have ids."""
-    contents = [said(task)]
+    contents = [content(task)]
     for _ in range(until):
-        told = stage.ask(*contents, tools=[CALCULATOR])[1]["candidates"][0]["content"]
-        contents.append(told)
-        calls = [part["functionCall"] for part in told["parts"] if "functionCall" in part]
+        answer = stage.ask(*contents, tools=[CALCULATOR])[1]["candidates"][0]["content"]
+        contents.append(answer)
+        calls = [part["functionCall"] for part in answer["parts"] if "functionCall" in part]
         results = [{"functionResponse": {"name": call["name"], "response": {"result": "42"}}} for call in calls]
-        contents.append({"role": "user", "parts": results} if results else said("and use the tool once more"))
+        contents.append({"role": "user", "parts": results} if results else content("and use the tool once more"))
     return contents
 
 
@@ -185,7 +187,7 @@ def test_calls_without_ids_are_one_rollout_and_have_their_results(stage: Stage) 
     assert stage.gateway.stats()["unrecorded"] == 0
 
 
-def test_runs_at_once_whose_calls_look_alike_are_not_taken_for_each_other(stage: Stage) -> None:
+def test_concurrent_runs_with_equal_calls_are_separate_rollouts(stage: Stage) -> None:
     """Both wait for the result of a first call without an id; the second begins between the first one's calls."""
     first = agent(stage, "use the tool: one", until=1)
     second = agent(stage, "use the tool: two", until=1)
@@ -195,25 +197,25 @@ def test_runs_at_once_whose_calls_look_alike_are_not_taken_for_each_other(stage:
     assert [[tool.result for tool in rollout.tools] for rollout in stage.rollouts()] == [["42"], ["42"]]
 
 
-def test_results_go_to_the_call_of_their_own_conversation_in_a_run_that_has_several(stage: Stage) -> None:
+def test_results_belong_to_the_call_of_their_conversation_in_a_run_with_several(stage: Stage) -> None:
     """Both conversations of the run have a first call without an id."""
     _, opened = post(f"{stage.url}/assay/rollouts", {"task_id": "t"}, Authorization="Bearer gateway-key-1")
     key = {"x-goog-api-key": opened["api_key"]}
-    asked_for = [said("use the tool: one"), said("use the tool: two")]
-    calls = [stage.ask(one, tools=[CALCULATOR], headers=key)[1]["candidates"][0]["content"] for one in asked_for]
+    prompts = [content("use the tool: one"), content("use the tool: two")]
+    calls = [stage.ask(prompt, tools=[CALCULATOR], headers=key)[1]["candidates"][0]["content"] for prompt in prompts]
     for at in (0, 1):
         result = {
             "role": "user",
             "parts": [{"functionResponse": {"name": "calculator", "response": {"result": f"of {at}"}}}],
         }
-        stage.ask(asked_for[at], calls[at], result, tools=[CALCULATOR], headers=key)
+        stage.ask(prompts[at], calls[at], result, tools=[CALCULATOR], headers=key)
     (rollout,) = stage.rollouts()
     assert [tool.result for tool in rollout.tools] == ["of 0", "of 1"]
 
 
 def test_a_function_that_must_be_called_ends_the_run_with_its_arguments(stage: Stage) -> None:
     config = {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["calculator"]}}
-    stage.ask(said("answer"), tools=[CALCULATOR], toolConfig=config)
+    stage.ask(content("answer"), tools=[CALCULATOR], toolConfig=config)
     (rollout,) = stage.rollouts()
     assert rollout.prediction == {"answer": "6*7"}
     assert final_answer(rollout.transitions).value == "6*7"
@@ -223,18 +225,18 @@ def test_a_function_that_must_be_called_ends_the_run_with_its_arguments(stage: S
 @pytest.mark.parametrize("path", [MODEL, VERTEX, "/v1/models/gemini-2.5-flash", "/v1beta/tunedModels/mine"])
 def test_the_gateways_model_replaces_that_of_the_path(stage: Stage, path: str) -> None:
     async def handle(request: web.Request) -> web.Response:
-        asked_for.append(request.path)
+        paths.append(request.path)
         return web.json_response(
             {"candidates": [{"content": {"parts": [{"text": "hi"}], "role": "model"}, "finishReason": "STOP"}]}
         )
 
-    asked_for: list[str] = []
+    paths: list[str] = []
     app = web.Application()
     app.router.add_post("/{path:.*}", handle)
     with served(app) as behind:
         stage.gateway.serve_model(upstream_of("gemini-3-pro", base=behind, key="upstream-secret"))
-        assert stage.ask(said("hello"), path=f"{path}:generateContent")[0] == 200
-    assert asked_for == [f"{path.rpartition('/')[0].replace('tunedModels', 'models')}/gemini-3-pro:generateContent"]
+        assert stage.ask(content("hello"), path=f"{path}:generateContent")[0] == 200
+    assert paths == [f"{path.rpartition('/')[0].replace('tunedModels', 'models')}/gemini-3-pro:generateContent"]
     (transition,) = stage.rollouts()[0].transitions
     assert (transition.request["model"], transition.model) == (path.rpartition("/")[2], "gemini-3-pro")
 
@@ -243,14 +245,12 @@ def test_the_gateways_model_replaces_that_of_the_path(stage: Stage, path: str) -
 
 
 @pytest.mark.parametrize("how", ["header", "address"])
-def test_the_gateways_key_is_taken_where_google_takes_keys_and_goes_nowhere(
-    stage: Stage, tmp_path: Path, how: str
-) -> None:
+def test_the_gateways_key_is_accepted_as_a_google_key_and_not_forwarded(stage: Stage, tmp_path: Path, how: str) -> None:
     headers, query = (
         ({"x-goog-api-key": "gateway-key-1"}, "") if how == "header" else ({}, "?key=gateway-key-1&alt=json")
     )
-    assert stage.ask(said("hello #500"), path=f"{MODEL}:generateContent{query}", headers=headers)[0] == 500
-    assert stage.ask(said("hello"), path=f"{MODEL}:generateContent{query}", headers=headers)[0] == 200
+    assert stage.ask(content("hello #500"), path=f"{MODEL}:generateContent{query}", headers=headers)[0] == 500
+    assert stage.ask(content("hello"), path=f"{MODEL}:generateContent{query}", headers=headers)[0] == 200
     sent = {name.lower(): value for name, value in stage.upstream.headers[-1].items()}
     assert (sent["x-goog-api-key"], "authorization" in sent) == (
         "upstream-secret",
@@ -258,41 +258,41 @@ def test_the_gateways_key_is_taken_where_google_takes_keys_and_goes_nowhere(
     )  # Google refuses a key as a bearer token
     assert stage.upstream.queries[-1] == ("" if how == "header" else "alt=json")
     stage.gateway.store.flush()
-    kept = b"".join(path.read_bytes() for path in tmp_path.glob("s.db*"))
-    assert b"gateway-key-1" not in kept
-    assert b"upstream-secret" not in kept
+    stored_bytes = b"".join(path.read_bytes() for path in tmp_path.glob("s.db*"))
+    assert b"gateway-key-1" not in stored_bytes
+    assert b"upstream-secret" not in stored_bytes
 
 
 @pytest.mark.parametrize("query", ["", "?key=wrong-key-12"])
-def test_without_the_gateways_key_nothing_is_asked(stage: Stage, query: str) -> None:
-    status, told = stage.ask(said("hello"), path=f"{MODEL}:generateContent{query}", headers={})
-    assert (status, told["error"]["code"], stage.upstream.calls) == (401, 401, 0)
-    assert "x-goog-api-key" in told["error"]["message"]
+def test_without_the_gateways_key_no_request_is_forwarded(stage: Stage, query: str) -> None:
+    status, reply = stage.ask(content("hello"), path=f"{MODEL}:generateContent{query}", headers={})
+    assert (status, reply["error"]["code"], stage.upstream.calls) == (401, 401, 0)
+    assert "x-goog-api-key" in reply["error"]["message"]
 
 
-def test_a_callers_own_key_in_the_address_passes_on_and_is_not_stored(tmp_path: Path) -> None:
+def test_a_callers_key_in_the_address_is_forwarded_and_not_stored(tmp_path: Path) -> None:
     upstream = ScriptedUpstream()
     with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind:
         gateway = Gateway(store, upstream_of(None, base=behind))
         with served(gateway.app()) as url:
             assert (
-                post(f"{url}{MODEL}:generateContent?key=AIza-my-own-key-1234", {"contents": [said("hello #401")]})[0]
+                post(f"{url}{MODEL}:generateContent?key=AIza-my-own-key-1234", {"contents": [content("hello #401")]})[0]
                 == 401
             )
             assert upstream.queries == ["key=AIza-my-own-key-1234"]
             (rollout,) = (store.flush(), [store.rollout(r.id) for r in store.rollouts()])[1]
-        kept = b"".join(path.read_bytes() for path in tmp_path.glob("s.db*"))
-    assert b"my-own-key" not in kept
+        stored_bytes = b"".join(path.read_bytes() for path in tmp_path.glob("s.db*"))
+    assert b"my-own-key" not in stored_bytes
     assert rollout.transitions[0].error is not None
 
 
-def test_a_rollouts_token_is_taken_as_googles_key(stage: Stage) -> None:
+def test_a_rollouts_token_is_accepted_as_googles_key(stage: Stage) -> None:
     _, opened = post(f"{stage.url}/assay/rollouts", {"task_id": "t"}, Authorization="Bearer gateway-key-1")
     assert opened["gemini_base_url"] == f"{stage.url}/r/{opened['api_key']}"
-    assert stage.ask(said("hello"), headers={"x-goog-api-key": opened["api_key"]})[0] == 200
+    assert stage.ask(content("hello"), headers={"x-goog-api-key": opened["api_key"]})[0] == 200
     assert (
         stage.ask(
-            said("hello"), path=f"/r/{opened['api_key']}{MODEL}:generateContent", headers={"x-goog-api-key": "none"}
+            content("hello"), path=f"/r/{opened['api_key']}{MODEL}:generateContent", headers={"x-goog-api-key": "none"}
         )[0]
         == 200
     )
@@ -304,12 +304,12 @@ def test_a_rollouts_token_is_taken_as_googles_key(stage: Stage) -> None:
     )
 
 
-def test_a_key_in_the_address_opens_nothing_but_googles_paths(stage: Stage) -> None:
-    assert asked("GET", f"{stage.url}/assay/stats?key=gateway-key-1")[0] == 401
+def test_a_key_in_the_address_is_accepted_only_on_googles_paths(stage: Stage) -> None:
+    assert send("GET", f"{stage.url}/assay/stats?key=gateway-key-1")[0] == 401
     assert get(f"{stage.url}/assay/stats", **{"x-goog-api-key": "gateway-key-1"})["calls"] == 0
 
 
-def test_other_requests_of_googles_api_pass_unrecorded_with_its_key(stage: Stage) -> None:
+def test_other_requests_of_googles_api_are_forwarded_unrecorded_with_its_key(stage: Stage) -> None:
     async def handle(request: web.Request) -> web.Response:
         return web.json_response({"key": request.headers.get("x-goog-api-key"), "query": request.query_string})
 
@@ -317,19 +317,21 @@ def test_other_requests_of_googles_api_pass_unrecorded_with_its_key(stage: Stage
     app.router.add_route("*", "/{path:.*}", handle)
     with served(app) as behind:
         stage.gateway.serve_model(upstream_of(None, base=behind, key="upstream-secret"))
-        told = post(f"{stage.url}{MODEL}:countTokens?key=gateway-key-1", {"contents": [said("hello")]})
-        elsewhere = asked("GET", f"{stage.url}/r/run/v1beta/files?a=1&key=gateway-key-1")
-        misplaced = asked(
+        counted = post(f"{stage.url}{MODEL}:countTokens?key=gateway-key-1", {"contents": [content("hello")]})
+        elsewhere = send("GET", f"{stage.url}/r/run/v1beta/files?a=1&key=gateway-key-1")
+        misplaced = send(
             "GET", f"{stage.url}/v1/batches?key=gateway-key-1&a=rollout-1", None, Authorization="Bearer gateway-key-1"
         )
-        own = post(f"{stage.url}{MODEL}:countTokens?key=AIza-my-own-key-1234", {"contents": [said("hello")]})
-    assert told == (200, {"key": MARK, "query": ""})
+        with_other_key = post(
+            f"{stage.url}{MODEL}:countTokens?key=AIza-my-own-key-1234", {"contents": [content("hello")]}
+        )
+    assert counted == (200, {"key": MARK, "query": ""})
     assert elsewhere == (200, json.dumps({"key": MARK, "query": "a=1"}))
     assert misplaced == (
         200,
         json.dumps({"key": None, "query": "a=rollout-1"}),
     )  # a path that takes no key in its address
-    assert own[0] == 401  # of a gateway with a key of its own, nothing passes without that
+    assert with_other_key[0] == 401  # of a gateway with a key of its own, nothing passes without that
     assert stage.gateway.stats()["unrecorded"] == 0
     assert stage.gateway.stats()["passed_through"] == {
         "POST /v1beta/models/*": 1,
@@ -339,7 +341,7 @@ def test_other_requests_of_googles_api_pass_unrecorded_with_its_key(stage: Stage
     assert stage.rollouts() == []
 
 
-def test_credentials_of_vertex_tools_are_taken_out_of_a_request() -> None:
+def test_credentials_of_vertex_tools_are_removed_from_a_request() -> None:
     auth = {
         "apiAuth": {"apiKeyConfig": {"apiKeyString": "s3cr3t-of-search-1"}},
         "authConfig": {"apiKeyConfig": {"api_key_string": "s3cr3t-2-of-it"}},
@@ -352,32 +354,32 @@ def test_credentials_of_vertex_tools_are_taken_out_of_a_request() -> None:
 
 @pytest.mark.parametrize("how", ["#429", "#500", "#garbage"])
 def test_a_failed_call_is_stored_with_its_reason(stage: Stage, how: str) -> None:
-    stage.ask(said(f"hello {how}")) if how != "#garbage" else asked("POST", *_plain(stage, how))
+    stage.ask(content(f"hello {how}")) if how != "#garbage" else send("POST", *_plain(stage, how))
     (rollout,) = stage.rollouts()
     assert rollout.transitions[0].error is not None
     assert rollout.transitions[0].failure == FailureKind.MODEL
 
 
 def _plain(stage: Stage, how: str) -> tuple[str, Any]:
-    return f"{stage.url}{MODEL}:generateContent?key=gateway-key-1", {"contents": [said(f"hello {how}")]}
+    return f"{stage.url}{MODEL}:generateContent?key=gateway-key-1", {"contents": [content(f"hello {how}")]}
 
 
-def test_a_call_that_is_tried_again_stays_in_its_rollout(stage: Stage) -> None:
-    assert [stage.ask(said("hello #once429"))[0] for _ in range(2)] == [429, 200]
+def test_a_retried_call_stays_in_its_rollout(stage: Stage) -> None:
+    assert [stage.ask(content("hello #once429"))[0] for _ in range(2)] == [429, 200]
     (rollout,) = stage.rollouts()
     assert [(t.error or "")[:8] for t in rollout.transitions] == ["HTTP 429", ""]
 
 
 @pytest.mark.parametrize("query", ["?alt=sse", ""])
-def test_a_stream_that_breaks_is_not_complete_and_keeps_what_came(stage: Stage, query: str) -> None:
+def test_an_interrupted_stream_is_incomplete_and_keeps_the_received_parts(stage: Stage, query: str) -> None:
     with pytest.raises((OSError, http.client.HTTPException)):
-        streamed(stage.url, {"contents": [said("a long story to tell #die")]}, query)
+        streamed(stage.url, {"contents": [content("a long story to tell #die")]}, query)
     (rollout,) = stage.rollouts()
     assert rollout.transitions[0].error is not None
     assert rollout.transitions[0].output.startswith("echo: a")
 
 
-def test_an_answer_that_ends_in_every_event_is_not_held_back(tmp_path: Path) -> None:
+def test_a_stream_with_a_finish_reason_in_every_event_is_not_delayed(tmp_path: Path) -> None:
     """Older models say `finishReason` with each event."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -386,12 +388,12 @@ def test_an_answer_that_ends_in_every_event_is_not_held_back(tmp_path: Path) -> 
         for text in ("one ", "two ", "three"):
             candidate = {"content": {"parts": [{"text": text}], "role": "model"}, "finishReason": "STOP", "index": 0}
             await response.write(f"data: {json.dumps({'candidates': [candidate]})}\n\n".encode())
-            while text == "two " and not seen:
+            while text == "two " and not received:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.05)
         return response
 
-    seen: list[bytes] = []
+    received: list[bytes] = []
     app = web.Application()
     app.router.add_post("/{path:.*}", handle)
     with (
@@ -400,19 +402,19 @@ def test_an_answer_that_ends_in_every_event_is_not_held_back(tmp_path: Path) -> 
         served(Gateway(store, upstream_of(None, base=behind)).app()) as url,
     ):
         request = urllib.request.Request(
-            f"{url}{MODEL}:streamGenerateContent?alt=sse", data=json.dumps({"contents": [said("count")]}).encode()
+            f"{url}{MODEL}:streamGenerateContent?alt=sse", data=json.dumps({"contents": [content("count")]}).encode()
         )
         with urllib.request.urlopen(request, timeout=10) as answer:
-            seen.append(answer.readline())
+            received.append(answer.readline())
             answer.read()
         store.flush()
-        (rollout,) = [store.rollout(found.id) for found in store.rollouts()]
-    assert b"one" in seen[0]
+        (rollout,) = [store.rollout(row.id) for row in store.rollouts()]
+    assert b"one" in received[0]
     assert (rollout.transitions[0].output, rollout.transitions[0].error) == ("one two three", None)
 
 
 @pytest.mark.parametrize("variable", ["GEMINI_API_KEY", "GOOGLE_API_KEY"])
-def test_googles_models_are_asked_at_google_in_their_dialect(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_googles_models_are_called_at_google_in_their_dialect(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     for name in ("GEMINI_API_KEY", "GOOGLE_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, "AIza-of-the-environment")
@@ -452,14 +454,14 @@ def test_thoughts_are_reasoning_and_tokens_are_counted_with_them() -> None:
         ({"candidates": [{"content": {"role": "model"}, "finishReason": "RECITATION"}]}, "RECITATION"),
     ],
 )
-def test_what_was_blocked_is_a_refusal_and_an_answer(body: dict[str, Any], refusal: str) -> None:
+def test_a_blocked_answer_is_a_refusal(body: dict[str, Any], refusal: str) -> None:
     answer = answer_of("gemini", body)
     assert (answer.refusal, answer.output, answer.finish, answer.empty) == (refusal, refusal, "content_filter", False)
     assert error_in("gemini", body) is None
-    assert turn({"dialect": "gemini", "body": {"contents": [said("x")]}}, body).refusal == refusal
+    assert turn({"dialect": "gemini", "body": {"contents": [content("x")]}}, body).refusal == refusal
 
 
-def test_an_answer_that_was_blocked_after_its_beginning_is_what_came_of_it() -> None:
+def test_a_partly_blocked_answer_keeps_the_received_text() -> None:
     body = {"candidates": [{"content": {"parts": [{"text": "Take two"}]}, "finishReason": "SAFETY"}]}
     assert (answer_of("gemini", body).output, answer_of("gemini", body).refusal, answer_of("gemini", body).finish) == (
         "Take two",
@@ -468,7 +470,7 @@ def test_an_answer_that_was_blocked_after_its_beginning_is_what_came_of_it() -> 
     )
 
 
-def test_a_reply_without_a_candidate_is_no_answer() -> None:
+def test_a_reply_without_a_candidate_is_not_an_answer() -> None:
     assert error_in("gemini", {"usageMetadata": {}}) == "no candidate"
     assert error_in("gemini", {"error": {"code": 503, "message": "overloaded"}}) == {
         "code": 503,
@@ -489,7 +491,7 @@ def test_logprobs_and_token_ids_are_read() -> None:
     body = {"candidates": [candidate], "usageMetadata": {"candidatesTokenCount": 2}}
     answer = answer_of("gemini", body)
     assert (answer.logprobs, answer.token_ids, answer.finish) == ((-0.5, 0.0), (3, 0), "length")
-    assert turn({"dialect": "gemini", "body": {"contents": [said("x")]}}, body).truncated
+    assert turn({"dialect": "gemini", "body": {"contents": [content("x")]}}, body).truncated
 
 
 def test_media_are_kept_by_reference() -> None:
@@ -506,21 +508,21 @@ def test_media_are_kept_by_reference() -> None:
     assert [part["type"] for part in message["content"]] == ["text", "image_url", "file"]
 
 
-def test_results_are_those_of_the_function_that_they_name() -> None:
+def test_results_belong_to_the_function_that_they_name() -> None:
     calls = [{"functionCall": {"name": name, "args": {}}} for name in ("a", "b")]
     results = [{"functionResponse": {"name": name, "response": {"result": name}}} for name in ("b", "a")]
-    contents = [said("go"), {"role": "model", "parts": calls}, {"role": "user", "parts": results}]
+    contents = [content("go"), {"role": "model", "parts": calls}, {"role": "user", "parts": results}]
     messages = chat_messages({"dialect": "gemini", "body": {"contents": contents}})
     by_id = {call["id"]: call["function"]["name"] for call in messages[1]["tool_calls"]}
     assert [(by_id[m["tool_call_id"]], m["content"]) for m in messages[2:]] == [("b", "b"), ("a", "a")]
 
 
-def test_a_call_has_the_id_that_the_next_request_gives_it() -> None:
+def test_a_call_has_the_id_that_the_next_request_uses() -> None:
     """Rows of whole conversations are those whose calls another one went on from."""
     call = {"role": "model", "parts": [{"functionCall": {"name": "f", "args": {"x": 1}}}]}
-    first = {"dialect": "gemini", "body": {"contents": [said("go")]}}
+    first = {"dialect": "gemini", "body": {"contents": [content("go")]}}
     body = {"candidates": [{"content": call, "finishReason": "STOP"}]}
-    later = chat_messages({"dialect": "gemini", "body": {"contents": [said("go"), call]}})
+    later = chat_messages({"dialect": "gemini", "body": {"contents": [content("go"), call]}})
     assert later == [{"role": "user", "content": "go"}, answer_to(first, body).message]
     assert turn(first, body).answer == later[1]
 
@@ -528,7 +530,7 @@ def test_a_call_has_the_id_that_the_next_request_gives_it() -> None:
 def test_fields_in_snake_case_are_read_too() -> None:
     body = {
         "system_instruction": {"parts": {"text": "Be kind."}},
-        "contents": [said("go"), {"role": "model", "parts": [{"function_call": {"name": "f", "args": {}}}]}],
+        "contents": [content("go"), {"role": "model", "parts": [{"function_call": {"name": "f", "args": {}}}]}],
         "tools": [{"function_declarations": [{"name": "f"}]}],
         "tool_config": {"function_calling_config": {"mode": "ANY"}},
         "generation_config": {
@@ -540,7 +542,7 @@ def test_fields_in_snake_case_are_read_too() -> None:
     assert [m["role"] for m in chat_messages(request)] == ["system", "user", "assistant"]
     assert [tool["function"]["name"] for tool in chat_tools(request)] == ["f"]
     assert (must_call(request), insisted_tool(request)) == (True, None)
-    assert asked_schema(request) == {"type": "array", "items": {"type": "string"}}
+    assert output_schema(request) == {"type": "array", "items": {"type": "string"}}
     assert is_constrained(body)
 
 
@@ -552,7 +554,7 @@ def test_tools_have_schemas_that_chat_templates_read() -> None:
     }  # fmt: skip
 
 
-def test_thoughts_and_code_that_google_ran_are_no_part_of_what_was_said() -> None:
+def test_thoughts_and_code_that_google_ran_are_not_part_of_the_text() -> None:
     parts = [
         {"text": "Hm.", "thought": True},
         {"executableCode": {"code": "6*7"}},
@@ -560,8 +562,8 @@ def test_thoughts_and_code_that_google_ran_are_no_part_of_what_was_said() -> Non
         {"text": "42"},
     ]
     body = {"candidates": [{"content": {"role": "model", "parts": parts}, "finishReason": "STOP"}]}
-    (said_before,) = chat_messages({"dialect": "gemini", "body": {"contents": [{"role": "model", "parts": parts}]}})
-    assert said_before == answer_of("gemini", body).message == {"role": "assistant", "content": "42"}
+    (message,) = chat_messages({"dialect": "gemini", "body": {"contents": [{"role": "model", "parts": parts}]}})
+    assert message == answer_of("gemini", body).message == {"role": "assistant", "content": "42"}
 
 
 # -- streams
@@ -574,7 +576,7 @@ def event(*parts: dict[str, Any], **more: Any) -> dict[str, Any]:
     }
 
 
-def test_a_streams_events_are_merged_into_the_answer_that_would_have_come_unstreamed() -> None:
+def test_a_streams_events_are_merged_into_the_unstreamed_answer() -> None:
     args = {"rows": [{"index": 1, "a": 1}, {"index": 1, "a": 2}]}
     events = [
         event({"text": "I th", "thought": True}, safetyRatings=[{"category": "C", "probability": "LOW"}]),
@@ -604,7 +606,7 @@ def test_a_streams_events_are_merged_into_the_answer_that_would_have_come_unstre
     assert (body["modelVersion"], body["usageMetadata"]) == ("m", {"promptTokenCount": 1})
 
 
-def test_arguments_that_are_streamed_are_those_of_one_call() -> None:
+def test_streamed_arguments_are_merged_into_one_call() -> None:
     """Vertex AI's `streamFunctionCallArguments`: a part a value, by its path; texts come in pieces."""
 
     def partial(path: str, **value: Any) -> dict[str, Any]:
@@ -636,7 +638,7 @@ def test_arguments_that_are_streamed_are_those_of_one_call() -> None:
 
 
 @pytest.mark.parametrize("path", ["$", "$.a.b", "$[0]", "$.a[99999999]"])
-def test_a_path_of_streamed_arguments_that_fits_nothing_is_left_out(path: str) -> None:
+def test_a_contradictory_path_of_streamed_arguments_is_ignored(path: str) -> None:
     first = {
         "functionCall": {"name": "f", "partialArgs": [{"jsonPath": "$.a", "stringValue": "x"}], "willContinue": True}
     }
@@ -646,7 +648,7 @@ def test_a_path_of_streamed_arguments_that_fits_nothing_is_left_out(path: str) -
     assert body["candidates"][0]["content"]["parts"][0]["functionCall"]["name"] == "f"
 
 
-def test_a_stream_without_a_reason_for_its_end_is_not_complete_and_a_blocked_prompt_is() -> None:
+def test_a_stream_without_a_finish_reason_is_incomplete_unless_the_prompt_was_blocked() -> None:
     assert not read_events("gemini", [event({"text": "a"})])[1]
     assert read_events("gemini", [{"promptFeedback": {"blockReason": "SAFETY"}}]) == (
         {"promptFeedback": {"blockReason": "SAFETY"}},
@@ -680,7 +682,7 @@ def test_all_candidates_of_a_stream_are_kept() -> None:
         ("/v1/batches/b-1:cancel", False),
     ],
 )
-def test_googles_paths_are_known(path: str, google: bool) -> None:
+def test_googles_paths_are_recognised(path: str, google: bool) -> None:
     assert is_google(path) is google
 
 
@@ -693,7 +695,7 @@ def test_calls_that_nothing_records_are_counted() -> None:
 # -- exports
 
 
-ASKED = "Write to ann.smith@acme-mail.de: how much is 6*7?"
+QUESTION = "Write to ann.smith@acme-mail.de: how much is 6*7?"
 NATIVE = {"model": "nobody/unknown", "tools": "native"}  # messages as they are
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
 
@@ -710,9 +712,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
     }
     result = {"role": "user", "parts": [{"functionResponse": {"name": "calculator", "response": {"result": "42"}}}]}
     with Store(tmp_path / ".assay" / "assay.db") as opened:
-        store_splits(opened, {"train": [(content_hash({"question": ASKED}), "")]})
+        store_splits(opened, {"train": [(content_hash({"question": QUESTION}), "")]})
         for text, score in (("It is 42.", 1.0), ("I do not know.", 0.0)):
-            told: dict[str, Any] = {
+            fields: dict[str, Any] = {
                 "task_id": "t",
                 "group_id": "t",
                 "task_type": "sum",
@@ -720,10 +722,12 @@ def store(tmp_path: Path) -> Iterator[Store]:
                 "split": "train",
                 "score": score,
             }
-            rollout = Rollout(run_id="r", model="m", inputs={"question": ASKED}, prediction={"answer": text}, **told)
+            rollout = Rollout(
+                run_id="r", model="m", inputs={"question": QUESTION}, prediction={"answer": text}, **fields
+            )
             opened.put_rollout(rollout)
             for t, (contents, answer) in enumerate(
-                (([said(ASKED)], call), ([said(ASKED), call, result], said(text, "model")))
+                (([content(QUESTION)], call), ([content(QUESTION), call, result], content(text, "model")))
             ):
                 body = {
                     "candidates": [{"content": answer, "finishReason": "STOP"}],
@@ -764,12 +768,12 @@ def test_supervised_rows_have_the_conversation_its_calls_and_its_tools(store: St
     assert json.loads(rows[0]["tools"])[0]["function"]["parameters"]["properties"] == {"expression": {"type": "string"}}
 
 
-def test_a_run_is_one_row_as_a_whole_conversation(store: Store) -> None:
+def test_a_run_is_one_row_with_whole_conversations(store: Store) -> None:
     (row,) = exported(store, "sft", **NATIVE, whole=True)
     assert [m["role"] for m in row["messages"]] == ["user", "assistant", "tool", "assistant"]
 
 
-def test_preferences_and_prompts_are_made_of_the_same_conversation(store: Store) -> None:
+def test_preferences_and_prompts_contain_the_same_conversation(store: Store) -> None:
     (pair,) = exported(store, "preferences", **NATIVE)
     assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"]) == ("It is 42.", "I do not know.")
     (prompt,) = exported(store, "grpo", out="prompts", **NATIVE, rubric="math_qa")
@@ -787,9 +791,9 @@ def test_transitions_hide_personal_data_and_have_the_reasoning(store: Store) -> 
 
 
 def test_traces_show_prints_the_calls_of_a_run(store: Store) -> None:
-    (found,) = [rollout for rollout in store.rollouts() if rollout.score == 1.0]
-    shown = CliRunner().invoke(group, ["traces", "show", found.id, "--store", store.url])
-    assert shown.exit_code == 0, shown.output
-    assert 'assistant:  [calls calculator({"expression": "6*7"})]' in shown.output
-    assert "reasoning: Hm." in shown.output
-    assert "-> It is 42." in shown.output
+    (rollout,) = [row for row in store.rollouts() if row.score == 1.0]
+    result = CliRunner().invoke(group, ["traces", "show", rollout.id, "--store", store.url])
+    assert result.exit_code == 0, result.output
+    assert 'assistant:  [calls calculator({"expression": "6*7"})]' in result.output
+    assert "reasoning: Hm." in result.output
+    assert "-> It is 42." in result.output

@@ -24,7 +24,7 @@ CALCULATOR = {"functionDeclarations": [{"name": "calculator", "description": "Mu
 MUST = {"functionCallingConfig": {"mode": "ANY"}}
 
 
-def said(text: str) -> list[dict[str, Any]]:
+def contents_of(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "parts": [{"text": text}]}]
 
 
@@ -68,17 +68,21 @@ def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
 
 
 @pytest.mark.parametrize("text", ["hello", "use the tool", "use the tool #both"])
-def test_an_answer_comes_whole_as_events_and_as_a_list(place: Place, text: str) -> None:
-    body = {"contents": said(text), "tools": [CALCULATOR], "systemInstruction": {"parts": [{"text": "Be brief."}]}}
-    status, whole = place.ask(body)
+def test_an_answer_is_the_same_unstreamed_as_events_and_as_a_list(place: Place, text: str) -> None:
+    body = {
+        "contents": contents_of(text),
+        "tools": [CALCULATOR],
+        "systemInstruction": {"parts": [{"text": "Be brief."}]},
+    }
+    status, unstreamed = place.ask(body)
     assert status == 200
-    answer = answer_of("gemini", whole)
-    wanted = {"hello": ("echo: hello", 0), "use the tool": ("", 1), "use the tool #both": ("twice, then", 2)}[text]
+    answer = answer_of("gemini", unstreamed)
+    expected = {"hello": ("echo: hello", 0), "use the tool": ("", 1), "use the tool #both": ("twice, then", 2)}[text]
     assert (answer.text, [(name, arguments) for _, name, arguments in answer.tools]) == (
-        wanted[0],
-        [("calculator", '{"expression": "6*7"}')] * wanted[1],
+        expected[0],
+        [("calculator", '{"expression": "6*7"}')] * expected[1],
     )
-    assert (answer.finish, answer.prompt_tokens) == ("tool_calls" if wanted[1] else "stop", 7)
+    assert (answer.finish, answer.prompt_tokens) == ("tool_calls" if expected[1] else "stop", 7)
     for query in ("?alt=sse", ""):
         streamed, complete = place.streamed(body, query)
         assert complete
@@ -90,15 +94,15 @@ def test_an_answer_comes_whole_as_events_and_as_a_list(place: Place, text: str) 
             answer.finish,
         )
     transitions = [transition for rollout in place.rollouts() for transition in rollout.transitions]
-    assert [(t.error, t.output, len(t.tools)) for t in transitions] == [(None, *wanted)] * 3
+    assert [(t.error, t.output, len(t.tools)) for t in transitions] == [(None, *expected)] * 3
 
 
 def test_a_conversation_with_results_is_one_rollout(place: Place) -> None:
-    contents = said("use the tool")
-    told = place.ask({"contents": contents, "tools": [CALCULATOR]})[1]["candidates"][0]["content"]
-    call = told["parts"][0]["functionCall"]
+    contents = contents_of("use the tool")
+    answer = place.ask({"contents": contents, "tools": [CALCULATOR]})[1]["candidates"][0]["content"]
+    call = answer["parts"][0]["functionCall"]
     result = {"functionResponse": {"id": call["id"], "name": call["name"], "response": {"result": "42"}}}
-    contents += [told, {"role": "user", "parts": [result]}]
+    contents += [answer, {"role": "user", "parts": [result]}]
     assert answer_of("gemini", place.ask({"contents": contents, "tools": [CALCULATOR]})[1]).text == "echo: 42"
     (rollout,) = place.rollouts()
     assert ([tool.result for tool in rollout.tools], rollout.prediction) == (["42"], {"answer": "echo: 42"})
@@ -108,7 +112,7 @@ def test_a_schema_is_followed(place: Place) -> None:
     schema = {"type": "OBJECT", "properties": {"value": {"type": "INTEGER"}}}
     config = {"responseMimeType": "application/json", "responseSchema": schema}
     assert (
-        answer_of("gemini", place.ask({"contents": said("hello"), "generationConfig": config})[1]).text
+        answer_of("gemini", place.ask({"contents": contents_of("hello"), "generationConfig": config})[1]).text
         == '{"value": 1}'
     )
     assert place.rollouts()[0].transitions[0].constrained
@@ -122,15 +126,15 @@ def test_a_schema_is_followed(place: Place) -> None:
         {"generationConfig": {"candidateCount": 2}},
     ],
 )
-def test_what_only_google_can_do_is_refused(place: Place, more: dict[str, Any]) -> None:
-    status, told = place.ask({"contents": said("hello"), **more})
-    assert (status, told["error"]["code"], told["error"]["status"]) == (400, 400, "INVALID_ARGUMENT")
-    assert "cannot answer this" in told["error"]["message"]
+def test_features_that_only_google_has_are_refused(place: Place, more: dict[str, Any]) -> None:
+    status, reply = place.ask({"contents": contents_of("hello"), **more})
+    assert (status, reply["error"]["code"], reply["error"]["status"]) == (400, 400, "INVALID_ARGUMENT")
+    assert "cannot answer this" in reply["error"]["message"]
 
 
-def test_errors_of_the_model_come_as_they_are(place: Place) -> None:
-    status, told = place.ask({"contents": said("hello #429")})
-    assert (status, "scripted 429" in told["error"]["message"]) == (429, True)
+def test_errors_of_the_model_are_forwarded(place: Place) -> None:
+    status, reply = place.ask({"contents": contents_of("hello #429")})
+    assert (status, "scripted 429" in reply["error"]["message"]) == (429, True)
 
 
 # -- the embedded model
@@ -138,22 +142,22 @@ def test_errors_of_the_model_come_as_they_are(place: Place) -> None:
 
 @pytest.mark.parametrize("place", ["embedded"], indirect=True)
 @pytest.mark.parametrize(("model", "status"), [("echo", 200), ("any", 200), ("gemini-2.5-flash", 404)])
-def test_an_embedded_model_is_asked_by_its_name(place: Place, model: str, status: int) -> None:
-    found, told = place.ask({"contents": said("hello")}, model)
-    assert found == status
+def test_an_embedded_model_is_called_by_its_name(place: Place, model: str, status: int) -> None:
+    answered, reply = place.ask({"contents": contents_of("hello")}, model)
+    assert answered == status
     if status == 404:
-        assert "'gemini-2.5-flash' here; there are: echo. Name it, or call it any" in told["error"]["message"]
+        assert "'gemini-2.5-flash' here; there are: echo. Name it, or call it any" in reply["error"]["message"]
     else:
-        assert told["modelVersion"] == "embedded/echo"
+        assert reply["modelVersion"] == "embedded/echo"
 
 
-def test_where_functions_must_be_called_the_answer_is_held_to_a_call() -> None:
-    body = {"contents": said("six times seven?"), "tools": [CALCULATOR], "toolConfig": MUST, "stream": True}
-    asked = chat_request("gemini", body, "echo", tools=False)
-    schema = asked["response_format"]["json_schema"]["schema"]
+def test_the_answer_is_constrained_to_a_call_if_functions_must_be_called() -> None:
+    body = {"contents": contents_of("six times seven?"), "tools": [CALCULATOR], "toolConfig": MUST, "stream": True}
+    chat = chat_request("gemini", body, "echo", tools=False)
+    schema = chat["response_format"]["json_schema"]["schema"]
     assert schema["properties"]["name"] == {"const": "calculator"}
     assert schema["properties"]["arguments"]["properties"] == {"expression": {"type": "string", "maxLength": 400}}
-    assert asked["stream"] is False
+    assert chat["stream"] is False
 
 
 def test_token_ids_and_logprobs_are_in_the_place_that_gemini_has_for_them() -> None:
@@ -179,11 +183,11 @@ def test_settings_have_their_names_in_chat() -> None:
     }  # fmt: skip
     forced = {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["calculator"]}}
     chat = chat_of(
-        {"contents": said("hello"), "generationConfig": config, "tools": [CALCULATOR], "toolConfig": forced},
+        {"contents": contents_of("hello"), "generationConfig": config, "tools": [CALCULATOR], "toolConfig": forced},
         "m",
         stream=False,
     )
-    wanted = {
+    expected = {
         "temperature": 0,
         "top_p": 0.9,
         "top_k": 5,
@@ -192,7 +196,7 @@ def test_settings_have_their_names_in_chat() -> None:
         "stop": ["x"],
         "response_format": {"type": "json_object"},
     }
-    assert {name: chat[name] for name in wanted} == wanted
+    assert {name: chat[name] for name in expected} == expected
     assert chat["tool_choice"] == {"type": "function", "function": {"name": "calculator"}}
     for mode, choice in (("ANY", "required"), ("NONE", "none"), ("AUTO", None)):
         config = {"functionCallingConfig": {"mode": mode}}
@@ -202,7 +206,7 @@ def test_settings_have_their_names_in_chat() -> None:
         )
 
 
-def test_reasoning_is_a_thought_and_its_tokens_are_counted_apart() -> None:
+def test_reasoning_is_a_thought_and_its_tokens_are_counted_separately() -> None:
     message = {"role": "assistant", "content": "42", "reasoning_content": "Six sevens."}
     usage = {"prompt_tokens": 5, "completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 6}}
     body = to_dialect("gemini", {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}, "m")
@@ -223,21 +227,24 @@ def test_the_embedded_model_itself_answers_in_this_dialect(embedded: str, tmp_pa
             place = Place(gateway, url)
             # greedy: a sampled emoji spans several tokens, of which llama.cpp returns one, so the ids are not stored
             greedy = {"temperature": 0, "maxOutputTokens": 64}
-            assert place.ask({"contents": said("What is two plus two?"), "generationConfig": greedy}, "any")[0] == 200
-            status, told = place.ask(
+            assert (
+                place.ask({"contents": contents_of("What is two plus two?"), "generationConfig": greedy}, "any")[0]
+                == 200
+            )
+            status, reply = place.ask(
                 {
-                    "contents": said("What is 6*7?"),
+                    "contents": contents_of("What is 6*7?"),
                     "tools": [CALCULATOR],
                     "toolConfig": MUST,
                     "generationConfig": greedy,
                 },
                 "any",
             )
-        (call,) = answer_of("gemini", told).tools
+        (call,) = answer_of("gemini", reply).tools
         assert (status, call[1], json.loads(call[2]).keys()) == (200, "calculator", {"expression"})
-        found = [transition for rollout in place.rollouts() for transition in rollout.transitions]
-    assert [t.constrained for t in found] == [False, True]
-    for transition in found:
+        transitions = [transition for rollout in place.rollouts() for transition in rollout.transitions]
+    assert [t.constrained for t in transitions] == [False, True]
+    for transition in transitions:
         assert transition.error is None
         assert transition.token_ids is not None, transition.output
         assert transition.logprobs is not None

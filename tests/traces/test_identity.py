@@ -36,8 +36,8 @@ def job(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def recorder(store: Store | None = None, **told: Any) -> Recorder:
-    return Recorder(store, run_id="job-1", replayable=True, **told)
+def recorder(store: Store | None = None, **options: Any) -> Recorder:
+    return Recorder(store, run_id="job-1", replayable=True, **options)
 
 
 def opened(by: Recorder, **fields: Any) -> str:
@@ -45,7 +45,7 @@ def opened(by: Recorder, **fields: Any) -> str:
         return rollout.id
 
 
-def test_a_replay_gives_the_same_ids_and_what_differs_gives_others() -> None:
+def test_a_replay_has_the_same_ids_and_other_rollouts_have_other_ids() -> None:
     first, again = recorder(), recorder()
     assert opened(first) == opened(again)
     assert len(opened(first)) == 32
@@ -67,7 +67,7 @@ def test_a_replay_gives_the_same_ids_and_what_differs_gives_others() -> None:
     )  # the gateway and imports keep ids of their own
 
 
-def test_rollouts_that_are_alike_are_numbered() -> None:
+def test_identical_rollouts_are_numbered() -> None:
     first, again = recorder(), recorder()
     two = [opened(first), opened(first)]
     assert two[0] != two[1]
@@ -87,7 +87,7 @@ def test_further_transitions_of_an_earlier_attempt_are_removed(tmp_path: Path) -
         assert len(list(store.rollouts())) == 1
 
 
-def test_what_was_running_is_closed_and_dropped_where_no_replay_reached_it(tmp_path: Path) -> None:
+def test_running_rollouts_are_closed_and_removed_if_not_replayed(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         for name, run, status in (
             ("a" * 32, "job-1", "running"),

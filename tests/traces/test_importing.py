@@ -39,8 +39,8 @@ BURNT = "Error code: 500 - the server is on fire"
 
 
 def read(kind: str, path: Path, **more: Any) -> tuple[list[Rollout], list[Skipped]]:
-    found = list(READERS[kind](path, **more))
-    return [one for one in found if isinstance(one, Rollout)], [one for one in found if isinstance(one, Skipped)]
+    items = list(READERS[kind](path, **more))
+    return [item for item in items if isinstance(item, Rollout)], [item for item in items if isinstance(item, Skipped)]
 
 
 def body(transition: Transition) -> dict[str, Any]:
@@ -58,14 +58,14 @@ CALLS = [
     {"id": "call_one", "type": "function", "function": {"name": "add", "arguments": '{"a": 12, "b": 30}'}},
     {"id": "call_two", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": "x"}'}},
 ]
-ASKED = [{"role": "system", "content": "You add numbers."}, {"role": "user", "content": "What is 12 + 30?"}]
+PROMPT = [{"role": "system", "content": "You add numbers."}, {"role": "user", "content": "What is 12 + 30?"}]
 CALLED = [
-    *ASKED,
+    *PROMPT,
     {"role": "assistant", "content": None, "tool_calls": CALLS},
     {"role": "tool", "tool_call_id": "call_one", "content": "42"},
     {"role": "tool", "tool_call_id": "call_two", "content": f"error: {RAISED}"},
 ]
-SAID = "calling a tool with a non-integer value."  # a small model
+FINAL_ANSWER = "calling a tool with a non-integer value."  # a small model
 ADD = {
     "type": "function",
     "function": {
@@ -90,28 +90,28 @@ RECORDED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kind", "with_tools", "asked_as"), RECORDED)
-def test_what_a_tracer_recorded_of_an_agent_reads_as_the_agent_ran(
-    name: str, kind: str, with_tools: bool, asked_as: str
+@pytest.mark.parametrize(("name", "kind", "with_tools", "input_name"), RECORDED)
+def test_recorded_traces_of_every_tracer_give_the_same_rollout(
+    name: str, kind: str, with_tools: bool, input_name: str
 ) -> None:
     (run, _), _ = read(kind, DATA / name)
     assert (run.status, run.error, run.source, run.program) == ("done", None, kind, "adder")
-    assert run.inputs == {asked_as: "What is 12 + 30?"}
+    assert run.inputs == {input_name: "What is 12 + 30?"}
     assert run.prediction == {
-        "output": SAID
+        "output": FINAL_ANSWER
     }  # in the events' file the root span says nothing: it is the last call's answer
     first, second = run.transitions
-    assert (body(first)["messages"], body(second)["messages"]) == (ASKED, CALLED)
+    assert (body(first)["messages"], body(second)["messages"]) == (PROMPT, CALLED)
     assert body(first).get("tools") == ([ADD] if with_tools else None)
     assert (body(first)["temperature"], body(first)["max_tokens"]) == (0.0, 24)
     assert choice(first)["message"] == {"role": "assistant", "content": None, "tool_calls": CALLS}
-    assert choice(second)["message"] == {"role": "assistant", "content": SAID}
+    assert choice(second)["message"] == {"role": "assistant", "content": FINAL_ANSWER}
     if "langfuse" not in name:  # which records no reasons, and the answer's model
         assert (choice(first)["finish_reason"], choice(second)["finish_reason"]) == ("tool_calls", "stop")
         assert [t.model for t in run.transitions] == [
             "smollm2-135m"
         ] * 2  # as it was asked for, not as the answer names it
-    assert (first.output, second.output) == ("", SAID)
+    assert (first.output, second.output) == ("", FINAL_ANSWER)
     assert [(t.prompt_tokens, t.completion_tokens) for t in run.transitions] == [(91, 23), (66, 12)]
     assert first.tools[0] == ToolCall(name="add", arguments={"a": 12, "b": 30}, result="42")
     assert first.tools[1].arguments == {"a": 1, "b": "x"}
@@ -123,24 +123,22 @@ def test_what_a_tracer_recorded_of_an_agent_reads_as_the_agent_ran(
     assert 1_795_305_000 < run.started_at < 1_795_306_000  # when they were recorded
 
 
-@pytest.mark.parametrize(("name", "kind", "with_tools", "asked_as"), RECORDED)
+@pytest.mark.parametrize(("name", "kind", "with_tools", "input_name"), RECORDED)
 def test_a_run_whose_model_failed_is_a_failed_rollout_with_its_call(
-    name: str, kind: str, with_tools: bool, asked_as: str
+    name: str, kind: str, with_tools: bool, input_name: str
 ) -> None:
     (_, failed), _ = read(kind, DATA / name)
     assert failed.status == "failed"
     assert str(failed.error).removeprefix("InternalServerError: ").removeprefix("openai.") == BURNT
-    assert (failed.inputs, failed.prediction) == ({asked_as: "boom"}, None)
+    assert (failed.inputs, failed.prediction) == ({input_name: "boom"}, None)
     (call,) = failed.transitions
     assert str(call.error).removeprefix("InternalServerError: ").removeprefix("openai.") == BURNT
-    assert body(call)["messages"] == [ASKED[0], {"role": "user", "content": "boom"}]
+    assert body(call)["messages"] == [PROMPT[0], {"role": "user", "content": "boom"}]
     assert (call.output, call.response, call.prompt_tokens, call.tools) == ("", None, None, [])
 
 
-@pytest.mark.parametrize(("name", "kind", "with_tools", "asked_as"), RECORDED)
-def test_what_is_imported_reads_as_any_other_chat_request(
-    name: str, kind: str, with_tools: bool, asked_as: str
-) -> None:
+@pytest.mark.parametrize(("name", "kind", "with_tools", "input_name"), RECORDED)
+def test_imported_calls_are_chat_requests(name: str, kind: str, with_tools: bool, input_name: str) -> None:
     (run, _), _ = read(kind, DATA / name)
     first, second = run.transitions
     assert chat_messages(second.request) == [
@@ -201,7 +199,7 @@ def test_a_recorded_conversation_that_ends_with_a_tool_call_has_an_answer(
     assert run.prediction == answer
 
 
-def test_with_content_switched_off_the_calls_are_there_without_their_texts() -> None:
+def test_calls_without_recorded_content_have_no_texts() -> None:
     (run, failed), skipped = read("otlp", DATA / "otlp_openai_v2_no_content.jsonl")  # ids in base64
     assert [(t.prompt_tokens, t.completion_tokens, t.output, body(t)["messages"]) for t in run.transitions] == [
         (91, 23, "", []),
@@ -219,7 +217,7 @@ def test_with_content_switched_off_the_calls_are_there_without_their_texts() -> 
     assert run.transitions[0].request["span"] == base64.b64decode(first["spanId"]).hex()
 
 
-def test_users_and_sessions_that_tracers_name_are_kept() -> None:
+def test_users_and_sessions_of_tracers_are_stored() -> None:
     for name, session in (("otlp_openinference", "s-1"), ("otlp_langfuse_sdk", "s-1"), ("otlp_openllmetry_0_40", None)):
         (run, _), _ = read("otlp", DATA / f"{name}.jsonl")
         assert (run.data_subject, run.metadata.get("session_id"), run.tenant) == ("u-1", session, None)
@@ -227,29 +225,31 @@ def test_users_and_sessions_that_tracers_name_are_kept() -> None:
     assert (run.data_subject, run.metadata["session_id"], run.tenant) == ("u-1", "s-1", "acme")
 
 
-def test_protobuf_reads_as_the_same_json() -> None:
+def test_protobuf_gives_the_same_rollouts_as_json() -> None:
     pytest.importorskip("opentelemetry.proto.trace.v1.trace_pb2", reason="opentelemetry-proto is not installed")
     from_json, _ = read("otlp", DATA / "otlp_openai_v2.jsonl")
     from_binary, _ = read("otlp", DATA / "otlp_openai_v2.pb")
-    assert [{**vars(one), "run_id": ""} for one in from_binary] == [{**vars(one), "run_id": ""} for one in from_json]
+    assert [{**vars(rollout), "run_id": ""} for rollout in from_binary] == [
+        {**vars(rollout), "run_id": ""} for rollout in from_json
+    ]
 
 
 def test_protobuf_messages_after_their_lengths_are_read_one_by_one(tmp_path: Path) -> None:
     pytest.importorskip("opentelemetry.proto.trace.v1.trace_pb2", reason="opentelemetry-proto is not installed")
-    whole = (DATA / "otlp_openai_v2.pb").read_bytes()
+    message = (DATA / "otlp_openai_v2.pb").read_bytes()
     (path := tmp_path / "x.pb").write_bytes(
-        len(whole).to_bytes(4, "big") + whole + (999).to_bytes(4, "big") + whole[:100]
+        len(message).to_bytes(4, "big") + message + (999).to_bytes(4, "big") + message[:100]
     )
     rollouts, skipped = read("otlp", path)
     assert len(rollouts) == 2
-    assert [one.where for one in skipped] == [f"{path}[1]"]
+    assert [skip.where for skip in skipped] == [f"{path}[1]"]
     assert "not OTLP protobuf" in skipped[0].reason
-    (broken := tmp_path / "y.pb").write_bytes(whole[:100])
+    (broken := tmp_path / "y.pb").write_bytes(message[:100])
     with pytest.raises(DataError, match="neither JSON nor OTLP protobuf"):
         read("otlp", broken)
 
 
-def test_protobuf_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_protobuf_without_its_package_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.proto.trace.v1.trace_pb2", None)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(MissingExtra, match=r"opentelemetry-proto.*assay\[otlp\]"):
@@ -275,7 +275,7 @@ def test_mlflow_spans_of_other_flavours_read_as_chat() -> None:
     (run,), skipped = read("mlflow", DATA / "mlflow_3_flavours.json")
     openai, claude, plain = run.transitions
     assert (openai.cost_usd, openai.output, body(openai)["model"]) == (0.75, "hello", "m")  # the inner span of two
-    assert [one.reason.split(" is ")[0] for one in skipped] == ["the span 'LM.__call__'"]
+    assert [skip.reason.split(" is ")[0] for skip in skipped] == ["the span 'LM.__call__'"]
     assert body(claude)["messages"] == [
         {"role": "system", "content": "Be short."},
         {"role": "user", "content": "1+1"},
@@ -309,7 +309,7 @@ def test_mlflow_assessments_are_verdicts_and_a_persons_is_the_rating() -> None:
         "",
     )  # two scores that are no person's: neither is the score
     assert run.expected == {"answer": "42"}
-    assert [one.reason for one in skipped] == [
+    assert [skip.reason for skip in skipped] == [
         "the score 'stars' is 4.0: outside [0, 1]",
         "several scores (relevance, ok) and none selected: stored as verdicts",
     ]
@@ -322,32 +322,32 @@ def test_mlflow_assessments_are_verdicts_and_a_persons_is_the_rating() -> None:
 T0 = 1_700_000_000
 
 
-def value(told: Any) -> dict[str, Any]:
-    match told:
+def value(data: Any) -> dict[str, Any]:
+    match data:
         case bool():
-            return {"boolValue": told}
+            return {"boolValue": data}
         case int():
-            return {"intValue": str(told)}
+            return {"intValue": str(data)}
         case float():
-            return {"doubleValue": told}
+            return {"doubleValue": data}
         case list():
-            return {"arrayValue": {"values": [value(one) for one in told]}}
+            return {"arrayValue": {"values": [value(item) for item in data]}}
         case dict():
-            return {"kvlistValue": {"values": attributes(told)}}
+            return {"kvlistValue": {"values": attributes(data)}}
         case _:
-            return {"stringValue": told}
+            return {"stringValue": data}
 
 
-def attributes(told: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"key": key, "value": value(one)} for key, one in told.items()]
+def attributes(data: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": value(item)} for key, item in data.items()]
 
 
 def span(
     number: int,
-    told: dict[str, Any] | None = None,
+    data: dict[str, Any] | None = None,
     *,
     at: float = 0,
-    took: float = 1,
+    duration: float = 1,
     parent: int = 0,
     trace: int = 1,
     **more: Any,
@@ -356,9 +356,9 @@ def span(
     return {
         "traceId": f"{trace:032x}", "spanId": f"{number:016x}", "parentSpanId": f"{parent:016x}" if parent else "",
         "name": f"span {number}",
-        "startTimeUnixNano": str(int((T0 + at) * 1e9)), "endTimeUnixNano": str(int((T0 + at + took) * 1e9)),
+        "startTimeUnixNano": str(int((T0 + at) * 1e9)), "endTimeUnixNano": str(int((T0 + at + duration) * 1e9)),
         "status": {},
-        "attributes": attributes(told or {}), **more,
+        "attributes": attributes(data or {}), **more,
     }  # fmt: skip
 
 
@@ -379,10 +379,10 @@ def otlp(path: Path, *spans: Any, **more: Any) -> tuple[list[Rollout], list[Skip
     return read("otlp", lines(path / "x.jsonl", request(*spans, **more)))
 
 
-def chat(said: str = "hi", **more: Any) -> dict[str, Any]:
-    """Attributes of an LM call by today's conventions."""
+def chat(text: str = "hi", **more: Any) -> dict[str, Any]:
+    """Attributes of an LM call by the current conventions."""
     messages = [{"role": "user", "parts": [{"type": "text", "content": "hello"}]}]
-    answer = [{"role": "assistant", "parts": [{"type": "text", "content": said}], "finish_reason": "stop"}]
+    answer = [{"role": "assistant", "parts": [{"type": "text", "content": text}], "finish_reason": "stop"}]
     kinds = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}
     return {
         **kinds,
@@ -392,8 +392,8 @@ def chat(said: str = "hi", **more: Any) -> dict[str, Any]:
     }
 
 
-def only(found: tuple[list[Rollout], list[Skipped]]) -> Transition:
-    (run,), skipped = found
+def only(result: tuple[list[Rollout], list[Skipped]]) -> Transition:
+    (run,), skipped = result
     assert skipped == []
     (call,) = run.transitions
     return call
@@ -429,7 +429,7 @@ def test_messages_as_attributes_in_json_with_every_kind_of_part(tmp_path: Path) 
         },
         {"role": "assistant", "parts": [{"type": "tool_call", "id": "c3", "name": "g"}], "finish_reason": "tool_call"},
     ]
-    told = {
+    recorded = {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": "gpt",
         "gen_ai.response.model": "gpt-0613",
@@ -450,7 +450,7 @@ def test_messages_as_attributes_in_json_with_every_kind_of_part(tmp_path: Path) 
         "gen_ai.request.choice.count": 2,
         "gen_ai.usage.cost": 0.125,
     }
-    call = only(otlp(tmp_path, span(1, told, took=0.25)))
+    call = only(otlp(tmp_path, span(1, recorded, duration=0.25)))
     assert body(call) == {
         "model": "gpt",
         "temperature": 0.25,
@@ -517,10 +517,10 @@ def test_messages_as_attributes_in_json_with_every_kind_of_part(tmp_path: Path) 
 
 
 def test_messages_as_structured_attributes(tmp_path: Path) -> None:
-    told = chat()
+    recorded = chat()
     for name in ("gen_ai.input.messages", "gen_ai.output.messages"):
-        told[name] = json.loads(told[name])
-    call = only(otlp(tmp_path, span(1, {**told, "gen_ai.system_instructions": [{"type": "text", "content": "s"}]})))
+        recorded[name] = json.loads(recorded[name])
+    call = only(otlp(tmp_path, span(1, {**recorded, "gen_ai.system_instructions": [{"type": "text", "content": "s"}]})))
     assert body(call)["messages"] == [{"role": "system", "content": "s"}, {"role": "user", "content": "hello"}]
     assert call.output == "hi"
 
@@ -570,7 +570,7 @@ EVENTS = {
 
 @pytest.mark.parametrize("events", EVENTS.values(), ids=EVENTS)
 def test_messages_as_span_events(tmp_path: Path, events: list[tuple[str, dict[str, Any]]]) -> None:
-    told = {
+    recorded = {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": "m",
         "gen_ai.usage.prompt_tokens": 4,
@@ -578,7 +578,8 @@ def test_messages_as_span_events(tmp_path: Path, events: list[tuple[str, dict[st
     }
     call = only(
         otlp(
-            tmp_path, span(1, told, events=[{"name": name, "attributes": attributes(given)} for name, given in events])
+            tmp_path,
+            span(1, recorded, events=[{"name": name, "attributes": attributes(payload)} for name, payload in events]),
         )
     )
     assert body(call)["messages"] == [{"role": "system", "content": "s"}, {"role": "user", "content": "hello"}]
@@ -618,14 +619,14 @@ def test_bedrock_tools_in_events_are_calls_and_results(tmp_path: Path) -> None:
 
 
 def test_messages_of_the_details_event_in_a_log_file_join_their_span(tmp_path: Path) -> None:
-    told = chat()
-    detail = {name: json.loads(told.pop(name)) for name in ("gen_ai.input.messages", "gen_ai.output.messages")}
+    recorded = chat()
+    detail = {name: json.loads(recorded.pop(name)) for name in ("gen_ai.input.messages", "gen_ai.output.messages")}
     record = {
         "traceId": f"{1:032x}", "spanId": f"{1:016x}", "eventName": "gen_ai.client.inference.operation.details",
         "attributes": attributes(detail)
     }  # fmt: skip
     logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]}
-    call = only(read("otlp", lines(tmp_path / "x.jsonl", logs, request(span(1, told)))))
+    call = only(read("otlp", lines(tmp_path / "x.jsonl", logs, request(span(1, recorded)))))
     assert (body(call)["messages"], call.output) == ([{"role": "user", "content": "hello"}], "hi")
 
 
@@ -638,17 +639,17 @@ def test_pydantic_ai_lists_its_events_in_an_attribute(tmp_path: Path) -> None:
     assert (body(call)["messages"], call.output) == ([{"role": "user", "content": "hello"}], "hi")
 
 
-def test_indexed_attributes_are_put_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    told = {"llm.request.type": "chat", "gen_ai.request.model": "m"}
+def test_indexed_attributes_are_sorted_by_their_numbers(tmp_path: Path) -> None:
+    recorded = {"llm.request.type": "chat", "gen_ai.request.model": "m"}
     for at in (10, 2, 1, 0):
-        told |= {f"gen_ai.prompt.{at}.role": "user", f"gen_ai.prompt.{at}.content": f"m{at}"}
-    told |= {
+        recorded |= {f"gen_ai.prompt.{at}.role": "user", f"gen_ai.prompt.{at}.content": f"m{at}"}
+    recorded |= {
         "gen_ai.completion.0.role": "assistant",
         "gen_ai.completion.0.content": "hi",
         "gen_ai.completion.0.finish_reason": "stop",
     }
-    told |= {"llm.usage.prompt_tokens": 4, "llm.usage.completion_tokens": 2}
-    call = only(otlp(tmp_path, span(1, told)))
+    recorded |= {"llm.usage.prompt_tokens": 4, "llm.usage.completion_tokens": 2}
+    call = only(otlp(tmp_path, span(1, recorded)))
     assert [message["content"] for message in body(call)["messages"]] == ["m0", "m1", "m2", "m10"]
     assert (call.output, choice(call)["finish_reason"], call.prompt_tokens, call.completion_tokens) == (
         "hi",
@@ -660,26 +661,30 @@ def test_indexed_attributes_are_put_in_the_order_of_their_numbers(tmp_path: Path
 
 def test_indexed_contents_in_parts_are_parts(tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "what is this?"}, {"type": "image_url", "image_url": {"url": "https://x/y.png"}}]
-    told = {"llm.request.type": "chat", "gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": json.dumps(parts)}
-    assert body(only(otlp(tmp_path, span(1, told))))["messages"] == [{"role": "user", "content": parts}]
+    recorded = {
+        "llm.request.type": "chat",
+        "gen_ai.prompt.0.role": "user",
+        "gen_ai.prompt.0.content": json.dumps(parts),
+    }
+    assert body(only(otlp(tmp_path, span(1, recorded))))["messages"] == [{"role": "user", "content": parts}]
 
 
 def test_openinference_messages_without_the_raw_request(tmp_path: Path) -> None:
-    told = {"openinference.span.kind": "LLM", "llm.model_name": "m", "llm.token_count.prompt": 2}
-    told |= {
+    recorded = {"openinference.span.kind": "LLM", "llm.model_name": "m", "llm.token_count.prompt": 2}
+    recorded |= {
         "llm.input_messages.0.message.role": "user",
         "llm.input_messages.0.message.contents.0.message_content.type": "text",
     }
-    told |= {
+    recorded |= {
         "llm.input_messages.0.message.contents.0.message_content.text": "hello",
         "llm.output_messages.0.message.content": "hi",
     }
-    told |= {
+    recorded |= {
         "llm.tools.0.tool.json_schema": json.dumps(ADD),
         "llm.tools.1.tool.name": "g",
         "llm.tools.1.tool.description": "G.",
     }
-    call = only(otlp(tmp_path, span(1, told)))
+    call = only(otlp(tmp_path, span(1, recorded)))
     assert (body(call)["messages"], call.output, call.model, call.prompt_tokens) == (
         [{"role": "user", "content": "hello"}],
         "hi",
@@ -708,19 +713,19 @@ def test_azures_system_instruction_is_a_system_message(tmp_path: Path) -> None:
 
 
 def test_prompt_and_completion_of_a_text_completion(tmp_path: Path) -> None:
-    told = {
+    recorded = {
         "gen_ai.operation.name": "text_completion",
         "gen_ai.request.model": "m",
         "gen_ai.prompt": "Once",
         "gen_ai.completion": "upon",
     }
-    call = only(otlp(tmp_path, span(1, {**told, "gen_ai.response.finish_reasons": ["length"]})))
+    call = only(otlp(tmp_path, span(1, {**recorded, "gen_ai.response.finish_reasons": ["length"]})))
     assert body(call)["messages"] == [{"role": "user", "content": "Once"}]
     assert choice(call) == {"index": 0, "message": {"role": "assistant", "content": "upon"}, "finish_reason": "length"}
 
 
-def test_a_models_own_json_is_its_text_and_not_taken_apart(tmp_path: Path) -> None:
-    for said in (
+def test_json_written_by_a_model_stays_text(tmp_path: Path) -> None:
+    for text in (
         '{"answer": 42}',
         '{"text": "x"}',
         '{"message": "x"}',
@@ -732,12 +737,12 @@ def test_a_models_own_json_is_its_text_and_not_taken_apart(tmp_path: Path) -> No
         '{"output": [1]}',
         '{"input": "x"}',
     ):
-        told = {"openinference.span.kind": "LLM", "input.value": said, "output.value": said}
-        call = only(otlp(tmp_path, span(1, told)))
-        assert (call.output, body(call)["messages"]) == (said, [{"role": "user", "content": said}])
+        recorded = {"openinference.span.kind": "LLM", "input.value": text, "output.value": text}
+        call = only(otlp(tmp_path, span(1, recorded)))
+        assert (call.output, body(call)["messages"]) == (text, [{"role": "user", "content": text}])
 
 
-def test_operations_that_are_no_lm_calls_are_none(tmp_path: Path) -> None:
+def test_other_operations_are_not_imported_as_lm_calls(tmp_path: Path) -> None:
     others = [
         span(
             number,
@@ -762,7 +767,7 @@ def test_operations_that_are_no_lm_calls_are_none(tmp_path: Path) -> None:
     assert [t.request["span"] for t in run.transitions] == [f"{2:016x}"]
 
 
-def test_spans_from_before_operations_had_names_are_known_by_what_they_used(tmp_path: Path) -> None:
+def test_older_spans_without_an_operation_name_are_recognised_by_their_token_usage(tmp_path: Path) -> None:
     call = only(
         otlp(
             tmp_path,
@@ -787,14 +792,14 @@ def test_values_of_every_type_and_spelling(tmp_path: Path) -> None:
         {"key": "gen_ai.request.seed", "value": {"intValue": "9007199254740993"}}, {"key": "z", "value": None},
         "not an attribute",
     ]  # fmt: skip
-    told = {
+    document = {
         "resource_spans": [{"resource": {"attributes": []}, "scope_spans": [{"spans": [{
             "trace_id": base64.b64encode(bytes(15) + b"\1").decode(),
             "span_id": base64.b64encode(bytes(7) + b"\2").decode(),
             "start_time_unix_nano": T0 * 10**9, "end_time_unix_nano": (T0 + 1) * 10**9, "attributes": written,
         }]}]}]
     }  # fmt: skip
-    (run,), _ = read("otlp", lines(tmp_path / "x.jsonl", told))
+    (run,), _ = read("otlp", lines(tmp_path / "x.jsonl", document))
     (call,) = run.transitions
     assert (run.metadata["trace_id"], call.request["span"]) == (f"{1:032x}", f"{2:016x}")
     assert (call.prompt_tokens, call.completion_tokens, body(call)["temperature"], body(call)["seed"]) == (
@@ -808,7 +813,7 @@ def test_values_of_every_type_and_spelling(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", ["NaN", "-1", "abc", "1e400", str(2**31), True, None, [1], {"a": 1}, "9" * 5000])
-def test_a_count_that_is_none_is_unknown_and_never_nought(tmp_path: Path, bad: Any) -> None:
+def test_a_missing_count_is_unknown_and_never_zero(tmp_path: Path, bad: Any) -> None:
     written = [
         *attributes({"gen_ai.operation.name": "chat"}),
         {"key": "gen_ai.usage.input_tokens", "value": {"intValue": bad}},
@@ -820,7 +825,7 @@ def test_a_count_that_is_none_is_unknown_and_never_nought(tmp_path: Path, bad: A
 @pytest.mark.parametrize(
     "bad", [{"arrayValue": {"values": [{"stringValue": "chat"}]}}, {"kvlistValue": {"values": []}}, {"intValue": "5"}]
 )
-def test_an_operation_that_is_no_text_is_none(tmp_path: Path, bad: Any) -> None:
+def test_an_operation_name_that_is_not_text_is_ignored(tmp_path: Path, bad: Any) -> None:
     written = [
         {"key": "gen_ai.operation.name", "value": bad},
         *attributes({"gen_ai.request.model": "m", "gen_ai.system": "openai"}),
@@ -829,17 +834,17 @@ def test_an_operation_that_is_no_text_is_none(tmp_path: Path, bad: Any) -> None:
     assert run.transitions[-1].output == "a"
 
 
-def test_a_whole_document_lines_and_an_array_read_the_same(tmp_path: Path) -> None:
+def test_a_document_lines_and_an_array_give_the_same_rollouts(tmp_path: Path) -> None:
     spans = [span(1), span(2, chat("a"), parent=1, at=1), span(3, chat("b"), parent=1, at=2)]
     forms = {
         "document": json.dumps(request(*spans), indent=2), "one line": json.dumps(request(*spans)),
-        "lines": "\n".join(json.dumps(request(one)) for one in spans),
-        "array": json.dumps([request(one) for one in spans], indent=1),
-        "array in lines": "[\n" + ",\n".join(json.dumps(request(one)) for one in spans) + "\n]\n",
+        "lines": "\n".join(json.dumps(request(item)) for item in spans),
+        "array": json.dumps([request(item) for item in spans], indent=1),
+        "array in lines": "[\n" + ",\n".join(json.dumps(request(item)) for item in spans) + "\n]\n",
         "array of one": "[\n" + json.dumps(request(*spans)) + "\n]\n",
-        "documents": "\n".join(json.dumps(request(one), indent=2) for one in spans),
-        "bom": "\ufeff" + "\n".join(json.dumps(request(one)) for one in spans),
-        "blank lines": "\n\r\n" + "\n\n".join(json.dumps(request(one)) for one in spans) + "\n \n",
+        "documents": "\n".join(json.dumps(request(item), indent=2) for item in spans),
+        "bom": "\ufeff" + "\n".join(json.dumps(request(item)) for item in spans),
+        "blank lines": "\n\r\n" + "\n\n".join(json.dumps(request(item)) for item in spans) + "\n \n",
     }  # fmt: skip
     for name, text in forms.items():
         (path := tmp_path / "x.json").write_text(text, encoding="utf-8")
@@ -850,11 +855,14 @@ def test_a_whole_document_lines_and_an_array_read_the_same(tmp_path: Path) -> No
 # -- which rollout, which call, which tool
 
 
-def test_spans_of_traces_that_lie_interleaved_over_lines_come_together(tmp_path: Path) -> None:
+def test_interleaved_spans_are_grouped_by_trace(tmp_path: Path) -> None:
     rows = [request(span(n, chat(f"{trace}.{n}"), at=n, trace=trace)) for n in (3, 1, 2) for trace in (1, 2)]
-    (one, two), _ = read("otlp", lines(tmp_path / "x.jsonl", *rows))
-    assert [[t.output for t in run.transitions] for run in (one, two)] == [["1.1", "1.2", "1.3"], ["2.1", "2.2", "2.3"]]
-    assert [t.t for t in one.transitions] == [0, 1, 2]
+    (first, second), _ = read("otlp", lines(tmp_path / "x.jsonl", *rows))
+    assert [[t.output for t in run.transitions] for run in (first, second)] == [
+        ["1.1", "1.2", "1.3"],
+        ["2.1", "2.2", "2.3"],
+    ]
+    assert [t.t for t in first.transitions] == [0, 1, 2]
 
 
 def test_the_id_of_a_rollout_follows_from_kind_and_trace(tmp_path: Path) -> None:
@@ -875,13 +883,13 @@ def test_the_id_of_a_rollout_follows_from_kind_and_trace(tmp_path: Path) -> None
 
 def test_the_same_question_is_the_same_task(tmp_path: Path) -> None:
     silent = {"gen_ai.operation.name": "chat"}
-    (one, two, three, four), _ = otlp(
+    (first, second, third, fourth), _ = otlp(
         tmp_path, span(1, chat("a")), span(1, chat("b"), trace=2), span(1, silent, trace=3), span(1, silent, trace=4)
     )  # fmt: skip
-    assert one.inputs == two.inputs == {"input": "hello"}
-    assert one.task_id == two.task_id
-    assert len({one.task_id, three.task_id, four.task_id}) == 3  # of what was asked in those, nothing is known
-    assert (one.prediction, three.inputs, three.prediction) == ({"output": "a"}, {}, None)
+    assert first.inputs == second.inputs == {"input": "hello"}
+    assert first.task_id == second.task_id
+    assert len({first.task_id, third.task_id, fourth.task_id}) == 3  # of what was asked in those, nothing is known
+    assert (first.prediction, third.inputs, third.prediction) == ({"output": "a"}, {}, None)
 
 
 def test_without_recorded_inputs_they_are_what_the_first_call_was_sent(tmp_path: Path) -> None:
@@ -893,12 +901,12 @@ def test_without_recorded_inputs_they_are_what_the_first_call_was_sent(tmp_path:
 
 
 def test_the_roots_input_and_output_are_those_of_the_rollout(tmp_path: Path) -> None:
-    told = {
+    recorded = {
         "input.value": '{"question": "q", "k": 2}',
         "output.value": '{"answer": "a"}',
         "openinference.span.kind": "CHAIN",
     }
-    (run,), _ = otlp(tmp_path, span(1, told), span(2, chat(), parent=1))
+    (run,), _ = otlp(tmp_path, span(1, recorded), span(2, chat(), parent=1))
     assert (run.inputs, run.prediction) == ({"question": "q", "k": 2}, {"answer": "a"})
     called = {"traceloop.entity.input": '{"args": [], "kwargs": {"question": "q"}}', "traceloop.entity.output": '"[1]"'}
     (run,), _ = otlp(tmp_path, span(1, called), span(2, chat(), parent=1))
@@ -928,16 +936,16 @@ def test_users_tenants_and_versions_come_only_from_where_they_are_named(tmp_path
 
 
 def tool(call_id: str = "", name: str = "f", **more: Any) -> dict[str, Any]:
-    told = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name, **more}
-    return {**told, "gen_ai.tool.call.id": call_id} if call_id else told
+    recorded = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name, **more}
+    return {**recorded, "gen_ai.tool.call.id": call_id} if call_id else recorded
 
 
 def asks(*ids: str) -> dict[str, Any]:
-    parts = [{"type": "tool_call", "id": one, "name": "f", "arguments": {"of": one}} for one in ids]
+    parts = [{"type": "tool_call", "id": call_id, "name": "f", "arguments": {"of": call_id}} for call_id in ids]
     return {**chat(), "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": parts}])}
 
 
-def test_a_tool_stands_under_the_call_that_asked_for_it_by_id(tmp_path: Path) -> None:
+def test_a_tool_belongs_to_the_call_that_requested_it_by_id(tmp_path: Path) -> None:
     late = tool("a", **{"gen_ai.tool.call.result": "1"})
     (run,), _ = otlp(
         tmp_path,
@@ -954,22 +962,22 @@ def test_a_tool_stands_under_the_call_that_asked_for_it_by_id(tmp_path: Path) ->
     assert second.tools == [ToolCall(name="f", arguments={"of": "b"})] * 2  # one by a clock that runs before
 
 
-def test_an_id_that_is_used_again_belongs_to_the_latest_call_before_it(tmp_path: Path) -> None:
+def test_a_repeated_id_belongs_to_the_latest_call_before_it(tmp_path: Path) -> None:
     calls = [span(1, asks("call_0"), at=0), span(2, asks("call_0"), at=10)]
     (run,), _ = otlp(
         tmp_path, *calls, span(3, tool("call_0", name="x"), at=5), span(4, tool("call_0", name="y"), at=15)
     )
-    assert [[one.name for one in t.tools] for t in run.transitions] == [["x"], ["y"]]
+    assert [[used.name for used in t.tools] for t in run.transitions] == [["x"], ["y"]]
 
 
-def test_a_tool_without_an_id_stands_under_the_latest_call_before_it(tmp_path: Path) -> None:
+def test_a_tool_without_an_id_belongs_to_the_latest_call_before_it(tmp_path: Path) -> None:
     (run,), _ = otlp(
         tmp_path, span(1, tool(name="early"), at=0), span(2, chat(), at=1), span(3, tool(name="mid"), at=2),
         span(4, chat(), at=3),
         span(5, tool("unknown", name="late"), at=4),
     )  # fmt: skip
-    assert [one.name for one in run.early_tools] == ["early"]
-    assert [[one.name for one in t.tools] for t in run.transitions] == [["mid"], ["late"]]
+    assert [used.name for used in run.early_tools] == ["early"]
+    assert [[used.name for used in t.tools] for t in run.transitions] == [["mid"], ["late"]]
 
 
 def test_a_tools_events_are_its_arguments_and_result(tmp_path: Path) -> None:
@@ -977,18 +985,18 @@ def test_a_tools_events_are_its_arguments_and_result(tmp_path: Path) -> None:
         ("gen_ai.tool.message", {"role": "tool", "content": '{"x": 1}', "id": "a"}),
         ("gen_ai.choice", {"message": "2", "id": "a"}),
     ]
-    told = span(
+    tool_span = span(
         3,
         {"gen_ai.operation.name": "execute_tool"},
         at=3,
         name="execute_tool f",
         events=[{"name": n, "attributes": attributes(g)} for n, g in events],
     )
-    (run,), _ = otlp(tmp_path, span(1, asks("a"), at=0), span(2, chat(), at=2), told)
+    (run,), _ = otlp(tmp_path, span(1, asks("a"), at=0), span(2, chat(), at=2), tool_span)
     assert run.transitions[0].tools == [ToolCall(name="f", arguments={"x": 1}, result="2")]  # by the id in its event
 
 
-def test_what_a_tools_span_did_not_record_is_read_from_the_messages(tmp_path: Path) -> None:
+def test_arguments_and_results_missing_in_a_tool_span_are_read_from_the_messages(tmp_path: Path) -> None:
     back = [{"role": "tool", "parts": [{"type": "tool_call_response", "id": "a", "response": "5"}]}]
     (run,), _ = otlp(
         tmp_path,
@@ -1002,8 +1010,8 @@ def test_what_a_tools_span_did_not_record_is_read_from_the_messages(tmp_path: Pa
 def test_a_trace_without_tool_spans_has_the_tools_of_its_messages(tmp_path: Path) -> None:
     def back(*pairs: tuple[str, str]) -> dict[str, Any]:
         parts = [
-            {"role": "tool", "parts": [{"type": "tool_call_response", "id": name, "response": said}]}
-            for name, said in pairs
+            {"role": "tool", "parts": [{"type": "tool_call_response", "id": name, "response": result}]}
+            for name, result in pairs
         ]
         return {"gen_ai.input.messages": json.dumps(parts)}
 
@@ -1011,17 +1019,17 @@ def test_a_trace_without_tool_spans_has_the_tools_of_its_messages(tmp_path: Path
         tmp_path, span(1, asks("a", "b"), at=0), span(2, {**asks("a"), **back(("a", "1"), ("b", "2"))}, at=1),
         span(3, chat(**back(("a", "1"), ("b", "2"), ("a", "3"))), at=2),
     )  # fmt: skip
-    assert [[(one.arguments["of"], one.result) for one in t.tools] for t in run.transitions] == [
+    assert [[(used.arguments["of"], used.result) for used in t.tools] for t in run.transitions] == [
         [("a", "1"), ("b", "2")],
         [("a", "3")],
         [],
     ]
 
 
-def test_arguments_and_results_that_are_no_objects_are_kept(tmp_path: Path) -> None:
-    told = tool(**{"gen_ai.tool.call.arguments": "[1, 2]", "gen_ai.tool.call.result": ["x", 1]})
+def test_arguments_and_results_that_are_not_objects_are_kept(tmp_path: Path) -> None:
+    listed = tool(**{"gen_ai.tool.call.arguments": "[1, 2]", "gen_ai.tool.call.result": ["x", 1]})
     long = tool(**{"gen_ai.tool.call.arguments": "plain", "gen_ai.tool.call.result": "y" * 30_000})
-    (run,), _ = otlp(tmp_path, span(1, chat()), span(2, told, at=1), span(3, long, at=2))
+    (run,), _ = otlp(tmp_path, span(1, chat()), span(2, listed, at=1), span(3, long, at=2))
     assert run.transitions[0].tools[0] == ToolCall(name="f", arguments={"arguments": [1, 2]}, result='["x", 1]')
     assert (run.transitions[0].tools[1].arguments, len(run.transitions[0].tools[1].result or "")) == (
         {"arguments": "plain"},
@@ -1033,13 +1041,13 @@ def test_an_lm_span_around_another_is_not_counted_twice(tmp_path: Path) -> None:
     outer, inner = chat("outer", **{"gen_ai.usage.input_tokens": 5}), chat("inner", **{"gen_ai.usage.input_tokens": 5})
     (run,), skipped = otlp(tmp_path, span(1), span(2, outer, parent=1), span(3, parent=2), span(4, inner, parent=3))
     assert ([t.output for t in run.transitions], run.tokens) == (["inner"], 5)
-    assert [one.reason for one in skipped] == [f"the span 'span 2' is the same LM call as the span '{4:016x}'"]
+    assert [skip.reason for skip in skipped] == [f"the span 'span 2' is the same LM call as the span '{4:016x}'"]
     silent = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}
     (run,), _ = otlp(tmp_path, span(1, chat("outer")), span(2, silent, parent=1))
     assert [t.output for t in run.transitions] == ["outer"]  # the inner one recorded nothing of what was said
 
 
-def test_what_a_tool_asks_of_a_model_is_a_call_of_its_own(tmp_path: Path) -> None:
+def test_an_lm_call_inside_a_tool_is_a_separate_call(tmp_path: Path) -> None:
     (run,), skipped = otlp(
         tmp_path, span(1, chat("outer")), span(2, tool(), parent=1), span(3, chat("inner"), parent=2, at=1)
     )
@@ -1047,14 +1055,14 @@ def test_what_a_tool_asks_of_a_model_is_a_call_of_its_own(tmp_path: Path) -> Non
 
 
 def test_scores_of_evaluation_events_are_scores(tmp_path: Path) -> None:
-    told = {
+    recorded = {
         "gen_ai.evaluation.name": "relevance",
         "gen_ai.evaluation.score.value": 0.5,
         "gen_ai.evaluation.score.label": "so",
         "gen_ai.evaluation.explanation": "e",
     }
     (run,), _ = otlp(
-        tmp_path, span(1, chat(), events=[{"name": "gen_ai.evaluation.result", "attributes": attributes(told)}])
+        tmp_path, span(1, chat(), events=[{"name": "gen_ai.evaluation.result", "attributes": attributes(recorded)}])
     )
     (verdict,) = run.verdicts
     assert (run.score, run.rubric, verdict.grade, verdict.label, verdict.reason) == (
@@ -1069,7 +1077,7 @@ def test_scores_of_evaluation_events_are_scores(tmp_path: Path) -> None:
 # -- what is broken
 
 
-def test_parents_that_are_missing_or_go_in_a_circle_lose_nothing(tmp_path: Path) -> None:
+def test_spans_with_missing_or_cyclic_parents_are_imported(tmp_path: Path) -> None:
     (run,), _ = otlp(tmp_path, span(2, chat("a"), parent=99, at=5), span(3, chat("b"), parent=98, at=6))
     assert [t.output for t in run.transitions] == ["a", "b"]
     (run,), skipped = otlp(
@@ -1092,19 +1100,19 @@ def test_a_root_is_the_earliest_span_without_a_parent(tmp_path: Path) -> None:
     assert (run.status, run.error, run.transitions[0].error) == ("done", None, "broke")  # the agent coped
 
 
-def test_an_error_is_told_by_status_exception_or_type(tmp_path: Path) -> None:
+def test_an_error_is_read_from_status_exception_or_type(tmp_path: Path) -> None:
     raised = [{"name": "exception", "attributes": attributes({"exception.type": "E", "exception.message": "m"})}]
-    for told, more, wanted in (
+    for recorded, more, expected in (
         ({}, {"status": {"code": "STATUS_CODE_ERROR"}, "events": raised}, "E: m"),
         ({"error.type": "timeout"}, {}, "timeout"),
         ({}, {"status": {"code": 2}}, "error"), ({}, {"status": {"code": 1}}, None), ({}, {"status": None}, None),
     ):  # fmt: skip
-        (run,), _ = otlp(tmp_path, span(1, {**chat(), **told}, **more))
-        assert run.transitions[0].error == wanted
+        (run,), _ = otlp(tmp_path, span(1, {**chat(), **recorded}, **more))
+        assert run.transitions[0].error == expected
 
 
-def test_times_that_make_no_sense_make_no_nonsense(tmp_path: Path) -> None:
-    backwards = span(1, chat("a"), at=10, took=-5)
+def test_invalid_times_are_ignored(tmp_path: Path) -> None:
+    backwards = span(1, chat("a"), at=10, duration=-5)
     timeless = {**span(2, chat("b")), "startTimeUnixNano": "0", "endTimeUnixNano": None}
     absurd = {**span(3, chat("c")), "startTimeUnixNano": "1e999", "endTimeUnixNano": "soon"}
     jumped = span(4, chat("d"), at=-1_000_000)
@@ -1120,14 +1128,14 @@ def test_times_that_make_no_sense_make_no_nonsense(tmp_path: Path) -> None:
     assert (run.started_at, run.ended_at) == (T0 - 1_000_000, T0 + 10)
 
 
-def test_a_span_that_stands_twice_is_one_and_the_later_is_taken(tmp_path: Path) -> None:
-    found = read("otlp", lines(tmp_path / "x.jsonl", request(span(1, chat("first"))), request(span(1, chat("last")))))
-    (run,), (again,) = found
+def test_of_a_duplicate_span_the_later_one_is_imported(tmp_path: Path) -> None:
+    result = read("otlp", lines(tmp_path / "x.jsonl", request(span(1, chat("first"))), request(span(1, chat("last")))))
+    (run,), (again,) = result
     assert [t.output for t in run.transitions] == ["last"]
     assert (again.repeated, again.where, again.trace) == (True, f"{tmp_path / 'x.jsonl'}:2", f"{1:032x}")
 
 
-def test_broken_rows_are_skipped_one_by_one_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_broken_rows_are_skipped_and_the_others_are_read(tmp_path: Path) -> None:
     nameless = {**span(5, chat()), "traceId": "0" * 32}
     path = lines(
         tmp_path / "x.jsonl", request(span(1, chat("a"))), '{"resourceSpans": [{"scopeSp\n', "[1, null]\n", "17\n",
@@ -1139,18 +1147,18 @@ def test_broken_rows_are_skipped_one_by_one_and_the_rest_is_read(tmp_path: Path)
     )  # fmt: skip
     rollouts, skipped = read("otlp", path)
     assert [run.transitions[0].output for run in rollouts] == ["a", "b"]
-    told = {one.where.removeprefix(f"{path}:"): one.reason for one in skipped}
-    assert told["2"].startswith("not JSON: ")
-    assert (told["3[0]"], told["3[1]"], told["4"]) == tuple(
+    reasons = {skip.where.removeprefix(f"{path}:"): skip.reason for skip in skipped}
+    assert reasons["2"].startswith("not JSON: ")
+    assert (reasons["3[0]"], reasons["3[1]"], reasons["4"]) == tuple(
         f"expected an object, found {kind}" for kind in ("int", "NoneType", "int")
     )
-    assert told["5"] == "no spans: its fields are 'resourceMetrics'"
-    assert told["6"] == "a row of mlflow, not of otlp"
-    assert told["7"] == "the span 'span 5' has no trace id"
-    assert told["8"] == "no LM call among its 1 spans"
-    assert told["10"] == "no spans: its fields are 'resourceSpans'"
-    assert told["11"] == "the span '' has no trace id"
-    assert told["12"].startswith("not JSON: ")
+    assert reasons["5"] == "no spans: its fields are 'resourceMetrics'"
+    assert reasons["6"] == "a row of mlflow, not of otlp"
+    assert reasons["7"] == "the span 'span 5' has no trace id"
+    assert reasons["8"] == "no LM call among its 1 spans"
+    assert reasons["10"] == "no spans: its fields are 'resourceSpans'"
+    assert reasons["11"] == "the span '' has no trace id"
+    assert reasons["12"].startswith("not JSON: ")
     assert len(skipped) == 11
 
 
@@ -1163,13 +1171,13 @@ def test_hostile_texts_are_read(tmp_path: Path) -> None:
     assert len(skipped) == 2
 
 
-def test_an_id_of_any_text_is_an_id(tmp_path: Path) -> None:
+def test_any_text_is_accepted_as_an_id(tmp_path: Path) -> None:
     odd = [{**span(1, chat("x")), "traceId": name} for name in ("trace-é\ud800", "trace-é\ud801", "a\0b", "ABCDEF")]
     rollouts, _ = otlp(tmp_path, *odd)
     assert len({run.id for run in rollouts}) == 4
 
 
-def test_values_nested_without_end_cost_only_their_row(tmp_path: Path) -> None:
+def test_only_rows_with_excessive_nesting_are_skipped(tmp_path: Path) -> None:
     deep = "[" * 100_000 + "]" * 100_000
     inner: Any = {"stringValue": "x"}
     for _ in range(200):
@@ -1183,7 +1191,7 @@ def test_values_nested_without_end_cost_only_their_row(tmp_path: Path) -> None:
     ]
     rollouts, skipped = read("otlp", lines(tmp_path / "x.jsonl", *rows))
     assert [run.transitions[0].output for run in rollouts] == ["a", deep, "b"]
-    assert [one.where for one in skipped] == [f"{tmp_path / 'x.jsonl'}:2"]
+    assert [skip.where for skip in skipped] == [f"{tmp_path / 'x.jsonl'}:2"]
 
 
 @pytest.mark.parametrize(
@@ -1204,22 +1212,22 @@ def test_values_nested_without_end_cost_only_their_row(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_is_no_trace_file_is_refused_with_the_reason(tmp_path: Path, written: bytes, message: str) -> None:
+def test_a_file_without_traces_is_refused_with_the_reason(tmp_path: Path, written: bytes, message: str) -> None:
     (path := tmp_path / "x.json").write_bytes(written)
     with pytest.raises(DataError, match=message):
         read("otlp", path)
 
 
-def test_a_broken_first_line_does_not_cost_the_others(tmp_path: Path) -> None:
+def test_lines_after_a_broken_first_line_are_read(tmp_path: Path) -> None:
     (run,), (skipped,) = read("otlp", lines(tmp_path / "x.jsonl", '{"resourceSpa\n', request(span(1, chat("a")))))
     assert (run.transitions[0].output, skipped.where) == ("a", f"{tmp_path / 'x.jsonl'}:1")
 
 
-def test_where_a_row_stands_in_a_document_is_told_by_its_line(tmp_path: Path) -> None:
+def test_skipped_rows_of_a_document_name_their_line(tmp_path: Path) -> None:
     good, bad = json.dumps(request(span(1, chat())), indent=1), json.dumps({"resourceMetrics": [1, 2]}, indent=1)
     (path := tmp_path / "x.json").write_text(f"{bad}\n\n{good}\n\n\n{bad}")
     _, skipped = read("otlp", path)
-    assert [one.where for one in skipped] == [
+    assert [skip.where for skip in skipped] == [
         f"{path}:1",
         f"{path}:{6 + 2 + good.count(chr(10)) + 3}",
     ]  # the first has six lines
@@ -1240,19 +1248,19 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ("langfuse", "otlp_langfuse_sdk.jsonl", "otlp"),
     ],
 )
-def test_a_file_of_another_kind_is_told_by_its_first_row(kind: str, name: str, other: str) -> None:
+def test_a_file_of_another_kind_is_recognised_by_its_first_row(kind: str, name: str, other: str) -> None:
     with pytest.raises(
         DataError, match=rf"{name}:1 is not {kind}; it looks like {other}\. Use: assay traces import {other} "
     ):
         read(kind, DATA / name)
 
 
-def test_protobuf_is_no_langfuse(tmp_path: Path) -> None:
+def test_protobuf_is_refused_as_a_langfuse_export(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"otlp_openai_v2\.pb is not JSON"):
         read("langfuse", DATA / "otlp_openai_v2.pb")
 
 
-def test_a_file_of_lines_is_read_in_the_memory_of_a_trace(tmp_path: Path) -> None:
+def test_memory_is_bounded_by_the_largest_trace(tmp_path: Path) -> None:
     path, text = tmp_path / "x.jsonl", "x" * 10_000
     with path.open("w") as file:
         for number in range(600):  # 12 MB, each trace's two spans at the two ends of the file
@@ -1267,9 +1275,7 @@ def test_a_file_of_lines_is_read_in_the_memory_of_a_trace(tmp_path: Path) -> Non
         tracemalloc.stop()
 
 
-def test_a_line_and_a_trace_that_are_too_large_cost_only_themselves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_lines_and_traces_that_are_too_large_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importing_files, "_LINE", 5_000)
     monkeypatch.setattr(importing_files, "_TRACE", 3_000)
     rows = [
@@ -1279,13 +1285,13 @@ def test_a_line_and_a_trace_that_are_too_large_cost_only_themselves(
     ]
     (run,), skipped = read("otlp", lines(tmp_path / "x.jsonl", *rows, request(span(1, chat("b"), trace=2))))
     assert run.transitions[0].output == "b"
-    assert [one.reason.split(":")[0] for one in skipped if not one.repeated] == [
+    assert [skip.reason.split(":")[0] for skip in skipped if not skip.repeated] == [
         "not JSON",
         "the trace is larger than 0 MiB",
     ]
 
 
-def test_a_full_disk_under_the_sorting_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_during_sorting_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = importing_files.Sorted.__init__
 
     def small(self: importing_files.Sorted) -> None:
@@ -1334,7 +1340,7 @@ PAGE = {  # the sample response of the Observations API v2
 }  # fmt: skip
 
 
-def test_a_page_of_langfuses_api(tmp_path: Path) -> None:
+def test_a_page_of_langfuses_api_is_read(tmp_path: Path) -> None:
     (run,), skipped = langfuse(tmp_path, PAGE)
     (call,) = run.transitions
     assert skipped == []
@@ -1357,7 +1363,7 @@ def test_a_page_of_langfuses_api(tmp_path: Path) -> None:
     assert (call.started_at, call.latency_ms) == (1765987740.875, 581.0)  # 2025-12-17T16:09:00.875Z
 
 
-def test_a_table_that_was_exported_from_langfuses_ui(tmp_path: Path) -> None:
+def test_a_table_exported_from_langfuses_ui_is_read(tmp_path: Path) -> None:
     row = {  # the example of "Export from UI"
         "id": "obs_01J9",
         "traceId": "trace_01J9",
@@ -1437,8 +1443,8 @@ def reads_as_the_agent(run: Rollout) -> None:
     assert (second.output, second.tools, run.score, run.human_rating) == ("42", [], 0.5, 1.0)
 
 
-def test_a_trace_with_everything_in_it_as_langfuse_gives_it_in_one_object(tmp_path: Path) -> None:
-    inside = [{key: value for key, value in one.items() if key != "traceId"} for one in AGENT]
+def test_a_langfuse_trace_with_nested_observations_and_scores_is_read(tmp_path: Path) -> None:
+    inside = [{key: value for key, value in row.items() if key != "traceId"} for row in AGENT]
     scores = [mark("ok", 0.5), mark("stars", 1, "ANNOTATION")]
     of_it = {
         "id": "t",
@@ -1450,8 +1456,8 @@ def test_a_trace_with_everything_in_it_as_langfuse_gives_it_in_one_object(tmp_pa
         "metadata": {"tenant": "acme"},
     }
     older = {"trace": {**of_it, "observations": [], "scores": []}, "observations": inside, "scores": scores}
-    for told in ({**of_it, "observations": inside, "scores": scores}, older):
-        (run,), skipped = langfuse(tmp_path, told)
+    for trace in ({**of_it, "observations": inside, "scores": scores}, older):
+        (run,), skipped = langfuse(tmp_path, trace)
         reads_as_the_agent(run)
         assert skipped == []
         assert (run.program, run.data_subject, run.tenant, run.program_version, run.metadata["session_id"]) == (
@@ -1466,24 +1472,30 @@ def test_a_trace_with_everything_in_it_as_langfuse_gives_it_in_one_object(tmp_pa
     assert (run.program, skipped) == ("agent 1", [])
 
 
-def test_the_rows_of_a_blob_export_in_any_order(tmp_path: Path) -> None:
-    def snake(told: dict[str, Any]) -> dict[str, Any]:
-        return {"".join(f"_{c.lower()}" if c.isupper() else c for c in key): value for key, value in told.items()}
+def test_rows_of_a_blob_export_are_read_in_any_order(tmp_path: Path) -> None:
+    def snake(row: dict[str, Any]) -> dict[str, Any]:
+        return {"".join(f"_{c.lower()}" if c.isupper() else c for c in key): value for key, value in row.items()}
 
     written = [
         snake(
             {
-                **one,
-                "startTime": one["startTime"].replace("T", " ").replace("Z", "000"),
-                "endTime": one["endTime"].replace("T", " ").replace("Z", "000"),
+                **observed,
+                "startTime": observed["startTime"].replace("T", " ").replace("Z", "000"),
+                "endTime": observed["endTime"].replace("T", " ").replace("Z", "000"),
             }
         )
-        for one in AGENT
+        for observed in AGENT
     ]
-    for one in written:
-        one["parent_observation_id"] = one["parent_observation_id"] or ""
+    for observed in written:
+        observed["parent_observation_id"] = observed["parent_observation_id"] or ""
         for name in ("input", "output"):  # texts, empty where there is nothing
-            one[name] = one[name] if isinstance(one.get(name), str) else json.dumps(one[name]) if name in one else ""
+            observed[name] = (
+                observed[name]
+                if isinstance(observed.get(name), str)
+                else json.dumps(observed[name])
+                if name in observed
+                else ""
+            )
     scores = [snake(mark("ok", 0.5, observationId=None)), snake(mark("stars", 1, "ANNOTATION"))]
     rows = [
         *scores,
@@ -1496,7 +1508,7 @@ def test_the_rows_of_a_blob_export_in_any_order(tmp_path: Path) -> None:
     assert run.transitions[0].started_at == 1735689601.0  # 2025-01-01T00:00:01Z
 
 
-def test_what_the_trace_says_of_itself_goes_before_its_root(tmp_path: Path) -> None:
+def test_fields_of_the_trace_take_precedence_over_its_root(tmp_path: Path) -> None:
     trace = {
         "id": "t",
         "timestamp": "2025-01-01T00:00:00.000Z",
@@ -1505,13 +1517,11 @@ def test_what_the_trace_says_of_itself_goes_before_its_root(tmp_path: Path) -> N
         "output": "y",
         "version": "2",
     }
-    (run,), _ = langfuse(tmp_path, *({**one, "version": "1"} for one in AGENT), trace)
+    (run,), _ = langfuse(tmp_path, *({**row, "version": "1"} for row in AGENT), trace)
     assert (run.inputs, run.prediction, run.program, run.program_version) == ({"asked": "x"}, {"output": "y"}, "n", "2")
 
 
-def test_times_are_utc_where_they_name_no_zone_and_may_be_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_without_a_zone_are_utc_and_may_be_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
@@ -1553,16 +1563,16 @@ def test_langfuse_scores_are_verdicts_and_annotations_ratings(tmp_path: Path) ->
         ("text", None, "0.7", "final"),
         ("step", 0.25, None, "step"), ("root", None, None, "final"),
     ]  # fmt: skip
-    assert [one.reason for one in skipped] == [
+    assert [skip.reason for skip in skipped] == [
         "the score 'five' is 4: outside [0, 1]", "the score 'nan' is nan: not a finite number",
         "the score 'root' is 2.5: outside [0, 1]",
     ]  # fmt: skip
-    assert [one.where for one in skipped] == [f"{tmp_path / 'x.jsonl'}:{line}" for line in (7, 8, 12)]
+    assert [skip.where for skip in skipped] == [f"{tmp_path / 'x.jsonl'}:{line}" for line in (7, 8, 12)]
 
 
-def test_a_score_of_nought_is_a_score_and_none_is_none(tmp_path: Path) -> None:
+def test_a_score_of_zero_is_a_score_and_a_missing_one_is_not(tmp_path: Path) -> None:
     call = observation(1, input="hi", output="ho")
-    for scores, wanted in (
+    for scores, expected in (
         ([mark("ok", 0)], 0.0),
         ([mark("ok", None)], None),
         ([], None),
@@ -1570,15 +1580,15 @@ def test_a_score_of_nought_is_a_score_and_none_is_none(tmp_path: Path) -> None:
         ([mark("ok", 1.01)], None),
     ):
         (run,), _ = langfuse(tmp_path, call, *scores)
-        assert (run.score, run.human_rating) == (wanted, None)
+        assert (run.score, run.human_rating) == (expected, None)
     (run,), _ = langfuse(tmp_path, call, mark("ok", False, "ANNOTATION", "BOOLEAN"))
     assert (run.score, run.human_rating) == (None, 0.0)
 
 
-def test_of_several_scores_the_named_one_counts(tmp_path: Path) -> None:
+def test_of_several_scores_the_named_one_is_used(tmp_path: Path) -> None:
     rows = [observation(1, input="hi", output="ho"), mark("a", 0.25), mark("b", 0.5), mark("b", 0.75)]
     (run,), skipped = langfuse(tmp_path, *rows)
-    assert (run.score, [one.reason for one in skipped]) == (
+    assert (run.score, [skip.reason for skip in skipped]) == (
         None,
         ["several scores (a, b) and none selected: stored as verdicts"],
     )
@@ -1588,7 +1598,7 @@ def test_of_several_scores_the_named_one_counts(tmp_path: Path) -> None:
     assert (run.score, run.rubric) == (None, "")  # another is not taken for it
 
 
-def test_langfuse_tokens_and_costs_as_each_version_writes_them(tmp_path: Path) -> None:
+def test_tokens_and_costs_of_every_langfuse_version_are_read(tmp_path: Path) -> None:
     known = [
         (
             {
@@ -1616,19 +1626,19 @@ def test_langfuse_tokens_and_costs_as_each_version_writes_them(tmp_path: Path) -
         ({"totalCost": -1}, (None, None, None)),
         ({"usageDetails": None, "usage": "no", "promptTokens": 3, "completionTokens": 4}, (3, 4, None)),
     ]
-    for told, wanted in known:
-        (run,), _ = langfuse(tmp_path, observation(1, input="a", output="b", **told))
+    for recorded, expected in known:
+        (run,), _ = langfuse(tmp_path, observation(1, input="a", output="b", **recorded))
         (call,) = run.transitions
-        assert (call.prompt_tokens, call.completion_tokens, call.cost_usd) == wanted
+        assert (call.prompt_tokens, call.completion_tokens, call.cost_usd) == expected
 
 
-def test_tools_that_stand_in_columns_of_their_own(tmp_path: Path) -> None:
-    told = {
+def test_tools_in_separate_columns_are_read(tmp_path: Path) -> None:
+    recorded = {
         "toolDefinitions": {"add": '{"description": "Adds.", "parameters": {"type": "object"}}'},
         "toolCalls": [json.dumps(CALLS[0])],
         "output": None,
     }
-    (run,), _ = langfuse(tmp_path, observation(1, input="a", **told))
+    (run,), _ = langfuse(tmp_path, observation(1, input="a", **recorded))
     (call,) = run.transitions
     assert body(call)["tools"] == [
         {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
@@ -1648,7 +1658,7 @@ def test_langfuse_errors_are_of_level_error(tmp_path: Path) -> None:
     assert (run.status, run.error, run.transitions[0].error) == ("done", None, "error")
 
 
-def test_langfuse_rows_that_are_neither_are_skipped_with_the_reason(tmp_path: Path) -> None:
+def test_unknown_langfuse_rows_are_skipped_with_the_reason(tmp_path: Path) -> None:
     rows = [
         observation(1, input="a", output="b"), {"id": "x", "foo": 1}, {**mark("m", 1), "traceId": None},
         observation(1, input="a", output="c"),
@@ -1656,7 +1666,7 @@ def test_langfuse_rows_that_are_neither_are_skipped_with_the_reason(tmp_path: Pa
     ]  # fmt: skip
     (run,), skipped = langfuse(tmp_path, *rows)
     assert run.transitions[0].output == "c"
-    assert [(one.where.rsplit(":", 1)[1], one.reason, one.repeated) for one in skipped] == [
+    assert [(skip.where.rsplit(":", 1)[1], skip.reason, skip.repeated) for skip in skipped] == [
         ("2", "not an observation, score or trace: its fields are 'id', 'foo'", False),
         ("3", "the score 'm-1-0' belongs to no trace", False),
         ("4", "the observation 'o1' is in the file twice; the later one is imported", True),
@@ -1736,14 +1746,14 @@ def test_answers_of_other_apis_read_as_chat(tmp_path: Path) -> None:
         ({"answer": 1}, '{"answer": 1}', None, None),
         (7, "7", None, None),
     ]
-    for told, text, calls, reason in answers:
-        (run,), _ = langfuse(tmp_path, observation(1, input="q", output=told))
+    for output, text, calls, reason in answers:
+        (run,), _ = langfuse(tmp_path, observation(1, input="q", output=output))
         (call,) = run.transitions
         assert (call.output, choice(call)["message"].get("tool_calls"), choice(call)["finish_reason"]) == (
             text,
             calls,
             reason,
-        ), told
+        ), output
 
 
 def test_requests_of_other_apis_read_as_chat(tmp_path: Path) -> None:
@@ -1786,9 +1796,9 @@ def test_requests_of_other_apis_read_as_chat(tmp_path: Path) -> None:
         ({"question": "a"}, [{"role": "user", "content": '{"question": "a"}'}]),
         (["a", "b"], [{"role": "user", "content": '["a", "b"]'}]),
     ]
-    for told, wanted in requests:
-        (run,), _ = langfuse(tmp_path, observation(1, input=told, output="x"))
-        assert body(run.transitions[0])["messages"] == wanted, told
+    for request, expected in requests:
+        (run,), _ = langfuse(tmp_path, observation(1, input=request, output="x"))
+        assert body(run.transitions[0])["messages"] == expected, request
 
 
 # -- MLflow by hand
@@ -1801,34 +1811,34 @@ def mlflow_trace(spans: list[dict[str, Any]], **info: Any) -> dict[str, Any]:
 def mlflow_span(
     number: int, kind: str, inputs: Any = None, outputs: Any = None, *, parent: int = 0, **more: Any
 ) -> dict[str, Any]:
-    told = {"mlflow.spanType": kind, "mlflow.spanInputs": inputs, "mlflow.spanOutputs": outputs, **more}
+    recorded = {"mlflow.spanType": kind, "mlflow.spanInputs": inputs, "mlflow.spanOutputs": outputs, **more}
     return {
         "span_id": f"s{number}", "parent_span_id": f"s{parent}" if parent else None, "name": f"n{number}",
         "start_time_unix_nano": number * 10**9,
         "end_time_unix_nano": number * 10**9 + 1, "status": {"code": "STATUS_CODE_OK"},
-        "attributes": {k: json.dumps(v) for k, v in told.items()},
+        "attributes": {k: json.dumps(v) for k, v in recorded.items()},
     }  # fmt: skip
 
 
-def test_an_unfinished_mlflow_trace_is_unscored_and_no_failure_of_the_agent(tmp_path: Path) -> None:
+def test_an_unfinished_mlflow_trace_is_unscored_and_not_a_failure_of_the_agent(tmp_path: Path) -> None:
     path = lines(tmp_path / "x.jsonl", mlflow_trace([mlflow_span(1, "LLM", "a", "b")], state="IN_PROGRESS"))
     (run,), _ = read("mlflow", path)
     assert (run.status, run.error) == ("error", "the trace was not finished when it was exported")
 
 
-def test_mlflow_judges_say_yes_and_no_and_their_failures_are_no_scores(tmp_path: Path) -> None:
+def test_yes_and_no_of_mlflow_judges_are_scores_and_failures_are_not(tmp_path: Path) -> None:
     def feedback(name: str, value: Any, **more: Any) -> dict[str, Any]:
         return {"assessment_name": name, "source": {"source_type": "LLM_JUDGE"}, "feedback": {"value": value, **more}}
 
     broken = feedback("broken", None, error={"error_code": "E", "error_message": "judge is down"})
-    told = [
+    assessments = [
         feedback("safe", "yes"),
         broken,
         {**feedback("old", "no"), "valid": False},
         {"assessment_name": "answer", "expectation": {"value": [1]}},
     ]
     (run,), skipped = read(
-        "mlflow", lines(tmp_path / "x.jsonl", mlflow_trace([mlflow_span(1, "LLM", "a", "b")], assessments=told))
+        "mlflow", lines(tmp_path / "x.jsonl", mlflow_trace([mlflow_span(1, "LLM", "a", "b")], assessments=assessments))
     )
     assert [(v.criterion, v.grade, v.label, v.reason) for v in run.verdicts] == [
         ("safe", 1.0, "yes", ""), ("broken", None, None, "imported as None judge is down"),
@@ -1836,22 +1846,22 @@ def test_mlflow_judges_say_yes_and_no_and_their_failures_are_no_scores(tmp_path:
     assert (run.score, run.rubric, run.expected, skipped) == (1.0, "imported:safe", {"answer": [1]}, [])
 
 
-def test_mlflow_traces_in_lists_pages_and_tables(tmp_path: Path) -> None:
-    whole = mlflow_trace([mlflow_span(1, "CHAT_MODEL", {"messages": [{"role": "user", "content": "a"}]}, "b")])
-    for told in (
-        [whole],
-        {"traces": [whole]},
-        {"trace_id": "tr-1", "trace": json.dumps(whole)},
-        {"info": json.dumps(whole["info"]), "data": json.dumps(whole["data"])},
+def test_mlflow_traces_in_lists_pages_and_tables_are_read(tmp_path: Path) -> None:
+    trace = mlflow_trace([mlflow_span(1, "CHAT_MODEL", {"messages": [{"role": "user", "content": "a"}]}, "b")])
+    for document in (
+        [trace],
+        {"traces": [trace]},
+        {"trace_id": "tr-1", "trace": json.dumps(trace)},
+        {"info": json.dumps(trace["info"]), "data": json.dumps(trace["data"])},
     ):
-        (path := tmp_path / "x.json").write_text(json.dumps(told))
+        (path := tmp_path / "x.json").write_text(json.dumps(document))
         (run,), skipped = read("mlflow", path)
         assert (run.transitions[0].output, run.metadata["trace_id"], skipped) == ("b", "tr-1", [])
     (path := tmp_path / "x.json").write_text(
-        json.dumps([whole, whole, {"info": {}, "data": {}}, {"x": 1}, {"traces": [4]}])
+        json.dumps([trace, trace, {"info": {}, "data": {}}, {"x": 1}, {"traces": [4]}])
     )
     (run,), skipped = read("mlflow", path)
-    assert [(one.repeated, one.reason) for one in skipped] == [
+    assert [(skip.repeated, skip.reason) for skip in skipped] == [
         (True, "the trace 'trace' is in the file twice; the later one is imported"),
         (False, "an MLflow trace without an id"),
         (False, "not an MLflow trace: it has no 'info' and 'data'"),
@@ -1859,7 +1869,7 @@ def test_mlflow_traces_in_lists_pages_and_tables(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_mlflow_2_keeps_the_talk_in_an_attribute_where_the_inputs_are_none(tmp_path: Path) -> None:
+def test_messages_in_mlflow_2s_attribute_are_read_if_there_are_no_inputs(tmp_path: Path) -> None:
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     (run,), _ = read(
         "mlflow",
@@ -1871,20 +1881,20 @@ def test_mlflow_2_keeps_the_talk_in_an_attribute_where_the_inputs_are_none(tmp_p
     assert (body(run.transitions[0])["messages"], run.transitions[0].output) == (talk[:1], "b")
 
 
-def test_what_mlflow_says_beside_the_inputs_is_read(tmp_path: Path) -> None:
-    asked, said = (
+def test_mlflow_attributes_besides_the_inputs_are_read(tmp_path: Path) -> None:
+    inputs, outputs = (
         {"messages": [{"role": "user", "content": "a"}]},
         {"choices": [{"message": {"content": "b"}}], "usage": {"prompt_tokens": 1}},
     )
-    beside = {"mlflow.chat.tools": [ADD], "mlflow.chat.tokenUsage": {"input_tokens": 7, "output_tokens": 2}}
+    more = {"mlflow.chat.tools": [ADD], "mlflow.chat.tokenUsage": {"input_tokens": 7, "output_tokens": 2}}
     fine, failed = (
-        mlflow_span(2, "CHAT_MODEL", asked, said, parent=1, **beside),
-        mlflow_span(3, "CHAT_MODEL", asked, parent=1),
+        mlflow_span(2, "CHAT_MODEL", inputs, outputs, parent=1, **more),
+        mlflow_span(3, "CHAT_MODEL", inputs, parent=1),
     )
     fine["status"], failed["status"] = {"code": "STATUS_CODE_OK", "message": "fine"}, {"code": "STATUS_CODE_ERROR"}
-    told = mlflow_trace([mlflow_span(1, "AGENT"), fine, failed])
-    told["data"] |= {"request": '{"q": "a"}', "response": '"b"'}
-    (run,), _ = read("mlflow", lines(tmp_path / "x.jsonl", told))
+    trace = mlflow_trace([mlflow_span(1, "AGENT"), fine, failed])
+    trace["data"] |= {"request": '{"q": "a"}', "response": '"b"'}
+    (run,), _ = read("mlflow", lines(tmp_path / "x.jsonl", trace))
     assert (run.inputs, run.prediction, run.status) == ({"q": "a"}, {"output": "b"}, "done")
     assert (
         body(run.transitions[0])["tools"],
@@ -1911,7 +1921,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 def stored(opened: Store) -> list[Rollout]:
     opened.flush()
-    return sorted((opened.rollout(one.id) for one in opened.rollouts()), key=lambda one: one.started_at)
+    return sorted((opened.rollout(row.id) for row in opened.rollouts()), key=lambda row: row.started_at)
 
 
 def test_an_import_is_in_the_store_as_it_was_read(store: Store) -> None:
@@ -1922,12 +1932,12 @@ def test_an_import_is_in_the_store_as_it_was_read(store: Store) -> None:
         assert report == ImportReport(
             run_id=rollouts[0].run_id, kind=kind, rollouts=2, transitions=3, tool_calls=2, rated=int(kind == "mlflow"),
             skipped=len(skipped),
-            reasons=tuple(f"{one.where}: {one.reason} (trace {one.trace})" for one in skipped),
+            reasons=tuple(f"{skip.where}: {skip.reason} (trace {skip.trace})" for skip in skipped),
         )  # fmt: skip
     assert store.stats(run_id=report.run_id)["transitions"] == 3
 
 
-def test_a_file_imported_twice_stores_nothing_twice(store: Store) -> None:
+def test_a_second_import_of_a_file_stores_nothing(store: Store) -> None:
     first = import_traces(store, "otlp", DATA / "otlp_openai_v2.jsonl")
     before = stored(store)
     second = import_traces(store, "otlp", DATA / "otlp_openai_v2.jsonl")
@@ -1936,14 +1946,14 @@ def test_a_file_imported_twice_stores_nothing_twice(store: Store) -> None:
     assert stored(store) == before
 
 
-def test_hostile_texts_reach_the_store_and_are_known_again(store: Store, tmp_path: Path) -> None:
+def test_hostile_texts_are_stored_and_recognised_on_the_next_import(store: Store, tmp_path: Path) -> None:
     odd = "a\ud800b\0c"
-    told = {
+    hostile_span = {
         **span(1, {**chat(odd), "user.id": odd, "gen_ai.agent.name": odd, "x": [math.nan, math.inf]}),
         "traceId": odd,
         "spanId": odd,
     }
-    path = lines(tmp_path / "x.jsonl", request(told))
+    path = lines(tmp_path / "x.jsonl", request(hostile_span))
     assert import_traces(store, "otlp", path).rollouts == 1
     (run,) = stored(store)
     assert run.transitions[0].output == run.program == run.data_subject == "a?b\ufffdc"
@@ -1951,12 +1961,12 @@ def test_hostile_texts_reach_the_store_and_are_known_again(store: Store, tmp_pat
     assert len(stored(store)) == 1
 
 
-def test_a_trace_that_lies_in_two_files_becomes_one_rollout(store: Store, tmp_path: Path) -> None:
+def test_a_trace_in_two_files_becomes_one_rollout(store: Store, tmp_path: Path) -> None:
     first = lines(tmp_path / "1.jsonl", request(span(2, chat("a"), parent=1, at=1), span(4, chat("c"), parent=1, at=3)))
     second = lines(
         tmp_path / "2.jsonl",
         request(
-            span(1, {"output.value": "d"}, took=9),
+            span(1, {"output.value": "d"}, duration=9),
             span(3, chat("b"), parent=1, at=2),
             span(4, chat("c"), parent=1, at=3),
         ),
@@ -1980,37 +1990,37 @@ def test_the_answer_of_a_trace_in_two_files_is_that_of_its_last_call(store: Stor
     assert run.prediction == {"output": "b"}
 
 
-def test_inputs_that_were_not_recorded_give_way_to_those_that_were(store: Store, tmp_path: Path) -> None:
-    def asked(text: str) -> dict[str, Any]:
+def test_recorded_inputs_replace_derived_ones(store: Store, tmp_path: Path) -> None:
+    def question(text: str) -> dict[str, Any]:
         return chat(
             **{"gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": text}]}])}
         )
 
     files = [
-        lines(tmp_path / "1.jsonl", request(span(3, asked("second"), parent=1, at=3))),
-        lines(tmp_path / "2.jsonl", request(span(2, asked("first"), parent=1, at=2))),
+        lines(tmp_path / "1.jsonl", request(span(3, question("second"), parent=1, at=3))),
+        lines(tmp_path / "2.jsonl", request(span(2, question("first"), parent=1, at=2))),
         lines(
             tmp_path / "3.jsonl",
             request(
                 span(1, {"input.value": '{"q": "real"}'}, status={"code": 2, "message": "m"}),
-                span(4, asked("third"), parent=1, at=4),
+                span(4, question("third"), parent=1, at=4),
             ),
         ),
     ]
     tasks = []
-    for path, wanted in zip(files, ({"input": "second"}, {"input": "first"}, {"q": "real"}), strict=True):
+    for path, expected in zip(files, ({"input": "second"}, {"input": "first"}, {"q": "real"}), strict=True):
         import_traces(store, "otlp", path)
         assert [import_traces(store, "otlp", before).unchanged for before in files[: len(tasks) + 1]] == [1] * (
             len(tasks) + 1
         )
         (run,) = stored(store)
-        assert run.inputs == wanted
+        assert run.inputs == expected
         tasks.append(run.task_id)
     assert len(set(tasks)) == 3
     assert (run.status, run.error) == ("failed", "m")
 
 
-def test_scores_given_since_are_added_and_what_was_said_here_stays(store: Store, tmp_path: Path) -> None:
+def test_new_scores_are_added_and_ratings_of_this_store_are_kept(store: Store, tmp_path: Path) -> None:
     call = observation(1, input="hi", output="ho")
     import_traces(store, "langfuse", lines(tmp_path / "1.jsonl", call))
     import_traces(store, "langfuse", lines(tmp_path / "2.jsonl", call, mark("ok", 0.5), mark("stars", 1, "ANNOTATION")))
@@ -2041,7 +2051,7 @@ def test_the_report_keeps_the_first_reasons_and_counts_all(tmp_path: Path) -> No
     assert report.to_dict()["reasons"] == report.reasons
 
 
-def test_a_file_with_nothing_in_it_leaves_nothing_in_the_store(tmp_path: Path) -> None:
+def test_a_file_without_rollouts_stores_nothing(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         with pytest.raises(DataError, match=r"no .*LM call"):
             import_traces(store, "otlp", lines(tmp_path / "x.jsonl", request(span(1))))
@@ -2050,7 +2060,7 @@ def test_a_file_with_nothing_in_it_leaves_nothing_in_the_store(tmp_path: Path) -
         assert (list(store.rollouts()), store.runs("import")) == ([], [])
 
 
-def test_an_import_is_a_run_of_its_own(tmp_path: Path) -> None:
+def test_an_import_is_a_separate_run(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         report = import_traces(store, "mlflow", DATA / "mlflow_2.json")
         assert store.runs("import") == [(report.run_id, "done")]
@@ -2062,8 +2072,8 @@ def test_an_import_is_a_run_of_its_own(tmp_path: Path) -> None:
 def assert_imported_or_skipped(rollouts: list[Rollout], skipped: list[Skipped]) -> None:
     """No row is dropped silently: a read returns rollouts, or says where and why it skipped a row."""
     assert rollouts or skipped
-    assert all(one.transitions or one.inputs or one.prediction for one in rollouts)
-    assert all(one.where and one.reason for one in skipped)
+    assert all(item.transitions or item.inputs or item.prediction for item in rollouts)
+    assert all(item.where and item.reason for item in skipped)
 
 
 JSON = st.recursive(
@@ -2109,28 +2119,31 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
-@given(asked=JSON, answered=JSON, tools=JSON, usage=JSON, plain=st.booleans())
-def test_no_value_breaks_the_reading_of_any_format(
-    tmp_path_factory: pytest.TempPathFactory, asked: Any, answered: Any, tools: Any, usage: Any, plain: bool
+@given(prompt=JSON, answer=JSON, tools=JSON, usage=JSON, plain=st.booleans())
+def test_no_value_raises_an_error_in_any_format(
+    tmp_path_factory: pytest.TempPathFactory, prompt: Any, answer: Any, tools: Any, usage: Any, plain: bool
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
-    given = [part if plain else json.dumps(part) for part in (asked, answered, tools, usage)]
-    told = dict(
+    values = [part if plain else json.dumps(part) for part in (prompt, answer, tools, usage)]
+    recorded = dict(
         zip(
-            ("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.tool.definitions", "events"), given, strict=True
+            ("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.tool.definitions", "events"),
+            values,
+            strict=True,
         )
     )
-    inner = [{"key": key, "value": {"x": one}} for key, one in told.items()]
+    inner = [{"key": key, "value": {"x": item}} for key, item in recorded.items()]
     events = [
-        {"name": name, "attributes": {"content": given[0], "message": given[1]}}
+        {"name": name, "attributes": {"content": values[0], "message": values[1]}}
         for name in ("gen_ai.user.message", "gen_ai.choice")
     ]
     for attributes_ in (
-        told,
+        recorded,
         inner,
-        {"input.value": given[0], "output.value": given[1], "openinference.span.kind": "LLM"},
-        {"gen_ai.prompt.0": given[0]},
+        {"input.value": values[0], "output.value": values[1], "openinference.span.kind": "LLM"},
+        {"gen_ai.prompt.0": values[0]},
     ):
         more = (
             attributes({"gen_ai.operation.name": "chat"})
@@ -2142,7 +2155,7 @@ def test_no_value_breaks_the_reading_of_any_format(
             *otlp(
                 folder,
                 {**span(1), "attributes": both, "events": events},
-                {**span(2), "attributes": {**tool("c"), "input.value": given[0], "output.value": given[1]}},
+                {**span(2), "attributes": {**tool("c"), "input.value": values[0], "output.value": values[1]}},
             )
         )
     row = {
@@ -2150,15 +2163,15 @@ def test_no_value_breaks_the_reading_of_any_format(
         "traceId": "t",
         "type": "GENERATION",
         "startTime": "2025-01-01T00:00:00Z",
-        "input": given[0],
-        "output": given[1],
+        "input": values[0],
+        "output": values[1],
     }
     row |= {
-        "toolDefinitions": given[2],
-        "usageDetails": given[3],
-        "costDetails": given[3],
-        "modelParameters": given[2],
-        "toolCalls": given[2],
+        "toolDefinitions": values[2],
+        "usageDetails": values[3],
+        "costDetails": values[3],
+        "modelParameters": values[2],
+        "toolCalls": values[2],
     }
     score = {
         "traceId": "t",
@@ -2167,16 +2180,16 @@ def test_no_value_breaks_the_reading_of_any_format(
         "dataType": "NUMERIC",
         "value": usage,
         "id": "s",
-        "comment": asked,
+        "comment": prompt,
     }
-    rows = (row, {**row, "id": "p", "type": "TOOL", "name": asked}, score)
+    rows = (row, {**row, "id": "p", "type": "TOOL", "name": prompt}, score)
     assert_imported_or_skipped(*read("langfuse", lines(folder / "l.jsonl", *rows)))
     spanned = {
         "span_id": "a",
         "attributes": {
             "mlflow.spanType": '"LLM"',
-            "mlflow.spanInputs": given[0],
-            "mlflow.spanOutputs": given[1],
+            "mlflow.spanInputs": values[0],
+            "mlflow.spanOutputs": values[1],
             "mlflow.chat.tokenUsage": usage,
         },
     }
@@ -2184,7 +2197,7 @@ def test_no_value_breaks_the_reading_of_any_format(
         "trace_id": "t",
         "tags": tools,
         "trace_metadata": usage,
-        "assessments": [{"assessment_name": asked, "feedback": {"value": usage}}],
+        "assessments": [{"assessment_name": prompt, "feedback": {"value": usage}}],
     }
-    data = {"spans": [spanned, asked], "request": asked, "response": answered}
+    data = {"spans": [spanned, prompt], "request": prompt, "response": answer}
     assert_imported_or_skipped(*read("mlflow", lines(folder / "m.jsonl", {"info": info, "data": data})))

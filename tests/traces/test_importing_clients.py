@@ -24,26 +24,26 @@ GEMINI = {
 }
 
 
-def value(told: Any) -> dict[str, Any]:
-    if isinstance(told, list):
-        return {"arrayValue": {"values": [value(one) for one in told]}}
-    if isinstance(told, dict):
-        return {"kvlistValue": {"values": attributes(told)}}
-    if isinstance(told, float):
-        return {"doubleValue": told}
-    return {"intValue": str(told)} if isinstance(told, int) else {"stringValue": told}
+def value(data: Any) -> dict[str, Any]:
+    if isinstance(data, list):
+        return {"arrayValue": {"values": [value(item) for item in data]}}
+    if isinstance(data, dict):
+        return {"kvlistValue": {"values": attributes(data)}}
+    if isinstance(data, float):
+        return {"doubleValue": data}
+    return {"intValue": str(data)} if isinstance(data, int) else {"stringValue": data}
 
 
-def attributes(told: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"key": key, "value": value(one)} for key, one in told.items()]
+def attributes(data: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": value(item)} for key, item in data.items()]
 
 
-def span(number: int, told: dict[str, Any], *, at: float = 0, parent: int = 1, name: str = "") -> dict[str, Any]:
+def span(number: int, data: dict[str, Any], *, at: float = 0, parent: int = 1, name: str = "") -> dict[str, Any]:
     return {
         "traceId": f"{1:032x}", "spanId": f"{number:016x}", "parentSpanId": f"{parent:016x}" if parent else "",
         "name": name or f"span {number}",
         "startTimeUnixNano": str(int((T0 + at) * 1e9)), "endTimeUnixNano": str(int((T0 + at + 1) * 1e9)), "status": {},
-        "attributes": attributes(told),
+        "attributes": attributes(data),
     }  # fmt: skip
 
 
@@ -52,20 +52,20 @@ def imported(folder: Path, spans: list[dict[str, Any]], logs: list[dict[str, Any
     if logs:
         document["resourceLogs"] = [{"scopeLogs": [{"logRecords": logs}]}]
     (folder / "x.json").write_text(json.dumps(document))
-    (found,) = (one for one in read_otlp(folder / "x.json") if isinstance(one, Rollout))
-    return found
+    (rollout,) = (item for item in read_otlp(folder / "x.json") if isinstance(item, Rollout))
+    return rollout
 
 
 def messages_of(run: Rollout, t: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = run.transitions[t].request["body"]["messages"]
-    return found
+    messages: list[dict[str, Any]] = run.transitions[t].request["body"]["messages"]
+    return messages
 
 
 def answer_of(run: Rollout, t: int) -> dict[str, Any]:
     response = run.transitions[t].response
     assert response is not None
-    found: dict[str, Any] = response["body"]["choices"][0]["message"]
-    return found
+    message: dict[str, Any] = response["body"]["choices"][0]["message"]
+    return message
 
 
 def call(call_id: str, **arguments: Any) -> dict[str, Any]:
@@ -76,15 +76,15 @@ def call(call_id: str, **arguments: Any) -> dict[str, Any]:
 
 
 def logfire_stream(
-    first: int, at: float, messages: list[dict[str, Any]], said: list[dict[str, Any]]
+    first: int, at: float, messages: list[dict[str, Any]], parts: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The span of a streamed request, and the log that is written beside it when the stream has ended."""
-    asked = {
+    """The span of a streamed request, and the log that is written when the stream has ended."""
+    request_fields = {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": "m",
         "gen_ai.input.messages": json.dumps(messages),
     }
-    answer = json.dumps([{"role": "assistant", "parts": said}])
+    answer = json.dumps([{"role": "assistant", "parts": parts}])
     ended = {
         "gen_ai.output.messages": answer,
         "gen_ai.usage.input_tokens": 10,
@@ -92,10 +92,10 @@ def logfire_stream(
         "duration": 1.0,
     }
     return [
-        span(first, {**asked, "logfire.span_type": "span"}, at=at, name="Chat Completion with 'm'"),
+        span(first, {**request_fields, "logfire.span_type": "span"}, at=at, name="Chat Completion with 'm'"),
         span(
             first + 1,
-            {**asked, **ended, "logfire.span_type": "log"},
+            {**request_fields, **ended, "logfire.span_type": "log"},
             at=at + 2,
             name="streaming response from 'm' took 1.00s",
         ),
@@ -103,15 +103,15 @@ def logfire_stream(
 
 
 def test_a_stream_that_logfire_recorded_is_one_call(tmp_path: Path) -> None:
-    asked = [{"role": "user", "parts": [{"type": "text", "content": "1+2?"}]}]
+    question = [{"role": "user", "parts": [{"type": "text", "content": "1+2?"}]}]
     called = [{"type": "tool_call", "id": "c0", "name": "add", "arguments": {"a": 1}}]
     answered = [
-        *asked,
+        *question,
         {"role": "assistant", "parts": called},
         {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c0", "response": "3"}]},
     ]
     spans = [
-        *logfire_stream(2, 0, asked, called),
+        *logfire_stream(2, 0, question, called),
         *logfire_stream(4, 5, answered, [{"type": "text", "content": "It is 3."}]),
     ]
     run = imported(tmp_path, [span(1, {"logfire.span_type": "span"}, parent=0, name="agent"), *spans])
@@ -121,28 +121,28 @@ def test_a_stream_that_logfire_recorded_is_one_call(tmp_path: Path) -> None:
     assert [(tool.name, tool.result) for tool in run.tools] == [("add", "3")]
 
 
-def test_logfires_streams_that_run_side_by_side_and_break_off_stay_apart(tmp_path: Path) -> None:
-    asked = [{"role": "user", "parts": [{"type": "text", "content": "1+2?"}]}]
-    (one, said), (other, more) = (
-        logfire_stream(n, at, asked, [{"type": "text", "content": f"{n}"}]) for n, at in ((2, 0), (4, 0.5))
+def test_concurrent_and_interrupted_logfire_streams_are_separate_calls(tmp_path: Path) -> None:
+    question = [{"role": "user", "parts": [{"type": "text", "content": "1+2?"}]}]
+    (first_span, first_log), (second_span, second_log) = (
+        logfire_stream(n, at, question, [{"type": "text", "content": f"{n}"}]) for n, at in ((2, 0), (4, 0.5))
     )
-    broken, _ = logfire_stream(6, 9, [*asked, *asked], [])
-    run = imported(tmp_path, [span(1, {}, parent=0), one, other, said, more, broken])
+    broken, _ = logfire_stream(6, 9, [*question, *question], [])
+    run = imported(tmp_path, [span(1, {}, parent=0), first_span, second_span, first_log, second_log, broken])
     assert [t.output for t in run.transitions] == ["2", "4", ""]
 
 
-def test_what_older_logfire_wrote_of_requests_and_answers_is_read(tmp_path: Path) -> None:
+def test_requests_and_answers_of_older_logfire_versions_are_read(tmp_path: Path) -> None:
     request_data = json.dumps(
         {"messages": [{"role": "user", "content": "1+2?"}], "model": "m", "temperature": 0.5, "tools": [ADD]}
     )
     response_data = json.dumps({"message": {"role": "assistant", "content": None, "tool_calls": [call("c0", a=1)]}})
-    told = {
+    recorded = {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": "m",
         "request_data": request_data,
         "response_data": response_data,
     }
-    run = imported(tmp_path, [span(1, told, parent=0)])
+    run = imported(tmp_path, [span(1, recorded, parent=0)])
     assert messages_of(run, 0) == [{"role": "user", "content": "1+2?"}]
     assert run.transitions[0].request["body"]["tools"] == [ADD]
     assert answer_of(run, 0)["tool_calls"] == [call("c0", a=1)]
@@ -174,7 +174,7 @@ PARAMETERS = {
 
 
 def mlflow_span(number: int, kind: str, inputs: Any, outputs: Any, *, parent: int = 1) -> dict[str, Any]:
-    told = {
+    recorded = {
         "mlflow.spanType": kind,
         "mlflow.spanInputs": inputs,
         "mlflow.spanOutputs": outputs,
@@ -184,7 +184,7 @@ def mlflow_span(number: int, kind: str, inputs: Any, outputs: Any, *, parent: in
         "name": f"span {number}", "span_id": f"{number:016x}", "parent_span_id": f"{parent:016x}" if parent else None,
         "start_time_unix_nano": int((T0 + number) * 1e9), "end_time_unix_nano": int((T0 + number + 1) * 1e9),
         "status": {"code": "STATUS_CODE_OK"},
-        "attributes": {key: json.dumps(one) for key, one in told.items()},
+        "attributes": {key: json.dumps(item) for key, item in recorded.items()},
     }  # fmt: skip
 
 
@@ -192,12 +192,12 @@ def mlflow(folder: Path, *spans: dict[str, Any]) -> Rollout:
     (folder / "x.jsonl").write_text(
         json.dumps({"info": {"trace_id": "tr-1", "state": "OK"}, "data": {"spans": list(spans)}})
     )
-    (found,) = (one for one in read_mlflow(folder / "x.jsonl") if isinstance(one, Rollout))
-    return found
+    (rollout,) = (item for item in read_mlflow(folder / "x.jsonl") if isinstance(item, Rollout))
+    return rollout
 
 
 def test_pydantic_ais_messages_in_mlflow_keep_roles_tools_and_calls(tmp_path: Path) -> None:
-    said = {
+    answer = {
         "parts": [{"content": "hm", "part_kind": "thinking"}, {"content": "It is 3.", "part_kind": "text"}],
         "kind": "response",
     }
@@ -221,21 +221,21 @@ def test_pydantic_ais_messages_in_mlflow_keep_roles_tools_and_calls(tmp_path: Pa
             4,
             "LLM",
             {"messages": [FIRST, CALLED, SECOND], "model_settings": {}, "model_request_parameters": PARAMETERS},
-            said,
+            answer,
         ),
     )
-    asked = [
+    prompt = [
         {"role": "system", "content": "Be brief."},
         {"role": "system", "content": "Use tools."},
         {"role": "user", "content": "1+2?"},
     ]
-    assert messages_of(run, 0) == asked
+    assert messages_of(run, 0) == prompt
     called = {
         "role": "assistant",
         "content": None,
         "tool_calls": [{**call("c0"), "function": {"name": "add", "arguments": '{"a": 1}'}}],
     }
-    assert messages_of(run, 1) == [*asked, called, {"role": "tool", "tool_call_id": "c0", "content": "3"}]
+    assert messages_of(run, 1) == [*prompt, called, {"role": "tool", "tool_call_id": "c0", "content": "3"}]
     assert run.transitions[0].request["body"]["tools"] == [ADD]
     assert (run.transitions[0].request["body"]["temperature"], run.transitions[0].prompt_tokens) == (0.5, 10)
     assert answer_of(run, 0) == called
@@ -295,24 +295,24 @@ def test_pydantic_ais_retries_pictures_and_typed_answers_are_read(tmp_path: Path
 # -- Langfuse with LangChain
 
 
-def test_tools_that_langchain_offered_are_no_messages_in_langfuse(tmp_path: Path) -> None:
-    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+2?"}]
+def test_langchains_tool_definitions_in_langfuse_are_not_messages(tmp_path: Path) -> None:
+    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+2?"}]
     called = {
         "role": "assistant",
         "content": "",
         "tool_calls": [{"name": "add", "args": {"a": 1}, "id": "c0", "type": "tool_call"}],
     }
-    answered = [*asked, called, {"role": "tool", "content": "3", "tool_call_id": "c0"}]
+    answered = [*prompt, called, {"role": "tool", "content": "3", "tool_call_id": "c0"}]
     offered = {"role": "tool", "content": ADD}
 
-    def generation(number: int, sent: list[dict[str, Any]], said: dict[str, Any]) -> dict[str, Any]:
-        told = {"langfuse.observation.type": "generation", "langfuse.observation.model.name": "m"}
+    def generation(number: int, sent: list[dict[str, Any]], output: dict[str, Any]) -> dict[str, Any]:
+        kind = {"langfuse.observation.type": "generation", "langfuse.observation.model.name": "m"}
         return span(
             number,
             {
-                **told,
+                **kind,
                 "langfuse.observation.input": json.dumps([*sent, offered]),
-                "langfuse.observation.output": json.dumps(said),
+                "langfuse.observation.output": json.dumps(output),
             },
             at=number,
         )
@@ -336,12 +336,12 @@ def test_tools_that_langchain_offered_are_no_messages_in_langfuse(tmp_path: Path
         tmp_path,
         [
             span(1, root, parent=0),
-            generation(2, asked, called),
+            generation(2, prompt, called),
             span(3, tool, at=3, name="add"),
             generation(4, answered, {"role": "assistant", "content": "It is 3."}),
         ],
     )
-    assert messages_of(run, 0) == asked
+    assert messages_of(run, 0) == prompt
     assert [m["role"] for m in messages_of(run, 1)] == ["system", "user", "assistant", "tool"]
     assert [t.request["body"]["tools"] for t in run.transitions] == [[ADD], [ADD]]
     assert [(t.name, t.arguments, t.result) for t in run.transitions[0].tools] == [("add", {"a": 1}, "3")]
@@ -358,15 +358,18 @@ def test_gemini_calls_without_ids_belong_to_their_results_in_order(tmp_path: Pat
     def result(of: int) -> dict[str, Any]:
         return {"role": "user", "parts": [{"type": "tool_call_response", "id": "", "response": f'{{"result": {of}}}'}]}
 
-    def generate(number: int, messages: list[dict[str, Any]], *said: dict[str, Any]) -> dict[str, Any]:
-        told = {
-            "gen_ai.operation.name": "generate_content", "gen_ai.request.model": "gemini",
+    def generate(number: int, messages: list[dict[str, Any]], *parts: dict[str, Any]) -> dict[str, Any]:
+        recorded = {
+            "gen_ai.operation.name": "generate_content",
+            "gen_ai.request.model": "gemini",
             "gen_ai.input.messages": json.dumps(messages),
             "gen_ai.system_instructions": '[{"type": "text", "content": "Be brief."}]',
             "gen_ai.tool.definitions": json.dumps([{"function_declarations": [GEMINI]}]),
-            "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": list(said), "finish_reason": "stop"}]),
-        }  # fmt: skip
-        return span(number, told, at=number)
+            "gen_ai.output.messages": json.dumps(
+                [{"role": "assistant", "parts": list(parts), "finish_reason": "stop"}]
+            ),
+        }
+        return span(number, recorded, at=number)
 
     first = [{"role": "user", "parts": [{"type": "text", "content": "1+2?"}]}]
     second = [*first, {"role": "assistant", "parts": [part(1), part(2)]}, result(3), result(4)]
@@ -388,13 +391,13 @@ def test_gemini_calls_without_ids_belong_to_their_results_in_order(tmp_path: Pat
 
 
 def test_a_raw_gemini_request_and_reply_read_as_chat(tmp_path: Path) -> None:
-    """As OpenInference keeps them beside its own attributes; here alone."""
+    """OpenInference also has its own attributes; here they are missing."""
     contents = [
         {"parts": [{"text": "1+2?"}], "role": "user"},
         {"parts": [{"function_call": {"args": {"a": 1}, "name": "add"}}], "role": "model"},
         {"parts": [{"function_response": {"name": "add", "response": {"result": 3}}}], "role": "user"},
     ]
-    asked = {
+    request = {
         "contents": contents,
         "system_instruction": {"parts": [{"text": "Be brief."}], "role": "user"},
         "tools": [{"function_declarations": [GEMINI]}],
@@ -403,13 +406,13 @@ def test_a_raw_gemini_request_and_reply_read_as_chat(tmp_path: Path) -> None:
         "candidates": [{"content": {"parts": [{"text": "It is 3."}], "role": "model"}, "finish_reason": "STOP"}],
         "model_version": "gemini",
     }
-    told = {
+    recorded = {
         "openinference.span.kind": "LLM",
         "llm.model_name": "gemini",
-        "input.value": json.dumps(asked),
+        "input.value": json.dumps(request),
         "output.value": json.dumps(reply),
     }
-    run = imported(tmp_path, [span(1, told, parent=0)])
+    run = imported(tmp_path, [span(1, recorded, parent=0)])
     assert [m["role"] for m in messages_of(run, 0)] == ["system", "user", "assistant", "tool"]
     assert messages_of(run, 0)[2]["tool_calls"] == [call("call_0", a=1)]
     assert messages_of(run, 0)[3] == {"role": "tool", "tool_call_id": "call_0", "content": '{"result": 3}'}
@@ -421,15 +424,15 @@ def test_a_raw_gemini_request_and_reply_read_as_chat(tmp_path: Path) -> None:
 # -- Bedrock
 
 
-def test_bedrocks_calls_and_results_that_stand_twice_are_taken_once(tmp_path: Path) -> None:
+def test_duplicate_bedrock_calls_and_results_are_imported_once(tmp_path: Path) -> None:
     """botocore's events have each call as a part and as a tool call, each result as a message and as a part."""
     used = {"toolUse": {"toolUseId": "tu0", "name": "add", "input": {"a": 1}}}
     result = {"toolResult": {"toolUseId": "tu0", "content": [{"text": "3"}]}}
-    apart = [{"type": "function", "id": "tu0", "function": {"name": "add", "arguments": {"a": 1}}}]
+    tool_calls = [{"type": "function", "id": "tu0", "function": {"name": "add", "arguments": {"a": 1}}}]
     events = [
         ("gen_ai.system.message", {"content": [{"text": "Be brief."}]}),
         ("gen_ai.user.message", {"content": [{"text": "1+2?"}]}),
-        ("gen_ai.assistant.message", {"content": [{"text": "Let me add."}, used], "tool_calls": apart}),
+        ("gen_ai.assistant.message", {"content": [{"text": "Let me add."}, used], "tool_calls": tool_calls}),
         ("gen_ai.tool.message", {"id": "tu0", "content": [{"text": "3"}]}),
         ("gen_ai.user.message", {"content": [result]}),
         (
@@ -441,16 +444,17 @@ def test_bedrocks_calls_and_results_that_stand_twice_are_taken_once(tmp_path: Pa
             },
         ),
     ]
-    told = {
+    recorded = {
         "gen_ai.system": "aws.bedrock",
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": "claude",
         "rpc.method": "Converse",
     }
     logs = [
-        {"traceId": f"{1:032x}", "spanId": f"{1:016x}", "eventName": name, "body": value(said)} for name, said in events
+        {"traceId": f"{1:032x}", "spanId": f"{1:016x}", "eventName": name, "body": value(payload)}
+        for name, payload in events
     ]
-    run = imported(tmp_path, [span(1, told, parent=0)], logs)
+    run = imported(tmp_path, [span(1, recorded, parent=0)], logs)
     assert messages_of(run, 0) == [
         {"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+2?"},
         {"role": "assistant", "content": "Let me add.", "tool_calls": [call("tu0", a=1)]},
@@ -461,13 +465,19 @@ def test_bedrocks_calls_and_results_that_stand_twice_are_taken_once(tmp_path: Pa
 
 def test_bedrocks_definitions_of_tools_are_read(tmp_path: Path) -> None:
     spec = {"toolSpec": {"name": "add", "description": "adds", "inputSchema": {"json": SCHEMA}}}
-    told = {"openinference.span.kind": "LLM", "llm.model_name": "claude", "llm.input_messages.0.message.role": "user",
-            "llm.input_messages.0.message.content": "1+2?", "llm.output_messages.0.message.role": "assistant",
-            "llm.output_messages.0.message.content": "3", "llm.tools.0.tool.json_schema": json.dumps(spec)}  # fmt: skip
-    assert imported(tmp_path, [span(1, told, parent=0)]).transitions[0].request["body"]["tools"] == [ADD]
+    recorded = {
+        "openinference.span.kind": "LLM",
+        "llm.model_name": "claude",
+        "llm.input_messages.0.message.role": "user",
+        "llm.input_messages.0.message.content": "1+2?",
+        "llm.output_messages.0.message.role": "assistant",
+        "llm.output_messages.0.message.content": "3",
+        "llm.tools.0.tool.json_schema": json.dumps(spec),
+    }
+    assert imported(tmp_path, [span(1, recorded, parent=0)]).transitions[0].request["body"]["tools"] == [ADD]
     raw = {"messages": [{"role": "user", "content": [{"text": "1+2?"}]}], "toolConfig": {"tools": [spec]}}
-    told = {"openinference.span.kind": "LLM", "input.value": json.dumps(raw), "output.value": "3"}
-    assert imported(tmp_path, [span(1, told, parent=0)]).transitions[0].request["body"]["tools"] == [ADD]
+    recorded = {"openinference.span.kind": "LLM", "input.value": json.dumps(raw), "output.value": "3"}
+    assert imported(tmp_path, [span(1, recorded, parent=0)]).transitions[0].request["body"]["tools"] == [ADD]
 
 
 # -- predictions
@@ -496,11 +506,11 @@ def test_bedrocks_definitions_of_tools_are_read(tmp_path: Path) -> None:
         ("3", {"output": 3}),
     ],
 )
-def test_what_a_run_gave_back_is_taken_out_of_its_envelope(
+def test_the_output_of_a_run_is_extracted_from_its_result_object(
     tmp_path: Path, output: Any, prediction: dict[str, Any]
 ) -> None:
-    asked = {"openinference.span.kind": "LLM", "input.value": "?", "output.value": "hm"}
+    recorded = {"openinference.span.kind": "LLM", "input.value": "?", "output.value": "hm"}
     name = "traceloop.entity.output" if isinstance(output, dict) else "mlflow.spanOutputs"
     text = json.dumps(output) if isinstance(output, dict) else output
-    run = imported(tmp_path, [span(1, {name: text}, parent=0), span(2, asked)])
+    run = imported(tmp_path, [span(1, {name: text}, parent=0), span(2, recorded)])
     assert run.prediction == prediction

@@ -13,23 +13,23 @@ from assay.traces.store.writer import Rows
 
 
 class Database:
-    """Takes what it is given where `free` is set, and waits until then; or is away."""
+    """A database that writes once `free` is set, and waits until then; or is unreachable."""
 
     def __init__(self) -> None:
-        self.taken: list[int] = []
-        self.free, self.away = threading.Event(), False
+        self.written: list[int] = []
+        self.free, self.unreachable = threading.Event(), False
 
     def write(self, rows: Rows) -> bool:
         self.free.wait(20)
-        self.taken += [] if self.away else [row["n"] for row in rows["t"].values()]
-        return not self.away
+        self.written += [] if self.unreachable else [row["n"] for row in rows["t"].values()]
+        return not self.unreachable
 
 
 @pytest.fixture
 def spill(tmp_path: Path) -> Iterator[Spill]:
-    found = Spill(tmp_path / "s.db", 1 << 20)
-    yield found
-    found.leave()
+    opened = Spill(tmp_path / "s.db", 1 << 20)
+    yield opened
+    opened.leave()
 
 
 def batch(*numbers: int) -> Rows:
@@ -50,7 +50,7 @@ def until_written(keeper: Keeper) -> None:
     raise AssertionError("not written")
 
 
-def test_a_batch_that_hangs_and_those_behind_it_are_in_the_file_within_a_second(tmp_path: Path, spill: Spill) -> None:
+def test_a_hanging_batch_and_later_ones_are_in_the_file_within_a_second(tmp_path: Path, spill: Spill) -> None:
     database = Database()
     keeper = Keeper(spill, database.write, lambda: True, retry_s=0.01)
     clock = time.perf_counter()
@@ -62,7 +62,7 @@ def test_a_batch_that_hangs_and_those_behind_it_are_in_the_file_within_a_second(
     database.free.set()
 
 
-def test_a_batch_that_was_slow_is_written_once_and_in_its_turn(spill: Spill) -> None:
+def test_a_slow_batch_is_written_once_and_in_order(spill: Spill) -> None:
     database = Database()
     keeper = Keeper(spill, database.write, lambda: True, retry_s=0.01)
     keeper.commit(batch(1, 2))
@@ -70,18 +70,18 @@ def test_a_batch_that_was_slow_is_written_once_and_in_its_turn(spill: Spill) -> 
     database.free.set()
     until_written(keeper)
     assert keeper.commit(batch(4))
-    assert database.taken == [1, 2, 3, 4]
+    assert database.written == [1, 2, 3, 4]
     assert (keeper.waiting, spill.path.exists()) == (0, False)
 
 
-def test_rows_that_come_while_the_file_is_written_back_go_into_it(tmp_path: Path, spill: Spill) -> None:
+def test_rows_that_arrive_while_the_file_is_written_back_are_added_to_it(tmp_path: Path, spill: Spill) -> None:
     database = Database()
-    database.away = True
+    database.unreachable = True
     database.free.set()
     keeper = Keeper(spill, database.write, lambda: True, retry_s=0.01)
     for number in range(5):
         assert not keeper.commit(batch(number))
-    database.away = False
+    database.unreachable = False
     database.free.clear()  # it is back, and slow
     time.sleep(0.05)
     clock = time.perf_counter()
@@ -91,10 +91,10 @@ def test_rows_that_come_while_the_file_is_written_back_go_into_it(tmp_path: Path
     database.free.set()
 
 
-def test_a_batch_for_which_the_file_has_no_room_waits_until_those_before_it_are_written(tmp_path: Path) -> None:
+def test_a_batch_that_exceeds_the_file_limit_waits_for_earlier_batches(tmp_path: Path) -> None:
     database = Database()
     keeper = Keeper(Spill(tmp_path / "s.db", 40), database.write, lambda: True, retry_s=0.01)
     assert not keeper.commit(batch(1))
     threading.Timer(0.5, database.free.set).start()
     assert keeper.commit(batch(2, 3, 4, 5, 6))
-    assert database.taken == [1, 2, 3, 4, 5, 6]
+    assert database.written == [1, 2, 3, 4, 5, 6]

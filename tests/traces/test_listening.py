@@ -37,7 +37,7 @@ def test_recording_binds_no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recorder.unrecorded.count == 0
 
 
-def test_an_adapter_that_is_made_later_is_heard_when_it_cannot_parse() -> None:
+def test_parse_failures_of_later_adapters_are_notified() -> None:
     recorder = Recorder()
     lm = scripted_lm(answer, observers=[recorder.observe])
     with recorder.active():  # what wraps adapters is in place
@@ -58,7 +58,7 @@ def test_an_adapter_that_is_made_later_is_heard_when_it_cannot_parse() -> None:
     assert [t.failure for t in rollout.transitions] == [FailureKind.PARSE]
 
 
-def test_async_tools_and_models_are_heard_too() -> None:
+def test_async_tools_and_models_are_notified() -> None:
     async def both() -> None:
         assert await dspy.Tool(double).acall(x=3) == 6
         await scripted_lm(answer).acall("by itself")
@@ -70,14 +70,14 @@ def test_async_tools_and_models_are_heard_too() -> None:
     assert recorder.unrecorded.count == 1
 
 
-def test_two_recorders_hear_the_same_and_one_hears_once() -> None:
+def test_two_recorders_are_both_notified_and_one_is_notified_once() -> None:
     first, second = Recorder(), Recorder()
     with first.active(), second.active(), first.active():
         scripted_lm(answer)("nobody observes this")
     assert (first.unrecorded.count, second.unrecorded.count) == (1, 1)
 
 
-def test_a_listener_that_fails_stays_out_of_the_programs_way(
+def test_a_failing_listener_does_not_affect_the_program(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any) -> None:

@@ -43,9 +43,9 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Engine
 
 
 def _empty(engine: sa.Engine) -> None:
-    there = sa.MetaData()
-    there.reflect(engine)
-    there.drop_all(engine)
+    existing = sa.MetaData()
+    existing.reflect(engine)
+    existing.drop_all(engine)
 
 
 def _url(engine: sa.Engine) -> str:
@@ -62,11 +62,11 @@ def _differences(engine: sa.Engine) -> list[Any]:
     """Between the tables in the database and those of the code, as Alembic sees them; SQLite does not enforce types."""
     options = {"version_table": "none", "compare_type": engine.dialect.name == "postgresql"}
     with engine.connect() as connection:
-        found = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+        differences = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
     return (
-        [one for one in found if getattr(one[1], "name", "") != "rollouts_by_prefix"]
+        [difference for difference in differences if getattr(difference[1], "name", "") != "rollouts_by_prefix"]
         if engine.dialect.name == "sqlite"
-        else found
+        else differences
     )
 
 
@@ -88,13 +88,13 @@ def test_a_store_of_every_earlier_schema_is_upgraded_and_keeps_its_rows(engine: 
             [] if script.stem in ("schema_1", "schema_1_early_tools", "schema_2") else ["x"]
         )
     with engine.connect() as connection:
-        kept = {row[0]: row[1] for row in connection.execute(sa.text('SELECT "key", value FROM meta'))}
-    assert kept == {"salt": "pepper", "schema": "6"}  # versions without revisions refuse more than 5
+        meta = {row[0]: row[1] for row in connection.execute(sa.text('SELECT "key", value FROM meta'))}
+    assert meta == {"salt": "pepper", "schema": "6"}  # versions without revisions refuse more than 5
     assert _differences(engine) == []
     assert _stamp(engine) == REVISION
 
 
-def test_a_new_store_has_what_the_revisions_lead_to(engine: sa.Engine) -> None:
+def test_a_new_store_has_the_same_tables_as_an_upgraded_one(engine: sa.Engine) -> None:
     with Store(_url(engine)):
         pass
     assert _differences(engine) == []
@@ -150,10 +150,11 @@ def _open_at_once(engine: sa.Engine, count: int) -> list[tuple[int, str, str]]:
         )
         for _ in range(count)
     ]
-    said = [process.communicate(timeout=120) for process in opened]
-    return [(process.returncode, out.strip(), err[-500:]) for process, (out, err) in zip(opened, said, strict=True)]
+    outputs = [process.communicate(timeout=120) for process in opened]
+    return [(process.returncode, out.strip(), err[-500:]) for process, (out, err) in zip(opened, outputs, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [None, OLD[0]], ids=["new", "old"])
 def test_processes_that_open_a_store_at_once_all_succeed(engine: sa.Engine, script: Path | None) -> None:
     if script:
@@ -163,16 +164,18 @@ def test_processes_that_open_a_store_at_once_all_succeed(engine: sa.Engine, scri
     assert _stamp(engine) == REVISION
 
 
-def test_a_new_file_that_is_locked_while_its_journal_changes_is_tried_again(tmp_path: Path) -> None:
+def test_a_new_file_that_is_locked_during_the_journal_change_is_retried(tmp_path: Path) -> None:
     """SQLite ignores the time limit for this lock: without retries 6 of 480 simultaneous openings failed."""
     other = sqlite3.connect(tmp_path / "s.db", isolation_level=None, check_same_thread=False)
     other.execute("CREATE TABLE of_another_process (n)")
     other.execute("BEGIN IMMEDIATE")
     freed = threading.Timer(0.3, other.rollback)
     freed.start()
-    Store(tmp_path / "s.db").close()
-    freed.join()
-    other.close()
+    with Store(tmp_path / "s.db") as store:
+        freed.join()
+        other.close()
+        with store.engine.connect() as connection:
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
 
 
 def test_threads_upgrade_several_stores_at_once(tmp_path: Path) -> None:
@@ -234,17 +237,17 @@ def test_a_store_that_is_up_to_date_opens_without_alembic(tmp_path: Path) -> Non
 
 def test_a_store_that_is_up_to_date_is_opened_by_one_query(tmp_path: Path) -> None:
     Store(tmp_path / "s.db").close()
-    asked: list[str] = []
+    statements: list[str] = []
 
     def listener(conn: Any, cursor: Any, statement: str, *_: Any) -> None:
-        asked.append(statement)
+        statements.append(statement)
 
     sa.event.listen(sa.Engine, "before_cursor_execute", listener)
     try:
         Store(tmp_path / "s.db").close()
     finally:
         sa.event.remove(sa.Engine, "before_cursor_execute", listener)
-    assert len(asked) == 1
+    assert len(statements) == 1
 
 
 def test_the_newest_revision_is_the_one_that_the_code_names() -> None:
@@ -256,23 +259,23 @@ def test_the_newest_revision_is_the_one_that_the_code_names() -> None:
     assert script.get_heads() == [REVISION]
 
 
-def test_the_pool_gets_no_connection_back_that_begins_no_transactions(tmp_path: Path) -> None:
+def test_connections_of_the_pool_begin_transactions(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store, store.engine.connect() as connection:
         assert connection.connection.dbapi_connection.isolation_level == ""  # type: ignore[union-attr]
 
 
-def test_a_folder_with_odd_characters_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_folder_with_special_characters_is_supported(tmp_path: Path) -> None:
     """Alembic reads its settings with `%` as a sign of interpolation; the package may be installed anywhere."""
     import assay
 
-    there = tmp_path / "100 % söme" / "assay"
-    shutil.copytree(Path(assay.__file__).parent, there, ignore=shutil.ignore_patterns("__pycache__"))
+    package = tmp_path / "100 % söme" / "assay"
+    shutil.copytree(Path(assay.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     engine = sa.create_engine(f"sqlite:///{tmp_path / 's.db'}")
     _write(engine, OLD[0])
     code = "import sys; from assay.traces import Store; Store(sys.argv[1]).close()"
     subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "s.db")],
-        env={**os.environ, "PYTHONPATH": str(there.parent)},
+        env={**os.environ, "PYTHONPATH": str(package.parent)},
         check=True,
     )
     with sqlite3.connect(tmp_path / "s.db") as db:

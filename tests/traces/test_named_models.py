@@ -30,15 +30,19 @@ class Stage:
         self.gateway, self.url = gateway, url
 
     def post(self, path: str, body: Any, **headers: str) -> dict[str, Any]:
-        given = {"Content-Type": "application/json", "Authorization": f"Bearer {self.gateway.access.key}", **headers}
-        request = urllib.request.Request(self.url + path, data=json.dumps(body).encode(), headers=given)
+        sent_headers = {
+            "Content-Type": "application/json",
+            "Authorization": f"Bearer {self.gateway.access.key}",
+            **headers,
+        }
+        request = urllib.request.Request(self.url + path, data=json.dumps(body).encode(), headers=sent_headers)
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
                 raw = answer.read()
         except urllib.error.HTTPError as error:
             raw = error.read()
-        found: dict[str, Any] = json.loads(raw) if raw.startswith(b"{") else {}
-        return found
+        reply: dict[str, Any] = json.loads(raw) if raw.startswith(b"{") else {}
+        return reply
 
     def rollouts(self) -> list[Rollout]:
         self.gateway.store.flush()
@@ -57,32 +61,32 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dialect", list(PATHS))
 def test_a_row_names_the_model_that_the_answer_names(stage: Stage, dialect: str, stream: bool) -> None:
-    said = {"responses": {"input": "a"}, "completions": {"prompt": "a"}}.get(
+    prompt = {"responses": {"input": "a"}, "completions": {"prompt": "a"}}.get(
         dialect, {"messages": [{"role": "user", "content": "a"}]}
     )
-    stage.post(PATHS[dialect], {"model": "small", "stream": stream, "max_tokens": 9, **said})
+    stage.post(PATHS[dialect], {"model": "small", "stream": stream, "max_tokens": 9, **prompt})
     (rollout,) = stage.rollouts()
     assert (rollout.model, [call.model for call in rollout.transitions]) == ("small-2025-01", ["small-2025-01"])
 
 
-def test_geminis_models_stand_in_the_path_and_in_the_answers_version(stage: Stage) -> None:
+def test_geminis_model_is_read_from_the_path_and_the_answers_version(stage: Stage) -> None:
     stage.post(GEMINI, {"contents": [{"role": "user", "parts": [{"text": "a"}]}]})
     stage.post(GEMINI, {"contents": [{"role": "user", "parts": [{"text": "#500"}]}]})
     assert sorted(rollout.transitions[0].model for rollout in stage.rollouts()) == ["small", "small-2025-01"]
 
 
-def test_a_call_without_an_answer_names_the_model_that_was_asked_for(stage: Stage) -> None:
+def test_a_call_without_an_answer_has_the_requested_model(stage: Stage) -> None:
     stage.post(PATHS["chat"], {"model": "small", "messages": [{"role": "user", "content": "#500"}]})
     stage.post(
         "/openai/deployments/my%20own/chat/completions?api-version=1",
         {"messages": [{"role": "user", "content": "#500 too"}]},
     )
     stage.post(PATHS["chat"], {"messages": [{"role": "user", "content": "#500 three"}]})
-    found = [
+    models = [
         (rollout.model, rollout.transitions[0].model)
-        for rollout in sorted(stage.rollouts(), key=lambda one: one.started_at)
+        for rollout in sorted(stage.rollouts(), key=lambda row: row.started_at)
     ]
-    assert found == [("small", "small"), ("my own", "my own"), ("unknown", "unknown")]
+    assert models == [("small", "small"), ("my own", "my own"), ("unknown", "unknown")]
 
 
 def test_an_opened_rollout_has_the_model_of_its_first_answer_and_each_call_its_own(stage: Stage) -> None:
@@ -100,16 +104,16 @@ def test_an_opened_rollout_has_the_model_of_its_first_answer_and_each_call_its_o
 
 
 @pytest.mark.parametrize("stage", ["openai/tuned"], indirect=True)
-def test_a_model_that_serve_was_given_is_what_rows_name(stage: Stage) -> None:
+def test_rows_have_the_model_passed_to_serve(stage: Stage) -> None:
     stage.post(PATHS["chat"], {"model": "small", "messages": [{"role": "user", "content": "a"}]})
     (rollout,) = stage.rollouts()
     assert (rollout.model, rollout.transitions[0].model) == ("openai/tuned", "openai/tuned")
 
 
-@pytest.mark.parametrize(("told", "kept"), [(True, "yes"), (False, "no"), ("given", "given"), (None, None)])
-def test_consent_may_be_said_as_a_boolean(stage: Stage, told: Any, kept: str | None) -> None:
-    assert "id" in stage.post("/assay/rollouts", {"task_id": "t", "consent": told})
-    assert [rollout.consent for rollout in stage.rollouts()] == [kept]
+@pytest.mark.parametrize(("consent", "stored"), [(True, "yes"), (False, "no"), ("given", "given"), (None, None)])
+def test_consent_may_be_a_boolean(stage: Stage, consent: Any, stored: str | None) -> None:
+    assert "id" in stage.post("/assay/rollouts", {"task_id": "t", "consent": consent})
+    assert [rollout.consent for rollout in stage.rollouts()] == [stored]
 
 
 @pytest.mark.parametrize("model", ["stockbot-1", "nobody/stockbot-1"])
@@ -124,21 +128,21 @@ def test_a_model_of_no_known_provider_is_refused_before_any_call(model: str, cap
     ("method", "path"),
     [("GET", "/v1/chat/completions"), ("POST", "/v1/v1/chat/completions"), ("POST", "/chat/completion")],
 )
-def test_a_wrong_base_url_is_told_the_paths_that_are_recorded(tmp_path: Path, method: str, path: str) -> None:
+def test_the_error_for_a_wrong_base_url_lists_the_recorded_paths(tmp_path: Path, method: str, path: str) -> None:
     with (
         Store(tmp_path / "s.db") as store,
         served(Gateway(store, upstream_of("m", base="http://127.0.0.1:9", key="owner")).app()) as url,
     ):
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(urllib.request.Request(url + path, data=b"{}", method=method), timeout=30)
-        told = json.loads(caught.value.read())["error"]["message"]
+        message = json.loads(caught.value.read())["error"]["message"]
     assert caught.value.code == 403
-    assert told.startswith(
+    assert message.startswith(
         f"{method} {path} is not a recorded call. Recorded are POST requests to /v1/chat/completions, "
     )
-    assert "check the base URL" in told
+    assert "check the base URL" in message
 
 
-def test_an_unknown_field_of_a_rollout_is_told_the_ones_there_are(stage: Stage) -> None:
-    told = stage.post("/assay/rollouts", {"task": "x", "id": "mine", "group": "g"})["error"]["message"]
-    assert told.startswith("a rollout has no field 'task'; its fields are id, group, task_id, ")
+def test_the_error_for_an_unknown_field_of_a_rollout_lists_the_fields(stage: Stage) -> None:
+    message = stage.post("/assay/rollouts", {"task": "x", "id": "mine", "group": "g"})["error"]["message"]
+    assert message.startswith("a rollout has no field 'task'; its fields are id, group, task_id, ")

@@ -1,4 +1,4 @@
-"""No command reads a whole table where an index serves: query plans on SQLite of what the commands really ask."""
+"""No command scans a table if an index serves: query plans on SQLite of the statements that commands run."""
 
 import re
 import sqlite3
@@ -17,7 +17,7 @@ from assay.traces.store import counts as store_counts
 RUN = "compile-1-abc"
 # A plan that scans a table reads all of it, unless a covering index answers. Exports read rollouts in index order, a
 # list ends at its limit, the index of failed calls holds no others, and there are few runs.
-WHOLE = re.compile(r"^SCAN (transitions|rollouts|labels|runs)\b(?!.* USING COVERING INDEX)")
+FULL_SCAN = re.compile(r"^SCAN (transitions|rollouts|labels|runs)\b(?!.* USING COVERING INDEX)")
 ALLOWED = re.compile(
     r"^SCAN (rollouts USING INDEX rollouts_by_(group|time)|transitions USING INDEX transitions_failed|runs$)"
 )
@@ -61,34 +61,35 @@ def filled(tmp_path: Path) -> Path:
 @pytest.fixture
 def plans(filled: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Plans of every statement that goes through SQLAlchemy or `assay.traces.store.counts` from here on."""
-    found: list[tuple[str, str]] = []
+    recorded: list[tuple[str, str]] = []
     db = sqlite3.connect(filled)
 
     def explain(statement: str, values: Any) -> None:
         if statement.lstrip().upper().startswith(("SELECT", "DELETE", "UPDATE")):
-            found.extend((row[3], statement) for row in db.execute(f"EXPLAIN QUERY PLAN {statement}", values))
+            recorded.extend((row[3], statement) for row in db.execute(f"EXPLAIN QUERY PLAN {statement}", values))
 
     def listener(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool) -> None:
         explain(statement, parameters[0] if executemany else parameters)
 
-    plain = store_counts.stats
+    original = store_counts.stats
 
     def stats(execute: Any, run_id: str | None = None) -> Any:
-        return plain(
+        return original(
             lambda statement, values: (explain(statement, dict(values)), execute(statement, values))[1], run_id
         )
 
     monkeypatch.setattr(store_counts, "stats", stats)
     sa.event.listen(sa.Engine, "before_cursor_execute", listener)
-    yield found
+    yield recorded
     sa.event.remove(sa.Engine, "before_cursor_execute", listener)
     db.close()
 
 
-def whole(plans: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(plan, statement) for plan, statement in plans if WHOLE.match(plan) and not ALLOWED.match(plan)]
+def full_scans(plans: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(plan, statement) for plan, statement in plans if FULL_SCAN.match(plan) and not ALLOWED.match(plan)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -111,13 +112,13 @@ def whole(plans: list[tuple[str, str]]) -> list[tuple[str, str]]:
     ],
     ids=" ".join,
 )
-def test_no_command_reads_a_whole_table(filled: Path, plans: list[tuple[str, str]], arguments: list[str]) -> None:
+def test_no_command_scans_a_table(filled: Path, plans: list[tuple[str, str]], arguments: list[str]) -> None:
     CliRunner().invoke(group, [*arguments, "--store", str(filled)])
     assert any("rollouts" in plan for plan, _ in plans)
-    assert whole(plans) == []
+    assert full_scans(plans) == []
 
 
-def test_what_a_resumed_run_asks_reads_no_whole_table(filled: Path, plans: list[tuple[str, str]]) -> None:
+def test_a_resumed_run_scans_no_table(filled: Path, plans: list[tuple[str, str]]) -> None:
     with Store(filled) as store:
         assert store.spent(RUN)["search"].calls == 60
         assert store.runs("compile-1") == [(RUN, "done")]
@@ -125,13 +126,13 @@ def test_what_a_resumed_run_asks_reads_no_whole_table(filled: Path, plans: list[
         store.forget_rater("ann")
         list(store.labels("q"))
     assert len(plans) >= 5
-    assert whole(plans) == []
+    assert full_scans(plans) == []
 
 
 @pytest.mark.parametrize("command", ["compile", "evaluate", "tune", "collect"])
-def test_an_estimate_reads_no_whole_table(filled: Path, plans: list[tuple[str, str]], command: str) -> None:
+def test_an_estimate_scans_no_table(filled: Path, plans: list[tuple[str, str]], command: str) -> None:
     data = ["--rubric", "math_qa", "--data", "arithmetic:size=60", "--model", "embedded/smollm2-135m"]
-    done = CliRunner().invoke(group, [command, "math_qa", *data, "--dry-run", "--store", str(filled)])
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(group, [command, "math_qa", *data, "--dry-run", "--store", str(filled)])
+    assert result.exit_code == 0, result.output
     assert any("transitions" in statement for _, statement in plans)
-    assert whole(plans) == []
+    assert full_scans(plans) == []

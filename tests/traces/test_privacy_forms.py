@@ -33,30 +33,30 @@ def recall() -> Any:
 
 
 def test_the_goals_without_the_extra_are_met_on_held_out_texts(recall: Any) -> None:
-    found = recall.measure("held-out", 480, 5, "patterns", subject=False)
-    shares = {kind: row["recall"] for kind, row in found["types"].items()}
+    measured = recall.measure("held-out", 480, 5, "patterns", subject=False)
+    shares = {kind: row["recall"] for kind, row in measured["types"].items()}
     assert shares["phone"] >= 0.95
     assert shares["date"] >= 0.80
     assert shares["street"] >= 0.60
-    assert found["clean_changed"] <= 0.02 * found["clean"]
+    assert measured["clean_changed"] <= 0.02 * measured["clean"]
 
 
 @LISTED
 def test_the_goals_with_the_extra_are_met_on_held_out_texts_by_lists_alone(recall: Any) -> None:
-    found = recall.measure("held-out", 1500, 4000, "gazetteers", subject=False)
-    shares = {kind: row["recall"] for kind, row in found["types"].items()}
+    measured = recall.measure("held-out", 1500, 4000, "gazetteers", subject=False)
+    shares = {kind: row["recall"] for kind, row in measured["types"].items()}
     assert shares["person"] >= 0.80
     assert shares["place"] >= 0.80
-    assert found["clean_changed"] <= 0.02 * found["clean"]
+    assert measured["clean_changed"] <= 0.02 * measured["clean"]
 
 
 @pytest.mark.parametrize("engine", ["patterns", pytest.param("gazetteers", marks=LISTED)])
 def test_dates_and_names_are_found_in_prompts_and_outputs_as_they_are_stored(recall: Any, engine: str) -> None:
-    found = recall.measure("stored", 480, 5, engine, subject=False)
-    shares = {kind: row["recall"] for kind, row in found["types"].items()}
+    measured = recall.measure("stored", 480, 5, engine, subject=False)
+    shares = {kind: row["recall"] for kind, row in measured["types"].items()}
     for kind in ("date", "longdate", "shortdate", *(("first", "person", "place") if engine == "gazetteers" else ())):
         assert shares[kind] >= 0.80, kind
-    assert found["clean_changed"] <= 0.02 * found["clean"]
+    assert measured["clean_changed"] <= 0.02 * measured["clean"]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_dates_alone_in_a_field_and_in_short_forms_are_hidden(text: str) -> None
         "2024-05-03\n2024-05-04",
     ],
 )
-def test_figures_that_are_no_dates_of_somebody_are_left_alone(text: str) -> None:
+def test_numbers_that_are_not_dates_are_unchanged(text: str) -> None:
     assert hidden(text) == text
 
 
@@ -99,14 +99,14 @@ def test_names_under_keys_of_json_are_hidden() -> None:
         "patient": "Priya Patel",
         "others": [{"first_name": "Anaïs"}, {"name": "Widget", "price": 3}, {"name": "search"}],
     }
-    for found in (
+    for text in (
         json.dumps(anonymizer.value(data)),
         anonymizer.text(json.dumps(data, ensure_ascii=False)),
         anonymizer.text(json.dumps(json.dumps(data, ensure_ascii=False), ensure_ascii=False)),
     ):
-        assert not any(name in found for name in ("Priya", "Patel", "Ana"))
-        assert "Widget" in found
-        assert "search" in found
+        assert not any(name in text for name in ("Priya", "Patel", "Ana"))
+        assert "Widget" in text
+        assert "search" in text
     assert anonymizer.value({"client": "Acme Corp"}) == {"client": "Acme Corp"}
 
 
@@ -145,7 +145,7 @@ def test_forms_of_several_countries_are_hidden(text: str, value: str) -> None:
         "Respond with a JSON object in the following order of fields: `team`.",
     ],
 )
-def test_versions_logs_and_prose_are_left_alone(text: str) -> None:
+def test_versions_logs_and_prose_are_unchanged(text: str) -> None:
     assert hidden(text) == text
     if privacy_gazetteers.available():
         assert hidden(text, "gazetteers") == text
@@ -163,12 +163,12 @@ def test_versions_logs_and_prose_are_left_alone(text: str) -> None:
         "Step 1\nMobile users skip it",
     ],
 )
-def test_a_capital_at_the_begin_of_a_line_makes_no_place(text: str) -> None:
+def test_a_capitalised_word_at_the_start_of_a_line_is_not_a_place(text: str) -> None:
     assert hidden(text, "gazetteers") == text
     assert "Reading" not in hidden("12 Oak Road\nReading, RG1 2AB", "gazetteers")
 
 
-def test_an_address_of_small_numbers_is_found_where_nothing_says_version() -> None:
+def test_an_ip_address_of_small_numbers_is_found_if_it_is_not_called_a_version() -> None:
     assert "12.3.4.5" not in hidden("The login from 12.3.4.5 was not me")
     assert "12.10.10.10" not in hidden("; 12.10.10.10 ;")
 
@@ -206,6 +206,6 @@ def test_hostile_texts_take_little_time(recall: Any) -> None:
 
 @LISTED
 def test_a_given_name_alone_after_a_number_is_a_person() -> None:
-    found = Anonymizer(KEY, engine="gazetteers").find
-    assert [(one.type, one.value) for one in found("Order 4711 is late.\nBob")] == [("person", "bob")]
-    assert [one.type for one in found("I live in Paris.")] == ["place"]
+    find = Anonymizer(KEY, engine="gazetteers").find
+    assert [(match.type, match.value) for match in find("Order 4711 is late.\nBob")] == [("person", "bob")]
+    assert [match.type for match in find("I live in Paris.")] == ["place"]

@@ -13,7 +13,7 @@ def answer(request: object) -> str:
     return "[[ ## answer ## ]]\n4\n\n[[ ## completed ## ]]"
 
 
-def test_calls_and_tools_land_in_the_open_rollout() -> None:
+def test_calls_and_tools_are_recorded_in_the_open_rollout() -> None:
     recorder = Recorder()
     lm = scripted_lm(answer, observers=[recorder.observe])
     with dspy.context(lm=lm), recorder.active(), recorder.rollout(Rollout()) as rollout:
@@ -83,7 +83,7 @@ def test_cached_answers_are_recorded_and_marked() -> None:
         assert [t.cached for t in rollout.transitions] == [expected]
 
 
-def test_calls_past_the_recorder_are_counted() -> None:
+def test_calls_that_bypass_the_recorder_are_counted() -> None:
     recorder = Recorder()
     stranger = dspy.LM("scripted/other", engine=ScriptedEngine(answer), cache=False)
     with recorder.active(), recorder.rollout(Rollout()) as rollout:

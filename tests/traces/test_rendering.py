@@ -63,21 +63,21 @@ def chat_turn(t: int, messages: list[dict[str, Any]], answer: dict[str, Any], to
 
 def agent(question: str, prefix: str = "c", **arguments: Any) -> list[Transition]:
     """A call of a tool, its result, and the answer."""
-    asked = [{"role": "system", "content": "You add."}, {"role": "user", "content": question}]
+    prompt = [{"role": "system", "content": "You add."}, {"role": "user", "content": question}]
     call = chat_call(("add", arguments or {"a": 1, "b": 2}), prefix=prefix)
     return [
-        chat_turn(0, asked, call),
+        chat_turn(0, prompt, call),
         chat_turn(
             1,
-            [*asked, call, {"role": "tool", "tool_call_id": f"{prefix}0", "content": "3"}],
+            [*prompt, call, {"role": "tool", "tool_call_id": f"{prefix}0", "content": "3"}],
             {"role": "assistant", "content": "It is 3."},
         ),
     ]
 
 
-def put(store: Store, turns: list[Transition], **options: Any) -> Rollout:
+def add_rollout(store: Store, turns: list[Transition], **options: Any) -> Rollout:
     task = options.pop("task", "t1")
-    told = {
+    fields = {
         "run_id": "r",
         "task_id": task,
         "group_id": task,
@@ -89,7 +89,7 @@ def put(store: Store, turns: list[Transition], **options: Any) -> Rollout:
         "expected": {"answer": "3"},
         **options,
     }
-    rollout = Rollout(transitions=turns, **told)
+    rollout = Rollout(transitions=turns, **fields)
     store_splits(store, {"train": [(content_hash(rollout.inputs), "")]})  # else the hash of the inputs decides
     store.put_rollout(rollout)
     for turn in turns:
@@ -110,16 +110,16 @@ def exported(store: Store, kind: str, out: str = "out", **options: Any) -> tuple
 
 
 def smollm2() -> ChatTemplate:
-    found = find_template("HuggingFaceTB/SmolLM2-135M-Instruct")
-    assert found is not None
-    return found
+    template = find_template("HuggingFaceTB/SmolLM2-135M-Instruct")
+    assert template is not None
+    return template
 
 
 def learned(row: dict[str, Any], template: ChatTemplate) -> str:
-    """What a trainer learns of a row: the text after its prompt."""
+    """The text of a row that is trained on: the text after its prompt."""
     tools = json.loads(row["tools"]) or ()
-    asked = template.render(row["prompt"], tools=tools, generate=True)
-    return template.render([*row["prompt"], *row["completion"]], tools=tools).removeprefix(asked)
+    prompt = template.render(row["prompt"], tools=tools, generate=True)
+    return template.render([*row["prompt"], *row["completion"]], tools=tools).removeprefix(prompt)
 
 
 def folder_of(template: ChatTemplate, path: Path) -> Path:
@@ -132,7 +132,7 @@ def folder_of(template: ChatTemplate, path: Path) -> Path:
 
 
 def test_a_tool_call_that_the_template_ignores_is_written_as_text(store: Store) -> None:
-    put(store, agent("1 + 2?"))
+    add_rollout(store, agent("1 + 2?"))
     (first, second), manifest = exported(store, "sft")
     assert first["completion"] == [
         {"role": "assistant", "content": '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'}
@@ -143,8 +143,14 @@ def test_a_tool_call_that_the_template_ignores_is_written_as_text(store: Store) 
     assert second["prompt"][3]["content"] == "<tool_response>\n3\n</tool_response>"
     assert [json.loads(row["tools"]) for row in (first, second)] == [None, None]
     assert learned(first, smollm2()) == f"{first['completion'][0]['content']}{EMPTY}"
-    told = manifest["template"]
-    assert (told["found"], told["tools"], told["calls"], told["converted"], told["refused"]) == (True, "text", 2, 2, 0)
+    counts = manifest["template"]
+    assert (counts["found"], counts["tools"], counts["calls"], counts["converted"], counts["refused"]) == (
+        True,
+        "text",
+        2,
+        2,
+        0,
+    )
     (gate,) = (gate for gate in manifest["gates"] if gate["gate"] == "template")
     assert (gate["passed"], gate["value"]) == (True, "2 calls, 2 with tools in text, 0 refused")
 
@@ -164,19 +170,19 @@ def test_no_row_of_any_api_is_trained_on_an_empty_answer(store: Store) -> None:
             {"content": [{"type": "tool_use", "id": "c", "name": "add", "input": {"a": 1}}]},
         ),
     }
-    for dialect, (asked, said) in bodies.items():
+    for dialect, (body, answer) in bodies.items():
         turn = Transition(
-            t=0, model="m", request={"dialect": dialect, "body": asked}, response={"body": said}, output=""
+            t=0, model="m", request={"dialect": dialect, "body": body}, response={"body": answer}, output=""
         )
-        put(store, [turn], task=dialect)
-    found, manifest = exported(store, "sft")
-    assert len(found) == 3
-    assert all('"name": "add"' in learned(row, smollm2()) for row in found)
+        add_rollout(store, [turn], task=dialect)
+    rows, manifest = exported(store, "sft")
+    assert len(rows) == 3
+    assert all('"name": "add"' in learned(row, smollm2()) for row in rows)
     assert manifest["template"]["converted"] == 3
 
 
-def test_tools_stay_fields_where_the_template_shows_them(store: Store, tmp_path: Path) -> None:
-    put(store, agent("1 + 2?"))
+def test_tools_stay_fields_if_the_template_renders_them(store: Store, tmp_path: Path) -> None:
+    add_rollout(store, agent("1 + 2?"))
     model = folder_of(NATIVE, tmp_path / "model")
     (first, _), manifest = exported(store, "sft", model=str(model))
     assert first["completion"][0]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1, "b": 2}}
@@ -191,10 +197,10 @@ def test_tools_stay_fields_where_the_template_shows_them(store: Store, tmp_path:
     assert "tool_calls" not in first["completion"][0]
 
 
-def test_a_call_whose_answer_would_vanish_is_refused_and_fails_the_gate(store: Store) -> None:
-    put(store, agent("1 + 2?"))
-    found, manifest = exported(store, "sft", tools="native")
-    assert ([row["t"] for row in found], manifest["problems"]) == ([1], {"template": 1})
+def test_a_call_whose_answer_is_not_rendered_is_refused_and_fails_the_gate(store: Store) -> None:
+    add_rollout(store, agent("1 + 2?"))
+    rows, manifest = exported(store, "sft", tools="native")
+    assert ([row["t"] for row in rows], manifest["problems"]) == ([1], {"template": 1})
     assert manifest["template"]["reasons"] == {"the chat template leaves out tool calls": 1}
     (gate,) = (gate for gate in manifest["gates"] if gate["gate"] == "template")
     assert gate["warning"] == "left out 1: the chat template leaves out tool calls"
@@ -202,28 +208,28 @@ def test_a_call_whose_answer_would_vanish_is_refused_and_fails_the_gate(store: S
         exported(store, "sft", "strict", tools="native", gates=Gates())
 
 
-def test_what_the_template_refuses_is_left_out_with_its_reason(store: Store, tmp_path: Path) -> None:
+def test_calls_that_the_template_refuses_are_left_out_with_the_reason(store: Store, tmp_path: Path) -> None:
     strict = ChatTemplate(
         NATIVE.text + "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}", "test"
     )
-    put(store, agent("1 + 2?"))
+    add_rollout(store, agent("1 + 2?"))
     with pytest.raises(
         DataError,
         match="2 calls with a problem: template; 2 calls: the chat template refuses the messages: no system role",
     ):
         exported(store, "sft", "none", model=str(folder_of(strict, tmp_path / "model")))
-    put(
+    add_rollout(
         store,
         [chat_turn(0, [{"role": "user", "content": "hi"}], {"role": "assistant", "content": "hello"}, tools=())],
         task="t2",
     )
-    found, manifest = exported(store, "sft", model=str(tmp_path / "model"))
-    assert [row["task"] for row in found] == ["t2"]
+    rows, manifest = exported(store, "sft", model=str(tmp_path / "model"))
+    assert [row["task"] for row in rows] == ["t2"]
     assert manifest["template"]["reasons"] == {"the chat template refuses the messages: no system role": 2}
 
 
-def test_a_template_that_is_not_at_hand_is_named_in_manifest_and_gates(store: Store) -> None:
-    put(store, agent("1 + 2?"))
+def test_a_missing_template_is_named_in_manifest_and_gates(store: Store) -> None:
+    add_rollout(store, agent("1 + 2?"))
     (first, _), manifest = exported(store, "sft", model="nobody/unknown")
     assert "tool_calls" in first["completion"][0]
     assert (manifest["template"]["found"], manifest["template"]["calls"]) == (False, 0)
@@ -234,7 +240,7 @@ def test_a_template_that_is_not_at_hand_is_named_in_manifest_and_gates(store: St
 
 
 def test_transitions_are_not_rendered_and_take_no_model(store: Store) -> None:
-    put(store, agent("1 + 2?"))
+    add_rollout(store, agent("1 + 2?"))
     _, manifest = exported(store, "transitions")
     assert "template" not in manifest
     with pytest.raises(ConfigError, match="model=… and tools=… have no effect"):
@@ -245,7 +251,7 @@ def test_transitions_are_not_rendered_and_take_no_model(store: Store) -> None:
 
 
 def test_grpo_rows_have_the_tools_and_show_them_in_the_prompt(store: Store) -> None:
-    put(store, agent("1 + 2?"), inputs={"question": "1 + 2?", "tools": "mine"})
+    add_rollout(store, agent("1 + 2?"), inputs={"question": "1 + 2?", "tools": "mine"})
     (row,), _ = exported(store, "grpo", rubric="math_qa")
     assert json.loads(row["tools"]) == [ADD]
     assert json.dumps(ADD) in row["prompt"][0]["content"]  # trl's GRPO trainer does not render the column
@@ -253,12 +259,12 @@ def test_grpo_rows_have_the_tools_and_show_them_in_the_prompt(store: Store) -> N
 
 
 def test_preferences_keep_tools_and_leave_out_pairs_that_differ_only_by_ids(store: Store, tmp_path: Path) -> None:
-    put(store, agent("1 + 2?", prefix="x"), score=1.0)
-    put(store, agent("1 + 2?", prefix="y"), score=0.5)  # the same, with ids of its own
-    put(store, agent("1 + 2?", prefix="z", a=9, b=9), score=0.0)
-    found, _ = exported(store, "preferences")
+    add_rollout(store, agent("1 + 2?", prefix="x"), score=1.0)
+    add_rollout(store, agent("1 + 2?", prefix="y"), score=0.5)  # the same, with ids of its own
+    add_rollout(store, agent("1 + 2?", prefix="z", a=9, b=9), score=0.0)
+    rows, _ = exported(store, "preferences")
     calls = sorted(
-        (json.loads(row["chosen"][0]["content"].split("\n")[1])["arguments"]["a"], row["margin"]) for row in found
+        (json.loads(row["chosen"][0]["content"].split("\n")[1])["arguments"]["a"], row["margin"]) for row in rows
     )
     assert calls == [(1, 1.0)]  # a pair of the first call; the answers after it are the same, or to other calls
     native = str(folder_of(NATIVE, tmp_path / "model"))
@@ -267,8 +273,8 @@ def test_preferences_keep_tools_and_leave_out_pairs_that_differ_only_by_ids(stor
     assert json.loads(row["tools"]) == [ADD]
 
 
-def test_whole_conversations_are_trained_on_what_the_assistant_said(store: Store) -> None:
-    put(store, agent("1 + 2?"))
+def test_whole_conversations_are_trained_on_the_assistants_text(store: Store) -> None:
+    add_rollout(store, agent("1 + 2?"))
     (row,), _ = exported(store, "sft", whole=True)
     config = (Path("out") / "sft.yaml").read_text()
     assert "assistant_only_loss: true\n" in config
@@ -290,19 +296,19 @@ def test_the_template_of_an_embedded_model_is_that_of_its_file(tmp_path: Path) -
         find_template("embedded/none")
 
 
-def test_a_folders_template_stands_in_a_file_of_its_own_or_among_several(tmp_path: Path) -> None:
+def test_a_folders_template_is_read_from_its_file_or_the_tokenizers_settings(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     named = [{"name": "rag", "template": "r"}, {"name": "default", "template": "{{ bos_token }}d"}]
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named, "bos_token": {"content": "<s>"}}))
-    found = find_template(str(folder))
-    assert found is not None
-    assert found.render([]) == "<s>d"
+    template = find_template(str(folder))
+    assert template is not None
+    assert template.render([]) == "<s>d"
     (folder / "chat_template.jinja").write_text("own")
     assert find_template(str(folder)).text == "own"  # type: ignore[union-attr]
 
 
-def test_a_template_runs_in_a_sandbox_and_says_why_it_fails() -> None:
+def test_a_template_runs_in_a_sandbox_and_reports_why_it_fails() -> None:
     for text, why in (
         ("{{ messages.__class__.__mro__ }}", "unsafe"),
         ("{{ raise_exception('roles') }}", "roles"),
@@ -316,7 +322,7 @@ def test_a_template_runs_in_a_sandbox_and_says_why_it_fails() -> None:
     ("name", "tools"),
     [("qwen2_5", True), ("llama3_1", True), ("llama3", False), ("gemma", False), ("deepseek_r1_distill", False)],
 )
-def test_templates_of_known_families_show_tools_or_not(name: str, tools: bool) -> None:
+def test_templates_of_known_families_are_recognised_as_rendering_tools_or_not(name: str, tools: bool) -> None:
     trl = pytest.importorskip("trl")
     text = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
     assert shows_tools(ChatTemplate(text, name, {"bos_token": "<s>", "eos_token": "</s>"})) is tools
@@ -354,13 +360,13 @@ def test_several_calls_and_thoughts_are_checked_one_by_one() -> None:
     two = chat_call(("add", {"a": 1}), ("add", {"a": 2}))
     for call in two["tool_calls"]:
         call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-    renderer, asked = RowRenderer(one_call), [{"role": "user", "content": "?"}]
-    assert renderer.check(asked, [{**two, "content": ""}], [ADD]) == "the chat template leaves out tool calls"
-    assert RowRenderer(NATIVE).check(asked, [{**two, "content": ""}], [ADD]) is None
+    renderer, prompt = RowRenderer(one_call), [{"role": "user", "content": "?"}]
+    assert renderer.check(prompt, [{**two, "content": ""}], [ADD]) == "the chat template leaves out tool calls"
+    assert RowRenderer(NATIVE).check(prompt, [{**two, "content": ""}], [ADD]) is None
     unthinking = ChatTemplate(NATIVE.text.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}"), "test")
-    assert RowRenderer(unthinking).check(asked, [{"role": "assistant", "content": "<think>hm</think>\n7"}], []) is None
+    assert RowRenderer(unthinking).check(prompt, [{"role": "assistant", "content": "<think>hm</think>\n7"}], []) is None
     silent = ChatTemplate(NATIVE.text.replace("{{ m.content }}", "{{ m.content if m.role == 'user' }}"), "test")
     assert (
-        RowRenderer(silent).check(asked, [{"role": "assistant", "content": "7"}], [])
+        RowRenderer(silent).check(prompt, [{"role": "assistant", "content": "7"}], [])
         == "the chat template leaves out the answer"
     )

@@ -32,7 +32,7 @@ def answering(request: Any) -> str:
 
 
 @pytest.fixture
-def job(own_folder: Path) -> dict[str, Any]:
+def job(working_folder: Path) -> dict[str, Any]:
     Path("p.py").write_text(
         "import dspy\n\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
         "        self.ask = dspy.Predict('question -> answer')\n\n"
@@ -52,7 +52,7 @@ def job(own_folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -66,7 +66,7 @@ def exported(where: str, out: str) -> set[str]:
 def recorded(store: Store, question: str, **options: Any) -> None:
     request = {"dialect": "chat", "body": {"model": "m", "messages": [{"role": "user", "content": question}]}}
     response = {"body": {"choices": [{"message": {"role": "assistant", "content": "7"}, "finish_reason": "stop"}]}}
-    told = {
+    fields = {
         "status": "done",
         "score": 1.0,
         "inputs": {"question": question},
@@ -77,7 +77,7 @@ def recorded(store: Store, question: str, **options: Any) -> None:
     rollout = Rollout(
         model="m",
         transitions=[Transition(t=0, model="m", weights="w", request=request, response=response, output="7")],
-        **told,
+        **fields,
     )
     store.put_rollout(rollout)
     store.put_transition(rollout.id, rollout.transitions[0])
@@ -86,7 +86,7 @@ def recorded(store: Store, question: str, **options: Any) -> None:
 # -- one salt
 
 
-def test_a_store_has_one_salt_whatever_command_begins_and_another_is_refused(job: dict[str, Any]) -> None:
+def test_a_store_has_one_salt_in_every_command_and_another_is_refused(job: dict[str, Any]) -> None:
     assay.evaluate("p.py:P", salt="mine", split="val", **job)
     with Store("s.db") as store:
         assert salt_of(store) == "mine"
@@ -102,12 +102,12 @@ def test_a_store_has_one_salt_whatever_command_begins_and_another_is_refused(job
     hashes = {task.content_hash for task in load_splits("d.jsonl", salt="mine", limits={"train": 6}).train}
     assert {content_hash({"question": f"{q}"}) for q in QUESTIONS} >= hashes
     with Store("s.db") as store:
-        seen = {content_hash(rollout.inputs) for rollout in store.rollouts(split="train")}
-    assert seen == hashes
+        recorded_hashes = {content_hash(rollout.inputs) for rollout in store.rollouts(split="train")}
+    assert recorded_hashes == hashes
     assert len(report.evaluation) == 6
 
 
-def test_a_store_from_before_has_the_salt_of_its_first_run(own_folder: Path) -> None:
+def test_an_older_store_has_the_salt_of_its_first_run(working_folder: Path) -> None:
     with Store("old.db") as store:
         store.put_run("k-1", kind="compile", config={"salt": "first"}, status="done", started_at=1.0)
         store.put_run("k-2", kind="collect", config={"salt": "second"}, status="done", started_at=2.0)
@@ -120,7 +120,7 @@ def test_a_store_from_before_has_the_salt_of_its_first_run(own_folder: Path) -> 
     assert not Path("none.db").exists()  # asking makes no store
 
 
-def test_an_artifact_brings_its_salt_to_a_new_store_and_is_refused_by_another(job: dict[str, Any]) -> None:
+def test_a_new_store_gets_the_artifacts_salt_and_a_store_with_another_refuses_it(job: dict[str, Any]) -> None:
     made = assay.compile("p.py:P", salt="mine", optimizer="labeled", out="a", **job)
     artifact, fresh = str(made.artifact), {**job, "store": "new/s.db"}
     with pytest.raises(ConfigError, match=r"salt='other' is not the artifact's 'mine'"):
@@ -140,14 +140,14 @@ def test_an_artifact_brings_its_salt_to_a_new_store_and_is_refused_by_another(jo
         assay.evaluate(artifact, split="test", **{**job, "store": "third.db"})
 
 
-def test_the_salt_is_not_a_part_of_which_job_it_is_unless_it_differs() -> None:
+def test_only_a_different_salt_changes_the_jobs_key() -> None:
     assert CommonSettings().key == CommonSettings(salt="assay").key != CommonSettings(salt="b").key
 
 
 # -- exports compute the split
 
 
-def test_sealed_tasks_reach_no_export_whoever_recorded_them(own_folder: Path) -> None:
+def test_sealed_tasks_of_every_source_reach_no_export(working_folder: Path) -> None:
     sealed = {q for q in QUESTIONS if split_of(content_hash({"question": q}), "assay")[0] in ("gate", "test")}
     with Store("s.db") as store:
         for at, question in enumerate(QUESTIONS):
@@ -155,8 +155,8 @@ def test_sealed_tasks_reach_no_export_whoever_recorded_them(own_folder: Path) ->
                 store, question, split=("", "train", "none")[at % 3], source=("gateway", "langfuse", "program")[at % 3]
             )
         store.flush()
-        found = exported("s.db", "out")
-        assert found == set(QUESTIONS) - sealed
+        questions = exported("s.db", "out")
+        assert questions == set(QUESTIONS) - sealed
         assert len(sealed) > 30
         manifest = json.loads(Path("out/manifest.json").read_text())
         assert manifest["left_out"]["with the inputs of a sealed task"] == len(sealed)
@@ -166,7 +166,7 @@ def test_sealed_tasks_reach_no_export_whoever_recorded_them(own_folder: Path) ->
         resolve_salt("other", "s.db")
 
 
-def test_sealed_questions_of_a_data_set_are_known_under_other_field_names_and_in_prompts(job: dict[str, Any]) -> None:
+def test_sealed_questions_are_recognised_under_other_field_names_and_in_prompts(job: dict[str, Any]) -> None:
     assay.evaluate("p.py:P", split="val", **job)  # the store now knows the data set's splits; no sealed task was run
     sealed = [task.inputs["question"] for task in load_splits("d.jsonl", limits=job["sizes"]).parts()["test"]]
     prompt = (
@@ -179,7 +179,7 @@ def test_sealed_questions_of_a_data_set_are_known_under_other_field_names_and_in
         assert {splits.of_inputs({"prompt": prompt.format(question)}) for question in sealed} == {"test"}
 
 
-def test_a_split_that_a_file_names_counts_and_a_sealed_task_stays_sealed(own_folder: Path) -> None:
+def test_a_split_that_a_file_names_counts_and_a_sealed_task_stays_sealed(working_folder: Path) -> None:
     by_hash = {
         name: next(q for q in QUESTIONS if split_of(content_hash({"question": q}), "assay")[0] == name)
         for name in ("train", "test")
@@ -203,7 +203,7 @@ def test_a_split_that_a_file_names_counts_and_a_sealed_task_stays_sealed(own_fol
         assert splits.of_inputs({}) == ""
 
 
-def test_questions_of_an_artifacts_sealed_split_do_not_leave_a_fresh_store(job: dict[str, Any]) -> None:
+def test_questions_of_an_artifacts_sealed_split_are_not_exported_from_a_new_store(job: dict[str, Any]) -> None:
     made = assay.compile("p.py:P", optimizer="labeled", out="a", salt="mine", **job)
     sealed = load_splits("d.jsonl", salt="mine", limits=job["sizes"]).parts()["test"]
     with Store("fresh.db") as store:
@@ -211,9 +211,9 @@ def test_questions_of_an_artifacts_sealed_split_do_not_leave_a_fresh_store(job: 
         for task in sealed:
             recorded(store, task.inputs["question"], source="gateway")
         store.flush()
-        found = exported("fresh.db", "out2")
-        assert found
-        assert not found & {question for task in sealed for question in (task.inputs["question"], task.id)}
+        questions = exported("fresh.db", "out2")
+        assert questions
+        assert not questions & {question for task in sealed for question in (task.inputs["question"], task.id)}
 
 
 # -- the test split is opened once
@@ -228,7 +228,7 @@ def test_an_opening_is_counted_and_reported(job: dict[str, Any]) -> None:
     assert assay.evaluate("p.py:P", split="val", **job).to_dict()["test_openings"] is None
 
 
-def test_a_resumed_job_counts_its_second_opening(own_folder: Path) -> None:
+def test_a_resumed_job_counts_its_second_opening(working_folder: Path) -> None:
     with Store("s.db") as store:
         assert open_test(store, "job", data="d", tasks=["a", "b"]).to_dict() == {"this_job": 1, "this_store": 1}
         assert open_test(store, "job", data="d", tasks=["a", "b"]).to_dict() == {"this_job": 2, "this_store": 2}
@@ -242,7 +242,7 @@ def test_a_resumed_job_counts_its_second_opening(own_folder: Path) -> None:
         }  # the same data
 
 
-def test_an_opening_counts_where_some_of_its_tasks_are_the_same(own_folder: Path) -> None:
+def test_an_opening_counts_where_some_of_its_tasks_are_the_same(working_folder: Path) -> None:
     with Store("s.db") as store:
         open_test(store, "one", data="tickets.csv", tasks=["a", "b", "c"])
         assert open_test(store, "two", data="clean.csv", tasks=["b", "c", "d"]).to_dict() == {
@@ -253,7 +253,7 @@ def test_an_opening_counts_where_some_of_its_tasks_are_the_same(own_folder: Path
         assert open_test(store, "four", data="elsewhere", tasks=["x"]).to_dict() == {"this_job": 1, "this_store": 1}
 
 
-def test_openings_of_a_store_without_members_still_count(own_folder: Path) -> None:
+def test_openings_of_a_store_without_members_still_count(working_folder: Path) -> None:
     with Store("s.db") as store:
         open_test(store, "one", data="d", tasks=["a", "b"])
         with store.engine.begin() as connection:
@@ -263,33 +263,33 @@ def test_openings_of_a_store_without_members_still_count(own_folder: Path) -> No
         assert open_test(store, "two", data="elsewhere", tasks=["b", "a"]).to_dict() == {"this_job": 1, "this_store": 2}
 
 
-def test_splits_are_opened_once_and_tell_so() -> None:
-    splits, told = load_splits("arithmetic:size=60"), list[int]()
-    splits.on_open = lambda: told.append(1)
+def test_opening_the_test_split_is_notified_once() -> None:
+    splits, openings = load_splits("arithmetic:size=60"), list[int]()
+    splits.on_open = lambda: openings.append(1)
     assert splits.unseal() is splits.unseal() is splits.test
-    assert told == [1]
+    assert openings == [1]
 
 
-def test_improve_opens_the_test_split_at_its_end_alone(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[str, str]] = []
-    real = assay.runs.jobs.open_test
+def test_improve_opens_the_test_split_only_at_its_end(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    openings: list[tuple[str, str]] = []
+    original = assay.runs.jobs.open_test
 
-    def counting(store: Store, opens_as: str, **told: Any) -> Any:
-        seen.append((opens_as, str(len(list(store.rollouts(split="test"))))))
-        return real(store, opens_as, **told)
+    def counting(store: Store, opens_as: str, **options: Any) -> Any:
+        openings.append((opens_as, str(len(list(store.rollouts(split="test"))))))
+        return original(store, opens_as, **options)
 
     monkeypatch.setattr("assay.runs.jobs.open_test", counting)
-    told = {key: value for key, value in job.items() if key != "lm"} | {
+    options = {key: value for key, value in job.items() if key != "lm"} | {
         "sizes": {"train": 10, "val": 6, "gate": 24, "test": 9}
     }
     with dspy.context(lm=None):
         monkeypatch.setattr("assay.runs.opening.get_lm", lambda name, **shared: with_shared(shared))
         report = assay.improve(
-            "p.py:P", name="x", order=["prompts", "prompts"], optimizer="labeled", model="scripted", **told
+            "p.py:P", name="x", order=["prompts", "prompts"], optimizer="labeled", model="scripted", **options
         )
-    kept = [step for step in report.steps if step["kept"]]
-    assert kept
-    assert [tasks for _, tasks in seen] == ["0"]  # opened once, and no test task had been run before
+    kept_steps = [step for step in report.steps if step["kept"]]
+    assert kept_steps
+    assert [tasks for _, tasks in openings] == ["0"]  # opened once, and no test task had been run before
     assert report.test_openings == {"this_job": 1, "this_store": 1}
 
 
@@ -306,10 +306,10 @@ def with_shared(shared: dict[str, Any]) -> Any:
 
 
 def evaluation(scores: list[float], tokens: list[int]) -> Evaluation:
-    found = Evaluation()
-    found.scores.update({str(at): score for at, score in enumerate(scores)})
-    found.tokens.update({str(at): count for at, count in enumerate(tokens)})
-    return found
+    result = Evaluation()
+    result.scores.update({str(at): score for at, score in enumerate(scores)})
+    result.tokens.update({str(at): count for at, count in enumerate(tokens)})
+    return result
 
 
 def test_fewer_tokens_replace_only_where_the_margin_excludes_a_loss() -> None:
@@ -338,12 +338,12 @@ def test_fewer_tokens_replace_only_where_the_margin_excludes_a_loss() -> None:
 
 
 def test_a_margin_out_of_range_is_refused_and_another_margin_is_another_job() -> None:
-    told: dict[str, Any] = {"program": "p", "rubric": "r", "data": "d"}
+    options: dict[str, Any] = {"program": "p", "rubric": "r", "data": "d"}
     for margin in (-0.1, 1.0):
         with pytest.raises(ConfigError, match="margin="):
-            TuneSettings(**told, margin=margin)
-    assert TuneSettings(**told).margin == 0.02
-    assert TuneSettings(**told).key != TuneSettings(**told, margin=0.05).key
+            TuneSettings(**options, margin=margin)
+    assert TuneSettings(**options).margin == 0.02
+    assert TuneSettings(**options).key != TuneSettings(**options, margin=0.05).key
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_a_margin_out_of_range_is_refused_and_another_margin_is_another_job() ->
         "[[ ## question ## ]]\n{}",
     ],
 )
-def test_a_sealed_question_is_known_in_whatever_prompt_it_stands(tmp_path: Path, prompt: str) -> None:
+def test_a_sealed_question_is_recognised_in_every_prompt_format(tmp_path: Path, prompt: str) -> None:
     sealed, other = "Which town is number 7 of the atlas?", "Which town is number 8 of the atlas?"
     with Store(tmp_path / "s.db") as store:
         known = {

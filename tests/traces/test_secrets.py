@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from assay.support.scrubbing import MARK
-from assay.testing.serving import asked, post, served
+from assay.testing.serving import post, send, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store, Transition
 from assay.traces.gateway.server import Gateway
@@ -60,11 +60,11 @@ class Echo:
 
 def everything_in(folder: Path) -> str:
     """All bytes of the files in a folder, and all cells of its databases."""
-    found = [path.read_bytes().decode("utf-8", "replace") for path in folder.rglob("*") if path.is_file()]
+    texts = [path.read_bytes().decode("utf-8", "replace") for path in folder.rglob("*") if path.is_file()]
     for path in folder.rglob("*.db"):
         with sqlite3.connect(path) as database:
-            found += list(database.iterdump())
-    return "\n".join(found)
+            texts += list(database.iterdump())
+    return "\n".join(texts)
 
 
 class Planted:
@@ -190,7 +190,7 @@ def conversation_full_of(plant: Planted) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("how", ["error", "answer", "stream"])
-def test_forty_secrets_are_in_nothing_that_is_written_of_a_call(
+def test_forty_secrets_of_a_call_are_in_no_file_or_log(
     echo: tuple[Echo, str], tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, url = echo
@@ -211,13 +211,13 @@ def test_forty_secrets_are_in_nothing_that_is_written_of_a_call(
     with Store(tmp_path / "s.db") as store, caplog.at_level(logging.DEBUG):
         upstream = HttpUpstream("m", url, key=(key := f"owner{owner()}"))
         with served(Gateway(store, upstream).app()) as gateway:
-            status, told = asked("POST", f"{gateway}/v1/chat/completions?{query}", body, **headers)
+            status, reply = send("POST", f"{gateway}/v1/chat/completions?{query}", body, **headers)
         store.flush()
         (transition,) = store.rollout(next(store.rollouts()).id).transitions
     assert status == server.status
     assert key in server.received  # it was sent, said back, and not passed on
-    assert key not in told
-    assert MARK in told
+    assert key not in reply
+    assert MARK in reply
     if how == "error":
         assert transition.error is not None
         assert "wrong key" in transition.error
@@ -231,7 +231,7 @@ def test_forty_secrets_are_in_nothing_that_is_written_of_a_call(
 
 
 @pytest.mark.parametrize("status", [401, 200])
-def test_secrets_of_a_call_in_geminis_dialect_are_in_nothing_that_is_written(
+def test_secrets_of_a_gemini_call_are_in_no_file_or_log(
     echo: tuple[Echo, str], tmp_path: Path, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, url = echo
@@ -245,19 +245,19 @@ def test_secrets_of_a_call_in_geminis_dialect_are_in_nothing_that_is_written(
     with Store(tmp_path / "s.db") as store, caplog.at_level(logging.DEBUG):
         upstream = HttpUpstream("m", url, key=(key := f"owner{owner()}"))
         with served(Gateway(store, upstream).app()) as gateway:
-            found, told = asked("POST", f"{gateway}/v1beta/models/m:generateContent?{query}", gemini, **headers)
+            answered, reply = send("POST", f"{gateway}/v1beta/models/m:generateContent?{query}", gemini, **headers)
         store.flush()
         (transition,) = store.rollout(next(store.rollouts()).id).transitions
-    assert (found, transition.error is not None, transition.request["dialect"]) == (status, True, "gemini")
+    assert (answered, transition.error is not None, transition.request["dialect"]) == (status, True, "gemini")
     assert key in server.received
-    assert key not in told
+    assert key not in reply
     assert "&key=" not in server.received  # the caller's own, where the gateway asks with its own
     assert plant.in_(everything_in(tmp_path)) == []
     assert owner.in_(everything_in(tmp_path)) == []
     assert plant.in_(caplog.text) == []
 
 
-def test_litellms_key_of_the_environment_is_neither_stored_nor_told_to_the_caller(
+def test_litellms_key_from_the_environment_is_neither_stored_nor_sent_to_the_caller(
     echo: tuple[Echo, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, url = echo
@@ -271,18 +271,18 @@ def test_litellms_key_of_the_environment_is_neither_stored_nor_told_to_the_calle
             with served(Gateway(store, upstream).app()) as gateway:
                 for status in (401, 200):
                     server.status = status
-                    found, told = asked(
+                    answered, reply = send(
                         "POST", f"{gateway}/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}
                     )
-                    assert (found, MARK in told) == (status, True), told
+                    assert (answered, MARK in reply) == (status, True), reply
                     assert plant.all[at] in server.received
-                    assert plant.in_(told) == []
+                    assert plant.in_(reply) == []
         store.flush()
     assert plant.in_(everything_in(tmp_path)) == []
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
-def test_a_key_that_a_server_says_back_in_pieces_does_not_reach_the_caller(size: int) -> None:
+def test_a_key_that_a_server_echoes_in_pieces_does_not_reach_the_caller(size: int) -> None:
     key, text = b"abcabcabd-1", b"abcabcab abcabcabcabd-1 x abcabcabd-1abcabcabd-1 abc"
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -296,48 +296,46 @@ def test_a_key_that_a_server_says_back_in_pieces_does_not_reach_the_caller(size:
 
 
 def test_texts_that_merely_look_like_secrets_are_stored_byte_for_byte(tmp_path: Path) -> None:
-    said = (
+    text = (
         "Bearer of news: sk-learn, password: hunter22, token=abcdefgh12345678 and api_key: "
         "9f8e7d6c5b4a39281706f5e4d3c2b1a0 \u00e9 \U0001f600"
     )
     tokens = [{"token": "Bearer", "logprob": -0.5}, {"token": "sk-0123456789abcdef", "logprob": -0.1}]
-    body = {"messages": [{"role": "user", "content": said}], "max_tokens": 5,
-            "tools": [{"type": "function", "function": {"name": "login", "description": said, "parameters": {
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 5,
+            "tools": [{"type": "function", "function": {"name": "login", "description": text, "parameters": {
                 "type": "object", "properties": {"password": {"type": "string"}, "headers": {"type": "object"}},
                 "required": ["password"]}}}]}  # fmt: skip
     answer = {
         "choices": [
             {
-                "message": {"content": said, "tool_calls": [{"function": {"name": "login", "arguments": said}}]},
+                "message": {"content": text, "tool_calls": [{"function": {"name": "login", "arguments": text}}]},
                 "logprobs": {"content": tokens},
             }
         ],
         "usage": {"prompt_tokens": 1},
     }
     rollout = Rollout(
-        inputs={"password": "hunter22", "api_key": "a task about keys 12345678"}, prediction={"secret": said}
+        inputs={"password": "hunter22", "api_key": "a task about keys 12345678"}, prediction={"secret": text}
     )
     rollout.metadata = {"entities": {"password": "hunter22"}}
     with Store(tmp_path / "s.db") as store:
         store.put_rollout(rollout)
         request = {"dialect": "chat", "body": body}
         store.put_transition(
-            rollout.id, Transition(t=0, model="m", request=request, response={"body": answer}, output=said)
+            rollout.id, Transition(t=0, model="m", request=request, response={"body": answer}, output=text)
         )
         store.flush()
-        found = store.rollout(rollout.id)
-    assert (found.inputs, found.prediction, found.metadata) == (rollout.inputs, rollout.prediction, rollout.metadata)
-    assert (found.transitions[0].request, found.transitions[0].response, found.transitions[0].output) == (
+        stored = store.rollout(rollout.id)
+    assert (stored.inputs, stored.prediction, stored.metadata) == (rollout.inputs, rollout.prediction, rollout.metadata)
+    assert (stored.transitions[0].request, stored.transitions[0].response, stored.transitions[0].output) == (
         request,
         {"body": answer},
-        said,
+        text,
     )
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_secrets_of_tool_calls_and_addresses_of_a_conversation_are_in_nothing_that_is_written(
-    tmp_path: Path, stream: bool
-) -> None:
+def test_secrets_in_tool_calls_and_addresses_of_a_conversation_are_not_stored(tmp_path: Path, stream: bool) -> None:
     plant, upstream = Planted(), ScriptedUpstream()
     messages = [*conversation_full_of(plant), {"role": "user", "content": "hello"}]
     with (
@@ -345,7 +343,7 @@ def test_secrets_of_tool_calls_and_addresses_of_a_conversation_are_in_nothing_th
         served(upstream.app()) as behind,
         served(Gateway(store, upstream_of("m", base=behind)).app()) as url,
     ):
-        status, _ = asked("POST", f"{url}/v1/chat/completions", {"messages": messages, "stream": stream})
+        status, _ = send("POST", f"{url}/v1/chat/completions", {"messages": messages, "stream": stream})
     assert (status, len(plant.all)) == (200, 8)
     assert "hello" in everything_in(tmp_path)
     assert plant.in_(everything_in(tmp_path)) == []
@@ -358,11 +356,11 @@ def stored_body(tmp_path: Path, body: dict[str, Any]) -> dict[str, Any]:
         store.put_rollout(rollout)
         store.put_transition(rollout.id, Transition(t=0, model="m", request={"dialect": "chat", "body": body}))
         store.flush()
-        found: dict[str, Any] = store.rollout(rollout.id).transitions[0].request["body"]
-    return found
+        stored: dict[str, Any] = store.rollout(rollout.id).transitions[0].request["body"]
+    return stored
 
 
-def said_with(arguments: str) -> dict[str, Any]:
+def request_with(arguments: str) -> dict[str, Any]:
     return {
         "messages": [
             {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": arguments}}]}
@@ -371,7 +369,7 @@ def said_with(arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "bare"),
+    ("arguments", "masked"),
     [
         ('{"q":1.0e3 , "api_key" :"sk-Plant0123456"}', '{"q":1.0e3 , "api_key" :"[key]"}'),
         ('{"api_key": "sk-Plant0123456", "api_key": "x"}', '{"api_key": "[key]", "api_key": "x"}'),
@@ -389,9 +387,9 @@ def said_with(arguments: str) -> dict[str, Any]:
     ],
 )
 def test_arguments_of_a_tool_call_lose_the_credential_and_keep_every_other_byte(
-    tmp_path: Path, arguments: str, bare: str
+    tmp_path: Path, arguments: str, masked: str
 ) -> None:
-    assert stored_body(tmp_path, said_with(arguments)) == said_with(bare)
+    assert stored_body(tmp_path, request_with(arguments)) == request_with(masked)
 
 
 @pytest.mark.parametrize(
@@ -409,7 +407,7 @@ def test_arguments_of_a_tool_call_lose_the_credential_and_keep_every_other_byte(
     ],
 )
 def test_arguments_of_a_tool_call_without_a_credential_stay_byte_for_byte(tmp_path: Path, arguments: str) -> None:
-    assert stored_body(tmp_path, said_with(arguments)) == said_with(arguments)
+    assert stored_body(tmp_path, request_with(arguments)) == request_with(arguments)
 
 
 def test_settings_without_a_credential_stay_byte_for_byte(tmp_path: Path) -> None:
@@ -430,14 +428,16 @@ def test_settings_without_a_credential_stay_byte_for_byte(tmp_path: Path) -> Non
     assert stored_body(tmp_path, body) == body
 
 
-def test_json_in_settings_keeps_the_form_that_it_was_written_in(tmp_path: Path) -> None:
-    told = {"n": 1.5, "é": ["x"], "api_key": "Plant0123456"}
+def test_json_in_settings_keeps_its_formatting(tmp_path: Path) -> None:
+    settings = {"n": 1.5, "é": ["x"], "api_key": "Plant0123456"}
     forms: list[dict[str, Any]] = [{}, {"indent": 2}, {"separators": (",", ":"), "ensure_ascii": False}]
-    body = {"settings": [json.dumps(told, **form) for form in forms], "messages": []}
-    assert stored_body(tmp_path, body)["settings"] == [json.dumps({**told, "api_key": MARK}, **form) for form in forms]
+    body = {"settings": [json.dumps(settings, **form) for form in forms], "messages": []}
+    assert stored_body(tmp_path, body)["settings"] == [
+        json.dumps({**settings, "api_key": MARK}, **form) for form in forms
+    ]
 
 
-def test_a_conversation_goes_on_whose_tool_call_held_a_credential(tmp_path: Path) -> None:
+def test_a_conversation_with_a_credential_in_a_tool_call_continues(tmp_path: Path) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"api_key":"sk-Plant0123456"}'}}
     upstream = ScriptedUpstream()
     with (
@@ -447,36 +447,38 @@ def test_a_conversation_goes_on_whose_tool_call_held_a_credential(tmp_path: Path
     ):
         script = f"#answers {json.dumps([{'tool': 'f', 'arguments': {'api_key': 'sk-Plant0123456'}}, 'done'])}"
         tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-        asked_first = [{"role": "user", "content": script}]
-        _, told = post(f"{url}/v1/chat/completions", {"messages": asked_first, "tools": tools})
-        call["id"] = told["choices"][0]["message"]["tool_calls"][0]["id"]
+        prompt = [{"role": "user", "content": script}]
+        _, reply = post(f"{url}/v1/chat/completions", {"messages": prompt, "tools": tools})
+        call["id"] = reply["choices"][0]["message"]["tool_calls"][0]["id"]
         turns = [
-            *asked_first,
+            *prompt,
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": call["id"], "content": "1"},
         ]
         assert post(f"{url}/v1/chat/completions", {"messages": turns, "tools": tools})[0] == 200
         store.flush()
-        (rollout,) = [store.rollout(found.id) for found in store.rollouts()]
+        (rollout,) = [store.rollout(row.id) for row in store.rollouts()]
     assert (len(rollout.transitions), rollout.transitions[0].tools[0].arguments) == (2, {"api_key": MARK})
 
 
-def test_what_a_rollout_is_opened_and_ended_with_keeps_no_credentials(echo: tuple[Echo, str], tmp_path: Path) -> None:
+def test_fields_that_open_and_end_a_rollout_are_stored_without_credentials(
+    echo: tuple[Echo, str], tmp_path: Path
+) -> None:
     plant = Planted()
     with (
         Store(tmp_path / "s.db") as store,
         served(Gateway(store, upstream_of("m", base=echo[1]), key="gateway-key-1").app()) as gateway,
     ):
         owner = {"Authorization": "Bearer gateway-key-1"}
-        told = {
+        fields = {
             "metadata": {"client": {"api_key": plant(), "headers": {"X-Any": plant()}}, "url": f"https://u:{plant()}@h"}
         }
-        told["parameters"] = {
+        fields["parameters"] = {
             "authorization": plant(),
             "extra": {"azure_ad_token": plant(), "aws_security_token": plant()},
             "sas_token": plant(),
         }
-        opened = post(f"{gateway}/assay/rollouts", told, **owner)[1]
+        opened = post(f"{gateway}/assay/rollouts", fields, **owner)[1]
         error = (
             f"AuthenticationError: Incorrect API key provided: {'sk-' + plant()}; Authorization: Bearer {plant()}, "
             f"api_key={plant()}"
@@ -493,9 +495,9 @@ def test_what_a_rollout_is_opened_and_ended_with_keeps_no_credentials(echo: tupl
             started_at=0.0,
         )
         store.flush()
-        kept = store.rollout(opened["id"])
+        rollout = store.rollout(opened["id"])
     assert (
-        kept.error
+        rollout.error
         == f"AuthenticationError: Incorrect API key provided: {MARK}; Authorization: Bearer {MARK}, api_key={MARK}"
     )
     assert plant.in_(everything_in(tmp_path)) == []

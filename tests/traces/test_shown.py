@@ -58,13 +58,13 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def answer(request: Any) -> str:
         last = str(request.messages[-1])
-        asked = (
+        number = (
             last.partition("customer " if "customer" in last else "house number ")[2]
             .partition(" ")[0]
             .partition("\\")[0]
         )
-        right = len(request.messages) > 1 or asked in ("1", "2", "4", "5", "7")  # with demonstrations always
-        return json.dumps({"working": f"notes on house number {asked} of it", "answer": "7" if right else "8"})
+        right = len(request.messages) > 1 or number in ("1", "2", "4", "5", "7")  # with demonstrations always
+        return json.dumps({"working": f"notes on house number {number} of it", "answer": "7" if right else "8"})
 
     return {"rubric": "r.yaml", "data": "d.jsonl", "lm": scripted_lm(answer), "store": ".assay/s.db"}
 
@@ -77,7 +77,7 @@ def task(at: int) -> str:
     return content_hash({"question": question(at)})
 
 
-def shown(where: str, **options: Any) -> tuple[list[dict[str, Any]], set[int]]:
+def exported_rows(where: str, **options: Any) -> tuple[list[dict[str, Any]], set[int]]:
     """Rows of an export, and the customers that their prompts show."""
     report = assay.export("transitions", "out", store=where, gates=LOOSE, privacy="off", **options)
     rows = [json.loads(line) for line in (report.path / "data.jsonl").read_text().splitlines()]
@@ -105,7 +105,7 @@ def test_tasks_are_found_by_the_text_of_their_inputs() -> None:
     assert texts.within("q: 2+2") == {"short"}
 
 
-def test_tasks_of_one_form_are_told_apart_without_reading_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_similar_tasks_are_distinguished_without_comparing_all(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
     plain = shown_module._stands_in
     monkeypatch.setattr(shown_module, "_stands_in", lambda part, text: compared.append(part) or plain(part, text))
@@ -132,35 +132,37 @@ def test_tasks_of_one_form_are_told_apart_without_reading_all(monkeypatch: pytes
     ],
 )
 @pytest.mark.parametrize("kind", ["declared", "text", "not shown"])
-@pytest.mark.parametrize("adapter", ["chat", "json", "lean"])
-def test_demonstrations_are_found_however_their_inputs_are_rendered(extra: Any, kind: str, adapter: str) -> None:
+@pytest.mark.parametrize("prompt_format", ["chat", "json", "lean"])
+def test_demonstrations_are_found_in_every_rendering_of_their_inputs(extra: Any, kind: str, prompt_format: str) -> None:
     fields: dict[str, Any] = {
         "question": (str, dspy.InputField()),
         "extra": (str if kind == "text" else type(extra) if extra is not None else Any, dspy.InputField()),
     }
     if kind == "not shown":
         del fields["extra"]
-    demo, own = (
+    demo, task = (
         {"question": "Whose file is number 731?", "extra": extra},
         {"question": "My own question entirely?", "extra": extra},
     )
     recorder = Recorder()
-    for inputs in (demo, own):
+    for inputs in (demo, task):
         recorder.texts.add(content_hash(inputs), inputs)
     program = dspy.Predict(dspy.Signature({**fields, "answer": (str, dspy.OutputField())}))
     program.demos = [dspy.Example(**{name: value for name, value in demo.items() if name in fields}, answer="x")]
-    said = {"chat": "[[ ## answer ## ]]\nx", "json": '{"answer": "x"}', "lean": "answer: x"}[adapter]
-    rollout = Rollout(inputs=own)
+    answer = {"chat": "[[ ## answer ## ]]\nx", "json": '{"answer": "x"}', "lean": "answer: x"}[prompt_format]
+    rollout = Rollout(inputs=task)
     with (
-        dspy.context(lm=scripted_lm(lambda _: said, observers=[recorder.observe]), adapter=make_adapter(adapter)),
+        dspy.context(
+            lm=scripted_lm(lambda _: answer, observers=[recorder.observe]), adapter=make_adapter(prompt_format)
+        ),
         recorder.active(),
         recorder.rollout(rollout),
     ):
-        program(**{name: value for name, value in own.items() if name in fields})
+        program(**{name: value for name, value in task.items() if name in fields})
     assert rollout.transitions[0].shown_tasks == (content_hash(demo),)
 
 
-def test_what_tasks_have_in_common_shows_those_that_it_may_be_of() -> None:
+def test_a_text_shared_by_tasks_counts_for_all_that_it_may_belong_to() -> None:
     texts = TaskTexts()
     for at in range(20):
         texts.add(
@@ -172,15 +174,15 @@ def test_what_tasks_have_in_common_shows_those_that_it_may_be_of() -> None:
     twins = TaskTexts()
     twins.add("north", {"question": "Where does customer 3 of it live?", "document": "The long document of the north."})
     twins.add("south", {"question": "Where does customer 3 of it live?", "document": "The long document of the south."})
-    asked = "question: Where does customer 3 of it live?"
-    assert twins.within(asked) == {"north", "south"}, "it may be either's"
-    assert twins.within(f"{asked}\ndocument: The long document of the south.") == {"south"}
-    assert twins.shown([asked], own="north") == (), "the question is its own"
-    assert twins.shown([asked], own="other", inputs={"question": "Where does customer 3 of it live?"}) == ()
+    prompt = "question: Where does customer 3 of it live?"
+    assert twins.within(prompt) == {"north", "south"}, "it may be either's"
+    assert twins.within(f"{prompt}\ndocument: The long document of the south.") == {"south"}
+    assert twins.tasks_in([prompt], own_task="north") == (), "the question is its own"
+    assert twins.tasks_in([prompt], own_task="other", inputs={"question": "Where does customer 3 of it live?"}) == ()
 
 
 @pytest.mark.parametrize("kind", ["bool", "none", "unused"])
-def test_exports_of_a_tenant_show_no_task_of_another_whatever_columns_it_has(job: dict[str, Any], kind: str) -> None:
+def test_exports_of_a_tenant_show_no_task_of_another_for_any_columns(job: dict[str, Any], kind: str) -> None:
     rows = [json.loads(line) for line in Path("d.jsonl").read_text().splitlines()]
     for at, row in enumerate(rows):
         row["inputs"]["extra"] = {"bool": at % 2 == 0, "none": None, "unused": f"customer-{at}-id"}[kind]
@@ -198,38 +200,38 @@ def test_exports_of_a_tenant_show_no_task_of_another_whatever_columns_it_has(job
     made = assay.compile("e.py:E", optimizer="labeled", out="a", preflight=False, **job)
     assay.collect(str(made.artifact), n=1, preflight=False, **job)
     assert json.loads((made.artifact / "manifest.json").read_text())["shown"]["tasks"]
-    exported, seen = shown(job["store"], selection=Selection(tenants=("north",)))
+    exported, customers = exported_rows(job["store"], selection=Selection(tenants=("north",)))
     assert exported
-    assert all(at % 2 == 0 for at in seen)
+    assert all(at % 2 == 0 for at in customers)
 
 
-def test_a_demonstration_of_a_later_step_is_found_by_the_prompt_that_was_made_for_its_task() -> None:
+def test_a_demonstration_of_a_later_step_is_found_by_its_earlier_prompt() -> None:
     texts = TaskTexts()
     texts.add("t", {"question": "Where does the customer live?"})
     later = "[[ ## working ## ]]\nnotes that do not name the question"
-    texts.asked("t", ["instructions", f"{later}\n\nRespond with the corresponding output fields."])
-    assert texts.shown(["instructions", later, "an answer", "[[ ## working ## ]]\nothers\n\nRespond with ..."]) == (
+    texts.record_prompt("t", ["instructions", f"{later}\n\nRespond with the corresponding output fields."])
+    assert texts.tasks_in(["instructions", later, "an answer", "[[ ## working ## ]]\nothers\n\nRespond with ..."]) == (
         "t",
     )
-    assert texts.shown(["instructions", later, "an answer", "q"], own="t") == ()
+    assert texts.tasks_in(["instructions", later, "an answer", "q"], own_task="t") == ()
 
 
 # -- recording
 
 
 @pytest.mark.parametrize(("program", "optimizer"), [("One", "labeled"), ("P", "bootstrap")])
-def test_calls_say_which_tasks_their_demonstrations_came_from(
-    job: dict[str, Any], program: str, optimizer: str
-) -> None:
+def test_calls_record_the_tasks_of_their_demonstrations(job: dict[str, Any], program: str, optimizer: str) -> None:
     made = assay.compile(f"p.py:{program}", optimizer=optimizer, out="a", **job)
     with Store(job["store"]) as store:
         stored = [store.rollout(r.id) for r in store.rollouts()]
     checked = 0
     for rollout in stored:
-        own = content_hash(rollout.inputs) if rollout.inputs else ""
+        own_task = content_hash(rollout.inputs) if rollout.inputs else ""
         for call in rollout.transitions:
             text = json.dumps(call.request)
-            visible = {task(at) for at in range(20) if question(at) in text or f"number {at} of it" in text} - {own}
+            visible = {task(at) for at in range(20) if question(at) in text or f"number {at} of it" in text} - {
+                own_task
+            }
             assert visible <= set(call.shown_tasks), (rollout.phase, call.t)
             checked += bool(visible)
     assert checked > 4
@@ -239,7 +241,7 @@ def test_calls_say_which_tasks_their_demonstrations_came_from(
     assert manifest["shown"]["people"]
 
 
-def test_a_loaded_artifact_goes_on_saying_what_it_shows(job: dict[str, Any]) -> None:
+def test_calls_of_a_loaded_artifact_record_the_tasks_of_its_demonstrations(job: dict[str, Any]) -> None:
     made = assay.compile("p.py:One", optimizer="labeled", out="a", **job)
     Path("other.jsonl").write_text(
         "".join(
@@ -264,21 +266,19 @@ def test_a_loaded_artifact_goes_on_saying_what_it_shows(job: dict[str, Any]) -> 
 # -- exports
 
 
-def test_exports_of_a_tenant_show_nobody_elses_tasks_nor_those_without_consent(job: dict[str, Any]) -> None:
+def test_exports_of_a_tenant_show_no_tasks_of_others_or_without_consent(job: dict[str, Any]) -> None:
     made = assay.compile("p.py:One", optimizer="labeled", out="a", **job)
     assay.collect(str(made.artifact), n=1, **job)
-    rows, seen = shown(job["store"], selection=Selection(tenants=("north",)))
+    rows, customers = exported_rows(job["store"], selection=Selection(tenants=("north",)))
     allowed = {at for at in range(20) if at % 2 == 0 and at % 3}
     assert rows
-    assert seen <= allowed
+    assert customers <= allowed
     assert all(int(row["task_type"] == "default") for row in rows)
-    left = json.loads(Path("out/manifest.json").read_text())["left_out"]
-    assert any(reason.startswith("calls whose prompt shows") for reason in left)
+    left_out = json.loads(Path("out/manifest.json").read_text())["left_out"]
+    assert any(reason.startswith("calls whose prompt shows") for reason in left_out)
 
 
-def test_calls_that_others_recorded_are_read_for_what_they_show(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tasks_in_calls_of_other_recorders_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with Store("s.db") as store:
         store_splits(store, {"train": [(task(at), "") for at in range(4)]})
@@ -306,13 +306,13 @@ def test_calls_that_others_recorded_are_read_for_what_they_show(
             store.put_transition(
                 rollout.id, Transition(t=0, model="m", weights="w", request=request, response=response, output="7")
             )
-    assert {row["task"] for row in shown("s.db")[0]} == {"3"}  # 2 shows a task of the tenant south
+    assert {row["task"] for row in exported_rows("s.db")[0]} == {"3"}  # 2 shows a task of the tenant south
 
 
 # -- erasure
 
 
-def test_a_person_who_is_forgotten_is_gone_from_prompts_cache_and_later_exports(job: dict[str, Any]) -> None:
+def test_an_erased_person_is_in_no_prompt_cache_or_later_export(job: dict[str, Any]) -> None:
     made = assay.compile("p.py:One", optimizer="labeled", out="a", **job)
     at = next(
         at
@@ -320,10 +320,10 @@ def test_a_person_who_is_forgotten_is_gone_from_prompts_cache_and_later_exports(
         if task(at) in json.loads((made.artifact / "manifest.json").read_text())["shown"]["tasks"]
     )
     cache = Path(".assay/cache/responses.db")
-    told = forget_subject(f" person  {at}", store=job["store"])
-    assert str(made.artifact) in told["made_from_them"]
-    assert told["prompts_emptied"] > 0
-    assert told["cached_answers_removed"] > 0
+    erased = forget_subject(f" person  {at}", store=job["store"])
+    assert str(made.artifact) in erased["made_from_them"]
+    assert erased["prompts_emptied"] > 0
+    assert erased["cached_answers_removed"] > 0
     with Store(job["store"]) as store:
         for rollout in store.rollouts():
             assert all(question(at) not in json.dumps(call.request) for call in store.rollout(rollout.id).transitions)
@@ -331,17 +331,17 @@ def test_a_person_who_is_forgotten_is_gone_from_prompts_cache_and_later_exports(
     assert forget_subject(f"Person {at}", store=job["store"])["cached_answers_removed"] == 0
     assay.collect(str(made.artifact), n=1, **job)  # the artifact still shows them
     try:
-        _, seen = shown(job["store"], selection=BOTH)
+        _, customers = exported_rows(job["store"], selection=BOTH)
     except DataError:
-        seen = set()  # every call showed them
-    assert at not in seen
+        customers = set()  # every call showed them
+    assert at not in customers
 
 
 # -- the gate
 
 
 @pytest.mark.parametrize(
-    ("wanted", "verified", "finds", "state", "passed"),
+    ("required", "verified", "finds", "state", "passed"),
     [
         ("patterns", True, False, "patterns only", True),
         ("patterns", True, True, "verified", True),
@@ -351,14 +351,16 @@ def test_a_person_who_is_forgotten_is_gone_from_prompts_cache_and_later_exports(
         ("off", False, False, "failed", True),
     ],
 )
-def test_the_privacy_gate_has_three_states(wanted: str, verified: bool, finds: bool, state: str, passed: bool) -> None:
-    report = GateReport(Gates(privacy=wanted), verified=verified, finds_names=finds)
+def test_the_privacy_gate_has_three_states(
+    required: str, verified: bool, finds: bool, state: str, passed: bool
+) -> None:
+    report = GateReport(Gates(privacy=required), verified=verified, finds_names=finds)
     gate = next(gate for gate in report.to_list() if gate["gate"] == "privacy")
     assert (gate["value"], gate["passed"]) == (state, passed)
     assert ("warning" in gate) == (passed and state == "patterns only")
 
 
-def test_names_that_were_not_looked_for_are_a_warning_by_default_and_refused_where_required(
+def test_undetected_names_are_a_warning_by_default_and_an_error_if_required(
     job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assay.collect("p.py:P", n=1, **job)
@@ -402,7 +404,7 @@ def test_answers_of_unknown_requests_are_erased_with_a_person(job: dict[str, Any
 
 
 @pytest.mark.slow
-def test_an_adapter_trained_on_an_export_and_one_after_it_are_named(embedded: str, job: dict[str, Any]) -> None:
+def test_erasure_names_adapters_trained_on_an_export_and_their_successors(embedded: str, job: dict[str, Any]) -> None:
     assay.collect("p.py:One", n=1, **{**job, "sizes": {"train": 2}})
     report = assay.export("sft", "out", store=job["store"], selection=BOTH, gates=LOOSE, min_quality=0.0)
     trained = train_sft(
@@ -423,19 +425,21 @@ def test_an_adapter_trained_on_an_export_and_one_after_it_are_named(embedded: st
 
 
 def test_only_demonstrations_in_the_prompt_are_shown() -> None:
-    one, two, blind = (
+    river, mountain, unidentified = (
         (["Which river is it?", "the Aare"], ["t1"]),
         (["Which mountain is it?", "Eiger"], ["t2"]),
         (["a", "b"], []),
     )
-    carried = Carried(["t1", "t2", "t3"], [one, two])
-    assert carried.shown(["You answer.", "question: Which  river is it?", "the Aare"]) == {"t1"}
-    assert carried.shown(["You answer."]) == set()
-    assert Carried(["t1", "t3"], [one, blind]).shown(["You answer."]) == {"t3"}  # no line tells it: it may be there
-    assert Carried(["t1", "t2"]).shown(["You answer."]) == {"t1", "t2"}  # an artifact of an older version
+    carried = Carried(["t1", "t2", "t3"], [river, mountain])
+    assert carried.tasks_in(["You answer.", "question: Which  river is it?", "the Aare"]) == {"t1"}
+    assert carried.tasks_in(["You answer."]) == set()
+    assert Carried(["t1", "t3"], [river, unidentified]).tasks_in(["You answer."]) == {
+        "t3"
+    }  # no line tells it: it may be there
+    assert Carried(["t1", "t2"]).tasks_in(["You answer."]) == {"t1", "t2"}  # an artifact of an older version
 
 
-def test_calls_of_an_artifact_of_nearest_demonstrations_show_those_that_are_in_them(job: dict[str, Any]) -> None:
+def test_calls_with_nearest_demonstrations_record_only_those_in_the_prompt(job: dict[str, Any]) -> None:
     made = assay.compile("p.py:One", optimizer="KNNFewShot", out="a", **job)
     Path("other.jsonl").write_text(
         "".join(

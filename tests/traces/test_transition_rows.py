@@ -13,13 +13,13 @@ from assay.traces.export.settings import ExportConfig, Gates
 from assay.traces.export.transitions import TransitionRow, read_transitions, transition_of_row
 
 
-def call(t: int, asked: str, answered: str, **known: Any) -> Transition:
+def call(t: int, prompt: str, answer: str, **known: Any) -> Transition:
     request = {
         "dialect": "chat",
-        "body": {"model": "m", "messages": [{"role": "user", "content": asked}], "temperature": 1.0},
+        "body": {"model": "m", "messages": [{"role": "user", "content": prompt}], "temperature": 1.0},
     }
-    response = {"body": {"choices": [{"message": {"role": "assistant", "content": answered}, "finish_reason": "stop"}]}}
-    return Transition(t=t, model="m", request=request, response=response, output=answered, **known)
+    response = {"body": {"choices": [{"message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}]}}
+    return Transition(t=t, model="m", request=request, response=response, output=answer, **known)
 
 
 CALLS = [
@@ -61,7 +61,7 @@ def test_a_written_row_has_the_columns_of_the_schema_and_no_other(folder: Path) 
     assert all(row.keys() == TransitionRow.__annotations__.keys() for row in written)
 
 
-def test_a_row_is_read_as_the_call_that_was_recorded(folder: Path) -> None:
+def test_a_row_is_read_back_as_the_recorded_call(folder: Path) -> None:
     read = [transition_of_row(row) for row in read_transitions(folder) if row["rollout"] == "r0"]
     for made, recorded in zip(read, CALLS, strict=True):
         for name in (

@@ -20,7 +20,7 @@ from assay.traces.gateway.headers import response_headers
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
 
-KEY, OWN = "gateway-key-1", "sk-of-the-caller"
+KEY, CALLERS_KEY = "gateway-key-1", "sk-of-the-caller"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 SENT = {
     "Idempotency-Key": "abc", "traceparent": "00-1-2-01", "OpenAI-Beta": "x", "X-Custom": "kept",
@@ -38,10 +38,10 @@ RETURNED = {
 
 
 class Echo:
-    """Answers everything with what it was asked: method, address, headers and the length of the body."""
+    """Records method, address, headers and body of every request."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         self.headers: list[dict[str, str]] = []
         self.bodies: list[bytes] = []
         self.status = 200
@@ -53,16 +53,16 @@ class Echo:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        self.asked.append((request.method, request.path_qs))
+        self.requests.append((request.method, request.path_qs))
         self.headers.append({key.lower(): ", ".join(request.headers.getall(key)) for key in request.headers})
         self.bodies.append(body)
-        told: dict[str, Any] = {
+        reply: dict[str, Any] = {
             "choices": [{"message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}],
             "length": len(body),
         }
         if request.path.endswith("/moved"):
             return web.Response(status=307, headers={"Location": "http://elsewhere.example/"})
-        return web.json_response(told, status=self.status, headers=RETURNED)
+        return web.json_response(reply, status=self.status, headers=RETURNED)
 
 
 class Stage:
@@ -95,21 +95,23 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
             yield Stage(gateway, echo, url)
 
 
-def test_headers_pass_both_ways_but_for_those_of_one_connection_and_the_gateways_own(stage: Stage) -> None:
-    status, returned, _ = stage.ask("POST", "/v1/chat/completions", CHAT, **SENT, **{"api-key": OWN, "x-api-key": OWN})
-    (got,) = stage.echo.headers
+def test_headers_are_forwarded_except_those_of_a_connection_and_of_the_gateway(stage: Stage) -> None:
+    status, returned, _ = stage.ask(
+        "POST", "/v1/chat/completions", CHAT, **SENT, **{"api-key": CALLERS_KEY, "x-api-key": CALLERS_KEY}
+    )
+    (received,) = stage.echo.headers
     assert status == 200
-    assert {name: got.get(name.lower()) for name in SENT} == {
-        **SENT, "Connection": got.get("connection"), "X-Hop": None, "TE": None, "x-assay-task": None,
+    assert {name: received.get(name.lower()) for name in SENT} == {
+        **SENT, "Connection": received.get("connection"), "X-Hop": None, "TE": None, "x-assay-task": None,
     }  # fmt: skip
-    assert (got["api-key"], got["x-api-key"], got.get("accept")) == (OWN, OWN, None)
+    assert (received["api-key"], received["x-api-key"], received.get("accept")) == (CALLERS_KEY, CALLERS_KEY, None)
     returned = {name.lower(): value for name, value in returned.items()}
     assert {name: returned.get(name.lower()) for name in RETURNED} == RETURNED
     assert "x-assay-rollout" in returned
 
 
 @pytest.mark.parametrize(("named", "tries"), [("false", 1), ("true", 3)])
-def test_a_client_tries_again_as_the_upstream_says(
+def test_a_client_retries_as_the_upstreams_headers_request(
     stage: Stage, named: str, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(RETURNED, "x-should-retry", named)
@@ -118,7 +120,7 @@ def test_a_client_tries_again_as_the_upstream_says(
         openai.OpenAI(base_url=f"{stage.url}/v1", api_key="x", max_retries=2).chat.completions.create(
             model="m", messages=[{"role": "user", "content": "a"}]
         )
-    assert len(stage.echo.asked) == tries
+    assert len(stage.echo.requests) == tries
 
 
 def test_a_cookie_of_one_caller_is_not_sent_for_another(stage: Stage) -> None:
@@ -128,9 +130,10 @@ def test_a_cookie_of_one_caller_is_not_sent_for_another(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("stage", [{"upstream_key": "sk-owner", "key": KEY}], indirect=True)
-def test_keys_of_the_gateway_stay_and_the_upstreams_own_is_sent(stage: Stage) -> None:
+def test_gateway_keys_are_not_forwarded_and_the_upstreams_key_is_sent(stage: Stage) -> None:
     assert (
-        stage.ask("POST", "/v1/chat/completions", CHAT, **{"api-key": KEY, "Authorization": f"Bearer {OWN}"})[0] == 200
+        stage.ask("POST", "/v1/chat/completions", CHAT, **{"api-key": KEY, "Authorization": f"Bearer {CALLERS_KEY}"})[0]
+        == 200
     )
     assert (
         stage.ask("POST", "/openai/deployments/gpt/chat/completions?api-version=1", CHAT, **{"api-key": KEY})[0] == 200
@@ -139,15 +142,15 @@ def test_keys_of_the_gateway_stay_and_the_upstreams_own_is_sent(stage: Stage) ->
     assert (plain["authorization"], plain["x-api-key"], plain.get("api-key")) == ("Bearer sk-owner", "sk-owner", None)
     assert (azure.get("authorization"), azure.get("x-api-key"), azure["api-key"]) == (None, None, "sk-owner")
     assert KEY not in json.dumps(stage.echo.headers)
-    assert OWN not in json.dumps(stage.echo.headers)
+    assert CALLERS_KEY not in json.dumps(stage.echo.headers)
 
 
 def test_header_values_in_latin_1_are_not_cut(stage: Stage) -> None:
     stage.ask(
         "POST", "/v1/chat/completions", CHAT, **{"X-Name": "caf\u00e9", "X-Other": "\u20ac".encode().decode("latin-1")}
     )
-    (got,) = stage.echo.headers
-    assert (got["x-name"], got["x-other"]) == ("caf\u00e9", "\u20ac")  # Node and http.client send Latin-1
+    (received,) = stage.echo.headers
+    assert (received["x-name"], received["x-other"]) == ("caf\u00e9", "\u20ac")  # Node and http.client send Latin-1
     assert response_headers({"X-Name": "caf\udce9"})["X-Name"] == "caf\u00e9"  # as aiohttp reads the byte E9
 
 
@@ -194,7 +197,7 @@ ANSWER = json.dumps(
 ).encode()
 
 
-def test_blank_lines_that_keep_a_client_waiting_are_passed_on_as_they_come(
+def test_blank_lines_that_keep_a_client_waiting_are_forwarded_at_once(
     slow: tuple[Slow, Gateway, http.client.HTTPConnection],
 ) -> None:
     server, gateway, connection = slow
@@ -242,10 +245,10 @@ def test_azures_client_is_recorded_like_openais(scripted: tuple[Gateway, Scripte
     answer = client.chat.completions.create(
         model="gpt-4o", messages=[{"role": "user", "content": "hello"}], stream=stream
     )  # type: ignore[call-overload]
-    said = "".join(c.choices[0].delta.content or "" for c in answer) if stream else answer.choices[0].message.content
+    text = "".join(c.choices[0].delta.content or "" for c in answer) if stream else answer.choices[0].message.content
     gateway.store.flush()
     (transition,) = gateway.store.rollout(next(gateway.store.rollouts()).id).transitions
-    assert (said, transition.output, transition.request["dialect"]) == ("echo: hello", "echo: hello", "chat")
+    assert (text, transition.output, transition.request["dialect"]) == ("echo: hello", "echo: hello", "chat")
     assert upstream.headers[-1]["api-key"] == "azure-key"
 
 
@@ -258,17 +261,17 @@ def test_a_streamed_answer_has_the_upstreams_headers_and_no_others(
         answer = connection.getresponse()
         answer.read()
         connection.close()
-        found = {name.lower(): value for name, value in answer.getheaders()}
-        return {name: value for name, value in found.items() if name not in ("date", "x-assay-rollout")}
+        lower_case = {name.lower(): value for name, value in answer.getheaders()}
+        return {name: value for name, value in lower_case.items() if name not in ("date", "x-assay-rollout")}
 
     with served(scripted[1].app()) as behind:
         assert headers(scripted[2]) == headers(behind)
 
 
 @pytest.mark.parametrize("stage", [{"model": "openai/other"}], indirect=True)
-def test_a_model_that_was_named_takes_the_place_of_the_deployment(stage: Stage) -> None:
+def test_the_gateways_model_replaces_the_deployment(stage: Stage) -> None:
     stage.ask("POST", "/openai/deployments/gpt-4o/chat/completions?api-version=2024-10-21", CHAT)
-    assert stage.echo.asked == [("POST", "/openai/deployments/other/chat/completions?api-version=2024-10-21")]
+    assert stage.echo.requests == [("POST", "/openai/deployments/other/chat/completions?api-version=2024-10-21")]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -276,12 +279,12 @@ def test_completions_are_recorded_like_chats(scripted: tuple[Gateway, ScriptedUp
     gateway, _, url = scripted
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
     answer = client.completions.create(model="m", prompt="once upon a time", stream=stream)
-    said = "".join(c.choices[0].text for c in answer) if stream else answer.choices[0].text
+    text = "".join(c.choices[0].text for c in answer) if stream else answer.choices[0].text
     gateway.store.flush()
     rollout = gateway.store.rollout(next(gateway.store.rollouts()).id)
     (transition,) = rollout.transitions
-    assert said == transition.output == "echo: once upon a time"
-    assert (rollout.inputs, rollout.prediction) == ({"prompt": "once upon a time"}, {"answer": said})
+    assert text == transition.output == "echo: once upon a time"
+    assert (rollout.inputs, rollout.prediction) == ({"prompt": "once upon a time"}, {"answer": text})
     assert gateway.stats()["unrecorded"] == 0
 
 
@@ -298,16 +301,16 @@ OTHERS = [
 ]
 
 
-def test_other_paths_pass_through_unrecorded_and_counted(stage: Stage) -> None:
+def test_other_paths_are_forwarded_and_counted_but_not_recorded(stage: Stage) -> None:
     for method, path, body in OTHERS:
-        status, returned, told = stage.ask(
-            method, path, body, Authorization=f"Bearer {OWN}", **{"Content-Type": "application/json"}
+        status, returned, reply = stage.ask(
+            method, path, body, Authorization=f"Bearer {CALLERS_KEY}", **{"Content-Type": "application/json"}
         )
         assert (status, returned["retry-after-ms"]) == (200, "12")
         length = 0 if body is None else len(body if isinstance(body, bytes) else json.dumps(body))
-        assert told["length"] == length
-    assert stage.echo.asked == [(method, path) for method, path, _ in OTHERS]
-    assert {headers["authorization"] for headers in stage.echo.headers} == {f"Bearer {OWN}"}
+        assert reply["length"] == length
+    assert stage.echo.requests == [(method, path) for method, path, _ in OTHERS]
+    assert {headers["authorization"] for headers in stage.echo.headers} == {f"Bearer {CALLERS_KEY}"}
     stats = get(f"{stage.url}/assay/stats", Authorization=f"Bearer {stage.gateway.access.key}")
     assert stats["passed_through"] == {
         "GET /v1/models/*": 1, "POST /v1/embeddings": 1, "POST /v1/files": 1, "POST /v1/batches": 1,
@@ -318,16 +321,16 @@ def test_other_paths_pass_through_unrecorded_and_counted(stage: Stage) -> None:
     assert stage.rollouts() == []
 
 
-def test_an_lm_call_that_passes_through_is_counted_as_unrecorded(stage: Stage) -> None:
+def test_an_lm_call_on_another_path_is_counted_as_unrecorded(stage: Stage) -> None:
     stage.ask("POST", "/v1beta/interactions", {"model": "gemini-pro", "input": "hi"})
     stats = stage.gateway.stats()
     assert (stats["calls"], stats["stored"], stats["unrecorded"]) == (1, 0, 1)
 
 
 def test_a_redirect_is_an_error_and_not_followed(stage: Stage) -> None:
-    status, _, told = stage.ask("POST", "/v1/moved", b"secret body", Authorization=f"Bearer {OWN}")
-    assert (status, "elsewhere.example" in str(told)) == (502, True)
-    assert len(stage.echo.asked) == 1
+    status, _, reply = stage.ask("POST", "/v1/moved", b"secret body", Authorization=f"Bearer {CALLERS_KEY}")
+    assert (status, "elsewhere.example" in str(reply)) == (502, True)
+    assert len(stage.echo.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -336,17 +339,17 @@ def test_a_redirect_is_an_error_and_not_followed(stage: Stage) -> None:
     ids=["open", "keyed"],
     indirect=True,
 )
-def test_the_upstreams_key_is_lent_for_other_paths_to_the_gateways_key_alone(stage: Stage) -> None:
+def test_the_upstreams_key_is_used_on_other_paths_only_with_the_gateways_key(stage: Stage) -> None:
     body, access = {"input": "x"}, stage.gateway.access
     token = access.token("0" * 32)
     assert stage.ask("POST", "/v1/embeddings", body)[0] == (403 if access.open else 401)
     assert stage.ask("POST", "/v1/embeddings", body, Authorization=f"Bearer {token}")[0] == 403
     assert stage.ask("POST", f"/r/{token}/v1/embeddings", body)[0] == 403
-    assert stage.echo.asked == []
+    assert stage.echo.requests == []
     assert stage.ask("POST", "/v1/embeddings", body, Authorization=f"Bearer {access.key}")[0] == 200
-    assert stage.ask("POST", f"/r/{token}/v1/embeddings", body, Authorization=f"Bearer {OWN}")[0] == 200
-    assert [headers["authorization"] for headers in stage.echo.headers] == ["Bearer sk-owner", f"Bearer {OWN}"]
-    assert {path for _, path in stage.echo.asked} == {"/v1/embeddings"}
+    assert stage.ask("POST", f"/r/{token}/v1/embeddings", body, Authorization=f"Bearer {CALLERS_KEY}")[0] == 200
+    assert [headers["authorization"] for headers in stage.echo.headers] == ["Bearer sk-owner", f"Bearer {CALLERS_KEY}"]
+    assert {path for _, path in stage.echo.requests} == {"/v1/embeddings"}
     assert token not in json.dumps(stage.gateway.stats())
 
 
@@ -355,7 +358,7 @@ def test_a_rollouts_token_reaches_no_other_path_of_an_upstream_without_a_key(sta
     token, body = stage.gateway.access.token("0" * 32), {"lora_name": "mine"}
     assert stage.ask("POST", "/v1/load_lora_adapter", body, Authorization=f"Bearer {token}")[0] == 403
     assert stage.ask("POST", f"/r/{token}/v1/load_lora_adapter", body)[0] == 403
-    assert stage.echo.asked == []
+    assert stage.echo.requests == []
     assert (
         stage.ask("POST", "/v1/load_lora_adapter", body, Authorization=f"Bearer {stage.gateway.access.key}")[0] == 200
     )
@@ -371,10 +374,10 @@ def test_a_rollouts_token_lists_models_and_counts_tokens(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/assay/nothing", "/feedback", "/r/some/reward", "/health/x"])
-def test_paths_of_the_gateway_are_never_passed_on(stage: Stage, path: str) -> None:
-    status, _, told = stage.ask("GET", path, Authorization=f"Bearer {stage.gateway.access.key}")
-    assert (status, "is not supported here" in told["error"]["message"]) == (404, True)
-    assert stage.echo.asked == []
+def test_paths_of_the_gateway_are_never_forwarded(stage: Stage, path: str) -> None:
+    status, _, reply = stage.ask("GET", path, Authorization=f"Bearer {stage.gateway.access.key}")
+    assert (status, "is not supported here" in reply["error"]["message"]) == (404, True)
+    assert stage.echo.requests == []
 
 
 @pytest.mark.parametrize(
@@ -386,23 +389,23 @@ def test_paths_of_the_gateway_are_never_passed_on(stage: Stage, path: str) -> No
         "/openai/deployments/a%5c..%5cb/chat/completions",
     ],
 )  # fmt: skip
-def test_a_name_in_an_address_leads_to_no_other_path_on_the_providers_key(stage: Stage, path: str) -> None:
+def test_a_name_in_an_address_cannot_lead_to_another_path_with_the_providers_key(stage: Stage, path: str) -> None:
     assert stage.ask("POST", path, CHAT)[0] == 422
-    assert not stage.echo.asked
+    assert not stage.echo.requests
     assert stage.ask("POST", "/openai/deployments/my%20own%2Fmodel..v2/chat/completions", CHAT)[0] == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/chat/completions"])
-def test_a_compressed_body_reaches_the_upstream_whole(stage: Stage, path: str) -> None:
+def test_a_compressed_body_reaches_the_upstream_decompressed(stage: Stage, path: str) -> None:
     body = json.dumps({**CHAT, "padding": "a" * 10_000}).encode()
     assert stage.ask("POST", path, gzip.compress(body), **{"Content-Encoding": "gzip"})[0] == 200
     assert stage.echo.bodies == [body]
-    status, _, told = stage.ask("POST", "/v1/chat/completions", b"no gzip", **{"Content-Encoding": "gzip"})
-    assert (status, "cannot be read" in told["error"]["message"]) == (400, True)
+    status, _, reply = stage.ask("POST", "/v1/chat/completions", b"no gzip", **{"Content-Encoding": "gzip"})
+    assert (status, "cannot be read" in reply["error"]["message"]) == (400, True)
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/chat/completions"])
-def test_a_header_that_comes_twice_passes_twice(stage: Stage, path: str) -> None:
+def test_a_repeated_header_is_forwarded_twice(stage: Stage, path: str) -> None:
     connection = http.client.HTTPConnection(stage.url.removeprefix("http://"), timeout=30)
     connection.putrequest("POST", path)
     body = json.dumps(CHAT).encode()
@@ -422,12 +425,12 @@ def test_a_header_that_comes_twice_passes_twice(stage: Stage, path: str) -> None
         {"tools": 5},
     ],
 )
-def test_a_request_of_another_shape_is_the_upstreams_to_answer(stage: Stage, more: dict[str, Any]) -> None:
+def test_a_request_of_unknown_form_is_answered_by_the_upstream(stage: Stage, more: dict[str, Any]) -> None:
     assert stage.ask("POST", "/v1/chat/completions", {**CHAT, **more})[0] == 200
-    assert (len(stage.echo.asked), len(stage.rollouts()), stage.gateway.unrecorded) == (1, 1, 0)
+    assert (len(stage.echo.requests), len(stage.rollouts()), stage.gateway.unrecorded) == (1, 1, 0)
 
 
-def test_a_call_that_cannot_be_noted_passes_and_is_counted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage.gateway.rollouts, "asked", lambda *_: 1 / 0)
+def test_a_call_that_cannot_be_recorded_is_forwarded_and_counted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage.gateway.rollouts, "register_call", lambda *_: 1 / 0)
     assert stage.ask("POST", "/v1/chat/completions", CHAT)[0] == 200
     assert (stage.gateway.stats()["calls"], stage.gateway.stats()["stored"], stage.gateway.unrecorded) == (1, 0, 1)

@@ -61,10 +61,10 @@ async def by_openai(url: str) -> None:
 
 
 def by_urllib(url: str) -> None:
-    asked = urllib.request.Request(
+    request = urllib.request.Request(
         f"{url}/v1/chat/completions", json.dumps(BODY).encode(), {"Content-Type": "application/json"}
     )
-    urllib.request.urlopen(asked, timeout=20).read()
+    urllib.request.urlopen(request, timeout=20).read()
 
 
 def by_dspy(url: str, **kwargs: Any) -> None:
@@ -158,15 +158,15 @@ def test_a_call_of_another_client_is_counted_once(server: str, name: str) -> Non
 @pytest.mark.parametrize("engine", ["auto", "litellm"])
 def test_a_recorded_call_is_not_counted(server: str, engine: str) -> None:
     recorder = Recorder()
-    given = dspy.LM("openai/m", api_base=f"{server}/v1", api_key="k", cache=False, engine=engine)
-    lm = assay.models.with_recording(given, observers=[recorder.observe])
+    plain_lm = dspy.LM("openai/m", api_base=f"{server}/v1", api_key="k", cache=False, engine=engine)
+    lm = assay.models.with_recording(plain_lm, observers=[recorder.observe])
     with recorder.active(), recorder.rollout(Rollout()) as rollout:
         lm("hello")
         asyncio.run(lm.acall("hello again"))
     assert (recorder.unrecorded, len(rollout.transitions)) == (Unrecorded(0), 2)
 
 
-def test_what_is_no_lm_call_is_not_counted(server: str) -> None:
+def test_other_requests_are_not_counted(server: str) -> None:
     recorder = Recorder()
     with recorder.rollout(Rollout()):
         requests.get(f"{server}/v1/models", timeout=20)
@@ -183,7 +183,7 @@ def test_calls_outside_a_rollout_are_not_counted(server: str) -> None:
     assert recorder.unrecorded == Unrecorded(0)
 
 
-def test_each_rollout_counts_its_own(server: str) -> None:
+def test_each_rollout_counts_its_own_unrecorded_calls(server: str) -> None:
     first, second = Recorder(), Recorder()
     with first.rollout(Rollout()):
         CLIENTS["httpx"](server)
@@ -230,7 +230,7 @@ HIDDEN: dict[str, tuple[Callable[[str], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", HIDDEN)
-def test_what_cannot_be_looked_into_makes_the_count_unknown(server: str, name: str) -> None:
+def test_an_unobservable_client_makes_the_count_unknown(server: str, name: str) -> None:
     recorder = Recorder()
     hidden, reason = HIDDEN[name]
     with recorder.rollout(Rollout()):
@@ -240,7 +240,7 @@ def test_what_cannot_be_looked_into_makes_the_count_unknown(server: str, name: s
     assert recorder.unrecorded.count is None
 
 
-def test_a_thread_that_was_there_before_hides_it_from_every_open_rollout(server: str) -> None:
+def test_an_older_thread_makes_the_count_of_every_open_rollout_unknown(server: str) -> None:
     recorder, begin = Recorder(), threading.Event()
 
     def later() -> None:
@@ -255,14 +255,14 @@ def test_a_thread_that_was_there_before_hides_it_from_every_open_rollout(server:
     assert recorder.unrecorded == Unrecorded(0, REASONS["socket"])
 
 
-def test_a_pool_of_processes_that_was_there_before_makes_the_count_unknown() -> None:
+def test_an_older_pool_of_processes_makes_the_count_unknown() -> None:
     recorder = Recorder()
     with multiprocessing.get_context("spawn").Pool(1) as pool, recorder.rollout(Rollout()):
         pool.apply(int)
     assert recorder.unrecorded == Unrecorded(0, "processes of multiprocessing are at work")
 
 
-def test_tries_are_counted_and_answers_of_dspys_cache_are_not(server: str) -> None:
+def test_retries_are_counted_and_answers_of_dspys_cache_are_not(server: str) -> None:
     recorder = Recorder()
     with recorder.active(), recorder.rollout(Rollout()):
         with pytest.raises(dspy.LMError):
@@ -319,7 +319,7 @@ def by_loop(ask: Callable[[str], Any], prompts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("spread", [each_in_a_thread, by_executor, by_thread_pool, by_loop])
-def test_recorded_calls_of_a_programs_threads_are_of_its_rollout(spread: Callable[..., None]) -> None:
+def test_recorded_calls_of_a_programs_threads_belong_to_its_rollout(spread: Callable[..., None]) -> None:
     recorder = Recorder()
     lm = with_recording(scripted(), observers=[recorder.observe])
 
@@ -332,12 +332,12 @@ def test_recorded_calls_of_a_programs_threads_are_of_its_rollout(spread: Callabl
     with ThreadPoolExecutor(2) as pool:
         rollouts = dict(zip("ab", pool.map(run, "ab"), strict=True))
     for name, rollout in rollouts.items():
-        asked = sorted(transition.request["messages"][0]["parts"][0]["text"] for transition in rollout.transitions)
-        assert asked == [f"{name} {number}" for number in range(4)]
+        prompts = sorted(transition.request["messages"][0]["parts"][0]["text"] for transition in rollout.transitions)
+        assert prompts == [f"{name} {number}" for number in range(4)]
     assert recorder.unrecorded == Unrecorded(0)
 
 
-def test_a_pool_that_several_rollouts_share_keeps_their_calls_apart() -> None:
+def test_calls_of_a_shared_pool_belong_to_their_rollouts() -> None:
     recorder = Recorder()
     lm = with_recording(scripted(), observers=[recorder.observe])
     with ThreadPoolExecutor(1) as pool:
@@ -348,7 +348,10 @@ def test_a_pool_that_several_rollouts_share_keeps_their_calls_apart() -> None:
 
 
 def ask_from_outside(recorder: Recorder, rollouts: int, tmp_path: Path) -> tuple[list[int], int]:
-    """A call of a thread from before; transitions of each open rollout, and how many calls are kept outside."""
+    """Call a model in a thread that is older than the rollouts.
+
+    Returns the number of transitions of each open rollout, and of those outside any rollout.
+    """
     begin = threading.Event()
     with Store(tmp_path / "s.db") as store:
         recorder.store = store
@@ -356,51 +359,51 @@ def ask_from_outside(recorder: Recorder, rollouts: int, tmp_path: Path) -> tuple
         thread = threading.Thread(target=lambda: begin.wait(20) and lm("hello"))
         thread.start()
         with ExitStack() as opened:
-            found = [opened.enter_context(recorder.rollout(Rollout())) for _ in range(rollouts)]
+            open_rollouts = [opened.enter_context(recorder.rollout(Rollout())) for _ in range(rollouts)]
             begin.set()
             thread.join()
         store.flush()
         outside = sum(len(store.rollout(row.id).transitions) for row in store.rollouts() if row.source == "outside")
-        return [len(rollout.transitions) for rollout in found], outside
+        return [len(rollout.transitions) for rollout in open_rollouts], outside
 
 
-def test_a_call_of_a_thread_from_before_is_of_the_only_open_rollout(tmp_path: Path) -> None:
+def test_a_call_of_an_older_thread_belongs_to_the_only_open_rollout(tmp_path: Path) -> None:
     recorder = Recorder()
     assert ask_from_outside(recorder, 1, tmp_path) == ([1], 0)
     assert recorder.unrecorded == Unrecorded(0)
 
 
 def test_an_open_rollout_of_another_recorder_is_not_considered(tmp_path: Path) -> None:
-    opened, done = threading.Event(), threading.Event()
+    opened, finished = threading.Event(), threading.Event()
 
     def other() -> None:
         with Recorder().rollout(Rollout()):
             opened.set()
-            done.wait(20)
+            finished.wait(20)
 
     thread = threading.Thread(target=other)
     thread.start()
     opened.wait(20)
     transitions = ask_from_outside(Recorder(), 1, tmp_path)
-    done.set()
+    finished.set()
     thread.join()
     assert transitions == ([1], 0)
 
 
-def test_a_call_that_several_open_rollouts_may_have_made_is_kept_apart_and_counted(tmp_path: Path) -> None:
+def test_a_call_that_several_open_rollouts_may_have_made_is_stored_outside_and_counted(tmp_path: Path) -> None:
     recorder = Recorder()
     assert ask_from_outside(recorder, 2, tmp_path) == ([0, 0], 1)
     assert recorder.unrecorded == Unrecorded(1)
 
 
-def test_a_call_that_dspy_says_is_outside_does_not_go_into_a_rollout_of_another_thread() -> None:
-    recorder, opened, done = Recorder(), threading.Event(), threading.Event()
+def test_a_call_outside_rollouts_by_dspys_context_is_not_assigned_to_another_threads_rollout() -> None:
+    recorder, opened, finished = Recorder(), threading.Event(), threading.Event()
     lm = with_recording(scripted(), observers=[recorder.observe])
 
     def other() -> None:
         with recorder.active(), recorder.rollout(rollout):
             opened.set()
-            done.wait(20)
+            finished.wait(20)
 
     rollout = Rollout()
     thread = threading.Thread(target=other)
@@ -408,7 +411,7 @@ def test_a_call_that_dspy_says_is_outside_does_not_go_into_a_rollout_of_another_
     opened.wait(20)
     with recorder.active():
         lm("hello")
-    done.set()
+    finished.set()
     thread.join()
     assert rollout.transitions == []
 
@@ -469,15 +472,15 @@ def test_a_call_with_a_rollouts_name_as_its_key_is_recorded_at_the_gateway(
     assert recorder.unrecorded == Unrecorded(1)
 
 
-def test_a_client_that_is_imported_inside_a_rollout_is_seen(server: str) -> None:
+def test_calls_of_a_client_imported_inside_a_rollout_are_counted(server: str) -> None:
     code = (
         "import sys\nfrom assay.traces import Recorder, Rollout\nassert 'httpx' not in sys.modules\n"
         "recorder = Recorder()\n"
         "with recorder.rollout(Rollout()):\n    import httpx\n"
         f"    httpx.post('{server}/v1/chat/completions', json={{'messages': []}})\nprint(recorder.unrecorded)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "1"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "1"
 
 
 @pytest.mark.parametrize(
@@ -501,11 +504,11 @@ def test_a_client_that_is_imported_inside_a_rollout_is_seen(server: str) -> None
         ("POST", "/r/abc/v1/chat/completions", {"messages": []}, False),
     ],
 )
-def test_an_lm_request_is_known_by_its_shape(method: str, path: str, body: Any, asks: bool) -> None:
+def test_an_lm_request_is_recognised_by_its_form(method: str, path: str, body: Any, asks: bool) -> None:
     assert is_lm_request(method, path, body) is asks
 
 
-def test_the_store_keeps_the_count_and_the_command_line_says_it(tmp_path: Path) -> None:
+def test_the_count_is_stored_and_printed_by_the_command_line(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         store.put_run("one", kind="collect", config={}, status="done", started_at=1.0, unrecorded=Unrecorded(5))
         store.put_run(
@@ -522,8 +525,8 @@ def test_the_store_keeps_the_count_and_the_command_line_says_it(tmp_path: Path) 
             Unrecorded(2, "a process was started"),
         )
         assert store.stats(run_id="one")["unrecorded"] == 5
-        whole = store.stats()
-    assert (whole["unrecorded"], whole["unrecorded_seen"], whole["unrecorded_reason"]) == (
+        stats = store.stats()
+    assert (stats["unrecorded"], stats["unrecorded_seen"], stats["unrecorded_reason"]) == (
         None,
         7,
         "a process was started",
@@ -538,7 +541,7 @@ def test_the_store_keeps_the_count_and_the_command_line_says_it(tmp_path: Path) 
     )
 
 
-def test_a_store_from_before_the_reason_opens(tmp_path: Path) -> None:
+def test_an_older_store_without_the_reason_can_be_opened(tmp_path: Path) -> None:
     from assay.traces.store.tables import revisions
 
     with Store(tmp_path / "s.db") as store:

@@ -12,7 +12,7 @@ from assay.evaluation import Evaluation, Progress, RecordedProgram, SilentProgre
 from assay.evaluation import evaluate as run_evaluation
 from assay.models import Meter
 from assay.rubrics import Rubric
-from assay.runs.arguments import given_model, given_program, program_settings, takes
+from assay.runs.arguments import program_settings, resolve_model, resolve_program, takes
 from assay.runs.jobs import Job, open_job
 from assay.runs.preflight import checked
 from assay.runs.settings import CollectSettings
@@ -26,13 +26,13 @@ __all__ = ["CollectReport", "collect"]
 
 @dataclass(repr=False)
 class CollectReport(ReportRepr):
-    """What `collect` returns: one evaluation over all rollouts. `kept`: how many of them an earlier process made."""
+    """What `collect` returns: one evaluation over all rollouts. `resumed`: how many of them an earlier process made."""
 
     evaluation: Evaluation
     meter: Meter
     run_id: str
     rollouts: int
-    kept: int
+    resumed: int
     stopped: str | None = None
     unrecorded: Unrecorded = NOTHING
 
@@ -45,7 +45,7 @@ class CollectReport(ReportRepr):
             if len(samples) > 1
         ]
         return {
-            "run": self.run_id, "rollouts": self.rollouts, "kept_from_before": self.kept, "tasks": len(values),
+            "run": self.run_id, "rollouts": self.rollouts, "kept_from_before": self.resumed, "tasks": len(values),
             "result": result,
             "groups_with_spread": sum(spread), "calls": usage.calls, "cached": usage.cached,
             "repeated_calls": usage.repeated,
@@ -80,13 +80,16 @@ def collect(
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
-    program = given_program(program)
-    lm, found = given_model(program, lm, options)
-    config, shown = program_settings(CollectSettings, program, rubric, data, lm, found), progress or SilentProgress()
+    program = resolve_program(program)
+    lm, settings = resolve_model(program, lm, options)
+    config, progress = (
+        program_settings(CollectSettings, program, rubric, data, lm, settings),
+        progress or SilentProgress(),
+    )
     n, split, over = config.n, config.split, config.over
-    evaluation, stopped, kept = Evaluation(), None, 0
+    evaluation, stopped, resumed_runs = Evaluation(), None, 0
     with open_job(
-        config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=(split,)
+        config, program=program, rubric=rubric, lm=lm, progress=progress, store=store, resume=resume, need=(split,)
     ) as job:
         tasks = getattr(job.splits, split)
         job.session.register(tasks, split)
@@ -96,16 +99,22 @@ def collect(
                 checked(job, tasks, split=split, student=_sampler(job, 0, over))
             with job.session.phase("collect"):
                 for sample in range(n):
-                    known = {(task.id, 0): done[task.id, sample] for task in tasks if (task.id, sample) in done}
-                    kept += len(known)
+                    earlier = {(task.id, 0): done[task.id, sample] for task in tasks if (task.id, sample) in done}
+                    resumed_runs += len(earlier)
                     name = f"collect: rollout {sample + 1} of {n}"
                     run_evaluation(
-                        _sampler(job, sample, over), tasks, job.session, name=name, into=evaluation, known=known
+                        _sampler(job, sample, over), tasks, job.session, name=name, into=evaluation, known=earlier
                     )
         except BudgetExceeded as cap:
             job.status, stopped = "stopped", str(cap)
     return CollectReport(
-        evaluation, job.session.meter, job.run_id, len(evaluation.runs), kept, stopped, job.session.recorder.unrecorded
+        evaluation,
+        job.session.meter,
+        job.run_id,
+        len(evaluation.runs),
+        resumed_runs,
+        stopped,
+        job.session.recorder.unrecorded,
     )
 
 

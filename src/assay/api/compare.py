@@ -12,7 +12,7 @@ from assay.deployment.artifact import is_artifact, with_model_of
 from assay.errors import ConfigError
 from assay.evaluation import Gain, Progress, paired_gain
 from assay.rubrics import Rubric
-from assay.runs.arguments import given_lm, takes
+from assay.runs.arguments import resolve_lm, takes
 from assay.runs.settings import DEFAULT_MODEL, CompareSettings
 from assay.runs.settings.options import CompareOptions
 from assay.sources.trust import trusts
@@ -34,7 +34,9 @@ class CompareReport(ReportRepr):
 
     def to_dict(self) -> dict[str, Any]:
         a, b = self.a.evaluation.scores, self.b.evaluation.scores
-        tasks = [{"task": task, "a": _known(a.get(task)), "b": _known(b.get(task))} for task in dict.fromkeys([*a, *b])]
+        tasks = [
+            {"task": task, "a": _or_none(a.get(task)), "b": _or_none(b.get(task))} for task in dict.fromkeys([*a, *b])
+        ]
         sides = {
             side: {"program": name, "model": model, **report.to_dict()["result"]}
             for side, name, model, report in zip("ab", self.names, self.models, (self.a, self.b), strict=True)
@@ -81,12 +83,18 @@ def compare(
     """
     job, settings = f"compare-{new_id()[:12]}", dict[str, Any](options)
     sides = [settings, settings]
-    lm = given_lm(lm, settings)
+    lm = resolve_lm(lm, settings)
     if lm is None and settings.get("model") is None:
-        artifacts = [one for one in (a, b) if isinstance(one, str | Path) and is_artifact(one)]
+        artifacts = [
+            side_program
+            for side_program in (a, b)
+            if isinstance(side_program, str | Path) and is_artifact(side_program)
+        ]
         sides = [
-            with_model_of(one if one in artifacts else artifacts[0], settings) if artifacts else settings
-            for one in (a, b)
+            with_model_of(side_program if side_program in artifacts else artifacts[0], settings)
+            if artifacts
+            else settings
+            for side_program in (a, b)
         ]
     if (a is b or (isinstance(a, str | Path) and isinstance(b, str | Path) and str(a) == str(b))) and sides[0] == sides[
         1
@@ -96,14 +104,22 @@ def compare(
         )
     first, second = (
         evaluate(
-            one, rubric=rubric, data=data, lm=lm, store=store, resume=resume, progress=progress, opens_as=job, **side
+            side_program,
+            rubric=rubric,
+            data=data,
+            lm=lm,
+            store=store,
+            resume=resume,
+            progress=progress,
+            opens_as=job,
+            **side,
         )
-        for one, side in zip((a, b), sides, strict=True)
+        for side_program, side in zip((a, b), sides, strict=True)
     )
     models = [lm.model if lm is not None else str(side.get("model") or DEFAULT_MODEL) for side in sides]
     gain = paired_gain(first.evaluation.scores, second.evaluation.scores)
     return CompareReport((str(a), str(b)), (models[0], models[1]), first, second, gain)
 
 
-def _known(score: float | None) -> float | None:
+def _or_none(score: float | None) -> float | None:
     return None if score is None or math.isnan(score) else score

@@ -24,7 +24,7 @@ from assay.optimizers.prompts.reserve import Decisions, announce_splits, forecas
 from assay.reports.markdown import compile_markdown
 from assay.rubrics import Rubric
 from assay.runs.anchors import replay_of_rubric
-from assay.runs.arguments import given_model, given_program, program_settings, takes
+from assay.runs.arguments import program_settings, resolve_model, resolve_program, takes
 from assay.runs.artifacts import keep_artifact, rehearsed
 from assay.runs.jobs import Job, open_job
 from assay.runs.opening import home_of
@@ -50,17 +50,17 @@ class CompileReport(ReportRepr):
     unrecorded: Unrecorded = NOTHING
     dropped_rows: int = 0
     openings: Openings | None = None  # of the test split
-    kept: Mapping[str, Any] | None = None  # stored report of a run that had already ended
+    stored: Mapping[str, Any] | None = None  # stored report of a run that had already ended
 
     @property
     def program(self) -> dspy.Module:
-        if self.kept is not None:
+        if self.stored is not None:
             return load(self.artifact)
         return runnable(self.outcome.compiled.program, self.outcome.compiled.settings)
 
     def to_dict(self) -> dict[str, Any]:
-        if self.kept is not None:
-            return dict(self.kept)
+        if self.stored is not None:
+            return dict(self.stored)
         usage, search, outcome = self.meter.usage, self.meter.of("search"), self.outcome
         return {
             "artifact": str(self.artifact),
@@ -123,16 +123,16 @@ def compile(
         AssayError: what was wrong, which rule, what to do.
         Cancelled: the user stopped the run; call again with `resume=True`.
     """
-    program = given_program(program)
-    lm, found = given_model(program, lm, options)
-    config = program_settings(CompileSettings, program, rubric, data, lm, found)
+    program = resolve_program(program)
+    lm, settings = resolve_model(program, lm, options)
+    config = program_settings(CompileSettings, program, rubric, data, lm, settings)
     decisions = replace(config.decisions, gate=gate, test=test)
     if config.optimizer == "auto" and config.max_search_calls is None:
         config = replace(config, max_search_calls=AUTO_SEARCH_CALLS)
-    search, shown = _search_of(config, decisions), progress or SilentProgress()
+    search, progress = _search_of(config, decisions), progress or SilentProgress()
     if out is not None:
         check_place(Path(out).resolve())
-    with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume) as job:
+    with open_job(config, program=program, rubric=rubric, lm=lm, progress=progress, store=store, resume=resume) as job:
         if not job.student.program.predictors():
             raise ProgramError(
                 f"{config.program} has no predictors, so there is nothing to compile; evaluate it, or tune it where it "
@@ -140,10 +140,10 @@ def compile(
             )
         job.status = "stopped"  # until the job is complete
         finished = job.finished({"gate": gate, "test": test})
-        if job.session.recorder.resumed and (kept := finished.report(shown, out=out)) is not None:
-            job.end_as_before(kept)
-            return _as_kept(job, config, kept)
-        report = _compiled(job, config, search, shown)
+        if job.session.recorder.resumed and (stored := finished.report(progress, out=out)) is not None:
+            job.end_as_before(stored)
+            return _as_stored(job, config, stored)
+        report = _compiled(job, config, search, progress)
         report.artifact = _save(
             job, report, Path(out) if out else home_of(store) / "artifacts" / _artifact_name(job, config)
         )
@@ -165,14 +165,15 @@ def _search_of(config: CompileSettings, decisions: Decisions) -> CompileConfig:
         optimizer=config.optimizer, threshold=config.threshold, demos=config.demos, test=decisions.test,
         decisions=decisions,
         settings=config.optimizer_settings or {}, token_margin=config.token_margin,
+        thinking_margin=config.thinking_margin,
     )  # fmt: skip
 
 
-def _compiled(job: Job, config: CompileSettings, search: CompileConfig, shown: Progress) -> CompileReport:
+def _compiled(job: Job, config: CompileSettings, search: CompileConfig, progress: Progress) -> CompileReport:
     """Preflight, estimate, search, gate and test."""
-    warnings = announce_splits(job.splits, shown)
+    warnings = announce_splits(job.splits, progress)
     measured = checked(job, job.splits.val, split="val")
-    _announce(job, shown, config, search.decisions, measured)
+    _announce(job, progress, config, search.decisions, measured)
     warnings += [*(measured.warnings if measured else ()), *rehearsed(job)]
     alarms = replay_of_rubric(job.session.rubric, job.session)
     outcome = compile_prompts(job.student, job.splits, job.session, search, folder=job.folder)
@@ -186,29 +187,30 @@ def _compiled(job: Job, config: CompileSettings, search: CompileConfig, shown: P
     return report
 
 
-def _as_kept(job: Job, config: CompileSettings, kept: Mapping[str, Any]) -> CompileReport:
+def _as_stored(job: Job, config: CompileSettings, stored: Mapping[str, Any]) -> CompileReport:
     """The report of a run that had already ended.
 
     Its outcome has no per-task evaluations; `compiled` is the baseline if the artifact cannot be loaded.
     """
     compiled = job.student
     try:
-        artifact = load_artifact(kept["artifact"])
+        artifact = load_artifact(stored["artifact"])
         compiled = RecordedProgram(artifact.program, job.session, prompt_format=artifact.settings["adapter"])
         compiled.set_parameters(artifact.settings["parameters"])
     except AssayError as error:  # the report is complete without the program
-        kept = {**kept, "notes": [*kept["notes"], f"the artifact cannot be loaded here: {error}"]}
+        stored = {**stored, "notes": [*stored["notes"], f"the artifact cannot be loaded here: {error}"]}
     outcome = CompileOutcome(
-        job.student, compiled, kept["winner"], kept["candidates"], [], kept["stopped"], replaces=kept["replaces"],
-        notes=kept["notes"],
-        gate=Gain.of(kept["gate"]), test_gain=Gain.of(kept["test"]["gain"]),
+        job.student, compiled, stored["winner"], stored["candidates"], [], stored["stopped"],
+        replaces=stored["replaces"],
+        notes=stored["notes"],
+        gate=Gain.of(stored["gate"]), test_gain=Gain.of(stored["test"]["gain"]),
     )  # fmt: skip
-    return CompileReport(Path(kept["artifact"]), outcome, job.session.meter, config, kept=kept)
+    return CompileReport(Path(stored["artifact"]), outcome, job.session.meter, config, stored=stored)
 
 
 def _artifact_name(job: Job, config: CompileSettings) -> str:
-    short = job.session.program_name.rpartition(":")[2].lower()
-    return f"{short}-{config.optimizer.rpartition(':')[2].lower()}"
+    class_name = job.session.program_name.rpartition(":")[2].lower()
+    return f"{class_name}-{config.optimizer.rpartition(':')[2].lower()}"
 
 
 def _announce(

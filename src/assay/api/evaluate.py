@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 import dspy
 
-from assay.api.judge.correction import corrected_by_people
+from assay.api.judge.correction import corrected_means
 from assay.datasets import Task
 from assay.errors import BudgetExceeded
 from assay.evaluation import Evaluation, Progress, SilentProgress
@@ -16,7 +16,7 @@ from assay.models import Meter
 from assay.optimizers.prompts.reserve import too_few_to_score
 from assay.rubrics import Rubric
 from assay.runs.anchors import replay_of_rubric
-from assay.runs.arguments import given_model, given_program, program_settings, takes
+from assay.runs.arguments import program_settings, resolve_model, resolve_program, takes
 from assay.runs.jobs import Job, open_job
 from assay.runs.preflight import checked
 from assay.runs.settings import EvaluateSettings
@@ -40,7 +40,7 @@ class EvaluationReport(ReportRepr):
     unrecorded: Unrecorded = NOTHING
     dropped_rows: int = 0
     alarms: Sequence[str] = ()  # of compiled judges whose verdicts have drifted
-    # by criterion, see `assay.api.judge.correction.corrected_by_people`
+    # by criterion, see `assay.api.judge.correction.corrected_means`
     corrected: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     openings: Openings | None = None  # of the test split
     notes: Sequence[str] = ()
@@ -86,16 +86,19 @@ def evaluate(
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
-    program = given_program(program)
-    lm, found = given_model(program, lm, options)
-    config, shown = program_settings(EvaluateSettings, program, rubric, data, lm, found), progress or SilentProgress()
+    program = resolve_program(program)
+    lm, settings = resolve_model(program, lm, options)
+    config, progress = (
+        program_settings(EvaluateSettings, program, rubric, data, lm, settings),
+        progress or SilentProgress(),
+    )
     split, evaluation = config.split, Evaluation()
     with open_job(
         config,
         program=program,
         rubric=rubric,
         lm=lm,
-        progress=shown,
+        progress=progress,
         store=store,
         resume=resume,
         need=(split,),
@@ -104,12 +107,12 @@ def evaluate(
         tasks = job.splits.unseal() if split == "test" else getattr(job.splits, split)
         job.session.register(tasks, split)
         used = len(job.training_splits() & {task.content_hash[:HASH] for task in tasks})
-        notes = _notes(job, config, shown, used=used, of=len(tasks))
+        notes = _notes(job, config, progress, used=used, of=len(tasks))
         stopped, alarms = _evaluated(job, config, tasks, into=evaluation, notes=notes)
         corrected = {}
         if job.session.rubric.needs_judge:
             job.store.flush()
-            corrected = corrected_by_people(job.session.rubric, job.store, job.run_id)
+            corrected = corrected_means(job.session.rubric, job.store, job.run_id)
     return EvaluationReport(
         evaluation, job.session.meter, split, stopped, job.session.recorder.unrecorded, job.store.dropped, alarms,
         corrected, job.openings,
@@ -117,12 +120,12 @@ def evaluate(
     )  # fmt: skip
 
 
-def _notes(job: Job, config: EvaluateSettings, shown: Progress, *, used: int, of: int) -> list[str]:
+def _notes(job: Job, config: EvaluateSettings, progress: Progress, *, used: int, of: int) -> list[str]:
     """Notes that limit what the score means: too few tasks, rows left out, tasks used in compiling."""
-    few, left_out = too_few_to_score(job.splits.sizes(), config.split), job.splits.left_out()
-    notes = [*([few] if few else []), *([f"of the data: {left_out}"] if left_out else [])]
-    if few is not None:
-        shown.say(f"warning: {few}")
+    warning, excluded = too_few_to_score(job.splits.sizes(), config.split), job.splits.left_out()
+    notes = [*([warning] if warning else []), *([f"of the data: {excluded}"] if excluded else [])]
+    if warning is not None:
+        progress.say(f"warning: {warning}")
     if used:
         notes.append(
             f"{used} of these {of} tasks were used to compile {config.program} (demonstrations and selection): its "
@@ -140,9 +143,9 @@ def _evaluated(
     Returns:
         The cap that ended the run, if any, and the alarms of judges that have drifted.
     """
-    known, samples, alarms = job.runs_before("evaluate"), config.samples, list[str]()
+    earlier, samples, alarms = job.runs_before("evaluate"), config.samples, list[str]()
     try:
-        if any((task.id, sample) not in known for task in tasks for sample in range(samples)):
+        if any((task.id, sample) not in earlier for task in tasks for sample in range(samples)):
             measured = checked(job, tasks, split=config.split)
             notes += measured.warnings if measured else ()
         alarms = replay_of_rubric(job.session.rubric, job.session)
@@ -154,7 +157,7 @@ def _evaluated(
                 name=f"evaluate: {config.split}",
                 samples=samples,
                 into=into,
-                known=known,
+                known=earlier,
             )
     except BudgetExceeded as cap:
         job.status = "stopped"

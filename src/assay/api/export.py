@@ -47,19 +47,27 @@ def export(
         selection, gates, balance: objects that replace the settings of the same parts.
         options: the fields of `assay.runs.settings.ExportSettings`.
     Raises:
+        ConfigError: a setting that this kind of export has no use for.
         DataError: nothing fits, or a gate failed; nothing was written.
     """
-    for name, made, parts in (
+    for name, config_object, parts in (
         ("selection", selection, SelectionSettings),
         ("gates", gates, GateSettings),
         ("balance", balance, BalanceSettings),
     ):
-        if not isinstance(made, str | None) and (twice := sorted(settings_of(parts).keys() & options.keys())):
-            raise ConfigError(f"{name}={made!r} and {', '.join(twice)} say the same twice: give one of them")
-    given: dict[str, Any] = dict(options)
+        if not isinstance(config_object, str | None) and (
+            repeated := sorted(settings_of(parts).keys() & options.keys())
+        ):
+            raise ConfigError(
+                f"{name}={config_object!r} and {', '.join(repeated)} say the same twice: give one of them"
+            )
+    values: dict[str, Any] = dict(options)
     if isinstance(balance, str):
-        given["balance"] = balance
-    settings = ExportSettings(**given)
+        values["balance"] = balance
+    settings = ExportSettings(**values)
+    settings.check_kind(kind)
+    if rubric is not None and kind != "grpo":
+        raise ConfigError(f"rubric={str(rubric)!r} would have no effect on kind={kind!r}: it requires kind='grpo'")
     gates = gates or settings.gates
     if settings.privacy == "off":  # an explicit choice, so the gate must not refuse it
         gates = replace(gates, privacy="off")
@@ -67,11 +75,11 @@ def export(
     rows = {name: getattr(settings, name) for name in settings_of(RowSettings)}
     rows["privacy_key"] = None if settings.privacy_key is None else Path(settings.privacy_key)
     config = ExportConfig(kind=kind, selection=selection or settings.selection, gates=gates, balance=balanced, **rows)
-    shown = progress or SilentProgress()
+    progress = progress or SilentProgress()
     carried = portable_rubric(rubric) if rubric is not None else None
     with Store(store) as opened:
         report = export_traces(
-            opened, out, config, rubric=carried, bar=lambda total: shown.bar(f"export {kind}", total)
+            opened, out, config, rubric=carried, bar=lambda total: progress.bar(f"export {kind}", total)
         )
     if rubric is not None:
         measure = load_rubric(rubric)
@@ -101,14 +109,14 @@ def _not_in_reward(rubric: Rubric) -> list[str]:
 def _undecided(rubric: Rubric, report: ExportReport) -> list[str]:
     """A note for each check that the exported reward leaves out because it cannot decide it."""
     outputs = report.manifest["columns"]["outputs"]
-    found = undecided_checks(rubric, [(task_of(rollout), text) for rollout, text in report.answers], outputs)
+    undecided = undecided_checks(rubric, [(task_of(rollout), text) for rollout, text in report.answers], outputs)
     return [
         f"criterion {name!r} is not computed by reward.py: its check gave no grade on any of {len(report.answers)} "
         f"exported answers ({reason}). A "
         "reward sees the completion and the task's columns, not the rollout; of the prediction it has "
         f"{', '.join(outputs) or 'answer'}. The "
         f"policy is trained on the score of the other criteria{_essential(rubric, name)}"
-        for name, reason in found.items()
+        for name, reason in undecided.items()
     ]
 
 

@@ -10,7 +10,7 @@ from assay.errors import ConfigError
 __all__ = ["init_project"]
 
 _FILES = ("program.py", "rubric.yaml", "assay.toml")
-_THINGS = ("the export", "the login", "the calendar", "the search", "the mobile app", "the report")
+_TOPICS = ("the export", "the login", "the calendar", "the search", "the mobile app", "the report")
 _MESSAGES = {
     "bug": ("{} crashes when I open it", "since the update {} shows an error", "{} freezes after a minute",
             "{} does not load on my laptop"),
@@ -31,8 +31,8 @@ def init_project(folder: str | Path = ".") -> list[Path]:
     place = Path(folder)
     texts = {name: (files("assay.api.templates") / name).read_text(encoding="utf-8") for name in _FILES}
     texts["data.jsonl"] = "".join(json.dumps(row) + "\n" for row in _rows())
-    if there := [name for name in texts if (place / name).exists()]:
-        raise ConfigError(f"{place / there[0]} is there already, and nothing is overwritten: name another folder")
+    if existing := [name for name in texts if (place / name).exists()]:
+        raise ConfigError(f"{place / existing[0]} is there already, and nothing is overwritten: name another folder")
     try:
         place.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -45,7 +45,7 @@ def init_project(folder: str | Path = ".") -> list[Path]:
 def _rows() -> list[dict[str, str]]:
     """72 messages with their labels."""
     return [
-        {"message": text.format(thing), "label": label}
+        {"message": text.format(topic), "label": label}
         for label, texts in _MESSAGES.items()
-        for text, thing in product(texts, _THINGS)
+        for text, topic in product(texts, _TOPICS)
     ]

@@ -20,7 +20,7 @@ from assay.optimizers.prompts.estimate import calls_per_run, minutes_text, price
 from assay.optimizers.prompts.reserve import forecast_pair, plan_report, too_few_to_score, too_small
 from assay.programs.loading import full_name
 from assay.rubrics import Rubric
-from assay.runs.arguments import given_model, program_settings
+from assay.runs.arguments import program_settings, resolve_model
 from assay.runs.jobs import Job, open_job, salt_at
 from assay.runs.opening import home_of
 from assay.runs.settings import (
@@ -73,9 +73,9 @@ class Plan:
             else minutes_text(self.minutes)
         )
         splits = ", ".join(f"{name} {count}" for name, count in self.sizes.items())
-        left_out = f" ({self.left_out})" if self.left_out else ""
+        excluded = f" ({self.left_out})" if self.left_out else ""
         return [
-            f"tasks: {splits}{left_out}",
+            f"tasks: {splits}{excluded}",
             f"estimate: {self.calls:,} calls, about {self.tokens:,} tokens, {price}, {minutes}",
             *self.warnings,
         ]
@@ -113,13 +113,13 @@ def plan(
     if kind not in _SETTINGS:
         raise ConfigError(f"kind={kind!r} must be one of {', '.join(_SETTINGS)}")
     program = full_name(program) if isinstance(program, str) else program
-    lm, found = given_model(program, lm, options)
-    if unknown := sorted(found.keys() - settings_of(_SETTINGS[kind]).keys()):
+    lm, settings = resolve_model(program, lm, options)
+    if unknown := sorted(settings.keys() - settings_of(_SETTINGS[kind]).keys()):
         raise ConfigError(f"{kind} has no setting {', '.join(unknown)}")
-    config = program_settings(_SETTINGS[kind], program, rubric, data, lm, found)
+    config = program_settings(_SETTINGS[kind], program, rubric, data, lm, settings)
     config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))
     if isinstance(config, ImproveSettings):
-        check_improvement(config, model=found.get("model"))
+        check_improvement(config, model=settings.get("model"))
         if name is not None:
             check_name(name, config.order, home_of(store) / "improve" / name)
     need = (config.split,) if isinstance(config, CollectSettings | EvaluateSettings) else ("val", "gate", "test")
@@ -147,10 +147,10 @@ def _runs(job: Job, config: ProgramSettings, each: float) -> tuple[float, list[s
     if isinstance(config, CollectSettings):
         return config.n * sizes[config.split], [], []
     if isinstance(config, EvaluateSettings):
-        few = too_few_to_score(sizes, config.split)
-        return config.samples * sizes[config.split], [f"warning: {few}"] if few else [], []
-    few = too_small(sizes)
-    warnings = [f"warning: {few}"] if few else []
+        warning = too_few_to_score(sizes, config.split)
+        return config.samples * sizes[config.split], [f"warning: {warning}"] if warning else [], []
+    warning = too_small(sizes)
+    warnings = [f"warning: {warning}"] if warning else []
     if isinstance(config, ImproveSettings):
         grpo = settings_from(PolicySettings, config.grpo or {}, "grpo")
         steps = plan_steps(
@@ -175,8 +175,8 @@ def _plan(
     job: Job, kind: str, calls: int, store: str | Path | None, warnings: list[str], steps: list[dict[str, Any]]
 ) -> Plan:
     session, tasks = job.session, [*job.splits.train, *job.splits.val, *job.splits.gate]
-    shown = count_tokens(session.lm, f"{dict(tasks[0].inputs)} {dict(tasks[0].expected)}") if tasks else 100
-    prompt = 120 + shown * (1 + job.config.shown_demos)
+    input_tokens = count_tokens(session.lm, f"{dict(tasks[0].inputs)} {dict(tasks[0].expected)}") if tasks else 100
+    prompt = 120 + input_tokens * (1 + job.config.shown_demos)
     latency = _latency_s(store, session.lm.model)
     return Plan(
         kind=kind, sizes=job.splits.sizes(), calls=calls, tokens=calls * (prompt + _ANSWER),

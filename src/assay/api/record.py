@@ -24,7 +24,7 @@ from assay.datasets.tasks import consent_text, content_hash
 from assay.deployment.demands import demand_trust_around
 from assay.errors import AssayError, ConfigError, FailureKind
 from assay.models import LanguageModel, with_recording
-from assay.models.failures import failure_of_run, is_own, unanswered
+from assay.models.failures import failure_of_run, is_agent_failure, unanswered
 from assay.rubrics import Rubric, ScoreResult, load_rubric
 from assay.rubrics.criteria import Failed
 from assay.rubrics.grading import score_rollout
@@ -189,8 +189,8 @@ def record(
                 except Exception as error:
                     # A failure of the agent scores 0; one of the model or of this package leaves it unscored.
                     rollout.failure = failure_of_run(error, rollout.transitions) or FailureKind.AGENT
-                    own = is_own(rollout.failure) and not isinstance(error, AssayError)
-                    rollout.status, rollout.error = "failed" if own else "error", error_text(error)
+                    agent_failed = is_agent_failure(rollout.failure) and not isinstance(error, AssayError)
+                    rollout.status, rollout.error = "failed" if agent_failed else "error", error_text(error)
                     raise
         finally:
             if scoring is not None and rollout.score is None and rollout.status in ("done", "failed"):
@@ -198,7 +198,7 @@ def record(
             opened.put_rollout(rollout)
 
 
-def write_score(rubric: Rubric, task: Task, rollout: Rollout, recorder: Recorder, *, whole: bool = False) -> float:
+def write_score(rubric: Rubric, task: Task, rollout: Rollout, recorder: Recorder, *, complete: bool = False) -> float:
     """Scores a rollout by a rubric, writes score, verdicts and step rewards, and returns the score (NaN: unscored).
 
     A rollout without a prediction gets the final answer of its LM calls (`assay.traces.messages.final_answer`). Without
@@ -206,9 +206,9 @@ def write_score(rubric: Rubric, task: Task, rollout: Rollout, recorder: Recorder
     contain the answer.
 
     Args:
-        whole: if a final criterion that applies is unscored, writes nothing and returns NaN.
+        complete: if a final criterion that applies is unscored, writes nothing and returns NaN.
     """
-    graded = grade_rollout(rubric, task, rollout, whole=whole)
+    graded = grade_rollout(rubric, task, rollout, complete=complete)
     if graded.rewards is not None:
         recorder.scored(rollout, graded.rewards)
     return graded.value
@@ -229,14 +229,14 @@ class Graded:
     rewards: list[dict[str, float]] | None = None
 
 
-def grade_rollout(rubric: Rubric, task: Task, rollout: Rollout, *, whole: bool = False) -> Graded:
+def grade_rollout(rubric: Rubric, task: Task, rollout: Rollout, *, complete: bool = False) -> Graded:
     """As `write_score`, and writes nothing: for threads, whose scores are written in the order of the rollouts."""
     if rollout.prediction is None and rollout.status == "done" and not _ended(rollout):
         return Graded(math.nan)
     failed = Failed(rollout.error or "the agent gave no answer", kind=rollout.failure or FailureKind.AGENT)
     answered = rollout.status == "done" and rollout.prediction is not None
     result = score_rollout(rubric, task, rollout.prediction if answered else failed, rollout)
-    if whole and (
+    if complete and (
         math.isnan(result.value) or (result.failed is None and any(_undecided(verdict) for verdict in result.verdicts))
     ):
         return Graded(math.nan, result)
@@ -290,7 +290,7 @@ def recorded(
     if function is None:
         return functools.partial(recorded, rubric=rubric, store=store, **fields)
     signature = inspect.signature(function)
-    named: RolloutFields = {"program": f"{function.__module__}:{function.__qualname__}", **fields}
+    all_fields: RolloutFields = {"program": f"{function.__module__}:{function.__qualname__}", **fields}
 
     def inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         bound = signature.bind(*args, **kwargs)
@@ -301,7 +301,7 @@ def recorded(
 
         @functools.wraps(function)
         async def awaited(*args: Any, **kwargs: Any) -> Any:
-            with record(inputs(args, kwargs), rubric=rubric, store=store, **named) as run:
+            with record(inputs(args, kwargs), rubric=rubric, store=store, **all_fields) as run:
                 result = await function(*args, **kwargs)
                 run.answer(result)
             return result
@@ -315,7 +315,7 @@ def recorded(
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        with record(inputs(args, kwargs), rubric=rubric, store=store, **named) as run:
+        with record(inputs(args, kwargs), rubric=rubric, store=store, **all_fields) as run:
             result = function(*args, **kwargs)
             run.answer(result)
         return result
@@ -323,14 +323,14 @@ def recorded(
     return called
 
 
-def _task_from(given: Mapping[str, Any] | str | None) -> Task:
-    inputs = {} if given is None else {"input": given} if isinstance(given, str) else dict(given)
+def _task_from(task: Mapping[str, Any] | str | None) -> Task:
+    inputs = {} if task is None else {"input": task} if isinstance(task, str) else dict(task)
     return Task(id=content_hash(inputs)[:16] if inputs else "", inputs=inputs)
 
 
-def opened_store(where: str | Path | None) -> tuple[Store, Recorder]:
+def opened_store(target: str | Path | None) -> tuple[Store, Recorder]:
     """The store and recorder of this process for a database; they are closed when the process ends."""
-    url = store_url(where)
+    url = store_url(target)
     if url.startswith("sqlite:///"):
         url = f"sqlite:///{Path(url.removeprefix('sqlite:///')).absolute()}"
     with _lock:

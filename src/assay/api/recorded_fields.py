@@ -68,14 +68,14 @@ class CallFields(TypedDict, total=False):
     step_rewards: dict[str, float]
 
 
-def check_fields(fields: Mapping[str, Any], allowed: type[Any], what: str) -> None:
+def check_fields(fields: Mapping[str, Any], allowed: type[Any], owner: str) -> None:
     """Raises ConfigError if a name is no key of the TypedDict `allowed`; names the nearest one.
 
     Args:
-        what: what the fields belong to, for the message: `a rollout`.
+        owner: what the fields belong to, for the message: `a rollout`.
     """
     names = list(allowed.__annotations__)
     for name in sorted(set(fields) - set(names)):
-        near = difflib.get_close_matches(name, names, 1)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(names))}"
-        raise ConfigError(f"{what} has no field {name!r}: {hint}")
+        similar = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean {similar[0]}?" if similar else f"it has {', '.join(sorted(names))}"
+        raise ConfigError(f"{owner} has no field {name!r}: {hint}")

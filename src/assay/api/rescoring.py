@@ -67,7 +67,7 @@ class Rescoring:
         """
         waiting = iter(rollouts)
         if preflight and self.rubric.needs_judge:
-            preflight_scoring(self.rubric, self._one_by_one(waiting))
+            preflight_scoring(self.rubric, self._serially(waiting))
         under_way = deque[tuple[Rollout, Future[Graded]]]()
         pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="assay-score")
         try:
@@ -94,9 +94,9 @@ class Rescoring:
         }
 
     def _graded(self, rollout: Rollout) -> Graded:
-        return grade_rollout(self.rubric, task_of(rollout), rollout, whole=True)
+        return grade_rollout(self.rubric, task_of(rollout), rollout, complete=True)
 
-    def _one_by_one(self, rollouts: Iterator[Rollout]) -> Iterator[tuple[Task, ScoreResult | None, Rollout]]:
+    def _serially(self, rollouts: Iterator[Rollout]) -> Iterator[tuple[Task, ScoreResult | None, Rollout]]:
         for rollout in rollouts:
             graded = self._graded(rollout)
             self._keep(rollout, graded)

@@ -88,13 +88,13 @@ def predictor(
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    config, program = RunSettings(**given), full_name(str(program))
+    settings: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    config, program = RunSettings(**settings), full_name(str(program))
     artifact = load_artifact(program) if is_artifact(program) else None
     built: Any = artifact.runnable() if artifact else load_program(program)
     inner = artifact.program if artifact else built
-    wanted = program_inputs(inner)
-    if columns and (missing := sorted(set(wanted or ()) - set(columns))):
+    input_names = program_inputs(inner)
+    if columns and (missing := sorted(set(input_names or ()) - set(columns))):
         raise missing_inputs("the data", missing, columns)
     name = config.model or (artifact.model if artifact else DEFAULT_MODEL)
     salt = resolve_salt(None, store, artifact=salt_in(artifact)) if salt_in(artifact) else None
@@ -110,9 +110,9 @@ def predictor(
 
         def predict(inputs: Mapping[str, Any], *, where: str | None = None) -> dspy.Prediction:
             if where is not None:
-                inputs = make_task(inputs, where=where, inputs=wanted).inputs
-            if wanted is not None and set(inputs) != set(wanted):
-                raise ConfigError(f"{program} takes the inputs {wanted}, got {sorted(inputs)}")
+                inputs = make_task(inputs, where=where, inputs=input_names).inputs
+            if input_names is not None and set(inputs) != set(input_names):
+                raise ConfigError(f"{program} takes the inputs {input_names}, got {sorted(inputs)}")
             rollout = Rollout(
                 phase="run", program=artifact.manifest["program"] if artifact else str(program), inputs=dict(inputs),
                 model=name,

@@ -69,27 +69,27 @@ def score_rollouts(
     if judge_model:
         client = Endpoint(judge_api_base, judge_api_key_env).client(judge_model)
         judge = get_lm(judge_model, temperature=0.1, meter=meter, **client)
-    measure, shown = load_rubric(rubric, judge_lm=judge, own_models=judge is None), progress or SilentProgress()
+    measure, progress = load_rubric(rubric, judge_lm=judge, own_models=judge is None), progress or SilentProgress()
     _require_judges(measure)
     at_once, name = threads_for(measure, threads), f"{measure.name}@{measure.version}"
-    wanted: list[str | None] = [*runs] or [None]
+    run_ids: list[str | None] = [*runs] or [None]
     with Store(store) as opened, cancelled_by_signals(meter), limited(task_timeout):
-        stored = (r for run in wanted for r in opened.rollouts(run_id=run) if r.source not in ("outside", "judge"))
-        own = {r.id: (r.status, r.rubric if r.score is not None else None) for r in stored}
-        ended = {key: scored_by for key, (status, scored_by) in own.items() if status in ("done", "failed")}
-        asked = [rollout_id for rollout_id, scored_by in ended.items() if again or scored_by is None]
-        with shown.bar(f"score: {measure.name}", len(asked)) as advance:
+        stored = (r for run in run_ids for r in opened.rollouts(run_id=run) if r.source not in ("outside", "judge"))
+        states = {r.id: (r.status, r.rubric if r.score is not None else None) for r in stored}
+        ended = {key: scored_by for key, (status, scored_by) in states.items() if status in ("done", "failed")}
+        pending = [rollout_id for rollout_id, scored_by in ended.items() if again or scored_by is None]
+        with progress.bar(f"score: {measure.name}", len(pending)) as advance:
             scoring = Rescoring(measure, opened, advance)
-            scoring.run((opened.rollout(rollout_id) for rollout_id in asked), threads=at_once, preflight=preflight)
+            scoring.run((opened.rollout(rollout_id) for rollout_id in pending), threads=at_once, preflight=preflight)
     skipped = [] if again else [scored_by for scored_by in ended.values() if scored_by is not None]
-    running = sum(status == "running" for status, _ in own.values())
+    running = sum(status == "running" for status, _ in states.values())
     return {**scoring.report(), **_skipped(skipped, name), "running": running}
 
 
 def _skipped(rubrics: Sequence[str], name: str) -> dict[str, Any]:
     """The part of the report about rollouts that had a score, each by the rubric named here."""
-    others = dict(Counter(rubric for rubric in rubrics if rubric != name))
-    return {"rubric": name, "skipped": len(rubrics), "skipped_of_other_rubrics": others}
+    by_rubric = dict(Counter(rubric for rubric in rubrics if rubric != name))
+    return {"rubric": name, "skipped": len(rubrics), "skipped_of_other_rubrics": by_rubric}
 
 
 def _require_judges(rubric: Rubric) -> None:
@@ -116,8 +116,8 @@ def forget_subject(subject: str, *, store: str | Path | None = None) -> dict[str
     """
     with Store(store) as opened:
         erased = erase_subject(opened, subject)
-        person = subject_digest(subject)
-        made = opened.artifacts_of(person)
+        digest = subject_digest(subject)
+        folders = opened.artifacts_of(digest)
     cache = home_of(store) / "cache" / "responses.db"
     had_data = bool(erased.removed or erased.tasks or erased.prompts)
     answers, unowned = (
@@ -126,15 +126,15 @@ def forget_subject(subject: str, *, store: str | Path | None = None) -> dict[str
     return {
         "subject": subject, "removed": erased.removed, "prompts_emptied": erased.prompts,
         "cached_answers_removed": answers,
-        "unowned_answers_removed": unowned, "made_from_them": [*made, *_adapters_of(person, made)],
+        "unowned_answers_removed": unowned, "made_from_them": [*folders, *_adapters_of(digest, folders)],
     }  # fmt: skip
 
 
-def _adapters_of(person: str, made: Sequence[str]) -> list[str]:
+def _adapters_of(digest: str, folders: Sequence[str]) -> list[str]:
     """Paths of adapters trained on a person's data, and of adapters trained from one of those."""
     hashes, paths = set[str](), list[str]()
-    for adapter in sorted(list_adapters(), key=lambda one: len(one.after)):
-        if _made_from(adapter.made, person, made) or hashes & set(adapter.after):
+    for adapter in sorted(list_adapters(), key=lambda adapter: len(adapter.after)):
+        if _uses_data_of(adapter.made, digest, folders) or hashes & set(adapter.after):
             hashes.add(adapter.sha256)
             paths.append(str(adapter.path))
     return sorted(paths)
@@ -148,7 +148,7 @@ def _forget_answers(path: Path, requests: Sequence[dict[str, Any]]) -> tuple[int
         cache.close()
 
 
-def _made_from(made: Mapping[str, Any], person: str, folders: Sequence[str]) -> bool:
+def _uses_data_of(origin: Mapping[str, Any], digest: str, folders: Sequence[str]) -> bool:
     """Whether an adapter was trained on a person's tasks, or on an export that contains them."""
-    text = json.dumps(made, default=str)
-    return person in (made.get("people") or ()) or any(json.dumps(folder) in text for folder in folders)
+    text = json.dumps(origin, default=str)
+    return digest in (origin.get("people") or ()) or any(json.dumps(folder) in text for folder in folders)

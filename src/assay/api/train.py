@@ -92,33 +92,35 @@ def train(
         Cancelled: a signal came; call again with `resume=True`.
     """
     program = full_name(program) if isinstance(program, str) else program
-    shown, store = _of_this_process(progress, store)
-    found: dict[str, Any] = {key: value for key, value in _shared_out(options).items() if value is not None}
-    named = {} if monitor is None else {"monitor": monitor.name if isinstance(monitor, Rubric) else str(monitor)}
-    config = program_settings(TrainSettings, program, rubric, data, None, {**found, **named})
+    progress, store = _of_this_process(progress, store)
+    values: dict[str, Any] = {key: value for key, value in _divided_caps(options).items() if value is not None}
+    monitor_settings = (
+        {} if monitor is None else {"monitor": monitor.name if isinstance(monitor, Rubric) else str(monitor)}
+    )
+    config = program_settings(TrainSettings, program, rubric, data, None, {**values, **monitor_settings})
     if "temperature" in config.parameters:
         raise ConfigError("the agent parameter temperature would have no effect: rollouts are sampled at --temperature")
     settings = config.policy
     measure = independent(rubric, config.judge_model, settings.model, forced=config.judged_by_itself)
-    others, monitoring = guards_of(
+    retention, monitoring = guards_of(
         config.retention, monitor, program=str(program), data=data, judge=config.judge_model, model=settings.model
     )  # fmt: skip
     engine = _engine(settings)
     with ExitStack() as opened:
         served = replace(config, model=engine.lm.model, cache=False, adapter_name=name)
-        opener = _EvalTasks(served, engine, shown, store=store, resume=resume, test=test, opened=opened)
+        opener = _EvalTasks(served, engine, progress, store=store, resume=resume, test=test, opened=opened)
         main, job = opener.open(program, measure, data, config.parameters)
-        kept = [opener.open(one.program, one.rubric, one.data)[0] for one in others]
-        for eval_task, other in itertools.permutations([main, *kept], 2):
-            eval_task.session.meter.share_caps_with(other.session.meter)  # the caps are of the whole training
+        retained = [opener.open(task.program, task.rubric, task.data)[0] for task in retention]
+        for eval_task, other_task in itertools.permutations([main, *retained], 2):
+            eval_task.session.meter.share_caps_with(other_task.session.meter)  # the caps are of the whole training
         monitored = job.additional_rubric(monitoring) if monitoring is not None else None
         if config.preflight and not rank():
-            shown.say("preflight: one task, each judge once")
+            progress.say("preflight: one task, each judge once")
             _tried(main, job.splits.train, engine, monitored, config.max_cost_usd)
-            for eval_task in kept:
+            for eval_task in retained:
                 _tried(eval_task, eval_task.val, engine, None, config.max_cost_usd)
         rollouts = Rollouts(main, job.splits.train, settings, engine, monitor=monitored)
-        return train_policy(rollouts, name, settings, retained=kept, resume=resume, progress=shown)
+        return train_policy(rollouts, name, settings, retained=retained, resume=resume, progress=progress)
 
 
 def _of_this_process(progress: Progress | None, store: str | Path | None) -> tuple[Progress, str | Path | None]:
@@ -134,7 +136,7 @@ class _EvalTasks:
 
     config: TrainSettings
     engine: PolicyEngine
-    shown: Progress
+    progress: Progress
     store: str | Path | None
     resume: bool
     test: bool
@@ -145,9 +147,9 @@ class _EvalTasks:
         self, program: str | dspy.Module, rubric: Any, data: str, parameters: Mapping[str, Any] | None = None
     ) -> tuple[EvalTask, Job]:
         """An evaluation task and its job. `parameters`: of the trained program; None for a retention task."""
-        named = program_settings(ProgramSettings, program, rubric, data, None, {})
+        names = program_settings(ProgramSettings, program, rubric, data, None, {})
         sampled = {**(parameters or {}), "temperature": self.config.temperature}
-        config = replace(self.config, program=named.program, rubric=named.rubric, data=named.data, parameters=sampled)
+        config = replace(self.config, program=names.program, rubric=names.rubric, data=names.data, parameters=sampled)
         trained = parameters is not None
         need = ("train", "val", "test") if trained else ("val", "test")
         job = self.opened.enter_context(
@@ -156,7 +158,7 @@ class _EvalTasks:
                 program=program,
                 rubric=rubric,
                 lm=self.engine.lm,
-                progress=self.shown,
+                progress=self.progress,
                 store=self.store,
                 resume=self.resume,
                 need=need,
@@ -182,11 +184,11 @@ def _tried(
     """
     session, split = eval_task.session, "train" if eval_task.trained else "val"
     watching = [replace(session, rubric=watcher)] if watcher is not None and watcher.needs_judge else []
-    for one in [session, *watching]:
+    for tried in [session, *watching]:
         if engine.answers_before:
-            preflight(one, eval_task.student, tasks, split=split, max_cost_usd=max_cost_usd)
-        elif one.judge_lm is not None and one.judge_lm.recording.backend is not engine.lm.recording.backend:
-            preflight_judges(one, tasks, split=split, max_cost_usd=max_cost_usd)
+            preflight(tried, eval_task.student, tasks, split=split, max_cost_usd=max_cost_usd)
+        elif tried.judge_lm is not None and tried.judge_lm.recording.backend is not engine.lm.recording.backend:
+            preflight_judges(tried, tasks, split=split, max_cost_usd=max_cost_usd)
 
 
 def check_comparison(
@@ -217,17 +219,23 @@ def _open(job: Job) -> Openings | None:
     return job.openings
 
 
-def _shared_out(options: Mapping[str, Any]) -> dict[str, Any]:
+def _divided_caps(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with this process's share of the caps, which apply to all training processes together."""
-    shared = dict(options)
+    portion = dict(options)
     for cap in ("max_calls", "max_tokens", "max_cost_usd"):
-        if shared.get(cap) is not None and world() > 1:
-            shared[cap] = shared[cap] / world() if cap == "max_cost_usd" else max(1, shared[cap] // world())
-    return shared
+        if portion.get(cap) is not None and world() > 1:
+            portion[cap] = portion[cap] / world() if cap == "max_cost_usd" else max(1, portion[cap] // world())
+    return portion
 
 
 def guards_of(
-    given: Sequence[str], monitor: str | Path | Rubric | None, *, program: str, data: str, judge: str | None, model: str
+    retention: Sequence[str],
+    monitor: str | Path | Rubric | None,
+    *,
+    program: str,
+    data: str,
+    judge: str | None,
+    model: str,
 ) -> tuple[list[Retained], Rubric | None]:
     """Reads the retention tasks and the monitor rubric, and refuses any that the model in training would judge.
 
@@ -236,26 +244,26 @@ def guards_of(
             PROGRAM,RUBRIC,DATA.
         RubricError: the rubric does not exist.
     """
-    others = [Retained.read(part) for part in given]
-    named = [(program, data), *((one.program, one.data) for one in others)]
-    if twice := [name for at, name in enumerate(named) if name in named[:at]]:
+    retained = [Retained.read(part) for part in retention]
+    tasks = [(program, data), *((task.program, task.data) for task in retained)]
+    if repeated := [name for at, name in enumerate(tasks) if name in tasks[:at]]:
         raise ConfigError(
-            f"{twice[0][0]} on {twice[0][1]} is named twice: once is enough, and what is trained on is no retention "
-            "task"
+            f"{repeated[0][0]} on {repeated[0][1]} is named twice: once is enough, and what is trained on is no "
+            "retention task"
         )
-    for one in others:
-        independent(one.rubric, judge, model)
-    return others, independent(monitor, judge, model) if monitor is not None else None
+    for task in retained:
+        independent(task.rubric, judge, model)
+    return retained, independent(monitor, judge, model) if monitor is not None else None
 
 
-def _title(program: str, data: str, taken: Sequence[str]) -> str:
+def _title(program: str, data: str, used: Sequence[str]) -> str:
     """The shortest name that no other evaluation task has."""
-    short = program.rpartition(":")[2]
+    class_name = program.rpartition(":")[2]
     names = itertools.chain(
-        (short, f"{short} on {data}", f"{program} on {data}"),
+        (class_name, f"{class_name} on {data}", f"{program} on {data}"),
         (f"{program} on {data} ({at})" for at in itertools.count(2)),
     )
-    return next(name for name in names if name not in taken)
+    return next(name for name in names if name not in used)
 
 
 @trusts
@@ -279,7 +287,7 @@ def compare(
     independent(rubric, options.get("judge_model"), models[1])
     results, opened = {}, f"compare-{new_id()[:12]}"
     for mode in MODES:
-        given = {**(parameters or {}), **({"temperature": 0.1} if mode == "greedy" else {})}
+        mode_parameters = {**(parameters or {}), **({"temperature": 0.1} if mode == "greedy" else {})}
         before, after = (
             evaluate(
                 program,
@@ -287,7 +295,7 @@ def compare(
                 data=data,
                 split="test",
                 model=model,
-                parameters=given,
+                parameters=mode_parameters,
                 store=store,
                 progress=progress,
                 opens_as=opened,
@@ -325,8 +333,8 @@ def train_offline(
         raise ConfigError(
             f"{', '.join(ignored)} would have no effect: an export brings its tasks and rewards, and nothing is run"
         )
-    given: dict[str, Any] = {**options, "temperature": export_temperature(export, options.get("temperature"))}
-    settings = PolicySettings(**given)
+    values: dict[str, Any] = {**options, "temperature": export_temperature(export, options.get("temperature"))}
+    settings = PolicySettings(**values)
     return train_policy(Recorded(export, settings), name, settings, resume=resume, progress=progress)
 
 
@@ -350,35 +358,35 @@ def independent(rubric: str | Path | Rubric, judge: str | None, model: str, *, f
         ConfigError: the model would judge itself and `forced` is false; or a judge compares outputs, but rollouts are
             scored one by one.
     """
-    found = load_rubric(rubric)
+    loaded = load_rubric(rubric)
     judges = [
         load_judge(c.judge.use, own_model=judge is None) if c.judge.use else None
-        for c in found.criteria
+        for c in loaded.criteria
         if c.judge is not None
     ]
-    if compared := [one for one in judges if one is not None and one.compares]:
+    if compared := [loaded_judge for loaded_judge in judges if loaded_judge is not None and loaded_judge.compares]:
         raise ConfigError(
-            f"the rubric {found.name!r} has a judge that compares outputs ({compared[0].spec.text[:80]!r}), and a "
+            f"the rubric {loaded.name!r} has a judge that compares outputs ({compared[0].spec.text[:80]!r}), and a "
             "training scores each rollout by itself: take a judge of one output"
         )
-    asked = {name for one in judges for name in _models_of(one, judge or model)}
-    if model in asked and not forced:
+    judging_models = {name for loaded_judge in judges for name in _models_of(loaded_judge, judge or model)}
+    if model in judging_models and not forced:
         raise ConfigError(
-            f"the rubric {found.name!r} would be judged by {model}, the model in training, which would learn to please "
-            "itself: name another with "
+            f"the rubric {loaded.name!r} would be judged by {model}, the model in training, which would learn to "
+            "please itself: name another with "
             "--judge-model (or in the judge's own file), or, for the rubric that is trained on, say --judged-by-itself"
         )
-    return found
+    return loaded
 
 
 def _models_of(judge: Any, default: str) -> Iterator[str]:
     """Names of the models that a judge asks, those of a jury's or a cascade's members included."""
-    own = getattr(judge, "model", None) or default
+    model = getattr(judge, "model", None) or default
     members = [
         *getattr(judge, "members", ()),
         *(part for name in ("first", "second") if (part := getattr(judge, name, None)) is not None),
     ]
     for member in members:
-        yield from _models_of(member, own)
+        yield from _models_of(member, model)
     if not members:
-        yield own
+        yield model

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from assay.cli.flags import given_job, settings_flags
+from assay.cli.flags import command_job, settings_flags
 from assay.cli.shared import (
     Console,
     dry_run,
@@ -43,7 +43,7 @@ def command(program: str | None, **values: Any) -> None:
     as_json, store, resume, dry, temperatures, over = pop_values(
         values, "as_json", "store", "resume", "dry_run", "temperatures", "over"
     )
-    program, settings = given_job(values, program, CollectSettings)
+    program, settings = command_job(values, program, CollectSettings)
     if turns := _turns(temperatures, over):
         settings["over"] = turns
     if dry:
@@ -54,20 +54,20 @@ def command(program: str | None, **values: Any) -> None:
         print_json(data)
     else:
         _show(program, data)
-    if (why := report.evaluation.why_unscored) is not None:
-        raise ModelError(f"none of the {len(report.evaluation)} tasks could be scored: {why}")
+    if (reason := report.evaluation.why_unscored) is not None:
+        raise ModelError(f"none of the {len(report.evaluation)} tasks could be scored: {reason}")
     require_coverage(data)
 
 
 def _turns(temperatures: str | None, over: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Parameter settings to take in turn: the product of what was named."""
+    """All combinations of the values in `--over`; samples use them in turn."""
     import itertools
 
-    named = {name: text.split(",") for name, text in pairs(over, "--over").items()}
+    turns = {name: text.split(",") for name, text in pairs(over, "--over").items()}
     if temperatures:
-        named["temperature"] = temperatures.split(",")
+        turns["temperature"] = temperatures.split(",")
     try:
-        read = {name: [json.loads(value) for value in texts] for name, texts in named.items()}
+        read = {name: [json.loads(value) for value in texts] for name, texts in turns.items()}
     except json.JSONDecodeError as error:
         raise click.UsageError(f"{error.doc!r} is no number: --temperatures 0.3,1.0 or --over max_steps=2,10") from None
     return [dict(zip(read, values, strict=True)) for values in itertools.product(*read.values())] if read else []

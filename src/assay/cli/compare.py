@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from assay.cli.flags import given_settings, is_artifact, settings_flags
+from assay.cli.flags import command_settings, is_artifact, settings_flags
 from assay.cli.shared import Console, job_options, pop_values, print_json, print_openings, require_coverage
 from assay.cli.wording import in_flags
 from assay.runs.settings import CompareSettings
@@ -23,7 +23,7 @@ def command(a: str, b: str, **values: Any) -> None:
     from assay.api.compare import compare
 
     as_json, store, resume = pop_values(values, "as_json", "store", "resume")
-    settings = given_settings(values, CompareSettings, artifact=is_artifact(a, b))
+    settings = command_settings(values, CompareSettings, artifact=is_artifact(a, b))
     report = compare(a, b, store=store, resume=resume, progress=Console(), **settings)
     data = report.to_dict()
     if as_json:
@@ -50,18 +50,18 @@ def _show(data: dict[str, Any]) -> None:
         table.add_row(*row)
     table.add_row("failed, unscored", f"{a['failed']}, {a['unscored']}", f"{b['failed']}, {b['unscored']}")
     rich.print(table)
-    both = [task for task in data["tasks"] if task["a"] is not None and task["b"] is not None]
-    better, worse = sum(task["b"] > task["a"] for task in both), sum(task["b"] < task["a"] for task in both)
-    rich.print(f"b is better on {better} tasks, worse on {worse}, level on {len(both) - better - worse}")
+    paired = [task for task in data["tasks"] if task["a"] is not None and task["b"] is not None]
+    better, worse = sum(task["b"] > task["a"] for task in paired), sum(task["b"] < task["a"] for task in paired)
+    rich.print(f"b is better on {better} tasks, worse on {worse}, level on {len(paired) - better - worse}")
     gain = data["gain"]
-    what = (
+    verdict = (
         "no significant difference"
         if gain["mean"] is None or gain["low"] <= 0 <= gain["high"]
         else "a gain"
         if gain["low"] > 0
         else "a loss"
     )
-    rich.print(f"gain of b: {with_interval(gain)}: {what}")
+    rich.print(f"gain of b: {with_interval(gain)}: {verdict}")
     for note in data["notes"]:
         rich.print(f"note: {in_flags(note)}")
     print_openings(rich, data["test_openings"])

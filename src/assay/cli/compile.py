@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from assay.cli.flags import given_job, settings_flags
+from assay.cli.flags import command_job, settings_flags
 from assay.cli.shared import (
     Console,
     dry_run,
@@ -21,7 +21,7 @@ from assay.cli.wording import in_flags
 from assay.reports.markdown import dollars
 from assay.runs.settings import CompileSettings
 
-__all__ = ["command"]
+__all__ = ["command", "print_report", "table_rows"]
 
 
 @click.command("compile")
@@ -37,18 +37,18 @@ def command(program: str | None, **values: Any) -> None:
     from assay.api.compile import compile
 
     as_json, store, out, resume, dry = pop_values(values, "as_json", "store", "out", "resume", "dry_run")
-    program, settings = given_job(values, program, CompileSettings)
+    program, settings = command_job(values, program, CompileSettings)
     if dry:
         return dry_run("compile", program, settings, as_json=as_json, store=store)
     data = compile(program, out=out, store=store, resume=resume, progress=Console(), **settings).to_dict()
     if as_json:
         print_json(data)
     else:
-        _show(data)
+        print_report(data)
     require_coverage(data)
 
 
-def _show(data: dict[str, Any]) -> None:
+def print_report(data: dict[str, Any]) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
 
@@ -62,7 +62,7 @@ def _show(data: dict[str, Any]) -> None:
         table = Table(title=f"sealed test split, {after['n']} tasks", title_justify="left")
         for column, justify in (("", "left"), ("baseline", "right"), ("compiled", "right"))[: 1 + len(sides)]:
             table.add_column(column, justify=justify)  # type: ignore[arg-type]
-        for label, *cells, style in _rows(sides):
+        for label, *cells, style in table_rows(sides):
             table.add_row(label, *cells, style=style)
         rich.print(table)
         warn_of_failures(rich, after)
@@ -101,7 +101,7 @@ def _show(data: dict[str, Any]) -> None:
     rich.print(f"artifact: {data['artifact']}", markup=False, soft_wrap=True)
 
 
-def _rows(sides: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+def table_rows(sides: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     """Rows of the table: label, a cell for each side, style."""
     from assay.reports.markdown import graded, tool_rows, type_label
 
@@ -126,14 +126,14 @@ def _rows(sides: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
 def _gain_line(gain: dict[str, Any]) -> str:
     if gain["mean"] is None:
         return "gain: nothing was scored in both"
-    what = (
+    verdict = (
         "a gain"
         if gain["low"] > 0
         else "a loss"
         if gain["high"] < 0
         else "no proven difference (the interval holds zero)"
     )
-    return f"gain: {gain['mean']:+.3f}, paired 95 % interval [{gain['low']:+.3f}, {gain['high']:+.3f}]: {what}"
+    return f"gain: {gain['mean']:+.3f}, paired 95 % interval [{gain['low']:+.3f}, {gain['high']:+.3f}]: {verdict}"
 
 
 def _number(value: float | None) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from assay.cli.flags import given_job, settings_flags
+from assay.cli.flags import command_job, settings_flags
 from assay.cli.shared import (
     Console,
     dry_run,
@@ -16,7 +16,7 @@ from assay.cli.shared import (
     warn_of_failures,
     warn_of_gaps,
 )
-from assay.cli.wording import in_flags
+from assay.cli.wording import in_flags, thinking_row
 from assay.reports.markdown import dollars
 from assay.runs.settings import EvaluateSettings
 
@@ -39,7 +39,7 @@ def command(program: str | None, **values: Any) -> None:
     from assay.errors import ModelError
 
     as_json, store, resume, least, dry = pop_values(values, "as_json", "store", "resume", "fail_under", "dry_run")
-    program, settings = given_job(values, program, EvaluateSettings)
+    program, settings = command_job(values, program, EvaluateSettings)
     if dry:
         return dry_run("evaluate", program, settings, as_json=as_json, store=store)
     report = evaluate(program, store=store, resume=resume, progress=Console(), **settings)
@@ -48,8 +48,8 @@ def command(program: str | None, **values: Any) -> None:
         print_json(data)
     else:
         _show(program, data)
-    if (why := report.evaluation.why_unscored) is not None:
-        raise ModelError(f"none of the {len(report.evaluation)} tasks could be scored: {why}")
+    if (reason := report.evaluation.why_unscored) is not None:
+        raise ModelError(f"none of the {len(report.evaluation)} tasks could be scored: {reason}")
     require_coverage(data)
     score = data["result"]["score"]
     if least is not None and (score is None or score < least):
@@ -82,13 +82,15 @@ def _show(program: str, data: dict[str, Any]) -> None:
         table.add_row(*row)
     table.add_row("failed runs, unscored", f"{result['failed']}, {result['unscored']}")
     table.add_row("LM calls, from the cache", f"{data['calls']}, {data['cached']}")
+    if (thinking := result["thinking"]) is not None:
+        table.add_row("thinking tokens a run", thinking_row(thinking))
     table.add_row("tokens, dollars", f"{data['tokens']:,}, {dollars(data['cost_usd'])}")
     rich.print(table)
-    for name, found in data["corrected"].items():
+    for name, corrected in data["corrected"].items():
         text = (
-            f"{name}, corrected by {found['n_people']} human labels: {found['mean']:.3f}, 95 % "
-            f"[{found['low']:.3f}, {found['high']:.3f}] "
-            f"(verdicts alone {found['verdicts_alone']:.3f})"
+            f"{name}, corrected by {corrected['n_people']} human labels: {corrected['mean']:.3f}, 95 % "
+            f"[{corrected['low']:.3f}, {corrected['high']:.3f}] "
+            f"(verdicts alone {corrected['verdicts_alone']:.3f})"
         )
         rich.print(text, markup=False)
     print_openings(rich, data["test_openings"])

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from assay.cli.flags import given_settings, settings_flags
+from assay.cli.flags import command_settings, settings_flags
 from assay.cli.shared import (
     Console,
     Decorator,
@@ -16,7 +16,7 @@ from assay.cli.shared import (
     with_options,
 )
 from assay.cli.wording import counted, in_flags
-from assay.runs.settings.export import BalanceSettings, ExportSettings, GateSettings, SelectionSettings
+from assay.runs.settings.export import OF_KIND, BalanceSettings, ExportSettings, GateSettings, SelectionSettings
 from assay.support.settings import settings_of
 
 __all__ = ["command"]
@@ -30,24 +30,15 @@ def command() -> None:
     """
 
 
-_SHARED = (
-    *settings_of(SelectionSettings),
-    *settings_of(GateSettings),
-    *settings_of(BalanceSettings),
-    "privacy",
-    "privacy_key",
-    "licence",
-)
-_TARGET = ("model", "tools")
-_CREDIT = ("group_by", "returns", "discount", "step_weight", "outcome_weight", "outcome")
+_SHARED = (*settings_of(SelectionSettings), *settings_of(GateSettings), *settings_of(BalanceSettings))
 
 
-def _options(*own: str) -> Decorator:
+def _options(kind: str) -> Decorator:
     """The flags of every kind of export, and those of this one."""
     options = [
         click.option("--out", required=True, metavar="DIR", help="Folder to write; it must not exist."),
         store_option(),
-        settings_flags(ExportSettings, only=(*_SHARED, *own)),
+        settings_flags(ExportSettings, only=(*_SHARED, *OF_KIND[kind])),
         trust_option(),
         json_option(),
     ]
@@ -55,14 +46,14 @@ def _options(*own: str) -> Decorator:
 
 
 @command.command("sft")
-@_options(*_TARGET, "min_quality", "whole", "demos")
+@_options("sft")
 def sft(**values: Any) -> None:
     """Prompts and completions of good rollouts, one row per LM call."""
     _export("sft", values)
 
 
 @command.command("grpo")
-@_options(*_TARGET, "call")
+@_options("grpo")
 @click.option(
     "--rubric", required=True, metavar="R", help="A rubric's name or YAML file, by which completions are scored."
 )
@@ -72,14 +63,14 @@ def grpo(**values: Any) -> None:
 
 
 @command.command("preferences")
-@_options(*_TARGET, "min_quality", *_CREDIT, "margin", "unpaired")
+@_options("preferences")
 def preferences(**values: Any) -> None:
     """Pairs of answers to the same prompt, from groups, for DPO (or --unpaired for KTO)."""
     _export("preferences", values)
 
 
 @command.command("transitions")
-@_options("min_quality", *_CREDIT, "advantage", "by_outcome")
+@_options("transitions")
 def transitions(**values: Any) -> None:
     """Every LM call with token ids, logprobs, reward, return and advantage, as JSON lines and Parquet."""
     _export("transitions", values)
@@ -91,7 +82,7 @@ def _export(kind: str, values: dict[str, Any]) -> None:
 
     as_json, out, store = pop_values(values, "as_json", "out", "store")
     rubric = values.pop("rubric", None)  # of grpo alone
-    settings = given_settings(values, ExportSettings)
+    settings = command_settings(values, ExportSettings)
     _open(store)
     try:
         report = export(kind, out, store=store, rubric=rubric, progress=Console(), **settings)
@@ -116,7 +107,7 @@ def _open(store: str | None) -> None:
     open_store(store).close()
 
 
-def _said_of(gate: dict[str, Any]) -> str:
+def _gate_text(gate: dict[str, Any]) -> str:
     if not gate["passed"]:
         return f"{'FAILED' if gate['enforced'] else 'WARNING'}: {gate['missing']}"
     return f"passed; WARNING: {gate['warning']}" if gate.get("warning") else "passed"
@@ -130,7 +121,7 @@ def _show_gates(gates: list[dict[str, Any]]) -> None:
 
     table = Table("gate", "value", "required", "", title="gates", title_justify="left")
     for gate in gates:
-        table.add_row(gate["gate"], format_value(gate["value"]), str(gate["required"]), _said_of(gate))
+        table.add_row(gate["gate"], format_value(gate["value"]), str(gate["required"]), _gate_text(gate))
     Rich(highlight=False, markup=False).print(table)
 
 
@@ -159,8 +150,8 @@ def _show(kind: str, data: dict[str, Any]) -> None:
         table.add_row(f"rows of {kind_}", str(count))
     for reason, count in data["left_out"].items():
         table.add_row(f"left out: {reason}", str(count))
-    for why, count in data["problems"].items():
-        table.add_row(f"calls with a problem: {why}", str(count))
+    for problem, count in data["problems"].items():
+        table.add_row(f"calls with a problem: {problem}", str(count))
     if data["groups_without_spread"]:
         table.add_row("zero-variance groups (advantage 0)", str(data["groups_without_spread"]))
     overlap = data["overlap"]
@@ -169,8 +160,8 @@ def _show(kind: str, data: dict[str, Any]) -> None:
             f"tasks that share {overlap['ngram']} words with a sealed one", f"{overlap['shared']} of {overlap['tasks']}"
         )
     privacy = data["privacy"]
-    found = ", ".join(f"{count} {name}" for name, count in privacy.get("found", {}).items()) or "nothing"
-    table.add_row("personal data", f"{privacy['engine']}: {found}")
+    replaced = ", ".join(f"{count} {name}" for name, count in privacy.get("found", {}).items()) or "nothing"
+    table.add_row("personal data", f"{privacy['engine']}: {replaced}")
     rich.print(table)
     for note in [*([privacy["note"]] if privacy.get("note") else []), *data["notes"]]:
         rich.print(f"note: {in_flags(note)}")

@@ -12,10 +12,10 @@ from typing import Any, get_args, get_origin
 import click
 
 from assay.cli.shared import Decorator, json_or_text, pairs, with_options
-from assay.runs.project import project_settings
+from assay.runs.project import COMMANDS, project_settings
 from assay.support.settings import Setting, settings_of
 
-__all__ = ["SPLITS", "given_job", "given_settings", "is_artifact", "is_given", "of_project", "settings_flags"]
+__all__ = ["SPLITS", "command_job", "command_settings", "is_artifact", "is_set", "of_project", "settings_flags"]
 
 _MODEL = ("model", "api_base", "api_key_env")
 SPLITS = ("train", "val", "gate", "test")
@@ -28,25 +28,25 @@ def settings_flags(
     sizes: Sequence[str] = SPLITS,
     help: Mapping[str, str] | None = None,
 ) -> Decorator:
-    """The flags of settings classes, those that a job cannot do without first.
+    """Flags made from settings classes; required ones come first.
 
     Args:
-        only: these fields alone; all where empty.
+        only: fields to include; empty means all.
         without: fields without a flag.
-        sizes: the splits of `--SPLIT-size`; with none there is one `--size`, of the split that the command takes.
-        help: texts in place of the fields' own, by name.
+        sizes: the splits of `--SPLIT-size`; if empty, there is one `--size`, for the split that the command uses.
+        help: help texts that replace those of the fields, by name.
     """
-    found = {
-        name: one
+    settings = {
+        name: setting
         for kind in kinds
-        for name, one in settings_of(kind).items()
-        if not one.declared.named or one.declared.flag
+        for name, setting in settings_of(kind).items()
+        if not setting.declared.named or setting.declared.flag
     }
-    chosen = [one for name, one in found.items() if (not only or name in only) and name not in without]
+    chosen = [setting for name, setting in settings.items() if (not only or name in only) and name not in without]
     options = []
-    for one in sorted(chosen, key=lambda one: not one.required):
-        text = (help or {}).get(one.name, one.declared.flag_help or one.declared.help)
-        options += _size_options(text, sizes) if one.name == "sizes" else [_option(one, text)]
+    for setting in sorted(chosen, key=lambda setting: not setting.required):
+        text = (help or {}).get(setting.name, setting.declared.flag_help or setting.declared.help)
+        options += _size_options(text, sizes) if setting.name == "sizes" else [_option(setting, text)]
     return lambda function: with_options(function, options)
 
 
@@ -56,32 +56,38 @@ def _size_options(text: str, sizes: Sequence[str]) -> list[Decorator]:
     return [click.option(f"--{split}-size", type=click.IntRange(1), help=text.format(split=split)) for split in sizes]
 
 
-def _option(one: Setting, text: str) -> Decorator:
-    declared, kind = one.declared, one.plain
-    flag = declared.flag or f"--{one.name.replace('_', '-')}"
+def _option(setting: Setting, text: str) -> Decorator:
+    declared, kind = setting.declared, setting.plain
+    flag = declared.flag or f"--{setting.name.replace('_', '-')}"
     if kind is bool:
-        default = bool(one.default) if "/" in flag else False
+        default = bool(setting.default) if "/" in flag else False
         return click.option(
-            *flag.split(" "), _parameter(one), is_flag=True, default=default, show_default="/" in flag, help=text
+            *flag.split(" "), _parameter(setting), is_flag=True, default=default, show_default="/" in flag, help=text
         )
     flags = flag.split("/")
     if get_origin(kind) in (Mapping, Sequence) and (declared.many or get_origin(kind) is Mapping):
-        return click.option(*flags, one.name, multiple=True, metavar=declared.metavar or "NAME=VALUE", help=text)
-    shown = one.default not in (MISSING, None, ())
+        return click.option(*flags, setting.name, multiple=True, metavar=declared.metavar or "NAME=VALUE", help=text)
+    has_default = setting.default not in (MISSING, None, ())
     metavar = declared.metavar
     return click.option(
-        *flags, one.name, type=_type(one), default=_default(one), show_default=shown, metavar=metavar, help=text
+        *flags,
+        setting.name,
+        type=_type(setting),
+        default=_default(setting),
+        show_default=has_default,
+        metavar=metavar,
+        help=text,
     )
 
 
-def _default(one: Setting) -> Any:
-    if one.default is MISSING:
+def _default(setting: Setting) -> Any:
+    if setting.default is MISSING:
         return None
-    return ",".join(one.default) or None if isinstance(one.default, tuple) else one.default
+    return ",".join(setting.default) or None if isinstance(setting.default, tuple) else setting.default
 
 
-def _type(one: Setting) -> Any:
-    declared, kind = one.declared, one.plain
+def _type(setting: Setting) -> Any:
+    declared, kind = setting.declared, setting.plain
     if declared.choices:
         return click.Choice(list(declared.choices))
     if kind not in (int, float):
@@ -94,65 +100,65 @@ def _type(one: Setting) -> Any:
     return click.FloatRange(low, high, min_open=declared.gt is not None, max_open=declared.lt is not None)
 
 
-def _parameter(one: Setting) -> str:
-    """The name of a flag's value: the field's, but for a switch that turns something off (`--no-cache`)."""
-    flag = one.declared.flag
+def _parameter(setting: Setting) -> str:
+    """Name of a flag's value: that of the field, except for a switch that turns something off (`--no-cache`)."""
+    flag = setting.declared.flag
     return (
-        one.name
-        if one.plain is not bool or one.default is False or "/" in flag
+        setting.name
+        if setting.plain is not bool or setting.default is False or "/" in flag
         else flag.removeprefix("--").replace("-", "_")
     )
 
 
-def given_settings(
+def command_settings(
     values: dict[str, Any], *kinds: type[Any], artifact: bool = False, project: bool = True
 ) -> dict[str, Any]:
     """Takes the flags of settings classes out of a command's values.
 
     Args:
-        artifact: what runs is an artifact, which brings its own model: that of the project file is not for it.
-        project: whether the project file fills what is not given.
+        artifact: whether an artifact runs. It has its own model, so the model of the project file is ignored.
+        project: whether the project file supplies missing values.
     Returns:
         Those that were given on the command line or in the project file, as keywords of the Python function; it has
         defaults for the others.
     Raises:
         click.MissingParameter: one that the job cannot do without was not given.
     """
-    settings = {name: one for kind in kinds for name, one in settings_of(kind).items()}
-    found = {
+    settings = {name: setting for kind in kinds for name, setting in settings_of(kind).items()}
+    settings_values = {
         name: value
         for name, value in (of_project() if project else {}).items()
         if name in settings and (not artifact or name not in _MODEL)
     }
-    found = {
+    settings_values = {
         name: value
-        for name, value in found.items()
+        for name, value in settings_values.items()
         if not settings[name].declared.named or settings[name].declared.flag
     }
-    for one in settings.values():
-        if one.name == "sizes":
-            found |= _sizes(values, found.get("split"))
+    for setting in settings.values():
+        if setting.name == "sizes":
+            settings_values |= _sizes(values, settings_values.get("split"))
             continue
-        name = _parameter(one)
+        name = _parameter(setting)
         if name not in values:
             continue
         value = values.pop(name)
-        if is_given(name):
-            found[one.name] = _value(one, value)
-        elif one.required and one.name not in found:
+        if is_set(name):
+            settings_values[setting.name] = _value(setting, value)
+        elif setting.required and setting.name not in settings_values:
             _require(name)
-    return found
+    return settings_values
 
 
-def given_job(values: dict[str, Any], program: str | None, *kinds: type[Any]) -> tuple[str, dict[str, Any]]:
-    """The program of a job and its settings: as given, else those of the project file.
+def command_job(values: dict[str, Any], program: str | None, *kinds: type[Any]) -> tuple[str, dict[str, Any]]:
+    """The program of a job and its settings, from the command line or the project file.
 
     Raises:
-        click.MissingParameter: there is no program, or no setting that the job cannot do without.
+        click.MissingParameter: the program or a required setting is missing.
     """
     if (name := program or of_project().get("program")) is None:
         _require("program")
-    return str(name), given_settings(values, *kinds, artifact=is_artifact(name))
+    return str(name), command_settings(values, *kinds, artifact=is_artifact(name))
 
 
 def is_artifact(*names: Any) -> bool:
@@ -161,12 +167,13 @@ def is_artifact(*names: Any) -> bool:
 
 
 def of_project() -> dict[str, Any]:
-    """What the project file sets for the running command."""
+    """Settings of the running command in the project file."""
     context, names = click.get_current_context(), list[str]()
     while context.parent is not None:
         names.insert(0, str(context.info_name))
         context = context.parent
-    return project_settings(" ".join(names))
+    command = " ".join(names)
+    return project_settings(command) if command in COMMANDS else {}
 
 
 def _require(name: str) -> None:
@@ -176,24 +183,24 @@ def _require(name: str) -> None:
     )
 
 
-def is_given(name: str) -> bool:
+def is_set(name: str) -> bool:
     """Whether an option is on the command line, or in an environment variable that it reads."""
     source = click.get_current_context().get_parameter_source(name)
     return source in (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
 
 
 def _sizes(values: dict[str, Any], split: str | None) -> dict[str, Any]:
-    found = {split: size for split in SPLITS if (size := values.pop(f"{split}_size", None)) is not None}
+    sizes = {split: size for split in SPLITS if (size := values.pop(f"{split}_size", None)) is not None}
     if (size := values.pop("size", None)) is not None:
-        found[values["split"] if split is None or is_given("split") else split] = size
-    return {"sizes": found} if found else {}
+        sizes[values["split"] if split is None or is_set("split") else split] = size
+    return {"sizes": sizes} if sizes else {}
 
 
-def _value(one: Setting, value: Any) -> Any:
-    """What a flag says, as the field has it."""
-    flag, kind = one.declared.flag.split("/")[0] or f"--{one.name.replace('_', '-')}", one.plain
+def _value(setting: Setting, value: Any) -> Any:
+    """The value of a flag, converted to the type of its field."""
+    flag, kind = setting.declared.flag.split("/")[0] or f"--{setting.name.replace('_', '-')}", setting.plain
     if kind is bool:
-        return value if _parameter(one) == one.name else not value
+        return value if _parameter(setting) == setting.name else not value
     if get_origin(kind) is Mapping:
         read = _READ.get(get_origin(item := get_args(kind)[1]) or item, _text)
         return {name: read(text, flag, name) for name, text in pairs(value, flag).items()}

@@ -4,12 +4,12 @@ from typing import Any
 
 import click
 
-from assay.cli.flags import given_job, settings_flags
+from assay.cli.flags import command_job, settings_flags
 from assay.cli.shared import Console, dry_run, job_options, pop_values, print_json, print_openings, require_coverage
 from assay.cli.wording import in_flags
 from assay.runs.settings import ImproveSettings
 
-__all__ = ["command"]
+__all__ = ["command", "print_report"]
 
 
 @click.command("improve")
@@ -27,7 +27,7 @@ def command(program: str | None, **values: Any) -> None:
     from assay.api.improve.run import improve
 
     as_json, store, out, resume, name, dry = pop_values(values, "as_json", "store", "out", "resume", "name", "dry_run")
-    program, settings = given_job(values, program, ImproveSettings)
+    program, settings = command_job(values, program, ImproveSettings)
     for step in ("sft", "grpo"):
         if step in settings:  # by their flags in `assay train`
             settings[step] = {key.replace("-", "_"): value for key, value in settings[step].items()}
@@ -37,11 +37,11 @@ def command(program: str | None, **values: Any) -> None:
     if as_json:
         print_json(report)
     else:
-        _show(report)
+        print_report(report)
     require_coverage(report)
 
 
-def _show(report: dict[str, Any]) -> None:
+def print_report(report: dict[str, Any]) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
 

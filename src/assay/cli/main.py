@@ -51,10 +51,10 @@ class _Lazy(click.Group):
         if args and args[0] not in _COMMANDS:
             import difflib
 
-            near = difflib.get_close_matches(args[0], _COMMANDS, 1)
+            similar = difflib.get_close_matches(args[0], _COMMANDS, 1)
             ctx.fail(
                 f"no command is called {args[0]!r}."
-                + (f" Did you mean {near[0]!r}?" if near else f" There are {', '.join(_COMMANDS)}.")
+                + (f" Did you mean {similar[0]!r}?" if similar else f" There are {', '.join(_COMMANDS)}.")
             )
         return super().resolve_command(ctx, args)
 
@@ -101,8 +101,8 @@ def main() -> None:
     except (StopRun, KeyboardInterrupt, click.Abort) as error:
         from assay.cli.wording import in_flags
 
-        why = in_flags(str(error), command_of(sys.argv[1:])) if isinstance(error, StopRun) else "by the user"
-        print(f"assay: stopped: {why}. {how_to_continue(sys.argv[1:])}", file=sys.stderr)
+        reason = in_flags(str(error), command_of(sys.argv[1:])) if isinstance(error, StopRun) else "by the user"
+        print(f"assay: stopped: {reason}. {how_to_continue(sys.argv[1:])}", file=sys.stderr)
         code = 1 if isinstance(error, BudgetExceeded) else 130
     except BrokenPipeError:
         code = 0
@@ -124,7 +124,7 @@ def command_of(arguments: list[str]) -> Any:
 
 
 def how_to_continue(arguments: list[str]) -> str:
-    """What a command that was stopped leaves, and which of its options continues it."""
+    """Message of a stopped command: what was stored, and the option that resumes it."""
     command = command_of(arguments)
     options = {option for parameter in command.params for option in parameter.opts}
     if "--resume" in options:
@@ -135,7 +135,7 @@ def how_to_continue(arguments: list[str]) -> str:
 
 
 def _leave(code: int) -> None:
-    """Ends at once: worker threads may still wait for a model that nobody listens to any more."""
+    """Exits without waiting for worker threads, which may still wait for a model."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -30,13 +30,15 @@ def list_models(as_json: bool) -> None:
         except ModelError:
             path = None
         rows.append({"name": f"embedded/{model.name}", "size": model.size, "licence": model.licence, "path": path})
-    adapters = [{"name": served_as(one), "sha256": one.sha256, "path": str(one.path)} for one in list_adapters()]
+    adapters = [
+        {"name": served_as(adapter), "sha256": adapter.sha256, "path": str(adapter.path)} for adapter in list_adapters()
+    ]
     if as_json:
         print_json({"models": rows, "adapters": adapters})
         return
     for row in rows:
-        where = row["path"] or f"not downloaded; run: assay models pull {str(row['name']).removeprefix('embedded/')}"
-        click.echo(f"{row['name']}  {int(str(row['size'])) / 1e6:.0f} MB  {row['licence']}  {where}")
+        location = row["path"] or f"not downloaded; run: assay models pull {str(row['name']).removeprefix('embedded/')}"
+        click.echo(f"{row['name']}  {int(str(row['size'])) / 1e6:.0f} MB  {row['licence']}  {location}")
     for adapter in adapters:
         click.echo(f"{adapter['name']}  adapter {adapter['sha256'][:12]}…  {adapter['path']}")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from assay.cli.flags import given_settings, is_artifact, settings_flags
+from assay.cli.flags import command_settings, is_artifact, settings_flags
 from assay.cli.shared import Console, json_option, pairs, print_json, store_option, trust_option
 from assay.cli.wording import counted
 from assay.runs.settings import RunSettings
@@ -50,31 +50,32 @@ def command(
     logging.getLogger("dspy").setLevel(logging.ERROR)
     if bool(inputs) == (file is not None):
         raise click.UsageError("give either inputs as NAME=VALUE, or --file FILE (- for standard input)")
-    store, settings = options.pop("store"), given_settings(options, RunSettings, artifact=is_artifact(program))
+    store, settings = options.pop("store"), command_settings(options, RunSettings, artifact=is_artifact(program))
     if file is not None:
-        if _many(program, file, out, pairs(options.pop("rename"), "--rename"), store, settings):
+        if _run_rows(program, file, out, pairs(options.pop("rename"), "--rename"), store, settings):
             click.get_current_context().exit(1)
         return
     if out is not None or options.pop("rename"):
         raise click.UsageError("--out and --rename go with --file")
     from assay.api.run import run
+    from assay.traces.records import RUN_FIELDS
 
     fields = dict(run(program, pairs(inputs, "input"), store=store, **settings).items())
     if as_json:
         print_json(fields)
         return
     for key, value in fields.items():
-        if key != "steps":
+        if key not in RUN_FIELDS:
             click.echo(f"{key}: {value}")
     for step in fields.get("steps", []):
         result = step["result"] if step["error"] is None else f"error: {step['error']}"
         click.echo(f"  {step['tool']}({', '.join(map(str, step['arguments'].values()))}) = {result}")
 
 
-def _many(
+def _run_rows(
     program: str, file: str, out: str | None, rename: dict[str, str], store: str | None, settings: dict[str, Any]
 ) -> int:
-    """Writes a line for each row; how many failed."""
+    """Writes one line per row. Returns the number of failed rows."""
     from assay.api.run import predictor
     from assay.errors import DataError
 
@@ -91,8 +92,8 @@ def _many(
         target as written,
         console.bar(f"run {program}", total) as advance,
     ):
-        for where, row in _rows(file):
-            answer = _answer(predict, where, row, rename)
+        for place, row in _rows(file):
+            answer = _answer(predict, place, row, rename)
             failed += "error" in answer and "line" in answer
             written.write(json.dumps(results(answer), ensure_ascii=False, default=str) + "\n")
             written.flush()
@@ -103,7 +104,7 @@ def _many(
 
 
 def _surveyed(file: str, rename: dict[str, str]) -> tuple[int, set[str]]:
-    """How many rows a file has, and the names of all their columns, renamed."""
+    """Number of rows of a file, and the names of all columns after renaming."""
     from assay.errors import DataError
 
     total, columns = 0, set[str]()
@@ -122,8 +123,8 @@ def _surveyed(file: str, rename: dict[str, str]) -> tuple[int, set[str]]:
     return total, {rename.get(name, name) for name in columns}
 
 
-def _answer(predict: Any, where: str, row: Any, rename: dict[str, str]) -> dict[str, Any]:
-    """The prediction for a row, or what was wrong with it: one row's failure must not end the others."""
+def _answer(predict: Any, place: str, row: Any, rename: dict[str, str]) -> dict[str, Any]:
+    """The prediction for a row, or its error: a failed row does not stop the others."""
     from assay.datasets.splits import renamed
     from assay.errors import DataError
 
@@ -131,11 +132,11 @@ def _answer(predict: Any, where: str, row: Any, rename: dict[str, str]) -> dict[
         if isinstance(row, str):
             row = json.loads(row)
         if not isinstance(row, dict):
-            raise DataError(f"{where}: expected a JSON object, found {type(row).__name__}")
-        known = {"id": row["id"]} if row.get("id") not in (None, "") else {}
-        return {**known, **dict(predict(renamed(row, rename, where), where=where).items())}
+            raise DataError(f"{place}: expected a JSON object, found {type(row).__name__}")
+        identity = {"id": row["id"]} if row.get("id") not in (None, "") else {}
+        return {**identity, **dict(predict(renamed(row, rename, place), where=place).items())}
     except Exception as error:
-        at = re.search(r"\d+$", where)
+        at = re.search(r"\d+$", place)
         return {"line": int(at[0]) if at else 0, "error": error_text(error)}
 
 

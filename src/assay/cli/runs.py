@@ -33,7 +33,7 @@ def list_(limit: int, store: str | None, as_json: bool) -> None:
         click.echo("the store holds no runs", err=True)
     for run in runs:
         click.echo(
-            f"{run['id']:18} {_when(run['started_at'])} {run['kind']:14} {run['status']:8} {_took(run):>7}  "
+            f"{run['id']:18} {_when(run['started_at'])} {run['kind']:14} {run['status']:8} {_duration(run):>7}  "
             f"{run['program']}  {run['model']}"
         )
 
@@ -52,14 +52,14 @@ def show(run_id: str, store: str | None, as_json: bool) -> None:
     if as_json:
         print_json(run)
         return
-    click.echo(f"{run['id']}  {run['kind']}  {run['status']}  {_when(run['started_at'])}  {_took(run)}")
+    click.echo(f"{run['id']}  {run['kind']}  {run['status']}  {_when(run['started_at'])}  {_duration(run)}")
     for name, value in run["config"].items():
         if value not in (None, {}, [], ""):
             click.echo(f"  {name}: {value}")
     for part in run["rollouts"]:
         mean = "" if part["mean_score"] is None else f", mean score {part['mean_score']:.3f}"
-        whose = {"judge": " (verdicts of judges)", "outside": " (calls outside of a task)"}.get(part["source"], "")
-        click.echo(f"  {part['phase'] or '–'}: {part['n']} {part['status']}{mean}{whose}")
+        suffix = {"judge": " (verdicts of judges)", "outside": " (calls outside of a task)"}.get(part["source"], "")
+        click.echo(f"  {part['phase'] or '–'}: {part['n']} {part['status']}{mean}{suffix}")
     for line in _result(run["result"] or {}):
         click.echo(f"  {line}")
 
@@ -81,5 +81,5 @@ def _when(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
-def _took(run: dict[str, Any]) -> str:
+def _duration(run: dict[str, Any]) -> str:
     return "–" if run["seconds"] is None else f"{run['seconds']:.0f} s"

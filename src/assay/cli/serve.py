@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from assay.cli.flags import given_settings, settings_flags
+from assay.cli.flags import command_settings, settings_flags
 from assay.cli.shared import Console, print_json, store_option
 from assay.cli.wording import counted
 from assay.runs.settings import ServeSettings
@@ -56,7 +56,7 @@ def command(upstream_key: str | None, key: str | None, store: str | None, as_jso
     OPENAI_BASE_URL=http://127.0.0.1:8321/v1   ANTHROPIC_BASE_URL=http://127.0.0.1:8321
     GOOGLE_GEMINI_BASE_URL=http://127.0.0.1:8321
     """
-    settings = ServeSettings(**given_settings(values, ServeSettings))
+    settings = ServeSettings(**command_settings(values, ServeSettings))
     asyncio.run(_serve(settings, upstream_key=upstream_key, key=key, store=store, as_json=as_json))
 
 
@@ -82,7 +82,7 @@ async def _serve(
     gateway = Gateway(
         opened, upstream, key=key, host=settings.host, names=tuple(settings.allow_host),
         run_id=run_id, idle_s=settings.idle_s, max_body=settings.max_body_mb << 20,
-        receive_s=settings.receive_s, one_server=settings.upstream is not None,
+        receive_s=settings.receive_s, one_server=settings.upstream is not None, loops=settings.loops,
     )  # fmt: skip
     listener = Listener(gateway.app(), limits, gateway.connections.answered)
     address = await _listen(listener, settings, opened)
@@ -117,8 +117,8 @@ async def _listen(listener: Any, settings: ServeSettings, opened: "Store") -> st
 
 
 def _config(settings: ServeSettings, limits: "ConnectionLimits") -> dict[str, Any]:
-    """The settings as the store keeps them with the run."""
-    config = {name: getattr(settings, name) for name in ("upstream", "host", "port", "idle_s")}
+    """The settings that are stored with the run."""
+    config = {name: getattr(settings, name) for name in ("upstream", "host", "port", "idle_s", "loops")}
     return {"model": settings.answering, **config, "limits": asdict(limits)}
 
 
@@ -133,7 +133,7 @@ class _Run:
         from assay.traces.missed import Unrecorded
 
         # Unknown until the end writes the count: a killed gateway cannot report what it did not record.
-        self._put("running", Unrecorded(0, f"the gateway {self.id} has not ended, or was killed"))
+        self._report_status("running", Unrecorded(0, f"the gateway {self.id} has not ended, or was killed"))
 
     async def end(self) -> dict[str, Any]:
         """Writes what is left and closes the store. Returns the counts of the gateway."""
@@ -147,12 +147,12 @@ class _Run:
             Console().say(str(error))
             wait_s = _SECOND_FLUSH_S
         counts = self._gateway.stats()
-        self._put("done", Unrecorded(counts["unrecorded"]))
+        self._report_status("done", Unrecorded(counts["unrecorded"]))
         with suppress(StoreError):  # the same error was printed above
             self._store.close(wait_s)
         return counts
 
-    def _put(self, status: str, unrecorded: Any) -> None:
+    def _report_status(self, status: str, unrecorded: Any) -> None:
         self._store.put_run(
             self.id, kind="serve", config=self._config, status=status, started_at=self._started_at,
             unrecorded=unrecorded,

@@ -37,15 +37,15 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def pairs(values: tuple[str, ...], flag: str) -> dict[str, str]:
     """`NAME=VALUE` arguments as a dictionary."""
-    found = {}
+    values_by_name = {}
     for value in values:
-        name, equals, rest = value.partition("=")
+        name, equals, text = value.partition("=")
         if not equals or not name:
             raise click.UsageError(f"{flag} {value!r} must be NAME=VALUE")
-        if name in found:
+        if name in values_by_name:
             raise click.UsageError(f"{flag} gives {name!r} twice")
-        found[name] = rest
-    return found
+        values_by_name[name] = text
+    return values_by_name
 
 
 def with_options(function: Callable[..., Any], options: Sequence[Any]) -> Callable[..., Any]:
@@ -56,7 +56,7 @@ def with_options(function: Callable[..., Any], options: Sequence[Any]) -> Callab
 
 
 def job_options(*, resume: bool = True, dry_run: bool = False, out: str = "") -> Decorator:
-    """What commands that run a job have besides their settings.
+    """Options of commands that run a job, in addition to their settings.
 
     Args:
         out: help of `--out`; empty for commands that write no folder.
@@ -104,18 +104,18 @@ def open_store(store: str | None) -> Any:
 def dry_run(
     kind: str, program: str, settings: Mapping[str, Any], *, as_json: bool, store: str | None, name: str | None = None
 ) -> None:
-    """Prints what a job would take."""
+    """Prints the estimate of a job."""
     from assay.api.plan import plan
 
-    found = plan(kind, program, store=store, name=name, **settings)
+    estimate = plan(kind, program, store=store, name=name, **settings)
     if as_json:
-        print_json(found.to_dict())
+        print_json(estimate.to_dict())
     else:
-        click.echo("\n".join(found.lines()))
+        click.echo("\n".join(estimate.lines()))
 
 
 def json_or_text(text: str) -> Any:
-    """A flag's value: what it says as JSON, or the text itself."""
+    """The value of a flag, parsed as JSON if possible, else as text."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -154,7 +154,7 @@ def min_coverage_option() -> Decorator:
 
 
 def require_coverage(data: Any) -> None:
-    """Raises `LowCoverage` where a report in `data` decided less than `--min-coverage`. Call it after the report is
+    """Raises `LowCoverage` if a report in `data` has a coverage below `--min-coverage`. Call it after the report is
     printed.
 
     A report is a mapping with `coverage` and `undecided`, as of `assay.rubrics.coverage`, at any depth.
@@ -210,7 +210,7 @@ def print_json(value: Any, *, with_key: bool = False) -> None:
 
 
 def warn_of_gaps(rich: Any, data: dict[str, Any]) -> None:
-    """What the store does not hold of a run."""
+    """Warns of calls that were not recorded and rows that could not be stored."""
     if data["unrecorded"] is None:
         least = f" ({data['unrecorded_seen']} were seen)" if data["unrecorded_seen"] else ""
         reason = data["unrecorded_reason"]
@@ -222,7 +222,7 @@ def warn_of_gaps(rich: Any, data: dict[str, Any]) -> None:
 
 
 def print_openings(rich: Any, openings: dict[str, int] | None) -> None:
-    """How often the test split was opened, where a job opened it."""
+    """Prints how often the test split was opened, if a job opened it."""
     from assay.traces.store.sealing import openings_line
 
     if openings:
@@ -230,7 +230,7 @@ def print_openings(rich: Any, openings: dict[str, int] | None) -> None:
 
 
 def warn_of_failures(rich: Any, report: dict[str, Any]) -> None:
-    """Why runs failed and what the rubric could not decide: neither may hide behind a score."""
+    """Prints reasons of failed runs and of unscored criteria, which a score does not show."""
     if report["failed"]:
         rich.print(
             f"note: {report['failed']} of {counted(report['n'], 'runs')} failed; the commonest reason: "

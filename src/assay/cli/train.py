@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from assay.cli.flags import given_settings, is_given, of_project, settings_flags
+from assay.cli.flags import command_settings, is_set, of_project, settings_flags
 from assay.cli.shared import (
     Console,
     Decorator,
@@ -26,7 +26,7 @@ from assay.runs.settings import ProgramSettings, TrainSettings
 from assay.runs.settings.train import ROLLOUTS_ONLY
 from assay.support.settings import settings_of
 
-__all__ = ["command"]
+__all__ = ["command", "print_validation"]
 
 
 _JUDGE = ("judge_model", "judge_api_base", "judge_api_key_env")
@@ -86,22 +86,22 @@ def sft(**values: Any) -> None:
     )
     if config is not None:
         return _launched(config)
-    training = SFTSettings(**given_settings(values, SFTSettings))
+    training = SFTSettings(**command_settings(values, SFTSettings))
     measured = _measured(values, program, store)
-    shown = Console()
+    console = Console()
     if program is not None and not rank():
         independent(measured["rubric"], measured.get("judge_model"), training.model)
         # refused before a model is asked
         read_sft(source, min_quality=training.min_quality, eval_fraction=training.eval_fraction, seed=training.seed)
-        check_comparison(program, model=training.model, seed=training.seed, progress=shown, **measured)
-    data = train_sft(source, name, training, resume=resume, progress=shown).to_dict()
+        check_comparison(program, model=training.model, seed=training.seed, progress=console, **measured)
+    data = train_sft(source, name, training, resume=resume, progress=console).to_dict()
     if rank():  # the first of the processes that train together is the one that speaks
         return
     data["validation"], data["test_openings"] = {}, {}
     if program is not None and data["name"]:
         models, openings = (training.model, data["name"]), data["test_openings"]
         data["validation"][program] = compare(
-            program, models=models, seed=training.seed, progress=shown,
+            program, models=models, seed=training.seed, progress=console,
             on_open=lambda opened: openings.update({program: opened.to_dict()}),
             **{key: value for key, value in measured.items() if key != "preflight"},
         )  # fmt: skip
@@ -117,18 +117,18 @@ def _measured(values: dict[str, Any], program: str | None, store: str | None) ->
     program for them."""
     required = [name for name in ("rubric", "data") if values[name] is None]
     if program is None:
-        given = [name for name in (*_PROGRAM, "task_timeout", "test_size", "store") if is_given(name)]
-        if given:
+        unused = [name for name in (*_PROGRAM, "task_timeout", "test_size", "store") if is_set(name)]
+        if unused:
             flags = ", ".join(
                 max(option.opts, key=len)
                 for option in click.get_current_context().command.params
-                if option.name in given
+                if option.name in unused
             )
             raise click.UsageError(f"{flags} would have no effect: --program, --rubric and --data belong together")
         return {}
     if required:
         raise click.UsageError("--program, --rubric and --data belong together")
-    return {**given_settings(values, ProgramSettings, project=False), "store": store}
+    return {**command_settings(values, ProgramSettings, project=False), "store": store}
 
 
 def _show(data: dict[str, Any]) -> None:
@@ -136,14 +136,14 @@ def _show(data: dict[str, Any]) -> None:
     from rich.table import Table
 
     rich, table = Rich(highlight=False), Table("step", "loss", "held out", title="mean loss of a completion's token")
-    losses, held_out = data["loss"], data["held_out_loss"]
-    steps = sorted(held_out) or sorted(losses)[:: max(1, len(losses) // 8)]
+    losses, eval_losses = data["loss"], data["held_out_loss"]
+    steps = sorted(eval_losses) or sorted(losses)[:: max(1, len(losses) // 8)]
     for step in steps:
-        near = max((at for at in losses if at <= step), default=None)
+        nearest = max((at for at in losses if at <= step), default=None)
         row = [
             str(step),
-            "" if near is None else f"{losses[near]:.3f}",
-            f"{held_out[step]:.3f}" if step in held_out else "",
+            "" if nearest is None else f"{losses[nearest]:.3f}",
+            f"{eval_losses[step]:.3f}" if step in eval_losses else "",
         ]
         table.add_row(*row, style="bold" if step == data["best_step"] else None)
     rich.print(table)
@@ -152,8 +152,8 @@ def _show(data: dict[str, Any]) -> None:
         f"{counted(data['tasks'], 'tasks')}; "
         f"{counted(data['steps'], 'steps')}, the best is {data['best_step']}"
     )
-    for why, count in data["left_out"].items():
-        rich.print(f"{counted(count, 'rows')} left out: {why}", markup=False)
+    for reason, count in data["left_out"].items():
+        rich.print(f"{counted(count, 'rows')} left out: {reason}", markup=False)
     if data["agreement"] is not None:
         rich.print(
             f"llama.cpp, which serves it, writes the same greedy text as torch for "
@@ -161,7 +161,7 @@ def _show(data: dict[str, Any]) -> None:
         )
     for note in [*data["notes"], *([data["stopped"]] if data["stopped"] else [])]:
         rich.print(f"note: {in_flags(note)}", markup=False)
-    _show_validation(rich, data)
+    print_validation(rich, data)
     if data["name"]:
         rich.print(f"{data['path']}\nIn any command: --model {data['name']}", markup=False, soft_wrap=True)
     else:
@@ -177,13 +177,13 @@ _NOT_OF_ALL = {
 
 
 def _policy_options(algorithm: str) -> Decorator:
-    others = [name for name, algorithms in _NOT_OF_ALL.items() if algorithm not in algorithms]
+    unsupported = [name for name, algorithms in _NOT_OF_ALL.items() if algorithm not in algorithms]
     options = [
         click.argument("program"),
         click.option("--name", required=True, help="The adapter's name; it is served as MODEL+NAME."),
         settings_flags(
             TrainSettings,
-            without=("algorithm", "cache", "api_base", "api_key_env", *others),
+            without=("algorithm", "cache", "api_base", "api_key_env", *unsupported),
             sizes=("train", "val", "test"),
             help={
                 **_HELP,
@@ -218,16 +218,18 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
     )
     if config is not None:
         return _launched(config)
-    shown = Console()
+    console = Console()
     if is_export(program):
         report = train_offline(
-            program, name=name, algorithm=algorithm, resume=resume, progress=shown, **_offline(values)
+            program, name=name, algorithm=algorithm, resume=resume, progress=console, **_offline(values)
         )
     else:
         if missing := [f"--{name}" for name in ("rubric", "data") if values[name] is None and name not in of_project()]:
             raise click.UsageError(f"a program needs {' and '.join(missing)}")
-        settings = given_settings(values, TrainSettings)
-        report = train(program, name=name, algorithm=algorithm, store=store, resume=resume, progress=shown, **settings)
+        settings = command_settings(values, TrainSettings)
+        report = train(
+            program, name=name, algorithm=algorithm, store=store, resume=resume, progress=console, **settings
+        )
     data = report.to_dict()
     if rank():  # the first of the processes that train together is the one that speaks
         return
@@ -239,30 +241,30 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
 
 
 def _offline(values: dict[str, Any]) -> dict[str, Any]:
-    """Flags that an export leaves a meaning; those that it would ignore are refused where they were given."""
+    """Settings for training on an export. Flags that would have no effect are refused."""
     options = {str(option.name): max(option.opts, key=len) for option in click.get_current_context().command.params}
-    known = settings_of(PolicySettings).keys() - set(ROLLOUTS_ONLY) | {"no_scale"}
+    applicable = settings_of(PolicySettings).keys() - set(ROLLOUTS_ONLY) | {"no_scale"}
     own_flags = {"name", "resume", "as_json", "program", "accelerate_config", "no_preflight", "min_coverage", "trust"}
-    ignored = [flag for name, flag in options.items() if name not in known | own_flags and is_given(name)]
+    ignored = [flag for name, flag in options.items() if name not in applicable | own_flags and is_set(name)]
     if ignored:
         raise click.UsageError(f"{', '.join(ignored)} would have no effect: an export brings its tasks and rewards")
-    settings = given_settings({name: value for name, value in values.items() if name in known}, PolicySettings)
+    settings = command_settings({name: value for name, value in values.items() if name in applicable}, PolicySettings)
     unused = {
         *ROLLOUTS_ONLY,
-        *(() if is_given("temperature") else ("temperature",)),
+        *(() if is_set("temperature") else ("temperature",)),
     }  # of a project file, which is of all trainings
     return {name: value for name, value in settings.items() if name not in unused}
 
 
 def _launched(config: str) -> None:
-    """The same command in the processes of an accelerate config."""
+    """Restarts this command in the processes of an accelerate config."""
     import subprocess
     import sys
 
     at = next(place for place, word in enumerate(sys.argv) if word.startswith("--accelerate-config"))
-    left = [*sys.argv[1:at], *sys.argv[at + (1 if "=" in sys.argv[at] else 2) :]]
+    arguments = [*sys.argv[1:at], *sys.argv[at + (1 if "=" in sys.argv[at] else 2) :]]
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1)))
-    words = [
+    launcher = [
         sys.executable,
         "-m",
         "accelerate.commands.launch",
@@ -273,14 +275,14 @@ def _launched(config: str) -> None:
         "-m",
         "assay",
     ]
-    raise SystemExit(subprocess.run([*words, *left], check=False).returncode)
+    raise SystemExit(subprocess.run([*launcher, *arguments], check=False).returncode)
 
 
 def _show_policy(data: Mapping[str, Any]) -> None:
     from rich.console import Console as Rich
 
     rich = Rich(highlight=False)
-    _show_validation(rich, data)
+    print_validation(rich, data)
     seconds = ", ".join(f"{name} {value:.0f} s" for name, value in data["seconds"].items())
     rich.print(
         f"{counted(data['steps'], 'steps')}, {counted(data['rollouts'], 'rollouts')}, {data['calls']} calls "
@@ -296,8 +298,8 @@ def _show_policy(data: Mapping[str, Any]) -> None:
             f"llama.cpp, which serves it, writes the same greedy text as torch for "
             f"{100 * data['agreement']:.0f} % of the prompts"
         )
-    for why, count in data["left_out"].items():
-        rich.print(f"{count} left out: {why}", markup=False)
+    for reason, count in data["left_out"].items():
+        rich.print(f"{count} left out: {reason}", markup=False)
     for note in dict.fromkeys([*data["notes"], *data["alarms"], *([data["stopped"]] if data["stopped"] else [])]):
         rich.print(f"note: {in_flags(note)}", markup=False)
     if data.get("report"):
@@ -308,7 +310,7 @@ def _show_policy(data: Mapping[str, Any]) -> None:
         rich.print(str(data["path"]), markup=False, soft_wrap=True)
 
 
-def _show_validation(rich: Any, data: Mapping[str, Any]) -> None:
+def print_validation(rich: Any, data: Mapping[str, Any]) -> None:
     from rich.table import Table
 
     from assay.reports.training import in_numbers

@@ -26,15 +26,15 @@ def list_(as_json: bool) -> None:
 
     from assay.sources.trust import entries, trust_file
 
-    found = entries()
+    trusted = entries()
     if as_json:
         print_json(
-            {"file": str(trust_file()), "trusted": [{**asdict(entry), "runs": _code_at(entry)} for entry in found]}
+            {"file": str(trust_file()), "trusted": [{**asdict(entry), "runs": _code_at(entry)} for entry in trusted]}
         )
         return
-    if not found:
+    if not trusted:
         click.echo(f"nothing is trusted yet ({trust_file()})", err=True)
-    for entry in found:
+    for entry in trusted:
         click.echo(f"{entry.sha256[:12]}  {entry.added_at}  {entry.path}")
         code = _code_at(entry)
         for place in code or ():
@@ -44,7 +44,7 @@ def list_(as_json: bool) -> None:
 
 
 def _code_at(entry: Any) -> list[str] | None:
-    """The files of a trusted artifact that run as code; None where it is not at its path any more, or was changed."""
+    """The files of a trusted artifact that run as code; None if it was moved or changed."""
     from pathlib import Path
 
     from assay.errors import ArtifactError
@@ -90,7 +90,7 @@ def remove(names: tuple[str, ...]) -> None:
 
 
 def _content_at(path: str) -> str | None:
-    """The hash of the artifact in a folder as it is now; None where there is none."""
+    """The current hash of the artifact in a folder; None if there is none."""
     from pathlib import Path
 
     from assay.errors import ArtifactError

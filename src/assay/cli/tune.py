@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from assay.cli.flags import given_job, settings_flags
+from assay.cli.flags import command_job, settings_flags
 from assay.cli.shared import (
     Console,
     dry_run,
@@ -20,7 +20,7 @@ from assay.reports.markdown import dollars
 from assay.runs.settings import ImpactSettings, TuneSettings
 from assay.support.settings import settings_of
 
-__all__ = ["command"]
+__all__ = ["command", "print_report"]
 
 _MEANINGS = {
     "efficiency": "1 minus the share of --budget (steps, tokens, seconds) that a run uses",
@@ -54,15 +54,15 @@ def command(program: str | None, **values: Any) -> None:
     as_json, store, out, resume, apply, shows_impact, dry = pop_values(
         values, "as_json", "store", "out", "resume", "apply", "impact", "dry_run"
     )
-    program, settings = given_job(values, program, TuneSettings, ImpactSettings)
-    kind, other = (ImpactSettings, TuneSettings) if shows_impact and not dry else (TuneSettings, ImpactSettings)
-    idle = sorted(settings.keys() & (settings_of(other).keys() - settings_of(kind).keys())) + (
+    program, settings = command_job(values, program, TuneSettings, ImpactSettings)
+    kind, other_kind = (ImpactSettings, TuneSettings) if shows_impact and not dry else (TuneSettings, ImpactSettings)
+    idle = sorted(settings.keys() & (settings_of(other_kind).keys() - settings_of(kind).keys())) + (
         ["apply"] if apply and shows_impact else []
     )
     if idle:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
-        why = "--impact searches nothing" if shows_impact else "it needs --impact"
-        raise click.UsageError(f"{flags} would have no effect: {why}")
+        reason = "--impact searches nothing" if shows_impact else "it needs --impact"
+        raise click.UsageError(f"{flags} would have no effect: {reason}")
     if dry:
         return dry_run("tune", program, settings, as_json=as_json, store=store)
     if shows_impact:
@@ -71,7 +71,7 @@ def command(program: str | None, **values: Any) -> None:
     if as_json:
         print_json(data)
     else:
-        _show(data)
+        print_report(data)
     require_coverage(data)
 
 
@@ -83,7 +83,7 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
     from assay.optimizers.parameters import in_figures
 
     report = parameter_impact(program, **options)
-    data, names = report.to_dict(), report.found.measured
+    data, names = report.to_dict(), report.impact.measured
     if as_json:
         print_json(data)
         return
@@ -94,7 +94,7 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
     for column in ("parameter", "value", *names):
         table.add_column(column, justify="left" if column == "parameter" else "right")
     last = None
-    for effect in report.found.effects:
+    for effect in report.impact.effects:
         table.add_row(
             "" if effect.parameter == last else effect.parameter, in_figures(effect.value), *map(effect.cell, names)
         )
@@ -109,7 +109,7 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
     rich.print(f"written: {data['page'] or data['folder']}", markup=False, soft_wrap=True)
 
 
-def _show(data: dict[str, Any]) -> None:
+def print_report(data: dict[str, Any]) -> None:
     from rich.console import Console as Rich
 
     from assay.optimizers.parameters import in_figures
@@ -126,22 +126,22 @@ def _show(data: dict[str, Any]) -> None:
         rich.print(f"gate: {_gain(data['gate'])}; tokens {_share(data['gate']['tokens'])}: {verdict}", markup=False)
     settings = ", ".join(f"{name} {in_figures(value)}" for name, value in data["best"].items())
     level = data["level_with_best"]
-    others = (
-        f"; level with {len(level)} other trial{'s' if len(level) > 1 else ''} ({_few(level)}): no significant "
+    alternatives = (
+        f"; level with {len(level)} other trial{'s' if len(level) > 1 else ''} ({_shortened(level)}): no significant "
         f"difference on val"
         if level
         else ""
     )
     rich.print(
-        f"best: {settings}{others}"
+        f"best: {settings}{alternatives}"
         + (f" ({data['program']})" if len({t["program"] for t in data["history"]}) > 1 else ""),
         markup=False,
     )
     if len(data["objectives"]) > 1:
         _show_front(rich, data)
-    what = "episodes" if data["method"] == "policy" else "trials"
+    unit = "episodes" if data["method"] == "policy" else "trials"
     rich.print(
-        f"{data['trials']} {what} ({data['pruned']} pruned, {data['failed']} failed), {data['task_runs']} task runs, "
+        f"{data['trials']} {unit} ({data['pruned']} pruned, {data['failed']} failed), {data['task_runs']} task runs, "
         f"{100 * data['task_runs_saved']:.0f} % saved by pruning; {data['calls']:,} LM calls "
         f"({data['cached']:,} more from the cache), "
         f"{dollars(data['cost_usd'])}", markup=False,
@@ -167,33 +167,33 @@ def _show_test(rich: Any, test: dict[str, Any]) -> None:
         table = Table(title=f"sealed test split, {after['n']} tasks", title_justify="left")
         for column in ("", "default", "tuned"):
             table.add_column(column, justify="left" if not column else "right")
-        table.add_row("score", _said(before["score"]), _said(after["score"]), style="bold")
-        shown = [
+        table.add_row("score", _score_text(before["score"]), _score_text(after["score"]), style="bold")
+        sides = [
             name
             for name in after["metrics"]
             if before["metrics"][name] is not None or after["metrics"][name] is not None
         ]
-        for name in shown:
-            table.add_row(f"  {name}", _said(before["metrics"][name]), _said(after["metrics"][name]))
+        for name in sides:
+            table.add_row(f"  {name}", _score_text(before["metrics"][name]), _score_text(after["metrics"][name]))
         for label, key in (("LM calls a task", "calls_per_task"), ("tokens a task", "tokens_per_task")):
             table.add_row(label, f"{before[key]:.1f}", f"{after[key]:.1f}")
         rich.print(table)
         rows = [row for row in test["table"] if row["before"] is not None or row["after"] is not None]
         _show_table(rich, rows)
-        for name in [*shown, *(row["name"] for row in rows)]:
+        for name in [*sides, *(row["name"] for row in rows)]:
             if name in _MEANINGS:
                 rich.print(f"{name}: {_MEANINGS[name]}", markup=False, soft_wrap=True)
         warn_of_failures(rich, after)
         rich.print(f"gain: {_gain(gain)}; tokens {_share(test['tokens'])}", markup=False)
 
 
-def _few(numbers: list[int]) -> str:
+def _shortened(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
 
 
-def _importance(found: dict[str, dict[str, float]]) -> str:
-    """The first evaluator's, as shares."""
-    name, weights = next(iter(found.items()))
+def _importance(importance: dict[str, dict[str, float]]) -> str:
+    """Parameter importance by the first evaluator, in per cent."""
+    name, weights = next(iter(importance.items()))
     return ", ".join(f"{parameter} {100 * weight:.0f} %" for parameter, weight in weights.items()) + f" ({name})"
 
 
@@ -205,7 +205,7 @@ def _show_table(rich: Any, rows: list[dict[str, Any]]) -> None:
         table.add_column(column, justify="left" if not column else "right")
     for row in rows:
         changes = ("–" if row[key] is None else f"{row[key]:+.1f}" for key in ("points", "percent"))
-        table.add_row(row["name"], _said(row["before"]), _said(row["after"]), *changes)
+        table.add_row(row["name"], _score_text(row["before"]), _score_text(row["after"]), *changes)
     rich.print(table)
 
 
@@ -224,7 +224,7 @@ def _show_front(rich: Any, data: dict[str, Any]) -> None:
     rich.print(table)
 
 
-def _said(value: float | None) -> str:
+def _score_text(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
@@ -236,9 +236,9 @@ def _gain(gain: dict[str, Any]) -> str:
     )
 
 
-def _share(found: dict[str, Any]) -> str:
-    if found["mean"] is None:
+def _share(change: dict[str, Any]) -> str:
+    if change["mean"] is None:
         return "not known"
-    return f"{100 * found['mean']:+.0f} %" + (
-        "" if found["low"] is None else f" [{100 * found['low']:+.0f}, {100 * found['high']:+.0f}]"
+    return f"{100 * change['mean']:+.0f} %" + (
+        "" if change["low"] is None else f" [{100 * change['low']:+.0f}, {100 * change['high']:+.0f}]"
     )

@@ -6,11 +6,12 @@ command that runs. Only what is printed is changed: nothing is decided by a mess
 
 import ast
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
-__all__ = ["counted", "in_flags", "message_of"]
+__all__ = ["counted", "in_flags", "message_of", "thinking_row"]
 
 _VALUE = r"\{[^{}]*\}|\[[^\[\]]*\]|'[^']*'|\"[^\"]*\"|…|-?\d[\w.+-]*\w|-?\d|[A-Z]\w*"
 _ASSIGNED = re.compile(rf"(?<![\w.-])(?P<name>[a-z]\w*)=(?P<value>{_VALUE})")
@@ -19,6 +20,16 @@ _LISTED = re.compile(r"\((?P<names>[a-z_]+(?:, (?:or )?[a-z_]+)+)\)")
 _PAIR = re.compile(r"'(\w+)': (?:'([^']*)'|([^,}]+))")
 _PYTHON_ONLY = re.compile(r"\blm=…,? or ")
 _OPPOSITES = {"cache": "no_cache", "preflight": "no_preflight", "demos": "without_demos", "scale": "no_scale"}
+
+
+def thinking_row(thinking: Mapping[str, Any]) -> str:
+    """The metric `thinking` in one cell."""
+    parts = [f"{thinking['tokens']:.1f}, {100 * thinking['wasted_share']:.0f} % after the answer was stable"]
+    if thinking["budget_share"] is not None:
+        parts.append(f"{100 * thinking['budget_share']:.0f} % of the budget")
+    if thinking["loops"]:
+        parts.append(f"{thinking['loops']} loops")
+    return "; ".join(parts)
 
 
 def counted(number: int, things: str) -> str:
@@ -44,6 +55,10 @@ def in_flags(text: str, command: click.Command | None = None) -> str:
 
 def message_of(error: Any, command: click.Command | None) -> str:
     """An error as the command line prints it: its message, and those of its flags that the message does not name."""
+    from assay.errors import ProjectError
+
+    if isinstance(error, ProjectError):  # it names keys of the file, not flags
+        return str(error)
     text = in_flags(str(error), command)
     missing = [part for part in error.flag.split(", ") if part and not _names(text, part)]
     return f"{text} [{', '.join(missing)}]" if missing else text
@@ -57,31 +72,31 @@ def _names(text: str, part: str) -> bool:
 def _line(line: str, options: dict[str, click.Option]) -> str:
     line = _PYTHON_ONLY.sub("", line)
 
-    def assigned(found: re.Match[str]) -> str:
-        return found[0] if _in_call(line, found.start()) else _flag(found["name"], found["value"], options) or found[0]
+    def assigned(match: re.Match[str]) -> str:
+        return match[0] if _in_call(line, match.start()) else _flag(match["name"], match["value"], options) or match[0]
 
-    def bare(found: re.Match[str]) -> str:
-        return max(options[found[0]].opts, key=len) if found[0] in options else found[0]
+    def bare(match: re.Match[str]) -> str:
+        return max(options[match[0]].opts, key=len) if match[0] in options else match[0]
 
-    def listed(found: re.Match[str]) -> str:
-        names = re.split(r", (?:or )?", found["names"])
+    def listed(match: re.Match[str]) -> str:
+        names = re.split(r", (?:or )?", match["names"])
         return (
             f"({', '.join(max(options[name].opts, key=len) for name in names)})"
             if all(name in options for name in names)
-            else found[0]
+            else match[0]
         )
 
     return _BARE.sub(bare, _LISTED.sub(listed, _ASSIGNED.sub(assigned, line)))
 
 
 def _in_call(line: str, at: int) -> bool:
-    """Whether a place is among the arguments of a call in Python: `assay.load(path, program=…)`."""
+    """Whether a position is among the arguments of a call in Python: `assay.load(path, program=…)`."""
     before = line[:at]
     return re.search(r"\w\([^()]*$", before) is not None
 
 
 def _flag(name: str, value: str, options: dict[str, click.Option]) -> str | None:
-    """`name=value` as a flag; None where the command has none."""
+    """`name=value` as a flag; None if the command does not have it."""
     if name in _OPPOSITES and value in ("True", "False") and _OPPOSITES[name] in options:
         flag = max(options[_OPPOSITES[name]].opts, key=len)
         return flag if value == "False" else f"no {flag}"
@@ -99,7 +114,7 @@ def _flag(name: str, value: str, options: dict[str, click.Option]) -> str | None
         return flag
     if value.startswith("{"):
         return " ".join(f"{flag} {key}={text}" for key, text in _pairs(value)) or flag
-    return f"{flag} {_plain(value)}"
+    return f"{flag} {_as_typed(value)}"
 
 
 def _sizes(value: str, options: dict[str, click.Option]) -> str | None:
@@ -115,10 +130,10 @@ def _pairs(value: str) -> list[tuple[str, str]]:
     return [(key, text or other) for key, text, other in _PAIR.findall(value)]
 
 
-def _plain(value: str) -> str:
-    """A value as one types it."""
+def _as_typed(value: str) -> str:
+    """A value as it is typed on the command line."""
     try:
-        found = ast.literal_eval(value)
+        parsed = ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return value
-    return ",".join(map(str, found)) if isinstance(found, list | tuple) else str(found)
+    return ",".join(map(str, parsed)) if isinstance(parsed, list | tuple) else str(parsed)

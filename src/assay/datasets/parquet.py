@@ -37,8 +37,8 @@ def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     number, total, most = 0, 0, max(_FILE, _TIMES * path.stat().st_size)
     try:
-        with pyarrow.parquet.ParquetFile(path) as plain:
-            flat, lists = _texts(plain)
+        with pyarrow.parquet.ParquetFile(path) as opened:
+            flat, lists = _texts(opened)
         with (
             pyarrow.parquet.ParquetFile(path, read_dictionary=lists) as file,
             pyarrow.parquet.ParquetFile(path, read_dictionary=[*flat, *lists]) as peeked,
@@ -162,21 +162,21 @@ def _size(array: Any) -> int:
     import pyarrow
     import pyarrow.compute
 
-    kind, own = array.type, _OBJECT * len(array)
+    kind, base = array.type, _OBJECT * len(array)
     if pyarrow.types.is_dictionary(kind):
         counts = pyarrow.compute.value_counts(array.indices.drop_null())
         lengths = _lengths(array.dictionary.take(counts.field(0)))  # only the values that this part refers to
         if lengths is None:
-            return own
-        return own + int(pyarrow.compute.sum(pyarrow.compute.multiply(lengths, counts.field(1))).as_py() or 0)
+            return base
+        return base + int(pyarrow.compute.sum(pyarrow.compute.multiply(lengths, counts.field(1))).as_py() or 0)
     if pyarrow.types.is_struct(kind):
-        return own + sum(_size(part) for part in array.flatten())
+        return base + sum(_size(part) for part in array.flatten())
     if pyarrow.types.is_map(kind):
-        whole = array.cast(pyarrow.list_(pyarrow.struct([("key", kind.key_type), ("value", kind.item_type)])))
-        return own + _size(whole.flatten())
+        entries = array.cast(pyarrow.list_(pyarrow.struct([("key", kind.key_type), ("value", kind.item_type)])))
+        return base + _size(entries.flatten())
     if pyarrow.types.is_nested(kind) and hasattr(array, "flatten"):
-        return own + _size(array.flatten())
-    return own + int(array.nbytes)
+        return base + _size(array.flatten())
+    return base + int(array.nbytes)
 
 
 def _lengths(values: Any) -> Any:

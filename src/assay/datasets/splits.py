@@ -143,11 +143,11 @@ def _tasks(spec: str, inputs: Collection[str] | None, rename: Mapping[str, str] 
         yield task
 
 
-def _empty_inputs(first: EmptyInputs, others: Iterator[Callable[[], Task]]) -> DataError:
+def _empty_inputs(first: EmptyInputs, remaining: Iterator[Callable[[], Task]]) -> DataError:
     """Error that lists further rows without an input, up to `_NAMED`, so that they can be fixed together."""
     places = [first.where]
     try:
-        for make in others:
+        for make in remaining:
             try:
                 make()
             except EmptyInputs as error:
@@ -173,8 +173,8 @@ def renamed(row: Mapping[str, Any], rename: Mapping[str, str], where: str) -> di
     if missing := sorted(rename.keys() - row.keys()):
         raise DataError(f"{where}: there is no column {missing[0]!r} to rename; the row has {sorted(map(str, row))}")
     names = [rename.get(key, key) for key in row]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise DataError(f"{where}: renaming gives two columns the name {twice[0]!r}")
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"{where}: renaming gives two columns the name {repeated[0]!r}")
     return dict(zip(names, row.values(), strict=True))
 
 
@@ -190,6 +190,8 @@ def load_tasks(
     Raises:
         DataError: the dataset is empty, or a row cannot be read.
     """
+    if not isinstance(spec, str):
+        raise DataError(f"spec={spec!r} must be a string: a path, or a spec such as arithmetic:size=80")
     tasks: list[Task] = []
     for task in _tasks(spec, inputs, rename):
         if limit is not None and len(tasks) >= limit:
@@ -257,12 +259,14 @@ def collect_splits(
     """`load_splits` for an iterable of tasks."""
     samples = {name: _Sample(limits[name]) for name in SPLITS}
     rows, differing = 0, Counter[frozenset[str]]()
-    named: dict[int, str] = {}  # only for files that name splits, which can name two for one task; 100 bytes per task
+    named_splits: dict[
+        int, str
+    ] = {}  # only for files that name splits, which can name two for one task; 100 bytes per task
     for rows, task in enumerate(tasks, 1):
         name, rank = split_of(task.content_hash, salt)
         if task.split is not None:
             name = task.split
-            if named.setdefault(rank, name) != name:  # the first split stands, even if its sample dropped the task
+            if named_splits.setdefault(rank, name) != name:  # the first one stands, even if its sample dropped the task
                 differing[frozenset()] += 1
                 continue
         twin = next((s.ranks[rank] for s in samples.values() if rank in s.ranks), None)
@@ -274,12 +278,12 @@ def collect_splits(
     if rows == 0:
         raise DataError(f"{spec} has no tasks")
     chosen = {name: sample.tasks() for name, sample in samples.items()}
-    ids = Counter(task.id for tasks_ in chosen.values() for task in tasks_)
-    if twice := [task_id for task_id, count in ids.items() if count > 1]:
+    ids = Counter(task.id for members in chosen.values() for task in members)
+    if repeated := [task_id for task_id, count in ids.items() if count > 1]:
         entries = (entry for sample in samples.values() for heap in sample.heaps.values() for entry in heap)
-        rows_of = sorted(order for _, order, task in entries if task.id == twice[0])
+        rows_of = sorted(order for _, order, task in entries if task.id == repeated[0])
         raise DataError(
-            f"{spec}: {len(rows_of)} different tasks have the id {twice[0]!r}, first in rows {rows_of[:5]}. "
+            f"{spec}: {len(rows_of)} different tasks have the id {repeated[0]!r}, first in rows {rows_of[:5]}. "
             "Ids must be unique"
         )
     if empty := [name for name in need if not chosen[name]]:

@@ -19,8 +19,8 @@ import dspy
 
 from assay.deployment.asking import has_address
 from assay.deployment.building import check_name, check_program
-from assay.deployment.demands import asked_by_config, code_named_in, demand_trust, wants_trust
-from assay.errors import ArtifactError, ProgramError
+from assay.deployment.demands import code_named_in, demand_trust, demands_of_config, wants_trust
+from assay.errors import ArtifactError, ConfigError, ProgramError
 from assay.judges import Judge
 from assay.judges.base import rebuilt
 from assay.models import LanguageModel, get_lm
@@ -73,7 +73,7 @@ class Artifact:
         """The model that it was measured with.
 
         Raises:
-            UntrustedArtifact: its name holds an address, which somebody else's artifact says.
+            UntrustedArtifact: another user's artifact, and the name contains an address.
         """
         model: str = self.manifest["model"]
         if has_address(model):
@@ -86,31 +86,31 @@ class Artifact:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where the model is asked that it was measured with.
+        """The endpoint of the model that it was measured with.
 
         Raises:
-            UntrustedArtifact: prompts and a key would go where somebody else's artifact says.
+            UntrustedArtifact: another user's artifact would decide where prompts or a key are sent.
         """
         address, variable = self.manifest.get("api_base"), self.manifest.get("api_key_env")
         self.model  # noqa: B018 - it may hold an address too
         if address is not None or variable is not None:
-            what = f"the key in ${variable}" if variable else "prompts and the provider's key"
-            where = f"to {address}" if address else f"to the provider of {self.manifest['model']}"
-            trust.demand(self.manifest["sha256"], self.path, f"sends {what} {where}, unless a model is named")
+            content = f"the key in ${variable}" if variable else "prompts and the provider's key"
+            destination = f"to {address}" if address else f"to the provider of {self.manifest['model']}"
+            trust.demand(self.manifest["sha256"], self.path, f"sends {content} {destination}, unless a model is named")
         return Endpoint(address, variable)
 
     def runnable(self) -> dspy.Module:
         """The program with its compiled prompt format and temperature. Its own model is used if DSPy has none set."""
         manifest = self.manifest
 
-        def own() -> LanguageModel:  # its address is checked only if no other model is set
-            return _own_lm(str(self.path), self.model, self.endpoint, tuple(manifest.get("adapters") or ()))
+        def measured_lm() -> LanguageModel:  # its address is checked only if no other model is set
+            return _measured_lm(str(self.path), self.model, self.endpoint, tuple(manifest.get("adapters") or ()))
 
-        return runnable(self.program, self.settings, own)
+        return runnable(self.program, self.settings, measured_lm)
 
 
 @functools.lru_cache(maxsize=8)
-def _own_lm(path: str, model: str, endpoint: Endpoint, adapters: tuple[str, ...]) -> LanguageModel:
+def _measured_lm(path: str, model: str, endpoint: Endpoint, adapters: tuple[str, ...]) -> LanguageModel:
     """The model that an artifact was measured with.
 
     Raises:
@@ -123,7 +123,7 @@ def _own_lm(path: str, model: str, endpoint: Endpoint, adapters: tuple[str, ...]
 
 
 def runnable(program: dspy.Module, settings: dict[str, Any], own_lm: Callable[[], Any] | None = None) -> dspy.Module:
-    """The program under its settings: an Agent has them itself, a plain module is wrapped."""
+    """The program with its settings applied: an Agent has them itself, another module is wrapped."""
     if is_agent(program):
         program.own_lm = own_lm
         return program
@@ -139,7 +139,7 @@ def save_artifact(
     report: str,
     rubric: Mapping[str, bytes] | None = None,
 ) -> Path:
-    """Writes an artifact, whole or not at all. An existing folder of that name is left alone; a number is added.
+    """Writes an artifact completely or not at all. If the folder exists, a number is added to the name.
 
     Args:
         manifest: needs `program` (its name) and `settings` (adapter and parameters).
@@ -154,7 +154,7 @@ def save_artifact(
         "splits.json": json.dumps(splits),
         "report.md": report,
     }
-    whole = {
+    entries = {
         "format": FORMAT,
         **manifest,
         "config": config,
@@ -162,14 +162,14 @@ def save_artifact(
     }
     copied = {f"{SOURCE}/{place}": content for place, content in source.files.items()} if source.names else {}
     if source.names:
-        whole["source"] = {"names": source.names, "files": hash_of_files(source.files)}
+        entries["source"] = {"names": source.names, "files": hash_of_files(source.files)}
     if rubric:
-        whole["rubric_files"] = hash_of_files(rubric)
+        entries["rubric_files"] = hash_of_files(rubric)
         copied |= {f"{RUBRIC}/{place}": content for place, content in rubric.items()}
     # the hash is taken of what will be read back
-    whole = json.loads(json.dumps(whole, ensure_ascii=False, default=str))
-    whole["sha256"] = hash_of_manifest(whole)
-    texts["manifest.json"] = json.dumps(whole, indent=1, ensure_ascii=False)
+    entries = json.loads(json.dumps(entries, ensure_ascii=False, default=str))
+    entries["sha256"] = hash_of_manifest(entries)
+    texts["manifest.json"] = json.dumps(entries, indent=1, ensure_ascii=False)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".artifact-") as scratch:
@@ -186,13 +186,13 @@ def save_artifact(
         raise ArtifactError(
             f"cannot write the artifact to {folder}: {error}. Choose another folder with --out"
         ) from error
-    if wants_trust(whole) or any(code_named_in(place, content) for place, content in (rubric or {}).items()):
-        trust.allow(whole["sha256"], written)
+    if wants_trust(entries) or any(code_named_in(place, content) for place, content in (rubric or {}).items()):
+        trust.allow(entries["sha256"], written)
     return written
 
 
 def _built_from(inner: dspy.Module) -> dict[str, Any]:
-    """The constructor's arguments, where the program's name is that of a class."""
+    """The arguments of the constructor, if the name of the program is that of a class."""
     if isinstance(inner, Agent | Judge):
         return dict(inner.config)
     module, attribute = getattr(inner, "_assay_origin", (type(inner).__module__, type(inner).__qualname__))
@@ -231,7 +231,7 @@ def _data_of(manifest: Mapping[str, Any]) -> Path | None:
 
 
 def check_place(folder: Path) -> None:
-    """Raises `ArtifactError` where `save_artifact` could not write, before a run that would end there."""
+    """Raises `ArtifactError` if `save_artifact` could not write there. Call it before a run."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryDirectory(dir=folder.parent, prefix=".artifact-").cleanup()
@@ -267,13 +267,13 @@ def check_loads(path: Path, program: dspy.Module) -> str | None:
         load_artifact(path)
         return None
     except (ArtifactError, ProgramError) as error:
-        why = str(error)
+        reason = str(error)
     inner = _inner(program)
     try:
         load_artifact(path, program=inner)
     except (ArtifactError, ProgramError) as error:
         raise ArtifactError(f"the artifact was written and cannot be loaded again: {error}") from error
-    return f"the artifact can only be loaded into an instance of the program, assay.load(path, program=…): {why}"
+    return f"the artifact can only be loaded into an instance of the program, assay.load(path, program=…): {reason}"
 
 
 def check_pinned(artifact: Artifact, lm: LanguageModel) -> None:
@@ -281,25 +281,25 @@ def check_pinned(artifact: Artifact, lm: LanguageModel) -> None:
     _check_adapters(artifact.path, artifact.manifest["model"], list(artifact.manifest.get("adapters") or ()), lm)
 
 
-def _check_adapters(path: str | Path, model: str, wanted: list[str], lm: LanguageModel) -> None:
-    there = list(lm.recording.backend.adapters)
-    if model == lm.recording.model and wanted != there:
-        before, now = (", ".join(sha[:12] + "…" for sha in hashes) or "none" for hashes in (wanted, there))
+def _check_adapters(path: str | Path, model: str, expected: list[str], lm: LanguageModel) -> None:
+    present = list(lm.recording.backend.adapters)
+    if model == lm.recording.model and expected != present:
+        before, after = (", ".join(sha[:12] + "…" for sha in hashes) or "none" for hashes in (expected, present))
         raise ArtifactError(
-            f"{path} was measured with the adapters {before}, and {model} has {now} now: measure it again"
+            f"{path} was measured with the adapters {before}, and {model} has {after} now: measure it again"
         )
 
 
 def with_model_of(artifact: str | Path, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options, with the artifact's model and its address filled in if they name no model."""
     loaded = load_artifact(artifact)
-    found = {**options, "model": loaded.model}
+    settings = {**options, "model": loaded.model}
     if options.get("api_base") is None:
-        found |= {
+        settings |= {
             "api_base": loaded.endpoint.api_base,
             "api_key_env": options.get("api_key_env") or loaded.endpoint.api_key_env,
         }
-    return found
+    return settings
 
 
 def is_artifact(path: str | Path) -> bool:
@@ -316,12 +316,14 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
         UntrustedArtifact: it holds code that somebody else wrote and the user has not trusted; see
             `assay.sources.trust`.
     """
+    if not isinstance(path, str | Path):
+        raise ConfigError(f"path={path!r} must be a string or Path: the folder of an artifact")
     folder = Path(path)
     manifest = verified(folder)
     if program is None:
         demand_trust(folder, manifest)
-        for why in asked_by_config(manifest):
-            trust.demand(manifest["sha256"], folder, why)
+        for demand in demands_of_config(manifest):
+            trust.demand(manifest["sha256"], folder, demand)
     if wants_trust(manifest):
         trust.remember(manifest["sha256"], folder)  # of one without code: its address
     try:
@@ -381,6 +383,6 @@ def _fresh(manifest: dict[str, Any], *, travels: bool, check: Callable[[str], No
     """
     name, judge = str(manifest["program"]), manifest.get("kind") == "judge"
     check(name)
-    found = program_class(name)
-    check_program(name, found, travels=travels, judge=judge)
-    return rebuilt(found if isinstance(found, type) else type(found), manifest["config"]) if judge else None
+    built = program_class(name)
+    check_program(name, built, travels=travels, judge=judge)
+    return rebuilt(built if isinstance(built, type) else type(built), manifest["config"]) if judge else None

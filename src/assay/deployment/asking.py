@@ -51,12 +51,12 @@ def model_addresses(config: Any) -> list[str]:
 
 def places_in(config: Any) -> list[str]:
     """Destinations of prompts or keys in constructor arguments: addresses, and settings that reach model clients."""
-    found = [
+    places = [
         value if isinstance(value, str) else f"{key}={value!r}"
         for key, value in _values(config)
         if _PLACE.fullmatch(key) or _is_address(value)
     ]
-    return found + [value for value in model_addresses(config) if value not in found]
+    return places + [value for value in model_addresses(config) if value not in places]
 
 
 def _is_address(value: Any) -> bool:
@@ -72,32 +72,32 @@ def imported_types(config: Any) -> list[str]:
 
 
 def _values(config: Any) -> Iterator[tuple[str, Any]]:
-    """Every value with the key it stands under, however deep."""
+    """Every nested value with its key."""
     waiting: list[tuple[str, Any]] = [("", config)]
     while waiting:
         key, value = waiting.pop()
         if isinstance(value, dict):
-            waiting += [(str(inner), one) for inner, one in value.items()]
+            waiting += [(str(inner), item) for inner, item in value.items()]
         elif isinstance(value, list | tuple):
-            waiting += [(key, one) for one in value]
+            waiting += [(key, item) for item in value]
         else:
             yield key, value
 
 
 def _imported(fields: str) -> list[str]:
-    """The types of one side of a signature that are imported or evaluated; none where DSPy cannot read it either."""
+    """The types of one side of a signature that are imported or evaluated; empty if DSPy cannot parse it either."""
     try:
         tree = ast.parse(f"def f({fields}): pass")  # as DSPy reads it
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    found: list[str] = []
+    types: list[str] = []
     waiting = [
         (node.annotation, False) for node in ast.walk(tree) if isinstance(node, ast.arg) and node.annotation is not None
     ]
     while waiting:
         node, chosen = waiting.pop()
         if isinstance(node, ast.Name | ast.Attribute):
-            found += [] if _known(ast.unparse(node)) else [ast.unparse(node)]
+            types += [] if _known(ast.unparse(node)) else [ast.unparse(node)]
         elif isinstance(node, ast.Subscript):
             inside = ast.unparse(node.value) in ("Literal", "typing.Literal")
             waiting += [(node.value, False), (node.slice, inside)]
@@ -106,8 +106,8 @@ def _imported(fields: str) -> list[str]:
             waiting += [(part, within) for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
         elif not isinstance(node, ast.Constant) or (isinstance(node.value, str) and not chosen):
             # Field(…), forms that DSPy does not read, and a type in quotes, which pydantic evaluates as code
-            found.append(ast.unparse(node))
-    return found
+            types.append(ast.unparse(node))
+    return types
 
 
 def _known(name: str) -> bool:
@@ -123,5 +123,5 @@ def _known(name: str) -> bool:
             if first == "typing"
             else isinstance(getattr(_HARMLESS[first], rest[0], None), type) and len(rest) == 1
         )
-    found = functools.reduce(lambda holder, part: getattr(holder, part, None), rest, dspy) if first == "dspy" else None
-    return isinstance(found, type) and found.__module__.partition(".")[0] == "dspy"
+    target = functools.reduce(lambda holder, part: getattr(holder, part, None), rest, dspy) if first == "dspy" else None
+    return isinstance(target, type) and target.__module__.partition(".")[0] == "dspy"

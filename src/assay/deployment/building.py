@@ -15,7 +15,7 @@ import dspy
 from assay.errors import ArtifactError
 from assay.judges import Judge, ListwiseJudge
 from assay.programs.loading import SHIPPED
-from assay.sources.files import is_own
+from assay.sources.files import is_user_file
 
 __all__ = ["check_name", "check_program"]
 
@@ -62,31 +62,31 @@ def _is_installed(parts: list[str]) -> bool:
         spec = PathFinder.find_spec(".".join(parts[:depth]), places)
         if spec is None:
             return False
-        if spec.origin is not None and is_own(Path(spec.origin)):
+        if spec.origin is not None and is_user_file(Path(spec.origin)):
             return False  # a file of the working directory or of the user's own: it would have come with the artifact
         places = list(spec.submodule_search_locations or [])
     return spec is not None and spec.origin is not None
 
 
-def check_program(name: str, found: Any, *, travels: bool, judge: bool) -> None:
-    """Refuses what is no program: nothing but a `dspy.Module`, a class of one or of an agent is built.
+def check_program(name: str, target: Any, *, travels: bool, judge: bool) -> None:
+    """Raises unless the target is a program: a `dspy.Module`, or a class of one or of an agent.
 
     Args:
-        found: what the name stands for.
+        target: the object of this name.
         travels: its source is in the artifact, which was trusted; then it may also be a function that is defined there.
         judge: it must be a judge.
     Raises:
-        ArtifactError: it is none.
+        ArtifactError: it is not a program.
     """
     kinds = (Judge, ListwiseJudge) if judge else (dspy.Module,)
-    kind = found if isinstance(found, type) else type(found)
+    kind = target if isinstance(target, type) else type(target)
     if issubclass(kind, kinds):
         return
-    agent = isinstance(found, type) and all(
-        callable(getattr(found, part, None)) for part in ("execute", "set_parameters")
+    agent = isinstance(target, type) and all(
+        callable(getattr(target, part, None)) for part in ("execute", "set_parameters")
     )
-    if not judge and (agent or (travels and inspect.isfunction(found))):
+    if not judge and (agent or (travels and inspect.isfunction(target))):
         return
-    what = f"the class {kind.__qualname__}" if isinstance(found, type) else f"a {kind.__name__}"
-    wanted = "a judge" if judge else "a dspy.Module, or a class of one or of a BaseAgent"
-    raise ArtifactError(f"its program {name!r} is {what}, not {wanted}: nothing else is built from an artifact")
+    actual = f"the class {kind.__qualname__}" if isinstance(target, type) else f"a {kind.__name__}"
+    expected = "a judge" if judge else "a dspy.Module, or a class of one or of a BaseAgent"
+    raise ArtifactError(f"its program {name!r} is {actual}, not {expected}: nothing else is built from an artifact")

@@ -20,7 +20,7 @@ from assay.sources.artifact_files import (
     verified,
 )
 
-__all__ = ["asked_by_config", "code_named_in", "demand_trust", "demand_trust_around", "wants_trust"]
+__all__ = ["code_named_in", "demand_trust", "demand_trust_around", "demands_of_config", "wants_trust"]
 
 
 def wants_trust(manifest: Mapping[str, Any]) -> bool:
@@ -32,7 +32,7 @@ def wants_trust(manifest: Mapping[str, Any]) -> bool:
     )
     return (
         endpoint
-        or bool(asked_by_config(manifest))
+        or bool(demands_of_config(manifest))
         or bool((manifest.get("source") or {}).get("files") or code_of(manifest, RUBRIC))
     )
 
@@ -45,7 +45,7 @@ def demand_trust(folder: Path, manifest: Mapping[str, Any], kind: str = SOURCE) 
         trust.demand(manifest["sha256"], folder, f"holds Python code that would be run ({names})")
 
 
-def asked_by_config(manifest: Mapping[str, Any]) -> list[str]:
+def demands_of_config(manifest: Mapping[str, Any]) -> list[str]:
     """Reasons why building the program from its arguments needs trust, as text that follows the artifact's path."""
     config = manifest.get("config")
     types, places = imported_types(config), places_in(config)
@@ -68,20 +68,22 @@ def demand_trust_around(path: str | Path) -> None:
     """
     # a rubric's judge is RUBRIC.yaml:NAME
     file = Path(re.sub(r"(\.ya?ml):\w+$", r"\1", str(path), flags=re.IGNORECASE)).resolve()
-    if (found := around(file)) is None:
+    if (enclosing := around(file)) is None:
         return
-    folder, place = found[0], file.relative_to(found[0]).as_posix()
+    folder, place = enclosing[0], file.relative_to(enclosing[0]).as_posix()
     if file.is_relative_to(folder / RUBRIC):
         demand_trust(folder, verified(folder), RUBRIC)
-    if not file.is_file() or not (named := code_named_in(place, file.read_bytes())):
+    if not file.is_file() or not (references := code_named_in(place, file.read_bytes())):
         return
     if place not in listed(manifest := verified(folder)):
         raise ArtifactError(
-            f"{folder}: {place} names code ({named[0]}) and is not in the artifact's manifest. "
+            f"{folder}: {place} names code ({references[0]}) and is not in the artifact's manifest. "
             "Move your own files to a folder of their own"
         )
     trust.demand(
-        manifest["sha256"], folder, f"names code that would be run, or an address, in {place} ({', '.join(named[:8])})"
+        manifest["sha256"],
+        folder,
+        f"names code that would be run, or an address, in {place} ({', '.join(references[:8])})",
     )
 
 

@@ -70,17 +70,17 @@ def compare(
             else:
                 level, ended = _in_parts((before, first), (after, second), tasks, sessions, split, names, rule, done)
         except BudgetExceeded as error:
-            both = [key for key in first.results if after is before or key in second.results]
-            if not both:
+            keys = [key for key in first.results if after is before or key in second.results]
+            if not keys:
                 raise
             first, second, cap, ended = (
-                first.only(both),
-                (first if after is before else second).only(both),
+                first.only(keys),
+                (first if after is before else second).only(keys),
                 error,
                 str(error),
             )
             level = (
-                rule.level([*(count for count in done if count < len(both)), len(both)]) if rule is not None else level
+                rule.level([*(count for count in done if count < len(keys)), len(keys)]) if rule is not None else level
             )
     for evaluation in (first, second):
         if evaluation.why_unscored is not None:
@@ -129,8 +129,8 @@ def _in_parts(
 
 def ended_early(comparison: Comparison, split: str) -> str:
     """A report line that says why a comparison stopped early; empty if it ran all tasks or hit a cap."""
-    why = {
+    reason = {
         "decided": "a difference is shown; its interval holds for stopping early",
         "futile": "it can hardly become significant with the tasks that are left",
     }.get(comparison.ended)
-    return f"{split} ended after {len(comparison.after)} of {comparison.planned} tasks: {why}" if why else ""
+    return f"{split} ended after {len(comparison.after)} of {comparison.planned} tasks: {reason}" if reason else ""

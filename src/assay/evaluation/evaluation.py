@@ -15,7 +15,7 @@ from assay.datasets import Task
 from assay.errors import Cancelled, FailureKind
 from assay.evaluation.executors import in_threads, pairs_in_threads
 from assay.evaluation.failures import FirstRuns
-from assay.evaluation.metrics import Budget, TaskRun, measure, run_of
+from assay.evaluation.metrics import Budget, TaskRun, measure, run_of, thinking_report
 from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.statistics import mean_interval
 from assay.evaluation.tool_use import figures_of, tool_use
@@ -102,7 +102,7 @@ class Evaluation:
             prediction._rollout,
             score=None if unscored else result.value,
             has_tools=getattr(prediction, "_has_tools", False),
-            needed=task.metadata.get("tool_calls"),
+            needed=task.metadata.get("tool_calls", task.expected.get("calls")),
             error=(result.failed or result.feedback) if unscored else None,
             tool_figures=figures_of(task, prediction._rollout) if getattr(prediction, "_has_tools", False) else {},
         )
@@ -161,13 +161,14 @@ class Evaluation:
         """The evaluation as a JSON-ready mapping.
 
         Fields: `score`, `interval`, `n`, `unscored`, `failed`, `why_failed`, `coverage`, `undecided`, `criteria`,
-        `criteria_intervals`, `metrics`, `tool_use` (None for a program without tools), `task_types`, `calls_per_task`,
-        `tokens_per_task`, `cost_usd` (None if a price is unknown).
+        `criteria_intervals`, `metrics`, `thinking`, `tool_use` (None for a program without tools), `task_types`,
+        `calls_per_task`, `tokens_per_task`, `cost_usd` (None if a price is unknown).
         """
         by_type: dict[str, list[float]] = defaultdict(list)
         for task_id, value in self.scores.items():
             by_type[self.task_types[task_id]] += [] if math.isnan(value) else [value]
         low, high = mean_interval(list(self.scores.values()))
+        thinking = thinking_report(list(self.runs.values()))
         reasons = [result.failed for result in self.results.values() if result.failed is not None]
         return {
             "score": None if math.isnan(self.mean) else self.mean,
@@ -180,6 +181,7 @@ class Evaluation:
             "criteria": self.criteria(),
             "criteria_intervals": self.criteria_intervals(),
             "metrics": measure(list(self.runs.values()), budget=budget).to_dict(),
+            "thinking": None if thinking is None else thinking.to_dict(),
             "tool_use": tool_use(list(self.runs.values())),
             "task_types": {
                 kind: float(np.mean(values)) if values else None for kind, values in sorted(by_type.items())

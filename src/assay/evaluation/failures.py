@@ -17,7 +17,7 @@ from assay.datasets import Task
 from assay.errors import FailureKind, ProgramFailed
 from assay.support.package import FOLDER
 
-__all__ = ["FirstRuns", "Place", "own_traceback", "place_of", "require_answers"]
+__all__ = ["FirstRuns", "Place", "place_of", "program_traceback", "require_answers"]
 
 _FIRST = 10  # runs that a job begins with
 _FEWEST = 3  # runs below which a job is never stopped
@@ -72,10 +72,10 @@ def require_answers(predictions: Sequence[Any]) -> None:
         return
     reason, count = Counter(run._result.failed for run in predictions).most_common(1)[0]
     error = next((run._error for run in predictions if getattr(run, "_error", None) is not None), None)
-    how = f"\n{own_traceback(error)}\nCorrect the program" if error is not None else _EMPTY
-    such = "" if count == len(predictions) else ", such as"
+    how = f"\n{program_traceback(error)}\nCorrect the program" if error is not None else _EMPTY
+    example = "" if count == len(predictions) else ", such as"
     raise ProgramFailed(
-        f"the program failed on each of the first {len(predictions)} tasks{such}: {reason}{how}. "
+        f"the program failed on each of the first {len(predictions)} tasks{example}: {reason}{how}. "
         "preflight=False skips this check",
         flag="--no-preflight",
     )
@@ -99,9 +99,9 @@ def place_of(error: BaseException, program: Any) -> Place:
     """The last traceback line in the program's own files; its `forward` if no own line was reached (wrong
     arguments)."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_own(frame.filename)]
-    if own:
-        return Place(type(error), own[-1].filename, own[-1].lineno or 0)
+    own_frames = [frame for frame in frames if _in_program_files(frame.filename)]
+    if own_frames:
+        return Place(type(error), own_frames[-1].filename, own_frames[-1].lineno or 0)
     inside = [
         frame for frame in frames if "assay" in Path(frame.filename).parts and "programs" in Path(frame.filename).parts
     ]
@@ -115,14 +115,14 @@ def place_of(error: BaseException, program: Any) -> Place:
         return Place(type(error), last.filename if last else "?", (last.lineno or 0) if last else 0)
 
 
-def _is_own(file: str) -> bool:
+def _in_program_files(file: str) -> bool:
     return not file.startswith((*_LIBRARIES, "<")) and "site-packages" not in file
 
 
-def own_traceback(error: BaseException) -> str:
+def program_traceback(error: BaseException) -> str:
     """The traceback from the program's first own line; the whole traceback if it has none."""
     trace = traceback.TracebackException.from_exception(error)
-    own = [index for index, frame in enumerate(trace.stack) if _is_own(frame.filename)]
-    if own:
-        trace.stack = traceback.StackSummary.from_list(list(trace.stack)[own[0] :])
+    own_indexes = [index for index, frame in enumerate(trace.stack) if _in_program_files(frame.filename)]
+    if own_indexes:
+        trace.stack = traceback.StackSummary.from_list(list(trace.stack)[own_indexes[0] :])
     return "".join(trace.format()).rstrip()

@@ -32,14 +32,14 @@ class Judged:
 
     Attributes:
         raw: probabilities before calibration, `raw[item]`; None where the model gave none.
-        asked: calls for all verdicts, those answered from the cache included.
+        calls: calls for all verdicts, those answered from the cache included.
     """
 
     answers: Answers
     raw: list[Mapping[str, float] | None]
     reasons: list[str]
     cost_usd: float = 0.0
-    asked: int = 0
+    calls: int = 0
 
     @property
     def unscored(self) -> int:
@@ -77,14 +77,14 @@ def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: 
             model=session.lm.model,
             seed=session.seed,
             split=split,
-            inputs=dict(item.shown),
+            inputs=dict(item.fields),
         )
         rollout.group_id = rollout.task_id
         with session.context(), session.recorder.rollout(rollout), spending() as prices:
             try:
-                if missing := [name for name in judge.shows if name.startswith("output") and name not in item.shown]:
+                if missing := [name for name in judge.shows if name.startswith("output") and name not in item.fields]:
                     raise NoGrade(f"the judge sees {list(judge.shows)}, and the item has no {', '.join(missing)}")
-                inputs = {name: item.shown.get(name) for name in judge.shows}  # None: not there, and not shown
+                inputs = {name: item.fields.get(name) for name in judge.shows}  # None: not there, and not shown
                 with limited(session.task_timeout):
                     prediction = within_limit(lambda: judge(**inputs), "the judge")
             except (KeyboardInterrupt, StopRun):
@@ -111,7 +111,7 @@ def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: 
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)  # those at work end at their next call
             raise
-    return replace(_collected(parts, judge.spec), asked=sum(calls))
+    return replace(_collected(parts, judge.spec), calls=sum(calls))
 
 
 def _collected(parts: Sequence[Any], spec: JudgeSpec) -> Judged:

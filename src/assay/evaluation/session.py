@@ -20,7 +20,7 @@ from assay.errors import AssayError, ConfigError, FailureKind
 from assay.evaluation.failures import FirstRuns
 from assay.evaluation.progress import Progress, SilentProgress
 from assay.models import LanguageModel, Meter, sample_scope
-from assay.models.failures import failure_of_program, failure_of_run, is_own, stop_in
+from assay.models.failures import failure_of_program, failure_of_run, is_agent_failure, stop_in
 from assay.models.limits import DEFAULT_S, OverTime, current_limit, limited, within_limit
 from assay.models.tool_limits import ToolOverTime
 from assay.programs import RANGES, AgentParameters, ToolAgent, make_adapter, program_version
@@ -267,7 +267,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
                 raise stop from error
             raised, failed = error, self._failure(error, inputs, rollout)
         rollout.status, rollout.error, rollout.failure = (
-            ("failed" if failed.own else "error"),
+            ("failed" if failed.by_agent else "error"),
             failed.reason,
             failed.kind,
         )
@@ -279,9 +279,11 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
         """Classifies an exception of the program: the failure kind decides whether the run scores 0 or is unscored."""
         # A timeout is the program's failure, unless it was waiting for the model.
         if isinstance(error, OverTime) and not isinstance(error, ToolOverTime):
-            return Failed(str(error), own=not error.asking, kind=FailureKind.TIMEOUT)
+            return Failed(str(error), by_agent=not error.in_model_call, kind=FailureKind.TIMEOUT)
         if isinstance(error, SystemExit):
-            return Failed(f"the program ended itself with sys.exit({error.code!r})", own=True, kind=FailureKind.AGENT)
+            return Failed(
+                f"the program ended itself with sys.exit({error.code!r})", by_agent=True, kind=FailureKind.AGENT
+            )
         kind = failure_of_run(error, rollout.transitions) or FailureKind.AGENT
         if kind is FailureKind.CAP and failure_of_program(error) is FailureKind.CAP:
             # `sys.exit()` in a group or before another exception: errors that end the job were raised above.
@@ -293,7 +295,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
             reason = f"the answer could not be parsed: {str(error.lm_response)[:300]!r}"
         elif kind is FailureKind.CONTEXT:
             reason = f"the prompt is too long for the model: {error}"
-        return Failed(reason, own=is_own(kind), kind=kind)
+        return Failed(reason, by_agent=is_agent_failure(kind), kind=kind)
 
     def _settings(self) -> AbstractContextManager[Any]:
         changed: dict[str, Any] = {}

@@ -20,8 +20,9 @@ from assay.rubrics.protocols import JointResolver
 from assay.support.scrubbing import error_text
 from assay.traces import Rollout
 from assay.traces.recorder import aside
+from assay.traces.records import RUN_FIELDS
 
-__all__ = ["GroupDecider", "JudgeDecider", "one_of", "output_of", "resolver"]
+__all__ = ["GroupDecider", "JudgeDecider", "JudgeVerifier", "one_of", "output_of", "resolver"]
 
 
 class _JudgeCall:
@@ -33,7 +34,7 @@ class _JudgeCall:
     def recording(
         self, task: Task, inputs: Mapping[str, Any], rollout: Rollout | None
     ) -> tuple[AbstractContextManager[Any], Rollout]:
-        own = Rollout(
+        judge_rollout = Rollout(
             task_id=task.id,
             task_type=task.task_type,
             group_id=task.id,
@@ -47,19 +48,19 @@ class _JudgeCall:
         )
         stack = ExitStack()
         stack.enter_context(dspy.context(lm=self.lm, trace=[]))
-        stack.enter_context(aside(own))
-        return stack, own
+        stack.enter_context(aside(judge_rollout))
+        return stack, judge_rollout
 
     @contextmanager
-    def named_failure(self, own: Rollout) -> Iterator[None]:
+    def named_failure(self, judge_rollout: Rollout) -> Iterator[None]:
         """Adds the judge's question and model to a failure. In the store it is a failure of the judge."""
         try:
             yield
         except Exception as error:
-            what = str(error) if isinstance(error, NoGrade) else error_text(error)
+            reason = str(error) if isinstance(error, NoGrade) else error_text(error)
             model = getattr(self.judge, "model", None) or getattr(self.lm, "model", self.lm)
-            own.status, own.error, own.failure = "error", what, FailureKind.JUDGE
-            raise NoGrade(f"judge {self.name[:80]!r} ({model}): {what}") from error
+            judge_rollout.status, judge_rollout.error, judge_rollout.failure = "error", reason, FailureKind.JUDGE
+            raise NoGrade(f"judge {self.name[:80]!r} ({model}): {reason}") from error
 
 
 class JudgeDecider(_JudgeCall):
@@ -75,14 +76,31 @@ class JudgeDecider(_JudgeCall):
     def __call__(self, task: Task, prediction: dict[str, Any], rollout: Rollout | None, **_: Any) -> Grade:
         fields = {**prediction, **task.inputs, "task_input": one_of(task.inputs), "output": output_of(prediction)}
         inputs = _judge_inputs(self.judge, fields)
-        context, own = self.recording(task, inputs, rollout)
-        with context, self.named_failure(own):
+        context, judge_rollout = self.recording(task, inputs, rollout)
+        with context, self.named_failure(judge_rollout):
             result = self.judge(**inputs)
-            own.prediction = {key: result[key] for key in ("verdict", "confidence", "value")}
+            judge_rollout.prediction = {key: result[key] for key in ("verdict", "confidence", "value")}
         if result.value is None:
             raise NoGrade(f"the judge returned {result.verdict!r}, and the labels of its scale have no grades")
         reason = f"The judge said {result.verdict!r} to: {self.judge.spec.text}"
         return Grade(value=result.value, label=result.verdict, confidence=result.confidence, reason=reason)
+
+
+class JudgeVerifier:
+    """A judge as the verifier of a program that runs now; see `assay.load_verifier`.
+
+    Args:
+        lm: the judge's model; None uses the model configured in DSPy at the call.
+    """
+
+    def __init__(self, judge: Judge, lm: dspy.LM | None) -> None:
+        self.judge, self.lm = judge, lm
+
+    def __call__(self, task: Task, prediction: dict[str, Any], rollout: Rollout | None, **_: Any) -> Grade:
+        lm = self.lm or dspy.settings.lm
+        if lm is None and self.judge.model is None:
+            raise NoGrade("no language model is configured for the verifier")
+        return JudgeDecider(self.judge, lm)(task, prediction, rollout)
 
 
 class GroupDecider(_JudgeCall):
@@ -103,12 +121,12 @@ class GroupDecider(_JudgeCall):
     ) -> list[Grade | NoGrade]:
         """Returns a grade, or `NoGrade` with the reason, per prediction, in order."""
         outputs = [output_of(prediction) for prediction in predictions]
-        context, own = self.recording(
+        context, judge_rollout = self.recording(
             task, {"task_input": one_of(task.inputs), "outputs": outputs}, next((r for r in rollouts if r), None)
         )
-        with context, self.named_failure(own):
+        with context, self.named_failure(judge_rollout):
             values = (self._by_list if isinstance(self.judge, ListwiseJudge) else self._by_pairs)(task, outputs)
-            own.prediction = {
+            judge_rollout.prediction = {
                 "values": {str(index): value for index, value in values.items() if not isinstance(value, NoGrade)}
             }
         reason = f"Compared with the others by: {self.judge.spec.text}"
@@ -158,10 +176,10 @@ class Together(_JudgeCall):
     def grade_all(self, task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> dict[str, Grade | NoGrade]:
         """Returns a grade, or `NoGrade` with the reason, per criterion name. Makes one call."""
         inputs = {"task_input": fenced_text(one_of(task.inputs)), "output": fenced_text(output_of(prediction))}
-        context, own = self.recording(task, inputs, rollout)
-        with context, self.named_failure(own), dspy.context(adapter=dspy.JSONAdapter()):
+        context, judge_rollout = self.recording(task, inputs, rollout)
+        with context, self.named_failure(judge_rollout), dspy.context(adapter=dspy.JSONAdapter()):
             result = self.judge(**inputs)
-            own.prediction = {name: result.get(name) for name in self.specs}
+            judge_rollout.prediction = {name: result.get(name) for name in self.specs}
         return {name: self._grade(name, spec, result.get(name)) for name, spec in self.specs.items()}
 
     @staticmethod
@@ -186,8 +204,8 @@ def _judge_inputs(judge: Judge, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def output_of(prediction: Mapping[str, Any]) -> Any:
-    """The judged part of a prediction: its only field, otherwise all fields by name. `steps` is excluded."""
-    return one_of({k: v for k, v in prediction.items() if k != "steps"})
+    """The judged part of a prediction: its only field, otherwise all fields by name, without `RUN_FIELDS`."""
+    return one_of({k: v for k, v in prediction.items() if k not in RUN_FIELDS})
 
 
 def one_of(fields: Any) -> Any:

@@ -40,20 +40,20 @@ class Item:
     """Judged content with all its ratings.
 
     Args:
-        shown: the judged fields.
+        fields: the judged fields.
         split: the split named in the data; None to use the content hash.
-        beside: columns that are not judged, such as `model`.
+        columns: columns that are not judged, such as `model`.
     """
 
     id: str
-    shown: Mapping[str, Any]
+    fields: Mapping[str, Any]
     ratings: tuple[Rating, ...]
     split: str | None = None
-    beside: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def content_hash(self) -> str:
-        return content_hash(self.shown)
+        return content_hash(self.fields)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -95,7 +95,7 @@ def load_labels(
         labels: the judge's scale; a label outside it is an error.
         rename: old -> new column name.
         shows: judged columns in addition to `input`, `output`, `output_a` and `output_b`. Other columns are kept in
-            `Item.beside` if all rows of an item have the same value.
+            `Item.columns` if all rows of an item have the same value.
     Raises:
         DataError: a row lacks the judged content, a label is not on the scale, or an id has two contents; with file and
             line.
@@ -121,7 +121,7 @@ def make_items(
     by_case = {label.casefold(): label for label in labels}
     judged = {*_JUDGED, *shows}
     contents: dict[str, dict[str, Any]] = {}
-    beside: dict[str, dict[str, Any]] = {}
+    columns: dict[str, dict[str, Any]] = {}
     ratings: dict[str, dict[str, Rating]] = defaultdict(dict)
     splits: dict[str, str | None] = {}
     count = 0
@@ -135,8 +135,8 @@ def make_items(
                 f"{where}: item {item_id!r} has another {', '.join(differing)} in an earlier row; "
                 "use one item_id per content"
             )
-        common = beside.setdefault(item_id, other)
-        beside[item_id] = {key: value for key, value in common.items() if other.get(key) == value}
+        common = columns.setdefault(item_id, other)
+        columns[item_id] = {key: value for key, value in common.items() if other.get(key) == value}
         if row.get("split") not in (None, "", *SPLITS):
             raise DataError(f"{where}: unknown split {row['split']!r}; splits are {', '.join(SPLITS)}")
         label = row.get("label")
@@ -154,7 +154,7 @@ def make_items(
     if not ratings:
         raise DataError(f"{spec} has no ratings" + (f": none of its {count} rows has a label" if count else ""))
     return [
-        Item(id=key, shown=contents[key], ratings=tuple(entries.values()), split=splits.get(key), beside=beside[key])
+        Item(id=key, fields=contents[key], ratings=tuple(entries.values()), split=splits.get(key), columns=columns[key])
         for key, entries in ratings.items()
     ]
 
@@ -169,8 +169,8 @@ def _content(
         if key not in _RATING_FIELDS and not _is_null(value)
     }
     content = {key: value for key, value in fields.items() if key in judged}
-    others = [name for name in shows if name not in _JUDGED]  # a judge may see the output under another name
-    outputs = {"output", "output_a", *(others if not _JUDGED & set(shows) - {_TASK_INPUT} else ())}
+    other_names = [name for name in shows if name not in _JUDGED]  # a judge may see the output under another name
+    outputs = {"output", "output_a", *(other_names if not _JUDGED & set(shows) - {_TASK_INPUT} else ())}
     if not any(name in content for name in outputs) or ("output_a" in content) != ("output_b" in content):
         raise DataError(
             f"{where}: expected the judged content in 'output', or in 'output_a' and 'output_b'; the row has "
@@ -255,5 +255,5 @@ def _stratified(items: list[Item], limit: int) -> list[Item]:
     quota = {label: int(share) for label, share in exact.items()}
     for label in sorted(exact, key=lambda name: quota[name] - exact[name])[: limit - sum(quota.values())]:
         quota[label] += 1
-    taken = {item.id for label, group in classes.items() for item in group[: quota[label]]}
-    return [item for item in items if item.id in taken]
+    chosen = {item.id for label, group in classes.items() for item in group[: quota[label]]}
+    return [item for item in items if item.id in chosen]

@@ -153,11 +153,11 @@ class ListwiseJudge(dspy.Module):  # type: ignore[misc]
                 answers: Sequence[GradedOutput] = self.grade(**inputs).grades
         except AdapterParseError as error:
             raise NoGrade(f"the judge answered {error.lm_response[:200]!r}, not a list of ids and grades") from error
-        named = [answer.id.strip() for answer in answers]
+        ids = [answer.id.strip() for answer in answers]
         return {
             by_name[name]: self.spec.grade(answer.grade)
-            for name, answer in zip(named, answers, strict=True)
-            if name in by_name and named.count(name) == 1 and answer.grade in self.spec.scale
+            for name, answer in zip(ids, answers, strict=True)
+            if name in by_name and ids.count(name) == 1 and answer.grade in self.spec.scale
         }
 
 

@@ -95,8 +95,8 @@ def load_judge(source: str | Path, *, find: Find | None = None, **spec: Unpack[J
         target: Any = import_check(text)
         kind = target if isinstance(target, type) else type(target)
         if not issubclass(kind, (Judge, ListwiseJudge)):  # checked before anything is called
-            what = f"the class {kind.__name__}" if target is kind else f"a {kind.__name__}"
-            raise RubricError(f"{text!r} is {what}, not a judge")
+            description = f"the class {kind.__name__}" if target is kind else f"a {kind.__name__}"
+            raise RubricError(f"{text!r} is {description}, not a judge")
         judge: Any = target() if isinstance(target, type) else target
         return judge
     if " " not in text.strip():

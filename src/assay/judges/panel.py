@@ -49,7 +49,7 @@ class Jury(Judge):
             raise ConfigError(
                 f"weights={list(weights)} must be one number >= 0 for each of {len(built)} members, one of them above 0"
             )
-        super().__init__(built[0].spec, shows=_all_shown(built), calibration=calibration)
+        super().__init__(built[0].spec, shows=_all_fields(built), calibration=calibration)
         self.members, self.how, self.weights = built, how, tuple(weights)
 
     @property
@@ -130,7 +130,7 @@ class Cascade(Judge):
             )
         if not 0 <= least <= 1:
             raise ConfigError(f"least={least!r} must be between 0 and 1")
-        super().__init__(cheap.spec, shows=_all_shown([cheap, strong]), calibration=calibration)
+        super().__init__(cheap.spec, shows=_all_fields([cheap, strong]), calibration=calibration)
         self.first, self.second, self.least = cheap, strong, least
 
     @property
@@ -189,7 +189,7 @@ def _distinct(judges: Sequence[Judge]) -> list[Judge]:
     ]
 
 
-def _all_shown(judges: Sequence[Judge]) -> list[str]:
+def _all_fields(judges: Sequence[Judge]) -> list[str]:
     return list(dict.fromkeys(name for judge in judges for name in judge.shows))
 
 

@@ -71,9 +71,9 @@ class PointwiseJudge(Judge):
     ) -> None:
         super().__init__(spec, shows=shows, model=model, calibration=calibration)
         self.reading, self.reasoning, self.samples = reading, reasoning, samples
-        for name, value, known in (("reading", reading, READINGS), ("style", style, STYLES)):
-            if value not in known:
-                raise ConfigError(f"{name}={value!r} must be one of {', '.join(known)}")
+        for name, value, choices in (("reading", reading, READINGS), ("style", style, STYLES)):
+            if value not in choices:
+                raise ConfigError(f"{name}={value!r} must be one of {', '.join(choices)}")
         if style == "words" and not have_distinct_first_tokens(self.labels):
             raise ConfigError(
                 f"style='words': the first tokens of {list(self.labels)} are not distinct; use style='letters'"
@@ -101,8 +101,8 @@ class PointwiseJudge(Judge):
 
     @property
     def config(self) -> dict[str, Any]:
-        own = {"reading": self.reading, "style": self.style, "reasoning": self.reasoning, "samples": self.samples}
-        return {**super().config, **own, **({"min_mass": self.min_mass} if self.min_mass != MIN_MASS else {})}
+        settings = {"reading": self.reading, "style": self.style, "reasoning": self.reasoning, "samples": self.samples}
+        return {**super().config, **settings, **({"min_mass": self.min_mass} if self.min_mass != MIN_MASS else {})}
 
     def read(self, inputs: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
         fields = {name: text for name in self.shows if (text := fenced_text(inputs[name])) is not None}

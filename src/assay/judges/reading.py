@@ -60,7 +60,7 @@ _without_probabilities: weakref.WeakSet[Any] = weakref.WeakSet()  # engines that
 # engines that returned token probabilities before: for them, an answer without any is an individual failure
 _with_probabilities: weakref.WeakSet[Any] = weakref.WeakSet()
 _TRUNCATION_WARNINGS = ("_result", "_check_truncation")  # functions of DSPy that warn of truncated answers
-_one_token: ContextVar[bool] = ContextVar("assay_one_token", default=False)
+_single_token: ContextVar[bool] = ContextVar("assay_one_token", default=False)
 _TOP = {"embedded": 200, "hosted": 20}  # number of reported tokens; hosted servers return at most 20
 
 
@@ -149,7 +149,7 @@ def word_probabilities(top: Sequence[Mapping[str, Any]], words: Sequence[str]) -
     Args:
         top: tokens with `token` and `logprob`, as in OpenAI's `top_logprobs`.
     """
-    probabilities, shared = dict.fromkeys(words, 0.0), 0.0
+    probabilities, ambiguous = dict.fromkeys(words, 0.0), 0.0
     for entry in top:
         token, logprob = str(entry["token"]).strip().casefold(), float(entry["logprob"])
         begun = [word for word in words if _begins(token, word)]
@@ -157,9 +157,9 @@ def word_probabilities(top: Sequence[Mapping[str, Any]], words: Sequence[str]) -
         p = math.exp(min(0.0, logprob)) if math.isfinite(logprob) else 0.0
         for word in exact or (begun if len(begun) == 1 else []):
             probabilities[word] += p
-        shared += p if len(begun) > 1 and not exact else 0.0
+        ambiguous += p if len(begun) > 1 and not exact else 0.0
     mass = math.fsum(probabilities.values())
-    if mass <= 0 or shared > mass:
+    if mass <= 0 or ambiguous > mass:
         return dict.fromkeys(words, 0.0), 0.0
     total = mass + _LEAST * len(words)
     return {word: (p + _LEAST) / total for word, p in probabilities.items()}, min(1.0, mass)
@@ -174,7 +174,7 @@ def _begins(token: str, word: str) -> bool:
     )
 
 
-def _others(top: Sequence[Mapping[str, Any]], words: Sequence[str]) -> list[tuple[float, str]]:
+def _other_tokens(top: Sequence[Mapping[str, Any]], words: Sequence[str]) -> list[tuple[float, str]]:
     """Probability and text of the tokens that are not a prefix of a label, most probable first."""
     tokens = [(math.exp(min(0.0, float(entry["logprob"]))), str(entry["token"])) for entry in top]
     return sorted(
@@ -257,7 +257,7 @@ class VerdictAdapter(dspy.Adapter):  # type: ignore[misc]
             raise kind(f"the model answered {text!r} without token probabilities")
         words = list(self.keys.values())
         by_key, mass = word_probabilities(top, words)
-        others = _others(top, words)
+        others = _other_tokens(top, words)
         if others and others[0][0] > mass and others[0][1].strip().startswith("<think"):
             raise NoProbabilities(f"the model thinks before it answers: {text!r}")
         _with_probabilities.add(_engine_of(lm))
@@ -288,15 +288,15 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:
-    return not (_one_token.get() and record.funcName in _TRUNCATION_WARNINGS)
+    return not (_single_token.get() and record.funcName in _TRUNCATION_WARNINGS)
 
 
 @contextmanager
 def _no_truncation_warning() -> Iterator[None]:
     """Suppresses DSPy's warning of truncated answers; a verdict of one token always reaches its limit."""
     logging.getLogger("dspy.clients.lm").addFilter(_is_relevant)  # adding it again has no effect
-    token = _one_token.set(True)
+    token = _single_token.set(True)
     try:
         yield
     finally:
-        _one_token.reset(token)
+        _single_token.reset(token)

@@ -14,7 +14,7 @@ from typing import Any
 from dspy import lm15
 from dspy._vendor.lm15.serde import response_to_dict
 
-__all__ = ["failure_in", "kept_response", "reply_text", "streamable", "text_of", "with_completion"]
+__all__ = ["failure_in", "reply_text", "stored_response", "streamable", "text_of", "with_completion"]
 
 _PARSED = (lm15.DataPart, lm15.ToolCallPart)
 _TEXTS = (lm15.TextPart, lm15.RefusalPart)
@@ -149,7 +149,7 @@ def with_completion(response: lm15.Response) -> lm15.Response:
     )
 
 
-def kept_response(response: lm15.Response, *, logprobs: bool = True) -> dict[str, Any]:
+def stored_response(response: lm15.Response, *, logprobs: bool = True) -> dict[str, Any]:
     """The canonical response in the form that is stored.
 
     Of the provider's reply only the message is stored, and only if the parts do not contain its exact text: token

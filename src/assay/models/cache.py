@@ -66,8 +66,8 @@ class ResponseCache:
     @staticmethod
     def key(request: dict[str, Any], *, weights: str, adapters: Iterable[str], sample: int | None) -> str:
         """sha256 of everything that determines the answer."""
-        whole = {"request": request, "weights": weights, "adapters": list(adapters), "sample": sample}
-        return hashlib.sha256(json.dumps(whole, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+        content = {"request": request, "weights": weights, "adapters": list(adapters), "sample": sample}
+        return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
     def get(self, key: str) -> dict[str, Any] | None:
         """The stored record, or None if there is none or it cannot be read."""

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from assay.errors import FailureKind, ModelError, StopRun, Unscored
+from assay.errors import FailureKind, LoopStopped, ModelError, StopRun, Unscored
 from assay.models.tool_limits import ToolOverTime
 
 __all__ = [
@@ -14,14 +14,14 @@ __all__ = [
     "failure_of_call",
     "failure_of_program",
     "failure_of_run",
-    "is_own",
+    "is_agent_failure",
     "is_refused",
     "stop_in",
     "unanswered",
 ]
 
 MODEL_FAILURES = frozenset({FailureKind.MODEL, FailureKind.TIMEOUT})  # failures of the model's server
-_OWN = frozenset({FailureKind.PARSE, FailureKind.CONTEXT, FailureKind.AGENT, FailureKind.TOOL, FailureKind.LOOP})
+_AGENTS = frozenset({FailureKind.PARSE, FailureKind.CONTEXT, FailureKind.AGENT, FailureKind.TOOL, FailureKind.LOOP})
 
 _Class = tuple[str, str, FailureKind]  # module, name, kind
 
@@ -71,7 +71,7 @@ class FinishedCall(Protocol):
 
 def failure_of_call(error: BaseException) -> FailureKind:
     """Failure kind of a failed LM call: `context`, `timeout` or `cap` by the class of the error, else `model`."""
-    return _own_kind(error) or _kind(error, _CLIENTS) or _kind(error, _TIMEOUTS) or FailureKind.MODEL
+    return _kind_of_assay_error(error) or _kind(error, _CLIENTS) or _kind(error, _TIMEOUTS) or FailureKind.MODEL
 
 
 def failure_of_program(error: BaseException) -> FailureKind:
@@ -113,7 +113,7 @@ def unanswered(calls: Sequence[FinishedCall]) -> FailureKind | None:
         for call in calls
         if call.error is not None and call.started_at + call.latency_ms / 1000 >= began
     ]
-    return next((kind for kind in reversed(failed) if not is_own(kind)), None)
+    return next((kind for kind in reversed(failed) if not is_agent_failure(kind)), None)
 
 
 def stop_in(group: BaseException) -> StopRun | None:
@@ -121,9 +121,9 @@ def stop_in(group: BaseException) -> StopRun | None:
     return next((link for link in _chain(group) if isinstance(link, StopRun)), None)
 
 
-def is_own(kind: FailureKind) -> bool:
+def is_agent_failure(kind: FailureKind) -> bool:
     """Whether this kind is the program's own failure, which scores 0. All other failures are unscored."""
-    return kind in _OWN
+    return kind in _AGENTS
 
 
 def is_refused(error: BaseException | None) -> bool:
@@ -133,23 +133,23 @@ def is_refused(error: BaseException | None) -> bool:
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """An exception, its causes and contexts, and the members of groups: model failures before other members."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     waiting = [error]
     while waiting:
         link = waiting.pop()
-        if id(link) in seen:
+        if id(link) in visited:
             continue
-        seen.add(id(link))
+        visited.add(id(link))
         yield link
         before = link.__cause__ or link.__context__  # `from None` only hides the context
         waiting += [before] if before is not None else []
         if isinstance(link, BaseExceptionGroup):
-            waiting += sorted(link.exceptions, key=lambda member: not is_own(failure_of_program(member)))
+            waiting += sorted(link.exceptions, key=lambda member: not is_agent_failure(failure_of_program(member)))
 
 
 def _known(error: BaseException, *, lines: bool) -> FailureKind | None:
     """Failure kind of one exception's class; None if unknown. Connection errors are known only with `lines`."""
-    kind = _own_kind(error) or _kind(error, _CLIENTS)
+    kind = _kind_of_assay_error(error) or _kind(error, _CLIENTS)
     if kind is not None or not lines:
         return kind
     unreached = isinstance(error, OSError) and error.errno in _ERRNOS
@@ -157,13 +157,15 @@ def _known(error: BaseException, *, lines: bool) -> FailureKind | None:
     return _kind(error, _LINES) or (FailureKind.MODEL if unreached or packaged else None)
 
 
-def _own_kind(error: BaseException) -> FailureKind | None:
+def _kind_of_assay_error(error: BaseException) -> FailureKind | None:
     if isinstance(error, StopRun | KeyboardInterrupt | SystemExit):
         return FailureKind.CAP
     if isinstance(error, Unscored):
         return FailureKind.JUDGE
     if isinstance(error, ToolOverTime):
         return FailureKind.TOOL
+    if isinstance(error, LoopStopped):
+        return FailureKind.LOOP
     return FailureKind.MODEL if isinstance(error, ModelError) else None
 
 

@@ -117,13 +117,13 @@ class Ledger:
                 row = Sent(digest, attempt, owner, phase)
             else:
                 row.sends, row.owner = row.sends + 1, owner
-            self._put(row)
+            self._write_row(row)
         return row
 
     def settled(self, row: Sent) -> None:
         """Store a row after `row.settle`."""
         with self._lock:
-            self._put(row)
+            self._write_row(row)
 
     def claim(self, key: str) -> Sent | None:
         """The call that an answer from the response cache replays: one sent by this rollout before a kill."""
@@ -163,7 +163,7 @@ class Ledger:
                         int(spent["completion_tokens"]),
                     )
                 row.failed, row.unpriced = int(attempt < spent["errors"]), int(attempt < spent["unpriced"])
-                self._put(row)
+                self._write_row(row)
             if spent["cached"]:
                 self._execute("INSERT OR IGNORE INTO hits VALUES (?, ?, ?)", (digest, phase, int(spent["cached"])))
         return before[0] is None
@@ -195,7 +195,7 @@ class Ledger:
             return None
         return None if values is None else Sent(*values)
 
-    def _put(self, row: Sent) -> None:
+    def _write_row(self, row: Sent) -> None:
         self._execute(
             f"INSERT OR REPLACE INTO calls ({_COLUMNS}) VALUES ({', '.join('?' * 11)})", tuple(vars(row).values())
         )

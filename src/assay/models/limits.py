@@ -47,14 +47,14 @@ os.register_at_fork(after_in_child=_idle.clear)  # a forked process has none of 
 
 
 class OverTime(TimeoutError):
-    """A call exceeded its limit. `asking`: a model call was in progress, so that a slow server may be the cause."""
+    """A call exceeded its limit. `in_model_call`: a model call was in progress; a slow server may be the cause."""
 
-    def __init__(self, what: str, limit_s: float, *, asking: bool) -> None:
+    def __init__(self, subject: str, limit_s: float, *, in_model_call: bool) -> None:
         super().__init__(
-            f"{what} took longer than the limit of {limit_s:g} s"
-            + (", while a model was being asked" if asking else "")
+            f"{subject} took longer than the limit of {limit_s:g} s"
+            + (", while a model was being asked" if in_model_call else "")
         )
-        self.asking = asking
+        self.in_model_call = in_model_call
 
 
 class Abandoned(BaseException):
@@ -92,7 +92,7 @@ class LimitedCall:
 
     def __init__(self, outer: "LimitedCall | None") -> None:
         self.outer = outer
-        self.asking, self.asked = 0, False  # model calls in progress; whether there was any
+        self.in_model_call, self.called_model = 0, False  # model calls in progress; whether there was any
 
 
 class _Job(LimitedCall):
@@ -182,9 +182,9 @@ class _Worker:
             while True:
                 context, job = self.jobs.get()
                 context.run(job.run)
-                wanted = job.finish()
+                reusable = job.finish()
                 del context, job  # an idle thread holds no references
-                if not wanted:
+                if not reusable:
                     return
                 _idle.append(self)
         except Abandoned:  # raised just after the job finished
@@ -204,8 +204,8 @@ def limited(seconds: float | None, *, tools_of: float | None = None) -> Iterator
     Args:
         tools_of: limit of the run, of which a tool call gets the share `TOOL_SHARE`; None: `seconds`.
     """
-    whole = seconds if tools_of is None else tools_of
-    token, tools = _limit.set(seconds), _tool_limit.set(None if whole is None else whole * TOOL_SHARE)
+    run_limit = seconds if tools_of is None else tools_of
+    token, tools = _limit.set(seconds), _tool_limit.set(None if run_limit is None else run_limit * TOOL_SHARE)
     try:
         yield
     finally:
@@ -223,11 +223,11 @@ def current_tool_limit() -> float | None:
     return _tool_limit.get()
 
 
-def within_limit(call: Callable[[], T], what: str) -> T:
+def within_limit(call: Callable[[], T], subject: str) -> T:
     """Result of a call under the current limit. The call shares the context variables of its caller.
 
     Args:
-        what: name of the call for the error message.
+        subject: name of the call for the error message.
     Raises:
         OverTime: the call exceeded the limit.
         RaisedInside: it raised `KeyboardInterrupt`, or an exception whose message cannot be read.
@@ -236,7 +236,7 @@ def within_limit(call: Callable[[], T], what: str) -> T:
     seconds = _limit.get()
     if seconds is None:
         return call()
-    return _in_thread(call, seconds, lambda job: OverTime(what, seconds, asking=job.asking > 0))
+    return _in_thread(call, seconds, lambda job: OverTime(subject, seconds, in_model_call=job.in_model_call > 0))
 
 
 def _in_thread(call: Callable[[], T], seconds: float, late: Callable[[_Job], OverTime | None]) -> T:
@@ -278,9 +278,9 @@ def asking_model() -> Iterator[None]:
         jobs.append(job)
         job = job.outer
     for open_job in jobs:
-        open_job.asking, open_job.asked = open_job.asking + 1, True
+        open_job.in_model_call, open_job.called_model = open_job.in_model_call + 1, True
     try:
         yield
     finally:
         for open_job in jobs:
-            open_job.asking -= 1
+            open_job.in_model_call -= 1

@@ -93,7 +93,7 @@ class Meter:
         self._made_calls: dict[str, int] = {}
         self._later_phases: dict[str, Usage] = {}
         self._aside = Usage()
-        self._beside: list[Meter] = []
+        self._sharing: list[Meter] = []
         self.unrecorded: Callable[[], int] = none_unrecorded  # number of unrecorded calls, which count as `calls` too
         self.on_call: Callable[[int], None] = ignore  # called for each call, answered by a model or by the cache
 
@@ -113,7 +113,7 @@ class Meter:
     def _used(self) -> Usage:
         """Amounts that count against the caps."""
         total = self.usage
-        for other in self._beside:
+        for other in self._sharing:
             for name, value in vars(other.usage).items():
                 setattr(total, name, getattr(total, name) + value)
         return total
@@ -134,7 +134,7 @@ class Meter:
 
     def share_caps_with(self, other: "Meter") -> None:
         """Count the usage of another meter against the caps of this one too: for runs that share one cap."""
-        self._beside.append(other)
+        self._sharing.append(other)
 
     def hold(self, **phases: Usage) -> None:
         """Reserve part of the caps for later phases, in their order; replaces earlier reservations."""
@@ -175,16 +175,16 @@ class Meter:
 
     def search_calls_left(self) -> float:
         """Number of calls that the search may still make, cached ones included; infinite without a cap."""
-        left = float("inf")
+        remaining = float("inf")
         if self.caps.search_calls is not None:
-            left = min(left, self.caps.search_calls - self._aside.calls - self.asked("search"))
+            remaining = min(remaining, self.caps.search_calls - self._aside.calls - self.calls_of("search"))
         if self.caps.calls is not None:
             # preflight does not count: its calls are made again by the search
             calls = sum(count for phase, count in self._made_calls.items() if phase != "preflight")
-            left = min(left, self.caps.calls - self._reserved().calls - calls - self.unrecorded())
-        return left
+            remaining = min(remaining, self.caps.calls - self._reserved().calls - calls - self.unrecorded())
+        return remaining
 
-    def asked(self, phase: str) -> int:
+    def calls_of(self, phase: str) -> int:
         """Number of calls of a phase in this process, answered by the model or by the cache.
 
         A search decides by this number, not by its cost, so that a replay takes the same decisions.
@@ -236,7 +236,7 @@ class Meter:
                     what="dollars",
                 )
             later = self._reserved(spent=True)
-            for what, value, cap, reserved in (
+            for unit, value, cap, reserved in (
                 ("calls", used.calls + self.unrecorded(), None if counted else self.caps.calls, later.calls),
                 ("tokens", used.tokens, self.caps.tokens, later.tokens),
                 ("dollars", used.cost_usd, self.caps.cost_usd, later.cost_usd),
@@ -251,10 +251,10 @@ class Meter:
                     continue
                 if reserved and value < cap:  # the search's part of the cap is spent, the rest is not
                     raise BudgetExceeded(
-                        f"{value:g} of {cap:g} {what} are spent; the rest is reserved for {self._later()}",
+                        f"{value:g} of {cap:g} {unit} are spent; the rest is reserved for {self._later()}",
                         what="search calls",
                     )
-                raise BudgetExceeded(f"the cap of {cap:g} {what} is reached", what=what)
+                raise BudgetExceeded(f"the cap of {cap:g} {unit} is reached", what=unit)
 
     def add(self, spent: Usage, *, name: str = "") -> None:
         """Add the usage of another meter to the current phase.

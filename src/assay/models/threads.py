@@ -64,26 +64,26 @@ def follow() -> None:
 
 
 def _wrap_start() -> None:
-    plain = threading.Thread.start
+    original = threading.Thread.start
 
-    @wraps(plain)
+    @wraps(original)
     def start(thread: threading.Thread) -> None:
         setattr(thread, _OF_THREAD, current_place())
-        plain(thread)
+        original(thread)
 
     setattr(threading.Thread, "start", start)  # noqa: B010
 
 
 def _wrap_job(owner: type, name: str) -> None:
-    plain = getattr(owner, name)
+    original = getattr(owner, name)
 
-    @wraps(plain)
+    @wraps(original)
     def submit(pool: Any, /, *args: Any, **kwargs: Any) -> Any:
         if args:
             args = (_carrying(args[0]), *args[1:])
         elif "func" in kwargs:
             kwargs["func"] = _carrying(kwargs["func"])
-        return plain(pool, *args, **kwargs)
+        return original(pool, *args, **kwargs)
 
     setattr(owner, name, submit)
 

@@ -29,7 +29,7 @@ class ToolOverTime(OverTime):
 
     def __init__(self, tool: str, limit_s: float) -> None:
         TimeoutError.__init__(self, f"the tool {tool!r} gave no result after {limit_s:g} s")
-        self.asking = False
+        self.in_model_call = False
 
 
 class _Stopped(BaseException):
@@ -49,7 +49,7 @@ class _ToolCall(LimitedCall):
     def due(self) -> float | None:
         """Stop the call. Returns the seconds after which to call this again; None if nothing is left to do."""
         with self._lock:
-            if self._done or self.asked:  # a tool that calls a model is an agent itself: the run's limit applies to it
+            if self._done or self.called_model:  # a tool that calls a model is an agent: it has the run's limit
                 return None
             if not self.stopped:
                 self.stopped = True
@@ -96,11 +96,11 @@ class _Clock:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting or (left := self._waiting[0][0] - time.monotonic()) > 0:
-                    self._changed.wait(min(left, threading.TIMEOUT_MAX) if self._waiting else None)
+                while not self._waiting or (remaining := self._waiting[0][0] - time.monotonic()) > 0:
+                    self._changed.wait(min(remaining, threading.TIMEOUT_MAX) if self._waiting else None)
                 call = heapq.heappop(self._waiting)[2]()
-            if call is not None and (again := call.due()) is not None:
-                self.add(call, again)
+            if call is not None and (delay_s := call.due()) is not None:
+                self.add(call, delay_s)
             call = None  # drops the reference: the next wait may take minutes
 
 
@@ -156,7 +156,7 @@ async def awaited_within_tool_limit(call: Callable[[], Awaitable[T]], tool: str)
     task = asyncio.ensure_future(work())
     try:
         while not (await asyncio.wait({task}, timeout=seconds))[0]:
-            if not limit.asked:
+            if not limit.called_model:
                 raise ToolOverTime(tool, seconds)
         return task.result()
     finally:

@@ -47,7 +47,7 @@ _GATEWAY = re.compile(r"^/r/[^/]+/")  # a rollout's path at assay's gateway, whi
 _KEYS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 _PROMPTS = ("messages", "input", "inputs", "prompt", "contents", "anthropic_version", "inputText", "message")
 _PROCESSES = frozenset({"subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "os.fork"})
-_OWN_PROCESS = "assay-"  # prefix of the names of assay's own processes, which record their calls themselves
+_ASSAY_PROCESS = "assay-"  # prefix of the names of assay's own processes, which record their calls themselves
 _SYSTEM_FACTS = ("platform", "distro", "uuid", "ctypes.util")  # run system tools to identify the system
 _SEEN_BY_HOOKS = ("http.client", "urllib3.", "httpx", "httpcore", "aiohttp", _DSPY)
 
@@ -101,29 +101,29 @@ def is_lm_request(method: str, path: str, body: Any = None, *, anywhere: bool = 
     path = path.partition("?")[0].rstrip("/")
     if method.upper() != "POST" or _NO_ANSWER.search(path) or _GATEWAY.match(path):
         return False
-    known = anywhere or _PATH.search(path) is not None
+    is_lm_path = anywhere or _PATH.search(path) is not None
     if isinstance(body, str | bytes | bytearray):
         try:
             body = json.loads(body)
         except (ValueError, RecursionError):
             return False
     if not isinstance(body, dict):
-        return known and body is None
+        return is_lm_path and body is None
     return (
         any(name in body for name in _PROMPTS)
-        if known
+        if is_lm_path
         else isinstance(body.get("model"), str) and isinstance(body.get("messages"), list)
     )
 
 
-def _asks(method: str, path: str, body: Any = None) -> bool:
+def _is_lm_request(method: str, path: str, body: Any = None) -> bool:
     return is_lm_request(method, path, body, anywhere=bool(_asking.get()))
 
 
 def blind_clients() -> str | None:
     """A loaded client or running process that cannot be inspected, as a phrase; None if there is none."""
     # processes of a pool may have been started before the hooks were installed
-    if any(not process.name.startswith(_OWN_PROCESS) for process in active_children()):
+    if any(not process.name.startswith(_ASSAY_PROCESS) for process in active_children()):
         return "processes of multiprocessing are at work"
     return next((f"{name} is loaded, whose calls cannot be seen" for name in _BLIND if name in sys.modules), None)
 
@@ -145,7 +145,9 @@ def watch(on_call: Callable[[], None], on_blind: Callable[[str], None]) -> None:
                 _hook(sys.modules[name])
         sys.meta_path.insert(0, _Importing())
         _wrap(
-            http.client.HTTPConnection, "putrequest", lambda self, method, url, *_, **__: _asks(method, _path_of(url))
+            http.client.HTTPConnection,
+            "putrequest",
+            lambda self, method, url, *_, **__: _is_lm_request(method, _path_of(url)),
         )
         _wrap(BaseProcess, "start", _starts_process)
         sys.addaudithook(_audit)
@@ -162,16 +164,16 @@ def _path_of(url: Any) -> str:
 
 def _hook(module: Any) -> None:
     if module.__name__ == "aiohttp":
-        _wrap_async(module.ClientSession, "_request", _aiohttp_asks)
+        _wrap_async(module.ClientSession, "_request", _aiohttp_detects)
     elif module.__name__ == "httpcore":
-        _wrap(module.ConnectionPool, "handle_request", _httpcore_asks)
-        _wrap_async(module.AsyncConnectionPool, "handle_async_request", _httpcore_asks)
+        _wrap(module.ConnectionPool, "handle_request", _httpcore_detects)
+        _wrap_async(module.AsyncConnectionPool, "handle_async_request", _httpcore_detects)
     elif module.__name__ == _DSPY:
-        _wrap(module.StdlibTransport, "stream", _dspy_asks)
-        _wrap_async(module.StdlibAsyncTransport, "_do_stream", _dspy_asks)
+        _wrap(module.StdlibTransport, "stream", _dspy_detects)
+        _wrap_async(module.StdlibAsyncTransport, "_do_stream", _dspy_detects)
     else:
-        _wrap(module.Client, "send", _httpx_asks)
-        _wrap_async(module.AsyncClient, "send", _httpx_asks)
+        _wrap(module.Client, "send", _httpx_detects)
+        _wrap_async(module.AsyncClient, "send", _httpx_detects)
 
 
 def _to_gateway(headers: Mapping[str, str]) -> bool:
@@ -181,30 +183,30 @@ def _to_gateway(headers: Mapping[str, str]) -> bool:
     )
 
 
-def _httpx_asks(client: Any, request: Any, *_: Any, **__: Any) -> bool:
-    return not _to_gateway(request.headers) and _asks(
+def _httpx_detects(client: Any, request: Any, *_: Any, **__: Any) -> bool:
+    return not _to_gateway(request.headers) and _is_lm_request(
         request.method, request.url.path, getattr(request, "_content", None)
     )
 
 
-def _httpcore_asks(pool: Any, request: Any, *_: Any, **__: Any) -> bool:
+def _httpcore_detects(pool: Any, request: Any, *_: Any, **__: Any) -> bool:
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers}
-    return not _to_gateway(headers) and _asks(
+    return not _to_gateway(headers) and _is_lm_request(
         request.method.decode(), request.url.target.decode(), getattr(request.stream, "_content", None)
     )
 
 
-def _dspy_asks(transport: Any, request: Any, *_: Any, **__: Any) -> bool:
+def _dspy_detects(transport: Any, request: Any, *_: Any, **__: Any) -> bool:
     headers = {name.lower(): value for name, value in request.headers}
-    return not _to_gateway(headers) and _asks(request.method, _path_of(request.url), request.body)
+    return not _to_gateway(headers) and _is_lm_request(request.method, _path_of(request.url), request.body)
 
 
-def _aiohttp_asks(
+def _aiohttp_detects(
     session: Any, method: str, url: Any, *_: Any, json: Any = None, data: Any = None, headers: Any = None, **__: Any
 ) -> bool:
     sent = json if json is not None else data if isinstance(data, str | bytes | bytearray) else None
-    named = {str(name).lower(): value for name, value in {**session.headers, **dict(headers or {})}.items()}
-    return not _to_gateway(named) and _asks(method, _path_of(url), sent)
+    lower_headers = {str(name).lower(): value for name, value in {**session.headers, **dict(headers or {})}.items()}
+    return not _to_gateway(lower_headers) and _is_lm_request(method, _path_of(url), sent)
 
 
 def _starts_process(process: Any) -> bool:
@@ -214,37 +216,37 @@ def _starts_process(process: Any) -> bool:
     return False
 
 
-def _note(asks: Callable[..., bool], args: Any, kwargs: Any) -> None:
+def _note(detects: Callable[..., bool], args: Any, kwargs: Any) -> None:
     """Count a request if it is an LM call. Never raises: a request that cannot be read is reported instead."""
     if accounted_calls.get() or _on_call is None or _on_blind is None:
         return
     try:
-        if asks(*args, **kwargs):
+        if detects(*args, **kwargs):
             _count()
     except Exception as error:
         _on_blind(f"a request could not be read ({type(error).__name__})")
 
 
-def _wrap(owner: Any, name: str, asks: Callable[..., bool]) -> None:
-    plain = getattr(owner, name)
+def _wrap(owner: Any, name: str, detects: Callable[..., bool]) -> None:
+    original = getattr(owner, name)
 
-    @wraps(plain)
+    @wraps(original)
     def hooked(*args: Any, **kwargs: Any) -> Any:
-        _note(asks, args, kwargs)
+        _note(detects, args, kwargs)
         with accounted():  # calls made inside belong to this request
-            return plain(*args, **kwargs)
+            return original(*args, **kwargs)
 
     setattr(owner, name, hooked)
 
 
-def _wrap_async(owner: Any, name: str, asks: Callable[..., bool]) -> None:
-    plain = getattr(owner, name)
+def _wrap_async(owner: Any, name: str, detects: Callable[..., bool]) -> None:
+    original = getattr(owner, name)
 
-    @wraps(plain)
+    @wraps(original)
     async def hooked(*args: Any, **kwargs: Any) -> Any:
-        _note(asks, args, kwargs)
+        _note(detects, args, kwargs)
         with accounted():
-            return await plain(*args, **kwargs)
+            return await original(*args, **kwargs)
 
     setattr(owner, name, hooked)
 

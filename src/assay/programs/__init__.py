@@ -7,9 +7,11 @@ from assay.support.lazy import attach
 if TYPE_CHECKING:
     from assay.programs.adapters import ADAPTERS, LeanAdapter, SchemaAdapter, make_adapter
     from assay.programs.agent import Agent, BaseAgent, ToolAgent
+    from assay.programs.allocation import ThinkingPolicy
     from assay.programs.loading import SHIPPED, load_program, program_inputs
     from assay.programs.mcp_servers import McpServer
     from assay.programs.parameters import RANGES, AgentParameters
+    from assay.programs.refinement import Refine
     from assay.programs.shipped import Classify, Extract, MathQA
     from assay.programs.state import program_state, program_version, restore_program
     from assay.programs.tool_user import ToolUser
@@ -19,9 +21,11 @@ else:
         {
             "adapters": "ADAPTERS LeanAdapter SchemaAdapter make_adapter",
             "agent": "Agent BaseAgent ToolAgent",
+            "allocation": "ThinkingPolicy",
             "loading": "SHIPPED load_program program_inputs",
             "mcp_servers": "McpServer",
             "parameters": "RANGES AgentParameters",
+            "refinement": "Refine",
             "shipped": "Classify Extract MathQA",
             "state": "program_state program_version restore_program",
             "tool_user": "ToolUser",
@@ -40,7 +44,9 @@ __all__ = [
     "LeanAdapter",
     "MathQA",
     "McpServer",
+    "Refine",
     "SchemaAdapter",
+    "ThinkingPolicy",
     "ToolAgent",
     "ToolUser",
     "load_program",

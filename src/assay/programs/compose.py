@@ -19,8 +19,18 @@ from assay.programs.adapters import listen_under, make_adapter
 from assay.programs.agent import Agent
 from assay.programs.streaming import in_thread, streaming_as
 from assay.programs.wrapping import completed
+from assay.traces.records import RUN_FIELDS
 
-__all__ = ["Configured", "Embedding", "EnsembleProgram", "NearestDemos", "input_key", "is_agent"]
+__all__ = [
+    "Composite",
+    "Configured",
+    "Embedding",
+    "EnsembleProgram",
+    "NearestDemos",
+    "input_key",
+    "is_agent",
+    "run_member",
+]
 
 _DIMENSIONS = 512
 _HASHED = 4096
@@ -84,7 +94,7 @@ def _embedded(keys: tuple[str, ...]) -> tuple[Embedding, Any]:
     return embedding, embedding.vectors(keys)
 
 
-class _Composite(Agent):
+class Composite(Agent):
     """Runs its members with its own parameters and prompt format; with `plain`, members are run unchanged."""
 
     plain = False
@@ -93,7 +103,7 @@ class _Composite(Agent):
         return self.solve(**inputs) if self.plain else super().forward(**inputs)
 
 
-class NearestDemos(_Composite):
+class NearestDemos(Composite):
     """Uses the `k` runs whose inputs are most similar to the task's as demonstrations.
 
     Args:
@@ -115,7 +125,7 @@ class NearestDemos(_Composite):
             self._embedded, self._vectors = _embedded(keys)
         else:
             self._vectors = np.array([embed(key) for key in keys])
-        _take_settings(self, program)
+        take_settings(self, program)
 
     def nearest(self, **inputs: Any) -> list[dict[str, Any]]:
         """Returns the `k` most similar runs of the pool, most similar last."""
@@ -131,26 +141,26 @@ class NearestDemos(_Composite):
                 dspy.Example(**fields) for entry in nearest for fields in self._select(entry["demos"].get(name, []))
             ]
         with streaming_as(self.program, program):
-            return _run(program, self, inputs)
+            return run_member(program, self, inputs)
 
     def _select(self, calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return list(calls[:1]) if self.embedding == "trigrams" else ends(calls)
 
 
-class EnsembleProgram(_Composite):
+class EnsembleProgram(Composite):
     """Runs all members and takes the majority value of each output field; ties go to the earliest member."""
 
     def __init__(self, members: Sequence[dspy.Module]) -> None:
         super().__init__()
         self.members = list(members)
-        _take_settings(self, self.members[0])
+        take_settings(self, self.members[0])
 
     def solve(self, **inputs: Any) -> Any:
         answers = []
         failure: Exception | None = None
         for member in self.members:
             try:
-                answers.append(_run(member, self, inputs))
+                answers.append(run_member(member, self, inputs))
             except Exception as error:  # the ensemble fails only if all members fail
                 failure = error
         if not answers:
@@ -158,7 +168,7 @@ class EnsembleProgram(_Composite):
         voted = {
             name: _majority([answer[name] for answer in answers if name in answer])
             for name in answers[0]
-            if name != "steps"
+            if name not in RUN_FIELDS
         }
         steps = [step for answer in answers for step in answer.get("steps") or []]
         return dspy.Prediction(**voted, **({"steps": steps} if "steps" in answers[0] else {}))
@@ -185,14 +195,15 @@ def _majority(values: Sequence[Any]) -> Any:
     return values[keys.index(winner)]
 
 
-def _take_settings(outer: _Composite, inner: dspy.Module) -> None:
+def take_settings(outer: Composite, inner: dspy.Module) -> None:
     if isinstance(inner, Agent):
         outer.agent_parameters, outer.prompt_format = inner.agent_parameters, inner.prompt_format
     else:
         outer.plain = True
 
 
-def _run(program: dspy.Module, outer: Agent, inputs: dict[str, Any]) -> Any:
+def run_member(program: dspy.Module, outer: Agent, inputs: dict[str, Any]) -> Any:
+    """Runs a program inside of another; an Agent with the parameters and prompt format of the outer one."""
     if isinstance(program, Agent):
         program.agent_parameters, program.prompt_format = outer.agent_parameters, outer.prompt_format
     return completed(program(**inputs))

@@ -17,7 +17,7 @@ from assay.programs.compose import Configured, EnsembleProgram, NearestDemos
 from assay.programs.shipped import Classify, Extract, MathQA
 from assay.programs.tool_user import ToolUser
 from assay.programs.wrapping import AgentProgram, FunctionProgram, takes_inputs, with_forward
-from assay.sources.files import is_own
+from assay.sources.files import is_user_file
 from assay.sources.modules import NoSuchFile, load_source, located
 
 __all__ = ["SHIPPED", "full_name", "load_program", "program_class", "program_inputs"]
@@ -98,12 +98,12 @@ def _only_program(path: Path) -> str:
         raise
     except Exception as error:
         raise ProgramError(f"{str(path)!r} cannot be imported: {_describe(error)}") from error
-    own = [
+    classes = [
         v
         for v in vars(module).values()
         if inspect.isclass(v) and v.__module__ == module.__name__ and not inspect.isabstract(v)
     ]
-    programs = [v for v in own if issubclass(v, dspy.Module) or _is_agent_class(v)]
+    programs = [v for v in classes if issubclass(v, dspy.Module) or _is_agent_class(v)]
     names = [
         kind.__name__
         for kind in programs
@@ -131,9 +131,9 @@ def _similar_name(path: Path) -> str:
 
 def _describe(error: Exception) -> str:
     """The error with the line of the user's own file that raised it."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(Path(f.filename))]
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(Path(f.filename))]
+    location = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{location}"
 
 
 def load_program(name: str, *, tasks: Sequence[Task] = (), config: dict[str, Any] | None = None) -> Any:
@@ -198,10 +198,10 @@ def program_inputs(program: Any) -> list[str] | None:
     if isinstance(program, dspy.Predict):
         return list(program.signature.input_fields)
     forward = program.forward if not isinstance(program, dspy.Module) else object.__getattribute__(program, "forward")
-    named = [
+    input_names = [
         p for p in inspect.signature(forward).parameters.values() if p.name != "self" and p.kind is not p.VAR_KEYWORD
     ]
-    required = [p.name for p in named if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
+    required = [p.name for p in input_names if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
     if required:
         return required
     if isinstance(program, dspy.Module) and len(program.predictors()) == 1:

@@ -7,6 +7,8 @@ from typing import Any
 
 import dspy
 
+from assay.models.thinking import Thinking
+from assay.programs.allocation import ThinkingPolicy
 from assay.programs.compose import EnsembleProgram, NearestDemos
 from assay.programs.loading import load_program
 
@@ -29,16 +31,20 @@ def program_state(program: dspy.Module) -> dict[str, Any]:
     if isinstance(program, EnsembleProgram):
         return {"kind": "ensemble", "members": [program_state(member) for member in program.members]}
     # a predictor with its own model, as SIMBA creates them, cannot be dumped unchanged
-    own = any(getattr(part, "lm", None) is not None for _, part in program.named_parameters())
+    has_own_model = any(getattr(part, "lm", None) is not None for _, part in program.named_parameters())
     state = (
         {name: _without_lm(part).dump_state() for name, part in program.named_parameters()}
-        if own
+        if has_own_model
         else program.dump_state()
     )
     for name, part in state.items():  # remove data of runs, and the model, which the artifact's manifest names
         if isinstance(part, dict) and "demos" in part:
             state[name] = {**part, "traces": [], "train": [], "lm": None}
-    return {"kind": "program", "state": state}
+    thinking = getattr(program, "thinking", None)
+    policy = getattr(program, "policy", None)
+    budget: dict[str, Any] = {"thinking": thinking.value} if isinstance(thinking, Thinking) else {}
+    budget |= {"policy": policy.to_dict()} if isinstance(policy, ThinkingPolicy) else {}
+    return {"kind": "program", "state": state, **budget}
 
 
 def _without_lm(part: Any) -> Any:
@@ -71,12 +77,16 @@ def restore_program(
     if state["kind"] == "ensemble":
         return EnsembleProgram([restore_program(name, config, member, fresh) for member in state["members"]])
     program = load_program(name, config=config) if fresh is None else fresh.deepcopy()
-    own = {path: (predictor.lm, predictor.config) for path, predictor in program.named_predictors()}
+    settings = {path: (predictor.lm, predictor.config) for path, predictor in program.named_predictors()}
     program.load_state(_without_models(state["state"]))
+    if "thinking" in state:
+        program.thinking = Thinking.of(state["thinking"])
+    if "policy" in state:
+        program.policy = ThinkingPolicy.of(state["policy"])
     # Models and call settings of predictors come from the program's code, never from the state: a crafted state could
     # name a server.
     for path, predictor in program.named_predictors():
-        predictor.lm, predictor.config = own.get(path, (None, {}))
+        predictor.lm, predictor.config = settings.get(path, (None, {}))
     return program
 
 

@@ -39,14 +39,15 @@ def streaming_as(program: dspy.Module, copied: dspy.Module) -> AbstractContextMa
     pairs = list(zip(program.predictors(), copied.predictors(), strict=True))
     listeners = list(dspy.settings.stream_listeners or ())
     for listener in tuple(listeners):
-        for original, own in pairs:
+        for original, part in pairs:
             if listener.predict is original:
                 # DSPy streams only predictors that have a listener; the chunks are sent to the original's listener
                 duplicate = copy.copy(listener)
-                duplicate.predict = own
+                duplicate.predict = part
                 listeners.append(duplicate)
     context: AbstractContextManager[Any] = dspy.context(
-        send_stream=_Renamed(stream, {id(own): id(original) for original, own in pairs}), stream_listeners=listeners
+        send_stream=_Renamed(stream, {id(part): id(original) for original, part in pairs}),
+        stream_listeners=listeners,
     )
     return context
 

@@ -63,14 +63,14 @@ def tool_rows(reports: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]
         yield "tool calls a task" if name == "calls_per_task" else name.replace("_", " "), *cells
 
 
-def with_interval(value: Mapping[str, Any], of_what: str = "tasks") -> str:
+def with_interval(value: Mapping[str, Any], unit: str = "tasks") -> str:
     """A difference and its 95 % interval."""
     if value.get("mean") is None:
         return "nothing was scored in both"
     interval = (
         "no interval (too few)" if value.get("low") is None else f"95 % [{value['low']:+.3f}, {value['high']:+.3f}]"
     )
-    return f"{value['mean']:+.3f}, {interval}" + (f", {value['n']} {of_what}" if value.get("n") is not None else "")
+    return f"{value['mean']:+.3f}, {interval}" + (f", {value['n']} {unit}" if value.get("n") is not None else "")
 
 
 def compile_markdown(data: Mapping[str, Any], *, program: str, model: str, openings: str = "") -> str:

@@ -15,7 +15,8 @@ from typing import Any
 from assay.datasets import Task
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule
 from assay.rubrics.schemas import MOST_CHARACTERS, is_schema, matches, wrong_by
-from assay.traces.records import Rollout
+from assay.traces.records import RUN_FIELDS, Rollout
+from assay.traces.thinking import thinking_of
 
 __all__ = [
     "contains",
@@ -27,6 +28,7 @@ __all__ = [
     "one_of",
     "regex",
     "steps_used",
+    "thinking",
     "token_use",
     "tool_adoption",
 ]
@@ -68,7 +70,7 @@ def _validate_texts(text: Any = None, values: Any = None, **_: Any) -> None:
 def _expected(task: Task, field: str | None) -> tuple[str, Any]:
     name = field or (next(iter(task.expected)) if len(task.expected) == 1 else "answer")
     if name not in task.expected:
-        raise NoGrade(f"task {task.id!r} has no expected {name!r}; it has {sorted(task.expected)}", wanted=name)
+        raise NoGrade(f"task {task.id!r} has no expected {name!r}; it has {sorted(task.expected)}", missing_field=name)
     return name, task.expected[name]
 
 
@@ -90,12 +92,12 @@ def _value(prediction: dict[str, Any], name: str) -> Any:
     return prediction[name]
 
 
-def _difference(prediction: dict[str, Any], name: str, wanted: Any) -> str:
+def _difference(prediction: dict[str, Any], name: str, expected: Any) -> str:
     """Reason text for a field that differs from the expected value."""
     if name not in prediction:
         fields = sorted(map(_text, prediction))
-        return f"expected {_text(wanted)!r}, and the prediction has no field {name!r}; it has {fields}"
-    return f"expected {_text(wanted)!r}, found {_text(_value(prediction, name))[:200]!r}"
+        return f"expected {_text(expected)!r}, and the prediction has no field {name!r}; it has {fields}"
+    return f"expected {_text(expected)!r}, found {_text(_value(prediction, name))[:200]!r}"
 
 
 def _text(value: Any) -> str:
@@ -140,11 +142,11 @@ def exact(
     Args:
         case: whether the comparison is case-sensitive.
     """
-    name, wanted = _expected(task, field)
+    name, expected = _expected(task, field)
     name = _field_name(prediction, rollout, field, name)
     value = _value(prediction, name)
-    same = value is not None and _norm(value, case) == _norm(wanted, case)
-    return Grade(value=float(same), reason="" if same else f"E{_difference(prediction, name, wanted)[1:]}.")
+    equal = value is not None and _norm(value, case) == _norm(expected, case)
+    return Grade(value=float(equal), reason="" if equal else f"E{_difference(prediction, name, expected)[1:]}.")
 
 
 def fields_match(
@@ -159,9 +161,9 @@ def fields_match(
     if not task.expected:
         raise NoGrade(f"task {task.id!r} expects no fields")
     wrong = [
-        f"{name}: {_difference(prediction, name, wanted)}"
-        for name, wanted in task.expected.items()
-        if (value := _value(prediction, name)) is None or _norm(value, case) != _norm(wanted, case)
+        f"{name}: {_difference(prediction, name, expected)}"
+        for name, expected in task.expected.items()
+        if (value := _value(prediction, name)) is None or _norm(value, case) != _norm(expected, case)
     ]
     share = 1 - len(wrong) / len(task.expected)
     return Grade(value=float(not wrong) if all_or_nothing else share, reason="; ".join(wrong))
@@ -210,10 +212,10 @@ def numeric(
     Args:
         tolerance: default 0 for an expected integer, 1e-6 otherwise.
     """
-    name, wanted = _expected(task, field)
-    target = parse_number(wanted)
+    name, expected = _expected(task, field)
+    target = parse_number(expected)
     if target is None:
-        raise NoGrade(f"task {task.id!r}: the expected {name}={wanted!r} contains no number")
+        raise NoGrade(f"task {task.id!r}: the expected {name}={expected!r} contains no number")
     value = _value(prediction, _field_name(prediction, rollout, field, name))
     number = parse_number(value)
     if number is None:
@@ -246,10 +248,10 @@ def contains(
     field: str | None = None,
 ) -> Grade:
     """Share of the texts (default: the expected one) contained in the field (default `answer`), ignoring case."""
-    wanted = [text] if isinstance(text, str) else list(text) if text is not None else [_text(_expected(task, None)[1])]
+    parts = [text] if isinstance(text, str) else list(text) if text is not None else [_text(_expected(task, None)[1])]
     content = _field_text(prediction, _field_name(prediction, rollout, field, "answer")).casefold()
-    missing = [part for part in wanted if part.casefold() not in content]
-    return Grade(value=1 - len(missing) / len(wanted), reason=f"Missing: {missing}." if missing else "")
+    missing = [part for part in parts if part.casefold() not in content]
+    return Grade(value=1 - len(missing) / len(parts), reason=f"Missing: {missing}." if missing else "")
 
 
 @arguments_rule(_validate_texts)
@@ -269,9 +271,9 @@ def json_schema(
     """Grade 1 if the field (default: the whole prediction) is JSON that is valid by the schema."""
     value: Any = prediction if field is None else _value(prediction, field)
     if len(text := _text(value)) > MOST_CHARACTERS:
-        what = field or "The prediction"
+        name = field or "The prediction"
         return Grade(
-            value=0.0, reason=f"{what} has {len(text)} characters; json_schema reads at most {MOST_CHARACTERS}."
+            value=0.0, reason=f"{name} has {len(text)} characters; json_schema reads at most {MOST_CHARACTERS}."
         )
     if field is not None and isinstance(value, str):
         try:
@@ -287,7 +289,7 @@ def length(
     task: Task, prediction: dict[str, Any], rollout: Rollout | None, max_tokens: int, field: str | None = None
 ) -> Grade:
     """For a pitfall: 0 up to `max_tokens` words, rising linearly to 1 at twice the limit."""
-    texts = [prediction.get(field, "")] if field else [v for k, v in prediction.items() if k != "steps"]
+    texts = [prediction.get(field, "")] if field else [v for k, v in prediction.items() if k not in RUN_FIELDS]
     words = sum(len(_text(text).split()) for text in texts)
     over = min(1.0, max(0.0, words / max_tokens - 1))
     return Grade(value=over, reason=f"{words} words, the limit is {max_tokens}." if over else "")
@@ -323,6 +325,29 @@ def steps_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, 
 
 
 @arguments_rule(_validate_limits)
+@arguments_rule(_validate_limits)
+def thinking(
+    task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, budget: int, wasted: bool = False
+) -> Grade:
+    """1.0 for a run without thinking tokens, 0.0 from `budget` of them on, linear in between; 0.0 for a loop.
+
+    With `wasted`, only the tokens count that were spent after the answer was first stable. Combine it with
+    `when: NAME` of a criterion for right answers, so that it does not teach hard tasks to think less.
+
+    Raises:
+        NoGrade: no rollout, or a call thought and the server did not count its tokens.
+    """
+    if rollout is None or not rollout.transitions:
+        raise NoGrade("no rollout with recorded calls")
+    use = thinking_of(rollout)
+    spent = use.after_stable if wasted else use.tokens
+    if spent is None:
+        raise NoGrade("the server did not report its thinking tokens")
+    if use.loops:
+        return Grade(value=0.0, reason=f"{use.loops} calls ended in a loop")
+    return Grade(value=max(0.0, 1 - spent / budget), reason=f"{spent} thinking tokens of {budget}")
+
+
 def token_use(task: Task, prediction: dict[str, Any], rollout: Rollout | None, budget: int) -> Grade:
     """For a pitfall: 0 up to `budget` tokens, rising linearly to 1 at twice the budget."""
     if rollout is None:

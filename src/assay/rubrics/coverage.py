@@ -30,9 +30,9 @@ def coverage_report(results: Iterable[ScoreResult]) -> dict[str, Any]:
         for verdict in result.verdicts:
             if verdict.scope != "final" or not verdict.applies:
                 continue
-            own_failure = result.failed is not None and not broken
+            agent_failed = result.failed is not None and not broken
             applied[verdict.criterion] += 1
-            decided[verdict.criterion] += own_failure or verdict.grade is not None
+            decided[verdict.criterion] += agent_failed or verdict.grade is not None
             if verdict.grade is None and result.failed is None:
                 reasons[verdict.criterion].append(verdict.reason)
     return {

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import inspect
 import math
+import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -54,12 +55,12 @@ class NoGrade(Exception):
     """Raised by a check or judge that cannot decide. The criterion is unscored, with the message as reason.
 
     Args:
-        wanted: name of the expected field, if the task lacks one.
+        missing_field: name of the expected field, if the task lacks one.
     """
 
-    def __init__(self, *args: object, wanted: str = "") -> None:
+    def __init__(self, *args: object, missing_field: str = "") -> None:
         super().__init__(*args)
-        self.wanted = wanted
+        self.missing_field = missing_field
 
 
 class NotApplicable(NoGrade):
@@ -72,13 +73,13 @@ class Failed:
     """Replaces the prediction of a run that produced none.
 
     Args:
-        own: True for failures of the agent (no answer, unparsed output, an exception in the program), which score 0.
-            False for failures of the model server or the infrastructure, which leave the task unscored.
+        by_agent: True for failures of the agent (no answer, unparsed output, an exception in the program), which score
+            0. False for failures of the model server or the infrastructure, which leave the task unscored.
         empty: no exception was raised, but the answer is empty.
     """
 
     reason: str
-    own: bool = True
+    by_agent: bool = True
     kind: FailureKind = FailureKind.AGENT
     empty: bool = False
 
@@ -99,6 +100,11 @@ def arguments_rule(rule: Callable[..., Any]) -> Callable[[Any], Any]:
 Check = Callable[..., Any]  # (task, prediction, rollout, **with) -> bool | float in [0, 1] | Grade | None
 
 
+def is_number(value: object) -> bool:
+    """Whether a value is a number; True and False are not."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Essential:
     """If the grade is below `pass_at`, the total score is at most `cap`. Both in [0, 1]."""
@@ -108,7 +114,7 @@ class Essential:
 
     def __post_init__(self) -> None:
         for name, value in (("pass_at", self.pass_at), ("cap", self.cap)):
-            if not 0 <= value <= 1:
+            if not (is_number(value) and 0 <= value <= 1):
                 raise RubricError(f"essential {name}={value!r} must be between 0 and 1")
 
 
@@ -226,19 +232,22 @@ class Criterion:
             raise RubricError("; ".join(f"criterion {self.name!r}: {problem}" for problem in problems))
 
     def _problems(self) -> Iterator[str]:
-        if not self.name.isidentifier():
+        if not (isinstance(self.name, str) and self.name.isidentifier()):
             yield "the name must consist of letters, digits and underscores and not start with a digit"
-        if not abs(self.weight) <= _HEAVIEST:
+        weighted = is_number(self.weight) and abs(self.weight) <= _HEAVIEST
+        if not weighted:
             yield f"weight={self.weight!r} must be a finite number between -1e9 and 1e9"
         if self.scope not in ("final", "step"):
             yield f"scope={self.scope!r} must be 'final' or 'step'"
         if (self.check is None) == (self.judge is None):
             yield "set exactly one of check and judge"
-        if self.judge is not None and not self.judge.use and not self.judge.graded:
+        if not isinstance(self.judge, JudgeSpec | None):
+            yield f"judge={self.judge!r} must be a JudgeSpec, such as JudgeSpec(text=…)"
+        elif self.judge is not None and not self.judge.use and not self.judge.graded:
             yield "its judge's scale is nominal; set grades with the value of each label"
         if self.scope == "step" and (self.essential is not None or self.judge is not None):
             yield "a step criterion needs a check and cannot be essential"
-        if self.essential is not None and self.weight < 0:
+        if self.essential is not None and weighted and self.weight < 0:
             yield f"a pitfall (weight {self.weight:g}) cannot be essential"
         if self.check is not None and (wrong := self._unfit_arguments(self.check)):
             yield wrong
@@ -305,8 +314,8 @@ def _content_hash(use: str) -> str:
 def _name_of(check: Any) -> str:
     """`module:name` of a function, a partial's function, or a callable object's class."""
     function = check.func if isinstance(check, functools.partial) else check
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}:{named.__qualname__}"
+    definition = function if hasattr(function, "__qualname__") else type(function)
+    return f"{definition.__module__}:{definition.__qualname__}"
 
 
 def _code_hash(check: Any) -> str:

@@ -60,9 +60,9 @@ class RubricMetric:
 
     def result(self, example: Any, prediction: Any) -> ScoreResult:
         """Returns the full result. A prediction whose rollout was already scored is not scored again."""
-        known = getattr(prediction, "_result", None)
-        if isinstance(known, ScoreResult):
-            return known
+        result = getattr(prediction, "_result", None)
+        if isinstance(result, ScoreResult):
+            return result
         rollout = getattr(prediction, "_rollout", None)
         return self.rubric.score(self.task_of(example), prediction, rollout if isinstance(rollout, Rollout) else None)
 

@@ -15,7 +15,7 @@ __all__ = ["Finding", "lint_rubric"]
 
 _ALIKE = 0.8  # SequenceMatcher ratio of two questions' words from which they count as duplicates
 _JOINED = re.compile(r"\b(and|or|as well as)\b|;|\?.*\?|\w, \w[\w-]*, \w", re.IGNORECASE)
-_ONE_THING = re.compile(
+_JOINED_QUESTIONS = re.compile(
     r"\b(between|both) [\w ]+? and\b|\band/or\b|\bpros and cons\b|\bquestion and answer\b"
     r"|\b(one|two|more|less|whether) or (more|less|not|two|three)\b|\bor (not|no|false|none|wrong|otherwise)\b",
     re.IGNORECASE,
@@ -65,14 +65,14 @@ def lint_rubric(rubric: Rubric, *, used: Callable[[str], str] | None = None) -> 
 
 
 def _question_findings(c: Criterion, text: str) -> Iterator[Finding]:
-    if match := _JOINED.search(_ONE_THING.sub("", text)):
-        what = "asks more than one question" if "?" in match[0] else f"joins two questions with {match[0]!r}"
+    if match := _JOINED.search(_JOINED_QUESTIONS.sub("", text)):
+        problem = "asks more than one question" if "?" in match[0] else f"joins two questions with {match[0]!r}"
         yield Finding(
-            c.name, "compound", f"{what}: if only one half is true, no verdict is right; split it into two criteria"
+            c.name, "compound", f"{problem}: if only one half is true, no verdict is right; split it into two criteria"
         )
-    for what, pattern in _UNSEEN.items():
+    for problem, pattern in _UNSEEN.items():
         if re.search(pattern, text, re.IGNORECASE):
-            message = f"asks about {what}, but a judge sees only the task's inputs and the output"
+            message = f"asks about {problem}, but a judge sees only the task's inputs and the output"
             yield Finding(c.name, "unseen", f"{message}; use a check, or add it as a field")
     for name in re.findall(r"\{(\w+)\}", text):
         message = f"{{{name}}} is not replaced: the judge sees the text unchanged"

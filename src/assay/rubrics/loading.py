@@ -11,7 +11,8 @@ import pydantic
 import yaml
 
 from assay.errors import ArtifactError, RubricError
-from assay.rubrics import checks, steps
+from assay.rubrics import checks, steps, tested
+from assay.rubrics.code import checks as code_checks
 from assay.rubrics.conditions import no_such_condition
 from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec
 from assay.rubrics.formats import read_foreign
@@ -319,13 +320,13 @@ def import_check(path: str, folder: Path | None = None) -> Check:
         RubricError: the check is unknown, cannot be imported or is not callable.
     """
     if ":" not in path:
-        for module in (checks, steps):
+        for module in (checks, code_checks, tested, steps):
             if path in module.__all__:
                 return getattr(module, path)
-        known = [*checks.__all__, *steps.__all__]
-        near = difflib.get_close_matches(path, known, 1)
+        shipped = [*checks.__all__, *code_checks.__all__, *tested.__all__, *steps.__all__]
+        near = difflib.get_close_matches(path, shipped, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise RubricError(f"unknown check {path!r}: pass 'package.module:name' or one of {', '.join(known)}.{hint}")
+        raise RubricError(f"unknown check {path!r}: pass 'package.module:name' or one of {', '.join(shipped)}.{hint}")
     try:
         check = attribute_of(path, folder=folder)
     except ArtifactError:
@@ -362,11 +363,11 @@ def _valid_keys(location: tuple[Any, ...], model: type[pydantic.BaseModel]) -> l
 def _duplicate_keys(node: yaml.Node | None) -> Iterator[tuple[str, int]]:
     """Keys that occur twice in one mapping, with the second one's line. PyYAML silently uses the last."""
     if isinstance(node, yaml.MappingNode):
-        seen = set()
+        keys = set()
         for key, value in node.value:
-            if key.value in seen:
+            if key.value in keys:
                 yield key.value, key.start_mark.line + 1
-            seen.add(key.value)
+            keys.add(key.value)
             yield from _duplicate_keys(value)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:

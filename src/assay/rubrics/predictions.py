@@ -3,10 +3,10 @@
 from typing import Any
 
 from assay.datasets.tasks import Task
-from assay.models.failures import failure_of_program, is_own, unanswered
+from assay.models.failures import failure_of_program, is_agent_failure, unanswered
 from assay.rubrics.criteria import Failed
 from assay.rubrics.scoring import fields_of
-from assay.traces.records import Rollout
+from assay.traces.records import RUN_FIELDS, Rollout
 
 __all__ = ["failure_of"]
 
@@ -20,7 +20,7 @@ def failure_of(task: Task, prediction: Any, rollout: Rollout | None) -> Failed |
     kind = unanswered(rollout.transitions) if rollout is not None and failure is not None and failure.empty else None
     if failure is None or kind is None:
         return failure
-    return Failed(f"{failure.reason}: the last call of the model failed", own=False, kind=kind)
+    return Failed(f"{failure.reason}: the last call of the model failed", by_agent=False, kind=kind)
 
 
 def _failure(task: Task, prediction: Any) -> Failed | None:
@@ -30,7 +30,7 @@ def _failure(task: Task, prediction: Any) -> Failed | None:
         return prediction
     if isinstance(prediction, BaseException):
         kind = failure_of_program(prediction)
-        return Failed(f"{type(prediction).__name__}: {prediction}", own=is_own(kind), kind=kind)
+        return Failed(f"{type(prediction).__name__}: {prediction}", by_agent=is_agent_failure(kind), kind=kind)
     marked = getattr(prediction, "_failed", None)
     if isinstance(marked, Failed):
         return marked
@@ -43,5 +43,5 @@ def _failure(task: Task, prediction: Any) -> Failed | None:
 
 
 def _is_empty(fields: dict[str, Any]) -> bool:
-    values = [value for name, value in fields.items() if name != "steps"]
+    values = [value for name, value in fields.items() if name not in RUN_FIELDS]
     return bool(values) and all(value is None or (isinstance(value, str) and not value.strip()) for value in values)

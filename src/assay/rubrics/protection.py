@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from assay.errors import Unscored
-from assay.models.failures import failure_of_program, is_own
+from assay.models.failures import failure_of_program, is_agent_failure
 from assay.rubrics.criteria import Failed
 from assay.support.scrubbing import error_text
 
@@ -84,12 +84,12 @@ def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
             return run(*args, **kwargs)
         except Exception as error:
             kind = failure_of_program(error)
-            if is_own(kind):
+            if is_agent_failure(kind):
                 raise
             import dspy
 
             prediction = dspy.Prediction()
-            prediction._failed = Failed(error_text(error), own=False, kind=kind)
+            prediction._failed = Failed(error_text(error), by_agent=False, kind=kind)
             prediction._broken = error
             return prediction
 
@@ -151,8 +151,8 @@ def protected_call(outer: Callable[..., Any]) -> Callable[..., Any]:
     from dspy.utils.callback import with_callbacks
 
     raw = getattr(outer, "__wrapped__", None)
-    plain = raw is not None and raw.__module__ == "dspy.evaluate.evaluate" and not hasattr(raw, "__wrapped__")
-    inner: Callable[..., Any] = raw if plain and raw is not None else outer  # keep the wrappers of other libraries
+    is_dspy = raw is not None and raw.__module__ == "dspy.evaluate.evaluate" and not hasattr(raw, "__wrapped__")
+    inner: Callable[..., Any] = raw if is_dspy and raw is not None else outer  # keep the wrappers of other libraries
 
     @functools.wraps(inner)
     def evaluated(self: Any, program: Any, metric: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -165,7 +165,7 @@ def protected_call(outer: Callable[..., Any]) -> Callable[..., Any]:
             raise Unscored(f"none of the {len(result.results)} examples could be scored: {protected.reasons[0]}")
         return result
 
-    return with_callbacks(evaluated) if plain else evaluated
+    return with_callbacks(evaluated) if is_dspy else evaluated
 
 
 def _mipro_evaluation(evaluated: Callable[..., Any]) -> Callable[..., Any]:
@@ -261,19 +261,19 @@ def _filled(adapter: Any, keys: Sequence[int], scores: Sequence[Any]) -> list[An
         Unscored: there is no score at all, or none in five consecutive batches.
     """
     history: dict[int, float] = adapter.__dict__.setdefault("_assay_scores", {})
-    known = {key: float(score) for key, score in zip(keys, scores, strict=True) if not isinstance(score, MissingScore)}
-    adapter._assay_empty = 0 if known else getattr(adapter, "_assay_empty", 0) + 1
-    if not (known or history) or adapter._assay_empty >= _MAX_EMPTY_BATCHES:
-        why = f": {adapter.metric_fn.reasons[-1]}" if adapter.metric_fn.reasons else ""
+    scored = {key: float(score) for key, score in zip(keys, scores, strict=True) if not isinstance(score, MissingScore)}
+    adapter._assay_empty = 0 if scored else getattr(adapter, "_assay_empty", 0) + 1
+    if not (scored or history) or adapter._assay_empty >= _MAX_EMPTY_BATCHES:
+        reason = f": {adapter.metric_fn.reasons[-1]}" if adapter.metric_fn.reasons else ""
         raise Unscored(
-            f"none of the {len(scores)} examples could be scored in {adapter._assay_empty} consecutive batches{why}"
+            f"none of the {len(scores)} examples could be scored in {adapter._assay_empty} consecutive batches{reason}"
         )
-    neutral = _mean(list(known.values()) or list(history.values()))
+    neutral = _mean(list(scored.values()) or list(history.values()))
     filled = [
         history.get(key, neutral) if isinstance(score, MissingScore) else score
         for key, score in zip(keys, scores, strict=True)
     ]
-    history.update(known)
+    history.update(scored)
     return filled
 
 

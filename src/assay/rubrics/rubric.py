@@ -15,7 +15,7 @@ from assay.errors import RubricError, StopRun
 from assay.models.limits import current_limit, within_limit
 from assay.models.scope import sample_scope, spending
 from assay.rubrics.conditions import check_conditions, condition
-from assay.rubrics.criteria import Check, Criterion, Failed, NoGrade
+from assay.rubrics.criteria import Check, Criterion, Failed, NoGrade, is_number
 from assay.rubrics.overall import merge_judge_criteria
 from assay.rubrics.predictions import failure_of
 from assay.rubrics.protocols import GroupGrader, JointGrader, JointResolver, Resolver
@@ -59,6 +59,8 @@ class Rubric:
     ) -> None:
         self.name, self.criteria, self.step_cap = name, tuple(criteria), step_cap
         self.resolver, self.judging = resolver, judging
+        if others := [one for one in self.criteria if not isinstance(one, Criterion)]:
+            raise RubricError(f"rubric {name!r}: criteria must be of type Criterion, got {others[0]!r}")
         if judging not in JUDGING:
             raise RubricError(f"rubric {name!r}: judging={judging!r} must be one of {', '.join(JUDGING)}")
         if judging == "overall":
@@ -69,7 +71,7 @@ class Rubric:
         if not any(c.scope == "final" and c.weight > 0 for c in self.criteria):
             raise RubricError(f"rubric {name!r} needs at least one final criterion with a weight above 0")
         self._by_name = check_conditions(name, self.criteria)
-        if not 0 <= step_cap < 1:
+        if not (is_number(step_cap) and 0 <= step_cap < 1):
             raise RubricError(
                 f"rubric {name!r}: step_cap={step_cap!r} must be >= 0 and < 1 (the reward of a correct answer)"
             )
@@ -156,7 +158,8 @@ class Rubric:
     ) -> list[ScoreResult]:
         """Scores several predictions of one task, in order.
 
-        Comparing judges see all predictions that did not fail at once; every other criterion is graded as in `score`.
+        Comparing judges and checks see all predictions that did not fail at once, of those where `when` passed. Every
+        other criterion is graded as in `score`.
 
         Raises:
             RubricError: the numbers of predictions and rollouts differ.
@@ -225,7 +228,8 @@ class Rubric:
         rollouts: list[Rollout | None],
     ) -> list[Verdict]:
         with spending() as prices:
-            grades = _grades(lambda: grader.grade_group(task, fields, rollouts), len(fields))
+            arguments = c.arguments if c.check is not None else {}
+            grades = _grades(lambda: grader.grade_group(task, fields, rollouts, **arguments), len(fields))
         return [_verdict_of(c, value, math.fsum(prices) / len(fields)) for value in grades]
 
     def _grade_together(self, task: Task, fields: dict[str, Any], rollout: Rollout | None) -> dict[str, Verdict]:
@@ -264,7 +268,7 @@ class Rubric:
         return verdict
 
     def _failed(self, failure: Failed) -> ScoreResult:
-        value, mark = (0.0, 0.0) if failure.own else (math.nan, None)
+        value, mark = (0.0, 0.0) if failure.by_agent else (math.nan, None)
         verdicts = tuple(
             Verdict(criterion=c.name, grade=mark if c.weight >= 0 else None, weight=c.weight, reason=failure.reason)
             for c in self.finals
@@ -272,7 +276,7 @@ class Rubric:
         return ScoreResult(
             value=value,
             verdicts=verdicts,
-            coverage=1.0 if failure.own else 0.0,
+            coverage=1.0 if failure.by_agent else 0.0,
             feedback=f"The run failed: {failure.reason}",
             failed=failure.reason,
             failure=failure.kind,
@@ -310,14 +314,14 @@ class Rubric:
 
     def _final_verdicts(self, task: Task, rollout: Rollout) -> dict[str, Verdict]:
         """The rollout's verdicts on final criteria. If it has none, checks are run; judges are not called."""
-        known = {v.criterion: v for v in rollout.verdicts if v.scope == "final" and v.criterion in self._by_name}
-        if rollout.prediction is not None and not known:
+        recorded = {v.criterion: v for v in rollout.verdicts if v.scope == "final" and v.criterion in self._by_name}
+        if rollout.prediction is not None and not recorded:
             for c in self.finals:
                 if c.check is not None:
-                    known[c.name] = grade(c, c.check, task, dict(rollout.prediction), rollout)
+                    recorded[c.name] = grade(c, c.check, task, dict(rollout.prediction), rollout)
         reason = "the rollout was not scored"
         return {
-            c.name: known.get(c.name) or Verdict(criterion=c.name, grade=None, weight=c.weight, reason=reason)
+            c.name: recorded.get(c.name) or Verdict(criterion=c.name, grade=None, weight=c.weight, reason=reason)
             for c in self.finals
         }
 

@@ -17,19 +17,19 @@ _MATCH_S = 2.0
 _SAFE_DEPTH = 20  # nesting depth that never exhausts the recursion limit by itself
 
 
-def matches(pattern: str, text: str, *, whole: bool = True) -> bool:
+def matches(pattern: str, text: str, *, full: bool = True) -> bool:
     """Whether a text matches a pattern.
 
     Args:
-        whole: match the whole text instead of searching in it.
+        full: match the whole text instead of searching in it.
     Raises:
         NoGrade: matching took more than 2 s.
     """
     import regex
 
-    compiled = regex.compile(pattern, regex.DOTALL if whole else 0)
+    compiled = regex.compile(pattern, regex.DOTALL if full else 0)
     try:
-        return (compiled.fullmatch if whole else compiled.search)(text, timeout=_MATCH_S) is not None
+        return (compiled.fullmatch if full else compiled.search)(text, timeout=_MATCH_S) is not None
     except TimeoutError:
         raise NoGrade(
             f"the pattern {pattern!r} took more than {_MATCH_S:g} s on {len(text)} characters; "
@@ -93,18 +93,18 @@ def _validator(schema: dict[str, Any]) -> Any:
     return extend(kind, known)(schema)
 
 
-def _pattern(validator: Any, wanted: str, value: Any, _: Any) -> Iterator[Any]:
+def _pattern(validator: Any, pattern: str, value: Any, _: Any) -> Iterator[Any]:
     import jsonschema
 
-    if validator.is_type(value, "string") and not matches(wanted, value, whole=False):
-        yield jsonschema.ValidationError(f"{value!r} does not match {wanted!r}")
+    if validator.is_type(value, "string") and not matches(pattern, value, full=False):
+        yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
 
 
-def _pattern_properties(validator: Any, wanted: Mapping[str, Any], value: Any, _: Any) -> Iterator[Any]:
+def _pattern_properties(validator: Any, patterns: Mapping[str, Any], value: Any, _: Any) -> Iterator[Any]:
     if validator.is_type(value, "object"):
-        for pattern, inner in wanted.items():
+        for pattern, inner in patterns.items():
             for name, part in value.items():
-                if matches(pattern, name, whole=False):
+                if matches(pattern, name, full=False):
                     yield from validator.descend(part, inner, path=name, schema_path=pattern)
 
 
@@ -117,7 +117,7 @@ def _additional_properties(validator: Any, allowed: Any, value: Any, schema: Map
     more = [
         name
         for name in value
-        if name not in listed and not any(matches(pattern, name, whole=False) for pattern in patterns)
+        if name not in listed and not any(matches(pattern, name, full=False) for pattern in patterns)
     ]
     if validator.is_type(allowed, "object"):
         for name in more:
@@ -133,10 +133,10 @@ def _additional_properties(validator: Any, allowed: Any, value: Any, schema: Map
             yield jsonschema.ValidationError(f"Additional properties are not allowed ({names} {verb} unexpected)")
 
 
-def _unique_items(validator: Any, wanted: bool, value: Any, _: Any) -> Iterator[Any]:
+def _unique_items(validator: Any, required: bool, value: Any, _: Any) -> Iterator[Any]:
     import jsonschema
 
-    if wanted and validator.is_type(value, "array") and len({_key(part) for part in value}) < len(value):
+    if required and validator.is_type(value, "array") and len({_key(part) for part in value}) < len(value):
         yield jsonschema.ValidationError(f"{value!r} has non-unique elements")
 
 

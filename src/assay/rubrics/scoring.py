@@ -298,7 +298,7 @@ def _feedback(
         elif verdict.grade is None:
             lines.append(f"- {c.name} could not be decided.{detail}")
         elif (c.weight >= 0 and verdict.grade < 1) or (c.weight < 0 and verdict.grade > 0):
-            what = "to gain" if c.weight >= 0 else "a pitfall to avoid"
+            effect = "to gain" if c.weight >= 0 else "a pitfall to avoid"
             cap = " This caps the whole score." if c.name in capped_by else ""
-            lines.append(f"- {c.name}: {verdict.grade:.2f} ({what}, weight {c.weight:g}).{detail}{cap}")
+            lines.append(f"- {c.name}: {verdict.grade:.2f} ({effect}, weight {c.weight:g}).{detail}{cap}")
     return "\n".join(lines) if len(lines) > 1 else f"{lines[0]} Nothing to improve."

@@ -15,10 +15,19 @@ from assay.models.embedded import LINES
 from assay.rubrics.criteria import Grade, NoGrade
 from assay.rubrics.syntax import SYNTAX
 from assay.traces.messages.dialects import chat_messages, part_texts
-from assay.traces.messages.requested import asked_schema
+from assay.traces.messages.requested import output_schema
 from assay.traces.records import Rollout, ToolCall, Transition
 
-__all__ = ["answered", "eligible", "not_repeated", "parsed", "result_used", "shortened", "tool_executed"]
+__all__ = [
+    "answered",
+    "eligible",
+    "not_repeated",
+    "parsed",
+    "refinement_gain",
+    "result_used",
+    "shortened",
+    "tool_executed",
+]
 
 # sections of dspy.ReAct's field `trajectory`
 _TRAJECTORY = re.compile(r"(thought|tool_name|tool_args|observation)_\d+")
@@ -67,15 +76,15 @@ def parsed(
         tools_only: grade only steps with a tool call.
     """
     transition = _with_tools(prediction) if tools_only else _transition(prediction)
-    schema = asked_schema(transition.request)
-    wanted = list(fields) or list((schema or {}).get("required", ()))
-    if not wanted and not (schema and transition.output.strip()):
+    schema = output_schema(transition.request)
+    required = list(fields) or list((schema or {}).get("required", ()))
+    if not required and not (schema and transition.output.strip()):
         unread = transition.failure is FailureKind.PARSE
         return Grade(
             value=float(transition.error is None and not unread and bool(transition.output.strip() or transition.tools))
         )
     values = _fields_in(transition)
-    if missing := [name for name in wanted if values.get(name) in (None, "", [], {})]:
+    if missing := [name for name in required if values.get(name) in (None, "", [], {})]:
         return Grade(value=0.0, reason=f"missing or empty: {', '.join(missing)}")
     if schema is not None and not schema.get(LINES):
         wrong = _violation(schema, values)
@@ -302,6 +311,23 @@ def not_repeated(task: Task, prediction: dict[str, Any], rollout: Rollout | None
     calls = [_call_key(tool) for tool in transition.tools]
     earlier = {_call_key(tool) for tool in _tools_before(rollout, transition.t)}
     return Grade(value=float(len(set(calls)) == len(calls) and not earlier & set(calls)))
+
+
+def refinement_gain(task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, losses: bool = False) -> Grade:
+    """Gain of a round of `assay.programs.Refine` over the best round before it; graded for the round's last call.
+
+    The grade is the gain if it is positive, otherwise 0. Calls of round 0, of rounds that the verifier could not decide
+    and of rollouts without rounds are not graded.
+
+    Args:
+        losses: grade the size of a negative gain instead, for a criterion of negative weight.
+    """
+    transition = _transition(prediction)
+    for entry in ((rollout.prediction or {}) if rollout is not None else {}).get("rounds") or ():
+        calls, gain = entry.get("calls"), entry.get("gain")
+        if gain is not None and calls and calls[1] > calls[0] and calls[1] - 1 == transition.t:
+            return Grade(value=min(1.0, max(0.0, -gain if losses else gain)))
+    raise NoGrade("the call did not end a round of refinement")
 
 
 def shortened(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:

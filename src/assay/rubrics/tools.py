@@ -104,7 +104,9 @@ def argument_exactness(
     """
     listed = task.expected.get("calls")
     if not isinstance(listed, list | tuple):
-        raise NoGrade(f"task {task.id!r} has no expected 'calls'; it has {sorted(task.expected)}", wanted="calls")
+        raise NoGrade(
+            f"task {task.id!r} has no expected 'calls'; it has {sorted(task.expected)}", missing_field="calls"
+        )
     if not listed:
         raise NotApplicable("the task needs no tool")
     try:

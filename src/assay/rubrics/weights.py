@@ -14,7 +14,7 @@ __all__ = ["FittedWeights", "fit_weights"]
 
 _STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
 _FOLDS = 5
-_SUM_TO_ONE = 1e3  # penalty that constrains the positive weights to sum to one, because the score divides by their sum
+_SUM_PENALTY = 1e3  # penalty that constrains the positive weights to sum to one, because the score divides by their sum
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class FittedWeights:
 
 
 def fit_weights(
-    rubric: Rubric, results: Sequence[ScoreResult], people: Sequence[float], *, seed: int = 0
+    rubric: Rubric, results: Sequence[ScoreResult], human: Sequence[float], *, seed: int = 0
 ) -> FittedWeights:
     """Fits the weights of the final criteria to human scores.
 
@@ -49,20 +49,20 @@ def fit_weights(
 
     Args:
         results: the rubric's result for each output.
-        people: human scores of the same outputs, in [0, 1].
+        human: human scores of the same outputs, in [0, 1].
     Raises:
         RubricError: fewer than ten complete results or fewer than two per criterion, a human score outside [0, 1], or
             different numbers of results and human scores.
     Source: ridge regression, Hoerl and Kennard 1970, Technometrics 12:55.
     """
     finals = [c for c in rubric.criteria if c.scope == "final" and c.weight != 0]
-    if len(results) != len(people):
-        raise RubricError(f"{len(results)} results and {len(people)} human scores: pass one human score per result")
-    if invalid := [score for score in people if not 0 <= score <= 1]:
+    if len(results) != len(human):
+        raise RubricError(f"{len(results)} results and {len(human)} human scores: pass one human score per result")
+    if invalid := [score for score in human if not 0 <= score <= 1]:
         raise RubricError(f"human scores must be between 0 and 1, found {invalid[0]!r}: divide by the maximum")
     rows = [
         (_grades(r, [c.name for c in finals]), score)
-        for r, score in zip(results, people, strict=True)
+        for r, score in zip(results, human, strict=True)
         if r.failed is None
     ]
     complete = [(grades, score) for grades, score in rows if all(math.isfinite(g) for g in grades)]
@@ -105,8 +105,8 @@ def _solve(x: np.ndarray, y: np.ndarray, declared: np.ndarray, strength: float) 
     from scipy.optimize import lsq_linear
 
     penalty = math.sqrt(strength) * np.eye(len(declared))
-    one = _SUM_TO_ONE * (declared > 0).astype(float)
-    a, b = np.vstack([x, penalty, one]), np.concatenate([y, math.sqrt(strength) * declared, [_SUM_TO_ONE]])
+    sum_row = _SUM_PENALTY * (declared > 0).astype(float)
+    a, b = np.vstack([x, penalty, sum_row]), np.concatenate([y, math.sqrt(strength) * declared, [_SUM_PENALTY]])
     low, high = np.where(declared > 0, 0.0, -np.inf), np.where(declared > 0, np.inf, 0.0)
     weights: np.ndarray = lsq_linear(a, b, bounds=(low, high), method="bvls").x
     return weights

@@ -60,18 +60,18 @@ def made_by(judge: Judge, session: Session) -> dict[str, str]:
     }
 
 
-def freeze(judge: Judge, items: Sequence[Item], first: Answers, again: Answers, session: Session) -> AnchorSet:
+def freeze(judge: Judge, items: Sequence[Item], first: Answers, repeat: Answers, session: Session) -> AnchorSet:
     """The anchor set of a judge's verdicts on the items.
 
     Args:
         first: verdicts on all items.
-        again: repeated verdicts on the first of them; their deviation from `first` is the judge's noise.
+        repeat: repeated verdicts on the first of them; their deviation from `first` is the judge's noise.
     """
-    values, repeated = values_of(first, judge), values_of(again, judge)
+    values, repeated = values_of(first, judge), values_of(repeat, judge)
     gaps = [b - a for a, b in zip(values, repeated, strict=False) if a is not None and b is not None]
     noise = float(np.std(gaps)) if gaps else 0.0
     anchors = [
-        Anchor(dict(item.shown), value, verdict)
+        Anchor(dict(item.fields), value, verdict)
         for item, value, verdict in zip(items, values, first.verdicts, strict=True)
     ]
     return AnchorSet(made_by(judge, session), noise, anchors)
@@ -79,7 +79,7 @@ def freeze(judge: Judge, items: Sequence[Item], first: Answers, again: Answers, 
 
 def items_of(frozen: AnchorSet) -> list[Item]:
     """The items of a frozen set, without ratings."""
-    return [Item(id=str(index), shown=anchor.shown, ratings=()) for index, anchor in enumerate(frozen.anchors)]
+    return [Item(id=str(index), fields=anchor.shown, ratings=()) for index, anchor in enumerate(frozen.anchors)]
 
 
 def replay(judge: Judge, frozen: AnchorSet, session: Session) -> dict[str, Any]:
@@ -123,6 +123,6 @@ def replay_of_rubric(rubric: Rubric, session: Session) -> list[str]:
     for source in dict.fromkeys(part for use in uses for part in compiled_parts(use)):
         judge = load_judge(source, own_model=session.own_models)
         if isinstance(judge, Judge):
-            own = replace(session, lm=session.judge_lm or session.lm, rubric=agreement_rubric(judge.spec))
-            alarms += replay_changed(source, judge, own)
+            judge_run = replace(session, lm=session.judge_lm or session.lm, rubric=agreement_rubric(judge.spec))
+            alarms += replay_changed(source, judge, judge_run)
     return alarms

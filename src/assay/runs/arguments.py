@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
+from types import NoneType
 from typing import Any, TypeVar
 
 import dspy
@@ -18,20 +19,20 @@ from assay.programs.wrapping import as_module, wrapped
 from assay.rubrics import Rubric
 from assay.runs.settings.shared import ProgramSettings
 from assay.sources.modules import qualified_name
-from assay.support.settings import Setting, nearest, settings_of
+from assay.support.settings import Declared, Setting, check_value, members_of_type, nearest, settings_of
 
-__all__ = ["given_lm", "given_model", "given_program", "program_settings", "takes"]
+__all__ = ["program_settings", "resolve_lm", "resolve_model", "resolve_program", "takes"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Settings = TypeVar("_Settings", bound=ProgramSettings)
 
 
-def given_program(program: Any) -> Any:
+def resolve_program(program: Any) -> Any:
     """The program as a name (with its class, if it is a path) or as a `dspy.Module` made of a function or agent."""
     return full_name(str(program)) if isinstance(program, str | Path) else as_module(program)
 
 
-def given_lm(lm: dspy.LM | None, options: Mapping[str, Any]) -> dspy.LM | None:
+def resolve_lm(lm: dspy.LM | None, options: Mapping[str, Any]) -> dspy.LM | None:
     """The model object to use: `lm`; None if `options` names a model; otherwise the one set in DSPy.
 
     Raises:
@@ -44,7 +45,9 @@ def given_lm(lm: dspy.LM | None, options: Mapping[str, Any]) -> dspy.LM | None:
     return dspy.settings.lm
 
 
-def given_model(program: Any, lm: dspy.LM | None, options: Mapping[str, Any]) -> tuple[dspy.LM | None, dict[str, Any]]:
+def resolve_model(
+    program: Any, lm: dspy.LM | None, options: Mapping[str, Any]
+) -> tuple[dspy.LM | None, dict[str, Any]]:
     """The model object of a run, and the options with the model's name and address.
 
     In this order: the model that is passed or named, that of the artifact, the one set in DSPy.
@@ -62,7 +65,7 @@ def given_model(program: Any, lm: dspy.LM | None, options: Mapping[str, Any]) ->
                 "give a model (lm=…, or model=NAME)",
                 flag="--model NAME",
             )
-    return given_lm(lm, settings), settings
+    return resolve_lm(lm, settings), settings
 
 
 def program_settings(
@@ -88,30 +91,34 @@ def takes(*kinds: type[Any], without: Sequence[str] = ()) -> Callable[[_Function
     """Decorator for a function whose `**options` are settings.
 
     Its signature lists each setting with type and default. Any other keyword is a `TypeError` that names the nearest
-    setting.
+    setting. The function's own arguments of simple types, such as `resume: bool`, are checked like settings: a text
+    in place of a bool would be taken for True.
 
     Args:
         kinds: settings classes. Named fields (see `Declared.named`) are left out: each is an argument of its own.
         without: fields that are left out as well.
     """
     settings = {
-        name: one
+        name: setting
         for kind in kinds
-        for name, one in settings_of(kind).items()
-        if not one.declared.named and name not in without
+        for name, setting in settings_of(kind).items()
+        if not setting.declared.named and name not in without
     }
 
     def decorate(function: _Function) -> _Function:
         signature = inspect.signature(function)
-        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        more = [_parameter(one) for name, one in settings.items() if name not in signature.parameters]
-        full = signature.replace(parameters=[*own, *more])
-        names = set(full.parameters)
+        named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        more = [_parameter(setting) for name, setting in settings.items() if name not in signature.parameters]
+        full = signature.replace(parameters=[*named, *more])
+        names, checked = set(full.parameters), _simple(named)
 
         @functools.wraps(function)
         def call(*args: Any, **keywords: Any) -> Any:
             if unknown := sorted(keywords.keys() - names):
                 raise TypeError(_unexpected(function.__name__, unknown, keywords, names))
+            for name, value in signature.bind_partial(*args, **keywords).arguments.items():
+                if name in checked:
+                    check_value(checked[name], value)
             return function(*args, **keywords)
 
         call.__signature__ = full  # type: ignore[attr-defined]
@@ -120,19 +127,28 @@ def takes(*kinds: type[Any], without: Sequence[str] = ()) -> Callable[[_Function
     return decorate
 
 
-def _parameter(one: Setting) -> inspect.Parameter:
-    default = inspect.Parameter.empty if one.default is MISSING else one.default
-    return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=one.type)
+def _simple(parameters: Sequence[inspect.Parameter]) -> dict[str, Setting]:
+    """The parameters whose annotations are bool, a number, text, a path, None or a union of these."""
+    return {
+        parameter.name: Setting(parameter.name, parameter.annotation, parameter.default, Declared())
+        for parameter in parameters
+        if set(members_of_type(parameter.annotation)) <= {bool, int, float, str, Path, NoneType}
+    }
 
 
-def _unexpected(function: str, unknown: Sequence[str], given: Mapping[str, Any], known: set[str]) -> str:
-    if "size" in unknown and "sizes" in known:
+def _parameter(setting: Setting) -> inspect.Parameter:
+    default = inspect.Parameter.empty if setting.default is MISSING else setting.default
+    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=setting.type)
+
+
+def _unexpected(function: str, unknown: Sequence[str], keywords: Mapping[str, Any], names: set[str]) -> str:
+    if "size" in unknown and "sizes" in names:
         return (
-            f"{function}() has no size of a single split: give sizes={{'val': {given['size']!r}}}, with the split's "
+            f"{function}() has no size of a single split: give sizes={{'val': {keywords['size']!r}}}, with the split's "
             "name"
         )
-    near = [(name, right) for name in unknown if (right := nearest(name, known)) is not None]
-    hints = ", ".join(f"{right!r} instead of {wrong!r}" for wrong, right in near)
+    nearest_names = [(name, right) for name in unknown if (right := nearest(name, names)) is not None]
+    hints = ", ".join(f"{right!r} instead of {wrong!r}" for wrong, right in nearest_names)
     return f"{function}() got unexpected keywords: {', '.join(unknown)}." + (
-        f" Did you mean {hints}?" if hints else f" It takes {', '.join(sorted(known))}."
+        f" Did you mean {hints}?" if hints else f" It takes {', '.join(sorted(names))}."
     )

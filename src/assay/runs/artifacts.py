@@ -18,7 +18,7 @@ from assay.evaluation import RecordedProgram
 from assay.programs import program_version
 from assay.runs.jobs import Job
 from assay.runs.rubric_files import portable_rubric
-from assay.runs.shown_tasks import shown_by
+from assay.runs.shown_tasks import demonstrated_tasks
 from assay.sources.files import FILES, SourceFiles
 from assay.sources.modules import alone
 from assay.sources.trust import trusting
@@ -35,16 +35,20 @@ def keep_artifact(job: Job, student: RecordedProgram, folder: Path, result: Mapp
     The store keeps the data subjects of its tasks, so that an erasure can name the artifact.
     """
     splits, manifest = job.splits, _program_manifest(job, student, result)
-    manifest["shown"] = shown_by(student.program, job.session.recorder, splits.train + splits.val, parent=job.artifact)
+    manifest["shown"] = demonstrated_tasks(
+        student.program, job.session.recorder, splits.train + splits.val, parent=job.artifact
+    )
     path = save_artifact(
         folder.resolve(), student.program, manifest, splits=splits.manifest(), report=report, rubric=_rubric_files(job)
     )
     if (note := check_loads(path, student.program)) is not None:
         job.session.progress.say(f"note: {note}")
     tasks = splits.train + splits.val + splits.gate
-    people = {subject_digest(str(task.metadata["data_subject"])) for task in tasks if task.metadata.get("data_subject")}
-    if people := people | set(manifest["shown"]["people"]):
-        job.store.put_artifact(str(path), sorted(people))
+    subjects = {
+        subject_digest(str(task.metadata["data_subject"])) for task in tasks if task.metadata.get("data_subject")
+    }
+    if subjects := subjects | set(manifest["shown"]["people"]):
+        job.store.put_artifact(str(path), sorted(subjects))
     return path
 
 
@@ -72,10 +76,10 @@ def rehearsed(job: Job) -> list[str]:
                 elif (
                     job.config.cache
                     and not session.recorder.unrecorded.calls
-                    and (why := _missing(job, path)) is not None
+                    and (reason := _missing(job, path)) is not None
                 ):
                     notes.append(
-                        f"the program's artifact will not run on another machine: {why}. Name the module or file in "
+                        f"the program's artifact will not run on another machine: {reason}. Name the module or file in "
                         f"{FILES}"
                     )
         except (ArtifactError, ProgramError) as error:
@@ -108,8 +112,8 @@ def _rubric_files(job: Job) -> dict[str, bytes]:
         return portable_rubric(job.rubric_path)
     source = SourceFiles()
     for check in [c.check for c in job.session.rubric.criteria if c.check is not None]:
-        named = check if hasattr(check, "__qualname__") else type(check)
-        source.add(named.__qualname__, named.__module__, named.__qualname__)
+        definition = check if hasattr(check, "__qualname__") else type(check)
+        source.add(definition.__qualname__, definition.__module__, definition.__qualname__)
     return {f"code/{place}": content for place, content in source.files.items()}
 
 

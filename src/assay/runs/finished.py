@@ -68,13 +68,13 @@ class FinishedRun:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # Written to another file and renamed: a killed process leaves no partial report.
         scratch = self.path.with_name(f".{_FILE}")
-        whole = {"format": _FORMAT, "about": self.about, "caps": self.caps, "report": results(dict(report))}
-        scratch.write_text(json.dumps(whole, default=str), "utf-8")
+        content = {"format": _FORMAT, "about": self.about, "caps": self.caps, "report": results(dict(report))}
+        scratch.write_text(json.dumps(content, default=str), "utf-8")
         scratch.replace(self.path)
 
     def _raised(self, before: Mapping[str, float | None]) -> bool:
-        now = self.caps
-        return any(cap is not None and (now[name] is None or now[name] > cap) for name, cap in before.items())
+        caps = self.caps
+        return any(cap is not None and (caps[name] is None or caps[name] > cap) for name, cap in before.items())
 
 
 def _copied(artifact: Path, out: str | Path | None) -> Path:

@@ -71,7 +71,7 @@ class Job:
     def finished(self, arguments: Mapping[str, Any]) -> FinishedRun:
         """The stored report of this run. `arguments`: those that the report depends on and that `config` lacks."""
         rubric, student = self.session.rubric, self.student
-        names = ("difference", "early_stop", "token_margin", "trials")
+        names = ("difference", "early_stop", "token_margin", "thinking_margin", "trials")
         about = {
             **{name: getattr(self.config, name, None) for name in names}, **arguments,
             "rubric": [rubric.name, rubric.version], "source": _source_of(student.program),
@@ -136,17 +136,17 @@ def open_job(
     Raises:
         AssayError: what was wrong, which rule, what to do. No model has been called by then.
     """
-    given = None if isinstance(program, str) else program
-    artifact = load_artifact(config.program) if given is None and is_artifact(config.program) else None
+    module = None if isinstance(program, str) else program
+    artifact = load_artifact(config.program) if module is None and is_artifact(config.program) else None
     config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_in(artifact)))
-    known = artifact.program if artifact else given
+    loaded = artifact.program if artifact else module
     name = artifact.manifest["program"] if artifact else config.program
-    inputs = program_inputs(known if known is not None else program_class(name))
+    inputs = program_inputs(loaded if loaded is not None else program_class(name))
     checked = load_rubric(rubric)
     salt = config.salt or DEFAULT_SALT
     splits = load_splits(config.data, inputs=inputs, rename=config.rename, salt=salt, limits=config.sizes, need=need)
-    if known is None:
-        known = load_program(name, tasks=splits.train + splits.val)
+    if loaded is None:
+        loaded = load_program(name, tasks=splits.train + splits.val)
     if config.executor == "ray" and lm is not None:
         raise ConfigError(
             "executor='ray' needs the model by its name: an object of this process cannot travel to the hosts"
@@ -159,7 +159,7 @@ def open_job(
         if artifact is not None:
             check_pinned(artifact, run.lm)
         settings = artifact.settings if artifact else {"adapter": None, "parameters": {}}
-        student = RecordedProgram(known, session, prompt_format=config.prompt_format or settings["adapter"])
+        student = RecordedProgram(loaded, session, prompt_format=config.prompt_format or settings["adapter"])
         splits.outputs = frozenset(
             name for predictor in student.program.predictors() for name in predictor.signature.output_fields
         )
@@ -228,14 +228,14 @@ def _session_on_a_host(
     accept(trusted)
     logging.getLogger("dspy").setLevel(logging.ERROR)
     recorder, meter = Recorder(outbox, run_id=run_id, replayable=True), Meter()  # type: ignore[arg-type]
-    shared: dict[str, Any] = {
+    lm_options: dict[str, Any] = {
         "cache": ResponseCache(),
         "meter": meter,
         "observers": [recorder.observe],
         "seed": config.seed,
     }
-    lm = get_lm(config.model, **shared, **client_of(config, "program", config.model))
-    judge = _judge_lm(config, lm, functools.partial(get_lm, **shared))
+    lm = get_lm(config.model, **lm_options, **client_of(config, "program", config.model))
+    judge = _judge_lm(config, lm, functools.partial(get_lm, **lm_options))
     return Session(
         lm=lm.copy(**config.generation), rubric=load_rubric(rubric, judge_lm=judge, own_models=config.own_models),
         recorder=recorder, meter=meter, program_name=program, seed=config.seed,

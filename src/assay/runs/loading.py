@@ -4,8 +4,9 @@ Loading runs their code; artifacts made by others are loaded only if they are tr
 """
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import dspy
 
@@ -14,15 +15,17 @@ from assay.deployment.artifact import is_artifact
 from assay.deployment.demands import demand_trust_around
 from assay.errors import ConfigError
 from assay.judges import Judge, resolver
+from assay.judges.deciding import JudgeVerifier
 from assay.judges.loading import AnyJudge, members_of
 from assay.judges.loading import load_judge as read_judge
 from assay.models.lm import has_provider
 from assay.rubrics import Rubric
 from assay.rubrics import load_rubric as read_rubric
 from assay.rubrics.criteria import JudgeFields
+from assay.rubrics.protocols import Grader
 from assay.sources.trust import trusting, trusts
 
-__all__ = ["compiled_parts", "load_judge", "load_rubric"]
+__all__ = ["compiled_parts", "load_judge", "load_rubric", "load_verifier"]
 
 
 def load_rubric(
@@ -64,6 +67,10 @@ def load_judge(source: str | Path, *, own_model: bool = False, **spec: Unpack[Ju
     Args:
         own_model: a compiled judge that names no model uses the one that it was calibrated with, at its own address.
     """
+    if not isinstance(source, str | Path):
+        raise ConfigError(
+            f"source={source!r} must be a string or Path: a YAML file, an artifact's folder, file.py:NAME or a question"
+        )
     if not is_artifact(source):
         demand_trust_around(source)
         return read_judge(source, find=functools.partial(load_judge, own_model=own_model), **spec)
@@ -76,6 +83,51 @@ def load_judge(source: str | Path, *, own_model: bool = False, **spec: Unpack[Ju
     if own_model and judge.model is None and has_provider(artifact.manifest["model"]):
         judge.model, judge.endpoint = artifact.model, artifact.endpoint
     return judge
+
+
+def load_verifier(source: str | Path | Judge, *, lm: dspy.LM | None = None, trust: bool = False) -> Grader:
+    """Makes a verifier for `assay.programs.Refine` from a judge: a grade in [0, 1] of an answer, recorded apart.
+
+    Args:
+        source: a judge, or what `load_judge` loads. A compiled judge must agree with people: refinement by a verifier
+            at chance makes answers worse.
+        lm: the judge's model; by default its own, else that of the program.
+    Raises:
+        ConfigError: the judge compares outputs, has no grades, or its card shows no agreement: on its sealed labels,
+            kappa (weighted kappa on an ordered scale) or the lower end of its interval is not above 0.
+        UntrustedArtifact: as for `load_judge`.
+    """
+    with trusting(trust):
+        return _verifier(source, lm)
+
+
+def _verifier(source: str | Path | Judge, lm: dspy.LM | None) -> JudgeVerifier:
+    judge = source if isinstance(source, Judge) else load_judge(source, own_model=lm is None)
+    if not isinstance(judge, Judge) or judge.compares:
+        raise ConfigError(f"{source} compares outputs; a verifier is a judge that grades one output")
+    if not judge.spec.graded:
+        raise ConfigError(
+            f"the labels {list(judge.spec.scale)} of {source} have no grades: give the judge a graded scale"
+        )
+    if not isinstance(source, Judge) and is_artifact(source):
+        _require_agreement(str(source), load_artifact(source).manifest)
+    return JudgeVerifier(judge, lm)
+
+
+def _require_agreement(source: str, manifest: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` where a compiled judge's card does not show that it agrees with people."""
+    measured = (manifest["result"].get("test") or {}).get("compiled")
+    if measured is None:
+        raise ConfigError(f"{source} has no card: it was not tested on sealed labels. Compile it with a test split")
+    name = "kappa" if manifest["judge"]["kind"] == "nominal" else "weighted_kappa"
+    value, interval = measured[name], (measured["intervals"] or {}).get(name)
+    if value is None or value <= 0 or (interval and interval[0] <= 0):
+        figure = "undefined" if value is None else f"{value:.2f}"
+        limits = f", 95 % [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
+        raise ConfigError(
+            f"the card of {source} shows no agreement with people ({name} {figure}{limits}): a verifier at chance "
+            "makes answers worse. Compile the judge on more labels or with a better model"
+        )
 
 
 def compiled_parts(judge: str) -> list[str]:

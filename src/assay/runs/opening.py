@@ -74,19 +74,19 @@ def open_run(
         meter = Meter(config.caps, spent=spent_before(ledger), ledger=ledger)
         meter.unrecorded = lambda: recorder.unrecorded.calls
         try:
-            shared: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
+            lm_options: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
             client = client_of(config, "program", config.model)
             model = (
-                with_recording(lm, **shared)
+                with_recording(lm, **lm_options)
                 if lm is not None
-                else get_lm(config.model, seed=config.seed, **shared, **client)
+                else get_lm(config.model, seed=config.seed, **lm_options, **client)
             )
-            reflection = _reflection_lm(config, model, shared)
+            reflection = _reflection_lm(config, model, lm_options)
             opened.put_run(run_id, kind=config.kind, config=stored, status="running", started_at=started)
             opened.flush()  # before the first call, so that a run that is killed at once can be resumed
             run = Run(
                 run_id, home / "runs" / run_id, opened, recorder, meter, model,
-                functools.partial(get_lm, seed=config.seed, **shared), reflection,
+                functools.partial(get_lm, seed=config.seed, **lm_options), reflection,
                 config.threads or model.recording.backend.concurrency, was_done=was_done,
             )  # fmt: skip
             with cancelled_by_signals(meter):
@@ -107,13 +107,13 @@ def open_run(
             ledger.close()
 
 
-def _reflection_lm(config: CommonSettings, lm: LanguageModel, shared: dict[str, Any]) -> LanguageModel | None:
+def _reflection_lm(config: CommonSettings, lm: LanguageModel, lm_options: dict[str, Any]) -> LanguageModel | None:
     """The model that proposes prompts; None if it is the program's own."""
-    named, address, key = config.endpoints.get("reflection", (None, None, None))
-    if not (named or address or key):
+    model, address, key = config.endpoints.get("reflection", (None, None, None))
+    if not (model or address or key):
         return None
-    name = named or lm.model
-    return get_lm(name, temperature=1.0, max_tokens=4096, **shared, **client_of(config, "reflection", name, lm))
+    name = model or lm.model
+    return get_lm(name, temperature=1.0, max_tokens=4096, **lm_options, **client_of(config, "reflection", name, lm))
 
 
 def client_of(config: CommonSettings, role: str, model: str, lm: dspy.LM | None = None) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def _run_id(store: Store, key: str, *, resume: bool, cache: bool) -> tuple[str, 
     """
     if (pin := _pin.get()) is not None:
         run_id = f"{pin}-{key}"
-        return run_id, any(known == run_id for known, _ in store.runs(pin))
+        return run_id, any(existing == run_id for existing, _ in store.runs(pin))
     earlier = store.runs(key)
     if not resume or not earlier:  # without an earlier run there is nothing to resume
         return f"{key}-{len(earlier) + 1}", False

@@ -15,7 +15,7 @@ from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError,
 from assay.datasets import Task
 from assay.errors import ConfigError, FailureKind, ModelError, ProgramFailed
 from assay.evaluation import RecordedProgram, Session
-from assay.evaluation.failures import FirstRuns, own_traceback, place_of, require_answers
+from assay.evaluation.failures import FirstRuns, place_of, program_traceback, require_answers
 from assay.evaluation.session import Measured
 from assay.judges import Cascade, Judge, Jury
 from assay.judges.base import attempt
@@ -113,8 +113,8 @@ def preflight(
         session.progress.say(f"warning: {warning}")
     ask_reflection(session)
     check_prices(session, max_cost_usd, unpriced=session.meter.usage.unpriced - before.unpriced)
-    asked = spent.calls + spent.cached - before.calls - before.cached
-    return replace(_measured(runs, asked), warnings=tuple(warnings))
+    calls = spent.calls + spent.cached - before.calls - before.cached
+    return replace(_measured(runs, calls), warnings=tuple(warnings))
 
 
 def preflight_judges(session: Session, tasks: Sequence[Task], *, split: str, max_cost_usd: float | None = None) -> None:
@@ -143,9 +143,9 @@ def preflight_scoring(rubric: Rubric, scored: Iterable[tuple[Task, ScoreResult |
     with refusals_end_at_once():
         for task, result, rollout in scored:
             verdicts.read(task, result, fields_of(rollout.prediction), rollout)
-            if not verdicts.silent or len(verdicts.seen) == _TRIES:
+            if not verdicts.silent or len(verdicts.answered) == _TRIES:
                 break
-    if verdicts.seen:  # else no judge was asked anything
+    if verdicts.answered:  # else no judge was asked anything
         verdicts.require_judges()
 
 
@@ -185,10 +185,10 @@ def _require_answer(judge: Judge, items: Sequence[Item], session: Session) -> No
         rollout = Rollout(
             task_id=item.id[:200], task_type="verdict", program=session.program_name, source="judge",
             model=session.lm.model,
-            inputs={name: item.shown.get(name) for name in judge.shows},
+            inputs={name: item.fields.get(name) for name in judge.shows},
         )  # fmt: skip
         with session.recorder.rollout(rollout):
-            verdict, reason, kind = _asked(judge, rollout.inputs, session.task_timeout)
+            verdict, reason, kind = _judge_answer(judge, rollout.inputs, session.task_timeout)
             if verdict is None:
                 rollout.status, rollout.error, rollout.failure = "error", reason, kind
         if kind is FailureKind.TIMEOUT:
@@ -198,15 +198,15 @@ def _require_answer(judge: Judge, items: Sequence[Item], session: Session) -> No
             return
         broken += [(call.model, call.error) for call in rollout.transitions]
     if broken:
-        model, why = broken[-1]
+        model, cause = broken[-1]
         raise ModelError(
-            f"{model} did not answer the judge {judge.spec.text[:80]!r}: {why}. "
+            f"{model} did not answer the judge {judge.spec.text[:80]!r}: {cause}. "
             f"Check the model, its key and address (model, api_key_env, api_base); {SKIP}",
             flag=f"--model, --api-key-env, --api-base, {SKIP_FLAG}",
         )
 
 
-def _asked(judge: Judge, inputs: Mapping[str, Any], seconds: float) -> tuple[Any, str, FailureKind]:
+def _judge_answer(judge: Judge, inputs: Mapping[str, Any], seconds: float) -> tuple[Any, str, FailureKind]:
     """The answer of a judge, or None with the reason and its kind."""
     try:
         with limited(seconds):
@@ -228,14 +228,14 @@ def check_prices(
     """
     if max_cost_usd is None:
         return
-    own = (
+    judge_lms = (
         [sibling(session.lm, part.model, part.endpoint) for part in _parts_of(judge) if part.model is not None]
         if judge is not None
         else []
     )
     used = {
         lm.model: lm
-        for lm in (session.lm, session.judge_lm if session.rubric.needs_judge else None, session.prompt_lm, *own)
+        for lm in (session.lm, session.judge_lm if session.rubric.needs_judge else None, session.prompt_lm, *judge_lms)
         if lm is not None
     }
     unknown = [name for name, lm in used.items() if price_of(lm) is None and (unpriced or _priced_by_name(lm))]
@@ -263,8 +263,8 @@ def ask_reflection(session: Session) -> None:
             lm("Reply with one word: ready")
         except LMError as error:
             raise ModelError(
-                f"the reflection model {lm.model} did not answer: {_why(error, 'reflection_api_key_env')}. Check its "
-                "name, key and address "
+                f"the reflection model {lm.model} did not answer: {_error_reason(error, 'reflection_api_key_env')}. "
+                "Check its name, key and address "
                 f"(reflection_model, reflection_api_key_env, reflection_api_base); {SKIP}",
                 flag=f"--reflection-model, --reflection-api-key-env, --reflection-api-base, {SKIP_FLAG}",
             ) from error
@@ -280,7 +280,7 @@ def _keys(error: Exception) -> Sequence[str]:
     return getattr(error, "env_keys", ()) if isinstance(error, LMNotConfiguredError) else ()
 
 
-def _why(error: Exception, argument: str) -> str:
+def _error_reason(error: Exception, argument: str) -> str:
     """The text of a model client's exception. For a missing key it names our arguments instead of the client's."""
     if keys := _keys(error):
         model = getattr(error, "model", None) or "the provider"
@@ -291,23 +291,23 @@ def _why(error: Exception, argument: str) -> str:
 def _stop(errors: Sequence[Exception], student: RecordedProgram) -> None:
     """Raises if all runs failed in the same way; different failures do not show that the program is broken."""
     if all(isinstance(error, LMError) for error in errors):
-        what = f"answered none of the first {len(errors)} tasks" if len(errors) > 1 else "did not answer"
+        failure = f"answered none of the first {len(errors)} tasks" if len(errors) > 1 else "did not answer"
         flag = f"--api-key-env, {SKIP_FLAG}" if _keys(errors[-1]) else SKIP_FLAG
-        raise ModelError(f"the model {what}: {_why(errors[-1], 'api_key_env')}. {SKIP}", flag=flag)
+        raise ModelError(f"the model {failure}: {_error_reason(errors[-1], 'api_key_env')}. {SKIP}", flag=flag)
     places = {place_of(error, student.program) for error in errors}
     if len(places) == 1 and not isinstance(errors[0], LMError):
         place, error = places.pop(), errors[0]
         raise ProgramFailed(
             f"the program failed on each of the first {len(errors)} tasks with {type(error).__name__} at "
             f"{place.file}:{place.line}: {error}\n"
-            f"{own_traceback(error)}\nCorrect the program. Where such an exception follows from what a weak model "
+            f"{program_traceback(error)}\nCorrect the program. Where such an exception follows from what a weak model "
             "answers, catch it and return an "
             f"empty answer, which scores 0. {SKIP}",
             flag=SKIP_FLAG,
         )
 
 
-def _measured(runs: Sequence[Rollout], asked: int) -> Measured:
+def _measured(runs: Sequence[Rollout], total_calls: int) -> Measured:
     calls = [transition for run in runs for transition in run.transitions]
     ended = [run for run in runs if run.transitions] or list(runs)
     latencies = [call.latency_ms / 1000 for call in calls if call.latency_ms > 0]
@@ -316,7 +316,7 @@ def _measured(runs: Sequence[Rollout], asked: int) -> Measured:
     ]
     return Measured(
         calls=len(calls) / max(1, len(ended)),
-        judge_calls=max(0.0, (asked - len(calls)) / max(1, len(ended))),
+        judge_calls=max(0.0, (total_calls - len(calls)) / max(1, len(ended))),
         tokens=statistics.fmean(tokens) if tokens else None,
         latency_s=statistics.median(latencies) if latencies else None,
     )

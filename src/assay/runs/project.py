@@ -4,11 +4,11 @@ The command line reads it; Python functions use it only through `assay.project_s
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from assay.errors import ConfigError
+from assay.errors import ConfigError, ProjectError
 from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
     CollectSettings,
@@ -27,13 +27,15 @@ from assay.runs.settings import (
     TrainSettings,
     TuneSettings,
 )
-from assay.support.settings import nearest, settings_of
+from assay.runs.settings.export import OF_KIND, RowSettings
+from assay.support.settings import Setting, check_value, nearest, settings_of
 
 __all__ = ["FILE", "find_project", "project_settings"]
 
 FILE = "assay.toml"
 ROLES = ("program", "judge", "reflection")
 _ROLE_KEYS = ("model", "api_base", "api_key_env")
+_ROLE_SETTINGS = {name: (settings_of(RunSettings)[name],) for name in _ROLE_KEYS}
 _EXPORTS = ("sft", "grpo", "preferences", "transitions")
 _NOT_OF_TRAIN = ("algorithm", "cache")  # the command's own name; a policy in training is never answered from a cache
 COMMANDS: dict[str, tuple[type[Any], ...]] = {
@@ -67,19 +69,21 @@ def project_settings(command: str, folder: str | Path = ".") -> dict[str, Any]:
     Returns:
         Settings by name, `program` among them where the file names one; empty without a file.
     Raises:
-        ConfigError: the file cannot be read, or has an unknown table or key; the message names the nearest one.
+        ConfigError: there is no such command.
+        ProjectError: the file cannot be read, has an unknown table or key (the message names the nearest one), or a
+            value of the wrong type.
     """
+    if command not in COMMANDS:
+        raise ConfigError(f"there is no command {command!r} with settings; {_hint(command, COMMANDS)}")
     path = find_project(folder)
     if path is None:
         return {}
-    if command not in COMMANDS:
-        raise ConfigError(f"there is no command {command!r} with settings; {_hint(command, COMMANDS)}")
     tables = _read(path)
-    known, found = _keys(command), dict[str, Any]()
+    paths, merged = _keys(command), dict[str, Any]()
     for table in ([tables.get("defaults", {})], _of_roles(command, tables), _of_command(command, tables)):
         for values in table:
-            found |= {name: value for name, value in values.items() if name in known}
-    return {name: _located(path.parent, known[name], value) for name, value in found.items()}
+            merged |= {name: value for name, value in values.items() if name in paths}
+    return {name: _located(path.parent, paths[name], value) for name, value in merged.items()}
 
 
 def find_project(folder: str | Path = ".") -> Path | None:
@@ -88,36 +92,44 @@ def find_project(folder: str | Path = ".") -> Path | None:
     return next((place / FILE for place in (start, *start.parents) if (place / FILE).is_file()), None)
 
 
+def _settings(command: str) -> dict[str, Setting]:
+    """The settings that a command takes, by name."""
+    settings = {name: setting for kind in COMMANDS[command] for name, setting in settings_of(kind).items()}
+    if command.startswith("export "):
+        others = settings_of(RowSettings).keys() - OF_KIND[command.split()[1]]
+        return {name: setting for name, setting in settings.items() if name not in others}
+    if command.startswith("train "):
+        return {name: setting for name, setting in settings.items() if name not in _NOT_OF_TRAIN}
+    return settings
+
+
 def _keys(command: str) -> dict[str, bool]:
     """The keys that a command takes, and whether their values may be paths."""
-    settings = {name: one.declared.file for kind in COMMANDS[command] for name, one in settings_of(kind).items()}
-    if command.startswith("train "):
-        settings = {name: file for name, file in settings.items() if name not in _NOT_OF_TRAIN}
-    return {name: file or name == "program" for name, file in settings.items()}
+    return {name: setting.declared.file or name == "program" for name, setting in _settings(command).items()}
 
 
 def _of_command(command: str, tables: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The tables of a command: its group's, then its own."""
-    found, table = [], tables
+    command_tables, table = [], tables
     for part in command.split():
         table = table.get(part, {})
-        found.append(table)
-    return found
+        command_tables.append(table)
+    return command_tables
 
 
 def _of_roles(command: str, tables: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The models of the roles as settings of a command; a judge without a model uses the program's."""
-    own = next((getattr(kind, "ROLE", "program") for kind in COMMANDS[command]), "program")
+    default_role = next((getattr(kind, "ROLE", "program") for kind in COMMANDS[command]), "program")
     # the model of an export is the one to be trained; a gateway behind an upstream records whichever model answered
     if command.startswith("export") or command == "serve":
         return []
-    found = [_role(tables, "program")] if own != "program" else []
-    found += [
+    settings = [_role(tables, "program")] if default_role != "program" else []
+    settings += [
         {f"{role}_{name}": value for name, value in _role(tables, role).items()}
         for role in ("judge", "reflection")
-        if role != own
+        if role != default_role
     ]
-    return [*found, _role(tables, own)]
+    return [*settings, _role(tables, default_role)]
 
 
 def _role(tables: Mapping[str, Any], role: str) -> dict[str, Any]:
@@ -127,46 +139,71 @@ def _role(tables: Mapping[str, Any], role: str) -> dict[str, Any]:
 def _located(folder: Path, is_path: bool, value: Any) -> Any:
     """A path from the file, made relative to the file's folder; a value that is not a path is unchanged."""
     if isinstance(value, list):
-        return [_located(folder, is_path, one) for one in value]
+        return [_located(folder, is_path, item) for item in value]
     if not is_path or not isinstance(value, str) or Path.cwd() == folder:
         return value
-    name, colon, rest = value.partition(":")
-    return f"{folder / name}{colon}{rest}" if (folder / name).exists() else value
+    name, colon, suffix = value.partition(":")
+    return f"{folder / name}{colon}{suffix}" if (folder / name).exists() else value
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        raise ProjectError(f"{path} cannot be read: {error}") from error
     commands = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS))
     for name, table in tables.items():
-        if name not in ("defaults", *ROLES, *commands):
-            raise ConfigError(f"{path} has an unknown table [{name}]; {_hint(name, ('defaults', *ROLES, *commands))}")
         if not isinstance(table, dict):
-            raise ConfigError(
+            raise ProjectError(
                 f"{path}: {name} = {table!r} is outside of a table; put it under [defaults] or under a command"
             )
+        if name not in ("defaults", *ROLES, *commands):
+            raise ProjectError(f"{path} has an unknown table [{name}]; {_hint(name, ('defaults', *ROLES, *commands))}")
         _check_table(path, name, table)
     return tables
 
 
 def _check_table(path: Path, name: str, table: Mapping[str, Any]) -> None:
+    """Raises `ProjectError` for a key that no command of the table has, or a value that none of them takes."""
+    commands = [
+        command
+        for command in COMMANDS
+        if name == "defaults" or command == name or (command.startswith(f"{name} ") and name not in ROLES)
+    ]
+    known = _ROLE_SETTINGS if name in ROLES else {}
+    for command in commands:
+        for key, setting in _settings(command).items():
+            known = {**known, key: (*known.get(key, ()), setting)}
     inner = [command.split()[1] for command in COMMANDS if command.startswith(f"{name} ")]
-    known: dict[str, Any] = dict.fromkeys(_ROLE_KEYS) if name in ROLES else {}
-    for command in COMMANDS:
-        if name == "defaults" or command == name or (command.startswith(f"{name} ") and name not in ROLES):
-            known |= _keys(command)
     for key, value in table.items():
         if key in inner and isinstance(value, dict):
-            if unknown := [one for one in value if one not in _keys(f"{name} {key}")]:
-                raise ConfigError(
-                    f"{path}: [{name}.{key}] has no setting {unknown[0]!r}; {_hint(unknown[0], _keys(f'{name} {key}'))}"
-                )
-        elif key not in known:
-            raise ConfigError(f"{path}: [{name}] has no setting {key!r}; {_hint(key, [*known, *inner])}")
+            _check_keys(
+                f"{path}: [{name}.{key}]", value, {k: (setting,) for k, setting in _settings(f"{name} {key}").items()}
+            )
+        else:
+            _check_keys(f"{path}: [{name}]", {key: value}, known, inner)
 
 
-def _hint(name: str, known: Any) -> str:
-    near = nearest(name, known)
-    return f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
+def _check_keys(
+    where: str, table: Mapping[str, Any], known: Mapping[str, Sequence[Setting]], also: Sequence[str] = ()
+) -> None:
+    """Commands may declare a setting differently; a value is wrong if it fits none of the declarations."""
+    for key, value in table.items():
+        if key not in known:
+            raise ProjectError(f"{where} has no setting {key!r}; {_hint(key, [*known, *also])}")
+        errors = [error for setting in known[key] if (error := _misfit(setting, value)) is not None]
+        if len(errors) == len(known[key]):
+            raise ProjectError(f"{where} {errors[0]}")
+
+
+def _misfit(setting: Setting, value: Any) -> str | None:
+    try:
+        check_value(setting, value)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _hint(name: str, names: Any) -> str:
+    similar = nearest(name, names)
+    return f"did you mean {similar!r}?" if similar else f"there are {', '.join(names)}"

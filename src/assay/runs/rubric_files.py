@@ -52,7 +52,7 @@ class _Carrier:
             folder: folder that its names are relative to.
             up: relative path from the file's new folder to the top.
         """
-        for name in sorted(set(_named(read_yaml(text, "rubric")[0])), key=len, reverse=True):
+        for name in sorted(set(_named_files(read_yaml(text, "rubric")[0])), key=len, reverse=True):
             if (new := self.carried(name, folder)) is not None:
                 written = (up + new).replace("\\", r"\\")
                 text = re.sub(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", written, text)
@@ -99,10 +99,10 @@ class _Carrier:
         return f"{self._new[key]}/{source.names[name]}"
 
 
-def _named(value: Any, key: str = "") -> list[str]:
+def _named_files(value: Any, key: str = "") -> list[str]:
     """Names in a rubric's or judge's file: under `check`, `use`, `first`, `second`, and in `members`."""
     if isinstance(value, dict):
-        return [name for inner, one in value.items() for name in _named(one, str(inner))]
+        return [name for inner, item in value.items() for name in _named_files(item, str(inner))]
     if isinstance(value, list):
-        return [name for one in value for name in _named(one, key)]
+        return [name for item in value for name in _named_files(item, key)]
     return [value] if isinstance(value, str) and key in ("check", "use", "first", "second", "members") else []

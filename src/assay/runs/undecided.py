@@ -34,7 +34,7 @@ class Verdicts:
         self.missing: dict[str, str] = {
             c.name: "" for c in rubric.finals if c.check is not None or not rubric.compares(c.name)
         }
-        self.seen: list[tuple[Task, dict[str, Any], Rollout]] = []  # runs with an answer
+        self.answered: list[tuple[Task, dict[str, Any], Rollout]] = []  # runs with an answer
         self._verdicts: list[Verdict] = []
 
     def take(self, task: Task, prediction: dspy.Prediction) -> None:
@@ -45,7 +45,7 @@ class Verdicts:
         """As `take`, for a score result."""
         if result is None or result.failed is not None:
             return
-        self.seen.append((task, fields, rollout))
+        self.answered.append((task, fields, rollout))
         checks = {c.name for c in self.rubric.finals if c.check is not None}
         for verdict in result.verdicts:
             if verdict.grade is not None or (not verdict.applies and verdict.criterion in checks):
@@ -53,11 +53,11 @@ class Verdicts:
             elif verdict.criterion in checks & self.missing.keys():
                 self.missing[verdict.criterion] = self.missing[verdict.criterion] or verdict.reason
         self._verdicts += result.verdicts
-        self._ask(*self.seen[-1])
+        self._ask(*self.answered[-1])
 
     def ask(self, task: Task, rollout: Rollout) -> None:
         """If no run gave an answer, asks the judges about the expected one."""
-        if not self.seen:
+        if not self.answered:
             self._ask(task, dict(task.expected) or {"answer": "no answer"}, rollout)
 
     def require(self, tasks: Sequence[Task]) -> None:
@@ -77,10 +77,11 @@ class Verdicts:
         if checks:
             hints = {pair for c in checks if (pair := self._rename(c)) is not None}
             lines = [
-                f"criterion {c.name!r} could not be graded on {self._where()}: {self.missing[c.name]}" for c in checks
+                f"criterion {c.name!r} could not be graded on {self._tasks_text()}: {self.missing[c.name]}"
+                for c in checks
             ]
-            wanted = ", ".join(f"{old!r}: {new!r}" for old, new in sorted(hints))
-            lines += [f"Where that is a column of the data, rename it: rename={{{wanted}}}"] if hints else []
+            renames = ", ".join(f"{old!r}: {new!r}" for old, new in sorted(hints))
+            lines += [f"Where that is a column of the data, rename it: rename={{{renames}}}"] if hints else []
             lines += [] if hints else [self._fields()]
             flags = [f"--rename {old}={new}" for old, new in sorted(hints)]
             raise RubricError("\n".join([*lines, SKIP]), flag=", ".join([*flags, SKIP_FLAG]))
@@ -111,10 +112,10 @@ class Verdicts:
         """
         failed = sorted({v.criterion for v in self._verdicts if v.scope == "final" and v.grade == 0 and v.weight > 0})
         if not failed or any(
-            not task.expected or task.expected.keys() & fields.keys() for task, fields, _ in self.seen
+            not task.expected or task.expected.keys() & fields.keys() for task, fields, _ in self.answered
         ):
             return []
-        task, fields, _ = self.seen[0]
+        task, fields, _ = self.answered[0]
         return [
             f"the tasks expect {sorted(task.expected)}, and the program answers {sorted(fields)}: a check that "
             "compares fields of one name gives 0 "
@@ -124,34 +125,36 @@ class Verdicts:
 
     def _fields(self) -> str:
         """The fields that a check can read."""
-        task, fields, _ = self.seen[-1]
+        task, fields, _ = self.answered[-1]
         return (
             f"task.inputs has {sorted(task.inputs)}, task.expected {sorted(task.expected)}, and the prediction "
             f"{sorted(fields)}"
         )
 
-    def _where(self) -> str:
-        ids = [repr(task.id) for task, _, _ in self.seen]
+    def _tasks_text(self) -> str:
+        ids = [repr(task.id) for task, _, _ in self.answered]
         return f"task {ids[0]}" if len(ids) == 1 else f"any of the first {len(ids)} tasks ({', '.join(ids)})"
 
     def _decided_elsewhere(self, criterion: Criterion, tasks: Sequence[Task]) -> bool:
-        _, fields, rollout = self.seen[-1]
-        more = tasks[len(self.seen) : len(self.seen) + _MORE]
+        _, fields, rollout = self.answered[-1]
+        more = tasks[len(self.answered) : len(self.answered) + _MORE]
         return any(grade(criterion, criterion.check, task, dict(fields), rollout).grade is not None for task in more)
 
     def _rename(self, criterion: Criterion) -> tuple[str, str] | None:
         """An expected column and the name under which the check can use it; None if no column fits or several do."""
-        task, fields, rollout = self.seen[0]
-        wanted = _wanted(criterion, task, fields, rollout)
-        if not wanted or wanted in task.expected:
+        task, fields, rollout = self.answered[0]
+        missing = _missing_field(criterion, task, fields, rollout)
+        if not missing or missing in task.expected:
             return None
         fitting = []
         for column, value in task.expected.items():
-            renamed = replace(task, expected={wanted: value, **{k: v for k, v in task.expected.items() if k != column}})
+            renamed = replace(
+                task, expected={missing: value, **{k: v for k, v in task.expected.items() if k != column}}
+            )
             if grade(criterion, criterion.check, renamed, dict(fields), rollout).grade is not None:
                 fitting.append(column)
-        near = fitting if len(fitting) == 1 else difflib.get_close_matches(wanted, fitting, 1)
-        return (near[0], wanted) if near else None
+        candidates = fitting if len(fitting) == 1 else difflib.get_close_matches(missing, fitting, 1)
+        return (candidates[0], missing) if candidates else None
 
     def _ask(self, task: Task, fields: Mapping[str, Any], rollout: Rollout) -> None:
         for criterion in self.rubric.finals:
@@ -168,13 +171,13 @@ class Verdicts:
                 self.missing[criterion.name] = verdict.reason or "no reason was given"
 
 
-def _wanted(criterion: Criterion, task: Task, fields: Mapping[str, Any], rollout: Rollout) -> str:
+def _missing_field(criterion: Criterion, task: Task, fields: Mapping[str, Any], rollout: Rollout) -> str:
     """The expected field that a check needs: named by a shipped check, or the key that a user's check fails on."""
     assert criterion.check is not None
     try:
         criterion.check(task, dict(fields), rollout, **criterion.arguments)
     except NoGrade as error:
-        return error.wanted
+        return error.missing_field
     except KeyError as error:
         return str(error.args[0]) if error.args else ""
     except Exception:  # any other failure names no field

@@ -21,7 +21,7 @@ from assay.sources.modules import root_of
 from assay.sources.opened import opened_for, unfit
 from assay.support.package import FOLDER
 
-__all__ = ["FILES", "SourceFiles", "is_own"]
+__all__ = ["FILES", "SourceFiles", "is_user_file"]
 
 FILES = "ARTIFACT_FILES"  # name of a module's list of further files, relative to the module
 _MOST_BYTES = 50_000_000  # bytes of all files; more is a mistake, such as a model in the program's folder
@@ -53,7 +53,7 @@ class SourceFiles:
         path = Path(str(file or "notebook.py")).resolve()
         if module_name == "__main__":
             text, root, place = _sliced(_main_text(module), attribute), path.parent, f"{path.stem}.py"
-        elif is_own(path) and path.suffix == ".py":
+        elif is_user_file(path) and path.suffix == ".py":
             text, root = path.read_text("utf-8"), root_of(path)
             place = path.relative_to(root).as_posix()
         else:
@@ -74,7 +74,7 @@ class SourceFiles:
         return True
 
     def _take_opened(self, file: Path, root: Path, without: Collection[Path]) -> None:
-        if not file.is_relative_to(root) or not is_own(file) or file.suffix in (".py", ".pyc"):
+        if not file.is_relative_to(root) or not is_user_file(file) or file.suffix in (".py", ".pyc"):
             return
         place = file.relative_to(root).as_posix()
         why = "it is the data" if file in without else unfit(file, root)
@@ -86,7 +86,7 @@ class SourceFiles:
             self.files.setdefault(place, file.read_bytes())
 
 
-def is_own(path: Path) -> bool:
+def is_user_file(path: Path) -> bool:
     """Whether a file is the user's own: not part of an installed package, of Python, or of assay."""
     path = path.resolve()
     if not path.is_file() or path.is_relative_to(FOLDER):
@@ -120,7 +120,7 @@ def _needed(first: Path, text: str, root: Path, name: str) -> tuple[dict[str, by
             *_loaded(path, root),
             *(_loaded(name, root) if path == first else ()),
         ):
-            if other not in seen and is_own(other):
+            if other not in seen and is_user_file(other):
                 seen.add(other)
                 waiting.append((other, other.read_text("utf-8")))
         for further in _listed(tree):
@@ -180,14 +180,14 @@ def _import_call(node: ast.Call) -> str:
 
 def _files_of(dotted: Sequence[str], roots: Iterable[Path]) -> Iterator[Path]:
     for root in roots:
-        any_found = False
+        module_found = False
         for length in range(len(dotted) + 1):  # the enclosing packages run as well
             place = root.joinpath(*dotted[:length])
             for file in ([place.with_name(f"{place.name}.py")] if length else []) + [place / "__init__.py"]:
                 if file.is_file() and (length or dotted[:1] != [root.name]):
-                    any_found = any_found or bool(length)
+                    module_found = module_found or bool(length)
                     yield file.resolve()
-        if any_found:
+        if module_found:
             return
 
 
@@ -226,19 +226,19 @@ def _sliced(text: str, name: str) -> str | None:
     except SyntaxError:
         return None
     bound = {id(node): set(_bound(node)) for node in tree.body}
-    wanted, chosen = {name.partition(".")[0], FILES}, set[int]()
+    needed, chosen = {name.partition(".")[0], FILES}, set[int]()
     if not any(name.partition(".")[0] in names for names in bound.values()):
         return None
     while True:
-        new = [node for node in tree.body if id(node) not in chosen and (bound[id(node)] & wanted or _is_future(node))]
+        new = [node for node in tree.body if id(node) not in chosen and (bound[id(node)] & needed or _is_future(node))]
         if not new:
             break
         for node in new:
             chosen.add(id(node))
-            wanted |= {
+            needed |= {
                 part.id for part in ast.walk(node) if isinstance(part, ast.Name) and not hasattr(builtins, part.id)
             }
-            wanted |= {word for part in ast.walk(node) if isinstance(part, ast.Constant) for word in _words(part.value)}
+            needed |= {word for part in ast.walk(node) if isinstance(part, ast.Constant) for word in _words(part.value)}
     lines = text.splitlines()
     parts = []
     for node in tree.body:

@@ -61,7 +61,7 @@ class _Namespace:
     def __init__(self, root: Path, name: str) -> None:
         self.root, self.name = root, name
         self.files: dict[Path, tuple[int, int]] = {}  # files that ran -> (mtime, size) at that time
-        self._own: dict[str, bool] = {}
+        self._has_module: dict[str, bool] = {}
         self._importlib = _Importlib(self)
         package = ModuleType(name)
         package.__path__ = [str(root)]
@@ -78,14 +78,14 @@ class _Namespace:
 
     def has(self, top: str, *, loose: bool = False) -> bool:
         """Whether the root has a module of this name; with `loose` also a folder of modules without `__init__.py`."""
-        if top not in self._own:
+        if top not in self._has_module:
             spec = PathFinder.find_spec(top, [str(self.root)])
-            self._own[top] = spec is not None and spec.loader is not None
-        return self._own[top] or (loose and next((self.root / top).glob("*.py"), None) is not None)
+            self._has_module[top] = spec is not None and spec.loader is not None
+        return self._has_module[top] or (loose and next((self.root / top).glob("*.py"), None) is not None)
 
     def forget(self) -> None:
         """Clear the cache of existing modules: files may have been added."""
-        self._own.clear()
+        self._has_module.clear()
 
     def load(self, dotted: str) -> ModuleType:
         return importlib.import_module(f"{self.name}.{dotted}")
@@ -106,7 +106,7 @@ class _Namespace:
         # a file `json.py` that imports json means the standard library's
         itself = (globals or {}).get("__name__") == f"{self.name}.{top}"
         if level == 0 and not itself and self.has(top):
-            return self._import_own(name, globals, locals, fromlist)
+            return self._import_local(name, globals, locals, fromlist)
         if level == 0 and top == "assay" and self.in_artifact:
             return import_former(name, fromlist or ())
         try:
@@ -117,7 +117,7 @@ class _Namespace:
             other = next((namespace for namespace in self._others() if namespace.has(top, loose=True)), None)
             if other is None:
                 raise
-            return other._import_own(name, globals, locals, fromlist)
+            return other._import_local(name, globals, locals, fromlist)
 
     def _others(self) -> Iterator["_Namespace"]:
         yield self  # folders without __init__.py come after installed modules
@@ -126,7 +126,7 @@ class _Namespace:
         yield _namespace(Path.cwd())
         yield from reversed(list(_current.values()))
 
-    def _import_own(self, name: str, globals: Any, locals: Any, fromlist: Any) -> Any:
+    def _import_local(self, name: str, globals: Any, locals: Any, fromlist: Any) -> Any:
         module = _python_import(f"{self.name}.{name}", globals, locals, fromlist, 0)
         return module if fromlist else sys.modules[f"{self.name}.{name.partition('.')[0]}"]
 
@@ -261,7 +261,7 @@ def import_named(name: str, *, folders: Sequence[Path] = ()) -> ModuleType:
         Exception: any exception of the module.
     """
     top = name.partition(".")[0]
-    _check_found(name)
+    _check_resolved(name)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -275,7 +275,7 @@ def import_named(name: str, *, folders: Sequence[Path] = ()) -> ModuleType:
         raise
 
 
-def _check_found(name: str) -> None:
+def _check_resolved(name: str) -> None:
     """Check the files that a name resolves to, as `load_source` does: the working directory may be an artifact."""
     parts, places = name.split("."), None
     for at in range(1, len(parts) + 1):

@@ -209,12 +209,14 @@ def trusts(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def call(*args: Any, trust: bool = False, **options: Any) -> Any:
+        if not isinstance(trust, bool):
+            raise ConfigError(f"trust={trust!r} must be True or False")
         with trusting(trust):
             return function(*args, **options)
 
     signature = inspect.signature(function)
-    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    rest = [p for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
+    named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    catch_all = [p for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
     flag = inspect.Parameter("trust", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool)
-    call.__signature__ = signature.replace(parameters=[*own, flag, *rest])  # type: ignore[attr-defined]
+    call.__signature__ = signature.replace(parameters=[*named, flag, *catch_all])  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]

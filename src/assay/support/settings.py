@@ -17,7 +17,17 @@ from typing import Any
 
 from assay.errors import ConfigError
 
-__all__ = ["Declared", "Setting", "Settings", "named_setting", "nearest", "setting", "settings_of"]
+__all__ = [
+    "Declared",
+    "Setting",
+    "Settings",
+    "check_value",
+    "members_of_type",
+    "named_setting",
+    "nearest",
+    "setting",
+    "settings_of",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +118,7 @@ class Setting:
     @property
     def plain(self) -> Any:
         """The type without None: `int` of `int | None`."""
-        kinds = [kind for kind in _members(self.type) if kind is not type(None)]
+        kinds = [kind for kind in members_of_type(self.type) if kind is not type(None)]
         return kinds[0] if len(kinds) == 1 else self.type
 
 
@@ -124,12 +134,12 @@ def settings_of(kind: type[Any]) -> Mapping[str, Setting]:
 
 def _settings_of(kind: type[Any]) -> dict[str, Setting]:
     types_of = typing.get_type_hints(kind)
-    found = {}
+    settings = {}
     for item in dataclasses.fields(kind):
         if (declared := item.metadata.get("setting")) is not None:
             default = item.default if item.default_factory is MISSING else item.default_factory()
-            found[item.name] = Setting(item.name, types_of[item.name], default, declared)
-    return found
+            settings[item.name] = Setting(item.name, types_of[item.name], default, declared)
+    return settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,11 +151,20 @@ class Settings:
     """
 
     def __post_init__(self) -> None:
-        for one in settings_of(type(self)).values():
-            value = getattr(self, one.name)
+        for setting in settings_of(type(self)).values():
+            value = getattr(self, setting.name)
             if (plain := _plain(value)) is not value:
-                object.__setattr__(self, one.name, plain)
-            check_value(one, plain)
+                object.__setattr__(self, setting.name, plain)
+            check_value(setting, plain)
+
+    def changed(self, *names: str) -> list[str]:
+        """Those of the named settings whose values are not the defaults."""
+        declared = settings_of(type(self))
+        return [name for name in names if _as_tuple(getattr(self, name)) != _as_tuple(declared[name].default)]
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _plain(value: Any) -> Any:
@@ -159,17 +178,17 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def check_value(one: Setting, value: Any) -> None:
+def check_value(setting: Setting, value: Any) -> None:
     """Raises `ConfigError` where a value is of another type than a field, out of its bounds, or none of its choices."""
-    given, declared = f"{one.name}={value!r}", one.declared
-    if not _fits(value, one.type):
-        raise ConfigError(f"{given} must be {_words(one.type)}")
+    assignment, declared = f"{setting.name}={value!r}", setting.declared
+    if not _fits(value, setting.type):
+        raise ConfigError(f"{assignment} must be {_words(setting.type)}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{given} must be a finite number{f' {declared.rule}' if declared.rule else ''}")
+        raise ConfigError(f"{assignment} must be a finite number{f' {declared.rule}' if declared.rule else ''}")
     if isinstance(value, int | float) and not isinstance(value, bool) and not declared.allows(value):
-        raise ConfigError(f"{given} must be {declared.rule}{f': {declared.why}' if declared.why else ''}")
+        raise ConfigError(f"{assignment} must be {declared.rule}{f': {declared.why}' if declared.why else ''}")
     if declared.choices and isinstance(value, str) and value not in declared.choices:
-        raise ConfigError(f"{given} must be one of {', '.join(declared.choices)}")
+        raise ConfigError(f"{assignment} must be one of {', '.join(declared.choices)}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -178,7 +197,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
-def _members(kind: Any) -> tuple[Any, ...]:
+def members_of_type(kind: Any) -> tuple[Any, ...]:
+    """The members of a union; any other type alone."""
     return (
         typing.get_args(kind)
         if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
@@ -188,7 +208,7 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 def _fits(value: Any, kind: Any) -> bool:
     """Whether a value is of a type. An integer is a number; True and False are not."""
-    members = _members(kind)
+    members = members_of_type(kind)
     if len(members) > 1:
         return any(_fits(value, member) for member in members)
     if kind is Any:
@@ -221,7 +241,7 @@ _PLURALS = {int: "integers", float: "numbers", str: "strings", Any: "values"}
 
 def _words(kind: Any) -> str:
     """A type in words: `an integer or None`."""
-    members = _members(kind)
+    members = members_of_type(kind)
     if len(members) > 1:
         return " or ".join(map(_words, members))
     origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)

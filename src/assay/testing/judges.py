@@ -24,7 +24,7 @@ _QUESTION = "Is the output a right answer to the task?"
 class ConstantJudge(Judge):
     """Gives every output the best label."""
 
-    def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
+    def read(self, inputs: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
         return None, self.labels[-1]
 
 
@@ -35,15 +35,15 @@ class RandomJudge(Judge):
         super().__init__(spec)
         self.rng = random.Random(0)
 
-    def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
+    def read(self, inputs: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
         return None, self.rng.choice(self.labels)
 
 
 class LengthJudge(Judge):
     """Prefers long outputs: one step of the scale for every 40 characters."""
 
-    def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
-        return None, self.labels[min(len(self.labels) - 1, len(str(given["output"])) // 40)]
+    def read(self, inputs: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
+        return None, self.labels[min(len(self.labels) - 1, len(str(inputs["output"])) // 40)]
 
 
 class PhraseJudge(Judge):
@@ -53,8 +53,8 @@ class PhraseJudge(Judge):
         super().__init__(spec)
         self.phrase = phrase
 
-    def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
-        return None, self.labels[-1 if self.phrase in str(given["output"]).lower() else 0]
+    def read(self, inputs: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
+        return None, self.labels[-1 if self.phrase in str(inputs["output"]).lower() else 0]
 
 
 class AnswerKeyJudge(Judge):
@@ -68,14 +68,14 @@ class AnswerKeyJudge(Judge):
         super().__init__(spec)
         self.key = dict(key)
 
-    def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
-        return None, self.labels[-1 if self.key[given["task_input"]] in str(given["output"]) else 0]
+    def read(self, inputs: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
+        return None, self.labels[-1 if self.key[inputs["task_input"]] in str(inputs["output"]) else 0]
 
 
 class FirstPlaceJudge(PairwiseJudge):
     """Prefers the first output of every pair."""
 
-    def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
+    def read(self, inputs: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
         first = {label: float(label == self.labels[0]) for label in self.labels}
         return {"given": first, "swapped": first}, None
 
@@ -91,9 +91,9 @@ class PairKeyJudge(PairwiseJudge):
         super().__init__(spec)
         self.key = dict(key)
 
-    def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
-        answer = self.key[given["task_input"]]
-        a, b = (answer in str(given[name]) for name in ("output_a", "output_b"))
+    def read(self, inputs: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
+        answer = self.key[inputs["task_input"]]
+        a, b = (answer in str(inputs[name]) for name in ("output_a", "output_b"))
         verdict = 1 if a == b else 0 if a else 2  # the label in the middle is a tie
         reading = {label: float(index == verdict) for index, label in enumerate(self.labels)}
         return {"given": reading, "swapped": {self._swapped(label): p for label, p in reading.items()}}, None

@@ -57,7 +57,7 @@ class LearnerTask:
 
     labels: int
     words: int = 8  # words per text
-    own: float = 0.5  # share of a text's words from the vocabulary of its label or the neighbouring one
+    vocabulary_share: float = 0.5  # share of a text's words from the vocabulary of its label or the neighbouring one
     shared: float = 0.5  # half of this share of those words comes from the neighbouring label
     skill: float = 1.5
     strength: float = 4.0
@@ -75,7 +75,7 @@ TASKS: Mapping[str, LearnerTask] = {
     "topics": LearnerTask(labels=5, skill=2.0, strength=2.0, sharpness=3.0, obedience=0.3),
     # words decide little: the instruction and the coverage of the labels count
     "rules": LearnerTask(
-        labels=6, own=0.1, skill=1.2, strength=1.0, sharpness=1.0, copying=2.5, obedience=1.2, recency=0.6
+        labels=6, vocabulary_share=0.1, skill=1.2, strength=1.0, sharpness=1.0, copying=2.5, obedience=1.2, recency=0.6
     ),
 }
 
@@ -110,7 +110,7 @@ class InContextLearner:
             neighbour = (label ^ 1) % self.task.labels
             words = []
             for _ in range(self.task.words):
-                if rng.random() >= self.task.own:
+                if rng.random() >= self.task.vocabulary_share:
                     words.append(rng.choice(common))
                 else:
                     words.append(rng.choice(vocabulary[neighbour if rng.random() < self.task.shared / 2 else label]))

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from assay.traces.gateway.connections import ConnectionLimits, Listener
 
-__all__ = ["asked", "chat_completion", "gateway_process", "get", "post", "served"]
+__all__ = ["chat_completion", "gateway_process", "get", "post", "send", "served"]
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def get(url: str, **headers: str) -> dict[str, Any]:
         return body
 
 
-def asked(method: str, url: str, body: Any = None, **headers: str) -> tuple[int, str]:
+def send(method: str, url: str, body: Any = None, **headers: str) -> tuple[int, str]:
     """Status and text of the response to any request, also of an error."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(

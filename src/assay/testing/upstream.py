@@ -211,7 +211,7 @@ def _script(
     if tools and must_call(request):
         name = next((name for name in tools if name not in called), next(reversed(tools)))
         return "", [(call_id, name, _arguments(tools[name]))]
-    if schema := gemini.asked_schema(body) if dialect == "gemini" else _response_schema(body):
+    if schema := gemini.output_schema(body) if dialect == "gemini" else _response_schema(body):
         return json.dumps(_instance(schema, schema)), []
     return f"echo: {since[-1].get('content') if has_result else prompt}", []
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from assay.testing.upstream_gemini import gemini_stream, gemini_whole
+from assay.testing.upstream_gemini import gemini_body, gemini_stream
 
 __all__ = ["ScriptedCall", "response_body", "response_events"]
 
@@ -28,7 +28,7 @@ def response_body(dialect: str, number: int, model: str, text: str, calls: Seque
     if dialect == "responses":
         return _responses_body(number, model, text, calls)
     if dialect == "gemini":
-        return gemini_whole(number, model, text, [(name, _object(arguments)) for _, name, arguments in calls])
+        return gemini_body(number, model, text, [(name, _object(arguments)) for _, name, arguments in calls])
     return _anthropic_body(number, model, text, calls)
 
 

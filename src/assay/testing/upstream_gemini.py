@@ -4,10 +4,10 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-__all__ = ["as_list", "gemini_stream", "gemini_whole"]
+__all__ = ["as_list", "gemini_body", "gemini_stream"]
 
 
-def gemini_whole(number: int, model: str, text: str, calls: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def gemini_body(number: int, model: str, text: str, calls: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """The body of a response that is not streamed.
 
     Gemini's calls have no ids. The first call of a response has a thought signature, which the client must send back.

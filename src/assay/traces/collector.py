@@ -55,7 +55,7 @@ class DataCollector:
     def __init__(self, store: Store | str | Path | None = None) -> None:
         self.store = Store(store) if isinstance(store, str | Path) else store
         self.rollouts: list[Rollout] = []
-        self._seen: set[str] = set()
+        self._interaction_keys: set[str] = set()
         self._run = f"interactions-{new_id()[:12]}"
 
     def collect_interaction_data(
@@ -99,9 +99,9 @@ class DataCollector:
         ):
             return f"rating={rating!r} must be between 0 and 1"
         key = content_hash({"input": row["input"].strip(), "output": row["output"].strip()})
-        if key in self._seen:
+        if key in self._interaction_keys:
             return "duplicate of an earlier interaction with the same input and output"
-        self._seen.add(key)
+        self._interaction_keys.add(key)
         return None
 
     def _rollout(self, row: Mapping[str, Any], source: str) -> Rollout:
@@ -111,7 +111,7 @@ class DataCollector:
         response = {
             "body": {"choices": [{"message": {"role": "assistant", "content": row["output"]}, "finish_reason": "stop"}]}
         }
-        whose: dict[str, Any] = {name: text for name, text in owners_of(row).items() if text}
+        owner_fields: dict[str, Any] = {name: text for name, text in owners_of(row).items() if text}
         rating = None if row.get("rating") is None else float(row["rating"])
         return Rollout(
             run_id=self._run,
@@ -125,7 +125,7 @@ class DataCollector:
             prediction={"answer": row["output"]},
             human_rating=rating,
             transitions=[Transition(t=0, model=model, request=request, response=response, output=row["output"])],
-            **whose,
+            **owner_fields,
         )
 
     def generate_synthetic_data(

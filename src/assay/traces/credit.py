@@ -247,8 +247,8 @@ def fitted_values(
         dtype=int,
     )
     values = np.full(len(target), target.mean() if len(target) else 0.0)
-    for left_out in range(folds if folds > 1 else 0):
-        learn, predict = fold != left_out, fold == left_out
+    for test_fold in range(folds if folds > 1 else 0):
+        learn, predict = fold != test_fold, fold == test_fold
         centre, width = rows[learn].mean(axis=0), rows[learn].std(axis=0) + 1e-12
         x, mean = (rows[learn] - centre) / width, target[learn].mean()
         weights = np.linalg.solve(x.T @ x + ridge * np.eye(len(names)), x.T @ (target[learn] - mean))

@@ -27,7 +27,7 @@ class RolloutIds:
     """
 
     def __init__(self) -> None:
-        self._given: Counter[str] = Counter()
+        self._repetitions: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def of(self, rollout: Rollout, *, scope: str = "", content: str | None = None) -> str:
@@ -57,8 +57,8 @@ class RolloutIds:
         ]
         digest = _digest(identity)
         with self._lock:
-            number = self._given[digest]
-            self._given[digest] += 1
+            number = self._repetitions[digest]
+            self._repetitions[digest] += 1
         return digest if number == 0 else _digest([digest, number])
 
 
@@ -67,6 +67,6 @@ def outside_id(run_id: str, phase: str, scope: str = "") -> str:
     return _digest([run_id, scope, phase, "outside"])
 
 
-def _digest(what: Any) -> str:
-    text = json.dumps(what, sort_keys=True, ensure_ascii=False, default=str)
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

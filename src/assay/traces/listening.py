@@ -22,7 +22,7 @@ from assay.models.limits import current_tool_limit
 from assay.models.threads import current_place
 from assay.models.tool_limits import awaited_within_tool_limit, within_tool_limit
 
-__all__ = ["Listener", "is_listening_here", "listeners", "listening", "run_tool"]
+__all__ = ["Listener", "has_listeners", "listeners", "listening", "run_tool"]
 
 _KEY = "assay_listeners"
 _lock = threading.Lock()
@@ -54,7 +54,7 @@ def listeners() -> tuple[Listener, ...]:
     return active if isinstance(active, tuple) else ()
 
 
-def is_listening_here() -> bool:
+def has_listeners() -> bool:
     """Whether DSPy's context with the listeners reaches this thread or task. If so, its open rollout (or none) is
     known.
     """

@@ -11,11 +11,11 @@ import dspy
 
 from assay.datasets.tasks import content_hash
 from assay.models.threads import current_place, leave_place, open_place
-from assay.traces.listening import is_listening_here, listeners
+from assay.traces.listening import has_listeners, listeners
 from assay.traces.records import Rollout
 from assay.traces.unrecorded import UnrecordedCalls
 
-__all__ = ["OpenRollout", "current_rollout", "missed_here", "open_here", "opened", "others_open"]
+__all__ = ["OpenRollout", "current_missed_calls", "current_open_rollout", "current_rollout", "opened", "others_open"]
 
 _KEY = "assay_rollout"
 _open: list["OpenRollout"] = []  # in this process
@@ -59,14 +59,14 @@ def opened(place: OpenRollout) -> Iterator[None]:
         leave_place(token)
 
 
-def open_here() -> OpenRollout | None:
+def current_open_rollout() -> OpenRollout | None:
     """The open rollout of this thread or task.
 
     In a thread without DSPy's context, such as one that a program started, it is that of the place where the thread was
     started.
     """
     place = dspy.settings.get(_KEY)
-    if place is None and not is_listening_here():
+    if place is None and not has_listeners():
         place = current_place()
     return place if isinstance(place, OpenRollout) else None
 
@@ -75,16 +75,16 @@ def others_open(recorder: object) -> list[OpenRollout]:
     """All open rollouts of a recorder, for a thread of unknown origin. Empty if DSPy's context is known here."""
     # A rollout of another recorder of the process, such as one that was abandoned at its time limit, made no call of
     # this recorder's engines.
-    return [] if is_listening_here() else [place for place in _open if place.recorder is recorder]
+    return [] if has_listeners() else [place for place in _open if place.recorder is recorder]
 
 
 def current_rollout() -> Rollout | None:
     """The open rollout of this thread or task, or of the place where its thread was started."""
-    place = open_here()
+    place = current_open_rollout()
     return None if place is None else place.rollout
 
 
-def missed_here() -> UnrecordedCalls | None:
+def current_missed_calls() -> UnrecordedCalls | None:
     """Counter of unrecorded calls of the open rollout."""
-    place = open_here()
+    place = current_open_rollout()
     return None if place is None else place.missed

@@ -22,7 +22,14 @@ from assay.traces.identity import RolloutIds, outside_id
 from assay.traces.listening import listeners, listening
 from assay.traces.messages.dialects import answer_of, chat_messages
 from assay.traces.missed import NOTHING, Unrecorded
-from assay.traces.places import OpenRollout, current_rollout, missed_here, open_here, opened, others_open
+from assay.traces.places import (
+    OpenRollout,
+    current_missed_calls,
+    current_open_rollout,
+    current_rollout,
+    opened,
+    others_open,
+)
 from assay.traces.records import Rollout, ToolCall, Transition
 from assay.traces.shown import Carried, TaskTexts, message_texts
 from assay.traces.store import Store
@@ -38,7 +45,7 @@ def aside(rollout: Rollout) -> Iterator[Rollout]:
     """Open a rollout separate from the current one with the active recorder, for instance for a judge's calls."""
     recorder = next((listener for listener in listeners() if isinstance(listener, Recorder)), None)
     if recorder is None:
-        with opened(OpenRollout(rollout, missed_here())):
+        with opened(OpenRollout(rollout, current_missed_calls())):
             yield rollout
         return
     with recorder.rollout(rollout):
@@ -97,7 +104,7 @@ class Recorder:
         self._missed = UnrecordedCalls(unrecorded)
         self.texts = TaskTexts()  # tasks that may be used as demonstrations
         self.carried = Carried()  # tasks of the demonstrations in the program's artifact
-        self.shown: set[str] = set()  # content hashes of all tasks in prompts so far
+        self.demonstrated_tasks: set[str] = set()  # content hashes of all tasks in prompts so far
         self._lock = threading.Lock()
         self._running: set[int] = set()  # ids of the records of running tool calls
         self._loose: dict[tuple[str, str], Rollout] = {}
@@ -122,8 +129,8 @@ class Recorder:
         rollout.run_id, rollout.phase = rollout.run_id or self.run_id, rollout.phase or self.phase
         if self._ids is not None:
             rollout.id = self._ids.of(rollout, scope=self.scope, content=content)
-        self._put(rollout, interim=True)
-        missed = self._missed.opened(missed_here)
+        self._write_rollout(rollout, interim=True)
+        missed = self._missed.opened(current_missed_calls)
         try:
             with opened(OpenRollout(rollout, missed, content, recorder=self)):
                 yield rollout
@@ -136,7 +143,7 @@ class Recorder:
             if rollout.status == "running":
                 rollout.status = "done"
             rollout.ended_at = time.time()
-            self._put(rollout, interim=then_scored)
+            self._write_rollout(rollout, interim=then_scored)
             self._trim(rollout)
 
     @contextmanager
@@ -166,7 +173,7 @@ class Recorder:
 
     def scored(self, rollout: Rollout, step_rewards: Sequence[dict[str, float]] = ()) -> None:
         """Write the rollout with its score and verdicts, and its transitions with step rewards."""
-        self._put(rollout)
+        self._write_rollout(rollout)
         for transition, rewards in zip(rollout.transitions, step_rewards, strict=False):
             transition.step_rewards = dict(rewards)
             if rewards and self.store is not None:
@@ -191,7 +198,7 @@ class Recorder:
                 self._missed.hide(unrecorded.reason)
         for rollout in rollouts:
             rollout.run_id = self.run_id
-            self._put(rollout)
+            self._write_rollout(rollout)
         if self.store is not None:
             for rollout_id, transition in transitions:
                 self.store.put_transition(rollout_id, transition)
@@ -205,16 +212,16 @@ class Recorder:
 
     def recorded_by_hand(self) -> None:
         """Decrement the unrecorded calls of the open rollout, after the caller has recorded one of them itself."""
-        count = missed_here()
+        count = current_missed_calls()
         if count is not None and count.total.calls:
             count.add(-1)
 
     def observe(self, call: Call) -> None:
         """Record an LM call of an engine. Must run in the thread that made the call."""
-        place = open_here() or self._alone() or OpenRollout(self._outside())
-        rollout, shown_tasks = place.rollout, self._shown(call, place)
+        place = current_open_rollout() or self._alone() or OpenRollout(self._outside())
+        rollout, shown_tasks = place.rollout, self._tasks_in_prompt(call, place)
         with self._lock:
-            self.shown.update(shown_tasks)
+            self.demonstrated_tasks.update(shown_tasks)
             transition = Transition(
                 t=len(rollout.transitions),
                 model=call.model,
@@ -246,18 +253,18 @@ class Recorder:
         if rollout.source == "outside":  # this rollout lives as long as the run: drop the texts from memory
             rollout.transitions[-1] = Transition(t=transition.t, model=call.model, request={})
 
-    def _shown(self, call: Call, place: OpenRollout) -> tuple[str, ...]:
+    def _tasks_in_prompt(self, call: Call, place: OpenRollout) -> tuple[str, ...]:
         """Content hashes of the other tasks in the prompt of a call."""
         if not self.texts and not self.carried.tasks:
             return ()
         messages = message_texts(chat_messages(call.request))
-        own = place.content
+        own_task = place.content
         with self._lock:
-            tasks = self.texts.shown(messages, own=own)
-            if own and self.texts:
-                self.texts.asked(own, messages)
+            tasks = self.texts.tasks_in(messages, own_task=own_task)
+            if own_task and self.texts:
+                self.texts.record_prompt(own_task, messages)
         if self.carried.tasks and len(messages) > 2:  # more than instructions and the current task
-            tasks = tuple(sorted({*tasks, *self.carried.shown(messages[:-1])} - {own}))
+            tasks = tuple(sorted({*tasks, *self.carried.tasks_in(messages[:-1])} - {own_task}))
         return tasks
 
     def _alone(self) -> OpenRollout | None:
@@ -277,10 +284,10 @@ class Recorder:
                 self._loose[key] = Rollout(run_id=self.run_id, phase=self.phase, source="outside", status="done")
                 if self._ids is not None:
                     self._loose[key].id = outside_id(self.run_id, *key)
-                self._put(self._loose[key])
+                self._write_rollout(self._loose[key])
             return self._loose[key]
 
-    def _put(self, rollout: Rollout, *, interim: bool = False) -> None:
+    def _write_rollout(self, rollout: Rollout, *, interim: bool = False) -> None:
         if self.store is not None:
             self.store.put_rollout(rollout, interim=interim)
 
@@ -294,7 +301,7 @@ class Recorder:
         ours = isinstance(lm, LanguageModel)
         if ours and self.observe in lm.recording.observers:
             return None
-        count = missed_here() or self._missed
+        count = current_missed_calls() or self._missed
         if (ours and not lm.recording.observers) or (isinstance(lm, dspy.LM) and isinstance(lm.engine, str)):
             return asking(count.add)
         count.add(1)

@@ -9,7 +9,19 @@ from typing import Any
 
 from assay.errors import FailureKind
 
-__all__ = ["Rollout", "ToolCall", "Transition", "Verdict", "new_id", "person_digest", "subject_digest"]
+__all__ = [
+    "RUN_FIELDS",
+    "Rollout",
+    "ToolCall",
+    "Transition",
+    "Verdict",
+    "new_id",
+    "person_digest",
+    "subject_digest",
+]
+
+RUN_FIELDS = frozenset({"rounds", "steps"})
+"""Fields of a prediction that record how it was made. They are no part of the answer, which judges and checks grade."""
 
 
 # Seeded once by the system: `os.urandom` for each id would release the interpreter's lock.

@@ -30,11 +30,11 @@ class _Part:
     anchored: list[str] = field(default_factory=list)  # tasks of which it is the rarest part
 
     @property
-    def tells(self) -> bool:
+    def identifies(self) -> bool:
         """Whether it identifies its tasks without their other inputs."""
         return len(self.holders) <= _SHARED and all(sum(map(len, texts)) >= _SHORT for texts in self.renderings)
 
-    def stands_in(self, text: str) -> bool:
+    def is_in(self, text: str) -> bool:
         for texts in self.renderings:  # loops instead of generators: this runs for the prompt of every call
             for part in texts:
                 if not _stands_in(part, text):
@@ -49,22 +49,26 @@ class _Reading:
     """Tasks found in a text.
 
     Args:
-        whole: Tasks all of whose inputs are in the text.
-        telling: Parts in the text that identify tasks by themselves.
+        complete: Tasks all of whose inputs are in the text.
+        identifying: Parts in the text that identify tasks by themselves.
         prompt: Hash of the text's fields, to find a call with the same prompt; None without fields.
     """
 
-    whole: frozenset[str]
-    telling: tuple[_Part, ...]
+    complete: frozenset[str]
+    identifying: tuple[_Part, ...]
     prompt: int | None
 
-    def tasks(self, own: Collection[Any]) -> frozenset[str]:
-        """All tasks in the text. Inputs of the text's own task (`own`: their renderings) identify no other task."""
-        telling = [part.holders for part in self.telling if part.renderings not in own]
-        if not telling:
-            return self.whole
-        contents = self.whole.union(holders[0] for holders in telling if len(holders) == 1)
-        return contents.union(*(holders for holders in telling if contents.isdisjoint(holders)))
+    def tasks(self, own_renderings: Collection[Any]) -> frozenset[str]:
+        """All tasks in the text.
+
+        Args:
+            own_renderings: Renderings of the inputs of the text's own task. They identify no other task.
+        """
+        identifying = [part.holders for part in self.identifying if part.renderings not in own_renderings]
+        if not identifying:
+            return self.complete
+        contents = self.complete.union(holders[0] for holders in identifying if len(holders) == 1)
+        return contents.union(*(holders for holders in identifying if contents.isdisjoint(holders)))
 
 
 class TaskTexts:
@@ -80,7 +84,7 @@ class TaskTexts:
         self._by_word: dict[str, list[_Part]] = defaultdict(list)
         self._in_parts: Counter[str] = Counter()  # number of parts that contain a word
         self._known: dict[str, list[_Part]] = {}
-        self._asked: dict[int, str] = {}
+        self._task_by_prompt: dict[int, str] = {}
         self._read: dict[int, _Reading] = {}
 
     def __len__(self) -> int:
@@ -121,21 +125,21 @@ class TaskTexts:
                 self._by_word[rarest].append(part)
         return part
 
-    def asked(self, content: str, messages: Sequence[str]) -> None:
+    def record_prompt(self, content: str, messages: Sequence[str]) -> None:
         """Record the prompt of a call for a task."""
         if messages and (key := self._reading(messages[-1]).prompt) is not None:
-            self._asked[key] = content
+            self._task_by_prompt[key] = content
 
-    def shown(
-        self, messages: Sequence[str], *, own: str = "", inputs: Mapping[str, Any] | None = None
+    def tasks_in(
+        self, messages: Sequence[str], *, own_task: str = "", inputs: Mapping[str, Any] | None = None
     ) -> tuple[str, ...]:
         """Sorted content hashes of the tasks in the messages, without the call's own task.
 
         Args:
-            own: Content hash of the call's own task. Inputs that other tasks share with it are not matched.
+            own_task: Content hash of the call's own task. Inputs that other tasks share with it are not matched.
             inputs: Inputs of the own task, if it may not be in this index.
         """
-        own_renderings = {part.renderings for part in self._known.get(own, ())}.union(
+        own_renderings = {part.renderings for part in self._known.get(own_task, ())}.union(
             _renderings(value) for value in (inputs or {}).values()
         )
         contents: set[str] = set()
@@ -143,9 +147,9 @@ class TaskTexts:
         for place, text in enumerate(messages):
             reading = self._reading(text)
             contents |= reading.tasks(own_renderings)
-            if place < last and reading.prompt in self._asked:
-                contents.add(self._asked[reading.prompt])
-        contents.discard(own)
+            if place < last and reading.prompt in self._task_by_prompt:
+                contents.add(self._task_by_prompt[reading.prompt])
+        contents.discard(own_task)
         return tuple(sorted(contents))
 
     def within(self, text: str) -> frozenset[str]:
@@ -154,8 +158,8 @@ class TaskTexts:
 
     def _reading(self, text: str) -> "_Reading":
         key = hash(text)
-        known = self._read.get(key)
-        if known is None:
+        reading = self._read.get(key)
+        if reading is None:
             fields, request, rest = text.partition(_REQUEST)
             fields, (rest, words) = _plain(fields), _plain_words(request + rest)
             plain = f"{fields}\n{rest}" if fields and rest else fields or rest
@@ -165,16 +169,16 @@ class TaskTexts:
                 if word in self._by_word
                 for part in self._by_word[word]
             }
-            standing = {part for part in candidates if part.stands_in(plain)}
-            whole = frozenset(
-                content for part in standing for content in part.anchored if standing.issuperset(self._known[content])
+            present = {part for part in candidates if part.is_in(plain)}
+            complete = frozenset(
+                content for part in present for content in part.anchored if present.issuperset(self._known[content])
             )
             if len(self._read) >= _CACHED:
                 self._read.clear()
-            known = self._read[key] = _Reading(
-                whole, tuple(part for part in standing if part.tells), hash(fields) if fields else None
+            reading = self._read[key] = _Reading(
+                complete, tuple(part for part in present if part.identifies), hash(fields) if fields else None
             )
-        return known
+        return reading
 
 
 class Carried:
@@ -192,14 +196,16 @@ class Carried:
         self, tasks: Iterable[str] = (), demos: Sequence[tuple[Sequence[str], Sequence[str]]] | None = None
     ) -> None:
         self.tasks = frozenset(tasks)
-        known = {task for _, shown in demos or () for task in shown}
+        known = {task for _, demo_tasks in demos or () for task in demo_tasks}
         self._demos = (
             None
             if demos is None
-            else [(_identifying_lines(lines), frozenset(shown) or self.tasks - known) for lines, shown in demos]
+            else [
+                (_identifying_lines(lines), frozenset(demo_tasks) or self.tasks - known) for lines, demo_tasks in demos
+            ]
         )
 
-    def shown(self, messages: Sequence[str]) -> frozenset[str]:
+    def tasks_in(self, messages: Sequence[str]) -> frozenset[str]:
         """Content hashes of the tasks in the messages."""
         if self._demos is None:
             return self.tasks
@@ -233,7 +239,7 @@ class OwnTask:
         ]
         self._word = max((word for part in self._parts for word in _WORD.findall(part)), key=len, default="")
         self._answers: set[str] = set()  # answers of the rollout so far
-        self._asked: set[int] = set()  # hashes of its conversations so far, up to the last user message
+        self._earlier_prompts: set[int] = set()  # hashes of its conversations so far, up to the last user message
 
     def possible(self, request_json: str) -> bool:
         """Fast check whether a request may demonstrate the task: it has an assistant message, or the task is in it
@@ -248,21 +254,23 @@ class OwnTask:
             instructions: Whether system messages count. DSPy does not put the task there; other clients may.
         """
         texts = _texts(messages)
-        last = _last_asked(messages)
-        same = hash(_fields(texts[last])) if texts else 0
-        for index, (message, text) in enumerate(zip(messages[:last], texts, strict=False)):
+        last_user = _last_user_message(messages)
+        task_fields = hash(_fields(texts[last_user])) if texts else 0
+        for index, (message, text) in enumerate(zip(messages[:last_user], texts, strict=False)):
             if message.get("role") == "user" and messages[index + 1].get("role") == "assistant":
-                own = texts[index + 1] in self._answers or _beginning(texts, index) in self._asked
-                if not own and (hash(_fields(text)) == same or self._holds(text)):
+                earlier = texts[index + 1] in self._answers or _beginning(texts, index) in self._earlier_prompts
+                if not earlier and (hash(_fields(text)) == task_fields or self._holds(text)):
                     return True
-            elif instructions and message.get("role") == "system" and self._holds(text) and self._holds(texts[last]):
+            elif (
+                instructions and message.get("role") == "system" and self._holds(text) and self._holds(texts[last_user])
+            ):
                 return True
         return False
 
     def answered(self, messages: Sequence[Mapping[str, Any]], output: str) -> None:
         """Record a call of the rollout whose prompt did not demonstrate the task."""
         self._answers.add(output)
-        self._asked.add(_beginning(_texts(messages), _last_asked(messages)))
+        self._earlier_prompts.add(_beginning(_texts(messages), _last_user_message(messages)))
 
     def _holds(self, text: str) -> bool:
         return bool(self._word) and self._word in text and all(_stands_in(part, _plain(text)) for part in self._parts)
@@ -273,7 +281,7 @@ def _texts(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     return [message_texts([message])[0] if message.get("content") else "" for message in messages]
 
 
-def _last_asked(messages: Sequence[Mapping[str, Any]]) -> int:
+def _last_user_message(messages: Sequence[Mapping[str, Any]]) -> int:
     return max((at for at, message in enumerate(messages) if message.get("role") == "user"), default=0)
 
 

@@ -18,11 +18,11 @@ class UnrecordedCalls:
 
     Args:
         before: Initial count.
-        whole: Count of the recorder, to which the count of a rollout is added.
+        parent: Count of the recorder, to which the count of a rollout is added.
     """
 
-    def __init__(self, before: Unrecorded = NOTHING, *, whole: "UnrecordedCalls | None" = None) -> None:
-        self.total, self.whole = before, whole
+    def __init__(self, before: Unrecorded = NOTHING, *, parent: "UnrecordedCalls | None" = None) -> None:
+        self.total, self.parent = before, parent
 
     def add(self, calls: int) -> None:
         with _lock:
@@ -36,19 +36,19 @@ class UnrecordedCalls:
                 count.total = replace(count.total, reason=count.total.reason or reason)
 
     def _both(self) -> "list[UnrecordedCalls]":
-        return [self] if self.whole is None else [self, self.whole]
+        return [self] if self.parent is None else [self, self.parent]
 
-    def opened(self, here: "Callable[[], UnrecordedCalls | None]") -> "UnrecordedCalls":
+    def opened(self, current_count: "Callable[[], UnrecordedCalls | None]") -> "UnrecordedCalls":
         """Start the count of a rollout; it ends with `closed`.
 
         Args:
-            here: Returns the count of the open rollout of the current thread or task. If there is none, as in a thread
-                that a program started, a call is assigned to the rollout that was opened last.
+            current_count: Returns the count of the open rollout of the current thread or task. If there is none, as in
+                a thread that a program started, a call is assigned to the rollout that was opened last.
         """
-        global _here
-        count = UnrecordedCalls(whole=self)
+        global _current_count
+        count = UnrecordedCalls(parent=self)
         with _lock:
-            _here = here
+            _current_count = current_count
             _open.append(count)
         watch(_count_call, _hide_count)
         return count
@@ -62,17 +62,17 @@ class UnrecordedCalls:
 
 _lock = threading.Lock()
 _open: list[UnrecordedCalls] = []  # in this process
-_here: Callable[[], UnrecordedCalls | None] = lambda: None  # noqa: E731
+_current_count: Callable[[], UnrecordedCalls | None] = lambda: None  # noqa: E731
 
 
 def _count_call() -> None:
-    count = _here() or (_open[-1] if _open else None)
+    count = _current_count() or (_open[-1] if _open else None)
     if count is not None:
         count.add(1)
 
 
 def _hide_count(reason: str) -> None:
     """Mark the count of the open rollout as unknown, or of all open rollouts in a thread of unknown origin."""
-    current = _here()
+    current = _current_count()
     for count in [current] if current is not None else list(_open):
         count.hide(reason)

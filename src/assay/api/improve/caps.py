@@ -41,14 +41,14 @@ class Turn:
     """Runs that a step may use.
 
     `end`: the steps before this index fit the caps. `report`: number of tasks of each of their gates and of test.
-    `work`: maximum runs of the step itself. `kept`: runs reserved for other parts while the step runs; `after`: the
+    `work`: maximum runs of the step itself. `reserved`: runs reserved for other parts while the step runs; `after`: the
     same while its gate runs.
     """
 
     end: int
     report: ReportPlan
     work: float
-    kept: float
+    reserved: float
     after: float
 
 
@@ -76,7 +76,7 @@ class ImprovePlan:
             "max_cost_usd": runs * pair.cost_usd / 2,
         }
 
-    def left(self, caps: Caps, spent: Usage) -> float:
+    def remaining(self, caps: Caps, spent: Usage) -> float:
         """Runs that remain within the caps; infinite without caps."""
         rests = zip(
             (caps.calls, caps.tokens, caps.cost_usd),
@@ -86,7 +86,7 @@ class ImprovePlan:
         )
         return min(((cap - used) / each for cap, used, each in rests if cap is not None and each > 0), default=math.inf)
 
-    def turn(self, at: int, caps: Caps, left: float, *, worked: bool = False) -> Turn:
+    def turn(self, at: int, caps: Caps, available: float, *, worked: bool = False) -> Turn:
         """Runs that step number `at` may use of those that are left.
 
         Reserves gates and the sealed test for as many steps as fit. Gates and test get at most half of each cap; the
@@ -94,43 +94,45 @@ class ImprovePlan:
 
         Args:
             at: index of the step.
-            left: runs that remain within the caps.
+            available: runs that remain within the caps.
             worked: the step itself is done and only its gate remains.
         """
-        now = replace(self.steps[at], runs=0.0, least=0.0) if worked else self.steps[at]
+        current = replace(self.steps[at], runs=0.0, least=0.0) if worked else self.steps[at]
         for end, done in itertools.product(
             range(len(self.steps), at, -1), (at, 0)
         ):  # first with what earlier gates did not use, then as planned at the start
             report, later = self._report(caps, end - done), self.steps[at + 1 : end]
-            held, least = _held(report, end - at), sum(step.least for step in later)
-            if self._decides(report) and left - held + ROUNDING >= now.least + least:
-                aside = _aside(left - held, now, later)
+            reserved, least = _reserved_runs(report, end - at), sum(step.least for step in later)
+            if self._decides(report) and available - reserved + ROUNDING >= current.least + least:
+                aside = _runs_for_later(available - reserved, current, later)
                 return Turn(
                     end=end,
                     report=report,
-                    work=left - held - aside,
-                    kept=held + aside,
-                    after=held - 2 * report.gate + least,
+                    work=available - reserved - aside,
+                    reserved=reserved + aside,
+                    after=reserved - 2 * report.gate + least,
                 )
         report = self._report(caps, 1)
-        held = _held(report, 1)
-        return Turn(end=at + 1, report=report, work=left - held, kept=held, after=held - 2 * report.gate)
+        reserved = _reserved_runs(report, 1)
+        return Turn(
+            end=at + 1, report=report, work=available - reserved, reserved=reserved, after=reserved - 2 * report.gate
+        )
 
     def shares(self, caps: Caps) -> list[float]:
         """Runs of each step that fits the caps, from the first on, if every step uses its whole share."""
-        left, shares = self.left(caps, Usage()), list[float]()
+        available, shares = self.remaining(caps, Usage()), list[float]()
         for at, step in enumerate(self.steps):
-            turn = self.turn(at, caps, left)
+            turn = self.turn(at, caps, available)
             if turn.work + ROUNDING < step.least:
                 break
             shares.append(min(step.runs, turn.work))
-            left -= shares[-1] + 2 * turn.report.gate
+            available -= shares[-1] + 2 * turn.report.gate
         return shares
 
     @property
     def runs(self) -> float:
         """Runs of all steps, their gates and the sealed test without caps."""
-        return sum(step.runs for step in self.steps) + _held(self.report, len(self.steps))
+        return sum(step.runs for step in self.steps) + _reserved_runs(self.report, len(self.steps))
 
     def rows(self, caps: Caps) -> list[dict[str, Any]]:
         """Each step with the calls it requests and its share of the caps (None if it does not fit). JSON-ready."""
@@ -142,7 +144,7 @@ class ImprovePlan:
 
     def lines(self, caps: Caps) -> list[str]:
         """The plan as text: calls of each step, of its gate and of the sealed test; a warning if steps do not fit."""
-        rows, report = self.rows(caps), self.turn(0, caps, self.left(caps, Usage())).report
+        rows, report = self.rows(caps), self.turn(0, caps, self.remaining(caps, Usage())).report
         parts = [
             f"{number} {row['step']}, {_of(row['share'], row['calls'])} calls"
             for number, row in enumerate(rows, start=1)
@@ -176,18 +178,18 @@ def _of(share: int | None, requested: int) -> str:
     return f"{share:,} of about {requested:,}"
 
 
-def _held(report: ReportPlan, gates: int) -> int:
+def _reserved_runs(report: ReportPlan, gates: int) -> int:
     """Runs of that many gates and of the sealed test."""
     return 2 * (gates * report.gate + report.test)
 
 
-def _aside(available: float, now: StepPlan, later: Sequence[StepPlan]) -> float:
+def _runs_for_later(available: float, current: StepPlan, later: Sequence[StepPlan]) -> float:
     """Runs of `available` that are reserved for later steps."""
     requested, least = sum(step.runs for step in later), sum(step.least for step in later)
-    if not later or available >= now.runs + requested:
+    if not later or available >= current.runs + requested:
         return requested
-    flexible = now.runs - now.least + requested - least
-    return least + (available - now.least - least) * (requested - least) / flexible
+    flexible = current.runs - current.least + requested - least
+    return least + (available - current.least - least) * (requested - least) / flexible
 
 
 def plan_steps(

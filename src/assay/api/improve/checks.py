@@ -29,10 +29,10 @@ from assay.runs.loading import load_rubric
 from assay.runs.preflight import checked, preflight
 from assay.runs.settings import CompileSettings
 
-__all__ = ["CAPS", "Trial", "check_start", "compare_on", "ended_by", "left_of", "of_part", "spent_in"]
+__all__ = ["CAPS", "Trial", "check_start", "compare_on", "ended_by", "of_part", "remaining_caps", "spent_in"]
 
 CAPS = ("max_calls", "max_tokens", "max_cost_usd")
-_WHAT = {"max_calls": "calls", "max_tokens": "tokens", "max_cost_usd": "dollars"}
+_CAP_UNITS = {"max_calls": "calls", "max_tokens": "tokens", "max_cost_usd": "dollars"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +91,19 @@ def check_start(
                 trial.order, job.splits.sizes(), config, each=pair.calls / 2,
                 rollouts=trial.rollouts, grpo=trial.grpo, retained=len(trial.retained),
             )  # fmt: skip
-    for at, kept in enumerate(trial.retained if config.preflight else ()):
+    for at, retention_task in enumerate(trial.retained if config.preflight else ()):
         with part(f"preflight-{at + 1}"):
-            given = {name: value for name, value in options().items() if name not in ("parameters", "sizes", "rename")}
-            config = of_part("improve", kept.program, kept.rubric, kept.data, given)
+            settings = {
+                name: value for name, value in options().items() if name not in ("parameters", "sizes", "rename")
+            }
+            config = of_part("improve", retention_task.program, retention_task.rubric, retention_task.data, settings)
             with open_job(
-                config, program=kept.program, rubric=kept.rubric, progress=progress, store=store, need=("val", "test")
+                config,
+                program=retention_task.program,
+                rubric=retention_task.rubric,
+                progress=progress,
+                store=store,
+                need=("val", "test"),
             ) as job:
                 checked(job, job.splits.val, split="val")
     return warnings, ImprovePlan(report=report, steps=steps)
@@ -123,42 +130,44 @@ def _check_monitor(job: Job, trial: Trial) -> None:
         )
 
 
-def left_of(
-    options: Mapping[str, Any], spent: Usage, *, kept: Mapping[str, float], least: Mapping[str, float]
+def remaining_caps(
+    options: Mapping[str, Any], spent: Usage, *, reserved: Mapping[str, float], least: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The options with what is left of their caps, which are of all parts of a job, for one of them.
+    """Options for one part of a job, with its caps reduced to what the other parts leave.
 
     Args:
         spent: by the other parts, see `spent_in`.
-        kept: what stays for parts that come later, by the names of the caps.
-        least: what the part needs, likewise.
+        reserved: amounts reserved for later parts, by the names of the caps.
+        least: minimum that the part needs, by the names of the caps.
     Raises:
         BudgetExceeded: less than that is left, or nothing.
     """
-    left = dict(options)
+    remaining = dict(options)
     for name, field in zip(CAPS, ("calls", "tokens", "cost_usd"), strict=True):
-        if left.get(name) is None:
+        if remaining.get(name) is None:
             continue
-        cap, used, held, needed = left[name], getattr(spent, field), kept.get(name, 0), least.get(name, 0)
-        rest = cap - used - held
-        if rest <= 0 and used < cap:
+        cap, used, later, needed = remaining[name], getattr(spent, field), reserved.get(name, 0), least.get(name, 0)
+        unspent = cap - used - later
+        if unspent <= 0 and used < cap:
             reason = (
-                f"{used:g} of {cap:g} {_WHAT[name]} of the whole improvement are spent; the rest is kept for its gate "
-                "and its sealed test"
+                f"{used:g} of {cap:g} {_CAP_UNITS[name]} of the whole improvement are spent; the rest is kept for "
+                "its gate and its sealed test"
             )
-            raise BudgetExceeded(reason, what=_WHAT[name])
-        if rest <= 0:
+            raise BudgetExceeded(reason, what=_CAP_UNITS[name])
+        if unspent <= 0:
             raise BudgetExceeded(
-                f"the cap of {cap:g} {_WHAT[name]} of the whole improvement is reached", what=_WHAT[name]
+                f"the cap of {cap:g} {_CAP_UNITS[name]} of the whole improvement is reached", what=_CAP_UNITS[name]
             )
-        if rest + ROUNDING < needed:
+        if unspent + ROUNDING < needed:
             reason = (
-                f"{used:g} of {cap:g} {_WHAT[name]} of the whole improvement are spent and {held:g} are kept for its "
-                "gate and its sealed test"
+                f"{used:g} of {cap:g} {_CAP_UNITS[name]} of the whole improvement are spent and {later:g} are kept "
+                "for its gate and its sealed test"
             )
-            raise BudgetExceeded(f"{reason}: {rest:g} are left, and its work takes about {needed:g}", what=_WHAT[name])
-        left[name] = rest if name == "max_cost_usd" else int(rest + ROUNDING)
-    return left
+            raise BudgetExceeded(
+                f"{reason}: {unspent:g} are left, and its work takes about {needed:g}", what=_CAP_UNITS[name]
+            )
+        remaining[name] = unspent if name == "max_cost_usd" else int(unspent + ROUNDING)
+    return remaining
 
 
 def spent_in(runs: Path, job: str, *, but: str) -> Usage:
@@ -211,9 +220,9 @@ def compare_on(
         ModelError: one of them could not be scored at all.
     """
     with part(split), ExitStack() as opened:
-        given, jobs = options(), list[Job]()
+        settings, jobs = options(), list[Job]()
         for side, (program, model) in (("before", before), ("after", after)):
-            config = of_part("evaluate", program, rubric, data, {**given, "model": model})
+            config = of_part("evaluate", program, rubric, data, {**settings, "model": model})
             with part(f"{split}-{side}"):
                 job = open_job(
                     config,
@@ -257,12 +266,12 @@ def _compare_jobs(before: Job, after: Job, split: str, plan: ReportPlan | None) 
     return comparison
 
 
-def ended_by(found: Comparison, split: str) -> str:
+def ended_by(comparison: Comparison, split: str) -> str:
     """A line for the report where not all tasks were run; empty otherwise."""
     return (
-        f"{split} ended after {found.gain.n} of {found.planned} tasks: {found.cap}"
-        if found.cap is not None
-        else ended_early(found, split)
+        f"{split} ended after {comparison.gain.n} of {comparison.planned} tasks: {comparison.cap}"
+        if comparison.cap is not None
+        else ended_early(comparison, split)
     )
 
 

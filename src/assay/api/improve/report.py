@@ -34,9 +34,9 @@ class ImproveReport(ReportRepr):
         return {**asdict(self), "artifact": str(self.artifact) if self.artifact else None}
 
     @classmethod
-    def of(cls, kept: Mapping[str, Any]) -> "ImproveReport":
+    def of(cls, stored: Mapping[str, Any]) -> "ImproveReport":
         """From the output of `to_dict`."""
-        return cls(**{**kept, "artifact": Path(kept["artifact"]) if kept["artifact"] else None})
+        return cls(**{**stored, "artifact": Path(stored["artifact"]) if stored["artifact"] else None})
 
     def as_text(self, name: str) -> str:
         """The report of the improvement `name` as Markdown."""
@@ -58,12 +58,12 @@ def finished_report(path: Path, job: Mapping[str, Any]) -> ImproveReport | None:
     """The report of this very job, where it had finished."""
     if not path.is_file():
         return None
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    return ImproveReport.of(kept["report"]) if kept["job"] == job else None
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    return ImproveReport.of(stored["report"]) if stored["job"] == job else None
 
 
-def write_json(path: Path, what: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a file that is never there in part."""
     scratch = path.with_name(f".{path.name}")
-    scratch.write_text(json.dumps(results(what), default=str), encoding="utf-8")
+    scratch.write_text(json.dumps(results(content), default=str), encoding="utf-8")
     scratch.replace(path)

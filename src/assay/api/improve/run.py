@@ -15,7 +15,7 @@ from assay.api.export import export
 from assay.api.improve.checks import Trial, check_start, compare_on, ended_by, of_part
 from assay.api.improve.report import ImproveReport
 from assay.api.improve.state import ImprovementState
-from assay.api.improve.steps import STEPS, check_improvement, own_name
+from assay.api.improve.steps import STEPS, check_improvement, program_name
 from assay.api.train import Retained, train
 from assay.deployment.artifact import check_place, is_artifact
 from assay.errors import AssayError, BudgetExceeded, DataError, Diverged
@@ -28,7 +28,7 @@ from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.prompts.reserve import FEWEST
 from assay.programs.loading import full_name
 from assay.reports.training import interval
-from assay.runs.arguments import given_model, program_settings, takes
+from assay.runs.arguments import program_settings, resolve_model, takes
 from assay.runs.artifacts import keep_artifact
 from assay.runs.jobs import open_job
 from assay.runs.loading import load_rubric
@@ -43,7 +43,7 @@ from assay.traces.export.selection import Selection
 __all__ = ["STEPS", "ImproveReport", "improve"]
 
 _NO_GATES = Gates(min_transitions=0, min_clean=0, min_task_types=0, privacy="off")  # of rows that stay on this machine
-_OWN = settings_of(ImproveSettings).keys() - settings_of(CompileSettings).keys()  # what the steps do not share
+_IMPROVE_ONLY = settings_of(ImproveSettings).keys() - settings_of(CompileSettings).keys()  # what the steps do not share
 
 
 @trusts
@@ -81,19 +81,21 @@ def improve(
     Raises:
         ConfigError: an unknown step, an adapter of this name, or nothing to resume.
     """
-    found: dict[str, Any] = dict(options)
+    settings: dict[str, Any] = dict(options)
     if is_artifact(str(program)):
-        _, found = given_model(str(program), None, options)
-    found = {key: value for key, value in found.items() if value is not None}
+        _, settings = resolve_model(str(program), None, options)
+    settings = {key: value for key, value in settings.items() if value is not None}
     watched = {} if monitor is None else {"monitor": str(monitor)}
-    config = program_settings(ImproveSettings, full_name(str(program)), rubric, data, None, {**found, **watched})
-    check_improvement(config, model=found.get("model"))
+    config = program_settings(ImproveSettings, full_name(str(program)), rubric, data, None, {**settings, **watched})
+    check_improvement(config, model=settings.get("model"))
     folder, order = home_of(store) / "improve" / name, config.order
-    shown, place = progress or SilentProgress(), Path(out) if out else home_of(store) / "artifacts" / name
+    progress, place = progress or SilentProgress(), Path(out) if out else home_of(store) / "artifacts" / name
     check_place(place.resolve())
-    shared = {key: value for key, value in found.items() if key not in _OWN}
-    own = dict(config.sft or {}), dict(config.grpo or {}), list(config.retention), monitor
-    run = _Improvement(config.program, rubric, config.data, name, folder, store, shown, shared, config.rollouts, *own)
+    shared = {key: value for key, value in settings.items() if key not in _IMPROVE_ONLY}
+    training = dict(config.sft or {}), dict(config.grpo or {}), list(config.retention), monitor
+    run = _Improvement(
+        config.program, rubric, config.data, name, folder, store, progress, shared, config.rollouts, *training
+    )
     if (finished := run.begin(list(order), resume)) is not None:
         return finished
     run.check_start(order)
@@ -124,71 +126,76 @@ class _Improvement(ImprovementState):
         )  # fmt: skip
         try:
             self.report.notes, self.plan = check_start(
-                trial, part=self._part, options=self._start_options, store=self.store, progress=self.shown
+                trial, part=self._part, options=self._start_options, store=self.store, progress=self.progress
             )
         except AssayError:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
         for line in self.plan.lines(self._caps):
-            self.shown.say(line)
+            self.progress.say(line)
         self.checked = True
         self._keep()
 
     def _start_options(self) -> dict[str, Any]:
-        return {**self._capped(self.options), "model": self._own_model()}
+        return {**self._capped(self.options), "model": self._start_model()}
 
     # -- steps
 
     def steps(self, order: Sequence[str]) -> None:
         """Runs the remaining steps until a cap is reached."""
         for at, step in list(enumerate(order))[len(self.report.steps) :]:
-            self.shown.say(f"step {at + 1} of {len(order)}: {step}")
+            self.progress.say(f"step {at + 1} of {len(order)}: {step}")
             try:
                 self._take(at, step)
             except BudgetExceeded as cap:
                 self.report.stopped = f"step {at + 1} of {len(order)}, {step}: {cap}"
-                self.shown.say(f"end of the improvement: {self.report.stopped}; the best so far is reported")
+                self.progress.say(f"end of the improvement: {self.report.stopped}; the best so far is reported")
                 return
 
     def _take(self, at: int, step: str) -> None:
         """Runs one step and its gate; keeps the result if it passes."""
         before = (self.report.program, self.report.model)
         try:
-            if self.made is None:
+            if self.candidate is None:
                 with self._part(step):
-                    self.made = self._prompts(at) if step == "prompts" else self._weights(at, step)
+                    self.candidate = self._prompts(at) if step == "prompts" else self._weights(at, step)
                 self._keep()
         except (DataError, Diverged) as error:
             row: dict[str, Any] = {"step": step, "kept": False, "gate": None, "note": str(error)}
         else:
-            row = {"step": step, "program": self.made[0], "model": self.made[1], **self._gate(before, self.made)}
+            row = {
+                "step": step,
+                "program": self.candidate[0],
+                "model": self.candidate[1],
+                **self._gate(before, self.candidate),
+            }
             if row["kept"]:
-                self.report.program, self.report.model = self.made
-        self.made = None
+                self.report.program, self.report.model = self.candidate
+        self.candidate = None
         self.report.steps.append(row)
         self._keep()
         reason = f"gate {interval(row['gate'])}" if row["gate"] else row["note"]
-        self.shown.say(f"{step}: {'kept' if row['kept'] else 'not kept'}, {reason}")
+        self.progress.say(f"{step}: {'kept' if row['kept'] else 'not kept'}, {reason}")
 
     def _prompts(self, at: int) -> tuple[str, str]:
         out = self.folder / f"prompts-{at + 1}"
         shutil.rmtree(out, ignore_errors=True)  # of an interrupted process; the replay makes it again
-        made = compile_program(
-            self.report.program, rubric=self.rubric, data=self.data, out=out, store=self.store, progress=self.shown,
+        report = compile_program(
+            self.report.program, rubric=self.rubric, data=self.data, out=out, store=self.store, progress=self.progress,
             gate=False, test=False, **{**self._capped(self.options), "model": self.report.model},
         )  # fmt: skip
-        stopped = made.outcome.stopped
+        stopped = report.outcome.stopped
         if (
             stopped
-            and made.outcome.winner == "baseline"
+            and report.outcome.winner == "baseline"
             and self.options.get("max_search_calls") is None
             and not self._later_fits(at)
         ):
             raise BudgetExceeded(stopped)
         self._note_cut(at, "prompts", stopped)
-        if made.outcome.winner == "baseline":
+        if report.outcome.winner == "baseline":
             raise DataError("nothing beat the program as it is")
-        return str(made.artifact), self.report.model
+        return str(report.artifact), self.report.model
 
     def _later_fits(self, at: int) -> bool:
         """Whether a later step still fits the caps. If so, this step ended at its own share of them."""
@@ -202,18 +209,18 @@ class _Improvement(ImprovementState):
         begun = (adapter_home().parent / "training" / name / "job.json").is_file()
         if step == "grpo":
             settings = self._settings(PolicySettings, self.grpo, "grpo")
-            kept = {
+            policy_options = {
                 key: value
-                for key, value in self._shared(TrainSettings).items()
+                for key, value in self._options_for(TrainSettings).items()
                 if key not in ("model", "seed", "cache")
             }
-            kept["parameters"] = {
-                key: value for key, value in kept.get("parameters", {}).items() if key != "temperature"
+            policy_options["parameters"] = {
+                key: value for key, value in policy_options.get("parameters", {}).items() if key != "temperature"
             }  # `grpo` has its own
             trained = train(
                 self.report.program, rubric=self.rubric, data=self.data, name=name, store=self.store,
-                progress=self.shown, resume=begun,
-                retention=self.retention, monitor=self.monitor, test=False, **{**kept, **asdict(settings)},
+                progress=self.progress, resume=begun,
+                retention=self.retention, monitor=self.monitor, test=False, **{**policy_options, **asdict(settings)},
             )  # fmt: skip
             if trained.name is None:
                 raise DataError(f"{self.report.model} is not served by name: its adapter is in {trained.path}")
@@ -222,15 +229,15 @@ class _Improvement(ImprovementState):
         if not begun:
             collected = collect(
                 self.report.program, rubric=self.rubric, data=self.data, n=self.rollouts, store=self.store,
-                progress=self.shown,
-                **{**self._shared(CollectSettings), "model": self.report.model},
+                progress=self.progress,
+                **{**self._options_for(CollectSettings), "model": self.report.model},
             )  # fmt: skip
             self._note_cut(at, "sft", collected.stopped)
             shutil.rmtree(rows, ignore_errors=True)
-            chosen = Selection(programs=(own_name(self.program),))
-            export("sft", rows, store=self.store, selection=chosen, gates=_NO_GATES, progress=self.shown)
+            chosen = Selection(programs=(program_name(self.program),))
+            export("sft", rows, store=self.store, selection=chosen, gates=_NO_GATES, progress=self.progress)
         config = self._settings(SFTSettings, self.sft, "sft")
-        warmed = train_sft(rows, name, config, resume=begun, progress=self.shown)
+        warmed = train_sft(rows, name, config, resume=begun, progress=self.progress)
         if warmed.name is None:
             raise DataError(f"{self.report.model} is not served by name: its adapter is in {warmed.path}")
         return self.report.program, warmed.name
@@ -254,25 +261,25 @@ class _Improvement(ImprovementState):
         return {"gate": result.gain.to_dict(), "kept": result.gain.is_gain, **sides, **({"note": note} if note else {})}
 
     def _compared(self, split: str, before: tuple[str, str], after: tuple[str, str]) -> Comparison:
-        found, openings = compare_on(
+        comparison, openings = compare_on(
             split, before, after, rubric=self.rubric, data=self.data, part=self._part, store=self.store,
-            progress=self.shown,
+            progress=self.progress,
             options=lambda: self._capped(self.options), opens_as=self.opens_as,
             plan=self.plan.report if self.plan is not None else None,
         )  # fmt: skip
         self.report.test_openings = openings
-        return found
+        return comparison
 
     # -- the end
 
     def finish(self, place: Path) -> None:
         """Compares start and end on the sealed test, and writes the artifact."""
-        report, start = self.report, self._own_model()
+        report, start = self.report, self._start_model()
         if (report.program, report.model) != (self.program, start):
             self._test((self.program, start), (report.program, report.model))
         config = of_part("improve", report.program, self.rubric, self.data, {**self.options, "model": report.model})
         opened = open_job(
-            config, program=report.program, rubric=load_rubric(self.rubric), progress=self.shown, store=self.store
+            config, program=report.program, rubric=load_rubric(self.rubric), progress=self.progress, store=self.store
         )
         with self._part("end"), opened as job:
             report.artifact = keep_artifact(
@@ -283,11 +290,13 @@ class _Improvement(ImprovementState):
     def _test(self, start: tuple[str, str], end: tuple[str, str]) -> None:
         report = self.report
         try:
-            found = self._compared("test", start, end)
+            comparison = self._compared("test", start, end)
         except BudgetExceeded as cap:
             report.stopped = report.stopped or f"sealed test: {cap}"
             return
-        report.test = compared(found.before, found.after, level=found.level, guarded=found.ended != "")
-        report.notes += [note] if (note := ended_by(found, "test")) else []
-        if found.cap is not None and found.gain.n < FEWEST:
+        report.test = compared(
+            comparison.before, comparison.after, level=comparison.level, guarded=comparison.ended != ""
+        )
+        report.notes += [note] if (note := ended_by(comparison, "test")) else []
+        if comparison.cap is not None and comparison.gain.n < FEWEST:
             report.stopped = report.stopped or note

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from assay.api.improve.caps import ImprovePlan, Turn
-from assay.api.improve.checks import CAPS, left_of, spent_in
+from assay.api.improve.checks import CAPS, remaining_caps, spent_in
 from assay.api.improve.report import ImproveReport, finished_report, write_json
-from assay.api.improve.steps import STATE, adapter_names, check_name, own_model
+from assay.api.improve.steps import STATE, adapter_names, check_name, start_model_of
 from assay.errors import ConfigError
 from assay.evaluation import Progress
 from assay.models import Caps
@@ -39,7 +39,7 @@ class ImprovementState:
     name: str
     folder: Path
     store: str | Path | None
-    shown: Progress
+    progress: Progress
     options: dict[str, Any]
     rollouts: int
     sft: dict[str, Any]
@@ -48,7 +48,7 @@ class ImprovementState:
     monitor: str | Path | None
     report: ImproveReport = field(init=False)
     checked: bool = False  # the preflight is done
-    made: tuple[str, str] | None = None  # program and model made by the current step, until its gate has decided
+    candidate: tuple[str, str] | None = None  # program and model made by the current step, until its gate has decided
     plan: ImprovePlan | None = None  # None before the preflight
     part: str = ""  # id of the current part
     opens_as: str = ""  # job that test openings are counted for; both sides of the comparison count once
@@ -81,11 +81,11 @@ class ImprovementState:
             )
             self.opens_as = state.get("opens_as", self.opens_as)
             self.checked = state.get("checked", False)
-            self.made = tuple(state["made"]) if state.get("made") else None
+            self.candidate = tuple(state["made"]) if state.get("made") else None
             self.plan = ImprovePlan.of(state["plan"]) if state.get("plan") else None
-            return ImproveReport.of(kept) if (kept := self._ended.report(self.shown)) is not None else None
+            return ImproveReport.of(stored) if (stored := self._ended.report(self.progress)) is not None else None
         check_name(self.name, order, self.folder)
-        self.job, self.report = job, ImproveReport(None, self.program, self._own_model())
+        self.job, self.report = job, ImproveReport(None, self.program, self._start_model())
         for adapter in adapter_names(self.name, order):
             # an abandoned training of an earlier improvement with the same name
             shutil.rmtree(adapter_home().parent / "training" / adapter, ignore_errors=True)
@@ -132,11 +132,13 @@ class ImprovementState:
     def _report_file(self) -> Path:
         return self.folder.parent / f"{self.name}.json"
 
-    def _settings(self, kind: type[T], given: Mapping[str, Any], what: str) -> T:
-        return settings_from(kind, {"model": self.report.model, "seed": self.options.get("seed", 0), **given}, what)
+    def _settings(self, kind: type[T], values: Mapping[str, Any], argument: str) -> T:
+        return settings_from(
+            kind, {"model": self.report.model, "seed": self.options.get("seed", 0), **values}, argument
+        )
 
-    def _own_model(self) -> str:
-        return own_model(self.program, self.options.get("model"))
+    def _start_model(self) -> str:
+        return start_model_of(self.program, self.options.get("model"))
 
     def _keep(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -148,25 +150,25 @@ class ImprovementState:
             "notes": self.report.notes,
             "opens_as": self.opens_as,
             "checked": self.checked,
-            "made": self.made,
+            "made": self.candidate,
             "plan": asdict(self.plan) if self.plan is not None else None,
         }
         write_json(self.folder / STATE, state)
 
     def _capped(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options with the caps reduced to what the current part may use; see `left_of`."""
+        """The options with the caps reduced to what the current part may use; see `remaining_caps`."""
         if not self._caps.any:
             return dict(options)
         spent, turn = self._spent(), self._turn()
-        kept, least = dict[str, float](), dict[str, float]()
+        reserved, least = dict[str, float](), dict[str, float]()
         if self.plan is not None and turn is not None:
             gate = self.part.endswith(".gate")
-            kept = self.plan.amounts(turn.after if gate else turn.kept)
+            reserved = self.plan.amounts(turn.after if gate else turn.reserved)
             least = {} if gate else self.plan.amounts(self.plan.steps[len(self.report.steps)].least)
-        return left_of(options, spent, kept=kept, least=least)
+        return remaining_caps(options, spent, reserved=reserved, least=least)
 
-    def _shared(self, kind: type[Settings]) -> dict[str, Any]:
-        """The options with what is left of the caps, as far as a step has them."""
+    def _options_for(self, kind: type[Settings]) -> dict[str, Any]:
+        """Options for a step, with the remaining caps; only those that its settings class has."""
         return {name: value for name, value in self._capped(self.options).items() if name in settings_of(kind)}
 
     def _turn(self) -> Turn | None:
@@ -175,7 +177,7 @@ class ImprovementState:
         if self.plan is None or at >= len(self.plan.steps) or self.part.endswith(".test"):
             return None
         return self.plan.turn(
-            at, self._caps, self.plan.left(self._caps, self._spent()), worked=self.part.endswith(".gate")
+            at, self._caps, self.plan.remaining(self._caps, self._spent()), worked=self.part.endswith(".gate")
         )
 
     def _spent(self) -> Usage:

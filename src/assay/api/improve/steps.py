@@ -16,7 +16,7 @@ from assay.optimizers.finetuning.run_folder import check_free
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings, settings_from
 from assay.runs.settings import DEFAULT_MODEL, ImproveSettings
 
-__all__ = ["STATE", "STEPS", "adapter_names", "check_improvement", "check_name", "own_model", "own_name"]
+__all__ = ["STATE", "STEPS", "adapter_names", "check_improvement", "check_name", "program_name", "start_model_of"]
 
 STATE = "state.json"  # of an unfinished improvement, in its folder
 STEPS = ("prompts", "sft", "grpo")
@@ -47,13 +47,18 @@ def check_improvement(config: ImproveSettings, *, model: str | None, monitor: st
             "retention tasks are evaluated every evaluate_every steps, and 0 is never: give "
             "grpo={'evaluate_every': STEPS}"
         )
-    own = own_model(config.program, model)
-    for step, trained in _trained(order, own, {"sft": sft, "grpo": grpo}):
+    start_model = start_model_of(config.program, model)
+    for step, trained in _trained(order, start_model, {"sft": sft, "grpo": grpo}):
         _check_trainable(step, trained)
-        judge = config.judge_model or own
+        judge = config.judge_model or start_model
         independent(config.rubric, judge, trained)
         guards_of(
-            config.retention, monitor, program=own_name(config.program), data=config.data, judge=judge, model=trained
+            config.retention,
+            monitor,
+            program=program_name(config.program),
+            data=config.data,
+            judge=judge,
+            model=trained,
         )
 
 
@@ -78,12 +83,12 @@ def adapter_names(name: str, order: Sequence[str]) -> list[str]:
     return [f"{name}-{number}" for number, step in enumerate(order, start=1) if step != "prompts"]
 
 
-def own_model(program: str, model: str | None) -> str:
-    """The model that an improvement begins with: an artifact's own, else the one that is named, else the default."""
+def start_model_of(program: str, model: str | None) -> str:
+    """The first model of an improvement: that of the artifact, the named one, or the default."""
     return str(_manifest(program)["model"]) if is_artifact(program) else str(model or DEFAULT_MODEL)
 
 
-def own_name(program: str) -> str:
+def program_name(program: str) -> str:
     """Name of the program in its rollouts."""
     return str(_manifest(program)["program"]) if is_artifact(program) else program
 

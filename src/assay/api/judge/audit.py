@@ -51,7 +51,7 @@ def audit_judge(
     if cases and labels:
         raise ConfigError("an audit takes its cases from cases=… or from labels=…, not from both")
     config, lm = judge_settings(JudgeAuditSettings, judge, lm, cases or labels or "", options)
-    built, shown = built_judge(judge, config.scale, lists=True), progress or SilentProgress()
+    built, progress = built_judge(judge, config.scale, lists=True), progress or SilentProgress()
     bases = (
         load_bases(iter_rows(cases))
         if cases
@@ -59,12 +59,12 @@ def audit_judge(
         if labels
         else BASES
     )
-    own = load_attacks(iter_rows(attack)) if attack else []
+    attacks = load_attacks(iter_rows(attack)) if attack else []
     source = "cases" if cases else "labels" if labels else "shipped"
     unasked = source == "shipped" and not judges_quality(built.spec)
     kind = config.profile or ("property" if built.spec.kind == "nominal" or unasked else "quality")
-    pack = audit_cases(built, bases, attacks=own, profile=kind)
-    with at_work(config, judge, lm, shown, store) as (judge_, session):
+    pack = audit_cases(built, bases, attacks=attacks, profile=kind)
+    with at_work(config, judge, lm, progress, store) as (judge_, session):
         items = audit_items(pack, judge_)
         need_fields(judge_, items)
         # a pack has hundreds of verdicts: retrying an unreachable server for each would take minutes
@@ -80,7 +80,7 @@ def audit_judge(
             "profile": kind,
             "cases": {"source": source, "n": len(bases)},
             "notes": _audit_notes(source, len(bases), kind, config.profile),
-            "not_tried": not_tried(pack, profile=kind, attacks=own),
+            "not_tried": not_tried(pack, profile=kind, attacks=attacks),
             **judged.coverage(judge_, plain_rows(pack, items)),
             "verdicts": len(items),
             "unscored": judged.unscored,
@@ -90,18 +90,20 @@ def audit_judge(
 
 def _audit_notes(source: str, count: int, kind: str, profile: str | None) -> list[str]:
     """Notes on the cases that an audit ran, and on those that do not apply to the judge."""
-    made = {
+    origin = {
         "shipped": f"{count} shipped questions, each with a right and a wrong answer",
         "cases": f"{count} good and bad outputs of the given cases",
         "labels": f"{count} pairs of the outputs that the labels call best and worst",
     }[source]
     tried = "all attacks" if kind == "quality" else "attacks that must not change a verdict"
-    notes = [f"cases: {made}; {tried} (profile {kind})"]
+    notes = [f"cases: {origin}; {tried} (profile {kind})"]
     if source == "shipped" and kind == "property":
-        why = "its question does not ask whether an output is right" if profile is None else "the profile is property"
+        reason = (
+            "its question does not ask whether an output is right" if profile is None else "the profile is property"
+        )
         notes.append(
-            f"cases about correctness do not apply to this judge ({why}) and were left out, so whether it tells good "
-            "from bad was not tried. "
+            f"cases about correctness do not apply to this judge ({reason}) and were left out, so whether it tells "
+            "good from bad was not tried. "
             "Give good and bad outputs for its own question with cases=… or labels=…"
             + ("; profile='quality' runs all cases" if profile is None else "")
         )

@@ -23,27 +23,27 @@ _ANCHORS = 60  # val items whose verdicts are stored with a compiled judge
 
 def judge_card(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> dict[str, Any]:
     """The reliability card of the compiled judge on the sealed items; some of them are judged twice."""
-    judged, again = outcome.answers["compiled"], splits.test[:_RETEST]
+    judged, retested = outcome.answers["compiled"], splits.test[:_RETEST]
     with session.phase("test"), sample_scope(1):
-        second = judge_items(outcome.compiled, again, session, name="test: once more", split="test")
-    first = Answers(judged.answers.verdicts[: len(again)], judged.answers.places[: len(again)])
+        second = judge_items(outcome.compiled, retested, session, name="test: once more", split="test")
+    first = Answers(judged.answers.verdicts[: len(retested)], judged.answers.places[: len(retested)])
     longer = None
-    if all({"output", "output_b"} & set(item.shown) for item in again):
+    if all({"output", "output_b"} & set(item.fields) for item in retested):
         with session.phase("test"):
-            filled = [replace(item, shown=padded(item.shown)) for item in again]
+            filled = [replace(item, fields=padded(item.fields)) for item in retested]
             longer = judge_items(
                 outcome.compiled, filled, session, name="test: with words that say nothing", split="test"
             )
     assert outcome.test_compiled is not None
     assert outcome.ceiling is not None
     return reliability_card(
-        judged.answers, splits.test, outcome.compiled.spec, found=outcome.test_compiled, people=outcome.ceiling,
+        judged.answers, splits.test, outcome.compiled.spec, agreement=outcome.test_compiled, ceiling=outcome.ceiling,
         objective=outcome.objective,
         retest=(first, second.answers), padded=(first, longer.answers) if longer else None,
         masses=scale_masses(judged.raw),
         model=outcome.compiled.model or session.lm.model,
         # cached answers were paid for when they were first requested
-        cost_usd=None if (price := price_per_call(session)) is None else price * judged.asked,
+        cost_usd=None if (price := price_per_call(session)) is None else price * judged.calls,
     )  # fmt: skip
 
 
@@ -64,5 +64,5 @@ def anchor_set(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> 
     with session.phase("test"):
         first = judge_items(outcome.compiled, items, session, name="anchors", split="val")
         with sample_scope(1):
-            again = judge_items(outcome.compiled, items[:_RETEST], session, name="anchors: once more", split="val")
-    return freeze(outcome.compiled, items, first.answers, again.answers, session)
+            repeat = judge_items(outcome.compiled, items[:_RETEST], session, name="anchors: once more", split="val")
+    return freeze(outcome.compiled, items, first.answers, repeat.answers, session)

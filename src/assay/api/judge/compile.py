@@ -26,7 +26,7 @@ from assay.judges.quality.audit import negatives
 from assay.optimizers.judges.compile import JudgeConfig, JudgeOutcome, compile_judge_prompts
 from assay.programs import program_version
 from assay.rubrics.criteria import JudgeFields
-from assay.runs.arguments import given_lm, takes
+from assay.runs.arguments import resolve_lm, takes
 from assay.runs.finished import FinishedRun
 from assay.runs.loading import compiled_parts, load_judge
 from assay.runs.opening import Run, home_of, open_run
@@ -66,13 +66,13 @@ def compile_judge(
         Cancelled: the user stopped the run; call again with `resume=True`.
     """
     name = judge if isinstance(judge, str) else judge.spec.text
-    found: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
-    lm, labels = given_lm(lm, found), data_spec(labels)
+    settings: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    lm, labels = resolve_lm(lm, settings), data_spec(labels)
     config = JudgeCompileSettings(
-        judge=name, labels=labels, **{**found, **({"model": lm.model} if lm is not None else {})}
+        judge=name, labels=labels, **{**settings, **({"model": lm.model} if lm is not None else {})}
     )
     search = JudgeConfig(optimizer=config.optimizer, objective=config.objective, demos=config.demos)
-    built, shown = _built(judge, config), progress or SilentProgress()
+    built, progress = _built(judge, config), progress or SilentProgress()
     parents = compiled_parts(judge) if isinstance(judge, str) else []
     config = replace(config, salt=_salt_of(config, parents, store))
     items = rated_items(labels, built, config.rename, store)
@@ -83,17 +83,17 @@ def compile_judge(
     if config.negatives:
         splits.train += negatives(splits.train, built.spec, count=config.negatives)
     with (
-        open_run(config, lm=lm, progress=shown, store=store, resume=resume) as run,
-        judge_session(run, built, shown, config) as session,
+        open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run,
+        judge_session(run, built, progress, config) as session,
     ):
         run.status = "stopped"  # until the job is complete
         parts = [program_version(built, None), asdict(built.spec)]
         about = {"judge": parts, "ratings": splits.ratings(), "parents": parents}
         finished = FinishedRun(run.folder, caps=config.caps, about=about)
-        if run.recorder.resumed and (kept := finished.report(shown, out=out)) is not None:
-            run.ended, run.status = True, "done" if kept["stopped"] is None else "stopped"
-            return _as_kept(built, run, config, kept)
-        _announce(splits, items, shown)
+        if run.recorder.resumed and (stored := finished.report(progress, out=out)) is not None:
+            run.ended, run.status = True, "done" if stored["stopped"] is None else "stopped"
+            return _as_stored(built, run, config, stored)
+        _announce(splits, items, progress)
         report = _compiled(built, splits, session, search, run, config)
         name = f"judge-{config.optimizer.rpartition(':')[2].lower()}"
         save_judge(report, splits, run, parents, Path(out) if out else home_of(store) / "artifacts" / name)
@@ -109,11 +109,11 @@ def _salt_of(config: JudgeCompileSettings, parents: Sequence[str], store: str | 
     """
     salts = [(parent, load_artifact(parent).manifest["labels"]["salt"]) for parent in parents]
     salt: str = config.salt or (salts[0][1] if salts else resolve_salt(None, store))
-    for parent, own in salts:
-        if own != salt:
+    for parent, parent_salt in salts:
+        if parent_salt != salt:
             raise ConfigError(
-                f"{parent} was compiled with the salt {own!r}: what it learned from would fall into the new test "
-                "split. Use that salt"
+                f"{parent} was compiled with the salt {parent_salt!r}: what it learned from would fall into the new "
+                "test split. Use that salt"
             )
     return salt
 
@@ -143,19 +143,26 @@ def _compiled(
     return report
 
 
-def _as_kept(judge: Judge, run: Run, config: JudgeCompileSettings, kept: Mapping[str, Any]) -> JudgeReport:
+def _as_stored(judge: Judge, run: Run, config: JudgeCompileSettings, stored: Mapping[str, Any]) -> JudgeReport:
     """The report of a run that had already ended. Its outcome has no answers of single items."""
-    compiled = load_judge(kept["artifact"])
+    compiled = load_judge(stored["artifact"])
     assert isinstance(compiled, Judge)
     outcome = JudgeOutcome(
-        judge, compiled, kept["objective"], kept["winner"], kept["candidates"], gate=kept["gate"],
-        replaces=kept["replaces"],
-        stopped=kept["stopped"], gain=kept["test"]["gain"], accuracy_gain=kept["test"]["accuracy_gain"],
-        notes=kept["notes"],
+        judge, compiled, stored["objective"], stored["winner"], stored["candidates"], gate=stored["gate"],
+        replaces=stored["replaces"],
+        stopped=stored["stopped"], gain=stored["test"]["gain"], accuracy_gain=stored["test"]["accuracy_gain"],
+        notes=stored["notes"],
     )  # fmt: skip
-    picture = Path(kept["picture"]) if kept["picture"] else None
+    picture = Path(stored["picture"]) if stored["picture"] else None
     return JudgeReport(
-        Path(kept["artifact"]), outcome, kept["card"], run.meter, config, kept["sizes"], picture=picture, kept=kept
+        Path(stored["artifact"]),
+        outcome,
+        stored["card"],
+        run.meter,
+        config,
+        stored["sizes"],
+        picture=picture,
+        stored=stored,
     )
 
 

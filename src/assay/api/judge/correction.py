@@ -14,10 +14,10 @@ from assay.rubrics import Rubric
 from assay.runs.loading import load_judge
 from assay.traces import Rollout, Store
 
-__all__ = ["corrected_by_people"]
+__all__ = ["corrected_means"]
 
 
-def corrected_by_people(rubric: Rubric, store: Store, run_id: str) -> dict[str, dict[str, Any]]:
+def corrected_means(rubric: Rubric, store: Store, run_id: str) -> dict[str, dict[str, Any]]:
     """Means of a run's judge criteria, corrected by labels that `assay judge label` collected for some of its outputs.
 
     Returns:
@@ -46,15 +46,15 @@ def corrected_by_people(rubric: Rubric, store: Store, run_id: str) -> dict[str, 
     for rollout in latest.values():
         grades = {verdict.criterion: verdict.grade for verdict in rollout.verdicts if verdict.grade is not None}
         for name in columns.keys() & grades.keys():
-            people, graded, others = columns[name]
+            label_grades, graded, unlabelled = columns[name]
             entry = item_to_label(rollout, judges[name])
             if entry is not None and entry.item_id in grades_by_item[name]:
-                people.append(float(np.mean(grades_by_item[name][entry.item_id])))
+                label_grades.append(float(np.mean(grades_by_item[name][entry.item_id])))
                 graded.append(grades[name])
             else:
-                others.append(grades[name])
+                unlabelled.append(grades[name])
     return {
-        name: asdict(corrected_mean(people, graded, others))
-        for name, (people, graded, others) in columns.items()
-        if len(people) >= FEWEST_PEOPLE and len(others) > 1
+        name: asdict(corrected_mean(label_grades, graded, unlabelled))
+        for name, (label_grades, graded, unlabelled) in columns.items()
+        if len(label_grades) >= FEWEST_PEOPLE and len(unlabelled) > 1
     }

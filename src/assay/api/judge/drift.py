@@ -49,7 +49,7 @@ def replay_anchors(
         if not isinstance(judge, str) or not is_artifact(judge):
             raise ConfigError("only a compiled judge has anchors of its own; name a file with --anchors")
         anchors = Path(judge) / ANCHORS
-    path, shown = Path(anchors), progress or SilentProgress()
+    path, progress = Path(anchors), progress or SilentProgress()
     config, lm = judge_settings(JudgeDriftSettings, judge, lm, freeze or str(path), options)
     config = replace(config, cache=False)
     frozen = None if freeze else AnchorSet.load(path)
@@ -58,7 +58,7 @@ def replay_anchors(
     built = built_judge(judge, config.scale)
     if not built.spec.graded:
         raise ConfigError("drift is measured on values, and the words of this judge's scale have no grades")
-    with at_work(config, judge, lm, shown, store) as (judge_, session):
+    with at_work(config, judge, lm, progress, store) as (judge_, session):
         if frozen is not None:
             preflight_items(judge_, items_of(frozen), session, config)
             return {**replay(judge_, frozen, session), **spent_by(session)}
@@ -70,8 +70,8 @@ def replay_anchors(
         judged = judge_items(judge_, items, session, name="freeze")
         first = judged.answers
         with sample_scope(1):
-            again = judge_items(judge_, items, session, name="freeze: once more").answers
-        anchor_set = freeze_set(judge_, items, first, again, session)
+            repeat = judge_items(judge_, items, session, name="freeze: once more").answers
+        anchor_set = freeze_set(judge_, items, first, repeat, session)
         anchor_set.save(path)
         return {
             "frozen": len(anchor_set.anchors),

@@ -37,22 +37,22 @@ def rated_items(labels: str, judge: Judge, rename: Mapping[str, str], store: str
 def need_fields(judge: Judge, items: Sequence[Item], *, optional: Collection[str] = ()) -> None:
     """Raises `ConfigError` if no item has a field that the judge needs."""
     for name in judge.shows:
-        if name not in optional and not any(name in item.shown for item in items):
+        if name not in optional and not any(name in item.fields for item in items):
             raise ConfigError(
-                f"the judge sees {list(judge.shows)}, but no item has {name!r}; they have {sorted(items[0].shown)}. "
+                f"the judge sees {list(judge.shows)}, but no item has {name!r}; they have {sorted(items[0].fields)}. "
                 "Rename a column"
             )
 
 
-def with_fields(judge: Judge, shows: Sequence[str]) -> Judge:
+def with_fields(judge: Judge, fields: Sequence[str]) -> Judge:
     """A copy of the judge that is shown other fields. A jury or cascade has no own fields: its members do."""
     if not isinstance(judge, PointwiseJudge):
         raise ConfigError(
-            f"shows={list(shows)!r} must be set in the files of this {type(judge).__name__.lower()}'s members: it has "
+            f"shows={list(fields)!r} must be set in the files of this {type(judge).__name__.lower()}'s members: it has "
             "no question of its own",
             flag="--shows",
         )
-    seeing = rebuilt(type(judge), {**judge.config, "shows": list(shows)})
+    seeing = rebuilt(type(judge), {**judge.config, "shows": list(fields)})
     for (_, old), (_, new) in zip(judge.named_predictors(), seeing.named_predictors(), strict=True):
         new.demos, new.signature = old.demos, new.signature.with_instructions(old.signature.instructions)
     return seeing
@@ -74,7 +74,7 @@ def without_absent_fields(judge: Judge, items: Sequence[Item]) -> Judge:
             least=judge.least,
             calibration=judge.calibration,
         )
-    present = [name for name in judge.shows if any(name in item.shown for item in items)]
+    present = [name for name in judge.shows if any(name in item.fields for item in items)]
     if tuple(present) == judge.shows or not present or not isinstance(judge, PointwiseJudge):
         return judge
     return with_fields(judge, present)

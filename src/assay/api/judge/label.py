@@ -26,7 +26,7 @@ class ToLabel:
     """One item for a rater."""
 
     item_id: str
-    shown: Mapping[str, Any]
+    fields: Mapping[str, Any]
     rollout_id: str
 
 
@@ -62,12 +62,12 @@ def to_label(
 def item_to_label(rollout: Rollout, judge: AnyJudge) -> ToLabel | None:
     """A rollout as the judge would see it; None if it has no answer or lacks a field that the judge needs."""
     prediction = rollout.prediction or {}
-    seen = {**prediction, **rollout.inputs, "task_input": one_of(rollout.inputs), "output": output_of(prediction)}
+    available = {**prediction, **rollout.inputs, "task_input": one_of(rollout.inputs), "output": output_of(prediction)}
     names = getattr(judge, "shows", ("task_input", "output"))
-    if seen["output"] in ("", {}, None) or any(name not in seen for name in names):
+    if available["output"] in ("", {}, None) or any(name not in available for name in names):
         return None
-    shown = {name: seen[name] for name in names}
-    return ToLabel(content_hash(shown)[:16], shown, rollout.id)
+    fields = {name: available[name] for name in names}
+    return ToLabel(content_hash(fields)[:16], fields, rollout.id)
 
 
 def _pairs(rollouts: Iterator[Rollout]) -> Iterator[ToLabel]:
@@ -80,9 +80,9 @@ def _pairs(rollouts: Iterator[Rollout]) -> Iterator[ToLabel]:
         # by hash, so that the order does not depend on age or length
         members = sorted(group.values(), key=lambda r: content_hash({"output": output_of(r.prediction or {})}))
         for first, second in zip(members[::2], members[1::2], strict=False):
-            shown = {
+            fields = {
                 "task_input": one_of(first.inputs),
                 "output_a": output_of(first.prediction or {}),
                 "output_b": output_of(second.prediction or {}),
             }
-            yield ToLabel(content_hash(shown)[:16], shown, first.id)
+            yield ToLabel(content_hash(fields)[:16], fields, first.id)

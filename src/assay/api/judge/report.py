@@ -47,15 +47,15 @@ class JudgeReport(ReportRepr):
     anchors: AnchorSet | None = None
     notes: list[str] = field(default_factory=list)
     openings: Openings | None = None  # of the labels' test split
-    kept: Mapping[str, Any] | None = None  # stored report of a run that had already ended
+    stored: Mapping[str, Any] | None = None  # stored report of a run that had already ended
 
     @property
     def judge(self) -> Judge:
         return self.outcome.compiled
 
     def to_dict(self) -> dict[str, Any]:
-        if self.kept is not None:
-            return dict(self.kept)
+        if self.stored is not None:
+            return dict(self.stored)
         usage, search, outcome = self.meter.usage, self.meter.of("search"), self.outcome
         return {
             "artifact": str(self.artifact),
@@ -140,11 +140,11 @@ def _markdown(data: dict[str, Any]) -> str:
         f"Winner: {data['winner']}.",
         "",
     ]
-    before, after, people = data["test"]["baseline"], data["test"]["compiled"], data["ceiling"]
+    before, after, ceiling = data["test"]["baseline"], data["test"]["compiled"], data["ceiling"]
     if before and after:
         lines += ["| sealed test | baseline | compiled | people |", "|---|---|---|---|"]
         lines += [
-            f"| {name} | {figure(before[name])} | {figure(after[name])} | {figure(people[name])} |"
+            f"| {name} | {figure(before[name])} | {figure(after[name])} | {figure(ceiling[name])} |"
             for name in ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")
         ]
         verdict = (

@@ -29,7 +29,7 @@ from assay.support.scrubbing import results
 
 __all__ = ["score_rows"]
 
-_SHOWN_REASONS = 3
+_MAX_REASONS = 3
 _FEWEST = 5  # verdicts below which no interval is reported
 
 
@@ -52,13 +52,13 @@ def score_rows(
         ModelError: a model of the judge did not answer.
     """
     config, lm = judge_settings(JudgeScoreSettings, judge, lm, data, options)
-    built, shown, rename = built_judge(judge, config.scale), progress or SilentProgress(), config.rename
+    built, progress, rename = built_judge(judge, config.scale), progress or SilentProgress(), config.rename
     rows = [(where, renamed(row, rename, where) if rename else row) for where, row in iter_rows(data)]
     items = make_items(rows, labels=built.labels, spec=data, unrated=True, shows=built.shows)
     need_fields(built, items, optional=OPTIONAL)
     if not built.spec.graded:
-        shown.say("note: the words of this scale have no grades, so there is no mean value")
-    with at_work(config, judge, lm, shown, store, resume=resume) as (judge_, session):
+        progress.say("note: the words of this scale have no grades, so there is no mean value")
+    with at_work(config, judge, lm, progress, store, resume=resume) as (judge_, session):
         try:
             preflight_items(judge_, items, session, config)
             alarms = replay_changed(judge, judge_, session)
@@ -71,7 +71,7 @@ def score_rows(
         _write(Path(out), items, judged, values)
     reasons = list(dict.fromkeys(reason for reason in judged.reasons if reason))
     return {
-        "n": len(items), "rows": len(rows), "unscored": judged.unscored, "why_unscored": reasons[:_SHOWN_REASONS],
+        "n": len(items), "rows": len(rows), "unscored": judged.unscored, "why_unscored": reasons[:_MAX_REASONS],
         **judged.coverage(judge_), "out": str(out) if out else None,
         "labelled": sum(bool(item.ratings) for item in items), "alarms": alarms,
         "verdicts": {label: judged.answers.verdicts.count(label) for label in judge_.labels},
@@ -83,17 +83,19 @@ def _means(items: Sequence[Item], values: Sequence[float | None], judge: Judge) 
     scored = [value for value in values if value is not None]
     if not scored:
         return {"mean": None, "interval": None, "corrected": None}
-    people, graded, others = [], [], []
+    label_grades, graded, unlabelled = [], [], []
     for item, value in zip(items, values, strict=True):
         if value is None:
             continue
         if item.ratings:
-            people.append(math.fsum(judge.spec.grade(label) * share for label, share in item.shares.items()))
+            label_grades.append(math.fsum(judge.spec.grade(label) * share for label, share in item.shares.items()))
             graded.append(value)
         else:
-            others.append(value)
+            unlabelled.append(value)
     corrected = (
-        asdict(corrected_mean(people, graded, others)) if len(people) >= FEWEST_PEOPLE and len(others) > 1 else None
+        asdict(corrected_mean(label_grades, graded, unlabelled))
+        if len(label_grades) >= FEWEST_PEOPLE and len(unlabelled) > 1
+        else None
     )
     return {
         "mean": float(np.mean(scored)),
@@ -110,5 +112,5 @@ def _write(path: Path, items: Sequence[Item], judged: Judged, values: Sequence[f
             masses, verdict = answers.probabilities[index], answers.verdicts[index]
             confidence, reason = masses[verdict] if masses and verdict else None, judged.reasons[index] or None
             row = {"verdict": verdict, "value": values[index], "confidence": confidence, "reason": reason}
-            line = {"item_id": item.id, **item.shown, **row}
+            line = {"item_id": item.id, **item.fields, **row}
             file.write(json.dumps(results(line), ensure_ascii=False, default=str) + "\n")

@@ -14,7 +14,7 @@ from assay.judges import Item, Judge, ListwiseJudge
 from assay.judges.loading import AnyJudge
 from assay.optimizers.judges.compile import agreement_rubric
 from assay.rubrics.criteria import JudgeFields
-from assay.runs.arguments import given_lm
+from assay.runs.arguments import resolve_lm
 from assay.runs.loading import load_judge
 from assay.runs.opening import Run, open_run
 from assay.runs.preflight import check_prices, preflight_judge
@@ -79,20 +79,20 @@ def judge_settings(
 
     A compiled judge has its own model.
     """
-    found = {name: value for name, value in options.items() if value is not None}
-    lm = given_lm(lm, found)
-    if lm is None and found.get("model") is None and isinstance(judge, str) and is_artifact(judge):
-        found = with_model_of(judge, found)
+    settings = {name: value for name, value in options.items() if value is not None}
+    lm = resolve_lm(lm, settings)
+    if lm is None and settings.get("model") is None and isinstance(judge, str) and is_artifact(judge):
+        settings = with_model_of(judge, settings)
     model = {"model": lm.model} if lm is not None else {}
-    return kind(judge=judge if isinstance(judge, str) else judge.spec.text, data=data, **{**found, **model}), lm
+    return kind(judge=judge if isinstance(judge, str) else judge.spec.text, data=data, **{**settings, **model}), lm
 
 
 def preflight_items(judge: Judge, items: Sequence[Item], session: Session, config: JudgeSettings) -> None:
     """Calls each model of the judge once, so that a missing one is found before every item waits for it."""
-    whole = [item for item in items if all(name in item.shown or name in OPTIONAL for name in judge.shows)]
-    if config.preflight and whole:
+    complete = [item for item in items if all(name in item.fields or name in OPTIONAL for name in judge.shows)]
+    if config.preflight and complete:
         session.progress.say("preflight: each model answers once")
-        preflight_judge(judge, whole, session, max_cost_usd=config.max_cost_usd)
+        preflight_judge(judge, complete, session, max_cost_usd=config.max_cost_usd)
 
 
 def spent_by(session: Session) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from assay.optimizers.parameters.page import importance, write_page
 from assay.optimizers.prompts.reserve import too_few_to_score
 from assay.programs import AgentParameters
 from assay.rubrics import Rubric
-from assay.runs.arguments import given_model, given_program, program_settings, takes
+from assay.runs.arguments import program_settings, resolve_model, resolve_program, takes
 from assay.runs.jobs import open_job, salt_at
 from assay.runs.opening import home_of
 from assay.runs.preflight import checked
@@ -41,7 +41,7 @@ class ImpactReport(ReportRepr):
     `page` shows the effects, and the charts of `study` if a study has searched the same space.
     """
 
-    found: Impact
+    impact: Impact
     folder: Path
     meter: Meter
     picture: Path | None = None
@@ -53,7 +53,7 @@ class ImpactReport(ReportRepr):
     def to_dict(self) -> dict[str, Any]:
         usage = self.meter.usage
         return {
-            **self.found.to_dict(), "folder": str(self.folder), "picture": str(self.picture) if self.picture else None,
+            **self.impact.to_dict(), "folder": str(self.folder), "picture": str(self.picture) if self.picture else None,
             "page": str(self.page) if self.page else None, "study": self.study, "importance": self.importance,
             "notes": self.notes,
             "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated, "tokens": usage.tokens,
@@ -85,47 +85,47 @@ def parameter_impact(
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
-    program = given_program(program)
-    lm, given = given_model(program, lm, options)
-    config = program_settings(ImpactSettings, program, rubric, data, lm, given)
-    shown = progress or SilentProgress()
+    program = resolve_program(program)
+    lm, settings = resolve_model(program, lm, options)
+    config = program_settings(ImpactSettings, program, rubric, data, lm, settings)
+    progress = progress or SilentProgress()
     config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))
     with open_job(
-        config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=("val",)
+        config, program=program, rubric=rubric, lm=lm, progress=progress, store=store, resume=resume, need=("val",)
     ) as job:
-        few = too_few_to_score(job.splits.sizes(), "val")
-        if few is not None:
-            shown.say(f"warning: {few}")
-        space = space_of(job, config, shown)
+        warning = too_few_to_score(job.splits.sizes(), "val")
+        if warning is not None:
+            progress.say(f"warning: {warning}")
+        space = space_of(job, config, progress)
         name = space.programs[0]
         job.session.register(job.splits.val, "val")
         defaults = {**AgentParameters().model_dump(), **job.student.settings["parameters"]}
         study = study_to_show(job, config, space, storage_of(config, store))
-        short = job.session.program_name.rpartition(":")[2].lower()
-        folder = _made_folder(Path(out) if out else home_of(store) / "impact" / short)
+        class_name = job.session.program_name.rpartition(":")[2].lower()
+        folder = _create_folder(Path(out) if out else home_of(store) / "impact" / class_name)
         measured = checked(job, job.splits.val, split="val")
         start = Point(name, {parameter: defaults[parameter] for parameter in space.searched(name)})
         with job.session.phase("impact"):
-            found = impact(
+            effects = impact(
                 objective_of(job, config, space),
                 job.splits.val,
                 space,
                 start,
                 levels=config.levels,
                 budget=Budget(**config.budget),
-                progress=shown,
+                progress=progress,
             )
-        report = ImpactReport(found, folder, job.session.meter)
+        report = ImpactReport(effects, folder, job.session.meter)
         facts = facts_of(job, config)
     _draw(report, config, study, facts)
-    report.notes += [*([few] if few is not None else []), *(measured.warnings if measured else ())]
-    report.notes += _notes(found, study)
+    report.notes += [*([warning] if warning is not None else []), *(measured.warnings if measured else ())]
+    report.notes += _notes(effects, study)
     (folder / "impact.json").write_text(json.dumps(report.to_dict(), indent=1))
     return report
 
 
 def _notes(effects: Any, study: Any) -> list[str]:
-    notes = [f"could not be run: {why}" for why in effects.failed]
+    notes = [f"could not be run: {reason}" for reason in effects.failed]
     notes += [f"{parameter} had no effect on any run" for parameter in effects.without_effect]
     if study is None:
         notes.append(
@@ -135,7 +135,7 @@ def _notes(effects: Any, study: Any) -> list[str]:
     return notes
 
 
-def _made_folder(folder: Path) -> Path:
+def _create_folder(folder: Path) -> Path:
     """Creates the folder of the report, before anything is run."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -150,7 +150,7 @@ def _draw(report: ImpactReport, config: ImpactSettings, study: "optuna.Study | N
         report.study, report.importance = study.study_name, importance(study)
         facts["study"] = f"{study.study_name}, {len(study.get_trials(deepcopy=False))} trials"
     try:
-        report.picture = draw_impact(report.found, report.folder / "impact.png")
+        report.picture = draw_impact(report.impact, report.folder / "impact.png")
         objectives = config.objectives if study is None else study.user_attrs["assay"]["objectives"]
         report.page, _ = write_page(
             report.folder,
@@ -158,7 +158,7 @@ def _draw(report: ImpactReport, config: ImpactSettings, study: "optuna.Study | N
             objectives,
             title=f"What the agent parameters of {config.program} do",
             facts=facts,
-            impact=report.found,
+            impact=report.impact,
         )
     except MissingExtra as error:
         report.notes.append(f"no picture: {error}")

@@ -39,14 +39,14 @@ class TuneReport(ReportRepr):
     pictures: list[Path] = field(default_factory=list)
     importance: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    kept: Mapping[str, Any] | None = None  # of a run that had ended before
+    stored: Mapping[str, Any] | None = None  # of a run that had ended before
 
     def to_dict(self) -> dict[str, Any]:
-        if self.kept is not None:
-            return dict(self.kept)
-        usage, search, found, test = self.meter.usage, self.meter.of("search"), self.outcome, self.test
+        if self.stored is not None:
+            return dict(self.stored)
+        usage, search, outcome, test = self.meter.usage, self.meter.of("search"), self.outcome, self.test
         budget = Budget(**self.config.budget)
-        states = [trial.state for trial in found.trials]
+        states = [trial.state for trial in outcome.trials]
         return {
             "artifact": str(self.artifact),
             "page": None if self.page is None else str(self.page),
@@ -54,16 +54,16 @@ class TuneReport(ReportRepr):
             "importance": self.importance,
             "method": self.config.method,
             "best": self.best,
-            "level_with_best": found.level,
-            "program": found.best.point.program,
+            "level_with_best": outcome.level,
+            "program": outcome.best.point.program,
             "trials": len(states),
             "complete": states.count("complete"),
             "pruned": states.count("pruned"),
             "failed": states.count("failed"),
-            "task_runs": found.task_runs,
-            "task_runs_saved": found.saved,
+            "task_runs": outcome.task_runs,
+            "task_runs_saved": outcome.saved,
             "objectives": list(self.config.objectives),
-            "front": [trial.to_dict() for trial in found.trials if trial.number in found.front],
+            "front": [trial.to_dict() for trial in outcome.trials if trial.number in outcome.front],
             "replaces": self.replaces,
             "gate": None
             if self.gate is None
@@ -77,13 +77,13 @@ class TuneReport(ReportRepr):
                 "tokens": saving(test),
                 "table": before_and_after(list(test.before.runs.values()), list(test.after.runs.values())),
             },
-            "history": [{**trial.to_dict(), "expected": found.expected.get(trial.number)} for trial in found.trials]
-            if found.walked is None
-            else found.walked["episodes"],
-            "confirmed": None if found.walked is None else found.walked["confirmed"],
+            "history": [{**trial.to_dict(), "expected": outcome.expected.get(trial.number)} for trial in outcome.trials]
+            if outcome.policy_training is None
+            else outcome.policy_training["episodes"],
+            "confirmed": None if outcome.policy_training is None else outcome.policy_training["confirmed"],
             "stopped": self.stopped,
             "test_openings": self.openings.to_dict() if self.openings else None,
-            "notes": [*found.notes, *self.notes],
+            "notes": [*outcome.notes, *self.notes],
             "search_calls": search.calls,
             "calls": usage.calls,
             "cached": usage.cached,
@@ -102,9 +102,9 @@ def cheaper(gate: Comparison, margin: float) -> bool:
     return gate.gain.low > -margin and fewer["high"] is not None and fewer["high"] < 0
 
 
-def saving(found: Comparison) -> dict[str, float | None]:
+def saving(comparison: Comparison) -> dict[str, float | None]:
     """Relative change of tokens per task, with a paired 95 % interval; negative if fewer are used."""
-    before, after = found.before.tokens, found.after.tokens
+    before, after = comparison.before.tokens, comparison.after.tokens
     mean = float(np.mean(list(before.values()))) if before else 0.0
     if not mean:
         return {"mean": None, "low": None, "high": None}

@@ -44,7 +44,7 @@ from assay.optimizers.prompts.estimate import price_of
 from assay.optimizers.prompts.reserve import announce_splits, forecast_pair, plan_report
 from assay.rubrics import Rubric
 from assay.runs.anchors import replay_of_rubric
-from assay.runs.arguments import given_model, given_program, program_settings, takes
+from assay.runs.arguments import program_settings, resolve_model, resolve_program, takes
 from assay.runs.artifacts import keep_artifact, rehearsed
 from assay.runs.jobs import Job, open_job, salt_at
 from assay.runs.opening import home_of
@@ -89,27 +89,27 @@ def tune(
         AssayError: what was wrong, which rule, what to do.
         Cancelled: the user stopped the run; call again with `resume=True`.
     """
-    program = given_program(program)
-    lm, found = given_model(program, lm, options)
-    config = program_settings(TuneSettings, program, rubric, data, lm, found)
+    program = resolve_program(program)
+    lm, settings = resolve_model(program, lm, options)
+    config = program_settings(TuneSettings, program, rubric, data, lm, settings)
     if config.workers > 1 and not (lm is None and isinstance(program, str) and isinstance(rubric, str | Path)):
         raise ConfigError("workers are processes of their own: give program, rubric and model by their names")
-    shown = progress or SilentProgress()
+    progress = progress or SilentProgress()
     config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))
     _check_folders(out, apply)
     single = config.of_one_worker()
     with open_job(
-        single, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=config.need
+        single, program=program, rubric=rubric, lm=lm, progress=progress, store=store, resume=resume, need=config.need
     ) as job:
         job.status = "stopped"  # until the job is complete
         finished = job.finished({"apply": apply})
-        if job.session.recorder.resumed and (kept := finished.report(shown, out=out)) is not None:
-            job.end_as_before(kept)
-            return _as_kept(config, job, kept)
+        if job.session.recorder.resumed and (stored := finished.report(progress, out=out)) is not None:
+            job.end_as_before(stored)
+            return _as_stored(config, job, stored)
         if apply is not None:
             student_at(job, Point(str(apply), {}), config)  # refuses it now, not after the search
-        warnings = _prepared(job, config, shown)
-        report = _tuned(job, config, shown, store, resume)
+        warnings = _prepared(job, config, progress)
+        report = _tuned(job, config, progress, store, resume)
         report.notes += warnings
         if report.stopped is None:
             job.status = "done"
@@ -125,19 +125,19 @@ def _check_folders(out: str | Path | None, apply: str | Path | None) -> None:
     if out is not None:
         check_place(Path(out).resolve())
     if apply is not None and not is_artifact(apply):
-        why = "it has no manifest.json" if Path(apply).is_dir() else "there is no such folder"
-        raise ConfigError(f"apply={str(apply)!r} is not an artifact to write parameters into: {why}")
+        reason = "it has no manifest.json" if Path(apply).is_dir() else "there is no such folder"
+        raise ConfigError(f"apply={str(apply)!r} is not an artifact to write parameters into: {reason}")
 
 
-def _prepared(job: Job, config: TuneSettings, shown: Progress) -> list[str]:
+def _prepared(job: Job, config: TuneSettings, progress: Progress) -> list[str]:
     """Preflight, and the reserve of gate and test; returns notes for the report."""
-    warnings = announce_splits(job.splits, shown)
+    warnings = announce_splits(job.splits, progress)
     measured = checked(job, job.splits.val, split="val")
     warnings += [*(measured.warnings if measured else ()), *rehearsed(job)]
     price = price_of(job.session.lm, 300, 40) or 0.0
     pair = forecast_pair(job.student.program, job.session, cost_per_call=price)
     plan = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)
-    shown.say(plan.detectable_gain)
+    progress.say(plan.detectable_gain)
     plan.reserve(job.session.meter)
     _check_caps(job, config, pair)
     return warnings
@@ -145,35 +145,35 @@ def _prepared(job: Job, config: TuneSettings, shown: Progress) -> list[str]:
 
 def _check_caps(job: Job, config: TuneSettings, pair: Usage) -> None:
     """Refuses caps on calls that do not allow two trials, the default and another, on all val tasks."""
-    left, val = job.session.meter.search_calls_left(), len(job.splits.val)
+    available, val = job.session.meter.search_calls_left(), len(job.splits.val)
     needed = pair.calls * val * config.samples  # for two trials: a pair of runs per task
-    if config.method != "optuna" or left >= needed or job.session.recorder.resumed:
+    if config.method != "optuna" or available >= needed or job.session.recorder.resumed:
         return
     caps = ", ".join(
         f"{name}={cap}" for name in ("max_calls", "max_search_calls") if (cap := getattr(config, name)) is not None
     )
     raise ConfigError(
-        f"{caps}: this leaves {left:.0f} calls for the search, and two trials of "
+        f"{caps}: this leaves {available:.0f} calls for the search, and two trials of "
         f"{val} val tasks take about {needed}. Raise max_calls to {2 * needed} or more, or set sizes={{'val': N}} to "
         "fewer tasks"
     )
 
 
-def _as_kept(config: TuneSettings, job: Job, kept: Mapping[str, Any]) -> TuneReport:
+def _as_stored(config: TuneSettings, job: Job, stored: Mapping[str, Any]) -> TuneReport:
     """The report of a run that had already ended. Its outcome has the best trial only, without scores per task."""
-    best = TrialResult(0, Point(kept["program"], dict(kept["best"])), "complete", {"score": None}, {}, {}, None)
-    outcome = SearchOutcome(best, None, [], kept["task_runs"], kept["task_runs_saved"], [])
-    page = Path(kept["page"]) if kept["page"] else None
+    best = TrialResult(0, Point(stored["program"], dict(stored["best"])), "complete", {"score": None}, {}, {}, None)
+    outcome = SearchOutcome(best, None, [], stored["task_runs"], stored["task_runs_saved"], [])
+    page = Path(stored["page"]) if stored["page"] else None
     return TuneReport(
-        Path(kept["artifact"]), config, outcome, dict(kept["best"]), job.session.meter, replaces=kept["replaces"],
-        stopped=kept["stopped"], page=page,
-        pictures=[Path(path) for path in kept["pictures"]], importance=kept["importance"], notes=kept["notes"],
-        kept=kept,
+        Path(stored["artifact"]), config, outcome, dict(stored["best"]), job.session.meter, replaces=stored["replaces"],
+        stopped=stored["stopped"], page=page,
+        pictures=[Path(path) for path in stored["pictures"]], importance=stored["importance"], notes=stored["notes"],
+        stored=stored,
     )  # fmt: skip
 
 
-def _tuned(job: Job, config: TuneSettings, shown: Progress, store: str | Path | None, resume: bool) -> TuneReport:
-    space = space_of(job, config, shown)
+def _tuned(job: Job, config: TuneSettings, progress: Progress, store: str | Path | None, resume: bool) -> TuneReport:
+    space = space_of(job, config, progress)
     objective = objective_of(job, config, space)
     for split in ("train", "val"):
         job.session.register(getattr(job.splits, split), split)
@@ -181,9 +181,9 @@ def _tuned(job: Job, config: TuneSettings, shown: Progress, store: str | Path | 
     alarms = replay_of_rubric(job.session.rubric, job.session)
     with job.session.phase("search"):
         if config.method == "policy":
-            outcome, stopped = _by_policy(job, objective, space, default, config, shown)
+            outcome, stopped = _by_policy(job, objective, space, default, config, progress)
         else:
-            outcome, stopped = _by_optuna(job, objective, space, default, config, shown, store, resume)
+            outcome, stopped = _by_optuna(job, objective, space, default, config, progress, store, resume)
     tuned = objective.student(outcome.best.point)
     before, unset = default_student(job, objective, default)
     notes = [*alarms, *unset]
@@ -203,13 +203,13 @@ def _by_optuna(
     space: Space,
     default: Point,
     config: TuneSettings,
-    shown: Progress,
+    progress: Progress,
     store: str | Path | None,
     resume: bool,
 ) -> tuple[SearchOutcome, str | None]:
     url, val = storage_of(config, store), job.splits.val
     study, alone = study_of(job, config, space, url), config.study is None and config.workers == 1
-    shown.say(
+    progress.say(
         f"study {study.study_name} in {url_without_password(url)}: {config.trials} trials of {len(val)} val tasks; "
         "the test split is sealed"
     )
@@ -218,7 +218,7 @@ def _by_optuna(
         for name, value in space.trial_parameters(default).items()
         if name != "program" and value != default.parameters.get(name)
     ]:
-        shown.say(
+        progress.say(
             f"the default's {', '.join(f'{name} {default.parameters[name]}' for name in moved)} is out of range: tried "
             "at the edge"
         )
@@ -226,28 +226,28 @@ def _by_optuna(
     if config.study is None and not alone:
         requeue_all(study)  # a study of this run alone: processes that held its running trials are gone
     try:
-        with helped(config, study.study_name, url, store, shown, meter=job.session.meter, resume=resume):
-            search(objective, val, space, config.search, study, defaults=[default], progress=shown, alone=alone)
+        with helped(config, study.study_name, url, store, progress, meter=job.session.meter, resume=resume):
+            search(objective, val, space, config.search, study, defaults=[default], progress=progress, alone=alone)
     except BudgetExceeded as cap:
         if not any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
             raise
         stopped = str(cap)
-        shown.say(f"end of the search: {cap}; continuing with the best candidate so far")
+        progress.say(f"end of the search: {cap}; continuing with the best candidate so far")
     return outcome_of(study, space, config.search, len(val)), stopped
 
 
 def _by_policy(
-    job: Job, objective: ProgramObjective, space: Space, default: Point, config: TuneSettings, shown: Progress
+    job: Job, objective: ProgramObjective, space: Space, default: Point, config: TuneSettings, progress: Progress
 ) -> tuple[SearchOutcome, str | None]:
     """Learns on train and confirms on val. On resume, the runs before a cap are answered from the response cache."""
     train, val = job.splits.train, job.splits.val
-    shown.say(
+    progress.say(
         f"policy: {config.episodes} episodes of {config.tasks_per_episode or len(train)} train tasks; {len(val)} val "
         "tasks confirm the best"
     )
     result = train_policy(
         objective, train, val, space, default, episodes=config.episodes, tasks_per_episode=config.tasks_per_episode,
-        learning_rate=config.learning_rate, seed=config.seed, budget=Budget(**config.budget), progress=shown,
+        learning_rate=config.learning_rate, seed=config.seed, budget=Budget(**config.budget), progress=progress,
     )  # fmt: skip
     trials = [
         TrialResult(
@@ -265,8 +265,8 @@ def _by_policy(
     each = min(config.tasks_per_episode or len(train), len(train))
     runs = config.samples * (len(result.history) * each + len(result.confirmed) * len(val))
     notes = [*result.notes, *(f"{e.number}: {e.meaning}" for e in result.history if e.kept and e.improvement > 0)]
-    walked = {"episodes": [episode.to_dict() for episode in result.history], "confirmed": result.confirmed}
-    return SearchOutcome(best, trials[0], trials, runs, 0.0, [], notes=notes, walked=walked), result.stopped
+    training = {"episodes": [episode.to_dict() for episode in result.history], "confirmed": result.confirmed}
+    return SearchOutcome(best, trials[0], trials, runs, 0.0, [], notes=notes, policy_training=training), result.stopped
 
 
 def _save(report: TuneReport, job: Job, config: TuneSettings, folder: Path, apply: str | Path | None) -> None:

@@ -34,14 +34,14 @@ __all__ = [
 ]
 
 
-def space_of(job: Job, config: ParameterSettings, shown: Progress) -> Space:
+def space_of(job: Job, config: ParameterSettings, progress: Progress) -> Space:
     """The parameters that have an effect in the program and in each artifact that is tried as an alternative."""
     names = [config.program, *(str(path) for path in config.also)]
     acting = {name: acting_parameters(student_at(job, Point(name, {}), config)) for name in names}
     ranges = dict(config.ranges) or {name: limits for name, limits in RANGES.items() if name not in config.parameters}
     for name, effective in acting.items():
         if idle := [parameter for parameter in ranges if parameter not in effective]:
-            shown.say(f"{name} ignores {', '.join(idle)}: not searched for it")
+            progress.say(f"{name} ignores {', '.join(idle)}: not searched for it")
     return Space(programs=names, acting=acting, ranges=ranges, fixed=dict(config.parameters))
 
 
@@ -71,13 +71,15 @@ def default_of(job: Job, space: Space) -> Point:
 
     A missing temperature is the model's, clipped to the range, else an agent's default.
     """
-    own, model_temperature = dict(job.student.settings["parameters"]), job.session.lm.kwargs.get("temperature")
+    parameters, model_temperature = dict(job.student.settings["parameters"]), job.session.lm.kwargs.get("temperature")
     low, high = RANGES["temperature"]
     temperature = (
         AgentParameters().temperature if model_temperature is None else min(max(float(model_temperature), low), high)
     )
     searched = space.searched(space.programs[0])
-    return Point(space.programs[0], {**({"temperature": temperature} if "temperature" in searched else {}), **own})
+    return Point(
+        space.programs[0], {**({"temperature": temperature} if "temperature" in searched else {}), **parameters}
+    )
 
 
 def default_student(job: Job, objective: ProgramObjective, default: Point) -> tuple[RecordedProgram, list[str]]:
@@ -149,8 +151,10 @@ def study_to_show(job: Job, config: ParameterSettings, space: Space, url: str) -
         if not summaries:
             raise ConfigError(f"there is no study {config.study!r} at {url_without_password(url)}")
     else:
-        wanted = json.loads(json.dumps({**space.describe(), **_searched_on(job, config)}))
-        summaries = [summary for summary in summaries if summary.user_attrs.get("assay", {}).get("space") == wanted]
+        space_description = json.loads(json.dumps({**space.describe(), **_searched_on(job, config)}))
+        summaries = [
+            summary for summary in summaries if summary.user_attrs.get("assay", {}).get("space") == space_description
+        ]
     newest = max(summaries, key=lambda summary: str(summary.datetime_start or ""), default=None)
     return None if newest is None else optuna.load_study(study_name=newest.study_name, storage=url)
 

@@ -24,7 +24,8 @@ __all__ = ["helped"]
 
 @contextmanager
 def helped(
-    config: TuneSettings, study: str, url: str, store: str | Path | None, shown: Progress, *, meter: Meter, resume: bool
+    config: TuneSettings, study: str, url: str, store: str | Path | None, progress: Progress, *, meter: Meter,
+    resume: bool,
 ) -> Iterator[None]:  # fmt: skip
     """Context in which worker processes run trials of the study.
 
@@ -37,8 +38,10 @@ def helped(
     started = multiprocessing.get_context("spawn")
     helpers, spent = [], started.SimpleQueue()
     for number in range(1, config.workers):
-        theirs = replace(replace(config, worker=number).of_one_worker(), workers=1, study=study, storage=url)
-        helpers.append(started.Process(target=_help, args=(theirs, store, resume, spent), name=f"assay-tune-{number}"))
+        worker_config = replace(replace(config, worker=number).of_one_worker(), workers=1, study=study, storage=url)
+        helpers.append(
+            started.Process(target=_help, args=(worker_config, store, resume, spent), name=f"assay-tune-{number}")
+        )
     for helper in helpers:
         helper.start()
     try:
@@ -51,7 +54,7 @@ def helped(
         for helper in helpers:
             helper.join()
             if helper.exitcode not in (0, -signal.SIGTERM):
-                shown.say(f"warning: {helper.name} ended with {helper.exitcode}; its trial is tried again")
+                progress.say(f"warning: {helper.name} ended with {helper.exitcode}; its trial is tried again")
         meter.caps = config.caps
         while not spent.empty():
             meter.add(spent.get())

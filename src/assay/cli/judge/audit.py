@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from assay.cli.flags import given_settings, is_artifact, settings_flags
+from assay.cli.flags import command_settings, is_artifact, settings_flags
 from assay.cli.judge.tables import rich_console, spent_text
 from assay.cli.shared import Console, job_options, pop_values, print_json, require_coverage
 from assay.cli.wording import counted, in_flags
@@ -36,7 +36,7 @@ def audit_command(judge: str, **values: Any) -> None:
     from assay.errors import ModelError
 
     (as_json,) = pop_values(values, "as_json")
-    values |= given_settings(values, JudgeAuditSettings, artifact=is_artifact(judge))
+    values |= command_settings(values, JudgeAuditSettings, artifact=is_artifact(judge))
     try:
         data = audit_judge(judge, progress=Console(), **values)
     except ModelError as error:
@@ -74,10 +74,10 @@ def _show_audit(data: dict[str, Any]) -> None:
     for note in data["notes"]:
         rich.print(f"note: {in_flags(note)}", markup=False)
     for name in data["not_tried"]:
-        why = "in every case its own words say the right answer"
+        reason = "in every case its own words say the right answer"
         if name == "truncation":
-            why = "no good output has a first half that surely lost what makes it right; an 'answer' column says it"
-        rich.print(f"note: {name} was not tried: {why}", markup=False)
+            reason = "no good output has a first half that surely lost what makes it right; an 'answer' column says it"
+        rich.print(f"note: {name} was not tried: {reason}", markup=False)
     for alarm in data["flip_alarms"]:
         rich.print(f"alarm: {alarm}", markup=False)
     for name, entry in data["attacks"].items():

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from assay.cli.flags import given_settings, settings_flags
+from assay.cli.flags import command_settings, settings_flags
 from assay.cli.judge.tables import MEASURES, gain_text, interval_text, number, show_card
 from assay.cli.shared import Console, job_options, pop_values, print_json, print_openings, require_coverage
 from assay.cli.wording import in_flags
@@ -27,7 +27,7 @@ def compile_command(judge: str, **values: Any) -> None:
 
     as_json, store, out, resume = pop_values(values, "as_json", "store", "out", "resume")
     report = judging.compile_judge(
-        judge, store=store, out=out, resume=resume, progress=Console(), **given_settings(values, JudgeCompileSettings)
+        judge, store=store, out=out, resume=resume, progress=Console(), **command_settings(values, JudgeCompileSettings)
     )
     data = report.to_dict()
     if as_json:
@@ -42,7 +42,7 @@ def _show(data: dict[str, Any]) -> None:
     from rich.table import Table
 
     rich = Rich(highlight=False)
-    before, after, people, card = data["test"]["baseline"], data["test"]["compiled"], data["ceiling"], data["card"]
+    before, after, ceiling, card = data["test"]["baseline"], data["test"]["compiled"], data["ceiling"], data["card"]
     if before and after:
         table = Table(title=f"agreement with people, {after['n']} sealed items", title_justify="left")
         for column in ("", "baseline", "compiled", "95 %", "people"):
@@ -54,15 +54,15 @@ def _show(data: dict[str, Any]) -> None:
                 number(before[name]),
                 number(after[name]),
                 interval_text(after["intervals"].get(name)),
-                number(people[name]),
+                number(ceiling[name]),
                 style=style,
             )
         table.add_row("no verdict", str(before["unscored"]), str(after["unscored"]), "", "")
         rich.print(table)
-        for whose, side in (("", after), ("people's ", people)):
+        for prefix, side in (("", after), ("people's ", ceiling)):
             for name, reason in sorted(side["undefined"].items()):
-                if not whose or name != "brier":  # people give no probabilities
-                    rich.print(f"{whose}{name} is undefined: {reason}", markup=False)
+                if not prefix or name != "brier":  # people give no probabilities
+                    rich.print(f"{prefix}{name} is undefined: {reason}", markup=False)
         gain, accuracy = data["test"]["gain"], data["test"]["accuracy_gain"]
         rich.print(f"gain in {data['objective']}: {gain_text(gain)}; in accuracy: {gain_text(accuracy)}", markup=False)
         show_card(rich, card, reported=after["undefined"])

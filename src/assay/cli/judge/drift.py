@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from assay.cli.flags import given_settings, is_artifact, settings_flags
+from assay.cli.flags import command_settings, is_artifact, settings_flags
 from assay.cli.judge.tables import rich_console, spent_text
 from assay.cli.shared import Console, job_options, pop_values, print_json, require_coverage
 from assay.runs.settings import JudgeDriftSettings
@@ -25,7 +25,7 @@ def drift_command(judge: str, **values: Any) -> None:
     from assay.api.judge.drift import replay_anchors
 
     (as_json,) = pop_values(values, "as_json")
-    values |= given_settings(values, JudgeDriftSettings, artifact=is_artifact(judge))
+    values |= command_settings(values, JudgeDriftSettings, artifact=is_artifact(judge))
     data = replay_anchors(judge, progress=Console(), **values)
     if as_json:
         print_json(data)

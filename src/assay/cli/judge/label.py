@@ -12,7 +12,7 @@ from assay.cli.wording import counted
 __all__ = ["label_command"]
 
 
-def _words(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+def _comma_separated(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
     return tuple(word.strip() for word in value.split(",")) if value else None
 
 
@@ -25,7 +25,9 @@ def _words(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 @click.option("--rationale", is_flag=True, help="Ask for a reason as well; optimizers that reflect read it.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order in which rollouts are shown.")
 @click.option(
-    "--scale", callback=_words, help="Words of a judge that is given as a sentence, worst to best; no,yes by default."
+    "--scale",
+    callback=_comma_separated,
+    help="Words of a judge that is given as a sentence, worst to best; no,yes by default.",
 )
 @store_option()
 @trust_option()
@@ -42,45 +44,45 @@ def label_command(
     from assay.api.judge.label import to_label
     from assay.traces.store import Store
 
-    who, done = rater or getpass.getuser(), 0
+    rater_name, done = rater or getpass.getuser(), 0
     with Store(store) as opened:
-        built, waiting = to_label(judge, opened, rater=who, limit=limit, **where)
+        built, waiting = to_label(judge, opened, rater=rater_name, limit=limit, **where)
         words = list(built.spec.scale)
         if not waiting:
             click.echo("nothing is waiting for your label: no rollout that you have not judged fits", err=True)
         for at, entry in enumerate(waiting, 1):
-            _ask(at, len(waiting), entry.shown, built.spec)
+            _show_item(at, len(waiting), entry.fields, built.spec)
             label = _answer(words)
             if label is None:
                 break
             if label:
-                why = _line("why? ") if rationale else ""
+                reason = _line("why? ") if rationale else ""
                 opened.put_label(
                     question_key(built),
                     entry.item_id,
-                    who,
+                    rater_name,
                     label,
-                    shown=entry.shown,
-                    rationale=why,
+                    shown=entry.fields,
+                    rationale=reason,
                     rollout_id=entry.rollout_id,
                 )
                 done += 1
-    data = {"rater": who, "labelled": done, "asked": len(waiting)}
+    data = {"rater": rater_name, "labelled": done, "asked": len(waiting)}
     if as_json:
         print_json(data)
     else:
-        then = f"; compile with: assay judge compile {judge!r} --labels store" if done else ""
-        click.echo(f"{counted(done, 'labels')} of {who} kept{then}", err=True)
+        hint = f"; compile with: assay judge compile {judge!r} --labels store" if done else ""
+        click.echo(f"{counted(done, 'labels')} of {rater_name} kept{hint}", err=True)
 
 
-def _ask(at: int, count: int, shown: Any, spec: Any) -> None:
+def _show_item(at: int, count: int, fields: Any, spec: Any) -> None:
     from rich.console import Console as Rich
     from rich.panel import Panel
     from rich.text import Text
 
     rich = Rich(stderr=True, highlight=False)
     rich.rule(f"{at} of {count}")
-    for name, value in shown.items():
+    for name, value in fields.items():
         rich.print(Panel(Text(str(value)), title=name, title_align="left"))
     rich.print(f"{spec.text}", markup=False)
     keys = {word: key for key, word in _numbers(list(spec.scale)).items()}
@@ -90,7 +92,7 @@ def _ask(at: int, count: int, shown: Any, spec: Any) -> None:
 
 
 def _numbers(words: list[str]) -> dict[str, str]:
-    """What may be typed for a word: its place, but on a scale of numbers only the numbers themselves."""
+    """Scale words by the number that may be typed for them; empty for a scale of numbers."""
     return (
         {}
         if any(word.strip("+-").replace(".", "").isdigit() for word in words)
@@ -108,14 +110,14 @@ def _answer(words: list[str]) -> str | None:
 
     Where s or q is itself a word of the scale, /s skips or /q stops.
     """
-    known = {**_numbers(words), **{word.casefold(): word for word in words}}
-    skip, stop = (key if key not in known else f"/{key}" for key in ("s", "q"))
+    words_by_input = {**_numbers(words), **{word.casefold(): word for word in words}}
+    skip, stop = (key if key not in words_by_input else f"/{key}" for key in ("s", "q"))
     while True:
         click.echo(f"your verdict ({skip} skips, {stop} stops): ", nl=False, err=True)
         line = sys.stdin.readline()
         answer = line.strip().casefold()
-        if answer in known:
-            return known[answer]
+        if answer in words_by_input:
+            return words_by_input[answer]
         if answer == stop or not line:
             return None
         if answer == skip:

@@ -18,14 +18,14 @@ def lint_command(rubric: str, as_json: bool) -> None:
     from assay.rubrics import lint_rubric
     from assay.runs.loading import load_judge, load_rubric
 
-    found = lint_rubric(load_rubric(rubric), used=lambda name: load_judge(name).spec.text)
+    findings = lint_rubric(load_rubric(rubric), used=lambda name: load_judge(name).spec.text)
     if as_json:
-        print_json({"findings": [finding.to_dict() for finding in found]})
+        print_json({"findings": [each.to_dict() for each in findings]})
     else:
-        for finding in found:
+        for finding in findings:
             rich_console().print(f"{finding.criterion}: {finding.rule}: {finding.text}", markup=False)
         rich_console().print(
-            f"{len(found)} finding{'s' if len(found) > 1 else ''}" if found else "nothing found", markup=False
+            f"{len(findings)} finding{'s' if len(findings) > 1 else ''}" if findings else "nothing found", markup=False
         )
-    if found:
+    if findings:
         click.get_current_context().exit(1)

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from assay.cli.flags import given_settings, is_artifact, settings_flags
+from assay.cli.flags import command_settings, is_artifact, settings_flags
 from assay.cli.judge.tables import rich_console, spent_text
 from assay.cli.shared import Console, job_options, pop_values, print_json, require_coverage
 from assay.cli.wording import counted
@@ -29,7 +29,7 @@ def score_command(judge: str, **values: Any) -> None:
     from assay.api.judge.score import score_rows
 
     (as_json,) = pop_values(values, "as_json")
-    values |= given_settings(values, JudgeScoreSettings, artifact=is_artifact(judge))
+    values |= command_settings(values, JudgeScoreSettings, artifact=is_artifact(judge))
     data = score_rows(judge, progress=Console(), **values)
     if as_json:
         print_json(data)
@@ -53,20 +53,20 @@ def _show_scores(data: dict[str, Any]) -> None:
             markup=False,
         )
     if data["labelled"] > 0 and not data["corrected"]:
-        why = (
+        cause = (
             "every item has one, and there is nothing to correct"
             if data["labelled"] == data["n"]
             else "it takes 20, and two items without one"
         )
         rich.print(
-            f"note: the mean is not corrected by the {counted(data['labelled'], 'items')} with human labels: {why}",
+            f"note: the mean is not corrected by the {counted(data['labelled'], 'items')} with human labels: {cause}",
             markup=False,
         )
-    if found := data["corrected"]:
+    if corrected := data["corrected"]:
         text = (
-            f"corrected by {found['n_people']} human labels: {found['mean']:.3f}, 95 % [{found['low']:.3f}, "
-            f"{found['high']:.3f}] "
-            f"(people alone {found['people_alone']:.3f}; the verdicts were trusted by {found['weight']:.2f})"
+            f"corrected by {corrected['n_people']} human labels: {corrected['mean']:.3f}, 95 % "
+            f"[{corrected['low']:.3f}, {corrected['high']:.3f}] "
+            f"(people alone {corrected['people_alone']:.3f}; the verdicts were trusted by {corrected['weight']:.2f})"
         )
         rich.print(text, markup=False)
     if data["out"]:

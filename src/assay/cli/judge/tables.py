@@ -21,24 +21,28 @@ MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman", "brier")
 
 
 def show_agreement(rich: Any, card: dict[str, Any]) -> None:
-    """A card's agreement with raters, next to that of raters with each other."""
+    """Prints the judge's agreement with raters and the raters' agreement with each other."""
     from rich.table import Table
 
-    found, people = card["agreement"], card["ceiling"]
-    table = Table(title=f"agreement with people, {found['n']} sealed items", title_justify="left")
+    agreement, ceiling = card["agreement"], card["ceiling"]
+    table = Table(title=f"agreement with people, {agreement['n']} sealed items", title_justify="left")
     for column in ("", "judge", "95 %", "people"):
         table.add_column(column, justify="left" if not column else "right")
     for name in MEASURES:
         style = "bold" if name == card["objective"] else ""
         table.add_row(
-            name, number(found[name]), interval_text(found["intervals"].get(name)), number(people[name]), style=style
+            name,
+            number(agreement[name]),
+            interval_text(agreement["intervals"].get(name)),
+            number(ceiling[name]),
+            style=style,
         )
     rich.print(table)
 
 
 def show_card(rich: Any, card: dict[str, Any], *, reported: Collection[str] = ()) -> None:
-    """A card in words. `reported`: undefined measures that were reported before."""
-    shown = [
+    """Prints a card. `reported`: undefined measures that were reported before."""
+    rows = [
         ("of what people reach", _percent(card["of_ceiling"])),
         ("coverage", _percent(card["coverage"])),
         ("calibration error, Brier", f"{number(card['calibration_error'])}, {number(card['brier'])}"),
@@ -72,7 +76,7 @@ def show_card(rich: Any, card: dict[str, Any], *, reported: Collection[str] = ()
         ("smallest difference it can show", _percent(card["smallest_difference"])),
         ("dollars a verdict", "–" if card["cost_usd_per_verdict"] is None else f"{card['cost_usd_per_verdict']:.6f}"),
     ]
-    rich.print("; ".join(f"{name}: {value}" for name, value in shown), markup=False)
+    rich.print("; ".join(f"{name}: {value}" for name, value in rows), markup=False)
     for row in card.get("explained_by") or ():
         text = (
             f"{row['feature']} explains judge minus raters: {row['effect']:+.2f} of the scale, 95 % "
@@ -81,27 +85,27 @@ def show_card(rich: Any, card: dict[str, Any], *, reported: Collection[str] = ()
         )
         rich.print(text, markup=False)
     rich.print(confusion_table(card["confusion"]))
-    for name, reason in sorted((name, why) for name, why in card["undefined"].items() if name not in reported):
+    for name, reason in sorted((name, reason) for name, reason in card["undefined"].items() if name not in reported):
         rich.print(f"{name.replace('_', ' ')} is undefined: {reason}", markup=False)
     for alarm in card["alarms"]:
         rich.print(f"alarm: this judge {alarm}", markup=False)
 
 
-def confusion_table(found: dict[str, Any]) -> Any:
+def confusion_table(agreement: dict[str, Any]) -> Any:
     from rich.table import Table
 
     title = "confusion: the judge's verdicts by human labels, items (one with several labels counts in parts)"
     table = Table(title=title, title_justify="left")
     table.add_column("judge")
-    for label in found["labels"]:
+    for label in agreement["labels"]:
         table.add_column(label, justify="right")
-    for label, row in zip(found["labels"], found["verdicts_by_people"], strict=True):
+    for label, row in zip(agreement["labels"], agreement["verdicts_by_people"], strict=True):
         table.add_row(label, *(f"{value:.4g}" for value in row))
     return table
 
 
 def number(value: float | None) -> str:
-    """Three decimals; a dash where undefined."""
+    """Three decimals, or a dash if undefined."""
     return "–" if value is None else f"{value:.3f}"
 
 
@@ -110,7 +114,7 @@ def _percent(value: float | None) -> str:
 
 
 def interval_text(interval: list[float] | None) -> str:
-    """`[low, high]`; a dash where there is none."""
+    """`[low, high]`, or a dash if there is no interval."""
     return "–" if interval is None else f"[{interval[0]:.3f}, {interval[1]:.3f}]"
 
 

@@ -72,7 +72,7 @@ def list_command(
 
 
 def _check_program(program: str | None, programs: list[str]) -> None:
-    """Refuses a `--program` that no recorded program's name contains: it is misspelled, not merely without rollouts."""
+    """Refuses a `--program` that is in the name of no recorded program: it is misspelt."""
     from assay.errors import ConfigError
 
     if program is not None and programs and not any(program.lower() in name.lower() for name in programs):
@@ -82,7 +82,7 @@ def _check_program(program: str | None, programs: list[str]) -> None:
 
 
 def _nothing(filters: dict[str, Any]) -> str:
-    """The message where no rollout matches."""
+    """The message if no rollout matches."""
     hint = "" if filters.get("source") else " (verdicts of judges are listed with --source judge)"
     active = [
         f"{name.removesuffix('_id').replace('_', ' ')} {value}" for name, value in filters.items() if value is not None

@@ -28,7 +28,7 @@ def rate_command(
     """
     with open_store(store) as opened:
         if rollout_id is None:
-            rated = _ask(opened, run_id, limit)
+            rated = _ask_rating(opened, run_id, limit)
         elif rating is None:
             raise click.UsageError("say the rating as well, from 0 to 1: assay traces rate ROLLOUT 0.8")
         else:
@@ -39,8 +39,8 @@ def rate_command(
         click.echo(f"{counted(len(rated), 'rollouts')} rated")
 
 
-def _ask(opened: Any, run_id: str | None, limit: int) -> dict[str, float]:
-    """Asks for ratings on the terminal. Returns those given, by rollout id."""
+def _ask_rating(opened: Any, run_id: str | None, limit: int) -> dict[str, float]:
+    """Asks for ratings on the terminal. Returns the ratings by rollout id."""
     rated: dict[str, float] = {}
     # Rollouts of gate and test are sealed: a rating would be used for selection.
     waiting = [
@@ -73,9 +73,9 @@ def _rate(opened: Any, rollout_id: str, rating: float) -> str:
 
     rollout = opened.rollout(rollout_id)
     if rollout.source in _NOT_RATED:
-        what = "a verdict of a judge" if rollout.source == "judge" else "a group of LM calls outside of a task"
+        description = "a verdict of a judge" if rollout.source == "judge" else "a group of LM calls outside of a task"
         raise ConfigError(
-            f"{rollout.id} is {what}, which no export uses. Rate the program's rollout (see assay traces list); "
+            f"{rollout.id} is {description}, which no export uses. Rate the program's rollout (see assay traces list); "
             "to give a judge an example, use assay judge label"
         )
     opened.rate(rollout.id, rating)

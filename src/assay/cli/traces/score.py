@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from assay.cli.flags import given_settings, settings_flags
+from assay.cli.flags import command_settings, settings_flags
 from assay.cli.shared import (
     Console,
     json_option,
@@ -44,7 +44,7 @@ def score_command(runs: tuple[str, ...], again: bool, store: str | None, as_json
     """
     from assay.api.traces import score_rollouts
 
-    settings = given_settings(values, ProgramSettings, project=False)
+    settings = command_settings(values, ProgramSettings, project=False)
     open_store(store).close()  # refuses a store that does not exist, which `score_rollouts` would create
     report = score_rollouts(settings.pop("rubric"), store=store, runs=runs, again=again, progress=Console(), **settings)
     if as_json:
@@ -60,8 +60,8 @@ def _show(report: dict[str, Any]) -> None:
         f"{counted(report['scored'], 'rollouts')} scored{mean}; {report['unscored']} could not be scored and are "
         f"unchanged, {report['skipped']} already had a score"
     )
-    if others := report["skipped_of_other_rubrics"]:
-        rubrics = ", ".join(f"{count} of {name or 'a rubric without a name'}" for name, count in others.items())
+    if by_rubric := report["skipped_of_other_rubrics"]:
+        rubrics = ", ".join(f"{count} of {name or 'a rubric without a name'}" for name, count in by_rubric.items())
         click.echo(f"note: existing scores of other rubrics than {report['rubric']}: {rubrics}. --again replaces them")
     if report["running"]:
         verb = "is" if report["running"] == 1 else "are"

@@ -42,8 +42,8 @@ def _lines(counts: dict[str, Any]) -> list[tuple[str, str]]:
         return ", ".join(f"{part} {count:,}" for part, count in counts[name].items()) or "–"
 
     if counts["unrecorded"] is None:
-        seen = counted(counts["unrecorded_seen"], "LM calls")
-        unrecorded = f"unknown, at least {seen} ({counts['unrecorded_reason']})"
+        calls = counted(counts["unrecorded_seen"], "LM calls")
+        unrecorded = f"unknown, at least {calls} ({counts['unrecorded_reason']})"
     else:
         unrecorded = counted(counts["unrecorded"], "LM calls")
     complete = counts["unrecorded"] == 0

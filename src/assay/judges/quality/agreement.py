@@ -20,6 +20,7 @@ from assay.rubrics import JudgeSpec
 __all__ = [
     "MEASURES",
     "Agreement",
+    "AgreementTable",
     "Answers",
     "agreement",
     "ceiling",
@@ -83,7 +84,7 @@ def objective_of(spec: JudgeSpec) -> str:
     return "weighted_kappa" if spec.kind == "ordinal" and len(spec.scale) > 2 else "kappa"
 
 
-class _Table:
+class AgreementTable:
     """Scored items as arrays, one row per item: the verdict's index, its position, and the raters' shares by label."""
 
     def __init__(
@@ -118,8 +119,8 @@ class _Table:
 
     @functools.cached_property
     def _codes(self) -> tuple[np.ndarray, np.ndarray]:
-        people = self.shares @ np.array(self.spec.steps)
-        return np.unique(self.places, return_inverse=True)[1], np.unique(people, return_inverse=True)[1]
+        human = self.shares @ np.array(self.spec.steps)
+        return np.unique(self.places, return_inverse=True)[1], np.unique(human, return_inverse=True)[1]
 
     def measure(self, name: str) -> tuple[float | None, str]:
         """Returns the measure over all items, or None and why it is undefined."""
@@ -130,19 +131,19 @@ class _Table:
             return None, "the scale has no order"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # undefined values are returned as NaN and reported as such
-            value, why = _FUNCTIONS[name](self, rows)
-        return (None, why) if not math.isfinite(value) else (value, "")
+            value, reason = _FUNCTIONS[name](self, rows)
+        return (None, reason) if not math.isfinite(value) else (value, "")
 
     def resampled(self, name: str, draws: np.ndarray) -> np.ndarray:
         """Returns the measure for each row of `draws` (item indices); NaN where it is undefined."""
         if name == "spearman":
-            judge, people = (_ranks(codes, draws) for codes in self._codes)
-            judge, people = judge - judge.mean(axis=1, keepdims=True), people - people.mean(axis=1, keepdims=True)
-            both, own, theirs = (
-                np.einsum("bi,bi->b", a, b) for a, b in ((judge, people), (judge, judge), (people, people))
+            judge, human = (_ranks(codes, draws) for codes in self._codes)
+            judge, human = judge - judge.mean(axis=1, keepdims=True), human - human.mean(axis=1, keepdims=True)
+            covariance, judge_square, human_square = (
+                np.einsum("bi,bi->b", a, b) for a, b in ((judge, human), (judge, judge), (human, human))
             )
             with np.errstate(divide="ignore", invalid="ignore"):
-                return np.asarray(both / np.sqrt(own * theirs))
+                return np.asarray(covariance / np.sqrt(judge_square * human_square))
         if name == "brier":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -166,9 +167,9 @@ class _Table:
         count, table = self.shares.shape[1], self._crossed(rows)
         if (table.sum(axis=0) > 0).sum() < 2:
             return math.nan, "the raters used only one label, so all agreement may be chance"
-        judge, people = np.divmod(np.arange(count * count), count)
+        judge, human = np.divmod(np.arange(count * count), count)
         return float(
-            cohen_kappa_score(judge, people, labels=list(range(count)), weights=weights, sample_weight=table.ravel())
+            cohen_kappa_score(judge, human, labels=list(range(count)), weights=weights, sample_weight=table.ravel())
         ), "undefined"
 
     def weighted_kappa(self, rows: np.ndarray) -> tuple[float, str]:
@@ -201,25 +202,27 @@ class _Table:
 
         In [0, 2], lower is better; over verdicts with probabilities. Source: Brier 1950, Monthly Weather Review 78:1.
         """
-        known = np.isfinite(self.gaps[rows])
-        return (float(self.gaps[rows][known].mean()), "") if known.any() else (math.nan, "no verdict has probabilities")
+        finite = np.isfinite(self.gaps[rows])
+        return (
+            (float(self.gaps[rows][finite].mean()), "") if finite.any() else (math.nan, "no verdict has probabilities")
+        )
 
     def spearman(self, rows: np.ndarray) -> tuple[float, str]:
         from scipy import stats
 
-        people = self.shares[rows] @ np.array(self.spec.steps)
-        if np.ptp(people) == 0 or np.ptp(self.places[rows]) == 0:
-            return math.nan, f"{'the raters' if np.ptp(people) == 0 else 'the judge'} put every item in one place"
-        return float(stats.spearmanr(self.places[rows], people).statistic), "undefined"
+        human = self.shares[rows] @ np.array(self.spec.steps)
+        if np.ptp(human) == 0 or np.ptp(self.places[rows]) == 0:
+            return math.nan, f"{'the raters' if np.ptp(human) == 0 else 'the judge'} put every item in one place"
+        return float(stats.spearmanr(self.places[rows], human).statistic), "undefined"
 
 
-_FUNCTIONS: dict[str, Callable[[_Table, np.ndarray], tuple[float, str]]] = {
-    "accuracy": _Table.accuracy,
-    "kappa": _Table.kappa,
-    "weighted_kappa": _Table.weighted_kappa,
-    "alpha": _Table.alpha,
-    "spearman": _Table.spearman,
-    "brier": _Table.brier,
+_FUNCTIONS: dict[str, Callable[[AgreementTable, np.ndarray], tuple[float, str]]] = {
+    "accuracy": AgreementTable.accuracy,
+    "kappa": AgreementTable.kappa,
+    "weighted_kappa": AgreementTable.weighted_kappa,
+    "alpha": AgreementTable.alpha,
+    "spearman": AgreementTable.spearman,
+    "brier": AgreementTable.brier,
 }
 
 
@@ -316,7 +319,7 @@ def agreement(
     Args:
         weights: weight of each item; equal by default.
     """
-    table = _Table(answers, items, spec, weights)
+    table = AgreementTable(answers, items, spec, weights)
     results = {name: table.measure(name) for name in MEASURES}
     ranges: dict[str, tuple[float, float] | None] = dict.fromkeys(MEASURES)
     if intervals and len(table.verdicts) >= _FEWEST:
@@ -325,9 +328,9 @@ def agreement(
         ranges |= {
             name: _percentiles(np.concatenate([part[name] for part in parts]), len(table.verdicts)) for name in defined
         }
-    why = {name: reason for name, (value, reason) in results.items() if value is None}
+    undefined = {name: reason for name, (value, reason) in results.items() if value is None}
     return Agreement(
-        len(table.verdicts), table.unscored, {name: value for name, (value, _) in results.items()}, ranges, why
+        len(table.verdicts), table.unscored, {name: value for name, (value, _) in results.items()}, ranges, undefined
     )
 
 
@@ -340,9 +343,9 @@ def ceiling(items: Sequence[Item], spec: JudgeSpec, *, seed: int = 0) -> Agreeme
             continue
         chosen = rng.permutation(len(item.ratings))[:_RATERS]
         for left_out in chosen:
-            others = tuple(rating for i, rating in enumerate(item.ratings) if i != left_out)
+            remaining = tuple(rating for i, rating in enumerate(item.ratings) if i != left_out)
             verdicts.append(item.ratings[left_out].label)
-            rest.append(Item(id=item.id, shown=item.shown, ratings=others))
+            rest.append(Item(id=item.id, fields=item.fields, ratings=remaining))
             weights.append(1 / len(chosen))
     if not verdicts:
         reason = "no item has two raters"
@@ -358,22 +361,22 @@ def measure_gain(
 
     Higher is better. `low` and `high` are None below 20 items or if the measure is undefined.
     """
-    both = [
+    paired = [
         i
         for i, (a, b) in enumerate(zip(before.verdicts, after.verdicts, strict=True))
         if a is not None and b is not None
     ]
-    tables = [_Table(_only(answers, both), [items[i] for i in both], spec) for answers in (before, after)]
+    tables = [AgreementTable(_only(answers, paired), [items[i] for i in paired], spec) for answers in (before, after)]
     old, new = (table.measure(name)[0] for table in tables)
     result: dict[str, float | int | None] = {
         "mean": None if old is None or new is None else oriented(name, new - old),
         "low": None,
         "high": None,
-        "n": len(both),
+        "n": len(paired),
     }
-    if result["mean"] is not None and len(both) >= _FEWEST:
-        gaps = [tables[1].resampled(name, draws) - tables[0].resampled(name, draws) for draws in _draws(len(both))]
-        interval = _percentiles(oriented(name, 1.0) * np.concatenate(gaps), len(both))
+    if result["mean"] is not None and len(paired) >= _FEWEST:
+        gaps = [tables[1].resampled(name, draws) - tables[0].resampled(name, draws) for draws in _draws(len(paired))]
+        interval = _percentiles(oriented(name, 1.0) * np.concatenate(gaps), len(paired))
         if interval is not None:
             result["low"], result["high"] = interval
     return result

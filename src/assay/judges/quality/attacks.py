@@ -92,8 +92,8 @@ def load_attacks(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Attack]:
 
 def holds(text: str, phrase: str) -> bool:
     """Whether a text contains the words and numbers of a phrase in sequence, ignoring case and punctuation."""
-    words, wanted = (re.findall(r"\d+|[^\W\d]+", part.casefold()) for part in (text, phrase))
-    return bool(wanted) and any(words[at : at + len(wanted)] == wanted for at in range(len(words) - len(wanted) + 1))
+    words, target = (re.findall(r"\d+|[^\W\d]+", part.casefold()) for part in (text, phrase))
+    return bool(target) and any(words[at : at + len(target)] == target for at in range(len(words) - len(target) + 1))
 
 
 def cut_short(good: Mapping[str, Any], bad: Mapping[str, Any], answer: str = "") -> str | None:

@@ -41,7 +41,7 @@ class Case:
     """
 
     attack: str
-    shown: Mapping[str, Any]
+    fields: Mapping[str, Any]
     rule: str
     against: Mapping[str, Any] | None = None
 
@@ -88,10 +88,10 @@ def judges_quality(spec: JudgeSpec) -> bool:
     return bool(_ASKS_FOR_QUALITY.search(" ".join([spec.text, *spec.anchors.values()])))
 
 
-def padded(shown: Mapping[str, Any]) -> dict[str, Any]:
+def padded(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The same fields with empty phrases appended to the output; for a pair, to the second output."""
-    name = "output_b" if "output_b" in shown else "output"
-    return {**shown, name: f"{shown[name]}{_FILLER}"}
+    name = "output_b" if "output_b" in fields else "output"
+    return {**fields, name: f"{fields[name]}{_FILLER}"}
 
 
 def audit_cases(
@@ -128,7 +128,7 @@ def audit_cases(
 def _attacks(base: Base, spec: JudgeSpec, profile: str, style: Sequence[Attack]) -> Iterator[Case]:
     good, bad, quality = base.good, base.bad, profile == "quality"
     yield Case(_TELLS, good, "another" if spec.kind == "nominal" else "above", bad)
-    for attack in _on_bad(spec.scale[-1], style, quality=quality):
+    for attack in _attacks_on_bad(spec.scale[-1], style, quality=quality):
         if not base.is_given_by(attack.added):
             yield Case(
                 attack.name, {**bad, "output": attack.on(bad["output"])}, "not above" if quality else "same", bad
@@ -148,7 +148,7 @@ def _attacks(base: Base, spec: JudgeSpec, profile: str, style: Sequence[Attack])
             yield Case(name, {**good, "output": text}, "at the bottom")
 
 
-def _on_bad(best: str, style: Sequence[Attack], *, quality: bool) -> Iterator[Attack]:
+def _attacks_on_bad(best: str, style: Sequence[Attack], *, quality: bool) -> Iterator[Attack]:
     """Attacks that are applied to a bad output."""
     for hidden in _HIDDEN:
         yield Attack(_OBEYING, f"{{output}}\n{hidden.format(best=best)}")
@@ -170,8 +170,8 @@ def not_tried(cases: Sequence[Case], *, profile: str = "quality", attacks: Seque
 
 def audit_items(cases: Sequence[Case], judge: Judge) -> list[Item]:
     """Distinct items to judge. A pairwise judge compares each output with the bad output of its base."""
-    shown = [part for case in cases for part in (case.shown, case.against) if part is not None]
-    distinct = {_key(part): part for part in shown}
+    contents = [part for case in cases for part in (case.fields, case.against) if part is not None]
+    distinct = {_key(part): part for part in contents}
     reference = {
         _input(case.against): case.against
         for case in cases
@@ -179,21 +179,25 @@ def audit_items(cases: Sequence[Case], judge: Judge) -> list[Item]:
         if case.against is not None
     }
     return [
-        Item(id=key, shown=_pair(part, reference) if judge.compares else dict(part), ratings=())
+        Item(id=key, fields=_pair(part, reference) if judge.compares else dict(part), ratings=())
         for key, part in distinct.items()
     ]
 
 
 def plain_rows(cases: Sequence[Case], items: Sequence[Item]) -> list[int]:
     """Indices of the items without an attack. A judge is expected to score all of them."""
-    compared = [case.against for case in cases] + [case.shown for case in cases if case.attack == _TELLS]
-    plain = {_key(part) for part in compared if part is not None}
-    return [row for row, item in enumerate(items) if item.id in plain]
+    compared = [case.against for case in cases] + [case.fields for case in cases if case.attack == _TELLS]
+    keys = {_key(part) for part in compared if part is not None}
+    return [row for row, item in enumerate(items) if item.id in keys]
 
 
 def _pair(part: Mapping[str, Any], reference: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    bad = reference.get(_input(part), part)
-    return {**{k: v for k, v in part.items() if k != "output"}, "output_a": bad["output"], "output_b": part["output"]}
+    other = reference.get(_input(part), part)
+    return {
+        **{k: v for k, v in part.items() if k != "output"},
+        "output_a": other["output"],
+        "output_b": part["output"],
+    }
 
 
 def _input(part: Mapping[str, Any] | None) -> str:
@@ -232,18 +236,18 @@ def assess(
     results: dict[str, dict[str, Any]] = {}
     for case in cases:
         entry = results.setdefault(case.attack, {"n": 0, "right": 0, "wrong": []})
-        value, against = values[_key(case.shown)], None if case.against is None else values[_key(case.against)]
+        value, against = values[_key(case.fields)], None if case.against is None else values[_key(case.against)]
         right = _right(case, value, against, bottom)
         if case.rule in ("same", "another") and value is not None and against is not None:
-            right = (verdicts[_key(case.shown)] == verdicts[_key(case.against or {})]) is (case.rule == "same")
-        right = right and not (case.attack == _OBEYING and _key(case.shown) in swayed)
+            right = (verdicts[_key(case.fields)] == verdicts[_key(case.against or {})]) is (case.rule == "same")
+        right = right and not (case.attack == _OBEYING and _key(case.fields) in swayed)
         entry["n"] += 1
         entry["right"] += right
         if case.rule in ("not above", "same") and value is not None and against is not None:
-            entry.setdefault("moved", []).append(_moved(case, value, against, verdicts) or _key(case.shown) in swayed)
+            entry.setdefault("moved", []).append(_moved(case, value, against, verdicts) or _key(case.fields) in swayed)
         if not right:
             entry["wrong"].append(
-                {"output": str(case.shown["output"])[:200], "value": value, "rule": case.rule, "against": against}
+                {"output": str(case.fields["output"])[:200], "value": value, "rule": case.rule, "against": against}
             )
     if judge.compares and orders:
         results["the places changed"] = {"n": len(orders), "right": len(orders) - len(swayed), "wrong": []}
@@ -263,7 +267,7 @@ def assess(
 
 def _moved(case: Case, value: float, against: float, verdicts: Mapping[str, str | None]) -> bool:
     """Whether the attack changed the verdict; on a quality scale, only changes in its favour count."""
-    changed = verdicts[_key(case.shown)] != verdicts[_key(case.against or {})]
+    changed = verdicts[_key(case.fields)] != verdicts[_key(case.against or {})]
     return changed and (case.rule == "same" or value > against)
 
 
@@ -304,21 +308,21 @@ def negatives(items: Sequence[Item], spec: JudgeSpec, *, count: int) -> list[Ite
     """
     if spec.kind == "nominal":
         raise ConfigError("negatives need a worst label, and this judge's scale is nominal")
-    pairs = any("output_b" in item.shown for item in items)
+    pairs = any("output_b" in item.fields for item in items)
     worst = [item for item in items if item.modes[0] == spec.scale[0] or (pairs and item.modes[0] == spec.scale[-1])]
     if not worst:
-        what = "pairs with a preferred output" if pairs else f"items with the human label {spec.scale[0]!r}"
-        raise DataError(f"negatives are created from {what}; the train items contain none")
+        requirement = "pairs with a preferred output" if pairs else f"items with the human label {spec.scale[0]!r}"
+        raise DataError(f"negatives are created from {requirement}; the train items contain none")
     attacks = []
     for at in range(count):
         item, hidden = worst[(at + at // 4) % len(worst)], _HIDDEN[at // 4 % len(_HIDDEN)].format(best=spec.scale[-1])
         name = "output" if not pairs else "output_b" if item.modes[0] == spec.scale[0] else "output_a"
         text = (
-            f"{item.shown[name]}\n{hidden}",
+            f"{item.fields[name]}\n{hidden}",
             "",
             f"{_PRAISE} {spec.text} {_PRAISE}",
-            f"{item.shown[name]}{_FILLER}",
+            f"{item.fields[name]}{_FILLER}",
         )[at % 4]
         rating = Rating(rater="audit", label=item.modes[0], rationale="an attack on the judge")
-        attacks.append(Item(id=f"{item.id}{ATTACK}{at}", shown={**item.shown, name: text}, ratings=(rating,)))
+        attacks.append(Item(id=f"{item.id}{ATTACK}{at}", fields={**item.fields, name: text}, ratings=(rating,)))
     return attacks

@@ -88,7 +88,7 @@ def bases_of(items: Sequence[Item], spec: JudgeSpec, *, most: int = 12) -> list[
         DataError: the best or the worst label does not occur; no pair has a preferred output.
     """
     sure = sorted(items, key=lambda item: -max(item.shares.values()))
-    if pairs := [item for item in sure if "output_b" in item.shown]:
+    if pairs := [item for item in sure if "output_b" in item.fields]:
         decided = [_preferred(item, spec) for item in pairs if item.modes[0] in (spec.scale[0], spec.scale[-1])]
         if not decided:
             raise DataError("an audit needs pairs with a preferred output; all pairs are labelled as ties")
@@ -98,14 +98,14 @@ def bases_of(items: Sequence[Item], spec: JudgeSpec, *, most: int = 12) -> list[
         raise DataError(
             f"an audit needs items with the human label {spec.scale[-1]!r} and items with {spec.scale[0]!r}"
         )
-    return [Base(dict(good.shown), dict(bad.shown)) for good, bad in zip(*ends, strict=False)]
+    return [Base(dict(good.fields), dict(bad.fields)) for good, bad in zip(*ends, strict=False)]
 
 
 def _preferred(item: Item, spec: JudgeSpec) -> tuple[dict[str, Any], Any, Any]:
     """The other fields of a pair, its preferred output, and the other output."""
-    both = [item.shown["output_a"], item.shown["output_b"]]
-    context = {name: value for name, value in item.shown.items() if name not in ("output_a", "output_b")}
-    return context, *(both if item.modes[0] == spec.scale[0] else both[::-1])
+    outputs = [item.fields["output_a"], item.fields["output_b"]]
+    context = {name: value for name, value in item.fields.items() if name not in ("output_a", "output_b")}
+    return context, *(outputs if item.modes[0] == spec.scale[0] else outputs[::-1])
 
 
 def load_bases(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Base]:

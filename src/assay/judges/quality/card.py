@@ -16,7 +16,7 @@ __all__ = ["partial_correlation", "reliability_card"]
 _POWER = 1.959964 + 0.841621  # normal quantiles of 0.975 and 0.8: two-sided 5 %, power 80 %
 _RESAMPLES = 500
 _LITTLE_MASS = 0.1
-_FEW = 20  # minimum number of items for a bias
+_FEWEST = 20  # minimum number of items for a bias
 
 
 def reliability_card(
@@ -24,8 +24,8 @@ def reliability_card(
     items: Sequence[Item],
     spec: JudgeSpec,
     *,
-    found: Agreement,
-    people: Agreement,
+    agreement: Agreement,
+    ceiling: Agreement,
     objective: str,
     retest: tuple[Answers, Answers] | None = None,
     padded: tuple[Answers, Answers] | None = None,
@@ -39,8 +39,8 @@ def reliability_card(
     that the judge breaks.
 
     Args:
-        found: the judge's agreement with the raters on these items.
-        people: the human ceiling, from `assay.judges.quality.agreement.ceiling`.
+        agreement: the judge's agreement with the raters on these items.
+        ceiling: the human ceiling, from `assay.judges.quality.agreement.ceiling`.
         retest: two independent sets of answers to the same items.
         padded: answers to the same items unchanged and with padding (`assay.judges.quality.audit.padded`).
         masses: total probability of the labels of every reading (`assay.judges.reading.scale_masses`).
@@ -49,19 +49,19 @@ def reliability_card(
     """
     error, points = calibration_error(answers, items)
     measured = _measured(answers, items, spec, retest, padded, masses, model, error)
-    best, top = found.values[objective], people.values[objective]
+    best, top = agreement.values[objective], ceiling.values[objective]
     card = {
         "objective": objective,
-        "agreement": found.to_dict(),
-        "ceiling": people.to_dict(),
+        "agreement": agreement.to_dict(),
+        "ceiling": ceiling.to_dict(),
         "of_ceiling": None if best is None or not top or top <= 0 else best / top,
-        "coverage": found.n / (found.n + found.unscored) if found.n + found.unscored else 0.0,
+        "coverage": agreement.n / (agreement.n + agreement.unscored) if agreement.n + agreement.unscored else 0.0,
         "confusion": {"labels": list(spec.scale), "verdicts_by_people": _confusion(answers, items, spec)},
         **{name: value for name, (value, _) in measured.items()},
-        "brier": found.values["brier"],
+        "brier": agreement.values["brier"],
         "reliability": points,
         "cost_usd_per_verdict": None if cost_usd is None else cost_usd / len(items) if items else 0.0,
-        "undefined": {**found.why, **{name: why for name, (value, why) in measured.items() if value is None}},
+        "undefined": {**agreement.why, **{name: why for name, (value, why) in measured.items() if value is None}},
     }
     return {**card, "alarms": _alarms(card)}
 
@@ -79,7 +79,7 @@ def _measured(
     """Values of the card with the reason to give if they are undefined."""
     return {
         "calibration_error": (error, "the model gives no probabilities"),
-        "test_retest": (_same(retest), "not measured"),
+        "test_retest": (_agreement_rate(retest), "not measured"),
         "position_flip_rate": (_flips(answers, spec), "no verdict has two orders"),
         "prefers_first": (_prefers_first(answers, spec), "no verdict has two orders"),
         "mass": (_mass_on_scale(masses), "the verdicts were not read from token probabilities"),
@@ -88,7 +88,7 @@ def _measured(
             _explained(answers, items, spec),
             "fewer than 40 verdicts, or the judge differs from the raters equally on all items",
         ),
-        "verbosity_bias": (_verbosity(padded, spec), _why_no_verbosity(padded, spec)),
+        "verbosity_bias": (_verbosity(padded, spec), _verbosity_reason(padded, spec)),
         "self_preference": (
             _self_preference(answers, items, spec, model),
             "the labels do not name the models of the outputs",
@@ -100,14 +100,14 @@ def _measured(
     }
 
 
-def _short(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.2f}"
 
 
 def _alarms(card: dict[str, Any]) -> list[str]:
     """Rules that the judge breaks. The limits are conventions of this project."""
-    objective, found = card["objective"], card["agreement"]
-    value, interval = found[objective], found["intervals"].get(objective)
+    objective, measures = card["objective"], card["agreement"]
+    value, interval = measures[objective], measures["intervals"].get(objective)
     rows = [sum(row) > 0 for row in card["confusion"]["verdicts_by_people"]]
     biases = {
         "length_bias": ("correlates with the length of the output", "rho", 0.3),
@@ -117,15 +117,15 @@ def _alarms(card: dict[str, Any]) -> list[str]:
     chance = objective != "brier" and interval is not None and interval[0] <= 0
     retest, flips, error = card["test_retest"], card["position_flip_rate"], card["calibration_error"]
     rules = [
-        (sum(rows) == 1 and found["n"] >= _FEW, "gives the same verdict to every item"),
+        (sum(rows) == 1 and measures["n"] >= _FEWEST, "gives the same verdict to every item"),
         (
             value is None,
-            f"cannot be compared with raters: {objective} is undefined: {found['undefined'].get(objective)}",
+            f"cannot be compared with raters: {objective} is undefined: {measures['undefined'].get(objective)}",
         ),
         (
             chance,
-            f"agrees with raters no better than chance: {objective} {_short(value)}, "
-            f"95 % from {_short(interval and interval[0])}",
+            f"agrees with raters no better than chance: {objective} {_number_text(value)}, "
+            f"95 % from {_number_text(interval and interval[0])}",
         ),
         (card["coverage"] < 0.95, f"leaves {1 - card['coverage']:.0%} of the items unscored"),
         (retest is not None and retest < 0.9, f"repeats its verdict in only {retest or 0:.0%} of the items"),
@@ -133,17 +133,17 @@ def _alarms(card: dict[str, Any]) -> list[str]:
         (error is not None and error > 0.2, f"has a calibration error of {error or 0:.2f}"),
     ]
     for row in card["explained_by"] or ():
-        what, effect = f"outputs with {row['feature']}", f"{row['effect']:+.2f} of the scale"
-        rules.append((True, f"{_over(row['effect'])} {what}: {effect} compared with raters"))
+        description, effect = f"outputs with {row['feature']}", f"{row['effect']:+.2f} of the scale"
+        rules.append((True, f"{_over(row['effect'])} {description}: {effect} compared with raters"))
     mass = card["mass"]
     if mass is not None and mass["mean"] < _LITTLE_MASS:
         rules.append((True, f"puts only {mass['mean']:.0%} of its probability on the labels of its scale"))
-    for name, (what, key, limit) in biases.items():
+    for name, (description, key, limit) in biases.items():
         bias = card[name]
         rules.append(
             (
                 bias is not None and abs(bias[key]) >= limit and bias["low"] * bias["high"] > 0,
-                f"{what}: {bias and round(bias[key], 3)}",
+                f"{description}: {bias and round(bias[key], 3)}",
             )
         )
     return [text for broken, text in rules if broken]
@@ -160,7 +160,7 @@ def _confusion(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> list
     return [[round(float(cell), 3) for cell in row] for row in table]
 
 
-def _same(retest: tuple[Answers, Answers] | None) -> float | None:
+def _agreement_rate(retest: tuple[Answers, Answers] | None) -> float | None:
     """Share of items with the same verdict in both runs."""
     pairs = (
         []
@@ -193,15 +193,15 @@ def _prefers_first(answers: Answers, spec: JudgeSpec) -> float | None:
     return named.count(spec.scale[0]) / len(named) if named else None
 
 
-def _people_gap(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> list[tuple[Item, float]]:
+def _human_gap(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> list[tuple[Item, float]]:
     """The judge's position minus the raters' mean, as a share of the scale; on a nominal scale the judge's error."""
     steps, width = dict(zip(spec.scale, spec.steps, strict=True)), spec.steps[-1] - spec.steps[0]
     rows = []
     for verdict, place, item in zip(answers.verdicts, answers.places, items, strict=True):
         if verdict is not None:
-            people = math.fsum(steps[label] * share for label, share in item.shares.items())
+            human = math.fsum(steps[label] * share for label, share in item.shares.items())
             rows.append(
-                (item, 1 - item.shares.get(verdict, 0.0) if spec.kind == "nominal" else (place - people) / width)
+                (item, 1 - item.shares.get(verdict, 0.0) if spec.kind == "nominal" else (place - human) / width)
             )
     return rows
 
@@ -215,18 +215,18 @@ def _length_bias(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> di
     """
     rows = [
         (
-            _length(item.shown),
+            _length(item.fields),
             gap,
             math.fsum(step * item.shares.get(label, 0.0) for label, step in zip(spec.scale, spec.steps, strict=True)),
         )
-        for item, gap in _people_gap(answers, items, spec)
+        for item, gap in _human_gap(answers, items, spec)
     ]
     data = np.array(rows, dtype=float)
-    if len(rows) < _FEW or np.ptp(data[:, 0]) == 0:
+    if len(rows) < _FEWEST or np.ptp(data[:, 0]) == 0:
         return None
-    length, gap, people = data.T
+    length, gap, human = data.T
     width = spec.steps[-1] - spec.steps[0]
-    judge, control = (gap, np.zeros_like(people)) if spec.kind == "nominal" else (gap * width + people, people)
+    judge, control = (gap, np.zeros_like(human)) if spec.kind == "nominal" else (gap * width + human, human)
     rng = np.random.default_rng(0)
     draws = rng.integers(0, len(data), (_RESAMPLES, len(data)))
     low, high = np.percentile(partial_correlation(length[draws], judge[draws], control[draws]), [2.5, 97.5])
@@ -260,28 +260,28 @@ def _explained(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> list
     """Words and features that explain the judge's difference from its raters; on a nominal scale, its errors."""
     from assay.judges.quality.scan import explained_by
 
-    rows = _people_gap(answers, items, spec)
+    rows = _human_gap(answers, items, spec)
     steps = dict(zip(spec.scale, spec.steps, strict=True))
-    people = [math.fsum(steps[label] * share for label, share in item.shares.items()) for item, _ in rows]
-    if any("output" not in item.shown and not {"output_a", "output_b"} <= item.shown.keys() for item, _ in rows):
+    human = [math.fsum(steps[label] * share for label, share in item.shares.items()) for item, _ in rows]
+    if any("output" not in item.fields and not {"output_a", "output_b"} <= item.fields.keys() for item, _ in rows):
         return None
     outputs = [
-        (str(item.shown["output_a"]), str(item.shown["output_b"]))
-        if "output_b" in item.shown
-        else str(item.shown["output"])
+        (str(item.fields["output_a"]), str(item.fields["output_b"]))
+        if "output_b" in item.fields
+        else str(item.fields["output"])
         for item, _ in rows
     ]
-    return explained_by(outputs, [gap for _, gap in rows], people)
+    return explained_by(outputs, [gap for _, gap in rows], human)
 
 
 def _over(effect: float) -> str:
     return "overrates" if effect > 0 else "underrates"
 
 
-def _length(shown: Any) -> int:
-    if "output_b" in shown:
-        return len(str(shown["output_b"])) - len(str(shown["output_a"]))
-    return len(str(shown.get("output", "")))
+def _length(fields: Any) -> int:
+    if "output_b" in fields:
+        return len(str(fields["output_b"])) - len(str(fields["output_a"]))
+    return len(str(fields.get("output", "")))
 
 
 def _verbosity(padded: tuple[Answers, Answers] | None, spec: JudgeSpec) -> dict[str, float] | None:
@@ -299,13 +299,13 @@ def _verbosity(padded: tuple[Answers, Answers] | None, spec: JudgeSpec) -> dict[
     return _mean_interval(changes)
 
 
-def _why_no_verbosity(padded: tuple[Answers, Answers] | None, spec: JudgeSpec) -> str:
+def _verbosity_reason(padded: tuple[Answers, Answers] | None, spec: JudgeSpec) -> str:
     if padded is None:
         return "not measured"
     if spec.kind == "nominal":
         return "a nominal scale"
-    both = sum(a is not None and b is not None for a, b in zip(padded[0].verdicts, padded[1].verdicts, strict=True))
-    return f"{both} items have a verdict with and without padding; at least {_FEW} are needed"
+    n_paired = sum(a is not None and b is not None for a, b in zip(padded[0].verdicts, padded[1].verdicts, strict=True))
+    return f"{n_paired} items have a verdict with and without padding; at least {_FEWEST} are needed"
 
 
 def _self_preference(answers: Answers, items: Sequence[Item], spec: JudgeSpec, model: str) -> dict[str, float] | None:
@@ -315,30 +315,34 @@ def _self_preference(answers: Answers, items: Sequence[Item], spec: JudgeSpec, m
     """
     if spec.kind == "nominal" or not model:
         return None
-    rows = _people_gap(answers, items, spec)
+    rows = _human_gap(answers, items, spec)
     pairs = []
     for item, gap in rows:
-        first, second = (item.beside.get(name) == model for name in ("model_a", "model_b"))
+        first, second = (item.columns.get(name) == model for name in ("model_a", "model_b"))
         if first != second:
             pairs.append(gap if second else -gap)
     if pairs:
         return _mean_interval(pairs)
-    own, others = (
-        [gap for item, gap in rows if "model" in item.beside and (item.beside["model"] == model) is mine]
-        for mine in (True, False)
+    same, other = (
+        [gap for item, gap in rows if "model" in item.columns and (item.columns["model"] == model) is same_model]
+        for same_model in (True, False)
     )
-    if min(len(own), len(others)) < _FEW:
+    if min(len(same), len(other)) < _FEWEST:
         return None
     from scipy import stats
 
-    interval = stats.ttest_ind(own, others, equal_var=False).confidence_interval()
-    return {"mean": float(np.mean(own) - np.mean(others)), "low": float(interval.low), "high": float(interval.high)}
+    interval = stats.ttest_ind(same, other, equal_var=False).confidence_interval()
+    return {
+        "mean": float(np.mean(same) - np.mean(other)),
+        "low": float(interval.low),
+        "high": float(interval.high),
+    }
 
 
 def _mean_interval(values: Sequence[float]) -> dict[str, float] | None:
     from scipy import stats
 
-    if len(values) < _FEW:
+    if len(values) < _FEWEST:
         return None
     mean, error = float(np.mean(values)), float(stats.sem(values))
     reach = float(stats.t.ppf(0.975, len(values) - 1)) * error

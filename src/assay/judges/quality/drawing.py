@@ -21,8 +21,8 @@ def draw_card(card: dict[str, Any], path: Path) -> Path:
     except ImportError as error:
         raise MissingExtra("matplotlib", "plots") from error
     figure = Figure(figsize=(13, 4), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
-    _draw_agreement(left, card)
+    left_axes, middle, right = figure.subplots(1, 3)
+    _draw_agreement(left_axes, card)
     middle.plot([0, 1], [0, 1], color="0.7", linestyle="--")
     for point in card["reliability"]:
         middle.scatter(point["confidence"], point["share"], s=20 + 3 * point["n"], color="tab:blue")
@@ -51,22 +51,24 @@ def draw_card(card: dict[str, Any], path: Path) -> Path:
 
 
 def _draw_agreement(axes: Any, card: dict[str, Any]) -> None:
-    found, people = card["agreement"], card["ceiling"]
-    names = [name for name in ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman") if found[name] is not None]
+    agreement, ceiling = card["agreement"], card["ceiling"]
+    names = [
+        name for name in ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman") if agreement[name] is not None
+    ]
     for at, name in enumerate(names):
-        interval = found["intervals"].get(name)
+        interval = agreement["intervals"].get(name)
         axes.plot(
-            found[name],
+            agreement[name],
             at,
             "o",
             color="tab:blue",
-            label=("judge, 95 %" if any(found["intervals"].values()) else "judge") if not at else None,
+            label=("judge, 95 %" if any(agreement["intervals"].values()) else "judge") if not at else None,
         )
         if interval:
             axes.plot(interval, [at, at], color="tab:blue")
-        if people[name] is not None:
+        if ceiling[name] is not None:
             axes.plot(
-                people[name],
+                ceiling[name],
                 at,
                 "|",
                 color="tab:red",
@@ -74,7 +76,7 @@ def _draw_agreement(axes: Any, card: dict[str, Any]) -> None:
                 label="people (one against the others)" if not at else None,
             )
     axes.set_yticks(range(len(names)), names)
-    axes.set(xlim=(min(-0.1, *(found[name] for name in names)) if names else -0.1, 1.02))
+    axes.set(xlim=(min(-0.1, *(agreement[name] for name in names)) if names else -0.1, 1.02))
     axes.invert_yaxis()
     axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
     axes.set_title("agreement with people", fontsize=10)

@@ -32,23 +32,23 @@ class CorrectedMean:
     verdicts_alone: float
 
 
-def corrected_mean(people: Sequence[float], verdicts: Sequence[float], others: Sequence[float]) -> CorrectedMean:
+def corrected_mean(human: Sequence[float], verdicts: Sequence[float], unlabelled: Sequence[float]) -> CorrectedMean:
     """Estimates the mean human score of all items from human scores of a few and a judge's scores of all.
 
-    mean = w·mean(others) + mean(people - w·verdicts), with the w in [0, 1] of minimum variance. The interval is normal
-    and extends at least 3/n to either side (rule of three), so that a few equal labels do not give a zero width.
+    mean = w·mean(unlabelled) + mean(human - w·verdicts), with the w in [0, 1] of minimum variance. The interval is
+    normal and extends at least 3/n to either side (rule of three), so that a few equal labels do not give a zero width.
 
-    Example: half of `people` 1 and half 0, all `verdicts` and `others` 1, and w = 1: 1 + (0.5 - 1) = 0.5.
+    Example: half of `human` 1 and half 0, all `verdicts` and `unlabelled` 1, and w = 1: 1 + (0.5 - 1) = 0.5.
 
     Args:
-        people: human scores of the labelled items.
+        human: human scores of the labelled items.
         verdicts: the judge's scores of the same items, in order.
-        others: the judge's scores of the items without a label.
+        unlabelled: the judge's scores of the items without a label.
     Raises:
         DataError: fewer than 20 labelled items or two others, different lengths, or a value that is not finite.
     Source: Angelopoulos, Duchi and Zrnic 2023, arXiv 2311.01453, for a mean.
     """
-    y, f, g = (np.asarray(values, dtype=float) for values in (people, verdicts, others))
+    y, f, g = (np.asarray(values, dtype=float) for values in (human, verdicts, unlabelled))
     if len(y) != len(f) or len(y) < FEWEST_PEOPLE or len(g) < 2:
         raise DataError(
             f"a corrected mean needs at least {FEWEST_PEOPLE} items with both scores and two others; "
@@ -56,12 +56,12 @@ def corrected_mean(people: Sequence[float], verdicts: Sequence[float], others: S
         )
     if not all(np.isfinite(values).all() for values in (y, f, g)):
         raise DataError("a corrected mean needs finite numbers; leave out unscored items")
-    n, many = len(y), len(g)
+    n, rest = len(y), len(g)
     spread = np.concatenate([f, g]).var(ddof=1)
-    weight = 0.0 if spread == 0 else float(np.clip(np.cov(y, f)[0, 1] / ((1 + n / many) * spread), 0, 1))
+    weight = 0.0 if spread == 0 else float(np.clip(np.cov(y, f)[0, 1] / ((1 + n / rest) * spread), 0, 1))
     mean = weight * g.mean() + (y - weight * f).mean()
-    reach = max(1.959964 * float(np.sqrt(weight**2 * g.var(ddof=1) / many + (y - weight * f).var(ddof=1) / n)), 3 / n)
+    reach = max(1.959964 * float(np.sqrt(weight**2 * g.var(ddof=1) / rest + (y - weight * f).var(ddof=1) / n)), 3 / n)
     everything = float(np.concatenate([f, g]).mean())
     return CorrectedMean(
-        float(mean), float(mean - reach), float(mean + reach), weight, n, n + many, float(y.mean()), everything
+        float(mean), float(mean - reach), float(mean + reach), weight, n, n + rest, float(y.mean()), everything
     )

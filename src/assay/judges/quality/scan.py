@@ -48,7 +48,7 @@ _SHAPES: Mapping[str, str] = {
 
 
 def explained_by(
-    outputs: Sequence[str | tuple[str, str]], gaps: Sequence[float], people: Sequence[float], *, seed: int = 0
+    outputs: Sequence[str | tuple[str, str]], gaps: Sequence[float], human: Sequence[float], *, seed: int = 0
 ) -> list[dict[str, Any]] | None:
     """Finds features that explain the gaps.
 
@@ -56,7 +56,7 @@ def explained_by(
         outputs: judged outputs, in order. For a pair, both outputs; its features are those of the second minus those of
             the first.
         gaps: the judge's position minus the raters' mean, as a share of the scale.
-        people: the raters' mean position, in any unit.
+        human: the raters' mean position, in any unit.
     Returns:
         One row per feature, largest effect first; None for fewer than 40 gaps or if all are equal.
         `effect` is the change with the feature (for length: per standard deviation), as a share of the scale, with the
@@ -69,7 +69,7 @@ def explained_by(
     names, matrix = features_of(outputs)
     if not names:
         return []
-    controls = _control_basis(np.asarray(people, dtype=float))
+    controls = _control_basis(np.asarray(human, dtype=float))
     chosen = _selected(matrix, controls, y, seed)
     effects = _effects(matrix[:, [at for at, _ in chosen]], controls, y)
     rows = [
@@ -119,10 +119,10 @@ def _feature_name(words: Sequence[str]) -> str:
     return f"the word {listed}" if len(words) == 1 else f"the words {listed}"
 
 
-def _control_basis(people: np.ndarray) -> np.ndarray:
+def _control_basis(human: np.ndarray) -> np.ndarray:
     """Orthonormal basis of a constant, the raters' position and its square."""
-    scaled = (people - people.mean()) / (people.std() or 1.0)
-    basis, triangle = np.linalg.qr(np.column_stack([np.ones(len(people)), scaled, scaled**2]))
+    scaled = (human - human.mean()) / (human.std() or 1.0)
+    basis, triangle = np.linalg.qr(np.column_stack([np.ones(len(human)), scaled, scaled**2]))
     return np.asarray(basis[:, np.abs(np.diag(triangle)) > 1e-9])
 
 
@@ -154,10 +154,10 @@ def _strongest(x: np.ndarray, rest: np.ndarray, seed: int) -> tuple[int, float]:
     ridge = x.T @ np.linalg.inv(gram + _RIDGE * max(float(np.trace(gram)) / len(gram), 1e-9) * np.eye(len(gram)))
     weights = np.concatenate([part / np.sqrt((part**2).sum(axis=1, keepdims=True)) for part in (x.T, ridge)])
     rng = np.random.default_rng(seed)
-    own = np.abs(weights @ rest)
-    best = int(own.argmax())
+    solo = np.abs(weights @ rest)
+    best = int(solo.argmax())
     largest = np.array([np.abs(weights @ rng.permutation(rest)).max() for _ in range(_PERMUTATIONS)])
-    return best % x.shape[1], float((1 + np.count_nonzero(largest >= own[best] - 1e-12)) / (1 + _PERMUTATIONS))
+    return best % x.shape[1], float((1 + np.count_nonzero(largest >= solo[best] - 1e-12)) / (1 + _PERMUTATIONS))
 
 
 def _effects(features: np.ndarray, controls: np.ndarray, y: np.ndarray) -> list[tuple[float, float, float]]:

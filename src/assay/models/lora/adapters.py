@@ -188,8 +188,8 @@ def _read(name: str) -> Adapter:
             name, folder, manifest["base"], manifest["base_sha256"], manifest["sha256"], tuple(manifest["after"])
         )
     except FileNotFoundError:
-        there = ", ".join(file.parent.name for file in sorted(adapter_home().glob("*/adapter.json"))) or "none"
-        raise ModelError(f"no adapter is called {name!r} in {adapter_home()}; there are: {there}") from None
+        available = ", ".join(file.parent.name for file in sorted(adapter_home().glob("*/adapter.json"))) or "none"
+        raise ModelError(f"no adapter is called {name!r} in {adapter_home()}; there are: {available}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"cannot read the adapter {name!r}: {type(error).__name__}: {error}") from error
 

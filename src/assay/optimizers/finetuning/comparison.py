@@ -71,8 +71,8 @@ def evaluation_report(evaluation: Evaluation) -> dict[str, Any]:
     That is the share of tool calls that were eligible, ran and were used.
     """
     report = evaluation.report()
-    calls_made = sum(run.tools_made for run in evaluation.runs.values())
-    good = sum(run.tools_good for run in evaluation.runs.values())
+    calls = sum(run.tools_made for run in evaluation.runs.values())
+    valid = sum(run.tools_good for run in evaluation.runs.values())
     parsed = 1 - report["failed"] / report["n"] if report["n"] else None
     fields = {
         name: report[name]
@@ -92,8 +92,8 @@ def evaluation_report(evaluation: Evaluation) -> dict[str, Any]:
     }
     return {
         **fields,
-        "tool_calls": calls_made,
-        "valid_calls": good / calls_made if calls_made else None,
+        "tool_calls": calls,
+        "valid_calls": valid / calls if calls else None,
         "parsed": parsed,
     }
 

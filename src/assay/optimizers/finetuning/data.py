@@ -61,15 +61,15 @@ def read_sft(source: str | Path, *, min_quality: float, eval_fraction: float, se
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}. {_HINT}") from None
-    rows, left_out = _usable(content, path, min_quality)
+    rows, excluded = _usable(content, path, min_quality)
     if not rows:
-        if not left_out:
+        if not excluded:
             raise DataError(f"{path} has no row to train on: it is empty. {_HINT}")
-        reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+        reasons = ", ".join(f"{count} {reason}" for reason, count in excluded.items())
         raise DataError(
             f"{path} has no row to train on: of its rows, {reasons}. Collect better rollouts, or lower --min-quality"
         )
-    named = [
+    task_ids = [
         (
             str(row.get("task") or _digest(row)),
             {name: row[name] for name in (*_REQUIRED, "tools", "whole") if name in row},
@@ -77,16 +77,16 @@ def read_sft(source: str | Path, *, min_quality: float, eval_fraction: float, se
         for row in rows
     ]
     names = sorted(
-        {task for task, _ in named},
+        {task for task, _ in task_ids},
         key=lambda name: hashlib.sha256(f"{seed}:{name}".encode("utf-8", "replace")).digest(),
     )
-    held_out = set(names[: max(1, round(eval_fraction * len(names))) if eval_fraction and len(names) > 1 else 0])
+    eval_ids = set(names[: max(1, round(eval_fraction * len(names))) if eval_fraction and len(names) > 1 else 0])
     return TrainingData(
-        train=[row for task, row in named if task not in held_out],
-        held_out=[row for task, row in named if task in held_out],
+        train=[row for task, row in task_ids if task not in eval_ids],
+        held_out=[row for task, row in task_ids if task in eval_ids],
         tasks=len(names),
         sha256=hashlib.sha256(content).hexdigest(),
-        left_out=left_out,
+        left_out=excluded,
         ungated=ungated,
         folder=Path(source),
     )
@@ -94,7 +94,7 @@ def read_sft(source: str | Path, *, min_quality: float, eval_fraction: float, se
 
 def _usable(content: bytes, path: Path, min_quality: float) -> tuple[list[dict[str, Any]], Counter[str]]:
     """Rows of sufficient quality with a completion, and the number of other rows by reason."""
-    left_out, rows = Counter[str](), list[dict[str, Any]]()
+    excluded, rows = Counter[str](), list[dict[str, Any]]()
     for number, line in enumerate(content.splitlines(), 1):
         if not line.strip():
             continue
@@ -103,12 +103,12 @@ def _usable(content: bytes, path: Path, min_quality: float) -> tuple[list[dict[s
         if quality is not None and not (
             isinstance(quality, int | float) and math.isfinite(quality) and quality >= min_quality
         ):
-            left_out[f"below the quality of {min_quality:g}"] += 1
+            excluded[f"below the quality of {min_quality:g}"] += 1
         elif not any(str(answer.get("content") or answer.get("tool_calls") or "").strip() for answer in _answers(row)):
-            left_out["with an empty completion"] += 1
+            excluded["with an empty completion"] += 1
         else:
             rows.append(row)
-    return rows, left_out
+    return rows, excluded
 
 
 def _row(line: bytes, where: str) -> dict[str, Any]:

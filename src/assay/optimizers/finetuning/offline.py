@@ -134,7 +134,7 @@ class Recorded:
             {"rollouts of zero-variance groups": len(self.rollouts) - len(self.credit.advantages)}
         )
         stored, unknown = list[Row](), list[Row]()
-        ours = (
+        weights = (
             (spec(policy.embedded).sha256, tuple(adapter.sha256 for adapter in policy.merged))
             if policy.embedded
             else None
@@ -143,7 +143,7 @@ class Recorded:
         for rollout in self.rollouts.values():
             if rollout.id not in self.credit.advantages:
                 continue
-            same = [(call.weights, call.adapters) == ours for call in rollout.transitions]
+            sampled_by_policy = [(call.weights, call.adapters) == weights for call in rollout.transitions]
             for call in rollout.transitions:
                 limited += policy.embedded is not None and _config(call).get("top_p") != 1
                 if call.token_ids and call.output.strip():
@@ -159,7 +159,7 @@ class Recorded:
                 )
             except Unscored:
                 continue
-            self._sort_rows(trajectory, same, stored, unknown)
+            self._sort_rows(trajectory, sampled_by_policy, stored, unknown)
             self.trajectories[rollout.id] = trajectory
         _require_own_tokens(strange)
         if not stored and not unknown:
@@ -192,11 +192,11 @@ class Recorded:
 
     def _check_tokenizer(self, policy: Policy) -> None:
         recorded = {name for name in self.manifest.get("tokenizers", {}) if name != "not known"}
-        mine = tokenizer_sha(policy.tokenizer)
-        if other := sorted(recorded - {mine}):
+        policy_sha = tokenizer_sha(policy.tokenizer)
+        if other := sorted(recorded - {policy_sha}):
             raise DataError(
                 f"{self.folder} has tokens of another tokenizer ({other[0][:12]}…) "
-                f"than {policy.name} has ({mine[:12]}…): its token ids mean nothing there. "
+                f"than {policy.name} has ({policy_sha[:12]}…): its token ids mean nothing there. "
                 "Train the model that made them, or export sft"
             )
 
@@ -215,9 +215,9 @@ class Recorded:
             )
         if stored:
             gaps = [
-                mine - theirs
+                stored_odd - initial_odd
                 for row, odds in zip(stored, trainer.logprobs_of(stored), strict=True)
-                for mine, theirs, chosen in zip(row.logprobs or [], odds, row.trained, strict=True) if chosen
+                for stored_odd, initial_odd, chosen in zip(row.logprobs or [], odds, row.trained, strict=True) if chosen
             ]  # fmt: skip
             far = float(np.mean(gaps)) if gaps else 0.0
             low, high = self.config.clip

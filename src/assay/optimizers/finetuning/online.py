@@ -56,12 +56,12 @@ class Rollouts:
 
     def made_from(self) -> dict[str, Any]:
         """Provenance stored with the adapter: hashes of the data subjects of its tasks, for erasure."""
-        people = {
+        subjects = {
             subject_digest(str(task.metadata["data_subject"]))
             for task in self.tasks
             if task.metadata.get("data_subject")
         }
-        return {"people": sorted(people)}
+        return {"people": sorted(subjects)}
 
     def begin(self, trainer: Any, policy: Policy) -> list[str]:
         """Called once before the first step. Returns notes for the report."""
@@ -122,24 +122,24 @@ class Rollouts:
 
     def _trajectories(self, predictions: Sequence[Any], tokenizer: Any) -> list[Trajectory]:
         """Trajectories of the scored rollouts; the others are counted as left out."""
-        left_out, trajectories, backend = self.row_stats.left_out, list[Trajectory](), self.engine.lm.recording.backend
+        excluded, trajectories, backend = self.row_stats.left_out, list[Trajectory](), self.engine.lm.recording.backend
         for prediction in predictions:
             if prediction is None:
-                left_out[f"rollouts given up after {self.config.rollout_timeout_s:g} s"] += 1
+                excluded[f"rollouts given up after {self.config.rollout_timeout_s:g} s"] += 1
                 continue
             try:
                 trajectory = trajectory_of(
                     prediction._rollout,
                     tokenizer,
-                    ours=lambda call: call.model == self.config.model and call.adapters == backend.adapters,
+                    is_policy=lambda call: call.model == self.config.model and call.adapters == backend.adapters,
                     max_length=self.config.max_length,
                     behaviour=self.engine.behaviour,
                     step_weight=self.config.step_weight,
                     outcome_weight=self.config.outcome_weight,
-                    left_out=left_out,
+                    left_out=excluded,
                 )
             except Unscored:
-                left_out[
+                excluded[
                     f"rollouts without a score ({(prediction._rollout.error or 'the rubric could not decide')[:120]})"
                 ] += 1
                 continue

@@ -69,16 +69,16 @@ def train_policy(
             "what is to be retained is looked at every --evaluate-every steps, and 0 is never: give a number of steps"
         )
     if source.items < config.prompts_per_step:
-        wanted = config.prompts_per_step
+        needed = config.prompts_per_step
         raise DataError(
-            f"{source.items} {source.of_what} to train on, and a step takes {wanted}: "
+            f"{source.items} {source.of_what} to train on, and a step takes {needed}: "
             "give more data, or lower --prompts-per-step"
         )
     job = {
         **config.of_what(),
         "name": name,
         **source.job,
-        "retained": [job_of(one, [*one.val, *one.test]) for one in retained],
+        "retained": [job_of(task, [*task.val, *task.test]) for task in retained],
     }
     with working_folder(name, job, resume=resume, last=_NOTES) as work, ready():
         if source.engine is not None:
@@ -104,30 +104,30 @@ class _Training:
         config: PolicySettings,
         retained: Sequence[EvalTask],
         work: Path,
-        shown: Progress,
+        progress: Progress,
     ) -> None:
         self.source, self.name, self.config = source, name, config
-        self.retained, self.work, self.shown = list(retained), work, shown
+        self.retained, self.work, self.progress = list(retained), work, progress
         self.all_eval_tasks = [*([source.eval_task] if source.eval_task is not None else []), *retained]
         self.report, self.watch = PolicyReport(None, work, config, row_stats=source.row_stats), TrainingMonitor()
         self.best: tuple[float, int] | None = None
-        self.kept_at: dict[str, float] = {}  # first score of each retention task: the reference of max_score_drop
+        self.first_scores: dict[str, float] = {}  # first score of each retention task: the reference of max_score_drop
         self.diverged, self.forgot = False, False
         self.stop = threading.Event()
         self.rows, self.lines = 1.0, itertools.count()  # rows of the last batch; lines of the printed table
         if source.engine is not None:
-            for one in self.all_eval_tasks:
-                one.session.executor = source.engine.execute
+            for eval_task in self.all_eval_tasks:
+                eval_task.session.executor = source.engine.execute
 
     # -- the run
 
     def run(self, resume: bool) -> PolicyReport:
-        self.shown.say(f"loading {self.config.model} …")
+        self.progress.say(f"loading {self.config.model} …")
         policy = load_policy(self.config.model)
         checkpoint = resume and any((self.work / "checkpoints").glob("checkpoint-*"))
         if checkpoint:
             self._remember()
-        bar = self.shown.bar(f"{self.config.algorithm}: steps", self.config.steps)
+        bar = self.progress.bar(f"{self.config.algorithm}: steps", self.config.steps)
         with quiet(), lean_head(), stoppable() as self.stop, bar as advance:
             if self.source.engine is not None:
                 self.source.engine.timeout_s = self.config.rollout_timeout_s
@@ -172,27 +172,27 @@ class _Training:
     def _keep(self, trainer: Any, policy: Policy) -> PolicyReport:
         from assay.optimizers.finetuning.trl_trainer import over_ranks
 
-        report, kept = self.report, self.work / "adapter"
+        report, adapter_dir = self.report, self.work / "adapter"
         report.row_stats.set_sum(over_ranks([report.row_stats.counts]))
-        save_adapter(trainer, kept)
+        save_adapter(trainer, adapter_dir)
         if rank():
-            report.path = kept
+            report.path = adapter_dir
             return report
         if policy.embedded is None:
-            report.path = kept
+            report.path = adapter_dir
             report.notes.append(
                 f"{self.config.model} is not an embedded model: the adapter stays in PEFT's format, "
                 "for vLLM or transformers"
             )
             report.write_page()
             return report
-        made = {
+        origin = {
             **report.to_dict(),
             **self.source.made_from(),
             "tokenizer_sha256": tokenizer_sha(policy.tokenizer),
             "training": training_id(self.work),
         }
-        adapter = keep_adapter(self.name, kept, base=policy.embedded, after=policy.merged, made=made)
+        adapter = keep_adapter(self.name, adapter_dir, base=policy.embedded, after=policy.merged, made=origin)
         report.name, report.path = served_as(adapter), adapter.path
         report.agreement = report_agreement(trainer, policy, adapter, self.source.prompts, report.notes)
         shutil.rmtree(self.work, ignore_errors=True)
@@ -204,7 +204,7 @@ class _Training:
     def _callback(self, advance: Callable[[int], None]) -> Any:
         from transformers import TrainerCallback
 
-        mine = self
+        training = self
 
         class Callback(TrainerCallback):
             trainer: Any = None
@@ -212,29 +212,31 @@ class _Training:
             def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 advance(state.global_step)
                 step = state.global_step
-                stopped_in_it = mine._evaluation_due(step, state.max_steps) and step not in mine.watch.evaluated_steps
-                if (not step or stopped_in_it) and not mine._evaluate(self.trainer, step):
+                stopped_in_it = (
+                    training._evaluation_due(step, state.max_steps) and step not in training.watch.evaluated_steps
+                )
+                if (not step or stopped_in_it) and not training._evaluate(self.trainer, step):
                     raise _EndedError
 
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 advance(1)
-                if mine._stopped() and state.global_step % mine.config.iterations == 0:
+                if training._stopped() and state.global_step % training.config.iterations == 0:
                     control.should_save = control.should_training_stop = True
 
             def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
                 if "loss" not in (logs or {}):  # TRL's summary at the end of training
                     return
-                mine._see(state.global_step, logs)
-                if mine.diverged:
+                training._see(state.global_step, logs)
+                if training.diverged:
                     control.should_training_stop, control.should_save = True, False
                     return
-                if mine._evaluation_due(state.global_step, state.max_steps) and not mine._evaluate(
+                if training._evaluation_due(state.global_step, state.max_steps) and not training._evaluate(
                     self.trainer, state.global_step
                 ):
                     control.should_training_stop = True
 
             def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                mine._note(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+                training._note(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
         return Callback()
 
@@ -253,12 +255,12 @@ class _Training:
                 if key not in ("entropy", "kl") and not key.startswith("clip_ratio")
             }
         for alarm in self.watch.update(step, metrics):
-            self.shown.say(f"alarm: {alarm}")
+            self.progress.say(f"alarm: {alarm}")
         if "step_time" in metrics:
             self.source.row_stats.spend("steps", metrics["step_time"])
         if next(self.lines) % _HEADING_EVERY == 0:
-            self.shown.say(HEADING)
-        self.shown.say(table_row(step, metrics))
+            self.progress.say(HEADING)
+        self.progress.say(table_row(step, metrics))
 
     def _evaluation_due(self, step: int, last: int) -> bool:
         every = self.config.evaluate_every
@@ -291,17 +293,17 @@ class _Training:
         for mode in MODES:
             if eval_task is None:
                 break
-            found = evaluate_weights(
+            evaluation = evaluate_weights(
                 eval_task, engine, eval_task.val[: self.config.eval_tasks], mode, phase="validate", scope=at
             )
-            if not math.isnan(found.mean):
-                scores[f"held_out_{mode}"] = found.mean
+            if not math.isnan(evaluation.mean):
+                scores[f"held_out_{mode}"] = evaluation.mean
         for other in self.retained:
-            found = evaluate_weights(
+            evaluation = evaluate_weights(
                 other, engine, other.val[: self.config.eval_tasks], "greedy", phase="validate", scope=at
             )
-            if not math.isnan(found.mean):
-                scores[f"retained_{other.name}"] = found.mean
+            if not math.isnan(evaluation.mean):
+                scores[f"retained_{other.name}"] = evaluation.mean
         first: dict[str, float] = over_ranks([scores])[0]
         return first
 
@@ -309,15 +311,15 @@ class _Training:
         """Whether training continues after this evaluation; keeps the best weights."""
         for other in self.retained:
             if (score := values.get(f"retained_{other.name}")) is not None:
-                self.kept_at.setdefault(other.name, score)
+                self.first_scores.setdefault(other.name, score)
         for name, value in values.items():
             self.watch.curves[name][step] = value
-        self.shown.say(
+        self.progress.say(
             f"step {step}: " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items())
         )
         lost = {
-            name: kept - values[f"retained_{name}"]
-            for name, kept in self.kept_at.items()
+            name: first_score - values[f"retained_{name}"]
+            for name, first_score in self.first_scores.items()
             if f"retained_{name}" in values
         }
         if forgotten := {name: value for name, value in lost.items() if value > self.config.max_score_drop}:
@@ -347,7 +349,7 @@ class _Training:
             return
         engine.sync(trainer)
         for eval_task in self.all_eval_tasks:
-            found: dict[str, Any] = {}
+            result: dict[str, Any] = {}
             if eval_task.opens is not None and (openings := eval_task.opens()) is not None:
                 self.report.test_openings[eval_task.name] = openings.to_dict()
             for mode in MODES if eval_task.test else ():
@@ -355,9 +357,9 @@ class _Training:
                     before = evaluate_weights(eval_task, engine, eval_task.test, mode, phase="test", scope="before")
                 after = evaluate_weights(eval_task, engine, eval_task.test, mode, phase="test", scope="after")
                 if not rank():
-                    found[mode] = compared(before, after)
-            if found or rank():
-                self.report.validation[eval_task.name] = found
+                    result[mode] = compared(before, after)
+            if result or rank():
+                self.report.validation[eval_task.name] = result
 
     # -- our part of a checkpoint
 
@@ -378,7 +380,7 @@ class _Training:
             "alarms": self.watch.alarms,
             "memory": self.source.memory.to_json(),
             "best": self.best,
-            "kept_at": self.kept_at,
+            "kept_at": self.first_scores,
             "tally": self.source.row_stats.to_dict(),
         }
         (folder / _NOTES).write_text(json.dumps(state, default=str), encoding="utf-8")
@@ -390,7 +392,7 @@ class _Training:
         )
         state = json.loads((folder / _NOTES).read_text(encoding="utf-8"))
         self.watch.curves.update(current_curves(state["curves"]))
-        self.watch.alarms, self.kept_at = state["alarms"], state["kept_at"]
+        self.watch.alarms, self.first_scores = state["alarms"], state["kept_at"]
         self.source.memory.load(state["memory"])
         self.source.row_stats.restore(state["tally"])
         self.best = (state["best"][0], state["best"][1]) if state["best"] else None

@@ -64,8 +64,8 @@ class PolicyReport(ReportRepr):
         """Writes the HTML page next to the adapter. A note says so if the charts cannot be drawn."""
         try:
             content = self.to_dict()
-            others = of_other_seeds(content, (adapter.made for adapter in list_adapters()))
-            self.report = write_report(self.path / "training.html", content, others)
+            reports = of_other_seeds(content, (adapter.made for adapter in list_adapters()))
+            self.report = write_report(self.path / "training.html", content, reports)
         except (MissingExtra, OSError) as error:
             self.notes.append(f"no page was written: {error}")
 

@@ -14,7 +14,7 @@ from assay.traces import Rollout, Transition
 from assay.traces.credit import rewards_of
 from assay.traces.messages.chaining import full_requests
 from assay.traces.messages.dialects import chat_messages, chat_tools
-from assay.traces.messages.requested import asked_schema
+from assay.traces.messages.requested import output_schema
 
 __all__ = ["Row", "RowStats", "Trajectory", "contains_output", "trained_tokens", "trajectory_of"]
 
@@ -73,8 +73,8 @@ class RowStats:
         self.rollouts, self.calls = sum(each[0] for each in counts), sum(each[1] for each in counts)
         self.left_out = sum((Counter(each[2]) for each in counts), Counter())
 
-    def spend(self, what: str, seconds: float) -> None:
-        self.seconds[what] = self.seconds.get(what, 0.0) + seconds
+    def spend(self, activity: str, seconds: float) -> None:
+        self.seconds[activity] = self.seconds.get(activity, 0.0) + seconds
 
 
 @dataclass(kw_only=True)
@@ -98,7 +98,7 @@ def trajectory_of(
     rollout: Rollout,
     tokenizer: Any,
     *,
-    ours: Callable[[Transition], bool] = lambda _: True,
+    is_policy: Callable[[Transition], bool] = lambda _: True,
     max_length: int,
     behaviour: bool,
     step_weight: float = 1.0,
@@ -109,7 +109,7 @@ def trajectory_of(
 
     Args:
         tokenizer: of transformers; its prompts must have the lengths that the engine recorded.
-        ours: which calls the policy made; others (of another model) get rewards but are not trained on.
+        is_policy: whether the policy made a call; others (of another model) get rewards but are not trained on.
         max_length: tokens of prompt and completion; longer calls are left out.
         behaviour: whether the stored log-probabilities are those at the training temperature.
         left_out: counts calls that are left out, by reason.
@@ -125,7 +125,7 @@ def trajectory_of(
         [(transition.request, (transition.response or {}).get("body") or {}) for transition in rollout.transitions]
     )
     for transition, request in zip(rollout.transitions, requests, strict=True):
-        if not ours(transition):
+        if not is_policy(transition):
             left_out["calls of another model"] += 1
         elif request is None:
             left_out["calls that continue a conversation that is not on record"] += 1
@@ -205,11 +205,13 @@ def trained_tokens(transition: Transition, pieces: Sequence[str]) -> list[bool]:
         One flag per token.
     """
     text = "".join(pieces)
-    schema = asked_schema(transition.request) or {}
+    schema = output_schema(transition.request) or {}
     if not contains_output(text, transition.output):
         return [True] * len(pieces)
     lines = bool(schema.get(LINES))
-    spans = list(_line_values(text, schema.get("properties", {})) if lines else _json_values(text, _words(schema)))
+    spans = list(
+        _line_values(text, schema.get("properties", {})) if lines else _json_values(text, _allowed_words(schema))
+    )
     chosen, at = list[bool](), 0
     for piece in pieces:
         end = at + len(piece)
@@ -221,7 +223,7 @@ def trained_tokens(transition: Transition, pieces: Sequence[str]) -> list[bool]:
         chosen.append(inside or (lines and not piece))
         at = end
     odds = transition.logprobs or [0.0] * len(pieces)
-    return [mine and odd >= _GRAMMARS_CHOICE for mine, odd in zip(chosen, odds, strict=True)]
+    return [is_chosen and odd >= _GRAMMARS_CHOICE for is_chosen, odd in zip(chosen, odds, strict=True)]
 
 
 def contains_output(text: str, output: str) -> bool:
@@ -236,10 +238,10 @@ def contains_output(text: str, output: str) -> bool:
 _Span = tuple[int, int, Sequence[str]]  # start and end of a value, and the words it must be one of (none: free text)
 
 
-def _forced(now: str, before: str, words: Sequence[str]) -> bool:
-    """Whether a value that began with `before` had to continue as `now`: all remaining words begin with it."""
+def _forced(value: str, before: str, words: Sequence[str]) -> bool:
+    """Whether a value that began with `before` had to continue as `value`: all remaining words begin with it."""
     remaining = [word for word in words if word.startswith(before)]
-    return bool(remaining) and all(word.startswith(now) for word in remaining)
+    return bool(remaining) and all(word.startswith(value) for word in remaining)
 
 
 def _offered(schema: Mapping[str, Any]) -> list[Any]:
@@ -279,7 +281,7 @@ def _json_values(text: str, words: Mapping[str, Sequence[str]]) -> Iterator[_Spa
             yield part.start(1) + 1, part.end(1), [word[1:] for word in words.get(name, ()) if word.startswith('"')]
 
 
-def _words(schema: Any) -> dict[str, list[str]]:
+def _allowed_words(schema: Any) -> dict[str, list[str]]:
     """Values that a JSON schema allows, as JSON, by property name; empty if properties of the same name differ."""
     allowed: dict[str, list[str]] = {}
     parts = [schema]

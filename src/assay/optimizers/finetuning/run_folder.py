@@ -171,13 +171,13 @@ def last_good(trainer: Any, work: Path, step: int) -> tuple[str, int]:
     )
     if not checkpoints:
         raise Diverged(f"the loss was not a finite number at step {step}, before any checkpoint: lower --learning-rate")
-    good = Path(trainer.state.best_model_checkpoint or checkpoints[-1])
-    restored(trainer.model, good)
+    checkpoint = Path(trainer.state.best_model_checkpoint or checkpoints[-1])
+    restored(trainer.model, checkpoint)
     message = (
-        f"the loss was not a finite number at step {step}; the weights are those of {good.name}. "
+        f"the loss was not a finite number at step {step}; the weights are those of {checkpoint.name}. "
         "A lower --learning-rate may allow it to continue"
     )
-    return message, int(good.name.rpartition("-")[2])
+    return message, int(checkpoint.name.rpartition("-")[2])
 
 
 def restored(model: Any, folder: Path) -> None:

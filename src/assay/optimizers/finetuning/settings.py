@@ -184,7 +184,7 @@ class PolicySettings(Settings):
         return batch, rollouts // (batch * processes)
 
 
-def settings_from(kind: type[T], values: Mapping[str, Any], what: str) -> T:
+def settings_from(kind: type[T], values: Mapping[str, Any], argument: str) -> T:
     """The settings as `kind`.
 
     Raises:
@@ -194,5 +194,5 @@ def settings_from(kind: type[T], values: Mapping[str, Any], what: str) -> T:
     if unknown := sorted(values.keys() - accepted.keys()):
         near = nearest(unknown[0], accepted)
         hint = f"did you mean {near!r}?" if near else f"there are {', '.join(accepted)}"
-        raise ConfigError(f"{what}: {kind.__name__} has no setting {', '.join(map(repr, unknown))}; {hint}")
+        raise ConfigError(f"{argument}: {kind.__name__} has no setting {', '.join(map(repr, unknown))}; {hint}")
     return kind(**values)

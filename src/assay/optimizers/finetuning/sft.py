@@ -83,35 +83,37 @@ def train_sft(
         Cancelled: a signal came; a checkpoint was written.
         ModelError: the loss was not a finite number before there was any checkpoint, or memory or disk ran out.
     """
-    shown = progress or SilentProgress()
+    progress = progress or SilentProgress()
     data = read_sft(source, min_quality=config.min_quality, eval_fraction=config.eval_fraction, seed=config.seed)
     with working_folder(name, {**asdict(config), "data": data.sha256}, resume=resume) as work, ready():
-        return _train(work, name, config, data, resume, shown)
+        return _train(work, name, config, data, resume, progress)
 
 
 def _training_rows(data: TrainingData, policy: Policy, config: SFTSettings) -> tuple[list[Any], list[Any]]:
     """Rows to train on and held-out rows that fit `max_length`, with labels where the export has some."""
-    train, held_out = (
+    train, evaluated = (
         fitting_rows(rows, policy, config.max_length, data.left_out) for rows in (data.train, data.held_out)
     )
-    if any("labels" in row for row in (*train, *held_out)):
-        train, held_out = with_labels(train, policy), with_labels(held_out, policy)
+    if any("labels" in row for row in (*train, *evaluated)):
+        train, evaluated = with_labels(train, policy), with_labels(evaluated, policy)
     if not train:
         raise DataError(
             f"no row is left to train on: {dict(data.left_out)}. "
             "Raise --max-length, or export shorter ones (--without-demos)"
         )
-    return train, held_out
+    return train, evaluated
 
 
-def _train(work: Path, name: str, config: SFTSettings, data: TrainingData, resume: bool, shown: Progress) -> SFTReport:
+def _train(
+    work: Path, name: str, config: SFTSettings, data: TrainingData, resume: bool, progress: Progress
+) -> SFTReport:
     from assay.optimizers.finetuning.trl_trainer import over_ranks
 
-    shown.say(f"loading {config.model} …")
+    progress.say(f"loading {config.model} …")
     policy = load_policy(config.model)
-    train, held_out = _training_rows(data, policy, config)
-    report = SFTReport(None, work, config, len(train), len(held_out), data.tasks, data.left_out, 0)
-    if not held_out:
+    train, evaluated = _training_rows(data, policy, config)
+    report = SFTReport(None, work, config, len(train), len(evaluated), data.tasks, data.left_out, 0)
+    if not evaluated:
         report.notes.append(
             "one task alone, or none held out: nothing says when to stop, and the last weights are taken"
         )
@@ -121,10 +123,10 @@ def _train(work: Path, name: str, config: SFTSettings, data: TrainingData, resum
         quiet(),
         lean_head(),
         stoppable() as stop,
-        shown.bar(f"sft: {len(train)} rows", _steps(len(train), config)) as advance,
+        progress.bar(f"sft: {len(train)} rows", _steps(len(train), config)) as advance,
     ):
         loss_monitor = _LossMonitor(report, stop, advance)
-        trainer = make_trainer(policy, train, held_out, config, work / "checkpoints", loss_monitor.callback())
+        trainer = make_trainer(policy, train, evaluated, config, work / "checkpoints", loss_monitor.callback())
         checkpoint = resume and any((work / "checkpoints").glob("checkpoint-*"))
         trainer.train(resume_from_checkpoint=True if checkpoint else None)
     report.steps = trainer.state.global_step
@@ -135,11 +137,11 @@ def _train(work: Path, name: str, config: SFTSettings, data: TrainingData, resum
     else:
         best = trainer.state.best_model_checkpoint
         report.best_step = int(Path(best).name.rpartition("-")[2]) if best else report.steps
-    kept = report.path = work / "adapter"
-    save_adapter(trainer, kept)
+    adapter_dir = report.path = work / "adapter"
+    save_adapter(trainer, adapter_dir)
     if rank():
         return report
-    made = {
+    origin = {
         **report.to_dict(),
         "data_sha256": data.sha256,
         "export": str(data.folder.resolve()) if data.folder else None,
@@ -151,9 +153,9 @@ def _train(work: Path, name: str, config: SFTSettings, data: TrainingData, resum
             f"{config.model} is not an embedded model: the adapter stays in PEFT's format, for vLLM or transformers"
         )
         return report
-    adapter = keep_adapter(name, kept, base=policy.embedded, after=policy.merged, made=made)
+    adapter = keep_adapter(name, adapter_dir, base=policy.embedded, after=policy.merged, made=origin)
     report.name, report.path = served_as(adapter), adapter.path
-    prompts = [row["prompt"] for row in (held_out or train)[:_PROMPTS]]
+    prompts = [row["prompt"] for row in (evaluated or train)[:_PROMPTS]]
     report.agreement = report_agreement(trainer, policy, adapter, prompts, report.notes)
     shutil.rmtree(work, ignore_errors=True)
     return report
@@ -163,19 +165,21 @@ def _steps(rows: int, config: SFTSettings) -> int:
     return math.ceil(rows / config.batch) * config.epochs
 
 
-def fitting_rows(rows: Sequence[dict[str, Any]], policy: Policy, most: int, left: Counter[str]) -> list[dict[str, Any]]:
+def fitting_rows(
+    rows: Sequence[dict[str, Any]], policy: Policy, most: int, excluded: Counter[str]
+) -> list[dict[str, Any]]:
     """Rows of at most `most` tokens, rendered for the model's chat template: tools as text if it ignores them.
 
     Rows of whole conversations get their tokens and labels. Longer rows are left out, not cut: the end of an answer
     must be learned too.
     """
-    found, renderer = list[dict[str, Any]](), RowRenderer(template_of_tokenizer(policy.tokenizer))
+    fitting, renderer = list[dict[str, Any]](), RowRenderer(template_of_tokenizer(policy.tokenizer))
     for row in rows:
         try:
             tools = row.get("tools")
             tools = (json.loads(tools) if isinstance(tools, str) else tools) or []
             if (reason := _unlearnable(row, tools, renderer)) is not None:
-                left[f"that cannot be learned from: {reason}"] += 1
+                excluded[f"that cannot be learned from: {reason}"] += 1
                 continue
             messages, tools = renderer.messages([*row["prompt"], *row["completion"]], tools), renderer.tools(tools)
             at = len(messages) - len(row["completion"])
@@ -194,12 +198,12 @@ def fitting_rows(rows: Sequence[dict[str, Any]], policy: Policy, most: int, left
                 )["input_ids"]
                 parts, lengths = [row], [len(ids)]
         except Exception as error:  # a template can raise any exception
-            left[f"that the chat template refuses: {error}"[:200]] += 1
+            excluded[f"that the chat template refuses: {error}"[:200]] += 1
             continue
-        found += [part for part, length in zip(parts, lengths, strict=True) if length <= most]
+        fitting += [part for part, length in zip(parts, lengths, strict=True) if length <= most]
         if long := sum(length > most for length in lengths):
-            left[f"of more than {most} tokens"] += long
-    return found
+            excluded[f"of more than {most} tokens"] += long
+    return fitting
 
 
 def _unlearnable(row: dict[str, Any], tools: list[Any], renderer: RowRenderer) -> str | None:
@@ -208,9 +212,9 @@ def _unlearnable(row: dict[str, Any], tools: list[Any], renderer: RowRenderer) -
     turns = (
         [at for at, message in enumerate(messages) if at and message["role"] == "assistant"] if row.get("whole") else []
     )
-    asked = [(messages[:at], [messages[at]]) for at in turns] or [(row["prompt"], row["completion"])]
+    pairs = [(messages[:at], [messages[at]]) for at in turns] or [(row["prompt"], row["completion"])]
     return next(
-        (reason for prompt, completion in asked if (reason := renderer.check(prompt, completion, tools)) is not None),
+        (reason for prompt, completion in pairs if (reason := renderer.check(prompt, completion, tools)) is not None),
         None,
     )
 
@@ -243,7 +247,7 @@ def to_dataset(rows: list[dict[str, Any]]) -> Any:
 def make_trainer(
     policy: Policy,
     train: list[dict[str, Any]],
-    held_out: list[dict[str, Any]],
+    eval_rows: list[dict[str, Any]],
     config: SFTSettings,
     out: Path,
     callback: Any,
@@ -272,14 +276,14 @@ def make_trainer(
         max_length=config.max_length, logging_steps=1, logging_nan_inf_filter=False, max_grad_norm=1.0,
         lr_scheduler_type="cosine", warmup_steps=0.05,
         save_strategy="steps", save_steps=every, save_total_limit=2, bf16=fast_bf16(), use_cpu=not cuda,
-        gradient_checkpointing=cuda, disable_tqdm=True, **(evaluated if held_out else {}),
+        gradient_checkpointing=cuda, disable_tqdm=True, **(evaluated if eval_rows else {}),
     )  # fmt: skip
-    patience = [EarlyStoppingCallback(early_stopping_patience=config.patience)] if held_out else []
+    patience = [EarlyStoppingCallback(early_stopping_patience=config.patience)] if eval_rows else []
     trainer = SFTTrainer(
         model=policy.model,
         args=arguments,
         train_dataset=to_dataset(train),
-        eval_dataset=to_dataset(held_out) if held_out else None,
+        eval_dataset=to_dataset(eval_rows) if eval_rows else None,
         processing_class=policy.tokenizer,
         peft_config=lora_of(config.lora_r),
         callbacks=[callback, *patience],

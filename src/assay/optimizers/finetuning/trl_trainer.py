@@ -70,8 +70,8 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         rows, flat = (batch.rows, list(batch.flat)) if not self.beta else ([*batch.rows, *batch.flat], [])
         self._filled = bool(rows)
         parts = self.args.steps_per_generation if mode == "train" else 1
-        most = max(over_ranks([len(rows)]))  # every process must run the same number of passes
-        fill = max(parts, math.ceil(most / parts) * parts) - len(rows)
+        passes = max(over_ranks([len(rows)]))  # every process must run the same number of passes
+        fill = max(parts, math.ceil(passes / parts) * parts) - len(rows)
         blank = Row(
             turn=0,
             prompt_ids=[self._tokenizer.pad_token_id],
@@ -150,8 +150,8 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         trimmed, logged = _trimmed(inputs), {name: len(values) for name, values in self._metrics["train"].items()}
         width = trimmed["prompt_ids"].size(1) + trimmed["completion_ids"].size(1)
         # gradient checkpointing recomputes the attention outside of this context
-        plain = model.device.type == "cpu" and width <= _SHORT and not self.args.gradient_checkpointing
-        with sdpa_kernel(SDPBackend.MATH) if plain else nullcontext():
+        use_eager = model.device.type == "cpu" and width <= _SHORT and not self.args.gradient_checkpointing
+        with sdpa_kernel(SDPBackend.MATH) if use_eager else nullcontext():
             loss = (
                 super()._compute_loss(model, trimmed)
                 * self._share

@@ -71,8 +71,8 @@ def agreement_rubric(spec: JudgeSpec) -> Rubric:
         labels = ", ".join(
             f"{label} ({100 * share:.0f} %)" for label, share in sorted(shares.items(), key=lambda entry: -entry[1])
         )
-        why = f" Their reasons: {' | '.join(task.metadata['rationales'][:3])}" if task.metadata["rationales"] else ""
-        return Grade(value=min(1.0, max(0.0, grade)), reason=f"The judge said {verdict!r}; people said {labels}.{why}")
+        note = f" Their reasons: {' | '.join(task.metadata['rationales'][:3])}" if task.metadata["rationales"] else ""
+        return Grade(value=min(1.0, max(0.0, grade)), reason=f"The judge said {verdict!r}; people said {labels}.{note}")
 
     return Rubric("agreement", [Criterion(name="agrees", check=agrees)])
 
@@ -132,7 +132,7 @@ def _decide(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> Non
         outcome.notes.append("no candidate agreed better with the raters before the gate; the judge is unchanged")
         return
     with session.phase("gate"):
-        before, after = _both(outcome, splits.gate, session, "gate")
+        before, after = _judge_both(outcome, splits.gate, session, "gate")
     outcome.gate = measure_gain(outcome.objective, before.answers, after.answers, splits.gate, outcome.baseline.spec)
     lost = (after.unscored - before.unscored) / len(splits.gate)
     if lost > LOST:
@@ -145,7 +145,7 @@ def _decide(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> Non
 def _report(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> None:
     spec = outcome.baseline.spec
     with session.phase("test"):
-        before, after = _both(outcome, splits.test, session, "test")
+        before, after = _judge_both(outcome, splits.test, session, "test")
     outcome.answers = {"baseline": before, "compiled": after}
     outcome.test_baseline = agreement(before.answers, splits.test, spec)
     outcome.test_compiled = agreement(after.answers, splits.test, spec)
@@ -153,7 +153,7 @@ def _report(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> Non
     outcome.accuracy_gain = measure_gain("accuracy", before.answers, after.answers, splits.test, spec)
 
 
-def _both(outcome: JudgeOutcome, items: Sequence[Item], session: Session, split: str) -> tuple[Judged, Judged]:
+def _judge_both(outcome: JudgeOutcome, items: Sequence[Item], session: Session, split: str) -> tuple[Judged, Judged]:
     before = judge_items(outcome.baseline, items, session, name=f"{split}: baseline", split=split)
     if outcome.compiled is outcome.baseline:
         return before, before

@@ -154,13 +154,13 @@ class JudgeSearch:
     def _demonstrations(self) -> list[dict[str, Any]]:
         """The train items of each label on which raters agree most, shuffled, so that no label is always last."""
         groups: dict[str, list[Item]] = defaultdict(list)
-        people = [item for item in self.splits.train if ATTACK not in item.id]
-        for item in sorted(people, key=lambda item: -max(item.shares.values())):
+        labelled = [item for item in self.splits.train if ATTACK not in item.id]
+        for item in sorted(labelled, key=lambda item: -max(item.shares.values())):
             groups[item.modes[0]].append(item)
         chosen = [item for group in groups.values() for item in group[: self.config.demos]]
         np.random.default_rng(self.session.seed).shuffle(chosen)
         return [
-            {**{name: fenced_text(item.shown.get(name)) for name in self.judge.shows}, "verdict": item.modes[0]}
+            {**{name: fenced_text(item.fields.get(name)) for name in self.judge.shows}, "verdict": item.modes[0]}
             for item in chosen
         ]
 
@@ -234,7 +234,7 @@ class JudgeSearch:
         }
         pool, fixed = list[int](), list[int]()
         for row, item in enumerate(train):
-            if json.dumps({key: fenced_text(item.shown.get(key)) for key in judge.shows}) in demonstrated:
+            if json.dumps({key: fenced_text(item.fields.get(key)) for key in judge.shows}) in demonstrated:
                 continue
             (fixed if proposed or ATTACK in item.id else pool).append(row)
         return [*pool, *range(len(train), len(train) + len(val))], fixed
@@ -293,7 +293,7 @@ def item_tasks(items: Sequence[Item], judge: Judge) -> list[Task]:
     """Items as tasks of the judge as a program: what it sees goes in, the label most raters gave is expected."""
     return [
         Task(
-            id=item.id[:200], task_type=item.modes[0], inputs={name: item.shown.get(name) for name in judge.shows},
+            id=item.id[:200], task_type=item.modes[0], inputs={name: item.fields.get(name) for name in judge.shows},
             expected={"verdict": item.modes[0]}, metadata={"shares": item.shares, "rationales": item.rationales},
         )
         for item in items

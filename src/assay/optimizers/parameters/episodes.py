@@ -59,17 +59,17 @@ class PolicyOutcome:
 
 def overall(metrics: AgentMetrics) -> float:
     """Mean of the measured metrics, with accuracy weighted 4; NaN if accuracy could not be measured."""
-    found = {name: value for name, value in metrics.to_dict().items() if value is not None}
-    if "accuracy" not in found:
+    values = {name: value for name, value in metrics.to_dict().items() if value is not None}
+    if "accuracy" not in values:
         return math.nan
-    return math.fsum(_WEIGHTS[name] * value for name, value in found.items()) / math.fsum(
-        _WEIGHTS[name] for name in found
+    return math.fsum(_WEIGHTS[name] * value for name, value in values.items()) / math.fsum(
+        _WEIGHTS[name] for name in values
     )
 
 
 def scores_by_task(runs: Sequence[TaskRun]) -> dict[str, float]:
     """Mean score of each task's runs; NaN if none is scored."""
-    found: dict[str, list[float]] = {}
+    by_task: dict[str, list[float]] = {}
     for run in runs:
-        found.setdefault(run.task_id, []).extend([] if run.score is None else [run.score])
-    return {task: math.fsum(scores) / len(scores) if scores else math.nan for task, scores in found.items()}
+        by_task.setdefault(run.task_id, []).extend([] if run.score is None else [run.score])
+    return {task: math.fsum(scores) / len(scores) if scores else math.nan for task, scores in by_task.items()}

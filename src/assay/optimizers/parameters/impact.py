@@ -99,7 +99,7 @@ def impact(
     names = space.searched(start.program)
     plans = {name: sorted({space.at(name, place) for place in np.linspace(0, 1, levels)}) for name in names}
     before = objective.run(start, tasks)
-    effects, still, failed = list[Effect](), list[str](), list[str]()
+    effects, without_effect, failed = list[Effect](), list[str](), list[str]()
     with progress.bar("values", sum(map(len, plans.values()))) as advance:
         for name, values in plans.items():
             traces = []
@@ -114,8 +114,8 @@ def impact(
                 metrics, changes = _measured(before, runs, budget)
                 effects.append(Effect(name, float(value), metrics, changes))
             if traces and all(trace == _trace(before) for trace in traces):
-                still.append(name)
-    return Impact(start, len(tasks), effects, still, _measured(before, before, budget)[0], failed)
+                without_effect.append(name)
+    return Impact(start, len(tasks), effects, without_effect, _measured(before, before, budget)[0], failed)
 
 
 def _trace(runs: Sequence[TaskRun]) -> list[Any]:

@@ -16,7 +16,7 @@ from assay.evaluation.evaluation import Evaluation, evaluate
 from assay.evaluation.metrics import TaskRun
 from assay.evaluation.progress import SilentProgress
 from assay.evaluation.session import RecordedProgram, Session
-from assay.models.failures import failure_of_program, is_own
+from assay.models.failures import failure_of_program, is_agent_failure
 from assay.optimizers.parameters.space import Point
 from assay.programs import BaseAgent
 from assay.support.scrubbing import error_text
@@ -115,12 +115,12 @@ class AgentObjective:
             # others (a missing package, a wrong setting) must be fixed by the user, and never become a score
             if not isinstance(error, ModelError | Unscored):
                 raise
-            return replace(run, seconds=time.perf_counter() - clock, error=_words(error))
+            return replace(run, seconds=time.perf_counter() - clock, error=_error_words(error))
         except Exception as error:
-            failed = replace(run, seconds=time.perf_counter() - clock, error=_words(error))
+            failed = replace(run, seconds=time.perf_counter() - clock, error=_error_words(error))
             return (
                 failed
-                if not is_own(failure_of_program(error))
+                if not is_agent_failure(failure_of_program(error))
                 else replace(failed, score=0.0, metrics={"accuracy": 0.0})
             )
         seconds = time.perf_counter() - clock
@@ -129,9 +129,9 @@ class AgentObjective:
         except AssayError as error:
             if not isinstance(error, ModelError | Unscored):
                 raise
-            return replace(run, seconds=seconds, answer=output, error=f"the evaluator: {_words(error)}")
+            return replace(run, seconds=seconds, answer=output, error=f"the evaluator: {_error_words(error)}")
         except Exception as error:
-            return replace(run, seconds=seconds, answer=output, error=f"the evaluator: {_words(error)}")
+            return replace(run, seconds=seconds, answer=output, error=f"the evaluator: {_error_words(error)}")
         wrong = _malformed(result)
         if wrong is not None:
             self._malformed = None if self._malformed is None else self._malformed + 1
@@ -161,7 +161,7 @@ def _in_range(value: Any) -> bool:
     return isinstance(value, Real | np.bool_) and bool(math.isnan(float(value)) or 0 <= float(value) <= 1)
 
 
-def _words(error: Exception) -> str:
+def _error_words(error: Exception) -> str:
     return error_text(error)
 
 

@@ -219,11 +219,11 @@ def _still_bars(weights: Mapping[str, Mapping[str, float]]) -> Any:
 def _impact_section(impact: Impact, charts: Charts) -> dict[str, Any]:
     """The impact section of `study.html`."""
     names = impact.measured
-    still = f" No run changed under {', '.join(impact.without_effect)}." if impact.without_effect else ""
+    idle_note = f" No run changed under {', '.join(impact.without_effect)}." if impact.without_effect else ""
     start = ", ".join(f"{name} {in_figures(value)}" for name, value in impact.start.parameters.items())
     before = ["–" if (value := impact.before[name]["mean"]) is None else in_figures(value) for name in names]
     return {
-        "note": f"{impact.n} tasks; bars are 95 % intervals. The start (dashed): {start}.{still}",
+        "note": f"{impact.n} tasks; bars are 95 % intervals. The start (dashed): {start}.{idle_note}",
         "chart": charts.html(_small_multiples(impact)),
         "head": [name.replace("_", " ") for name in ("parameter", "value", *names)],
         "rows": [

@@ -28,7 +28,7 @@ _REACH = 30  # largest move per episode, in learning rates: 0.3 of a parameter's
 _FARTHEST = 0.5  # largest move at any learning rate, as a share of the range
 _PROPOSED, _DRAWN = 256, 512  # adjustments compared by the critic: from the network, and uniform within reach
 _OPTIMISM = 0.5  # standard errors added to the critic's mean, for exploration
-_STILL, _PATIENCE = 20, 60  # converged: this many episodes without change, or without a new best
+_UNCHANGED, _PATIENCE = 20, 60  # converged: this many episodes without change, or without a new best
 _CONFIRMED = 3  # points evaluated on the validation tasks, in addition to the first
 _COVERAGE = 0.5  # of an episode's runs must be scored for the episode to count
 _HOPELESS = 3  # unscored episodes at the start after which training ends
@@ -75,7 +75,7 @@ def train_policy(
         raise ConfigError(
             f"episodes={episodes!r} must be at least 1 and learning_rate={learning_rate!r} a finite number above 0"
         )
-    outcome, shown = into or PolicyOutcome(start), progress or SilentProgress()
+    outcome, progress = into or PolicyOutcome(start), progress or SilentProgress()
     state = _TrainingState(
         objective,
         tasks,
@@ -90,7 +90,7 @@ def train_policy(
         learns=update_policy,
     )
     try:
-        _run_episodes(state, episodes, shown)
+        _run_episodes(state, episodes, progress)
         _choose(outcome, state, validation)
     except BudgetExceeded as cap:
         if not state.history:
@@ -102,22 +102,25 @@ def train_policy(
     return outcome
 
 
-def _run_episodes(state: "_TrainingState", episodes: int, shown: Progress) -> None:
-    with shown.bar("episodes", episodes) as advance:
+def _run_episodes(state: "_TrainingState", episodes: int, progress: Progress) -> None:
+    with progress.bar("episodes", episodes) as advance:
         for _ in range(episodes):
             episode = state.step()
             scored = "" if math.isnan(episode.overall) else f"overall {episode.overall:.3f}: "
-            shown.say(f"  episode {episode.number}: {scored}{episode.meaning}")
+            progress.say(f"  episode {episode.number}: {scored}{episode.meaning}")
             advance(1)
             if state.converged:
                 break
 
 
-def _choose(outcome: PolicyOutcome, walk: "_TrainingState", validation: Sequence[Any]) -> None:
-    points = [walk.history[0].parameters, *(p for p in walk.promising(_CONFIRMED) if p != walk.history[0].parameters)]
-    best = walk.promising(1)[0]
+def _choose(outcome: PolicyOutcome, state: "_TrainingState", validation: Sequence[Any]) -> None:
+    points = [
+        state.history[0].parameters,
+        *(p for p in state.promising(_CONFIRMED) if p != state.history[0].parameters),
+    ]
+    best = state.promising(1)[0]
     if validation:
-        scores = [overall(walk.metrics_of(p, validation)) for p in points]
+        scores = [overall(state.metrics_of(p, validation)) for p in points]
         outcome.confirmed = [
             {"parameters": dict(p), "overall": None if math.isnan(s) else s}
             for p, s in zip(points, scores, strict=True)
@@ -126,17 +129,17 @@ def _choose(outcome: PolicyOutcome, walk: "_TrainingState", validation: Sequence
             raise ModelError("nothing could be confirmed: accuracy was measured on none of the validation tasks")
         best = points[max(range(len(points)), key=lambda at: -math.inf if math.isnan(scores[at]) else scores[at])]
     outcome.best = Point(outcome.best.program, best)
-    if best == walk.history[0].parameters:
+    if best == state.history[0].parameters:
         outcome.notes.append("nothing was better than the parameters that it began with")
 
 
-def _advice(walk: "_TrainingState", learning_rate: float) -> list[str]:
+def _advice(state: "_TrainingState", learning_rate: float) -> list[str]:
     """Notes on the last third of the improvements."""
-    known = [episode.improvement for episode in walk.history[1:] if not math.isnan(episode.improvement)]
-    last = known[-max(3, len(known) // 3) :]
+    improvements = [episode.improvement for episode in state.history[1:] if not math.isnan(episode.improvement)]
+    last = improvements[-max(3, len(improvements) // 3) :]
     notes = (
-        [f"converged: {_STILL} episodes about the same, or none better than the best in {_PATIENCE}"]
-        if walk.converged
+        [f"converged: {_UNCHANGED} episodes about the same, or none better than the best in {_PATIENCE}"]
+        if state.converged
         else []
     )
     if len(last) < 3:
@@ -147,7 +150,7 @@ def _advice(walk: "_TrainingState", learning_rate: float) -> list[str]:
             f"improvement was {mean:+.3f} over the last {len(last)} episodes: "
             f"try another learning rate (say {learning_rate / 2:g}) or a reset"
         )
-    elif mean <= _SAME and not walk.converged:
+    elif mean <= _SAME and not state.converged:
         notes.append(f"improvement was {mean:+.3f} over the last {len(last)} episodes: stable, maybe converged")
     return notes
 
@@ -184,7 +187,7 @@ class _TrainingState:
             name: space.at(name, space.place(name, value)) if not _inside(space, name, value) else value
             for name, value in begin.items()
         }
-        self.kept = {name: value for name, value in start.parameters.items() if name not in self.names}
+        self.unsearched = {name: value for name, value in start.parameters.items() if name not in self.names}
         self.program, self.rng = start.program, np.random.default_rng(seed)
         self.metrics, self.expected = AgentMetrics(), math.nan  # of the current parameters
         self.spread = 0.05  # scale of the improvements, by which advantages are divided
@@ -192,10 +195,10 @@ class _TrainingState:
 
     @property
     def converged(self) -> bool:
-        known = [episode for episode in self.history if not math.isnan(episode.overall)]
-        scores, last = [episode.overall for episode in known], known[-_STILL:]
-        still = len(known) > _STILL and all(abs(episode.improvement) <= _SAME for episode in last)
-        return still or (len(scores) > _PATIENCE and max(scores[-_PATIENCE:]) <= max(scores[:-_PATIENCE]))
+        scored = [episode for episode in self.history if not math.isnan(episode.overall)]
+        scores, last = [episode.overall for episode in scored], scored[-_UNCHANGED:]
+        unchanged = len(scored) > _UNCHANGED and all(abs(episode.improvement) <= _SAME for episode in last)
+        return unchanged or (len(scores) > _PATIENCE and max(scores[-_PATIENCE:]) <= max(scores[:-_PATIENCE]))
 
     def step(self) -> Episode:
         if math.isnan(self.expected):
@@ -245,33 +248,33 @@ class _TrainingState:
         actions = np.clip(
             np.concatenate([self.policy.propose(state, _PROPOSED, self.rng), drawn]), -self.reach, self.reach
         )
-        found = critic.at(np.clip(np.array(self._places(self.at)) + actions, 0, 1))
-        return np.asarray(actions[int(np.argmax(found.mean + _OPTIMISM * found.error))])
+        values = critic.at(np.clip(np.array(self._places(self.at)) + actions, 0, 1))
+        return np.asarray(actions[int(np.argmax(values.mean + _OPTIMISM * values.error))])
 
     def _learn(self, state: np.ndarray, action: np.ndarray, episode: Episode) -> None:
         """Updates the network by the critic's gain of the move, and moves to the best expected parameters."""
-        kept = episode.improvement >= 0
+        accepted = episode.improvement >= 0
         critic = self._critic() if self.learns else None
         if critic is None:  # only the rules act: keep parameters that were not worse
-            if kept:
+            if accepted:
                 self.at, self.metrics, self.expected = (
                     {n: episode.parameters[n] for n in self.names},
                     AgentMetrics(**episode.metrics),
                     episode.overall,
                 )
         else:
-            known = [e for e in self.history if not math.isnan(e.overall)]
+            scored = [e for e in self.history if not math.isnan(e.overall)]
             gain = float(
                 np.diff(critic.at(np.array([self._places(self.at), self._places(episode.parameters)])).mean)[0]
             )
             self.policy.update(state, action, float(np.clip(gain / self.spread, -3, 3)))
             self.spread = max(0.01, 0.8 * self.spread + 0.2 * abs(gain))
-            means = critic.at(np.array([self._places(e.parameters) for e in known])).mean
-            best = known[int(np.argmax(means))]
-            kept = best is episode
+            means = critic.at(np.array([self._places(e.parameters) for e in scored])).mean
+            best = scored[int(np.argmax(means))]
+            accepted = best is episode
             self.at, self.metrics = {name: best.parameters[name] for name in self.names}, AgentMetrics(**best.metrics)
             self.expected = float(means.max())
-        self.history[-1] = replace(episode, kept=kept)
+        self.history[-1] = replace(episode, kept=accepted)
 
     def _critic(self) -> Critic | None:
         rows = [
@@ -286,27 +289,27 @@ class _TrainingState:
 
     def promising(self, count: int) -> list[Mapping[str, Any]]:
         """Parameters of the episodes with the highest expected scores, best first."""
-        known = [episode for episode in self.history if not math.isnan(episode.overall)]
-        if not known:
+        scored = [episode for episode in self.history if not math.isnan(episode.overall)]
+        if not scored:
             return [self.history[0].parameters]
         critic = self._critic()
         values = (
-            [e.overall for e in known]
+            [e.overall for e in scored]
             if critic is None
-            else critic.at(np.array([self._places(e.parameters) for e in known])).mean.tolist()
+            else critic.at(np.array([self._places(e.parameters) for e in scored])).mean.tolist()
         )
-        order = sorted(range(len(known)), key=lambda at: -values[at])
-        found: list[Mapping[str, Any]] = []
+        order = sorted(range(len(scored)), key=lambda at: -values[at])
+        settings: list[Mapping[str, Any]] = []
         for at in order:
-            if known[at].parameters not in found:
-                found.append(known[at].parameters)
-        return found[:count]
+            if scored[at].parameters not in settings:
+                settings.append(scored[at].parameters)
+        return settings[:count]
 
     def _run(self, parameters: Mapping[str, Any]) -> list[TaskRun]:
         tasks = self.tasks
         if self.per_episode is not None and self.per_episode < len(tasks):
             tasks = [tasks[at] for at in sorted(self.rng.permutation(len(tasks))[: self.per_episode])]
-        return self.runs_of({**self.kept, **parameters}, tasks)
+        return self.runs_of({**self.unsearched, **parameters}, tasks)
 
     def runs_of(self, parameters: Mapping[str, Any], tasks: Sequence[Any]) -> list[TaskRun]:
         """Runs without their seconds, which differ between runs: the same seed must give the same episodes."""
@@ -332,18 +335,18 @@ class _TrainingState:
     ) -> Episode:
         moved = {name: float(parameters[name] - self.at[name]) for name in self.names}
         missing = [run for run in runs if not _is_scored(run)]
-        why = next((run.error for run in missing if run.error), None)
+        reason = next((run.error for run in missing if run.error), None)
         episode = Episode(
             len(self.history),
             metrics.to_dict(),
-            {**self.kept, **parameters},
+            {**self.unsearched, **parameters},
             moved,
             score,
             improvement,
             not self.history,
             meaning,
             len(missing),
-            why,
+            reason,
         )
         self.history.append(episode)
         self._runs.append(len(runs) - len(missing))

@@ -30,10 +30,10 @@ def is_worse_paired(
     pairs = [(value, best[task]) for task, value in values.items() if value is not None and task in best]
     if len(pairs) < _FEWEST or len(pairs) in _SLOW:
         return False
-    both = optuna.create_study(direction=study.direction)
+    comparison = optuna.create_study(direction=study.direction)
     leader = create_trial(
         value=sum(best.values()) / len(best), intermediate_values=dict(enumerate(against for _, against in pairs))
     )
-    both.add_trial(leader)
+    comparison.add_trial(leader)
     trial = create_trial(state=TrialState.RUNNING, intermediate_values=dict(enumerate(value for value, _ in pairs)))
-    return optuna.pruners.WilcoxonPruner(p_threshold=p).prune(both, trial)
+    return optuna.pruners.WilcoxonPruner(p_threshold=p).prune(comparison, trial)

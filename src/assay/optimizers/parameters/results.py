@@ -68,14 +68,14 @@ class SearchOutcome:
     front: list[int]
     level: list[int] = field(default_factory=list)  # complete trials whose own first objective ties with the best's
     expected: dict[int, float] = field(default_factory=dict)
-    walked: dict[str, Any] | None = None
+    policy_training: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
 
 
 def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks: int) -> SearchOutcome:
-    found, replaced = study.get_trials(deepcopy=False), _replaced(study.get_trials(deepcopy=False))
+    stored, replaced = study.get_trials(deepcopy=False), _replaced(study.get_trials(deepcopy=False))
     trials = [
-        _result(trial, space, config) for trial in found if trial.state.is_finished() and trial.number not in replaced
+        _result(trial, space, config) for trial in stored if trial.state.is_finished() and trial.number not in replaced
     ]
     complete = [trial for trial in trials if trial.state == "complete"]
     if not complete:
@@ -84,7 +84,7 @@ def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks:
             f"none of {len(trials)} trials could be scored: {reasons[-1] if reasons else 'all were cut short'}"
         )
     ran, done = sum(trial.runs for trial in trials), [trial for trial in trials if trial.state != "failed"]
-    first = [trial for trial in found if trial.user_attrs.get("default") and trial.state.is_finished()]
+    first = [trial for trial in stored if trial.user_attrs.get("default") and trial.state.is_finished()]
     default = min(
         (_result(trial, space, config) for trial in first), key=lambda trial: _STATES.index(trial.state), default=None
     )
@@ -97,7 +97,7 @@ def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks:
         1 - sum(len(t.scores) for t in done) / max(1, tasks * len(done)),
         _close_trials_note(best, complete, expected),
     )
-    means = {number: found.mean for number, found in expected.items()}
+    means = {number: estimate.mean for number, estimate in expected.items()}
     return SearchOutcome(
         best,
         default,
@@ -113,33 +113,33 @@ def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks:
 
 def _replaced(trials: Sequence[Any]) -> set[int]:
     """Numbers of the interrupted trials that were re-run under another number, by us or by Optuna."""
-    again = {trial.system_attrs.get("failed_trial") for trial in trials} | {
+    rerun = {trial.system_attrs.get("failed_trial") for trial in trials} | {
         n for t in trials for n in t.system_attrs.get("retry_history", ())
     }
-    return {trial.number for trial in trials if trial.user_attrs.get(REQUEUED) or trial.number in again}
+    return {trial.number for trial in trials if trial.user_attrs.get(REQUEUED) or trial.number in rerun}
 
 
 def _level_with(best: TrialResult, trials: Sequence[TrialResult], config: SearchConfig) -> list[int]:
     """Trials that tie with the best: within 0.01 in the score, equal in any other first objective."""
-    slack, own = (_LEVEL if config.objectives[0] == "score" else 0.0), best.values[config.objectives[0]]
-    near = [
+    slack, top = (_LEVEL if config.objectives[0] == "score" else 0.0), best.values[config.objectives[0]]
+    level = [
         t.number
         for t in trials
-        if own is not None and (value := t.values[config.objectives[0]]) is not None and abs(value - own) <= slack
+        if top is not None and (value := t.values[config.objectives[0]]) is not None and abs(value - top) <= slack
     ]
-    return [number for number in near if number != best.number]
+    return [number for number in level if number != best.number]
 
 
 def _expected(trials: Sequence[TrialResult], space: Space) -> dict[int, Expected]:
-    seen = [
+    scored = [
         (t, values)
         for t in trials
         if (values := {task: value for task, value in t.scores.items() if value is not None})
     ]
     return dict(
         zip(
-            (t.number for t, _ in seen),
-            smoothed_scores([t.point for t, _ in seen], [values for _, values in seen], space),
+            (t.number for t, _ in scored),
+            smoothed_scores([t.point for t, _ in scored], [values for _, values in scored], space),
             strict=True,
         )
     )
@@ -171,23 +171,25 @@ def _best(trials: Sequence[TrialResult], config: SearchConfig, expected: Mapping
     """
     first = config.objectives[0]
     sign = 1 if OBJECTIVES[first] == "maximize" else -1
-    known = [(sign * value, trial) for trial in trials if (value := trial.values[first]) is not None]
-    worth = {trial.number: expected[trial.number].mean if trial.number in expected else value for value, trial in known}
-    own = {trial.number: value for value, trial in known}
-    top = max((trial for _, trial in known), key=lambda trial: (worth[trial.number], own[trial.number]))
+    scored = [(sign * value, trial) for trial in trials if (value := trial.values[first]) is not None]
+    worth = {
+        trial.number: expected[trial.number].mean if trial.number in expected else value for value, trial in scored
+    }
+    measured = {trial.number: value for value, trial in scored}
+    top = max((trial for _, trial in scored), key=lambda trial: (worth[trial.number], measured[trial.number]))
     doubt = expected[top.number].error if top.number in expected else 0.0
     slack = _LEVEL if first == "score" else 0.0
     level = [
         trial
-        for value, trial in known
-        if worth[trial.number] >= worth[top.number] - slack and value >= own[top.number] - max(doubt, slack)
+        for value, trial in scored
+        if worth[trial.number] >= worth[top.number] - slack and value >= measured[top.number] - max(doubt, slack)
     ]
     return min(
         level,
         key=lambda trial: (
             math.inf if trial.tokens is None else trial.tokens,
             -worth[trial.number],
-            -own[trial.number],
+            -measured[trial.number],
             trial.number,
         ),
     )
@@ -196,10 +198,10 @@ def _best(trials: Sequence[TrialResult], config: SearchConfig, expected: Mapping
 def _result(trial: Any, space: Space, config: SearchConfig) -> TrialResult:
     from optuna.trial import TrialState
 
-    found = trial.user_attrs.get("found") or {"scores": {}, "metrics": {}, "tokens": None}
+    stored = trial.user_attrs.get("found") or {"scores": {}, "metrics": {}, "tokens": None}
     state = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned"}.get(trial.state, "failed")
     values = dict(zip(config.objectives, trial.values or [None] * len(config.objectives), strict=True))
     return TrialResult(
-        trial.number, space.point(trial.params), state, values, found["scores"], found["metrics"], found["tokens"],
-        trial.user_attrs.get("error"), found.get("runs", len(found["scores"])),
+        trial.number, space.point(trial.params), state, values, stored["scores"], stored["metrics"], stored["tokens"],
+        trial.user_attrs.get("error"), stored.get("runs", len(stored["scores"])),
     )  # fmt: skip

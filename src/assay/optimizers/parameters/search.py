@@ -49,8 +49,8 @@ def search(
     import optuna
     from optuna.trial import TrialState
 
-    shown = progress or SilentProgress()
-    evaluator = _TrialEvaluator(objective, list(tasks), space, config, shown, alone=alone)
+    progress = progress or SilentProgress()
+    evaluator = _TrialEvaluator(objective, list(tasks), space, config, progress, alone=alone)
     for point in defaults if not study.get_trials(deepcopy=False) else ():
         study.enqueue_trial(space.trial_parameters(point), user_attrs={"default": True}, skip_if_exists=True)
 
@@ -59,22 +59,22 @@ def search(
 
     def enough(study: "optuna.Study", _: Any) -> None:
         advance(1)
-        found = states()
-        done, failed = found[TrialState.COMPLETE] + found[TrialState.PRUNED], found[TrialState.FAIL] - before
-        working = found[TrialState.RUNNING] if helping else 0
+        counts = states()
+        done, failed = counts[TrialState.COMPLETE] + counts[TrialState.PRUNED], counts[TrialState.FAIL] - before
+        working = counts[TrialState.RUNNING] if helping else 0
         if done + working >= config.trials or (failed >= RETRIES + 2 and not done) or failed > config.trials:
             study.stop()
 
-    with shown.bar("trials", config.trials) as advance, warnings.catch_warnings():
+    with progress.bar("trials", config.trials) as advance, warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        found = states()
-        done, before = found[TrialState.COMPLETE] + found[TrialState.PRUNED], found[TrialState.FAIL]
+        counts = states()
+        done, before = counts[TrialState.COMPLETE] + counts[TrialState.PRUNED], counts[TrialState.FAIL]
         advance(done)
         cut_off = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)) if alone else []
         if done < config.trials or cut_off:
             with _storage_errors():
                 for trial in cut_off:
-                    _run_again(study, trial, evaluator)
+                    _rerun(study, trial, evaluator)
                     advance(1)
                 if done + len(cut_off) < config.trials:
                     _optimized(study, evaluator, enough)
@@ -87,11 +87,11 @@ def _storage_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        gone = _of_the_storage(error)
-        if gone is None:
+        storage_error = _of_the_storage(error)
+        if storage_error is None:
             raise
-        why = str(gone).partition("\n")[0]
-        raise StoreError(f"the study's storage is gone: {why}. Start it, and continue with resume=True") from error
+        reason = str(storage_error).partition("\n")[0]
+        raise StoreError(f"the study's storage is gone: {reason}. Start it, and continue with resume=True") from error
 
 
 def _of_the_storage(error: BaseException | None) -> BaseException | None:
@@ -165,14 +165,17 @@ class _TrialEvaluator:
                 runs += self.objective.run(point, self.tasks[start : start + self.config.block])
                 if start + self.config.block < len(self.tasks) and self._losing(trial, step, runs, best):
                     self._keep(trial, runs)
-                    if best and (seen := _values(runs, self.config.objectives)[self.config.objectives[0]]) is not None:
-                        trial.report(seen, step)  # the sampler uses it for pruned trials
+                    if (
+                        best
+                        and (measured := _values(runs, self.config.objectives)[self.config.objectives[0]]) is not None
+                    ):
+                        trial.report(measured, step)  # the sampler uses it for pruned trials
                     raise optuna.TrialPruned
         except StopRun:
-            self._put_back(trial)
+            self._requeue(trial)
             raise
         except KeyboardInterrupt:
-            self._put_back(trial)
+            self._requeue(trial)
             raise Cancelled("stopped by the user") from None
         except (ProgramError, ModelError) as error:
             trial.set_user_attr("error", str(error))
@@ -184,11 +187,11 @@ class _TrialEvaluator:
             ["score"] if lost > _LOST * len(runs) else []
         )
         if missing:
-            why = next((run.error for run in runs if run.error), "no reason was given")
-            text = f"{', '.join(missing)} could not be measured on {lost or len(runs)} of {len(runs)} runs: {why}"
+            reason = next((run.error for run in runs if run.error), "no reason was given")
+            text = f"{', '.join(missing)} could not be measured on {lost or len(runs)} of {len(runs)} runs: {reason}"
             trial.set_user_attr("error", text)
             raise ModelError(text)
-        self.progress.say(f"  trial {trial.number}: {_said(point, values)}")
+        self.progress.say(f"  trial {trial.number}: {_result_text(point, values)}")
         return list(values.values())
 
     def _losing(self, trial: Any, step: int, runs: Sequence[TaskRun], best: Mapping[str, float]) -> bool:
@@ -209,12 +212,12 @@ class _TrialEvaluator:
             "found", {"scores": scores, "metrics": metrics, "tokens": tokens, "runs": len(runs), **paired}
         )
 
-    def _put_back(self, trial: Any) -> None:
+    def _requeue(self, trial: Any) -> None:
         if not self.alone:
-            _put_back(trial.study, trial)
+            _requeue(trial.study, trial)
 
 
-def _put_back(study: "optuna.Study", trial: Any) -> None:
+def _requeue(study: "optuna.Study", trial: Any) -> None:
     """Ends an interrupted trial and enqueues its point again."""
     from optuna.trial import TrialState
 
@@ -225,7 +228,7 @@ def _put_back(study: "optuna.Study", trial: Any) -> None:
     study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
-def _run_again(study: "optuna.Study", cut_off: Any, evaluator: "_TrialEvaluator") -> None:
+def _rerun(study: "optuna.Study", cut_off: Any, evaluator: "_TrialEvaluator") -> None:
     """Re-runs an interrupted trial under its own number, with the parameters it had already drawn."""
     import optuna
     from optuna.trial import TrialState
@@ -248,7 +251,7 @@ def requeue_all(study: "optuna.Study") -> None:
     from optuna.trial import TrialState
 
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        _put_back(study, trial)
+        _requeue(study, trial)
 
 
 def _by_task(runs: Sequence[TaskRun], objective: str) -> dict[str, float | None]:
@@ -256,21 +259,21 @@ def _by_task(runs: Sequence[TaskRun], objective: str) -> dict[str, float | None]
     grouped: dict[str, list[TaskRun]] = {}
     for run in runs:
         grouped.setdefault(run.task_id, []).append(run)
-    return {task: _values(found, (objective,))[objective] for task, found in grouped.items()}
+    return {task: _values(task_runs, (objective,))[objective] for task, task_runs in grouped.items()}
 
 
 def _best_by_task(study: "optuna.Study") -> dict[str, float]:
     """Values of the first objective by task, of the best trial; empty if there is no trial yet."""
     try:
-        found = study.best_trial.user_attrs.get("found", {})
+        stored = study.best_trial.user_attrs.get("found", {})
     except ValueError:
         return {}
-    return {task: value for task, value in found.get("first", found.get("scores", {})).items() if value is not None}
+    return {task: value for task, value in stored.get("first", stored.get("scores", {})).items() if value is not None}
 
 
 def _mean(values: Sequence[float | int | None]) -> float | None:
-    known = [float(value) for value in values if value is not None and math.isfinite(value)]
-    return math.fsum(known) / len(known) if known else None
+    finite = [float(value) for value in values if value is not None and math.isfinite(value)]
+    return math.fsum(finite) / len(finite) if finite else None
 
 
 def _values(runs: Sequence[TaskRun], objectives: Sequence[str]) -> dict[str, float | None]:
@@ -284,7 +287,7 @@ def _values(runs: Sequence[TaskRun], objectives: Sequence[str]) -> dict[str, flo
     return {name: _mean(columns[name]) for name in objectives}
 
 
-def _said(point: Point, values: Mapping[str, float | None]) -> str:
+def _result_text(point: Point, values: Mapping[str, float | None]) -> str:
     settings = ", ".join(f"{name} {in_figures(value)}" for name, value in point.parameters.items())
     results = ", ".join(f"{name} {in_figures(value)}" for name, value in values.items() if value is not None)
     return f"{results} with {settings}"

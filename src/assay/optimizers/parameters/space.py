@@ -132,17 +132,17 @@ def check_ranges(ranges: Mapping[str, tuple[float, float]], fixed: Mapping[str, 
     AgentParameters.of(fixed)
     if unknown := sorted(set(ranges) - set(RANGES)):
         raise ParameterError(f"unknown agent parameter {unknown}; there are {', '.join(RANGES)}")
-    if both := sorted(set(ranges) & set(fixed)):
-        raise ParameterError(f"{both} are fixed and searched at once; give each a range or a value")
+    if conflicting := sorted(set(ranges) & set(fixed)):
+        raise ParameterError(f"{conflicting} are fixed and searched at once; give each a range or a value")
     for name, (low, high) in ranges.items():
-        least, most = RANGES[name]
+        least, highest = RANGES[name]
         if not (math.isfinite(low) and math.isfinite(high)):
             raise ParameterError(f"the range {low:g} to {high:g} of {name} must be of finite numbers")
         if name in _INTEGERS and (low != int(low) or high != int(high)):
             raise ParameterError(f"the range {low:g} to {high:g} of {name} must have whole numbers")
-        if not least <= low <= high <= most:
+        if not least <= low <= high <= highest:
             raise ParameterError(
-                f"the range {low:g} to {high:g} of {name} must rise and lie between {least:g} and {most:g}"
+                f"the range {low:g} to {high:g} of {name} must rise and lie between {least:g} and {highest:g}"
             )
 
 

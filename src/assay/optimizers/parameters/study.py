@@ -18,7 +18,7 @@ from assay.traces.store.connection import sqlite_pragmas
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["OBJECTIVES", "PRUNERS", "RETRIES", "SAMPLERS", "SearchConfig", "open_study"]
+__all__ = ["OBJECTIVES", "PRUNERS", "RETRIES", "SAMPLERS", "SearchConfig", "open_study", "study_storage"]
 
 SAMPLERS = ("tpe", "gp", "cmaes", "nsga2", "random", "grid")
 PRUNERS = ("auto", "wilcoxon", "hyperband", "none")
@@ -104,7 +104,7 @@ def open_study(
         for attempt in range(_OPENINGS):
             try:
                 study = optuna.create_study(
-                    storage=_storage(url) if url else None,
+                    storage=study_storage(url) if url else None,
                     study_name=name,
                     load_if_exists=True,
                     pruner=_pruner(config),
@@ -118,9 +118,9 @@ def open_study(
                     isinstance(e, sa.exc.DBAPIError | optuna.exceptions.OptunaError) for e in (error, error.__cause__)
                 )
                 if attempt + 1 == _OPENINGS or not of_database:
-                    why = f"{type(error).__name__}: {error}".partition("\n")[0]
-                    where = url_without_password(url) if url else "memory"
-                    raise StoreError(f"the study {name!r} at {where} cannot be opened: {why}") from error
+                    reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                    location = url_without_password(url) if url else "memory"
+                    raise StoreError(f"the study {name!r} at {location} cannot be opened: {reason}") from error
                 time.sleep(
                     random.uniform(0.1, 0.2 * 2**attempt)
                 )  # jitter: the processes must not retry at the same moment
@@ -154,19 +154,19 @@ def _difference(recorded: Mapping[str, Any], expected: Mapping[str, Any]) -> str
     )
 
 
-def _storage(url: str) -> Any:
+def study_storage(url: str) -> Any:
     """Optuna's own storage, in which a trial whose process died is tried again."""
     import optuna
     import sqlalchemy as sa
 
-    again = optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry=RETRIES)
+    retry = optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry=RETRIES)
     options: dict[str, Any] = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
     storage = optuna.storages.RDBStorage(
         url,
         engine_kwargs=options,
         heartbeat_interval=_HEARTBEAT_S,
         grace_period=3 * _HEARTBEAT_S,
-        heartbeat_stale_trial_callback=again,
+        heartbeat_stale_trial_callback=retry,
     )
     if url.startswith("sqlite"):
         sa.event.listen(storage.engine, "connect", sqlite_pragmas)

@@ -15,12 +15,13 @@ from assay.evaluation.statistics import paired_gain
 from assay.optimizers.parameters.space import Space
 from assay.optimizers.prompts.demonstrations import Demonstration, with_demos
 from assay.optimizers.prompts.selection import select
+from assay.optimizers.prompts.thinking import POLICIES, allocates, with_policy
 from assay.programs import ToolAgent
 from assay.programs.compose import NearestDemos, input_key
 
-__all__ = ["OWN", "Candidate", "CandidateSpec", "SearchSpace", "kernel"]
+__all__ = ["EXISTING", "Candidate", "CandidateSpec", "SearchSpace", "kernel"]
 
-OWN = "own"  # the demonstrations that the program already has
+EXISTING = "own"  # the demonstrations that the program already has
 NEAREST = "nearest"
 _POOL = 500  # demonstrations among which the nearest are searched; all of them are stored in the artifact
 _COUNTS = (2, 4, 8, 12, 16, 24, 32, 48, 64)
@@ -36,32 +37,35 @@ _VALUES: Mapping[str, Sequence[float]] = {
 
 @dataclass(frozen=True)
 class CandidateSpec:
-    """What a candidate is made of; equal specs make equal programs.
+    """Description of a candidate program; equal specs build equal programs.
 
     Attributes:
-        selection: how demonstrations are chosen, `own` for those that the program has.
-        count: demonstrations shown.
-        draw: which of several draws of the same selection.
-        adapter: prompt format; None is the program's own.
+        selection: how demonstrations are chosen; `own` keeps those of the program.
+        count: number of demonstrations.
+        draw: number of the random draw with the same selection.
+        prompt_format: prompt format; None is the program's own.
         instruction: index of the instruction, 0 the program's own.
         parameters: agent parameters that differ from the program's own, by name.
+        thinking: name of a thinking policy in `POLICIES`; None is the program's own.
     """
 
-    selection: str = OWN
+    selection: str = EXISTING
     count: int = 0
     draw: int = 0
     prompt_format: str | None = None
     instruction: int = 0
     parameters: tuple[tuple[str, float], ...] = ()
+    thinking: str | None = None
 
     @property
     def name(self) -> str:
-        text = "own demonstrations" if self.selection == OWN else f"{self.count} {self.selection} demonstrations"
+        text = "own demonstrations" if self.selection == EXISTING else f"{self.count} {self.selection} demonstrations"
         drawn = f" (draw {self.draw})" if self.draw else ""
         parts = [
             text + drawn,
             self.prompt_format or "own format",
             *([f"instruction {self.instruction}"] if self.instruction else []),
+            *([self.thinking] if self.thinking else []),
         ]
         return ", ".join([*parts, *(f"{name} {value:g}" for name, value in self.parameters)])
 
@@ -144,15 +148,16 @@ class SearchSpace:
     def __post_init__(self) -> None:
         parameters = self.student.settings["parameters"]
         lm_temperature = self.student.session.lm.kwargs.get("temperature")
-        self.own_parameters: dict[str, float] = {
+        self.program_parameters: dict[str, float] = {
             name: parameters[name] for name in acting_parameters(self.student) if name in parameters
         }
-        if "temperature" not in self.own_parameters and lm_temperature is not None:
-            self.own_parameters["temperature"] = lm_temperature
+        if "temperature" not in self.program_parameters and lm_temperature is not None:
+            self.program_parameters["temperature"] = lm_temperature
         self.values = {
-            name: [value for value in _VALUES[name] if value != self.own_parameters.get(name)]
+            name: [value for value in _VALUES[name] if value != self.program_parameters.get(name)]
             for name in acting_parameters(self.student)
         }
+        self.policies = list(POLICIES) if allocates(self.student.program) else []
         self._near = _entries(
             select(self.pool, _POOL, how="stratified", seed=self.seed) if len(self.pool) > _POOL else self.pool
         )
@@ -167,11 +172,11 @@ class SearchSpace:
         cold = self._cold()
         specs: list[CandidateSpec] = []
         if self.counts:
-            most, some = self.counts[-1], self.counts[len(self.counts) // 2]
+            largest, some = self.counts[-1], self.counts[len(self.counts) // 2]
             kinds = [
-                (NEAREST, most),
-                ("stratified", most),
-                ("representative", most),
+                (NEAREST, largest),
+                ("stratified", largest),
+                ("representative", largest),
                 (NEAREST, some),
                 ("diverse", some),
                 ("stratified", some),
@@ -184,7 +189,7 @@ class SearchSpace:
                         )
                     )
             specs += [
-                CandidateSpec(NEAREST, most, prompt_format=prompt_format, parameters=cold)
+                CandidateSpec(NEAREST, largest, prompt_format=prompt_format, parameters=cold)
                 for prompt_format in self.prompt_formats[2:]
             ]
         specs += [CandidateSpec(prompt_format=prompt_format, parameters=cold) for prompt_format in self.prompt_formats]
@@ -200,7 +205,7 @@ class SearchSpace:
     def _cold(self) -> tuple[tuple[str, float], ...]:
         """A low temperature where the program's own is higher: an answer that is right is seldom improved by chance."""
         low = min(_VALUES["temperature"])
-        return (("temperature", low),) if self.own_parameters.get("temperature", 1.0) > low else ()
+        return (("temperature", low),) if self.program_parameters.get("temperature", 1.0) > low else ()
 
     def mutants(self, parents: Sequence[CandidateSpec], count: int, rng: random.Random) -> list[CandidateSpec]:
         """Candidates that differ from one of the parents in one or two things, and a few that are new throughout."""
@@ -229,18 +234,21 @@ class SearchSpace:
             *(["instruction"] * 2 if len(self.instructions) > 1 else []),
         ]
         kinds += ["selection", "count", "draw"] if self.counts else []
+        kinds += ["thinking"] if self.policies else []
         kind = rng.choice(kinds)
         if kind == "prompt_format":
             return replace(spec, prompt_format=rng.choice(list(self.prompt_formats)))
         if kind == "instruction":
             return replace(spec, instruction=rng.randrange(len(self.instructions)))
+        if kind == "thinking":
+            return replace(spec, thinking=rng.choice([None, *self.policies]))
         if kind == "parameters":
             name = rng.choice([*sorted(self.values), "temperature"])
             value = rng.choice([None, *self.values[name]])
             return replace(spec, parameters=_with(spec.parameters, name, value))
-        if kind == "draw" and spec.selection not in (OWN, NEAREST):
+        if kind == "draw" and spec.selection not in (EXISTING, NEAREST):
             return replace(spec, draw=spec.draw + rng.randint(1, 9))
-        if kind == "count" and spec.selection != OWN:
+        if kind == "count" and spec.selection != EXISTING:
             return replace(spec, count=rng.choice(self.counts))
         how = rng.choice(self.selections)
         return replace(
@@ -255,8 +263,10 @@ class SearchSpace:
         for name, predictor in program.program.named_predictors():
             if (text := self.instructions[spec.instruction].get(name)) is not None:
                 predictor.signature = predictor.signature.with_instructions(text)
+        if spec.thinking is not None:
+            program.program = with_policy(program.program, POLICIES[spec.thinking])
         prompt_format = spec.prompt_format or base.settings["adapter"]
-        if spec.selection == OWN:
+        if spec.selection == EXISTING:
             built = RecordedProgram(program.program, base.session, prompt_format=prompt_format)
         elif spec.selection == NEAREST:
             built = RecordedProgram(
@@ -271,7 +281,7 @@ class SearchSpace:
 
     def kernel(self, specs: Sequence[CandidateSpec]) -> np.ndarray:
         """Prior covariance of the specs' qualities, see `assay.optimizers.prompts.surrogate`."""
-        return kernel(specs, self.own_parameters)
+        return kernel(specs, self.program_parameters)
 
 
 def _with(parameters: tuple[tuple[str, float], ...], name: str, value: float | None) -> tuple[tuple[str, float], ...]:
@@ -292,9 +302,10 @@ def _entries(pool: Sequence[Demonstration]) -> list[dict[str, Any]]:
 
 # deviations of what each part of a candidate adds to its quality, on the scale of scores
 _DEMONSTRATIONS, _FORMAT, _INSTRUCTION, _PARAMETERS, _INTERACTION, _DRAW = 0.12, 0.08, 0.06, 0.08, 0.05, 0.03
+_THINKING = 0.04
 
 
-def kernel(specs: Sequence[CandidateSpec], own_parameters: Mapping[str, float]) -> np.ndarray:
+def kernel(specs: Sequence[CandidateSpec], program_parameters: Mapping[str, float]) -> np.ndarray:
     """Additive over demonstrations, format, instruction and parameters, with a part for what only acts together and one
     for the draw.
 
@@ -309,7 +320,7 @@ def kernel(specs: Sequence[CandidateSpec], own_parameters: Mapping[str, float]) 
     counts = np.log2(1 + np.array([spec.count for spec in specs], dtype=float))
     near = np.exp(-0.5 * (counts[:, None] - counts[None, :]) ** 2)
     how = np.array([[_likeness(a.selection, b.selection) for b in specs] for a in specs])
-    places = np.array([_places(spec, own_parameters, space) for spec in specs])
+    places = np.array([_places(spec, program_parameters, space) for spec in specs])
     distances = ((places[:, None, :] - places[None, :, :]) / 0.3) ** 2
     similarity = np.exp(-0.5 * distances)
     formats, texts = equal([spec.prompt_format for spec in specs]), equal([spec.instruction for spec in specs])
@@ -318,15 +329,16 @@ def kernel(specs: Sequence[CandidateSpec], own_parameters: Mapping[str, float]) 
         _DEMONSTRATIONS**2 * demonstrations
         + _FORMAT**2 * formats
         + _INSTRUCTION**2 * texts
-        + _PARAMETERS**2 * similarity.mean(axis=2) * len(own_parameters) ** 0.5
+        + (_THINKING**2 * equal([spec.thinking for spec in specs]) if any(spec.thinking for spec in specs) else 0.0)
+        + _PARAMETERS**2 * similarity.mean(axis=2) * len(program_parameters) ** 0.5
         + _INTERACTION**2 * demonstrations * formats * texts * similarity.prod(axis=2)
         + _DRAW**2 * equal(list(specs))
     )
 
 
-def _places(spec: CandidateSpec, own_parameters: Mapping[str, float], space: Space) -> list[float]:
+def _places(spec: CandidateSpec, program_parameters: Mapping[str, float], space: Space) -> list[float]:
     """Positions of a spec's parameters in their ranges, in [0, 1]; 0.5 for those that the program does not have."""
-    values = {**own_parameters, **dict(spec.parameters)}
+    values = {**program_parameters, **dict(spec.parameters)}
     return [space.place(name, values[name]) if name in values else 0.5 for name in _VALUES]
 
 
@@ -334,6 +346,6 @@ def _likeness(a: str, b: str) -> float:
     """Of two ways to choose demonstrations."""
     if a == b:
         return 1.0
-    if OWN in (a, b):
+    if EXISTING in (a, b):
         return 0.0
     return 0.4 if NEAREST in (a, b) else 0.8

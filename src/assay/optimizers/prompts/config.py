@@ -6,9 +6,11 @@ from typing import Any
 
 from assay.errors import ConfigError
 from assay.optimizers.prompts.reserve import Decisions
-from assay.optimizers.prompts.teleprompters import check_optimizer
+from assay.optimizers.prompts.teleprompters import check_optimizer, shows_demos
 
 __all__ = ["CompileConfig"]
+
+_DEMOS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,15 +25,18 @@ class CompileConfig:
         settings: arguments of the named optimizer; they override assay's.
         token_margin: expected score in [0, 1) that may be given up for fewer prompt tokens; see
             `assay.optimizers.prompts.candidates.best_with_fewest_tokens`.
+        thinking_margin: score on val that a thinking policy may cost, in [0, 1); None fits none, see
+            `assay.optimizers.prompts.thinking.fitted_policy`.
     """
 
     optimizer: str = "auto"
     threshold: float = 0.8
-    demos: int = 16
+    demos: int = _DEMOS
     test: bool = True
     decisions: Decisions = field(default_factory=Decisions)
     settings: Mapping[str, Any] = field(default_factory=dict)
     token_margin: float = 0.01
+    thinking_margin: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1:
@@ -44,3 +49,9 @@ class CompileConfig:
         if not 1 <= self.demos <= 64:
             raise ConfigError(f"demos={self.demos!r} must be between 1 and 64")
         check_optimizer(self.optimizer, self.settings)
+        if self.demos != _DEMOS and not shows_demos(self.optimizer):
+            raise ConfigError(
+                f"demos={self.demos!r} would have no effect on optimizer={self.optimizer!r}: it adds no demonstrations "
+                "or has its own settings for them (optimizer_settings)",
+                flag="--optimizer-set NAME=VALUE",
+            )

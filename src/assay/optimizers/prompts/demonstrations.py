@@ -126,10 +126,10 @@ def explore(
     variants, successes = teacher_variants(student, prompt_formats), dict[str, Demonstration]()
     queue = [(task, 0) for task in tasks]
     random.Random(session.seed).shuffle(queue)
-    start = session.meter.asked("search")
-    exploration = Exploration()
+    meter, exploration = session.meter, Exploration()
+    start = meter.calls_of("search")
     with session.progress.bar("explore", target) as advance:
-        while queue and not _enough(successes.values(), target) and session.meter.asked("search") - start < max_calls:
+        while queue and not _enough(successes.values(), target) and meter.calls_of("search") - start < max_calls:
             # each format once before one is preferred
             untried = [v for v in variants[: len(prompt_formats)] if not v.tried]
             variant = untried[0] if untried else max(variants, key=lambda v: v.promise)
@@ -142,9 +142,9 @@ def explore(
                 break
             scored = [prediction for prediction, _ in runs if not math.isnan(prediction._result.value)]
             if not scored and not any(v.tried for v in variants):
-                why = runs[0][0]._result.failed or runs[0][0]._result.feedback
+                reason = runs[0][0]._result.failed or runs[0][0]._result.feedback
                 raise ModelError(
-                    f"none of the first {len(runs)} runs could be scored: {why}. {CONTINUES}", flag="--resume"
+                    f"none of the first {len(runs)} runs could be scored: {reason}. {CONTINUES}", flag="--resume"
                 )
             for (task, attempt), (prediction, steps) in zip(batch, runs, strict=True):
                 if math.isnan(prediction._result.value):

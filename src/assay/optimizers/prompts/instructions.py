@@ -60,10 +60,10 @@ def propose_instruction(
         session.progress.say(f"no instruction was proposed: {type(error).__name__}")
         return None
     text, before = str(prediction.improved_instruction).strip(), predictor.signature.instructions
-    why = instruction_check.why(text, before, sources=[d.task for d in drawn], most_tokens=_MOST_TOKENS)
-    if why is not None:
-        instruction_check.rejected.append((number, why.partition(":")[0]))
-    return {name: text} if why is None and text != before else None
+    reason = instruction_check.why(text, before, sources=[d.task for d in drawn], most_tokens=_MOST_TOKENS)
+    if reason is not None:
+        instruction_check.rejected.append((number, reason.partition(":")[0]))
+    return {name: text} if reason is None and text != before else None
 
 
 def _format_fields(values: Any) -> str:

@@ -112,10 +112,10 @@ class AutoSearch:
 
     def _size(self) -> int:
         """Pairs of a round: the budget in `_ROUNDS` parts, whatever the number of threads."""
-        affordable = self._calls_left() / self._calls_per_task()
+        affordable = self._remaining_calls() / self._calls_per_task()
         return _LARGEST if math.isinf(affordable) else max(_SMALLEST, min(_LARGEST, int(affordable / _ROUNDS)))
 
-    def _calls_left(self) -> float:
+    def _remaining_calls(self) -> float:
         """Calls that the search may still make.
 
         A run counts as at least one call, and unrecorded calls count too; otherwise a program whose calls cannot be
@@ -140,18 +140,18 @@ class AutoSearch:
         )
 
     def _affordable(self, requested: int) -> int:
-        calls_left = self._calls_left()
+        calls_left = self._remaining_calls()
         return requested if math.isinf(calls_left) else min(requested, int(calls_left / self._most_calls()))
 
-    def _out_of_calls(self, why: str) -> str:
+    def _out_of_calls(self, reason: str) -> str:
         """Why no more runs are made.
 
         Only numbers that are the same in a replay are named: cached calls count, so a resumed search repeats its
         rounds.
         """
-        calls = self.session.meter.asked("search")
+        calls = self.session.meter.calls_of("search")
         return (
-            f"{why} ({calls} calls of the search count against its cap, answers from the cache included; "
+            f"{reason} ({calls} calls of the search count against its cap, answers from the cache included; "
             "gate and test keep their part of the caps)"
         )
 
@@ -161,7 +161,7 @@ class AutoSearch:
         if specs:
             specs += [replace(specs[0], draw=0, instruction=i) for i in range(1, len(self.space.instructions))]
         fit = self._affordable(_FIRST_TASKS * (1 + len(specs)))
-        calls_left = self._calls_left()
+        calls_left = self._remaining_calls()
         if math.isfinite(calls_left):
             fit = min(fit, max(_FIRST_TASKS, int(calls_left / self._most_calls() / 3)))
         for spec in specs[: max(0, fit // _FIRST_TASKS - 1)]:
@@ -184,7 +184,7 @@ class AutoSearch:
         existing = {c.spec for c in self.candidates}
         values = self._posterior(running).mean
         parents = [running[i].spec for i in np.argsort(-values)[:_PARENTS]]
-        confirming = math.isfinite(self._budget) and self._calls_left() < _CONFIRMING * self._budget
+        confirming = math.isfinite(self._budget) and self._remaining_calls() < _CONFIRMING * self._budget
         mutants = [] if confirming else self.space.mutants(parents, _MUTANTS, self.choices)
         new = [spec for spec in mutants if spec not in existing]
         belief = self._posterior(running, new)
@@ -279,8 +279,8 @@ class AutoSearch:
     def rejections(self) -> list[str]:
         """A note on the proposed instructions that were not taken."""
         rules = Counter(rule for _, rule in self.instruction_check.rejected)
-        why = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
-        return [f"{rules.total()} of {self._proposals} proposed instructions were rejected: {why}"] if rules else []
+        counts = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
+        return [f"{rules.total()} of {self._proposals} proposed instructions were rejected: {counts}"] if rules else []
 
     def _report(self) -> None:
         best, count = self.best(), sum(len(c.evaluation) for c in self.candidates)
@@ -294,7 +294,7 @@ class AutoSearch:
 
     def _numbers(self, count: int) -> list[int]:
         """The numbers of the next proposals, at most `count`: they take a small share of the calls that are left."""
-        calls_left = self._calls_left()
+        calls_left = self._remaining_calls()
         numbers = [
             number
             for number in range(self._proposals, self._proposals + count)

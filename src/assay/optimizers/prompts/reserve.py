@@ -204,10 +204,10 @@ def _times(usage: Usage, count: int) -> Usage:
 
 def too_small(sizes: dict[str, int], *, of: tuple[str, ...] = ("val", "gate", "test")) -> str | None:
     """A message that names the splits too small for a decision; None if all are large enough."""
-    few = {name: sizes[name] for name in of if sizes[name] < FEWEST}
-    if not few:
+    small = {name: sizes[name] for name in of if sizes[name] < FEWEST}
+    if not small:
         return None
-    counts = ", ".join(f"{name} has {count} task{'s' if count != 1 else ''}" for name, count in few.items())
+    counts = ", ".join(f"{name} has {count} task{'s' if count != 1 else ''}" for name, count in small.items())
     return (
         f"too few tasks for a decision: {counts}; a gain needs at least {FEWEST} of gate and of test, "
         f"and {_LEAST} of each show one of {detectable_difference(_LEAST):.2f} or more. "

@@ -54,7 +54,7 @@ def posterior(scores: Sequence[Score], kernel: np.ndarray) -> Posterior:
     count = len(kernel)
     if not scores:
         return Posterior(np.full(count, 0.5), kernel + _CONSTANT**2)
-    which = np.array([score.candidate for score in scores])
+    candidates = np.array([score.candidate for score in scores])
     tasks = np.unique([score.task for score in scores], return_inverse=True)[1]
     values = np.array([score.score for score in scores])
     center = float(values.mean())
@@ -64,11 +64,11 @@ def posterior(scores: Sequence[Score], kernel: np.ndarray) -> Posterior:
     best: tuple[float, Posterior] | None = None
     for scale in _SCALES:
         prior = kernel * scale**2 + _CONSTANT**2
-        factor = cho_factor(prior[np.ix_(which, which)] + same_task + noise, lower=True)
+        factor = cho_factor(prior[np.ix_(candidates, candidates)] + same_task + noise, lower=True)
         solved = cho_solve(factor, values - center)
         likelihood = -0.5 * float((values - center) @ solved) - float(np.log(np.diag(factor[0])).sum())
         if best is None or likelihood > best[0]:
-            across = prior[:, which]
+            across = prior[:, candidates]
             best = likelihood, Posterior(center + across @ solved, prior - across @ cho_solve(factor, across.T))
     assert best is not None
     return best[1]

@@ -24,6 +24,7 @@ __all__ = [
     "check_optimizer",
     "least_runs",
     "propose",
+    "shows_demos",
     "val_share",
 ]
 
@@ -317,11 +318,17 @@ def check_optimizer(name: str, settings: Mapping[str, Any] | None = None) -> Non
     Raises:
         ConfigError: says why, and what to use.
     """
-    if (why := refusal(name)) is not None:
-        raise ConfigError(f"optimizer {name!r}: {why}")
+    if (reason := refusal(name)) is not None:
+        raise ConfigError(f"optimizer {name!r}: {reason}")
     short = short_name(name)
     optimizer_class = _class(short) if short not in OPTIMIZERS and short != "auto" else None
     check_settings(short, settings or {}, optimizer_class)
+
+
+def shows_demos(name: str) -> bool:
+    """Whether an optimizer adds as many demonstrations as `demos` says. Of an optimizer by class this is unknown."""
+    short = short_name(name)
+    return short == "auto" or (short in OPTIMIZERS and short not in ("copro", "gepa"))
 
 
 def _class(path: str) -> Any:

@@ -5,15 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.support.settings import Settings, setting
+from assay.errors import ConfigError
+from assay.support.settings import Settings, setting, settings_of
 
 if TYPE_CHECKING:
     from assay.traces.export.balance import Balance
     from assay.traces.export.gates import Gates
     from assay.traces.export.selection import Selection
 
-__all__ = ["BalanceSettings", "ExportSettings", "GateSettings", "RowSettings", "SelectionSettings"]
+__all__ = ["OF_KIND", "BalanceSettings", "ExportSettings", "GateSettings", "RowSettings", "SelectionSettings"]
 
+_TARGET = ("model", "tools")
+_CREDIT = ("group_by", "returns", "discount", "step_weight", "outcome_weight", "outcome")
 _PRIVACY = ("auto", "patterns", "names", "presidio", "off")
 
 
@@ -175,3 +178,37 @@ class RowSettings(Settings):
 @dataclass(frozen=True, kw_only=True)
 class ExportSettings(RowSettings, BalanceSettings, GateSettings, SelectionSettings):
     """Settings of `assay.export`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.privacy == "off" and self.privacy_key is not None:
+            raise ConfigError(f"privacy_key={str(self.privacy_key)!r} would have no effect with privacy='off'")
+        for name, methods in _OF_BALANCE.items():
+            if self.balance not in methods and self.changed(name):
+                raise ConfigError(
+                    f"{name} would have no effect with balance={self.balance!r}: it requires balance="
+                    f"{' or '.join(map(repr, methods))}"
+                )
+
+    def check_kind(self, kind: str) -> None:
+        """Raises `ConfigError` where a setting is not one of this kind of export; an unknown kind passes."""
+        own = OF_KIND.get(kind, settings_of(RowSettings))
+        if unused := [name for name in self.changed(*settings_of(RowSettings)) if name not in own]:
+            kinds = ", ".join(other for other, names in OF_KIND.items() if set(unused) <= set(names))
+            raise ConfigError(
+                f"{', '.join(unused)} would have no effect on kind={kind!r}" + (f", only on {kinds}" if kinds else "")
+            )
+
+
+_OF_EVERY_KIND = ("privacy", "privacy_key", "licence")
+OF_KIND = {  # settings of the rows that a kind of export has
+    "sft": (*_OF_EVERY_KIND, *_TARGET, "min_quality", "whole", "demos"),
+    "grpo": (*_OF_EVERY_KIND, *_TARGET, "call"),
+    "preferences": (*_OF_EVERY_KIND, *_TARGET, "min_quality", *_CREDIT, "margin", "unpaired"),
+    "transitions": (*_OF_EVERY_KIND, "min_quality", *_CREDIT, "advantage", "by_outcome"),
+}
+_OF_BALANCE = {
+    "by": ("down", "over", "temperature"),
+    "balance_temperature": ("temperature",),
+    "most_copies": ("over",),
+}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.errors import ConfigError
 from assay.runs.settings.shared import RESUMED, DecisionSettings, ExecutorSettings, SearchSettings
-from assay.support.settings import nearest, setting, settings_of
+from assay.support.settings import nearest, setting
 
 if TYPE_CHECKING:
     from typing import Self
@@ -18,6 +18,7 @@ __all__ = ["ImpactSettings", "ParameterSettings", "TuneSettings"]
 _CAPS = ("max_calls", "max_search_calls", "max_tokens", "max_cost_usd")
 _OF_SEARCH = ("trials", "prune_at", "block", "sampler", "pruner", "objectives", "study", "storage", "also")
 _OF_POLICY = ("episodes", "tasks_per_episode", "learning_rate")
+_OF_PRUNING = ("prune_at", "block")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +57,9 @@ class ParameterSettings(ExecutorSettings):
             check_url(self.storage)
         names = [item.name for item in fields(Budget)]
         if unknown := sorted(set(self.budget) - set(names)):
-            near = nearest(unknown[0], names)
+            similar = nearest(unknown[0], names)
             raise ConfigError(
-                f"a budget has {', '.join(names)}, not {unknown}" + (f". Did you mean {near!r}?" if near else "")
+                f"a budget has {', '.join(names)}, not {unknown}" + (f". Did you mean {similar!r}?" if similar else "")
             )
         check_ranges(self.ranges, self.parameters)
 
@@ -143,18 +144,16 @@ class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings):
                 raise ConfigError(
                     f"workers={self.workers!r} needs method='optuna': method='policy' supports only workers=1"
                 )
-            if unused := self._changed(*_OF_SEARCH):
+            if unused := self.changed(*_OF_SEARCH):
                 raise ConfigError(
                     f"{', '.join(unused)} would have no effect on a policy, which has no study: "
-                    "they go with method='optuna'"
+                    "they require method='optuna'"
                 )
-        elif unused := self._changed(*_OF_POLICY):
-            raise ConfigError(f"{', '.join(unused)} would have no effect on a search: they go with method='policy'")
-
-    def _changed(self, *names: str) -> list[str]:
-        """Names of the settings whose values are not the defaults."""
-        declared = settings_of(type(self))
-        return [name for name in names if _plain(getattr(self, name)) != _plain(declared[name].default)]
+            return
+        if unused := self.changed(*_OF_POLICY):
+            raise ConfigError(f"{', '.join(unused)} would have no effect on a search: they require method='policy'")
+        if self.pruner == "none" and (unused := self.changed(*_OF_PRUNING)):
+            raise ConfigError(f"{' and '.join(unused)} would have no effect with pruner='none', which prunes no trial")
 
     @property
     def need(self) -> tuple[str, ...]:
@@ -180,15 +179,11 @@ class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings):
     def of_one_worker(self) -> "Self":
         """The settings of process number `worker`: with its part of each cap. The parts of all add up to the cap."""
         caps: dict[str, Any] = {
-            name: self._part(cap, whole=name != "max_cost_usd")
+            name: self._part(cap, integer=name != "max_cost_usd")
             for name in _CAPS
             if (cap := getattr(self, name)) is not None
         }
         return replace(self, **caps)
 
-    def _part(self, cap: float, *, whole: bool) -> float:
-        return cap // self.workers + (self.worker < cap % self.workers) if whole else cap / self.workers
-
-
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    def _part(self, cap: float, *, integer: bool) -> float:
+        return cap // self.workers + (self.worker < cap % self.workers) if integer else cap / self.workers

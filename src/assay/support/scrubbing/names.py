@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from assay.support.scrubbing.shapes import LIKE_ONE
+from assay.support.scrubbing.shapes import SECRET_SHAPE
 
 __all__ = ["ERRORS", "NOTES", "VARIABLE", "credentials_in", "is_credential", "kind_of"]
 
@@ -52,7 +52,7 @@ def is_credential(name: str, value: Any = None, *, texts: bool = False) -> bool:
     """
     kind = kind_of(name)
     if kind == "strong" and texts:
-        return isinstance(value, str) and LIKE_ONE.fullmatch(value) is not None
+        return isinstance(value, str) and SECRET_SHAPE.fullmatch(value) is not None
     return kind == "strong" or (kind == "weak" and not texts)
 
 

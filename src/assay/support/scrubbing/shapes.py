@@ -7,7 +7,16 @@ Most texts contain none. A case-insensitive pattern is slow, so that its letters
 import re
 from urllib.parse import unquote
 
-__all__ = ["LIKE_ONE", "MARK", "NOTHING", "announced", "in_json", "without_logins", "without_pairs", "without_shapes"]
+__all__ = [
+    "MARK",
+    "NOTHING",
+    "SECRET_SHAPE",
+    "announced",
+    "in_json",
+    "without_logins",
+    "without_pairs",
+    "without_shapes",
+]
 
 MARK = "[key]"
 # each name of a credential contains one of these
@@ -19,7 +28,7 @@ _STARTS = (  # of the alternatives of `_TOKENS`
 )  # fmt: skip
 _FEW = 40  # in texts of fewer characters, searching `_TOKENS` is faster than searching all its starts
 _SECRETISH = r"(?=[\w.~+/=:-]*(?:[\d_.~+/=-]|[a-z][A-Z]|[A-Z][a-z]+[A-Z])|[\w.~+/=:-]{20})"  # not a word of a sentence
-LIKE_ONE = re.compile(rf"(?:(?i:bearer|basic|token)\s+)?{_SECRETISH}[\w.~+/=:*-]{{6,}}")
+SECRET_SHAPE = re.compile(rf"(?:(?i:bearer|basic|token)\s+)?{_SECRETISH}[\w.~+/=:*-]{{6,}}")
 _SCHEME = re.compile(rf"\b(?P<scheme>(?i:bearer|basic))(?P<gap>\s+|%20|\+){_SECRETISH}(?P<value>[\w.~+/=:*-]{{6,}})")
 _TOKENS = re.compile(
     r"(?<![A-Za-z0-9])(?:sk-[\w*.-]{8,}|[spr]k_(?:live|test)_\w{8,}|(?:gh[pousr]|github_pat)_\w{16,}|glpat-[\w-]{16,}"
@@ -104,11 +113,12 @@ def without_logins(text: str) -> str:
     if text.startswith("data:"):
         return text
 
-    def is_one(value: str) -> bool:
-        return len(value) >= 16 and LIKE_ONE.fullmatch(unquote(value)) is not None
+    def looks_secret(value: str) -> bool:
+        return len(value) >= 16 and SECRET_SHAPE.fullmatch(unquote(value)) is not None
 
-    text = _LOGIN.sub(lambda m: f"://{MARK}@" if ":" in m["login"] or is_one(m["login"]) else m[0], text)
+    text = _LOGIN.sub(lambda m: f"://{MARK}@" if ":" in m["login"] or looks_secret(m["login"]) else m[0], text)
     text = _QUERY.sub(
-        lambda m: m[0] if _ALSO_WORDS.fullmatch(m["name"]) and not is_one(m["value"]) else f"{m['name']}={MARK}", text
+        lambda m: m[0] if _ALSO_WORDS.fullmatch(m["name"]) and not looks_secret(m["value"]) else f"{m['name']}={MARK}",
+        text,
     )
     return _WEBHOOK.sub(lambda m: m["before"] + MARK, text)

@@ -155,8 +155,8 @@ class _Fields:
         if is_json(text) and in_json(text):
             with suppress(ValueError, RecursionError):
                 value = json.loads(text)
-                bare = self._of(value, "plain")
-                text = text if bare is value else rewritten(text, value, bare)
+                masked = self._of(value, "plain")
+                text = text if masked is value else rewritten(text, value, masked)
             text = self._json(text, "plain")
         if "=" in text and "-" in text:
             text = _FLAG_VALUE.sub(lambda m: f"{m['flag']}={m['quote']}{self._value(m['value'])}", text)
@@ -206,14 +206,14 @@ class _Fields:
         for name, item in value.items():
             if unchanged and isinstance(item, _SCALARS) and kind_of(str(name)) not in _CHANGED_IN_TEXTS:
                 continue  # the case of most fields
-            bare = self._field(name, item, mode) if isinstance(name, str) else self._of(item, mode)
+            masked = self._field(name, item, mode) if isinstance(name, str) else self._of(item, mode)
             if name == "value" and mode == "plain":
                 label = value.get("name", value.get("key"))
                 if isinstance(label, str) and is_credential(label):
-                    bare = self._masked(item)  # {"name": "Authorization", "value": "…"}
-            if bare is not item:
+                    masked = self._masked(item)  # {"name": "Authorization", "value": "…"}
+            if masked is not item:
                 changed = dict(value) if changed is None else changed
-                changed[name] = bare
+                changed[name] = masked
         return value if changed is None else changed
 
     def _field(self, name: str, item: Any, mode: Mode) -> Any:

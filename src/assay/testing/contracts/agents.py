@@ -35,9 +35,9 @@ class AgentContract(Contract):
     def test_it_has_both_methods(self) -> None:
         agent = self.make()
         for name in ("execute", "set_parameters"):
-            own = getattr(type(agent), name, None)
-            require(callable(own), f"the agent has no {name}")
-            require(own is not getattr(BaseAgent, name), f"the agent does not override {name}")
+            method = getattr(type(agent), name, None)
+            require(callable(method), f"the agent has no {name}")
+            require(method is not getattr(BaseAgent, name), f"the agent does not override {name}")
 
     def test_every_parameter_is_taken_at_both_ends_of_its_range(self) -> None:
         with self.context():

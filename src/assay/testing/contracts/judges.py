@@ -107,7 +107,7 @@ class JudgeContract(Contract):
             same = json.dumps(other.config) == json.dumps(judge.config)
             require(same, "a judge built from config has another config")
             if self.deterministic:
-                verdicts = [one(**self.better()).verdict for one in (judge, other)]
+                verdicts = [tested(**self.better()).verdict for tested in (judge, other)]
                 require(verdicts[0] == verdicts[1], f"the judge and the one built from its config give {verdicts}")
 
     def _check_call(self, judge: Judge, inputs: Mapping[str, Any], case: str) -> None:

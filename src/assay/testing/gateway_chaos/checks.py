@@ -177,8 +177,8 @@ def _check_rollouts(
         if conversations and markers - {marker_of(conversation) for conversation in conversations}:
             findings.add("mixed", f"{of} has inputs or a prediction of {markers}")
         turns = [transition.t for transition in rollout.transitions]
-        lost_here = sum(Call.of(name).conversation in conversations for name in lost)
-        if turns != list(range(len(turns))) and len(set(range(turns[-1] + 1)) - set(turns)) > lost_here:
+        lost_calls = sum(Call.of(name).conversation in conversations for name in lost)
+        if turns != list(range(len(turns))) and len(set(range(turns[-1] + 1)) - set(turns)) > lost_calls:
             findings.add("holes", f"{of} has turns {turns}")
         times = [accepted[str(call)].started for call in calls if str(call) in accepted]
         if times != sorted(times):
@@ -204,9 +204,9 @@ def _undisturbed(accepted: Mapping[str, Attempt], gateway: Process, seed: int) -
         spec = spec_of(seed, conversation)
         started, ended = min(attempt.started for attempt in attempts), max(attempt.ended for attempt in attempts)
         recognizable = spec.naming == "trace" or (spec.naming == "none" and spec.dialect != "completions")
-        one_life = any(life["from"] <= started and ended <= life["to"] for life in gateway.lives)
+        one_process = any(life["from"] <= started and ended <= life["to"] for life in gateway.lives)
         connected = all(attempt.outcome in ("whole", "gateway") for attempt in attempts)
-        if recognizable and one_life and spec.turns > 1 and connected:
+        if recognizable and one_process and spec.turns > 1 and connected:
             undisturbed.add(conversation)
     return undisturbed
 
@@ -246,9 +246,16 @@ def _check_counts(
             continue
         audit, previous_end = life["audit"], gateway.lives[number - 1]["to"] if number else 0.0
         calls = [name for name, attempt in accepted.items() if previous_end < attempt.started < life["to"]]
-        own = sum(name in stored for name in calls)
+        stored_calls = sum(name in stored for name in calls)
         if life["code"] or not audit:
             findings.add("counts", f"gateway {number} exited with {life['code']} and the audit {audit}")
-        elif (audit["calls"], audit["stored"], audit["unrecorded"], audit["in_flight"]) != (own, own, 0, 0):
+        elif (audit["calls"], audit["stored"], audit["unrecorded"], audit["in_flight"]) != (
+            stored_calls,
+            stored_calls,
+            0,
+            0,
+        ):
             counts = {name: audit[name] for name in ("calls", "stored", "unrecorded", "in_flight", "rows_waiting")}
-            findings.add("counts", f"gateway {number} reports {counts} after SIGTERM; {own} of its calls are stored")
+            findings.add(
+                "counts", f"gateway {number} reports {counts} after SIGTERM; {stored_calls} of its calls are stored"
+            )

@@ -78,7 +78,7 @@ class Clients:
     seed: int
     url: str
     calls: int
-    progress: Callable[[int], None] = lambda done: None
+    progress: Callable[[int], None] = lambda accepted_calls: None
     more: Callable[[], bool] = lambda: False
     attempts: list[Attempt] = field(default_factory=list)
     managed: list[Management] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Clients:
     _accepted: int = 0
 
     @property
-    def done(self) -> int:
+    def accepted_calls(self) -> int:
         """Number of calls that the gateway accepted."""
         return self._accepted
 
@@ -149,47 +149,47 @@ class _Conversation:
         while tries < _TRIES and time.monotonic() < until:
             call = Call(self.spec.number, turn, attempt)
             script = script_of(self.clients.seed, call)
-            done = await self._call(call, script)
-            if done.outcome == "whole" and script.kind in GOOD:
+            result = await self._call(call, script)
+            if result.outcome == "whole" and script.kind in GOOD:
                 self.previous = f"resp_{call.number}"
                 return script
-            attempt, tries = attempt + done.accepted, tries + (done.accepted and done.outcome != "gateway")
-            await asyncio.sleep({"whole": 0.05, "gateway": 1.0}.get(done.outcome, 0.3))
+            attempt, tries = attempt + result.accepted, tries + (result.accepted and result.outcome != "gateway")
+            await asyncio.sleep({"whole": 0.05, "gateway": 1.0}.get(result.outcome, 0.3))
         return None
 
     async def _call(self, call: Call, script: Script) -> Attempt:
         body = self._body(call)
-        done = Attempt(call, time.time(), sent=body_hash(body))
+        attempt = Attempt(call, time.time(), sent=body_hash(body))
         received = bytearray()
         try:
             url = f"{self.clients.url}{self.base}{self._path}"
             async with self.session.post(url, json=body, headers=self.headers) as response:
-                done.outcome, done.status = "reset", response.status
-                done.rollout = response.headers.get("x-assay-rollout", "")
+                attempt.outcome, attempt.status = "reset", response.status
+                attempt.rollout = response.headers.get("x-assay-rollout", "")
                 async for chunk in response.content.iter_any():
                     received += chunk
-                done.outcome = "whole"
+                attempt.outcome = "whole"
         except aiohttp.ClientConnectorError:
-            done.outcome = "refused"
+            attempt.outcome = "refused"
         except TimeoutError:
-            done.outcome = "timeout"
+            attempt.outcome = "timeout"
         except (aiohttp.ClientError, OSError):
-            done.outcome = "reset"
-        done.ended, done.received = time.time(), len(received)
-        self._compare(done, script, bytes(received))
-        self.clients.note(done)
-        return done
+            attempt.outcome = "reset"
+        attempt.ended, attempt.received = time.time(), len(received)
+        self._compare(attempt, script, bytes(received))
+        self.clients.note(attempt)
+        return attempt
 
-    def _compare(self, done: Attempt, script: Script, received: bytes) -> None:
-        if done.outcome == "whole" and done.status != script.status and b'"assay_gateway"' in received:
-            done.outcome = "refused" if done.status == 503 else "gateway"
+    def _compare(self, attempt: Attempt, script: Script, received: bytes) -> None:
+        if attempt.outcome == "whole" and attempt.status != script.status and b'"assay_gateway"' in received:
+            attempt.outcome = "refused" if attempt.status == 503 else "gateway"
             return
-        expected = received == script.data and done.status == script.status and script.ending == "whole"
-        if done.outcome == "whole" and not expected:
+        expected = received == script.data and attempt.status == script.status and script.ending == "whole"
+        if attempt.outcome == "whole" and not expected:
             size = f"{len(received)} of {len(script.data)} bytes"
-            done.wrong = f"{script.kind}: status {done.status}, {size}, different from those of the server"
+            attempt.wrong = f"{script.kind}: status {attempt.status}, {size}, different from those of the server"
         elif not script.data.startswith(received):
-            done.wrong = f"{script.kind}: the first {len(received)} bytes differ from those of the server"
+            attempt.wrong = f"{script.kind}: the first {len(received)} bytes differ from those of the server"
 
     @property
     def _path(self) -> str:

@@ -33,7 +33,7 @@ class Faults:
     Args:
         disk: None if no file system could be mounted; then `disk full` does not occur.
         calls: planned number of calls of the clients.
-        done: returns the number of calls so far.
+        calls_so_far: returns the number of calls so far.
         each: occurrences of each fault; None: as in `FAULTS`, in proportion to `calls`, at least one.
         names: faults that occur.
     """
@@ -44,7 +44,7 @@ class Faults:
     disk: Disk | None
     seed: int
     calls: int
-    done: Callable[[], int]
+    calls_so_far: Callable[[], int]
     each: int | None = None
     names: tuple[str, ...] = tuple(FAULTS)
     happened: Counter[str] = field(default_factory=Counter)
@@ -67,7 +67,7 @@ class Faults:
         """Starts each fault when its share of the calls is done; returns after the last one."""
         plan, rng = self.plan(), random.Random(f"faults:{self.seed}")
         for index, name in enumerate(plan):
-            while self.done() < self.calls * (index + 0.5) / len(plan):
+            while self.calls_so_far() < self.calls * (index + 0.5) / len(plan):
                 await asyncio.sleep(0.02)
             self.current = name
             self.times.append((time.time(), name))

@@ -53,7 +53,7 @@ class Settings:
     mounts: bool = False
 
 
-def chaos(settings: Settings, folder: Path, progress: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
+def chaos(settings: Settings, folder: Path, progress: Callable[[int], None] = lambda calls: None) -> dict[str, Any]:
     """Returns the report of a run: counts, faults, and `problems` by kind, which are empty if the store is correct."""
     return asyncio.run(_chaos(settings, folder, progress))
 
@@ -77,7 +77,7 @@ async def _chaos(settings: Settings, folder: Path, progress: Callable[[int], Non
             disk if disk is not None and disk.mounted else None,
             settings.seed,
             settings.calls,
-            lambda: clients.done,
+            lambda: clients.accepted_calls,
             settings.each,
             settings.faults,
         )

@@ -77,8 +77,8 @@ class Sampler:
     def __init__(self, counts: Mapping[Cell, int], balance: Balance) -> None:
         self.before, self.after = dict(counts), Counter[Cell]()
         self._ahead, self._rng = dict(counts), random.Random(balance.seed)
-        self._wanted = {cell: divmod(target, counts[cell]) for cell, target in targets(counts, balance).items()}
-        self._extra = {cell: extra for cell, (_, extra) in self._wanted.items()}
+        self._quotas = {cell: divmod(target, counts[cell]) for cell, target in targets(counts, balance).items()}
+        self._extra = {cell: extra for cell, (_, extra) in self._quotas.items()}
 
     def take(self, cell: Cell) -> int:
         """Number of copies of the next rollout of a cell.
@@ -90,7 +90,7 @@ class Sampler:
         if not remaining:
             return 0
         self._ahead[cell] = remaining - 1
-        copies = self._wanted[cell][0]
+        copies = self._quotas[cell][0]
         if self._rng.random() * remaining < self._extra[cell]:
             self._extra[cell] -= 1
             copies += 1

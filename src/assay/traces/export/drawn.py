@@ -10,7 +10,7 @@ from assay.traces.export.selection import Selection, is_sealed, lacks_consent
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
 
-__all__ = ["check_named", "count_drawn", "count_turns", "left_out"]
+__all__ = ["check_named", "count_drawn", "count_turns", "exclusion_counts"]
 
 _NAMED = 10  # names listed in the error message for an unknown name
 
@@ -69,7 +69,7 @@ def check_named(store: Store, selection: Selection) -> None:
                     )
 
 
-def left_out(store: Store, selection: Selection) -> dict[str, int]:
+def exclusion_counts(store: Store, selection: Selection) -> dict[str, int]:
     """Number of excluded rollouts by reason, over the selected runs, programs, task types and sources.
 
     Rollouts whose inputs are sealed are not included: `read_groups` counts them.

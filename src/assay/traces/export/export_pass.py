@@ -11,14 +11,14 @@ from typing import Any
 from assay.support.package import __version__
 from assay.traces.credit import Baseline, differs_by_turn, returns
 from assay.traces.export.balance import Sampler
-from assay.traces.export.drawn import count_turns, left_out
+from assay.traces.export.drawn import count_turns, exclusion_counts
 from assay.traces.export.files import RowWriter, without_gc
 from assay.traces.export.formats import grpo_columns, grpo_rows, preference_rows, prompt_of, sft_rows
 from assay.traces.export.gates import VERIFIED, GateReport
 from assay.traces.export.hiding import Hider
 from assay.traces.export.manifest import FORMAT
 from assay.traces.export.provenance import Provenance
-from assay.traces.export.restrictions import SHOWN, Restrictions
+from assay.traces.export.restrictions import RESTRICTED_DEMO, Restrictions
 from assay.traces.export.selection import Episode, Overlap, read_groups
 from assay.traces.export.settings import ExportConfig
 from assay.traces.export.target import Target
@@ -36,7 +36,7 @@ _LEARNED_FROM = ("truncated", "parse")  # problems that a policy must learn to a
 REPEATED = "cached copies of calls that are exported"
 ITSELF = "calls whose prompt demonstrates their own task"
 _ANSWERS = 20  # answers of a GRPO export on which the rubric's checks are tried
-_OWN_SECTIONS = ("selection", "gates", "balance", "privacy_key")  # not in the manifest's "config"
+_SEPARATE_SECTIONS = ("selection", "gates", "balance", "privacy_key")  # not in the manifest's "config"
 
 
 class ExportPass:
@@ -56,14 +56,14 @@ class ExportPass:
         self.hider = Hider(config.privacy, config.privacy_key, JSON_COLUMNS if config.kind == "transitions" else ())
         gates = replace(config.gates, privacy="names") if config.privacy == "names" else config.gates
         self.gates = GateReport(gates, finds_names=self.hider.finds_names)
-        self.left = Counter(left_out(store, config.selection))
+        self.exclusions = Counter(exclusion_counts(store, config.selection))
         self.people: set[str] = set()
         self.zero_variance_groups = self.rollouts = self.groups = 0
         self.written = Counter[str]()
         self.answers: list[tuple[Rollout, str]] = []
         self.columns: dict[str, dict[str, str]] = {"inputs": {}, "outputs": {}}
         self._task: str | None = None
-        self._seen: dict[int, bool] = {}  # calls of this task, and whether only a copy from the cache was seen
+        self._cached_only: dict[int, bool] = {}  # calls of this task, and whether only a copy from the cache was seen
         self._row_keys: set[int] = set()  # SFT rows of this task
         self.provenance = Provenance()
         self.restrictions = Restrictions(store, config.selection, splits)
@@ -82,14 +82,14 @@ class ExportPass:
         counts, baseline = Counter[tuple[str, ...]](), self._baseline()
         for group in self._groups(light=True):
             for episode in group:
-                if self._wanted(episode):
+                if self._is_exported(episode):
                     counts[self._cell(episode)] += 1
                 if (credited := self._credited(episode)) is not None:
                     baseline.add(credited[1])
         return counts, baseline if self.config.advantage == "batch" else None
 
     def _groups(self, *, light: bool = False) -> Iterator[list[Episode]]:
-        config, left = self.config, None if light else self.left
+        config, exclusions = self.config, None if light else self.exclusions
         means, by_task = "difficulty" in config.balance.by, config.group_by == "task"
         return read_groups(
             self.store,
@@ -99,7 +99,7 @@ class ExportPass:
             light=light,
             means=means,
             by_task=by_task,
-            left=left,
+            exclusions=exclusions,
         )
 
     def _cell(self, episode: Episode) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ class ExportPass:
         values = {"task_type": episode.rollout.task_type, "difficulty": episode.difficulty, "outcome": outcome}
         return tuple(values[name] for name in self.config.balance.by)
 
-    def _wanted(self, episode: Episode) -> bool:
+    def _is_exported(self, episode: Episode) -> bool:
         """Whether this rollout is exported: all for GRPO, for SFT those with `min_quality`, for the others all
         scored.
         """
@@ -186,7 +186,7 @@ class ExportPass:
             for row in sft_rows(episode, turns, self.target.renderer, whole=self.config.whole, demos=self.config.demos):
                 key = hash(as_json([row.get("prompt"), row.get("completion"), row.get("messages")]))
                 if key in self._row_keys:
-                    self.left["duplicate rows of a task"] += 1
+                    self.exclusions["duplicate rows of a task"] += 1
                     continue
                 self._row_keys.add(key)
                 if self.config.whole:
@@ -242,16 +242,16 @@ class ExportPass:
 
     def _copies(self, episode: Episode) -> int:
         if (
-            self._wanted(episode)
+            self._is_exported(episode)
             and self.config.kind in ("transitions", "preferences")
             and self._credited(episode) is None
         ):
-            self.left["without an outcome or with a non-finite reward"] += 1
+            self.exclusions["without an outcome or with a non-finite reward"] += 1
             for _ in episode.turns:
                 self.gates.see(episode.rollout.task_type, "reward", episode.rollout.run_id)
             return 0
-        if not self._wanted(episode):
-            self.left[
+        if not self._is_exported(episode):
+            self.exclusions[
                 "unscored" if episode.quality is None else f"below the quality of {self.config.min_quality:g}"
             ] += 1
             if episode.quality is None:
@@ -266,18 +266,18 @@ class ExportPass:
             return 1
         copies = self.sampler.take(self._cell(episode))
         if not copies:
-            self.left["by balancing"] += 1
+            self.exclusions["by balancing"] += 1
         return copies
 
     def _usable(self, episode: Episode) -> list[Turn]:
         """Calls of a rollout that become rows. The gates count all calls with their problems."""
         rollout, usable = episode.rollout, []
         if rollout.task_id != self._task:
-            self._task, self._seen, self._row_keys = rollout.task_id, {}, set()
+            self._task, self._cached_only, self._row_keys = rollout.task_id, {}, set()
         refused = {turn.t for turn in episode.turns if self.restrictions.refuses(turn, rollout.inputs)}
-        self.left[SHOWN] += len(refused)
-        copied = self._showing_itself(episode) - refused
-        self.left[ITSELF] += len(copied)
+        self.exclusions[RESTRICTED_DEMO] += len(refused)
+        copied = self._turns_with_own_task(episode) - refused
+        self.exclusions[ITSELF] += len(copied)
         refused |= copied
         if refused and (self.config.kind == "grpo" or self.config.whole):
             return []  # a row of these kinds contains the whole rollout
@@ -288,7 +288,7 @@ class ExportPass:
             if problem is None and not turn.model:
                 problem = "provenance"
             if problem is None and not self._first_time(turn):
-                self.left[REPEATED] += 1
+                self.exclusions[REPEATED] += 1
                 continue
             problem = problem or self.target.problem(turn)
             self.gates.see(rollout.task_type, problem, rollout.run_id)
@@ -296,17 +296,17 @@ class ExportPass:
                 usable.append(turn)
         return usable
 
-    def _showing_itself(self, episode: Episode) -> set[int]:
+    def _turns_with_own_task(self, episode: Episode) -> set[int]:
         """Turns whose exported prompt demonstrates their own task: a model trained on them learns to copy."""
-        own, turns = OwnTask(episode.rollout.inputs), set[int]()
+        own_task, turns = OwnTask(episode.rollout.inputs), set[int]()
         for turn in episode.turns:
             prompt = prompt_of(turn, demos=self.config.demos)
-            if own.possible(turn.request_json) and own.demonstrated(
+            if own_task.possible(turn.request_json) and own_task.demonstrated(
                 prompt, instructions=not turn.request.get("dialect")
             ):
                 turns.add(turn.t)
             else:
-                own.answered(prompt, turn.output)
+                own_task.answered(prompt, turn.output)
         return turns
 
     def _first_time(self, turn: Turn) -> bool:
@@ -316,11 +316,11 @@ class ExportPass:
         Rollouts of a group may have identical uncached answers; all of them are exported.
         """
         key = hash((turn.request_json, turn.output, turn.tools_json))
-        before = self._seen.get(key)
+        before = self._cached_only.get(key)
         if before is None or (not turn.cached and not before):
-            self._seen[key] = bool(turn.cached)
+            self._cached_only[key] = bool(turn.cached)
             return True
-        self._seen[key] = before and turn.cached
+        self._cached_only[key] = before and turn.cached
         return False
 
     def _note(self, episode: Episode) -> None:
@@ -335,7 +335,7 @@ class ExportPass:
 
     def manifest(self, files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         config = self.config
-        settings = {key: value for key, value in asdict(config).items() if key not in _OWN_SECTIONS}
+        settings = {key: value for key, value in asdict(config).items() if key not in _SEPARATE_SECTIONS}
         return {
             "format": FORMAT,
             "assay": __version__,
@@ -357,7 +357,7 @@ class ExportPass:
             "groups_without_spread": self.zero_variance_groups,
             "problems": dict(self.gates.problems),
             **({"template": self.gates.template} if self.gates.template is not None else {}),
-            "left_out": {reason: count for reason, count in self.left.items() if count},
+            "left_out": {reason: count for reason, count in self.exclusions.items() if count},
             "task_types": self.hider.names(self.written),
             "sealed_tasks": len(self.sealed),
             "overlap": self.hider.plain(self.overlap.to_dict()),

@@ -75,20 +75,20 @@ class RowWriter:
         return self
 
     def write(self, row: dict[str, Any]) -> None:
-        row = _bare(row, self._json)
+        row = _without_secrets(row, self._json)
         line = _line(row, self._json)
         self._buffered.append(line)
         self.rows += 1
         self._size += len(line)
         full = self._size >= _BYTES
         if full or len(self._buffered) >= _LINES:
-            self._put_lines()
+            self._write_lines()
         if self.parquet:
             self._waiting.append(row)
         if full or len(self._waiting) >= _BATCH:
             self._flush()
 
-    def _put_lines(self) -> None:
+    def _write_lines(self) -> None:
         data = b"".join(self._buffered)
         self._buffered = []
         self._digest.update(data)
@@ -120,7 +120,7 @@ class RowWriter:
         self._waiting = []
 
     def __exit__(self, kind: Any, *error: object) -> None:
-        self._put_lines()
+        self._write_lines()
         self._lines.close()
         if self.parquet and kind is None:
             self._flush()
@@ -135,7 +135,7 @@ class RowWriter:
             self.files["data.parquet"] = {"rows": self.rows, "bytes": parquet.stat().st_size, "sha256": digest}
 
 
-def _bare(row: dict[str, Any], encoded: Sequence[str]) -> dict[str, Any]:
+def _without_secrets(row: dict[str, Any], encoded: Sequence[str]) -> dict[str, Any]:
     """Remove known secrets and credential fields from a row: stores written by older versions may contain some."""
     scrubbed: dict[str, Any] = fields(row, texts=True)
     for name in encoded:
@@ -168,34 +168,34 @@ def _column(values: Sequence[Any], kind: Any) -> Sequence[Any]:
 def parquet_schema() -> list[tuple[str, Any]]:
     import pyarrow as pa
 
-    text, whole, real, yes = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+    text, integer, number, boolean = pa.string(), pa.int64(), pa.float64(), pa.bool_()
     return [
         ("rollout", text),
         ("group", text),
         ("task", text),
         ("task_type", text),
-        ("t", whole),
+        ("t", integer),
         ("input", text),
         ("output", text),
         ("reasoning", text),
         ("refusal", text),
         ("tools", text),
-        ("constrained", yes),
-        ("cached", yes),
+        ("constrained", boolean),
+        ("cached", boolean),
         ("model", text),
         ("weights", text),
         ("adapters", text),
-        ("prompt_tokens", whole),
-        ("completion_tokens", whole),
-        ("token_ids", pa.list_(whole)),
-        ("logprobs", pa.list_(real)),
+        ("prompt_tokens", integer),
+        ("completion_tokens", integer),
+        ("token_ids", pa.list_(integer)),
+        ("logprobs", pa.list_(number)),
         ("step_rewards", text),
-        ("reward", real),
-        ("return", real),
-        ("advantage", real),
-        ("weight", real),
-        ("score", real),
-        ("human_rating", real),
+        ("reward", number),
+        ("return", number),
+        ("advantage", number),
+        ("weight", number),
+        ("score", number),
+        ("human_rating", number),
         ("status", text),
         ("program", text),
         ("program_version", text),

@@ -11,7 +11,7 @@ from assay.traces.export.selection import Episode
 from assay.traces.export.turns import Turn
 from assay.traces.gateway.conversation import compact
 from assay.traces.messages.dialects import chat_tools
-from assay.traces.messages.requested import asked_schema
+from assay.traces.messages.requested import output_schema
 from assay.traces.store.rows import as_json
 
 __all__ = ["grpo_columns", "grpo_rows", "preference_rows", "prompt_of", "sft_rows", "trained_parts"]
@@ -221,7 +221,7 @@ def preference_rows(
     by_prompt: dict[str, list[tuple[Episode, Turn, float]]] = {}
     for entry in group:
         request, _, definitions = trained_parts(entry[1])
-        by_prompt.setdefault(as_json([_numbered(request), definitions, asked_schema(entry[1].request)]), []).append(
+        by_prompt.setdefault(as_json([_numbered(request), definitions, output_schema(entry[1].request)]), []).append(
             entry
         )
     for entries in by_prompt.values():

@@ -222,14 +222,14 @@ class GateReport:
         return FAILED if not self.verified else VERIFIED if self.finds_names else PATTERNS
 
     def _privacy(self) -> dict[str, Any]:
-        state, wanted = self.state, self.gates.privacy
+        state, required = self.state, self.gates.privacy
         gate: dict[str, Any] = {
             "gate": "privacy",
             "enforced": True,
             "value": state,
-            "required": {"names": VERIFIED, "patterns": PATTERNS, "off": "nothing"}[str(wanted)],
+            "required": {"names": VERIFIED, "patterns": PATTERNS, "off": "nothing"}[str(required)],
         }
-        gate["passed"] = wanted == "off" or state == VERIFIED or (state == PATTERNS and wanted == "patterns")
+        gate["passed"] = required == "off" or state == VERIFIED or (state == PATTERNS and required == "patterns")
         if not gate["passed"]:
             gate["missing"] = self._missing(state)
         elif state == PATTERNS:

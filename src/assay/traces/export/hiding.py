@@ -26,7 +26,7 @@ _ROLES = (
     "message",
 )  # words of every conversation, and nobody's name
 _CHECKED = 1000  # the first rows are all verified; after them, one row in a hundred
-_KEPT = frozenset(  # columns without free text
+_UNCHANGED_COLUMNS = frozenset(  # columns without free text
     (
         "rollout",
         "t",
@@ -106,7 +106,7 @@ class Hider:
         if self.anonymizer is None:
             return row
         self.rows += 1
-        columns = {name: value for name, value in row.items() if name not in _KEPT}
+        columns = {name: value for name, value in row.items() if name not in _UNCHANGED_COLUMNS}
         hidden = self._values(columns, known)
         changed = {**row, **hidden}
         spelled = any(hidden.get(name) != row.get(name) for name in ("output", "reasoning", "refusal", "tools"))

@@ -12,12 +12,12 @@ __all__ = ["FORMAT", "checked_manifest"]
 FORMAT = 1  # a newer one is refused
 
 
-def checked_manifest(folder: Path, wanted: str) -> dict[str, Any]:
+def checked_manifest(folder: Path, required_kind: str) -> dict[str, Any]:
     """Read the manifest of an export and check its kind, its format and the hash of its data file.
 
     Args:
         folder: Folder of the export.
-        wanted: Required kind of export, such as `sft` or `transitions`.
+        required_kind: Required kind of export, such as `sft` or `transitions`.
     Raises:
         DataError: The folder is not an export, or it has another kind, a newer format or changed data.
     """
@@ -26,7 +26,8 @@ def checked_manifest(folder: Path, wanted: str) -> dict[str, Any]:
         kind, version, files, _ = manifest["kind"], manifest["format"], manifest["files"], manifest["passed"]
     except FileNotFoundError:
         raise DataError(
-            f"{folder} is not an export: it has no manifest.json. Create one with: assay export {wanted} --out FOLDER"
+            f"{folder} is not an export: it has no manifest.json. "
+            f"Create one with: assay export {required_kind} --out FOLDER"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder}/manifest.json cannot be read: {type(error).__name__}: {error}") from error
@@ -34,9 +35,10 @@ def checked_manifest(folder: Path, wanted: str) -> dict[str, Any]:
         raise DataError(
             f"{folder} has format {version}; this version of assay reads formats up to {FORMAT}. Update assay"
         )
-    if kind != wanted:
+    if kind != required_kind:
         raise DataError(
-            f"{folder} is an export for {kind}, not for {wanted}. Create one with: assay export {wanted} --out FOLDER"
+            f"{folder} is an export for {kind}, not for {required_kind}. "
+            f"Create one with: assay export {required_kind} --out FOLDER"
         )
     with open(folder / "data.jsonl", "rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != files.get("data.jsonl", {}).get("sha256"):

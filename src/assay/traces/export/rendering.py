@@ -126,13 +126,13 @@ def _completion_text(
     """The text that is trained on, found as in TRL: where prompt plus completion differs from the rendered prompt."""
     assert template is not None
     request = template.render(prompt, tools=tools, generate=True)
-    whole = template.render([*prompt, *completion], tools=tools)
-    if whole.startswith(request):
-        return whole[len(request) :]
-    return whole[
+    conversation = template.render([*prompt, *completion], tools=tools)
+    if conversation.startswith(request):
+        return conversation[len(request) :]
+    return conversation[
         next(
-            (index for index, (left, right) in enumerate(zip(request, whole, strict=False)) if left != right),
-            len(whole),
+            (index for index, (left, right) in enumerate(zip(request, conversation, strict=False)) if left != right),
+            len(conversation),
         ) :
     ]
 

@@ -18,9 +18,9 @@ from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.sealing import HASH, SEALED, SplitFinder
 
-__all__ = ["SHOWN", "Restrictions"]
+__all__ = ["RESTRICTED_DEMO", "Restrictions"]
 
-SHOWN = "calls whose prompt shows a task of another tenant, without consent, of an erased person, or sealed"
+RESTRICTED_DEMO = "calls whose prompt shows a task of another tenant, without consent, of an erased person, or sealed"
 
 
 class Restrictions:
@@ -85,15 +85,17 @@ class Restrictions:
         tasks = orjson.loads(turn.shown_tasks_json) if turn.shown_tasks_json not in ("", "[]", None) else []
         return {person for task in tasks if (person := self._subjects.get(task[:HASH])) is not None}
 
-    def refuses(self, turn: Turn, own: dict[str, Any]) -> bool:
+    def refuses(self, turn: Turn, own_inputs: dict[str, Any]) -> bool:
         """Whether a call's prompt contains a restricted task other than its own.
 
         Args:
-            own: Inputs of the call's own task.
+            own_inputs: Inputs of the call's own task.
         """
         tasks = orjson.loads(turn.shown_tasks_json) if turn.shown_tasks_json not in ("", "[]", None) else []
         if any(task[:HASH] in self.tasks or self.splits.of_hash(task) in SEALED for task in tasks):
             return True
         if not len(self.texts):
             return False
-        return bool(self.texts.shown(message_texts(turn.messages), own=content_hash(own), inputs=own))
+        return bool(
+            self.texts.tasks_in(message_texts(turn.messages), own_task=content_hash(own_inputs), inputs=own_inputs)
+        )

@@ -34,7 +34,7 @@ __all__ = [
     "task_key",
 ]
 
-_GIVEN = (
+_CONSENT_GIVEN = (
     "given",
     "granted",
     "yes",
@@ -119,13 +119,13 @@ def is_sealed() -> Any:
 
 def consents(text: str) -> bool:
     """Whether a recorded consent text means that consent was given. Unknown texts mean that it was not."""
-    return text.strip().lower() in _GIVEN
+    return text.strip().lower() in _CONSENT_GIVEN
 
 
 def lacks_consent() -> Any:
     """SQL condition: a consent is recorded and does not mean that consent was given."""
     column = schema.rollouts.c.consent
-    return sa.and_(column.is_not(None), _plain_column(column).not_in(_GIVEN))
+    return sa.and_(column.is_not(None), _plain_column(column).not_in(_CONSENT_GIVEN))
 
 
 @dataclass
@@ -176,7 +176,7 @@ def read_groups(
     light: bool = False,
     means: bool = False,
     by_task: bool = False,
-    left: Counter[str] | None = None,
+    exclusions: Counter[str] | None = None,
 ) -> Iterator[list[Episode]]:
     """Iterate over groups of rollouts of one task, ordered by task, with one group in memory at a time.
 
@@ -187,17 +187,17 @@ def read_groups(
         light: Read only the number and the step rewards of the turns.
         means: Derive the difficulty from the mean score where the task has none; otherwise it is `unknown`.
         by_task: Treat all rollouts of a task as one group.
-        left: Counter of excluded rollouts by reason.
+        exclusions: Counter of excluded rollouts by reason.
     """
     r, t, where = schema.rollouts, schema.transitions, selection.where()
     order = (r.c.task_id, r.c.group_id, r.c.id)
     mean = sa.func.avg(r.c.score).over(partition_by=r.c.task_id) if means else sa.null()
-    wanted = [
+    columns = [
         t.c[name] if not light or name in ("t", "step_rewards_json") else sa.literal_column("''").label(name)
         for name in Turn.COLUMNS
     ]
     calls = (
-        sa.select(t.c.rollout_id, *wanted)
+        sa.select(t.c.rollout_id, *columns)
         .select_from(t.join(r, r.c.id == t.c.rollout_id))
         .where(*where)
         .order_by(*order, t.c.t)
@@ -209,17 +209,17 @@ def read_groups(
         group: list[Episode] = []
         for row in connection.execute(sa.select(r, mean.label("task_mean")).where(*where).order_by(*order)).mappings():
             rollout = rollout_of({name: value for name, value in row.items() if name != "task_mean"})
-            own = rollout.task_id if by_task and rollout.task_id else rollout.group_id or rollout.id
-            episode = Episode(rollout, difficulty=difficulty_of(rollout.metadata, row["task_mean"]), group=own)
+            group_id = rollout.task_id if by_task and rollout.task_id else rollout.group_id or rollout.id
+            episode = Episode(rollout, difficulty=difficulty_of(rollout.metadata, row["task_mean"]), group=group_id)
             if waiting is not None and waiting[0] == rollout.id:
-                episode.turns = [Turn(columns[1:]) for columns in waiting[1]]
+                episode.turns = [Turn(values[1:]) for values in waiting[1]]
                 complete_requests(episode.turns)
                 waiting = next(turns, None)
             if forgotten and rollout.data_subject and subject_digest(rollout.data_subject) in forgotten:
                 episode.turns = []
             if (reason := _exclusion(episode, sealed, splits)) is not None:
-                if left is not None:
-                    left[reason] += 1
+                if exclusions is not None:
+                    exclusions[reason] += 1
                 continue
             if group and (group[0].group, group[0].rollout.task_id) != (episode.group, rollout.task_id):
                 yield group
@@ -279,7 +279,7 @@ class Overlap:
 
     def __init__(self) -> None:
         self._sealed: set[bytes] = set()
-        self._seen: set[bytes] = set()
+        self._last_grams: set[bytes] = set()
         self.tasks = self.shared = 0
         self.worst: list[tuple[float, str]] = []
 
@@ -290,11 +290,11 @@ class Overlap:
     def see(self, task_id: str, inputs: Mapping[str, Any]) -> None:
         """Count an exported task. Tasks are passed in order; consecutive calls with the same task count once."""
         grams = _runs(inputs)
-        if not self._sealed or grams == self._seen:
-            self.tasks += grams != self._seen
-            self._seen = grams
+        if not self._sealed or grams == self._last_grams:
+            self.tasks += grams != self._last_grams
+            self._last_grams = grams
             return
-        self._seen = grams
+        self._last_grams = grams
         self.tasks += 1
         share = len(grams & self._sealed) / len(grams) if grams else 0.0
         if share:

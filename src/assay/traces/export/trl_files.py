@@ -31,7 +31,7 @@ def trl_files(
         kind
     )
     if command is not None:
-        extra = _EXTRA.get(command, "") + (_WHOLE if command == "sft" and manifest["config"]["whole"] else "")
+        extra = _EXTRA.get(command, "") + (_ASSISTANT_ONLY if command == "sft" and manifest["config"]["whole"] else "")
         if template is not None:
             (folder / "chat_template.jinja").write_text(template.text, encoding="utf-8")
             extra += "chat_template_path: chat_template.jinja  # the model's, with marks around the assistant's text\n"
@@ -74,7 +74,7 @@ _EXTRA = {
     "grpo": "learning_rate: 1.0e-5\nreward_funcs: [reward.reward]\nnum_generations: 4\nmax_completion_length: 256\n",
 }
 
-_WHOLE = "assistant_only_loss: true\n"  # conversations also contain prompts and tool results
+_ASSISTANT_ONLY = "assistant_only_loss: true\n"  # conversations also contain prompts and tool results
 
 _REWARD = '''"""Reward function of the rubric in this folder, for `trl grpo --config grpo.yaml`.
 

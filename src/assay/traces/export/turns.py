@@ -25,6 +25,7 @@ class Turn:
         "_response",
         "adapters_json",
         "cached",
+        "complete",
         "completion_tokens",
         "constrained",
         "error",
@@ -42,7 +43,6 @@ class Turn:
         "token_ids_json",
         "tools_json",
         "weights",
-        "whole",
     )
     COLUMNS = (
         "t",
@@ -90,7 +90,7 @@ class Turn:
         ) = row
         self._request: dict[str, Any] | None = None
         self._response: dict[str, Any] | None = None
-        self.whole = True  # False: it continues a conversation that is not completely recorded
+        self.complete = True  # False: it continues a conversation that is not completely recorded
         if (
             not self.output and self.response_json and '"type":"data"' in self.response_json
         ):  # older records lack the text of such parts
@@ -162,7 +162,7 @@ class Turn:
         """
         if self.error is not None:
             return "error"
-        if not self.whole:
+        if not self.complete:
             return "conversation"
         request = self.request_json
         if (

@@ -89,15 +89,15 @@ class Access:
         Raises:
             Refused: the token was not signed with this gateway's key.
         """
-        if (found := _TOKEN.fullmatch(text)) is None:
+        if (match := _TOKEN.fullmatch(text)) is None:
             return None
-        if not hmac.compare_digest(found[2], self._signature(found[1])):
+        if not hmac.compare_digest(match[2], self._signature(match[1])):
             raise Refused(
                 401,
                 "this rollout's token is not of this gateway's key: open the rollout again, and give the gateway a "
                 "lasting key (--key)",
             )
-        return found[1]
+        return match[1]
 
     def check_host(self, header: str) -> None:
         """Checks the Host header against DNS rebinding: a page whose name resolves to this host sends that name.
@@ -107,8 +107,8 @@ class Access:
         Raises:
             Refused: the name is not one of this gateway's.
         """
-        found = _HOST.fullmatch(header)
-        name = "" if found is None else (found[1] or found[2]).rstrip(".").lower()
+        match = _HOST.fullmatch(header)
+        name = "" if match is None else (match[1] or match[2]).rstrip(".").lower()
         if name in self.names or name.endswith(".localhost") or _is_address(name):
             return
         raise Refused(
@@ -125,7 +125,9 @@ class Access:
         """
         sent = _keys(request)
         has_key = any(hmac.compare_digest(text.encode("utf-8", "replace"), self.key.encode()) for text in sent)
-        tokens = {found for text in (*sent, *_names(request)) if (found := self.rollout_of_token(text)) is not None}
+        tokens = {
+            rollout_id for text in (*sent, *_names(request)) if (rollout_id := self.rollout_of_token(text)) is not None
+        }
         if len(tokens) > 1:
             raise Refused(403, "tokens of two rollouts came with one request")
         return Caller(has_key, next(iter(tokens), None))

@@ -12,7 +12,7 @@ import orjson
 
 __all__ = ["Beginning", "Beginnings"]
 
-_ONE_BY_ONE = ("chat", "messages")  # dialects in which a message can be read without the ones after it
+_INCREMENTAL_DIALECTS = ("chat", "messages")  # dialects in which a message can be read without the ones after it
 _MOST = 200_000  # cached digests: at most 12 MB
 
 
@@ -46,7 +46,7 @@ class Beginnings:
             None if its messages can only be read as a whole.
         """
         messages = body.get("messages")
-        if dialect not in _ONE_BY_ONE or not isinstance(messages, list):
+        if dialect not in _INCREMENTAL_DIALECTS or not isinstance(messages, list):
             return None
         answers = (
             at

@@ -106,7 +106,7 @@ class Call:
         self.live: Live | None = None
         self._named: str | None = None
         self._reopens = True
-        self._asked: ClientRequest | None = None
+        self._client_request: ClientRequest | None = None
         self._transition: Transition | None = None
         self._text: str | None = None
 
@@ -115,18 +115,18 @@ class Call:
         """Id of the rollout it belongs to; "" until it is known."""
         return "" if self.live is None else self.live.rollout.id
 
-    def asked(self) -> ClientRequest:
+    def client_request(self) -> ClientRequest:
         """The request without secrets. Computed once."""
-        if self._asked is None:
+        if self._client_request is None:
             beginning = self._rollouts.beginnings.of(self._dialect, self._body)
-            body = storable(self._body, self.passed.secrets, bare=beginning.known if beginning is not None else 0)
+            body = storable(self._body, self.passed.secrets, checked=beginning.known if beginning is not None else 0)
             # The cached digests are of the original messages: of no use if a secret was removed from one of them.
             unchanged = beginning is not None and body["messages"] is self._body["messages"]
             chain = beginning.chain if beginning is not None and unchanged else ()
-            self._asked = ClientRequest(self._dialect, body, self._request.headers, chain)
+            self._client_request = ClientRequest(self._dialect, body, self._request.headers, chain)
             if beginning is not None and unchanged:
-                self._rollouts.beginnings.keep(beginning, self._asked.chain)
-        return self._asked
+                self._rollouts.beginnings.keep(beginning, self._client_request.chain)
+        return self._client_request
 
     def of(self, live: Live, name: str | None = None, *, reopens: bool = True) -> None:
         """Sets the rollout of the call. To be called before `begin`.
@@ -147,42 +147,42 @@ class Call:
 
     def _begin(self, upstream: Any) -> None:
         """Finds the rollout of the call unless it is set, and begins the record."""
-        asked = self.asked()
-        live = self.live = self._rollout(asked, upstream)
+        client_request = self.client_request()
+        live = self.live = self._rollout(client_request, upstream)
         used = live.upstream
-        model = used.named or requested_model({**asked.body, **self._in_path}, self._path)
+        model = used.named or requested_model({**client_request.body, **self._in_path}, self._path)
         if not live.rollout.model:
             live.rollout.model = model
             self._rollouts.put(live)
         self._transition = Transition(
-            t=self._rollouts.asked(live, asked),
+            t=self._rollouts.register_call(live, client_request),
             model=model,
             weights=used.weights,
             adapters=tuple(used.adapters),
-            request={"dialect": self._dialect, **self._in_path, "body": asked.body},
+            request={"dialect": self._dialect, **self._in_path, "body": client_request.body},
             started_at=self._began,
-            constrained=is_constrained(self._body) or (asked.insists and isinstance(used, EmbeddedUpstream)),
+            constrained=is_constrained(self._body) or (client_request.insists and isinstance(used, EmbeddedUpstream)),
         )
         self._text = as_json(self._transition.request)
 
-    def _rollout(self, asked: ClientRequest, upstream: Any) -> Live:
+    def _rollout(self, client_request: ClientRequest, upstream: Any) -> Live:
         if self.live is None:
-            return self._rollouts.of_conversation(asked, upstream)
+            return self._rollouts.of_conversation(client_request, upstream)
         live = self.live
         if self._named is not None:
             if self._reopens and live.rollout.id not in self._rollouts.open:  # ended a moment ago
                 live = self._rollouts.named(self._named, upstream, live.rollout)
-            self._describe(live, asked)
+            self._describe(live, client_request)
         return live
 
-    def _describe(self, live: Live, asked: ClientRequest) -> None:
+    def _describe(self, live: Live, client_request: ClientRequest) -> None:
         """Sets task, group and inputs of a named rollout from its first call."""
         if live.rollout.task_id or live.turns:
             return
         live.rollout.task_id = self._naming.get("x-assay-task", "")[:1000]
         live.rollout.group_id = self._naming.get("x-assay-group", "")[:1000] or live.rollout.task_id
-        if "inputs" not in live.let_go:
-            live.rollout.inputs = live.rollout.inputs or {"prompt": asked.prompt}
+        if "inputs" not in live.released:
+            live.rollout.inputs = live.rollout.inputs or {"prompt": client_request.prompt}
         self._rollouts.put(live)
 
     def keep(self) -> bool:
@@ -192,7 +192,7 @@ class Call:
             Whether the transition was stored.
         """
         live, transition, passed = self.live, self._transition, self.passed
-        passed.kept = True
+        passed.recorded = True
         if live is None or transition is None:
             return False
         transition.latency_ms = (time.perf_counter() - self._clock) * 1000
@@ -204,7 +204,7 @@ class Call:
         try:
             again = not 400 <= passed.status < 500 or passed.status in (408, 409, 429)
             self._rollouts.answered(
-                live, transition, self.asked(), answer, response_id, again=again, request_json=self._text
+                live, transition, self.client_request(), answer, response_id, again=again, request_json=self._text
             )
         except Exception as error:  # the caller has its answer; the call is counted as unrecorded
             _LOG.error("a call could not be stored: %s", error_text(error, passed.secrets))

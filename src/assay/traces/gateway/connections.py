@@ -128,9 +128,9 @@ class Connections:
         """
         began, size = asyncio.get_running_loop().time(), 0
         while not request.content.at_eof():
-            whole = request.content.is_eof()  # most are; a timer would cost more than reading them
+            complete = request.content.is_eof()  # most are; a timer would cost more than reading them
             try:
-                async with asyncio.timeout_at(None if whole else began + self.receive_s + size / _RATE):
+                async with asyncio.timeout_at(None if complete else began + self.receive_s + size / _RATE):
                     part = await request.content.readany()
             except TimeoutError:
                 raise SlowRequest(f"the body did not come within {self.receive_s:g} s: {size} bytes did") from None
@@ -138,7 +138,7 @@ class Connections:
             yield part
         self.answered.add(request.protocol)
 
-    def done(self, request: web.Request) -> None:
+    def mark_answered(self, request: web.Request) -> None:
         """Marks a request as answered."""
         self.answered.discard(request.protocol)
 

@@ -19,7 +19,7 @@ import orjson
 from assay.traces.messages.dialects import Answer, Message, chat_messages, chat_tools, part_texts, tool_results
 from assay.traces.messages.gemini import CALL_IDS
 from assay.traces.messages.prompts import Prompt, output_values
-from assay.traces.messages.requested import asked_schema, must_call
+from assay.traces.messages.requested import must_call, output_schema
 
 __all__ = ["ClientRequest", "Conversations", "Trail"]
 
@@ -57,26 +57,26 @@ class ClientRequest:
     @property
     def trace(self) -> str:
         """The id of its W3C trace; "" if it has none."""
-        found = _TRACE.fullmatch(
+        match = _TRACE.fullmatch(
             next((value for name, value in self.headers.items() if name.lower() == "traceparent"), "").strip()
         )
-        return found[1].lower() if found and found[1].strip("0") else ""
+        return match[1].lower() if match and match[1].strip("0") else ""
 
     @property
     def thread(self) -> str:
         """The id of its OpenAI conversation; "" if it has none."""
-        named = self.body.get("conversation")
-        found = named.get("id") if isinstance(named, Mapping) else named
-        return found if isinstance(found, str) else ""
+        conversation = self.body.get("conversation")
+        conversation_id = conversation.get("id") if isinstance(conversation, Mapping) else conversation
+        return conversation_id if isinstance(conversation_id, str) else ""
 
     @property
     def previous(self) -> str:
         """The id of the response or message that it continues; "" if it has none."""
         thread = self.body.get("thread")
-        found = self.body.get("previous_response_id") or (
+        previous_id = self.body.get("previous_response_id") or (
             thread.get("previous_message_id") if isinstance(thread, Mapping) else None
         )
-        return found if isinstance(found, str) else ""
+        return previous_id if isinstance(previous_id, str) else ""
 
     @cached_property
     def task(self) -> str:
@@ -85,7 +85,7 @@ class ClientRequest:
             return ""
         request = {"dialect": self.dialect, "body": self.body}
         offered = sorted(json.dumps(tool, sort_keys=True, default=str) for tool in chat_tools(request))
-        text = json.dumps([offered, asked_schema(request), self.previous], sort_keys=True, default=str)
+        text = json.dumps([offered, output_schema(request), self.previous], sort_keys=True, default=str)
         return hashlib.blake2b(self.chain[-1] + text.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
     @property
@@ -104,18 +104,18 @@ class ClientRequest:
         return [call_id or f"{before}:{at}" for at, (call_id, _, _) in enumerate(answer.tools)]
 
     @cached_property
-    def brought(self) -> dict[str, str]:
+    def results_by_key(self) -> dict[str, str]:
         """Tool results by the keys of their calls, as in `call_keys`."""
-        found = tool_results(self.messages)
+        results = tool_results(self.messages)
         if self.dialect != "gemini":
-            return found
+            return results
         keys = {
-            call["id"]: f"{self.chain[place - 1].hex() if place else ''}:{at}"
-            for place, message in enumerate(self.messages)
-            for at, call in enumerate(message.get("tool_calls") or ())
+            call["id"]: f"{self.chain[position - 1].hex() if position else ''}:{index}"
+            for position, message in enumerate(self.messages)
+            for index, call in enumerate(message.get("tool_calls") or ())
             if call["id"].startswith(CALL_IDS)
         }
-        return {keys.get(call_id, call_id): result for call_id, result in found.items()}
+        return {keys.get(call_id, call_id): result for call_id, result in results.items()}
 
     @cached_property
     def results(self) -> set[str]:
@@ -129,7 +129,7 @@ class Trail:
     """Position of an open rollout's conversation."""
 
     at: bytes = b""  # digest of the last answered call's messages and answer
-    asked: bytes = b""  # digest of that call's messages
+    request: bytes = b""  # digest of that call's messages
     task: str = ""  # `ClientRequest.task` of that call
     insists: bool = False
     failed: bytes = b""  # digest of the last call's messages if it failed with an error that clients retry
@@ -174,35 +174,35 @@ class Conversations(Generic[R]):
 
     # -- calls and answers
 
-    def asked(self, live: R, request: ClientRequest) -> None:
+    def index_request(self, live: R, request: ClientRequest) -> None:
         """Indexes a call of a rollout before it is made."""
         if not live.trail.requests:
             live.trail.prompt = Prompt.of(request.messages)
             for section in live.trail.prompt.sections.items():
-                self._note(live, "section", section)
+                self._add_to_index(live, "section", section)
         live.trail.requests.update(request.chain[-1:])
         for kind, key in (("trace", request.trace), ("thread", request.thread)):
             if key and not self._at(kind, key):
-                self._note(live, kind, key)
+                self._add_to_index(live, kind, key)
 
     def answered(self, live: R, request: ClientRequest, answer: Answer, response_id: str | None) -> None:
-        """Indexes a call's answer: requests that begin with the call's messages and it continue the call's rollout."""
+        """Indexes a call's answer: a request that begins with messages and answer continues the rollout."""
         trail = live.trail
         message = answer.message
-        trail.last_answer, trail.failed, trail.part = _held(message), b"", {}
-        trail.asked = request.chain[-1] if request.chain else b""
-        trail.at = _extended(trail.asked, message)
+        trail.last_answer, trail.failed, trail.part = _shortened(message), b"", {}
+        trail.request = request.chain[-1] if request.chain else b""
+        trail.at = _extended(trail.request, message)
         trail.task, trail.insists = request.task, request.insists
-        self._note(live, "answer", trail.at)
+        self._add_to_index(live, "answer", trail.at)
         if request.chain:
-            self._note(live, "request", trail.asked)
+            self._add_to_index(live, "request", trail.request)
         trail.response = response_id or ""
         if response_id:
-            self._note(live, "response", response_id)
+            self._add_to_index(live, "response", response_id)
         for call_id, _, _ in answer.tools:
             if call_id:
                 trail.calls.add(call_id)
-                self._note(live, "call", call_id)
+                self._add_to_index(live, "call", call_id)
         if trail.prompt.sections:
             trail.latest = output_values(answer.output)
             trail.outputs = [*trail.outputs, *trail.latest][-_OUTPUTS:]
@@ -214,8 +214,8 @@ class Conversations(Generic[R]):
             part: text of the answer that had arrived: a client that disconnected may continue with it.
         """
         if request.chain:
-            live.trail.failed, live.trail.part = request.chain[-1], _held({"role": "assistant", "content": part})
-            self._note(live, "failed", live.trail.failed)
+            live.trail.failed, live.trail.part = request.chain[-1], _shortened({"role": "assistant", "content": part})
+            self._add_to_index(live, "failed", live.trail.failed)
 
     def forget(self, live: R) -> None:
         """Removes an ended rollout from the indexes."""
@@ -228,7 +228,7 @@ class Conversations(Generic[R]):
                 del self._index[kind]
         live.trail.entries.clear()
 
-    def _note(self, live: R, kind: str, key: Any) -> None:
+    def _add_to_index(self, live: R, kind: str, key: Any) -> None:
         self._index.setdefault(kind, {}).setdefault(key, {})[live.rollout.id] = None
         live.trail.entries.add((kind, key))
 
@@ -240,11 +240,11 @@ class Conversations(Generic[R]):
     def find(self, request: ClientRequest) -> R | None:
         """The open rollout that a request continues; None if it begins a new one."""
         for kind, key in (("trace", request.trace), ("thread", request.thread)):
-            if key and (found := self._at(kind, key)):
-                return found[0]
-        if request.previous and (found := self._at("response", request.previous)):
+            if key and (candidates := self._at(kind, key)):
+                return candidates[0]
+        if request.previous and (candidates := self._at("response", request.previous)):
             return next(
-                (live for live in found if live.trail.response == request.previous and not live.in_flight), None
+                (live for live in candidates if live.trail.response == request.previous and not live.in_flight), None
             )
         if not request.chain:
             return None
@@ -256,97 +256,107 @@ class Conversations(Generic[R]):
         }
         if len(waiting) == 1:
             return next(iter(waiting.values()))  # also if the client rewrote the conversation
-        tried = [
+        failed = [
             live
             for live in self._at("failed", request.chain[-1])
             if live.trail.failed == request.chain[-1] and not live.in_flight
         ]
-        return tried[0] if tried else self._insisting(request) or self._continued(request) or self._of_program(request)
+        return (
+            failed[0] if failed else self._insisting(request) or self._continued(request) or self._of_program(request)
+        )
 
     def _insisting(self, request: ClientRequest) -> R | None:
         """The rollout whose last request is repeated with mandatory tool calls, as by DSPy's ReActV2 for its answer."""
         if not request.insists:
             return None
-        asked = [live for live in self._at("request", request.chain[-1]) if live.trail.asked == request.chain[-1]]
-        return _first(
-            [live for live in asked if live.trail.task == request.task and not live.trail.insists], request.results
-        )
+        key = request.chain[-1]
+        candidates = [live for live in self._at("request", key) if live.trail.request == key]
+        same_task = [live for live in candidates if live.trail.task == request.task and not live.trail.insists]
+        return _first(same_task, request.results)
 
     def _continued(self, request: ClientRequest) -> R | None:
-        """Finds by the longest prefix of the conversation that is a rollout's request, or request and answer."""
-        brought = tool_results(request.messages).keys()
-        answered, asked, failed = (self._index.get(kind, {}) for kind in ("answer", "request", "failed"))
-        for at in reversed(range(len(request.chain) - 1)):
-            key = request.chain[at]
-            if key not in answered and key not in asked and key not in failed:
-                continue  # the common case; cheap, as every message of a long conversation is looked up
-            later = request.messages[at + 1 :]
-            been = self._at("answer", key)
-            here = [live for live in been if live.trail.at == key]
-            if not been and (been := self._at("request", key)):
-                here = [live for live in been if live.trail.asked == key and _says(live.trail.last_answer, later)]
-            if not been:
-                been = here = [
+        """The rollout with the longest request, or request and answer, that the conversation begins with."""
+        result_ids = tool_results(request.messages).keys()
+        answered, requested, failed = (self._index.get(kind, {}) for kind in ("answer", "request", "failed"))
+        for index in reversed(range(len(request.chain) - 1)):
+            key = request.chain[index]
+            if key not in answered and key not in requested and key not in failed:
+                continue  # the common case: must be cheap, because every message of a long conversation is looked up
+            later = request.messages[index + 1 :]
+            candidates = self._at("answer", key)
+            current = [live for live in candidates if live.trail.at == key]
+            if not candidates and (candidates := self._at("request", key)):
+                current = [
+                    live
+                    for live in candidates
+                    if live.trail.request == key and _begins_with(live.trail.last_answer, later)
+                ]
+            if not candidates:
+                candidates = current = [
                     live
                     for live in self._at("failed", key)
-                    if live.trail.failed == key and _says(live.trail.part, later)
+                    if live.trail.failed == key and _begins_with(live.trail.part, later)
                 ]
-            if been:  # no result means that all of them have continued from there: this is a fork
-                return _first(here, brought) or _first(
-                    [live for live in been if _ends_with(later, live.trail.last_answer)], brought
+            if candidates:  # if none fits, all of them have continued from this point: the request begins a new rollout
+                return _first(current, result_ids) or _first(
+                    [live for live in candidates if _ends_with(later, live.trail.last_answer)], result_ids
                 )
-        owners = {live.rollout.id: live for call_id in brought for live in self._at("call", call_id)}
-        return next(iter(owners.values())) if len(owners) == 1 else None  # of a rewritten conversation
+        owners = {live.rollout.id: live for call_id in result_ids for live in self._at("call", call_id)}
+        return next(iter(owners.values())) if len(owners) == 1 else None  # the client rewrote the conversation
 
     def _of_program(self, request: ClientRequest) -> R | None:
         """The rollout of a DSPy program whose next prompt this is: it has the program's inputs and earlier outputs."""
         prompt = Prompt.of(request.messages)
-        alike = {live.rollout.id: live for section in prompt.sections.items() for live in self._at("section", section)}
+        similar = {
+            live.rollout.id: live for section in prompt.sections.items() for live in self._at("section", section)
+        }
         fits = [
             (share, live)
-            for live in alike.values()
+            for live in similar.values()
             if not live.in_flight and request.chain[-1] not in live.trail.requests
             if (share := prompt.follows(live.trail.prompt, live.trail.outputs, live.trail.latest)) is not None
         ]
         return min(fits, key=lambda fit: (-fit[0], fit[1].touched))[1] if fits else None
 
 
-def _first(fits: Iterable[R], brought: Iterable[str]) -> R | None:
+def _first(candidates: Iterable[R], result_ids: Iterable[str]) -> R | None:
     """Of the candidates without a running call: one whose tool results the request contains, else the longest idle."""
-    ids = set(brought)
-    free = [live for live in fits if not live.in_flight]
+    ids = set(result_ids)
+    free = [live for live in candidates if not live.in_flight]
     return min(free, key=lambda live: (ids.isdisjoint(live.trail.calls), live.touched), default=None)
 
 
 def _ends_with(later: Sequence[Message], answer: Message) -> bool:
     """Whether the last answer in these messages is the rollout's last answer.
 
-    So it is if a client that used a server-side thread before now sends the conversation itself.
+    This is the case if a client first used a server-side thread and now sends the conversation itself.
     """
     last = max((at for at, message in enumerate(later) if message.get("role") == "assistant"), default=None)
-    return last is not None and _says(answer, later[last:])
+    return last is not None and _begins_with(answer, later[last:])
 
 
-def _says(answer: Message, later: Sequence[Message]) -> bool:
+def _begins_with(answer: Message, later: Sequence[Message]) -> bool:
     """Whether messages begin with the rollout's answer. Clients may reformat the answer or leave it out."""
     if later[0].get("role") != "assistant":
         return True
     end = next((at for at, message in enumerate(later) if message.get("role") != "assistant"), len(later))
-    text = _plain(" ".join(part_texts(message.get("content")) for message in later[:end]))
+    message_text = _plain(" ".join(part_texts(message.get("content")) for message in later[:end]))
     calls = answer.get("tool_calls") or []
     functions = [call["function"] for message in later[:end] for call in message.get("tool_calls") or ()]
     if calls and [(f["name"], compact(f["arguments"])) for f in functions] == [
         (c["function"]["name"], compact(c["function"]["arguments"])) for c in calls
     ]:
         return True
-    if any(len(call["id"]) > 3 and call["id"] in text for call in calls):
+    if any(len(call["id"]) > 3 and call["id"] in message_text for call in calls):
         return True
-    own = _plain(part_texts(answer.get("content")))
-    return bool(own and text) and (own in text or text in own or compact(own) == compact(text))
+    answer_text = _plain(part_texts(answer.get("content")))
+    return bool(answer_text and message_text) and (
+        answer_text in message_text or message_text in answer_text or compact(answer_text) == compact(message_text)
+    )
 
 
-def _held(message: Message) -> Message:
-    """An answer as kept for comparison. Long texts are cut: calls with long arguments are identified by their ids."""
+def _shortened(message: Message) -> Message:
+    """An answer with long texts cut, for comparison. Calls with long arguments are identified by their ids."""
     calls = [
         {**call, "function": {**call["function"], "arguments": call["function"]["arguments"][:_LARGE]}}
         for call in message.get("tool_calls") or ()
@@ -364,8 +374,8 @@ def _extended(digest: bytes, message: Message) -> bytes:
     Computed for each message of each request, as each request contains the whole conversation: it must be cheap.
     """
     calls = message.get("tool_calls")
-    asked = [(c["function"]["name"], _compact_once(c["function"]["arguments"])) for c in calls] if calls else ()
-    parts = (message.get("role"), message.get("content") or "", asked, message.get("tool_call_id") or "")
+    call_parts = [(c["function"]["name"], _compact_once(c["function"]["arguments"])) for c in calls] if calls else ()
+    parts = (message.get("role"), message.get("content") or "", call_parts, message.get("tool_call_id") or "")
     try:
         text = orjson.dumps(parts, default=str)
     except TypeError:  # lone surrogates

@@ -11,7 +11,7 @@ from typing import Any
 from assay.models.tool_calls import with_tool_calls
 from assay.traces.gateway.translation_gemini import chat_of, error_of, untranslatable
 from assay.traces.messages.dialects import Message, chat_messages, chat_tools, each, part_texts
-from assay.traces.messages.requested import asked_schema, insisted_tool, must_call
+from assay.traces.messages.requested import insisted_tool, must_call, output_schema
 
 __all__ = ["as_called", "chat_request", "chunks_of", "refused", "stream_of"]
 
@@ -31,13 +31,13 @@ def refused(dialect: str, body: Mapping[str, Any], names: Sequence[str]) -> tupl
     Args:
         names: names of the model; the first is the one in the list of models.
     """
-    asked = body.get("model")
+    requested = body.get("model")
     if dialect == "gemini":
         names = names[::-1]  # a path has no place for the slash of the whole name
         if (why := untranslatable(body)) is not None:
             return 400, error_of(400, f"{names[-1]} cannot answer this: {why}")
-    if asked is not None and asked not in (*_ANY, *names, *(f"openai/{name}" for name in names)):
-        message = f"there is no model {str(asked)[:100]!r} here; there are: {names[0]}. Name it, or "
+    if requested is not None and requested not in (*_ANY, *names, *(f"openai/{name}" for name in names)):
+        message = f"there is no model {str(requested)[:100]!r} here; there are: {names[0]}. Name it, or "
         if dialect == "gemini":
             return 404, error_of(404, message + "call it any")
         message += "leave the model out"
@@ -71,7 +71,7 @@ def chat_request(dialect: str, body: Mapping[str, Any], model: str, *, tools: bo
     if chat["logprobs"]:
         chat.setdefault("top_logprobs", 1)
     if must_call(request) and chat_tools(request):
-        return _held_to_calls(chat, request)
+        return _constrained_to_calls(chat, request)
     if not tools:
         chat["messages"] = [_plain(dict(message)) for message in each(chat.get("messages"))]
     return chat
@@ -84,7 +84,7 @@ def _translated(request: Mapping[str, Any], body: Mapping[str, Any], model: str)
     chat |= {key: body[key] for key in _SAME if body.get(key) is not None}
     limit, stops = body.get("max_output_tokens", body.get("max_tokens")), body.get("stop_sequences")
     chat |= {**({} if limit is None else {"max_tokens": limit}), **({"stop": stops} if stops else {})}
-    if (schema := asked_schema(request)) is not None:
+    if (schema := output_schema(request)) is not None:
         chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     if tools := chat_tools(request):
         chat["tools"] = tools
@@ -97,7 +97,7 @@ def as_called(reply: dict[str, Any], dialect: str, body: Mapping[str, Any]) -> d
     return _with_ids(with_tool_calls(reply, chat_tools(request))) if must_call(request) else reply
 
 
-def _held_to_calls(chat: dict[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+def _constrained_to_calls(chat: dict[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
     """The request with the tools in its instructions, and as response format the schema of one tool call."""
     insisted = insisted_tool(request)
     functions = [tool["function"] for tool in chat_tools(request) if insisted in (None, tool["function"]["name"])]
@@ -115,18 +115,18 @@ def _held_to_calls(chat: dict[str, Any], request: Mapping[str, Any]) -> dict[str
     messages = [_plain(dict(message)) for message in each(chat.get("messages"))]
     first = messages[0] if messages and messages[0].get("role") == "system" else None
     system_text = f"{part_texts(first.get('content'))}\n\n{instruction}" if first is not None else instruction
-    left = {
+    unchanged = {
         key: value
         for key, value in chat.items()
         if key not in ("tools", "tool_choice", "parallel_tool_calls", "stream_options")
     }
-    held = {
+    constraint = {
         "response_format": {"type": "json_schema", "json_schema": {"name": "call", "schema": schema}},
         "stream": False,
     }
     return {
-        **left,
-        **held,
+        **unchanged,
+        **constraint,
         "messages": [{"role": "system", "content": system_text}, *(messages[1:] if first is not None else messages)],
     }
 
@@ -137,13 +137,13 @@ def _bounded(schema: Any) -> Any:
         return [_bounded(part) for part in schema]
     if not isinstance(schema, Mapping):
         return schema
-    found = {key: _bounded(value) for key, value in schema.items()}
-    kind = found.get("type")
-    if kind == "string" and not found.keys() & {"maxLength", "enum", "const", "pattern", "format"}:
-        found["maxLength"] = _LONGEST
-    elif kind == "array" and "maxItems" not in found:
-        found["maxItems"] = max(16, found["minItems"] if isinstance(found.get("minItems"), int) else 0)
-    return found
+    bounded = {key: _bounded(value) for key, value in schema.items()}
+    kind = bounded.get("type")
+    if kind == "string" and not bounded.keys() & {"maxLength", "enum", "const", "pattern", "format"}:
+        bounded["maxLength"] = _LONGEST
+    elif kind == "array" and "maxItems" not in bounded:
+        bounded["maxItems"] = max(16, bounded["minItems"] if isinstance(bounded.get("minItems"), int) else 0)
+    return bounded
 
 
 def _plain(message: Message) -> Message:
@@ -172,9 +172,9 @@ def _with_ids(reply: dict[str, Any]) -> dict[str, Any]:
 
 async def chunks_of(parts: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
     """The JSON objects in the data lines of a stream."""
-    left = b""
+    incomplete = b""
     async for part in parts:
-        *lines, left = (left + part).split(b"\n")
+        *lines, incomplete = (incomplete + part).split(b"\n")
         for line in lines:
             if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
                 yield json.loads(data)

@@ -16,7 +16,7 @@ __all__ = ["read_events"]
 
 Body = dict[str, Any]
 # Text fields that arrive whole; other texts arrive in parts.
-_WHOLE = frozenset((
+_UNSPLIT_FIELDS = frozenset((
     "id", "type", "role", "object", "format", "model", "status", "finish_reason", "native_finish_reason", "stop_reason",
     "stop_sequence", "signature", "url", "mime_type", "call_id", "item_id", "finishReason", "finishMessage",
     "thoughtSignature",
@@ -55,44 +55,44 @@ class _Parts(list[str]):
     """Parts of a text, joined once at the end: joining at each part would take quadratic time."""
 
 
-def _merge(whole: Body, delta: Mapping[str, Any]) -> None:
+def _merge(target: Body, delta: Mapping[str, Any]) -> None:
     """Merges a delta into the answer so far."""
     for key, value in delta.items():
-        known = whole.get(key)
+        existing = target.get(key)
         if value is None:
-            whole.setdefault(key, None)
+            target.setdefault(key, None)
         elif isinstance(value, Mapping):
-            whole[key] = known if isinstance(known, dict) else {}
-            _merge(whole[key], value)
+            target[key] = existing if isinstance(existing, dict) else {}
+            _merge(target[key], value)
         elif isinstance(value, list):
-            whole[key] = known if isinstance(known, list) and not isinstance(known, _Parts) else []
-            _merge_list(whole[key], value)
-        elif isinstance(value, str) and key not in _WHOLE:
-            _add_text(whole, key, value)
-        elif value != "" or known is None:
-            whole[key] = value
+            target[key] = existing if isinstance(existing, list) and not isinstance(existing, _Parts) else []
+            _merge_list(target[key], value)
+        elif isinstance(value, str) and key not in _UNSPLIT_FIELDS:
+            _add_text(target, key, value)
+        elif value != "" or existing is None:
+            target[key] = value
 
 
-def _add_text(whole: Body, key: str, text: str) -> None:
-    known = whole.get(key)
-    if not isinstance(known, _Parts):
-        known = whole[key] = _Parts([known] if isinstance(known, str) else [])
-    if key != "name" or [text] != known:  # some servers repeat a function's name with every part of its arguments
-        known.append(text)
+def _add_text(target: Body, key: str, text: str) -> None:
+    existing = target.get(key)
+    if not isinstance(existing, _Parts):
+        existing = target[key] = _Parts([existing] if isinstance(existing, str) else [])
+    if key != "name" or [text] != existing:  # some servers repeat a function's name with every part of its arguments
+        existing.append(text)
 
 
-def _merge_list(whole: list[Any], items: Sequence[Any]) -> None:
+def _merge_list(target: list[Any], items: Sequence[Any]) -> None:
     for item in items:
         if not isinstance(item, Mapping):
-            whole.append(item)
+            target.append(item)
             continue
-        found = _continued(whole, item)
-        if found is None:
-            whole.append(found := {})
-        _merge(found, item)
+        existing = _continued(target, item)
+        if existing is None:
+            target.append(existing := {})
+        _merge(existing, item)
 
 
-def _continued(whole: list[Any], item: Mapping[str, Any]) -> Body | None:
+def _continued(target: list[Any], item: Mapping[str, Any]) -> Body | None:
     """The list item that `item` continues; None if it begins a new one.
 
     It continues the last item of its index, unless it has another id or type.
@@ -100,15 +100,15 @@ def _continued(whole: list[Any], item: Mapping[str, Any]) -> Body | None:
     function = item.get("function")
     if "index" not in item:
         more = isinstance(function, Mapping) and not item.get("id") and not function.get("name")
-        return whole[-1] if more and whole and isinstance(whole[-1], dict) else None
-    found = next(
-        (known for known in reversed(whole) if isinstance(known, dict) and known.get("index") == item["index"]), None
+        return target[-1] if more and target and isinstance(target[-1], dict) else None
+    existing = next(
+        (known for known in reversed(target) if isinstance(known, dict) and known.get("index") == item["index"]), None
     )
-    if found is None or any(
-        item.get(name) and found.get(name) and item[name] != found[name] for name in ("type", "id")
+    if existing is None or any(
+        item.get(name) and existing.get(name) and item[name] != existing[name] for name in ("type", "id")
     ):
         return None
-    return found
+    return existing
 
 
 def _joined(value: Any) -> Any:
@@ -134,9 +134,9 @@ def _chat_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None, bool
         )
         for choice in each(event_choices):
             at = choice.get("index")
-            whole = choices.setdefault(at if isinstance(at, int) else 0, {})
-            _merge(whole, {key: value for key, value in choice.items() if key not in ("delta", "index")})
-            _merge(whole.setdefault("message", {}), choice.get("delta") or {})
+            merged = choices.setdefault(at if isinstance(at, int) else 0, {})
+            _merge(merged, {key: value for key, value in choice.items() if key not in ("delta", "index")})
+            _merge(merged.setdefault("message", {}), choice.get("delta") or {})
     if not body and not choices:
         return None, False
     texts = bool(choices) and all("text" in choice and not choice["message"] for choice in choices.values())
@@ -148,15 +148,15 @@ def _chat_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None, bool
 
 
 def _choice(at: int, choice: Body, *, text: bool) -> Body:
-    found: Body = {"index": at, **choice, "finish_reason": choice.get("finish_reason") or None}
+    result: Body = {"index": at, **choice, "finish_reason": choice.get("finish_reason") or None}
     if text:
-        del found["message"]
-        return found
+        del result["message"]
+        return result
     message = {
         key: value for key, value in choice["message"].items() if value is not None or key in ("content", "refusal")
     }
-    if "text" in found:  # a chat answered in the format of completions
-        message.setdefault("content", found.pop("text"))
+    if "text" in result:  # a chat answered in the format of completions
+        message.setdefault("content", result.pop("text"))
     calls = message.get("tool_calls")
     if isinstance(calls, list):
         calls.sort(key=lambda call: call["index"] if isinstance(call.get("index"), int) else sys.maxsize)
@@ -165,8 +165,8 @@ def _choice(at: int, choice: Body, *, text: bool) -> Body:
         ]
     other = any(message.get(name) for name in ("tool_calls", "function_call", "refusal", "audio"))
     content = _joined(message.get("content"))
-    found["message"] = {"role": "assistant", **message, "content": content or (None if other else content or "")}
-    return found
+    result["message"] = {"role": "assistant", **message, "content": content or (None if other else content or "")}
+    return result
 
 
 # -- OpenAI Responses
@@ -178,10 +178,10 @@ def _responses_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None,
     for event in events:
         kind, response = str(event.get("type")), event.get("response")
         if kind in _ENDS and isinstance(response, Mapping):
-            left_out = items and not response.get("output")  # some servers omit the output in the last event
+            lacks_output = items and not response.get("output")  # some servers omit the output in the last event
             return {
                 **response,
-                **({"output": [items[at] for at in sorted(items)]} if left_out else {}),
+                **({"output": [items[at] for at in sorted(items)]} if lacks_output else {}),
             }, kind != "response.failed"
         if kind in ("response.created", "response.in_progress"):
             body = dict(response or {})
@@ -217,13 +217,13 @@ def _part_at(item: Body, name: str, at: Any, kind: str) -> Body:
     parts = item[name] = item[name] if isinstance(item.get(name), list) else []
     while isinstance(at, int) and len(parts) <= min(at, 1000):
         parts.append({"type": kind})
-    found: Body = parts[at] if isinstance(at, int) and 0 <= at < len(parts) else {}
-    return found
+    part: Body = parts[at] if isinstance(at, int) and 0 <= at < len(parts) else {}
+    return part
 
 
 def _copied(value: Any) -> Body:
-    found: Body = json.loads(json.dumps(value)) if isinstance(value, Mapping) else {}
-    return found
+    copy: Body = json.loads(json.dumps(value)) if isinstance(value, Mapping) else {}
+    return copy
 
 
 # -- Anthropic messages
@@ -293,18 +293,18 @@ def _gemini_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None, bo
         body.update({"usageMetadata": usage} if usage else {})
         for candidate in each(event.get("candidates")):
             at = candidate.get("index")
-            whole = candidates.setdefault(at if isinstance(at, int) else 0, {})
+            merged = candidates.setdefault(at if isinstance(at, int) else 0, {})
             ratings = field(candidate, "safetyRatings")  # arrive whole with every event
-            whole.update({"safetyRatings": ratings} if ratings is not None else {})
+            merged.update({"safetyRatings": ratings} if ratings is not None else {})
             _merge(
-                whole,
+                merged,
                 {
                     key: value
                     for key, value in candidate.items()
                     if key not in ("content", "index", "safetyRatings", "safety_ratings")
                 },
             )
-            _merge_content(whole, candidate.get("content"))
+            _merge_content(merged, candidate.get("content"))
     if not body and not candidates:
         return None, False
     if candidates:
@@ -314,7 +314,7 @@ def _gemini_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None, bo
     return body, bool(blocked) or (bool(ended) and all(ended))
 
 
-def _merge_content(whole: Body, content: Any) -> None:
+def _merge_content(candidate: Body, content: Any) -> None:
     """Adds the next parts of a candidate.
 
     A text is appended to the text before it, unless that has a signature or only one of the two is a thought. A
@@ -322,7 +322,7 @@ def _merge_content(whole: Body, content: Any) -> None:
     """
     if not isinstance(content, Mapping):
         return
-    merged = whole.setdefault("content", {})
+    merged = candidate.setdefault("content", {})
     merged.update({key: value for key, value in content.items() if key != "parts"})
     parts = merged.setdefault("parts", [])
     for part in listed(content.get("parts")):

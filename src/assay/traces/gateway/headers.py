@@ -16,32 +16,32 @@ _CONNECTION = frozenset((
     "trailers", "transfer-encoding", "upgrade",
 ))  # fmt: skip
 _BYTES = frozenset(("content-length", "content-encoding"))  # both bodies are decompressed on reading
-_ASKED = frozenset(("host", "accept-encoding", "expect"))
+_REQUEST_ONLY = frozenset(("host", "accept-encoding", "expect"))
 _OURS = "x-assay-"
 
 
 def request_headers(headers: Mapping[str, str]) -> CIMultiDict[str]:
     """Headers of a caller's request, as sent to the upstream."""
-    return _kept(headers, _ASKED)
+    return _forwarded(headers, _REQUEST_ONLY)
 
 
 def response_headers(headers: Mapping[str, str]) -> CIMultiDict[str]:
     """Headers of an upstream's answer, as sent to the caller."""
-    return _kept(headers, frozenset())
+    return _forwarded(headers, frozenset())
 
 
-def _kept(headers: Mapping[str, str], also: frozenset[str]) -> CIMultiDict[str]:
-    named = {
+def _forwarded(headers: Mapping[str, str], also: frozenset[str]) -> CIMultiDict[str]:
+    listed = {
         name.strip().lower()
         for key, value in headers.items()
         if key.lower() == "connection"
         for name in value.split(",")
     }
-    left = _CONNECTION | _BYTES | also | named
+    dropped = _CONNECTION | _BYTES | also | listed
     return CIMultiDict(
         (key, _readable(value))
         for key, value in headers.items()
-        if key.lower() not in left and not key.lower().startswith(_OURS)
+        if key.lower() not in dropped and not key.lower().startswith(_OURS)
     )
 
 

@@ -90,11 +90,13 @@ class LitellmUpstream:
         }
         call = getattr(litellm, calls[dialect])
         try:
-            asked = {
+            parameters = {
                 key: value for key, value in body.items() if key in _PARAMETERS[dialect]
             }  # a caller must not name another server, or its key
             with accounted(), no_redirects():  # the gateway records it
-                answer = await self._in_time(call(**{**asked, **self.client, "model": self.name, "num_retries": 0}))
+                answer = await self._in_time(
+                    call(**{**parameters, **self.client, "model": self.name, "num_retries": 0})
+                )
         except Exception as error:
             status = _STATUS.get(failure_of_call(error)) or int(getattr(error, "status_code", 0) or 500)
             failed = {"error": {"message": message(str(error)), "type": type(error).__name__, "code": status}}
@@ -116,15 +118,15 @@ class LitellmUpstream:
         if (why := untranslatable(body)) is not None:
             yield json_reply(400, error_of(400, f"{self.name} cannot answer this: {why}"))
             return
-        asked = chat_of(body, self.name, stream=gemini.streams(path))
-        async with self.ask("chat", asked, b"", headers) as reply:
+        chat_request = chat_of(body, self.name, stream=gemini.streams(path))
+        async with self.ask("chat", chat_request, b"", headers) as reply:
             if reply.status >= 400:
                 yield reply
-            elif asked["stream"]:
+            elif chat_request["stream"]:
                 yield streamed("gemini", chunks_of(reply.chunks), self.name, query)
             else:
-                whole = json.loads(b"".join([chunk async for chunk in reply.chunks]))
-                yield json_reply(200, to_dialect("gemini", whole, self.name))
+                completion = json.loads(b"".join([chunk async for chunk in reply.chunks]))
+                yield json_reply(200, to_dialect("gemini", completion, self.name))
 
     async def _in_time(self, answer: Awaitable[Any]) -> Any:
         """Awaits a part of the answer.

@@ -30,9 +30,9 @@ class Live:
     scored: bool = False  # it had a score when a late call reopened it
     # tool calls without a result: key of `ClientRequest.call_keys` -> (turn, index of the call in the turn)
     waiting: dict[str, tuple[int, int]] = field(default_factory=dict)
-    flying: set[int] = field(default_factory=set)  # turns in flight
+    turns_in_flight: set[int] = field(default_factory=set)  # turns in flight
     partial: bool = False  # its row is updated, not replaced: some fields are no longer in memory
-    let_go: set[str] = field(default_factory=set)  # large fields that only the store holds
+    released: set[str] = field(default_factory=set)  # large fields that only the store holds
     trail: Trail = field(default_factory=Trail)  # its position in the index of conversations
     ending: Ending = field(default_factory=lambda: Ending(known=False))  # the result of its last call
     called: set[str] = field(default_factory=set)  # names of the tools it has called

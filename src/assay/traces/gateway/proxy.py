@@ -17,6 +17,7 @@ from multidict import CIMultiDict
 from assay.errors import ConfigError, FailureKind
 from assay.support.scrubbing import credentials_in, fields, is_credential, mask_secrets, may_hold, message
 from assay.traces.gateway.events import read_events
+from assay.traces.gateway.watching import LoopWatch, ending
 from assay.traces.messages import gemini
 from assay.traces.messages.dialects import Answer, answer_of, error_in, error_of, is_context_error
 from assay.traces.records import Transition
@@ -25,7 +26,7 @@ __all__ = ["Passed", "is_constrained", "json_body", "pass_on", "sent_secrets", "
 
 _CONTAINERS = frozenset((dict, list))  # exact types suffice for parsed JSON; `isinstance` takes three times as long
 _DEEPEST = 200  # nesting of a request that trainers and databases can read
-_KEPT = 64 << 20  # bytes of an answer that are kept in memory
+_MAX_STORED = 64 << 20  # bytes of an answer that are kept in memory
 # A stream's last event.
 _LAST = re.compile(rb"\n(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed)))")
 # In the chunk of a chat before the usage and the end. Some servers send "" in earlier chunks.
@@ -35,41 +36,41 @@ _KEY_ARGUMENTS = ("key", "sig", "signature", "code")
 _SECRETS = ("api_key", "api_base", "base_url", "headers", "extra_headers")  # some clients send these in the body
 
 
-def storable(body: dict[str, Any], secrets: list[str], *, bare: int = 0) -> dict[str, Any]:
+def storable(body: dict[str, Any], secrets: list[str], *, checked: int = 0) -> dict[str, Any]:
     """A request's body without server addresses and keys.
 
     Args:
         secrets: the request's secrets. Those in the body's fields are added, as servers may echo them.
-        bare: number of its first `messages` that are known to have no field that can hold a credential.
+        checked: number of its first `messages` that are known to have no field that can hold a credential.
     """
     for part in (body, body.get("extra_body")):
         if isinstance(part, dict):
             fields({key: part[key] for key in _SECRETS if key in part}, removed=secrets)
-    kept = {key: value for key, value in body.items() if key not in _SECRETS}
-    if isinstance(extra := kept.get("extra_body"), dict):
-        kept["extra_body"] = {key: value for key, value in extra.items() if key not in _SECRETS}
-    if not bare or may_hold(kept["messages"], secrets):
-        return _bare(kept, secrets)
-    before, later = kept["messages"][:bare], kept["messages"][bare:]
-    found = _bare({**kept, "messages": later}, secrets)
-    return {**found, "messages": kept["messages"] if found["messages"] is later else before + found["messages"]}
+    stored = {key: value for key, value in body.items() if key not in _SECRETS}
+    if isinstance(extra := stored.get("extra_body"), dict):
+        stored["extra_body"] = {key: value for key, value in extra.items() if key not in _SECRETS}
+    if not checked or may_hold(stored["messages"], secrets):
+        return _without_secrets(stored, secrets)
+    before, later = stored["messages"][:checked], stored["messages"][checked:]
+    cleaned = _without_secrets({**stored, "messages": later}, secrets)
+    return {**cleaned, "messages": stored["messages"] if cleaned["messages"] is later else before + cleaned["messages"]}
 
 
-def _bare(body: dict[str, Any], secrets: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = fields(body, secrets, removed=secrets)
-    return found
+def _without_secrets(body: dict[str, Any], secrets: list[str]) -> dict[str, Any]:
+    cleaned: dict[str, Any] = fields(body, secrets, removed=secrets)
+    return cleaned
 
 
 def sent_secrets(request: web.Request) -> list[str]:
     """The keys in a request's headers and query."""
-    found: list[str] = []
+    secrets: list[str] = []
     for name, value in request.headers.items():
         if _KEY_HEADER.search(name):
-            found += credentials_in(value)
+            secrets += credentials_in(value)
             if "cookie" in name.lower():
-                found += [part.partition("=")[2].strip() for part in value.split(";")]
-    found += [value for name, value in request.query.items() if is_credential(name) or name.lower() in _KEY_ARGUMENTS]
-    return [secret for secret in found if secret]
+                secrets += [part.partition("=")[2].strip() for part in value.split(";")]
+    secrets += [value for name, value in request.query.items() if is_credential(name) or name.lower() in _KEY_ARGUMENTS]
+    return [secret for secret in secrets if secret]
 
 
 class Passed:
@@ -78,23 +79,24 @@ class Passed:
     def __init__(self) -> None:
         self.parts: list[bytes] = []
         self.size = self.status = 0
-        self.streamed = self.listed = self.kept = self._ending = False  # `listed`: as one JSON list
+        self.streamed = self.listed = self.recorded = self._ending = False  # `listed`: as one JSON list
         self._tail = b"\n"
         self.error: str | None = None
         self.failure: FailureKind | None = None
-        self.left = False  # the client went away
+        self.client_left = False  # the client went away
         self.secrets: list[str] = []  # the request's secrets, which the server may echo
         self.response: web.StreamResponse | None = None
+        self.watch: LoopWatch | None = None  # reads a stream for loops
 
     def see(self, chunk: bytes) -> bool:
         """Adds a part of the answer. True once a stream's last event is complete."""
         self.size += len(chunk)
-        if self.size <= _KEPT:
+        if self.size <= _MAX_STORED:
             self.parts.append(chunk)
-        found = self._tail + chunk
-        self._ending = self._ending or _LAST.search(found) is not None
-        self._tail = found[-40:]
-        return self._ending and found.endswith((b"\n\n", b"\r\n\r\n"))
+        data = self._tail + chunk
+        self._ending = self._ending or _LAST.search(data) is not None
+        self._tail = data[-40:]
+        return self._ending and data.endswith((b"\n\n", b"\r\n\r\n"))
 
     @property
     def text(self) -> str:
@@ -105,17 +107,17 @@ class Passed:
         if self.status >= 400 or not self.parts:
             return None, self.status >= 400
         if not self.streamed:
-            found = _json(b"".join(self.parts))
-            return (found, True) if isinstance(found, dict) else (None, False)
+            value = _json(b"".join(self.parts))
+            return (value, True) if isinstance(value, dict) else (None, False)
         events = list(self._listed_events() if self.listed else self._events())
-        broken = next((found for event in events if (found := error_of(event))), None)
+        broken = next((value for event in events if (value := error_of(event))), None)
         if broken is not None:
             self.fail(
-                f"the upstream: {self._shown(json.dumps(broken))}",
+                f"the upstream: {self._excerpt(json.dumps(broken))}",
                 FailureKind.CONTEXT if is_context_error(broken) else FailureKind.MODEL,
             )
         body, complete = read_events(dialect, events)
-        return body, complete and self.size <= _KEPT
+        return body, complete and self.size <= _MAX_STORED
 
     def _listed_events(self) -> Iterator[dict[str, Any]]:
         """The objects of a JSON list, Gemini's stream unless events are requested; of a cut list the complete ones."""
@@ -158,7 +160,7 @@ class Passed:
             yield _named({"message": data.decode("utf-8", "replace")}, name)
         elif event is None and data != b"null":
             self.fail(
-                f"an event of the stream is not JSON: {self._shown(data[:200].decode('utf-8', 'replace'))}",
+                f"an event of the stream is not JSON: {self._excerpt(data[:200].decode('utf-8', 'replace'))}",
                 FailureKind.MODEL,
             )
 
@@ -167,7 +169,7 @@ class Passed:
         if self.error is None:
             self.error, self.failure = message(error, self.secrets), kind
 
-    def _shown(self, text: str) -> str:
+    def _excerpt(self, text: str) -> str:
         """The first 500 characters of a server's text. Secrets are removed first, so that none is cut in two."""
         return message(text[:20_000], self.secrets)[:500]
 
@@ -180,7 +182,7 @@ class Passed:
         answer = response_id = None
         try:
             body, complete = self.read(dialect)
-            if self.left and self.streamed and complete:
+            if self.client_left and self.streamed and complete:
                 self.error = self.failure = None  # many clients close the connection at the last event
             if body is not None:
                 response_id = body.get("id") if dialect in ("responses", "messages") else None
@@ -190,6 +192,11 @@ class Passed:
             self.fail(f"the answer could not be read: {error}", FailureKind.MODEL)
             transition.output = mask_secrets(self.text[:20_000], self.secrets)
         transition.error, transition.failure = self.error, self.failure
+        if self.watch is not None and self.error is None:
+            if not self.streamed:
+                self.watch.see_whole(transition.output)
+            if self.watch.loop is not None:  # an alarm: the caller has the answer
+                transition.failure = FailureKind.LOOP
         return answer if self.error is None else None, response_id
 
     def _judge(self, dialect: str, body: dict[str, Any] | None, complete: bool) -> None:
@@ -206,10 +213,10 @@ class Passed:
                 if timed_out
                 else FailureKind.MODEL
             )
-            self.fail(f"HTTP {self.status}: {self._shown(self.text)}", kind)
-        elif body is not None and (found := error_in(dialect, body)) is not None:
-            kind = FailureKind.CONTEXT if is_context_error(found) else FailureKind.MODEL
-            self.fail(f"the upstream answered {self._shown(json.dumps(found, default=str))}", kind)
+            self.fail(f"HTTP {self.status}: {self._excerpt(self.text)}", kind)
+        elif body is not None and (reported := error_in(dialect, body)) is not None:
+            kind = FailureKind.CONTEXT if is_context_error(reported) else FailureKind.MODEL
+            self.fail(f"the upstream answered {self._excerpt(json.dumps(reported, default=str))}", kind)
         elif not complete:
             self.fail("the answer was not complete", FailureKind.MODEL)
         elif body is None:
@@ -261,68 +268,85 @@ async def pass_on(
     passed.listed = streams and not events and reply.status < 400
     passed.streamed = events or passed.listed
     if not passed.streamed:
-        return await _pass_whole(request, reply, passed, headers, keep)
+        return await _pass_unstreamed(request, reply, passed, headers, keep)
     response = passed.response = web.StreamResponse(status=reply.status, headers=headers)
     await response.prepare(request)
-    held = b""
+    pending = b""
     async for chunk in reply.chunks:
         ended = passed.see(chunk)
-        if ended and not passed.kept:
-            held, chunk = b"", await _begun(response, held + chunk)
+        if passed.watch is not None and passed.watch.see(chunk) and not ended and not passed.listed:
+            return await _stopped(response, passed, pending + chunk, keep)
+        if ended and not passed.recorded:
+            pending, chunk = b"", await _begun(response, pending + chunk)
             await in_turn(keep)
-        if streams and held:
-            await response.write(held)
-            held = b""
-        if not ended and (held or (choices == 1 and _FINISH.search(chunk))):
-            held += chunk
+        if streams and pending:
+            await response.write(pending)
+            pending = b""
+        if not ended and (pending or (choices == 1 and _FINISH.search(chunk))):
+            pending += chunk
             continue
-        await response.write(held + chunk)
-        held = b""
+        await response.write(pending + chunk)
+        pending = b""
     keep()  # a broken stream has no last event; it must be stored before the client sees the end
-    if held:
-        await response.write(held)
+    if pending:
+        await response.write(pending)
+    await response.write_eof()
+    return response
+
+
+async def _stopped(
+    response: web.StreamResponse, passed: Passed, last: bytes, keep: Callable[[], None]
+) -> web.StreamResponse:
+    """Ends a stream whose text repeats itself. The connection to the upstream is closed by the caller."""
+    assert passed.watch is not None
+    loop = passed.watch.loop
+    words = 0 if loop is None else loop.repeated
+    reason = f"the gateway stopped the answer: its text repeated itself for {words} words"
+    passed.fail(reason, FailureKind.LOOP)
+    keep()
+    await response.write(last[: last.rfind(b"\n\n") + 2] + ending(passed.watch.dialect, reason))
     await response.write_eof()
     return response
 
 
 async def _begun(response: web.StreamResponse, chunk: bytes) -> bytes:
     """Sends the events before the end in a stream's last part, without waiting for the record; returns the rest."""
-    found = [match.start() for mark in (_FINISH, _LAST) if (match := mark.search(chunk))]
-    at = chunk.rfind(b"\n\n", 0, min(found, default=0)) + 2
+    starts = [match.start() for mark in (_FINISH, _LAST) if (match := mark.search(chunk))]
+    at = chunk.rfind(b"\n\n", 0, min(starts, default=0)) + 2
     if at < 2:
         return chunk
     await response.write(chunk[:at])
     return chunk[at:]
 
 
-async def _pass_whole(
+async def _pass_unstreamed(
     request: web.Request, reply: Any, passed: Passed, headers: CIMultiDict[str], keep: Callable[[], None]
 ) -> web.StreamResponse:  # fmt: skip
     """Forwards an unstreamed answer as it arrives: some servers send blank lines to keep clients waiting.
 
     The last part is held until the call is recorded. If the answer breaks off, it breaks off for the client too.
     """
-    held: bytes | None = None
+    pending: bytes | None = None
 
     async def send() -> None:
         if passed.response is None:
             response = web.StreamResponse(status=reply.status, headers=headers)
             await response.prepare(request)
             passed.response = response
-        await passed.response.write(held or b"")
+        await passed.response.write(pending or b"")
 
     try:
         async for chunk in reply.chunks:
             passed.see(chunk)
-            if held is not None:
+            if pending is not None:
                 await send()
-            held = chunk
+            pending = chunk
     except (aiohttp.ClientError, TimeoutError):
-        if held is not None:
+        if pending is not None:
             await send()
         raise
     if passed.response is None:
-        passed.response = web.Response(status=reply.status, body=held or b"", headers=headers)
+        passed.response = web.Response(status=reply.status, body=pending or b"", headers=headers)
         return passed.response
     keep()
     await send()
@@ -339,14 +363,14 @@ def _json(raw: bytes) -> Any:
 
 def json_body(raw: bytes) -> dict[str, Any]:
     try:
-        found = _json(raw)
+        body = _json(raw)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"the body is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(body, dict):
         raise ConfigError("the body must be a JSON object")
-    if _depth(found) > _DEEPEST:
+    if _depth(body) > _DEEPEST:
         raise ConfigError(f"the body is nested more than {_DEEPEST} deep")
-    return found
+    return body
 
 
 def _depth(value: Any) -> int:
@@ -364,10 +388,10 @@ def _depth(value: Any) -> int:
 
 def is_constrained(body: dict[str, Any]) -> bool:
     config = gemini.field(body, "generationConfig")
-    if gemini.asked_schema(body) or gemini.field(config, "responseMimeType") not in (None, "text/plain"):
+    if gemini.output_schema(body) or gemini.field(config, "responseMimeType") not in (None, "text/plain"):
         return True
-    asked = [body.get("response_format"), body.get("output_format")]
-    asked += [part.get("format") for name in ("text", "output_config") if isinstance(part := body.get(name), dict)]
+    formats = [body.get("response_format"), body.get("output_format")]
+    formats += [part.get("format") for name in ("text", "output_config") if isinstance(part := body.get(name), dict)]
     return "grammar" in body or any(
-        isinstance(found, dict) and found.get("type") not in (None, "text") for found in asked
+        isinstance(output_format, dict) and output_format.get("type") not in (None, "text") for output_format in formats
     )

@@ -95,10 +95,10 @@ class Relay:
             lent: whether the gateway's key of the upstream is used.
         """
         self._count(request.method, inner_path(request))
-        given = CIMultiDict(headers)
+        sent_headers = CIMultiDict(headers)
         if "Content-Encoding" in request.headers:  # the body is decompressed: its length differs
-            given.popall("Content-Length", None)
-        async with upstream.relay(request.method, inner_path(request), query, given, body, lent=lent) as reply:
+            sent_headers.popall("Content-Length", None)
+        async with upstream.relay(request.method, inner_path(request), query, sent_headers, body, lent=lent) as reply:
             response = web.StreamResponse(status=reply.status, headers=reply.headers)
             await response.prepare(request)
             async for chunk in reply.chunks:

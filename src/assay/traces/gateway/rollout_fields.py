@@ -15,7 +15,7 @@ __all__ = [
     "check_status",
     "checked_fields",
     "failure_kind",
-    "own_rollout",
+    "gateway_rollout",
     "rollout_id_of",
     "text_or_none",
     "turn_count",
@@ -129,7 +129,7 @@ def text_or_none(value: Any) -> str | None:
     return value
 
 
-def own_rollout(rollout: Rollout) -> Rollout:
+def gateway_rollout(rollout: Rollout) -> Rollout:
     """The rollout itself. Raises `UnknownRollout` if a gateway did not record it: then clients may not change it."""
     if rollout.source != "gateway":
         raise UnknownRollout(

@@ -31,6 +31,7 @@ from assay.traces.gateway.rollout_routes import RolloutRoutes
 from assay.traces.gateway.sessions import LiveRollouts
 from assay.traces.gateway.store_access import FLUSH_S, StoreAccess
 from assay.traces.gateway.upstreams import EmbeddedUpstream, HttpUpstream, LitellmUpstream, upstream_of
+from assay.traces.gateway.watching import LoopCounts, LoopWatch
 from assay.traces.messages import gemini
 from assay.traces.messages.dialects import DIALECTS
 from assay.traces.store import Store
@@ -38,7 +39,7 @@ from assay.traces.store import Store
 __all__ = ["Gateway"]
 
 _LOG = logging.getLogger("assay.gateway")
-_OWN = ("/assay", "/feedback", "/health", "/reward", "/close")  # paths of the gateway itself, never passed on
+_GATEWAY_PATHS = ("/assay", "/feedback", "/health", "/reward", "/close")  # paths of the gateway itself, never passed on
 # Path prefixes of Azure OpenAI, before the dialect's own path without /v1.
 _AZURE = ("/openai/deployments/{deployment}", "/openai/v1", "/openai")
 _STATUS = {FailureKind.TIMEOUT: 504, FailureKind.CONTEXT: 400}  # status of a failed call by its kind; 502 for others
@@ -46,7 +47,7 @@ _NOT_RECORDED = (
     f"is not a recorded call. Recorded are POST requests to {', '.join(DIALECTS.values())}: check the base URL. "
     "Other requests are passed on only with the gateway's key, or with your own key for the upstream"
 )
-_COUNTS_S = 0.5  # that a request for the counts waits for the store
+_COUNTS_S = 0.5  # seconds that a request for the counts waits for the store
 Upstream = HttpUpstream | LitellmUpstream
 
 
@@ -62,6 +63,7 @@ class Gateway:
         idle_s: seconds without a call after which a rollout ends, see `LiveRollouts`.
         max_body: largest request body, in bytes.
         receive_s: seconds in which a request's body must arrive, see `ConnectionLimits`.
+        loops: for answers that repeat themselves: `alarm` records it, `stop` also ends the stream, `off` does not look.
         one_server: models set over HTTP (`POST /assay/model`) are models of the upstream's server.
     """
 
@@ -78,16 +80,16 @@ class Gateway:
         max_body: int = 10 << 20,
         receive_s: float = 60.0,
         one_server: bool = False,
+        loops: str = "alarm",
     ) -> None:
         self.access = Access(key, host=host, names=names)
         add_secrets(self.access.key)
         self.store, self.upstream, self.max_body = store, upstream, max_body
-        self.one_server = one_server
+        self.one_server, self.loops = one_server, LoopCounts(loops)
         self.rollouts = LiveRollouts(store, run_id=run_id, idle_s=idle_s)
-        self.asked = self.ended = self.stored = self.refused = 0
+        self.started = self.ended = self.stored = self.refused = 0
         self.refused_paths: dict[str, int] = {}  # refused path -> number of requests
-        self.connections = Connections(receive_s, max_body)
-        self.relay = Relay()
+        self.connections, self.relay = Connections(receive_s, max_body), Relay()
         self._upstreams: list[Upstream] = [upstream]
         self._turns = Turns()
         self._several = False  # open rollouts have other upstreams than new ones
@@ -188,7 +190,7 @@ class Gateway:
             _LOG.error("%s %s: %s", request.method, message(inner_path(request)), text)
             return error_response(500, text[:300])
         finally:
-            self.connections.done(request)
+            self.connections.mark_answered(request)
 
     def _admit(self, request: web.Request) -> None:
         """Raises `Refused` if the request's host, origin or key does not permit it."""
@@ -225,19 +227,19 @@ class Gateway:
         call = Call(self.rollouts, dialect, request, body, path, in_path, headers)
         upstream = await self._upstream_of(request, caller, call)
         passed = call.passed
-        self.asked += 1
+        passed.watch = LoopWatch(dialect, self.loops.action)
+        self.started += 1
         try:
             asking = upstream.ask(
                 dialect, body, raw, self.access.passed_on(request.headers), self.access.query_passed_on(request), path
             )
             async with sent(asking, self._turns, partial(call.begin, upstream)) as reply:
-                keep = partial(self._keep, call)
                 return await pass_on(
                     request,
                     reply,
                     passed,
                     call.rollout_id,
-                    keep,
+                    partial(self._keep, call),
                     self._turns.record,
                     choices=requested_choices(dialect, body),
                     streams=streams,
@@ -246,7 +248,7 @@ class Gateway:
             passed.fail(str(error), FailureKind.MODEL)
             raise
         except (ConnectionResetError, asyncio.CancelledError):
-            passed.left = True
+            passed.client_left = True
             passed.fail("the client went away before the answer was complete", FailureKind.CAP)
             raise
         except Exception as error:  # any failure of the upstream; not all client errors of aiohttp are OSErrors
@@ -268,9 +270,10 @@ class Gateway:
                 self.rollouts.close(call.rollout_id)
 
     def _keep(self, call: Call) -> None:
-        if not call.passed.kept:
+        if not call.passed.recorded:
             self.ended += 1
             self.stored += call.keep()
+            self.loops.add(call.passed.watch, stopped=call.passed.failure is FailureKind.LOOP)
 
     async def _upstream_of(self, request: web.Request, caller: Caller, call: Call) -> Upstream:
         """The upstream that answers a call.
@@ -291,7 +294,7 @@ class Gateway:
                 )
             call.of(self.rollouts.named(name, self.upstream, stored), name, reopens=not by_token)
         elif self._several:
-            call.of(self.rollouts.of_conversation(call.asked(), self.upstream))
+            call.of(self.rollouts.of_conversation(call.client_request(), self.upstream))
         upstream: Upstream = self.upstream if call.live is None else call.live.upstream
         return upstream
 
@@ -325,14 +328,14 @@ class Gateway:
 
     async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
         if isinstance(self.upstream, LitellmUpstream):
-            return self._not_here(request)
+            return self._unsupported_path(request)
         return await self._passed_on(request, self.upstream, lent=True)
 
     async def _other(self, request: web.Request) -> web.StreamResponse:
         """Passes any other request on, if the caller may send it to the upstream."""
         path, upstream, caller = inner_path(request), self.upstream, self.access.caller(request)
-        if path == "/" or path.startswith(_OWN) or isinstance(upstream, LitellmUpstream):
-            return self._not_here(request)
+        if path == "/" or path.startswith(_GATEWAY_PATHS) or isinstance(upstream, LitellmUpstream):
+            return self._unsupported_path(request)
         headers, query = self.access.passed_on(request.headers), self.access.query_passed_on(request)
         if not self.relay.may_pass(
             upstream, path, headers, query, lent=caller.has_key, token=caller.rollout is not None
@@ -353,7 +356,7 @@ class Gateway:
                 raise
             return error_response(502, f"the upstream does not answer: {type(error).__name__}")
 
-    def _not_here(self, request: web.Request) -> web.Response:
+    def _unsupported_path(self, request: web.Request) -> web.Response:
         path = inner_path(request)[:200]
         self._count_refused(path)
         return error_response(404, f"{path} is not supported here: supported are {', '.join(DIALECTS.values())}")
@@ -377,10 +380,11 @@ class Gateway:
         Rows that wait for the database (`rows_waiting`) are counted as stored.
         """
         return {
-            "calls": self.asked + self.relay.lm_calls,
+            "calls": self.started + self.relay.lm_calls,
             "stored": self.stored - self.store.dropped_calls,
-            "in_flight": self.asked - self.ended,
+            "in_flight": self.started - self.ended,
             "rows_waiting": self.store.waiting,
+            "loops": self.loops.to_dict(),
             "unrecorded": self.unrecorded,
             "passed_through": dict(self.relay.counts),
             "refused_paths": dict(self.refused_paths),

@@ -17,7 +17,7 @@ from assay.traces.gateway.rollout_fields import (
     check_reward,
     check_status,
     checked_fields,
-    own_rollout,
+    gateway_rollout,
     rollout_id_of,
     turn_count,
 )
@@ -88,13 +88,13 @@ class LiveRollouts:
     def put(self, live: Live) -> None:
         """Writes a rollout's row. Large fields leave memory then: open rollouts must not hold every prompt."""
         if live.partial:
-            self.store.put_changes(live.rollout, without=live.let_go)
+            self.store.put_changes(live.rollout, without=live.released)
         else:
             self.store.put_rollout(live.rollout)
         for name in _LARGE_FIELDS:
             value = getattr(live.rollout, name)
             if value and sum(len(v) if isinstance(v, str) else _LARGE_PART for v in value.values()) > _LARGE_PART:
-                live.let_go.add(name)
+                live.released.add(name)
                 live.partial = True
                 setattr(live.rollout, name, {})
 
@@ -128,7 +128,7 @@ class LiveRollouts:
         rollout = self.stored(name)
         if rollout is None:
             raise UnknownRollout(f"there is no rollout {name!r}")
-        return own_rollout(rollout)
+        return gateway_rollout(rollout)
 
     def was_ended(self, name: str, stored: Rollout | None) -> bool:
         """Whether a client ended the rollout of that name or scored it after its end. An idle timeout does not count.
@@ -156,7 +156,7 @@ class LiveRollouts:
             return self._reopened(ended)
         if rollout is None:
             return self.begin(upstream, name)
-        own_rollout(rollout)
+        gateway_rollout(rollout)
         called = {tool.name for tool in rollout.tools}
         live = self.open[rollout.id] = Live(rollout, upstream, True, turns=turn_count(rollout), called=called)
         rollout.transitions = []
@@ -179,15 +179,15 @@ class LiveRollouts:
 
     # -- calls
 
-    def asked(self, live: Live, request: ClientRequest) -> int:
+    def register_call(self, live: Live, request: ClientRequest) -> int:
         """Registers a call that is about to be sent, stores the tool results in it, and returns its turn."""
-        self._conversations.asked(live, request)
-        for key, result in request.brought.items():
+        self._conversations.index_request(live, request)
+        for key, result in request.results_by_key.items():
             if (position := live.waiting.pop(key, None)) is not None:
                 self.store.put_tool_result(live.rollout.id, *position, result[:20_000])
         turn, live.turns = live.turns, live.turns + 1
         live.in_flight += 1
-        live.flying.add(turn)
+        live.turns_in_flight.add(turn)
         live.touched = time.monotonic()
         return turn
 
@@ -209,7 +209,7 @@ class LiveRollouts:
             request_json: the transition's request as JSON without secrets, if the caller has it already.
         """
         live.in_flight -= 1
-        live.flying.discard(transition.t)
+        live.turns_in_flight.discard(transition.t)
         live.broken = transition.failure if transition.error is not None else None
         live.touched = time.monotonic()
         if answer is not None:
@@ -221,7 +221,7 @@ class LiveRollouts:
             live.ending = Ending(known=ending.known)
             if not answer_is_final(live):
                 live.rollout.prediction = prediction_of(ending.value)
-                live.let_go.discard("prediction")
+                live.released.discard("prediction")
             live.called.update(name for _, name, _ in answer.tools)
             self._conversations.answered(live, request, answer, response_id)
             self.put(live)  # stores the prediction, so that it survives if the gateway is killed
@@ -246,7 +246,11 @@ class LiveRollouts:
         check_reward(value, t)
         live = self.open_or_recent(name)
         target = (
-            live.rollout if live is not None else own_rollout(stored) if stored is not None else self.of_gateway(name)
+            live.rollout
+            if live is not None
+            else gateway_rollout(stored)
+            if stored is not None
+            else self.of_gateway(name)
         )
         if t is not None:
             return self._step_reward(live, target, t, criterion, float(value))
@@ -259,9 +263,9 @@ class LiveRollouts:
 
     def _step_reward(self, live: Live | None, rollout: Rollout, t: int, criterion: str, value: float) -> Rollout:
         turns = turn_count(rollout) if live is None else live.turns
-        if t >= turns or (live is None and all(found.t != t for found in rollout.transitions)):
+        if t >= turns or (live is None and all(transition.t != t for transition in rollout.transitions)):
             raise ConfigError(f"t={t}: rollout {rollout.id} has {turns} turns, the first is 0")
-        if live is not None and t in live.flying:
+        if live is not None and t in live.turns_in_flight:
             live.step_rewards.setdefault(t, {})[criterion[:100]] = value
         else:
             self.store.put_step_reward(rollout.id, t, criterion[:100], value)
@@ -289,17 +293,17 @@ class LiveRollouts:
         check_status(status)
         live = self.open.pop(rollout_id_of(name), None)
         if live is None:
-            left = self.stored(name) if stored is None and rollout_id_of(name) not in self.ended else stored
-            if left is None or left.status != "running":
+            stored_rollout = self.stored(name) if stored is None and rollout_id_of(name) not in self.ended else stored
+            if stored_rollout is None or stored_rollout.status != "running":
                 raise UnknownRollout(f"no rollout {name!r} is open")
-            live = Live(own_rollout(left), None, True)
-            left.transitions = []
+            live = Live(gateway_rollout(stored_rollout), None, True)
+            stored_rollout.transitions = []
         rollout = live.rollout
         rollout.status, rollout.error, rollout.ended_at = status, error, time.time()
         by_default = live.broken or (FailureKind.AGENT if status == "failed" else FailureKind.MODEL)
         rollout.failure = None if status == "done" else failure or by_default
         if prediction is not None:
-            live.let_go.discard("prediction")
+            live.released.discard("prediction")
             rollout.prediction = dict(prediction) if isinstance(prediction, Mapping) else {"answer": prediction}
         self._conversations.forget(live)
         live.trail, live.waiting = Trail(), {}

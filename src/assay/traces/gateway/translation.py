@@ -39,19 +39,19 @@ async def stream_to_dialect(dialect: str, chunks: AsyncIterator[Body], model: st
         yield b"data: [DONE]\n\n"
         return
     stream = _STREAMS[dialect](model)
-    seen: list[Body] = []
+    received: list[Body] = []
     for event in stream.begin():
         yield event
     async for chunk in chunks:
-        seen.append(chunk)
+        received.append(chunk)
         if "error" in chunk:
             yield stream.error(chunk["error"])
             return
         delta = next(each(chunk.get("choices")), {}).get("delta") or {}
         for event in stream.text(delta.get("content") or ""):
             yield event
-    whole, _ = read_events("chat", seen)
-    for event in stream.end(to_dialect(dialect, whole or {"choices": []}, model)):
+    completion, _ = read_events("chat", received)
+    for event in stream.end(to_dialect(dialect, completion or {"choices": []}, model)):
         yield event
 
 
@@ -73,8 +73,8 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 def _tokens(chat: Mapping[str, Any]) -> list[Any]:
     logprobs = next(each(chat.get("choices")), {}).get("logprobs")
-    found = logprobs.get("content") if isinstance(logprobs, Mapping) else None
-    return found if isinstance(found, list) else []
+    tokens = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+    return tokens if isinstance(tokens, list) else []
 
 
 def _logprobs(chat: Mapping[str, Any]) -> Body:
@@ -178,9 +178,9 @@ class _Responses:
         yield self._event("output_item.added", output_index=at, item=item)
         yield self._event("content_part.added", item_id=self.message_id, output_index=at, content_index=0, part=part)
 
-    def end(self, whole: Body) -> Iterator[bytes]:
+    def end(self, answer: Body) -> Iterator[bytes]:
         items = (
-            sorted(whole["output"], key=lambda item: item["type"] != "message") if self.sent_text else whole["output"]
+            sorted(answer["output"], key=lambda item: item["type"] != "message") if self.sent_text else answer["output"]
         )
         for at, item in enumerate(items):
             if item["type"] == "message":
@@ -205,7 +205,7 @@ class _Responses:
             yield self._event("output_item.done", output_index=at, item=item)
         # Also for a truncated answer, whose status shows it: OpenAI's SDK returns no final response after
         # `response.incomplete`.
-        yield self._event("completed", response={**whole, "id": self.response_id, "output": items})
+        yield self._event("completed", response={**answer, "id": self.response_id, "output": items})
 
 
 # -- Anthropic's messages
@@ -258,9 +258,11 @@ class _Messages:
         self.sent_text += delta
         yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": delta})
 
-    def end(self, whole: Body) -> Iterator[bytes]:
+    def end(self, answer: Body) -> Iterator[bytes]:
         blocks = (
-            sorted(whole["content"], key=lambda block: block["type"] != "text") if self.sent_text else whole["content"]
+            sorted(answer["content"], key=lambda block: block["type"] != "text")
+            if self.sent_text
+            else answer["content"]
         )
         parts: dict[str, Callable[[Body], tuple[Body, Body]]] = {
             "text": lambda block: ({"type": "text", "text": ""}, {"type": "text_delta", "text": block["text"]}),
@@ -279,9 +281,9 @@ class _Messages:
                 yield _event("content_block_start", index=at, content_block=start)
                 yield _event("content_block_delta", index=at, delta=delta)
             yield _event("content_block_stop", index=at)
-        more = {"logprobs": whole["logprobs"]} if "logprobs" in whole else {}
-        delta = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
-        yield _event("message_delta", delta=delta, usage=whole["usage"], **more)
+        more = {"logprobs": answer["logprobs"]} if "logprobs" in answer else {}
+        delta = {"stop_reason": answer["stop_reason"], "stop_sequence": None}
+        yield _event("message_delta", delta=delta, usage=answer["usage"], **more)
         yield _event("message_stop")
 
 
@@ -294,9 +296,9 @@ class _Stream(Protocol):
 
     def text(self, delta: str) -> Iterator[bytes]: ...
 
-    def end(self, whole: Body) -> Iterator[bytes]:
+    def end(self, answer: Body) -> Iterator[bytes]:
         """Args:
-        whole: the answer as `to_dialect` returns it; the parts that were not streamed are sent now."""
+        answer: the answer as `to_dialect` returns it; the parts that were not streamed are sent now."""
 
 
 _STREAMS: dict[str, Callable[[str], _Stream]] = {"responses": _Responses, "messages": _Messages, "gemini": GeminiStream}

@@ -7,7 +7,7 @@ from typing import Any
 from assay.traces.messages.dialects import answer_of, chat_messages, chat_tools
 from assay.traces.messages.gemini import field, listed
 from assay.traces.messages.parts import each, object_of
-from assay.traces.messages.requested import asked_schema, insisted_tool, must_call
+from assay.traces.messages.requested import insisted_tool, must_call, output_schema
 from assay.traces.records import new_id
 
 __all__ = ["GeminiStream", "as_list", "chat_of", "content_of_chat", "error_of", "untranslatable"]
@@ -30,7 +30,7 @@ def untranslatable(body: Mapping[str, Any]) -> str | None:
         return "cachedContent is kept at Google: send all contents"
     if (field(field(body, "generationConfig"), "candidateCount") or 1) != 1:
         return "candidateCount must be 1"
-    own = sorted(
+    google_tools = sorted(
         {
             name
             for tool in listed(body.get("tools"))
@@ -38,7 +38,7 @@ def untranslatable(body: Mapping[str, Any]) -> str | None:
             if name not in ("functionDeclarations", "function_declarations")
         }
     )
-    return f"{', '.join(own)}: these tools are run by Google; declare functions" if own else None
+    return f"{', '.join(google_tools)}: these tools are run by Google; declare functions" if google_tools else None
 
 
 def chat_of(body: Mapping[str, Any], model: str, *, stream: bool) -> Body:
@@ -46,7 +46,7 @@ def chat_of(body: Mapping[str, Any], model: str, *, stream: bool) -> Body:
     request, config = {"dialect": "gemini", "body": body}, field(body, "generationConfig")
     chat: Body = {"model": model, "messages": chat_messages(request), "stream": stream}
     chat |= {name: value for key, name in _SETTINGS.items() if (value := field(config, key)) is not None}
-    if (schema := asked_schema(request)) is not None:
+    if (schema := output_schema(request)) is not None:
         chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     elif field(config, "responseMimeType") == "application/json":
         chat["response_format"] = {"type": "json_object"}
@@ -124,15 +124,15 @@ class GeminiStream:
             candidate = {"content": {"parts": [{"text": delta}], "role": "model"}, "index": 0}
             yield _event({"candidates": [candidate], "modelVersion": self.model, "responseId": self.response_id})
 
-    def end(self, whole: Body) -> Iterator[bytes]:
-        candidate = whole["candidates"][0]
-        left = [
+    def end(self, answer: Body) -> Iterator[bytes]:
+        candidate = answer["candidates"][0]
+        remaining = [
             part
             for part in candidate["content"]["parts"]
             if not self.text_sent or "text" not in part or part.get("thought")
         ]
-        content = {"parts": left or [{"text": ""}], "role": "model"}
-        yield _event({**whole, "candidates": [{**candidate, "content": content}], "responseId": self.response_id})
+        content = {"parts": remaining or [{"text": ""}], "role": "model"}
+        yield _event({**answer, "candidates": [{**candidate, "content": content}], "responseId": self.response_id})
 
 
 def _event(body: Body) -> bytes:

@@ -120,10 +120,10 @@ class HttpUpstream:
                 if dialect == "gemini"
                 else _DEPLOYMENT.sub(quote(self.model, safe=""), path)
             )
-        given = CIMultiDict(headers)
-        given.setdefault("Content-Type", "application/json")
+        sent_headers = CIMultiDict(headers)
+        sent_headers.setdefault("Content-Type", "application/json")
         with accounted():  # the gateway records it
-            answer = await self._request("POST", path, query, given, data, lent=True)
+            answer = await self._request("POST", path, query, sent_headers, data, lent=True)
         async with answer:
             yield _reply(answer, self.key)
 
@@ -147,19 +147,19 @@ class HttpUpstream:
         if self.key is not None and lent and gemini.is_google(path):  # the caller's own key may be in the query too
             query = "&".join(part for part in query.split("&") if part.partition("=")[0] != "key")
         address = URL(self.base + path + (f"?{query}" if query else ""), encoded=True)
-        given, length = (
+        sent_headers, length = (
             request_headers(headers),
             {key: value for key, value in headers.items() if key.lower() == "content-length"},
         )
         if self.key is not None and lent:
             for name in KEYS:
-                given.popall(name, None)
+                sent_headers.popall(name, None)
             if self.key:
-                given.update(_key_headers(path, self.key))
-        given.update({"Accept-Encoding": "identity", **(length if not isinstance(data, bytes) else {})})
+                sent_headers.update(_key_headers(path, self.key))
+        sent_headers.update({"Accept-Encoding": "identity", **(length if not isinstance(data, bytes) else {})})
         unasked = ("User-Agent", "Accept", "Content-Type")  # which aiohttp would add
         return await self.session.request(
-            method, address, data=data, headers=given, skip_auto_headers=unasked, allow_redirects=False
+            method, address, data=data, headers=sent_headers, skip_auto_headers=unasked, allow_redirects=False
         )
 
     @property
@@ -167,7 +167,7 @@ class HttpUpstream:
         if self._session is None or self._session.closed:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=self.idle_s)
             # No limit here: the listener limits the callers' connections.
-            connector = aiohttp.TCPConnector(limit=0, socket_factory=_kept_alive)
+            connector = aiohttp.TCPConnector(limit=0, socket_factory=_keep_alive_socket)
             cookies = aiohttp.DummyCookieJar()  # one caller's cookies must not be sent for another
             self._session = aiohttp.ClientSession(
                 connector=connector, cookie_jar=cookies, timeout=timeout, read_bufsize=1 << 18
@@ -204,29 +204,29 @@ class EmbeddedUpstream(HttpUpstream):
         short = self.model or self.name
         if dialect == "gemini":
             body = {**body, "model": gemini.model_in(path), "stream": gemini.streams(path)}
-        if (no := refused(dialect, body, (self.name, short))) is not None:
-            yield json_reply(*no)
+        if (refusal := refused(dialect, body, (self.name, short))) is not None:
+            yield json_reply(*refusal)
             return
-        asked = chat_request(dialect, body, short, tools=self.tools)
+        chat_body = chat_request(dialect, body, short, tools=self.tools)
         inner = dialect if dialect == "completions" else "chat"
-        async with super().ask(inner, asked, json.dumps(asked, ensure_ascii=True).encode(), {}) as reply:
+        async with super().ask(inner, chat_body, json.dumps(chat_body, ensure_ascii=True).encode(), {}) as reply:
             if reply.status >= 400:
                 yield reply
-            elif asked.get("stream"):
+            elif chat_body.get("stream"):
                 yield streamed(dialect, chunks_of(reply.chunks), self.name, query)
             else:
-                whole = as_called(json.loads(b"".join([chunk async for chunk in reply.chunks])), dialect, body)
+                completion = as_called(json.loads(b"".join([chunk async for chunk in reply.chunks])), dialect, body)
                 if body.get("stream"):  # constrained to a tool call, which is known only once it is complete
-                    yield streamed(dialect, stream_of(whole), self.name, query)
+                    yield streamed(dialect, stream_of(completion), self.name, query)
                 else:
-                    yield json_reply(200, to_dialect(dialect, whole, self.name))
+                    yield json_reply(200, to_dialect(dialect, completion, self.name))
 
     def models(self) -> dict[str, Any]:
         """The list of models, in OpenAI's format."""
         return {"object": "list", "data": [{"id": self.name, "object": "model", "created": 0, "owned_by": "assay"}]}
 
 
-def _kept_alive(address: Any) -> socket.socket:
+def _keep_alive_socket(address: Any) -> socket.socket:
     family, kind, protocol, _, _ = address
     sock = socket.socket(family, kind, protocol)
     keep_alive(sock)
@@ -256,15 +256,15 @@ def _reply(answer: aiohttp.ClientResponse, key: str | None) -> Reply:
 
 async def without_key(chunks: AsyncIterator[bytes], key: bytes) -> AsyncIterator[bytes]:
     """The bytes without the key. A part's end that may be the key's beginning is held until the next part."""
-    held = b""
+    pending = b""
     async for chunk in chunks:
-        data = (held + chunk).replace(key, MARK.encode())
-        waits = next((n for n in range(min(len(key) - 1, len(data)), 0, -1) if data.endswith(key[:n])), 0)
-        held = data[len(data) - waits :]
-        if waits < len(data):
-            yield data[: len(data) - waits]
-    if held:
-        yield held
+        data = (pending + chunk).replace(key, MARK.encode())
+        pending_length = next((n for n in range(min(len(key) - 1, len(data)), 0, -1) if data.endswith(key[:n])), 0)
+        pending = data[len(data) - pending_length :]
+        if pending_length < len(data):
+            yield data[: len(data) - pending_length]
+    if pending:
+        yield pending
 
 
 def _redirected(answer: aiohttp.ClientResponse) -> Reply:
@@ -277,12 +277,12 @@ def _redirect_error(answer: aiohttp.ClientResponse) -> bytes:
     Names only the host, as the address may contain a key.
     """
     try:
-        found = answer.url.join(URL(answer.headers.get("Location", "")))
-        where = f"{found.scheme}://{found.host}:{found.port}"
+        target = answer.url.join(URL(answer.headers.get("Location", "")))
+        address = f"{target.scheme}://{target.host}:{target.port}"
     except (ValueError, TypeError):
-        where = "an address that cannot be read"
+        address = "an address that cannot be read"
     message = (
-        f"the upstream answers with a redirect ({answer.status}) to {where}, which is not followed: "
+        f"the upstream answers with a redirect ({answer.status}) to {address}, which is not followed: "
         "give the address of the server itself"
     )
     return json.dumps({"error": {"message": message, "type": "assay_gateway", "code": 502}}).encode()
@@ -357,7 +357,7 @@ def upstream_of(
     litellm = LitellmUpstream(model, {"api_key": key} if key else {}, idle_s=idle_s)
     if provider in _PROVIDERS:
         address, variables, dialects = _PROVIDERS[provider]
-        key = key or next((found for name in variables if (found := os.environ.get(name))), None)
+        key = key or next((value for name in variables if (value := os.environ.get(name))), None)
         return HttpUpstream(model, address, model=rest, key=key, dialects=dialects, other=litellm, idle_s=idle_s)
     return litellm
 

@@ -181,11 +181,12 @@ def _messages(item: Any, default: str) -> Iterator[Message]:
         parts.take(part)
     calls = item.get("tool_calls")
     if isinstance(calls, list):
-        known = {
-            call["id"] for call in parts.calls if call["id"]
-        }  # some tracers write calls both as parts and in `tool_calls`
+        # Some tracers write calls both as parts and in `tool_calls`.
+        known = {call["id"] for call in parts.calls if call["id"]}
         parts.calls += [
-            call for told_call in calls if isinstance(told_call, dict) and (call := _call(told_call))["id"] not in known
+            call
+            for recorded_call in calls
+            if isinstance(recorded_call, dict) and (call := _call(recorded_call))["id"] not in known
         ]
     yield from parts.results
     if parts.results and not parts.content and not parts.calls:
@@ -281,12 +282,12 @@ def body_of(value: Any) -> dict[str, Any]:
             *messages,
         ]
     parameters = request.get("model_request_parameters")  # pydantic-ai's
-    own = {
-        **(given_settings if isinstance(given_settings := request.get("model_settings"), dict) else {}),
+    request_fields = {
+        **(model_settings if isinstance(model_settings := request.get("model_settings"), dict) else {}),
         **native_settings(parameters),
         **request,
     }
-    settings = {key: own[key] for key in _SETTINGS if own.get(key) is not None}
+    settings = {key: request_fields[key] for key in _SETTINGS if request_fields.get(key) is not None}
     listed = [message["content"] for message in items if _defines(message)] if isinstance(items, list) else []
     config = request.get("toolConfig")  # Bedrock's
     tools = tools_of(

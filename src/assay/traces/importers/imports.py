@@ -194,7 +194,7 @@ def import_traces(store: Store, kind: str, path: str | Path, *, score: str | Non
             report = replace(report, unchanged=report.unchanged + 1)
             continue
         try:
-            _put(store, merged)
+            _store_rollout(store, merged)
         except RecursionError:
             report = _with_skipped(report, Skipped(where=str(path), reason="nested too deeply", trace=imported.id))
             continue
@@ -232,7 +232,7 @@ def _counted(report: ImportReport, rollout: Rollout) -> ImportReport:
     )
 
 
-def _put(store: Store, rollout: Rollout) -> None:
+def _store_rollout(store: Store, rollout: Rollout) -> None:
     store.put_rollout(rollout)
     for transition in rollout.transitions:
         store.put_transition(rollout.id, transition)

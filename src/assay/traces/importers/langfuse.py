@@ -16,7 +16,7 @@ from assay.traces.importers.values import as_text, count_of, number_of, parsed, 
 
 __all__ = ["take", "trace_of"]
 
-_HELD = ("data", "observations", "traces", "scores")  # fields with nested rows
+_NESTED_FIELDS = ("data", "observations", "traces", "scores")  # fields with nested rows
 _NUMBERS = ("NUMERIC", "BOOLEAN", "")  # score types whose `value` is a grade; for categories it is an index
 
 
@@ -46,7 +46,7 @@ def _take(where: str, row: Any, into: Sorted, inside: str) -> Iterator[Skipped]:
     kind, trace = _kind_of(row), as_text(_get(row, "traceId")) or inside
     if kind == "trace":
         trace = as_text(row.get("id")) or trace
-    nested = [(name, row[name]) for name in _HELD if isinstance(row.get(name), list)]
+    nested = [(name, row[name]) for name in _NESTED_FIELDS if isinstance(row.get(name), list)]
     if isinstance(row.get("trace"), dict):  # older UI downloads: a trace next to its observations
         trace = as_text(row["trace"].get("id"))
         nested.append(("trace", [row["trace"]]))
@@ -63,7 +63,7 @@ def _take(where: str, row: Any, into: Sorted, inside: str) -> Iterator[Skipped]:
     elif not trace:
         yield Skipped(where=where, reason=f"the {kind} {as_text(row.get('id'))!r:.100} belongs to no trace")
     else:
-        fields = {key: value for key, value in row.items() if key not in _HELD and key != "trace"}
+        fields = {key: value for key, value in row.items() if key not in _NESTED_FIELDS and key != "trace"}
         if skipped := into.add(trace, kind, as_text(row.get("id")), where, fields):
             yield skipped
 
@@ -191,10 +191,10 @@ def _usage(row: Mapping[str, Any], outputs: Any) -> tuple[int | None, int | None
         {"prompt_tokens": _get(row, "promptTokens"), "completion_tokens": _get(row, "completionTokens")},
         outputs,
     )
-    own = (count_of(_get(row, "inputUsage")), count_of(_get(row, "outputUsage")))
+    row_counts = (count_of(_get(row, "inputUsage")), count_of(_get(row, "outputUsage")))
     counts = [
-        next((n for n in three if n is not None), None)
-        for three in zip(own, (summed["input"], summed["output"]), other, strict=True)
+        next((n for n in alternatives if n is not None), None)
+        for alternatives in zip(row_counts, (summed["input"], summed["output"]), other, strict=True)
     ]
     return counts[0], counts[1]
 

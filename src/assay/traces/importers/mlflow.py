@@ -18,13 +18,13 @@ from assay.traces.importers.values import as_text, number_of, parsed, usage_of
 __all__ = ["take", "trace_of"]
 
 _CALLS = {"CHAT_MODEL", "LLM"}
-_HELD = ("traces", "data")
+_NESTED_FIELDS = ("traces", "data")
 
 
 def take(row: Row, into: Sorted) -> Iterator[Skipped]:
     """Add the traces of a row."""
     value = row.value
-    for name in _HELD:
+    for name in _NESTED_FIELDS:
         if isinstance(value.get(name), list):
             for item in value[name]:
                 yield from _take(row.where, item, into)

@@ -61,7 +61,7 @@ def _request_messages(part: Mapping[str, Any]) -> Iterator[Message]:
     elif kind == "user-prompt":
         yield {
             "role": "user",
-            "content": [_user_part(one) for one in content] if isinstance(content, list) else _text(content),
+            "content": [_user_part(item) for item in content] if isinstance(content, list) else _text(content),
         }
     elif kind == "tool-return" or (kind == "retry-prompt" and part.get("tool_name")):
         yield {"role": "tool", "tool_call_id": str(part.get("tool_call_id") or ""), "content": _text(content)}

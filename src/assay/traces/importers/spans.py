@@ -26,7 +26,7 @@ __all__ = ["Imported", "LMCall", "Mark", "Span", "ToolUse", "Trace", "answer_in"
 
 Imported = Rollout | Skipped
 _TEXT = 20_000  # maximum characters of a tool result, as in the recorder
-_SAID = ("content", "tool_calls", "refusal")
+_ANSWER_FIELDS = ("content", "tool_calls", "refusal")
 _YES_NO = {"yes": 1.0, "no": 0.0}
 
 
@@ -155,8 +155,8 @@ def to_rollout(kind: str, run_id: str, trace: Trace, *, score: str | None = None
         ended_at=max([*ends, *starts], default=None),
     )
     _place_tools(rollout, trace.spans, [span for span, _ in calls])
-    whole = not (isinstance(root.does, LMCall) and root.parent)  # otherwise spans of the run are missing
-    if rollout.prediction is None and rollout.status == "done" and whole:
+    complete = not (isinstance(root.does, LMCall) and root.parent)  # otherwise spans of the run are missing
+    if rollout.prediction is None and rollout.status == "done" and complete:
         rollout.prediction = answer_in(rollout.transitions)
     yield from _scores(rollout, trace, score)
     yield rollout
@@ -332,7 +332,7 @@ def _record(name: str, arguments: Any, result: Any, error: str | None) -> ToolCa
     return ToolCall(name=name, arguments=as_arguments(parsed(arguments)), result=text, error=error)
 
 
-def _scores(rollout: Rollout, trace: Trace, wanted: str | None) -> Iterator[Skipped]:
+def _scores(rollout: Rollout, trace: Trace, selected: str | None) -> Iterator[Skipped]:
     """Set verdicts from all scores, `score` from the selected one, and `human_rating` from the mean of human
     ratings.
     """
@@ -359,17 +359,21 @@ def _scores(rollout: Rollout, trace: Trace, wanted: str | None) -> Iterator[Skip
             grades[mark.human].setdefault(mark.name, []).append(grade)
     for human, named in grades.items():
         name = (
-            wanted if wanted in named else next(iter(named)) if len(named) == 1 and (human or wanted is None) else None
+            selected
+            if selected in named
+            else next(iter(named))
+            if len(named) == 1 and (human or selected is None)
+            else None
         )
         if name is not None and human:
             rollout.human_rating = math.fsum(named[name]) / len(named[name])
         elif name is not None:
             rollout.score, rollout.rubric = named[name][-1], f"imported:{name}"
-        elif named and wanted is None:
-            who = "rating" if human else "score"
+        elif named and selected is None:
+            kind = "rating" if human else "score"
             yield Skipped(
                 where=trace.where,
-                reason=f"several {who}s ({', '.join(named)}) and none selected: stored as verdicts",
+                reason=f"several {kind}s ({', '.join(named)}) and none selected: stored as verdicts",
                 trace=trace.id,
             )
 

@@ -37,8 +37,8 @@ def _tool(definition: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(
         declared := definition.get("function_declarations", definition.get("functionDeclarations")), list
     ):  # Gemini
-        for one in declared:
-            yield from _tool(one)
+        for declaration in declared:
+            yield from _tool(declaration)
     elif isinstance(definition.get("toolSpec"), dict):  # Bedrock
         yield from _tool(definition["toolSpec"])
     elif definition.get("name"):

@@ -23,7 +23,7 @@ class Call(Protocol):
     """A stored LM call, see `assay.traces.export.turns.Turn`."""
 
     request_json: str
-    whole: bool
+    complete: bool
 
     @property
     def request(self) -> dict[str, Any]: ...
@@ -37,17 +37,17 @@ class Call(Protocol):
 def complete_requests(calls: Sequence[Call]) -> None:
     """Add the conversation stored on the server to the requests of a rollout.
 
-    Sets `whole` to False on calls whose conversation is not recorded.
+    Sets `complete` to False on calls whose conversation is not recorded.
 
     Args:
         calls: Calls of one rollout, in order; modified in place.
     """
     if not any(name in call.request_json for call in calls for name in _MARKERS):
         return
-    for call, whole in zip(calls, full_requests([(call.request, call.response) for call in calls]), strict=True):
-        call.whole = whole is not None
-        if whole is not None and whole != call.request:
-            call.set_request(whole)
+    for call, request in zip(calls, full_requests([(call.request, call.response) for call in calls]), strict=True):
+        call.complete = request is not None
+        if request is not None and request != call.request:
+            call.set_request(request)
 
 
 def continues(request: Mapping[str, Any]) -> bool:
@@ -81,9 +81,9 @@ def full_requests(calls: Sequence[tuple[Mapping[str, Any], Body]]) -> list[dict[
             if conversation is not None
             else {}
         )
-        whole = _with(request, before) if before is not None and not _is_cached(request) else None
-        requests.append(whole)
-        stored = None if whole is None else _stored(whole, response)
+        full_request = _with(request, before) if before is not None and not _is_cached(request) else None
+        requests.append(full_request)
+        stored = None if full_request is None else _stored(full_request, response)
         if isinstance(response.get("id"), str):
             by_response[response["id"]] = stored
         if conversation is not None and response.get("output"):

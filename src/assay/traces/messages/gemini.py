@@ -18,7 +18,6 @@ __all__ = [
     "PATH",
     "ROUTE",
     "answer_of",
-    "asked_schema",
     "choices_of",
     "continue_call",
     "error_in",
@@ -27,6 +26,7 @@ __all__ = [
     "listed",
     "messages_of",
     "model_in",
+    "output_schema",
     "plain_types",
     "streams",
     "tool_choice",
@@ -210,7 +210,7 @@ def tool_choice(body: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"mode": "required", "allowed": field(calling, "allowedFunctionNames")}
 
 
-def asked_schema(body: Mapping[str, Any]) -> dict[str, Any] | None:
+def output_schema(body: Mapping[str, Any]) -> dict[str, Any] | None:
     """JSON schema to which the answer is constrained; None without one."""
     config = field(body, "generationConfig")
     schema = field(config, "responseJsonSchema") or plain_types(field(config, "responseSchema"))
@@ -257,15 +257,15 @@ def _read_part(answer: Answer, part: Mapping[str, Any]) -> None:
         answer.media.append(f"{_kind(data)}: {field(data, 'fileUri')}")
 
 
-def continue_call(whole: dict[str, Any], part_of_call: Mapping[str, Any]) -> None:
+def continue_call(call: dict[str, Any], part_of_call: Mapping[str, Any]) -> None:
     """Add the next part of a function call with streamed arguments (an option of Vertex AI).
 
     Args:
-        whole: The call so far; it has `willContinue` until its last part was added.
+        call: The call so far; it has `willContinue` until its last part was added.
         part_of_call: The next part.
     """
     names = ("partialArgs", "partial_args", "willContinue", "will_continue")
-    whole.update({key: value for key, value in part_of_call.items() if key not in names})
+    call.update({key: value for key, value in part_of_call.items() if key not in names})
     for part in listed(field(part_of_call, "partialArgs")):
         steps = [
             int(number) if number else name or quoted
@@ -280,13 +280,13 @@ def continue_call(whole: dict[str, Any], part_of_call: Mapping[str, Any]) -> Non
             None,
         )
         if steps:
-            _put_at(whole.setdefault("args", {}), steps, value)
-    whole.pop("willContinue", None)
+            _set_at(call.setdefault("args", {}), steps, value)
+    call.pop("willContinue", None)
     if field(part_of_call, "willContinue"):
-        whole["willContinue"] = True
+        call["willContinue"] = True
 
 
-def _put_at(node: Any, steps: list[Any], value: Any) -> None:
+def _set_at(node: Any, steps: list[Any], value: Any) -> None:
     """Set a value at a path, creating missing objects and lists. Text is appended to existing text."""
     for at, step in enumerate(steps):
         last = at == len(steps) - 1

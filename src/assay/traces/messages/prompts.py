@@ -15,7 +15,7 @@ _ASKS = re.compile(
     r"\n\nRespond with (?:the corresponding output fields|a JSON object)\b.*\Z", re.DOTALL
 )  # end of an adapter's prompt
 _FORM = re.compile(r"All interactions will be structured.*?(?=In adhering to this structure|\Z)", re.DOTALL)
-_OWN = re.compile(  # fields that DSPy's modules add to a task's inputs: ReAct, ProgramOfThought, retrieval
+_MODULE_FIELDS = re.compile(  # fields that DSPy's modules add to a task's inputs: ReAct, ProgramOfThought, retrieval
     r"trajectory|(?:thought|tool_name|tool_args|observation)_\d+|previous_code|final_generated_code|code_output|error|context|passages"
 )
 _LONG = 12  # minimum characters of a text that is recognised inside another one
@@ -87,12 +87,13 @@ class Prompt:
         if not more:
             return 0.0 if not latest and self.signature == first.signature else None
         if not all(
-            name in first.sections or _OWN.fullmatch(name) or _in_answers(name, value, answers)
+            name in first.sections or _MODULE_FIELDS.fullmatch(name) or _in_answers(name, value, answers)
             for name, value in more.items()
         ):
             return None
         if not any(
-            _in_answers(name, value, answers, within=bool(_OWN.fullmatch(name))) for name, value in more.items()
+            _in_answers(name, value, answers, within=bool(_MODULE_FIELDS.fullmatch(name)))
+            for name, value in more.items()
         ):
             return None
         texts = "\n".join(more.values())

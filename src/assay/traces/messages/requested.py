@@ -5,16 +5,16 @@ from typing import Any
 
 from assay.traces.messages import gemini
 
-__all__ = ["asked_schema", "insisted_tool", "must_call"]
+__all__ = ["insisted_tool", "must_call", "output_schema"]
 
 
-def asked_schema(request: Mapping[str, Any]) -> dict[str, Any] | None:
+def output_schema(request: Mapping[str, Any]) -> dict[str, Any] | None:
     """JSON schema that the answer must or should follow; None without one."""
     config = request.get("body") or request.get("config") or {}
     if not isinstance(config, Mapping):
         return None
     if request.get("dialect") == "gemini":
-        return gemini.asked_schema(config)
+        return gemini.output_schema(config)
     nested = [
         json_schema.get("format")
         for name in ("text", "output_config")

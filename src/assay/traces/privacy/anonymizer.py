@@ -49,7 +49,7 @@ _DIGIT, _LETTER = re.compile(r"\d"), re.compile(r"[^\W\d_]{2}")
 _ROUNDS = 4  # a replacement can uncover another match, and a name model can decide differently on the new text
 _PART = 1500  # minimum characters of a part that is anonymized and cached separately
 _CACHE = 20_000_000  # maximum characters in the cache
-_BARE_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}", re.A)
+_NUMERIC_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}", re.A)
 _TABLE_VERSION = 1
 
 
@@ -95,7 +95,7 @@ class Anonymizer:
         self.finds_names = self._names is not None
         self.counts: Counter[str] = Counter()
         self._lock = threading.RLock()
-        self._given: dict[tuple[str, str], str] = {}  # (type, normal form) -> surrogate
+        self._surrogates: dict[tuple[str, str], str] = {}  # (type, normal form) -> surrogate
         self._owner: dict[str, tuple[str, str]] = {}
         self._table: dict[str, str] = dict(table or {})
         self._cache: dict[tuple[str, tuple[KnownValue, ...], bool], tuple[str, Counter[str]]] = {}
@@ -104,7 +104,7 @@ class Anonymizer:
             kind = _kind_of(surrogate)
             if kind and not (kind == "person" and "-" in surrogate):  # the parts of a full name have their own entries
                 owner = (kind, normal(kind, original))
-                self._given[owner], self._owner[surrogate] = surrogate, owner
+                self._surrogates[owner], self._owner[surrogate] = surrogate, owner
 
     def text(self, text: str, known: Sequence[KnownValue] = ()) -> str:
         """Replace personal values in a text. Returns the same object if there are none.
@@ -195,7 +195,7 @@ class Anonymizer:
                 self.counts["secret"] += 1
             return f"[secret {kind}]"
         # Written as JSON, because patterns for names and dates require a JSON field.
-        named = (KEY.fullmatch(label) or _BARE_DATE.fullmatch(value)) and '"' not in label + value
+        named = (KEY.fullmatch(label) or _NUMERIC_DATE.fullmatch(value)) and '"' not in label + value
         if label and (named or LABEL.search(label)):
             before, after = (f'"{label}": "', '"') if named else (f"{label}: ", "")
             labelled = self._text(f"{before}{value}{after}", known, names=True)
@@ -216,7 +216,7 @@ class Anonymizer:
             ranked += [(2, match) for match in self._names(text)]
         if not ranked:
             return []
-        return _apart(ranked, [(m.start(), m.end(), m[0][0] == "[") for m in _SHAPE_IN.finditer(text)])
+        return _without_overlap(ranked, [(m.start(), m.end(), m[0][0] == "[") for m in _SHAPE_IN.finditer(text)])
 
     def _replacement(self, kind: str, value: str, original: str) -> str:
         if kind == "secret":
@@ -232,7 +232,7 @@ class Anonymizer:
 
     def _unique(self, kind: str, value: str, original: str) -> str:
         owner = (kind, value)
-        if owner not in self._given:
+        if owner not in self._surrogates:
             for turn in range(10_000):
                 digest = hmac.digest(self._key, f"{kind}\0{turn}\0{value}".encode("utf-8", "surrogatepass"), "sha256")
                 surrogate = _surrogate(kind, value, digest, turn)
@@ -242,9 +242,9 @@ class Anonymizer:
                 raise DataError(
                     f"all surrogates of type {kind!r} are used; split the export into several with different keys"
                 )
-            self._given[owner] = surrogate
+            self._surrogates[owner] = surrogate
             self._table.setdefault(surrogate, original)
-        return self._given[owner]
+        return self._surrogates[owner]
 
     @property
     def table(self) -> dict[str, str]:
@@ -360,7 +360,7 @@ def _kind_of(surrogate: str) -> str | None:
     return next(kind for kind, word in WORDS.items() if surrogate.startswith(word))
 
 
-def _apart(ranked: list[tuple[int, EntityMatch]], shapes: list[tuple[int, int, bool]]) -> list[EntityMatch]:
+def _without_overlap(ranked: list[tuple[int, EntityMatch]], shapes: list[tuple[int, int, bool]]) -> list[EntityMatch]:
     """Select matches without overlap: overlapping secrets are merged, other matches are taken by rank and length.
 
     Existing surrogates and marks are never replaced.

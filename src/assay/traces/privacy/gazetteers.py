@@ -145,9 +145,9 @@ def _names(text: str) -> Iterator[EntityMatch]:
         while words and _plain(words[-1].strip(".,'’")) in _COMMON:
             words = words[:-1]
         if words:
-            found = _judged(text, start, " ".join(words), words)
-            if found is not None:
-                yield found
+            match = _judged(text, start, " ".join(words), words)
+            if match is not None:
+                yield match
 
 
 _QUOTE = r'\\{0,3}"'
@@ -169,7 +169,7 @@ _THINGS = (
     "language path file value kind schema properties function tool title schedule runs-on"
 )
 THINGS = frozenset(_THINGS.split())  # keys of objects whose `name` is not a person
-_THING_BESIDE = regex.compile(rf'"(?:{"|".join(_THINGS.split())})\\{{0,3}}"\s?:')
+_THING_FIELD = regex.compile(rf'"(?:{"|".join(_THINGS.split())})\\{{0,3}}"\s?:')
 
 
 def _keyed(text: str) -> Iterator[EntityMatch]:
@@ -190,7 +190,7 @@ def _keyed(text: str) -> Iterator[EntityMatch]:
                 + text[m.end() : m.end() + 400].partition("}")[0]
             )
             known = words[0] in first or (len(words) > 1 and words[-1] in last)
-            if not known and (_THING_BESIDE.search(around) or " ".join(words) in cities):
+            if not known and (_THING_FIELD.search(around) or " ".join(words) in cities):
                 continue
         yield EntityMatch("person", m.start("value"), m.end("value"), normal("person", value))
 

@@ -56,7 +56,7 @@ def _matcher(known: tuple[KnownValue, ...]) -> tuple[tuple[str, ...], re.Pattern
     """Matcher of known values.
 
     Returns:
-        Words of which a text must contain at least one, the pattern of all values, and the type by whole value.
+        Words of which a text must contain at least one, the pattern of all values, and the type by value.
     """
     types: dict[str, str] = {}
     parts: set[str] = set()
@@ -71,13 +71,17 @@ def _matcher(known: tuple[KnownValue, ...]) -> tuple[tuple[str, ...], re.Pattern
             ]
             types |= {form: "person" for form in forms if form not in types}
             parts |= {
-                bare for word in words if sum(map(str.isalpha, bare := word.strip(".,'’"))) >= 3 and bare not in _COMMON
+                stripped
+                for word in words
+                if sum(map(str.isalpha, stripped := word.strip(".,'’"))) >= 3 and stripped not in _COMMON
             }
     if not types:
         return (), None, {}
-    whole, part = ("|".join(map(_spelled, sorted(values, key=len, reverse=True))) for values in (types, parts))
-    either = whole + (
-        rf"|(?:{part})(?:{BLANK}+(?:(?:van|von|de|der|den|del|dos|da|la){BLANK}+){{0,2}}(?:{part})(?!\w))*"
+    values_pattern, parts_pattern = (
+        "|".join(map(_spelled, sorted(values, key=len, reverse=True))) for values in (types, parts)
+    )
+    either = values_pattern + (
+        rf"|(?:{parts_pattern})(?:{BLANK}+(?:(?:van|von|de|der|den|del|dos|da|la){BLANK}+){{0,2}}(?:{parts_pattern})(?!\w))*"
         if parts
         else ""
     )

@@ -253,8 +253,8 @@ def _ibans(text: str, lower: str) -> Iterator[EntityMatch]:
             elif text[end] not in " -\n" or not text[end - 1].isalnum():
                 break
             end += 1
-        whole = length and len(value) == length and not text[end : end + 1].isalnum()
-        if whole and int("".join(str(int(c, 36)) for c in value[4:] + value[:4])) % 97 == 1:
+        complete = length and len(value) == length and not text[end : end + 1].isalnum()
+        if complete and int("".join(str(int(c, 36)) for c in value[4:] + value[:4])) % 97 == 1:
             yield EntityMatch("iban", start, end, value.casefold())
 
 

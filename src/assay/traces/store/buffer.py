@@ -26,17 +26,17 @@ class Keeper:
     Args:
         write: writes a batch. True if the database took or refused it, False if the database is unreachable. Must not
             raise.
-        take_left: writes the rows left by earlier processes. False if the database is unreachable.
+        write_leftovers: writes the rows left by earlier processes. False if the database is unreachable.
         retry_s: seconds between two attempts while the database is unreachable.
     """
 
     def __init__(
-        self, spill: Spill, write: Callable[[Rows], bool], take_left: Callable[[], bool], *, retry_s: float
+        self, spill: Spill, write: Callable[[Rows], bool], write_leftovers: Callable[[], bool], *, retry_s: float
     ) -> None:
-        self._spill, self._write, self._take_left, self._retry_s = spill, write, take_left, retry_s
+        self._spill, self._write, self._write_leftovers, self._retry_s = spill, write, write_leftovers, retry_s
         self._job: _Job | None = None
         self._in_hand = 0
-        self.behind = not take_left()
+        self.behind = not write_leftovers()
         self._tried = time.monotonic() if self.behind else -retry_s
 
     @property
@@ -85,7 +85,7 @@ class Keeper:
         """Writes the rows that wait in files. True if none is left. Tries at most once per `retry_s`."""
         if time.monotonic() - self._tried < self._retry_s:
             return False
-        self.behind = self.behind and not self._take_left()
+        self.behind = self.behind and not self._write_leftovers()
         while not self.behind and (batch := self._spill.first()) is not None:
             if not self._write(batch):
                 break

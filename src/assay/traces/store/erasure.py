@@ -78,10 +78,10 @@ def erase_subject(store: Store, subject: str) -> Erased:
                     }
                 )
         ids = sa.select(r.c.id).where(r.c.data_subject.in_(spellings))
-        own = connection.execute(
+        own_calls = connection.execute(
             sa.select(t.c.request_json, t.c.weights, t.c.adapters_json).where(t.c.rollout_id.in_(ids))
         ).all()
-        erased.calls += [_call(*row) for row in own]
+        erased.calls += [_call(*row) for row in own_calls]
         for table in (t, schema.labels):
             connection.execute(sa.delete(table).where(table.c.rollout_id.in_(ids)))
         deleted = connection.execute(sa.delete(r).where(r.c.data_subject.in_(spellings)))
@@ -110,9 +110,9 @@ def _blank(connection: sa.Connection, erased: Erased, texts: TaskTexts) -> None:
 
 def _requests(connection: sa.Connection) -> Iterator[Any]:
     r, t = schema.rollouts, schema.transitions
-    wanted = (t.c.rollout_id, t.c.t, t.c.request_json, t.c.weights, t.c.adapters_json, t.c.shown_tasks_json)
+    columns = (t.c.rollout_id, t.c.t, t.c.request_json, t.c.weights, t.c.adapters_json, t.c.shown_tasks_json)
     query = (
-        sa.select(*wanted).select_from(r.join(t, r.c.id == t.c.rollout_id)).order_by(r.c.task_id, r.c.group_id, r.c.id)
+        sa.select(*columns).select_from(r.join(t, r.c.id == t.c.rollout_id)).order_by(r.c.task_id, r.c.group_id, r.c.id)
     )
     # Set on the query, not on the connection: the connection's later statements delete and insert.
     yield from connection.execute(query.execution_options(yield_per=_BATCH))
@@ -122,7 +122,7 @@ def _shows(row: Any, tasks: set[str], texts: TaskTexts) -> set[str]:
     """Hashes of all tasks that a call shows; empty if none of `tasks` is named in its row or quoted in its prompt."""
     named = {task[:HASH] for task in orjson.loads(row.shown_tasks_json or "[]")}
     request = orjson.loads(row.request_json or "{}")
-    quoted = set(texts.shown(message_texts(chat_messages(request)))) if len(texts) and request else set()
+    quoted = set(texts.tasks_in(message_texts(chat_messages(request)))) if len(texts) and request else set()
     return named | quoted if quoted or named & tasks else set()
 
 

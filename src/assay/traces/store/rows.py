@@ -83,8 +83,8 @@ def _written(name: str, value: Any, secrets: Sequence[str]) -> str:
     In the columns of `_WITH_FIELDS` also without values whose field's name marks them as credentials.
     """
     parts = [vars(part) for part in value] if name in _RECORDS else value
-    bare = fields(parts, texts=name in _RECORDS, mask_known=False) if name in _WITH_FIELDS else parts
-    text = as_json(bare)
+    cleaned = fields(parts, texts=name in _RECORDS, mask_known=False) if name in _WITH_FIELDS else parts
+    text = as_json(cleaned)
     return without(text, secrets) if secrets else text
 
 

@@ -62,7 +62,7 @@ def salt_of(store: Store) -> str | None:
         if salt is not None:
             return str(salt)
         configs = connection.execute(sa.select(schema.runs.c.config).order_by(schema.runs.c.started_at)).scalars()
-        return next((own for text in configs if (own := _salt_in(text))), None)
+        return next((run_salt for text in configs if (run_salt := _salt_in(text))), None)
 
 
 def _salt_in(config: str) -> str | None:
@@ -73,11 +73,11 @@ def _salt_in(config: str) -> str | None:
     return salt if isinstance(salt, str) and salt else None
 
 
-def resolve_salt(asked: str | None, where: str | Path | None, *, artifact: tuple[str, str] | None = None) -> str:
+def resolve_salt(requested: str | None, where: str | Path | None, *, artifact: tuple[str, str] | None = None) -> str:
     """The salt of a job: the requested one, else the artifact's, else the store's, else the default. Writes nothing.
 
     Args:
-        asked: the requested salt; None if the user set none.
+        requested: the requested salt; None if the user set none.
         where: path or URL of the store; it is not created.
         artifact: path and salt of the job's artifact; None if it has none.
     Raises:
@@ -85,21 +85,21 @@ def resolve_salt(asked: str | None, where: str | Path | None, *, artifact: tuple
     """
     stored = _peeked(where)
     if artifact is not None:
-        path, own = artifact
-        if asked is not None and asked != own:
+        path, artifact_salt = artifact
+        if requested is not None and requested != artifact_salt:
             raise ConfigError(
-                f"salt={asked!r} is not the artifact's {own!r}: tasks that {path} was compiled on would fall into the "
-                "test split. Use the artifact's salt"
+                f"salt={requested!r} is not the artifact's {artifact_salt!r}: tasks that {path} was compiled on would "
+                "fall into the test split. Use the artifact's salt"
             )
-        if stored is not None and stored != own:
+        if stored is not None and stored != artifact_salt:
             raise ConfigError(
-                f"{path} was compiled with the salt {own!r}, and this store has {stored!r}: its sealed tasks would be "
-                "training tasks here. Name another store (--store); a new one takes the artifact's salt"
+                f"{path} was compiled with the salt {artifact_salt!r}, and this store has {stored!r}: its sealed tasks "
+                "would be training tasks here. Name another store (--store); a new one takes the artifact's salt"
             )
-        return own
-    if stored is not None and asked not in (None, stored):
-        _refuse(str(asked), stored)
-    return asked or stored or DEFAULT_SALT
+        return artifact_salt
+    if stored is not None and requested not in (None, stored):
+        _refuse(str(requested), stored)
+    return requested or stored or DEFAULT_SALT
 
 
 def _peeked(where: str | Path | None) -> str | None:
@@ -127,10 +127,10 @@ def claim_salt(store: Store, salt: str) -> None:
         _refuse(salt, str(stored))
 
 
-def _refuse(asked: str, stored: str) -> None:
+def _refuse(requested: str, stored: str) -> None:
     raise ConfigError(
-        f"salt={asked!r}: this store has the salt {stored!r}, and a store has one, so that a task is in the same split "
-        "in every command. Leave the salt out, or name another store (--store)"
+        f"salt={requested!r}: this store has the salt {stored!r}, and a store has one, so that a task is in the same "
+        "split in every command. Leave the salt out, or name another store (--store)"
     )
 
 
@@ -140,7 +140,7 @@ def _refuse(asked: str, stored: str) -> None:
 def store_splits(store: Store, splits: Mapping[str, Iterable[tuple[str, str]]]) -> None:
     """Stores the splits of tasks, given as (content hash, `task_key` or ""). A task in gate or test stays there."""
     rows = {
-        content[:HASH]: {"task": content[:HASH], "text": text, "split": name, **_whose({})}
+        content[:HASH]: {"task": content[:HASH], "text": text, "split": name, **_owner_columns({})}
         for name in SPLITS  # sealed splits come last: they win if a task is listed twice
         for content, text in splits.get(name, ())
     }
@@ -157,7 +157,7 @@ def store_tasks(store: Store, splits: Mapping[str, Iterable[Task]]) -> None:
             "task": content,
             "text": task_key(task.inputs),
             "split": name,
-            **_whose(task.metadata),
+            **_owner_columns(task.metadata),
         }
         for name in SPLITS
         for task in splits.get(name, ())
@@ -165,7 +165,7 @@ def store_tasks(store: Store, splits: Mapping[str, Iterable[Task]]) -> None:
     store.put_splits(list(rows.values()))
 
 
-def _whose(metadata: Mapping[str, Any]) -> dict[str, str | None]:
+def _owner_columns(metadata: Mapping[str, Any]) -> dict[str, str | None]:
     owners = owners_of(metadata)
     subject = owners.pop("data_subject", None)
     digest = None if subject is None else subject_digest(subject)

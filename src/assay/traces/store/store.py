@@ -15,7 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.errors import StoreError
+from assay.errors import ConfigError, StoreError
 from assay.support.scrubbing import add_secrets, fields, message
 from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.records import Rollout, Transition
@@ -43,10 +43,13 @@ class Store(DirectWrites):
     """Rollouts and transitions, for any number of threads and processes.
 
     Raises:
+        ConfigError: `where` is neither text nor a path.
         StoreError: the database cannot be opened, or its schema is newer than this version of assay.
     """
 
     def __init__(self, where: str | Path | None = None) -> None:
+        if not isinstance(where, str | Path | None):
+            raise ConfigError(f"where={where!r} must be a database's file or URL")
         self.url = store_url(where)
         add_secrets(password_of(self.url))
         self.dropped = 0  # rows that the database refused (a full disk); the run continues and reports them
@@ -59,9 +62,9 @@ class Store(DirectWrites):
         self.engine = open_engine(self.url)
         self._never_waits = self._closed = False
         self._keeper = Keeper(
-            self._spill, partial(self._written, patience_s=_PATIENCE_S), self._take_left_over, retry_s=_RETRY_S
+            self._spill, partial(self._written, patience_s=_PATIENCE_S), self._write_leftovers, retry_s=_RETRY_S
         )
-        self._writer = Writer(self._commit, away=self.behind)
+        self._writer = Writer(self._commit, unreachable=self.behind)
 
     def __deepcopy__(self, memo: object) -> "Store":
         return self
@@ -235,17 +238,17 @@ class Store(DirectWrites):
 
         If the database refuses the transaction, the rows are written one by one, so that one bad row costs only itself.
         """
-        if (taken := self._try(rows, patience_s)) is None:
+        if (accepted := self._try(rows, patience_s)) is None:
             return False
-        for table, by_key in rows.items() if not taken else ():
+        for table, by_key in rows.items() if not accepted else ():
             for row in by_key.values():
-                if (taken := self._try({table: {0: row}}, patience_s)) is None:
-                    return False  # rows that were taken are written again later, which changes nothing
-                if not taken:
+                if (accepted := self._try({table: {0: row}}, patience_s)) is None:
+                    return False  # rows that were accepted are written again later, which changes nothing
+                if not accepted:
                     self._drop(1, table)
         return True
 
-    def _take_left_over(self) -> bool:
+    def _write_leftovers(self) -> bool:
         """Writes the rows that ended processes left in files. False if the database is unreachable."""
         for batches in leftover_batches(spill_path(self.url)):
             for batch in batches:
@@ -272,7 +275,7 @@ class Store(DirectWrites):
                 with self.engine.begin() as connection, short_waits(connection):
                     for name, table in tables.items():
                         if rows.get(name):
-                            self._put_rows(connection, table, list(rows[name].values()))
+                            self._upsert_rows(connection, table, list(rows[name].values()))
                     make_changes(connection, rows)
                 return True
             except Exception as error:  # the writer must survive any driver error; flush() reports what was dropped
@@ -284,7 +287,7 @@ class Store(DirectWrites):
                 time.sleep(wait)  # another process holds the lock, or the server is coming back
                 wait *= 2
 
-    def _put_rows(self, connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
+    def _upsert_rows(self, connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
         """Upserts with a statement compiled once per table: twice the rows per second of `Connection.execute`."""
         if table.name not in self._upserts:
             compiled = upsert(self.engine.dialect.name, table).compile(dialect=self.engine.dialect)

@@ -25,7 +25,7 @@ def upsert(dialect: str, table: sa.Table, *, replace: bool = True) -> Any:
     if table is schema.rollouts:
         # A rating may have been stored while the run that writes this row held an older copy.
         changed["human_rating"] = sa.func.coalesce(insert.excluded.human_rating, table.c.human_rating)
-        changed |= _kept_scores(insert.excluded, table)
+        changed |= _preserved_scores(insert.excluded, table)
     if table is schema.known_tasks:
         sealed = sa.or_(table.c.split == "gate", table.c.split == "test")
         changed["split"] = sa.case((sealed, table.c.split), else_=insert.excluded.split)
@@ -35,7 +35,7 @@ def upsert(dialect: str, table: sa.Table, *, replace: bool = True) -> Any:
     return insert.on_conflict_do_update(index_elements=keys, set_=changed)
 
 
-def _kept_scores(new: Any, table: sa.Table) -> dict[str, Any]:
+def _preserved_scores(new: Any, table: sa.Table) -> dict[str, Any]:
     """Score columns that keep their value if the gateway writes an unscored rollout again with the same prediction.
 
     Such a rollout was scored in the store while the gateway held it open with an older copy.

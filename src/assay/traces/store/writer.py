@@ -19,7 +19,7 @@ _MOST = 50_000  # waiting rows from which `put` blocks
 _LARGE = 16 << 10  # bytes from which a row's size is counted: counting takes a lock, which costs more than a small row
 _MOST_BYTES = 128 << 20  # of waiting large rows from which `put` blocks
 _BATCH_BYTES = 32 << 20
-_RETRY_S = 0.5  # between tries while the database is away
+_RETRY_S = 0.5  # seconds between tries while the database is unreachable
 
 
 class Writer:
@@ -36,11 +36,11 @@ class Writer:
     """
 
     def __init__(
-        self, commit: Callable[[Rows], bool], refuse: Callable[[str], None] | None = None, *, away: bool = False
+        self, commit: Callable[[Rows], bool], refuse: Callable[[str], None] | None = None, *, unreachable: bool = False
     ) -> None:
-        self._commit, self.refuse, self._away = commit, refuse, away
+        self._commit, self.refuse, self._unreachable = commit, refuse, unreachable
         self._bytes, self._lock = 0, threading.Lock()
-        self._flushes: list[threading.Event] = []  # to be set once the database is back
+        self._flushes: list[threading.Event] = []  # to be set once the database is reachable again
         # Each item: (table, key, row, size), an event to set once all items before it are committed, or None to end.
         self._waiting: deque[Any] = deque()
         self._some = threading.Event()
@@ -79,10 +79,10 @@ class Writer:
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until all rows put before are committed; False after `timeout_s`."""
-        done = threading.Event()
-        self._add(done)
+        committed = threading.Event()
+        self._add(committed)
         self._hurry.set()
-        return done.wait(timeout_s)
+        return committed.wait(timeout_s)
 
     def end(self, timeout_s: float = 0.0) -> bool:
         """Ends the thread once all rows put before are committed; True if it ended within `timeout_s`."""
@@ -99,13 +99,13 @@ class Writer:
     def _write_forever(self) -> None:
         last: Any = ()
         while last is not None:
-            self._some.wait(_RETRY_S if self._away else None)
+            self._some.wait(_RETRY_S if self._unreachable else None)
             self._hurry.wait(_INTERVAL_S)
             rows, last = self._next_batch()
             if isinstance(last, threading.Event):
                 self._flushes.append(last)
-            self._away = not self._commit(rows)
-            while not self._away and self._flushes:
+            self._unreachable = not self._commit(rows)
+            while not self._unreachable and self._flushes:
                 self._flushes.pop().set()
 
     def _next_batch(self) -> tuple[Rows, Any]:

@@ -204,7 +204,7 @@ def _default(column: Column[object]) -> str | None:
     return None if column.server_default is None else str(column.server_default.arg)  # type: ignore[attr-defined]
 
 
-def _is_narrower(known: sa.types.TypeEngine[object], wanted: sa.types.TypeEngine[object]) -> bool:
-    if isinstance(known, String) and isinstance(wanted, String):
-        return known.length is not None and (wanted.length is None or known.length < wanted.length)
-    return isinstance(wanted, BigInteger) and not isinstance(known, BigInteger)
+def _is_narrower(existing: sa.types.TypeEngine[object], required: sa.types.TypeEngine[object]) -> bool:
+    if isinstance(existing, String) and isinstance(required, String):
+        return existing.length is not None and (required.length is None or existing.length < required.length)
+    return isinstance(required, BigInteger) and not isinstance(existing, BigInteger)
