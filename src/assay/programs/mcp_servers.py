@@ -126,7 +126,7 @@ class McpServer:
 
     def _open(self) -> "_Connection":
         with self._lock:
-            if self._connection is not None and not self._connection.over.is_set():
+            if self._connection is not None and self._connection.is_alive:
                 return self._connection
             if self._starts >= _STARTS:
                 raise McpError(f"the MCP server {self} has died {_STARTS} times and is not started again")
@@ -154,6 +154,7 @@ class _Connection:
         self.server = server
         self.tools: list[Any] = []
         self.ready, self.over = threading.Event(), threading.Event()
+        self.is_closed = False
         self.error: BaseException | None = None
         self.client: Any = None
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -161,6 +162,10 @@ class _Connection:
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - read after the server has ended
         self.thread = threading.Thread(target=self._work, name="assay-mcp", daemon=True)
         self.thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.is_closed and not self.over.is_set()
 
     def wait_until_ready(self) -> None:
         end = time.monotonic() + self.server.start_timeout_s
@@ -177,7 +182,7 @@ class _Connection:
 
     def call(self, name: str, arguments: dict[str, Any], timeout_s: float) -> str:
         assert self.loop is not None
-        if self.over.is_set():
+        if not self.is_alive:
             raise self._death()
         future = asyncio.run_coroutine_threadsafe(self._call(name, arguments, timeout_s), self.loop)
         end = time.monotonic() + timeout_s
@@ -204,7 +209,8 @@ class _Connection:
             raise
         except Exception as error:
             if self._ended is not None and _is_closed(error):
-                self._ended.set()  # the connection is gone: the next call starts the server again
+                self.is_closed = True  # the next call starts the server again, also while this connection is shut down
+                self._ended.set()
                 raise self._death() from error
             raise McpError(f"the MCP tool {name!r} failed: {_reason(error)}") from error
 
