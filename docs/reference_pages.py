@@ -176,9 +176,6 @@ default the one that the task expects.
 ## Checks of the result
 
 {_check_list(checks)}
-## Checks of tool use
-
-{_check_list(tools)}
 ## Checks that run code
 
 {docstring(tested)}
@@ -189,6 +186,9 @@ default the one that the task expects.
 {docstring(code_checks)}
 
 {_check_list(code_checks)}
+## Checks of tool use
+
+{_check_list(tools)}
 ## Checks of a step
 
 For criteria with `scope: step`: the grade is of one LM call.

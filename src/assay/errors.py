@@ -43,6 +43,7 @@ class FailureKind(StrEnum):
     MODEL = "model"  # the model's server or engine failed: connection, 5xx, an error or an empty list as the answer
     AGENT = "agent"  # the program raised, or returned no answer
     TOOL = "tool"  # a tool raised
+    SANDBOX = "sandbox"  # untrusted code could not be run: no sandbox is available
     CHECK = "check"  # a check of the rubric raised
     JUDGE = "judge"  # a judge returned no verdict
     LOOP = "loop"  # the agent repeated itself until it was stopped

@@ -155,6 +155,11 @@ def test_margins_and_answers_are_compared_as_documented() -> None:
     assert answer_key(first) == answer_key(dspy.Prediction(answer="forty two", steps=[], thought="b"))
 
 
+def test_an_answer_that_cannot_be_written_is_compared_by_identity() -> None:
+    long = dspy.Prediction(answer=10**9000)
+    assert answer_key(long) == answer_key(long)
+
+
 @pytest.mark.parametrize(
     "values",
     [

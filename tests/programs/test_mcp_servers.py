@@ -104,6 +104,7 @@ def test_an_agent_uses_a_server_and_survives_its_death(server: McpServer) -> Non
     assert first["result"] == "3 of tea"
     assert "has died; it wrote: " in dead["error"]
     assert "the disk is full" in dead["error"]
+    assert again["error"] is None
     assert again["result"] == "3 of jam"  # it was started again
 
 

@@ -29,8 +29,8 @@ def iter_rows(spec: str) -> Iterator[Row]:
     Args:
         spec: `path.jsonl`, `.csv` (separated by comma, semicolon, tab or bar), `.parquet`;
             `hf:org/name[:config][:split]`; `reasoning_gym:name?size=&seed=&…`;
-            `arithmetic:terms=2-3&digits=2-3&ops=+-*&size=&seed=`; `bfcl:CATEGORY?size=&seed=&path=`
-            (`assay.datasets.bfcl`); `mutants:MODULE_OR_FILE?size=&seed=` (`assay.api.mutants`).
+            `arithmetic:terms=2-3&digits=2-3&ops=+-*&size=&seed=`; `mutants:MODULE_OR_FILE?size=&seed=`
+            (`assay.api.mutants`); `bfcl:CATEGORY?size=&seed=&path=` (`assay.datasets.bfcl`).
     Raises:
         DataError: unknown kind, missing file, or a row that cannot be read (the message names file and line).
         MissingExtra: the source needs a package that is not installed.

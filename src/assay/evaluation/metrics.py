@@ -225,8 +225,8 @@ def run_of(
         tools_made=len(calls),
         tools_needed=tools_needed if has_tools else None,
         error=error,
-        tool_figures=tool_figures or {},
         thinking=thinking_of(rollout),
+        tool_figures=tool_figures or {},
         confidence=math.exp(math.fsum(probabilities) / len(probabilities)) if probabilities else None,
     )
 

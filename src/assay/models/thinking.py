@@ -262,7 +262,8 @@ def budget_of(request: Mapping[str, Any]) -> int | None:
     config = request.get("config")
     if not isinstance(config, Mapping):
         return None
-    reasoning, extensions = config.get("reasoning") or {}, config.get("extensions") or {}
+    parts = (config.get(name) for name in ("reasoning", "extensions"))
+    reasoning, extensions = (part if isinstance(part, Mapping) else {} for part in parts)
     known = [extensions.get("thinking_token_budget"), extensions.get("reasoning_budget_tokens")]
     known += [reasoning.get("thinking_budget"), EFFORT_TOKENS.get(str(reasoning.get("effort")))]
     known += [0] if reasoning.get("effort") == "off" else []

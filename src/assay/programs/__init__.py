@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from assay.programs.adapters import ADAPTERS, LeanAdapter, SchemaAdapter, make_adapter
     from assay.programs.agent import Agent, BaseAgent, ToolAgent
     from assay.programs.allocation import ThinkingPolicy
+    from assay.programs.code_repair import CodeRepair
     from assay.programs.loading import SHIPPED, load_program, program_inputs
     from assay.programs.mcp_servers import McpServer
     from assay.programs.parameters import RANGES, AgentParameters
@@ -22,6 +23,7 @@ else:
             "adapters": "ADAPTERS LeanAdapter SchemaAdapter make_adapter",
             "agent": "Agent BaseAgent ToolAgent",
             "allocation": "ThinkingPolicy",
+            "code_repair": "CodeRepair",
             "loading": "SHIPPED load_program program_inputs",
             "mcp_servers": "McpServer",
             "parameters": "RANGES AgentParameters",
@@ -40,6 +42,7 @@ __all__ = [
     "AgentParameters",
     "BaseAgent",
     "Classify",
+    "CodeRepair",
     "Extract",
     "LeanAdapter",
     "MathQA",

@@ -4,6 +4,7 @@ There is one predictor per decision: the next action, a tool's arguments, the an
 follow each of these, but not one prompt that combines them.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -11,20 +12,19 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import dspy
 
 from assay.errors import FailureKind, ProgramError
-from assay.models import LINES, count_tokens, supports
+from assay.models import count_tokens, supports
 from assay.models.loops import ToolLoopDetector
 from assay.models.scope import alternatives_of
 from assay.models.thinking import Thinking, native_thinking
 from assay.programs.adapters import listen_under, make_adapter
 from assay.programs.allocation import AUTO, Round, ThinkingPolicy, answer_key, majority_is_sure, margin_of, think
-from assay.programs.decisions import decision_signature, narrowed_signature
-from assay.programs.estimate import choice_odds
+from assay.programs.estimate import choice_odds, logprobs_options, narrowed_signature
 from assay.programs.parameters import AgentParameters, reasoning_tokens, review_rounds
 from assay.programs.streaming import in_thread
-from assay.programs.thinking import thinking_limit
+from assay.programs.thinking import thinking_limit, thought_field
 from assay.traces.recorder import note_failure
 
-__all__ = ["Agent", "BaseAgent", "ToolAgent", "logprobs_options"]
+__all__ = ["Agent", "BaseAgent", "ToolAgent"]
 
 WRITTEN_DECISIONS = "assay_written_decisions"
 """Key in DSPy's settings. If true, a tool agent executes the action that it wrote, regardless of probabilities and
@@ -297,7 +297,7 @@ class ToolAgent(Agent):
         least = max(threshold, 0.5) if answered else threshold
 
         def ask(tokens: int, thoughts: str) -> Round:
-            signature = decision_signature(self.decision_signature(), tokens, stated, bool(thoughts))
+            signature = _decision_signature(self.decision_signature(), tokens, stated, bool(thoughts))
             asked = {**inputs, "thoughts": thoughts} if thoughts else inputs
             with alternatives_of("action"), dspy.context(trace=[]):
                 decision = self._ask(self.decide, signature, asked, observations, **config)
@@ -378,6 +378,20 @@ class ToolAgent(Agent):
         return f"{call} = {step['result']}" if step["error"] is None else f"{call}: error: {step['error']}"
 
 
-def logprobs_options(lm: Any) -> dict[str, Any]:
-    """Options for the alternatives of the action's tokens: 200 from the embedded engine, 20 (the limit) from APIs."""
-    return {"logprobs": True, "top_logprobs": 200 if supports(lm, LINES) else 20}
+@functools.lru_cache(maxsize=256)
+def _decision_signature(signature: Any, tokens: int, stated: bool, continued: bool = False) -> Any:
+    """The decision signature with a thinking budget, and with the field `need` if the engine gives no probabilities.
+
+    Args:
+        continued: whether there are earlier thoughts.
+    """
+    decision = signature.delete("thought")
+    if continued:
+        decision = decision.append("thoughts", dspy.InputField(desc="your thoughts so far"), str)
+    if tokens:
+        decision = decision.prepend("thought", thought_field(tokens), str)
+    if stated:
+        decision = decision.append(
+            "need", dspy.OutputField(desc="how likely a tool is needed, from 0 to 1", ge=0, le=1), float
+        )
+    return decision

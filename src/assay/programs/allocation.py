@@ -165,7 +165,15 @@ def margin_of(odds: Mapping[str, float]) -> float:
 def answer_key(prediction: Any) -> Hashable:
     """What is compared between the samples of a task: the answer's fields as text, ignoring case and white space."""
     fields_of = {name: value for name, value in prediction.items() if name not in _NOT_ANSWERS}
-    return tuple((name, " ".join(str(value).split()).casefold()) for name, value in sorted(fields_of.items()))
+    return tuple((name, " ".join(_text(value).split()).casefold()) for name, value in sorted(fields_of.items()))
+
+
+def _text(value: Any) -> str:
+    """A value as text; one that cannot be written equals only itself."""
+    try:
+        return str(value)
+    except Exception:  # `__str__` of an agent's own class, or an integer that Python does not write
+        return f"<{type(value).__name__} at {id(value):x}>"
 
 
 def majority_is_sure(answers: Counter[Hashable], posterior: float) -> bool:

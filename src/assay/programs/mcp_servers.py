@@ -126,7 +126,7 @@ class McpServer:
 
     def _open(self) -> "_Connection":
         with self._lock:
-            if self._connection is not None and self._connection.is_alive:
+            if self._connection is not None and not self._connection.dead:
                 return self._connection
             if self._starts >= _STARTS:
                 raise McpError(f"the MCP server {self} has died {_STARTS} times and is not started again")
@@ -154,7 +154,7 @@ class _Connection:
         self.server = server
         self.tools: list[Any] = []
         self.ready, self.over = threading.Event(), threading.Event()
-        self.is_closed = False
+        self.died = False  # reported to a caller, perhaps before its thread has ended
         self.error: BaseException | None = None
         self.client: Any = None
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -162,10 +162,6 @@ class _Connection:
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - read after the server has ended
         self.thread = threading.Thread(target=self._work, name="assay-mcp", daemon=True)
         self.thread.start()
-
-    @property
-    def is_alive(self) -> bool:
-        return not self.is_closed and not self.over.is_set()
 
     def wait_until_ready(self) -> None:
         end = time.monotonic() + self.server.start_timeout_s
@@ -182,7 +178,7 @@ class _Connection:
 
     def call(self, name: str, arguments: dict[str, Any], timeout_s: float) -> str:
         assert self.loop is not None
-        if not self.is_alive:
+        if self.over.is_set():
             raise self._death()
         future = asyncio.run_coroutine_threadsafe(self._call(name, arguments, timeout_s), self.loop)
         end = time.monotonic() + timeout_s
@@ -209,8 +205,7 @@ class _Connection:
             raise
         except Exception as error:
             if self._ended is not None and _is_closed(error):
-                self.is_closed = True  # the next call starts the server again, also while this connection is shut down
-                self._ended.set()
+                self._ended.set()  # the connection is gone: the next call starts the server again
                 raise self._death() from error
             raise McpError(f"the MCP tool {name!r} failed: {_reason(error)}") from error
 
@@ -221,7 +216,12 @@ class _Connection:
                 loop.call_soon_threadsafe(ended.set)
         self.thread.join(5)
 
+    @property
+    def dead(self) -> bool:
+        return self.died or self.over.is_set()
+
     def _death(self) -> McpError:
+        self.died = True
         return McpError(f"the MCP server {self.server} has died{self._said()}")
 
     def _said(self) -> str:

@@ -23,7 +23,7 @@ from assay.sources.modules import attribute_of
 
 __all__ = ["SHIPPED", "JudgeFile", "StrictModel", "load_rubric", "parse_yaml", "rubric_schema", "shipped_file"]
 
-SHIPPED = ("classify", "extract", "math_qa", "tool_user")
+SHIPPED = ("classify", "code_repair", "extract", "math_qa", "tool_user")
 
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)

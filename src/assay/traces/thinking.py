@@ -12,6 +12,7 @@ from assay.traces.records import RUN_FIELDS, Rollout, Transition
 
 __all__ = ["ThinkingUse", "thinking_of"]
 
+_LONGEST = 1024  # bits of an integer that a thought may mention; Python refuses to write very long ones
 _LINE = re.compile(r"^(\w+):[ \t]*(.*)$", re.MULTILINE)
 
 
@@ -128,10 +129,10 @@ def _after_mention(call: Transition, answer: str) -> int:
 
 
 def _answer(rollout: Rollout) -> str:
-    """Text of the only field of the answer; empty if there are several, or if it is no text.
-
-    Other values are not converted: a program may return any object, whose text may be endless or raise an error.
-    """
+    """The only field of the answer, a text or a number; empty if there are several, or it is something else."""
     prediction = rollout.prediction or {}
     values = [value for name, value in prediction.items() if name not in {*RUN_FIELDS, *THOUGHT_FIELDS}]
-    return values[0].strip() if len(values) == 1 and isinstance(values[0], str) else ""
+    if len(values) != 1 or not isinstance(values[0], str | int | float):
+        return ""
+    long = isinstance(values[0], int) and values[0].bit_length() > _LONGEST
+    return "" if long else str(values[0]).strip()

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from assay.errors import SandboxError
+from assay.models.transports import accounted
 from assay.programs.sandbox.folders import (
     disk_use,
     group_members,
@@ -100,15 +101,17 @@ class SandboxedProcess:
             given.write(stdin.encode("utf-8", "surrogatepass"))
             given.seek(0)
             try:
-                self._process = subprocess.Popen(
-                    self.plan.command,
-                    stdin=given,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    env={"PATH": os.defpath},
-                    pass_fds=theirs,
-                    start_new_session=True,
-                )
+                # without a network it calls no model that a recorder would miss
+                with contextlib.nullcontext() if isolation == "none" else accounted():
+                    self._process = subprocess.Popen(
+                        self.plan.command,
+                        stdin=given,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        env={"PATH": os.defpath},
+                        pass_fds=theirs,
+                        start_new_session=True,
+                    )
             except OSError as error:
                 raise SandboxError(f"{isolation} could not be started: {error}") from error
         for descriptor in theirs:
