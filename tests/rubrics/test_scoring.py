@@ -173,7 +173,26 @@ def test_step_rewards_are_capped_below_the_answer() -> None:
         (lambda: Criterion(name="a b", check=gives(1)), "must consist of letters, digits and underscores"),
         (lambda: Criterion(name="a", weight=math.nan, check=gives(1)), "finite"),
         (lambda: Criterion(name="a", weight=1e308, check=gives(1)), "finite"),
-        (lambda: Criterion(name="a", check=gives(1), arguments={"x": 1}), "cannot be called"),
+        (lambda: Criterion(name="a", check=gives(1), arguments={"x": 1}), "has no argument 'x'"),
+        (lambda: Criterion(name="a", chek=gives(1)), "no argument 'chek'.*Did you mean 'check'"),  # type: ignore[call-arg]
+        (
+            lambda: Criterion(name="a", check=gives(1), **{"with": {"x": 1}}),
+            "key of YAML files; in Python it is arguments",
+        ),  # type: ignore[arg-type]
+        (lambda: Criterion(name="a", check="exact"), "check='exact' must be a function"),  # type: ignore[arg-type]
+        (lambda: Criterion(name="a", check=gives(1), arguments=["x"]), r"arguments=\['x'\] must be a mapping"),  # type: ignore[arg-type]
+        (lambda: Criterion(name="a", check=gives(1), essential=True), "essential=True must be an Essential"),  # type: ignore[arg-type]
+        (lambda: JudgeSpec(text="ok?", scale="yes"), "scale='yes' must be a tuple or list of strings"),  # type: ignore[arg-type]
+        (lambda: JudgeSpec(text="ok?", scale=(1, 2)), r"scale=\(1, 2\) must be a tuple or list of strings"),  # type: ignore[arg-type]
+        (lambda: JudgeSpec(txt="ok?"), "JudgeSpec has no argument 'txt'.*Did you mean 'text'"),  # type: ignore[call-arg]
+        (
+            lambda: Criterion(name="a", check=checks.token_use, arguments={"budget": 0}),
+            "budget=0 must be",
+        ),
+        (
+            lambda: Criterion(name="a", check=checks.token_use),
+            r"set arguments=\{'budget': …\}",
+        ),
         (lambda: Criterion(name="a", check=checks.numeric, arguments={"tolerance": -1}), "tolerance=-1 must be"),
         (lambda: Criterion(name="a", check=checks.numeric, arguments={"tolerance": "abc"}), "tolerance='abc' must be"),
         (lambda: Criterion(name="a", check=checks.one_of, arguments={"values": "red"}), "must be a non-empty list"),
