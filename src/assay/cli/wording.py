@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-__all__ = ["counted", "in_flags", "message_of", "thinking_row"]
+__all__ = ["calls_made", "counted", "in_flags", "message_of", "thinking_row"]
 
 _VALUE = r"\{[^{}]*\}|\[[^\[\]]*\]|'[^']*'|\"[^\"]*\"|…|-?\d[\w.+-]*\w|-?\d|[A-Z]\w*"
 _ASSIGNED = re.compile(rf"(?<![\w.-])(?P<name>[a-z]\w*)=(?P<value>{_VALUE})")
@@ -35,6 +35,11 @@ def thinking_row(thinking: Mapping[str, Any]) -> str:
 def counted(number: int, things: str) -> str:
     """A number and what it counts: `1 rollout`, `2 rollouts`, `1,200 LM calls`."""
     return f"{number:,} {things.removesuffix('s') if number == 1 else things}"
+
+
+def calls_made(data: Mapping[str, Any]) -> str:
+    """The LM calls of a report in one cell: those that were made, and those that the cache answered."""
+    return f"{data['calls']:,} ({data['cached']:,} more from the cache)"
 
 
 def in_flags(text: str, command: click.Command | None = None) -> str:
