@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from assay.errors import RubricError
 from assay.sources.modules import qualified_name
 from assay.support.settings import nearest
 
@@ -16,7 +15,7 @@ Class = TypeVar("Class")
 
 
 def named_keywords(**elsewhere: str) -> Callable[[type[Class]], type[Class]]:
-    """Decorates a dataclass: an unknown keyword is a `RubricError` that names the valid ones and the nearest.
+    """Decorates a dataclass: an unknown keyword is a `TypeError` that names the valid ones and the nearest.
 
     Args:
         elsewhere: keyword -> field, for the names that fields have in YAML.
@@ -33,7 +32,9 @@ def named_keywords(**elsewhere: str) -> Callable[[type[Class]], type[Class]]:
                     hint = f" {name.rstrip('_')!r} is a key of YAML files; in Python it is {field}=…"
                 else:
                     hint = f" Did you mean {near!r}?" if (near := nearest(name, fields)) else ""
-                raise RubricError(f"{kind.__name__} has no argument {name!r}; it has {', '.join(fields)}.{hint}")
+                raise TypeError(
+                    f"{kind.__name__}() got an unexpected keyword {name!r}; it takes {', '.join(fields)}.{hint}"
+                )
             plain(self, *args, **keywords)
 
         kind.__init__ = init  # type: ignore[misc]  # the same signature
