@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_job, settings_flags
+from assay.cli.numbers import Number
 from assay.cli.shared import (
     Console,
     dry_run,
@@ -28,7 +29,7 @@ __all__ = ["command"]
 @settings_flags(EvaluateSettings, sizes=())
 @click.option(
     "--fail-under",
-    type=click.FloatRange(0, 1),
+    type=Number(0, 1),
     metavar="SCORE",
     help="Exit with code 1 if the score is below this or missing (for CI).",
 )

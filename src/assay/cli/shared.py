@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from assay.cli.numbers import Number
 from assay.cli.wording import counted, in_flags
 from assay.support.scrubbing import mask_secrets, message, results, unscrubbed
 
@@ -147,7 +148,7 @@ def min_coverage_option() -> Decorator:
     text = "Smallest share of tasks on which each criterion must be scored; below it the exit code is 1."
     return click.option(
         "--min-coverage",
-        type=click.FloatRange(0, 1),
+        type=Number(0, 1),
         default=0.9,
         show_default=True,
         expose_value=False,

@@ -82,7 +82,7 @@ def preflight(
         BudgetExceeded, Cancelled: a cap was reached; the calls made so far are in the store.
     """
     check_prices(session, max_cost_usd)
-    first, errors, verdicts = list(tasks[:_TRIES]), list[Exception](), Verdicts(session.rubric)
+    first, errors, verdicts = list(tasks[:_TRIES]), list[Exception](), _verdicts(session)
     answers: list[dspy.Prediction] = []
     session.register(first, split)
     runs: list[Rollout] = []
@@ -126,10 +126,14 @@ def preflight_judges(session: Session, tasks: Sequence[Task], *, split: str, max
         BudgetExceeded, Cancelled: a cap was reached.
     """
     check_prices(session, max_cost_usd)
-    verdicts, first = Verdicts(session.rubric), tasks[0]
+    verdicts, first = _verdicts(session), tasks[0]
     with session.phase("preflight"), session.context(), refusals_end_at_once(), limited(session.task_timeout):
         verdicts.ask(first, Rollout(task_id=first.id, split=split, inputs=dict(first.inputs)))
         verdicts.require(tasks)
+
+
+def _verdicts(session: Session) -> Verdicts:
+    return Verdicts(session.rubric, default_model=session.lm.model if session.own_models else "")
 
 
 def preflight_scoring(rubric: Rubric, scored: Iterable[tuple[Task, ScoreResult | None, Rollout]]) -> None:

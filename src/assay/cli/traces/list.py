@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from assay.cli.numbers import Integer, Number
 from assay.cli.shared import json_option, open_store, print_json, store_option, with_options
 
 __all__ = ["list_command"]
@@ -30,10 +31,10 @@ _FILTERS = (
         "--failure",
         help="Only this failure kind: parse, context, timeout, model, agent, tool, check, judge, loop, cap.",
     ),
-    click.option("--min-score", type=click.FloatRange(0, 1), help="Lowest score."),
-    click.option("--max-score", type=click.FloatRange(0, 1), help="Highest score."),
+    click.option("--min-score", type=Number(0, 1), help="Lowest score."),
+    click.option("--max-score", type=Number(0, 1), help="Highest score."),
     click.option("--since", metavar="WHEN", help="Only started since: 30m, 12h, 7d, or a date such as 2026-11-23."),
-    click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Largest number to list."),
+    click.option("--limit", type=Integer(1), default=20, show_default=True, help="Largest number to list."),
 )
 
 
