@@ -50,7 +50,11 @@ def list_command(
     limit: int, since: str | None, min_score: float | None, max_score: float | None, program: str | None,
     store: str | None, as_json: bool, **equal: str | None,
 ) -> None:  # fmt: skip
-    """List the newest rollouts, one per line: id, time, phase, split, status, score, failure, program, first input."""
+    """List the newest rollouts, one per line: id, time, phase, split, status, score, failure, program, first input.
+
+    After the program stands its version: prompts, demonstrations and settings. The versions of a run are those of its
+    baseline, its candidates and the compiled program.
+    """
     from assay.traces.store.listing import find_rollouts, known_programs
 
     chosen = {name: value for name, value in equal.items() if value is not None}
@@ -100,6 +104,7 @@ def _show(rollouts: list[Any]) -> None:
         started = time.strftime("%m-%d %H:%M:%S", time.localtime(rollout.started_at))
         first_input = " ".join(str(next(iter(rollout.inputs.values()), "")).split())
         program = rollout.program.replace("\\", "/").rpartition("/")[2]
+        program += f"@{rollout.program_version}" if rollout.program_version else ""
         score = "–" if rollout.score is None else f"{rollout.score:.2f}"
         click.echo(
             f"{rollout.id[:16]} {started} {rollout.phase:10} {rollout.split or '–':5} {rollout.status:7} {score:>5} "
