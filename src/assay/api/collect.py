@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 import dspy
 
+from assay.datasets import Task
 from assay.errors import BudgetExceeded
 from assay.evaluation import Evaluation, Progress, RecordedProgram, SilentProgress
 from assay.evaluation import evaluate as run_evaluation
@@ -17,6 +18,7 @@ from assay.runs.jobs import Job, open_job
 from assay.runs.preflight import checked
 from assay.runs.settings import CollectSettings
 from assay.runs.settings.options import CollectOptions
+from assay.runs.unused import unused_settings
 from assay.sources.trust import trusts
 from assay.support.reprs import ReportRepr
 from assay.traces.missed import NOTHING, Unrecorded
@@ -91,8 +93,7 @@ def collect(
     with open_job(
         config, program=program, rubric=rubric, lm=lm, progress=progress, store=store, resume=resume, need=(split,)
     ) as job:
-        tasks = getattr(job.splits, split)
-        job.session.register(tasks, split)
+        tasks = _tasks(job, split)
         done = job.runs_before("collect")
         try:
             if any((task.id, sample) not in done for task in tasks for sample in range(n)):
@@ -116,6 +117,13 @@ def collect(
         stopped,
         job.session.recorder.unrecorded,
     )
+
+
+def _tasks(job: Job, split: str) -> list[Task]:
+    tasks: list[Task] = getattr(job.splits, split)
+    job.session.register(tasks, split)
+    unused_settings(job, split=split)
+    return tasks
 
 
 def _sampler(job: Job, sample: int, over: Sequence[Mapping[str, Any]]) -> RecordedProgram:
