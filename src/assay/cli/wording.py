@@ -6,11 +6,12 @@ command that runs. Only what is printed is changed: nothing is decided by a mess
 
 import ast
 import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
 
-__all__ = ["counted", "in_flags", "message_of"]
+__all__ = ["counted", "curriculum_lines", "in_flags", "message_of"]
 
 _VALUE = r"\{[^{}]*\}|\[[^\[\]]*\]|'[^']*'|\"[^\"]*\"|…|-?\d[\w.+-]*\w|-?\d|[A-Z]\w*"
 _ASSIGNED = re.compile(rf"(?<![\w.-])(?P<name>[a-z]\w*)=(?P<value>{_VALUE})")
@@ -24,6 +25,16 @@ _OPPOSITES = {"cache": "no_cache", "preflight": "no_preflight", "demos": "withou
 def counted(number: int, things: str) -> str:
     """A number and what it counts: `1 rollout`, `2 rollouts`, `1,200 LM calls`."""
     return f"{number:,} {things.removesuffix('s') if number == 1 else things}"
+
+
+def curriculum_lines(report: Mapping[str, Any] | None) -> Iterator[str]:
+    """A line for each stage of the curriculum of a report; none without a curriculum."""
+    for stage in () if report is None else report["stages"]:
+        best = "not scored" if stage["best_val"] is None else f"{stage['best_val']:.3f}"
+        yield (
+            f"stage {stage['name']}: {stage['status']}; val {best}, needed {stage['promote_at']:g}; "
+            f"{counted(stage['drawn'], 'tasks')}, {stage['replayed']} more replayed"
+        )
 
 
 def in_flags(text: str, command: click.Command | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Rows from JSONL, CSV, Parquet, `hf:`, `reasoning_gym:` and `arithmetic:`, streamed: no file is loaded whole."""
+"""Rows from JSONL, CSV, Parquet, `hf:`, `reasoning_gym:`, `arithmetic:` and `tools:`, streamed, not loaded whole."""
 
 import csv
 import inspect
@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 
 from assay.datasets.memory import PREFIX, rows_in_memory
 from assay.datasets.parquet import parquet_rows
+from assay.datasets.tools import tool_rows
 from assay.errors import DataError, MissingExtra
 
 __all__ = ["iter_rows"]
@@ -29,7 +30,8 @@ def iter_rows(spec: str) -> Iterator[Row]:
     Args:
         spec: `path.jsonl`, `.csv` (separated by comma, semicolon, tab or bar), `.parquet`;
             `hf:org/name[:config][:split]`; `reasoning_gym:name?size=&seed=&…`;
-            `arithmetic:terms=2-3&digits=2-3&ops=+-*&size=&seed=`.
+            `arithmetic:terms=2-3&digits=2-3&ops=+-*&size=&seed=`; `tools:STAGE?size=&seed=` (see
+            `assay.datasets.tools`).
     Raises:
         DataError: unknown kind, missing file, or a row that cannot be read (the message names file and line).
         MissingExtra: the source needs a package that is not installed.
@@ -43,6 +45,8 @@ def iter_rows(spec: str) -> Iterator[Row]:
         return _reasoning_gym(rest)
     if kind == "hf":
         return _hub(rest)
+    if kind == "tools":
+        return _tools(rest)
     path = Path(spec)
     readers: dict[str, Callable[[Path], Iterator[Row]]] = {
         ".jsonl": _jsonl,
@@ -54,7 +58,7 @@ def iter_rows(spec: str) -> Iterator[Row]:
     if path.suffix.lower() not in readers:
         raise DataError(
             f"cannot tell what {spec!r} is: expected a file ending in {', '.join(readers)}, "
-            "or hf:…, reasoning_gym:…, arithmetic:…"
+            "or hf:…, reasoning_gym:…, arithmetic:…, tools:…"
         )
     if not path.is_file():
         raise DataError(f"no such file: {path}")
@@ -199,6 +203,13 @@ def _reasoning_gym(rest: str) -> Iterator[Row]:
             yield f"reasoning_gym:{name}:{number}", row
     except (AssertionError, json.JSONDecodeError, TypeError) as error:
         raise DataError(f"reasoning_gym:{rest}: {error}") from error
+
+
+def _tools(rest: str) -> Iterator[Row]:
+    stage, _, query = rest.partition("?")
+    options = _options(query, ("size", "seed"), f"tools:{stage}")
+    size = _number(options, "size", 500, at_least=1)
+    return tool_rows(stage, size=size, seed=_number(options, "seed", 0))
 
 
 def _family_type(name: str, metadata: dict[str, Any]) -> str:

@@ -5,9 +5,9 @@ import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from assay.models import LanguageModel, Meter, ResponseCache, get_lm
 from assay.programs import load_program, program_inputs, program_version
 from assay.programs.loading import program_class
 from assay.rubrics import Rubric
+from assay.runs.curricula import curriculum_of
 from assay.runs.finished import FinishedRun
 from assay.runs.loading import load_rubric
 from assay.runs.opening import Run, client_of, open_run
@@ -52,6 +53,7 @@ class Job:
     rubric_path: str | Path | None  # file or shipped name; None for a rubric made in Python
     status: str = "done"
     openings: Openings | None = None  # of the test split, once this job has opened it
+    log: dict[str, Any] = field(default_factory=dict)  # stored with the settings of the run when it is closed
     ended: bool = False  # an earlier process had ended it; its report was returned and nothing was run
     was_done: bool = False  # an earlier process had completed it
 
@@ -143,8 +145,7 @@ def open_job(
     name = artifact.manifest["program"] if artifact else config.program
     inputs = program_inputs(loaded if loaded is not None else program_class(name))
     checked = load_rubric(rubric)
-    salt = config.salt or DEFAULT_SALT
-    splits = load_splits(config.data, inputs=inputs, rename=config.rename, salt=salt, limits=config.sizes, need=need)
+    splits = _splits(config, inputs, need, progress)
     if loaded is None:
         loaded = load_program(name, tasks=splits.train + splits.val)
     if config.executor == "ray" and lm is not None:
@@ -166,11 +167,26 @@ def open_job(
         student.set_parameters({**settings["parameters"], **config.parameters})
         path = None if isinstance(rubric, Rubric) else rubric
         job = Job(
-            config, run.folder, run.run_id, splits, student, session, run.store, artifact, path, was_done=run.was_done
-        )
+            config, run.folder, run.run_id, splits, student, session, run.store, artifact, path, log=run.log,
+            was_done=run.was_done,
+        )  # fmt: skip
         _keep_splits(job, opens_as or run.run_id)
         yield job
         run.status, run.ended = job.status, job.ended
+
+
+def _splits(config: ProgramSettings, inputs: Collection[str] | None, need: Sequence[str], progress: Progress) -> Splits:
+    """The splits of the data; with a curriculum those of its stages, which have tasks in train and val."""
+    curriculum = curriculum_of(config, progress)
+    return load_splits(
+        config.data,
+        inputs=inputs,
+        rename=config.rename,
+        salt=config.salt or DEFAULT_SALT,
+        limits=config.sizes,
+        need=need if curriculum is None else tuple(dict.fromkeys(("train", "val", *need))),
+        curriculum=curriculum,
+    )
 
 
 def _ray_executor(config: ProgramSettings, rubric: Rubric, program: str, run: Run) -> RayExecutor:

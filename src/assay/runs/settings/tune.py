@@ -5,7 +5,13 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from assay.errors import ConfigError
-from assay.runs.settings.shared import RESUMED, DecisionSettings, ExecutorSettings, SearchSettings
+from assay.runs.settings.shared import (
+    RESUMED,
+    CurriculumSettings,
+    DecisionSettings,
+    ExecutorSettings,
+    SearchSettings,
+)
 from assay.support.settings import nearest, setting
 
 if TYPE_CHECKING:
@@ -90,7 +96,7 @@ class ImpactSettings(ParameterSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings):
+class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings, CurriculumSettings):
     """Settings of `assay.tune`; for those of the search see `assay.optimizers.parameters.SearchConfig`.
 
     `margin` is a non-inferiority margin: parameters with fewer tokens replace the default if the whole interval of the

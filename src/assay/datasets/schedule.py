@@ -1,0 +1,253 @@
+"""Which tasks of a curriculum are next: the stage of each step, promotion on val, replay of earlier stages.
+
+The state is the order of the tasks and the moves so far, so that a resumed run continues with the same order. Gate and
+test are never read. Does not run tasks.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from assay.datasets.curriculum import Curriculum, Stage
+from assay.datasets.tasks import Task
+from assay.errors import ConfigError
+
+__all__ = ["Drawn", "Event", "Schedule"]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A task of a step. `stage` is the one it was drawn from; it differs from the current one for a replay."""
+
+    step: int
+    stage: str
+    task: str
+    replayed: bool = False
+
+
+@dataclass(frozen=True)
+class Event:
+    """An evaluation of a stage on val, or its end.
+
+    Attributes:
+        step: number of steps before it.
+        kind: `scored`: evaluated and not passed; `passed`: reached `promote_at`; `limit`: ended by its step limit;
+            `left`: ended because the run has no further steps for it.
+        score: mean on the stage's val tasks, in [0, 1]; None if it was not scored.
+        reason: in words.
+    """
+
+    step: int
+    stage: str
+    kind: str
+    score: float | None
+    reason: str
+
+
+@dataclass
+class Schedule:
+    """The order of the tasks of a run.
+
+    Args:
+        train: tasks by stage.
+        val: tasks by stage, on which promotion is decided.
+        steps: number of steps of the run, for stages with a share of it; None if it is not known.
+        say: receives each move in words.
+    """
+
+    curriculum: Curriculum
+    train: Mapping[str, Sequence[Task]]
+    val: Mapping[str, Sequence[Task]]
+    seed: int = 0
+    steps: int | None = None
+    say: Callable[[str], None] = lambda _: None
+    order: list[Drawn] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def _moves(self) -> list[Event]:
+        return [event for event in self.events if event.kind != "scored"]
+
+    @property
+    def position(self) -> int:
+        """Index of the current stage; the last one remains current after it was passed."""
+        return min(len(self._moves), len(self.curriculum.stages) - 1)
+
+    @property
+    def stage(self) -> Stage:
+        return self.curriculum.stages[self.position]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last stage has ended."""
+        return len(self._moves) >= len(self.curriculum.stages)
+
+    @property
+    def _began(self) -> int:
+        """The step at which the current stage began."""
+        earlier = self._moves[: len(self.curriculum.stages) - 1]
+        return earlier[-1].step if earlier else 0
+
+    def tasks_of_step(self, step: int, size: int) -> list[Task]:
+        """The tasks of a step, drawn once. A step that is run again, after an interruption, gets the same tasks.
+
+        Tasks of the current stage come in rounds: each is drawn once before any repeats. Each place of a step is given
+        to a task of an earlier stage with the probability `replay`.
+        """
+        self._rewind(step)
+        if not self.complete and self._at_limit(step):
+            self._end("limit", step, None)
+        position, rng = self.position, random.Random(f"{self.seed}/{step}")
+        drawn = Counter(entry.stage for entry in self.order if not entry.replayed)
+        chosen = list[Task]()
+        for _ in range(size):
+            replayed = position > 0 and rng.random() < self.stage.replay
+            name = self.curriculum.stages[rng.randrange(position)].name if replayed else self.stage.name
+            tasks = self.train[name]
+            task = rng.choice(tasks) if replayed else self._next(name, tasks, drawn[name])
+            drawn[name] += not replayed
+            chosen.append(task)
+            self.order.append(Drawn(step, name, task.id, replayed))
+        return chosen
+
+    def whole_stage(self, step: int) -> list[Task]:
+        """All train tasks of the current stage, and tasks of earlier stages, so that these are `replay` of all."""
+        self._rewind(step)
+        stage, rng = self.stage, random.Random(f"{self.seed}/{step}")
+        tasks = list(self.train[stage.name])
+        earlier = [(s.name, task) for s in self.curriculum.stages[: self.position] for task in self.train[s.name]]
+        wanted = round(len(tasks) * stage.replay / (1 - stage.replay))
+        replayed = rng.sample(earlier, min(wanted, len(earlier)))
+        self.order += [Drawn(step, stage.name, task.id) for task in tasks]
+        self.order += [Drawn(step, name, task.id, True) for name, task in replayed]
+        return [*tasks, *(task for _, task in replayed)]
+
+    def _next(self, name: str, tasks: Sequence[Task], drawn: int) -> Task:
+        """The task after `drawn` others of its stage, in rounds."""
+        chosen, place = divmod(drawn, len(tasks))
+        return random.Random(f"{self.seed}/{name}/{chosen}").sample(tasks, len(tasks))[place]
+
+    def _rewind(self, step: int) -> None:
+        self.order = [entry for entry in self.order if entry.step < step]
+        # evaluations come between two steps; a limit is reached at the beginning of one, and is reached again
+        self.events = [
+            event for event in self.events if event.step < step or (event.step == step and event.kind != "limit")
+        ]
+
+    def _at_limit(self, step: int) -> bool:
+        limit = self.stage.limit(self.steps)
+        last = self.position == len(self.curriculum.stages) - 1
+        return limit is not None and not last and step - self._began >= limit
+
+    def val_tasks(self, most: int | None = None) -> list[Task]:
+        """The val tasks of the current stage, `most` of them."""
+        return list(self.val[self.stage.name])[:most]
+
+    def scored(self, score: float, step: int) -> bool:
+        """Records the mean score on the current stage's val tasks after `step` steps, and moves on if it is enough.
+
+        Returns:
+            Whether the stage has ended.
+        """
+        if self.complete:
+            return False
+        stage = self.stage
+        known = None if math.isnan(score) else score
+        run = sum(entry.stage == stage.name and not entry.replayed for entry in self.order)
+        if known is not None and known >= stage.promote_at and run >= stage.min_tasks:
+            self._end("passed", step, known)
+            return True
+        what = "val could not be scored" if known is None else f"val {known:.3f}, needed is {stage.promote_at:g}"
+        if known is not None and known >= stage.promote_at:
+            what = f"val {known:.3f} is enough, but {run} tasks were run and min_tasks is {stage.min_tasks}"
+        self.events.append(Event(step, stage.name, "scored", known, what))
+        return False
+
+    def _end(self, kind: str, step: int, score: float | None) -> None:
+        stage, position = self.stage, self.position
+        if kind == "passed":
+            reason = f"val {score:.3f} reaches {stage.promote_at:g}"
+        else:
+            limit, best = stage.limit(self.steps), self._best(stage.name)
+            scores = "it was never scored on val" if best is None else f"its best val score is {best:.3f}"
+            reason = f"not passed: {scores}, needed is {stage.promote_at:g}"
+            reason += f"; its limit of {limit} steps is reached" if kind == "limit" else "; it has a limit"
+        self.events.append(Event(step, stage.name, kind, score, reason))
+        following = self.curriculum.stages[position + 1 :]
+        then = f"continuing with stage {following[0].name!r}" if following else "it was the last stage"
+        self.say(f"curriculum, step {step}: stage {stage.name!r}: {reason}; {then}")
+
+    def leave(self, step: int) -> None:
+        """Ends the current stage without promotion, in a run that has one step for each."""
+        self._end("left", step, None)
+
+    def _best(self, name: str) -> float | None:
+        scores = [event.score for event in self.events if event.stage == name and event.score is not None]
+        return max(scores, default=None)
+
+    # -- state and report
+
+    def state(self) -> dict[str, Any]:
+        """The state as JSON."""
+        return {
+            "curriculum": self.curriculum.sha256,
+            "order": [asdict(entry) for entry in self.order],
+            "events": [asdict(event) for event in self.events],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continues from `state()` of an earlier process.
+
+        Raises:
+            ConfigError: the curriculum has changed since.
+        """
+        if state["curriculum"] != self.curriculum.sha256:
+            raise ConfigError(
+                f"the curriculum {self.curriculum.source} has changed since this run was begun: resume with the same "
+                "file, or begin anew"
+            )
+        self.order = [Drawn(**entry) for entry in state["order"]]
+        self.events = [Event(**event) for event in state["events"]]
+
+    def report(self) -> dict[str, Any]:
+        """For the report: each stage with its tasks and its end, the events, and the order of the tasks."""
+        ends = dict(zip((stage.name for stage in self.curriculum.stages), self._moves, strict=False))
+        reached = {stage.name for stage in self.curriculum.stages[: self.position + 1]}
+        stages = [
+            {
+                "name": stage.name,
+                "status": _status(ends.get(stage.name), stage.name in reached),
+                "best_val": self._best(stage.name),
+                "promote_at": stage.promote_at,
+                "drawn": sum(entry.stage == stage.name and not entry.replayed for entry in self.order),
+                "replayed": sum(entry.stage == stage.name and entry.replayed for entry in self.order),
+                "train": len(self.train[stage.name]),
+                "val": len(self.val[stage.name]),
+            }
+            for stage in self.curriculum.stages
+        ]
+        return {
+            "name": self.curriculum.name, "sha256": self.curriculum.sha256, "stage": self.stage.name, "stages": stages,
+            "events": [asdict(event) for event in self.events], "order": [asdict(entry) for entry in self.order],
+        }  # fmt: skip
+
+    def notes(self) -> list[str]:
+        """What a user should know at the end: stages that were not passed, and stages that were not reached."""
+        rows = self.report()["stages"]
+        notes = []
+        for row in rows:
+            if row["status"] in ("not passed", "current"):
+                best = "not scored on val" if row["best_val"] is None else f"best val score {row['best_val']:.3f}"
+                notes.append(f"stage {row['name']!r} was not passed: {best}, needed is {row['promote_at']:g}")
+        if missed := [row["name"] for row in rows if row["status"] == "not reached"]:
+            notes.append(f"stages not reached: {', '.join(missed)}. Take more steps, or set max_steps or share")
+        return notes
+
+
+def _status(end: Event | None, reached: bool) -> str:
+    if end is None:
+        return "current" if reached else "not reached"
+    return "passed" if end.kind == "passed" else "not passed"

@@ -1,0 +1,130 @@
+"""Curriculum files and the tasks of their stages."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from assay.datasets import load_splits, load_tasks
+from assay.datasets.curriculum import load_curriculum, stage_of
+from assay.errors import DataError, SealedSplit
+
+
+def written(folder: Path, text: str, name: str = "cur.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def sums(folder: Path, *, of: int = 40) -> Path:
+    rows = [
+        {"inputs": {"question": f"{a} + {a}"}, "expected": {"answer": str(2 * a)}, "metadata": {"terms": 2 + a % 2}}
+        for a in range(of)
+    ]
+    return written(folder, "\n".join(map(json.dumps, rows)), "sums.jsonl")
+
+
+def test_defaults_of_the_file_hold_for_stages_that_have_none(tmp_path: Path) -> None:
+    text = (
+        "promote_at: 0.9\nshare: 0.5\nstages:\n  - {name: a, data: x.csv}\n  - {name: b, data: x.csv, max_steps: 3}\n"
+    )
+    first, second = load_curriculum(written(tmp_path, text)).stages
+    assert (first.promote_at, first.share, first.max_steps, first.replay) == (0.9, 0.5, None, 0.2)
+    assert (second.share, second.max_steps) == (None, 3)
+    assert (first.limit(30), second.limit(30), first.limit(None)) == (15, 3, None)
+
+
+def test_json_is_read_like_yaml(tmp_path: Path) -> None:
+    text = json.dumps(
+        {"stages": [{"name": "a", "data": "arithmetic:size=9", "where": {"task_type": ["sum", "mixed"]}}]}
+    )
+    stage = load_curriculum(written(tmp_path, text, "cur.json")).stages[0]
+    assert (stage.data, stage.where) == ("arithmetic:size=9", {"task_type": ("sum", "mixed")})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the file is empty"),
+        ("stages: []", ":1: stages must be a list of at least one stage"),
+        ("stage: []", ":1: a curriculum has no key 'stage'; did you mean 'stages'?"),
+        ("name: x", "there are no stages"),
+        ("- a", ":1: a curriculum is a mapping"),
+        ("stages:\n  - name: a\n    promote_to: 1", ":3: a stage has no key 'promote_to'; did you mean 'promote_at'?"),
+        ("stages:\n  - name: a\n    promote_at: 80", r":3: promote_at=80 must be a number above 0 and at most 1"),
+        ("stages:\n  - name: a\n    promote_at: .nan", r":3: promote_at=nan must be"),
+        ("stages:\n  - name: a\n    max_steps: 0", ":3: max_steps=0 must be an integer of at least 1"),
+        ("stages:\n  - name: a\n    min_tasks: true", ":3: min_tasks=True must be an integer"),
+        ("stages:\n  - name: a\n    replay: 1", ":3: replay=1 must be a number of at least 0 and below 1"),
+        ("stages:\n  - name: a\n    max_steps: 2\n    share: 0.5", ":2: the stage has both max_steps and share"),
+        ("stages:\n  - name: a\n    name: b", ":3: the key 'name' is there twice"),
+        ("stages:\n  - {name: a}\n  - {name: a}", ":3: there are two stages 'a'"),
+        ("stages:\n  - {data: x}", ":2: the stage has no name"),
+        ("stages:\n  - {name: a, where: terms}", r":2: where='terms' must be a mapping"),
+        ("stages:\n  - {name: a, where: {terms: []}}", r":2: where terms=\[\] must be"),
+        ("stages: [", "invalid YAML"),
+    ],
+)
+def test_mistakes_name_file_and_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message) as error:
+        load_curriculum(written(tmp_path, text))
+    assert "cur.yaml" in str(error.value)
+
+
+def test_an_unknown_name_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no curriculum 'tool_us'.*did you mean 'tool_use'"):
+        load_curriculum("tool_us")
+    with pytest.raises(DataError, match=r"no such file: .*gone.yaml"):
+        load_curriculum(tmp_path / "gone.yaml")
+
+
+def test_stages_filter_one_data_set_and_mark_its_tasks(tmp_path: Path) -> None:
+    curriculum = load_curriculum(
+        written(tmp_path, "stages:\n  - {name: two, where: {terms: 2}}\n  - {name: three, where: {terms: '3'}}")
+    )
+    splits = load_splits(str(sums(tmp_path)), curriculum=curriculum)
+    for split in ("train", "val"):
+        for name, terms in (("two", 2), ("three", 3)):
+            tasks = splits.of_stage(name, split)
+            assert tasks
+            assert {task.metadata["terms"] for task in tasks} == {terms}
+            assert {task.task_type for task in tasks} == {name}
+    with pytest.raises(SealedSplit):
+        splits.of_stage("two", "test")
+    # a task is in the same split as without the curriculum
+    alone = load_splits(str(tmp_path / "sums.jsonl"))
+    assert {task.id for task in splits.val} == {task.id for task in alone.val}
+
+
+def test_data_is_relative_to_the_file_and_a_task_belongs_to_its_first_stage(tmp_path: Path) -> None:
+    sums(tmp_path)
+    path = written(
+        tmp_path, "stages:\n  - {name: a, data: sums.jsonl, where: {terms: 2}}\n  - {name: b, data: sums.jsonl}"
+    )
+    splits = load_splits(f"curriculum:{path}", curriculum=load_curriculum(path))
+    assert {task.metadata["terms"] for task in splits.of_stage("b", "train")} == {3}
+    assert {stage_of(task.metadata) for task in load_tasks(f"curriculum:{path}")} == {"a", "b"}
+
+
+def test_stages_without_tasks_say_what_the_data_has(tmp_path: Path) -> None:
+    data = str(sums(tmp_path))
+    cases = {
+        "stages:\n  - {name: a, where: {terms: 4}}": "cur.yaml:2: .*has terms=4. In the data terms is 2 or 3",
+        "stages:\n  - {name: a, where: {term: 2}}": "no row of .* has a field 'term'; did you mean 'terms'?",
+        "stages:\n  - {name: a}\n  - {name: b}": "cur.yaml:3: the stage 'b' has no train task",
+        "stages:\n  - {name: a, data: gone.jsonl}": "cur.yaml:2: stage 'a': no such file: gone.jsonl",
+    }
+    for text, message in cases.items():
+        with pytest.raises(DataError, match=message):
+            load_splits(data, curriculum=load_curriculum(written(tmp_path, text)))
+    path = written(tmp_path, "stages:\n  - {name: a, where: {terms: 2}}")
+    with pytest.raises(DataError, match="names no data, and the command was given none"):
+        load_splits(f"curriculum:{path}", curriculum=load_curriculum(path))
+
+
+def test_the_shipped_curriculum_has_tasks_of_each_stage_in_each_split() -> None:
+    curriculum = load_curriculum("tool_use")
+    splits = load_splits("curriculum:tool_use", curriculum=curriculum)
+    names = {stage.name for stage in curriculum.stages}
+    for tasks in splits.parts().values():
+        assert {stage_of(task.metadata) for task in tasks} == names
