@@ -129,7 +129,7 @@ class _Reader:
                 f"{self.label}: there are no stages: a curriculum has a list of them under the key 'stages'"
             )
         line, listed = top["stages"]
-        if not hasattr(listed, "value") or listed.id != "sequence" or not listed.value:
+        if getattr(listed, "id", "") != "sequence" or not listed.value:
             raise DataError(f"{self.label}:{line}: stages must be a list of at least one stage")
         defaults = {key: top[key] for key in _DEFAULTS if key in top}
         stages = [self._stage(entry, defaults) for entry in listed.value]
@@ -144,7 +144,7 @@ class _Reader:
     def _entries(self, node: "yaml.Node", known: tuple[str, ...], what: str) -> Iterator[tuple[str, tuple[int, Any]]]:
         """Key -> (line, node) of a mapping; refuses unknown and repeated keys."""
         line = node.start_mark.line + 1
-        if node.id != "mapping":
+        if getattr(node, "id", "") != "mapping":
             raise DataError(f"{self.label}:{line}: {what} is a mapping with the keys {', '.join(known)}")
         seen = set[str]()
         for key_node, value in node.value:

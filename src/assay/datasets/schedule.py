@@ -4,6 +4,7 @@ The state is the order of the tasks and the moves so far, so that a resumed run 
 test are never read. Does not run tasks.
 """
 
+import hashlib
 import math
 import random
 from collections import Counter
@@ -94,24 +95,26 @@ class Schedule:
     def tasks_of_step(self, step: int, size: int) -> list[Task]:
         """The tasks of a step, drawn once. A step that is run again, after an interruption, gets the same tasks.
 
-        Tasks of the current stage come in rounds: each is drawn once before any repeats. Each place of a step is given
-        to a task of an earlier stage with the probability `replay`.
+        Each task of the current stage is drawn once before any repeats, and no task is twice in a step if there are
+        enough. Each place of a step is given to a task of an earlier stage with the probability `replay`.
         """
         self._rewind(step)
         if not self.complete and self._at_limit(step):
             self._end("limit", step, None)
         position, rng = self.position, random.Random(f"{self.seed}/{step}")
-        drawn = Counter(entry.stage for entry in self.order if not entry.replayed)
-        chosen = list[Task]()
+        drawn = Counter((entry.stage, entry.task) for entry in self.order if not entry.replayed)
+        chosen: dict[tuple[str, str], Task] = {}
+        tasks = list[Task]()
         for _ in range(size):
             replayed = position > 0 and rng.random() < self.stage.replay
             name = self.curriculum.stages[rng.randrange(position)].name if replayed else self.stage.name
-            tasks = self.train[name]
-            task = rng.choice(tasks) if replayed else self._next(name, tasks, drawn[name])
-            drawn[name] += not replayed
-            chosen.append(task)
+            free = [task for task in self.train[name] if (name, task.id) not in chosen] or list(self.train[name])
+            task = rng.choice(free) if replayed else self._next(name, free, drawn)
+            drawn[name, task.id] += not replayed
+            chosen[name, task.id] = task
+            tasks.append(task)
             self.order.append(Drawn(step, name, task.id, replayed))
-        return chosen
+        return tasks
 
     def whole_stage(self, step: int) -> list[Task]:
         """All train tasks of the current stage, and tasks of earlier stages, so that these are `replay` of all."""
@@ -125,10 +128,14 @@ class Schedule:
         self.order += [Drawn(step, name, task.id, True) for name, task in replayed]
         return [*tasks, *(task for _, task in replayed)]
 
-    def _next(self, name: str, tasks: Sequence[Task], drawn: int) -> Task:
-        """The task after `drawn` others of its stage, in rounds."""
-        chosen, place = divmod(drawn, len(tasks))
-        return random.Random(f"{self.seed}/{name}/{chosen}").sample(tasks, len(tasks))[place]
+    def _next(self, name: str, tasks: Sequence[Task], drawn: Mapping[tuple[str, str], int]) -> Task:
+        """The task that was drawn least often; of several, one by a hash, so that each round has its own order."""
+
+        def rank(task: Task) -> tuple[int, bytes]:
+            times = drawn.get((name, task.id), 0)
+            return times, hashlib.sha256(f"{self.seed}/{name}/{times}/{task.id}".encode()).digest()
+
+        return min(tasks, key=rank)
 
     def _rewind(self, step: int) -> None:
         self.order = [entry for entry in self.order if entry.step < step]

@@ -33,9 +33,20 @@ def task_order(items: int, config: PolicySettings) -> list[int]:
 
 
 def make_trainer(
-    policy: Policy, config: PolicySettings, tasks: int, out: Path, collect: Callable[..., Any], callback: Any
+    policy: Policy,
+    config: PolicySettings,
+    tasks: int,
+    out: Path,
+    collect: Callable[..., Any],
+    callback: Any,
+    *,
+    by_place: bool = False,
 ) -> Any:
-    """A trainer of a new LoRA adapter on the rows that `collect` returns."""
+    """A trainer of a new LoRA adapter on the rows that `collect` returns.
+
+    Args:
+        by_place: the inputs of `collect` are places in the order of all steps, not indices of tasks.
+    """
     import torch
     from datasets import Dataset
     from transformers import PrinterCallback
@@ -68,7 +79,8 @@ def make_trainer(
         shuffle_dataset=False, disable_tqdm=True, **vllm,
     )  # fmt: skip
     arguments.num_generations = config.num_generations  # TRL demands 2 for its own baseline, which is unused here
-    rows = Dataset.from_list([{"prompt": "", "index": index} for index in task_order(tasks, config)])
+    order = task_order(tasks, config)
+    rows = Dataset.from_list([{"prompt": "", "index": index} for index in (range(len(order)) if by_place else order)])
     trainer = TransitionTrainer(
         model=policy.model,
         args=arguments,
