@@ -7,8 +7,8 @@ Combines program, rubric, data, policy, retention tasks and monitor rubric. Does
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -18,6 +18,7 @@ import dspy
 from assay.api.evaluate import evaluate
 from assay.api.independence import independent
 from assay.datasets import Task
+from assay.datasets.schedule import Schedule
 from assay.errors import ConfigError
 from assay.evaluation import Progress, SilentProgress
 from assay.models.roles import is_embedded
@@ -82,15 +83,13 @@ def train(
 
     Trains on `train`, evaluates on `val`, and compares old and new weights on the sealed `test`, greedy and sampled.
     The adapter is saved as `name` and served as `MODEL+NAME`.
-
     With a `curriculum`, the steps take train tasks of its stages, and each evaluation val tasks of the current stage.
 
     Args:
         program: a name, an artifact's path (its prompts and demonstrations stay), or a `dspy.Module`.
         data: None if the stages of a curriculum name their data.
         monitor: a second rubric that scores the rollouts and is not trained on.
-        test: whether old and new weights are compared on the sealed test split at the end; if not, the report has no
-            validation.
+        test: whether old and new weights are compared on the sealed test split at the end, for `validation`.
         options: the fields of `assay.runs.settings.TrainSettings`.
     Raises:
         AssayError: what was wrong, which rule, what to do.
@@ -99,10 +98,9 @@ def train(
     program = full_name(program) if isinstance(program, str) else program
     progress, store = _of_this_process(progress, store)
     values: dict[str, Any] = {key: value for key, value in _divided_caps(options).items() if value is not None}
-    monitor_settings = (
-        {} if monitor is None else {"monitor": monitor.name if isinstance(monitor, Rubric) else str(monitor)}
-    )
-    config = program_settings(TrainSettings, program, rubric, data, None, {**values, **monitor_settings})
+    if monitor is not None:
+        values["monitor"] = monitor.name if isinstance(monitor, Rubric) else str(monitor)
+    config = program_settings(TrainSettings, program, rubric, data, None, values)
     if "temperature" in config.parameters:
         raise ConfigError("the agent parameter temperature would have no effect: rollouts are sampled at --temperature")
     settings = config.policy
@@ -112,8 +110,8 @@ def train(
         model=settings.model,
     )  # fmt: skip
     engine = _engine(settings)
+    served = replace(config, model=engine.lm.model, cache=False, adapter_name=name)
     with ExitStack() as opened:
-        served = replace(config, model=engine.lm.model, cache=False, adapter_name=name)
         opener = _EvalTasks(served, engine, progress, store=store, resume=resume, test=test, opened=opened)
         main, job = opener.open(program, measure, config.data, config.parameters)
         retained = [opener.open(task.program, task.rubric, task.data)[0] for task in retention]
@@ -125,14 +123,21 @@ def train(
             _tried(main, job.splits.train, engine, monitored, config.max_cost_usd)
             for eval_task in retained:
                 _tried(eval_task, eval_task.val, engine, None, config.max_cost_usd)
-        steps = math.ceil(settings.steps / settings.iterations)
-        schedule = schedule_of(job.splits, seed=settings.seed, steps=steps, progress=progress)
-        rollouts = Rollouts(main, job.splits.train, settings, engine, monitor=monitored, schedule=schedule)
-        try:
+        with _scheduled(job, settings, progress) as schedule:
+            rollouts = Rollouts(main, job.splits.train, settings, engine, monitor=monitored, schedule=schedule)
             return train_policy(rollouts, name, settings, retained=retained, resume=resume, progress=progress)
-        finally:
-            if schedule is not None:
-                keep_schedule(schedule, job.folder, job.log)
+
+
+@contextmanager
+def _scheduled(job: Job, settings: PolicySettings, progress: Progress) -> Iterator[Schedule | None]:
+    """The schedule of the job's curriculum, if it has one. At the end it is kept in the run's folder."""
+    steps = math.ceil(settings.steps / settings.iterations)
+    schedule = schedule_of(job.splits, seed=settings.seed, steps=steps, progress=progress)
+    try:
+        yield schedule
+    finally:
+        if schedule is not None:
+            keep_schedule(schedule, job.folder, job.log)
 
 
 def _of_this_process(progress: Progress | None, store: str | Path | None) -> tuple[Progress, str | Path | None]:

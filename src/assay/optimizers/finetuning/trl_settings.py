@@ -42,11 +42,7 @@ def make_trainer(
     *,
     by_place: bool = False,
 ) -> Any:
-    """A trainer of a new LoRA adapter on the rows that `collect` returns.
-
-    Args:
-        by_place: the inputs of `collect` are places in the order of all steps, not indices of tasks.
-    """
+    """A trainer of a new LoRA adapter on the rows that `collect` returns for tasks by index, or by place in the order."""
     import torch
     from datasets import Dataset
     from transformers import PrinterCallback
@@ -79,8 +75,8 @@ def make_trainer(
         shuffle_dataset=False, disable_tqdm=True, **vllm,
     )  # fmt: skip
     arguments.num_generations = config.num_generations  # TRL demands 2 for its own baseline, which is unused here
-    order = task_order(tasks, config)
-    rows = Dataset.from_list([{"prompt": "", "index": index} for index in (range(len(order)) if by_place else order)])
+    order = list(enumerate(task_order(tasks, config)))
+    rows = Dataset.from_list([{"prompt": "", "index": place if by_place else task} for place, task in order])
     trainer = TransitionTrainer(
         model=policy.model,
         args=arguments,
