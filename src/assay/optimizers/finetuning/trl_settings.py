@@ -42,7 +42,7 @@ def make_trainer(
     *,
     by_place: bool = False,
 ) -> Any:
-    """A trainer of a new LoRA adapter on the rows that `collect` returns for indices of tasks, or places in the order."""
+    """A trainer of a new LoRA adapter on the rows that `collect` returns for tasks, or for places in their order."""
     import torch
     from datasets import Dataset
     from transformers import PrinterCallback
