@@ -23,8 +23,9 @@ from reference_text import cell, coded, descriptions, docstring, plain, type_nam
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "assay"
 PACKAGES = (
-    *("assay.rubrics", "assay.judges", "assay.programs", "assay.datasets", "assay.models", "assay.traces"),
-    *("assay.evaluation", "assay.optimizers", "assay.testing", "assay.errors"),
+    *("assay.rubrics", "assay.rubrics.code", "assay.judges", "assay.programs", "assay.programs.sandbox"),
+    "assay.datasets",
+    *("assay.models", "assay.traces", "assay.evaluation", "assay.optimizers", "assay.testing", "assay.errors"),
 )
 SETTINGS_IN = ("assay.api", "assay.runs", "assay.optimizers", "assay.traces")
 SETTINGS_CLASS = re.compile(r"^class ([A-Z]\w*(?:Config|Settings))\b", re.MULTILINE)
@@ -163,7 +164,8 @@ def _setting(item: "dataclasses.Field[Any]", texts: Mapping[str, str]) -> str:
 
 
 def _checks_page() -> str:
-    from assay.rubrics import checks, steps
+    from assay.rubrics import checks, steps, tested, tools
+    from assay.rubrics.code import checks as code_checks
 
     return f"""# Checks
 
@@ -174,6 +176,19 @@ default the one that the task expects.
 ## Checks of the result
 
 {_check_list(checks)}
+## Checks that run code
+
+{docstring(tested)}
+
+{_check_list(tested)}
+## Checks of edited code
+
+{docstring(code_checks)}
+
+{_check_list(code_checks)}
+## Checks of tool use
+
+{_check_list(tools)}
 ## Checks of a step
 
 For criteria with `scope: step`: the grade is of one LM call.

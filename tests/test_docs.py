@@ -15,7 +15,8 @@ import click
 import pytest
 import yaml
 
-from assay.rubrics import checks, load_rubric, rubric_schema, steps
+from assay.rubrics import checks, load_rubric, rubric_schema, steps, tested, tools
+from assay.rubrics.code import checks as code_checks
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -164,7 +165,9 @@ def test_the_rubric_in_the_documentation_loads(own_folder: Path) -> None:
 def test_the_reference_has_every_check_flag_and_key() -> None:
     pages = _reference().pages()
     assert [
-        name for name in [*checks.__all__, *steps.__all__] if f"### {name}\n" not in pages["reference/checks.md"]
+        name
+        for name in [*checks.__all__, *code_checks.__all__, *tested.__all__, *steps.__all__, *tools.__all__]
+        if f"### {name}\n" not in pages["reference/checks.md"]
     ] == []
     assert "`--optimizer` TEXT | `auto` |" in pages["reference/cli/compile.md"]
     assert "## assay judge audit" in pages["reference/cli/judge.md"]

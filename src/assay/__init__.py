@@ -6,6 +6,7 @@ Importing this package loads none of dspy, torch, litellm or sqlalchemy: public 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from assay.datasets.specs import register_kind
 from assay.support.package import __version__
 
 _WHERE = {
@@ -41,6 +42,8 @@ _WHERE = {
 }
 
 __all__ = [*_WHERE, "__version__"]
+
+register_kind("mutants", "assay.api.mutants:rows")  # here, so that it is known whatever is imported first
 
 if TYPE_CHECKING:
     from assay.api.collect import collect

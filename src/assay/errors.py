@@ -15,6 +15,7 @@ __all__ = [
     "DataError",
     "Diverged",
     "FailureKind",
+    "LoopStopped",
     "LowCoverage",
     "MissingExtra",
     "ModelError",
@@ -24,6 +25,7 @@ __all__ = [
     "ProgramFailed",
     "ProjectError",
     "RubricError",
+    "SandboxError",
     "SealedSplit",
     "StopRun",
     "StoreError",
@@ -41,6 +43,7 @@ class FailureKind(StrEnum):
     MODEL = "model"  # the model's server or engine failed: connection, 5xx, an error or an empty list as the answer
     AGENT = "agent"  # the program raised, or returned no answer
     TOOL = "tool"  # a tool raised
+    SANDBOX = "sandbox"  # untrusted code could not be run: no sandbox is available
     CHECK = "check"  # a check of the rubric raised
     JUDGE = "judge"  # a judge returned no verdict
     LOOP = "loop"  # the agent repeated itself until it was stopped
@@ -96,6 +99,20 @@ class ModelError(AssayError, RuntimeError):
     """A model cannot be found, downloaded, verified or started."""
 
 
+class LoopStopped(RuntimeError):
+    """The model repeated itself until it was stopped, or until its limit.
+
+    A failure of one run and never of a job, so it is no `AssayError`.
+
+    Attributes:
+        text: what it had written.
+    """
+
+    def __init__(self, message: str, *, text: str = "") -> None:
+        super().__init__(message)
+        self.text = text
+
+
 class Diverged(ModelError):
     """A training diverged and produced no usable result; a run with other settings may succeed."""
 
@@ -113,6 +130,10 @@ class ProgramError(AssayError, ValueError):
 
 class ProgramFailed(AssayError, RuntimeError):
     """A program failed on each of its first tasks; for an exception, the message has its traceback."""
+
+
+class SandboxError(AssayError, RuntimeError):
+    """A sandbox with the required isolation is not available, or could not be started. Never the fault of the code."""
 
 
 class ArtifactError(AssayError, ValueError):

@@ -1,5 +1,6 @@
 """The real embedded model: constrained output, log-probabilities, tokens, HTTP."""
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -202,3 +203,31 @@ def test_an_agent_over_a_self_hosted_server_is_constrained_to_its_schemas(embedd
 def test_lines_grammar_has_one_line_per_property() -> None:
     schema = {"properties": {"a": {"enum": ["x", "y"]}, "n": {"type": "integer"}}, LINES: True}
     assert lines_grammar(schema) == 'root ::= "a: " ("x" | "y") "\\n" "n: " "-"? [0-9]{1,18} "\\n"?'
+
+
+def test_objects_in_lines_are_constrained_to_their_schema(embedded: str) -> None:
+    size = {"type": "integer"}
+    arguments = {
+        "type": "object",
+        "properties": {"größe": size, "unit": {"enum": ["cm", "m"]}},
+        "additionalProperties": False,
+    }
+    arguments["required"] = list(arguments["properties"])
+    schema = {
+        "properties": {
+            "thought": {"type": "string", "maxLength": 12},
+            "tools": {"type": "array", "items": {"enum": ["b c"]}, "minItems": 1, "maxItems": 2},
+            "arguments": arguments,
+            "n": size,
+        },
+        LINES: True,
+    }
+    answer_format = {"type": "json_schema", "json_schema": {"name": "outputs", "schema": schema}}
+    text = get_lm(embedded, seed=0)("Write about cats.", response_format=answer_format, max_tokens=200)[0]
+    thought, tools, written, number = text.strip().split("\n")
+    assert 0 < len(thought.removeprefix("thought: ")) <= 12
+    assert set(json.loads(tools.removeprefix("tools: "))) == {"b c"}
+    values = json.loads(written.removeprefix("arguments: "))
+    assert isinstance(values["größe"], int)
+    assert values["unit"] in ("cm", "m")
+    assert int(number.removeprefix("n: ")) is not None

@@ -82,7 +82,14 @@ def test_the_failure_kind_follows_from_the_exception_class(error: BaseException,
 
 
 def test_a_server_failure_is_not_the_programs_own() -> None:
-    assert {kind for kind in FailureKind if not is_agent_failure(kind)} == {"model", "timeout", "cap", "check", "judge"}
+    assert {kind for kind in FailureKind if not is_agent_failure(kind)} == {
+        "model",
+        "timeout",
+        "cap",
+        "check",
+        "judge",
+        "sandbox",
+    }
 
 
 def answer(request: object) -> str:

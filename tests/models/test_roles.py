@@ -14,6 +14,7 @@ from assay.models.gguf_file import read_metadata
 from assay.models.registry import find_model
 from assay.models.roles import Endpoint, is_local
 from assay.models.tool_calls import with_tool_calls
+from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.runs.settings import CompileSettings
 from assay.testing.serving import served
 from assay.testing.upstream import ScriptedUpstream
@@ -174,3 +175,22 @@ def test_tool_calls_written_as_text_are_parsed(text: str, calls: int) -> None:
     result = with_tool_calls(reply, TOOLS)["choices"][0]
     assert len(result["message"].get("tool_calls") or ()) == calls
     assert (result["finish_reason"] == "tool_calls") == bool(calls)
+
+
+def test_a_judge_of_a_function_uses_the_address_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No program model is named: the default is an embedded one, which has no address for other roles to share."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    def convert(distance: str) -> str:
+        return distance
+
+    rubric = Rubric("r", [Criterion(name="clear", judge=JudgeSpec(text="Is it clear?"))])
+    with pytest.raises(ModelError, match=r"failed to connect to 127\.0\.0\.1:9"):
+        assay.evaluate(
+            convert,
+            rubric=rubric,
+            judge_model="openai/judge",
+            api_base="http://127.0.0.1:9/v1",
+            data=[{"distance": f"{n} km", "answer": f"{n} km"} for n in range(30)],
+            split="val",
+        )

@@ -18,6 +18,7 @@ from assay.evaluation import RecordedProgram, Session, evaluate, paired_gain
 from assay.models import Caps, Meter, ResponseCache
 from assay.optimizers import OPTIMIZERS
 from assay.optimizers.prompts.demonstrations import Demonstration, Exploration, choose, explore, shape
+from assay.optimizers.prompts.teleprompters import shows_demos
 from assay.programs import MathQA
 from assay.rubrics import Criterion, JudgeSpec, Rubric, checks, load_rubric
 from assay.testing import scripted_lm
@@ -96,7 +97,8 @@ def test_auto_finds_demonstrations_if_the_plain_program_never_succeeds(tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 def test_every_optimizer_runs_and_stores_the_measured_program(optimizer: str, tmp_path: Path) -> None:
-    report = compile_it(optimizer, tmp_path, sizes={"train": 12, "val": 6, "gate": 5, "test": 5}, demos=4)
+    demos = {"demos": 4} if shows_demos(optimizer) else {}
+    report = compile_it(optimizer, tmp_path, sizes={"train": 12, "val": 6, "gate": 5, "test": 5}, **demos)
     data = report.to_dict()
     assert not [note for note in data["notes"] if "failed" in note], data["notes"]
     assert data["test"]["compiled"]["n"] == 5

@@ -548,13 +548,13 @@ def test_dspy_grpo_trains_the_model_in_place(embedded: str) -> None:
     assert lm.kwargs["seed"] == 3
     assert (lm.model, lm.recording.backend.adapters) == (embedded, ())
     assert lm("What do you say?")
-    for message, message in (
+    for settings, message in (
         ({"steps": 3}, "'steps'. would have no effect"),
         ({"algorithm": "ppo"}, "use assay.train"),
         ({"lora_r": 0}, "lora_r=0"),
     ):
         with pytest.raises(ConfigError, match=message):
-            lm.reinforce({"name": "x", **message})
+            lm.reinforce({"name": "x", **settings})
     with pytest.raises(ConfigError, match="temperature 0"):
         lm.copy(temperature=0.0).reinforce({})
 

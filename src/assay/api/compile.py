@@ -165,6 +165,7 @@ def _search_of(config: CompileSettings, decisions: Decisions) -> CompileConfig:
         optimizer=config.optimizer, threshold=config.threshold, demos=config.demos, test=decisions.test,
         decisions=decisions,
         settings=config.optimizer_settings or {}, token_margin=config.token_margin,
+        thinking_margin=config.thinking_margin,
     )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ def _show(data: dict[str, Any]) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
 
-    from assay.reports.markdown import figure, percent, with_interval
+    from assay.reports.markdown import figure, graded, tool_rows, with_interval
 
     rich, a, b = Rich(highlight=False, markup=False), data["a"], data["b"]
     table = Table("", "a", "b", title=f"{data['split']}, {b['n']} tasks", title_justify="left")
@@ -45,7 +45,9 @@ def _show(data: dict[str, Any]) -> None:
     table.add_row("model", a["model"], b["model"])
     table.add_row("score", figure(a["score"]), figure(b["score"]), style="bold")
     for name in b["criteria"]:
-        table.add_row(f"  {name}", percent(a["criteria"].get(name)), percent(b["criteria"][name]))
+        table.add_row(f"  {name}", graded(a, name), graded(b, name))
+    for row in tool_rows([a, b]):
+        table.add_row(*row)
     table.add_row("failed, unscored", f"{a['failed']}, {a['unscored']}", f"{b['failed']}, {b['unscored']}")
     rich.print(table)
     paired = [task for task in data["tasks"] if task["a"] is not None and task["b"] is not None]

@@ -32,7 +32,7 @@ def command(program: str | None, **values: Any) -> None:
     """Compile PROGRAM's prompts against a rubric, and report it on a sealed test split.
 
     PROGRAM is path/to/file.py[:Class], package.module:Class, an artifact's folder, or a shipped program
-    (math_qa, classify, extract).
+    (math_qa, classify, extract, tool_user, code_repair).
     """
     from assay.api.compile import compile
 
@@ -103,14 +103,16 @@ def print_report(data: dict[str, Any]) -> None:
 
 def table_rows(sides: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     """Rows of the table: label, a cell for each side, style."""
-    from assay.reports.markdown import type_label
+    from assay.reports.markdown import graded, tool_rows, type_label
 
     kinds = sides[-1]["task_types"]
     yield "score", *(_number(side["score"]) for side in sides), "bold"
     for name in sides[-1]["criteria"]:
-        yield f"  {name}", *(_percent(side["criteria"].get(name)) for side in sides), ""
+        yield f"  {name}", *(graded(side, name) for side in sides), ""
     for kind in kinds if len(kinds) > 1 else ():
         yield f"  {type_label(kind)}", *(_number(side["task_types"].get(kind)) for side in sides), ""
+    for row in tool_rows(sides):
+        yield *row, ""
     for label, key in (("failed runs", "failed"), ("unscored", "unscored")):
         yield label, *(str(side[key]) for side in sides), ""
     for label, key in (("LM calls a task", "calls_per_task"), ("tokens a task", "tokens_per_task")):
@@ -136,7 +138,3 @@ def _gain_line(gain: dict[str, Any]) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.0f} %"

@@ -16,7 +16,7 @@ from assay.cli.shared import (
     warn_of_failures,
     warn_of_gaps,
 )
-from assay.cli.wording import in_flags
+from assay.cli.wording import in_flags, thinking_row
 from assay.reports.markdown import dollars
 from assay.runs.settings import EvaluateSettings
 
@@ -65,7 +65,7 @@ def _show(program: str, data: dict[str, Any]) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
 
-    from assay.reports.markdown import type_label
+    from assay.reports.markdown import graded, tool_rows, type_label
 
     result, rich = data["result"], Rich(highlight=False)
     table = Table(title=f"{program} on {data['split']}, {result['n']} tasks", title_justify="left", show_header=False)
@@ -74,12 +74,16 @@ def _show(program: str, data: dict[str, Any]) -> None:
     else:
         low, high = result["interval"]
         table.add_row("score", f"{result['score']:.3f}  95 % [{low:.3f}, {high:.3f}]", style="bold")
-    for name, mean in result["criteria"].items():
-        table.add_row(f"  {name}", "–" if mean is None else f"{100 * mean:.0f} %")
+    for name in result["criteria"]:
+        table.add_row(f"  {name}", graded(result, name))
     for kind, mean in result["task_types"].items() if len(result["task_types"]) > 1 else ():
         table.add_row(f"  {type_label(kind)}", "–" if mean is None else f"{mean:.3f}")
+    for row in tool_rows([result]):
+        table.add_row(*row)
     table.add_row("failed runs, unscored", f"{result['failed']}, {result['unscored']}")
     table.add_row("LM calls, from the cache", f"{data['calls']}, {data['cached']}")
+    if (thinking := result["thinking"]) is not None:
+        table.add_row("thinking tokens a run", thinking_row(thinking))
     table.add_row("tokens, dollars", f"{data['tokens']:,}, {dollars(data['cost_usd'])}")
     rich.print(table)
     for name, corrected in data["corrected"].items():

@@ -82,7 +82,7 @@ async def _serve(
     gateway = Gateway(
         opened, upstream, key=key, host=settings.host, names=tuple(settings.allow_host),
         run_id=run_id, idle_s=settings.idle_s, max_body=settings.max_body_mb << 20,
-        receive_s=settings.receive_s, one_server=settings.upstream is not None,
+        receive_s=settings.receive_s, one_server=settings.upstream is not None, loops=settings.loops,
     )  # fmt: skip
     listener = Listener(gateway.app(), limits, gateway.connections.answered)
     address = await _listen(listener, settings, opened)
@@ -118,7 +118,7 @@ async def _listen(listener: Any, settings: ServeSettings, opened: "Store") -> st
 
 def _config(settings: ServeSettings, limits: "ConnectionLimits") -> dict[str, Any]:
     """The settings that are stored with the run."""
-    config = {name: getattr(settings, name) for name in ("upstream", "host", "port", "idle_s")}
+    config = {name: getattr(settings, name) for name in ("upstream", "host", "port", "idle_s", "loops")}
     return {"model": settings.answering, **config, "limits": asdict(limits)}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-__all__ = ["counted", "curriculum_lines", "in_flags", "message_of"]
+__all__ = ["counted", "curriculum_lines", "in_flags", "message_of", "thinking_row"]
 
 _VALUE = r"\{[^{}]*\}|\[[^\[\]]*\]|'[^']*'|\"[^\"]*\"|…|-?\d[\w.+-]*\w|-?\d|[A-Z]\w*"
 _ASSIGNED = re.compile(rf"(?<![\w.-])(?P<name>[a-z]\w*)=(?P<value>{_VALUE})")
@@ -20,6 +20,16 @@ _LISTED = re.compile(r"\((?P<names>[a-z_]+(?:, (?:or )?[a-z_]+)+)\)")
 _PAIR = re.compile(r"'(\w+)': (?:'([^']*)'|([^,}]+))")
 _PYTHON_ONLY = re.compile(r"\blm=…,? or ")
 _OPPOSITES = {"cache": "no_cache", "preflight": "no_preflight", "demos": "without_demos", "scale": "no_scale"}
+
+
+def thinking_row(thinking: Mapping[str, Any]) -> str:
+    """The metric `thinking` in one cell."""
+    parts = [f"{thinking['tokens']:.1f}, {100 * thinking['wasted_share']:.0f} % after the answer was stable"]
+    if thinking["budget_share"] is not None:
+        parts.append(f"{100 * thinking['budget_share']:.0f} % of the budget")
+    if thinking["loops"]:
+        parts.append(f"{thinking['loops']} loops")
+    return "; ".join(parts)
 
 
 def counted(number: int, things: str) -> str:

@@ -1,4 +1,4 @@
-"""Rows from JSONL, CSV, Parquet, `hf:`, `reasoning_gym:`, `arithmetic:` and `tools:`, streamed, not loaded whole."""
+"""Rows from JSONL, CSV, Parquet and specs such as `hf:`, `bfcl:`, `tools:`. Large files are streamed."""
 
 import csv
 import inspect
@@ -7,19 +7,19 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
+from assay.datasets.bfcl import bfcl_rows
 from assay.datasets.memory import PREFIX, rows_in_memory
 from assay.datasets.parquet import parquet_rows
+from assay.datasets.specs import Row, number_of, options_of, registered
 from assay.datasets.tools import tool_rows
 from assay.errors import DataError, MissingExtra
 
 __all__ = ["iter_rows"]
 
-Row = tuple[str, dict[str, Any]]  # (place for error messages, fields)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _MAX_LINE = 16 * 1024 * 1024  # bytes
 
@@ -30,8 +30,9 @@ def iter_rows(spec: str) -> Iterator[Row]:
     Args:
         spec: `path.jsonl`, `.csv` (separated by comma, semicolon, tab or bar), `.parquet`;
             `hf:org/name[:config][:split]`; `reasoning_gym:name?size=&seed=&…`;
-            `arithmetic:terms=2-3&digits=2-3&ops=+-*&size=&seed=`; `tools:STAGE?size=&seed=` (see
-            `assay.datasets.tools`).
+            `arithmetic:terms=2-3&digits=2-3&ops=+-*&size=&seed=`; `mutants:MODULE_OR_FILE?size=&seed=`
+            (`assay.api.mutants`); `bfcl:CATEGORY?size=&seed=&path=` (`assay.datasets.bfcl`);
+            `tools:STAGE?size=&seed=` (`assay.datasets.tools`).
     Raises:
         DataError: unknown kind, missing file, or a row that cannot be read (the message names file and line).
         MissingExtra: the source needs a package that is not installed.
@@ -47,6 +48,10 @@ def iter_rows(spec: str) -> Iterator[Row]:
         return _hub(rest)
     if kind == "tools":
         return _tools(rest)
+    if kind == "bfcl":
+        return _bfcl(rest)
+    if (reader := registered(kind)) is not None:
+        return reader(rest)
     path = Path(spec)
     readers: dict[str, Callable[[Path], Iterator[Row]]] = {
         ".jsonl": _jsonl,
@@ -58,7 +63,7 @@ def iter_rows(spec: str) -> Iterator[Row]:
     if path.suffix.lower() not in readers:
         raise DataError(
             f"cannot tell what {spec!r} is: expected a file ending in {', '.join(readers)}, "
-            "or hf:…, reasoning_gym:…, arithmetic:…, tools:…"
+            "or hf:…, reasoning_gym:…, bfcl:…, arithmetic:…, mutants:…, tools:…, curriculum:…"
         )
     if not path.is_file():
         raise DataError(f"no such file: {path}")
@@ -158,26 +163,6 @@ def _hub(rest: str) -> Iterator[Row]:
         raise DataError(f"cannot load hf:{rest}: {error}") from error
 
 
-def _options(text: str, allowed: Iterable[str], spec: str) -> dict[str, str]:
-    try:
-        options = dict(parse_qsl(text.replace("+", "%2B"), keep_blank_values=True, strict_parsing=bool(text)))
-    except ValueError:
-        raise DataError(f"{spec}: {text!r} is not NAME=VALUE&NAME=VALUE") from None
-    if unknown := sorted(options.keys() - set(allowed)):
-        raise DataError(f"{spec}: unknown option {unknown}; the options are {sorted(allowed)}")
-    return options
-
-
-def _number(options: dict[str, str], name: str, default: int, *, at_least: int = 0) -> int:
-    try:
-        value = int(options.get(name, default))
-    except ValueError:
-        value = at_least - 1
-    if value < at_least:
-        raise DataError(f"{name}={options[name]!r} must be an integer >= {at_least}")
-    return value
-
-
 def _reasoning_gym(rest: str) -> Iterator[Row]:
     try:
         import reasoning_gym
@@ -189,7 +174,7 @@ def _reasoning_gym(rest: str) -> Iterator[Row]:
         raise DataError(f"reasoning_gym has no task family {name!r}; for example: chain_sum, gcd, base_conversion")
     config = DATASETS[name][1]
     fields = inspect.signature(config).parameters
-    options = {"size": "500", "seed": "0", **_options(query, fields, f"reasoning_gym:{name}")}
+    options = {"size": "500", "seed": "0", **options_of(query, fields, f"reasoning_gym:{name}")}
     try:
         dataset = reasoning_gym.create_dataset(name, **{key: json.loads(value) for key, value in options.items()})
         for number, item in enumerate(dataset, 1):
@@ -205,11 +190,18 @@ def _reasoning_gym(rest: str) -> Iterator[Row]:
         raise DataError(f"reasoning_gym:{rest}: {error}") from error
 
 
+def _bfcl(rest: str) -> Iterator[Row]:
+    category, _, query = rest.partition("?")
+    options = options_of(query, ("size", "seed", "path"), f"bfcl:{category}")
+    size = number_of(options, "size", 0, at_least=1) if "size" in options else None
+    return bfcl_rows(category, size=size, seed=number_of(options, "seed", 0), path=options.get("path", ""))
+
+
 def _tools(rest: str) -> Iterator[Row]:
     stage, _, query = rest.partition("?")
-    options = _options(query, ("size", "seed"), f"tools:{stage}")
-    size = _number(options, "size", 500, at_least=1)
-    return tool_rows(stage, size=size, seed=_number(options, "seed", 0))
+    options = options_of(query, ("size", "seed"), f"tools:{stage}")
+    size = number_of(options, "size", 500, at_least=1)
+    return tool_rows(stage, size=size, seed=number_of(options, "seed", 0))
 
 
 def _family_type(name: str, metadata: dict[str, Any]) -> str:
@@ -232,9 +224,9 @@ _WORDINGS = ("What is {}?", "Calculate {}.", "Work out {}.", "How much is {}?")
 
 def _arithmetic(query: str) -> Iterator[Row]:
     """Distinct sums, differences and products; `signs=1` includes negative numbers."""
-    options = _options(query, ("terms", "digits", "ops", "signs", "size", "seed"), "arithmetic")
+    options = options_of(query, ("terms", "digits", "ops", "signs", "size", "seed"), "arithmetic")
     terms, digits = _span(options, "terms", "2-3"), _span(options, "digits", "2-3")
-    size, rng = _number(options, "size", 500, at_least=1), random.Random(_number(options, "seed", 0))
+    size, rng = number_of(options, "size", 500, at_least=1), random.Random(number_of(options, "seed", 0))
     ops, signs = options.get("ops", "+-"), options.get("signs", "0")
     if signs not in ("0", "1"):
         raise DataError(f"arithmetic: signs={signs!r} must be 0 or 1")

@@ -15,9 +15,10 @@ from assay.datasets import Task
 from assay.errors import Cancelled, FailureKind
 from assay.evaluation.executors import in_threads, pairs_in_threads
 from assay.evaluation.failures import FirstRuns
-from assay.evaluation.metrics import Budget, TaskRun, measure, run_of
+from assay.evaluation.metrics import Budget, TaskRun, measure, run_of, thinking_report
 from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.statistics import mean_interval
+from assay.evaluation.tool_use import figures_of, tool_use
 from assay.rubrics import ScoreResult
 from assay.rubrics.coverage import coverage_report
 from assay.rubrics.scoring import mean_result
@@ -103,6 +104,7 @@ class Evaluation:
             has_tools=getattr(prediction, "_has_tools", False),
             needed=task.metadata.get("tool_calls"),
             error=(result.failed or result.feedback) if unscored else None,
+            tool_figures=figures_of(task, prediction._rollout) if getattr(prediction, "_has_tools", False) else {},
         )
         self.results[task.id] = mean_result(samples)
         self.task_types[task.id] = task.task_type
@@ -135,11 +137,19 @@ class Evaluation:
 
     def criteria(self) -> dict[str, float | None]:
         """Mean grade of each final criterion over the tasks where it was decided."""
+        return {name: float(np.mean(values)) if values else None for name, values in self._grades().items()}
+
+    def criteria_intervals(self) -> dict[str, list[float] | None]:
+        """95 % interval of each mean in `criteria`; None where there is none."""
+        return {name: list(mean_interval(values)) if values else None for name, values in self._grades().items()}
+
+    def _grades(self) -> dict[str, list[float]]:
+        """Grades of each final criterion on the tasks where it was decided."""
         grades: dict[str, list[float]] = defaultdict(list)
         for result in self.results.values():
             for name, value in result.grades.items():
                 grades[name] += [] if math.isnan(value) else [value]
-        return {name: float(np.mean(values)) if values else None for name, values in grades.items()}
+        return grades
 
     def coverage(self) -> dict[str, Any]:
         """`coverage` and `undecided` over all runs: see `assay.rubrics.coverage`."""
@@ -151,12 +161,14 @@ class Evaluation:
         """The evaluation as a JSON-ready mapping.
 
         Fields: `score`, `interval`, `n`, `unscored`, `failed`, `why_failed`, `coverage`, `undecided`, `criteria`,
-        `metrics`, `task_types`, `calls_per_task`, `tokens_per_task`, `cost_usd` (None if a price is unknown).
+        `criteria_intervals`, `metrics`, `thinking`, `tool_use` (None for a program without tools), `task_types`,
+        `calls_per_task`, `tokens_per_task`, `cost_usd` (None if a price is unknown).
         """
         by_type: dict[str, list[float]] = defaultdict(list)
         for task_id, value in self.scores.items():
             by_type[self.task_types[task_id]] += [] if math.isnan(value) else [value]
         low, high = mean_interval(list(self.scores.values()))
+        thinking = thinking_report(list(self.runs.values()))
         reasons = [result.failed for result in self.results.values() if result.failed is not None]
         return {
             "score": None if math.isnan(self.mean) else self.mean,
@@ -167,7 +179,10 @@ class Evaluation:
             "why_failed": Counter(reasons).most_common(1)[0][0] if reasons else None,
             **self.coverage(),
             "criteria": self.criteria(),
+            "criteria_intervals": self.criteria_intervals(),
             "metrics": measure(list(self.runs.values()), budget=budget).to_dict(),
+            "thinking": None if thinking is None else thinking.to_dict(),
+            "tool_use": tool_use(list(self.runs.values())),
             "task_types": {
                 kind: float(np.mean(values)) if values else None for kind, values in sorted(by_type.items())
             },

@@ -17,8 +17,12 @@ from assay.rubrics import Rubric
 from assay.rubrics.steps import is_used, passed_on, plain_text
 from assay.traces import Rollout, ToolCall, Transition
 from assay.traces.records import RUN_FIELDS
+from assay.traces.thinking import ThinkingUse, thinking_of
 
-__all__ = ["METRICS", "AgentEvaluator", "AgentMetrics", "Budget", "TaskRun", "before_and_after", "measure", "run_of"]
+__all__ = [
+    "METRICS", "AgentEvaluator", "AgentMetrics", "Budget", "TaskRun", "ThinkingReport", "before_and_after", "measure",
+    "run_of", "thinking_report",
+]  # fmt: skip
 
 _NUMBER = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n")
@@ -51,7 +55,9 @@ class TaskRun:
         tools_needed: number of tool calls that the task needs; None for an agent without tools.
         confidence: the agent's own, in [0, 1].
         metrics: values that a user's evaluator gave for this run; they replace the computed metrics of the same name.
+        thinking: what the run spent on thinking; None if unknown.
         error: why the agent gave no answer.
+        tool_figures: of an agent with tools, see `assay.evaluation.tool_use`; only those that apply to the task.
     """
 
     task_id: str
@@ -69,7 +75,9 @@ class TaskRun:
     tools_needed: int | None = None
     confidence: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    thinking: ThinkingUse | None = None
     error: str | None = None
+    tool_figures: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +184,13 @@ def _tool_usage(run: TaskRun) -> float | None:
 
 
 def run_of(
-    rollout: Rollout, *, score: float | None, has_tools: bool, needed: Any = None, error: str | None = None
+    rollout: Rollout,
+    *,
+    score: float | None,
+    has_tools: bool,
+    needed: Any = None,
+    error: str | None = None,
+    tool_figures: Mapping[str, float] | None = None,
 ) -> TaskRun:
     """A recorded rollout as a run.
 
@@ -209,7 +223,55 @@ def run_of(
         tools_made=len(calls),
         tools_needed=tools_needed if has_tools else None,
         error=error,
+        thinking=thinking_of(rollout),
+        tool_figures=tool_figures or {},
         confidence=math.exp(math.fsum(probabilities) / len(probabilities)) if probabilities else None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThinkingReport:
+    """The metric `thinking`, over the runs whose thinking tokens are known.
+
+    Attributes:
+        runs: their number.
+        tokens: mean thinking tokens of a run.
+        after_stable: of them, those spent after the choice of a step, or the answer, was first the final one.
+        wasted_share: the second divided by the first.
+        budget_share: thinking tokens divided by those that were allowed; null without a budget.
+        loops: calls of all runs that ended in a loop, and tool calls that brought nothing new.
+        tokens_saved: tokens that calls stopped in a loop had left until their limit, at most.
+    """
+
+    runs: int
+    tokens: float
+    after_stable: float
+    wasted_share: float
+    budget_share: float | None
+    loops: int
+    tokens_saved: int
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        return asdict(self)
+
+
+def thinking_report(runs: Sequence[TaskRun]) -> ThinkingReport | None:
+    """The metric `thinking` of some runs; None if no run thought, was limited, or ended in a loop."""
+    uses = [run.thinking for run in runs if run.thinking is not None]
+    known = [use for use in uses if use.tokens is not None]
+    loops, allowed = sum(use.loops for use in uses), sum(use.budget for use in known)
+    tokens, after = sum(use.tokens or 0 for use in known), sum(use.after_stable or 0 for use in known)
+    if not known or not (tokens or loops or allowed):
+        return None
+    used = math.fsum((use.budget_share or 0.0) * use.budget for use in known)
+    return ThinkingReport(
+        runs=len(known),
+        tokens=tokens / len(known),
+        after_stable=after / len(known),
+        wasted_share=after / tokens if tokens else 0.0,
+        budget_share=used / allowed if allowed else None,
+        loops=loops,
+        tokens_saved=sum(use.tokens_saved for use in uses),
     )
 
 

@@ -23,7 +23,7 @@ from assay.models import LanguageModel, Meter, sample_scope
 from assay.models.failures import failure_of_program, failure_of_run, is_agent_failure, stop_in
 from assay.models.limits import DEFAULT_S, OverTime, current_limit, limited, within_limit
 from assay.models.tool_limits import ToolOverTime
-from assay.programs import RANGES, AgentParameters, make_adapter, program_version
+from assay.programs import RANGES, AgentParameters, ToolAgent, make_adapter, program_version
 from assay.programs.compose import is_agent
 from assay.programs.wrapping import as_prediction
 from assay.rubrics import Failed, Rubric
@@ -134,7 +134,7 @@ def stored_fields(task: Task) -> dict[str, Any]:
 def has_tools(program: dspy.Module) -> bool:
     """Whether a program, or one inside it, calls tools."""
     return any(
-        bool(getattr(module, "tools", None))
+        isinstance(module, ToolAgent) or bool(getattr(module, "tools", None))
         for module in (program, *(inner for _, inner in program.named_sub_modules()))
     )
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from assay.models.meter import Caps, Meter, Usage
     from assay.models.registry import EMBEDDED, EmbeddedModel, find_model, pull_model
     from assay.models.scope import sample_scope, spending
+    from assay.models.thinking import Thinking
 else:
     __getattr__, __dir__ = attach(
         __name__,
@@ -26,6 +27,7 @@ else:
             "meter": "Caps Meter Usage",
             "registry": "EMBEDDED EmbeddedModel find_model pull_model",
             "scope": "sample_scope spending",
+            "thinking": "Thinking",
         },
     )
 
@@ -38,6 +40,7 @@ __all__ = [
     "LanguageModel",
     "Meter",
     "ResponseCache",
+    "Thinking",
     "Usage",
     "call_to_dict",
     "count_tokens",

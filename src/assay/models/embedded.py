@@ -27,7 +27,9 @@ from assay.models.lora.adapters import Adapter, with_adapters
 from assay.models.lora.conversion import write_merged
 from assay.models.registry import EmbeddedModel, find_model, model_home, spec
 from assay.models.scope import current_field
+from assay.models.thinking import Thinking, llama_request, template_thinks
 from assay.models.tool_calls import with_tool_calls
+from assay.models.watching import LOOP, watched_reply
 
 __all__ = ["LINES", "LlamaBackend", "PolicyBackend", "lines_grammar", "server_url"]
 
@@ -40,6 +42,7 @@ _UNTRUNCATED = {
     "top_p": 1.0,
     "min_p": 0.0,
 }
+_WATCHED = 64  # a shorter answer has too few words for a loop
 _CONTEXT = 16384  # tokens shared by all slots; 22 kB of cache per token for SmolLM2-135M
 
 _MERGED = 6  # merged models stored on disk, 145 MB each for SmolLM2-135M
@@ -157,6 +160,7 @@ class LlamaBackend:
     """
 
     supports_reasoning = False
+    stops_loops = False  # see `get_lm`
     sampling: Mapping[str, Any] = {}  # overrides the request
     supports_response_schema = True
     supported_params = frozenset(
@@ -194,6 +198,7 @@ class LlamaBackend:
         self.weights = self.spec.sha256
         self.adapters = tuple(adapter.sha256 for adapter in adapters)
         self.supports_function_calling = "tools" in self.spec.chat_template
+        self.thinks = template_thinks(self.spec.chat_template)
 
     def __deepcopy__(self, memo: object) -> "LlamaBackend":
         return self
@@ -202,6 +207,10 @@ class LlamaBackend:
         if self.path not in _servers and not self.path.is_file():  # removed because other models were merged since
             self.path = _merged(self.spec, self._parts)
         return _server(self.path)
+
+    def with_thinking(self, request: Any, thinking: Thinking) -> Any:
+        """The request with a thinking budget; see `llama_request`."""
+        return llama_request(request, thinking, name=self.spec.name, thinks=self.thinks)
 
     def complete(self, request: Any) -> tuple[Any, float]:
         """Response and its cost in dollars (0: the model runs locally)."""
@@ -221,8 +230,7 @@ class LlamaBackend:
         if body.get("top_p") == 1 and "top_k" not in body:  # top_p=1 requests the whole distribution
             body |= _UNTRUNCATED
         body |= self.sampling
-        raw = self._engine().handle_chat_completions(body)
-        raw = json.loads(raw) if isinstance(raw, str | bytes) else raw
+        raw = self._reply(body)
         if body.get("tools"):
             raw = with_tool_calls(raw, body["tools"])
         if "choices" not in raw:
@@ -235,6 +243,18 @@ class LlamaBackend:
         # pruned before parsing: up to two hundred alternatives per token
         pruned_reply(raw, requested=requested, field=current_field.get())
         return response_value(raw, "chat", request), self.price_usd
+
+    def _reply(self, body: dict[str, Any]) -> Any:
+        """Raw reply; with `stops_loops`, that of a generation that is stopped if it repeats itself."""
+        engine = self._engine()
+        if self.stops_loops and not body.get("tools") and int(body.get("max_tokens") or _WATCHED) >= _WATCHED:
+            reply = watched_reply(engine.handle_chat_completions, body)
+            if LOOP in reply:  # llama.cpp reports the usage only at the end
+                prompt = self.post("/apply-template", {"messages": body["messages"]})["prompt"]
+                reply["usage"]["prompt_tokens"] = self.count_tokens(prompt)
+            return reply
+        raw = engine.handle_chat_completions(body)
+        return json.loads(raw) if isinstance(raw, str | bytes) else raw
 
     def count_tokens(self, text: str) -> int:
         """Number of tokens of `text` by the model's own tokenizer."""
@@ -307,11 +327,39 @@ def lines_grammar(schema: dict[str, Any]) -> str:
     """GBNF grammar for an object schema, written as one `name: value` line per property, in order, all required.
 
     Enums, numbers, booleans, and strings whose `pattern` is one character class with a repetition are constrained
-    exactly. Any other value is one line of text, to be validated after parsing.
+    exactly, and so are objects and arrays. Any other value is one line of text, to be validated after parsing.
     """
+    if any(_is_nested(value) for value in schema["properties"].values()):
+        return _nested_lines_grammar(schema)
     rows = [f"{json.dumps(f'{name}: ')} {_value_rule(value)}" for name, value in schema["properties"].items()]
     # The optional last newline is needed by models trained to end a turn with one: they do not stop without it.
     return "root ::= " + ' "\\n" '.join(rows) + ' "\\n"?'
+
+
+def _is_nested(schema: dict[str, Any]) -> bool:
+    return schema.get("type") in ("object", "array")
+
+
+def _nested_lines_grammar(schema: dict[str, Any]) -> str:
+    """As `lines_grammar`, with objects and arrays as JSON on one line, in llguidance's dialect of Lark."""
+    compact = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    rows, rules = [], []
+    for number, (name, value) in enumerate(schema["properties"].items()):
+        rows.append(f"{json.dumps(f'{name}: ', ensure_ascii=False)} v{number}")
+        if _is_nested(value):
+            rules.append(f"v{number}: %json {json.dumps({**value, 'x-guidance': compact}, ensure_ascii=False)}")
+        elif "enum" in value or "const" in value:
+            choices = value.get("enum", [value.get("const")])
+            rules.append(f"v{number}: " + " | ".join(json.dumps(str(one), ensure_ascii=False) for one in choices))
+        else:
+            rules.append(f"v{number}: /{_line_pattern(value)}/")
+    return "\n".join(["%llguidance {}", "start: " + ' "\\n" '.join(rows) + ' "\\n"?', *rules])
+
+
+def _line_pattern(schema: dict[str, Any]) -> str:
+    """Regular expression of a number, boolean or text on one line."""
+    kinds = {"integer": "-?[0-9]{1,18}", "number": r"-?[0-9]{1,18}(\.[0-9]{1,12})?", "boolean": "(true|false)"}
+    return kinds.get(schema.get("type", ""), f"[^\\n]{{1,{schema.get('maxLength', 2000)}}}")
 
 
 def _value_rule(schema: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from typing import Any
+from typing import Any, cast
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else the import of litellm waits seconds for a download
 
@@ -12,14 +12,17 @@ from dspy.clients.execution import execute, prepare
 from dspy.clients.lm15_boundary import request_kwargs
 from dspy.utils.exceptions import ContextWindowExceededError, LMServerError
 
+from assay.errors import ConfigError
 from assay.models.answers import failure_in, text_of, with_completion
 from assay.models.redirects import no_redirects
 from assay.models.roles import check_address, check_variables
+from assay.models.thinking import Server, Thinking, hosted_request, server_at
 from assay.support.scrubbing import add_secrets, fields
 
 __all__ = ["HostedBackend", "quiet_litellm"]
 
 _DEFAULT_TIMEOUT_S = 120.0  # without a timeout, a server that hangs would hang the run
+_PROVIDERS = ("anthropic/", "gemini/")  # whose own API an address speaks; others speak OpenAI's
 _SELF_HOSTED = ("hosted_vllm/", "ollama_chat/", "ollama/", "lm_studio/", "llamafile/")
 
 
@@ -43,6 +46,7 @@ class HostedBackend:
         for key in ("temperature", "max_tokens", "max_completion_tokens", "rollout_id", "seed"):
             self.lm.kwargs.pop(key, None)  # generation settings come with each request
         self.lm.kwargs.setdefault("timeout", _DEFAULT_TIMEOUT_S)
+        self._server: Server | None = None  # what the user's own server says of itself, once asked
         self._no_schema = False  # set once the server has refused a schema
         # part of the cache key: another server may serve other weights under the same name
         self.address = str(self.lm.kwargs.get("api_base") or self.lm.kwargs.get("base_url") or "")
@@ -69,6 +73,30 @@ class HostedBackend:
     def supported_params(self) -> frozenset[str]:
         supported = frozenset(self.lm.supported_params)
         return supported | {"response_format"} if self.supports_response_schema else supported
+
+    @property
+    def server(self) -> Server | None:
+        """The user's own server; None for a provider, also behind another address. Asked once."""
+        if not self._self_hosted or self.lm.model.startswith(_PROVIDERS):
+            return None
+        if self._server is None:
+            if self.lm.model.startswith("hosted_vllm/"):
+                self._server = Server("vllm", True)
+            else:
+                key = self.lm.kwargs.get("api_key")
+                self._server = server_at(self.address, str(key) if key else None) if self.address else Server()
+        return self._server
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model thinks outside of its answer, as far as is known."""
+        server = self.server
+        return self.supports_reasoning if server is None else server.thinks
+
+    def with_thinking(self, request: lm15.Request, thinking: Thinking) -> lm15.Request:
+        """The request with a thinking budget; see `hosted_request`."""
+        request = hosted_request(request, thinking, server=self.server, reasons=self.supports_reasoning)
+        return cast("lm15.Request", request)
 
     @property
     def _self_hosted(self) -> bool:
@@ -100,6 +128,9 @@ class HostedBackend:
         with dspy.context(send_stream=None), no_redirects():
             result = execute(self.lm, self._prepared(request))
         response = with_completion(result.typed(request, self.lm.model_type))
+        ignored = [note for note in response.adaptations if note.field.startswith("config.reasoning")]
+        if ignored:
+            raise ConfigError(f"thinking: {self.lm.model} did not take the budget as it is: {ignored[0].reason}")
         if (failure := failure_in(response.provider_data, text_of(response))) is not None:
             raise LMServerError(f"the server answered with status 200 and {failure}")
         return response, result.cost

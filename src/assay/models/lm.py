@@ -7,14 +7,15 @@ import contextlib
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import dspy
 from dspy import lm15
+from dspy.utils.exceptions import LMError
 
-from assay.errors import ConfigError, ModelError
+from assay.errors import ConfigError, LoopStopped, ModelError
 from assay.models.cache import ResponseCache
 from assay.models.calls import Observer
 from assay.models.embedded import LlamaBackend
@@ -23,6 +24,7 @@ from assay.models.meter import Meter
 from assay.models.recording import AsyncRecordingEngine, RecordingEngine
 from assay.models.roles import Endpoint, is_embedded, with_local_key
 from assay.models.scope import current_sample, sample_scope
+from assay.models.thinking import Thinking, reasoning_request, thinking_scope
 
 __all__ = [
     "LanguageModel",
@@ -41,23 +43,31 @@ _CLIENT_KEYS = ("api_key", "api_base", "base_url", "timeout", "headers", "extra_
 
 
 class LanguageModel(dspy.LM):  # type: ignore[misc]
-    """A `dspy.LM` over a `RecordingEngine`. DSPy's `rollout_id` becomes the sample in the cache key and in the seed."""
+    """A `dspy.LM` over a `RecordingEngine`. DSPy's `rollout_id` becomes the sample in the cache key and in the seed.
+
+    Attributes:
+        thinking: thinking budget of every call that has none of its own (`lm(…, thinking=256)`).
+    """
+
+    thinking: Thinking | None = None
 
     def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
+        thinking = Thinking.of(kwargs.pop("thinking", self.thinking))
         samples, kwargs = self._samples(kwargs)
         completions = []
         for sample in samples:
-            with sample_scope(sample):
+            with sample_scope(sample), thinking_scope(thinking), _unwrapped():
                 completions.append(
                     super().__call__(prompt, messages=messages, **self._seeded(kwargs, prompt, messages))
                 )
         return completions[0] if len(completions) == 1 else _together(completions)
 
     async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
+        thinking = Thinking.of(kwargs.pop("thinking", self.thinking))
         samples, kwargs = self._samples(kwargs)
         completions = []
         for sample in samples:
-            with sample_scope(sample):
+            with sample_scope(sample), thinking_scope(thinking), _unwrapped():
                 completions.append(
                     await super().acall(prompt, messages=messages, **self._seeded(kwargs, prompt, messages))
                 )
@@ -83,12 +93,14 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
         Another `model` gets an engine of its own, with the same cache, meter and observers.
         """
         name = kwargs.pop("model", self.model)
+        if "thinking" in kwargs:
+            kwargs["thinking"] = Thinking.of(kwargs["thinking"])
         if name != self.model:
             engine = self.recording
             generation = {key: self.kwargs[key] for key in ("temperature", "max_tokens", "seed") if key in self.kwargs}
             settings = {**generation, **kwargs}
             other = get_lm(name, cache=engine.cache, meter=engine.meter, observers=engine.observers, **settings)
-            other.provider = self.provider
+            other.provider, other.thinking = self.provider, settings.get("thinking", self.thinking)
             return other
         if _REASONS in self.kwargs:
             kwargs.pop("temperature", None)
@@ -116,6 +128,17 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
         return {**kwargs, "seed": int.from_bytes(digest[:4], "big") >> 1}
 
 
+@contextlib.contextmanager
+def _unwrapped() -> Iterator[None]:
+    """Raises errors of assay themselves: DSPy wraps exceptions of engines that it does not know."""
+    try:
+        yield
+    except LMError as error:
+        if isinstance(error.__cause__, LoopStopped | ConfigError):
+            raise error.__cause__ from None
+        raise
+
+
 def _together(completions: list[list[Any]]) -> list[Any]:
     """Completions of several calls in the form that DSPy gives those of one call: all strings, or all mappings."""
     outputs = [output for outputs in completions for output in outputs]
@@ -134,6 +157,8 @@ def get_lm(
     max_tokens: int | None = None,
     seed: int | None = None,
     num_retries: int = 3,
+    stop_loops: bool = False,
+    thinking: Any = None,
     **client: Any,
 ) -> LanguageModel:
     """A language model by name.
@@ -148,6 +173,10 @@ def get_lm(
         seed: seed of the run. If the engine takes seeds, each call gets one derived from it, its sample and its
             messages.
         num_retries: number of retries of a failed call.
+        stop_loops: stop an embedded model as soon as its text repeats itself, see `assay.models.loops`. llama.cpp then
+            reports token ids incompletely, so leave it off where calls are recorded for training. Without it a loop
+            ends at `max_tokens`. In both cases the call fails with `LoopStopped`.
+        thinking: thinking budget of every call: a `Thinking`, tokens, an effort word, `off` or `auto`.
         client: `api_base`, `api_key`, `timeout` and others, for hosted models. A server on this machine or in a private
             network needs no key.
     Raises:
@@ -161,6 +190,9 @@ def get_lm(
         raise ModelError(f"{name!r} is a model file: name it embedded:{name}")
     if is_embedded(name):
         backend, max_tokens = LlamaBackend(name), max_tokens or 512
+        backend.stops_loops = stop_loops
+    elif stop_loops:
+        raise ConfigError(f"stop_loops works for embedded models only: the answers of {name} arrive complete")
     else:
         hosted = dspy.LM(name, cache=False, num_retries=0, **with_local_key(name, client))
         if _REASONS in hosted.kwargs:
@@ -171,14 +203,13 @@ def get_lm(
     generation: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens}
     if seed is not None and "seed" in engine.supported_params:
         generation["seed"] = seed
-    return LanguageModel(
-        name,
-        engine=engine,
-        async_engine=AsyncRecordingEngine(engine),
-        cache=False,
-        num_retries=num_retries,
-        **generation,
-    )
+    return _over(engine, name, Thinking.of(thinking), num_retries=num_retries, **generation)
+
+
+def _over(engine: RecordingEngine, name: str, thinking: Thinking | None, **settings: Any) -> LanguageModel:
+    lm = LanguageModel(name, engine=engine, async_engine=AsyncRecordingEngine(engine), cache=False, **settings)
+    lm.thinking = thinking
+    return lm
 
 
 def has_provider(name: str) -> bool:
@@ -204,9 +235,7 @@ def lm_over(backend: Any, name: str, *, max_tokens: int = 512, seed: int | None 
     generation: dict[str, Any] = {"max_tokens": max_tokens}
     if seed is not None and "seed" in engine.supported_params:
         generation["seed"] = seed
-    return LanguageModel(
-        name, engine=engine, async_engine=AsyncRecordingEngine(engine), cache=False, num_retries=0, **generation
-    )
+    return _over(engine, name, None, num_retries=0, **generation)
 
 
 def sibling(lm: Any, name: str, endpoint: Endpoint | None = None) -> LanguageModel:
@@ -254,15 +283,8 @@ def with_recording(
         else {key: lm.kwargs[key] for key in _ADDRESS if lm.kwargs.get(key)}
     )
     generation = {key: value for key, value in lm.kwargs.items() if key not in _CLIENT_KEYS}
-    return LanguageModel(
-        lm.model,
-        model_type=lm.model_type,
-        engine=engine,
-        async_engine=AsyncRecordingEngine(engine),
-        cache=False,
-        num_retries=lm.num_retries,
-        **generation,
-    )
+    thinking = getattr(lm, "thinking", None)
+    return _over(engine, lm.model, thinking, model_type=lm.model_type, num_retries=lm.num_retries, **generation)
 
 
 class _CustomBackend:
@@ -282,6 +304,18 @@ class _CustomBackend:
         if name == "supported_params":
             return frozenset(getattr(self.engine, name, ()) or ())
         raise AttributeError(name)
+
+    @property
+    def thinks(self) -> bool:
+        return bool(self.supports_reasoning)
+
+    def with_thinking(self, request: lm15.Request, thinking: Thinking) -> lm15.Request:
+        if not self.thinks:
+            raise ConfigError(
+                f"thinking={thinking.value!r}: the engine of {request.model} does not declare supports_reasoning, and "
+                "would ignore a budget"
+            )
+        return reasoning_request(request, thinking)
 
     def complete(self, request: lm15.Request) -> tuple[lm15.Response, float | None]:
         return self.engine.complete(request), getattr(self.engine, "price_usd", None)

@@ -13,6 +13,7 @@ from dspy import lm15
 from dspy._vendor.lm15.serde import request_to_dict, response_from_dict
 from dspy.utils.exceptions import LMError, LMInvalidRequestError
 
+from assay.errors import LoopStopped
 from assay.models.alternatives import pruned
 from assay.models.answers import stored_response, text_of
 from assay.models.cache import ResponseCache
@@ -26,7 +27,9 @@ from assay.models.meter import Meter
 from assay.models.roles import Endpoint
 from assay.models.scope import current_field, current_prices, current_sample, waits_for_servers
 from assay.models.streaming import events_in_pieces
+from assay.models.thinking import current_thinking, thought_tokens
 from assay.models.transports import accounted, went_by
+from assay.models.watching import stopped_loop
 from assay.support.scrubbing import error_text
 
 __all__ = ["NOT_KNOWN", "AsyncRecordingEngine", "RecordingEngine", "ServerRefused", "bill_answered"]
@@ -70,6 +73,9 @@ class RecordingEngine:
         raise AttributeError(name)
 
     def complete(self, request: lm15.Request) -> lm15.Response:
+        thinking = current_thinking.get()
+        if thinking is not None and not thinking.is_auto:
+            request = self.backend.with_thinking(request, thinking)
         fields, sample = request_to_dict(request), current_sample.get()
         if self.cache is None:
             return self._call(request, fields, "", sample)
@@ -88,16 +94,20 @@ class RecordingEngine:
         cost = 0.0 if replayed is None else record.get("cost_usd", replayed.cost_usd)
         if replayed is not None and (prices := current_prices.get()) is not None:
             prices.append(cost or 0.0)
+        looped = stopped_loop(response, record.get("loop"))
         self._notify(
             fields,
             response,
             ids=record["token_ids"],
+            error=looped,
             cached=replayed is None,
             sample=sample,
             started=time.time(),
             latency_ms=record.get("latency_ms", 0.0),
             cost_usd=cost,
         )
+        if looped is not None:
+            raise looped
         return response
 
     def _call(self, request: lm15.Request, fields: dict[str, Any], key: str, sample: int | None) -> lm15.Response:
@@ -128,6 +138,8 @@ class RecordingEngine:
             with accounted(), asking_model():
                 response, cost = self.backend.complete(request)
             response = pruned(response, current_field.get())
+            if (looped := stopped_loop(response)) is not None:
+                raise looped
         except BaseException as failure:
             error = failure
             if not waits_for_servers.get() and is_refused(failure):
@@ -145,6 +157,7 @@ class RecordingEngine:
                         "token_ids": ids,
                         "latency_ms": latency_ms,
                         "cost_usd": cost,
+                        **({"loop": str(error)} if isinstance(error, LoopStopped) else {}),
                     },
                 )
             self.meter.settle(
@@ -204,7 +217,7 @@ class RecordingEngine:
             constrained="response_format" in request.get("config", {}),
             prompt_tokens=usage.input_tokens,
             completion_tokens=usage.output_tokens,
-            thinking_tokens=usage.reasoning_tokens,
+            thinking_tokens=self._thinking_tokens(request, response),
             token_ids=None if ids is None else tuple(ids),
             logprobs=_logprobs(response),
             latency_ms=latency_ms,
@@ -214,6 +227,13 @@ class RecordingEngine:
         )
         for observer in self.observers:
             observer(call)
+
+    def _thinking_tokens(self, request: dict[str, Any], response: lm15.Response | None) -> int | None:
+        """As the engine reports them; else those of the thought field, which are part of the answer."""
+        if response is None or response.usage.reasoning_tokens is not None:
+            return None if response is None else response.usage.reasoning_tokens
+        tokens = [token.token for token in response.logprobs or ()]
+        return thought_tokens(request, text_of(response), tokens, self.backend.count_tokens)
 
 
 class AsyncRecordingEngine:

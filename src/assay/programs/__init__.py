@@ -7,22 +7,30 @@ from assay.support.lazy import attach
 if TYPE_CHECKING:
     from assay.programs.adapters import ADAPTERS, LeanAdapter, SchemaAdapter, make_adapter
     from assay.programs.agent import Agent, BaseAgent, ToolAgent
+    from assay.programs.allocation import ThinkingPolicy
+    from assay.programs.code_repair import CodeRepair
     from assay.programs.loading import SHIPPED, load_program, program_inputs
+    from assay.programs.mcp_servers import McpServer
     from assay.programs.parameters import RANGES, AgentParameters
     from assay.programs.refinement import Refine
     from assay.programs.shipped import Classify, Extract, MathQA
     from assay.programs.state import program_state, program_version, restore_program
+    from assay.programs.tool_user import ToolUser
 else:
     __getattr__, __dir__ = attach(
         __name__,
         {
             "adapters": "ADAPTERS LeanAdapter SchemaAdapter make_adapter",
             "agent": "Agent BaseAgent ToolAgent",
+            "allocation": "ThinkingPolicy",
+            "code_repair": "CodeRepair",
             "loading": "SHIPPED load_program program_inputs",
+            "mcp_servers": "McpServer",
             "parameters": "RANGES AgentParameters",
             "refinement": "Refine",
             "shipped": "Classify Extract MathQA",
             "state": "program_state program_version restore_program",
+            "tool_user": "ToolUser",
         },
     )
 
@@ -34,12 +42,16 @@ __all__ = [
     "AgentParameters",
     "BaseAgent",
     "Classify",
+    "CodeRepair",
     "Extract",
     "LeanAdapter",
     "MathQA",
+    "McpServer",
     "Refine",
     "SchemaAdapter",
+    "ThinkingPolicy",
     "ToolAgent",
+    "ToolUser",
     "load_program",
     "make_adapter",
     "program_inputs",

@@ -17,6 +17,7 @@ from dspy.utils.exceptions import AdapterParseError
 
 from assay.errors import ConfigError
 from assay.models.embedded import LINES
+from assay.programs.thinking import LimitsThoughts
 
 __all__ = ["ADAPTERS", "LeanAdapter", "SchemaAdapter", "listen_under", "make_adapter", "output_schema"]
 
@@ -29,7 +30,7 @@ def make_adapter(name: str) -> Any:
     Raises:
         ConfigError: unknown name.
     """
-    kinds = {"json": SchemaAdapter, "lean": LeanAdapter, "chat": dspy.ChatAdapter}
+    kinds = {"json": SchemaAdapter, "lean": LeanAdapter, "chat": SectionsAdapter}
     if name not in kinds:
         raise ConfigError(f"unknown adapter {name!r}; adapters are {', '.join(ADAPTERS)}")
     return kinds[name]()
@@ -69,7 +70,13 @@ def _response_format(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "outputs", "schema": schema, "strict": True}}
 
 
-class SchemaAdapter(dspy.JSONAdapter):  # type: ignore[misc]
+class SectionsAdapter(LimitsThoughts, dspy.ChatAdapter):  # type: ignore[misc]
+    """DSPy's ChatAdapter, which can leave a thought out but not limit it."""
+
+    limits_fields = False
+
+
+class SchemaAdapter(LimitsThoughts, dspy.JSONAdapter):  # type: ignore[misc]
     """DSPy's JSONAdapter with patterns and lengths in the schema; DSPy itself drops them."""
 
     def _prepare_response_format(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> None:
@@ -80,7 +87,8 @@ class SchemaAdapter(dspy.JSONAdapter):  # type: ignore[misc]
             super()._prepare_response_format(lm, lm_kwargs, signature)
 
 
-SchemaAdapter.__name__ = "JSONAdapter"  # `dspy.streamify` finds an adapter's output format by the class name
+# `dspy.streamify` finds an adapter's output format by the class name
+SchemaAdapter.__name__, SectionsAdapter.__name__ = "JSONAdapter", "ChatAdapter"
 
 
 def listen_under(adapter: Any) -> None:
@@ -104,7 +112,7 @@ def listen_under(adapter: Any) -> None:
             listener.receive, listener.finalize = under(listener.receive), under(listener.finalize)
 
 
-class LeanAdapter(dspy.Adapter):  # type: ignore[misc]
+class LeanAdapter(LimitsThoughts, dspy.Adapter):  # type: ignore[misc]
     """`name: value` lines for inputs and outputs. Engines that support it constrain the lines to the schema."""
 
     def _call_preprocess(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, inputs: dict[str, Any]) -> Any:

@@ -5,23 +5,27 @@ follow each of these, but not one prompt that combines them.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import dspy
 
 from assay.errors import FailureKind, ProgramError
-from assay.models import LINES, count_tokens, supports
+from assay.models import count_tokens, supports
+from assay.models.loops import ToolLoopDetector
 from assay.models.scope import alternatives_of
+from assay.models.thinking import Thinking, native_thinking
 from assay.programs.adapters import listen_under, make_adapter
-from assay.programs.estimate import choice_odds
-from assay.programs.parameters import AgentParameters
+from assay.programs.allocation import AUTO, Round, ThinkingPolicy, answer_key, majority_is_sure, margin_of, think
+from assay.programs.estimate import choice_odds, logprobs_options, narrowed_signature
+from assay.programs.parameters import AgentParameters, reasoning_tokens, review_rounds
 from assay.programs.streaming import in_thread
+from assay.programs.thinking import thinking_limit, thought_field
 from assay.traces.recorder import note_failure
 
-__all__ = ["Agent", "BaseAgent", "ToolAgent", "reasoning_tokens", "review_rounds"]
+__all__ = ["Agent", "BaseAgent", "ToolAgent"]
 
-_REVIEW_DEPTH = 6  # from this reasoning_depth on, the answer is reviewed
 WRITTEN_DECISIONS = "assay_written_decisions"
 """Key in DSPy's settings. If true, a tool agent executes the action that it wrote, regardless of probabilities and
 threshold. Policy gradient training needs this: tokens are credited with the outcome that they caused."""
@@ -41,18 +45,12 @@ class BaseAgent(Protocol):
         raise NotImplementedError(f"{type(self).__name__} has no set_parameters(parameters)")
 
 
-def reasoning_tokens(depth: int) -> int:
-    """Thinking budget of a step in tokens: 0 at depth 1, otherwise 2 to the power of the depth (1024 at 10)."""
-    return 0 if depth == 1 else 2**depth
-
-
-def review_rounds(depth: int) -> int:
-    """Refinement rounds after the first answer: none below depth 6, one at 6 and 7, two at 8 and 9, three at 10."""
-    return max(0, (depth - _REVIEW_DEPTH) // 2 + 1)
-
-
 class Agent(dspy.Module):  # type: ignore[misc]
     """A `dspy.Module` with its own `agent_parameters` and prompt format.
+
+    Its `thinking` is a budget that replaces the one of `reasoning_depth`: a `Thinking` or its short form (tokens, an
+    effort word, `off`, `auto`). Its `policy` decides when a step thinks and stops: a `ThinkingPolicy` or its fields by
+    name; with the budget `auto` the default is `assay.programs.allocation.AUTO`. Both are part of the program's state.
 
     Subclasses implement `solve(**inputs)` and put every constructor argument that is not an agent parameter into
     `config`, so that an artifact can rebuild the program. `parameters()` is DSPy's method and returns predictors.
@@ -60,8 +58,16 @@ class Agent(dspy.Module):  # type: ignore[misc]
 
     input_names: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, parameters: AgentParameters | None = None, prompt_format: str = "json") -> None:
+    def __init__(
+        self,
+        parameters: AgentParameters | None = None,
+        prompt_format: str = "json",
+        *,
+        thinking: Any = None,
+        policy: Any = None,
+    ) -> None:
         super().__init__()
+        self.thinking, self.policy = Thinking.of(thinking), ThinkingPolicy.of(policy)
         self.agent_parameters = parameters or AgentParameters()
         self.prompt_format = prompt_format
         self.config: dict[str, Any] = {}
@@ -90,12 +96,41 @@ class Agent(dspy.Module):  # type: ignore[misc]
         if lm is None:
             raise ProgramError("no language model is configured: call dspy.configure(lm=assay.get_lm(NAME))")
         options: dict[str, Any] = {"temperature": self.agent_parameters.temperature}
+        if self.thinking is not None:
+            options["thinking"] = self.thinking
+        lm = lm.copy(**options)
         if lm.kwargs.get("max_tokens") is not None:  # the thinking budget is in addition to the answer's limit
-            options["max_tokens"] = lm.kwargs["max_tokens"] + reasoning_tokens(self.agent_parameters.reasoning_depth)
+            lm.kwargs["max_tokens"] += thinking_limit(lm, reasoning_tokens(self.agent_parameters.reasoning_depth))
         adapter = make_adapter(self.prompt_format)
         listen_under(adapter)
-        with dspy.context(lm=lm.copy(**options), adapter=adapter):
-            return self.solve(**inputs)
+        with dspy.context(lm=lm, adapter=adapter):
+            return self._sampled(inputs) if self.thinking_policy.samples > 1 else self.solve(**inputs)
+
+    @property
+    def thinking_policy(self) -> ThinkingPolicy:
+        """The agent's policy, or that of `auto`, or one in which nothing is dynamic."""
+        if self.policy is not None:
+            return self.policy
+        return AUTO if self.thinking is not None and self.thinking.is_auto else ThinkingPolicy()
+
+    def _sampled(self, inputs: dict[str, Any]) -> Any:
+        """The most frequent of several predictions; the first one of it. Its trace is the only one that is kept."""
+        policy, lm = self.thinking_policy, dspy.settings.lm
+        votes: Counter[Hashable] = Counter()
+        first: dict[Hashable, tuple[Any, list[Any]]] = {}
+        for sample in range(policy.samples):
+            own = {} if sample == 0 else {"lm": lm.copy(rollout_id=sample)}
+            with dspy.context(trace=[], **own):
+                prediction = self.solve(**inputs)
+                key = answer_key(prediction)
+                votes[key] += 1
+                first.setdefault(key, (prediction, list(dspy.settings.trace)))
+            if majority_is_sure(votes, policy.posterior):
+                break
+        prediction, trace = first[votes.most_common(1)[0][0]]
+        if dspy.settings.trace is not None:
+            dspy.settings.trace.extend(trace)
+        return prediction
 
     async def aforward(self, **inputs: Any) -> Any:
         return await in_thread(self.forward, **inputs)
@@ -103,6 +138,15 @@ class Agent(dspy.Module):  # type: ignore[misc]
     def solve(self, **inputs: Any) -> Any:
         """Returns the prediction for one task. Implemented by subclasses."""
         raise NotImplementedError("a subclass of Agent must implement solve(**inputs)")
+
+    @property
+    def thought_tokens(self) -> int:
+        """Limit of a step's thought field: the budget, or else that of `reasoning_depth`.
+
+        It is 0 if the model thinks by itself within the budget.
+        """
+        lm, depth = dspy.settings.lm, reasoning_tokens(self.agent_parameters.reasoning_depth)
+        return 0 if getattr(lm, "thinking", None) is not None and native_thinking(lm) else thinking_limit(lm, depth)
 
     def fit_context(
         self,
@@ -156,8 +200,10 @@ class ToolAgent(Agent):
         arguments: Mapping[str, Mapping[str, tuple[Any, Any]]],
         parameters: AgentParameters | None = None,
         prompt_format: str = "json",
+        thinking: Any = None,
+        policy: Any = None,
     ) -> None:
-        super().__init__(parameters, prompt_format)
+        super().__init__(parameters, prompt_format, thinking=thinking, policy=policy)
         self.tools = {tool.name: tool for tool in (t if isinstance(t, dspy.Tool) else dspy.Tool(t) for t in tools)}
         if not self.tools or _ANSWER in self.tools:
             raise ProgramError(f"a tool agent needs tools, none of them named {_ANSWER!r}; got {sorted(self.tools)}")
@@ -196,19 +242,24 @@ class ToolAgent(Agent):
     def solve(self, **inputs: Any) -> dspy.Prediction:
         observations: list[str] = []
         steps: list[dict[str, Any]] = []
+        loops = ToolLoopDetector()
         for _ in range(self.agent_parameters.max_steps - 1):
             name = self._choose(inputs, observations, steps)
             if name == _ANSWER:
                 break
             step = self._call(name, inputs, observations)
-            repeated = any(step["tool"] == s["tool"] and step["arguments"] == s["arguments"] for s in steps)
             steps.append(step)
             observations.append(self._observation(step))
-            if repeated:  # the same call gives the same result
+            result = step["result"] if step["error"] is None else step["error"]
+            if loops.add(step["tool"], step["arguments"], result) is not None:
                 note_failure(FailureKind.LOOP)
                 break
         else:
             self._demonstrate(inputs, observations, _ANSWER)
+        return dspy.Prediction(**self._answer(inputs, observations), steps=steps)
+
+    def _answer(self, inputs: dict[str, Any], observations: list[str]) -> dict[str, Any]:
+        """The output fields, reviewed if the depth requires it."""
         prediction = self._ask(self.respond, self.respond.signature, inputs, observations)
         answer = {name: prediction[name] for name in self.outputs}
         for _ in range(self.rounds):
@@ -218,7 +269,11 @@ class ToolAgent(Agent):
             answer = {name: reviewed[name] for name in self.outputs}
             if unchanged:
                 break
-        return dspy.Prediction(**answer, steps=steps)
+        return answer
+
+    def decision_signature(self) -> Any:
+        """Signature of the decision. Subclasses whose tools depend on the task restrict its actions to these tools."""
+        return self.decide.signature
 
     def _ask(
         self, predictor: dspy.Predict, signature: Any, inputs: dict[str, Any], observations: list[str], **config: Any
@@ -238,24 +293,35 @@ class ToolAgent(Agent):
             return names[0]
         written = bool(dspy.settings.get(WRITTEN_DECISIONS))
         stated = not written and not supports(dspy.settings.lm, "top_logprobs")
-        signature = _decision_signature(
-            self.decide.signature, reasoning_tokens(self.agent_parameters.reasoning_depth), stated
-        )
-        config = {} if stated or written else _logprobs_options(dspy.settings.lm)
-        with alternatives_of("action"):
-            decision = self._ask(self.decide, signature, inputs, observations, **config)
-        if written:
-            return str(decision.action)
-        if stated:
-            need, favourite = float(decision.need), decision.action if decision.action != _ANSWER else names[0]
-        else:
-            odds = self._odds(decision, [*names, _ANSWER], signature, inputs, observations, config)
-            need, favourite = 1 - odds[_ANSWER], max(names, key=odds.__getitem__)
-        chosen = favourite if need >= (max(threshold, 0.5) if answered else threshold) else _ANSWER
-        decision._store.pop("logprobs", None)
-        decision._completions = None  # they contain the alternatives too, and a trace would store them
-        decision.action = chosen  # the trace has the executed action, because demonstrations are created from it
-        return chosen
+        config = {} if stated or written else logprobs_options(dspy.settings.lm)
+        least = max(threshold, 0.5) if answered else threshold
+
+        def ask(tokens: int, thoughts: str) -> Round:
+            signature = _decision_signature(self.decision_signature(), tokens, stated, bool(thoughts))
+            asked = {**inputs, "thoughts": thoughts} if thoughts else inputs
+            with alternatives_of("action"), dspy.context(trace=[]):
+                decision = self._ask(self.decide, signature, asked, observations, **config)
+                trace = list(dspy.settings.trace)
+            if written:
+                return Round(str(decision.action), result=trace)
+            margin = None
+            if stated:
+                need, favourite = float(decision.need), decision.action if decision.action != _ANSWER else names[0]
+            else:
+                odds = self._odds(decision, [*names, _ANSWER], signature, asked, observations, config)
+                need, favourite = 1 - odds[_ANSWER], max(names, key=odds.__getitem__)
+                margin = margin_of(odds)
+            decision._store.pop("logprobs", None)
+            decision._completions = None  # they contain the alternatives too, and a trace would store them
+            # the trace has the executed action, because demonstrations are created from it
+            decision.action = favourite if need >= least else _ANSWER
+            return Round(decision.action, margin, str(decision.get("thought") or ""), trace)
+
+        # A policy in training is credited with the tokens of its decision, so it makes one and no probes.
+        thought = think(ThinkingPolicy() if written else self.thinking_policy, self.thought_tokens, ask)
+        if dspy.settings.trace is not None:
+            dspy.settings.trace.extend(thought.last.result)
+        return str(thought.last.choice)
 
     def _odds(
         self,
@@ -277,7 +343,7 @@ class ToolAgent(Agent):
             outside = [odds[name] for name in tools if name not in group]
             if len(group) < len(choices) and (_ANSWER in group or probability > max(outside, default=0.0)):
                 among = [name for name in choices if name in group]
-                narrowed = _narrowed_signature(signature, tuple(among))
+                narrowed = narrowed_signature(signature, tuple(among))
                 # not traced, because demonstrations are created from the first decision
                 with alternatives_of("action"), dspy.context(trace=[]):
                     second = self._ask(self.decide, narrowed, inputs, observations, **config)
@@ -312,26 +378,18 @@ class ToolAgent(Agent):
         return f"{call} = {step['result']}" if step["error"] is None else f"{call}: error: {step['error']}"
 
 
-def _logprobs_options(lm: Any) -> dict[str, Any]:
-    """Options for the alternatives of the action's tokens: 200 from the embedded engine, 20 (the limit) from APIs."""
-    return {"logprobs": True, "top_logprobs": 200 if supports(lm, LINES) else 20}
-
-
 @functools.lru_cache(maxsize=256)
-def _narrowed_signature(signature: Any, actions: tuple[str, ...]) -> Any:
-    """The decision signature with fewer actions."""
-    return signature.with_updated_fields("action", type_=Literal[actions])
+def _decision_signature(signature: Any, tokens: int, stated: bool, continued: bool = False) -> Any:
+    """The decision signature with a thinking budget, and with the field `need` if the engine gives no probabilities.
 
-
-@functools.lru_cache(maxsize=256)
-def _decision_signature(signature: Any, tokens: int, stated: bool) -> Any:
-    """The decision signature with a thinking budget, and with the field `need` if the engine gives no probabilities."""
+    Args:
+        continued: whether there are earlier thoughts.
+    """
     decision = signature.delete("thought")
+    if continued:
+        decision = decision.append("thoughts", dspy.InputField(desc="your thoughts so far"), str)
     if tokens:
-        # four characters per token, the usual average in English
-        decision = decision.prepend(
-            "thought", dspy.OutputField(desc=f"at most {tokens} tokens", max_length=4 * tokens), str
-        )
+        decision = decision.prepend("thought", thought_field(tokens), str)
     if stated:
         decision = decision.append(
             "need", dspy.OutputField(desc="how likely a tool is needed, from 0 to 1", ge=0, le=1), float

@@ -1,17 +1,30 @@
 """Computes the probability of each choice from the token log-probabilities of an answer. Calls no model."""
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from assay.models import LINES, supports
 from assay.models.alternatives import value_tokens
 
-__all__ = ["Odds", "choice_odds", "choice_probabilities"]
+__all__ = ["Odds", "choice_odds", "choice_probabilities", "logprobs_options", "narrowed_signature"]
 
 _FLOOR = 1e-9
 _QUOTES = " \t\n\"'`"
 _ENDS = "\"'`\n\r\t ,.}]"  # characters that can follow a value
+
+
+def logprobs_options(lm: Any) -> dict[str, Any]:
+    """Options for the alternatives of the action's tokens: 200 from the embedded engine, 20 (the limit) from APIs."""
+    return {"logprobs": True, "top_logprobs": 200 if supports(lm, LINES) else 20}
+
+
+@functools.lru_cache(maxsize=256)
+def narrowed_signature(signature: Any, actions: tuple[str, ...]) -> Any:
+    """The signature of a decision with fewer actions."""
+    return signature.with_updated_fields("action", type_=Literal[actions])
 
 
 @dataclass

@@ -13,15 +13,23 @@ import dspy
 from assay.datasets import Task
 from assay.errors import ArtifactError, ProgramError
 from assay.programs.agent import Agent, BaseAgent
+from assay.programs.code_repair import CodeRepair
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos
 from assay.programs.shipped import Classify, Extract, MathQA
+from assay.programs.tool_user import ToolUser
 from assay.programs.wrapping import AgentProgram, FunctionProgram, takes_inputs, with_forward
 from assay.sources.files import is_user_file
 from assay.sources.modules import NoSuchFile, load_source, located
 
 __all__ = ["SHIPPED", "full_name", "load_program", "program_class", "program_inputs"]
 
-SHIPPED: dict[str, type[Agent]] = {"math_qa": MathQA, "classify": Classify, "extract": Extract}
+SHIPPED: dict[str, type[Agent]] = {
+    "math_qa": MathQA,
+    "classify": Classify,
+    "extract": Extract,
+    "code_repair": CodeRepair,
+    "tool_user": ToolUser,
+}
 
 
 def program_class(name: str) -> Any:

@@ -2,13 +2,15 @@
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pydantic
 
 from assay.errors import ParameterError
 
-__all__ = ["RANGES", "AgentParameters"]
+__all__ = ["RANGES", "AgentParameters", "reasoning_tokens", "review_rounds"]
+
+_REVIEW_DEPTH = 6  # from this reasoning_depth on, the answer is reviewed
 
 RANGES: Mapping[str, tuple[float, float]] = {
     "context_length": (100, 5000),
@@ -20,7 +22,10 @@ RANGES: Mapping[str, tuple[float, float]] = {
 
 
 class AgentParameters(pydantic.BaseModel):
-    """Parameters of an agent's behavior. Use `AgentParameters.of(mapping)` for external values.
+    """Parameters of an agent's behavior.
+
+    Raises:
+        ParameterError: an unknown name, or a value of the wrong type or out of range.
 
     Attributes:
         context_length: maximum tokens of context, history and observations of one LM call, by the model's tokenizer.
@@ -41,6 +46,20 @@ class AgentParameters(pydantic.BaseModel):
     tool_usage_threshold: float = pydantic.Field(0.5, ge=0.0, le=1.0)
     reasoning_depth: int = pydantic.Field(3, ge=1, le=10)
 
+    if not TYPE_CHECKING:  # the typed signature is pydantic's
+
+        def __init__(self, **values: Any) -> None:
+            _check_names(values)
+            try:
+                super().__init__(**values)
+            except pydantic.ValidationError as error:
+                problem = error.errors()[0]
+                name = str(problem["loc"][0])
+                low, high = RANGES[name]
+                raise ParameterError(
+                    f"{name}={problem['input']!r} must be between {low:g} and {high:g} ({problem['msg']})"
+                ) from None
+
     @classmethod
     def of(cls, values: Mapping[str, Any], *, base: "AgentParameters | None" = None) -> "AgentParameters":
         """Returns `base` (by default the default parameters) updated with `values`.
@@ -48,19 +67,24 @@ class AgentParameters(pydantic.BaseModel):
         Raises:
             ParameterError: an unknown name, or a value of the wrong type or out of range.
         """
-        merged = {**(base or cls()).model_dump(), **values}
-        if unknown := sorted(set(values) - set(RANGES)):
-            near = difflib.get_close_matches(unknown[0], RANGES, 1)
-            hint = f". Did you mean {near[0]!r}?" if near else ""
-            raise ParameterError(f"unknown agent parameter {unknown}; parameters are {', '.join(RANGES)}{hint}")
-        if flags := sorted(name for name, value in values.items() if isinstance(value, bool)):
-            raise ParameterError(f"{flags[0]}={values[flags[0]]!r} must be a number")
-        try:
-            return cls(**merged)
-        except pydantic.ValidationError as error:
-            problem = error.errors()[0]
-            name = str(problem["loc"][0])
-            low, high = RANGES[name]
-            raise ParameterError(
-                f"{name}={problem['input']!r} must be between {low:g} and {high:g} ({problem['msg']})"
-            ) from None
+        return cls(**{**(base or cls()).model_dump(), **values})
+
+
+def _check_names(values: Mapping[str, Any]) -> None:
+    """Raises `ParameterError` for a name that is no parameter, and for a switch in place of a number."""
+    if unknown := sorted(values.keys() - RANGES.keys()):
+        near = difflib.get_close_matches(unknown[0], RANGES, 1)
+        hint = f". Did you mean {near[0]!r}?" if near else ""
+        raise ParameterError(f"unknown agent parameter {unknown}; parameters are {', '.join(RANGES)}{hint}")
+    if flags := sorted(name for name, value in values.items() if isinstance(value, bool)):
+        raise ParameterError(f"{flags[0]}={values[flags[0]]!r} must be a number")
+
+
+def reasoning_tokens(depth: int) -> int:
+    """Thinking budget of a step in tokens: 0 at depth 1, otherwise 2 to the power of the depth (1024 at 10)."""
+    return 0 if depth == 1 else 2**depth
+
+
+def review_rounds(depth: int) -> int:
+    """Refinement rounds after the first answer: none below depth 6, one at 6 and 7, two at 8 and 9, three at 10."""
+    return max(0, (depth - _REVIEW_DEPTH) // 2 + 1)

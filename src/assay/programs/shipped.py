@@ -1,15 +1,21 @@
 """The shipped programs: `math_qa`, `classify`, `extract`."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar, Literal
 
 import dspy
 
 from assay.datasets import Task
 from assay.errors import ProgramError
-from assay.programs.agent import Agent, ToolAgent, reasoning_tokens
+from assay.models import supports
+from assay.models.scope import alternatives_of
+from assay.programs.agent import Agent, ToolAgent
+from assay.programs.allocation import Round, ThinkingPolicy, margin_of, think
 from assay.programs.calculator import calculator
+from assay.programs.estimate import choice_probabilities, logprobs_options
 from assay.programs.parameters import AgentParameters
+from assay.programs.thinking import thought_field
 
 __all__ = ["Classify", "Extract", "MathQA"]
 
@@ -26,7 +32,14 @@ class MathQA(ToolAgent):
 
     input_names: ClassVar = ("question",)
 
-    def __init__(self, parameters: AgentParameters | None = None, prompt_format: str = "json") -> None:
+    def __init__(
+        self,
+        parameters: AgentParameters | None = None,
+        prompt_format: str = "json",
+        *,
+        thinking: Any = None,
+        policy: Any = None,
+    ) -> None:
         expression = dspy.OutputField(desc="one arithmetic expression", pattern=r"^[0-9+*/^(). sqrt=-]{1,60}$")
         super().__init__(
             Question,
@@ -34,6 +47,8 @@ class MathQA(ToolAgent):
             arguments={"calculator": {"expression": (str, expression)}},
             parameters=parameters,
             prompt_format=prompt_format,
+            thinking=thinking,
+            policy=policy,
         )
 
     def clean_arguments(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -50,12 +65,17 @@ class _OnePredictor(Agent):
 
     input_names: ClassVar = ("text",)
     predict: dspy.Predict
+    choice: tuple[str, list[str]] | None = None  # output field whose probabilities are read, with its values
 
     def solve(self, **inputs: Any) -> dspy.Prediction:
-        signature = _thinking(self.predict.signature, self.agent_parameters.reasoning_depth)
-        filled = self.fit_context(self.predict, signature, inputs, [str(inputs["text"])], "text", keep=1)
-        prediction = self.predict(signature=signature, **filled)
         names = list(self.predict.signature.output_fields)
+        tokens = self._thought_tokens()
+        signature = _with_thought(self.predict.signature, tokens, False)
+        filled = self.fit_context(self.predict, signature, inputs, [str(inputs["text"])], "text", keep=1)
+        if self.thinking_policy == ThinkingPolicy():
+            prediction = self.predict(signature=signature, **filled)
+        else:
+            prediction = self._allocated(tokens, filled, names)
         reviewing = signature.append("draft", dspy.InputField(desc="a first answer, to check and correct"), str)
         for _ in range(self.rounds):
             draft = "; ".join(f"{name}: {prediction[name]}" for name in names)
@@ -66,12 +86,39 @@ class _OnePredictor(Agent):
                 break
         return dspy.Prediction(**{name: prediction[name] for name in names})
 
+    def _allocated(self, tokens: int, filled: dict[str, Any], names: list[str]) -> Any:
+        """The prediction after as much thinking as the policy allows."""
+        reads = self.choice is not None and supports(dspy.settings.lm, "top_logprobs")
+        config = logprobs_options(dspy.settings.lm) if reads else {}
+        field, choices = self.choice or ("", [])
 
-def _thinking(signature: Any, depth: int) -> Any:
-    tokens = reasoning_tokens(depth) if depth > 3 else 0  # simple tasks need no reasoning at low depth
-    if not tokens:
-        return signature
-    return signature.prepend("thought", dspy.OutputField(desc=f"at most {tokens} tokens", max_length=4 * tokens), str)
+        def ask(limit: int, thoughts: str) -> Round:
+            signature = _with_thought(self.predict.signature, limit, bool(thoughts))
+            asked = {**filled, "thoughts": thoughts} if thoughts else filled
+            with alternatives_of(field) if reads else nullcontext(), dspy.context(trace=[]):
+                prediction = self.predict(signature=signature, config=config, **asked)
+                trace = list(dspy.settings.trace)
+            margin = margin_of(choice_probabilities(prediction, field, choices)) if reads else None
+            prediction._store.pop("logprobs", None)
+            prediction._completions = None  # they contain the alternatives too, and a trace would store them
+            answer = tuple(str(prediction[name]) for name in names)
+            return Round(answer, margin, str(prediction.get("thought") or ""), (prediction, trace))
+
+        prediction, trace = think(self.thinking_policy, tokens, ask).last.result
+        if dspy.settings.trace is not None:
+            dspy.settings.trace.extend(trace)
+        return prediction
+
+    def _thought_tokens(self) -> int:
+        set_budget = getattr(dspy.settings.lm, "thinking", None) is not None
+        low = not set_budget and self.agent_parameters.reasoning_depth <= 3  # simple tasks need no reasoning then
+        return 0 if low else self.thought_tokens
+
+
+def _with_thought(signature: Any, tokens: int, continued: bool) -> Any:
+    if tokens:
+        signature = signature.prepend("thought", thought_field(tokens), str)
+    return signature.append("thoughts", dspy.InputField(desc="your thoughts so far"), str) if continued else signature
 
 
 class Classify(_OnePredictor):
@@ -82,14 +129,21 @@ class Classify(_OnePredictor):
     """
 
     def __init__(
-        self, labels: Sequence[str], parameters: AgentParameters | None = None, prompt_format: str = "json"
+        self,
+        labels: Sequence[str],
+        parameters: AgentParameters | None = None,
+        prompt_format: str = "json",
+        *,
+        thinking: Any = None,
+        policy: Any = None,
     ) -> None:
-        super().__init__(parameters, prompt_format)
+        super().__init__(parameters, prompt_format, thinking=thinking, policy=policy)
         if not labels:
             raise ProgramError("classify reads its labels from the data: compile it and run the artifact")
         if len(set(labels)) < 2:
             raise ProgramError(f"classify needs at least two labels, the data has {sorted(set(labels))}")
         self.config = {"labels": list(labels)}
+        self.choice = ("label", list(labels))
         choice = Literal[tuple(labels)]  # type: ignore[valid-type]
         fields = {"text": (str, dspy.InputField()), "label": (choice, dspy.OutputField())}
         self.predict = dspy.Predict(dspy.Signature(fields, f"Give the text its label: {', '.join(labels)}."))
@@ -110,9 +164,15 @@ class Extract(_OnePredictor):
     """
 
     def __init__(
-        self, fields: dict[str, str], parameters: AgentParameters | None = None, prompt_format: str = "json"
+        self,
+        fields: dict[str, str],
+        parameters: AgentParameters | None = None,
+        prompt_format: str = "json",
+        *,
+        thinking: Any = None,
+        policy: Any = None,
     ) -> None:
-        super().__init__(parameters, prompt_format)
+        super().__init__(parameters, prompt_format, thinking=thinking, policy=policy)
         kinds = {"string": str, "integer": int, "number": float, "boolean": bool}
         if not isinstance(fields, dict):
             raise ProgramError(f"fields={fields!r} must be a mapping of names to types, such as {{'city': 'string'}}")

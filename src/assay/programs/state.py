@@ -7,6 +7,8 @@ from typing import Any
 
 import dspy
 
+from assay.models.thinking import Thinking
+from assay.programs.allocation import ThinkingPolicy
 from assay.programs.compose import EnsembleProgram, NearestDemos
 from assay.programs.loading import load_program
 
@@ -38,7 +40,11 @@ def program_state(program: dspy.Module) -> dict[str, Any]:
     for name, part in state.items():  # remove data of runs, and the model, which the artifact's manifest names
         if isinstance(part, dict) and "demos" in part:
             state[name] = {**part, "traces": [], "train": [], "lm": None}
-    return {"kind": "program", "state": state}
+    thinking = getattr(program, "thinking", None)
+    policy = getattr(program, "policy", None)
+    budget: dict[str, Any] = {"thinking": thinking.value} if isinstance(thinking, Thinking) else {}
+    budget |= {"policy": policy.to_dict()} if isinstance(policy, ThinkingPolicy) else {}
+    return {"kind": "program", "state": state, **budget}
 
 
 def _without_lm(part: Any) -> Any:
@@ -73,6 +79,10 @@ def restore_program(
     program = load_program(name, config=config) if fresh is None else fresh.deepcopy()
     settings = {path: (predictor.lm, predictor.config) for path, predictor in program.named_predictors()}
     program.load_state(_without_models(state["state"]))
+    if "thinking" in state:
+        program.thinking = Thinking.of(state["thinking"])
+    if "policy" in state:
+        program.policy = ThinkingPolicy.of(state["policy"])
     # Models and call settings of predictors come from the program's code, never from the state: a crafted state could
     # name a server.
     for path, predictor in program.named_predictors():

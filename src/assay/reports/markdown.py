@@ -1,9 +1,19 @@
 """The page `report.md` of a compiled artifact: rounded figures with their intervals."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["NOTHING_TO_COMPARE", "compile_markdown", "dollars", "figure", "percent", "type_label", "with_interval"]
+__all__ = [
+    "NOTHING_TO_COMPARE",
+    "compile_markdown",
+    "dollars",
+    "figure",
+    "graded",
+    "percent",
+    "tool_rows",
+    "type_label",
+    "with_interval",
+]
 
 NOTHING_TO_COMPARE = "the baseline is the best that was found: there is nothing to compare it with"
 
@@ -25,6 +35,32 @@ def percent(value: float | None) -> str:
 def type_label(kind: str) -> str:
     """A row's name for the tasks of a type; tasks without `task_type` are of the type `default`."""
     return "tasks without a type" if kind == "default" else f"tasks of type {kind}"
+
+
+def graded(report: Mapping[str, Any], name: str) -> str:
+    """Mean grade of a criterion with its 95 % interval; a dash where it was not decided."""
+    mean, interval = report["criteria"].get(name), report.get("criteria_intervals", {}).get(name)
+    return percent(mean) + (f" [{100 * interval[0]:.0f}, {100 * interval[1]:.0f}]" if interval else "")
+
+
+def tool_rows(reports: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Rows of a table: the figures of tool use, with a cell for each evaluation that has them.
+
+    Those that are criteria of the rubric are left out: their rows are in the table already.
+    """
+    sides = [report.get("tool_use") or {} for report in reports]
+    shown = {name for report in reports for name in report["criteria"]}
+    for name in dict.fromkeys(name for side in sides for name in side if name not in shown):
+        shares = name != "calls_per_task"
+        scale, digits = (100, 0) if shares else (1, 2)
+        cells = [
+            f"{scale * value['mean']:.{digits}f}{' %' if shares else ''} "
+            f"[{scale * value['low']:.{digits}f}, {scale * value['high']:.{digits}f}], {value['n']} tasks"
+            if (value := side.get(name))
+            else "–"
+            for side in sides
+        ]
+        yield "tool calls a task" if name == "calls_per_task" else name.replace("_", " "), *cells
 
 
 def with_interval(value: Mapping[str, Any], unit: str = "tasks") -> str:
@@ -58,10 +94,8 @@ def compile_markdown(data: Mapping[str, Any], *, program: str, model: str, openi
     elif before and after:
         lines += [f"## Sealed test, {after['n']} tasks", "", "| | baseline | compiled |", "|---|---:|---:|"]
         lines += [f"| score | {figure(before['score'])} | {figure(after['score'])} |"]
-        lines += [
-            f"| {name} | {percent(before['criteria'].get(name))} | {percent(after['criteria'].get(name))} |"
-            for name in after["criteria"]
-        ]
+        lines += [f"| {name} | {graded(before, name)} | {graded(after, name)} |" for name in after["criteria"]]
+        lines += [f"| {' | '.join(row)} |" for row in tool_rows([before, after])]
         if len(after["task_types"]) > 1:
             lines += [
                 f"| {type_label(kind)} | {figure(before['task_types'].get(kind))} | {figure(value)} |"

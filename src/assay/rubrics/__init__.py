@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from assay.support.lazy import attach
 
 if TYPE_CHECKING:
-    from assay.rubrics.criteria import Criterion, Essential, Failed, Grade, JudgeSpec, NoGrade
+    from assay.rubrics.criteria import Criterion, Essential, Failed, Grade, JudgeSpec, NoGrade, NotApplicable
     from assay.rubrics.dspy_metric import RubricMetric
     from assay.rubrics.formats import points_rubric
     from assay.rubrics.lint import lint_rubric
@@ -17,7 +17,7 @@ else:
     __getattr__, __dir__ = attach(
         __name__,
         {
-            "criteria": "Criterion Essential Failed Grade JudgeSpec NoGrade",
+            "criteria": "Criterion Essential Failed Grade JudgeSpec NoGrade NotApplicable",
             "formats": "points_rubric",
             "lint": "lint_rubric",
             "loading": "SHIPPED load_rubric rubric_schema",
@@ -36,6 +36,7 @@ __all__ = [
     "Grade",
     "JudgeSpec",
     "NoGrade",
+    "NotApplicable",
     "Rubric",
     "RubricMetric",
     "ScoreResult",

@@ -16,6 +16,7 @@ from assay.datasets import Task
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule
 from assay.rubrics.schemas import MOST_CHARACTERS, is_schema, matches, wrong_by
 from assay.traces.records import RUN_FIELDS, Rollout
+from assay.traces.thinking import thinking_of
 
 __all__ = [
     "contains",
@@ -27,6 +28,7 @@ __all__ = [
     "one_of",
     "regex",
     "steps_used",
+    "thinking",
     "token_use",
     "tool_adoption",
 ]
@@ -323,6 +325,29 @@ def steps_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, 
 
 
 @arguments_rule(_validate_limits)
+@arguments_rule(_validate_limits)
+def thinking(
+    task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, budget: int, wasted: bool = False
+) -> Grade:
+    """1.0 for a run without thinking tokens, 0.0 from `budget` of them on, linear in between; 0.0 for a loop.
+
+    With `wasted`, only the tokens count that were spent after the answer was first stable. Combine it with
+    `when: NAME` of a criterion for right answers, so that it does not teach hard tasks to think less.
+
+    Raises:
+        NoGrade: no rollout, or a call thought and the server did not count its tokens.
+    """
+    if rollout is None or not rollout.transitions:
+        raise NoGrade("no rollout with recorded calls")
+    use = thinking_of(rollout)
+    spent = use.after_stable if wasted else use.tokens
+    if spent is None:
+        raise NoGrade("the server did not report its thinking tokens")
+    if use.loops:
+        return Grade(value=0.0, reason=f"{use.loops} calls ended in a loop")
+    return Grade(value=max(0.0, 1 - spent / budget), reason=f"{spent} thinking tokens of {budget}")
+
+
 def token_use(task: Task, prediction: dict[str, Any], rollout: Rollout | None, budget: int) -> Grade:
     """For a pitfall: 0 up to `budget` tokens, rising linearly to 1 at twice the budget."""
     if rollout is None:

@@ -23,6 +23,7 @@ __all__ = [
     "JudgeFields",
     "JudgeSpec",
     "NoGrade",
+    "NotApplicable",
     "arguments_rule",
 ]
 
@@ -60,6 +61,11 @@ class NoGrade(Exception):
     def __init__(self, *args: object, missing_field: str = "") -> None:
         super().__init__(*args)
         self.missing_field = missing_field
+
+
+class NotApplicable(NoGrade):
+    """Raised by a check whose question does not arise for a task. The criterion then counts neither in the score nor
+    against the coverage."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import pydantic
 import yaml
 
 from assay.errors import ArtifactError, RubricError
-from assay.rubrics import checks, steps
+from assay.rubrics import checks, steps, tested
+from assay.rubrics.code import checks as code_checks
 from assay.rubrics.conditions import no_such_condition
 from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec
 from assay.rubrics.formats import read_foreign
@@ -22,7 +23,7 @@ from assay.sources.modules import attribute_of
 
 __all__ = ["SHIPPED", "JudgeFile", "StrictModel", "load_rubric", "parse_yaml", "rubric_schema", "shipped_file"]
 
-SHIPPED = ("classify", "extract", "math_qa")
+SHIPPED = ("classify", "code_repair", "extract", "math_qa", "tool_user")
 
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
@@ -319,10 +320,10 @@ def import_check(path: str, folder: Path | None = None) -> Check:
         RubricError: the check is unknown, cannot be imported or is not callable.
     """
     if ":" not in path:
-        for module in (checks, steps):
+        for module in (checks, code_checks, tested, steps):
             if path in module.__all__:
                 return getattr(module, path)
-        shipped = [*checks.__all__, *steps.__all__]
+        shipped = [*checks.__all__, *code_checks.__all__, *tested.__all__, *steps.__all__]
         near = difflib.get_close_matches(path, shipped, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise RubricError(f"unknown check {path!r}: pass 'package.module:name' or one of {', '.join(shipped)}.{hint}")

@@ -28,7 +28,11 @@ class Grader(Protocol):
 
 @runtime_checkable
 class GroupGrader(Protocol):
-    """A grader that compares several predictions of one task. Called with one prediction it raises `NoGrade`."""
+    """A grader that compares several predictions of one task: a judge, or a check that is an object.
+
+    Called with one prediction it raises `NoGrade` where it needs the others. A check gets its `with` arguments as
+    keywords of `grade_group` too.
+    """
 
     def grade_group(
         self, task: Task, predictions: Sequence[dict[str, Any]], rollouts: Sequence[Rollout | None]

@@ -158,7 +158,8 @@ class Rubric:
     ) -> list[ScoreResult]:
         """Scores several predictions of one task, in order.
 
-        Comparing judges see all predictions that did not fail at once; every other criterion is graded as in `score`.
+        Comparing judges and checks see all predictions that did not fail at once, of those where `when` passed. Every
+        other criterion is graded as in `score`.
 
         Raises:
             RubricError: the numbers of predictions and rollouts differ.
@@ -227,7 +228,8 @@ class Rubric:
         rollouts: list[Rollout | None],
     ) -> list[Verdict]:
         with spending() as prices:
-            grades = _grades(lambda: grader.grade_group(task, fields, rollouts), len(fields))
+            arguments = c.arguments if c.check is not None else {}
+            grades = _grades(lambda: grader.grade_group(task, fields, rollouts, **arguments), len(fields))
         return [_verdict_of(c, value, math.fsum(prices) / len(fields)) for value in grades]
 
     def _grade_together(self, task: Task, fields: dict[str, Any], rollout: Rollout | None) -> dict[str, Verdict]:
@@ -256,7 +258,9 @@ class Rubric:
         began, limit = time.monotonic(), current_limit()
         verdict = grade(criterion, grader, task, fields, rollout)
         timed_out = limit is not None and time.monotonic() - began >= limit
-        if verdict.grade is None and not timed_out:  # a grader that used its whole time limit is not retried
+        if (
+            verdict.grade is None and verdict.applies and not timed_out
+        ):  # a grader that used its whole time limit is not retried
             spent = verdict.cost_usd
             with sample_scope(1):  # a new sample, so that the response cache does not repeat the first answer
                 verdict = grade(criterion, grader, task, fields, rollout)

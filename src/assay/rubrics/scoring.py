@@ -14,7 +14,7 @@ from assay.errors import FailureKind, StopRun
 from assay.models.limits import within_limit
 from assay.models.scope import spending
 from assay.rubrics.checks import json_schema
-from assay.rubrics.criteria import Criterion, Failed, Grade, NoGrade
+from assay.rubrics.criteria import Criterion, Failed, Grade, NoGrade, NotApplicable
 from assay.support.scrubbing import error_text
 from assay.traces.records import Rollout, Verdict
 
@@ -84,6 +84,8 @@ def _verdict_or_failure(
 ) -> Verdict:
     try:
         return _call(criterion, decide, task, prediction, rollout)
+    except NotApplicable as error:
+        return replace(_verdict(criterion, None, str(error)), applies=False)
     except NoGrade as error:
         return _verdict(criterion, None, str(error))
     except (KeyboardInterrupt, StopRun):
@@ -179,8 +181,9 @@ def _short_repr(value: Any) -> str:
 def combine(criteria: Sequence[Criterion], verdicts: Sequence[Verdict]) -> ScoreResult:
     """Sum of w·g over the scored final criteria, divided by the sum of their positive weights, clipped to [0, 1].
 
-    A criterion that does not apply (`when`) adds 0 to the sum, but its positive weight stays in the divisor, so that
-    passing its condition never lowers the score. An essential criterion graded below `pass_at` caps the score. The
+    A criterion whose `when` did not pass adds 0 to the sum, but its positive weight stays in the divisor, so that
+    passing its condition never lowers the score. A criterion that does not apply to the task (`NotApplicable`) is in
+    neither. An essential criterion graded below `pass_at` caps the score. The
     value is NaN if an essential criterion is unscored or no criterion with a positive weight is scored.
 
     Example: correct 4·0, clear 1·1, rambling -1·0.5: (0 + 1 - 0.5) / (4 + 1) = 0.1; a cap of 0.5 does not change it.
@@ -191,7 +194,8 @@ def combine(criteria: Sequence[Criterion], verdicts: Sequence[Verdict]) -> Score
     finals = [c for c in criteria if c.scope == "final"]
     scored = [(c, g) for c in finals if (g := by_name[c.name].grade) is not None]
     inapplicable = [c for c in finals if not by_name[c.name].applies]
-    positive = math.fsum(c.weight for c in [*(c for c, _ in scored), *inapplicable] if c.weight > 0)
+    waiting = [c for c in inapplicable if _waits(c, criteria, by_name)]
+    positive = math.fsum(c.weight for c in [*(c for c, _ in scored), *waiting] if c.weight > 0)
     missing = [
         c.name for c in finals if c.essential is not None and by_name[c.name].grade is None and c not in inapplicable
     ]
@@ -210,6 +214,17 @@ def combine(criteria: Sequence[Criterion], verdicts: Sequence[Verdict]) -> Score
         feedback=_feedback(value, finals, by_name, capped_by),
         capped_by=tuple(capped_by),
     )
+
+
+def _waits(criterion: Criterion, criteria: Sequence[Criterion], by_name: Mapping[str, Verdict]) -> bool:
+    """Whether a criterion does not apply because its `when` did not pass, and not because of the task."""
+    gate = next((c for c in criteria if c.name == criterion.when), None)
+    if gate is None:
+        return False
+    verdict = by_name[gate.name]
+    if not verdict.applies:
+        return _waits(gate, criteria, by_name)
+    return verdict.grade is not None and not gate.passed(verdict.grade)
 
 
 def set_failure(rollout: Rollout, criteria: Sequence[Criterion], result: ScoreResult) -> None:
@@ -278,7 +293,7 @@ def _feedback(
         verdict = by_name[c.name]
         detail = f" {verdict.reason}" if verdict.reason else ""
         if not verdict.applies:
-            if c.weight > 0:
+            if c.weight > 0 and c.when:
                 lines.append(f"- {c.name} (weight {c.weight:g}) counts only where {c.when} passes.")
         elif verdict.grade is None:
             lines.append(f"- {c.name} could not be decided.{detail}")

@@ -73,7 +73,7 @@ class Job:
     def finished(self, arguments: Mapping[str, Any]) -> FinishedRun:
         """The stored report of this run. `arguments`: those that the report depends on and that `config` lacks."""
         rubric, student = self.session.rubric, self.student
-        names = ("difference", "early_stop", "token_margin", "trials")
+        names = ("difference", "early_stop", "token_margin", "thinking_margin", "trials")
         about = {
             **{name: getattr(self.config, name, None) for name in names}, **arguments,
             "rubric": [rubric.name, rubric.version], "source": _source_of(student.program),

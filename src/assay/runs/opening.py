@@ -131,7 +131,8 @@ def client_of(config: CommonSettings, role: str, model: str, lm: dspy.LM | None 
         return program.client(model)
     _, base, env = config.endpoints.get(role, (None, None, None))
     if base is None and env is None and isinstance(lm, LanguageModel) and not is_embedded(model):
-        return dict(lm.recording.client)
+        client = dict(lm.recording.client)  # an embedded model has none: then the address of the settings applies
+        return client or program.client(model)
     return program.role(base, env).client(model)
 
 

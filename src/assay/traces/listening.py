@@ -22,7 +22,7 @@ from assay.models.limits import current_tool_limit
 from assay.models.threads import current_place
 from assay.models.tool_limits import awaited_within_tool_limit, within_tool_limit
 
-__all__ = ["Listener", "has_listeners", "listeners", "listening"]
+__all__ = ["Listener", "has_listeners", "listeners", "listening", "run_tool"]
 
 _KEY = "assay_listeners"
 _lock = threading.Lock()
@@ -132,17 +132,30 @@ class _Run:
             _tell(listener.tool_ended, begun, self.result, error)
 
 
+def run_tool(tool: Any, arguments: dict[str, Any], work: Callable[[], Any]) -> Any:
+    """Result of `work`, a run of a tool: the listeners are notified and the time limit of tools applies.
+
+    Args:
+        tool: an object with a `name`.
+        arguments: as the listeners are told them.
+    Raises:
+        ToolOverTime: the run exceeded the current limit of tools.
+        BaseException: any exception of `work`.
+    """
+    with _Run(tool, arguments) as run:
+        run.result = within_tool_limit(work, tool.name)
+    return run.result
+
+
 def _with_tool_events(plain: Any) -> Any:
     """Wrap a tool's call so that listeners are notified before and after it, and apply the time limit of tools."""
 
     @functools.wraps(plain)
-    def call(tool: Any, **arguments: Any) -> Any:
-        with _Run(tool, arguments) as run:
-            run.result = within_tool_limit(lambda: plain(tool, **arguments), tool.name)
-        return run.result
+    def call(tool: Any, /, **arguments: Any) -> Any:
+        return run_tool(tool, arguments, lambda: plain(tool, **arguments))
 
     @functools.wraps(plain)
-    async def acall(tool: Any, **arguments: Any) -> Any:
+    async def acall(tool: Any, /, **arguments: Any) -> Any:
         with _Run(tool, arguments) as run:
             run.result = await awaited_within_tool_limit(lambda: plain(_limited(tool), **arguments), tool.name)
         return run.result

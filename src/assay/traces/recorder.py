@@ -35,7 +35,7 @@ from assay.traces.shown import Carried, TaskTexts, message_texts
 from assay.traces.store import Store
 from assay.traces.unrecorded import UnrecordedCalls
 
-__all__ = ["Recorder", "aside", "current_rollout", "note_failure"]
+__all__ = ["Recorder", "aside", "current_rollout", "note_failure", "note_isolation"]
 
 _TEXT = 20_000  # maximum stored characters of a tool result
 
@@ -62,6 +62,17 @@ def note_failure(kind: FailureKind) -> None:
         if isinstance(listener, Recorder) and listener.store is not None:
             listener.store.put_transition(rollout.id, rollout.transitions[-1])
             return
+
+
+def note_isolation(isolation: str) -> None:
+    """Set the isolation of the running tool call of the open rollout. For tools that run code in a sandbox."""
+    rollout = current_rollout()
+    if rollout is None:
+        return
+    tools = rollout.transitions[-1].tools if rollout.transitions else rollout.early_tools
+    running = next((tool for tool in reversed(tools) if tool.result is None and tool.error is None), None)
+    if running is not None:
+        running.isolation = isolation  # written when the call ends
 
 
 def _requested_tools(response: dict[str, Any] | None) -> list[ToolCall]:

@@ -46,12 +46,17 @@ def subject_digest(name: str) -> str:
 
 @dataclass(kw_only=True)
 class ToolCall:
-    """A tool call. After it has ended, exactly one of `result` and `error` is set."""
+    """A tool call. After it has ended, exactly one of `result` and `error` is set.
+
+    `isolation` is that of the sandbox in which the tool ran code (`bubblewrap`, `landlock` or `none`); None if it ran
+    none.
+    """
 
     name: str
     arguments: dict[str, Any]
     result: str | None = None
     error: str | None = None
+    isolation: str | None = None
 
 
 @dataclass(kw_only=True)

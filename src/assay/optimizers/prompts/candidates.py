@@ -15,6 +15,7 @@ from assay.evaluation.statistics import paired_gain
 from assay.optimizers.parameters.space import Space
 from assay.optimizers.prompts.demonstrations import Demonstration, with_demos
 from assay.optimizers.prompts.selection import select
+from assay.optimizers.prompts.thinking import POLICIES, allocates, with_policy
 from assay.programs import ToolAgent
 from assay.programs.compose import NearestDemos, input_key
 
@@ -45,6 +46,7 @@ class CandidateSpec:
         prompt_format: prompt format; None is the program's own.
         instruction: index of the instruction, 0 the program's own.
         parameters: agent parameters that differ from the program's own, by name.
+        thinking: name of a thinking policy in `POLICIES`; None is the program's own.
     """
 
     selection: str = EXISTING
@@ -53,6 +55,7 @@ class CandidateSpec:
     prompt_format: str | None = None
     instruction: int = 0
     parameters: tuple[tuple[str, float], ...] = ()
+    thinking: str | None = None
 
     @property
     def name(self) -> str:
@@ -62,6 +65,7 @@ class CandidateSpec:
             text + drawn,
             self.prompt_format or "own format",
             *([f"instruction {self.instruction}"] if self.instruction else []),
+            *([self.thinking] if self.thinking else []),
         ]
         return ", ".join([*parts, *(f"{name} {value:g}" for name, value in self.parameters)])
 
@@ -153,6 +157,7 @@ class SearchSpace:
             name: [value for value in _VALUES[name] if value != self.program_parameters.get(name)]
             for name in acting_parameters(self.student)
         }
+        self.policies = list(POLICIES) if allocates(self.student.program) else []
         self._near = _entries(
             select(self.pool, _POOL, how="stratified", seed=self.seed) if len(self.pool) > _POOL else self.pool
         )
@@ -229,11 +234,14 @@ class SearchSpace:
             *(["instruction"] * 2 if len(self.instructions) > 1 else []),
         ]
         kinds += ["selection", "count", "draw"] if self.counts else []
+        kinds += ["thinking"] if self.policies else []
         kind = rng.choice(kinds)
         if kind == "prompt_format":
             return replace(spec, prompt_format=rng.choice(list(self.prompt_formats)))
         if kind == "instruction":
             return replace(spec, instruction=rng.randrange(len(self.instructions)))
+        if kind == "thinking":
+            return replace(spec, thinking=rng.choice([None, *self.policies]))
         if kind == "parameters":
             name = rng.choice([*sorted(self.values), "temperature"])
             value = rng.choice([None, *self.values[name]])
@@ -255,6 +263,8 @@ class SearchSpace:
         for name, predictor in program.program.named_predictors():
             if (text := self.instructions[spec.instruction].get(name)) is not None:
                 predictor.signature = predictor.signature.with_instructions(text)
+        if spec.thinking is not None:
+            program.program = with_policy(program.program, POLICIES[spec.thinking])
         prompt_format = spec.prompt_format or base.settings["adapter"]
         if spec.selection == EXISTING:
             built = RecordedProgram(program.program, base.session, prompt_format=prompt_format)
@@ -292,6 +302,7 @@ def _entries(pool: Sequence[Demonstration]) -> list[dict[str, Any]]:
 
 # deviations of what each part of a candidate adds to its quality, on the scale of scores
 _DEMONSTRATIONS, _FORMAT, _INSTRUCTION, _PARAMETERS, _INTERACTION, _DRAW = 0.12, 0.08, 0.06, 0.08, 0.05, 0.03
+_THINKING = 0.04
 
 
 def kernel(specs: Sequence[CandidateSpec], program_parameters: Mapping[str, float]) -> np.ndarray:
@@ -318,6 +329,7 @@ def kernel(specs: Sequence[CandidateSpec], program_parameters: Mapping[str, floa
         _DEMONSTRATIONS**2 * demonstrations
         + _FORMAT**2 * formats
         + _INSTRUCTION**2 * texts
+        + (_THINKING**2 * equal([spec.thinking for spec in specs]) if any(spec.thinking for spec in specs) else 0.0)
         + _PARAMETERS**2 * similarity.mean(axis=2) * len(program_parameters) ** 0.5
         + _INTERACTION**2 * demonstrations * formats * texts * similarity.prod(axis=2)
         + _DRAW**2 * equal(list(specs))

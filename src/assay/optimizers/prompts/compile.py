@@ -83,8 +83,8 @@ def compile_prompts(
             # short
             stopped = None if cap.what == "search calls" and config.optimizer == "auto" else str(cap)
             session.progress.say(f"end of the search: {cap}; continuing with the best candidate so far")
+        winner = _fitted(search, search.best(), session, config)
         search.finish()
-        winner = search.best()
         outcome = CompileOutcome(
             student,
             winner.student,
@@ -96,6 +96,18 @@ def compile_prompts(
         )
         _gate_and_test(outcome, search.candidates[0], winner, splits, session, config)
     return outcome
+
+
+def _fitted(search: PromptSearch, winner: Candidate, session: Session, config: CompileConfig) -> Candidate:
+    """The winner with a fitted thinking policy if `thinking_margin` is set; unchanged if a cap ends the fitting."""
+    if config.thinking_margin is None or not len(search.candidates[0].evaluation):
+        return winner
+    try:
+        with session.phase("thinking"):  # `auto` has spent all search calls
+            return search.fit_thinking(winner, config.thinking_margin)
+    except BudgetExceeded as cap:
+        search.notes.append(f"no thinking policy was fitted: {cap}")
+        return winner
 
 
 def _reserve_report(student: RecordedProgram, splits: Splits, session: Session, config: CompileConfig) -> None:

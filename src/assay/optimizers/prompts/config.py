@@ -25,6 +25,8 @@ class CompileConfig:
         settings: arguments of the named optimizer; they override assay's.
         token_margin: expected score in [0, 1) that may be given up for fewer prompt tokens; see
             `assay.optimizers.prompts.candidates.best_with_fewest_tokens`.
+        thinking_margin: score on val that a thinking policy may cost, in [0, 1); None fits none, see
+            `assay.optimizers.prompts.thinking.fitted_policy`.
     """
 
     optimizer: str = "auto"
@@ -34,6 +36,7 @@ class CompileConfig:
     decisions: Decisions = field(default_factory=Decisions)
     settings: Mapping[str, Any] = field(default_factory=dict)
     token_margin: float = 0.01
+    thinking_margin: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1:

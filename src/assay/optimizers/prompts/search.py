@@ -26,7 +26,8 @@ from assay.optimizers.prompts.optimizer_inputs import Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.optimizers.prompts.racing import AutoSearch
 from assay.optimizers.prompts.teleprompters import auto_prompt_formats, propose
-from assay.programs import program_version
+from assay.optimizers.prompts.thinking import POLICIES, allocates, fitted_policy, with_policy
+from assay.programs import ThinkingPolicy, program_version
 
 __all__ = ["PromptSearch"]
 
@@ -75,6 +76,35 @@ class PromptSearch:
             return sum(scores) / len(scores) if scores else -1.0
 
         return best_with_fewest_tokens(running, [mean(c) for c in running], self.config.token_margin)
+
+    def fit_thinking(self, winner: Candidate, margin: float) -> Candidate:
+        """The winner with the thinking policy that saves most tokens on val within the margin, see `fitted_policy`.
+
+        Every policy of `POLICIES` runs on all val tasks. These calls do not count towards `max_search_calls`.
+        """
+        student = winner.student
+        if not allocates(student.program):
+            self.notes.append("thinking_margin has no effect: the program is no Agent with a thinking budget or policy")
+            return winner
+        made = {name: self._with_policy(student, policy) for name, policy in POLICIES.items()}
+        results = {
+            name: evaluate(program, self.val, self.session, name=f"val: {name}") for name, program in made.items()
+        }
+        name, rows = fitted_policy(results, margin=margin)
+        row = rows[name]
+        self.notes.append(
+            f"thinking policy fitted on val: {name}; tokens {-100 * row['saved']:+.0f} %, score {-row['loss']:+.3f} on "
+            f"{row['n']} tasks"
+        )
+        fitted = Candidate(f"{winner.name}, {name}", made[name], results[name])
+        self.candidates.append(fitted)
+        return fitted
+
+    def _with_policy(self, student: RecordedProgram, policy: ThinkingPolicy) -> RecordedProgram:
+        program = with_policy(student.program, policy)
+        made = RecordedProgram(program, self.session, prompt_format=student.settings["adapter"])
+        made.temperature = student.temperature
+        return made
 
     def run(self) -> None:
         if self.config.optimizer == "auto":

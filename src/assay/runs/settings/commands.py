@@ -42,6 +42,14 @@ class CompileSettings(ExecutorSettings, PromptSettings):
     """Settings of `assay.compile`."""
 
     kind: str = "compile"
+    thinking_margin: float | None = setting(
+        None,
+        "Fit the agent's thinking policy on val after the search: the one that saves most tokens and costs at most "
+        "this much score. By default none is fitted. The program must be an Agent with a thinking budget. "
+        "Takes six runs of each val task, which --max-search-calls does not count.",
+        ge=0,
+        lt=1,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

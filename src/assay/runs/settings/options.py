@@ -92,8 +92,14 @@ class _Prompts(TypedDict, total=False):
     token_margin: float
 
 
-class CompileOptions(_Common, _Cache, _Program, _Executor, _Reflection, _Decisions, _Prompts, total=False):
+class _PromptJob(_Common, _Cache, _Program, _Executor, _Reflection, _Decisions, _Prompts, total=False):
+    pass
+
+
+class CompileOptions(_PromptJob, total=False):
     """The keywords of `assay.compile`."""
+
+    thinking_margin: float | None
 
 
 class EvaluateOptions(_Common, _Cache, _Program, _Executor, total=False):
@@ -132,7 +138,7 @@ class CollectOptions(_Common, _Cache, _Program, _Executor, _Curriculum, total=Fa
     untruncated: bool
 
 
-class ImproveOptions(CompileOptions, total=False):
+class ImproveOptions(_PromptJob, total=False):
     """The keywords of `assay.improve`."""
 
     order: Sequence[str]

@@ -53,6 +53,13 @@ class ServeSettings(Settings):
         600.0, "A call fails after this time in which the upstream sends nothing or the caller reads nothing."
     )
 
+    loops: str = setting(
+        "alarm",
+        "What to do with an answer whose text repeats itself: alarm marks its call with the failure kind loop, "
+        "stop also ends a streamed answer, off does not look.",
+        choices=("off", "alarm", "stop"),
+    )
+
     @property
     def answering(self) -> str | None:
         """The model that answers; None where the upstream's own choice is passed through."""

@@ -156,10 +156,13 @@ class ProgramSettings(CommonSettings):
         "Program: path/file.py:Class, package.module:Class, an artifact's folder or a shipped name."
     )
     rubric: str = named_setting(
-        "Rubric: a YAML file or a shipped name (math_qa, classify, extract).", flag="--rubric", metavar="R", file=True
+        "Rubric: a YAML file or a shipped name (math_qa, classify, extract, tool_user).",
+        flag="--rubric",
+        metavar="R",
+        file=True,
     )
     data: str = named_setting(
-        "Tasks: a .jsonl, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, arithmetic:…, tools:…, "
+        "Tasks: a .jsonl, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, bfcl:…, arithmetic:…, tools:…, "
         "curriculum:…).",
         flag="--data",
         metavar="D",

@@ -17,6 +17,7 @@ from multidict import CIMultiDict
 from assay.errors import ConfigError, FailureKind
 from assay.support.scrubbing import credentials_in, fields, is_credential, mask_secrets, may_hold, message
 from assay.traces.gateway.events import read_events
+from assay.traces.gateway.watching import LoopWatch, ending
 from assay.traces.messages import gemini
 from assay.traces.messages.dialects import Answer, answer_of, error_in, error_of, is_context_error
 from assay.traces.records import Transition
@@ -85,6 +86,7 @@ class Passed:
         self.client_left = False  # the client went away
         self.secrets: list[str] = []  # the request's secrets, which the server may echo
         self.response: web.StreamResponse | None = None
+        self.watch: LoopWatch | None = None  # reads a stream for loops
 
     def see(self, chunk: bytes) -> bool:
         """Adds a part of the answer. True once a stream's last event is complete."""
@@ -190,6 +192,11 @@ class Passed:
             self.fail(f"the answer could not be read: {error}", FailureKind.MODEL)
             transition.output = mask_secrets(self.text[:20_000], self.secrets)
         transition.error, transition.failure = self.error, self.failure
+        if self.watch is not None and self.error is None:
+            if not self.streamed:
+                self.watch.see_whole(transition.output)
+            if self.watch.loop is not None:  # an alarm: the caller has the answer
+                transition.failure = FailureKind.LOOP
         return answer if self.error is None else None, response_id
 
     def _judge(self, dialect: str, body: dict[str, Any] | None, complete: bool) -> None:
@@ -267,6 +274,8 @@ async def pass_on(
     pending = b""
     async for chunk in reply.chunks:
         ended = passed.see(chunk)
+        if passed.watch is not None and passed.watch.see(chunk) and not ended and not passed.listed:
+            return await _stopped(response, passed, pending + chunk, keep)
         if ended and not passed.recorded:
             pending, chunk = b"", await _begun(response, pending + chunk)
             await in_turn(keep)
@@ -281,6 +290,21 @@ async def pass_on(
     keep()  # a broken stream has no last event; it must be stored before the client sees the end
     if pending:
         await response.write(pending)
+    await response.write_eof()
+    return response
+
+
+async def _stopped(
+    response: web.StreamResponse, passed: Passed, last: bytes, keep: Callable[[], None]
+) -> web.StreamResponse:
+    """Ends a stream whose text repeats itself. The connection to the upstream is closed by the caller."""
+    assert passed.watch is not None
+    loop = passed.watch.loop
+    words = 0 if loop is None else loop.repeated
+    reason = f"the gateway stopped the answer: its text repeated itself for {words} words"
+    passed.fail(reason, FailureKind.LOOP)
+    keep()
+    await response.write(last[: last.rfind(b"\n\n") + 2] + ending(passed.watch.dialect, reason))
     await response.write_eof()
     return response
 

@@ -31,6 +31,7 @@ from assay.traces.gateway.rollout_routes import RolloutRoutes
 from assay.traces.gateway.sessions import LiveRollouts
 from assay.traces.gateway.store_access import FLUSH_S, StoreAccess
 from assay.traces.gateway.upstreams import EmbeddedUpstream, HttpUpstream, LitellmUpstream, upstream_of
+from assay.traces.gateway.watching import LoopCounts, LoopWatch
 from assay.traces.messages import gemini
 from assay.traces.messages.dialects import DIALECTS
 from assay.traces.store import Store
@@ -62,6 +63,7 @@ class Gateway:
         idle_s: seconds without a call after which a rollout ends, see `LiveRollouts`.
         max_body: largest request body, in bytes.
         receive_s: seconds in which a request's body must arrive, see `ConnectionLimits`.
+        loops: for answers that repeat themselves: `alarm` records it, `stop` also ends the stream, `off` does not look.
         one_server: models set over HTTP (`POST /assay/model`) are models of the upstream's server.
     """
 
@@ -78,16 +80,16 @@ class Gateway:
         max_body: int = 10 << 20,
         receive_s: float = 60.0,
         one_server: bool = False,
+        loops: str = "alarm",
     ) -> None:
         self.access = Access(key, host=host, names=names)
         add_secrets(self.access.key)
         self.store, self.upstream, self.max_body = store, upstream, max_body
-        self.one_server = one_server
+        self.one_server, self.loops = one_server, LoopCounts(loops)
         self.rollouts = LiveRollouts(store, run_id=run_id, idle_s=idle_s)
         self.started = self.ended = self.stored = self.refused = 0
         self.refused_paths: dict[str, int] = {}  # refused path -> number of requests
-        self.connections = Connections(receive_s, max_body)
-        self.relay = Relay()
+        self.connections, self.relay = Connections(receive_s, max_body), Relay()
         self._upstreams: list[Upstream] = [upstream]
         self._turns = Turns()
         self._several = False  # open rollouts have other upstreams than new ones
@@ -225,19 +227,19 @@ class Gateway:
         call = Call(self.rollouts, dialect, request, body, path, in_path, headers)
         upstream = await self._upstream_of(request, caller, call)
         passed = call.passed
+        passed.watch = LoopWatch(dialect, self.loops.action)
         self.started += 1
         try:
             asking = upstream.ask(
                 dialect, body, raw, self.access.passed_on(request.headers), self.access.query_passed_on(request), path
             )
             async with sent(asking, self._turns, partial(call.begin, upstream)) as reply:
-                keep = partial(self._keep, call)
                 return await pass_on(
                     request,
                     reply,
                     passed,
                     call.rollout_id,
-                    keep,
+                    partial(self._keep, call),
                     self._turns.record,
                     choices=requested_choices(dialect, body),
                     streams=streams,
@@ -271,6 +273,7 @@ class Gateway:
         if not call.passed.recorded:
             self.ended += 1
             self.stored += call.keep()
+            self.loops.add(call.passed.watch, stopped=call.passed.failure is FailureKind.LOOP)
 
     async def _upstream_of(self, request: web.Request, caller: Caller, call: Call) -> Upstream:
         """The upstream that answers a call.
@@ -381,6 +384,7 @@ class Gateway:
             "stored": self.stored - self.store.dropped_calls,
             "in_flight": self.started - self.ended,
             "rows_waiting": self.store.waiting,
+            "loops": self.loops.to_dict(),
             "unrecorded": self.unrecorded,
             "passed_through": dict(self.relay.counts),
             "refused_paths": dict(self.refused_paths),

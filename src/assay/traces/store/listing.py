@@ -18,7 +18,7 @@ __all__ = ["find_rollouts", "finished_report", "known_programs", "list_runs", "s
 _NEWEST = 10_000  # rollouts that `known_programs` reads: DISTINCT over a whole store takes seconds
 _SEARCH = (
     "optimizer", "optimizer_settings", "threshold", "demos", "difference", "early_stop", "token_margin",
-    "max_search_calls", "reflection_model", "reflection_api_base", "reflection_api_key_env",
+    "thinking_margin", "max_search_calls", "reflection_model", "reflection_api_base", "reflection_api_key_env",
 )  # fmt: skip
 _NOT_OF_KIND = {
     "evaluate": _SEARCH,

@@ -1,0 +1,293 @@
+"""One process tree under limits: bounded output, one clock, and an end that leaves nothing behind."""
+
+import contextlib
+import os
+import queue
+import selectors
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from assay.errors import SandboxError
+from assay.models.transports import accounted
+from assay.programs.sandbox.folders import (
+    disk_use,
+    group_members,
+    proportional_memory,
+    remove_folder,
+    write_files,
+)
+from assay.programs.sandbox.isolation import FOLDER, Limits, Plan, plan_for
+
+__all__ = ["SandboxedProcess"]
+
+_EVERY_S = 0.05  # between two measurements of memory, disk and processes
+_LONGEST_LINE = 8_000_000  # bytes of one message on the channel
+_MOST_LINES = 100  # that wait to be received; an honest process sends the next one after an answer
+_MOST_LEFT = 1000  # reads of 64 KB after the end, of a child that escaped with isolation 'none' and still writes
+
+
+class SandboxedProcess:
+    """A running process; `wait` or `stop` ends it, and the context manager removes its folder.
+
+    Args:
+        arguments: of the interpreter. `{scripts}` in one of them is this package's folder as the process sees it,
+            `{requests}` and `{replies}` are the descriptors of the channel.
+        channel: whether the process gets messages (`send`) and answers with lines (`receive`).
+    Raises:
+        SandboxError: the process could not be started under this isolation.
+    """
+
+    def __init__(
+        self,
+        isolation: str,
+        arguments: Sequence[str],
+        *,
+        limits: Limits,
+        files: Mapping[str, str | bytes],
+        read_only: Sequence[Path] = (),
+        stdin: str = "",
+        channel: bool = False,
+    ) -> None:
+        self.limits, self.started = limits, time.monotonic()
+        self.killed_by: str | None = None
+        self._home = Path(tempfile.mkdtemp(prefix="assay-sandbox-"))
+        self._inputs = self._home / "files"
+        self._kept, self._dropped = {"stdout": bytearray(), "stderr": bytearray()}, False
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._partial = bytearray()
+        self._descriptors: list[int] = []
+        self._group_killed = False
+        self._stop = threading.Event()
+        self._watcher: threading.Thread | None = None
+        try:
+            self._given_bytes = write_files(self._inputs, files)
+            os.chmod(self._home, 0o711)  # another user passes through to its own folder
+            os.chmod(self._inputs, 0o700)
+            self._start(isolation, arguments, read_only, stdin, channel)
+        except BaseException:
+            self.close()
+            raise
+
+    def _pipe(self) -> tuple[int, int]:
+        ends = os.pipe()
+        self._descriptors += ends
+        return ends
+
+    def _start(
+        self, isolation: str, arguments: Sequence[str], read_only: Sequence[Path], stdin: str, channel: bool
+    ) -> None:
+        status, status_end = self._pipe()
+        theirs, self._replies, self._requests = [status_end], -1, -1
+        if channel:
+            requests_end, self._requests = self._pipe()
+            self._replies, replies_end = self._pipe()
+            theirs += [requests_end, replies_end]
+            names = {"{requests}": str(requests_end), "{replies}": str(replies_end)}
+            arguments = [names.get(argument, argument) for argument in arguments]
+        self.plan: Plan = plan_for(
+            isolation,
+            arguments=arguments,
+            inputs=self._inputs,
+            limits=self.limits,
+            status=status_end,
+            read_only=read_only,
+        )
+        with tempfile.TemporaryFile() as given:
+            given.write(stdin.encode("utf-8", "surrogatepass"))
+            given.seek(0)
+            try:
+                # without a network it calls no model that a recorder would miss
+                with contextlib.nullcontext() if isolation == "none" else accounted():
+                    self._process = subprocess.Popen(
+                        self.plan.command,
+                        stdin=given,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        env={"PATH": os.defpath},
+                        pass_fds=theirs,
+                        start_new_session=True,
+                    )
+            except OSError as error:
+                raise SandboxError(f"{isolation} could not be started: {error}") from error
+        for descriptor in theirs:
+            self._close_descriptor(descriptor)
+        self.started = time.monotonic()
+        self._await_ready(status)
+        self._watcher = threading.Thread(target=self._watch, name="assay-sandbox", daemon=True)
+        self._watcher.start()
+
+    def _await_ready(self, status: int) -> None:
+        """Waits for the launcher. The time limit starts when it is ready."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(status, selectors.EVENT_READ)
+            report, deadline = b"", time.monotonic() + 30
+            while selector.select(max(0.0, deadline - time.monotonic())):
+                part = os.read(status, 4096)
+                if not part:
+                    break
+                report += part
+        self._close_descriptor(status)
+        self.started = time.monotonic()
+        if report != b"ready":
+            self._kill()
+            assert self._process.stderr is not None
+            words = report.decode(errors="replace") or self._process.stderr.read(2000).decode(errors="replace")
+            raise SandboxError(f"{self.plan.isolation} could not be started: {words.strip() or 'no answer'}")
+
+    # While it runs, in a thread of its own
+
+    def _watch(self) -> None:
+        """Reads what the process writes and ends it at a limit."""
+        process = self._process
+        assert process.stdout is not None
+        assert process.stderr is not None
+        next_measure = 0.0
+        with selectors.DefaultSelector() as selector:
+            for stream, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
+                selector.register(stream.fileno(), selectors.EVENT_READ, name)
+            if self._replies >= 0:
+                selector.register(self._replies, selectors.EVENT_READ, "channel")
+            while process.poll() is None and not self._stop.is_set() and self.killed_by is None:
+                self._read_ready(selector, _EVERY_S / 5 if not selector.get_map() else _EVERY_S)
+                now = time.monotonic()
+                if now - self.started >= self.limits.timeout_s:
+                    self.killed_by = "time"
+                elif now >= next_measure:
+                    self.killed_by = self.killed_by or self._over_limit()
+                    next_measure = time.monotonic() + max(_EVERY_S, 20 * (time.monotonic() - now))
+            self._kill()
+            for _ in range(_MOST_LEFT):
+                if not self._read_ready(selector, 0):
+                    break
+        self._lines.put(None)
+
+    def _read_ready(self, selector: selectors.BaseSelector, timeout_s: float) -> bool:
+        if not selector.get_map():  # all are closed, and the process goes on
+            self._stop.wait(timeout_s)
+            return False
+        ready = selector.select(timeout_s)
+        for key, _ in ready:
+            part = os.read(key.fd, 65536)
+            if not part:
+                selector.unregister(key.fd)
+            elif key.data == "channel":
+                self._add_to_channel(part)
+            else:
+                kept = self._kept[key.data]
+                room = self.limits.output_bytes - len(kept)
+                kept += part[: max(0, room)]
+                self._dropped |= len(part) > room
+        return bool(ready)
+
+    def _add_to_channel(self, part: bytes) -> None:
+        *whole, rest = part.split(b"\n")
+        for line in whole:
+            self._lines.put(bytes(self._partial) + line)
+            self._partial.clear()
+        self._partial += rest
+        if len(self._partial) > _LONGEST_LINE or self._lines.qsize() > _MOST_LINES:
+            self.killed_by = "output"
+
+    def _over_limit(self) -> str | None:
+        pages, pids = 0, []
+        for pid, resident in group_members(self._process.pid):
+            pids.append(pid)
+            pages += resident
+        if len(pids) > self.limits.processes + self.plan.extra_processes:
+            return "processes"
+        limit = self.limits.memory_mb * 2**20
+        if pages * os.sysconf("SC_PAGESIZE") > limit and proportional_memory(pids) > limit:
+            return "memory"
+        on_disk = self.plan.folder != FOLDER
+        if on_disk and disk_use(self._inputs, pids) > self.limits.disk_mb * 2**20 + self._given_bytes:
+            return "disk"
+        return None
+
+    # From outside
+
+    def send(self, message: bytes, deadline: float) -> bool:
+        """Writes a message, after its length. False if the process does not read it before the deadline, or ended."""
+        os.set_blocking(self._requests, False)
+        rest = memoryview(f"{len(message):08x}".encode() + message)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._requests, selectors.EVENT_WRITE)
+            while rest:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    return False
+                try:
+                    rest = rest[os.write(self._requests, rest) :]
+                except OSError:
+                    return False
+        return True
+
+    def receive(self, deadline: float) -> bytes | None:
+        """The next line of the process. None at the deadline, or once it ended."""
+        try:
+            line = self._lines.get(timeout=max(0.001, deadline - time.monotonic()))
+        except queue.Empty:
+            return None
+        if line is None:
+            self._lines.put(None)
+        return line
+
+    def wait(self) -> int:
+        """Waits for the end and returns the exit code; 128 + N if signal N ended it."""
+        if self._watcher is not None:
+            self._watcher.join()
+        code = self._process.wait()
+        return code if code >= 0 else 128 - code
+
+    def stop(self) -> int:
+        """Ends the process and all its children."""
+        self._stop.set()
+        return self.wait()
+
+    def text(self, name: str) -> str:
+        """What was written to `stdout` or `stderr`. The writable folder has the same name under every isolation."""
+        text = bytes(self._kept[name]).decode("utf-8", "replace")
+        return text if self.plan.folder == FOLDER else text.replace(self.plan.folder, FOLDER)
+
+    @property
+    def truncated(self) -> bool:
+        return self._dropped
+
+    def _kill(self) -> None:
+        """Kills the process group: at once, as no process forks while the kernel signals a group.
+
+        Only once: afterwards the number may belong to another group.
+        """
+        if not self._group_killed:
+            self._group_killed = True
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _close_descriptor(self, descriptor: int) -> None:
+        if descriptor in self._descriptors:
+            self._descriptors.remove(descriptor)
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Ends the process, if it runs, and removes its folder. Can be called again."""
+        if hasattr(self, "_process"):
+            self._stop.set()
+            if self._watcher is not None:
+                self._watcher.join()
+            self._kill()
+            for stream in (self._process.stdout, self._process.stderr):
+                if stream is not None:
+                    stream.close()
+        for descriptor in list(self._descriptors):
+            self._close_descriptor(descriptor)
+        remove_folder(self._home)
+
+    def __enter__(self) -> "SandboxedProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

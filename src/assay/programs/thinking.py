@@ -1,0 +1,90 @@
+"""Thinking budgets of programs: limits the output field in which a program lets a model think.
+
+For models that think by themselves, `assay.models.thinking` sets the engine's own budget.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import dspy
+
+from assay.errors import ConfigError
+from assay.models import supports
+from assay.models.embedded import LINES
+from assay.models.thinking import CHARACTERS, THOUGHT_FIELDS, Thinking, native_thinking
+
+__all__ = ["LIMIT", "LimitsThoughts", "thinking_limit", "thought_field"]
+
+LIMIT = 16_384  # tokens; a larger budget is no limit for the models that fit into one process
+
+
+def thought_field(tokens: int) -> Any:
+    """An output field for a thought of at most so many tokens."""
+    tokens = min(tokens, LIMIT)
+    return dspy.OutputField(desc=f"at most {tokens} tokens", max_length=CHARACTERS * tokens)
+
+
+def thinking_limit(lm: Any, default: int) -> int:
+    """Tokens that a model may think per call: its budget, at most `LIMIT`; `default` without one."""
+    thinking = getattr(lm, "thinking", None)
+    limit = None if thinking is None else thinking.limit
+    return default if limit is None else min(int(limit), LIMIT)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A call with its budget applied: `removed` is the thought field that it has no longer."""
+
+    lm_kwargs: dict[str, Any]
+    signature: Any
+    removed: str = ""
+
+
+class LimitsThoughts:
+    """Mixin of adapters.
+
+    If the model does not think by itself, the budget becomes the limit of the output field `thought` or `reasoning`;
+    without a budget (`off`) the field is left out of the prompt and is "" in the prediction. A program without such a
+    field does not think, which every budget allows.
+    """
+
+    limits_fields = True  # whether the format sends a schema that limits the length of a field
+
+    def __call__(self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> Any:
+        plan = self._plan(lm, lm_kwargs, signature)
+        outputs = super().__call__(lm, plan.lm_kwargs, plan.signature, demos, inputs)  # type: ignore[misc]
+        return _restored(outputs, plan.removed)
+
+    async def acall(self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> Any:
+        plan = self._plan(lm, lm_kwargs, signature)
+        outputs = await super().acall(lm, plan.lm_kwargs, plan.signature, demos, inputs)  # type: ignore[misc]
+        return _restored(outputs, plan.removed)
+
+    def _plan(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> _Plan:
+        thinking = Thinking.of(lm_kwargs.get("thinking", getattr(lm, "thinking", None)))
+        if thinking is None or thinking.is_auto or native_thinking(lm):
+            return _Plan(lm_kwargs, signature)
+        name = next((name for name in THOUGHT_FIELDS if name in signature.output_fields), "")
+        kept = {**lm_kwargs, "thinking": Thinking.auto()}  # done here: nothing is left for the engine
+        if not name or (thinking.is_off and len(signature.output_fields) > 1):
+            return _Plan(kept, signature.delete(name) if name else signature, name)
+        limits = supports(lm, LINES) or getattr(lm, "supports_response_schema", False)
+        if thinking.is_off or not (self.limits_fields and limits):
+            no_schema = f"no schema limits it: {lm.model} takes none, or the prompt format is chat"
+            reason = "it is the only output field" if thinking.is_off else no_schema
+            raise ConfigError(f"thinking={thinking.value!r} cannot be kept in the field {name!r}: {reason}")
+        field, tokens = signature.output_fields[name], thinking.limit or 0
+        if field.annotation is not str:
+            raise ConfigError(
+                f"thinking={thinking.value!r} cannot limit the field {name!r} of type {field.annotation}: make it a str"
+            )
+        return _Plan(kept, _limited(signature, name, tokens))
+
+
+def _limited(signature: Any, name: str, tokens: int) -> Any:
+    at = list(signature.output_fields).index(name)
+    return signature.delete(name).insert(at, name, thought_field(tokens), str)
+
+
+def _restored(outputs: list[dict[str, Any]], removed: str) -> list[dict[str, Any]]:
+    return [{removed: "", **output} for output in outputs] if removed else outputs

@@ -1,0 +1,140 @@
+"""How much of an edit was needed: its changed statements against the smallest known fix. Does not run code."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from assay.errors import RubricError
+from assay.rubrics.code.difference import Difference, Edit, compare
+from assay.rubrics.code.statements import Source, UnreadableCode, read_source
+
+__all__ = ["MinimalDiff", "minimal_diff"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MinimalDiff(int):
+    """Result of `minimal_diff`. As a number it is `excess`.
+
+    Args:
+        excess: changed statements above `needed`; 0 is best.
+        changed: changed statements of the edit.
+        needed: changed statements of the reference; 0 without a reference.
+        nodes: changed expressions and names inside the changed statements. Of two edits with equally many statements
+            the one with fewer nodes is smaller.
+        edits: the changed statements.
+        unnecessary: those that the reference does not change in the same way, if there is an excess.
+        grade: in [0, 1], higher is better: needed / (needed + excess), where at least one statement counts as needed;
+            0 for an edit that changes nothing or cannot be read.
+        reason: explanation; empty if nothing is wrong.
+        exact: False if the edit is too large to align; `changed` is then a lower bound.
+    """
+
+    excess: int
+    changed: int
+    needed: int
+    nodes: int = 0
+    edits: tuple[Edit, ...] = ()
+    unnecessary: tuple[Edit, ...] = ()
+    grade: float
+    reason: str = ""
+    exact: bool = True
+
+    def __new__(cls, value: int | None = None, **fields: Any) -> "MinimalDiff":
+        return super().__new__(cls, fields.get("excess", value or 0))
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Statements, then nodes: the order in which edits are compared."""
+        return self.changed, self.nodes
+
+
+def minimal_diff(before: str, after: str, reference: str | None = None) -> MinimalDiff:
+    """Counts the changed statements of an edit that a fix did not need.
+
+    Sources are compared as normalised syntax trees: formatting, comments, docstrings, names of local variables and the
+    order of imports do not count. A changed, inserted, deleted or moved statement counts 1; of a compound statement
+    only the header. A moved definition counts 1.
+
+    Args:
+        before: source that was edited.
+        after: the edited source. One that is not valid Python, or too long to compare, gets the grade 0.
+        reference: source with the smallest known fix. Without it the excess is the number of changed statements.
+    Raises:
+        RubricError: `before` or `reference` cannot be read.
+    """
+    source = _readable(before, "before")
+    fix = None if reference is None else _compared(source, _readable(reference, "reference"), "reference")
+    needed = fix.changed if fix is not None else 0
+    try:
+        edit = compare(source, read_source(after))
+    except UnreadableCode as error:
+        everything = max(1, source.count)
+        return MinimalDiff(
+            excess=everything,
+            changed=everything + needed,
+            needed=needed,
+            grade=0.0,
+            reason=f"The edit is unusable: {error}.",
+        )
+    return _result(edit, fix)
+
+
+def _result(edit: Difference, fix: Difference | None) -> MinimalDiff:
+    needed = fix.changed if fix is not None else 0
+    excess = max(0, edit.changed - needed)
+    unnecessary = _without(edit.edits, fix.edits) if fix is not None and excess else ()
+    if not edit.changed and (fix is None or needed):
+        grade, reason = 0.0, "The edit changes nothing."
+    else:
+        least = max(1, needed)
+        beyond = max(0, edit.changed - least) if fix is None else excess
+        grade, reason = least / (least + beyond), _reason(edit, needed, excess, unnecessary)
+    return MinimalDiff(
+        excess=excess,
+        changed=edit.changed,
+        needed=needed,
+        nodes=edit.nodes,
+        edits=edit.edits,
+        unnecessary=unnecessary,
+        grade=grade,
+        reason=reason,
+        exact=edit.exact,
+    )
+
+
+def _compared(source: Source, other: Source, name: str) -> Difference:
+    try:
+        return compare(source, other)
+    except UnreadableCode as error:
+        raise RubricError(f"{name} cannot be compared: {error}") from None
+
+
+def _readable(text: str, name: str) -> Source:
+    try:
+        return read_source(text)
+    except UnreadableCode as error:
+        raise RubricError(f"{name} cannot be read: {error}. Pass Python source") from None
+
+
+def _without(edits: Sequence[Edit], needed: Sequence[Edit]) -> tuple[Edit, ...]:
+    known = Counter(edit.key for edit in needed)
+    result = []
+    for edit in edits:
+        if known[edit.key] > 0:
+            known[edit.key] -= 1
+        else:
+            result.append(edit)
+    return tuple(result)
+
+
+_SHOWN = 5
+
+
+def _reason(edit: Difference, needed: int, excess: int, unnecessary: Sequence[Edit]) -> str:
+    if not excess or not needed:
+        return ""
+    listed = "; ".join(map(str, unnecessary[:_SHOWN]))
+    more = f"; and {len(unnecessary) - _SHOWN} more" if len(unnecessary) > _SHOWN else ""
+    count = "at least " if not edit.exact else ""
+    return f"{count}{edit.changed} statements changed, {needed} needed. Not in the smallest known fix: {listed}{more}."

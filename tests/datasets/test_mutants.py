@@ -1,0 +1,285 @@
+"""The dataset `mutants:`: slices, mutations, calls, and tasks that the sandbox made."""
+
+import ast
+import random
+import textwrap
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import assay
+from assay.datasets import iter_rows, load_tasks, make_task
+from assay.datasets.mutants import mutant_rows
+from assay.datasets.mutants.inputs import call_expressions, similar_calls
+from assay.datasets.mutants.jobs import Job, outcomes
+from assay.datasets.mutants.modules import module_files
+from assay.datasets.mutants.mutations import KINDS, mutations
+from assay.datasets.mutants.slices import slices
+from assay.errors import DataError
+from assay.programs import sandbox
+from assay.rubrics.code import find_hacks, minimal_diff
+
+needs_sandbox = pytest.mark.skipif(bool(sandbox.available("bubblewrap")), reason="bubblewrap does not work here")
+TOOLS = textwrap.dedent('''
+    import re
+    import shutil
+
+    LIMIT = 10
+    WORD = re.compile(r"[a-z]+")
+
+    def clip(value: int, low: int = 0):
+        """Limits a value.
+
+        >>> clip(3, 1)
+        3
+        """
+        if value < low:
+            return low
+        if value > LIMIT:
+            return LIMIT
+        return value
+
+    def words(text: str):
+        for word in WORD.findall(text):
+            if len(word) > 2:
+                yield word
+
+    def push(items: list, value: int):
+        """Inserts before the first larger one."""
+        at = 0
+        while at < len(items) and items[at] <= value:
+            at += 1
+        items.insert(at, value)
+
+    def clean(path: str):
+        if path:
+            path = path.strip()
+            shutil.rmtree(path)
+        return path
+
+    def show(text: str):
+        text = clean(text)
+        text = text + "!"
+        return text
+
+    def secret(name: str):
+        name = name + "x"
+        name = name + "y"
+        return open(name).read()
+''')
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    (tmp_path / "tools.py").write_text(TOOLS)
+    return tmp_path / "tools.py"
+
+
+def test_functions_with_side_effects_are_left_out() -> None:
+    assert [part.name for part in slices(TOOLS, "tools")] == ["clip", "words", "push"]
+
+
+@pytest.mark.parametrize("name", ["os", "shutil", "subprocess", "socket", "pathlib", "tempfile", "zipfile"])
+def test_no_slice_of_the_standard_library_reaches_files_processes_or_the_network(name: str) -> None:
+    names = {
+        "open",
+        "exec",
+        "eval",
+        "__import__",
+        "socket",
+        "subprocess",
+        "shutil",
+        "rmtree",
+        "remove",
+        "unlink",
+        "system",
+    }
+    for module, file in module_files(name):
+        for part in slices(file.read_text(), module):
+            used = {getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(ast.parse(part.code))}
+            assert not used & names, (part.name, used & names)
+
+
+def test_a_slice_has_what_its_function_needs_and_no_more() -> None:
+    clip, words, push = slices(TOOLS, "tools")
+    assert "LIMIT = 10" in clip.code
+    assert "WORD" not in clip.code
+    assert words.is_generator
+    for part in (clip, words, push):
+        exec(compile(part.code, "slice", "exec"), {})
+
+
+def test_a_mutation_changes_one_statement_and_keeps_the_rest_of_the_text() -> None:
+    for part in slices(TOOLS, "tools"):
+        found = mutations(part.code, random.Random(0), 100)
+        assert len(found) > 8
+        for mutation in found:
+            assert minimal_diff(mutation.code, part.code).changed == 1, mutation
+            assert abs(len(mutation.code.split("\n")) - len(part.code.split("\n"))) <= mutation.old.count("\n")
+
+
+def test_all_kinds_of_mutations_are_made() -> None:
+    code = "def f(a, b):\n    a += 1\n    g(a, b)\n    if not a and b < 2 or len(a):\n        return a + 'xy'"
+    assert {mutation.kind for mutation in mutations(code, random.Random(0), 200)} == set(KINDS)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6))
+def test_mutations_and_calls_depend_on_the_seed_alone(seed: int) -> None:
+    part = next(iter(slices(TOOLS, "tools")))
+    assert mutations(part.code, random.Random(seed), 5) == mutations(part.code, random.Random(seed), 5)
+    calls = call_expressions(part, random.Random(seed), 20)
+    assert calls == call_expressions(part, random.Random(seed), 20)
+    assert calls[0] == "clip(3, 1)"  # the example of the docstring
+    assert len(set(calls)) == len(calls) == 20
+    for call in calls:
+        tree = ast.parse(call, mode="eval").body
+        assert isinstance(tree, ast.Call)
+        for argument in tree.args:
+            ast.literal_eval(argument)
+
+
+def test_calls_for_an_effect_give_the_changed_argument() -> None:
+    push = list(slices(TOOLS, "tools"))[2]
+    calls = similar_calls(push, random.Random(0), {"push([1, 3], 2)": "None"}, 5)
+    assert calls[0] == "[push((x := [1, 3]), 2), x][1]"
+    space: dict[str, Any] = {}
+    exec(push.code, space)
+    assert eval(calls[0], space) == [1, 2, 3]
+
+
+# In the sandbox
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[tuple[str, dict[str, Any]]]:
+    return list(iter_rows("mutants:textwrap?size=12&seed=3"))
+
+
+@needs_sandbox
+def test_the_mutant_fails_and_the_reference_passes(rows: list[tuple[str, dict[str, Any]]]) -> None:
+    assert len(rows) == 12
+    for where, row in rows[:5]:
+        for tests in (row["inputs"]["visible_tests"], row["metadata"]["hidden_tests"]):
+            suite = sandbox.Suite.parse(tests)
+            limits = {"timeout_s": 20, "memory_mb": 512}
+            assert sandbox.run_tests(row["expected"]["reference"], suite, **limits).share == 1.0, where
+            assert sandbox.run_tests(row["inputs"]["code"], suite, **limits).share < 1.0, where
+
+
+@needs_sandbox
+def test_the_fields_of_a_task(rows: list[tuple[str, dict[str, Any]]]) -> None:
+    for _, row in rows:
+        task = make_task(row)
+        assert set(task.inputs) == {"function", "code", "visible_tests"}
+        assert set(task.expected) == {"reference"}
+        assert f"def {task.inputs['function']}(" in task.inputs["code"]
+        visible, hidden = task.inputs["visible_tests"], task.metadata["hidden_tests"]
+        assert not {call for call, _ in visible} & {call for call, _ in hidden}
+        assert (len(visible), len(hidden) >= 2) == (4, True)
+        for _, text in [*visible, *hidden]:
+            assert repr(ast.literal_eval(text)) == text
+        fix = minimal_diff(task.inputs["code"], task.expected["reference"], task.expected["reference"])
+        assert (fix.changed, fix.grade) == (1, 1.0)
+        assert find_hacks(task.inputs["code"], task.expected["reference"], visible) == []
+
+
+@needs_sandbox
+def test_tasks_differ_and_each_function_comes_before_any_comes_again(rows: list[tuple[str, dict[str, Any]]]) -> None:
+    assert len({row["inputs"]["code"] for _, row in rows}) == 12
+    first = [row["inputs"]["function"] for _, row in rows[:4]]
+    assert len(set(first)) == 4
+
+
+@needs_sandbox
+def test_the_seed_decides_the_tasks(tools: Path) -> None:
+    def made(seed: int) -> list[Any]:
+        return [row for _, row in iter_rows(f"mutants:{tools}?size=6&seed={seed}")]
+
+    assert made(1) == made(1)
+    assert made(1) != made(2)
+
+
+@needs_sandbox
+def test_files_folders_and_load_tasks(tools: Path) -> None:
+    names = Counter(row["inputs"]["function"] for _, row in iter_rows(f"mutants:{tools.parent}?size=9"))
+    assert set(names) == {"clip", "words", "push"}
+    tasks = load_tasks(f"mutants:{tools}?size=5")
+    assert len(tasks) == 5
+    assert tasks[0].task_type.startswith("mutants/")
+
+
+def test_reading_a_spec_does_not_import_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "loud_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('imported')")
+    (package / "inner.py").write_text(TOOLS)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [file.name for _, file in module_files("loud_package")] == ["__init__.py", "inner.py"]
+    assert [file.name for _, file in module_files("loud_package.inner")] == ["inner.py"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("mutants:", "needs a module"),
+        ("mutants:no_such_module", "no module 'no_such_module'"),
+        ("mutants:math", "no Python source|no module"),
+        ("mutants:no/such/file.py", "no such file"),
+        ("mutants:textwrap?sizes=3", "unknown option"),
+        ("mutants:textwrap?size=0", "size='0'"),
+        ("mutants:textwrap?isolation=some", "isolation='some'"),
+        ("mutants:this", "no function to mutate"),
+    ],
+)
+def test_a_wrong_spec_is_refused_with_the_way_out(spec: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        list(iter_rows(spec))
+
+
+def test_a_function_that_ends_the_process_loses_only_itself() -> None:
+    def run(code: str, *, timeout_s: float, memory_mb: int, isolation: str) -> Any:
+        """Stands in for a process that dies at the second function."""
+        output: list[str] = []
+        space = {"print_to": output}
+        killed = code.replace("sys.stdout.write", "print_to.append").replace("sys.stdout.flush()", "pass")
+        try:
+            exec(compile(killed, "script", "exec"), space)
+        except KeyboardInterrupt:
+            pass
+        return SimpleNamespace(output="".join(output))
+
+    good = Job(["def f(a):\n    return a + 1\n"], ["f(1)", "f('a')"])
+    bad = Job(["def f(a):\n    raise KeyboardInterrupt\n"], ["f(1)"])
+    assert outcomes([good, bad, good], run, "none") == [[["2", None]], None, [["2", None]]]
+
+
+@needs_sandbox
+def test_what_hangs_or_gives_no_plain_value_is_dropped() -> None:
+    sources = [
+        "def f(a):\n    while a: pass\n    return a\n",
+        "def f(a):\n    return [object()] if a else float('nan')\n",
+    ]
+    rows = outcomes([Job(sources, ["f(0)", "f(1)"])], sandbox.run, "auto")
+    assert rows == [[None, [None, None]]]
+
+
+@needs_sandbox
+def test_a_file_without_testable_functions_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "same.py").write_text("def f(a):\n    b = 1\n    b = 1\n    return 0 * b\n")
+    with pytest.raises(DataError, match="could be told from it"):
+        list(mutant_rows(str(tmp_path / "same.py"), size=5, seed=0, run=sandbox.run))
+
+
+def test_the_kind_is_known_after_any_import() -> None:
+    from assay.datasets.specs import registered
+
+    assert assay.__version__
+    reader = registered("mutants")
+    assert reader is not None
+    assert reader.__module__ == "assay.api.mutants"

@@ -1,0 +1,128 @@
+"""The metric `thinking`: tokens, tokens after the answer was stable, share of the budget, loops."""
+
+from typing import Any
+
+import pytest
+
+from assay.datasets import Task
+from assay.errors import FailureKind
+from assay.evaluation.metrics import run_of, thinking_report
+from assay.rubrics.checks import thinking
+from assay.rubrics.criteria import NoGrade
+from assay.traces import Rollout, Transition
+from assay.traces.thinking import thinking_of
+
+TASK = Task(id="t", inputs={"q": "1"}, expected={"answer": "5"})
+
+
+def call(output: str, tokens: int | None = None, limit: int = 0, **fields: Any) -> Transition:
+    """A call that writes a thought of at most `limit` tokens and an action."""
+    thought = {"thought": {"type": "string", "maxLength": 4 * limit}} if limit else {}
+    schema = {"type": "object", "properties": {**thought, "action": {"type": "string"}}}
+    request = {"config": {"max_tokens": 100, "response_format": {"schema": schema}}}
+    return Transition(t=0, model="m", request=request, output=output, thinking_tokens=tokens, **fields)
+
+
+def rollout(*calls: Transition, answer: Any = "5") -> Rollout:
+    return Rollout(transitions=list(calls), prediction={"answer": answer})
+
+
+def test_tokens_and_share_of_the_budget_are_summed_over_the_calls() -> None:
+    use = thinking_of(rollout(call('{"thought": "a", "action": "x"}', 10, 16), call('{"action": "y"}')))
+    assert (use.tokens, use.budget, use.budget_share, use.loops) == (10, 16, 0.625, 0)
+
+
+@pytest.mark.parametrize(
+    ("choices", "after"),
+    [
+        ("xxx", 16),  # the first choice was the final one: the two later thoughts, 8 tokens each
+        ("yxx", 8),
+        ("xyx", 0),  # it changed until the last
+        ("x", 0),
+    ],
+)
+def test_rounds_after_the_first_of_the_last_equal_choices_were_wasted(choices: str, after: int) -> None:
+    calls = [call(f'{{"thought": "{at}", "action": "{choice}"}}', 8, 16) for at, choice in enumerate(choices)]
+    assert thinking_of(rollout(*calls)).after_stable == after
+
+
+def test_a_thought_that_only_confirmed_the_probe_was_wasted() -> None:
+    calls = [call('{"action": "x"}'), call('{"thought": "hm", "action": "x"}', 8, 16)]
+    assert thinking_of(rollout(*calls)).after_stable == 8
+    assert thinking_of(rollout(*calls)).tokens == 8
+
+
+def test_lines_are_read_as_json_is() -> None:
+    calls = [call("action: x"), call("thought: hm\naction: x", 8, 16)]
+    assert thinking_of(rollout(*calls)).after_stable == 8
+
+
+def test_other_calls_between_two_choices_separate_the_steps() -> None:
+    other = Transition(t=1, model="m", request={"config": {}}, output="1 + 1")
+    calls = [call('{"thought": "a", "action": "x"}', 8, 16), other, call('{"thought": "b", "action": "x"}', 8, 16)]
+    assert thinking_of(rollout(*calls)).after_stable == 0
+
+
+def test_what_follows_the_first_mention_of_the_answer_was_wasted() -> None:
+    # 6 of the 12 characters come after "2+3 =5"
+    use = thinking_of(rollout(call('{"thought": "2+3 =5 wait,", "action": "x"}', 12, 16)))
+    assert use.after_stable == 6
+    assert thinking_of(rollout(call('{"thought": "15 or 5.5 hm", "action": "x"}', 12, 16))).after_stable == 0
+
+
+@pytest.mark.parametrize("answer", [pytest.param(10**9000, id="long"), object(), None, ["5"], 5.5, True])
+def test_no_answer_of_a_program_breaks_the_metric(answer: Any) -> None:
+    use = thinking_of(rollout(call('{"thought": "5.5 hm", "action": "x"}', 6, 16), answer=answer))
+    assert use.after_stable == (3 if answer == 5.5 else 0)
+
+
+@pytest.mark.parametrize(
+    "request_", [{}, {"dialect": "chat", "body": {}}, {"config": {"reasoning": "x"}}, {"config": 3}]
+)
+def test_requests_of_other_dialects_have_no_budget(request_: Any) -> None:
+    use = thinking_of(rollout(Transition(t=0, model="m", request=request_, output="5")))
+    assert (use.budget, use.tokens, use.tokens_saved) == (0, 0, 0)
+
+
+def test_uncounted_thinking_is_unknown_and_not_0() -> None:
+    hidden = {"message": {"parts": [{"type": "thinking", "text": "…"}, {"type": "text", "text": "5"}]}}
+    use = thinking_of(rollout(Transition(t=0, model="m", request={}, response=hidden)))
+    assert (use.tokens, use.after_stable) == (None, None)
+    with pytest.raises(NoGrade, match="did not report"):
+        thinking(TASK, {}, rollout(Transition(t=0, model="m", request={}, response=hidden)), budget=10)
+
+
+def test_loops_and_the_tokens_that_a_stop_saved_are_counted() -> None:
+    stopped = call("x x x", 30, 16, completion_tokens=30, failure=FailureKind.LOOP, error="repeated itself")
+    alarm = call("x", failure=FailureKind.LOOP)
+    use = thinking_of(rollout(stopped, alarm))
+    assert (use.loops, use.tokens_saved) == (2, 70)
+    assert thinking(TASK, {}, rollout(stopped), budget=1000).value == 0.0
+
+
+def test_the_report_averages_the_runs_whose_tokens_are_known() -> None:
+    hidden = {"message": {"parts": [{"type": "thinking", "text": "…"}]}}
+    runs = [
+        run_of(entry, score=1.0, has_tools=False)
+        for entry in (
+            rollout(call('{"thought": "a", "action": "x"}', 10, 16)),
+            rollout(call('{"thought": "a", "action": "x"}', 2, 16), call('{"thought": "b", "action": "x"}', 4, 16)),
+            rollout(Transition(t=0, model="m", request={}, response=hidden)),
+        )
+    ]
+    report = thinking_report(runs)
+    assert report is not None
+    assert (report.runs, report.tokens, report.after_stable, report.wasted_share) == (2, 8.0, 2.0, 0.25)
+    assert report.budget_share == pytest.approx(16 / 48)
+    assert thinking_report([run_of(rollout(call("x")), score=1.0, has_tools=False)]) is None
+    assert thinking_report([]) is None
+
+
+def test_the_check_grades_tokens_or_what_was_wasted() -> None:
+    calls = [call('{"action": "x"}'), call('{"thought": "hm", "action": "x"}', 8, 16)]
+    assert thinking(TASK, {}, rollout(*calls), budget=16).value == 0.5
+    assert thinking(TASK, {}, rollout(*calls[:1]), budget=16).value == 1.0
+    assert thinking(TASK, {}, rollout(calls[1]), budget=16, wasted=True).value == 1.0
+    assert thinking(TASK, {}, rollout(*calls), budget=4).value == 0.0
+    with pytest.raises(NoGrade, match="no rollout"):
+        thinking(TASK, {}, None, budget=16)

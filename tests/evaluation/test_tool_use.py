@@ -1,0 +1,99 @@
+"""Figures of tool use in reports, each with an interval."""
+
+from typing import Any
+
+import pytest
+
+from assay.api.evaluate import evaluate
+from assay.datasets import Task
+from assay.evaluation.metrics import TaskRun
+from assay.evaluation.tool_use import figures_of, tool_use
+from assay.reports.markdown import graded, tool_rows
+from assay.traces import Rollout
+
+CALL = {"name": "add", "arguments": {"a": 1}, "result": "1", "error": None}
+
+
+def figures(expected: list[Any], calls: list[Any]) -> dict[str, float]:
+    task = Task(id="t", inputs={"question": "?"}, expected={"calls": expected})
+    return figures_of(task, Rollout(prediction={"answer": "", "calls": calls}))
+
+
+def test_a_run_has_the_figures_that_apply_to_its_task() -> None:
+    truth = [{"add": {"a": [1]}}]
+    assert figures(truth, [CALL]) == {"adoption_when_needed": 1, "argument_exactness": 1, "calls_per_task": 1}
+    assert figures([], [CALL]) == {"abstention_when_not": 0, "calls_per_task": 1}
+    assert figures(truth, [{**CALL, "error": "x"}, CALL])["recovery_after_error"] == 1
+    assert figures_of(Task(id="t", inputs={"q": 1}), Rollout(prediction={"answer": "5"})) == {}
+
+
+def test_the_report_has_the_mean_over_tasks_with_its_interval() -> None:
+    runs = [
+        TaskRun(task_id=str(i), score=1, tool_figures={"adoption_when_needed": i % 2, "calls_per_task": 3})
+        for i in range(8)
+    ]
+    runs.append(TaskRun(task_id="1", sample=1, score=0, tool_figures={"adoption_when_needed": 0}))
+    report = tool_use(runs)
+    assert report is not None
+    adoption = report["adoption_when_needed"]
+    assert (adoption["mean"], adoption["n"]) == (3.5 / 8, 8)
+    assert 0 <= adoption["low"] < 3.5 / 8 < adoption["high"] <= 1
+    assert report["calls_per_task"]["mean"] == 3
+    assert "abstention_when_not" not in report
+    assert tool_use([TaskRun(task_id="1", score=1)]) is None
+
+
+def test_tables_show_each_figure_with_its_interval() -> None:
+    one = {"criteria": {}, "tool_use": {"calls_per_task": {"mean": 1.5, "low": 1, "high": 2, "n": 9}}}
+    two = {"criteria": {}, "tool_use": {"abstention_when_not": {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 8}}}
+    assert list(tool_rows([one, two, {"criteria": {}, "tool_use": None}])) == [
+        ("tool calls a task", "1.50 [1.00, 2.00], 9 tasks", "–", "–"),
+        ("abstention when not", "–", "50 % [25, 75], 8 tasks", "–"),
+    ]
+    assert list(tool_rows([{**one, "criteria": {"calls_per_task": 1}}])) == []  # it has a row of its own
+    report = {"criteria": {"right": 0.5, "none": None}, "criteria_intervals": {"right": [0.2, 0.8], "none": None}}
+    assert (graded(report, "right"), graded(report, "none")) == ("50 % [20, 80]", "–")
+
+
+def test_evaluate_reports_both_sides_for_a_program_with_tools(tmp_path: Any) -> None:
+    from assay.programs import ToolUser
+    from assay.testing import scripted_lm
+
+    def script(request: Any) -> str:
+        import json
+
+        fields = request.config.response_format["schema"]["properties"]
+        done = "add(" in (request.messages[-1].text or "").split("results")[-1]
+        values: dict[str, Any] = {
+            "thought": "",
+            "action": "answer" if done else "add",
+            "also": [],
+            "need": 0 if done else 1,
+        }
+        values |= {"arguments": {"a": 1}, "answer": "1"}
+        return json.dumps({name: values[name] for name in fields})
+
+    def add(a: int) -> int:
+        return a
+
+    rows = [
+        {
+            "inputs": {"question": f"add {i}?"},
+            "expected": {"calls": [{"add": {"a": [1]}}] if i % 2 else []},
+            "split": "val",
+        }
+        for i in range(10)
+    ]
+    report = evaluate(
+        ToolUser([add]), rubric="tool_user", data=rows, lm=scripted_lm(script), store=tmp_path / "a.db", split="val"
+    )
+    result = report.to_dict()["result"]
+    assert result["tool_use"]["adoption_when_needed"]["mean"] == 1
+    assert result["tool_use"]["abstention_when_not"]["mean"] == 0
+    assert result["tool_use"]["adoption_when_needed"]["n"] == 5
+    assert result["criteria"]["abstention_when_not"] == 0
+    assert result["criteria_intervals"]["adoption_when_needed"][0] == pytest.approx(
+        1 - 0.599, abs=0.01
+    )  # rule of three
+    assert result["score"] == 0.5
+    assert result["coverage"] == 1

@@ -1,0 +1,174 @@
+"""Loop detection: exact copies, reuse of word groups, tool calls; no alarm on ordinary text."""
+
+import itertools
+import random
+import string
+import sysconfig
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assay.models.loops import (
+    LoopDetector,
+    LoopSettings,
+    TextLoopDetector,
+    ToolLoopDetector,
+    canonical,
+    find_loop,
+    words_of,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = st.text(string.ascii_lowercase, min_size=1, max_size=6)
+
+
+def prose(words: int, seed: int) -> list[str]:
+    """Words without structure: no group of four is likely to occur twice."""
+    rng = random.Random(seed)
+    return ["".join(rng.choices(string.ascii_lowercase, k=5)) for _ in range(words)]
+
+
+@settings(deadline=None)
+@given(phrase=st.lists(WORDS, min_size=1, max_size=80), before=st.integers(0, 300), seed=st.integers(0, 99))
+def test_every_repeated_phrase_is_found_at_the_latest_16_words_late(phrase: list[str], before: int, seed: int) -> None:
+    # A period of at most 80 words is found within 5 copies, or 1024 words' level for longer ones.
+    detector, lead = LoopDetector(), prose(before, seed)
+    for word in lead:
+        assert detector.add(word) is None
+    needed = max(4 * len(phrase), 64)
+    stride = 16 if needed <= 256 - 16 else 64
+    for index in range(needed + stride):
+        if detector.add(phrase[index % len(phrase)]) is not None:
+            break
+    loop = detector.loop
+    assert loop is not None
+    if loop.kind == "copies":
+        assert len(phrase) % loop.period == 0
+        # the first copy is no repetition, so a loop never begins before its second copy
+        assert loop.start >= before - len(phrase)
+        assert loop.repeated >= needed - len(phrase) - 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(words=st.lists(WORDS, max_size=400, unique=True), seed=st.integers(0, 99))
+def test_words_without_repetition_raise_no_alarm(words: list[str], seed: int) -> None:
+    assert find_loop(" ".join(words)) is None
+    assert find_loop(" ".join(prose(800, seed))) is None
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=st.text("ab 1.,\n", max_size=600), cuts=st.lists(st.integers(0, 600), max_size=12))
+def test_the_parts_in_which_a_text_arrives_make_no_difference(text: str, cuts: list[int]) -> None:
+    whole, parts, at = TextLoopDetector(), TextLoopDetector(), sorted({0, *cuts, len(text)})
+    whole.add(text + " ")
+    for begin, end in itertools.pairwise(at):
+        parts.add(text[begin:end])
+    parts.add(text[at[-1] :] + " ")
+    assert parts.loop == whole.loop
+    assert parts.words == whole.words
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Then the next number is {}, so we add it to the total and continue with the next one.",
+        "Wait, let me check {} again.",
+        "Step {} of the proof uses the same lemma as the step before it.",
+    ],
+)
+def test_a_loop_that_counts_is_found_by_the_groups_that_it_reuses(line: str) -> None:
+    text = " ".join(line.format(number) for number in range(200))
+    loop = find_loop(text)
+    assert loop is not None
+    assert loop.kind == "reuse"
+    assert find_loop(" ".join(line.format(number) for number in range(8))) is None
+
+
+def test_a_loop_is_kept_and_further_words_do_not_replace_it() -> None:
+    detector = LoopDetector()
+    for word in ["again"] * 100:
+        detector.add(word)
+    found = detector.loop
+    assert found is not None
+    assert (found.kind, found.period, found.end) == ("copies", 1, 64)
+    assert found.repeated == 63  # all but the first of the 64
+    for word in prose(50, 1):
+        assert detector.add(word) == found
+
+
+def test_a_ruled_line_and_an_empty_table_are_no_loops() -> None:
+    assert find_loop("=" * 5000) is None
+    assert find_loop("| " + " | ".join("-" * 3 for _ in range(12)) + " |\n") is None
+
+
+def test_documents_and_sources_of_this_project_raise_no_alarm() -> None:
+    files = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"), *(ROOT / "src/assay/models").glob("*.py")]
+    assert len(files) > 40
+    alarms = {str(path): loop for path in files if (loop := find_loop(path.read_text(encoding="utf-8")))}
+    assert alarms == {}
+
+
+@pytest.mark.parametrize("module", ["argparse", "json/decoder", "encodings/cp852", "statistics", "mimetypes", "socket"])
+def test_modules_of_the_standard_library_raise_no_alarm(module: str) -> None:
+    # cp852 is a table of 256 numbered lines, mimetypes one of file types
+    text = (Path(sysconfig.get_paths()["stdlib"]) / f"{module}.py").read_text(encoding="utf-8")
+    assert len(words_of(text)) > 500
+    assert find_loop(text) is None
+
+
+def test_memory_does_not_grow_with_the_text() -> None:
+    detector = LoopDetector(LoopSettings(reuse=1.0))
+    for word in prose(5000, 3):
+        detector.add(word)
+    assert len(detector._tail) == 1024
+    assert len(detector._grams) == 125
+    assert len(detector._known) <= 125
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("copies", 1), ("least_words", 7), ("sustained", 0), ("window", 15), ("calls", 1), ("reuse", 0)]
+)
+def test_a_threshold_out_of_range_is_refused_by_name(name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        LoopSettings(**{name: value})
+
+
+def test_the_same_call_with_the_same_result_is_a_loop() -> None:
+    detector = ToolLoopDetector()
+    assert detector.add("search", {"q": "a", "n": 2}, "x") is None
+    assert detector.add("search", {"q": "b", "n": 2}, "x") is None
+    loop = detector.add("search", {"n": 2.0, "q": " a "}, "x")  # the same call, written differently
+    assert loop is not None
+    assert (loop.kind, loop.start, loop.end) == ("same call", 2, 3)
+
+
+def test_a_call_that_returns_something_new_is_progress() -> None:
+    detector = ToolLoopDetector()
+    for turn in range(20):
+        assert detector.add("status", {"job": 1}, f"{turn} %") is None
+
+
+def test_two_calls_in_turn_are_a_loop() -> None:
+    detector = ToolLoopDetector(LoopSettings(calls=2))
+    names = ["a", "b", "a", "b"]
+    loops = [detector.add(name, {"x": 1}, "same") for name in names]
+    assert loops[1] is None
+    assert loops[2] is not None
+    patient = ToolLoopDetector(LoopSettings(calls=3))
+    found = [patient.add(name, {"x": 1}, "same") for name in names * 2]
+    assert found[4] is not None
+    assert found[3] is None
+    assert ToolLoopDetector(LoopSettings(calls=4)).add("a", {}, "x") is None
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers() | st.floats(allow_nan=False) | st.booleans(), max_size=4))
+def test_canonical_arguments_do_not_depend_on_the_order_of_keys(arguments: dict[str, object]) -> None:
+    assert canonical(arguments) == canonical(dict(reversed(list(arguments.items()))))
+
+
+def test_canonical_keeps_what_differs_apart() -> None:
+    assert canonical({"x": 1}) == canonical({"x": 1.0})
+    assert len({canonical(value) for value in ({"x": 1}, {"x": True}, {"x": "1"}, {"x": 1.5}, {"x": None}, {})}) == 6
+    assert canonical({"x": {2, 1}}) == canonical({"x": {1, 2}})

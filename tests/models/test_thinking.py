@@ -1,0 +1,258 @@
+"""Thinking budgets: the bytes that each engine is sent, what is refused, and what is recorded."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.errors import ConfigError
+from assay.models import Call, Thinking, get_lm
+from assay.models.thinking import EFFORT_TOKENS, EFFORTS, budget_of, template_thinks, thought_tokens
+from assay.testing.fakes import scripted_lm
+
+VLLM = {"/v1/models": {"data": [{"id": "q", "owned_by": "vllm"}]}}
+LLAMA = {"/v1/models": {"data": [{"id": "q", "owned_by": "llamacpp"}]}, "/props": {"chat_template": "<think>{{x}}"}}
+LLAMA_PLAIN = {**LLAMA, "/props": {"chat_template": "{{ messages }}"}}
+UNKNOWN = {"/v1/models": {"data": [{"id": "q", "owned_by": "somebody"}]}}
+MESSAGE = {"role": "assistant", "content": "5", "reasoning_content": "2+3"}
+CHAT = {
+    "id": "1",
+    "object": "chat.completion",
+    "model": "m",
+    "created": 1,
+    "choices": [
+        {
+            "index": 0,
+            "finish_reason": "stop",
+            "message": {"role": "assistant", "content": "5", "reasoning_content": "2+3"},
+        }
+    ],
+    "usage": {
+        "prompt_tokens": 3,
+        "completion_tokens": 9,
+        "total_tokens": 12,
+        "completion_tokens_details": {"reasoning_tokens": 7},
+    },
+}
+MESSAGES = {
+    "id": "1",
+    "type": "message",
+    "role": "assistant",
+    "model": "m",
+    "content": [{"type": "thinking", "thinking": "2+3", "signature": "s"}, {"type": "text", "text": "5"}],
+    "stop_reason": "end_turn",
+    "usage": {"input_tokens": 3, "output_tokens": 9},
+}
+GEMINI = {"candidates": [{"content": {"parts": [{"text": "5"}], "role": "model"}, "finishReason": "STOP"}]}
+
+
+class Server:
+    """Answers POST requests in the format of their path, and keeps their bodies."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.bodies = url, list[dict[str, Any]]()
+
+
+@contextmanager
+def server(pages: dict[str, Any]) -> Iterator[Server]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send(200 if self.path in pages else 404, pages.get(self.path, {}))
+
+        def do_POST(self) -> None:
+            place.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            messages, gemini = "messages" in self.path, "generateContent" in self.path
+            self._send(200, MESSAGES if messages else GEMINI if gemini else CHAT)
+
+        def _send(self, status: int, body: Any) -> None:
+            data = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    place = Server(f"http://127.0.0.1:{listening.server_port}")
+    threading.Thread(target=listening.serve_forever, daemon=True).start()
+    try:
+        yield place
+    finally:
+        listening.shutdown()
+        listening.server_close()
+
+
+def sent(name: str, thinking: Any, pages: dict[str, Any], path: str = "/v1") -> tuple[dict[str, Any], Call]:
+    """The body that a budget leads to, and the recorded call."""
+    calls: list[Call] = []
+    with server(pages) as place:
+        lm = get_lm(
+            name, api_base=place.url + path, api_key="k", num_retries=0, max_tokens=500, observers=[calls.append]
+        )
+        lm("What is 2+3?", thinking=thinking)
+        return place.bodies[-1], calls[-1]
+
+
+@pytest.mark.parametrize("name", ["openai/q", "hosted_vllm/q"])
+@pytest.mark.parametrize(("thinking", "tokens"), [(64, 64), ("low", 2048), (10**6, 10**6)])
+def test_vllm_gets_its_budget_field(name: str, thinking: Any, tokens: int) -> None:
+    body, call = sent(name, thinking, VLLM)
+    assert body["thinking_token_budget"] == tokens
+    assert "chat_template_kwargs" not in body
+    assert call.thinking_tokens == 7  # recorded apart, as part of the completion tokens
+    assert call.completion_tokens == 9
+    assert budget_of(call.request) == tokens
+
+
+def test_off_is_sent_to_vllm_as_no_tokens_and_to_the_template() -> None:
+    body, call = sent("openai/q", "off", VLLM)
+    assert (body["thinking_token_budget"], body["chat_template_kwargs"]) == (0, {"enable_thinking": False})
+    assert budget_of(call.request) == 0
+
+
+def test_llama_cpp_gets_its_budget_field() -> None:
+    assert sent("openai/q", 64, LLAMA)[0]["reasoning_budget_tokens"] == 64
+    assert sent("openai/q", 0, LLAMA)[0]["reasoning_budget_tokens"] == 0
+
+
+@pytest.mark.parametrize("pages", [VLLM, LLAMA, LLAMA_PLAIN, UNKNOWN])
+def test_auto_sends_nothing(pages: dict[str, Any]) -> None:
+    assert set(sent("openai/q", "auto", pages)[0]) == {"model", "messages", "max_completion_tokens"}
+
+
+def test_anthropic_and_gemini_get_tokens_and_effort() -> None:
+    body, call = sent("anthropic/claude-sonnet-4-5", 2048, {}, path="")
+    assert (body["thinking"], body["max_tokens"]) == ({"type": "enabled", "budget_tokens": 2048}, 2548)
+    assert budget_of(call.request) == 2048
+    assert sent("anthropic/claude-opus-4-6", "low", {}, path="")[0]["output_config"] == {"effort": "low"}
+    assert "thinking" not in sent("anthropic/claude-sonnet-4-5", "off", {}, path="")[0]
+    for thinking, tokens in ((64, 64), ("low", 2048), ("off", 0)):
+        config = sent("gemini/gemini-2.5-flash", thinking, {}, path="")[0]["generationConfig"]
+        assert config["thinkingConfig"] == {"thinkingBudget": tokens}
+
+
+@pytest.mark.parametrize(
+    ("name", "thinking", "pages", "reason"),
+    [
+        ("openai/q", 64, LLAMA_PLAIN, "no thinking tags"),
+        ("openai/q", "low", UNKNOWN, "does not say that it is vLLM or llama.cpp"),
+        ("openai/q", "off", {}, "does not say that it is vLLM or llama.cpp"),
+        ("anthropic/claude-opus-4-6", 2048, {}, "takes effort words"),
+        ("anthropic/claude-sonnet-4-5", 64, {}, "at least 1024 tokens"),
+        ("anthropic/claude-3-haiku-20240307", "low", {}, "not known to think"),
+    ],
+)
+def test_what_an_engine_cannot_honour_is_refused_before_anything_is_sent(
+    name: str, thinking: Any, pages: dict[str, Any], reason: str
+) -> None:
+    with server(pages) as place:
+        lm = get_lm(name, api_base=place.url + "/v1", api_key="k", num_retries=0)
+        with pytest.raises(ConfigError, match=reason):
+            lm("What is 2+3?", thinking=thinking)
+        assert place.bodies == []
+
+
+def test_a_provider_without_a_token_budget_names_the_effort_words() -> None:
+    with pytest.raises(ConfigError, match="has no token budget; use an effort word"):
+        get_lm("openai/gpt-5-mini", api_key="k", num_retries=0)("hello", thinking=64)
+    with pytest.raises(ConfigError, match="not known to think"):
+        get_lm("openai/gpt-4o", api_key="k", num_retries=0)("hello", thinking="low")
+
+
+@pytest.mark.model
+def test_an_embedded_model_without_thinking_tags_is_refused(embedded: str) -> None:
+    for thinking in (64, "low", "off"):
+        with pytest.raises(ConfigError, match="no thinking tags"):
+            get_lm(embedded, thinking=thinking)("hello")
+
+
+def test_a_custom_engine_must_declare_that_it_thinks() -> None:
+    with pytest.raises(ConfigError, match="supports_reasoning"):
+        scripted_lm(lambda request: "5")("hello", thinking=64)
+    lm = scripted_lm(lambda request: str(request.config.reasoning.thinking_budget))
+    lm.scripted.supports_reasoning = True
+    assert lm("hello", thinking=64) == ["64"]
+    assert lm.copy(thinking=32)("hello") == ["32"]
+    assert lm.copy(thinking=32)("hello", thinking=16) == ["16"]  # the call's own budget comes first
+
+
+def test_the_budget_is_part_of_the_cache_key(tmp_path: Any) -> None:
+    from assay.models import ResponseCache
+
+    lm = scripted_lm(lambda request: "5", cache=ResponseCache(tmp_path / "c"))
+    lm.scripted.supports_reasoning = True
+    for thinking in (64, 64, 128, "off", "auto", None):
+        lm("hello", thinking=thinking)
+    assert lm.scripted.calls == 4  # 64, 128, off, and none at all
+
+
+@given(
+    st.one_of(
+        st.none(),
+        st.integers(0, 10**9).map(lambda tokens: Thinking(tokens=tokens)),
+        st.sampled_from(EFFORTS).map(lambda word: Thinking(effort=word)),
+        st.just(Thinking()),
+    )
+)
+def test_the_short_form_gives_the_same_budget_again(thinking: Thinking | None) -> None:
+    if thinking is None:
+        assert Thinking.of(None) is None
+        return
+    assert Thinking.of(thinking.value) == thinking
+    assert Thinking.of(json.loads(json.dumps(thinking.value))) == thinking
+    assert Thinking.of(str(thinking.value)) == thinking
+    assert thinking.limit is None if thinking.is_auto else thinking.limit is not None
+
+
+def test_the_forms_of_a_budget() -> None:
+    assert Thinking.of("off") == Thinking.off() == Thinking(tokens=0)
+    assert Thinking.of("AUTO") == Thinking.auto()
+    assert Thinking.of({"effort": "high"}).limit == EFFORT_TOKENS["high"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "lots", {"tokens": 1, "effort": "low"}, {"words": 3}, [1]])
+def test_other_values_are_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match="thinking"):
+        Thinking.of(value)
+
+
+def test_templates_that_think_are_known_by_their_tags() -> None:
+    assert template_thinks("{% if enable_thinking %}")
+    assert template_thinks("… <think>\n")
+    assert not template_thinks("{{ messages }}")
+
+
+REQUEST = {
+    "config": {
+        "response_format": {"schema": {"properties": {"thought": {"maxLength": 64}, "answer": {}}, "type": "object"}}
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "thinking"),
+    [
+        (['{"', "thought", '": "', "a", " b", ' \\"', "c", '", "', "answer", '": "x"}'], 4),
+        (["thought", ": ", "a", " b", "\n", "answer", ": ", "x"], 2),
+        (['{"thought": "', '", "answer": "x"}'], 0),
+        (['{"thought": "', "a", " b"], 2),  # cut by a limit
+    ],
+)
+def test_the_tokens_of_a_thought_field_are_counted(tokens: list[str], thinking: int) -> None:
+    assert thought_tokens(REQUEST, "", tokens, len) == thinking
+    assert budget_of(REQUEST) == 16
+
+
+def test_without_tokens_the_thought_is_counted_by_the_tokenizer() -> None:
+    assert thought_tokens(REQUEST, '{"thought": "abcd", "answer": "x"}', [], len) == 4
+    assert thought_tokens(REQUEST, "nothing", [], len) is None
+    assert thought_tokens({"config": {}}, '{"thought": "abcd"}', [], len) is None

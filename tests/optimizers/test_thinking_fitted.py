@@ -1,0 +1,117 @@
+"""Fitting a thinking policy on val, and its place among the candidates of the search."""
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import assay
+from assay.errors import ProgramError
+from assay.evaluation.evaluation import Evaluation
+from assay.optimizers.prompts.candidates import CandidateSpec, SearchSpace, kernel
+from assay.optimizers.prompts.thinking import POLICIES, allocates, fitted_policy, with_policy
+from assay.programs import Classify, MathQA, ThinkingPolicy
+from assay.programs.compose import NearestDemos
+from assay.rubrics import Criterion, Rubric, ScoreResult
+from assay.rubrics.checks import exact
+from assay.testing.fakes import scripted_lm
+
+
+def evaluation(scores: list[float], tokens: float) -> Evaluation:
+    made = Evaluation()
+    for at, score in enumerate(scores):
+        made.results[f"t{at}"] = ScoreResult(value=score, verdicts=(), coverage=1.0, feedback="")
+        made.tokens[f"t{at}"] = tokens
+    return made
+
+
+def test_the_largest_saving_within_the_margin_is_chosen() -> None:
+    found, rows = fitted_policy(
+        {
+            "thinks once": evaluation([1.0, 1.0, 0.0, 1.0], 100),
+            "probe 0.3": evaluation([1.0, 0.0, 0.0, 1.0], 20),  # loses 0.25
+            "probe 0.6": evaluation([1.0, 1.0, 0.0, 1.0], 60),
+            "probe 0.9": evaluation([1.0, 1.0, 1.0, 1.0], 90),
+        },
+        margin=0.01,
+    )
+    assert found == "probe 0.6"
+    assert rows["probe 0.3"] == {"n": 4, "loss": 0.25, "saved": 0.8}
+    assert rows["probe 0.9"]["loss"] == -0.25
+
+
+def test_nothing_is_chosen_that_saves_nothing_or_was_never_scored() -> None:
+    found, rows = fitted_policy(
+        {
+            "thinks once": evaluation([1.0, 0.0], 100),
+            "probe 0.3": evaluation([1.0, 0.0], 130),
+            "probe 0.6": evaluation([math.nan, math.nan], 10),
+        }
+    )
+    assert found == "thinks once"
+    assert math.isnan(rows["probe 0.6"]["loss"])
+
+
+def test_only_agents_with_a_budget_or_a_policy_are_given_one() -> None:
+    assert not allocates(MathQA())
+    assert not allocates(MathQA(thinking="off"))
+    assert allocates(MathQA(thinking=64))
+    assert allocates(NearestDemos(MathQA(policy={"samples": 2}), [{"key": "2 + 3", "demos": {}}], k=1))
+    agent = MathQA(thinking=64)
+    assert with_policy(agent, ThinkingPolicy(stable=3)).policy == ThinkingPolicy(stable=3)
+    assert agent.policy is None
+    with pytest.raises(ProgramError, match="no Agent"):
+        with_policy(object(), ThinkingPolicy())
+
+
+def test_specs_without_a_policy_have_the_same_kernel_as_before() -> None:
+    specs = [CandidateSpec(count=2), CandidateSpec(selection="random", count=4)]
+    plain = kernel(specs, {"temperature": 0.7})
+    mixed = kernel([*specs, CandidateSpec(count=2, thinking="probe 0.6")], {"temperature": 0.7})
+    assert mixed[:2, :2] - plain == pytest.approx(0.04**2)
+    assert CandidateSpec(thinking="probe 0.6").name.endswith("probe 0.6")
+
+
+class Sentiment(Classify):
+    """A classifier that thinks."""
+
+    def __init__(self, labels: Sequence[str] = ("sad", "happy")) -> None:
+        super().__init__(labels, thinking=64)
+
+
+def script(request: Any) -> str:
+    thought = '"thought": "it is, well, not so clear what this means", ' if '"thought"' in str(request.config) else ""
+    return f'{{{thought}"label": "{"happy" if "yay" in str(request.messages[-1]) else "sad"}"}}'
+
+
+def test_compile_fits_a_policy_on_val_and_stores_it_in_the_artifact(tmp_path: Any) -> None:
+    rows = [{"text": f"{'yay' if at % 2 else 'oh'} {at}", "label": "happy" if at % 2 else "sad"} for at in range(30)]
+    lm = scripted_lm(script)
+    report = assay.compile(
+        Sentiment,
+        rubric=Rubric(name="r", criteria=[Criterion(name="right", check=exact)]),
+        data=rows,
+        lm=lm,
+        out=tmp_path / "a",
+        store=tmp_path / "s.db",
+        max_search_calls=20,
+        preflight=False,
+        thinking_margin=0.05,
+    )
+    note = next(note for note in report.outcome.notes if "thinking policy" in note)
+    assert "thinks once" in note  # without probabilities, every other policy needs more calls
+    assert assay.load(tmp_path / "a").policy == ThinkingPolicy()
+    assert [row["name"] for row in report.outcome.candidates][-1].endswith("thinks once")
+
+
+def test_the_search_offers_policies_to_agents_that_allocate(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(0)
+    space = SearchSpace.__new__(SearchSpace)
+    space.prompt_formats, space.instructions, space.counts, space.selections = ["json"], [{}], [], []
+    space.values, space.policies = {"temperature": [0.1]}, list(POLICIES)
+    changed = {space._changed(CandidateSpec(), rng).thinking for _ in range(200)}
+    assert changed == {None, *POLICIES}
+    space.policies = []
+    assert {space._changed(CandidateSpec(), rng).thinking for _ in range(50)} == {None}

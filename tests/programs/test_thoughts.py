@@ -1,0 +1,135 @@
+"""Thinking budgets of programs: the thought field, its limit, and the program's state."""
+
+import re
+from typing import Any
+
+import dspy
+import pytest
+
+from assay.errors import ConfigError
+from assay.models import Call, Thinking, get_lm
+from assay.models.thinking import budget_of
+from assay.programs import Classify, MathQA, make_adapter, program_state, program_version, restore_program
+from assay.programs.thinking import LIMIT
+from assay.testing.fakes import scripted_lm
+
+
+class Fruit(dspy.Signature):
+    """Count the fruits."""
+
+    text: str = dspy.InputField()
+    reasoning: str = dspy.OutputField()
+    count: int = dspy.OutputField()
+
+
+def asked(thinking: Any, prompt_format: str = "json", program: Any = None) -> tuple[Any, Any]:
+    """The prediction of a program with a budget, and its request."""
+    requests: list[Any] = []
+
+    def script(request: Any) -> str:
+        requests.append(request)
+        texts = {
+            "json": '{"reasoning": "two", "count": 2}',
+            "lean": "reasoning: two\ncount: 2",
+            "chat": "[[ ## reasoning ## ]]\ntwo\n\n[[ ## count ## ]]\n2\n\n[[ ## completed ## ]]",
+        }
+        return texts[prompt_format]
+
+    lm = scripted_lm(script)
+    with dspy.context(lm=lm.copy(thinking=thinking), adapter=make_adapter(prompt_format)):
+        return (program or dspy.Predict(Fruit))(text="a pear and a fig"), requests[-1]
+
+
+def schema(request: Any) -> Any:
+    return request.config.response_format["schema"]["properties"]
+
+
+@pytest.mark.parametrize(("thinking", "characters"), [(8, 32), ("low", 8192), (10**6, 4 * LIMIT)])
+def test_a_budget_limits_the_thought_of_any_program(thinking: Any, characters: int) -> None:
+    prediction, request = asked(thinking)
+    assert schema(request)["reasoning"]["maxLength"] == characters
+    assert list(schema(request)) == ["reasoning", "count"]
+    assert (prediction.reasoning, prediction.count) == ("two", 2)
+
+
+@pytest.mark.parametrize("thinking", [None, "auto"])
+def test_without_a_budget_the_request_is_unchanged(thinking: Any) -> None:
+    assert "maxLength" not in schema(asked(thinking)[1])["reasoning"]
+
+
+@pytest.mark.parametrize("prompt_format", ["json", "lean", "chat"])
+def test_off_leaves_the_thought_out_of_the_prompt(prompt_format: str) -> None:
+    prediction, request = asked("off", prompt_format)
+    assert "reasoning" not in re.sub(r"\[\[ ## reasoning ## \]\]\ntwo", "", str(request.messages) + str(request.system))
+    assert prediction.reasoning == ""
+    assert prediction.count == 2
+
+
+def test_chat_cannot_limit_a_thought_and_is_refused() -> None:
+    with pytest.raises(ConfigError, match="prompt format is chat"):
+        asked(8, "chat")
+
+
+def test_a_program_without_a_thought_keeps_every_budget() -> None:
+    prediction, request = asked(8, program=dspy.Predict("text -> count: int"))
+    assert prediction.count == 2
+    assert budget_of({"config": {"response_format": request.config.response_format}}) is None
+
+
+def test_a_thought_that_is_the_whole_answer_cannot_be_off() -> None:
+    with pytest.raises(ConfigError, match="the only output field"):
+        asked("off", program=dspy.Predict("text -> reasoning"))
+
+
+def test_a_model_that_thinks_by_itself_gets_the_budget_and_keeps_the_field() -> None:
+    lm = scripted_lm(lambda request: '{"reasoning": "two", "count": 2}')
+    lm.scripted.supports_reasoning = True
+    requests: list[Any] = []
+    script, lm.scripted.script = lm.scripted.script, lambda request: requests.append(request) or script(request)
+    with dspy.context(lm=lm.copy(thinking=64), adapter=make_adapter("json")):
+        assert dspy.Predict(Fruit)(text="a pear").count == 2
+    assert requests[-1].config.reasoning.thinking_budget == 64
+    assert "maxLength" not in schema(requests[-1])["reasoning"]
+
+
+def test_the_budget_of_an_agent_is_part_of_its_state_and_version() -> None:
+    agent = MathQA(thinking=77)
+    restored = restore_program("math_qa", {}, program_state(agent))
+    assert restored.thinking == Thinking(tokens=77)
+    assert program_version(agent, "json") != program_version(MathQA(), "json")
+    assert "thinking" not in program_state(MathQA())
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("prompt_format", ["json", "lean"])
+@pytest.mark.parametrize("thinking", [0, 4, "low", 10**6])
+def test_an_agent_thinks_within_its_budget(embedded: str, prompt_format: str, thinking: Any) -> None:
+    calls: list[Call] = []
+    lm = get_lm(embedded, temperature=0.0, max_tokens=200, observers=[calls.append], seed=1)
+    agent = MathQA(prompt_format=prompt_format, thinking=thinking)
+    agent.set_parameters({"max_steps": 2, "temperature": 0.1})
+    with dspy.context(lm=lm):
+        assert agent(question="What is 4 + 17?").answer
+    decision = calls[0]
+    if thinking == 0:
+        assert decision.thinking_tokens is None
+        assert "thought" not in decision.text
+        return
+    limit = 4 if thinking == 4 else 2048 if thinking == "low" else LIMIT
+    assert budget_of(decision.request) == limit
+    assert decision.thinking_tokens is not None
+    assert 0 < decision.thinking_tokens <= 4 * limit  # the field is limited in characters, four for a token
+    assert decision.thinking_tokens < (decision.completion_tokens or 0)
+
+
+def test_a_shipped_program_without_tools_thinks_if_it_has_a_budget() -> None:
+    requests: list[Any] = []
+
+    def script(request: Any) -> str:
+        requests.append(request)
+        return '{"thought": "sad words", "label": "sad"}'
+
+    with dspy.context(lm=scripted_lm(script)):
+        for thinking in (None, 16, "off"):
+            assert Classify(["happy", "sad"], thinking=thinking)(text="I lost my dog").label == "sad"
+    assert ["thought" in schema(request) for request in requests] == [False, True, False]

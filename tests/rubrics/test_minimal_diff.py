@@ -1,0 +1,447 @@
+"""Changed statements of an edit: invariances as properties, scope rules against `symtable`, limits, and bad input."""
+
+import ast
+import copy
+import inspect
+import json
+import random
+import symtable
+import textwrap
+import time
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assay.errors import RubricError
+from assay.rubrics.code import MinimalDiff, minimal_diff
+from assay.rubrics.code.scopes import FUNCTIONS, function_scope, module_scope
+from assay.rubrics.code.trees import Tree, tree_edits
+
+BASE = '''
+import os
+import sys
+
+def first(values, limit):
+    """The first value above the limit."""
+    total = 0
+    for value in values:
+        if value > limit:
+            total += value
+            return total
+    return total
+
+class Box:
+    size = 1
+
+    def grow(self, by):
+        self.size += by
+        return self.size
+
+    def shrink(self, by):
+        self.size -= by
+        return self.size
+'''
+
+
+def edited(*pairs: tuple[str, str]) -> str:
+    text = BASE
+    for old, new in pairs:
+        assert old in text
+        text = text.replace(old, new, 1)
+    return text
+
+
+# One edit each, with the number of changed statements worked out by hand
+
+
+@pytest.mark.parametrize(
+    ("after", "changed"),
+    [
+        (BASE, 0),
+        (edited(("    total = 0", "    total = 0  # none yet")), 0),
+        (edited(('    """The first value above the limit."""\n', "")), 0),
+        (edited(("total += value", "total += (\n                value\n            )")), 0),
+        (edited(("import os\nimport sys", "import sys, os")), 0),
+        (edited(("value > limit", "value >= limit")), 1),
+        (edited(("            return total\n", "        return total\n")), 1),  # moved out of the `if`
+        (edited(("(values, limit)", "(values, bound)"), ("> limit", "> bound")), 1),  # callers see the parameter's name
+        (edited(("    return total\n\n", "    else:\n        return total\n\n")), 1),  # moved into an `else`
+        (edited(("    total = 0\n", "    start = 0\n    total = start\n")), 2),
+        (edited(("        self.size += by\n", "")), 1),
+        (edited(("import os\n", "import os\nimport re\n")), 1),
+        (edited(("def grow", "def expand")), 1),
+        (edited(("class Box:", "class Box(object):")), 1),
+    ],
+)
+def test_changed_statements(after: str, changed: int) -> None:
+    result = minimal_diff(BASE, after)
+    assert result.changed == changed, [str(edit) for edit in result.edits]
+
+
+def test_a_moved_function_is_one_change() -> None:
+    head, grow, shrink = BASE.partition("    def grow")[0], BASE.partition("    def grow")[2], ""
+    grow, shrink = grow.split("    def shrink")
+    after = f"{head}    def shrink{shrink}\n    def grow{grow}"
+    result = minimal_diff(BASE, after)
+    assert [edit.kind for edit in result.edits] == ["moved"]
+    assert "grow" in result.edits[0].text or "shrink" in result.edits[0].text
+
+
+def test_a_wrapper_around_a_block_is_one_change() -> None:
+    lines = BASE.split("\n")
+    start = next(i for i, line in enumerate(lines) if line.startswith("    for value"))
+    block = [f"    {line}" for line in lines[start : start + 4]]
+    assert minimal_diff(BASE, "\n".join([*lines[:start], "    if values:", *block, *lines[start + 4 :]])).changed == 1
+
+
+def test_a_deleted_test_counts_each_of_its_statements() -> None:
+    tests = "def test_a():\n    x = f(1)\n    assert x == 2\n\ndef test_b():\n    assert f(2) == 3\n"
+    result = minimal_diff(tests, tests[: tests.index("def test_b")])
+    assert result.changed == 2  # the definition and the assert
+    assert {edit.kind for edit in result.edits} == {"removed"}
+
+
+# Against a reference
+
+
+def test_unnecessary_edits_are_named_with_line_and_text() -> None:
+    fix = edited(("value > limit", "value >= limit"))
+    after = edited(("value > limit", "value >= limit"), ("size = 1", "size = 2"), ("        self.size -= by\n", ""))
+    result = minimal_diff(BASE, after, fix)
+    assert (result.changed, result.needed, result.excess) == (3, 1, 2)
+    assert result.grade == pytest.approx(1 / 3)
+    assert [(edit.kind, edit.text) for edit in result.unnecessary] == [
+        ("changed", "size = 2"),
+        ("removed", "self.size -= by"),
+    ]
+    assert after.split("\n")[result.unnecessary[0].line - 1].strip() == "size = 2"
+    assert BASE.split("\n")[result.unnecessary[1].line - 1].strip() == "self.size -= by"
+    assert "size = 2" in result.reason
+
+
+def test_another_fix_of_the_same_size_has_no_excess() -> None:
+    result = minimal_diff(
+        BASE, edited(("value > limit", "not value <= limit")), edited(("value > limit", "value >= limit"))
+    )
+    assert (result.excess, result.grade, result.unnecessary) == (0, 1.0, ())
+    assert result.nodes > 1  # a larger edit inside the same statement
+
+
+def test_a_renamed_fix_needs_what_the_fix_needs() -> None:
+    fix = edited(("value > limit", "value >= limit"))
+    renamed = fix.replace("total", "amount").replace("value ", "item ").replace("value:", "item:")
+    renamed = renamed.replace("= value", "= item").replace("+= value", "+= item")
+    result = minimal_diff(BASE, renamed, fix)
+    assert (result.excess, result.changed) == (0, 1)
+
+
+def test_an_edit_that_changes_nothing_fixes_nothing() -> None:
+    result = minimal_diff(BASE, BASE + "# done\n", edited(("value > limit", "value >= limit")))
+    assert (result.excess, result.grade) == (0, 0.0)
+    assert "changes nothing" in result.reason
+
+
+def test_the_result_is_the_number_of_excess_statements() -> None:
+    result = minimal_diff(BASE, edited(("size = 1", "size = 2")))
+    assert result == 1
+    assert result + 1 == 2
+    assert json.dumps({"excess": result}) == '{"excess": 1}'
+    assert copy.copy(result) == 1
+    assert isinstance(result, MinimalDiff)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("after", ["def f(:", "x = '\0'", "(" * 500 + ")" * 500, "x = " + "-" * 5000 + "1", "\ud800"])
+def test_an_edit_that_is_not_python_is_the_agents_failure(after: str) -> None:
+    result = minimal_diff(BASE, after, BASE)
+    assert (result.grade, result.excess > 0) == (0.0, True)
+    assert "unusable" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("before", "reference"), [("def f(:", None), ("x = 1", "def f(:"), ("x = " + "-" * 5000 + "1", None)]
+)
+def test_sources_of_the_task_that_are_not_python_are_refused(before: str, reference: str | None) -> None:
+    with pytest.raises(RubricError, match="before" if reference is None else "reference"):
+        minimal_diff(before, "x = 1", reference)
+
+
+# Limits
+
+
+@pytest.mark.parametrize("text", ["x = 1\n" * 1_700_000, "def f():\n" + "    x = 1\n" * 40_000])
+def test_a_huge_edit_ends_soon_with_a_reason(text: str) -> None:
+    started = time.process_time()
+    result = minimal_diff(BASE, text, BASE)
+    assert time.process_time() - started < 20
+    assert result.grade == 0.0
+    assert "at most" in result.reason
+
+
+def test_a_rewritten_long_function_is_only_counted() -> None:
+    rng = random.Random(0)
+    before = "def f(a):\n" + "".join(f"    g({rng.randrange(10**6)})\n" for _ in range(2000))
+    after = "def f(a):\n" + "".join(f"    h({rng.randrange(10**6)})\n" for _ in range(2000))
+    started = time.process_time()
+    result = minimal_diff(before, after)
+    assert time.process_time() - started < 10
+    assert (result.changed, result.exact) == (2000, False)
+
+
+def test_a_function_of_hundreds_of_nodes_takes_less_than_two_seconds() -> None:
+    loop = "    for a in b:\n        if a.x(1)[0] > b[a]:\n            c[a] = b[a + {0}].y(c, k={0})\n"
+    before = "def f(b, c):\n" + "".join(loop.format(at) for at in range(30))
+    assert sum(1 for _ in ast.walk(ast.parse(before))) > 722
+    after = before.replace("k=3)", "k=4)").replace("a + 20", "a - 20").replace("for a in b", "for a in c", 1)
+    started = time.process_time()
+    assert minimal_diff(before, after).changed == 3
+    assert time.process_time() - started < 2
+
+
+# Properties
+
+
+NAMES = ("va", "vb", "vc", "vd")
+EXPRESSIONS = st.recursive(
+    st.sampled_from([*NAMES, "0", "1", "other", "'va'"]),
+    lambda inner: st.one_of(
+        st.builds("({} + {})".format, inner, inner),
+        st.builds("call({}, va={})".format, inner, inner),
+        st.builds("[{} for vd in {} if vd]".format, inner, inner),
+        st.builds("({}).va".format, inner),
+        st.builds("(lambda p: p + {})".format, inner),
+        st.builds("(vb := {})".format, inner),
+    ),
+    max_leaves=4,
+)
+
+
+def indented(text: str) -> str:
+    return textwrap.indent(text, "    ")
+
+
+SIMPLE = st.one_of(
+    st.builds("{} = {}\n".format, st.sampled_from(NAMES), EXPRESSIONS),
+    st.builds("{} += {}\n".format, st.sampled_from(NAMES), EXPRESSIONS),
+    st.builds("call({})\n".format, EXPRESSIONS),
+    st.builds("return {}\n".format, EXPRESSIONS),
+)
+STATEMENTS = st.recursive(
+    SIMPLE,
+    lambda inner: st.one_of(
+        st.builds(lambda c, a, b: f"if {c}:\n{indented(a)}else:\n{indented(b)}", EXPRESSIONS, inner, inner),
+        st.builds(
+            lambda n, c, a, b: f"for {n} in {c}:\n{indented(a + b)}", st.sampled_from(NAMES), EXPRESSIONS, inner, inner
+        ),
+        st.builds(
+            lambda a, n, b: f"try:\n{indented(a)}except E as {n}:\n{indented(b)}", inner, st.sampled_from(NAMES), inner
+        ),
+        st.builds(
+            lambda a, n, b: f"match {a}:\n    case [{n}, *_]:\n{indented(indented(b))}",
+            EXPRESSIONS,
+            st.sampled_from(NAMES),
+            inner,
+        ),
+        st.builds(lambda a: f"def vc(q):\n    nonlocal vb\n{indented(a)}", inner),
+    ),
+    max_leaves=5,
+)
+BODIES = st.lists(STATEMENTS, min_size=1, max_size=5).map(
+    lambda body: "def f(p):\n    va = vb = vc = vd = p\n" + indented("".join(body))
+)
+
+
+def compiles(text: str) -> bool:
+    try:
+        compile(text, "f", "exec")
+    except SyntaxError:
+        return False
+    return True
+
+
+FUNCTION_TEXTS = BODIES.filter(compiles)
+RENAMINGS = st.permutations([*NAMES, "wa", "wb"]).map(lambda names: dict(zip(NAMES, names, strict=False)))
+
+
+class _Renamer(ast.NodeTransformer):
+    """Renames every variable of the generated functions; attributes, keywords and texts keep the same words."""
+
+    def __init__(self, names: dict[str, str]) -> None:
+        self.names = names
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        for name in ("id", "name"):
+            if isinstance(value := getattr(node, name, None), str):
+                setattr(node, name, self.names.get(value, value))
+        if isinstance(node, ast.Nonlocal):
+            node.names = [self.names.get(name, name) for name in node.names]
+        return super().generic_visit(node)
+
+
+def renamed(text: str, names: dict[str, str]) -> str:
+    return ast.unparse(_Renamer(names).visit(ast.parse(text)))
+
+
+PROPERTY = settings(max_examples=60, deadline=None)
+
+
+@PROPERTY
+@given(FUNCTION_TEXTS, RENAMINGS)
+def test_renamed_locals_are_no_change(text: str, names: dict[str, str]) -> None:
+    assert minimal_diff(text, renamed(text, names)).changed == 0
+
+
+@PROPERTY
+@given(FUNCTION_TEXTS, FUNCTION_TEXTS, RENAMINGS)
+def test_an_edit_has_the_same_size_whatever_the_locals_are_called(a: str, b: str, names: dict[str, str]) -> None:
+    plain = minimal_diff(a, b)
+    assert minimal_diff(a, renamed(b, names)).size == plain.size
+    assert minimal_diff(renamed(a, names), b).size == plain.size
+
+
+@PROPERTY
+@given(FUNCTION_TEXTS, st.data())
+def test_formatting_comments_and_docstrings_are_no_change(text: str, data: st.DataObject) -> None:
+    lines = ast.unparse(ast.parse(text)).split("\n")
+    for at in range(len(lines), 0, -1):
+        lines[at - 1] += data.draw(st.sampled_from(["", "  # note", "\n", "\n\n# note"]))
+    head, *rest = "\n".join(lines).split("\n", 1)
+    noted = "\n".join([head, '    """Text."""', *rest])
+    assert minimal_diff(text, noted).changed == 0
+    assert minimal_diff(noted, text).changed == 0
+
+
+@PROPERTY
+@given(FUNCTION_TEXTS, FUNCTION_TEXTS)
+def test_an_edit_and_its_reversal_have_the_same_size(a: str, b: str) -> None:
+    assert minimal_diff(a, b).changed <= 2 * minimal_diff(b, a).changed + 1
+    assert (minimal_diff(a, b).changed == 0) == (minimal_diff(b, a).changed == 0)
+
+
+@PROPERTY
+@given(FUNCTION_TEXTS, SIMPLE, st.integers(0, 4))
+def test_one_inserted_statement_is_one_change(text: str, statement: str, at: int) -> None:
+    tree = ast.parse(text)
+    body = tree.body[0].body  # type: ignore[attr-defined]
+    before = ast.unparse(tree)
+    body.insert(min(1 + at, len(body)), ast.parse(f"print({statement.strip()!r})").body[0])
+    assert minimal_diff(before, ast.unparse(tree)).changed == 1
+
+
+@given(st.permutations(["import os", "import re as r", "from a.b import c", "from . import d", "import a.b"]))
+def test_the_order_of_imports_is_no_change(lines: list[str]) -> None:
+    assert minimal_diff("\n".join([*sorted(lines), "x = 1"]), "\n".join([*lines, "x = 1"])).changed == 0
+
+
+def test_the_order_of_imports_of_one_name_is_a_change() -> None:
+    assert minimal_diff("import a as x\nimport b as x", "import b as x\nimport a as x").changed > 0
+    assert minimal_diff("from a import *\nfrom b import *", "from b import *\nfrom a import *").changed > 0
+
+
+# Scope rules
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("def f():\n    global g\n    g = 1", "def f():\n    global h\n    h = 1"),
+        ("def f():\n    return x", "def f():\n    return y"),
+        ("def f(a):\n    return a.x", "def f(a):\n    return a.y"),
+        ("def f(a):\n    return g(x=a)", "def f(a):\n    return g(y=a)"),
+        ("class C:\n    x = 1", "class C:\n    y = 1"),
+        ("def f():\n    class C:\n        x = 1", "def f():\n    class C:\n        y = 1"),
+        ("def f(m):\n    match m:\n        case P(x=1): pass", "def f(m):\n    match m:\n        case P(y=1): pass"),
+        ("def f(a, b):\n    return a", "def f(a, b):\n    return b"),
+        ("def f():\n    x = 1\n    return eval('x')", "def f():\n    y = 1\n    return eval('x')"),
+        ("def f(x):\n    return [x for x in x]", "def f(x):\n    return [y for y in y]"),
+        ("x = 1", "y = 1"),
+        (
+            "def f():\n    x = 1\n    def g():\n        x = 2",
+            "def f():\n    x = 1\n    def g():\n        nonlocal x\n        x = 2",
+        ),
+    ],
+)
+def test_names_that_others_see_are_not_renamed(before: str, after: str) -> None:
+    assert minimal_diff(before, after).changed > 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("def f(a, /):\n    return a", "def f(b, /):\n    return b"),
+        ("def f(*a, **k):\n    return a, k", "def f(*b, **l):\n    return b, l"),
+        ("def f():\n    import os\n    return os.sep", "def f():\n    import os as o\n    return o.sep"),
+        (
+            "def f(m):\n    match m:\n        case {'a': x, **r}: return x, r",
+            "def f(m):\n    match m:\n        case {'a': y, **s}: return y, s",
+        ),
+        ("def f(a):\n    if (x := a): return x", "def f(a):\n    if (y := a): return y"),
+        ("def f(x):\n    return [x for x in x]", "def f(x):\n    return [y for y in x]"),
+        ("v = [x for x in w]", "v = [y for y in w]"),
+        (
+            "def f():\n    x = 1\n    def g():\n        nonlocal x\n        x = 2",
+            "def f():\n    y = 1\n    def g():\n        nonlocal y\n        y = 2",
+        ),
+        ("def f():\n    a = b = 1\n    return a - b", "def f():\n    b = a = 1\n    return b - a"),
+    ],
+)
+def test_names_that_nobody_else_sees_are(before: str, after: str) -> None:
+    assert minimal_diff(before, after).changed == 0
+
+
+def _tables(table: symtable.SymbolTable) -> list[symtable.SymbolTable]:
+    return [inner for child in table.get_children() for inner in (child, *_tables(child))]
+
+
+def test_local_names_are_those_of_the_compiler() -> None:
+    source = inspect.getsource(inspect) + inspect.getsource(random) + inspect.getsource(textwrap)
+    known: dict[tuple[str, int], set[str]] = {}
+    for table in _tables(symtable.symtable(source, "f", "exec")):
+        known[table.get_name(), table.get_lineno()] = {s.get_name() for s in table.get_symbols() if s.is_local()}
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, FUNCTIONS)]
+    assert len(functions) > 150
+    for node in functions:
+        assert function_scope(node, module_scope()).names == known[node.name, node.lineno]
+
+
+# Trees
+
+
+TREES = st.recursive(
+    st.sampled_from("ab").map(Tree),
+    lambda inner: st.builds(Tree, st.sampled_from("ab"), st.lists(inner, max_size=3)),
+    max_leaves=5,
+)
+
+
+def slow_distance(first: Tree, second: Tree) -> int:
+    """The recursive definition on forests, each a tuple of (label, forest)."""
+
+    def frozen(tree: Tree) -> tuple[str, tuple[object, ...]]:
+        return tree.label, tuple(frozen(child) for child in tree.children)
+
+    @cache
+    def distance(a: tuple[tuple[str, tuple], ...], b: tuple[tuple[str, tuple], ...]) -> int:  # type: ignore[type-arg]
+        if not a and not b:
+            return 0
+        options = []
+        if a:
+            options.append(distance((*a[:-1], *a[-1][1]), b) + 1)
+        if b:
+            options.append(distance(a, (*b[:-1], *b[-1][1])) + 1)
+        if a and b:
+            options.append(distance(a[:-1], b[:-1]) + distance(a[-1][1], b[-1][1]) + (a[-1][0] != b[-1][0]))
+        return min(options)
+
+    return distance((frozen(first),), (frozen(second),))  # type: ignore[arg-type]
+
+
+@settings(max_examples=200, deadline=None)
+@given(TREES, TREES)
+def test_tree_edits_are_a_cheapest_mapping(a: Tree, b: Tree) -> None:
+    edits = tree_edits(a, b)
+    assert sum(x is None or y is None or x.label != y.label for x, y in edits) == slow_distance(a, b)
