@@ -145,6 +145,13 @@ class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings, Curricul
     def __post_init__(self) -> None:
         super().__post_init__()
         self.search  # noqa: B018 - SearchConfig checks its settings, so that an error comes before the run is opened
+        if self.curriculum is not None and (
+            unused := [name for name in ("method", "workers", "study", "objectives") if self.changed(name)]
+        ):
+            raise ConfigError(
+                f"{', '.join(unused)} cannot be used with a curriculum, which has a study for each stage, searched by "
+                "one process for the score: leave it out"
+            )
         if self.method == "policy":
             if self.workers > 1:
                 raise ConfigError(
