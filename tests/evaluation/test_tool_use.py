@@ -6,7 +6,7 @@ import pytest
 
 from assay.api.evaluate import evaluate
 from assay.datasets import Task
-from assay.evaluation.metrics import TaskRun
+from assay.evaluation.metrics import TaskRun, run_of
 from assay.evaluation.tool_use import figures_of, tool_use
 from assay.reports.markdown import graded, tool_rows
 from assay.traces import Rollout
@@ -25,6 +25,12 @@ def test_a_run_has_the_figures_that_apply_to_its_task() -> None:
     assert figures([], [CALL]) == {"abstention_when_not": 0, "calls_per_task": 1}
     assert figures(truth, [{**CALL, "error": "x"}, CALL])["recovery_after_error"] == 1
     assert figures_of(Task(id="t", inputs={"q": 1}), Rollout(prediction={"answer": "5"})) == {}
+
+
+def test_a_run_is_measured_by_its_answer_and_the_calls_that_its_task_needs() -> None:
+    rollout = Rollout(prediction={"answer": "1", "calls": [CALL]})
+    assert run_of(rollout, score=1, has_tools=True, needed=[]).answer == "1"
+    assert run_of(rollout, score=1, has_tools=True, needed=[]).tools_needed == 0
 
 
 def test_the_report_has_the_mean_over_tasks_with_its_interval() -> None:

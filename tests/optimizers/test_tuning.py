@@ -722,9 +722,9 @@ def test_a_policy_tunes_a_program(tmp_path: Path) -> None:
     assert json.loads(json.dumps(data, allow_nan=False))
     with pytest.raises(ConfigError, match="must be one of optuna, policy"):
         tuned(tmp_path, method="magic")
-    with pytest.raises(ConfigError, match="go with method='optuna'"):
+    with pytest.raises(ConfigError, match="require method='optuna'"):
         tuned(tmp_path, method="policy", also=["x"])
-    with pytest.raises(ConfigError, match="go with method='optuna'"):
+    with pytest.raises(ConfigError, match="require method='optuna'"):
         tuned(tmp_path, method="policy", objectives=("tokens",))
 
 

@@ -117,6 +117,23 @@ def test_a_repeated_call_ends_the_tool_use() -> None:
     )
 
 
+def test_polling_until_a_result_changes_is_no_loop() -> None:
+    states = iter(["waiting", "running", "done", "done", "done"])
+
+    def state() -> str:
+        return next(states)
+
+    turns = [turn for _ in range(9) for turn in (["state"], {})]
+    results = [call["result"] for call in run(ToolUser([state]), scripted(*turns)).calls]
+    assert results == ["waiting", "running", "done", "done"]
+
+
+def test_samples_of_a_thinking_policy_vote_on_the_answer() -> None:
+    agent = ToolUser([add], policy={"samples": 3}, thinking="off")
+    result = run(agent, scripted(*[turn for a in (1, 2, 3) for turn in (["add"], {"a": a}, [])]))
+    assert [call["arguments"] for call in result.calls] == [{"a": 1}]  # all answers are equal: the first run
+
+
 @pytest.mark.parametrize(("steps", "calls"), [(1, 0), (2, 1), (4, 3)])
 def test_max_steps_bounds_the_steps(steps: int, calls: int) -> None:
     agent = ToolUser([add], parameters=AgentParameters(max_steps=steps))

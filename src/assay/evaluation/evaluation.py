@@ -102,7 +102,7 @@ class Evaluation:
             prediction._rollout,
             score=None if unscored else result.value,
             has_tools=getattr(prediction, "_has_tools", False),
-            needed=task.metadata.get("tool_calls"),
+            needed=task.metadata.get("tool_calls", task.expected.get("calls")),
             error=(result.failed or result.feedback) if unscored else None,
             tool_figures=figures_of(task, prediction._rollout) if getattr(prediction, "_has_tools", False) else {},
         )

@@ -203,6 +203,8 @@ def run_of(
     )
     prediction = rollout.prediction or {}
     answers = {name: value for name, value in prediction.items() if name not in {*RUN_FIELDS, "reasoning", "thought"}}
+    if "answer" in answers and isinstance(answers.get("calls"), list):  # of `tool_user`: the calls of the run
+        del answers["calls"]
     answer = next(iter(answers.values())) if len(answers) == 1 else answers or None
     calls, transitions = rollout.tools, rollout.transitions
     probabilities = [p for t in transitions if t.logprobs for p in t.logprobs]

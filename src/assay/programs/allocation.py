@@ -12,7 +12,7 @@ from assay.errors import ConfigError, LoopStopped
 
 __all__ = ["AUTO", "Round", "ThinkingPolicy", "Thought", "answer_key", "majority_is_sure", "margin_of", "think"]
 
-_NOT_ANSWERS = ("steps", "reasoning", "thought")  # fields of a prediction that are no part of its answer
+_NOT_ANSWERS = ("calls", "steps", "reasoning", "thought")  # fields of a prediction that are no part of its answer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from dspy.utils.exceptions import AdapterParseError
 
 from assay.errors import FailureKind, ProgramError
 from assay.models.failures import stop_in
+from assay.models.loops import ToolLoopDetector
 from assay.programs.agent import Agent, ToolAgent
 from assay.programs.mcp_servers import McpServer
 from assay.programs.parameters import AgentParameters
@@ -59,8 +60,10 @@ class ToolUser(ToolAgent):
         parallel: bool = True,
         parameters: AgentParameters | None = None,
         prompt_format: str = "json",
+        thinking: Any = None,
+        policy: Any = None,
     ) -> None:
-        Agent.__init__(self, parameters, prompt_format)
+        Agent.__init__(self, parameters, prompt_format, thinking=thinking, policy=policy)
         if named := [tool for tool in (*tools, *servers) if isinstance(tool, str)]:
             raise ProgramError(
                 f"the tools {named} are names: an artifact holds no functions and servers. "
@@ -145,6 +148,7 @@ class ToolUser(ToolAgent):
     def _solve(self, inputs: dict[str, Any], problem: str) -> dspy.Prediction:
         observations = [f"error: {problem}"] if problem else []
         steps: list[dict[str, Any]] = []
+        loops = ToolLoopDetector()
         shown = {"tools": listing(list(self.tools.values()), 2 * self.agent_parameters.context_length)}
         for _ in range(self.agent_parameters.max_steps - 1 if self.tools else 0):
             self._also: list[str] = []
@@ -155,7 +159,10 @@ class ToolUser(ToolAgent):
             calls, repeated = self._step(called, inputs, observations, steps)
             steps += calls
             observations += [self._observation(call) for call in calls]
-            if repeated:  # the same call gives the same result
+            for call in calls:
+                result = call["result"] if call["error"] is None else call["error"]
+                repeated |= loops.add(call["tool"], call["arguments"], result) is not None
+            if repeated:
                 note_failure(FailureKind.LOOP)
                 break
         else:
@@ -191,7 +198,7 @@ class ToolUser(ToolAgent):
     def _step(
         self, names: list[str], inputs: dict[str, Any], observations: list[str], steps: list[dict[str, Any]]
     ) -> tuple[list[dict[str, Any]], bool]:
-        """The calls of one step, executed, and whether one of them repeats a call of an earlier step.
+        """The calls of one step, executed, and whether a call that is only recorded repeats one of an earlier step.
 
         A call that repeats another one of its step ends the step: small models list a tool more often than they have
         calls for it.
@@ -203,11 +210,10 @@ class ToolUser(ToolAgent):
             call = self._written(name, inputs, [*observations, *pending])
             if _is_among(call, written):
                 break
-            if _is_among(call, steps):
-                repeated = True
-                if self.tools[name].run is None:  # the calls are the answer, which has each of them once
-                    continue
-            written.append(call)
+            if self.tools[name].run is None and _is_among(call, steps):
+                repeated = True  # the calls are the answer, which has each of them once
+            else:
+                written.append(call)
         return self._executed(written), repeated
 
     def _written(self, name: str, inputs: dict[str, Any], observations: list[str]) -> dict[str, Any]:
