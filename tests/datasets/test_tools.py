@@ -35,6 +35,13 @@ def test_tools_of_a_split_occur_in_no_other_for_any_stage_and_seed() -> None:
         assert not own & set().union(*(other for name, other in names.items() if name != split))
 
 
+def test_questions_of_a_split_occur_in_no_other() -> None:
+    questions: dict[str, set[str]] = {"train": set(), "val": set(), "gate": set(), "test": set()}
+    for row in rows("irrelevant", 2000):
+        questions[row["split"]].add(row["inputs"]["question"])
+    assert sum(map(len, questions.values())) == len(set().union(*questions.values()))
+
+
 def test_expected_calls_fit_the_schemas_and_given_values_are_in_the_question() -> None:
     for stage in STAGES:
         for row in rows(stage, 50):

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import dspy
 
 from assay.datasets import Task
-from assay.datasets.schedule import Schedule
+from assay.datasets.schedule import Schedule, promotion_score
 from assay.errors import BudgetExceeded
 from assay.evaluation import Evaluation, Progress, RecordedProgram, SilentProgress
 from assay.evaluation import evaluate as run_evaluation
@@ -130,7 +130,7 @@ class _Collection:
         self.evaluation, self.resumed = Evaluation(), 0
         self.stopped: str | None = None
         self.done = job.runs_before("collect")
-        self.schedule = schedule_of(job.splits, seed=config.seed, steps=None, progress=progress)
+        self.schedule = schedule_of(job, seed=config.seed, steps=None, progress=progress)
 
     def run(self) -> None:
         job, n, split = self.job, self.config.n, self.config.split
@@ -175,14 +175,14 @@ class _Collection:
                 result = run_evaluation(
                     self.job.student, schedule.val_tasks(), self.job.session, name=name, known=scored
                 )
-            if not schedule.scored(result.mean, step):
-                if stage.max_steps is None and stage.share is None:
+            if not schedule.scored(promotion_score(result.scores.values()), step):
+                if stage.max_share is None:
                     break
                 schedule.leave(step)
             self.keep_curriculum()
 
     def keep_curriculum(self) -> Mapping[str, Any] | None:
-        return None if self.schedule is None else keep_schedule(self.schedule, self.job.folder, self.job.log)
+        return None if self.schedule is None else keep_schedule(self.schedule)
 
 
 def _sampler(job: Job, sample: int, over: Sequence[Mapping[str, Any]]) -> RecordedProgram:

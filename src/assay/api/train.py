@@ -6,9 +6,8 @@ Combines program, rubric, data, policy, retention tasks and monitor rubric. Does
 
 import functools
 import itertools
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -18,7 +17,6 @@ import dspy
 from assay.api.evaluate import evaluate
 from assay.api.independence import independent
 from assay.datasets import Task
-from assay.datasets.schedule import Schedule
 from assay.errors import ConfigError
 from assay.evaluation import Progress, SilentProgress
 from assay.models.roles import is_embedded
@@ -33,7 +31,7 @@ from assay.optimizers.finetuning.settings import PolicySettings
 from assay.programs.loading import full_name
 from assay.rubrics import Rubric
 from assay.runs.arguments import program_settings, takes
-from assay.runs.curricula import keep_schedule, schedule_of
+from assay.runs.curricula import scheduled
 from assay.runs.jobs import Job, open_job
 from assay.runs.opening import home_of
 from assay.runs.preflight import checked, preflight, preflight_judges
@@ -123,21 +121,9 @@ def train(
             _tried(main, job.splits.train, engine, monitored, config.max_cost_usd)
             for eval_task in retained:
                 _tried(eval_task, eval_task.val, engine, None, config.max_cost_usd)
-        with _scheduled(job, settings, progress) as schedule:
+        with scheduled(job, seed=settings.seed, steps=settings.rollout_steps, progress=progress) as schedule:
             rollouts = Rollouts(main, job.splits.train, settings, engine, monitor=monitored, schedule=schedule)
             return train_policy(rollouts, name, settings, retained=retained, resume=resume, progress=progress)
-
-
-@contextmanager
-def _scheduled(job: Job, settings: PolicySettings, progress: Progress) -> Iterator[Schedule | None]:
-    """The schedule of the job's curriculum, if it has one. At the end it is kept in the run's folder."""
-    steps = math.ceil(settings.steps / settings.iterations)
-    schedule = schedule_of(job.splits, seed=settings.seed, steps=steps, progress=progress)
-    try:
-        yield schedule
-    finally:
-        if schedule is not None:
-            keep_schedule(schedule, job.folder, job.log)
 
 
 def _of_this_process(progress: Progress | None, store: str | Path | None) -> tuple[Progress, str | Path | None]:

@@ -38,13 +38,16 @@ def counted(number: int, things: str) -> str:
 
 
 def curriculum_lines(report: Mapping[str, Any] | None) -> Iterator[str]:
-    """A line for each stage of the curriculum of a report; none without a curriculum."""
-    for stage in () if report is None else report["stages"]:
+    """A line for each stage of the curriculum of a report, and its file; none without a curriculum."""
+    if report is None:
+        return
+    for stage in report["stages"]:
         best = "not scored" if stage["best_val"] is None else f"{stage['best_val']:.3f}"
         yield (
             f"stage {stage['name']}: {stage['status']}; val {best}, needed {stage['promote_at']:g}; "
             f"{counted(stage['drawn'], 'tasks')}, {stage['replayed']} more replayed"
         )
+    yield f"order of the tasks: {report['path']}"
 
 
 def in_flags(text: str, command: click.Command | None = None) -> str:

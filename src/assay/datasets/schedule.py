@@ -8,15 +8,25 @@ import hashlib
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from assay.datasets.curriculum import Curriculum, Stage
 from assay.datasets.tasks import Task
-from assay.errors import ConfigError
 
-__all__ = ["Drawn", "Event", "Schedule"]
+__all__ = ["Drawn", "Event", "Schedule", "promotion_score"]
+
+_LOST = 0.2  # share of the val tasks that may be unscored, as in a trial of `assay tune`
+
+
+def promotion_score(scores: Collection[float]) -> float:
+    """Mean of the scores of val tasks; NaN, which promotes no stage, if more than a fifth are unscored."""
+    known = [score for score in scores if not math.isnan(score)]
+    if not known or len(known) < (1 - _LOST) * len(scores):
+        return math.nan
+    return math.fsum(known) / len(known)
 
 
 @dataclass(frozen=True)
@@ -35,8 +45,7 @@ class Event:
 
     Attributes:
         step: number of steps before it.
-        kind: `scored`: evaluated and not passed; `passed`: reached `promote_at`; `limit`: ended by its step limit;
-            `left`: ended because the run has no further steps for it.
+        kind: `scored`: evaluated and not passed; `passed`: reached `promote_at`; `limit`: ended by its limit.
         score: mean on the stage's val tasks, in [0, 1]; None if it was not scored.
         reason: in words.
     """
@@ -55,13 +64,15 @@ class Schedule:
     Args:
         train: tasks by stage.
         val: tasks by stage, on which promotion is decided.
-        steps: number of steps of the run, for stages with a share of it; None if it is not known.
+        log: file of the report, which `assay.runs.curricula` writes.
+        steps: number of steps of the run, for stages with a share of it; None if each stage is one step.
         say: receives each move in words.
     """
 
     curriculum: Curriculum
     train: Mapping[str, Sequence[Task]]
     val: Mapping[str, Sequence[Task]]
+    log: Path
     seed: int = 0
     steps: int | None = None
     say: Callable[[str], None] = lambda _: None
@@ -100,7 +111,7 @@ class Schedule:
         """
         self._rewind(step)
         if not self.complete and self._at_limit(step):
-            self._end("limit", step, None)
+            self.leave(step)
         position, rng = self.position, random.Random(f"{self.seed}/{step}")
         drawn = Counter((entry.stage, entry.task) for entry in self.order if not entry.replayed)
         chosen: dict[tuple[str, str], Task] = {}
@@ -118,7 +129,6 @@ class Schedule:
 
     def whole_stage(self, step: int) -> list[Task]:
         """All train tasks of the current stage, and tasks of earlier stages, so that these are `replay` of all."""
-        self._rewind(step)
         stage, rng = self.stage, random.Random(f"{self.seed}/{step}")
         tasks = list(self.train[stage.name])
         earlier = [(s.name, task) for s in self.curriculum.stages[: self.position] for task in self.train[s.name]]
@@ -145,7 +155,7 @@ class Schedule:
         ]
 
     def _at_limit(self, step: int) -> bool:
-        limit = self.stage.limit(self.steps)
+        limit = None if self.steps is None else self.stage.limit(self.steps)
         last = self.position == len(self.curriculum.stages) - 1
         return limit is not None and not last and step - self._began >= limit
 
@@ -154,42 +164,39 @@ class Schedule:
         return list(self.val[self.stage.name])[:most]
 
     def scored(self, score: float, step: int) -> bool:
-        """Records the mean score on the current stage's val tasks after `step` steps, and moves on if it is enough.
+        """Records the score on the current stage's val tasks after `step` steps, and moves on if it is enough.
 
+        Args:
+            score: in [0, 1]; NaN if it is unknown, see `promotion_score`.
         Returns:
             Whether the stage has ended.
         """
         if self.complete:
             return False
-        stage = self.stage
-        known = None if math.isnan(score) else score
-        run = sum(entry.stage == stage.name and not entry.replayed for entry in self.order)
-        if known is not None and known >= stage.promote_at and run >= stage.min_tasks:
-            self._end("passed", step, known)
-            return True
-        what = "val could not be scored" if known is None else f"val {known:.3f}, needed is {stage.promote_at:g}"
-        if known is not None and known >= stage.promote_at:
-            what = f"val {known:.3f} is enough, but {run} tasks were run and min_tasks is {stage.min_tasks}"
-        self.events.append(Event(step, stage.name, "scored", known, what))
-        return False
-
-    def _end(self, kind: str, step: int, score: float | None) -> None:
-        stage, position = self.stage, self.position
-        if kind == "passed":
-            reason = f"val {score:.3f} reaches {stage.promote_at:g}"
-        else:
-            limit, best = stage.limit(self.steps), self._best(stage.name)
-            scores = "it was never scored on val" if best is None else f"its best val score is {best:.3f}"
-            reason = f"not passed: {scores}, needed is {stage.promote_at:g}"
-            reason += f"; its limit of {limit} steps is reached" if kind == "limit" else "; it has a limit"
-        self.events.append(Event(step, stage.name, kind, score, reason))
-        following = self.curriculum.stages[position + 1 :]
-        then = f"continuing with stage {following[0].name!r}" if following else "it was the last stage"
-        self.say(f"curriculum, step {step}: stage {stage.name!r}: {reason}; {then}")
+        needed = self.stage.promote_at
+        if math.isnan(score):
+            self._add("scored", step, None, "val could not be scored, or more than a fifth of it could not")
+            return False
+        if score < needed:
+            self._add("scored", step, score, f"val {score:.3f} is below {needed:g}")
+            return False
+        self._move("passed", step, score, f"val {score:.3f} reaches {needed:g}")
+        return True
 
     def leave(self, step: int) -> None:
-        """Ends the current stage without promotion, in a run that has one step for each."""
-        self._end("left", step, None)
+        """Ends the current stage, whose limit is reached, without promotion."""
+        best = self._best(self.stage.name)
+        scores = "it was never scored on val" if best is None else f"its best val score is {best:.3f}"
+        self._move("limit", step, None, f"limit reached without promotion at {self.stage.promote_at:g}; {scores}")
+
+    def _move(self, kind: str, step: int, score: float | None, reason: str) -> None:
+        name, following = self.stage.name, self.curriculum.stages[self.position + 1 :]
+        self._add(kind, step, score, reason)
+        then = f"continuing with stage {following[0].name!r}" if following else "it was the last stage"
+        self.say(f"curriculum, step {step}: stage {name!r}: {reason}; {then}")
+
+    def _add(self, kind: str, step: int, score: float | None, reason: str) -> None:
+        self.events.append(Event(step, self.stage.name, kind, score, reason))
 
     def _best(self, name: str) -> float | None:
         scores = [event.score for event in self.events if event.stage == name and event.score is not None]
@@ -199,23 +206,10 @@ class Schedule:
 
     def state(self) -> dict[str, Any]:
         """The state as JSON."""
-        return {
-            "curriculum": self.curriculum.sha256,
-            "order": [asdict(entry) for entry in self.order],
-            "events": [asdict(event) for event in self.events],
-        }
+        return {"order": [asdict(entry) for entry in self.order], "events": [asdict(event) for event in self.events]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues from `state()` of an earlier process.
-
-        Raises:
-            ConfigError: the curriculum has changed since.
-        """
-        if state["curriculum"] != self.curriculum.sha256:
-            raise ConfigError(
-                f"the curriculum {self.curriculum.source} has changed since this run was begun: resume with the same "
-                "file, or begin anew"
-            )
+        """Continues from `state()` of an earlier process with the same curriculum."""
         self.order = [Drawn(**entry) for entry in state["order"]]
         self.events = [Event(**event) for event in state["events"]]
 
@@ -237,9 +231,13 @@ class Schedule:
             for stage in self.curriculum.stages
         ]
         return {
-            "name": self.curriculum.name, "sha256": self.curriculum.sha256, "stage": self.stage.name, "stages": stages,
-            "events": [asdict(event) for event in self.events], "order": [asdict(entry) for entry in self.order],
-        }  # fmt: skip
+            "name": self.curriculum.name,
+            "sha256": self.curriculum.sha256,
+            "stage": self.stage.name,
+            "stages": stages,
+            "path": str(self.log),
+            **self.state(),
+        }
 
     def notes(self) -> list[str]:
         """What a user should know at the end: stages that were not passed, and stages that were not reached."""
@@ -250,7 +248,7 @@ class Schedule:
                 best = "not scored on val" if row["best_val"] is None else f"best val score {row['best_val']:.3f}"
                 notes.append(f"stage {row['name']!r} was not passed: {best}, needed is {row['promote_at']:g}")
         if missed := [row["name"] for row in rows if row["status"] == "not reached"]:
-            notes.append(f"stages not reached: {', '.join(missed)}. Take more steps, or set max_steps or share")
+            notes.append(f"stages not reached: {', '.join(missed)}. Take more steps, or set max_share")
         return notes
 
 

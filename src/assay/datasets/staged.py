@@ -18,7 +18,7 @@ def staged_tasks(curriculum: Curriculum, data: str | None, read: Callable[[str],
     """The tasks of all stages in their order, each with its stage in the metadata.
 
     A task of type `default` gets the stage as its type, so that samples are balanced over stages and reports show
-    each.
+    each. A task of several stages belongs to the first of them.
 
     Args:
         data: spec of the tasks of stages that name no data.
@@ -26,25 +26,37 @@ def staged_tasks(curriculum: Curriculum, data: str | None, read: Callable[[str],
     Raises:
         DataError: a stage has no tasks, or its data cannot be read; the message names the line of the stage.
     """
+    stage_of_task = dict[bytes, str]()  # by content hash; a sample of the first stage may have dropped the task
     for stage in curriculum.stages:
-        spec = stage.data if stage.data is not None else data
-        if spec is None or spec.startswith(PREFIX):
-            raise DataError(
-                f"{stage.where_from}: the stage {stage.name!r} names no data, and the command was given none: add "
-                "'data' to the stage, or give the data that its filter selects from",
-                flag="--data D",
-            )
+        spec = _spec_of(stage, data)
         matched = 0
         selection = _Selection(stage, spec)
         try:
             for task in read(spec):
                 if selection.takes(task):
                     matched += 1
-                    yield _marked(task, stage)
+                    if stage_of_task.setdefault(bytes.fromhex(task.content_hash), stage.name) == stage.name:
+                        yield _marked(task, stage)
         except DataError as error:
             raise DataError(f"{stage.where_from}: stage {stage.name!r}: {error}", flag=error.flag) from None
         if not matched:
             raise selection.nothing()
+
+
+def _spec_of(stage: Stage, data: str | None) -> str:
+    spec = stage.data if stage.data is not None else data
+    if spec is None or (stage.data is None and spec.startswith(PREFIX)):
+        raise DataError(
+            f"{stage.where_from}: the stage {stage.name!r} names no data, and the command was given none: add "
+            "'data' to the stage, or give the data that its filter selects from",
+            flag="--data D",
+        )
+    if spec.startswith(PREFIX):
+        raise DataError(
+            f"{stage.where_from}: the data of stage {stage.name!r} is a curriculum ({spec}): name the path or spec of "
+            "tasks"
+        )
+    return spec
 
 
 def _marked(task: Task, stage: Stage) -> Task:

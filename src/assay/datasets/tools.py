@@ -79,10 +79,13 @@ def _schema(name: str, description: str, properties: Mapping[str, Any], **more: 
     return {"name": name, "description": description, "parameters": parameters, **more}
 
 
+def _things(split: str) -> list[str]:
+    return [thing for at, thing in enumerate(THINGS) if _SPLIT_OF_THING[at % 5] == split]
+
+
 def _tool(rng: random.Random, split: str, *, apart: Sequence[_Tool] = (), action: str = "") -> _Tool:
     """A tool of a split with another action and thing than those in `apart`."""
-    things = [thing for at, thing in enumerate(THINGS) if _SPLIT_OF_THING[at % 5] == split]
-    thing = rng.choice([thing for thing in things if thing not in [other.thing for other in apart]])
+    thing = rng.choice([thing for thing in _things(split) if thing not in [other.thing for other in apart]])
     action = action or rng.choice([name for name in ACTIONS if name not in [other.action for other in apart]])
     own = random.Random(f"{action}_{thing}")  # a tool has the same parameters in all tasks and for all seeds
     names = own.sample(sorted(KINDS), own.randint(1, 3))
@@ -123,7 +126,7 @@ def _irrelevant(rng: random.Random, split: str, number: int) -> _Task:
     second = _tool(rng, split, apart=[first])
     question = _tool(rng, split, apart=[first, second]).request()
     if rng.random() < 0.5:
-        question = rng.choice(GENERAL).format(rng.choice(THINGS).replace("_", " ").capitalize())
+        question = rng.choice(GENERAL).format(rng.choice(_things(split)).replace("_", " ").capitalize())
     return _Task(question, _shuffled(rng, [first.schema(), second.schema()]), [])
 
 

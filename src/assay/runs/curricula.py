@@ -1,68 +1,60 @@
-"""The curriculum of a run: reads it, makes its schedule, and keeps the schedule's state and log in the run's folder."""
+"""The schedule of a job with a curriculum: makes it, and writes its log to the run's folder."""
 
 import json
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from assay.datasets import Splits
-from assay.datasets.curriculum import PREFIX, Curriculum, load_curriculum
 from assay.datasets.schedule import Schedule
+from assay.errors import ConfigError
 from assay.evaluation import Progress
-from assay.runs.settings import ProgramSettings
+from assay.runs.jobs import Job
 
-__all__ = ["FILE", "curriculum_of", "keep_schedule", "schedule_of", "stored_schedule"]
+__all__ = ["FILE", "keep_schedule", "schedule_of", "scheduled"]
 
 FILE = "curriculum.json"
 
 
-def curriculum_of(config: ProgramSettings, progress: Progress) -> Curriculum | None:
-    """The curriculum that the settings name, if any.
+def schedule_of(job: Job, *, seed: int, steps: int | None, progress: Progress) -> Schedule | None:
+    """The schedule of a job of `steps`; None without a curriculum. Begins its log in the folder of the run.
 
     Raises:
-        DataError: it cannot be read.
+        ConfigError: the run was begun with another content of the file.
     """
-    source = getattr(config, "curriculum", None)
-    if source is None:
-        return None
-    curriculum = load_curriculum(source)
-    if not curriculum.needs_data and not config.data.startswith(PREFIX):
-        progress.say(f"note: {config.data} is not used: every stage of {source} names its own data")
-    return curriculum
-
-
-def schedule_of(splits: Splits, *, seed: int, steps: int | None, progress: Progress) -> Schedule | None:
-    """The schedule of a run of `steps`; None without a curriculum."""
-    curriculum = splits.curriculum
+    splits, curriculum = job.splits, job.splits.curriculum
     if curriculum is None:
         return None
+    log = job.folder / FILE
+    if log.is_file() and json.loads(log.read_text(encoding="utf-8"))["sha256"] != curriculum.sha256:
+        raise ConfigError(
+            f"the curriculum {curriculum.source} has changed since this run was begun: resume it with the same file, "
+            "or begin a new run"
+        )
     train, val = (
         {stage.name: splits.of_stage(stage.name, split) for stage in curriculum.stages} for split in ("train", "val")
     )
     sizes = ", ".join(f"{stage.name} {len(train[stage.name])}" for stage in curriculum.stages)
     progress.say(f"curriculum {curriculum.name}: train tasks by stage: {sizes}")
-    return Schedule(curriculum, train, val, seed=seed, steps=steps, say=progress.say)
+    schedule = Schedule(curriculum, train, val, log, seed=seed, steps=steps, say=progress.say)
+    keep_schedule(schedule)
+    return schedule
 
 
-def stored_schedule(folder: Path) -> dict[str, Any] | None:
-    """The state that an earlier process kept in the folder of this run; None if there is none."""
-    path = folder / FILE
-    if not path.is_file():
-        return None
-    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["state"]
-    return state
-
-
-def keep_schedule(schedule: Schedule, folder: Path, log: dict[str, Any]) -> Mapping[str, Any]:
-    """Writes state and report into the run's folder, and stages and events into the log of the run in the store.
-
-    Returns:
-        The report.
-    """
-    report = schedule.report()
-    log["curriculum_log"] = {name: report[name] for name in ("name", "sha256", "stages", "events")}
-    folder.mkdir(parents=True, exist_ok=True)
-    scratch = folder / f".{FILE}"
-    scratch.write_text(json.dumps({"state": schedule.state(), "report": report}), encoding="utf-8")
-    scratch.replace(folder / FILE)  # a killed process leaves no partial file
+def keep_schedule(schedule: Schedule) -> dict[str, Any]:
+    """Writes the report of the schedule to its log, and returns it."""
+    report, scratch = schedule.report(), schedule.log.with_name(f".{FILE}")
+    scratch.parent.mkdir(parents=True, exist_ok=True)
+    scratch.write_text(json.dumps(report), encoding="utf-8")
+    scratch.replace(schedule.log)  # a killed process leaves no partial file
     return report
+
+
+@contextmanager
+def scheduled(job: Job, *, seed: int, steps: int, progress: Progress) -> Iterator[Schedule | None]:
+    """`schedule_of` a job. At the end, also that of an interrupted one, its log is written."""
+    schedule = schedule_of(job, seed=seed, steps=steps, progress=progress)
+    try:
+        yield schedule
+    finally:
+        if schedule is not None:
+            keep_schedule(schedule)

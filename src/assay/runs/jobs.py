@@ -7,13 +7,14 @@ import json
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import dspy
 
 from assay.datasets import SPLITS, Splits, load_splits
+from assay.datasets.curriculum import PREFIX, load_curriculum
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned, is_artifact
 from assay.errors import ConfigError
@@ -25,11 +26,11 @@ from assay.models import LanguageModel, Meter, ResponseCache, get_lm
 from assay.programs import load_program, program_inputs, program_version
 from assay.programs.loading import program_class
 from assay.rubrics import Rubric
-from assay.runs.curricula import curriculum_of
 from assay.runs.finished import FinishedRun
 from assay.runs.loading import load_rubric
 from assay.runs.opening import Run, client_of, open_run
 from assay.runs.settings import ProgramSettings
+from assay.runs.settings.shared import CurriculumSettings
 from assay.runs.shown_tasks import carried_by
 from assay.sources.trust import accept, entries
 from assay.traces import Recorder, Store
@@ -53,7 +54,6 @@ class Job:
     rubric_path: str | Path | None  # file or shipped name; None for a rubric made in Python
     status: str = "done"
     openings: Openings | None = None  # of the test split, once this job has opened it
-    log: dict[str, Any] = field(default_factory=dict)  # stored with the settings of the run when it is closed
     ended: bool = False  # an earlier process had ended it; its report was returned and nothing was run
     was_done: bool = False  # an earlier process had completed it
 
@@ -80,6 +80,8 @@ class Job:
             "program": [program_version(student.program, student.settings["adapter"]), student.settings],
             "data": self.splits.manifest()["sha256"],
         }  # fmt: skip
+        if self.splits.curriculum is not None:
+            about["curriculum"] = self.splits.curriculum.sha256
         return FinishedRun(self.folder, caps=self.config.caps, about=about)
 
     def tasks_of_artifact(self) -> dict[str, list[str]]:
@@ -167,9 +169,8 @@ def open_job(
         student.set_parameters({**settings["parameters"], **config.parameters})
         path = None if isinstance(rubric, Rubric) else rubric
         job = Job(
-            config, run.folder, run.run_id, splits, student, session, run.store, artifact, path, log=run.log,
-            was_done=run.was_done,
-        )  # fmt: skip
+            config, run.folder, run.run_id, splits, student, session, run.store, artifact, path, was_done=run.was_done
+        )
         _keep_splits(job, opens_as or run.run_id)
         yield job
         run.status, run.ended = job.status, job.ended
@@ -177,7 +178,10 @@ def open_job(
 
 def _splits(config: ProgramSettings, inputs: Collection[str] | None, need: Sequence[str], progress: Progress) -> Splits:
     """The splits of the data; with a curriculum those of its stages, which have tasks in train and val."""
-    curriculum = curriculum_of(config, progress)
+    source = config.curriculum if isinstance(config, CurriculumSettings) else None
+    curriculum = None if source is None else load_curriculum(source)
+    if curriculum is not None and not curriculum.needs_data and not config.data.startswith(PREFIX):
+        progress.say(f"note: {config.data} is not used: every stage of {source} names its own data")
     return load_splits(
         config.data,
         inputs=inputs,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ class Run:
     threads: int
     status: str = "done"
     ended: bool = False  # an earlier process had ended it and nothing was run
-    log: dict[str, Any] = field(default_factory=dict)  # stored with the settings of the run when it is closed
     was_done: bool = False  # an earlier process had completed it
 
 
@@ -62,7 +61,7 @@ def open_run(
         if config.salt is not None:
             claim_salt(opened, config.salt)
         run_id, resumed = _run_id(opened, config.key, resume=resume, cache=config.cache)
-        started, status, ended, log = time.time(), "failed", False, dict[str, Any]()
+        started, status, ended = time.time(), "failed", False
         stored = config.without_passwords
         was_done = resumed and (run_id, "done") in opened.runs(run_id.rpartition("-")[0])
         close_running(opened, run_id.rpartition("-")[0] + "-")
@@ -88,7 +87,7 @@ def open_run(
             run = Run(
                 run_id, home / "runs" / run_id, opened, recorder, meter, model,
                 functools.partial(get_lm, seed=config.seed, **lm_options), reflection,
-                config.threads or model.recording.backend.concurrency, log=log, was_done=was_done,
+                config.threads or model.recording.backend.concurrency, was_done=was_done,
             )  # fmt: skip
             with cancelled_by_signals(meter):
                 yield run
@@ -103,7 +102,7 @@ def open_run(
         finally:
             missed = before if ended else recorder.unrecorded
             opened.put_run(
-                run_id, kind=config.kind, config={**stored, **log}, status=status, started_at=started, unrecorded=missed
+                run_id, kind=config.kind, config=stored, status=status, started_at=started, unrecorded=missed
             )
             ledger.close()
 

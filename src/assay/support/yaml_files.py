@@ -12,7 +12,7 @@ import yaml
 
 from assay.errors import AssayError
 
-__all__ = ["MOST_BYTES", "plain_value", "read_text", "read_yaml"]
+__all__ = ["MOST_BYTES", "read_text", "read_yaml"]
 
 MOST_BYTES = 2 * 2**20  # per file
 _MOST_NODES = 100_000  # with aliases expanded
@@ -51,17 +51,6 @@ def read_yaml(text: str, source: str, error: type[AssayError]) -> tuple[Any, yam
         if isinstance(problem, error):
             raise
         raise error(f"{source}: invalid YAML: {problem}") from None
-    finally:
-        loader.dispose()
-
-
-def plain_value(node: yaml.Node, source: str, error: type[AssayError]) -> Any:
-    """The Python value of a node of `read_yaml`. Raises `error` for a value that cannot be constructed."""
-    loader = _Loader("")
-    try:
-        return loader.construct_document(node)
-    except (yaml.YAMLError, RecursionError, ValueError) as problem:
-        raise error(f"{source}:{node.start_mark.line + 1}: invalid YAML: {problem}") from None
     finally:
         loader.dispose()
 

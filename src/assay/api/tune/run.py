@@ -210,7 +210,7 @@ def _staged(
     store: str | Path | None,
 ) -> StagedSearch | None:  # fmt: skip
     """The search by the stages of a curriculum; None without one."""
-    schedule = schedule_of(job.splits, seed=config.seed, steps=config.trials, progress=progress)
+    schedule = schedule_of(job, seed=config.seed, steps=config.trials, progress=progress)
     if schedule is None:
         return None
     return StagedSearch(job, objective, space, default, config, storage_of(config, store), schedule, progress)

@@ -51,7 +51,7 @@ class StagedSearch:
             self.progress.say(f"end of the search: {cap}; continuing with the best trial of the last stage")
             return self.last, str(cap)
         finally:
-            self.report = dict(keep_schedule(self.schedule, self.job.folder, self.job.log))
+            self.report = keep_schedule(self.schedule)
 
     def _search(self) -> None:
         schedule, used = self.schedule, 0
@@ -65,7 +65,7 @@ class StagedSearch:
             if outcome.best.point not in self.points:
                 self.points.append(outcome.best.point)
             if not schedule.scored(_top(outcome), used):
-                if limit is None:
+                if limit is None or trials < limit:
                     break
                 schedule.leave(used)
 

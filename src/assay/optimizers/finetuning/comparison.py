@@ -18,7 +18,7 @@ from assay.optimizers.finetuning.engines import PolicyEngine
 from assay.optimizers.finetuning.run_folder import rank
 from assay.programs.agent import WRITTEN_DECISIONS
 
-__all__ = ["MODES", "EvalTask", "compare_weights", "compared", "evaluate_weights", "mean_score"]
+__all__ = ["MODES", "EvalTask", "compare_weights", "compared", "evaluate_weights"]
 
 MODES = ("greedy", "sampled")
 
@@ -63,11 +63,6 @@ def evaluate_weights(
         return evaluate(
             eval_task.student, tasks if not rank() else [], eval_task.session, name=f"{phase}: {eval_task.name}, {mode}"
         )
-
-
-def mean_score(eval_task: EvalTask, engine: PolicyEngine, tasks: Sequence[Task], mode: str, scope: str) -> float:
-    """Mean score on tasks during the training; NaN if none was scored."""
-    return evaluate_weights(eval_task, engine, tasks, mode, phase="validate", scope=scope).mean
 
 
 def compare_weights(eval_task: EvalTask, engine: PolicyEngine) -> dict[str, dict[str, Any]]:

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from assay.datasets.schedule import promotion_score
 from assay.errors import Cancelled, ConfigError, DataError, Diverged, StopRun
 from assay.evaluation.progress import Progress, SilentProgress
 from assay.models.lora.adapters import keep_adapter, served_as
 from assay.optimizers.finetuning.base import Policy, lean_head, load_policy, quiet, tokenizer_sha
-from assay.optimizers.finetuning.comparison import MODES, EvalTask, compare_weights, mean_score
+from assay.optimizers.finetuning.comparison import MODES, EvalTask, compare_weights, evaluate_weights
 from assay.optimizers.finetuning.monitoring import TrainingMonitor
 from assay.optimizers.finetuning.offline import Recorded
 from assay.optimizers.finetuning.online import Rollouts, job_of
@@ -295,16 +296,21 @@ class _Training:
         scores = dict[str, float]()
         if isinstance(source, Rollouts):
             for mode in MODES:
-                scores[f"held_out_{mode}"] = mean_score(source.eval_task, engine, source.held_out(), mode, at)
+                result = evaluate_weights(source.eval_task, engine, source.held_out(), mode, phase="validate", scope=at)
+                scores[f"held_out_{mode}"] = result.mean
+                if mode == "greedy" and self.schedule is not None:
+                    scores["promotion"] = promotion_score(result.scores.values())
         for other in self.retained:
-            tasks = other.val[: self.config.eval_tasks]
-            scores[f"retained_{other.name}"] = mean_score(other, engine, tasks, "greedy", at)
+            val = other.val[: self.config.eval_tasks]
+            result = evaluate_weights(other, engine, val, "greedy", phase="validate", scope=at)
+            scores[f"retained_{other.name}"] = result.mean
         known = {name: score for name, score in scores.items() if not math.isnan(score)}
         first: dict[str, float] = over_ranks([known])[0]
         return first
 
-    def _continues(self, trainer: Any, step: int, values: Mapping[str, float]) -> bool:
+    def _continues(self, trainer: Any, step: int, values: dict[str, float]) -> bool:
         """Whether training continues after this evaluation; keeps the best weights."""
+        promotion = values.pop("promotion", math.nan)  # a decision of the curriculum, no curve
         for other in self.retained:
             if (score := values.get(f"retained_{other.name}")) is not None:
                 self.first_scores.setdefault(other.name, score)
@@ -326,21 +332,15 @@ class _Training:
             )
             self.watch.alarms["forgetting"], self.forgot = self.report.stopped, True
             return False
-        stage = self._promoted(step, values)
+        stage = 0 if self.schedule is None else self.schedule.position  # that was evaluated
+        if self.schedule is not None:
+            self.schedule.scored(promotion, math.ceil(step / self.config.iterations))
         scores = [values[f"held_out_{mode}"] for mode in MODES if f"held_out_{mode}" in values]
         # scores of different stages are not comparable: weights of a later stage are preferred
         if step and scores and (self.best is None or (stage, float(np.mean(scores))) >= (self.best[2], self.best[0])):
             self.best = (float(np.mean(scores)), step, stage)
             save_adapter(trainer, self.work / "best")
         return True
-
-    def _promoted(self, step: int, values: Mapping[str, float]) -> int:
-        """Lets the curriculum move on by the greedy score on val. Returns the stage that was evaluated."""
-        stage = 0
-        if self.schedule is not None:
-            stage = self.watch.curves["curriculum_stage"][step] = self.schedule.position
-            self.schedule.scored(values.get("held_out_greedy", math.nan), math.ceil(step / self.config.iterations))
-        return stage
 
     def _stopped(self) -> bool:
         """Whether any process received a signal."""

@@ -22,7 +22,7 @@ def task_order(items: int, config: PolicySettings) -> list[int]:
     The order covers the whole run as one epoch, so that a resumed run takes the same items.
     """
     chosen, remaining, order = random.Random(config.seed), list[int](), list[int]()
-    for _ in range(math.ceil(config.steps / config.iterations)):
+    for _ in range(config.rollout_steps):
         step, remaining = remaining[: config.prompts_per_step], remaining[config.prompts_per_step :]
         if len(step) < config.prompts_per_step:  # next round; the items of this step come last in it
             remaining = sorted(chosen.sample(range(items), items), key=set(step).__contains__)
