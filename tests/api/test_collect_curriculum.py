@@ -69,7 +69,7 @@ def collect(lm: Any, **options: Any) -> Any:
 def test_stages_are_collected_until_one_is_not_passed_on_val() -> None:
     report = collect(adder(2)).to_dict()
     stages = {row["name"]: row for row in report["curriculum"]["stages"]}
-    assert [row["status"] for row in stages.values()] == ["passed", "current", "not reached"]
+    assert [row["status"] for row in stages.values()] == ["passed", "not passed", "not reached"]
     assert (stages["two"]["best_val"], stages["three"]["best_val"] < 0.8) == (1.0, True)
     assert "stages not reached: four" in report["notes"][1]
     with Store("s.db") as store:
@@ -125,6 +125,20 @@ def test_a_stopped_run_is_resumed_with_the_same_order_and_pays_nothing_twice() -
     assert [row["status"] for row in ended["curriculum"]["stages"]] == ["passed"] * 3
     assert len(ended["curriculum"]["order"]) == len(whole["curriculum"]["order"])
     assert ended["kept_from_before"] == stopped["rollouts"]
+
+
+def test_a_run_is_not_resumed_with_a_changed_curriculum() -> None:
+    logs: list[bool] = []
+
+    def script(request: Any) -> str:
+        logs.append(any(Path("runs").glob("*/curriculum.json")))
+        return '{"answer": "0"}'
+
+    assert collect(scripted_lm(script), max_calls=20).to_dict()["stopped"]
+    assert logs[0]  # the log is begun before the first call, so that a killed run is checked too
+    Path("cur.yaml").write_text(STAGES.replace("0.5", "0.4"))
+    with pytest.raises(ConfigError, match=r"cur.yaml has changed since this run was begun"):
+        collect(adder(9), resume=True)
 
 
 def test_settings_that_would_have_no_effect_and_missing_data_are_refused() -> None:

@@ -45,6 +45,13 @@ def passed(task, prediction, rollout):
     if rollout.split == "val":
         return 1.0 if task.metadata["level"] == 1 else 0.0
     return letters(task, prediction, rollout)
+
+
+def half_scored(task, prediction, rollout):
+    # of two val tasks of a stage, one is right and the other unscored
+    if rollout.split == "val":
+        return 1.0 if int(task.inputs["question"].split()[3]) % 8 == 2 else float("nan")
+    return letters(task, prediction, rollout)
 """
 
 
@@ -80,7 +87,7 @@ def test_training_follows_the_stages_and_reports_their_order(tiny_model: Path) -
     report = train(tiny_model, "staged")
     data = report.to_dict()
     stages = {row["name"]: row["status"] for row in data["curriculum"]["stages"]}
-    assert stages == {"level1": "passed", "level2": "current", "level3": "not reached"}
+    assert stages == {"level1": "passed", "level2": "not passed", "level3": "not reached"}
     # the evaluation before the first step passes level 1
     assert data["curriculum"]["events"][0]["kind"] == "passed"
     assert [event["stage"] for event in data["curriculum"]["events"]] == ["level1", *["level2"] * 4]
@@ -110,6 +117,22 @@ def test_a_resumed_training_takes_the_same_tasks(tiny_model: Path) -> None:
     resumed = train(tiny_model, "halted", resume=True)
     assert {**resumed.curriculum, "path": ""} == {**whole.curriculum, "path": ""}
     assert resumed.curves["reward"] == pytest.approx(whole.curves["reward"], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_stage_with_unscored_val_tasks_is_not_passed_and_retention_tasks_have_no_stages(tiny_model: Path) -> None:
+    Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'p.py:half_scored'}\n")
+    other = [{"inputs": {"question": f"other {at}"}, "split": ("val", "test")[at % 2]} for at in range(4)]
+    Path("other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in other))
+    Path("kept.yaml").write_text("name: kept\ncriteria:\n- {name: right, check: 'p.py:letters'}\n")
+    report = train(tiny_model, "gaps", steps=1, retention=["p.py:Ask,kept.yaml,other.jsonl"], max_score_drop=1.0)
+    assert report.curriculum["stages"][0]["status"] == "not passed"
+    assert {event["score"] for event in report.curriculum["events"]} == {None}
+    assert report.curves["held_out_greedy"] == {0: 1.0, 1: 1.0}
+    assert sum(name.startswith("retained_") for name in report.curves) == 1
+    with Store("gaps.db") as store:
+        evaluated = [r for r in store.rollouts() if r.inputs["question"].startswith("other")]
+    assert {r.split for r in evaluated} == {"val", "test"}
 
 
 def test_a_training_that_is_never_evaluated_is_refused() -> None:

@@ -59,7 +59,7 @@ def test_a_stage_ends_at_the_first_trial_that_passes_it_and_val_decides_at_the_e
     report = tune(1, 2)
     data = report.to_dict()
     stages = {row["name"]: row for row in data["curriculum"]["stages"]}
-    assert [row["status"] for row in stages.values()] == ["passed", "passed", "current"]
+    assert [row["status"] for row in stages.values()] == ["passed", "passed", "not passed"]
     events = {event["stage"]: event for event in data["curriculum"]["events"]}
     assert events["level1"]["step"] == 1  # the default passes it
     assert events["level3"]["step"] == 12  # the trials that were left
@@ -81,6 +81,12 @@ def test_a_limit_in_trials_moves_on_without_promotion() -> None:
     assert [row["status"] for row in data["curriculum"]["stages"]] == ["not passed", "passed", "passed"]
     assert data["curriculum"]["events"][1]["kind"] == "limit"
     assert data["curriculum"]["events"][1]["step"] == 3
+
+
+def test_a_stage_whose_limit_is_not_reached_when_the_trials_are_used_up_is_the_last() -> None:
+    Path("cur.yaml").write_text(Path("cur.yaml").read_text().replace("stages:", "max_share: 0.67\nstages:"))
+    data = tune(3, trials=3).to_dict()  # 2 trials of level 1, then the last one of level 2
+    assert [row["status"] for row in data["curriculum"]["stages"]] == ["not passed", "not passed", "not reached"]
 
 
 def test_a_resumed_search_ends_with_the_same_result() -> None:

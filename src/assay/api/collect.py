@@ -167,7 +167,7 @@ class _Collection:
             rounds = sorted({times[task.id] for task in tasks})
             for number in rounds:
                 part = [task for task in tasks if times[task.id] == number]
-                self._collect(part, number * self.config.n, f" {stage.name}")
+                self._collect(part, number * self.config.n, f" {stage.name}{', replays' if number else ''}")
             times.update(task.id for task in tasks)
             step += 1
             with self.job.session.phase("promotion"):

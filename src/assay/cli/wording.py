@@ -42,11 +42,13 @@ def curriculum_lines(report: Mapping[str, Any] | None) -> Iterator[str]:
     if report is None:
         return
     for stage in report["stages"]:
-        best = "not scored" if stage["best_val"] is None else f"{stage['best_val']:.3f}"
-        yield (
-            f"stage {stage['name']}: {stage['status']}; val {best}, needed {stage['promote_at']:g}; "
-            f"{counted(stage['drawn'], 'tasks')}, {stage['replayed']} more replayed"
-        )
+        line = f"stage {stage['name']}: {stage['status']}"
+        if stage["status"] != "not reached":
+            best = "not scored" if stage["best_val"] is None else f"{stage['best_val']:.3f}"
+            line += f"; val {best}, needed {stage['promote_at']:g}"
+        if stage["drawn"]:
+            line += f"; {counted(stage['drawn'], 'tasks')}, {stage['replayed']} more as replays"
+        yield line
     yield f"order of the tasks: {report['path']}"
 
 

@@ -244,15 +244,17 @@ class Schedule:
         rows = self.report()["stages"]
         notes = []
         for row in rows:
-            if row["status"] in ("not passed", "current"):
+            if row["status"] == "not passed":
                 best = "not scored on val" if row["best_val"] is None else f"best val score {row['best_val']:.3f}"
                 notes.append(f"stage {row['name']!r} was not passed: {best}, needed is {row['promote_at']:g}")
         if missed := [row["name"] for row in rows if row["status"] == "not reached"]:
-            notes.append(f"stages not reached: {', '.join(missed)}. Take more steps, or set max_share")
+            notes.append(
+                f"stages not reached: {', '.join(missed)}. Lower promote_at, set max_share, or take more steps"
+            )
         return notes
 
 
 def _status(end: Event | None, reached: bool) -> str:
-    if end is None:
-        return "current" if reached else "not reached"
-    return "passed" if end.kind == "passed" else "not passed"
+    if not reached:
+        return "not reached"
+    return "passed" if end is not None and end.kind == "passed" else "not passed"
