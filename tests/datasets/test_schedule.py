@@ -79,6 +79,8 @@ def test_a_limit_ends_a_stage_that_is_not_passed_but_never_the_last_one() -> Non
     assert "never scored" in said[1]
     assert [row["status"] for row in schedule.report()["stages"]] == ["not passed", "not passed", "not passed"]
     assert len(schedule.notes()) == 3
+    assert schedule.scored(0.9, 8)
+    assert schedule.report()["stages"][2]["status"] == "passed"
 
 
 def test_replay_draws_the_given_share_from_earlier_stages() -> None:

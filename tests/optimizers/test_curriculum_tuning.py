@@ -64,7 +64,8 @@ def test_a_stage_ends_at_the_first_trial_that_passes_it_and_val_decides_at_the_e
     assert events["level1"]["step"] == 1  # the default passes it
     assert events["level3"]["step"] == 12  # the trials that were left
     assert report.best["temperature"] < 0.6
-    assert data["trials"] == 2  # the default and the best of level 2, on all val tasks
+    assert data["trials"] == 14  # of the stages, then the default and the best of level 2 on all val tasks
+    assert len(data["history"]) == 2
     assert "stage 'level3' was not passed" in " ".join(data["notes"])
     names = {summary.study_name for summary in optuna.get_all_study_summaries("sqlite:///studies.db")}
     assert len(names) == 4

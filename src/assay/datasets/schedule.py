@@ -149,10 +149,9 @@ class Schedule:
 
     def _rewind(self, step: int) -> None:
         self.order = [entry for entry in self.order if entry.step < step]
-        # evaluations come between two steps; a limit is reached at the beginning of one, and is reached again
         self.events = [
-            event for event in self.events if event.step < step or (event.step == step and event.kind != "limit")
-        ]
+            event for event in self.events if event.step <= step
+        ]  # they come before the step of their number
 
     def _at_limit(self, step: int) -> bool:
         limit = None if self.steps is None else self.stage.limit(self.steps)

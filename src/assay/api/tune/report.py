@@ -47,7 +47,7 @@ class TuneReport(ReportRepr):
             return dict(self.stored)
         usage, search, outcome, test = self.meter.usage, self.meter.of("search"), self.outcome, self.test
         budget = Budget(**self.config.budget)
-        states = [trial.state for trial in outcome.trials]
+        states = outcome.states
         return {
             "artifact": str(self.artifact),
             "page": None if self.page is None else str(self.page),

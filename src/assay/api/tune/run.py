@@ -340,7 +340,7 @@ def _decide(report: TuneReport, job: Job, before: RecordedProgram, tuned: Record
         else before
     )
     if after is before:
-        tried = sum(trial.state != "failed" for trial in report.outcome.trials)
+        tried = sum(state != "failed" for state in report.outcome.states)
         report.notes.append(
             "no point was better on val than the default; it stays"
             if tried > 1

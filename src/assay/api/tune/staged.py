@@ -36,20 +36,20 @@ class StagedSearch:
         self.job, self.objective, self.space, self.config = job, objective, space, config
         self.url, self.schedule, self.progress = url, schedule, progress
         self.points = [default]  # and the best of each stage
-        self.last: SearchOutcome | None = None
-        self.task_runs = 0
+        self.last: SearchOutcome | None = None  # of the newest stage with a complete trial
+        self.task_runs, self.states = 0, list[str]()  # of the stages that have ended
         self.report: dict[str, Any] = {}
 
     def run(self) -> tuple[SearchOutcome, str | None]:
         """The outcome of the comparison, and why the search was stopped, if it was."""
         try:
             self._search()
-            return self._compared(), None
+            return self._noted(self._compared()), None
         except BudgetExceeded as cap:
             if self.last is None:
                 raise
             self.progress.say(f"end of the search: {cap}; continuing with the best trial of the last stage")
-            return self.last, str(cap)
+            return self._noted(self.last), str(cap)
         finally:
             self.report = keep_schedule(self.schedule)
 
@@ -62,6 +62,8 @@ class StagedSearch:
             self.progress.say(f"stage {stage.name}: up to {trials} trials of {len(tasks)} val tasks")
             outcome = self._searched(stage.name, trials, tasks, stage.promote_at)
             used += len(outcome.trials)
+            self.states += outcome.states
+            self.task_runs += outcome.task_runs
             if outcome.best.point not in self.points:
                 self.points.append(outcome.best.point)
             if not schedule.scored(_top(outcome), used):
@@ -70,7 +72,7 @@ class StagedSearch:
                 schedule.leave(used)
 
     def _searched(self, name: str, trials: int, tasks: Sequence[Task], enough: float) -> SearchOutcome:
-        study = study_of(self.job, self.config, self.space, self.url, stage=name, tasks=tasks)
+        study = study_of(self.job, self.config, self.space, self.url, stage=name)
         config, objective = replace(self.config.search, trials=trials), self.objective.named(f"stage {name}, ")
         try:
             search(
@@ -81,20 +83,21 @@ class StagedSearch:
             if any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
                 self.last = outcome_of(study, self.space, config, len(tasks))
         assert self.last is not None  # otherwise the search has raised
-        self.task_runs += self.last.task_runs
         return self.last
 
     def _compared(self) -> SearchOutcome:
         """Each point on all val tasks. The study is that of the run, which the page shows."""
         val = self.job.splits.val
-        self.progress.say(f"comparison of {len(self.points)} points on all {len(val)} val tasks")
+        self.progress.say(f"comparison of the default and the best points of the stages on all {len(val)} val tasks")
         study = study_of(self.job, self.config, self.space, self.url)
         config = replace(self.config.search, trials=len(self.points), pruner="none")
         search(self.objective, val, self.space, config, study, defaults=self.points, progress=self.progress, alone=True)
-        outcome = outcome_of(study, self.space, config, len(val))
-        outcome.task_runs += self.task_runs
-        outcome.notes += self.schedule.notes()
-        return outcome
+        return outcome_of(study, self.space, config, len(val))
+
+    def _noted(self, outcome: SearchOutcome) -> SearchOutcome:
+        """The outcome of the comparison, or of the last stage, with what the stages add to it."""
+        notes = [*outcome.notes, *self.schedule.notes()]
+        return replace(outcome, earlier=self.states, task_runs=outcome.task_runs + self.task_runs, notes=notes)
 
 
 def _top(outcome: SearchOutcome) -> float:

@@ -2,11 +2,9 @@
 
 import copy
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.datasets import Task
 from assay.datasets.tasks import content_hash
 from assay.deployment import load_artifact
 from assay.errors import ConfigError, StoreError
@@ -123,17 +121,14 @@ def storage_of(config: ParameterSettings, store: str | Path | None) -> str:
     return url if not url.startswith("sqlite:///") else f"sqlite:///{(home_of(store) / 'studies.db').resolve()}"
 
 
-def study_of(
-    job: Job, config: TuneSettings, space: Space, url: str, *, stage: str = "", tasks: Sequence[Task] | None = None
-) -> "optuna.Study":
+def study_of(job: Job, config: TuneSettings, space: Space, url: str, *, stage: str = "") -> "optuna.Study":
     """Creates or joins the study. All its processes must search the same space on the same tasks.
 
     Args:
-        stage: of a curriculum, which has a study of its own on `tasks`; otherwise the tasks are those of val.
+        stage: of a curriculum, which has a study of its own.
     """
-    searched_on = _searched_on(job, config, job.splits.val if tasks is None else tasks)
     name = f"{job.run_id}-{stage}" if stage else config.study or job.run_id
-    return open_study(name, url, space, config.search, of=searched_on)
+    return open_study(name, url, space, config.search, of=_searched_on(job, config))
 
 
 def study_to_show(job: Job, config: ParameterSettings, space: Space, url: str) -> "optuna.Study | None":
@@ -161,7 +156,7 @@ def study_to_show(job: Job, config: ParameterSettings, space: Space, url: str) -
         if not summaries:
             raise ConfigError(f"there is no study {config.study!r} at {url_without_password(url)}")
     else:
-        space_description = json.loads(json.dumps({**space.describe(), **_searched_on(job, config, job.splits.val)}))
+        space_description = json.loads(json.dumps({**space.describe(), **_searched_on(job, config)}))
         summaries = [
             summary for summary in summaries if summary.user_attrs.get("assay", {}).get("space") == space_description
         ]
@@ -180,8 +175,8 @@ def facts_of(job: Job, config: ParameterSettings) -> dict[str, Any]:
     }
 
 
-def _searched_on(job: Job, config: ParameterSettings, searched: Sequence[Task]) -> dict[str, Any]:
-    tasks = sorted(task.content_hash for task in searched)
+def _searched_on(job: Job, config: ParameterSettings) -> dict[str, Any]:
+    tasks = sorted(task.content_hash for task in job.splits.val)
     names = [config.program, *map(str, config.also)]
     return {
         "tasks": content_hash({"tasks": tasks})[:16], "salt": config.salt, "rubric": job.session.rubric.version,
