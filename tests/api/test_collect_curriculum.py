@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import assay
+from assay.api.plan import plan
 from assay.cli.main import group
 from assay.datasets.curriculum import stage_of
 from assay.errors import ConfigError, DataError
@@ -121,6 +122,16 @@ def test_a_stopped_run_is_resumed_with_the_same_order_and_pays_nothing_twice() -
     assert [row["status"] for row in ended["curriculum"]["stages"]] == ["passed"] * 3
     assert len(ended["curriculum"]["order"]) == len(whole["curriculum"]["order"])
     assert ended["kept_from_before"] == stopped["rollouts"]
+
+
+def test_the_estimate_is_of_all_stages() -> None:
+    program = dspy.Predict("question -> answer")
+    settings: Any = {"rubric": "r.yaml", "data": "d.jsonl", "curriculum": "cur.yaml", "lm": adder(9), "n": 2}
+    estimate = plan("collect", program, **settings, prompt_format="json")
+    report = collect(adder(9)).to_dict()
+    promoted = sum(row["val"] for row in report["curriculum"]["stages"])
+    assert estimate.calls == report["rollouts"] + promoted  # one call each
+    assert any("reaches every stage" in line for line in estimate.lines())
 
 
 def test_a_run_is_not_resumed_with_a_changed_curriculum() -> None:

@@ -101,6 +101,9 @@ def test_a_resumed_search_ends_with_the_same_result() -> None:
     assert resumed["stopped"] is None
     assert {**resumed["curriculum"], "path": ""} == {**whole["curriculum"], "path": ""}
     assert resumed["best"] == whole["best"]
+    for path in ("s.db", "t/s.db"):  # a trial overwrites the records of no other study's trial of that number
+        with Store(path) as store:
+            assert sum(r.phase == "search" for r in store.rollouts()) == 12 * 10 + 2 * 30
 
 
 @pytest.mark.parametrize(
