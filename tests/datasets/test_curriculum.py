@@ -171,12 +171,17 @@ def test_stages_without_tasks_say_what_the_data_has(tmp_path: Path) -> None:
     cases = {
         "stages:\n  - {name: a, where: {terms: 4}}": "cur.yaml:2: .*has terms=4. In the data terms is 2 or 3",
         "stages:\n  - {name: a, where: {term: 2}}": "no row of .* has a field 'term'; did you mean 'terms'?",
-        "stages:\n  - {name: a}\n  - {name: b}": "cur.yaml:3: the stage 'b' has no train task",
+        "stages:\n  - {name: a}\n  - {name: b}": "cur.yaml:3: every task of the stage 'b' is in an earlier stage",
         "stages:\n  - {name: a, data: gone.jsonl}": "cur.yaml:2: stage 'a': no such file: gone.jsonl",
     }
     for text, message in cases.items():
         with pytest.raises(DataError, match=message):
             load_splits(data, curriculum=load_curriculum(written(tmp_path, text)))
+    few = load_curriculum(written(tmp_path, "stages:\n  - {name: two, where: {terms: 2}}\n  - {name: rest}"))
+    with pytest.raises(
+        DataError, match=r"has no val task: add tasks to it, or take more of them with sizes={'val': N}"
+    ):
+        load_splits(data, curriculum=few, limits={"val": 1})
     path = written(tmp_path, "stages:\n  - {name: a, where: {terms: 2}}")
     with pytest.raises(DataError, match="names no data, and the command was given none"):
         load_splits(f"curriculum:{path}", curriculum=load_curriculum(path))

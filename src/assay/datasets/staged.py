@@ -29,18 +29,24 @@ def staged_tasks(curriculum: Curriculum, data: str | None, read: Callable[[str],
     stage_of_task = dict[bytes, str]()  # by content hash; a sample of the first stage may have dropped the task
     for stage in curriculum.stages:
         spec = _spec_of(stage, data)
-        matched = 0
+        matched = own = 0
         selection = _Selection(stage, spec)
         try:
             for task in read(spec):
                 if selection.takes(task):
                     matched += 1
                     if stage_of_task.setdefault(bytes.fromhex(task.content_hash), stage.name) == stage.name:
+                        own += 1
                         yield _marked(task, stage)
         except DataError as error:
             raise DataError(f"{stage.where_from}: stage {stage.name!r}: {error}", flag=error.flag) from None
         if not matched:
             raise selection.nothing()
+        if not own:
+            raise DataError(
+                f"{stage.where_from}: every task of the stage {stage.name!r} is in an earlier stage too, to which it "
+                "belongs: select other tasks with 'where', or remove the stage"
+            )
 
 
 def _spec_of(stage: Stage, data: str | None) -> str:
@@ -119,5 +125,5 @@ def check_stages(curriculum: Curriculum, parts: Mapping[str, Sequence[Task]], sp
             if not any(stage_of(task.metadata) == stage.name for task in parts[split]):
                 raise DataError(
                     f"{stage.where_from}: the stage {stage.name!r} has no {split} task: add tasks to it, or take more "
-                    f"of them with sizes={{{split!r}: N}}. A task in several stages belongs to the first"
+                    f"of them with sizes={{{split!r}: N}}"
                 )
