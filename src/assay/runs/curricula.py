@@ -33,8 +33,8 @@ def schedule_of(job: Job, *, seed: int, steps: int | None, progress: Progress) -
     train, val = (
         {stage.name: splits.of_stage(stage.name, split) for stage in curriculum.stages} for split in ("train", "val")
     )
-    sizes = ", ".join(f"{stage.name} {len(train[stage.name])}" for stage in curriculum.stages)
-    progress.say(f"curriculum {curriculum.name}: train tasks by stage: {sizes}")
+    sizes = ", ".join(f"{name} {len(train[name])} and {len(val[name])}" for name in train)
+    progress.say(f"curriculum {curriculum.name}: train and val tasks by stage: {sizes}")
     schedule = Schedule(curriculum, train, val, log, seed=seed, steps=steps, say=progress.say)
     keep_schedule(schedule)
     return schedule

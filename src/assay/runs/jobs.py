@@ -177,7 +177,7 @@ def open_job(
 
 
 def _splits(config: ProgramSettings, inputs: Collection[str] | None, need: Sequence[str], progress: Progress) -> Splits:
-    """The splits of the data; with a curriculum those of its stages, which have tasks in train and val."""
+    """The splits of the data; with a curriculum those of its stages."""
     source = config.curriculum if isinstance(config, CurriculumSettings) else None
     curriculum = None if source is None else load_curriculum(source)
     if curriculum is not None and not curriculum.needs_data and not config.data.startswith(PREFIX):
@@ -188,7 +188,7 @@ def _splits(config: ProgramSettings, inputs: Collection[str] | None, need: Seque
         rename=config.rename,
         salt=config.salt or DEFAULT_SALT,
         limits=config.sizes,
-        need=need if curriculum is None else tuple(dict.fromkeys(("train", "val", *need))),
+        need=need if curriculum is None or "val" in need else (*need, "val"),  # promotion is decided on val
         curriculum=curriculum,
     )
 
