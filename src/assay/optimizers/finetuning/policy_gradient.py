@@ -316,9 +316,9 @@ class _Training:
                 self.first_scores.setdefault(other.name, score)
         for name, value in values.items():
             self.watch.curves[name][step] = value
-        self.progress.say(
-            f"step {step}: " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items())
-        )
+        of_stage = f" (stage {self.schedule.stage.name})" if self.schedule is not None else ""
+        figures = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items())
+        self.progress.say(f"step {step}{of_stage}: {figures}")
         lost = {
             name: first_score - values[f"retained_{name}"]
             for name, first_score in self.first_scores.items()
