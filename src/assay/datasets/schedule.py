@@ -109,7 +109,7 @@ class Schedule:
         Each task of the current stage is drawn once before any repeats, and no task is twice in a step if there are
         enough. Each place of a step is given to a task of an earlier stage with the probability `replay`.
         """
-        self._rewind(step)
+        self.order = [entry for entry in self.order if entry.step < step]
         if not self.complete and self._at_limit(step):
             self.leave(step)
         position, rng = self.position, random.Random(f"{self.seed}/{step}")
@@ -146,12 +146,6 @@ class Schedule:
             return times, hashlib.sha256(f"{self.seed}/{name}/{times}/{task.id}".encode()).digest()
 
         return min(tasks, key=rank)
-
-    def _rewind(self, step: int) -> None:
-        self.order = [entry for entry in self.order if entry.step < step]
-        self.events = [
-            event for event in self.events if event.step <= step
-        ]  # they come before the step of their number
 
     def _at_limit(self, step: int) -> bool:
         limit = None if self.steps is None else self.stage.limit(self.steps)
