@@ -157,12 +157,13 @@ def _errors(rng: random.Random, split: str, number: int) -> _Task:
     tool = _tool(rng, split)
     named = [name for name in ("city", "customer", "date") if name in tool.arguments]
     if not named or rng.random() < 0.4:
-        substitute = _Tool(f"{tool.name}_v2", tool.action, tool.thing, tool.arguments)
-        gone = f"{tool.name} is out of service: call {substitute.name} with the same arguments"
-        works = substitute.schema(simulation=[{"arguments": tool.arguments, "result": "done"}])
-        tools = [tool.schema(simulation=[{"error": gone}]), works]
-        # the error names the substitute, which is also a right first call
-        return _Task(tool.request(), tools, [substitute.call()])
+        # neither name nor place tells which of the two is out of service; the other is also a right first call
+        twin = _Tool(f"{tool.name}_v2", tool.action, tool.thing, tool.arguments)
+        gone, works = rng.sample([tool, twin], 2)
+        error = f"{gone.name} is out of service: call {works.name} with the same arguments"
+        done = works.schema(simulation=[{"arguments": tool.arguments, "result": "done"}])
+        tools = _shuffled(rng, [gone.schema(simulation=[{"error": error}]), done])
+        return _Task(tool.request(), tools, [works.call()])
     name, value = named[0], tool.arguments[named[0]]
     code = f"{name[:2].upper()}{rng.randint(100, 999)}"
     refused = f"{name}={json.dumps(value)} is not accepted: give the code {code} instead"
