@@ -179,6 +179,7 @@ def test_the_reference_has_every_check_flag_and_key() -> None:
     assert "- `test.gain`" in pages["reference/json-output.md"]
 
 
+@pytest.mark.slow
 def test_tables_of_the_reference_show_no_escapes_placeholders_or_private_names() -> None:
     odd = [
         f"{path}: {cell}"
@@ -288,6 +289,7 @@ def test_examples_run(embedded: str, own_folder: Path, example: str, flags: list
         assert len(found["a group, in pairs"]) == 3
 
 
+@pytest.mark.slow
 def test_the_worked_example_of_step_rewards_returns_1_45() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "step_rewards.py"), "--json"],

@@ -49,6 +49,7 @@ def agent(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_every_question_has_rows_that_answer_it(agent: ModuleType) -> None:
     tasks = [json.loads(line) for line in Path("shop/questions.jsonl").read_text().splitlines()]
     assert {task["task_type"] for task in tasks} == set(agent.QUESTIONS)
@@ -56,6 +57,7 @@ def test_every_question_has_rows_that_answer_it(agent: ModuleType) -> None:
     assert next(task for task in tasks if "Norway" in task["inputs"]["question"])["task_type"] == "customers"
 
 
+@pytest.mark.slow
 def test_the_agent_tries_again_with_what_the_database_said(agent: ModuleType) -> None:
     said, asked = (
         iter(["SELECT COUNT(*) FROM Client", "SELECT COUNT(*) FROM Customer WHERE Country = 'Norway'"]),
@@ -99,10 +101,12 @@ def test_what_is_no_reading_query_or_does_not_end_is_refused(agent: ModuleType, 
     assert not Path("other.sqlite").exists()
 
 
+@pytest.mark.slow
 def test_no_more_than_200_rows_come_back(agent: ModuleType) -> None:
     assert len(agent.query("SELECT * FROM Track")) == 200
 
 
+@pytest.mark.slow
 def test_a_result_has_a_limit_in_bytes(agent: ModuleType) -> None:
     import tracemalloc
 

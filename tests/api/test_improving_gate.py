@@ -115,6 +115,7 @@ def test_a_gate_that_can_no_longer_show_a_gain_ends(job: dict[str, Any]) -> None
     assert "can hardly become significant" in step["note"]
 
 
+@pytest.mark.slow
 def test_without_early_stop_a_gate_runs_the_full_split(job: dict[str, Any]) -> None:
     Path("after.py").write_text(PROGRAM.format(what="number + 2"))
     step = assay.improve("before.py:Mine", early_stop=False, **job).steps[0]
@@ -144,6 +145,7 @@ def test_a_gate_stopped_by_a_cap_decides_nothing_and_resumes(
     assert not (Path(".assay") / "improve" / "up").exists()
 
 
+@pytest.mark.slow
 def test_a_cap_ends_an_improvement_with_the_sealed_test_of_the_adopted_steps(
     job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +190,7 @@ def test_a_cap_ends_an_improvement_with_the_sealed_test_of_the_adopted_steps(
     assert (report.stopped, [step["kept"] for step in report.steps]) == (None, [True, False])
 
 
+@pytest.mark.slow
 def test_a_step_at_its_maximum_leaves_later_steps_their_work_and_gate(
     job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +258,7 @@ def test_without_early_stop_the_sealed_test_runs_the_full_split(job: dict[str, A
     assert report.test_openings == {"this_job": 1, "this_store": 1}
 
 
+@pytest.mark.slow
 def test_criterion_intervals_have_the_level_of_the_score_if_a_test_ended_early(
     job: dict[str, Any],
 ) -> None:
@@ -280,6 +284,7 @@ def test_a_search_stopped_by_a_cap_before_any_gain_remains_open(
     )  # a cap of the search alone is the end of the step
 
 
+@pytest.mark.slow
 def test_a_search_that_used_its_share_without_a_gain_is_done_if_a_later_step_fits(
     job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ def test_task_types_are_named_in_tables(place: Path) -> None:
     assert "type" not in CliRunner().invoke(group, command).output
 
 
+@pytest.mark.slow
 def test_first_trial_uses_defaults_and_ties_are_reported_as_equal(place: Path) -> None:
     def tuned(**options: Any) -> dict[str, Any]:
         model = scripted_lm(lambda request: json.dumps({"intent": "bug"}))
@@ -181,6 +182,7 @@ def test_model_default_temperature_out_of_agent_range_is_kept(place: Path) -> No
     )
 
 
+@pytest.mark.slow
 def test_command_reports_tied_trials(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from assay.cli import tune as tune_command
 

@@ -137,6 +137,7 @@ def test_preflight_uses_the_first_rollout_with_an_answer(judging: Judging) -> No
     assert (report["scored"], judging.calls) == (17, 13)
 
 
+@pytest.mark.slow
 def test_rollouts_are_scored_on_as_many_threads_as_the_engine_supports(judging: Judging) -> None:
     judging.delay_s = 1.5
     score_rollouts("kind.yaml", store="s.db", judge_model="openai/m", judge_api_base=judging.url)

@@ -40,6 +40,7 @@ def options(tmp_path: Path, script: Any = knows, **more: Any) -> dict[str, Any]:
     return {"lm": scripted_lm(script, logprobs=True), "store": tmp_path / ".assay" / "a.db", **more}
 
 
+@pytest.mark.slow
 def test_audit_passes_a_sound_judge_and_fails_a_blind_one(tmp_path: Path) -> None:
     sound = audit_judge(GOOD, **options(tmp_path))
     assert sound["passed"], sound
@@ -51,6 +52,7 @@ def test_audit_passes_a_sound_judge_and_fails_a_blind_one(tmp_path: Path) -> Non
         assert {rollout.split for rollout in store.rollouts()} == {"audit"}
 
 
+@pytest.mark.slow
 def test_audit_of_a_tone_judge_reports_omitted_correctness_cases(tmp_path: Path) -> None:
     polite = PointwiseJudge({"text": "Is the output polite?", "scale": ["no", "yes"]}, shows=["task_input", "output"])
     audited = audit_judge(

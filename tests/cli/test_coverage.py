@@ -59,6 +59,7 @@ def test_traces_score_without_a_judge_is_refused_at_once(project: Path) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_traces_score_with_an_unreachable_judge_fails_naming_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_BASE", "http://127.0.0.1:9/v1")
     score = ["traces", "score", "--rubric", "r.yaml", "--store", str(project / "a.db"), "--judge-model", "openai/gone"]
@@ -67,6 +68,7 @@ def test_traces_score_with_an_unreachable_judge_fails_naming_it(project: Path, m
     assert "kind was not decided on 3 of 3: judge 'Is it kind?' (openai/gone)" in " ".join(err.split())
 
 
+@pytest.mark.slow
 def test_judge_score_with_an_unreachable_judge_prints_its_report_and_fails(project: Path) -> None:
     """In a process of its own: nothing that other tests left running writes into its output."""
     (project / "d.jsonl").write_text('{"input": "a", "output": "b"}\n')

@@ -65,6 +65,7 @@ def opened(times: str) -> str:
     return f"The test split of these tasks has been opened {times} in this store"
 
 
+@pytest.mark.slow
 def test_compile_tune_and_evaluate_report_openings_of_the_test_split(flags: list[str]) -> None:
     assert opened("1 time") in invoked("evaluate", "mine.py:Mine", "--split", "test", *flags)
     assert opened("2 times") in invoked("compile", "mine.py:Mine", "--optimizer", "labeled", *flags)
@@ -72,6 +73,7 @@ def test_compile_tune_and_evaluate_report_openings_of_the_test_split(flags: list
     assert "has been opened" not in invoked("evaluate", "mine.py:Mine", "--split", "val", *flags)
 
 
+@pytest.mark.slow
 def test_compare_reports_that_an_artifact_was_made_with_the_tasks(flags: list[str]) -> None:
     artifact = json.loads(invoked("compile", "mine.py:Mine", "--optimizer", "labeled", *flags, "--json"))["artifact"]
     for split in ("train", "val"):

@@ -161,6 +161,7 @@ def rows() -> list[tuple[str, dict[str, Any]]]:
     return list(iter_rows("mutants:textwrap?size=12&seed=3"))
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_the_mutant_fails_and_the_reference_passes(rows: list[tuple[str, dict[str, Any]]]) -> None:
     assert len(rows) == 12

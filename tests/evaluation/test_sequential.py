@@ -84,6 +84,7 @@ def test_uncorrected_repeated_evaluation_has_a_higher_error_rate() -> None:
     assert missed / 300 > 0.1
 
 
+@pytest.mark.slow
 def test_rare_large_losses_do_not_increase_the_error_rate() -> None:
     rng = np.random.default_rng(1)
     once = np.mean([not (lambda i: i[0] <= 0 <= i[1])(_t(skewed(rng, 100), 0.05, guarded=False)) for _ in range(300)])

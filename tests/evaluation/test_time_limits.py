@@ -181,6 +181,7 @@ async def hanging_async(question: str) -> str:
     return question
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", ["called", "awaited", "awaited, of a plain function", "awaited, of a lambda that gives a coroutine"]
 )
@@ -345,6 +346,7 @@ def test_an_invalid_limit_is_refused(wrong: float) -> None:
         scored(lambda question: question, task_timeout=wrong)
 
 
+@pytest.mark.slow
 def test_a_single_prediction_has_the_limit(own_folder: Path) -> None:
     Path("agent.py").write_text(
         "import sys, time, dspy\n\n\nclass A(dspy.Module):\n    def forward(self, question):\n"

@@ -61,6 +61,7 @@ def test_tables_show_each_figure_with_its_interval() -> None:
     assert (graded(report, "right"), graded(report, "none")) == ("50 % [20, 80]", "–")
 
 
+@pytest.mark.slow
 def test_evaluate_reports_both_sides_for_a_program_with_tools(tmp_path: Any) -> None:
     from assay.programs import ToolUser
     from assay.testing import scripted_lm

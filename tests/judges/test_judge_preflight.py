@@ -97,6 +97,7 @@ def test_a_missing_key_error_names_the_library_argument(
     assert caught.value.flag == "--api-key-env, --no-preflight"
 
 
+@pytest.mark.slow
 def test_each_member_of_a_cascade_is_tried(labels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     spec = {"text": JUDGE, "scale": ["no", "yes"], "shows": ["output"]}
@@ -123,6 +124,7 @@ def test_a_cap_on_dollars_needs_a_price(labels: str) -> None:
     assert model.scripted.calls == 1
 
 
+@pytest.mark.slow
 def test_preflight_calls_are_not_repeated(labels: str) -> None:
     spent = []
     for preflight in (False, True):

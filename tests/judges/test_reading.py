@@ -167,6 +167,7 @@ def test_chat_template_tokens_in_judged_text_are_escaped(text: str) -> None:
     assert json.loads(fenced) == text
 
 
+@pytest.mark.slow
 @given(st.text(max_size=60) | st.text(min_size=6000, max_size=6100))
 @settings(deadline=None, max_examples=60)
 def test_fencing_is_idempotent(text: str) -> None:

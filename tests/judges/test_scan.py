@@ -146,6 +146,7 @@ class TestOnCards:
             objective=objective_of(spec),
         )
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("wins", "feature"), [("by Globex", "globex"), ("!!!", "an exclamation mark"), ("**sure**", "bold text")]
     )

@@ -196,6 +196,7 @@ def test_a_finished_tool_keeps_no_reference_to_its_run() -> None:
     assert [result() for result in made[:2]] == [None, None]
 
 
+@pytest.mark.slow
 def test_no_stop_is_raised_after_a_tool_has_returned() -> None:
     """Calls that take about as long as their limit: each returns or raises, and nothing is raised later."""
     late = 0

@@ -124,6 +124,7 @@ NO_ANSWERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["auto", "litellm"])
 @pytest.mark.parametrize("reply", NO_ANSWERS, ids=str)
 def test_a_reply_without_an_answer_is_the_servers_failure_not_an_empty_answer(

@@ -127,6 +127,7 @@ def test_an_unknown_optimizer_is_refused_before_any_call(wrong: str, tmp_path: P
     assert lm.scripted.calls == 0
 
 
+@pytest.mark.slow
 def test_search_cap_ends_with_the_best_result(tmp_path: Path) -> None:
     data = compile_it("auto", tmp_path, max_search_calls=60).to_dict()
     assert data["search_calls"] <= 60
@@ -168,6 +169,7 @@ def test_unreachable_server_ends_the_compile_early_with_a_reason(tmp_path: Path,
     assert len(calls) <= 40
 
 
+@pytest.mark.slow
 def test_server_failure_after_the_search_leaves_a_resumable_run(tmp_path: Path) -> None:
     tested = {task.inputs["question"] for task in load_splits(DATA).unseal()}
     down = True
@@ -243,6 +245,7 @@ def test_exploration_raises_temperature_if_nothing_succeeds() -> None:
     assert 1.0 in heats
 
 
+@pytest.mark.slow
 def test_job_that_failed_to_start_releases_its_lock(tmp_path: Path) -> None:
     compile_it("labeled", tmp_path, cache=False)
     with pytest.raises(
@@ -307,6 +310,7 @@ def test_module_without_import_path_loads_into_an_instance(tmp_path: Path) -> No
         assert assay.load(report.artifact, program=dspy.Predict("question -> answer"))(question="What is 1 + 1?").answer
 
 
+@pytest.mark.slow
 def test_program_raising_on_every_task_is_counted_and_not_fatal(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(
         "import dspy\nclass Bad(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
@@ -364,6 +368,7 @@ def test_repeated_run_replays_from_the_cache(tmp_path: Path) -> None:
     assert second["artifact"] != first["artifact"]
 
 
+@pytest.mark.slow
 def test_rollouts_have_the_split_of_their_task(tmp_path: Path) -> None:
     sizes = {"train": 12, "val": 6, "gate": 5, "test": 5}
     compile_it("auto", tmp_path, sizes=sizes)

@@ -200,6 +200,7 @@ def test_sealed_items_are_judged_only_at_the_end(calibrated: tuple[Path, Any]) -
         assert not tested & {rollout.task_id for rollout in store.rollouts() if rollout.split != "test"}
 
 
+@pytest.mark.slow
 def test_model_without_probabilities_is_compiled_from_written_verdicts(tmp_path: Path) -> None:
     def learns(request: Any) -> str:
         text = request.messages[-1].text or ""
@@ -252,6 +253,7 @@ def test_rater_reasons_reach_a_reflecting_optimizer(tmp_path: Path) -> None:
     assert any("Their reasons:" in text and "it says awful" in text for text in requests)
 
 
+@pytest.mark.slow
 def test_single_class_labels_report_undefined_kappa(tmp_path: Path) -> None:
     path = tmp_path / "one.jsonl"
     path.write_text(
@@ -342,6 +344,7 @@ def test_step_grades_of_a_numeric_scale_are_expected_values() -> None:
     assert rubric.needs_judge
 
 
+@pytest.mark.slow
 def test_price_of_a_verdict_is_reported_even_if_the_winner_was_cached(tmp_path: Path) -> None:
     report = compiled(tmp_path, optimizer="calibrate")
     usage = report.meter.usage

@@ -96,6 +96,7 @@ def test_position_bias_of_a_pairwise_judge_is_corrected(tmp_path: Path) -> None:
     assert loaded.calibration is not None
 
 
+@pytest.mark.slow
 def test_all_ties_are_reported_as_undefined(tmp_path: Path) -> None:
     data = compiled(tmp_path, PairwiseJudge(), pairs(tie=1.0), first_place)
     assert data["test"]["compiled"]["weighted_kappa"] is None
@@ -148,6 +149,7 @@ def test_every_objective(tmp_path: Path, objective: str) -> None:
 # -- a probe
 
 
+@pytest.mark.slow
 def test_probe_finds_signal_that_scale_words_lack(tmp_path: Path) -> None:
     """The words are level whatever the text; other tokens move with it."""
 
@@ -175,6 +177,7 @@ def test_probe_finds_signal_that_scale_words_lack(tmp_path: Path) -> None:
 # -- tried to break it
 
 
+@pytest.mark.slow
 def test_single_rater_has_no_ceiling(tmp_path: Path) -> None:
     data = compiled(tmp_path, PointwiseJudge(MOODS, shows=["output"]), moods(raters=1), optimizer="calibrate")
     assert data["ceiling"]["weighted_kappa"] is None
@@ -182,6 +185,7 @@ def test_single_rater_has_no_ceiling(tmp_path: Path) -> None:
     assert data["card"]["of_ceiling"] is None
 
 
+@pytest.mark.slow
 def test_single_class_is_reported_without_claims(tmp_path: Path) -> None:
     data = compiled(tmp_path, PointwiseJudge(MOODS, shows=["output"]), moods(label=lambda at: "neutral"))
     assert data["test"]["compiled"]["kappa"] is None
@@ -190,6 +194,7 @@ def test_single_class_is_reported_without_claims(tmp_path: Path) -> None:
     assert any("undefined" in alarm for alarm in data["card"]["alarms"])
 
 
+@pytest.mark.slow
 def test_long_unicode_and_control_character_outputs_are_judged(tmp_path: Path) -> None:
     odd = [
         "ü" * 100_000,

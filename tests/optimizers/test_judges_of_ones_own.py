@@ -148,6 +148,7 @@ def test_compile_reloads_its_artifact(project: Path) -> None:
     assert "Forgetful.config" in note
 
 
+@pytest.mark.slow
 def test_compiled_judge_uses_its_compiled_model(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = judging.compile_judge(
         f"{project}/mine.py:Plain", labels=str(project / "labels.jsonl"), out=project / "artifact", **options(project)

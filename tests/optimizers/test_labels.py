@@ -47,6 +47,7 @@ def trained(row: dict[str, Any], tokenizer: Any) -> list[str]:
     return [tokenizer.decode(piece) for piece in pieces if piece]
 
 
+@pytest.mark.slow
 def test_loss_covers_exactly_the_assistant_turns(tokenizer: Any) -> None:
     (row,) = conversation_rows(TALK, [], tokenizer)
     assert trained(row, tokenizer) == [" The answer is 3.</s>", " It is.</s>"]

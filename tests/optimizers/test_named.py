@@ -133,6 +133,7 @@ def test_unknown_settings_of_an_optimizer_are_refused(
         compiled(optimizer, optimizer_settings=settings)
 
 
+@pytest.mark.slow
 def test_a_setting_of_a_wrong_type_ends_the_command_with_2_before_the_first_call(place: Path) -> None:
     command = [
         sys.executable,
@@ -173,6 +174,7 @@ def test_valid_values_are_accepted() -> None:
         assert CompileConfig(optimizer=name, settings=fitting).settings == fitting
 
 
+@pytest.mark.slow
 def test_settings_are_those_of_the_optimizer(place: Path) -> None:
     few, many = (
         compiled("bootstrap-search", cache=False, optimizer_settings={"num_candidate_programs": count})

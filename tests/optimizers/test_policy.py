@@ -70,6 +70,7 @@ def test_an_update_makes_good_actions_more_likely() -> None:
     assert (abs(policy.mean(state) - action) < abs(before - action)).all()
 
 
+@pytest.mark.slow
 def test_training_finds_better_parameters_and_records_its_history() -> None:
     agent = SyntheticAgent("ackley", tasks=60)
     trainer = RLTrainer(agent, agent.right, agent)
@@ -154,6 +155,7 @@ def test_ranges_are_respected_and_fixed_parameters_do_not_change() -> None:
     assert len({parameters["temperature"] for parameters in observed}) > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", ["ackley", "rosenbrock", "hartmann"])
 def test_synthetic_agents_have_their_documented_optimum(function: str) -> None:
     agent = SyntheticAgent(function)

@@ -63,6 +63,7 @@ def test_reinforce_uses_the_batch_statistics() -> None:
     assert assign_credit(batch, PolicySettings(), ValueMemory()).zero_variance == 2
 
 
+@pytest.mark.slow
 def test_reinforce_normalises_over_the_tokens_of_the_batch() -> None:
     """Three calls of 1, 3 and 2 trained tokens with returns 1, 0, 0.5.
 

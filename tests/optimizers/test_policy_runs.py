@@ -447,6 +447,7 @@ def test_ppo_trains_with_a_value_head(tiny_model: Path) -> None:
     assert any(norm > 0 for norm in report.curves["grad_norm"].values())
 
 
+@pytest.mark.slow
 def test_too_few_tasks_are_refused(tiny_model: Path) -> None:
     with pytest.raises(DataError, match="4 tasks to train on, and a step takes 5"):
         run(tiny_model, "few", prompts_per_step=5, num_generations=2)

@@ -66,6 +66,7 @@ def compiled(**options: Any) -> Any:
     return assay.compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", **options)
 
 
+@pytest.mark.slow
 def test_a_cap_on_calls_reserves_gate_and_test(tmp_path: Path) -> None:
     write(tmp_path, 400)
     data = compiled(optimizer="auto", max_calls=150, early_stop=False).to_dict()
@@ -92,6 +93,7 @@ def test_the_estimate_assigns_calls_above_the_search_cap_to_gate_and_test(tmp_pa
     assert data["search_calls"] >= 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["bootstrap", "bootstrap-search"])
 def test_an_optimizer_with_its_own_loop_stops_before_the_reserve(tmp_path: Path, optimizer: str) -> None:
     write(tmp_path, 400)
@@ -100,6 +102,7 @@ def test_an_optimizer_with_its_own_loop_stops_before_the_reserve(tmp_path: Path,
     assert data["test"]["compiled"]["n"] >= 10
 
 
+@pytest.mark.slow
 def test_a_cap_on_tokens_reserves_gate_and_test(tmp_path: Path) -> None:
     write(tmp_path, 400)
     data = compiled(optimizer="auto", max_tokens=3000).to_dict()  # 15 a call

@@ -76,6 +76,7 @@ def test_search_spends_its_budget_and_finds_the_clearly_best_candidate() -> None
     assert best > plain + 0.2, (plain, best, search.best().name)
 
 
+@pytest.mark.slow
 def test_search_result_is_independent_of_threads() -> None:
     assert rows(searched(calls=70, threads=1)) == rows(searched(calls=70, threads=6))
 
@@ -109,6 +110,7 @@ def test_round_uses_all_threads() -> None:
     assert learner.most >= 8  # a round, and at its side a proposal
 
 
+@pytest.mark.slow
 def test_another_seed_gives_another_search() -> None:
     assert [c.name for c in searched(calls=60, seed=1).candidates] != [
         c.name for c in searched(calls=60, seed=2).candidates
@@ -377,6 +379,7 @@ def test_rejected_proposals_are_reported() -> None:
 # -- the job
 
 
+@pytest.mark.slow
 def test_compile_stores_the_best_temperature_in_the_artifact(tmp_path: Path) -> None:
     learner = InContextLearner("intents", seed=3)
     lines = [json.dumps({"inputs": dict(t.inputs), "expected": dict(t.expected)}) for t in learner.tasks(150, seed=1)]
@@ -397,6 +400,7 @@ def test_compile_stores_the_best_temperature_in_the_artifact(tmp_path: Path) -> 
     assert data["unrecorded"] == 0
 
 
+@pytest.mark.slow
 def test_perfect_baseline_wins_and_ends_the_search() -> None:
     recorder, meter = Recorder(), Meter(Caps(search_calls=300))
     tasks = [Task(id=str(n), inputs={"text": f"text {n}"}, expected={"label": "ab"[n % 2]}) for n in range(70)]

@@ -77,6 +77,7 @@ def test_bootstrap_stopped_by_the_reserve_uses_its_collected_demonstrations(plac
     assert data["calls"] > 60  # the part that was kept is used
 
 
+@pytest.mark.slow
 def test_simba_stopped_by_a_cap_returns_its_best_candidate(place: Path) -> None:
     data = compiled(
         optimizer="simba", max_search_calls=60, lm=wavering(), optimizer_settings={"max_steps": 8, "bsize": 4}
@@ -163,6 +164,7 @@ def test_repairs_of_dspy_are_reverted() -> None:
     assert simba.wrap_program is before
 
 
+@pytest.mark.slow
 def test_parameter_impact_reports_a_too_small_val_split_first(place: Path) -> None:
     progress = CapturedProgress()
     rows = [{"question": f"What do you say to number {n}.", "answer": str(n + 2), "split": "val"} for n in range(3)]

@@ -375,6 +375,7 @@ def test_a_study_resumes_where_it_stopped(tmp_path: Path) -> None:
         searched(url=url, objectives=("latency",))
 
 
+@pytest.mark.slow
 def test_a_cap_within_a_trial_loses_nothing(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 's.db'}"
 
@@ -689,6 +690,7 @@ def test_a_page_of_a_study_is_complete_without_network(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_pages_with_little_or_hostile_content_are_valid(tmp_path: Path) -> None:
     objectives = ("score", "tokens")
     study = open_study("s", None, TWO, SearchConfig(objectives=objectives))
@@ -820,6 +822,7 @@ def test_the_shares_of_workers_add_up_to_the_cap() -> None:
     assert replace(config, max_calls=0).of_one_worker().max_calls == 0
 
 
+@pytest.mark.slow
 def test_unwritable_outputs_and_unknown_studies_are_refused_before_the_first_call(tmp_path: Path) -> None:
     requests: list[Any] = []
     lm = scripted_lm(lambda request: requests.append(request) or cool(request))
@@ -842,6 +845,7 @@ def test_unwritable_outputs_and_unknown_studies_are_refused_before_the_first_cal
     assert requests == []
 
 
+@pytest.mark.slow
 def test_a_policy_at_its_cap_keeps_the_best_so_far(tmp_path: Path) -> None:
     report = tuned(tmp_path, method="policy", episodes=25, tasks_per_episode=10, max_search_calls=45).to_dict()
     assert "cap of 45" in report["stopped"]
@@ -887,6 +891,7 @@ def test_a_missing_package_is_distinguished_from_another_host() -> None:
 # -- what a reader found
 
 
+@pytest.mark.slow
 def test_a_study_lost_at_the_end_affects_only_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import assay.api.tune.run
 
@@ -919,6 +924,7 @@ def test_a_study_is_not_resumed_by_another_program_of_the_same_name(tmp_path: Pa
         tuned(tmp_path, trials=4, study="s", program=other)
 
 
+@pytest.mark.slow
 def test_runs_are_counted_with_their_samples(tmp_path: Path) -> None:
     data = tuned(tmp_path, trials=2, samples=2, pruner="none").to_dict()
     assert data["task_runs"] == 2 * sum(trial["n"] for trial in data["history"])

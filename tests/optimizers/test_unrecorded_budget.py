@@ -136,6 +136,7 @@ def test_a_run_without_unrecorded_calls_keeps_its_cost() -> None:
     assert Unrecorded().cost(None) is None
 
 
+@pytest.mark.slow
 def test_the_search_of_a_program_without_model_calls_ends(tmp_path: Path) -> None:
     write(tmp_path, NO_CALLS, "")
     report = assay.compile(

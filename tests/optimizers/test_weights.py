@@ -230,6 +230,7 @@ def test_adapter_that_llama_cpp_cannot_serve_is_not_stored(embedded: str, tmp_pa
 # -- training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("failure", "message"),
     [

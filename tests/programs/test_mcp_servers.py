@@ -85,6 +85,7 @@ def scripted(*turns: Any) -> Any:
     return scripted_lm(script)
 
 
+@pytest.mark.slow
 def test_tools_have_their_schemas_and_are_called(server: McpServer) -> None:
     tools = {tool.name: tool for tool in server.tools()}
     assert tools["price"].description == "Price of an item."
@@ -96,6 +97,7 @@ def test_tools_have_their_schemas_and_are_called(server: McpServer) -> None:
             server.call(name, arguments)
 
 
+@pytest.mark.slow
 def test_an_agent_uses_a_server_and_survives_its_death(server: McpServer) -> None:
     turns = (["price"], {"item": "tea"}, ["die"], {}, ["price"], {"item": "jam", "count": None})
     with dspy.context(lm=scripted(*turns), trace=[]):
@@ -115,6 +117,7 @@ def test_calls_of_one_step_run_at_the_same_time(server: McpServer) -> None:
     assert max(began, began_too) < min(ended, ended_too)
 
 
+@pytest.mark.slow
 def test_a_call_that_hangs_ends_at_its_limit(script: Path) -> None:
     with McpServer([sys.executable, str(script)], timeout_s=5, start_timeout_s=WAIT_S) as server:
         with pytest.raises(McpError, match="gave no result after 5 s"):
@@ -148,6 +151,7 @@ def test_tools_of_a_server_that_does_not_come_back_are_errors(tmp_path: Path, sc
     assert "cannot be started" in calls[0]["error"]
 
 
+@pytest.mark.slow
 def test_a_server_that_says_nothing_is_given_up_in_time() -> None:
     server = McpServer([sys.executable, "-c", "import time; time.sleep(60)"], start_timeout_s=1)
     with pytest.raises(McpError, match="did not start within 1 s"):
@@ -176,6 +180,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
         McpServer(**wrong)
 
 
+@pytest.mark.slow
 def test_an_address_is_a_server_too(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -201,6 +201,7 @@ def test_modules_imported_by_name_in_a_string_are_isolated_between_programs(tmp_
     assert not {"plugin", "third", "parts"} & sys.modules.keys()
 
 
+@pytest.mark.slow
 def test_modules_imported_by_name_in_a_string_are_in_the_artifact(tmp_path: Path) -> None:
     artifact = compiled(write_dynamic(tmp_path / "p", "one"), tmp_path / "out")
     present = {path.name for path in (artifact / "source").rglob("*.py")}

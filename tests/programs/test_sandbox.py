@@ -181,6 +181,7 @@ def test_a_server_of_this_machine_cannot_be_reached(isolated: str) -> None:
             server.accept()
 
 
+@pytest.mark.slow
 def test_an_infinite_loop_is_ended(isolated: str) -> None:
     began = time.monotonic()
     result = attack("print('on')\nwhile True:\n    pass", isolated, timeout_s=1)
@@ -202,6 +203,7 @@ while True:
     assert attack(code, isolated, timeout_s=1).killed_by == "time"
 
 
+@pytest.mark.slow
 def test_a_fork_bomb_is_bounded(isolated: str) -> None:
     code = """
 import os
@@ -351,6 +353,7 @@ def test_ten_megabytes_of_output_are_cut(isolated: str) -> None:
     assert (len(result.output), len(result.stderr), result.truncated, result.exit_code) == (10**6, 10**6, True, 0)
 
 
+@pytest.mark.slow
 def test_endless_output_does_not_block_the_clock(isolated: str) -> None:
     result = attack("while True: print('x' * 1000)", isolated, timeout_s=1, output_bytes=5000)
     assert (len(result.output), result.killed_by, result.truncated) == (5000, "time", True)
@@ -455,6 +458,7 @@ def test_runs_in_parallel_threads_do_not_meet(isolated: str) -> None:
 # Without isolation, and where none is available
 
 
+@pytest.mark.slow
 def test_none_limits_resources_and_says_so() -> None:
     result = run("while True: pass", timeout_s=1, memory_mb=128, isolation="none")
     assert (result.isolation, result.killed_by) == ("none", "time")

@@ -161,11 +161,13 @@ CHEATS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cheat", sorted(CHEATS))
 def test_no_cheat_passes_a_case(isolated: str, cheat: str) -> None:
     assert_fails(cheat, SUITES["cases"], isolated)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cheat", sorted(CHEATS))
 def test_no_cheat_passes_a_test_function(sandboxed: str, cheat: str) -> None:
     assert_fails(cheat, SUITES["functions"], sandboxed)
@@ -200,6 +202,7 @@ def listed(): return [1, 2]
     assert [case.passed for case in outcome(code, suite, sandboxed).results] == [True] * 4 + [False] * 2
 
 
+@pytest.mark.slow
 def test_an_endless_loop_fails_its_own_test_alone(isolated: str) -> None:
     code = "def double(x):\n    while x == 2: pass\n    return x + x"
     result = outcome(code, SUITES["cases"], isolated, test_timeout_s=1)

@@ -301,6 +301,7 @@ def test_an_artifact_of_a_program_without_its_tools_is_never_built() -> None:
     assert load_program("tool_user", config=ToolUser(parallel=False).config).parallel is False
 
 
+@pytest.mark.slow
 def test_a_program_with_tools_of_its_own_compiles_and_its_artifact_calls_them(tmp_path: Path) -> None:
     (tmp_path / "adder.py").write_text(
         "from assay.programs import ToolUser\n\n"

@@ -52,6 +52,7 @@ def test_yaml_that_expands_beyond_the_limit_is_refused_at_once(own_folder: Path,
     assert time.monotonic() - began < 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -84,6 +85,7 @@ def test_dots_in_toml_strings_and_comments_are_allowed(own_folder: Path, quote: 
     assert dots in judge.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

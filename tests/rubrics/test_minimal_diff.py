@@ -289,12 +289,14 @@ def renamed(text: str, names: dict[str, str]) -> str:
 PROPERTY = settings(max_examples=60, deadline=None)
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(FUNCTION_TEXTS, RENAMINGS)
 def test_renamed_locals_are_no_change(text: str, names: dict[str, str]) -> None:
     assert minimal_diff(text, renamed(text, names)).changed == 0
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(FUNCTION_TEXTS, FUNCTION_TEXTS, RENAMINGS)
 def test_an_edit_has_the_same_size_whatever_the_locals_are_called(a: str, b: str, names: dict[str, str]) -> None:
@@ -315,6 +317,7 @@ def test_formatting_comments_and_docstrings_are_no_change(text: str, data: st.Da
     assert minimal_diff(noted, text).changed == 0
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(FUNCTION_TEXTS, FUNCTION_TEXTS)
 def test_an_edit_and_its_reversal_have_the_same_size(a: str, b: str) -> None:
@@ -440,6 +443,7 @@ def slow_distance(first: Tree, second: Tree) -> int:
     return distance((frozen(first),), (frozen(second),))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(TREES, TREES)
 def test_tree_edits_are_a_cheapest_mapping(a: Tree, b: Tree) -> None:

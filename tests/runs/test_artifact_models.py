@@ -65,6 +65,7 @@ def test_the_address_of_a_model_object_is_stored_in_the_artifact(project: dict[s
         assert set(requests) == {"m"}
 
 
+@pytest.mark.slow
 def test_every_job_on_an_artifact_uses_the_artifacts_model(project: dict[str, Any]) -> None:
     Path("p.py").write_text(
         "import dspy\n\n\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
@@ -107,6 +108,7 @@ def test_tenant_and_consent_columns_are_used_by_export_filters(project: dict[str
     assert owners == {("a", "yes"), ("b", "yes"), ("a", "no"), ("b", "no")}
 
 
+@pytest.mark.slow
 def test_an_evaluation_on_tasks_that_the_compile_selected_on_is_reported(project: dict[str, Any]) -> None:
     lm = scripted_lm(lambda request: '{"answer": "4"}')
     report = assay.compile(dspy.Predict("question -> answer"), lm=lm, **SMALL, **project)

@@ -209,6 +209,7 @@ def test_runs_show_has_score_gain_and_artifact(place: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_tune_prints_only_measured_metrics_with_their_definitions(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

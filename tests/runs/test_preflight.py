@@ -116,6 +116,7 @@ FAILING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("body", "message", "most"), FAILING.values(), ids=FAILING)
 @pytest.mark.parametrize("job", range(5))
 def test_a_program_without_answers_stops_every_job(place: Path, job: int, body: str, message: str, most: int) -> None:
@@ -202,6 +203,7 @@ def test_preflight_calls_are_not_paid_twice(place: Path) -> None:
     assert checked[1].evaluation.scores == plain[1].evaluation.scores
 
 
+@pytest.mark.slow
 def test_rollouts_of_preflight_are_in_the_store_and_in_no_export(place: Path) -> None:
     assay.collect(
         "mine.py:Mine", rubric="r.yaml", data="data.jsonl", prompt_format="json", n=1, lm=scripted_lm(answers)
@@ -228,6 +230,7 @@ def test_a_price_missing_from_the_engine_is_reported_after_the_first_run(place: 
     assert lm.scripted.calls == 1
 
 
+@pytest.mark.slow
 def test_the_command_exits_with_1_and_prints_the_traceback(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     (place / "mine.py").write_text(PROGRAM.format(body=ALWAYS))

@@ -161,6 +161,7 @@ def test_a_failed_verdict_is_stored_as_a_judge_failure(place: Path) -> None:
     assert kinds == {FailureKind.JUDGE}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["program", "judge", "reflection"])
 def test_a_refused_connection_is_reported_within_five_seconds(
     place: Path, role: str, monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,7 @@ def verdict(request: Any) -> Any:
     return {"yes": p, "no": 1 - p}
 
 
+@pytest.mark.slow
 def test_a_compiled_judge_that_agrees_with_people_verifies_and_is_recorded_apart(tmp_path: Path) -> None:
     verifier = assay.load_verifier(compiled(tmp_path, agrees=True), lm=scripted_lm(verdict, logprobs=True))
     answers = iter(["poor text", "good text"])
@@ -70,6 +71,7 @@ def test_a_compiled_judge_that_agrees_with_people_verifies_and_is_recorded_apart
     assert sources.count("judge") == 2
 
 
+@pytest.mark.slow
 def test_a_compiled_judge_without_agreement_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="shows no agreement with people"):
         assay.load_verifier(compiled(tmp_path, agrees=False))

@@ -80,6 +80,7 @@ class AnyRating(Store):
         return super().rate(rollout_id, rating if 0 <= rating <= 1 else 0.5, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "fails"),
     [

@@ -128,6 +128,7 @@ def test_a_sent_request_is_cancelled_with_its_call(stops: str) -> None:
     assert noted == ["sent", "noted", "ended"]
 
 
+@pytest.mark.slow
 def test_streamed_text_is_forwarded_before_the_call_is_recorded(
     stage: tuple[ScriptedUpstream, Gateway, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

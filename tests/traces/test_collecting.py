@@ -282,6 +282,7 @@ def test_a_failure_of_the_model_is_not_scored_as_the_agents(program: str) -> Non
             pass
 
 
+@pytest.mark.slow
 def test_interactions_are_refused_one_by_one_with_the_reason() -> None:
     with Store("s.db") as store:
         collector = assay.DataCollector(store)

@@ -128,6 +128,7 @@ def remaining_bytes(sock: socket.socket) -> bytes:
 # -- callers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [{"idle_s": 2.0, "receive_s": 2.0}], indirect=True)
 def test_half_open_connections_are_closed_and_others_are_answered_meanwhile(stage: Stage) -> None:
     assert stage.say("warm")[0] == 200
@@ -181,6 +182,7 @@ def test_a_large_body_has_a_longer_time_limit(stage: Stage) -> None:
     assert stage.upstream.bodies == [size]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [{"upstream": Endless, "stalled_s": 0.8}], indirect=True)
 def test_a_caller_that_reads_nothing_does_not_block_the_upstream(stage: Stage) -> None:
     stage.upstream.part = b"data: {}\n\n" * 2000
@@ -216,6 +218,7 @@ def test_an_upstream_that_never_answers_is_a_timeout(stage: Stage) -> None:
     assert call.failure == FailureKind.TIMEOUT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", ["#hang", "#hang in a stream"])
 def test_a_provider_behind_litellm_that_falls_silent_is_a_timeout(tmp_path: Path, prompt: str) -> None:
     with Store(tmp_path / "s.db") as store, served(ScriptedUpstream().app()) as behind:

@@ -130,6 +130,7 @@ def as_turn(transition: Transition) -> Turn:
     return Turn([row[name] for name in Turn.COLUMNS])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("prompt_format", FORMATS)
 @pytest.mark.parametrize("engine", ["native", "litellm", "own"])

@@ -1071,6 +1071,7 @@ def test_a_task_collected_twice_is_one_group_if_grouped_by_task(store: Store) ->
     assert len(exported(store, "preferences", "pairs", group_by="task")[0]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["\\u0000", "\\\\u0000", "C:\\users\\u0000x", "\\"])
 def test_texts_that_contain_escape_sequences_are_unchanged(store: Store, text: str) -> None:
     add_rollout(store, turn(0, text, text))

@@ -498,6 +498,7 @@ def test_invalid_numbers_and_types_do_not_break_the_gateway(stage: Stage) -> Non
     assert post(f"{stage.url}/v1/chat/completions", odd)[0] == 200
 
 
+@pytest.mark.slow
 def test_200_streaming_clients_at_once_lose_nothing(stage: Stage) -> None:
     failed: list[BaseException] = []
 
@@ -701,6 +702,7 @@ def test_another_model_of_the_same_server_keeps_its_address_and_key(stage: Stage
     assert [r.transitions[0].model for r in stage.rollouts()] == ["my-lora"]
 
 
+@pytest.mark.slow
 def test_bodies_nested_too_deeply_are_refused(stage: Stage) -> None:
     deep: Any = "x"
     for _ in range(300):

@@ -233,6 +233,7 @@ def test_open_rollouts_with_pending_tool_calls_use_little_memory(tmp_path: Path)
     assert {rollout.status for rollout in rollouts} == {"done"}
 
 
+@pytest.mark.slow
 def test_serve_counts_at_its_end_the_rows_written_after_a_lock(tmp_path: Path) -> None:
     with served(ScriptedUpstream().app()) as behind:
         process, started = gateway_process(tmp_path / "s.db", behind)
@@ -284,6 +285,7 @@ def test_serve_prints_its_counts_if_it_is_stopped_right_after_starting(
     assert json.loads(result.stdout.splitlines()[-1])["calls"] == 0
 
 
+@pytest.mark.slow
 def test_serve_prints_its_counts_while_the_store_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "_FLUSH_S", 1.0)
     store = tmp_path / "s.db"

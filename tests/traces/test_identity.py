@@ -108,6 +108,7 @@ def test_running_rollouts_are_closed_and_removed_if_not_replayed(tmp_path: Path)
         assert {r.id[0] for r in store.rollouts()} == {"b", "c"}
 
 
+@pytest.mark.slow
 def test_the_same_job_in_two_folders_writes_the_same_ids(job: dict[str, Any], tmp_path: Path) -> None:
     ids = []
     for name in ("one", "two"):

@@ -1260,6 +1260,7 @@ def test_protobuf_is_refused_as_a_langfuse_export(tmp_path: Path) -> None:
         read("langfuse", DATA / "otlp_openai_v2.pb")
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_by_the_largest_trace(tmp_path: Path) -> None:
     path, text = tmp_path / "x.jsonl", "x" * 10_000
     with path.open("w") as file:

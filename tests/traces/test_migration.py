@@ -264,6 +264,7 @@ def test_connections_of_the_pool_begin_transactions(tmp_path: Path) -> None:
         assert connection.connection.dbapi_connection.isolation_level == ""  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_folder_with_special_characters_is_supported(tmp_path: Path) -> None:
     """Alembic reads its settings with `%` as a sign of interpolation; the package may be installed anywhere."""
     import assay

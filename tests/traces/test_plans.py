@@ -129,6 +129,7 @@ def test_a_resumed_run_scans_no_table(filled: Path, plans: list[tuple[str, str]]
     assert full_scans(plans) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["compile", "evaluate", "tune", "collect"])
 def test_an_estimate_scans_no_table(filled: Path, plans: list[tuple[str, str]], command: str) -> None:
     data = ["--rubric", "math_qa", "--data", "arithmetic:size=60", "--model", "embedded/smollm2-135m"]

@@ -346,6 +346,7 @@ def test_a_margin_out_of_range_is_refused_and_another_margin_is_another_job() ->
     assert TuneSettings(**options).key != TuneSettings(**options, margin=0.05).key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "prompt",
     [

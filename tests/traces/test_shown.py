@@ -181,6 +181,7 @@ def test_a_text_shared_by_tasks_counts_for_all_that_it_may_belong_to() -> None:
     assert twins.tasks_in([prompt], own_task="other", inputs={"question": "Where does customer 3 of it live?"}) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bool", "none", "unused"])
 def test_exports_of_a_tenant_show_no_task_of_another_for_any_columns(job: dict[str, Any], kind: str) -> None:
     rows = [json.loads(line) for line in Path("d.jsonl").read_text().splitlines()]
@@ -360,6 +361,7 @@ def test_the_privacy_gate_has_three_states(
     assert ("warning" in gate) == (passed and state == "patterns only")
 
 
+@pytest.mark.slow
 def test_undetected_names_are_a_warning_by_default_and_an_error_if_required(
     job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,6 +441,7 @@ def test_only_demonstrations_in_the_prompt_are_shown() -> None:
     assert Carried(["t1", "t2"]).tasks_in(["You answer."]) == {"t1", "t2"}  # an artifact of an older version
 
 
+@pytest.mark.slow
 def test_calls_with_nearest_demonstrations_record_only_those_in_the_prompt(job: dict[str, Any]) -> None:
     made = assay.compile("p.py:One", optimizer="KNNFewShot", out="a", **job)
     Path("other.jsonl").write_text(

@@ -130,6 +130,7 @@ for t in itertools.count():
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_loses_at_most_the_last_second(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)

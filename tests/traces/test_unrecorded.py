@@ -262,6 +262,7 @@ def test_an_older_pool_of_processes_makes_the_count_unknown() -> None:
     assert recorder.unrecorded == Unrecorded(0, "processes of multiprocessing are at work")
 
 
+@pytest.mark.slow
 def test_retries_are_counted_and_answers_of_dspys_cache_are_not(server: str) -> None:
     recorder = Recorder()
     with recorder.active(), recorder.rollout(Rollout()):
@@ -472,6 +473,7 @@ def test_a_call_with_a_rollouts_name_as_its_key_is_recorded_at_the_gateway(
     assert recorder.unrecorded == Unrecorded(1)
 
 
+@pytest.mark.slow
 def test_calls_of_a_client_imported_inside_a_rollout_are_counted(server: str) -> None:
     code = (
         "import sys\nfrom assay.traces import Recorder, Rollout\nassert 'httpx' not in sys.modules\n"
