@@ -4,9 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export LITELLM_LOCAL_MODEL_COST_MAP := True
 unexport PYTHONDONTWRITEBYTECODE  # every test process and command would compile all modules again
-# Two workers a core, at most four: tests spend more than half of their time waiting for servers, limits and locks.
-WORKERS := $(shell $(PYTHON) -c "import os; print(min(4, 2 * (os.cpu_count() or 1)))")
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/clients --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# One worker more than there are cores, at most four: a quarter of the tests' time is spent waiting for servers, limits and
+# locks. The quick tests wait more, and load no model, so memory allows two a core.
+WORKERS := $(shell $(PYTHON) -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))")
+quick: WORKERS := $(shell $(PYTHON) -c "import os; print(min(8, 2 * (os.cpu_count() or 1)))")
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/clients --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo docs fmt quick tutorials test test-min test-new test-clients check lint chaos clean
 
