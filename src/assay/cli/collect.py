@@ -17,7 +17,7 @@ from assay.cli.shared import (
     warn_of_failures,
     warn_of_gaps,
 )
-from assay.cli.wording import curriculum_lines
+from assay.cli.wording import calls_made, curriculum_lines
 from assay.reports.markdown import dollars
 from assay.runs.settings import CollectSettings
 
@@ -84,7 +84,7 @@ def _show(program: str, data: dict[str, Any]) -> None:
     table.add_row("rollouts, of them from before", f"{data['rollouts']}, {data['kept_from_before']}")
     table.add_row("tasks, groups with spread", f"{data['tasks']}, {data['groups_with_spread']}")
     table.add_row("mean score", "–" if result["score"] is None else f"{result['score']:.3f}")
-    table.add_row("LM calls, from the cache", f"{data['calls']}, {data['cached']}")
+    table.add_row("LM calls", calls_made(data))
     table.add_row("tokens, dollars", f"{data['tokens']:,}, {dollars(data['cost_usd'])}")
     rich.print(table)
     warn_of_failures(rich, result)

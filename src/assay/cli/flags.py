@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin
 
 import click
 
+from assay.cli.numbers import Integer, Number
 from assay.cli.shared import Decorator, json_or_text, pairs, with_options
 from assay.runs.project import COMMANDS, project_settings
 from assay.support.settings import Setting, settings_of
@@ -52,8 +53,8 @@ def settings_flags(
 
 def _size_options(text: str, sizes: Sequence[str]) -> list[Decorator]:
     if not sizes:
-        return [click.option("--size", type=click.IntRange(1), help="Largest number of tasks taken from the split.")]
-    return [click.option(f"--{split}-size", type=click.IntRange(1), help=text.format(split=split)) for split in sizes]
+        return [click.option("--size", type=Integer(1), help="Largest number of tasks taken from the split.")]
+    return [click.option(f"--{split}-size", type=Integer(1), help=text.format(split=split)) for split in sizes]
 
 
 def _option(setting: Setting, text: str) -> Decorator:
@@ -96,8 +97,8 @@ def _type(setting: Setting) -> Any:
     if low is None and high is None:
         return kind
     if kind is int:
-        return click.IntRange(None if low is None else int(low), None if high is None else int(high))
-    return click.FloatRange(low, high, min_open=declared.gt is not None, max_open=declared.lt is not None)
+        return Integer(None if low is None else int(low), None if high is None else int(high))
+    return Number(low, high, min_open=declared.gt is not None, max_open=declared.lt is not None)
 
 
 def _parameter(setting: Setting) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-__all__ = ["counted", "curriculum_lines", "in_flags", "message_of", "thinking_row"]
+__all__ = ["calls_made", "counted", "curriculum_lines", "in_flags", "message_of", "thinking_row"]
 
 _VALUE = r"\{[^{}]*\}|\[[^\[\]]*\]|'[^']*'|\"[^\"]*\"|…|-?\d[\w.+-]*\w|-?\d|[A-Z]\w*"
 _ASSIGNED = re.compile(rf"(?<![\w.-])(?P<name>[a-z]\w*)=(?P<value>{_VALUE})")
@@ -50,6 +50,11 @@ def curriculum_lines(report: Mapping[str, Any] | None) -> Iterator[str]:
             line += f"; {counted(stage['drawn'], 'tasks')}, {stage['replayed']} more as replays"
         yield line
     yield f"order of the tasks: {report['path']}"
+
+
+def calls_made(data: Mapping[str, Any]) -> str:
+    """The LM calls of a report in one cell: those that were made, and those that the cache answered."""
+    return f"{data['calls']:,} ({data['cached']:,} more from the cache)"
 
 
 def in_flags(text: str, command: click.Command | None = None) -> str:

@@ -177,9 +177,9 @@ class _TrialEvaluator:
         except StopRun:
             self._requeue(trial)
             raise
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             self._requeue(trial)
-            raise Cancelled("stopped by the user") from None
+            raise Cancelled(f"cancelled {str(stop) or 'by the user'}") from None
         except (ProgramError, ModelError) as error:
             trial.set_user_attr("error", str(error))
             raise
