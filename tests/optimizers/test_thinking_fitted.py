@@ -11,8 +11,9 @@ import assay
 from assay.errors import ProgramError
 from assay.evaluation.evaluation import Evaluation
 from assay.optimizers.prompts.candidates import CandidateSpec, SearchSpace, kernel
-from assay.optimizers.prompts.thinking import POLICIES, allocates, fitted_policy, with_policy
+from assay.optimizers.prompts.thinking import POLICIES, fitted_policy
 from assay.programs import Classify, MathQA, ThinkingPolicy
+from assay.programs.budgets import allocates, with_policy
 from assay.programs.compose import NearestDemos
 from assay.rubrics import Criterion, Rubric, ScoreResult
 from assay.rubrics.checks import exact
