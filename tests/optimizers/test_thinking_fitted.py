@@ -83,7 +83,7 @@ class Sentiment(Classify):
 
 
 def script(request: Any) -> str:
-    thought = '"thought": "it is, well, not so clear what this means", ' if '"thought"' in str(request.config) else ""
+    thought = '"thought": "it is, well, not so clear what this means", ' if "'thought'" in str(request.config) else ""
     return f'{{{thought}"label": "{"happy" if "yay" in str(request.messages[-1]) else "sad"}"}}'
 
 

@@ -4,6 +4,8 @@ How a call keeps its budget is in `assay.programs.thinking`, when a step thinks 
 """
 
 import copy
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import dspy
@@ -13,12 +15,12 @@ from assay.models.lm import LanguageModel, check_thinking
 from assay.models.thinking import Thinking, ThinkingError
 from assay.programs.adapters import make_adapter
 from assay.programs.agent import Agent
-from assay.programs.allocation import ThinkingPolicy
+from assay.programs.allocation import THRESHOLDS, ThinkingPolicy
 from assay.programs.compose import EnsembleProgram, NearestDemos
 from assay.programs.refinement import Refine
 from assay.programs.thinking import LimitsThoughts
 
-__all__ = ["allocates", "check_budget", "policy_of", "set_thinking", "with_policy"]
+__all__ = ["allocates", "check_budget", "set_thinking", "set_thresholds", "thresholds_of", "with_policy"]
 
 
 def set_thinking(program: Any, thinking: Thinking) -> None:
@@ -89,10 +91,26 @@ def _deciding(program: Any) -> Agent | None:
     return inner if isinstance(inner, Agent) and not isinstance(inner, Refine) else None
 
 
-def policy_of(program: Any) -> ThinkingPolicy:
-    """The policy that a program thinks by."""
+def thresholds_of(program: Any) -> dict[str, float]:
+    """The thresholds of the policy that a program thinks by, 1 where one is off; empty if it does not allocate."""
     agent = _deciding(program)
-    return ThinkingPolicy() if agent is None else agent.thinking_policy
+    if agent is None or not allocates(program):
+        return {}
+    values = {name: getattr(agent.thinking_policy, name) for name in THRESHOLDS}
+    return {name: 1 if value is None else value for name, value in values.items()}
+
+
+def set_thresholds(program: Any, values: Mapping[str, float]) -> None:
+    """Sets some or all of the thresholds; the rest of the policy stays.
+
+    Changes nothing if they are the program's already, or if it does not allocate.
+    """
+    agent, own = _deciding(program), thresholds_of(program)
+    if agent is None or not own or all(own[name] == value for name, value in values.items()):
+        return
+    off: dict[str, Any] = {"samples": 1}
+    fields = {name: off.get(name) if value == 1 else value for name, value in values.items()}
+    agent.policy = replace(agent.thinking_policy, **fields)
 
 
 def with_policy(program: Any, policy: ThinkingPolicy) -> Any:
