@@ -18,7 +18,7 @@ from assay.support.settings import Setting, settings_of
 
 __all__ = ["SPLITS", "command_job", "command_settings", "is_artifact", "is_set", "of_project", "settings_flags"]
 
-_MODEL = ("model", "api_base", "api_key_env")
+_MODEL = ("model", "api_base", "api_key_env", "thinking")
 SPLITS = ("train", "val", "gate", "test")
 
 

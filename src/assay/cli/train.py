@@ -29,11 +29,12 @@ from assay.support.settings import settings_of
 __all__ = ["command", "print_validation"]
 
 
-_JUDGE = ("judge_model", "judge_api_base", "judge_api_key_env")
+_JUDGE = ("judge_model", "judge_api_base", "judge_api_key_env", "judge_thinking")
 _PROGRAM = (
     "rubric",
     "data",
     *_JUDGE,
+    "thinking",
     "prompt_format",
     "parameters",
     "salt",

@@ -22,13 +22,14 @@ from assay.evaluation import Progress, RecordedProgram, Session
 from assay.evaluation.evaluation import finished_runs
 from assay.evaluation.executors import Outbox, RayExecutor
 from assay.evaluation.session import has_tools
-from assay.models import LanguageModel, Meter, ResponseCache, get_lm
+from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm
 from assay.programs import load_program, program_inputs, program_version
+from assay.programs.budgets import check_budget, set_thinking
 from assay.programs.loading import program_class
 from assay.rubrics import Rubric
 from assay.runs.finished import FinishedRun
 from assay.runs.loading import load_rubric
-from assay.runs.opening import Run, client_of, open_run
+from assay.runs.opening import Run, budgeted, client_of, open_run
 from assay.runs.settings import ProgramSettings
 from assay.runs.settings.shared import CurriculumSettings
 from assay.runs.shown_tasks import carried_by
@@ -101,7 +102,7 @@ class Job:
 
 
 def _session(config: ProgramSettings, run: Run, rubric: Rubric, name: str, progress: Progress) -> Session:
-    judge = _judge_lm(config, run.lm, run.model)
+    judge = _judge_lm(config, rubric, run.lm, run.model)
     return Session(
         lm=run.lm.copy(**config.generation),
         rubric=load_rubric(rubric, judge_lm=judge, own_models=config.own_models),
@@ -115,6 +116,7 @@ def _session(config: ProgramSettings, run: Run, rubric: Rubric, name: str, progr
         judge_lm=judge,
         own_models=config.own_models,
         task_timeout=config.task_timeout,
+        thinking=Thinking.of(config.thinking),
     )
 
 
@@ -142,7 +144,11 @@ def open_job(
     """
     module = None if isinstance(program, str) else program
     artifact = load_artifact(config.program) if module is None and is_artifact(config.program) else None
-    config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_in(artifact)))
+    config = replace(
+        config,
+        salt=resolve_salt(config.salt, store, artifact=salt_in(artifact)),
+        thinking=artifact.settings.get("thinking") if artifact and config.thinking is None else config.thinking,
+    )
     loaded = artifact.program if artifact else module
     name = artifact.manifest["program"] if artifact else config.program
     inputs = program_inputs(loaded if loaded is not None else program_class(name))
@@ -162,7 +168,7 @@ def open_job(
         if artifact is not None:
             check_pinned(artifact, run.lm)
         settings = artifact.settings if artifact else {"adapter": None, "parameters": {}}
-        student = RecordedProgram(loaded, session, prompt_format=config.prompt_format or settings["adapter"])
+        student = _student(loaded, session, config.prompt_format or settings["adapter"], own=module is None)
         splits.outputs = frozenset(
             name for predictor in student.program.predictors() for name in predictor.signature.output_fields
         )
@@ -191,6 +197,23 @@ def _splits(config: ProgramSettings, inputs: Collection[str] | None, need: Seque
         need=need if curriculum is None or "val" in need else (*need, "val"),  # promotion is decided on val
         curriculum=curriculum,
     )
+
+
+def _student(program: dspy.Module, session: Session, prompt_format: str | None, *, own: bool) -> RecordedProgram:
+    """The program under recording, with the thinking budget of the settings if they have one.
+
+    Args:
+        own: whether the program was loaded here; a caller's object does not get the budget, but a copy of it.
+    Raises:
+        ThinkingError: a call of the program could not keep the budget.
+    """
+    if session.thinking is None:
+        return RecordedProgram(program, session, prompt_format=prompt_format)
+    program = program if own else program.deepcopy()
+    set_thinking(program, session.thinking)
+    student = RecordedProgram(program, session, prompt_format=prompt_format)
+    check_budget(program, session.lm, session.thinking, prompt_format=prompt_format)
+    return student
 
 
 def _ray_executor(config: ProgramSettings, rubric: Rubric, program: str, run: Run) -> RayExecutor:
@@ -230,12 +253,16 @@ def _keep_splits(job: Job, opens_as: str) -> None:
     splits.on_open = count
 
 
-def _judge_lm(config: ProgramSettings, lm: LanguageModel, make: Callable[..., LanguageModel]) -> LanguageModel:
+def _judge_lm(
+    config: ProgramSettings, rubric: Rubric, lm: LanguageModel, make: Callable[..., LanguageModel]
+) -> LanguageModel:
     """The model of the rubric's judges: the program's model, unless settings name another model or address."""
     if config.own_models:
-        return lm.copy(temperature=0.1)
-    name = config.judge_model or lm.model
-    return make(name, temperature=0.1, **client_of(config, "judge", name, lm))
+        judge = lm.copy(temperature=0.1)
+    else:
+        name = config.judge_model or lm.model
+        judge = make(name, temperature=0.1, **client_of(config, "judge", name, lm))
+    return budgeted(judge, config.judge_thinking, "judge_thinking") if rubric.needs_judge else judge
 
 
 def _session_on_a_host(
@@ -255,11 +282,12 @@ def _session_on_a_host(
         "seed": config.seed,
     }
     lm = get_lm(config.model, **lm_options, **client_of(config, "program", config.model))
-    judge = _judge_lm(config, lm, functools.partial(get_lm, **lm_options))
+    judge = _judge_lm(config, rubric, lm, functools.partial(get_lm, **lm_options))
     return Session(
         lm=lm.copy(**config.generation), rubric=load_rubric(rubric, judge_lm=judge, own_models=config.own_models),
         recorder=recorder, meter=meter, program_name=program, seed=config.seed,
         threads=1, judge_lm=judge, own_models=config.own_models, task_timeout=config.task_timeout,
+        thinking=Thinking.of(config.thinking),
     )  # fmt: skip
 
 

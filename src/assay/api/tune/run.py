@@ -43,6 +43,7 @@ from assay.optimizers.parameters.page import importance, write_page
 from assay.optimizers.parameters.search import requeue_all
 from assay.optimizers.prompts.estimate import price_of
 from assay.optimizers.prompts.reserve import announce_splits, forecast_pair, plan_report
+from assay.programs.budgets import thresholds_of
 from assay.rubrics import Rubric
 from assay.runs.anchors import replay_of_rubric
 from assay.runs.arguments import program_settings, resolve_model, resolve_program, takes
@@ -195,7 +196,7 @@ def _tuned(job: Job, config: TuneSettings, progress: Progress, store: str | Path
     before, unset = default_student(job, objective, default)
     notes = [*alarms, *unset]
     report = TuneReport(
-        Path(), config, outcome, dict(tuned.settings["parameters"]), job.session.meter, stopped=stopped, notes=notes,
+        Path(), config, outcome, _parameters(tuned, space), job.session.meter, stopped=stopped, notes=notes,
         curriculum=None if staged is None else staged.report,
     )  # fmt: skip
     try:
@@ -214,6 +215,12 @@ def _staged(
     if schedule is None:
         return None
     return StagedSearch(job, objective, space, default, config, storage_of(config, store), schedule, progress)
+
+
+def _parameters(tuned: RecordedProgram, space: Space) -> dict[str, Any]:
+    """The parameters of a program, with those thresholds of its thinking policy that are searched."""
+    thresholds = thresholds_of(tuned.program)
+    return {**tuned.settings["parameters"], **{name: thresholds[name] for name in thresholds if name in space.ranges}}
 
 
 def _by_optuna(
@@ -238,8 +245,8 @@ def _by_optuna(
         if name != "program" and value != default.parameters.get(name)
     ]:
         progress.say(
-            f"the default's {', '.join(f'{name} {default.parameters[name]}' for name in moved)} is out of range: tried "
-            "at the edge"
+            f"the default's {', '.join(f'{name} {default.parameters[name]}' for name in moved)} is not searched: tried "
+            "at the nearest value"
         )
     stopped = None
     if config.study is None and not alone:
@@ -292,7 +299,7 @@ def _save(report: TuneReport, job: Job, config: TuneSettings, folder: Path, appl
     """Writes the artifact: the best program, or a copy of `apply` with the best parameters."""
     chosen = student_at(job, report.outcome.best.point, config)
     if apply is not None:
-        chosen = student_at(job, Point(str(apply), chosen.settings["parameters"]), config)
+        chosen = student_at(job, Point(str(apply), report.best), config)
         report.notes.append(f"the parameters were written into a copy of {apply}, which was not evaluated with them")
     omitted = ("artifact", "page", "pictures", "importance")
     result = {key: value for key, value in report.to_dict().items() if key not in omitted}
@@ -336,7 +343,9 @@ def _decide(report: TuneReport, job: Job, before: RecordedProgram, tuned: Record
     report.stopped = report.stopped or plan.short
     after = (
         tuned
-        if tuned.settings != before.settings or report.outcome.best.point.program != job.config.program
+        if tuned.settings != before.settings
+        or thresholds_of(tuned.program) != thresholds_of(before.program)
+        or report.outcome.best.point.program != job.config.program
         else before
     )
     if after is before:

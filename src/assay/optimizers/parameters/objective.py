@@ -19,9 +19,11 @@ from assay.evaluation.session import RecordedProgram, Session
 from assay.models.failures import failure_of_program, is_agent_failure
 from assay.optimizers.parameters.space import Point
 from assay.programs import BaseAgent
+from assay.programs.allocation import THRESHOLDS
+from assay.programs.budgets import set_thresholds
 from assay.support.scrubbing import error_text
 
-__all__ = ["AgentObjective", "Objective", "ProgramObjective"]
+__all__ = ["AgentObjective", "Objective", "ProgramObjective", "set_point"]
 
 _FIRST = 3  # malformed results after which an evaluator that never gave a valid one is refused
 AgentEvaluation = Callable[[Any, Any], Mapping[str, float]]
@@ -69,13 +71,19 @@ class ProgramObjective:
     def student(self, point: Point) -> RecordedProgram:
         """A copy of the program with the parameters of a point."""
         chosen = copy.deepcopy(self.students[point.program])
-        chosen.set_parameters(point.parameters)
+        set_point(chosen, point.parameters)
         return chosen
 
     def run(self, point: Point, tasks: Sequence[Any]) -> list[TaskRun]:
         evaluation = Evaluation()
         evaluate(self.student(point), tasks, self.session, name="", samples=self.samples, into=evaluation)
         return list(evaluation.runs.values())
+
+
+def set_point(student: RecordedProgram, parameters: Mapping[str, Any]) -> None:
+    """Sets agent parameters, and thresholds of the thinking policy."""
+    student.set_parameters({name: value for name, value in parameters.items() if name not in THRESHOLDS})
+    set_thresholds(student.program, {name: value for name, value in parameters.items() if name in THRESHOLDS})
 
 
 class AgentObjective:

@@ -26,8 +26,9 @@ from assay.optimizers.prompts.optimizer_inputs import Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.optimizers.prompts.racing import AutoSearch
 from assay.optimizers.prompts.teleprompters import auto_prompt_formats, propose
-from assay.optimizers.prompts.thinking import POLICIES, allocates, fitted_policy, with_policy
+from assay.optimizers.prompts.thinking import POLICIES, fitted_policy
 from assay.programs import ThinkingPolicy, program_version
+from assay.programs.budgets import allocates, with_policy
 
 __all__ = ["PromptSearch"]
 

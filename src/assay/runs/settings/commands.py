@@ -14,6 +14,7 @@ from assay.runs.settings.shared import (
     PromptSettings,
     api_base,
     api_key_env,
+    thinking_of,
 )
 from assay.support.settings import Settings, setting
 
@@ -73,6 +74,7 @@ class RunSettings(Settings):
     model: str | None = setting(None, "Language model; by default that of the artifact.")
     api_base: str | None = api_base("the model")
     api_key_env: str | None = api_key_env()
+    thinking: int | str | None = thinking_of("the program", " By default that of the artifact.")
     task_timeout: float = setting(DEFAULT_S, "Time limit of one prediction in seconds.", gt=0, metavar="SECONDS")
 
     def __post_init__(self) -> None:

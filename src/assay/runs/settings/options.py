@@ -33,6 +33,7 @@ class _Run(TypedDict, total=False):
     trust: bool  # read by the decorator `assay.sources.trust.trusts`
     api_base: str | None
     api_key_env: str | None
+    thinking: int | str | None
     rename: Mapping[str, str]
     salt: str | None
     sizes: Mapping[str, int]
@@ -57,6 +58,7 @@ class _Judged(TypedDict, total=False):
     judge_model: str | None
     judge_api_base: str | None
     judge_api_key_env: str | None
+    judge_thinking: int | str | None
     prompt_format: str | None
 
 
@@ -76,6 +78,7 @@ class _Reflection(TypedDict, total=False):
     reflection_model: str | None
     reflection_api_base: str | None
     reflection_api_key_env: str | None
+    reflection_thinking: int | str | None
     max_search_calls: int | None
 
 
@@ -126,6 +129,7 @@ class RunOptions(TypedDict, total=False):
     model: str | None
     api_base: str | None
     api_key_env: str | None
+    thinking: int | str | None
     task_timeout: float
 
 

@@ -32,7 +32,8 @@ class ParameterSettings(ExecutorSettings):
     """Settings shared by `tune` and `parameter_impact`. `parameters` are fixed, not searched."""
 
     ranges: Mapping[str, tuple[float, float]] = setting(
-        help="Range to search for a parameter; repeatable. By default all parameters over their whole ranges.",
+        help="Range to search for a parameter; repeatable. By default all parameters over their whole ranges, and for "
+        "a program with a thinking budget probe_margin, stable, confidence and samples of its thinking policy.",
         factory=dict,
         flag="--range",
         metavar="NAME=LOW:HIGH",
@@ -68,6 +69,11 @@ class ParameterSettings(ExecutorSettings):
                 f"a budget has {', '.join(names)}, not {unknown}" + (f". Did you mean {similar!r}?" if similar else "")
             )
         check_ranges(self.ranges, self.parameters)
+
+    @property
+    def searches_thresholds(self) -> bool:
+        """Whether the thresholds of a thinking policy can be searched."""
+        return True
 
     @property
     def also(self) -> Sequence[str]:
@@ -167,6 +173,10 @@ class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings, Curricul
             raise ConfigError(f"{', '.join(unused)} would have no effect on a search: they require method='policy'")
         if self.pruner == "none" and (unused := self.changed(*_OF_PRUNING)):
             raise ConfigError(f"{' and '.join(unused)} would have no effect with pruner='none', which prunes no trial")
+
+    @property
+    def searches_thresholds(self) -> bool:
+        return self.method == "optuna"
 
     @property
     def need(self) -> tuple[str, ...]:
