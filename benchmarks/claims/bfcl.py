@@ -13,7 +13,7 @@ import assay
 from claims.storing import Lines, Measured, Setting
 
 CATEGORIES = {"simple_python": "correct_calls", "multiple": "correct_calls", "irrelevance": "abstention_when_not"}
-SIZE = 30
+SIZE = 20
 SOURCE, FOLDER = "bfcl-eval", "bfcl_eval"
 
 

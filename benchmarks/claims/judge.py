@@ -17,7 +17,7 @@ from assay.judges.quality import Answers
 from claims.storing import Lines, Measured, Setting
 from judges import SCALE, ratings, write_labels
 
-PER_CLASS = 200
+PER_CLASS = 120
 QUESTION = "What is the sentiment of the text?"
 SOURCE, FOLDER = "vaderSentiment==3.3.2", "hutto_ICWSM_2014"
 

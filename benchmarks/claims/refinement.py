@@ -1,10 +1,12 @@
 """`Refine` compared with voting: the same predictor, dates into ISO 8601.
 
-The verifier sees the text and the draft, no expected answer: it looks for the draft's day, month and year in the text. Without it, the predictor spends its tokens on up to `SAMPLES` answers of which the most frequent
-one is returned (Adaptive-Consistency). Both sides have the same demonstrations and temperature; a single answer is
-measured too.
+The verifier sees the text and the draft, no expected answer: it looks for the draft's day, month and year in the text,
+and says what the text has instead. Without it, the predictor spends its tokens on up to `SAMPLES` answers, of which the
+most frequent one is returned (Adaptive-Consistency). Both sides have the same demonstrations and temperature; a single
+answer is measured too.
 """
 
+import calendar
 import datetime
 import random
 import re
@@ -49,10 +51,13 @@ def written_back(task: Any, prediction: Mapping[str, Any], rollout: Any) -> Grad
     except ValueError:
         return Grade(value=0.0, reason=f"{draft} is no date of the form YYYY-MM-DD")
     numbers = [int(digits) for digits in re.findall(r"\d+", text)]
-    wrong = [f"the day {date.day} is not in the text"] if date.day not in numbers else []
-    wrong += [f"the month {date:%B} is not in the text"] if date.strftime("%b").lower() not in text.lower() else []
-    wrong += [f"the year {date.year} is not in the text"] if date.year not in numbers else []
-    return Grade(value=1 - len(wrong) / 3, reason="; ".join(wrong) or "day, month and year are in the text")
+    words = [word for word in re.findall(r"[A-Za-z]+", text) if word[:3].title() in calendar.month_abbr[1:]]
+    wrong = []
+    if date.strftime("%b").lower() not in text.lower():
+        wrong.append(f"the month {date:%B} is not in the text, which has {', '.join(words)}")
+    if missing := [number for number in (date.day, date.year) if number not in numbers]:
+        wrong.append(f"{missing[0]} is not in the text, which has {' and '.join(map(str, numbers))}")
+    return Grade(value=1 - len(wrong) / 2, reason="; ".join(wrong) or "day, month and year are in the text")
 
 
 def exact(task: Any, prediction: Mapping[str, Any], rollout: Any) -> float:
