@@ -22,10 +22,10 @@ HERE = Path(__file__).parent
 PROGRAM, RUBRIC, PROMPT = (HERE / f"calculator_{name}" for name in ("agent.py", "agent.yaml", "prompt.txt"))
 COMMAND = (
     "assay compile calculator_agent.py --rubric calculator_agent.yaml --data DATA --prompt-format lean "
-    "--set temperature=0.1"
+    "--set temperature=0.1 --demos 6"
 )
 DATA, LONGER = "arithmetic:terms=2-3&digits=2-3&size=600", "arithmetic:terms=5-6&digits=3-4&size=600"
-SEARCH_CALLS, TEST, LONG = 140, 20, 12
+SEARCH_CALLS, DEMOS, TEST, LONG = 80, 6, 16, 10
 
 
 def measure(setting: Setting) -> Measured:
@@ -44,6 +44,7 @@ def measure(setting: Setting) -> Measured:
         data=DATA + seeded,
         prompt_format="lean",
         max_search_calls=SEARCH_CALLS,
+        demos=DEMOS,  # nearest demonstrations differ by task, so each prompt is read anew: few keep a run short
         gate=False,  # the winner on val is reported, whatever it is
         test=False,
         out=setting.scratch / "compiled",

@@ -1,10 +1,10 @@
 """Adoption and abstention of `tool_user` on tools that it has not seen, with labelled decisions and without.
 
 Tasks are those of the stage `irrelevant` of `tools:`: two tools, of which one, both or (30 %) none are needed. The
-tools of the test split are in no other split. Adoption and abstention can be traded by `tool_usage_threshold`, so both sides
-get the threshold with the highest adoption among those that abstain on at least `ABSTAIN` of the val tasks that need no
-tool (the highest threshold where none does), and are compared on test. The labelled side shows the first decision of
-`SHOWN` train tasks, with the tool that the task's expected calls name, or `answer`.
+tools of the test split are in no other split. Adoption and abstention can be traded by `tool_usage_threshold`, so both
+sides get the threshold with the highest adoption among those that abstain on at least `ABSTAIN` of the val tasks that
+need no tool (the highest threshold where none does), and are compared on test. The labelled side shows the first
+decision of `SHOWN` train tasks, with the tool that the task's expected calls name, or `answer`.
 
 Only the first decision matters here, so a run has one step and no `also`.
 """
