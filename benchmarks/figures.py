@@ -50,10 +50,10 @@ def main() -> None:
 
 def groups(names: list[str], parser: argparse.ArgumentParser) -> list[str]:
     """The measurements of some rows, in the order of the table; all without names."""
-    measured_by = {row.name: row.measurement for row in ROWS} | {name: name for name in GROUPS}
+    measured_by = {name: [name] for name in GROUPS} | {row.name: row.measurements for row in ROWS}
     if unknown := sorted(set(names) - measured_by.keys()):
         parser.error(f"there is no row {unknown[0]!r}; the rows are {', '.join(sorted(measured_by))}")
-    chosen = {measured_by[name] for name in names} or set(GROUPS)
+    chosen = {group for name in names for group in measured_by[name]} or set(GROUPS)
     return [name for name in GROUPS if name in chosen]
 
 

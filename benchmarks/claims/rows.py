@@ -15,6 +15,7 @@ class Group:
 
 GROUPS = {
     "sums": Group("sums"),
+    "hand_written": Group("hand_written"),
     "judge": Group("judge"),
     "refinement": Group("refinement"),
     "tool_use": Group("tool_use"),
@@ -62,7 +63,8 @@ ROWS = (
         name="effort",
         claim="lines a person writes: hand-written prompt, compiled program of equal score",
         goal="-80 %",
-        measurement="sums",
+        measurement="hand_written",
+        also="sums",
         cells=effort,
         note="counted are lines that are not empty, without module docstrings: of `calculator_prompt.txt` on one side, "
         "of `calculator_agent.py`, `calculator_agent.yaml` and one command on the other. Both agents are the same "

@@ -44,6 +44,7 @@ class Row:
     Attributes:
         name: unique.
         measurement: name of the measurement; `run` takes both names.
+        also: another measurement that the row reads.
         cells: makes the cells from the records of all seeds.
     """
 
@@ -53,6 +54,24 @@ class Row:
     measurement: str
     cells: Callable[[Records], Cells]
     note: str = ""
+    also: str | None = None
+
+    @property
+    def measurements(self) -> list[str]:
+        return [self.measurement, *([self.also] if self.also else [])]
+
+    def records(self, records: Mapping[tuple[str, int], Mapping[str, Any]], seeds: Sequence[int]) -> Records:
+        """One record for each seed for which all measurements have one, with the values and facts of all."""
+        found = [[records.get((name, seed)) for name in self.measurements] for seed in seeds]
+        return [
+            {"seed": seed, **{part: _joined(entries, part) for part in ("values", "facts")}}
+            for seed, entries in zip(seeds, found, strict=True)
+            if None not in entries
+        ]
+
+
+def _joined(entries: Sequence[Mapping[str, Any] | None], part: str) -> dict[str, Any]:
+    return {name: value for entry in entries if entry is not None for name, value in entry[part].items()}
 
 
 def pooled(records: Records, figure: str, side: str) -> dict[str, float]:
@@ -163,9 +182,10 @@ def effort(records: Records) -> Cells:
     """Lines that a person writes, and the paired score of the two."""
     lines = records[0]["facts"]["lines"]
     written = lines["program"] + lines["rubric"] + lines["command"]
-    paired = paired_gain(pooled(records, "correct", "by hand"), pooled(records, "correct", "after"))
+    by_hand = "correct by hand"
+    paired = paired_gain(pooled(records, by_hand, "after"), pooled(records, "correct", "after"))
     less = written / lines["prompt"] - 1
-    scores = [per_cent(by_seed(records, "correct", side)) for side in ("by hand", "after")]
+    scores = [per_cent(by_seed(records, figure, "after")) for figure in (by_hand, "correct")]
     return Cells(
         f"{lines['prompt']} lines, {scores[0]} right",
         f"{written} lines, {scores[1]} right",
@@ -196,7 +216,7 @@ def markdown(rows: Sequence[Row], records: Mapping[tuple[str, int], Mapping[str,
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        found = [records[row.measurement, seed] for seed in seeds if (row.measurement, seed) in records]
+        found = row.records(records, seeds)
         command = f"`python benchmarks/figures.py run {row.name}`"
         if len(found) < len(seeds):
             why = NOT_RUN if not found else f"{NOT_RUN} ({len(found)} of {len(seeds)} seeds)"
