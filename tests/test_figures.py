@@ -1,5 +1,6 @@
 """The table of `make figures`: `benchmarks/claims`. What is measured is not tested here, because it takes minutes."""
 
+import importlib
 import math
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(BENCHMARKS)
     yield
-    for name in [name for name in sys.modules if name.partition(".")[0] == "claims"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("claims", "judges", "thinking")]:
         del sys.modules[name]
 
 
@@ -30,6 +31,14 @@ def test_the_committed_table_is_that_of_the_committed_records() -> None:
 
     records = read(BENCHMARKS / "results" / "seeds.jsonl")
     assert page(ROWS, records, (0, 1, 2)) == (BENCHMARKS / "results" / "seeds.md").read_text()
+
+
+def test_every_measurement_can_be_imported() -> None:
+    from claims.rows import GROUPS, ROWS
+
+    modules = [group.module for group in GROUPS.values() if group.module is not None]
+    assert all(callable(importlib.import_module(f"claims.{module}").measure) for module in modules)
+    assert {name for row in ROWS for name in row.measurements} == GROUPS.keys()
 
 
 def test_a_row_without_all_seeds_is_not_run() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import assay
 from assay.judges import Item, load_labels, split_items
-from assay.judges.quality import Answers
+from assay.judges.quality.agreement import Answers
 from claims.storing import Lines, Measured, Setting
 from judges import SCALE, ratings, write_labels
 
