@@ -15,6 +15,7 @@ from assay.api import tune as tuning
 from assay.cli import compile as compile_command
 from assay.cli.main import group
 from assay.errors import ConfigError, DataError, ProgramError
+from assay.evaluation import SilentProgress
 from assay.testing import scripted_lm
 
 PROGRAM = """import dspy
@@ -213,3 +214,40 @@ def test_command_reports_tied_trials(place: Path, capsys: pytest.CaptureFixture[
     report = tuning.tune("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), trials=2, prompt_format="json")
     tune_command.print_report(report.to_dict())
     assert "level with 1 other trial (1)" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "note"),
+    [
+        (
+            {"judge_model": "openai/x"},
+            "judge_model='openai/x' has no effect: no criterion of the rubric 'r' is decided",
+        ),
+        ({"sizes": {"val": 3, "test": 5}}, "sizes={'test': 5} has no effect: only tasks of val are run"),
+        ({}, ""),
+    ],
+)
+def test_settings_without_effect_on_an_evaluation_are_noted(place: Path, options: dict[str, Any], note: str) -> None:
+    said = SilentProgress()
+    lines: list[str] = []
+    said.say = lines.append  # type: ignore[method-assign]
+    report = assay.evaluate("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), progress=said, **options)
+    assert [line[: len(note)] for line in report.notes if "no effect" in line] == ([note] if note else [])
+    assert [line[6 : 6 + len(note)] for line in lines if "no effect" in line] == ([note] if note else [])
+
+
+def test_a_reflection_model_for_demonstrations_only_is_noted(place: Path) -> None:
+    report = assay.compile(
+        "triage.py", rubric="r.yaml", data=ROWS, lm=lm(), optimizer="labeled", preflight=False,
+        reflection_model="openai/x", max_calls=40,
+    )  # fmt: skip
+    assert "reflection_model='openai/x' has no effect: optimizer='labeled' writes no instructions" in str(
+        report.to_dict()["notes"]
+    )
+
+
+def test_wrong_types_are_refused_before_anything_runs() -> None:
+    with pytest.raises(ConfigError, match="progress='yes' must be an assay"):
+        assay.evaluate("math_qa", rubric="math_qa", data="arithmetic:size=50", progress="yes")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="tenant=5 must be a string or None"), assay.record("x", tenant=5):  # type: ignore[arg-type]
+        pass

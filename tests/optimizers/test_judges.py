@@ -110,7 +110,7 @@ def test_calibration_corrects_a_biased_judge(calibrated: tuple[Path, Any], tmp_p
     assert "{" not in page
     assert "Gain in weighted_kappa, paired: " in page
     output = CliRunner().invoke(group, ["judge", "card", str(report.artifact)])
-    assert (output.exit_code, "of what people reach" in output.output, "weighted_kappa" in output.output) == (
+    assert (output.exit_code, "of what raters reach" in output.output, "weighted_kappa" in output.output) == (
         0,
         True,
         True,

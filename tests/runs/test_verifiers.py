@@ -73,7 +73,7 @@ def test_a_compiled_judge_that_agrees_with_people_verifies_and_is_recorded_apart
 
 @pytest.mark.slow
 def test_a_compiled_judge_without_agreement_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="shows no agreement with people"):
+    with pytest.raises(ConfigError, match="shows no agreement with raters"):
         assay.load_verifier(compiled(tmp_path, agrees=False))
 
 

@@ -21,6 +21,7 @@ from assay.runs.jobs import Job, open_job
 from assay.runs.preflight import checked
 from assay.runs.settings import CollectSettings
 from assay.runs.settings.options import CollectOptions
+from assay.runs.unused import unused_settings
 from assay.sources.trust import trusts
 from assay.support.reprs import ReportRepr
 from assay.traces.missed import NOTHING, Unrecorded
@@ -136,6 +137,7 @@ class _Collection:
         job, n, split = self.job, self.config.n, self.config.split
         tasks = getattr(job.splits, split)
         job.session.register(tasks, split)
+        unused_settings(job, split=split if self.schedule is None else None)  # a curriculum reads val too
         if any((task.id, sample) not in self.done for task in tasks for sample in range(n)):
             checked(job, tasks, split=split, student=_sampler(job, 0, self.config.over))
         if self.schedule is None:

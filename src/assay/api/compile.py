@@ -31,6 +31,7 @@ from assay.runs.opening import home_of
 from assay.runs.preflight import checked
 from assay.runs.settings import CompileSettings
 from assay.runs.settings.options import CompileOptions
+from assay.runs.unused import unused_settings
 from assay.sources.trust import trusts
 from assay.support.reprs import ReportRepr
 from assay.traces.missed import NOTHING, Unrecorded
@@ -171,7 +172,7 @@ def _search_of(config: CompileSettings, decisions: Decisions) -> CompileConfig:
 
 def _compiled(job: Job, config: CompileSettings, search: CompileConfig, progress: Progress) -> CompileReport:
     """Preflight, estimate, search, gate and test."""
-    warnings = announce_splits(job.splits, progress)
+    warnings = [*announce_splits(job.splits, progress), *unused_settings(job)]
     measured = checked(job, job.splits.val, split="val")
     _announce(job, progress, config, search.decisions, measured)
     warnings += [*(measured.warnings if measured else ()), *rehearsed(job)]

@@ -21,6 +21,7 @@ from assay.runs.jobs import Job, open_job
 from assay.runs.preflight import checked
 from assay.runs.settings import EvaluateSettings
 from assay.runs.settings.options import EvaluateOptions
+from assay.runs.unused import unused_settings
 from assay.sources.trust import trusts
 from assay.support.reprs import ReportRepr
 from assay.traces.missed import NOTHING, Unrecorded
@@ -121,9 +122,13 @@ def evaluate(
 
 
 def _notes(job: Job, config: EvaluateSettings, progress: Progress, *, used: int, of: int) -> list[str]:
-    """Notes that limit what the score means: too few tasks, rows left out, tasks used in compiling."""
+    """Notes that limit what the score means: unused settings, too few tasks, rows left out, tasks used before."""
     warning, excluded = too_few_to_score(job.splits.sizes(), config.split), job.splits.left_out()
-    notes = [*([warning] if warning else []), *([f"of the data: {excluded}"] if excluded else [])]
+    notes = [
+        *unused_settings(job, split=config.split),
+        *([warning] if warning else []),
+        *([f"of the data: {excluded}"] if excluded else []),
+    ]
     if warning is not None:
         progress.say(f"warning: {warning}")
     if used:

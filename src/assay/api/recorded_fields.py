@@ -2,9 +2,11 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from types import NoneType
+from typing import Any, TypedDict, get_type_hints
 
 from assay.errors import ConfigError, FailureKind
+from assay.support.settings import Declared, Setting, check_value, members_of_type
 from assay.traces.records import Verdict
 
 __all__ = ["CallFields", "RolloutFields", "check_fields"]
@@ -69,7 +71,7 @@ class CallFields(TypedDict, total=False):
 
 
 def check_fields(fields: Mapping[str, Any], allowed: type[Any], owner: str) -> None:
-    """Raises ConfigError if a name is no key of the TypedDict `allowed`; names the nearest one.
+    """Raises ConfigError if a name is no key of the TypedDict `allowed`, naming the nearest one, or a text is none.
 
     Args:
         owner: what the fields belong to, for the message: `a rollout`.
@@ -79,3 +81,6 @@ def check_fields(fields: Mapping[str, Any], allowed: type[Any], owner: str) -> N
         similar = difflib.get_close_matches(name, names, 1)
         hint = f"did you mean {similar[0]}?" if similar else f"it has {', '.join(sorted(names))}"
         raise ConfigError(f"{owner} has no field {name!r}: {hint}")
+    for name, kind in get_type_hints(allowed).items():
+        if name in fields and set(members_of_type(kind)) <= {str, NoneType}:
+            check_value(Setting(name, kind, None, Declared()), fields[name])

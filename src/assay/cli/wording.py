@@ -14,7 +14,8 @@ import click
 __all__ = ["calls_made", "counted", "curriculum_lines", "in_flags", "message_of", "thinking_row"]
 
 _VALUE = r"\{[^{}]*\}|\[[^\[\]]*\]|'[^']*'|\"[^\"]*\"|…|-?\d[\w.+-]*\w|-?\d|[A-Z]\w*"
-_ASSIGNED = re.compile(rf"(?<![\w.-])(?P<name>[a-z]\w*)=(?P<value>{_VALUE})")
+# not after the separators of a data spec (`mutants:FILE?seed=1&size=5`), whose options are no flags
+_ASSIGNED = re.compile(rf"(?<![\w.?&:-])(?P<name>[a-z]\w*)=(?P<value>{_VALUE})")
 _BARE = re.compile(r"(?<![\w.'\"/-])[a-z]+(?:_[a-z]+)+\b(?![\w='\"./:(])")
 _LISTED = re.compile(r"\((?P<names>[a-z_]+(?:, (?:or )?[a-z_]+)+)\)")
 _PAIR = re.compile(r"'(\w+)': (?:'([^']*)'|([^,}]+))")

@@ -174,9 +174,16 @@ def _reasoning_gym(rest: str) -> Iterator[Row]:
         raise DataError(f"reasoning_gym has no task family {name!r}; for example: chain_sum, gcd, base_conversion")
     config = DATASETS[name][1]
     fields = inspect.signature(config).parameters
-    options = {"size": "500", "seed": "0", **options_of(query, fields, f"reasoning_gym:{name}")}
+    options: dict[str, Any] = {"size": "500", "seed": "0", **options_of(query, fields, f"reasoning_gym:{name}")}
+    for key, value in options.items():
+        try:
+            options[key] = json.loads(value)
+        except json.JSONDecodeError:
+            raise DataError(
+                f"reasoning_gym:{rest}: the option {key} is {value!r}: it must be JSON, such as 3 or [1, 2]"
+            ) from None
     try:
-        dataset = reasoning_gym.create_dataset(name, **{key: json.loads(value) for key, value in options.items()})
+        dataset = reasoning_gym.create_dataset(name, **options)
         for number, item in enumerate(dataset, 1):
             metadata = json.loads(json.dumps(item["metadata"], default=str))
             row = {
@@ -186,7 +193,7 @@ def _reasoning_gym(rest: str) -> Iterator[Row]:
                 "metadata": metadata,
             }
             yield f"reasoning_gym:{name}:{number}", row
-    except (AssertionError, json.JSONDecodeError, TypeError) as error:
+    except (AssertionError, TypeError) as error:
         raise DataError(f"reasoning_gym:{rest}: {error}") from error
 
 

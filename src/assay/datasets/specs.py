@@ -57,5 +57,5 @@ def number_of(options: dict[str, str], name: str, default: int, *, at_least: int
     except ValueError:
         value = at_least - 1
     if value < at_least:
-        raise DataError(f"{name}={options[name]!r} must be an integer >= {at_least}")
+        raise DataError(f"the data's option {name} is {options[name]!r}: it must be an integer >= {at_least}")
     return value

@@ -127,6 +127,8 @@ def takes(*kinds: type[Any], without: Sequence[str] = ()) -> Callable[[_Function
             for name, value in signature.bind_partial(*args, **keywords).arguments.items():
                 if name in checked:
                     check_value(checked[name], value)
+                if name == "progress" and not (value is None or callable(getattr(value, "say", None))):
+                    raise ConfigError(f"progress={value!r} must be an assay.evaluation.Progress or None")
             return function(*args, **keywords)
 
         call.__signature__ = full  # type: ignore[attr-defined]

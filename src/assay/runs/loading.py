@@ -91,7 +91,7 @@ def load_verifier(source: str | Path | Judge, *, lm: dspy.LM | None = None, trus
     """Makes a verifier for `assay.programs.Refine` from a judge: a grade in [0, 1] of an answer, recorded apart.
 
     Args:
-        source: a judge, or what `load_judge` loads. A compiled judge must agree with people: refinement by a verifier
+        source: a judge, or what `load_judge` loads. A compiled judge must agree with raters: refinement by a verifier
             at chance makes answers worse.
         lm: the judge's model; by default its own, else that of the program.
     Raises:
@@ -117,7 +117,7 @@ def _verifier(source: str | Path | Judge, lm: dspy.LM | None) -> JudgeVerifier:
 
 
 def _require_agreement(source: str, manifest: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` where a compiled judge's card does not show that it agrees with people."""
+    """Raises `ConfigError` where a compiled judge's card does not show that it agrees with raters."""
     measured = (manifest["result"].get("test") or {}).get("compiled")
     if measured is None:
         raise ConfigError(f"{source} has no card: it was not tested on sealed labels. Compile it with a test split")
@@ -127,7 +127,7 @@ def _require_agreement(source: str, manifest: Mapping[str, Any]) -> None:
         figure = "undefined" if value is None else f"{value:.2f}"
         limits = f", 95 % [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
         raise ConfigError(
-            f"the card of {source} shows no agreement with people ({name} {figure}{limits}): a verifier at chance "
+            f"the card of {source} shows no agreement with raters ({name} {figure}{limits}): a verifier at chance "
             "makes answers worse. Compile the judge on more labels or with a better model"
         )
 

@@ -206,7 +206,7 @@ def _thin(splits: LabelSplits) -> list[str]:
         items = getattr(splits, name)
         if missing := sorted(labels - {item.modes[0] for item in items}):
             warnings.append(
-                f"{name} has no item that people called {', '.join(missing)}; label more, or name splits in a field "
+                f"{name} has no item that raters called {', '.join(missing)}; label more, or name splits in a field "
                 "'split'"
             )
         elif name != "train" and len(items) < _THIN:

@@ -143,7 +143,7 @@ def _markdown(data: dict[str, Any]) -> str:
     ]
     before, after, ceiling = data["test"]["baseline"], data["test"]["compiled"], data["ceiling"]
     if before and after:
-        lines += ["| sealed test | baseline | compiled | people |", "|---|---|---|---|"]
+        lines += ["| sealed test | baseline | compiled | raters |", "|---|---|---|---|"]
         lines += [
             f"| {name} | {figure(before[name])} | {figure(after[name])} | {figure(ceiling[name])} |"
             for name in ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")

@@ -54,6 +54,7 @@ from assay.runs.opening import home_of
 from assay.runs.preflight import checked
 from assay.runs.settings import TuneSettings
 from assay.runs.settings.options import TuneOptions
+from assay.runs.unused import unused_settings
 from assay.sources.trust import trusts
 from assay.traces import url_without_password
 from assay.traces.store.sealing import resolve_salt
@@ -136,7 +137,7 @@ def _check_folders(out: str | Path | None, apply: str | Path | None) -> None:
 
 def _prepared(job: Job, config: TuneSettings, progress: Progress) -> list[str]:
     """Preflight, and the reserve of gate and test; returns notes for the report."""
-    warnings = announce_splits(job.splits, progress)
+    warnings = [*announce_splits(job.splits, progress), *unused_settings(job)]
     measured = checked(job, job.splits.val, split="val")
     warnings += [*(measured.warnings if measured else ()), *rehearsed(job)]
     price = price_of(job.session.lm, 300, 40) or 0.0

@@ -19,7 +19,7 @@ __all__ = ["compile_command"]
 @settings_flags(JudgeCompileSettings)
 @job_options(out="Folder to write the artifact to.")
 def compile_command(judge: str, **values: Any) -> None:
-    """Compile JUDGE against people's labels, and report its agreement on sealed items next to the human ceiling.
+    """Compile JUDGE against human labels, and report its agreement on sealed items next to the human ceiling.
 
     JUDGE is a YAML file, path/to/file.py:NAME, an artifact's folder, or one sentence that says what to judge.
     """
@@ -44,8 +44,8 @@ def _show(data: dict[str, Any]) -> None:
     rich = Rich(highlight=False)
     before, after, ceiling, card = data["test"]["baseline"], data["test"]["compiled"], data["ceiling"], data["card"]
     if before and after:
-        table = Table(title=f"agreement with people, {after['n']} sealed items", title_justify="left")
-        for column in ("", "baseline", "compiled", "95 %", "people"):
+        table = Table(title=f"agreement with raters, {after['n']} sealed items", title_justify="left")
+        for column in ("", "baseline", "compiled", "95 %", "raters"):
             table.add_column(column, justify="left" if not column else "right")
         for name in MEASURES:
             style = "bold" if name == data["objective"] else ""
@@ -59,9 +59,9 @@ def _show(data: dict[str, Any]) -> None:
             )
         table.add_row("no verdict", str(before["unscored"]), str(after["unscored"]), "", "")
         rich.print(table)
-        for prefix, side in (("", after), ("people's ", ceiling)):
+        for prefix, side in (("", after), ("raters' ", ceiling)):
             for name, reason in sorted(side["undefined"].items()):
-                if not prefix or name != "brier":  # people give no probabilities
+                if not prefix or name != "brier":  # raters give no probabilities
                     rich.print(f"{prefix}{name} is undefined: {reason}", markup=False)
         gain, accuracy = data["test"]["gain"], data["test"]["accuracy_gain"]
         rich.print(f"gain in {data['objective']}: {gain_text(gain)}; in accuracy: {gain_text(accuracy)}", markup=False)

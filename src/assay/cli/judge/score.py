@@ -66,7 +66,7 @@ def _show_scores(data: dict[str, Any]) -> None:
         text = (
             f"corrected by {corrected['n_people']} human labels: {corrected['mean']:.3f}, 95 % "
             f"[{corrected['low']:.3f}, {corrected['high']:.3f}] "
-            f"(people alone {corrected['people_alone']:.3f}; the verdicts were trusted by {corrected['weight']:.2f})"
+            f"(raters alone {corrected['people_alone']:.3f}; the verdicts were trusted by {corrected['weight']:.2f})"
         )
         rich.print(text, markup=False)
     if data["out"]:

@@ -25,8 +25,8 @@ def show_agreement(rich: Any, card: dict[str, Any]) -> None:
     from rich.table import Table
 
     agreement, ceiling = card["agreement"], card["ceiling"]
-    table = Table(title=f"agreement with people, {agreement['n']} sealed items", title_justify="left")
-    for column in ("", "judge", "95 %", "people"):
+    table = Table(title=f"agreement with raters, {agreement['n']} sealed items", title_justify="left")
+    for column in ("", "judge", "95 %", "raters"):
         table.add_column(column, justify="left" if not column else "right")
     for name in MEASURES:
         style = "bold" if name == card["objective"] else ""
@@ -43,7 +43,7 @@ def show_agreement(rich: Any, card: dict[str, Any]) -> None:
 def show_card(rich: Any, card: dict[str, Any], *, reported: Collection[str] = ()) -> None:
     """Prints a card. `reported`: undefined measures that were reported before."""
     rows = [
-        ("of what people reach", _percent(card["of_ceiling"])),
+        ("of what raters reach", _percent(card["of_ceiling"])),
         ("coverage", _percent(card["coverage"])),
         ("calibration error, Brier", f"{number(card['calibration_error'])}, {number(card['brier'])}"),
         (

@@ -27,7 +27,7 @@ def draw_card(card: dict[str, Any], path: Path) -> Path:
     for point in card["reliability"]:
         middle.scatter(point["confidence"], point["share"], s=20 + 3 * point["n"], color="tab:blue")
     middle.set(
-        xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xlabel="confidence of the verdict", ylabel="share of people who agree"
+        xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xlabel="confidence of the verdict", ylabel="share of raters who agree"
     )
     summary = (
         "no probabilities"
@@ -43,7 +43,7 @@ def draw_card(card: dict[str, Any], path: Path) -> Path:
         )
     right.set_xticks(range(len(labels)), labels, rotation=30)
     right.set_yticks(range(len(labels)), labels)
-    right.set(xlabel="people", ylabel="judge")
+    right.set(xlabel="raters", ylabel="judge")
     right.set_title("confusion (items)", fontsize=10)
     figure.suptitle(f"reliability on {card['agreement']['n']} sealed items", fontsize=11)
     figure.savefig(path, dpi=120)
@@ -73,10 +73,10 @@ def _draw_agreement(axes: Any, card: dict[str, Any]) -> None:
                 "|",
                 color="tab:red",
                 markersize=16,
-                label="people (one against the others)" if not at else None,
+                label="raters (one against the others)" if not at else None,
             )
     axes.set_yticks(range(len(names)), names)
     axes.set(xlim=(min(-0.1, *(agreement[name] for name in names)) if names else -0.1, 1.02))
     axes.invert_yaxis()
     axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
-    axes.set_title("agreement with people", fontsize=10)
+    axes.set_title("agreement with raters", fontsize=10)
