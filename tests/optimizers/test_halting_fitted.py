@@ -118,4 +118,4 @@ def test_a_verifier_that_says_nothing_costs_no_answer(tmp_path: Path, verifier: 
 
 
 def test_without_rounds_the_note_names_the_depth(tmp_path: Path) -> None:
-    assert "reasoning_depth=6" in compiled(tmp_path, by_number, depth=3)[1]
+    assert "'reasoning_depth': 6" in compiled(tmp_path, by_number, depth=3)[1]

@@ -99,7 +99,7 @@ def compile_prompts(
 
 
 def _fitted(search: PromptSearch, winner: Candidate, session: Session, config: CompileConfig) -> Candidate:
-    """The winner with a fitted thinking policy or halting if `thinking_margin` is set; unchanged if a cap ends the fitting."""
+    """The winner with a fitted thinking policy or halting; unchanged without `thinking_margin`, or if a cap ends it."""
     if config.thinking_margin is None or not len(search.candidates[0].evaluation):
         return winner
     try:

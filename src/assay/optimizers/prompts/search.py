@@ -105,8 +105,8 @@ class PromptSearch:
         tried = evaluated_haltings(winner.student, self.val, self.session)
         if len(tried) == 1:
             self.notes.append(
-                "no halting was fitted: no round on val could have been left out. Rounds are made from "
-                "reasoning_depth=6 on, while the verifier does not accept the answer"
+                "no halting was fitted: no round on val could have been left out. There are rounds from "
+                "parameters={'reasoning_depth': 6} on, while the verifier does not accept the answer"
             )
             return winner
         results = {name: evaluation for name, (_, evaluation) in tried.items()}
