@@ -1,6 +1,7 @@
 """Error messages: misspelt keywords, missing data, programs and artifacts, empty comparisons."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,29 @@ def test_misspelt_keyword_names_the_function_and_the_nearest_keyword(name: str) 
         match=rf"^{name}\(\) got unexpected keywords: max_call\. Did you mean 'max_calls' instead of 'max_call'\?",
     ):
         getattr(assay, name)(*programs, rubric="math_qa", data="arithmetic:size=50", max_call=3, **more)
+
+
+@pytest.mark.parametrize(
+    ("command", "model", "message"),
+    [
+        ("evaluate", "openai/down", r"127\.0\.0\.1:9: .*: no server listens there\. Start it, or .* \(--api-base\)"),
+        ("run", "ollama/down", r"127\.0\.0\.1:9: .*: no server listens there\. Start it \(ollama serve\), or"),
+        ("evaluate", "Qwen/Qwen3-4B", r"names no provider: write openai/Qwen/Qwen3-4B for an .* at --api-base"),
+        ("run", "opnai/m", r"names no provider: .*Did you mean 'openai/m'\?"),
+    ],
+)
+def test_a_model_that_cannot_answer_is_named_with_the_way_out(
+    place: Path, command: str, model: str, message: str
+) -> None:
+    (place / "d.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    more = ["text=x"] if command == "run" else ["--rubric", "r.yaml", "--data", "d.jsonl"]
+    done = subprocess.run(
+        [sys.executable, "-m", "assay", command, "triage.py", *more, "--model", model, "--api-base", "http://127.0.0.1:9"],
+        cwd=place, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    text = " ".join(done.stderr.split())
+    assert re.search(message, text), text
+    assert "litellm." not in text
 
 
 def test_misspelt_keyword_of_judge_functions_names_the_nearest() -> None:

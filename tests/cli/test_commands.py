@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -12,8 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from assay.cli.main import how_to_continue
+from assay.cli.main import group, how_to_continue
+from assay.traces import Rollout, Store
 
 ASSAY = [sys.executable, "-c", "from assay.cli import main; main()"]
 DATA = "arithmetic:terms=2-2&digits=1-1&size=80"  # few and short calls
@@ -297,12 +300,13 @@ def test_ctrl_c_keeps_the_best_result(embedded: str) -> None:
 @pytest.mark.model
 @pytest.mark.slow
 def test_two_compiles_in_one_folder_do_not_conflict(embedded: str) -> None:
-    first = subprocess.Popen([*ASSAY, *COMPILE, *SMALL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [*COMPILE, *SMALL, "--optimizer", "labeled"]  # a short search: the folder is what matters here
+    first = subprocess.Popen([*ASSAY, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     _until(lambda: _transitions() > 0)
-    same = assay(*COMPILE, *SMALL)
+    same = assay(*command)
     assert same.returncode == 2
     assert "running already" in same.stderr
-    other = assay(*COMPILE, *SMALL, "--seed", "1", timeout=600)
+    other = assay(*command, "--seed", "1", timeout=600)
     assert other.returncode == 0, other.stderr
     output, errors = first.communicate(timeout=600)
     assert first.returncode == 0, errors
@@ -336,3 +340,36 @@ def test_standard_output_has_only_json_if_the_program_prints(embedded: str, tmp_
     assert done.stderr.count("loaded") == 1
     ran = assay("run", "p.py:P", "question=What is 2 + 2?", "--json")
     assert json.loads(ran.stdout) == {"answer": "4"}
+
+
+@pytest.mark.parametrize(("number", "reason"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "the user")])
+def test_a_stopped_job_says_what_stopped_it(number: int, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text(
+        "import time\ndef slow(question):\n    print('begun', flush=True)\n    time.sleep(60)\n"
+    )
+    (tmp_path / "d.jsonl").write_text('{"question": "a", "answer": "a", "split": "val"}\n')
+    job = subprocess.Popen(
+        [sys.executable, "-m", "assay", "evaluate", "p.py:slow", "--rubric", "math_qa", "--data", "d.jsonl",
+         "--model", "openai/none", "--api-base", "http://127.0.0.1:9", "--no-preflight"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert job.stdout is not None
+    assert job.stdout.readline() == "begun\n"
+    job.send_signal(number)
+    _, printed = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert f"assay: stopped: cancelled by {reason}. " in printed
+
+
+def test_a_list_of_rollouts_names_the_version_of_the_program(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        store.put_rollout(Rollout(program="p.py:P", program_version="0123456789ab", inputs={"q": "Hello"}))
+    shown = CliRunner().invoke(group, ["traces", "list", "--store", "s.db"]).output
+    assert "p.py:P@0123456789ab  Hello" in shown
+    listed = CliRunner().invoke(group, ["models", "list"]).output
+    assert re.match(r"name +size +licence +file\nembedded/smollm2-135m +98 MB +Apache-2\.0 +\S", listed)
+
+
+def test_the_project_of_init_has_no_comments_for_type_checkers(tmp_path: Path) -> None:
+    CliRunner().invoke(group, ["init", "made"])
+    assert "type: ignore" not in (tmp_path / "made/program.py").read_text()

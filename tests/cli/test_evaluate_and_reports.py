@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,8 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from assay.cli import compile as compile_command
+from assay.cli import evaluate as evaluate_command
 from assay.cli.evaluate import command
 from assay.cli.main import group
+from assay.cli.shared import Console
 from assay.errors import ConfigError, DataError
 from assay.reports.markdown import compile_markdown
 from assay.traces import Rollout, Store
@@ -97,6 +100,26 @@ def invoked(*arguments: str) -> str:
     done = CliRunner().invoke(group, list(arguments))
     assert done.exit_code == 0, done.output
     return done.stdout
+
+
+def test_calls_and_progress_are_stated_in_words(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    result = {
+        **SIDE, "n": 1, "score": None, "criteria": {}, "task_types": {}, "thinking": None, "failed": 0, "undecided": {},
+        "coverage": 1.0,
+    }  # fmt: skip
+    data = {
+        "split": "val", "calls": 3, "cached": 1234, "tokens": 9, "cost_usd": None, "corrected": {},
+        "test_openings": None, "notes": [], "rows_not_stored": 0, "unrecorded": 0, "alarms": [], "result": result,
+        "stopped": "the cap of 3 calls is reached",
+    }  # fmt: skip
+    evaluate_command._show("p", data)
+    shown = capsys.readouterr().out
+    assert "p on val, 1 task finished" in shown
+    assert re.search(r"LM calls, with the preflight's +│ 3 \(1,234 more from the cache\)", shown)
+    monkeypatch.setattr("assay.cli.shared._LINE_EVERY_S", 0)
+    with Console().bar("tasks", 3) as advance:
+        advance(1), advance(1), advance(1)
+    assert capsys.readouterr().err.splitlines() == ["tasks (3) …", "tasks: 1 of 3", "tasks: 2 of 3"]
 
 
 def test_resume_continues_a_run_of_the_same_split(tmp_path: Path) -> None:

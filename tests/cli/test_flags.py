@@ -270,7 +270,7 @@ def test_project_file_is_found_in_parent_folders_with_relative_paths(
         ("[defaults]\nmax_call = 3", "[defaults] has no setting 'max_call'; did you mean 'max_calls'?"),
         ("[serve]\nprot = 0", "[serve] has no setting 'prot'; did you mean 'port'?"),
         ("seed = 3", "seed = 3 is outside of a table; put it under [defaults]"),
-        ("[compile]\nmax_calls = '5'", "[compile] max_calls='5' must be an integer or None"),
+        ("[compile]\nmax_calls = '5'", "[compile] max_calls='5' must be an integer"),
         ("[compile]\nthreshold = 2.0", "[compile] threshold=2.0 must be above 0 and at most 1"),
         ("[judge]\nmodel = 5", "[judge] model=5 must be a string"),
         ("[judge.audit]\npass_at = true", "[judge.audit] pass_at=True must be a number"),
@@ -296,7 +296,21 @@ def test_an_error_in_a_project_file_names_its_keys_and_no_flags(
     with pytest.raises(ProjectError) as refused:
         CliRunner().invoke(group, ["compile", "math_qa"], standalone_mode=False, catch_exceptions=False)
     printed = message_of(refused.value, group.get_command(None, "compile"))  # type: ignore[arg-type]
-    assert printed.endswith("assay.toml: [compile] max_calls='5' must be an integer or None")
+    assert printed.endswith("assay.toml: [compile] max_calls='5' must be an integer")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--threads", "many"], "'--threads': 'many' is not an integer"),
+        (["--threads", "0"], "0 is not in the range x>=1"),
+        (["--fail-under", "high"], "'--fail-under': 'high' is not a number"),
+    ],
+)
+def test_a_flag_with_a_number_says_what_is_wrong(flags: list[str], message: str) -> None:
+    done = CliRunner().invoke(group, ["evaluate", "math_qa", *flags])
+    assert done.exit_code == 2
+    assert message in done.output
 
 
 def test_flags_override_the_project_file(project: Path) -> None:

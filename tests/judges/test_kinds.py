@@ -265,7 +265,7 @@ def test_a_criterion_may_be_a_judge(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("jury: {members: []}", "at least 1 item"),
+        ("jury: {members: []}", "at least 1 entry"),
         ("jury: {members: [nothere.yaml]}", "nothere.yaml"),
         ("jury: {members: [l.yaml]}", "is a listwise judge"),
         ("text: x\njury: {members: [p.yaml]}", "has no other settings"),

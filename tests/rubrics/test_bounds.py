@@ -156,7 +156,7 @@ def test_bounded_patterns_match_like_unbounded_ones() -> None:
     ]
     for pattern, answer, value in cases:
         assert checks.regex(TASK, {"answer": answer}, None, pattern=pattern) == Grade(
-            value=value, reason="" if value else (f"{answer!r} does not match {pattern!r}.")
+            value=value, reason="" if value else (f"{answer!r} as a whole does not match {pattern!r}.")
         )
     schema = {"type": "object", "properties": {"answer": {"type": "string", "pattern": "^[ab]+$"}}}
     assert checks.json_schema(TASK, {"answer": "ab"}, None, schema=schema).value == 1.0

@@ -20,14 +20,38 @@ TASK = make_task({"question": "?", "answer": "1,234.5"})
     [
         (
             "name: a\ncriteria:\n- name: x\n  wieght: 3\n  check: numeric\n",
-            r"r\.yaml:4: unknown key 'wieght'.*Did you mean 'weight'",
+            r"r\.yaml:4: criterion 'x': unknown key 'wieght'.*Did you mean 'weight'",
         ),
         (
             "name: a\ncriteria:\n- {name: x, check: numerik}\n",
-            r"r\.yaml:3: unknown check 'numerik'.*Did you mean 'numeric'",
+            r"r\.yaml:3: criterion 'x': unknown check 'numerik'.*Did you mean 'numeric'",
         ),
-        ("name: a\ncriteria:\n- {name: x, check: 'nowhere:f'}\n", r"r\.yaml:3: check 'nowhere:f' cannot be imported"),
-        ("name: a\ncriteria:\n- {name: x, check: numeric, with: {tolerence: 1}}\n", r"r\.yaml:3: .*cannot be called"),
+        (
+            "name: a\ncriteria:\n- {name: x, check: 'nowhere:f'}\n",
+            r"r\.yaml:3: criterion 'x': check 'nowhere:f' cannot be imported",
+        ),
+        (
+            "name: a\ncriteria:\n- {name: x, check: numeric, with: {tolerence: 1}}\n",
+            r"no argument 'tolerence'.*mean 'tolerance'",
+        ),
+        ("name: a\ncriteria:\n- {name: x, check: exact, arguments: {}}\n", r"key 'arguments'.*Did you mean 'with'"),
+        (
+            "name: a\ncriteria:\n- {name: x, check: 'f.py:gone'}\n",
+            r"'f\.py:gone' does not exist: f\.py has no 'gone'; it has g$",
+        ),
+        ("name: a\ncriteria:\n- {name: x, check: 'f.py:gg'}\n", r"has no 'gg'\. Did you mean 'f\.py:g'\?"),
+        ("name: a\ncriteria:\n- {name: x, check: 'ff.py:g'}\n", r"no such file: .*ff\.py\. Did you mean 'f\.py:g'\?"),
+        ("name: a\ncriteria:\n- {name: x, check: 'lost.py:g'}\n", r"cannot import name 'h' from 'f'"),
+        (
+            "name: a\ncriteria:\n- {name: x, check: 'assay.rubrics.cheks:exact'}\n",
+            r"Did you mean 'assay\.rubrics\.checks:exact'\?",
+        ),
+        ("name: a\ncriteria:\n- {name: x, check: thinking}\n", r"needs the argument 'budget'; set with: \{budget: …\}"),
+        (
+            "name: a\ncriteria:\n- {name: x, judge: 3}\n",
+            r"criterion 'x': judge must be a string or a mapping, found 3$",
+        ),
+        ("name: a\ncriteria:\n- {check: exact}\n", r"r\.yaml:3: criterion 1: the key 'name' is missing$"),
         ("name: a\ncriteria:\n- {name: x, check: numeric, weight: 0}\n", r"r\.yaml:2: .*weight above 0"),
         ("name: a\ncriteria:\n- {name: x, check: regex, with: {pattern: '('}}\n", r"r\.yaml:3: .*regex.*missing \)"),
         (
@@ -55,6 +79,8 @@ TASK = make_task({"question": "?", "answer": "1,234.5"})
 )
 def test_errors_name_file_line_and_what_is_valid(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "r.yaml").write_text(text)
+    (tmp_path / "f.py").write_text("def g(task, prediction, rollout): return 1\n")
+    (tmp_path / "lost.py").write_text("from f import h\n")
     with pytest.raises(RubricError, match=message):
         load_rubric(tmp_path / "r.yaml")
 
@@ -164,6 +190,9 @@ def test_exact_contains_and_other_checks_grade_as_documented() -> None:
     assert checks.json_schema(task, {"answer": '{"a": 1}'}, None, schema=schema, field="answer").value == 1
     assert checks.json_schema(task, {"answer": "{"}, None, schema=schema, field="answer").value == 0
     assert checks.length(task, {"answer": "one two three"}, None, max_tokens=2).value == 0.5
+    part = checks.regex(task, {"answer": "about 40"}, None, pattern=r"\d+")
+    assert (part.value, part.reason) == (0, r"'about 40' as a whole does not match '\\d+'.")
+    assert checks.regex(task, {"answer": " about\n40 "}, None, pattern=r".*\d+.*").value == 1
     two = make_task({"inputs": {"text": "?"}, "expected": {"a": "1", "b": "2"}})
     assert checks.fields_match(two, {"a": "1", "b": "3"}, None).value == 0.5
     assert checks.fields_match(two, {"a": "1", "b": "3"}, None, all_or_nothing=True).value == 0
@@ -177,6 +206,7 @@ def test_all_errors_of_a_file_are_reported_together(tmp_path: Path) -> None:
         "- {name: nice, judge: x, scale: ['no'], scope: middle}\n"
         "- {name: dear, judge: x, scale: ['no'], when: nosuch}\n"
         "- {name: a b, check: exact, weight: -1, essential: {cap: 0.5}}\n"
+        "- {name: typed, chek: exakt, weight: heavy, judge: {txt: ok, scale: 3}}\n"
     )
     with pytest.raises(RubricError) as caught:
         load_rubric(tmp_path / "r.yaml")
@@ -187,8 +217,13 @@ def test_all_errors_of_a_file_are_reported_together(tmp_path: Path) -> None:
         (6, "'final' or 'step'"), (7, "at least two"), (7, "when='nosuch' names no criterion"),
         (8, "letters, digits and underscores"),
         (8, "a pitfall (weight -1) cannot be essential"),
+        (9, "criterion 'typed': unknown key 'chek'"), (9, "criterion 'typed': weight must be a number, found 'heavy'"),
+        (9, "unknown check 'exakt'"), (9, "criterion 'typed': judge: unknown key 'txt'"),
+        (9, "criterion 'typed': judge: scale must be a list, found 3"),
     ):  # fmt: skip
         assert any(f"r.yaml:{line}: " in result and part in result for result in lines), (line, part, lines)
+    numbers = [int(line.split(":")[1]) for line in lines]
+    assert numbers == sorted(numbers)
 
 
 @pytest.mark.parametrize("source", ["gateway", "otlp", None])

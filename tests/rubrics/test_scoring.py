@@ -173,7 +173,20 @@ def test_step_rewards_are_capped_below_the_answer() -> None:
         (lambda: Criterion(name="a b", check=gives(1)), "must consist of letters, digits and underscores"),
         (lambda: Criterion(name="a", weight=math.nan, check=gives(1)), "finite"),
         (lambda: Criterion(name="a", weight=1e308, check=gives(1)), "finite"),
-        (lambda: Criterion(name="a", check=gives(1), arguments={"x": 1}), "cannot be called"),
+        (lambda: Criterion(name="a", check=gives(1), arguments={"x": 1}), "has no argument 'x'"),
+        (lambda: Criterion(name="a", check="exact"), "check='exact' must be a function"),  # type: ignore[arg-type]
+        (lambda: Criterion(name="a", check=gives(1), arguments=["x"]), r"arguments=\['x'\] must be a mapping"),  # type: ignore[arg-type]
+        (lambda: Criterion(name="a", check=gives(1), essential=True), "essential=True must be an Essential"),  # type: ignore[arg-type]
+        (lambda: JudgeSpec(text="ok?", scale="yes"), "scale='yes' must be a tuple or list of strings"),  # type: ignore[arg-type]
+        (lambda: JudgeSpec(text="ok?", scale=(1, 2)), r"scale=\(1, 2\) must be a tuple or list of strings"),  # type: ignore[arg-type]
+        (
+            lambda: Criterion(name="a", check=checks.token_use, arguments={"budget": 0}),
+            "budget=0 must be",
+        ),
+        (
+            lambda: Criterion(name="a", check=checks.token_use),
+            r"set arguments=\{'budget': …\}",
+        ),
         (lambda: Criterion(name="a", check=checks.numeric, arguments={"tolerance": -1}), "tolerance=-1 must be"),
         (lambda: Criterion(name="a", check=checks.numeric, arguments={"tolerance": "abc"}), "tolerance='abc' must be"),
         (lambda: Criterion(name="a", check=checks.one_of, arguments={"values": "red"}), "must be a non-empty list"),
@@ -308,3 +321,18 @@ def test_a_check_that_raises_keyboard_interrupt_is_unscored_and_stops_nothing() 
     )
     assert (score.verdicts[0].grade, score.value) == (None, 1.0)
     assert "KeyboardInterrupt" in score.verdicts[0].reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "keyword", "message"),
+    [
+        (Criterion, "chek", r"Criterion\(\) got an unexpected keyword 'chek'.*Did you mean 'check'\?"),
+        (Criterion, "with", "'with' is a key of YAML files; in Python it is arguments="),
+        (Criterion, "with_", "'with' is a key of YAML files; in Python it is arguments="),
+        (JudgeSpec, "txt", r"it takes text, .*Did you mean 'text'\?"),
+        (Essential, "pass_ad", r"Did you mean 'pass_at'\?"),
+    ],
+)
+def test_a_misspelt_keyword_is_refused_with_the_nearest(kind: Any, keyword: str, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        kind(**{keyword: "x"})

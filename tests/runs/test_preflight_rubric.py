@@ -154,7 +154,11 @@ def test_a_failed_verdict_is_stored_as_a_judge_failure(place: Path) -> None:
     def script(request: Any) -> Any:
         return dspy.lm15.ServerError("down") if "material to judge" in str(request) else answers(request)
 
-    with pytest.raises(ModelError, match="the judge of 'nice' gave no verdict"):
+    with pytest.raises(
+        ModelError,
+        match=r"the judge of 'nice' gave no verdict.*No model was chosen for the judge, so the program's, \S+, judges; "
+        r"judge_model names another",
+    ):
         evaluated(rows(intent="bug"), scripted_lm(script), rubric="judged.yaml")
     with Store() as store:
         kinds = {rollout.failure for rollout in store.rollouts() if rollout.source == "judge"}

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import dspy
+from dspy.utils.exceptions import LMError
 
 from assay.datasets.tasks import make_task, missing_inputs
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned, is_artifact
-from assay.errors import ConfigError
+from assay.errors import ConfigError, ModelError
 from assay.evaluation import SilentProgress
 from assay.models import Thinking, get_lm
 from assay.models.roles import Endpoint
@@ -22,6 +23,7 @@ from assay.programs.wrapping import as_prediction
 from assay.runs.arguments import takes
 from assay.runs.jobs import salt_in
 from assay.runs.lock import answered_within
+from assay.runs.model_errors import error_reason
 from assay.runs.opening import opened_store
 from assay.runs.settings import DEFAULT_MODEL, RunSettings
 from assay.runs.settings.options import RunOptions
@@ -64,6 +66,7 @@ def run(
     Args:
         options: the fields of `assay.runs.settings.RunSettings`.
     Raises:
+        ModelError: the model did not answer.
         ProgramFailed: it exceeded `task_timeout`, or called `sys.exit()`.
         AssayError: what was wrong, which rule, what to do.
     """
@@ -124,9 +127,12 @@ def predictor(
                 program_version=program_version(inner, artifact.settings["adapter"] if artifact else None),
                 parameters=artifact.settings["parameters"] if artifact else {},
             )  # fmt: skip
-            with dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
-                prediction = answered_within(config.task_timeout, lambda: as_prediction(built(**inputs)))
-                rollout.prediction = dict(prediction.items())
+            try:
+                with dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
+                    prediction = answered_within(config.task_timeout, lambda: as_prediction(built(**inputs)))
+                    rollout.prediction = dict(prediction.items())
+            except LMError as error:
+                raise ModelError(f"the model did not answer: {error_reason(error)}") from error
             return prediction
 
         yield predict

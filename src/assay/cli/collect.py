@@ -17,6 +17,7 @@ from assay.cli.shared import (
     warn_of_failures,
     warn_of_gaps,
 )
+from assay.cli.wording import calls_made, curriculum_lines
 from assay.reports.markdown import dollars
 from assay.runs.settings import CollectSettings
 
@@ -83,10 +84,14 @@ def _show(program: str, data: dict[str, Any]) -> None:
     table.add_row("rollouts, of them from before", f"{data['rollouts']}, {data['kept_from_before']}")
     table.add_row("tasks, groups with spread", f"{data['tasks']}, {data['groups_with_spread']}")
     table.add_row("mean score", "–" if result["score"] is None else f"{result['score']:.3f}")
-    table.add_row("LM calls, from the cache", f"{data['calls']}, {data['cached']}")
+    table.add_row("LM calls", calls_made(data))
     table.add_row("tokens, dollars", f"{data['tokens']:,}, {dollars(data['cost_usd'])}")
     rich.print(table)
     warn_of_failures(rich, result)
     warn_of_gaps(rich, {"rows_not_stored": 0, **data})
+    for line in curriculum_lines(data["curriculum"]):
+        rich.print(line, markup=False)
+    for note in data["notes"]:
+        rich.print(f"note: {note}", markup=False)
     if data["stopped"]:
         rich.print(f"note: stopped early: {data['stopped']}; raise the cap and add --resume", markup=False)

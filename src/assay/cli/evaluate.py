@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_job, settings_flags
+from assay.cli.numbers import Number
 from assay.cli.shared import (
     Console,
     dry_run,
@@ -16,7 +17,7 @@ from assay.cli.shared import (
     warn_of_failures,
     warn_of_gaps,
 )
-from assay.cli.wording import in_flags, thinking_row
+from assay.cli.wording import calls_made, counted, in_flags, thinking_row
 from assay.reports.markdown import dollars
 from assay.runs.settings import EvaluateSettings
 
@@ -28,7 +29,7 @@ __all__ = ["command"]
 @settings_flags(EvaluateSettings, sizes=())
 @click.option(
     "--fail-under",
-    type=click.FloatRange(0, 1),
+    type=Number(0, 1),
     metavar="SCORE",
     help="Exit with code 1 if the score is below this or missing (for CI).",
 )
@@ -68,7 +69,8 @@ def _show(program: str, data: dict[str, Any]) -> None:
     from assay.reports.markdown import graded, tool_rows, type_label
 
     result, rich = data["result"], Rich(highlight=False)
-    table = Table(title=f"{program} on {data['split']}, {result['n']} tasks", title_justify="left", show_header=False)
+    finished = f"{counted(result['n'], 'tasks')}{' finished' if data['stopped'] else ''}"
+    table = Table(title=f"{program} on {data['split']}, {finished}", title_justify="left", show_header=False)
     if result["score"] is None:
         table.add_row("score", "– (nothing could be scored)")
     else:
@@ -81,7 +83,7 @@ def _show(program: str, data: dict[str, Any]) -> None:
     for row in tool_rows([result]):
         table.add_row(*row)
     table.add_row("failed runs, unscored", f"{result['failed']}, {result['unscored']}")
-    table.add_row("LM calls, from the cache", f"{data['calls']}, {data['cached']}")
+    table.add_row("LM calls, with the preflight's", calls_made(data))
     if (thinking := result["thinking"]) is not None:
         table.add_row("thinking tokens a run", thinking_row(thinking))
     table.add_row("tokens, dollars", f"{data['tokens']:,}, {dollars(data['cost_usd'])}")

@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin
 
 import click
 
+from assay.cli.numbers import Integer, Number
 from assay.cli.shared import Decorator, json_or_text, pairs, with_options
 from assay.runs.project import COMMANDS, project_settings
 from assay.support.settings import Setting, settings_of
@@ -52,8 +53,8 @@ def settings_flags(
 
 def _size_options(text: str, sizes: Sequence[str]) -> list[Decorator]:
     if not sizes:
-        return [click.option("--size", type=click.IntRange(1), help="Largest number of tasks taken from the split.")]
-    return [click.option(f"--{split}-size", type=click.IntRange(1), help=text.format(split=split)) for split in sizes]
+        return [click.option("--size", type=Integer(1), help="Largest number of tasks taken from the split.")]
+    return [click.option(f"--{split}-size", type=Integer(1), help=text.format(split=split)) for split in sizes]
 
 
 def _option(setting: Setting, text: str) -> Decorator:
@@ -96,8 +97,8 @@ def _type(setting: Setting) -> Any:
     if low is None and high is None:
         return kind
     if kind is int:
-        return click.IntRange(None if low is None else int(low), None if high is None else int(high))
-    return click.FloatRange(low, high, min_open=declared.gt is not None, max_open=declared.lt is not None)
+        return Integer(None if low is None else int(low), None if high is None else int(high))
+    return Number(low, high, min_open=declared.gt is not None, max_open=declared.lt is not None)
 
 
 def _parameter(setting: Setting) -> str:
@@ -145,7 +146,7 @@ def command_settings(
         value = values.pop(name)
         if is_set(name):
             settings_values[setting.name] = _value(setting, value)
-        elif setting.required and setting.name not in settings_values:
+        elif setting.required and setting.name not in settings_values and not _is_in_curriculum(name):
             _require(name)
     return settings_values
 
@@ -174,6 +175,11 @@ def of_project() -> dict[str, Any]:
         context = context.parent
     command = " ".join(names)
     return project_settings(command) if command in COMMANDS else {}
+
+
+def _is_in_curriculum(name: str) -> bool:
+    """Whether a missing setting is the data, and a curriculum is given, whose stages may name their data."""
+    return name == "data" and (is_set("curriculum") or "curriculum" in of_project())
 
 
 def _require(name: str) -> None:

@@ -66,7 +66,7 @@ def group() -> None:
 
 
 def _terminate(signum: int, frame: Any) -> None:
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt("by SIGTERM")
 
 
 def main() -> None:
@@ -101,7 +101,7 @@ def main() -> None:
     except (StopRun, KeyboardInterrupt, click.Abort) as error:
         from assay.cli.wording import in_flags
 
-        reason = in_flags(str(error), command_of(sys.argv[1:])) if isinstance(error, StopRun) else "by the user"
+        reason = in_flags(str(error), command_of(sys.argv[1:])) or "by the user"
         print(f"assay: stopped: {reason}. {how_to_continue(sys.argv[1:])}", file=sys.stderr)
         code = 1 if isinstance(error, BudgetExceeded) else 130
     except BrokenPipeError:

@@ -36,11 +36,16 @@ def list_models(as_json: bool) -> None:
     if as_json:
         print_json({"models": rows, "adapters": adapters})
         return
+    width = max(len(str(row["name"])) for row in [*rows, *adapters])
+    click.echo(f"{'name':{width}}  {'size':>7}  {'licence':12}  file")
     for row in rows:
         location = row["path"] or f"not downloaded; run: assay models pull {str(row['name']).removeprefix('embedded/')}"
-        click.echo(f"{row['name']}  {int(str(row['size'])) / 1e6:.0f} MB  {row['licence']}  {location}")
+        size = f"{int(str(row['size'])) / 1e6:.0f} MB"
+        click.echo(f"{row['name']:{width}}  {size:>7}  {row['licence']:12}  {location}")
+    if adapters:
+        click.echo(f"\n{'adapter':{width}}  {'sha256':13}  folder")
     for adapter in adapters:
-        click.echo(f"{adapter['name']}  adapter {adapter['sha256'][:12]}…  {adapter['path']}")
+        click.echo(f"{adapter['name']:{width}}  {adapter['sha256'][:12]}…  {adapter['path']}")
 
 
 @command.command("pull")

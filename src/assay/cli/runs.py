@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from assay.cli.numbers import Integer
 from assay.cli.shared import json_option, open_store, print_json, store_option
 
 __all__ = ["command"]
@@ -17,7 +18,7 @@ def command() -> None:
 
 
 @command.command("list")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Largest number to list.")
+@click.option("--limit", type=Integer(1), default=20, show_default=True, help="Largest number to list.")
 @store_option()
 @json_option()
 def list_(limit: int, store: str | None, as_json: bool) -> None:

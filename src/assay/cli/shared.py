@@ -2,12 +2,14 @@
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import click
 
+from assay.cli.numbers import Number
 from assay.cli.wording import counted, in_flags
 from assay.support.scrubbing import mask_secrets, message, results, unscrubbed
 
@@ -31,6 +33,8 @@ __all__ = [
     "warn_of_gaps",
     "with_options",
 ]
+
+_LINE_EVERY_S = 30.0
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -144,7 +148,7 @@ def min_coverage_option() -> Decorator:
     text = "Smallest share of tasks on which each criterion must be scored; below it the exit code is 1."
     return click.option(
         "--min-coverage",
-        type=click.FloatRange(0, 1),
+        type=Number(0, 1),
         default=0.9,
         show_default=True,
         expose_value=False,
@@ -261,7 +265,7 @@ class Console:
     def bar(self, name: str, total: int | None) -> Iterator[Callable[[int], None]]:
         if not self.rich.is_terminal:
             self.say(f"{name} ({total}) …" if total is not None else f"{name} …")
-            yield lambda _: None
+            yield self._lines(name, total)
             return
         from rich.progress import (
             BarColumn,
@@ -282,6 +286,19 @@ class Console:
         with Progress(*columns, console=self.rich, transient=False) as progress:
             task = progress.add_task(name, total=total)
             yield lambda count: progress.advance(task, count)
+
+    def _lines(self, name: str, total: int | None) -> Callable[[int], None]:
+        """Progress where there is no terminal: a line every `_LINE_EVERY_S` seconds at most."""
+        done, said = 0, time.monotonic()
+
+        def advance(count: int) -> None:
+            nonlocal done, said
+            done += count
+            if done != total and time.monotonic() - said >= _LINE_EVERY_S:
+                said = time.monotonic()
+                self.say(f"{name}: {done}" + ("" if total is None else f" of {total}"))
+
+        return advance
 
 
 def pop_values(values: dict[str, Any], *names: str) -> list[Any]:

@@ -236,9 +236,9 @@ def evaluate(
                         evaluation.add_run(task, prediction)  # at once: predictions hold whole prompts and answers
                         first.done(deciding, task, prediction)
                         advance(1)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as stop:
                 session.meter.cancel()
-                raise Cancelled("stopped by the user") from None
+                raise Cancelled(f"cancelled {str(stop) or 'by the user'}") from None
             finally:
                 evaluation.arrange([task.id for task in tasks])
     return evaluation
@@ -316,9 +316,9 @@ def evaluate_pairs(
                     ):
                         by_place[by_task[task.id]] = prediction
                         advance(1)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             session.meter.cancel()
-            raise Cancelled("stopped by the user") from None
+            raise Cancelled(f"cancelled {str(stop) or 'by the user'}") from None
     predictions = [by_place[place] for place in range(len(pairs))]
     if session.first_runs is not None:
         session.first_runs.add(predictions)

@@ -25,6 +25,7 @@ from assay.models.recording import AsyncRecordingEngine, RecordingEngine
 from assay.models.roles import Endpoint, is_embedded, with_local_key
 from assay.models.scope import current_sample, sample_scope
 from assay.models.thinking import Thinking, ThinkingError, reasoning_request, thinking_scope
+from assay.support.settings import nearest
 
 __all__ = [
     "LanguageModel",
@@ -38,6 +39,7 @@ __all__ = [
     "with_recording",
 ]
 
+_PROVIDERS = ("anthropic", "azure", "gemini", "hosted_vllm", "lm_studio", "ollama", "ollama_chat", "openai")
 _REASONS = "max_completion_tokens"  # DSPy sets it for reasoning models that take no temperature
 _ADDRESS = ("api_key", "api_base", "base_url")
 _CLIENT_KEYS = ("api_key", "api_base", "base_url", "timeout", "headers", "extra_headers", "api_version")
@@ -181,6 +183,7 @@ def get_lm(
         client: `api_base`, `api_key`, `timeout` and others, for hosted models. A server on this machine or in a private
             network needs no key.
     Raises:
+        ConfigError: the name has no provider that is known.
         ModelError: an embedded model that is unknown, not pulled, or whose file does not match its sha256.
         MissingExtra: the `embedded` extra is not installed.
     """
@@ -195,6 +198,7 @@ def get_lm(
     elif stop_loops:
         raise ConfigError(f"stop_loops works for embedded models only: the answers of {name} arrive complete")
     else:
+        _require_provider(name)
         hosted = dspy.LM(name, cache=False, num_retries=0, **with_local_key(name, client))
         if _REASONS in hosted.kwargs:
             temperature = max_tokens = None
@@ -213,12 +217,27 @@ def _over(engine: RecordingEngine, name: str, thinking: Thinking | None, **setti
     return lm
 
 
+def _require_provider(name: str) -> None:
+    provider = name.partition("/")[0]
+    if "/" in name and provider in _PROVIDERS:  # litellm, which knows all of them, takes seconds to import
+        return
+    if not has_provider(name):
+        near = nearest(provider, ("embedded", *_PROVIDERS)) if "/" in name else None
+        raise ConfigError(
+            f"model {name!r} names no provider: write openai/{name} for an OpenAI-compatible server at api_base, "
+            "embedded/NAME, or PROVIDER/NAME (anthropic/…, ollama_chat/…)."
+            + (f" Did you mean {name.replace(provider, near, 1)!r}?" if near else "")
+        )
+
+
 def has_provider(name: str) -> bool:
     """Whether a provider is known for a model's name. For names of models made in Python this has no meaning."""
     if is_embedded(name):
         return True
     import litellm
 
+    if name.partition("/")[0] in {entry["provider"] for entry in litellm.custom_provider_map}:
+        return True  # litellm's own table learns them at the first call
     before = litellm.suppress_debug_info
     litellm.suppress_debug_info = True  # else litellm prints advice to standard output
     try:

@@ -20,6 +20,7 @@ from assay.programs.tool_user import ToolUser
 from assay.programs.wrapping import AgentProgram, FunctionProgram, takes_inputs, with_forward
 from assay.sources.files import is_user_file
 from assay.sources.modules import NoSuchFile, load_source, located
+from assay.sources.naming import public
 
 __all__ = ["SHIPPED", "full_name", "load_program", "program_class", "program_inputs"]
 
@@ -140,7 +141,7 @@ def _describe(error: Exception) -> str:
     """The error with the line of the user's own file that raised it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(Path(f.filename))]
     location = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{location}"
+    return f"{type(error).__name__}: {public(str(error))}{location}"
 
 
 def load_program(name: str, *, tasks: Sequence[Task] = (), config: dict[str, Any] | None = None) -> Any:

@@ -233,10 +233,13 @@ def numeric(
 def regex(
     task: Task, prediction: dict[str, Any], rollout: Rollout | None, pattern: str, field: str | None = None
 ) -> Grade:
-    """Grade 1 if the whole field (default `answer`) matches the pattern."""
+    """Grade 1 if the pattern matches the whole field (default `answer`), without spaces at its ends; otherwise 0.
+
+    It is not a search: `.*PATTERN.*` finds a pattern anywhere in the field (`.` matches line ends too).
+    """
     text = _field_text(prediction, _field_name(prediction, rollout, field, "answer"))[:100_000]
     match = matches(pattern, text.strip())
-    return Grade(value=float(match), reason="" if match else f"{text[:200]!r} does not match {pattern!r}.")
+    return Grade(value=float(match), reason="" if match else f"{text[:200]!r} as a whole does not match {pattern!r}.")
 
 
 @arguments_rule(_validate_texts)
@@ -325,7 +328,6 @@ def steps_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, 
 
 
 @arguments_rule(_validate_limits)
-@arguments_rule(_validate_limits)
 def thinking(
     task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, budget: int, wasted: bool = False
 ) -> Grade:
@@ -348,6 +350,7 @@ def thinking(
     return Grade(value=max(0.0, 1 - spent / budget), reason=f"{spent} thinking tokens of {budget}")
 
 
+@arguments_rule(_validate_limits)
 def token_use(task: Task, prediction: dict[str, Any], rollout: Rollout | None, budget: int) -> Grade:
     """For a pitfall: 0 up to `budget` tokens, rising linearly to 1 at twice the budget."""
     if rollout is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from assay.errors import FailureKind, RubricError
+from assay.rubrics.spelling import named_keywords, unfit_arguments
 
 __all__ = [
     "PASS_AT",
@@ -105,6 +106,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
+@named_keywords()
 @dataclass(frozen=True, kw_only=True)
 class Essential:
     """If the grade is below `pass_at`, the total score is at most `cap`. Both in [0, 1]."""
@@ -127,6 +129,7 @@ class JudgeFields(TypedDict, total=False):
     grades: Mapping[str, float]
 
 
+@named_keywords()
 @dataclass(frozen=True, kw_only=True)
 class JudgeSpec:
     """A question for a judge model, or a reference to a judge defined elsewhere.
@@ -149,8 +152,17 @@ class JudgeSpec:
     use: str = ""
 
     def __post_init__(self) -> None:
-        if problems := list(self._problems()):
+        if problems := list(self._wrong_types()) or list(self._problems()):
             raise RubricError("; ".join(problems))
+
+    def _wrong_types(self) -> Iterator[str]:
+        if not isinstance(self.text, str):
+            yield f"judge text={self.text!r} must be a string"
+        if not isinstance(self.scale, tuple | list) or not all(isinstance(word, str) for word in self.scale):
+            yield f"judge scale={self.scale!r} must be a tuple or list of strings, such as ('no', 'yes')"
+        for name, value in (("anchors", self.anchors), ("grades", self.grades)):
+            if not isinstance(value, Mapping):
+                yield f"judge {name}={value!r} must be a mapping with labels of the scale as keys"
 
     def _problems(self) -> Iterator[str]:
         if not self.text.strip() and not self.use:
@@ -204,6 +216,7 @@ class JudgeSpec:
         return (steps[self.scale.index(word)] - steps[0]) / (steps[-1] - steps[0])
 
 
+@named_keywords(**{"with": "arguments"})
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
     """A named, weighted part of a rubric, decided by exactly one of `check` and `judge`.
@@ -245,29 +258,18 @@ class Criterion:
             yield f"judge={self.judge!r} must be a JudgeSpec, such as JudgeSpec(text=…)"
         elif self.judge is not None and not self.judge.use and not self.judge.graded:
             yield "its judge's scale is nominal; set grades with the value of each label"
+        if not isinstance(self.essential, Essential | None):
+            yield f"essential={self.essential!r} must be an Essential, such as Essential(pass_at=1.0, cap=0.0)"
         if self.scope == "step" and (self.essential is not None or self.judge is not None):
             yield "a step criterion needs a check and cannot be essential"
         if self.essential is not None and weighted and self.weight < 0:
             yield f"a pitfall (weight {self.weight:g}) cannot be essential"
-        if self.check is not None and (wrong := self._unfit_arguments(self.check)):
+        if self.check is not None and not callable(self.check):
+            yield f"check={self.check!r} must be a function, such as assay.rubrics.checks.exact"
+        if not isinstance(self.arguments, Mapping):
+            yield f"arguments={self.arguments!r} must be a mapping of argument names to values"
+        elif callable(self.check) and (wrong := unfit_arguments(self.check, self.arguments, self.source)):
             yield wrong
-
-    def _unfit_arguments(self, check: Check) -> str:
-        """Error message for arguments that the check does not accept; empty if they are valid."""
-        try:
-            inspect.signature(check).bind(None, None, None, **self.arguments)
-        except TypeError as error:
-            return (
-                f"check {self.source or check!r} cannot be called as "
-                f"check(task, prediction, rollout, **{dict(self.arguments)!r}): {error}"
-            )
-        except ValueError:
-            pass  # a builtin without a signature: errors appear when it is called
-        try:
-            getattr(check, "arguments_rule", dict)(**self.arguments)
-        except Exception as error:
-            return f"{self.source or check!r} with {dict(self.arguments)!r}: {str(error).splitlines()[0]}"
-        return ""
 
     def passed(self, value: float) -> bool:
         """Whether a grade passes: >= `pass_at` for an essential criterion, >= 0.5 for any other."""

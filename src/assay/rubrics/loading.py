@@ -1,8 +1,7 @@
 """Loads rubrics from YAML. All errors of a file are reported at once, with file, line and valid values."""
 
-import difflib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -15,11 +14,22 @@ from assay.rubrics import checks, steps, tested
 from assay.rubrics.code import checks as code_checks
 from assay.rubrics.conditions import no_such_condition
 from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec
+from assay.rubrics.file_problems import (
+    Problem,
+    as_text,
+    corrected_key,
+    did_you_mean,
+    duplicate_keys,
+    line_of,
+    model_problems,
+)
 from assay.rubrics.formats import read_foreign
 from assay.rubrics.protocols import Resolver
 from assay.rubrics.rubric import STEP_CAP, Rubric
 from assay.rubrics.yaml_files import read_text, read_yaml
 from assay.sources.modules import attribute_of
+from assay.sources.naming import why_not_imported
+from assay.support.settings import nearest
 
 __all__ = ["SHIPPED", "JudgeFile", "StrictModel", "load_rubric", "parse_yaml", "rubric_schema", "shipped_file"]
 
@@ -114,6 +124,7 @@ class _RubricFile(StrictModel):
     """The criteria, see below."""
 
 
+_SHIPPED_CHECKS = (checks, code_checks, tested, steps)
 _CRITERION_KEYS = {name for key, field in _CriterionFile.model_fields.items() for name in (key, field.alias) if name}
 _JUDGE_KEYS = {"text", "jury", "cascade"}  # one of them is in every judge file
 _EXPECTED = "a rubric is a mapping with 'name' and 'criteria'"
@@ -144,24 +155,24 @@ def load_rubric(source: str | Path, *, resolver: Resolver | None = None) -> Rubr
             f"{name} is a judge file, not a rubric. A rubric has criteria; one of them can use this judge: "
             f"{{name: NAME, judge: {{use: {Path(name).name}}}}}"
         )
-    parsed, problems = _validated(data, node, name, _RubricFile)
+    parsed, problems = _validated(data, node, _RubricFile)
     entries = parsed.criteria if parsed is not None else _valid_entries(data)
-    criteria, criterion_problems = _criteria(entries, folder, node, name)
+    criteria, criterion_problems = _criteria(entries, folder, node)
     problems += criterion_problems
     if problems or parsed is None:
-        raise RubricError("\n".join(problems))
+        raise RubricError(as_text(name, problems))
     try:
         return Rubric(parsed.name, criteria, step_cap=parsed.step_cap, resolver=resolver, judging=parsed.judging)
     except RubricError as error:
-        raise RubricError(f"{name}:{_line(node, ('criteria',))}: {error}") from None
+        raise RubricError(f"{name}:{line_of(node, ('criteria',))}: {error}") from None
 
 
 def _criteria(
-    entries: Sequence[_CriterionFile | None], folder: Path | None, node: yaml.Node | None, source: str
-) -> tuple[list[Criterion], list[str]]:
+    entries: Sequence[_CriterionFile | None], folder: Path | None, node: yaml.Node | None
+) -> tuple[list[Criterion], list[Problem]]:
     """The valid criteria and the problems of the others, each with its line. None entries are skipped."""
     criteria: list[Criterion] = []
-    problems: list[str] = []
+    problems: list[Problem] = []
     names = Counter(entry.name for entry in entries if entry is not None)
     for index, entry in enumerate(entries):
         if entry is None:
@@ -173,26 +184,38 @@ def _criteria(
             criteria.append(_criterion(entry, folder))
         except RubricError as error:
             messages += str(error).split("\n")
-        problems += [f"{source}:{_line(node, ('criteria', index))}: {message}" for message in messages]
+        problems += [(line_of(node, ("criteria", index)), message) for message in messages]
     return criteria, problems
 
 
 def _valid_entries(data: Mapping[str, Any]) -> list[_CriterionFile | None]:
-    """Criteria of a file with errors elsewhere, without unknown keys, so that all problems are reported at once.
+    """Criteria of a file with errors, without what is wrong in them, so that all problems are reported at once.
 
-    None for an entry that is invalid itself.
+    None for an entry that cannot be read.
     """
     listed = data.get("criteria")
-    entries: list[_CriterionFile | None] = []
-    for entry in listed if isinstance(listed, list) else []:
-        known = (
-            {key: part for key, part in entry.items() if key in _CRITERION_KEYS} if isinstance(entry, dict) else None
-        )
-        try:
-            entries.append(None if known is None else _CriterionFile.model_validate(known))
-        except pydantic.ValidationError:
-            entries.append(None)
-    return entries
+    return [
+        _without_errors(entry, at) if isinstance(entry, dict) else None
+        for at, entry in enumerate(listed if isinstance(listed, list) else [], 1)
+    ]
+
+
+def _without_errors(entry: Mapping[str, Any], at: int) -> _CriterionFile | None:
+    """An entry with misspelled keys corrected and invalid values replaced; None if its check is not a string."""
+    known: dict[str, Any] = {key: part for key, part in entry.items() if key in _CRITERION_KEYS}
+    for key, part in entry.items():
+        if key not in known and (near := corrected_key(str(key), _CRITERION_KEYS)) and near not in entry:
+            known[near] = part
+    known.setdefault("name", f"criterion_{at}")
+    try:
+        return _CriterionFile.model_validate(known)
+    except pydantic.ValidationError as error:
+        wrong = {str(problem["loc"][0]) for problem in error.errors()}
+    if "check" in wrong:
+        return None
+    placeholders = {"name": f"criterion_{at}", "judge": "?"}
+    kept = {key: part for key, part in known.items() if key not in wrong}
+    return _CriterionFile.model_validate({**kept, **{key: placeholders[key] for key in wrong & placeholders.keys()}})
 
 
 def parse_yaml(text: str, source: str, model: type[Model], expected: str) -> tuple[Model, yaml.Node | None]:
@@ -205,9 +228,9 @@ def parse_yaml(text: str, source: str, model: type[Model], expected: str) -> tup
         RubricError: invalid YAML, an unknown or repeated key, or an invalid value; each with its line.
     """
     data, node = _mapping(text, source, expected)
-    parsed, problems = _validated(data, node, source, model)
+    parsed, problems = _validated(data, node, model)
     if problems or parsed is None:
-        raise RubricError("\n".join(problems))
+        raise RubricError(as_text(source, problems))
     return parsed, node
 
 
@@ -219,15 +242,13 @@ def _mapping(text: str, source: str, expected: str) -> tuple[dict[str, Any], yam
     return data, node
 
 
-def _validated(
-    data: dict[str, Any], node: yaml.Node | None, source: str, model: type[Model]
-) -> tuple[Model | None, list[str]]:
+def _validated(data: dict[str, Any], node: yaml.Node | None, model: type[Model]) -> tuple[Model | None, list[Problem]]:
     """The model instance, or None if the content is invalid, and all problems, each with its line."""
-    problems = [f"{source}:{line}: duplicate key {key!r}" for key, line in _duplicate_keys(node)]
+    problems = list(duplicate_keys(node))
     try:
         return model.model_validate(data), problems
     except pydantic.ValidationError as error:
-        return None, [*(_explain(source, node, problem, model) for problem in error.errors()), *problems]
+        return None, [*model_problems(error, data, node, model), *problems]
 
 
 def shipped_file(name: str) -> Path:
@@ -240,10 +261,9 @@ def _read(source: str) -> tuple[str, str, Path | None]:
         return shipped_file(source).read_text(encoding="utf-8"), f"{source}.yaml", None
     path = Path(source)
     if path.suffix.lower() not in (".yaml", ".yml"):
-        near = difflib.get_close_matches(source, SHIPPED, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise RubricError(
-            f"unknown rubric {source!r}: pass a .yaml, .toml or .json file, or one of {', '.join(SHIPPED)}.{hint}"
+            f"unknown rubric {source!r}: pass a .yaml, .toml or .json file, or one of {', '.join(SHIPPED)}."
+            f"{did_you_mean(nearest(source, SHIPPED))}"
         )
     return read_text(path), str(path), path.absolute().parent
 
@@ -263,7 +283,7 @@ def _criterion(entry: _CriterionFile, folder: Path | None) -> Criterion:
     try:
         check = None if entry.check is None else import_check(entry.check, folder)
     except RubricError as error:
-        problems.append(str(error))
+        problems.append(f"criterion {entry.name!r}: {error}")
     try:  # a judge or check that failed above is replaced by a placeholder, so that the other fields are validated too
         criterion = Criterion(
             name=entry.name,
@@ -320,73 +340,20 @@ def import_check(path: str, folder: Path | None = None) -> Check:
         RubricError: the check is unknown, cannot be imported or is not callable.
     """
     if ":" not in path:
-        for module in (checks, code_checks, tested, steps):
+        for module in _SHIPPED_CHECKS:
             if path in module.__all__:
                 return getattr(module, path)
-        shipped = [*checks.__all__, *code_checks.__all__, *tested.__all__, *steps.__all__]
-        near = difflib.get_close_matches(path, shipped, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise RubricError(f"unknown check {path!r}: pass 'package.module:name' or one of {', '.join(shipped)}.{hint}")
+        shipped = [name for module in _SHIPPED_CHECKS for name in module.__all__]
+        raise RubricError(
+            f"unknown check {path!r}: pass 'package.module:name' or one of {', '.join(shipped)}."
+            f"{did_you_mean(nearest(path, shipped))}"
+        )
     try:
         check = attribute_of(path, folder=folder)
     except ArtifactError:
         raise
     except Exception as error:
-        raise RubricError(f"check {path!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise RubricError(f"check {path!r} {why_not_imported(path, error, folder=folder)}") from error
     if not callable(check):
         raise RubricError(f"check {path!r} is a {type(check).__name__}, not a callable")
     return check
-
-
-def _explain(source: str, node: yaml.Node | None, problem: Any, model: type[pydantic.BaseModel]) -> str:
-    location = tuple(part for part in problem["loc"] if part not in ("str", "JudgeFile"))
-    where, key = f"{source}:{_line(node, location)}", ".".join(map(str, location))
-    if problem["type"] == "extra_forbidden":
-        valid = _valid_keys(location, model)
-        near = difflib.get_close_matches(str(location[-1]), valid, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        return f"{where}: unknown key {location[-1]!r}; valid keys are {', '.join(valid)}.{hint}"
-    suffix = f", found {problem['input']!r}" if problem["type"] != "missing" else ""
-    return f"{where}: {key}: {problem['msg']}{suffix}"
-
-
-def _valid_keys(location: tuple[Any, ...], model: type[pydantic.BaseModel]) -> list[str]:
-    if "essential" in location[:-1]:
-        model = _EssentialFile
-    elif "judge" in location[:-1]:
-        model = JudgeFile
-    elif "criteria" in location[:-1]:
-        model = _CriterionFile
-    return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def _duplicate_keys(node: yaml.Node | None) -> Iterator[tuple[str, int]]:
-    """Keys that occur twice in one mapping, with the second one's line. PyYAML silently uses the last."""
-    if isinstance(node, yaml.MappingNode):
-        keys = set()
-        for key, value in node.value:
-            if key.value in keys:
-                yield key.value, key.start_mark.line + 1
-            keys.add(key.value)
-            yield from _duplicate_keys(value)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            yield from _duplicate_keys(item)
-
-
-def _line(node: yaml.Node | None, location: tuple[Any, ...]) -> int:
-    """Line (from 1) of the deepest part of `location` that exists in the file."""
-    line = 1 if node is None else node.start_mark.line + 1
-    for part in location:
-        child = None
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                if key.value == part:
-                    line, child = key.start_mark.line + 1, value
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            child = node.value[part]
-            line = child.start_mark.line + 1
-        if child is None:
-            break
-        node = child
-    return line

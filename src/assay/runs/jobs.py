@@ -5,7 +5,7 @@ import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import dspy
 
 from assay.datasets import SPLITS, Splits, load_splits
+from assay.datasets.curriculum import PREFIX, load_curriculum
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned, is_artifact
 from assay.errors import ConfigError
@@ -30,6 +31,7 @@ from assay.runs.finished import FinishedRun
 from assay.runs.loading import load_rubric
 from assay.runs.opening import Run, budgeted, client_of, open_run
 from assay.runs.settings import ProgramSettings
+from assay.runs.settings.shared import CurriculumSettings
 from assay.runs.shown_tasks import carried_by
 from assay.sources.trust import accept, entries
 from assay.traces import Recorder, Store
@@ -79,6 +81,8 @@ class Job:
             "program": [program_version(student.program, student.settings["adapter"]), student.settings],
             "data": self.splits.manifest()["sha256"],
         }  # fmt: skip
+        if self.splits.curriculum is not None:
+            about["curriculum"] = self.splits.curriculum.sha256
         return FinishedRun(self.folder, caps=self.config.caps, about=about)
 
     def tasks_of_artifact(self) -> dict[str, list[str]]:
@@ -149,8 +153,7 @@ def open_job(
     name = artifact.manifest["program"] if artifact else config.program
     inputs = program_inputs(loaded if loaded is not None else program_class(name))
     checked = load_rubric(rubric)
-    salt = config.salt or DEFAULT_SALT
-    splits = load_splits(config.data, inputs=inputs, rename=config.rename, salt=salt, limits=config.sizes, need=need)
+    splits = _splits(config, inputs, need, progress)
     if loaded is None:
         loaded = load_program(name, tasks=splits.train + splits.val)
     if config.executor == "ray" and lm is not None:
@@ -177,6 +180,23 @@ def open_job(
         _keep_splits(job, opens_as or run.run_id)
         yield job
         run.status, run.ended = job.status, job.ended
+
+
+def _splits(config: ProgramSettings, inputs: Collection[str] | None, need: Sequence[str], progress: Progress) -> Splits:
+    """The splits of the data; with a curriculum those of its stages."""
+    source = config.curriculum if isinstance(config, CurriculumSettings) else None
+    curriculum = None if source is None else load_curriculum(source)
+    if curriculum is not None and not curriculum.needs_data and not config.data.startswith(PREFIX):
+        progress.say(f"note: {config.data} is not used: every stage of {source} names its own data")
+    return load_splits(
+        config.data,
+        inputs=inputs,
+        rename=config.rename,
+        salt=config.salt or DEFAULT_SALT,
+        limits=config.sizes,
+        need=need if curriculum is None or "val" in need else (*need, "val"),  # promotion is decided on val
+        curriculum=curriculum,
+    )
 
 
 def _student(program: dspy.Module, session: Session, prompt_format: str | None, *, own: bool) -> RecordedProgram:

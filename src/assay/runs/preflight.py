@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import dspy
-from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError, LMNotConfiguredError
+from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
 from assay.datasets import Task
 from assay.errors import ConfigError, FailureKind, ModelError, ProgramFailed
@@ -30,6 +30,7 @@ from assay.optimizers.prompts.estimate import price_of
 from assay.rubrics import Rubric, ScoreResult
 from assay.rubrics.scoring import fields_of
 from assay.runs.jobs import Job
+from assay.runs.model_errors import error_reason, missing_keys
 from assay.runs.undecided import SKIP, SKIP_FLAG, Verdicts
 from assay.sources.opened import watching
 from assay.traces import Rollout
@@ -81,7 +82,7 @@ def preflight(
         BudgetExceeded, Cancelled: a cap was reached; the calls made so far are in the store.
     """
     check_prices(session, max_cost_usd)
-    first, errors, verdicts = list(tasks[:_TRIES]), list[Exception](), Verdicts(session.rubric)
+    first, errors, verdicts = list(tasks[:_TRIES]), list[Exception](), _verdicts(session)
     answers: list[dspy.Prediction] = []
     session.register(first, split)
     runs: list[Rollout] = []
@@ -125,10 +126,14 @@ def preflight_judges(session: Session, tasks: Sequence[Task], *, split: str, max
         BudgetExceeded, Cancelled: a cap was reached.
     """
     check_prices(session, max_cost_usd)
-    verdicts, first = Verdicts(session.rubric), tasks[0]
+    verdicts, first = _verdicts(session), tasks[0]
     with session.phase("preflight"), session.context(), refusals_end_at_once(), limited(session.task_timeout):
         verdicts.ask(first, Rollout(task_id=first.id, split=split, inputs=dict(first.inputs)))
         verdicts.require(tasks)
+
+
+def _verdicts(session: Session) -> Verdicts:
+    return Verdicts(session.rubric, default_model=session.lm.model if session.own_models else "")
 
 
 def preflight_scoring(rubric: Rubric, scored: Iterable[tuple[Task, ScoreResult | None, Rollout]]) -> None:
@@ -262,9 +267,9 @@ def ask_reflection(session: Session) -> None:
         try:
             lm("Reply with one word: ready")
         except LMError as error:
+            reason = error_reason(error, "reflection_api_key_env", base="reflection_api_base")
             raise ModelError(
-                f"the reflection model {lm.model} did not answer: {_error_reason(error, 'reflection_api_key_env')}. "
-                "Check its name, key and address "
+                f"the reflection model {lm.model} did not answer: {reason}. Check its name, key and address "
                 f"(reflection_model, reflection_api_key_env, reflection_api_base); {SKIP}",
                 flag=f"--reflection-model, --reflection-api-key-env, --reflection-api-base, {SKIP_FLAG}",
             ) from error
@@ -275,25 +280,12 @@ def _priced_by_name(lm: LanguageModel) -> bool:
     return isinstance(lm.recording.backend, HostedBackend)
 
 
-def _keys(error: Exception) -> Sequence[str]:
-    """The environment variables for the provider's missing key; empty for any other error."""
-    return getattr(error, "env_keys", ()) if isinstance(error, LMNotConfiguredError) else ()
-
-
-def _error_reason(error: Exception, argument: str) -> str:
-    """The text of a model client's exception. For a missing key it names our arguments instead of the client's."""
-    if keys := _keys(error):
-        model = getattr(error, "model", None) or "the provider"
-        return f"{model} needs an API key: set {' or '.join(keys)}, or name the variable that has it ({argument})"
-    return f"{type(error).__name__}: {str(error).strip().rstrip('.')}"
-
-
 def _stop(errors: Sequence[Exception], student: RecordedProgram) -> None:
     """Raises if all runs failed in the same way; different failures do not show that the program is broken."""
     if all(isinstance(error, LMError) for error in errors):
         failure = f"answered none of the first {len(errors)} tasks" if len(errors) > 1 else "did not answer"
-        flag = f"--api-key-env, {SKIP_FLAG}" if _keys(errors[-1]) else SKIP_FLAG
-        raise ModelError(f"the model {failure}: {_error_reason(errors[-1], 'api_key_env')}. {SKIP}", flag=flag)
+        flag = f"--api-key-env, {SKIP_FLAG}" if missing_keys(errors[-1]) else SKIP_FLAG
+        raise ModelError(f"the model {failure}: {error_reason(errors[-1])}. {SKIP}", flag=flag)
     places = {place_of(error, student.program) for error in errors}
     if len(places) == 1 and not isinstance(errors[0], LMError):
         place, error = places.pop(), errors[0]

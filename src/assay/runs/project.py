@@ -3,8 +3,11 @@
 The command line reads it; Python functions use it only through `assay.project_settings`.
 """
 
+import functools
+import operator
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ from assay.runs.settings import (
     TuneSettings,
 )
 from assay.runs.settings.export import OF_KIND, RowSettings
-from assay.support.settings import Setting, check_value, nearest, settings_of
+from assay.support.settings import Setting, check_value, members_of_type, nearest, settings_of
 
 __all__ = ["FILE", "find_project", "project_settings"]
 
@@ -197,8 +200,9 @@ def _check_keys(
 
 
 def _misfit(setting: Setting, value: Any) -> str | None:
+    kinds = [kind for kind in members_of_type(setting.type) if kind is not type(None)]  # TOML has no None
     try:
-        check_value(setting, value)
+        check_value(replace(setting, type=functools.reduce(operator.or_, kinds)), value)
     except ConfigError as error:
         return str(error)
     return None

@@ -15,6 +15,7 @@ from assay.rubrics.yaml_files import read_yaml
 from assay.runs.loading import load_rubric
 from assay.sources.files import SourceFiles
 from assay.sources.modules import located
+from assay.sources.naming import public
 
 __all__ = ["portable_rubric"]
 
@@ -88,7 +89,7 @@ class _Carrier:
         except ArtifactError:
             raise
         except Exception as error:
-            raise RubricError(f"{name!r} cannot be imported: {type(error).__name__}: {error}") from error
+            raise RubricError(f"{name!r} cannot be imported: {type(error).__name__}: {public(str(error))}") from error
         source = SourceFiles()
         if not source.add(name, module.__name__, attribute):
             return None

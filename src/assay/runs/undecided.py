@@ -27,10 +27,13 @@ class Verdicts:
     """The final criteria of a rubric that are still undecided, and why.
 
     Judges that compare outputs are left out: a preflight has one output per task.
+
+    Args:
+        default_model: the program's model, if it judges because no other model was chosen.
     """
 
-    def __init__(self, rubric: Rubric) -> None:
-        self.rubric = rubric
+    def __init__(self, rubric: Rubric, *, default_model: str = "") -> None:
+        self.rubric, self.default_model = rubric, default_model
         self.missing: dict[str, str] = {
             c.name: "" for c in rubric.finals if c.check is not None or not rubric.compares(c.name)
         }
@@ -100,9 +103,15 @@ class Verdicts:
         """
         if self.silent:
             name = self.silent[0]
+            default = (
+                f"No model was chosen for the judge, so the program's, {self.default_model}, judges; judge_model names "
+                "another. "
+                if self.default_model
+                else ""
+            )
             raise ModelError(
                 f"the judge of {name!r} gave no verdict on any of the outputs that it was shown: {self.missing[name]}. "
-                f"Check its model, key and address (judge_model, judge_api_key_env, judge_api_base); {SKIP}",
+                f"{default}Check its model, key and address (judge_model, judge_api_key_env, judge_api_base); {SKIP}",
                 flag=f"--judge-model, --judge-api-key-env, --judge-api-base, {SKIP_FLAG}",
             )
 

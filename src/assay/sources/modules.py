@@ -29,6 +29,7 @@ from assay.sources.former_names import import_former
 from assay.sources.opened import notice, watching
 
 __all__ = [
+    "PREFIX",
     "NoSuchFile",
     "alone",
     "attribute_of",
@@ -41,7 +42,7 @@ __all__ = [
     "root_of",
 ]
 
-_PREFIX = "assay_source_"
+PREFIX = "assay_source_"
 _lock = threading.RLock()
 # by package name; outdated namespaces are kept for the modules that were loaded from them
 _namespaces: dict[str, "_Namespace"] = {}
@@ -172,7 +173,7 @@ class _Finder:
 
     @staticmethod
     def find_spec(fullname: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        namespace = _namespaces.get(fullname.partition(".")[0]) if fullname.startswith(_PREFIX) else None
+        namespace = _namespaces.get(fullname.partition(".")[0]) if fullname.startswith(PREFIX) else None
         if namespace is None or path is None:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -202,8 +203,8 @@ def _namespace(root: Path) -> _Namespace:
         namespace = _current.pop(root, None)
         if namespace is None or not namespace.fresh():
             digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:8]
-            count = sum(name.startswith(f"{_PREFIX}{digest}") for name in _namespaces)
-            namespace = _Namespace(root, f"{_PREFIX}{digest}" + (f"_{count}" if count else ""))
+            count = sum(name.startswith(f"{PREFIX}{digest}") for name in _namespaces)
+            namespace = _Namespace(root, f"{PREFIX}{digest}" + (f"_{count}" if count else ""))
             _namespaces[namespace.name] = namespace
         _current[root] = namespace
         return namespace
@@ -344,7 +345,7 @@ def alone() -> Iterator[None]:
 
 def is_private(module_name: str) -> bool:
     """Whether a module was loaded from a file, under a name that is valid only in this process."""
-    return module_name.startswith(_PREFIX)
+    return module_name.startswith(PREFIX)
 
 
 def qualified_name(value: Any) -> str:

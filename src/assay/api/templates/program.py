@@ -5,7 +5,7 @@ from typing import Literal
 import dspy
 
 
-class Triage(dspy.Module):  # type: ignore[misc]
+class Triage(dspy.Module):
     """One language model call for each message."""
 
     def __init__(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import dspy
 
 from assay.api.tune.report import TuneReport, as_page, cheaper
+from assay.api.tune.staged import StagedSearch
 from assay.api.tune.study import (
     default_of,
     default_student,
@@ -47,6 +48,7 @@ from assay.rubrics import Rubric
 from assay.runs.anchors import replay_of_rubric
 from assay.runs.arguments import program_settings, resolve_model, resolve_program, takes
 from assay.runs.artifacts import keep_artifact, rehearsed
+from assay.runs.curricula import schedule_of
 from assay.runs.jobs import Job, open_job, salt_at
 from assay.runs.opening import home_of
 from assay.runs.preflight import checked
@@ -67,7 +69,7 @@ def tune(
     program: Any,
     *,
     rubric: str | Path | Rubric,
-    data: Any,
+    data: Any = None,
     lm: dspy.LM | None = None,
     out: str | Path | None = None,
     apply: str | Path | None = None,
@@ -78,10 +80,12 @@ def tune(
 ) -> TuneReport:
     """Searches the five agent parameters on val, decides on gate, and reports on the sealed test split.
 
+    With a `curriculum`, trials run the val tasks of one stage after another; see `assay.api.tune.staged`.
+
     Args:
         program: as for `assay.compile`; its own parameters are the default, the baseline of the comparison.
         rubric: as for `assay.compile`.
-        data: as for `assay.compile`.
+        data: as for `assay.compile`; None if the stages of a curriculum name their data.
         lm: as for `assay.compile`.
         out: folder of the artifact; by default `.assay/artifacts/PROGRAM-tuned`.
         apply: a compiled artifact; the result is a copy of it with the best parameters.
@@ -180,8 +184,11 @@ def _tuned(job: Job, config: TuneSettings, progress: Progress, store: str | Path
         job.session.register(getattr(job.splits, split), split)
     default = default_of(job, space)
     alarms = replay_of_rubric(job.session.rubric, job.session)
+    staged = _staged(job, objective, space, default, config, progress, store)
     with job.session.phase("search"):
-        if config.method == "policy":
+        if staged is not None:
+            outcome, stopped = staged.run()
+        elif config.method == "policy":
             outcome, stopped = _by_policy(job, objective, space, default, config, progress)
         else:
             outcome, stopped = _by_optuna(job, objective, space, default, config, progress, store, resume)
@@ -189,13 +196,25 @@ def _tuned(job: Job, config: TuneSettings, progress: Progress, store: str | Path
     before, unset = default_student(job, objective, default)
     notes = [*alarms, *unset]
     report = TuneReport(
-        Path(), config, outcome, _parameters(tuned, space), job.session.meter, stopped=stopped, notes=notes
-    )
+        Path(), config, outcome, _parameters(tuned, space), job.session.meter, stopped=stopped, notes=notes,
+        curriculum=None if staged is None else staged.report,
+    )  # fmt: skip
     try:
         _decide(report, job, before, tuned)
     except BudgetExceeded as cap:
         report.stopped = str(cap)
     return report
+
+
+def _staged(
+    job: Job, objective: ProgramObjective, space: Space, default: Point, config: TuneSettings, progress: Progress,
+    store: str | Path | None,
+) -> StagedSearch | None:  # fmt: skip
+    """The search by the stages of a curriculum; None without one."""
+    schedule = schedule_of(job, seed=config.seed, steps=config.trials, progress=progress)
+    if schedule is None:
+        return None
+    return StagedSearch(job, objective, space, default, config, storage_of(config, store), schedule, progress)
 
 
 def _parameters(tuned: RecordedProgram, space: Space) -> dict[str, Any]:
@@ -330,7 +349,7 @@ def _decide(report: TuneReport, job: Job, before: RecordedProgram, tuned: Record
         else before
     )
     if after is before:
-        tried = sum(trial.state != "failed" for trial in report.outcome.trials)
+        tried = sum(state != "failed" for state in report.outcome.states)
         report.notes.append(
             "no point was better on val than the default; it stays"
             if tried > 1

@@ -142,9 +142,14 @@ def storage_of(config: ParameterSettings, store: str | Path | None) -> str:
     return url if not url.startswith("sqlite:///") else f"sqlite:///{(home_of(store) / 'studies.db').resolve()}"
 
 
-def study_of(job: Job, config: TuneSettings, space: Space, url: str) -> "optuna.Study":
-    """Creates or joins the study. All its processes must search the same space on the same tasks."""
-    return open_study(config.study or job.run_id, url, space, config.search, of=_searched_on(job, config))
+def study_of(job: Job, config: TuneSettings, space: Space, url: str, *, stage: str = "") -> "optuna.Study":
+    """Creates or joins the study. All its processes must search the same space on the same tasks.
+
+    Args:
+        stage: of a curriculum, which has a study of its own.
+    """
+    name = f"{job.run_id}-{stage}" if stage else config.study or job.run_id
+    return open_study(name, url, space, config.search, of=_searched_on(job, config))
 
 
 def study_to_show(job: Job, config: ParameterSettings, space: Space, url: str) -> "optuna.Study | None":

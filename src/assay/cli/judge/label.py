@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from assay.cli.numbers import Integer
 from assay.cli.shared import json_option, print_json, store_option, trust_option
 from assay.cli.wording import counted
 
@@ -21,7 +22,7 @@ def _comma_separated(ctx: click.Context, parameter: click.Parameter, value: str 
 @click.option("--rater", help="Who you are; by default your user name.")
 @click.option("--run", "run_id", help="Only rollouts of this run.")
 @click.option("--task", "task_id", help="Only rollouts of this task.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Most outputs to ask about.")
+@click.option("--limit", type=Integer(1), default=20, show_default=True, help="Most outputs to ask about.")
 @click.option("--rationale", is_flag=True, help="Ask for a reason as well; optimizers that reflect read it.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order in which rollouts are shown.")
 @click.option(

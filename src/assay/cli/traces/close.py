@@ -2,6 +2,7 @@
 
 import click
 
+from assay.cli.numbers import Number
 from assay.cli.shared import json_option, open_store, print_json, store_option
 from assay.cli.wording import counted
 
@@ -11,7 +12,7 @@ __all__ = ["close_command"]
 @click.command("close")
 @click.option(
     "--idle-minutes",
-    type=click.FloatRange(0),
+    type=Number(0),
     default=60.0,
     show_default=True,
     help="End the rollouts whose last LM call is at least this many minutes ago.",

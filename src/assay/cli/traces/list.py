@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from assay.cli.numbers import Integer, Number
 from assay.cli.shared import json_option, open_store, print_json, store_option, with_options
 
 __all__ = ["list_command"]
@@ -30,10 +31,10 @@ _FILTERS = (
         "--failure",
         help="Only this failure kind: parse, context, timeout, model, agent, tool, check, judge, loop, cap.",
     ),
-    click.option("--min-score", type=click.FloatRange(0, 1), help="Lowest score."),
-    click.option("--max-score", type=click.FloatRange(0, 1), help="Highest score."),
+    click.option("--min-score", type=Number(0, 1), help="Lowest score."),
+    click.option("--max-score", type=Number(0, 1), help="Highest score."),
     click.option("--since", metavar="WHEN", help="Only started since: 30m, 12h, 7d, or a date such as 2026-11-23."),
-    click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Largest number to list."),
+    click.option("--limit", type=Integer(1), default=20, show_default=True, help="Largest number to list."),
 )
 
 
@@ -49,7 +50,11 @@ def list_command(
     limit: int, since: str | None, min_score: float | None, max_score: float | None, program: str | None,
     store: str | None, as_json: bool, **equal: str | None,
 ) -> None:  # fmt: skip
-    """List the newest rollouts, one per line: id, time, phase, split, status, score, failure, program, first input."""
+    """List the newest rollouts, one per line: id, time, phase, split, status, score, failure, program, first input.
+
+    After the program stands its version: prompts, demonstrations and settings. The versions of a run are those of its
+    baseline, its candidates and the compiled program.
+    """
     from assay.traces.store.listing import find_rollouts, known_programs
 
     chosen = {name: value for name, value in equal.items() if value is not None}
@@ -99,6 +104,7 @@ def _show(rollouts: list[Any]) -> None:
         started = time.strftime("%m-%d %H:%M:%S", time.localtime(rollout.started_at))
         first_input = " ".join(str(next(iter(rollout.inputs.values()), "")).split())
         program = rollout.program.replace("\\", "/").rpartition("/")[2]
+        program += f"@{rollout.program_version}" if rollout.program_version else ""
         score = "–" if rollout.score is None else f"{rollout.score:.2f}"
         click.echo(
             f"{rollout.id[:16]} {started} {rollout.phase:10} {rollout.split or '–':5} {rollout.status:7} {score:>5} "

@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from assay.cli.numbers import Integer
 from assay.cli.shared import json_option, open_store, print_json, store_option
 from assay.cli.wording import counted
 
@@ -16,7 +17,7 @@ _NOT_RATED = ("judge", "outside")  # sources of rollouts that no export uses
 @click.argument("rollout_id", required=False)
 @click.argument("rating", type=float, required=False)
 @click.option("--run", "run_id", help="Ask only about rollouts of this run.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Largest number to ask about.")
+@click.option("--limit", type=Integer(1), default=20, show_default=True, help="Largest number to ask about.")
 @store_option()
 @json_option()
 def rate_command(

@@ -54,13 +54,19 @@ class ProgramObjective:
     """
 
     def __init__(self, students: Mapping[str, RecordedProgram], session: Session, *, samples: int = 1) -> None:
-        self.students, self.samples = dict(students), samples
+        self.students, self.samples, self.scope = dict(students), samples, ""
         self.session = replace(
             session, progress=SilentProgress()
         )  # a progress bar per block of tasks would hide that of the trials
 
     def within(self, trial: str) -> AbstractContextManager[None]:
-        return self.session.recorder.within(trial)
+        return self.session.recorder.within(self.scope + trial)
+
+    def named(self, scope: str) -> "ProgramObjective":
+        """The same, for trials of another study of the run: their records are kept apart by `scope`."""
+        other = copy.copy(self)
+        other.scope = scope
+        return other
 
     def student(self, point: Point) -> RecordedProgram:
         """A copy of the program with the parameters of a point."""

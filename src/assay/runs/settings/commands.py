@@ -9,6 +9,7 @@ from assay.models.limits import DEFAULT_S
 from assay.models.roles import check_address, is_embedded
 from assay.runs.settings.shared import (
     RESUMED,
+    CurriculumSettings,
     ExecutorSettings,
     PromptSettings,
     api_base,
@@ -83,7 +84,7 @@ class RunSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectSettings(ExecutorSettings):
+class CollectSettings(ExecutorSettings, CurriculumSettings):
     """Settings of `assay.collect`."""
 
     kind: str = "collect"
@@ -105,6 +106,11 @@ class CollectSettings(ExecutorSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.curriculum is not None and self.split != "train":
+            raise ConfigError(
+                f"split={self.split!r} would have no effect: with a curriculum, train tasks are collected, and val "
+                "tasks decide about promotion"
+            )
         if self.untruncated and not is_embedded(self.model):
             raise ConfigError(
                 f"untruncated would have no effect on {self.model}: its server sets top-k and top-p. Set them there"

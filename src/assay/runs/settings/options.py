@@ -66,6 +66,10 @@ class _Program(_Judged, total=False):
     parameters: Mapping[str, Any]
 
 
+class _Curriculum(TypedDict, total=False):
+    curriculum: str | None
+
+
 class _Executor(TypedDict, total=False):
     executor: str
 
@@ -129,7 +133,7 @@ class RunOptions(TypedDict, total=False):
     task_timeout: float
 
 
-class CollectOptions(_Common, _Cache, _Program, _Executor, total=False):
+class CollectOptions(_Common, _Cache, _Program, _Executor, _Curriculum, total=False):
     """The keywords of `assay.collect`."""
 
     n: int
@@ -173,7 +177,7 @@ class _Tune(TypedDict, total=False):
     max_search_calls: int | None
 
 
-class TuneOptions(_Common, _Cache, _Program, _Executor, _Decisions, _Parameters, _Tune, total=False):
+class TuneOptions(_Common, _Cache, _Program, _Executor, _Decisions, _Parameters, _Tune, _Curriculum, total=False):
     """The keywords of `assay.tune`."""
 
 
@@ -218,7 +222,7 @@ class _Policy(TypedDict, total=False):
     report_to: str
 
 
-class TrainOptions(_Common, _Program, _Policy, total=False):
+class TrainOptions(_Common, _Program, _Policy, _Curriculum, total=False):
     """The keywords of `assay.train`."""
 
     retention: Sequence[str]
@@ -301,7 +305,7 @@ class ExportOptions(TypedDict, total=False):
     outcome: str
 
 
-class PlanOptions(ImproveOptions, total=False):
+class PlanOptions(ImproveOptions, _Curriculum, total=False):
     """The keywords of `assay.api.plan.plan`: those settings of the planned command that change the estimate."""
 
     split: str

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_MODEL",
     "CommonSettings",
+    "CurriculumSettings",
     "DecisionSettings",
     "ExecutorSettings",
     "ProgramSettings",
@@ -176,7 +177,8 @@ class ProgramSettings(CommonSettings):
         file=True,
     )
     data: str = named_setting(
-        "Tasks: a .jsonl, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, bfcl:…, arithmetic:…).",
+        "Tasks: a .jsonl, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, bfcl:…, arithmetic:…, tools:…, "
+        "curriculum:…).",
         flag="--data",
         metavar="D",
         file=True,
@@ -228,6 +230,19 @@ class ProgramSettings(CommonSettings):
     def shown_demos(self) -> int:
         """Maximum number of demonstrations in a prompt, for estimates."""
         return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurriculumSettings(ProgramSettings):
+    """The setting that orders tasks by difficulty."""
+
+    curriculum: str | None = setting(
+        None,
+        "Curriculum: a YAML or JSON file of stages of data, or a shipped one (tool_use). A stage is left when its val "
+        "score is high enough. --data is needed only for stages that name no data.",
+        metavar="FILE",
+        file=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,13 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from assay.errors import ConfigError
-from assay.runs.settings.shared import RESUMED, DecisionSettings, ExecutorSettings, SearchSettings
+from assay.runs.settings.shared import (
+    RESUMED,
+    CurriculumSettings,
+    DecisionSettings,
+    ExecutorSettings,
+    SearchSettings,
+)
 from assay.support.settings import nearest, setting
 
 if TYPE_CHECKING:
@@ -96,7 +102,7 @@ class ImpactSettings(ParameterSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings):
+class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings, CurriculumSettings):
     """Settings of `assay.tune`; for those of the search see `assay.optimizers.parameters.SearchConfig`.
 
     `margin` is a non-inferiority margin: parameters with fewer tokens replace the default if the whole interval of the
@@ -145,6 +151,13 @@ class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.search  # noqa: B018 - SearchConfig checks its settings, so that an error comes before the run is opened
+        if self.curriculum is not None and (
+            unused := [name for name in ("method", "workers", "study", "objectives") if self.changed(name)]
+        ):
+            raise ConfigError(
+                f"{', '.join(unused)} cannot be used with a curriculum, which has a study for each stage, searched by "
+                "one process for the score: leave it out"
+            )
         if self.method == "policy":
             if self.workers > 1:
                 raise ConfigError(

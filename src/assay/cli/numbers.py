@@ -1,0 +1,30 @@
+"""Types of flags that are numbers between bounds."""
+
+from typing import Any
+
+import click
+
+__all__ = ["Integer", "Number"]
+
+
+class Integer(click.IntRange):
+    """An integer between bounds; another text is no integer, where click says "not a valid integer range"."""
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        return super().convert(_of_type(click.INT, value, param, context), param, context)
+
+
+class Number(click.FloatRange):
+    """As `Integer`, for numbers."""
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        return super().convert(_of_type(click.FLOAT, value, param, context), param, context)
+
+
+def _of_type(kind: click.ParamType, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+    try:
+        return kind.convert(value, param, context)
+    except click.BadParameter:
+        raise click.BadParameter(
+            f"{value!r} is not {'an integer' if kind is click.INT else 'a number'}", context, param
+        ) from None

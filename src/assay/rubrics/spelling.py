@@ -1,0 +1,77 @@
+"""Arguments of criteria and checks that do not fit, in words: the name, the valid ones and the nearest."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from assay.sources.modules import qualified_name
+from assay.support.settings import nearest
+
+__all__ = ["named_keywords", "unfit_arguments"]
+
+Class = TypeVar("Class")
+
+
+def named_keywords(**elsewhere: str) -> Callable[[type[Class]], type[Class]]:
+    """Decorates a dataclass: an unknown keyword is a `TypeError` that names the valid ones and the nearest.
+
+    Args:
+        elsewhere: keyword -> field, for the names that fields have in YAML.
+    """
+
+    def mark(kind: type[Class]) -> type[Class]:
+        plain: Any = kind.__init__
+        fields = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]  # of a dataclass only
+
+        @functools.wraps(plain)
+        def init(self: Any, *args: Any, **keywords: Any) -> None:
+            for name in keywords.keys() - set(fields):
+                if (field := elsewhere.get(name.rstrip("_"))) is not None:
+                    hint = f" {name.rstrip('_')!r} is a key of YAML files; in Python it is {field}=…"
+                else:
+                    hint = f" Did you mean {near!r}?" if (near := nearest(name, fields)) else ""
+                raise TypeError(
+                    f"{kind.__name__}() got an unexpected keyword {name!r}; it takes {', '.join(fields)}.{hint}"
+                )
+            plain(self, *args, **keywords)
+
+        kind.__init__ = init  # type: ignore[misc]  # the same signature
+        return kind
+
+    return mark
+
+
+def unfit_arguments(check: Callable[..., Any], arguments: Mapping[str, Any], source: str) -> str:
+    """Error message for arguments that a check does not accept; empty if they are valid.
+
+    Args:
+        source: dotted path of the check in a YAML file; empty if the criterion was made in Python.
+    """
+    name = source or qualified_name(check)
+    try:
+        signature = inspect.signature(check)
+        signature.bind(None, None, None, **arguments)
+    except TypeError as error:
+        accepted = list(signature.parameters)[3:]
+        if unknown := [key for key in arguments if key not in accepted]:
+            hint = f" Did you mean {near!r}?" if (near := nearest(unknown[0], accepted)) else ""
+            return f"check {name!r} has no argument {unknown[0]!r}; it has {', '.join(accepted) or 'none'}.{hint}"
+        if (missing := _missing(signature, arguments)) is not None:
+            way = f"with: {{{missing}: …}}" if source else f"arguments={{{missing!r}: …}}"
+            return f"check {name!r} needs the argument {missing!r}; set {way}"
+        return f"check {name!r} cannot be called as check(task, prediction, rollout, **{dict(arguments)!r}): {error}"
+    except ValueError:
+        pass  # a builtin without a signature: errors appear when it is called
+    try:
+        getattr(check, "arguments_rule", dict)(**arguments)
+    except Exception as error:
+        return f"{name!r} with {dict(arguments)!r}: {str(error).splitlines()[0]}"
+    return ""
+
+
+def _missing(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str | None:
+    """The first required argument of a check that has no value."""
+    rest = list(signature.parameters.values())[3:]
+    return next((one.name for one in rest if one.default is one.empty and one.name not in arguments), None)
