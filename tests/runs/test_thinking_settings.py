@@ -13,6 +13,7 @@ from click.testing import CliRunner
 import assay
 from assay.api.judge.score import score_rows
 from assay.api.traces import score_rollouts
+from assay.api.tune import tune
 from assay.cli.evaluate import command as evaluate_command
 from assay.cli.main import group
 from assay.cli.wording import message_of
@@ -161,12 +162,27 @@ def test_the_budget_of_a_plain_module_is_in_its_artifact_and_holds_where_that_ru
     assert vllm.budgets() == [64, 64]
 
 
+PLAIN = (
+    "import dspy\n\nclass Q(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
+    "        self.answer = dspy.Predict('question -> answer')\n\n    def forward(self, question):\n"
+    "        return self.answer(question=question)\n"
+)
+
+
+def test_each_program_of_a_study_has_its_own_budget_unless_one_is_set(project: dict[str, Any], vllm: Server) -> None:
+    Path("notes.py").write_text(PLAIN)
+    run = {**project, "api_base": vllm.url, "cache": False, "sizes": SIZES}
+    artifact = assay.compile("notes.py:Q", optimizer="labeled", thinking=64, **run).artifact
+    search = {**run, "also": (str(artifact),), "trials": 4, "sampler": "random", "pruner": "none"}
+    vllm.budgets()
+    tune("notes.py:Q", **search)
+    assert set(vllm.budgets()) == {None, 64}
+    tune("notes.py:Q", thinking=8, **search)
+    assert set(vllm.budgets()) == {8}
+
+
 def test_an_artifact_runs_with_its_budget_unless_another_is_set(project: dict[str, Any], vllm: Server) -> None:
-    Path("notes.py").write_text(
-        "import dspy\n\nclass Q(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.answer = dspy.Predict('question -> answer')\n\n    def forward(self, question):\n"
-        "        return self.answer(question=question)\n"
-    )
+    Path("notes.py").write_text(PLAIN)
     run = {**project, "api_base": vllm.url, "cache": False}
     artifact = assay.compile("notes.py:Q", optimizer="labeled", thinking=64, sizes=SIZES, **run).artifact
     vllm.budgets()

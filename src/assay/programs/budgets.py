@@ -109,7 +109,7 @@ def set_thresholds(program: Any, values: Mapping[str, float]) -> None:
     if agent is None or not own or all(own[name] == value for name, value in values.items()):
         return
     off: dict[str, Any] = {"samples": 1}
-    fields = {name: off.get(name) if value == 1 else value for name, value in values.items()}
+    fields: dict[str, Any] = {name: off.get(name) if value == 1 else value for name, value in values.items()}
     agent.policy = replace(agent.thinking_policy, **fields)
 
 

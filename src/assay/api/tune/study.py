@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from assay.deployment import load_artifact
 from assay.errors import ConfigError, StoreError
 from assay.evaluation import Progress, RecordedProgram
 from assay.evaluation.session import acting_parameters
-from assay.models import supports
+from assay.models import Thinking, supports
 from assay.optimizers.parameters import Point, ProgramObjective, Space, open_study
 from assay.optimizers.parameters.objective import set_point
 from assay.programs import RANGES, AgentParameters, program_version
@@ -74,9 +75,12 @@ def student_at(job: Job, point: Point, config: ParameterSettings) -> RecordedPro
                 f"{point.program} was compiled with the salt {artifact.manifest['data']['salt']!r}: its tasks may be "
                 "in this test split"
             )
-        if job.session.thinking is not None:
-            set_thinking(artifact.program, job.session.thinking)
-        student = RecordedProgram(artifact.program, job.session, prompt_format=artifact.settings["adapter"])
+        session = job.session
+        if config.thinking is None:  # the session has the budget of the job's program
+            session = replace(session, thinking=Thinking.of(artifact.settings.get("thinking")))
+        elif session.thinking is not None:
+            set_thinking(artifact.program, session.thinking)
+        student = RecordedProgram(artifact.program, session, prompt_format=artifact.settings["adapter"])
         student.set_parameters(artifact.settings["parameters"])
     set_point(student, point.parameters)
     return student

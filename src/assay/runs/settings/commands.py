@@ -45,9 +45,10 @@ class CompileSettings(ExecutorSettings, PromptSettings):
     kind: str = "compile"
     thinking_margin: float | None = setting(
         None,
-        "Fit the agent's thinking policy on val after the search: the one that saves most tokens and costs at most "
-        "this much score. By default none is fitted. The program must be an Agent with a thinking budget. "
-        "Takes six runs of each val task, which --max-search-calls does not count.",
+        "Fit the agent's thinking policy on val after the search, or when a Refine program halts: what saves most "
+        "tokens and costs at most this much score. By default nothing is fitted. The program must be an Agent with a "
+        "thinking budget, or a Refine program. A policy takes six runs of each val task, which --max-search-calls does "
+        "not count.",
         ge=0,
         lt=1,
     )
