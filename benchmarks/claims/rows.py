@@ -18,9 +18,9 @@ GROUPS = {
     "hand_written": Group("hand_written"),
     "judge": Group("judge"),
     "refinement": Group("refinement"),
-    "tool_use": Group("tool_use"),
     "thinking": Group("thinking"),
     "bfcl": Group("bfcl"),
+    "tool_use": Group("tool_use"),
     "thinking_stronger": Group(None, stronger=True),
     "minimal_edits": Group(None),
     "rubric_training": Group(None),
@@ -86,8 +86,8 @@ ROWS = (
         cells=revised,
         note="a predictor writes an expression and its value; the verifier computes that expression and says its "
         "value, but sees no expected answer. The other side is a vote of up to three answers, at about as many tokens. "
-        "Three verifiers of dates (format and words; the same with the words of the text named; a draft without its field "
-        "name) changed no score in trials of 14 tasks: this model copies the draft.",
+        "Three verifiers of dates (format and words; the same with the words of the text named; a draft without its "
+        "field name) changed no score in trials of 14 tasks: this model copies the draft.",
     ),
     Row(
         name="adoption_when_needed",
