@@ -13,7 +13,7 @@ import assay
 from claims.storing import Lines, Measured, Setting
 
 CATEGORIES = {"simple_python": "correct_calls", "multiple": "correct_calls", "irrelevance": "abstention_when_not"}
-SIZE = 20
+SIZE = 10
 SOURCE, FOLDER = "bfcl-eval", "bfcl_eval"
 
 

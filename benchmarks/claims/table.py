@@ -155,8 +155,10 @@ def ratio_change(before: Mapping[str, float], after: Mapping[str, float]) -> tup
     return mean, -math.inf if low is None else low, math.inf if high is None else high
 
 
-def cheaper(tokens: str, score: str, *, least: float, margin: float) -> Callable[[Records], Cells]:
-    """Cells of a saving of tokens whose score stays within a margin that was declared before."""
+def cheaper(
+    tokens: str, score: str, *, least: float, margin: float, loops: str | None = None
+) -> Callable[[Records], Cells]:
+    """Cells of a saving of tokens whose score stays within a margin that was declared before; with runs in loops."""
 
     def cells(records: Records) -> Cells:
         before, after = pooled(records, tokens, "before"), pooled(records, tokens, "after")
@@ -167,6 +169,9 @@ def cheaper(tokens: str, score: str, *, least: float, margin: float) -> Callable
             f"{per_cent(by_seed(records, score, side))} right"
             for side in ("before", "after")
         ]
+        if loops is not None:
+            counts = [sum(pooled(records, loops, side).values()) for side in ("before", "after")]
+            sides = [f"{text}, {count:.0f} loops" for text, count in zip(sides, counts, strict=True)]
         return Cells(
             sides[0],
             sides[1],
