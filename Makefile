@@ -4,11 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export LITELLM_LOCAL_MODEL_COST_MAP := True
 unexport PYTHONDONTWRITEBYTECODE  # every test process and command would compile all modules again
-# Two workers a core, at most four: tests spend more than half of their time waiting for servers, limits and locks.
-WORKERS := $(shell $(PYTHON) -c "import os; print(min(4, 2 * (os.cpu_count() or 1)))")
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/clients --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# One worker more than there are cores, at most four: a quarter of the tests' time is spent waiting for servers, limits and
+# locks. The quick tests wait more, and load no model, so memory allows two a core.
+WORKERS := $(shell $(PYTHON) -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))")
+quick: WORKERS := $(shell $(PYTHON) -c "import os; print(min(8, 2 * (os.cpu_count() or 1)))")
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/clients --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo docs fmt quick tutorials test test-min test-new test-clients check lint chaos clean
+.PHONY: demo docs figures fmt quick tutorials test test-min test-new test-clients check lint chaos clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -79,6 +81,12 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The claims in one table, benchmarks/results/seeds.md: measures what is missing, for three seeds, a few minutes each on two
+# cores. STRONGER=FILE.gguf: also the rows that need a stronger model. `make figures ROWS=judge` measures some rows.
+figures: $(VENV)/.demo
+	$(BIN)/assay models pull smollm2-135m
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/figures.py run $(ROWS) $(if $(STRONGER),--stronger $(STRONGER))
 
 # Twenty kills of each kind of job and three of each training, compared with unkilled runs (about a quarter of an hour on two cores). Then 10,000
 # calls through the gateway on each database, while processes are killed and the store is locked, full or away (another half an hour).

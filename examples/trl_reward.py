@@ -41,7 +41,8 @@ rows = [
 
 file = find_model("embedded/smollm2-135m")
 model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
-model.hf_quantizer.remove_quantization_config(model)  # the weights are read, and plain floats from here on
+if quantizer := getattr(model, "hf_quantizer", None):  # the weights are read, and plain floats from here on
+    quantizer.remove_quantization_config(model)
 model.is_quantized = False
 tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
 with tempfile.TemporaryDirectory() as folder:

@@ -11,8 +11,9 @@ import assay
 from assay.errors import ProgramError
 from assay.evaluation.evaluation import Evaluation
 from assay.optimizers.prompts.candidates import CandidateSpec, SearchSpace, kernel
-from assay.optimizers.prompts.thinking import POLICIES, allocates, fitted_policy, with_policy
+from assay.optimizers.prompts.thinking import POLICIES, fitted_policy
 from assay.programs import Classify, MathQA, ThinkingPolicy
+from assay.programs.budgets import allocates, with_policy
 from assay.programs.compose import NearestDemos
 from assay.rubrics import Criterion, Rubric, ScoreResult
 from assay.rubrics.checks import exact
@@ -82,7 +83,7 @@ class Sentiment(Classify):
 
 
 def script(request: Any) -> str:
-    thought = '"thought": "it is, well, not so clear what this means", ' if '"thought"' in str(request.config) else ""
+    thought = '"thought": "it is, well, not so clear what this means", ' if "'thought'" in str(request.config) else ""
     return f'{{{thought}"label": "{"happy" if "yay" in str(request.messages[-1]) else "sad"}"}}'
 
 

@@ -10,16 +10,18 @@ from typing import Any
 
 import dspy
 import pytest
+from click.testing import CliRunner
 from dspy.utils.exceptions import ContextWindowExceededError
 
 import assay
+from assay.cli.traces.show import show_command
 from assay.datasets.tasks import make_task
 from assay.errors import ConfigError, DataError, FailureKind, LoopStopped, ProgramError, SandboxError
 from assay.models.failures import failure_of_program, is_agent_failure
-from assay.programs import CodeRepair, load_program
+from assay.programs import CodeRepair, Refine, load_program, program_inputs
 from assay.programs.code_edits import Edit, applied, excerpt, functions_of, replacement_of
 from assay.programs.sandbox import available
-from assay.rubrics import load_rubric
+from assay.rubrics import Grade, load_rubric
 from assay.testing import scripted_lm
 from assay.traces.recorder import Recorder
 from assay.traces.records import Rollout
@@ -124,7 +126,7 @@ def test_a_repeated_edit_ends_the_run_as_a_loop(recorded: Any, edits: Any, runs:
     assert [call.failure for call in rollout.transitions] == [None, None, None, FailureKind.LOOP]
 
 
-def test_each_run_of_the_tests_is_a_recorded_tool_call_with_its_isolation(recorded: Any) -> None:
+def test_each_run_of_the_tests_is_a_recorded_tool_call_with_its_isolation(recorded: Any, tmp_path: Path) -> None:
     result, rollout = run_recorded(recorded, editing((2, "result = 0"), (4, "result += value")))
     assert result.code == FIXED
     (first,) = rollout.early_tools
@@ -136,6 +138,30 @@ def test_each_run_of_the_tests_is_a_recorded_tool_call_with_its_isolation(record
     ]
     assert all(tool.isolation in ("bubblewrap", "landlock") for tool in [first, *later])
     assert recorded[0].unrecorded.reason is None, "a sandbox calls no model"
+    shown = CliRunner().invoke(show_command, [rollout.id, "--store", str(tmp_path / "assay.db")])
+    assert shown.output.count(f") [isolation {first.isolation}] = ") == 3
+
+
+def test_refine_takes_the_fields_of_code_repair_and_revises_the_whole_code() -> None:
+    prompts: list[str] = []
+
+    def script(request: Any) -> str:
+        prompts.append(request.messages[-1].parts[0].text)
+        return json.dumps({"thought": "", "line": 2, "new_line": "result = 7", "code": FIXED, "verdict": "keep"})
+
+    def passes(task: Any, prediction: Any, rollout: Any) -> Grade:
+        assert task.inputs == {"code": CODE, "visible_tests": TESTS}
+        return Grade(value=float(prediction["code"] == FIXED), reason="total([5]) is not 5")
+
+    refine = Refine(CodeRepair(), passes)
+    refine.set_parameters({"reasoning_depth": 6, "max_steps": 3})
+    assert program_inputs(refine) == ["code", "visible_tests"]
+    with dspy.context(lm=scripted_lm(script)):
+        result = refine(code=CODE, visible_tests=TESTS)
+    assert result.code == FIXED
+    assert [entry["probability"] for entry in result.rounds] == [0.0, 1.0]
+    assert "result -= value" in prompts[-1], "the draft is the code so far"
+    assert "total([5]) is not 5" in prompts[-1]
 
 
 def test_max_steps_limits_the_edits_and_depth_reviews_them() -> None:

@@ -1,5 +1,6 @@
 """Public API for `assay collect`: groups of scored rollouts in the store. Exports nothing."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +9,14 @@ from typing import Any, Unpack
 import dspy
 
 from assay.datasets import Task
+from assay.datasets.schedule import Schedule, promotion_score
 from assay.errors import BudgetExceeded
 from assay.evaluation import Evaluation, Progress, RecordedProgram, SilentProgress
 from assay.evaluation import evaluate as run_evaluation
 from assay.models import Meter
 from assay.rubrics import Rubric
 from assay.runs.arguments import program_settings, resolve_model, resolve_program, takes
+from assay.runs.curricula import keep_schedule, schedule_of
 from assay.runs.jobs import Job, open_job
 from assay.runs.preflight import checked
 from assay.runs.settings import CollectSettings
@@ -36,6 +39,8 @@ class CollectReport(ReportRepr):
     rollouts: int
     resumed: int
     stopped: str | None = None
+    curriculum: Mapping[str, Any] | None = None  # see `assay.datasets.schedule.Schedule.report`
+    notes: Sequence[str] = ()
     unrecorded: Unrecorded = NOTHING
 
     def to_dict(self) -> dict[str, Any]:
@@ -52,7 +57,8 @@ class CollectReport(ReportRepr):
             "groups_with_spread": sum(spread), "calls": usage.calls, "cached": usage.cached,
             "repeated_calls": usage.repeated,
             "tokens": usage.tokens, "cost_usd": self.unrecorded.cost(usage.known_cost_usd),
-            "stopped": self.stopped, **self.unrecorded.to_dict(),
+            "stopped": self.stopped, "curriculum": self.curriculum, "notes": list(self.notes),
+            **self.unrecorded.to_dict(),
         }  # fmt: skip
 
 
@@ -62,7 +68,7 @@ def collect(
     program: Any,
     *,
     rubric: str | Path | Rubric,
-    data: Any,
+    data: Any = None,
     lm: dspy.LM | None = None,
     store: str | Path | None = None,
     resume: bool = False,
@@ -74,7 +80,12 @@ def collect(
     Rollouts of the same task have separate entries in the response cache, so a seeded run replays. `resume` continues
     an unfinished run without repeating finished rollouts.
 
+    With a `curriculum`, the train tasks of its stages are collected in turn. The program runs once on the val tasks of
+    a stage; the next stage follows if their mean score is high enough, or if the stage has a limit. These runs are
+    not exported.
+
     Args:
+        data: None if the stages of a curriculum name their data.
         options: the fields of `assay.runs.settings.CollectSettings`. `over`: agent parameters that the rollouts of a
             task use in turn, such as `[{"temperature": 0.3}, {"temperature": 1.0}]`. `untruncated`: samples from the
             whole distribution, as a policy gradient on the export needs. By default llama.cpp excludes unlikely
@@ -88,42 +99,92 @@ def collect(
         program_settings(CollectSettings, program, rubric, data, lm, settings),
         progress or SilentProgress(),
     )
-    n, split, over = config.n, config.split, config.over
-    evaluation, stopped, resumed_runs = Evaluation(), None, 0
+    split = config.split
     with open_job(
         config, program=program, rubric=rubric, lm=lm, progress=progress, store=store, resume=resume, need=(split,)
     ) as job:
-        tasks = _tasks(job, split)
-        done = job.runs_before("collect")
+        collection = _Collection(job, config, progress)
         try:
-            if any((task.id, sample) not in done for task in tasks for sample in range(n)):
-                checked(job, tasks, split=split, student=_sampler(job, 0, over))
-            with job.session.phase("collect"):
-                for sample in range(n):
-                    earlier = {(task.id, 0): done[task.id, sample] for task in tasks if (task.id, sample) in done}
-                    resumed_runs += len(earlier)
-                    name = f"collect: rollout {sample + 1} of {n}"
-                    run_evaluation(
-                        _sampler(job, sample, over), tasks, job.session, name=name, into=evaluation, known=earlier
-                    )
+            collection.run()
         except BudgetExceeded as cap:
-            job.status, stopped = "stopped", str(cap)
+            job.status, collection.stopped = "stopped", str(cap)
+        finally:
+            curriculum = collection.keep_curriculum()
     return CollectReport(
-        evaluation,
+        collection.evaluation,
         job.session.meter,
         job.run_id,
-        len(evaluation.runs),
-        resumed_runs,
-        stopped,
+        len(collection.evaluation.runs),
+        collection.resumed,
+        collection.stopped,
+        curriculum,
+        collection.schedule.notes() if collection.schedule is not None else (),
         job.session.recorder.unrecorded,
     )
 
 
-def _tasks(job: Job, split: str) -> list[Task]:
-    tasks: list[Task] = getattr(job.splits, split)
-    job.session.register(tasks, split)
-    unused_settings(job, split=split)
-    return tasks
+class _Collection:
+    """The rollouts of a job: of all tasks of a split, or of the stages of a curriculum."""
+
+    def __init__(self, job: Job, config: CollectSettings, progress: Progress) -> None:
+        self.job, self.config, self.progress = job, config, progress
+        self.evaluation, self.resumed = Evaluation(), 0
+        self.stopped: str | None = None
+        self.done = job.runs_before("collect")
+        self.schedule = schedule_of(job, seed=config.seed, steps=None, progress=progress)
+
+    def run(self) -> None:
+        job, n, split = self.job, self.config.n, self.config.split
+        tasks = getattr(job.splits, split)
+        job.session.register(tasks, split)
+        unused_settings(job, split=split if self.schedule is None else None)  # a curriculum reads val too
+        if any((task.id, sample) not in self.done for task in tasks for sample in range(n)):
+            checked(job, tasks, split=split, student=_sampler(job, 0, self.config.over))
+        if self.schedule is None:
+            self._collect(tasks)
+        else:
+            self._collect_stages(self.schedule)
+
+    def _collect(self, tasks: Sequence[Task], first: int = 0, title: str = "") -> None:
+        """`n` rollouts of each task, numbered from `first`."""
+        job, n = self.job, self.config.n
+        with job.session.phase("collect"):
+            for sample in range(first, first + n):
+                known = {(task.id, 0): self.done[task.id, sample] for task in tasks if (task.id, sample) in self.done}
+                self.resumed += len(known)
+                name = f"collect{title}: rollout {sample - first + 1} of {n}"
+                student = _sampler(job, sample, self.config.over)
+                run_evaluation(student, tasks, job.session, name=name, into=self.evaluation, known=known)
+
+    def _collect_stages(self, schedule: Schedule) -> None:
+        """The stages in turn, until one is not passed on val; a stage with a limit is left all the same.
+
+        A resumed run draws the same tasks in the same order, and takes what was finished from the store.
+        """
+        scored, step = self.job.runs_before("promotion"), 0
+        self.job.session.register(self.job.splits.val, "val")
+        times = Counter[str]()  # collections of each task
+        while not schedule.complete:
+            stage, tasks = schedule.stage, schedule.whole_stage(step)
+            rounds = sorted({times[task.id] for task in tasks})
+            for number in rounds:
+                part = [task for task in tasks if times[task.id] == number]
+                self._collect(part, number * self.config.n, f" {stage.name}{', replays' if number else ''}")
+            times.update(task.id for task in tasks)
+            step += 1
+            with self.job.session.phase("promotion"):
+                name = f"val of stage {stage.name}"
+                result = run_evaluation(
+                    self.job.student, schedule.val_tasks(), self.job.session, name=name, known=scored
+                )
+            if not schedule.scored(promotion_score(result.scores.values()), step):
+                if stage.max_share is None:
+                    break
+                schedule.leave(step)
+            self.keep_curriculum()
+
+    def keep_curriculum(self) -> Mapping[str, Any] | None:
+        return None if self.schedule is None else keep_schedule(self.schedule)
 
 
 def _sampler(job: Job, sample: int, over: Sequence[Mapping[str, Any]]) -> RecordedProgram:

@@ -21,6 +21,7 @@ from assay.optimizers.prompts.reserve import forecast_pair, plan_report, too_few
 from assay.programs.loading import full_name
 from assay.rubrics import Rubric
 from assay.runs.arguments import program_settings, resolve_model
+from assay.runs.curricula import schedule_of
 from assay.runs.jobs import Job, open_job, salt_at
 from assay.runs.opening import home_of
 from assay.runs.settings import (
@@ -40,6 +41,7 @@ from assay.traces.store.sealing import resolve_salt
 
 __all__ = ["Plan", "plan"]
 
+_ALL_STAGES = "the estimate is of a run that reaches every stage of the curriculum"
 _ANSWER = 40  # assumed tokens per answer
 _LATEST = 1000  # rollouts whose calls give the mean latency
 
@@ -95,7 +97,7 @@ def plan(
     program: str | dspy.Module,
     *,
     rubric: str | Path | Rubric,
-    data: str,
+    data: str | None = None,
     lm: dspy.LM | None = None,
     store: str | Path | None = None,
     name: str | None = None,
@@ -105,6 +107,7 @@ def plan(
 
     Args:
         kind: the command's name.
+        data: None if the stages of a curriculum name their data.
         name: name of the improvement, refused if it is taken; None to resume an existing one.
         options: the settings of the command. The estimate does not include the judges of a monitor rubric.
     Raises:
@@ -144,6 +147,8 @@ def plan(
 def _runs(job: Job, config: ProgramSettings, each: float) -> tuple[float, list[str], list[dict[str, Any]]]:
     """Runs of the program in the job, warnings and lines for the user, and the steps of an improvement."""
     sizes = job.splits.sizes()
+    if job.splits.curriculum is not None and isinstance(config, CollectSettings):
+        return _staged_collection(job, config), [_ALL_STAGES], []
     if isinstance(config, CollectSettings):
         return config.n * sizes[config.split], [], []
     if isinstance(config, EvaluateSettings):
@@ -161,9 +166,25 @@ def _runs(job: Job, config: ProgramSettings, each: float) -> tuple[float, list[s
     pair = forecast_pair(job.student.program, job.session)
     report = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)
     search = float(config.trials * config.samples * sizes["val"]) if isinstance(config, TuneSettings) else 0.0
+    if (curriculum := job.splits.curriculum) is not None and isinstance(config, TuneSettings):
+        largest = max(len(job.splits.of_stage(stage.name, "val")) for stage in curriculum.stages)
+        # a trial runs the val tasks of one stage; at the end the default and the best point of each stage run all
+        search = float(config.samples * (config.trials * largest + (1 + len(curriculum.stages)) * sizes["val"]))
+        warnings.append(_ALL_STAGES)
     if isinstance(config, PromptSettings):
         search = search_runs(config, each, sizes["val"])
     return search + 2 * report.gate + 2 * report.test, [*warnings, report.detectable_gain], []
+
+
+def _staged_collection(job: Job, config: CollectSettings) -> float:
+    """Runs of a collection that passes every stage."""
+    schedule = schedule_of(job, seed=config.seed, steps=None, progress=SilentProgress())
+    runs, step = 0, 0
+    while schedule is not None and not schedule.complete:
+        runs += config.n * len(schedule.whole_stage(step)) + len(schedule.val_tasks())
+        step += 1
+        schedule.scored(1.0, step)
+    return runs
 
 
 def _improvement(job: Job, steps: Sequence[StepPlan]) -> ImprovePlan:

@@ -13,9 +13,11 @@ from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned, is_artifact
 from assay.errors import ConfigError, ModelError
 from assay.evaluation import SilentProgress
-from assay.models import get_lm
+from assay.models import Thinking, get_lm
 from assay.models.roles import Endpoint
 from assay.programs import load_program, program_inputs, program_version
+from assay.programs.budgets import check_budget, set_thinking
+from assay.programs.compose import Configured, is_agent
 from assay.programs.loading import full_name
 from assay.programs.wrapping import as_prediction
 from assay.runs.arguments import takes
@@ -94,8 +96,9 @@ def predictor(
     settings: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     config, program = RunSettings(**settings), full_name(str(program))
     artifact = load_artifact(program) if is_artifact(program) else None
-    built: Any = artifact.runnable() if artifact else load_program(program)
-    inner = artifact.program if artifact else built
+    budget = Thinking.of(config.thinking)
+    built: Any = artifact.runnable(budget) if artifact else _uncompiled(program, budget)
+    inner = artifact.program if artifact else built.program if isinstance(built, Configured) else built
     input_names = program_inputs(inner)
     if columns and (missing := sorted(set(input_names or ()) - set(columns))):
         raise missing_inputs("the data", missing, columns)
@@ -110,6 +113,8 @@ def predictor(
         lm = get_lm(name, observers=[recorder.observe], **_endpoint(config, artifact).client(name))
         if artifact:
             check_pinned(artifact, lm)
+        if budget is not None:
+            check_budget(inner, lm, budget, prompt_format=artifact.settings["adapter"] if artifact else None)
 
         def predict(inputs: Mapping[str, Any], *, where: str | None = None) -> dspy.Prediction:
             if where is not None:
@@ -131,6 +136,15 @@ def predictor(
             return prediction
 
         yield predict
+
+
+def _uncompiled(program: str, thinking: Thinking | None) -> dspy.Module:
+    """A program that is no artifact, with a budget if there is one."""
+    loaded = load_program(program)
+    if thinking is None:
+        return loaded
+    set_thinking(loaded, thinking)
+    return loaded if is_agent(loaded) else Configured(loaded, None, None, thinking=thinking)
 
 
 def _endpoint(config: RunSettings, artifact: Artifact | None) -> Endpoint:

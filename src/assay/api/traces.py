@@ -9,14 +9,14 @@ from typing import Any
 from assay.api.rescoring import Rescoring, threads_for
 from assay.errors import ConfigError
 from assay.evaluation import Progress, SilentProgress
-from assay.models import Meter, ResponseCache, get_lm
+from assay.models import LanguageModel, Meter, ResponseCache, get_lm
 from assay.models.limits import DEFAULT_S, check_limit, limited
 from assay.models.lora.adapters import list_adapters
 from assay.models.roles import Endpoint
 from assay.rubrics import Rubric
 from assay.runs.loading import load_rubric
 from assay.runs.lock import cancelled_by_signals
-from assay.runs.opening import home_of
+from assay.runs.opening import budgeted, home_of
 from assay.sources.trust import trusts
 from assay.traces import Store
 from assay.traces.records import subject_digest
@@ -35,6 +35,7 @@ def score_rollouts(
     judge_model: str | None = None,
     judge_api_base: str | None = None,
     judge_api_key_env: str | None = None,
+    judge_thinking: int | str | None = None,
     threads: int | None = None,
     task_timeout: float = DEFAULT_S,
     preflight: bool = True,
@@ -51,6 +52,7 @@ def score_rollouts(
         judge_model: model for criteria that need a judge and name no model themselves.
         judge_api_base: address of its server; None for the provider's default.
         judge_api_key_env: environment variable with its key.
+        judge_thinking: thinking budget of each of its calls: tokens, an effort word, `off` or `auto`.
         threads: rollouts scored in parallel; by default as many as the judges' engine benefits from.
         task_timeout: time limit of a check or a judge in seconds; beyond it the criterion is unscored.
         preflight: stops if a judge gives no verdict on any of the first three rollouts with an answer.
@@ -65,10 +67,7 @@ def score_rollouts(
     """
     check_limit(task_timeout)
     meter = Meter()
-    judge = None
-    if judge_model:
-        client = Endpoint(judge_api_base, judge_api_key_env).client(judge_model)
-        judge = get_lm(judge_model, temperature=0.1, meter=meter, **client)
+    judge = _judge(judge_model, Endpoint(judge_api_base, judge_api_key_env), judge_thinking, meter)
     measure, progress = load_rubric(rubric, judge_lm=judge, own_models=judge is None), progress or SilentProgress()
     _require_judges(measure)
     at_once, name = threads_for(measure, threads), f"{measure.name}@{measure.version}"
@@ -84,6 +83,15 @@ def score_rollouts(
     skipped = [] if again else [scored_by for scored_by in ended.values() if scored_by is not None]
     running = sum(status == "running" for status, _ in states.values())
     return {**scoring.report(), **_skipped(skipped, name), "running": running}
+
+
+def _judge(model: str | None, endpoint: Endpoint, thinking: int | str | None, meter: Meter) -> LanguageModel | None:
+    if model:
+        lm = get_lm(model, temperature=0.1, meter=meter, **endpoint.client(model))
+        return budgeted(lm, thinking, "judge_thinking")
+    if thinking is not None:
+        raise ConfigError(f"judge_thinking={thinking!r} would have no effect without judge_model")
+    return None
 
 
 def _skipped(rubrics: Sequence[str], name: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Combines program, rubric, data, policy, retention tasks and monitor rubric. Does
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Unpack
 import dspy
 
 from assay.api.evaluate import evaluate
+from assay.api.independence import independent
 from assay.datasets import Task
 from assay.errors import ConfigError
 from assay.evaluation import Progress, SilentProgress
@@ -30,8 +31,8 @@ from assay.optimizers.finetuning.settings import PolicySettings
 from assay.programs.loading import full_name
 from assay.rubrics import Rubric
 from assay.runs.arguments import program_settings, takes
+from assay.runs.curricula import scheduled
 from assay.runs.jobs import Job, open_job
-from assay.runs.loading import load_judge, load_rubric
 from assay.runs.opening import home_of
 from assay.runs.preflight import checked, preflight, preflight_judges
 from assay.runs.settings import EvaluateSettings, ProgramSettings, TrainSettings
@@ -67,7 +68,7 @@ def train(
     program: str | dspy.Module,
     *,
     rubric: str | Path | Rubric,
-    data: str,
+    data: str | None = None,
     name: str,
     monitor: str | Path | Rubric | None = None,
     store: str | Path | None = None,
@@ -80,12 +81,13 @@ def train(
 
     Trains on `train`, evaluates on `val`, and compares old and new weights on the sealed `test`, greedy and sampled.
     The adapter is saved as `name` and served as `MODEL+NAME`.
+    With a `curriculum`, the steps take train tasks of its stages, and each evaluation val tasks of the current stage.
 
     Args:
         program: a name, an artifact's path (its prompts and demonstrations stay), or a `dspy.Module`.
+        data: None if the stages of a curriculum name their data.
         monitor: a second rubric that scores the rollouts and is not trained on.
-        test: whether old and new weights are compared on the sealed test split at the end; if not, the report has no
-            validation.
+        test: whether old and new weights are compared on the sealed test split at the end, for `validation`.
         options: the fields of `assay.runs.settings.TrainSettings`.
     Raises:
         AssayError: what was wrong, which rule, what to do.
@@ -94,22 +96,22 @@ def train(
     program = full_name(program) if isinstance(program, str) else program
     progress, store = _of_this_process(progress, store)
     values: dict[str, Any] = {key: value for key, value in _divided_caps(options).items() if value is not None}
-    monitor_settings = (
-        {} if monitor is None else {"monitor": monitor.name if isinstance(monitor, Rubric) else str(monitor)}
-    )
-    config = program_settings(TrainSettings, program, rubric, data, None, {**values, **monitor_settings})
+    if monitor is not None:
+        values["monitor"] = monitor.name if isinstance(monitor, Rubric) else str(monitor)
+    config = program_settings(TrainSettings, program, rubric, data, None, values)
     if "temperature" in config.parameters:
         raise ConfigError("the agent parameter temperature would have no effect: rollouts are sampled at --temperature")
     settings = config.policy
     measure = independent(rubric, config.judge_model, settings.model, forced=config.judged_by_itself)
     retention, monitoring = guards_of(
-        config.retention, monitor, program=str(program), data=data, judge=config.judge_model, model=settings.model
+        config.retention, monitor, program=str(program), data=config.data, judge=config.judge_model,
+        model=settings.model,
     )  # fmt: skip
     engine = _engine(settings)
+    served = replace(config, model=engine.lm.model, cache=False, adapter_name=name)
     with ExitStack() as opened:
-        served = replace(config, model=engine.lm.model, cache=False, adapter_name=name)
         opener = _EvalTasks(served, engine, progress, store=store, resume=resume, test=test, opened=opened)
-        main, job = opener.open(program, measure, data, config.parameters)
+        main, job = opener.open(program, measure, config.data, config.parameters)
         retained = [opener.open(task.program, task.rubric, task.data)[0] for task in retention]
         for eval_task, other_task in itertools.permutations([main, *retained], 2):
             eval_task.session.meter.share_caps_with(other_task.session.meter)  # the caps are of the whole training
@@ -119,8 +121,9 @@ def train(
             _tried(main, job.splits.train, engine, monitored, config.max_cost_usd)
             for eval_task in retained:
                 _tried(eval_task, eval_task.val, engine, None, config.max_cost_usd)
-        rollouts = Rollouts(main, job.splits.train, settings, engine, monitor=monitored)
-        return train_policy(rollouts, name, settings, retained=retained, resume=resume, progress=progress)
+        with scheduled(job, seed=settings.seed, steps=settings.rollout_steps, progress=progress) as schedule:
+            rollouts = Rollouts(main, job.splits.train, settings, engine, monitor=monitored, schedule=schedule)
+            return train_policy(rollouts, name, settings, retained=retained, resume=resume, progress=progress)
 
 
 def _of_this_process(progress: Progress | None, store: str | Path | None) -> tuple[Progress, str | Path | None]:
@@ -149,8 +152,15 @@ class _EvalTasks:
         """An evaluation task and its job. `parameters`: of the trained program; None for a retention task."""
         names = program_settings(ProgramSettings, program, rubric, data, None, {})
         sampled = {**(parameters or {}), "temperature": self.config.temperature}
-        config = replace(self.config, program=names.program, rubric=names.rubric, data=names.data, parameters=sampled)
         trained = parameters is not None
+        config = replace(
+            self.config,
+            program=names.program,
+            rubric=names.rubric,
+            data=names.data,
+            parameters=sampled,
+            curriculum=self.config.curriculum if trained else None,
+        )
         need = ("train", "val", "test") if trained else ("val", "test")
         job = self.opened.enter_context(
             open_job(
@@ -349,44 +359,3 @@ def _engine(settings: PolicySettings) -> PolicyEngine:
             settings.model, temperature=settings.temperature, max_completion=settings.max_completion, seed=settings.seed
         )
     return TrainerPolicy(settings.model, max_completion=settings.max_completion)
-
-
-def independent(rubric: str | Path | Rubric, judge: str | None, model: str, *, forced: bool = False) -> Rubric:
-    """Loads the rubric and checks that the model in training does not judge it.
-
-    Raises:
-        ConfigError: the model would judge itself and `forced` is false; or a judge compares outputs, but rollouts are
-            scored one by one.
-    """
-    loaded = load_rubric(rubric)
-    judges = [
-        load_judge(c.judge.use, own_model=judge is None) if c.judge.use else None
-        for c in loaded.criteria
-        if c.judge is not None
-    ]
-    if compared := [loaded_judge for loaded_judge in judges if loaded_judge is not None and loaded_judge.compares]:
-        raise ConfigError(
-            f"the rubric {loaded.name!r} has a judge that compares outputs ({compared[0].spec.text[:80]!r}), and a "
-            "training scores each rollout by itself: take a judge of one output"
-        )
-    judging_models = {name for loaded_judge in judges for name in _models_of(loaded_judge, judge or model)}
-    if model in judging_models and not forced:
-        raise ConfigError(
-            f"the rubric {loaded.name!r} would be judged by {model}, the model in training, which would learn to "
-            "please itself: name another with "
-            "--judge-model (or in the judge's own file), or, for the rubric that is trained on, say --judged-by-itself"
-        )
-    return loaded
-
-
-def _models_of(judge: Any, default: str) -> Iterator[str]:
-    """Names of the models that a judge asks, those of a jury's or a cascade's members included."""
-    model = getattr(judge, "model", None) or default
-    members = [
-        *getattr(judge, "members", ()),
-        *(part for name in ("first", "second") if (part := getattr(judge, name, None)) is not None),
-    ]
-    for member in members:
-        yield from _models_of(member, model)
-    if not members:
-        yield model

@@ -18,7 +18,7 @@ from assay.support.settings import Setting, settings_of
 
 __all__ = ["SPLITS", "command_job", "command_settings", "is_artifact", "is_set", "of_project", "settings_flags"]
 
-_MODEL = ("model", "api_base", "api_key_env")
+_MODEL = ("model", "api_base", "api_key_env", "thinking")
 SPLITS = ("train", "val", "gate", "test")
 
 
@@ -146,7 +146,7 @@ def command_settings(
         value = values.pop(name)
         if is_set(name):
             settings_values[setting.name] = _value(setting, value)
-        elif setting.required and setting.name not in settings_values:
+        elif setting.required and setting.name not in settings_values and not _is_in_curriculum(name):
             _require(name)
     return settings_values
 
@@ -175,6 +175,11 @@ def of_project() -> dict[str, Any]:
         context = context.parent
     command = " ".join(names)
     return project_settings(command) if command in COMMANDS else {}
+
+
+def _is_in_curriculum(name: str) -> bool:
+    """Whether a missing setting is the data, and a curriculum is given, whose stages may name their data."""
+    return name == "data" and (is_set("curriculum") or "curriculum" in of_project())
 
 
 def _require(name: str) -> None:

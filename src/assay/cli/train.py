@@ -20,7 +20,7 @@ from assay.cli.shared import (
     trust_option,
     with_options,
 )
-from assay.cli.wording import counted, in_flags
+from assay.cli.wording import counted, curriculum_lines, in_flags
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
 from assay.runs.settings import ProgramSettings, TrainSettings
 from assay.runs.settings.train import ROLLOUTS_ONLY
@@ -29,11 +29,12 @@ from assay.support.settings import settings_of
 __all__ = ["command", "print_validation"]
 
 
-_JUDGE = ("judge_model", "judge_api_base", "judge_api_key_env")
+_JUDGE = ("judge_model", "judge_api_base", "judge_api_key_env", "judge_thinking")
 _PROGRAM = (
     "rubric",
     "data",
     *_JUDGE,
+    "thinking",
     "prompt_format",
     "parameters",
     "salt",
@@ -224,7 +225,9 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
             program, name=name, algorithm=algorithm, resume=resume, progress=console, **_offline(values)
         )
     else:
-        if missing := [f"--{name}" for name in ("rubric", "data") if values[name] is None and name not in of_project()]:
+        staged = values["curriculum"] is not None or "curriculum" in of_project()  # the stages may name their data
+        needed = [name for name in ("rubric", "data") if values[name] is None and not (staged and name == "data")]
+        if missing := [f"--{name}" for name in needed if name not in of_project()]:
             raise click.UsageError(f"a program needs {' and '.join(missing)}")
         settings = command_settings(values, TrainSettings)
         report = train(
@@ -300,6 +303,8 @@ def _show_policy(data: Mapping[str, Any]) -> None:
         )
     for reason, count in data["left_out"].items():
         rich.print(f"{count} left out: {reason}", markup=False)
+    for line in curriculum_lines(data["curriculum"]):
+        rich.print(line, markup=False)
     for note in dict.fromkeys([*data["notes"], *data["alarms"], *([data["stopped"]] if data["stopped"] else [])]):
         rich.print(f"note: {in_flags(note)}", markup=False)
     if data.get("report"):

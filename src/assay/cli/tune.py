@@ -15,7 +15,7 @@ from assay.cli.shared import (
     require_coverage,
     warn_of_failures,
 )
-from assay.cli.wording import in_flags
+from assay.cli.wording import curriculum_lines, in_flags
 from assay.reports.markdown import dollars
 from assay.runs.settings import ImpactSettings, TuneSettings
 from assay.support.settings import settings_of
@@ -146,6 +146,8 @@ def print_report(data: dict[str, Any]) -> None:
         f"({data['cached']:,} more from the cache), "
         f"{dollars(data['cost_usd'])}", markup=False,
     )  # fmt: skip
+    for line in curriculum_lines(data["curriculum"]):
+        rich.print(line, markup=False)
     for note in [
         *data["notes"],
         *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else []),

@@ -6,12 +6,12 @@ command that runs. Only what is printed is changed: nothing is decided by a mess
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
 
-__all__ = ["calls_made", "counted", "in_flags", "message_of", "thinking_row"]
+__all__ = ["calls_made", "counted", "curriculum_lines", "in_flags", "message_of", "thinking_row"]
 
 _VALUE = r"\{[^{}]*\}|\[[^\[\]]*\]|'[^']*'|\"[^\"]*\"|…|-?\d[\w.+-]*\w|-?\d|[A-Z]\w*"
 # not after the separators of a data spec (`mutants:FILE?seed=1&size=5`), whose options are no flags
@@ -36,6 +36,21 @@ def thinking_row(thinking: Mapping[str, Any]) -> str:
 def counted(number: int, things: str) -> str:
     """A number and what it counts: `1 rollout`, `2 rollouts`, `1,200 LM calls`."""
     return f"{number:,} {things.removesuffix('s') if number == 1 else things}"
+
+
+def curriculum_lines(report: Mapping[str, Any] | None) -> Iterator[str]:
+    """A line for each stage of the curriculum of a report, and its file; none without a curriculum."""
+    if report is None:
+        return
+    for stage in report["stages"]:
+        line = f"stage {stage['name']}: {stage['status']}"
+        if stage["status"] != "not reached":
+            best = "not scored" if stage["best_val"] is None else f"{stage['best_val']:.3f}"
+            line += f"; val {best}, needed {stage['promote_at']:g}"
+        if stage["drawn"]:
+            line += f"; {counted(stage['drawn'], 'tasks')}, {stage['replayed']} more as replays"
+        yield line
+    yield f"order of the tasks: {report['path']}"
 
 
 def calls_made(data: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Rows from JSONL, CSV, Parquet, `hf:`, `reasoning_gym:`, `bfcl:` and `arithmetic:`. Large files are streamed."""
+"""Rows from JSONL, CSV, Parquet and specs such as `hf:`, `bfcl:`, `tools:`. Large files are streamed."""
 
 import csv
 import inspect
@@ -15,6 +15,7 @@ from assay.datasets.bfcl import bfcl_rows
 from assay.datasets.memory import PREFIX, rows_in_memory
 from assay.datasets.parquet import parquet_rows
 from assay.datasets.specs import Row, number_of, options_of, registered
+from assay.datasets.tools import tool_rows
 from assay.errors import DataError, MissingExtra
 
 __all__ = ["iter_rows"]
@@ -30,7 +31,8 @@ def iter_rows(spec: str) -> Iterator[Row]:
         spec: `path.jsonl`, `.csv` (separated by comma, semicolon, tab or bar), `.parquet`;
             `hf:org/name[:config][:split]`; `reasoning_gym:name?size=&seed=&…`;
             `arithmetic:terms=2-3&digits=2-3&ops=+-*&size=&seed=`; `mutants:MODULE_OR_FILE?size=&seed=`
-            (`assay.api.mutants`); `bfcl:CATEGORY?size=&seed=&path=` (`assay.datasets.bfcl`).
+            (`assay.api.mutants`); `bfcl:CATEGORY?size=&seed=&path=` (`assay.datasets.bfcl`);
+            `tools:STAGE?size=&seed=` (`assay.datasets.tools`).
     Raises:
         DataError: unknown kind, missing file, or a row that cannot be read (the message names file and line).
         MissingExtra: the source needs a package that is not installed.
@@ -44,6 +46,8 @@ def iter_rows(spec: str) -> Iterator[Row]:
         return _reasoning_gym(rest)
     if kind == "hf":
         return _hub(rest)
+    if kind == "tools":
+        return _tools(rest)
     if kind == "bfcl":
         return _bfcl(rest)
     if (reader := registered(kind)) is not None:
@@ -59,7 +63,7 @@ def iter_rows(spec: str) -> Iterator[Row]:
     if path.suffix.lower() not in readers:
         raise DataError(
             f"cannot tell what {spec!r} is: expected a file ending in {', '.join(readers)}, "
-            "or hf:…, reasoning_gym:…, bfcl:…, arithmetic:…, mutants:…"
+            "or hf:…, reasoning_gym:…, bfcl:…, arithmetic:…, mutants:…, tools:…, curriculum:…"
         )
     if not path.is_file():
         raise DataError(f"no such file: {path}")
@@ -198,6 +202,13 @@ def _bfcl(rest: str) -> Iterator[Row]:
     options = options_of(query, ("size", "seed", "path"), f"bfcl:{category}")
     size = number_of(options, "size", 0, at_least=1) if "size" in options else None
     return bfcl_rows(category, size=size, seed=number_of(options, "seed", 0), path=options.get("path", ""))
+
+
+def _tools(rest: str) -> Iterator[Row]:
+    stage, _, query = rest.partition("?")
+    options = options_of(query, ("size", "seed"), f"tools:{stage}")
+    size = number_of(options, "size", 500, at_least=1)
+    return tool_rows(stage, size=size, seed=number_of(options, "seed", 0))
 
 
 def _family_type(name: str, metadata: dict[str, Any]) -> str:

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
+from assay.datasets.curriculum import PREFIX, Curriculum, load_curriculum, stage_of
 from assay.datasets.sources import iter_rows
+from assay.datasets.staged import check_stages, staged_tasks
 from assay.datasets.tasks import SPLITS, EmptyInputs, Task, make_task
 from assay.errors import ConfigError, DataError, SealedSplit
 
@@ -60,6 +62,7 @@ class Splits:
     differing: Counter[frozenset[str]] = field(default_factory=Counter)
     outputs: frozenset[str] = frozenset()  # the program's output fields, as far as they are known
     on_open: Callable[[], None] | None = field(default=None, repr=False)  # called before the test split is opened
+    curriculum: Curriculum | None = None
     _unsealed: bool = False
 
     @property
@@ -97,6 +100,12 @@ class Splits:
             )
         return self._test
 
+    def of_stage(self, name: str, split: str) -> list[Task]:
+        """The tasks of a stage of the curriculum in train or val."""
+        if split not in ("train", "val"):
+            raise SealedSplit(f"a curriculum takes tasks of train and val, not of {split}")
+        return [task for task in getattr(self, split) if stage_of(task.metadata) == name]
+
     def unseal(self) -> list[Task]:
         """Open the test split for the final report and return its tasks. Further calls do not count as openings."""
         if not self._unsealed and self.on_open is not None:
@@ -130,6 +139,9 @@ def split_of(content_hash: str, salt: str, shares: Mapping[str, int] = SHARES) -
 
 
 def _tasks(spec: str, inputs: Collection[str] | None, rename: Mapping[str, str] | None) -> Iterator[Task]:
+    if spec.startswith(PREFIX):
+        yield from _staged(load_curriculum(spec.removeprefix(PREFIX)), None, inputs, rename)
+        return
     rows = iter_rows(spec)
 
     def task_of(where: str, row: Mapping[str, Any]) -> Task:
@@ -141,6 +153,12 @@ def _tasks(spec: str, inputs: Collection[str] | None, rename: Mapping[str, str] 
         except EmptyInputs as error:
             raise _empty_inputs(error, (functools.partial(task_of, *more) for more in rows)) from None
         yield task
+
+
+def _staged(
+    curriculum: Curriculum, data: str | None, inputs: Collection[str] | None, rename: Mapping[str, str] | None
+) -> Iterator[Task]:
+    return staged_tasks(curriculum, data, functools.partial(_tasks, inputs=inputs, rename=rename))
 
 
 def _empty_inputs(first: EmptyInputs, remaining: Iterator[Callable[[], Task]]) -> DataError:
@@ -239,10 +257,14 @@ def load_splits(
     salt: str = "assay",
     limits: Mapping[str, int] | None = None,
     need: Sequence[str] = SPLITS,
+    curriculum: Curriculum | None = None,
 ) -> Splits:
     """The splits of a dataset, deduplicated across splits, in constant memory.
 
     Args:
+        spec: path or spec; with a curriculum that of the stages that name no data.
+        curriculum: takes the tasks of its stages. Each stage must have tasks in train and val, as far as these are in
+            `need`.
         limits: split name -> number of tasks to keep at most; other splits keep the defaults of `LIMITS`.
         need: splits that must not be empty.
     Raises:
@@ -250,7 +272,13 @@ def load_splits(
             one id, or an empty split in `need`.
     """
     limits = {**LIMITS, **(limits or {})}
-    return collect_splits(_tasks(spec, inputs, rename), spec=spec, salt=salt, limits=limits, need=need)
+    if curriculum is None:
+        return collect_splits(_tasks(spec, inputs, rename), spec=spec, salt=salt, limits=limits, need=need)
+    tasks = _staged(curriculum, spec, inputs, rename)
+    splits = collect_splits(tasks, spec=curriculum.source, salt=salt, limits=limits, need=need)
+    check_stages(curriculum, splits.parts(), [name for name in ("train", "val") if name in need])
+    splits.curriculum = curriculum
+    return splits
 
 
 def collect_splits(

@@ -23,9 +23,10 @@ from assay.deployment.demands import code_named_in, demand_trust, demands_of_con
 from assay.errors import ArtifactError, ConfigError, ProgramError
 from assay.judges import Judge
 from assay.judges.base import rebuilt
-from assay.models import LanguageModel, get_lm
+from assay.models import LanguageModel, Thinking, get_lm
 from assay.models.roles import Endpoint
 from assay.programs import Agent, AgentParameters, program_state, restore_program
+from assay.programs.budgets import set_thinking
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos, is_agent
 from assay.programs.constructor import constructor_config
 from assay.programs.loading import program_class
@@ -99,14 +100,21 @@ class Artifact:
             trust.demand(self.manifest["sha256"], self.path, f"sends {content} {destination}, unless a model is named")
         return Endpoint(address, variable)
 
-    def runnable(self) -> dspy.Module:
-        """The program with its compiled prompt format and temperature. Its own model is used if DSPy has none set."""
+    def runnable(self, thinking: Thinking | None = None) -> dspy.Module:
+        """The program with its compiled settings. Its own model is used if DSPy has none set.
+
+        Args:
+            thinking: budget that replaces the compiled one.
+        """
         manifest = self.manifest
+        if thinking is not None:
+            set_thinking(self.program, thinking)
 
         def measured_lm() -> LanguageModel:  # its address is checked only if no other model is set
             return _measured_lm(str(self.path), self.model, self.endpoint, tuple(manifest.get("adapters") or ()))
 
-        return runnable(self.program, self.settings, measured_lm)
+        settings = self.settings if thinking is None else {**self.settings, "thinking": thinking}
+        return runnable(self.program, settings, measured_lm)
 
 
 @functools.lru_cache(maxsize=8)
@@ -127,7 +135,8 @@ def runnable(program: dspy.Module, settings: dict[str, Any], own_lm: Callable[[]
     if is_agent(program):
         program.own_lm = own_lm
         return program
-    return Configured(program, settings["adapter"], settings["parameters"].get("temperature"), own_lm)
+    temperature, thinking = settings["parameters"].get("temperature"), settings.get("thinking")
+    return Configured(program, settings["adapter"], temperature, own_lm, thinking=thinking)
 
 
 def save_artifact(
@@ -299,6 +308,8 @@ def with_model_of(artifact: str | Path, options: Mapping[str, Any]) -> dict[str,
             "api_base": loaded.endpoint.api_base,
             "api_key_env": options.get("api_key_env") or loaded.endpoint.api_key_env,
         }
+    if options.get("thinking") is None and "thinking" in loaded.manifest:  # a judge's; a program has it in its settings
+        settings["thinking"] = loaded.manifest["thinking"]
     return settings
 
 

@@ -56,6 +56,7 @@ class TaskRun:
         confidence: the agent's own, in [0, 1].
         metrics: values that a user's evaluator gave for this run; they replace the computed metrics of the same name.
         thinking: what the run spent on thinking; None if unknown.
+        rounds: those of a `Refine` program.
         error: why the agent gave no answer.
         tool_figures: of an agent with tools, see `assay.evaluation.tool_use`; only those that apply to the task.
     """
@@ -76,6 +77,7 @@ class TaskRun:
     confidence: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     thinking: ThinkingUse | None = None
+    rounds: Sequence[Mapping[str, Any]] = ()
     error: str | None = None
     tool_figures: Mapping[str, float] = field(default_factory=dict)
 
@@ -226,6 +228,7 @@ def run_of(
         tools_needed=tools_needed if has_tools else None,
         error=error,
         thinking=thinking_of(rollout),
+        rounds=rounds if isinstance(rounds := prediction.get("rounds"), list) else (),
         tool_figures=tool_figures or {},
         confidence=math.exp(math.fsum(probabilities) / len(probabilities)) if probabilities else None,
     )

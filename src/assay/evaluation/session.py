@@ -19,7 +19,7 @@ from assay.datasets.tasks import content_hash, owners_of
 from assay.errors import AssayError, ConfigError, FailureKind
 from assay.evaluation.failures import FirstRuns
 from assay.evaluation.progress import Progress, SilentProgress
-from assay.models import LanguageModel, Meter, sample_scope
+from assay.models import LanguageModel, Meter, Thinking, sample_scope
 from assay.models.failures import failure_of_program, failure_of_run, is_agent_failure, stop_in
 from assay.models.limits import DEFAULT_S, OverTime, current_limit, limited, within_limit
 from assay.models.tool_limits import ToolOverTime
@@ -78,6 +78,7 @@ class Session:
     first_runs: FirstRuns | None = None  # after a preflight, until one of them gave an answer
     # Seconds that a run, a check or a judge may take; a tool may take a quarter of them. See `assay.models.limits`.
     task_timeout: float = DEFAULT_S
+    thinking: Thinking | None = None  # budget of a plain module's calls; an agent has its own
     executor: Callable[..., Any] | None = None  # see `assay.evaluation.executors`; None runs in threads
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -206,12 +207,17 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings that DSPy's program state does not contain: `adapter` (prompt format) and `parameters`."""
+        """Settings that DSPy's program state does not contain: `adapter` (prompt format), `parameters`, and the
+        `thinking` of a plain module, if it is set."""
         program = self.program
         parameters = program.agent_parameters.model_dump() if is_agent(program) else {}
-        if not is_agent(program) and self.temperature is not None:
+        if is_agent(program):
+            return {"adapter": program.prompt_format, "parameters": parameters}
+        if self.temperature is not None:
             parameters = {"temperature": self.temperature}
-        return {"adapter": program.prompt_format if is_agent(program) else self.prompt_format, "parameters": parameters}
+        thinking = self.session.thinking
+        budget = {} if thinking is None else {"thinking": thinking.value}
+        return {"adapter": self.prompt_format, "parameters": parameters, **budget}
 
     def forward(self, **inputs: Any) -> dspy.Prediction:
         return self.run(inputs, content_hash(inputs))
@@ -302,8 +308,9 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
         if not is_agent(self.program):
             if self.prompt_format is not None:
                 changed["adapter"] = make_adapter(self.prompt_format)
-            if self.temperature is not None:
-                changed["lm"] = dspy.settings.lm.copy(temperature=self.temperature)
+            options = {"temperature": self.temperature, "thinking": self.session.thinking}
+            if options := {name: value for name, value in options.items() if value is not None}:
+                changed["lm"] = dspy.settings.lm.copy(**options)
         return dspy.context(**changed) if changed else nullcontext()
 
     def _keep_partial(self, error: AdapterParseError, inputs: dict[str, Any]) -> None:

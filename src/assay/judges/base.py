@@ -12,7 +12,7 @@ import dspy
 
 from assay.errors import AssayError, ConfigError
 from assay.judges.calibration import Calibration
-from assay.models import sibling
+from assay.models import Thinking, sibling
 from assay.models.roles import Endpoint
 from assay.rubrics import JudgeSpec, NoGrade
 from assay.support.scrubbing import error_text
@@ -52,6 +52,7 @@ class Judge(dspy.Module):  # type: ignore[misc]
         super().__init__()
         self.spec, self.shows, self.model = make_spec(spec), tuple(shows), model
         self.endpoint: Endpoint | None = None  # of `model`; None uses that of the model configured in DSPy
+        self.thinking: Thinking | None = None  # budget of `model`
         if not self.shows or not all(name.isidentifier() for name in self.shows):
             raise ConfigError(f"shows={list(self.shows)!r} must be a non-empty list of field names")
         self.calibration = calibration if isinstance(calibration, Calibration | None) else Calibration(**calibration)
@@ -131,7 +132,8 @@ class Judge(dspy.Module):  # type: ignore[misc]
             raise ConfigError(f"the judge sees {list(self.shows)}; {missing} is missing")
         if self.model is None:
             return self.judged(*self.read(inputs))
-        with dspy.context(lm=sibling(dspy.settings.lm, self.model, self.endpoint)):
+        lm = sibling(dspy.settings.lm, self.model, self.endpoint)
+        with dspy.context(lm=lm if self.thinking is None else lm.copy(thinking=self.thinking)):
             return self.judged(*self.read(inputs))
 
     async def aforward(self, **inputs: Any) -> dspy.Prediction:

@@ -24,11 +24,12 @@ from assay.models.meter import Meter
 from assay.models.recording import AsyncRecordingEngine, RecordingEngine
 from assay.models.roles import Endpoint, is_embedded, with_local_key
 from assay.models.scope import current_sample, sample_scope
-from assay.models.thinking import Thinking, reasoning_request, thinking_scope
+from assay.models.thinking import Thinking, ThinkingError, reasoning_request, thinking_scope
 from assay.support.settings import nearest
 
 __all__ = [
     "LanguageModel",
+    "check_thinking",
     "count_tokens",
     "get_lm",
     "has_provider",
@@ -330,9 +331,9 @@ class _CustomBackend:
 
     def with_thinking(self, request: lm15.Request, thinking: Thinking) -> lm15.Request:
         if not self.thinks:
-            raise ConfigError(
-                f"thinking={thinking.value!r}: the engine of {request.model} does not declare supports_reasoning, and "
-                "would ignore a budget"
+            raise ThinkingError(
+                thinking.value,
+                f": the engine of {request.model} does not declare supports_reasoning, and would ignore a budget",
             )
         return reasoning_request(request, thinking)
 
@@ -342,6 +343,20 @@ class _CustomBackend:
     def count_tokens(self, text: str) -> int:
         counter = getattr(self.engine, "count_tokens", None)
         return int(counter(text)) if counter else _rough_tokens(text)
+
+
+def check_thinking(lm: LanguageModel, thinking: Thinking | None) -> None:
+    """Refuses a budget that the model's engine cannot honour. May ask a server what it is; calls no model.
+
+    Raises:
+        ThinkingError: the reason.
+    """
+    if thinking is None or thinking.is_auto:
+        return
+    apply = getattr(lm.recording.backend, "with_thinking", None)
+    if apply is None:
+        raise ThinkingError(thinking.value, f": the engine of {lm.model} takes no budget")
+    apply(lm15.Request(model=lm.model, messages=(lm15.Message.user("hello"),)), thinking)
 
 
 def supports(lm: Any, feature: str) -> bool:

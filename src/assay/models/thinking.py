@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from assay.errors import ConfigError
+from assay.support.settings import nearest
 
 if TYPE_CHECKING:
     from dspy import lm15
 
 __all__ = [
-    "EFFORTS", "EFFORT_TOKENS", "THOUGHT_FIELDS", "Server", "Thinking", "budget_of", "current_thinking",
-    "hosted_request", "llama_request", "native_thinking", "reasoning_request", "schema_of", "server_at",
-    "template_thinks", "thinking_scope", "thought_tokens",
+    "EFFORTS", "EFFORT_TOKENS", "THOUGHT_FIELDS", "Server", "Thinking", "ThinkingError", "budget_of",
+    "current_thinking", "hosted_request", "llama_request", "native_thinking", "reasoning_request", "schema_of",
+    "server_at", "short_form", "template_thinks", "thinking_scope", "thought_tokens",
 ]  # fmt: skip
 
 EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
@@ -37,10 +38,32 @@ _OTHERWISE = (
     "A program with an output field 'thought' or 'reasoning' in the format json or lean limits that field instead, if "
     "the budget is set on the program"
 )
+_WORDS = f"off, auto, {', '.join(EFFORTS)}"
+_NUMBER = re.compile(r"[+-]?\d{1,12}")
 # a string of a JSON object, also one that was cut; or a line
 _WRITTEN = r'"{name}"\s*:\s*"((?:[^"\\]|\\.)*)|^{name}:[ \t]*(.*)$'
 
 current_thinking: "ContextVar[Thinking | None]" = ContextVar("assay_thinking", default=None)
+
+
+class ThinkingError(ConfigError):
+    """A value that is no thinking budget, or a budget that a model cannot honour.
+
+    Args:
+        value: the budget in its short form.
+        reason: the broken rule, or why it cannot be honoured, as it follows the value.
+        advice: the way out.
+        setting: name of the setting that has the value.
+    """
+
+    def __init__(self, value: Any, reason: str, advice: str = "", *, setting: str = "thinking") -> None:
+        text = f"{setting}={value!r}{reason}"
+        super().__init__(f"{text}. {advice}" if advice else text)
+        self.value, self.reason = value, reason
+
+    def of(self, setting: str, advice: str) -> "ThinkingError":
+        """The same error of another setting, with another advice."""
+        return ThinkingError(self.value, self.reason, advice, setting=setting)
 
 
 @dataclass(frozen=True)
@@ -59,11 +82,13 @@ class Thinking:
         if self.tokens is not None and self.effort is not None:
             raise ConfigError(f"thinking takes tokens or effort, not both: tokens={self.tokens!r}, {self.effort!r}")
         if self.tokens is not None and (isinstance(self.tokens, bool) or not isinstance(self.tokens, int)):
-            raise ConfigError(f"thinking tokens={self.tokens!r} must be an integer")
+            raise ThinkingError(self.tokens, f" must be a whole number of tokens, or one of {_WORDS}")
         if self.tokens is not None and self.tokens < 0:
-            raise ConfigError(f"thinking tokens={self.tokens!r} must be at least 0; 0 is off")
+            raise ThinkingError(self.tokens, " must be at least 0 tokens; 0 is off")
         if self.effort is not None and self.effort not in EFFORTS:
-            raise ConfigError(f"thinking effort={self.effort!r} must be one of {', '.join(EFFORTS)}")
+            similar = nearest(self.effort, ("off", "auto", *EFFORTS)) if isinstance(self.effort, str) else None
+            hint = f". Did you mean {similar!r}?" if similar else ""
+            raise ThinkingError(self.effort, f" must be a number of tokens, or one of {_WORDS}{hint}")
 
     @classmethod
     def off(cls) -> "Thinking":
@@ -80,13 +105,13 @@ class Thinking:
         """A budget from its short form: tokens, an effort word, `off` or `auto`. None stays None.
 
         Raises:
-            ConfigError: anything else.
+            ThinkingError: anything else.
         """
         if value is None or isinstance(value, cls):
             return value
         if isinstance(value, Mapping) and set(value) <= {"tokens", "effort"}:
             return cls(**value)
-        if isinstance(value, str) and value.strip().isdigit():
+        if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
             value = int(value)
         if isinstance(value, str):
             word = value.strip().lower()
@@ -115,6 +140,19 @@ class Thinking:
 
     def __str__(self) -> str:
         return f"{self.value} tokens" if isinstance(self.value, int) else self.value
+
+
+def short_form(value: Any) -> int | str:
+    """A budget in its short form: 256, `low`, `off`, `auto`. For settings.
+
+    Raises:
+        ValueError: the rule that the value breaks.
+    """
+    try:
+        budget = Thinking.of(value)
+    except ThinkingError as error:
+        raise ValueError(error.reason.strip()) from None
+    return "auto" if budget is None else budget.value
 
 
 @contextmanager
@@ -178,12 +216,13 @@ def llama_request(request: "lm15.Request", thinking: Thinking, *, name: str, thi
     """A request with a budget for llama.cpp's chat API, in process or as a server.
 
     Raises:
-        ConfigError: the chat template has no thinking tags, so that the budget would be ignored.
+        ThinkingError: the chat template has no thinking tags, so that the budget would be ignored.
     """
     if not thinks:
-        raise ConfigError(
-            f"thinking={thinking.value!r}: the chat template of {name} has no thinking tags, so llama.cpp would ignore "
-            f"a budget. {_OTHERWISE}"
+        raise ThinkingError(
+            thinking.value,
+            f": the chat template of {name} has no thinking tags, so llama.cpp would ignore a budget",
+            _OTHERWISE,
         )
     return _extended(request, {"reasoning_budget_tokens": thinking.limit, **_template_switch(thinking)})
 
@@ -195,7 +234,7 @@ def hosted_request(request: "lm15.Request", thinking: Thinking, *, server: Serve
         server: the user's own server; None for a provider.
         reasons: whether the model is known to think.
     Raises:
-        ConfigError: the model, provider or server cannot honour the budget.
+        ThinkingError: the model, provider or server cannot honour the budget.
     """
     if server is not None:
         return _server_request(request, thinking, server)
@@ -203,7 +242,7 @@ def hosted_request(request: "lm15.Request", thinking: Thinking, *, server: Serve
     provider = provider.partition("/")[0] or "openai"
     refusal = _refusal(provider, name, thinking, reasons)
     if refusal:
-        raise ConfigError(f"thinking={thinking.value!r}: {request.model} {refusal}")
+        raise ThinkingError(thinking.value, f": {request.model} {refusal}")
     return reasoning_request(request, thinking)
 
 
@@ -242,9 +281,11 @@ def _server_request(request: "lm15.Request", thinking: Thinking, server: Server)
         return _extended(request, {"thinking_token_budget": thinking.limit, **_template_switch(thinking)})
     if server.kind == "llama.cpp":
         return llama_request(request, thinking, name=request.model, thinks=server.thinks)
-    raise ConfigError(
-        f"thinking={thinking.value!r}: the server of {request.model} does not say that it is vLLM or llama.cpp, and "
-        f"another one would ignore the budget. Name a vLLM server's model hosted_vllm/NAME. {_OTHERWISE}"
+    raise ThinkingError(
+        thinking.value,
+        f": the server of {request.model} does not say that it is vLLM or llama.cpp, and another one would ignore the "
+        "budget. Name a vLLM server's model hosted_vllm/NAME",
+        _OTHERWISE,
     )
 
 

@@ -10,7 +10,17 @@ from typing import Any
 
 from assay.errors import ConfigError, LoopStopped
 
-__all__ = ["AUTO", "Round", "ThinkingPolicy", "Thought", "answer_key", "majority_is_sure", "margin_of", "think"]
+__all__ = [
+    "AUTO",
+    "THRESHOLDS",
+    "Round",
+    "ThinkingPolicy",
+    "Thought",
+    "answer_key",
+    "majority_is_sure",
+    "margin_of",
+    "think",
+]
 
 _NOT_ANSWERS = ("calls", "steps", "reasoning", "thought")  # fields of a prediction that are no part of its answer
 
@@ -74,6 +84,10 @@ class ThinkingPolicy:
 
 AUTO = ThinkingPolicy(probe_margin=0.6, stable=2)
 """The policy of an agent whose `thinking` is `auto` and that has none of its own."""
+
+
+THRESHOLDS = {"probe_margin": (0.0, 1.0), "stable": (1, 6), "confidence": (0.0, 1.0), "samples": (1, 9)}
+"""Thresholds of a policy that `assay tune` searches, with their ranges. 1 turns each of them off."""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ _REPLACEMENT = 400  # characters that replace a line
 _FAILURES = 3  # failed tests in a report
 _SHORT = 300  # characters of an attempt's outcome
 
+_TASK = "Correct the code so that the tests pass."
 _CHOOSE = "One function of the code is wrong. Choose the function that makes the tests fail."
 _LOCATE = "One line of the code is wrong. Find the line that makes the tests fail."
 _REWRITE = "Correct the wrong line of code, so that the tests pass. Change as little as possible."
@@ -98,6 +99,9 @@ class CodeRepair(Agent):
             raise ConfigError(f"isolation={isolation!r} must be one of auto, {', '.join(ISOLATIONS)}")
         self.timeout_s, self.memory_mb, self.isolation = timeout_s, memory_mb, isolation
         self.config = {"timeout_s": timeout_s, "memory_mb": memory_mb, "isolation": isolation}
+        tests, solution = dspy.InputField(desc="tests that the code must pass"), dspy.OutputField(desc="Python code")
+        # of a revision, whose draft is the code: a signature has no input and output of one name
+        self.task_signature = dspy.Signature({"visible_tests": (Any, tests), "code": (str, solution)}, _TASK)
         code = {"code": (str, dspy.InputField(desc="the source with line numbers"))}
         failed = {
             "failures": (str, dspy.InputField(desc="tests that fail")),

@@ -15,6 +15,7 @@ from typing import Any
 import dspy
 import numpy as np
 
+from assay.models.thinking import Thinking
 from assay.programs.adapters import listen_under, make_adapter
 from assay.programs.agent import Agent
 from assay.programs.streaming import in_thread, streaming_as
@@ -210,9 +211,10 @@ def run_member(program: dspy.Module, outer: Agent, inputs: dict[str, Any]) -> An
 
 
 class Configured(dspy.Module):  # type: ignore[misc]
-    """A plain module with the prompt format and temperature of its compilation, which DSPy's state does not include.
+    """A plain module with the settings of its compilation that DSPy's state does not include.
 
     Args:
+        thinking: budget of its calls, in the short form.
         own_lm: returns the model to use if none is configured in DSPy.
     """
 
@@ -222,9 +224,12 @@ class Configured(dspy.Module):  # type: ignore[misc]
         prompt_format: str | None,
         temperature: float | None,
         own_lm: Callable[[], Any] | None = None,
+        *,
+        thinking: Any = None,
     ) -> None:
         super().__init__()
         self.program, self.prompt_format, self.temperature, self.own_lm = program, prompt_format, temperature, own_lm
+        self.thinking = Thinking.of(thinking)
 
     def forward(self, *args: Any, **inputs: Any) -> Any:
         with self._settings():
@@ -244,7 +249,8 @@ class Configured(dspy.Module):  # type: ignore[misc]
         if self.prompt_format is not None:
             options["adapter"] = make_adapter(self.prompt_format)
             listen_under(options["adapter"])
-        if self.temperature is not None and lm is not None:
-            options["lm"] = lm.copy(temperature=self.temperature)
+        changed = {"temperature": self.temperature, "thinking": self.thinking}
+        if lm is not None and (changed := {name: value for name, value in changed.items() if value is not None}):
+            options["lm"] = lm.copy(**changed)
         context: AbstractContextManager[Any] = dspy.context(**options)
         return context

@@ -29,23 +29,35 @@ _RESERVED = ("draft", "feedback")
 
 
 class Halting(Parameter):  # type: ignore[misc]
-    """Expected gain of one more round, by round and by the verifier's probability so far. Part of an artifact's state.
+    """When another round is not worth it. Part of an artifact's state; `assay compile` fits it on val.
 
-    `gains[round][bin]` is in [0, 1]: the mean of max(0, gain), because a round that is worse is not kept. Empty until
-    `fit`; then no round is ended by it.
+    Attributes:
+        halt_at: probability from which an answer is accepted, in (0, 1].
+        min_gain: smallest expected gain that another round is worth, in [0, 1].
+        gains: expected gain of one more round, by round and by interval of the verifier's probability so far:
+            `gains[round][bin]` in [0, 1] is the mean of max(0, gain), because a round that is worse is not kept. Empty
+            until `fit`; then no round is ended by it.
+    Raises:
+        ConfigError: a value out of range.
     """
 
-    def __init__(self) -> None:
-        self.gains: list[list[float]] = []
+    def __init__(self, halt_at: float = 0.9, min_gain: float = 0.01, gains: Sequence[Sequence[float]] = ()) -> None:
+        for name, value, lowest in (("halt_at", halt_at, math.ulp(0.0)), ("min_gain", min_gain, 0.0)):
+            if not lowest <= value <= 1:
+                raise ConfigError(f"{name}={value!r} must be between 0 and 1")
+        self.halt_at, self.min_gain = halt_at, min_gain
+        self.gains: list[list[float]] = [list(row) for row in gains]
 
     def reset(self) -> None:
         self.gains = []
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
-        return {"gains": self.gains}
+        return {"gains": self.gains, "halt_at": self.halt_at, "min_gain": self.min_gain}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.gains = [[float(value) for value in row] for row in state["gains"]]
+        self.halt_at = float(state.get("halt_at", self.halt_at))  # older states have only the table
+        self.min_gain = float(state.get("min_gain", self.min_gain))
 
     def fit(self, runs: Iterable[Sequence[Mapping[str, Any]]]) -> None:
         """Fits the table to the `rounds` of predictions on validation tasks, made before any fit.
@@ -74,6 +86,22 @@ class Halting(Parameter):  # type: ignore[misc]
         """Expected gain of the round after round `at`; None if unknown."""
         return self.gains[at][_bin(probability)] if at < len(self.gains) else None
 
+    def halts(self, at: int, probability: float) -> bool:
+        """Whether another round after round `at` is not worth it. An undecided answer is never revised."""
+        if math.isnan(probability) or probability >= self.halt_at:
+            return True
+        expected = self.expected(at, probability)
+        return expected is not None and expected < self.min_gain
+
+    def used(self, rounds: Sequence[Mapping[str, Any]]) -> int:
+        """How many of the `rounds` of a prediction would have been made with these thresholds."""
+        best = -math.inf
+        for at, entry in enumerate(rounds):
+            best = max(best, -math.inf if entry["probability"] is None else entry["probability"])
+            if self.halts(at, best if best > -math.inf else math.nan):
+                return at + 1
+        return len(rounds)
+
 
 def _bin(probability: float) -> int:
     return min(_BINS - 1, int(probability * _BINS))
@@ -84,9 +112,9 @@ class Refine(Agent):
 
     Round 0 is the program's own answer. A revision sees the inputs, the draft and the verifier's reason. It ends when
     the verifier's probability reaches `halt_at`, when an answer repeats the one before, when the expected gain of
-    another round (`halting`, fitted on val) is below `min_gain`, when the verifier cannot decide, or after the rounds
-    that `reasoning_depth` sets: none below 6, one at 6 and 7, two at 8 and 9, three at 10; each takes one of
-    `max_steps`.
+    another round is below `min_gain`, when the verifier cannot decide, or after the rounds that `reasoning_depth` sets:
+    none below 6, one at 6 and 7, two at 8 and 9, three at 10; each takes one of `max_steps`. The two thresholds are
+    those of `halting`, which `assay compile` fits on val.
 
     The prediction is that of the round with the highest probability, the earliest of equal ones, with `rounds`: for
     each its `probability` (None if undecided), `gain` over the best before it, `reason`, and `calls`, the range of its
@@ -114,21 +142,18 @@ class Refine(Agent):
         min_gain: float = 0.01,
     ) -> None:
         super().__init__()
-        for name, value, lowest in (("halt_at", halt_at, math.ulp(0.0)), ("min_gain", min_gain, 0.0)):
-            if not lowest <= value <= 1:
-                raise ConfigError(f"{name}={value!r} must be between 0 and 1")
+        self.halting = Halting(halt_at, min_gain)
         if isinstance(verifier, dspy.Module) or not callable(verifier):
             hint = "; assay.load_verifier makes a verifier of a judge" if isinstance(verifier, dspy.Module) else ""
             raise ConfigError(f"verifier={verifier!r} must be a function (task, prediction, rollout) -> grade{hint}")
-        self.program, self.halt_at, self.min_gain = program, halt_at, min_gain
-        self._verifier = _Held(verifier)
-        self.halting = Halting()
+        self.program, self._verifier = program, _Held(verifier)
         if is_agent(program):
             self.agent_parameters, self.prompt_format = program.agent_parameters, program.prompt_format
         task = _signature_of(program) if signature is None else dspy.ensure_signature(signature)
         if clash := [name for name in _RESERVED if name in task.fields]:
             raise ProgramError(f"the program has a field named {clash[0]!r}, which a revision uses itself: rename it")
-        self.input_names = tuple(task.input_fields)  # type: ignore[misc]  # other agents fix theirs by class
+        own = program.input_names if is_agent(program) else ()
+        self.input_names = own or tuple(task.input_fields)  # type: ignore[misc]  # other agents fix theirs by class
         self.outputs = list(task.output_fields)
         fields = {name: (field.annotation, field) for name, field in task.fields.items()}
         added = {
@@ -148,7 +173,7 @@ class Refine(Agent):
         rounds = [_entry(best_probability, None, reason, start)]
         latest = best
         for at in range(self.rounds):
-            if self._halts(at, best_probability):
+            if self.halting.halts(at, best_probability):
                 break
             start = _calls()
             try:
@@ -168,16 +193,10 @@ class Refine(Agent):
                 best, best_probability = revised, probability
         return dspy.Prediction(**dict(best.items()), rounds=rounds)
 
-    def _halts(self, at: int, probability: float) -> bool:
-        """Whether another round after round `at` is not worth it. An undecided answer is never revised."""
-        if math.isnan(probability) or probability >= self.halt_at:
-            return True
-        expected = self.halting.expected(at, probability)
-        return expected is not None and expected < self.min_gain
-
     def _revised(self, inputs: dict[str, Any], draft: Any, reason: str) -> dspy.Prediction:
         text = "; ".join(f"{name}: {draft.get(name)}" for name in self.outputs)
-        filled = self.fit_context(self.revise, self.revise.signature, {**inputs, "draft": text}, [reason], "feedback")
+        shown = {name: value for name, value in inputs.items() if name in self.revise.signature.input_fields}
+        filled = self.fit_context(self.revise, self.revise.signature, {**shown, "draft": text}, [reason], "feedback")
         revised = self.revise(**filled)
         rest = {name: value for name, value in draft.items() if name not in self.outputs}
         return dspy.Prediction(**rest, **{name: revised[name] for name in self.outputs})

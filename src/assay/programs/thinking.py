@@ -8,10 +8,9 @@ from typing import Any
 
 import dspy
 
-from assay.errors import ConfigError
 from assay.models import supports
 from assay.models.embedded import LINES
-from assay.models.thinking import CHARACTERS, THOUGHT_FIELDS, Thinking, native_thinking
+from assay.models.thinking import CHARACTERS, THOUGHT_FIELDS, Thinking, ThinkingError, native_thinking
 
 __all__ = ["LIMIT", "LimitsThoughts", "thinking_limit", "thought_field"]
 
@@ -60,6 +59,15 @@ class LimitsThoughts:
         outputs = await super().acall(lm, plan.lm_kwargs, plan.signature, demos, inputs)  # type: ignore[misc]
         return _restored(outputs, plan.removed)
 
+    def left_of(self, lm: Any, thinking: Thinking, signature: Any) -> Thinking:
+        """What is left of a call's budget for the engine; `auto` if the thought field keeps it.
+
+        Raises:
+            ThinkingError: the field cannot keep it.
+        """
+        left = self._plan(lm, {"thinking": thinking}, signature).lm_kwargs["thinking"]
+        return Thinking.auto() if left is None else left
+
     def _plan(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> _Plan:
         thinking = Thinking.of(lm_kwargs.get("thinking", getattr(lm, "thinking", None)))
         if thinking is None or thinking.is_auto or native_thinking(lm):
@@ -72,11 +80,11 @@ class LimitsThoughts:
         if thinking.is_off or not (self.limits_fields and limits):
             no_schema = f"no schema limits it: {lm.model} takes none, or the prompt format is chat"
             reason = "it is the only output field" if thinking.is_off else no_schema
-            raise ConfigError(f"thinking={thinking.value!r} cannot be kept in the field {name!r}: {reason}")
+            raise ThinkingError(thinking.value, f" cannot be kept in the field {name!r}: {reason}")
         field, tokens = signature.output_fields[name], thinking.limit or 0
         if field.annotation is not str:
-            raise ConfigError(
-                f"thinking={thinking.value!r} cannot limit the field {name!r} of type {field.annotation}: make it a str"
+            raise ThinkingError(
+                thinking.value, f" cannot limit the field {name!r} of type {field.annotation}: make it a str"
             )
         return _Plan(kept, _limited(signature, name, tokens))
 

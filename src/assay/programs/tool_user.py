@@ -36,7 +36,8 @@ class ToolUser(ToolAgent):
     """Calls tools of a task or of the program, several in one step if they are independent, and answers.
 
     The output fields are `answer` (text) and `calls`: a list of `{name, arguments, result, error}`. A tool of a task
-    is a JSON schema without code: its calls are not executed, `result` is None, and the calls are the answer.
+    is a JSON schema without code: its calls are not executed, `result` is None, and the calls are the answer. Tools
+    whose schema has a `simulation` (see `assay.datasets.tools`) return the results that it lists.
 
     Args:
         tools: Python functions or `dspy.Tool`s.

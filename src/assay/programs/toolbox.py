@@ -3,6 +3,7 @@
 A tool that only has a schema is not executed: its calls are recorded as the answer. Does not choose or call tools.
 """
 
+import functools
 import inspect
 import json
 import re
@@ -12,6 +13,7 @@ from typing import Any
 
 import dspy
 
+from assay.datasets.tools import simulated_result
 from assay.errors import ProgramError
 from assay.programs.tool_schemas import plain_schema, signature_line, type_text
 from assay.traces.listening import run_tool
@@ -126,19 +128,36 @@ def _unrecorded(tool: dspy.Tool) -> Callable[..., Any]:
 def schema_tool(schema: Any) -> OfferedTool:
     """A tool of a task: a JSON schema as in BFCL (`name`, `description`, `parameters`) or OpenAI's (in `function`).
 
+    A schema with a `simulation` is executed: its calls have the results of `assay.datasets.tools.simulated_result`.
+
     Raises:
-        ValueError: it has no name.
+        ValueError: it has no name, or its simulation is not a list of cases with a result or an error.
     """
     inner: Any = schema.get("function", schema) if isinstance(schema, Mapping) else None
     name = inner.get("name") if isinstance(inner, Mapping) else None
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"a tool needs a name, got {str(schema)[:200]!r}")
     parameters = next((inner[key] for key in ("parameters", "input_schema", "inputSchema") if key in inner), None)
-    description = inner.get("description")
+    description, cases = inner.get("description"), inner.get("simulation")
+    if cases is not None and not _are_cases(cases):
+        raise ValueError(
+            f"the simulation of tool {name!r} must be a list of cases, each with 'result' or 'error' and optionally "
+            f"'arguments', got {str(cases)[:200]}"
+        )
     return OfferedTool(
         name=name,
         description=description if isinstance(description, str) else "",
         parameters=plain_schema(parameters),
+        run=None if cases is None else functools.partial(simulated_result, cases),
+    )
+
+
+def _are_cases(cases: Any) -> bool:
+    return isinstance(cases, list | tuple) and all(
+        isinstance(case, Mapping)
+        and case.keys() & {"result", "error"}
+        and isinstance(case.get("arguments", {}), Mapping)
+        for case in cases
     )
 
 

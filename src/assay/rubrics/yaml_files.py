@@ -1,37 +1,19 @@
-"""Reads YAML files of rubrics and judges with size limits.
+"""Reads YAML files of rubrics and judges with the size limits of `assay.support.yaml_files`."""
 
-A few lines of nested aliases can expand to billions of nodes, which any code that traverses the result would visit. The
-nodes are therefore counted with aliases expanded before objects are constructed.
-"""
-
-import re
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from assay.errors import RubricError
+from assay.support import yaml_files
+from assay.support.yaml_files import MOST_BYTES
+
+if TYPE_CHECKING:
+    import yaml
 
 __all__ = ["MOST_BYTES", "read_text", "read_yaml"]
 
-MOST_BYTES = 2 * 2**20  # per file
-_MOST_NODES = 100_000  # with aliases expanded
-_MOST_DIGITS = 400  # of a number; longer ones take quadratic time to parse or overflow a float
 
-
-class _Loader(yaml.SafeLoader):
-    """Uses YAML 1.2 booleans: `no` and `yes` are strings, so that a scale can be written as `[no, partly, yes]`."""
-
-    yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|false", re.IGNORECASE), list("tTfF"))
-
-
-def read_yaml(text: str, source: str) -> tuple[Any, yaml.Node | None]:
+def read_yaml(text: str, source: str) -> "tuple[Any, yaml.Node | None]":
     """Parses YAML text. Returns the content and the root node, which has line numbers.
 
     Args:
@@ -39,52 +21,7 @@ def read_yaml(text: str, source: str) -> tuple[Any, yaml.Node | None]:
     Raises:
         RubricError: invalid YAML, or a size limit is exceeded.
     """
-    if len(text) > MOST_BYTES:
-        raise RubricError(f"{source}: the file has {len(text) / 2**20:.1f} MiB; the maximum is {MOST_BYTES >> 20} MiB")
-    loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None, None
-        _check_size(node, source)
-        return loader.construct_document(node), node
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        if isinstance(error, RubricError):
-            raise
-        raise RubricError(f"{source}: invalid YAML: {error}") from None
-    finally:
-        loader.dispose()
-
-
-def _check_size(root: yaml.Node, source: str) -> None:
-    """Raises `RubricError` for too many nodes (aliases expanded), too long numbers and recursive aliases."""
-    sizes: dict[int, int] = {}  # by node id; 0 while the node is being counted
-
-    def size(node: yaml.Node) -> int:
-        known = sizes.get(id(node))
-        if known == 0:
-            raise RubricError(f"{source}:{node.start_mark.line + 1}: an alias refers to a node that contains it")
-        if known is not None:
-            return known
-        sizes[id(node)] = 0
-        count = 1
-        if isinstance(node, yaml.MappingNode):
-            count += sum(size(part) for pair in node.value for part in pair)
-        elif isinstance(node, yaml.SequenceNode):
-            count += sum(map(size, node.value))
-        elif node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float") and len(node.value) > _MOST_DIGITS:
-            raise RubricError(
-                f"{source}:{node.start_mark.line + 1}: a number has {len(node.value)} characters; "
-                f"the maximum is {_MOST_DIGITS}"
-            )
-        if count > _MOST_NODES:
-            raise RubricError(
-                f"{source}:{node.start_mark.line + 1}: more than {_MOST_NODES} values after expanding aliases"
-            )
-        sizes[id(node)] = count
-        return count
-
-    size(root)
+    return yaml_files.read_yaml(text, source, RubricError)
 
 
 def read_text(path: Path) -> str:
@@ -93,15 +30,4 @@ def read_text(path: Path) -> str:
     Raises:
         RubricError: the file does not exist, is not UTF-8 text, or is too large.
     """
-    try:
-        with open(path, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise RubricError(
-                f"{path}: the file is larger than {MOST_BYTES >> 20} MiB, the maximum for a rubric or judge"
-            )
-        return content.decode("utf-8")
-    except FileNotFoundError:
-        raise RubricError(f"no such file: {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RubricError(f"{path}: cannot be read: {error}") from None
+    return yaml_files.read_text(path, "rubric or judge", RubricError)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import dspy
 
+from assay.datasets.curriculum import PREFIX
 from assay.datasets.memory import data_spec
 from assay.deployment.artifact import is_artifact, with_model_of
 from assay.errors import ConfigError
@@ -79,8 +80,15 @@ def program_settings(
     """The settings of a job. Program, rubric and model may be objects; the settings hold their names.
 
     Args:
+        data: None for that of the stages of a curriculum.
         options: the other settings by field name.
     """
+    if data is None:
+        if options.get("curriculum") is None:
+            raise ConfigError(
+                "data is missing: give the tasks, or a curriculum whose stages name them", flag="--data D"
+            )
+        data = f"{PREFIX}{options['curriculum']}"
     name = program if isinstance(program, str) else qualified_name(wrapped(program))
     model = {} if lm is None else {"model": lm.model}
     measure = rubric.name if isinstance(rubric, Rubric) else str(rubric)

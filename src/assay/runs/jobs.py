@@ -5,7 +5,7 @@ import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import dspy
 
 from assay.datasets import SPLITS, Splits, load_splits
+from assay.datasets.curriculum import PREFIX, load_curriculum
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned, is_artifact
 from assay.errors import ConfigError
@@ -21,14 +22,16 @@ from assay.evaluation import Progress, RecordedProgram, Session
 from assay.evaluation.evaluation import finished_runs
 from assay.evaluation.executors import Outbox, RayExecutor
 from assay.evaluation.session import has_tools
-from assay.models import LanguageModel, Meter, ResponseCache, get_lm
+from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm
 from assay.programs import load_program, program_inputs, program_version
+from assay.programs.budgets import check_budget, set_thinking
 from assay.programs.loading import program_class
 from assay.rubrics import Rubric
 from assay.runs.finished import FinishedRun
 from assay.runs.loading import load_rubric
-from assay.runs.opening import Run, client_of, open_run
+from assay.runs.opening import Run, budgeted, client_of, open_run
 from assay.runs.settings import ProgramSettings
+from assay.runs.settings.shared import CurriculumSettings
 from assay.runs.shown_tasks import carried_by
 from assay.sources.trust import accept, entries
 from assay.traces import Recorder, Store
@@ -78,6 +81,8 @@ class Job:
             "program": [program_version(student.program, student.settings["adapter"]), student.settings],
             "data": self.splits.manifest()["sha256"],
         }  # fmt: skip
+        if self.splits.curriculum is not None:
+            about["curriculum"] = self.splits.curriculum.sha256
         return FinishedRun(self.folder, caps=self.config.caps, about=about)
 
     def tasks_of_artifact(self) -> dict[str, list[str]]:
@@ -97,7 +102,7 @@ class Job:
 
 
 def _session(config: ProgramSettings, run: Run, rubric: Rubric, name: str, progress: Progress) -> Session:
-    judge = _judge_lm(config, run.lm, run.model)
+    judge = _judge_lm(config, rubric, run.lm, run.model)
     return Session(
         lm=run.lm.copy(**config.generation),
         rubric=load_rubric(rubric, judge_lm=judge, own_models=config.own_models),
@@ -111,6 +116,7 @@ def _session(config: ProgramSettings, run: Run, rubric: Rubric, name: str, progr
         judge_lm=judge,
         own_models=config.own_models,
         task_timeout=config.task_timeout,
+        thinking=Thinking.of(config.thinking),
     )
 
 
@@ -138,13 +144,16 @@ def open_job(
     """
     module = None if isinstance(program, str) else program
     artifact = load_artifact(config.program) if module is None and is_artifact(config.program) else None
-    config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_in(artifact)))
+    config = replace(
+        config,
+        salt=resolve_salt(config.salt, store, artifact=salt_in(artifact)),
+        thinking=artifact.settings.get("thinking") if artifact and config.thinking is None else config.thinking,
+    )
     loaded = artifact.program if artifact else module
     name = artifact.manifest["program"] if artifact else config.program
     inputs = program_inputs(loaded if loaded is not None else program_class(name))
     checked = load_rubric(rubric)
-    salt = config.salt or DEFAULT_SALT
-    splits = load_splits(config.data, inputs=inputs, rename=config.rename, salt=salt, limits=config.sizes, need=need)
+    splits = _splits(config, inputs, need, progress)
     if loaded is None:
         loaded = load_program(name, tasks=splits.train + splits.val)
     if config.executor == "ray" and lm is not None:
@@ -159,7 +168,7 @@ def open_job(
         if artifact is not None:
             check_pinned(artifact, run.lm)
         settings = artifact.settings if artifact else {"adapter": None, "parameters": {}}
-        student = RecordedProgram(loaded, session, prompt_format=config.prompt_format or settings["adapter"])
+        student = _student(loaded, session, config.prompt_format or settings["adapter"], own=module is None)
         splits.outputs = frozenset(
             name for predictor in student.program.predictors() for name in predictor.signature.output_fields
         )
@@ -171,6 +180,40 @@ def open_job(
         _keep_splits(job, opens_as or run.run_id)
         yield job
         run.status, run.ended = job.status, job.ended
+
+
+def _splits(config: ProgramSettings, inputs: Collection[str] | None, need: Sequence[str], progress: Progress) -> Splits:
+    """The splits of the data; with a curriculum those of its stages."""
+    source = config.curriculum if isinstance(config, CurriculumSettings) else None
+    curriculum = None if source is None else load_curriculum(source)
+    if curriculum is not None and not curriculum.needs_data and not config.data.startswith(PREFIX):
+        progress.say(f"note: {config.data} is not used: every stage of {source} names its own data")
+    return load_splits(
+        config.data,
+        inputs=inputs,
+        rename=config.rename,
+        salt=config.salt or DEFAULT_SALT,
+        limits=config.sizes,
+        need=need if curriculum is None or "val" in need else (*need, "val"),  # promotion is decided on val
+        curriculum=curriculum,
+    )
+
+
+def _student(program: dspy.Module, session: Session, prompt_format: str | None, *, own: bool) -> RecordedProgram:
+    """The program under recording, with the thinking budget of the settings if they have one.
+
+    Args:
+        own: whether the program was loaded here; a caller's object does not get the budget, but a copy of it.
+    Raises:
+        ThinkingError: a call of the program could not keep the budget.
+    """
+    if session.thinking is None:
+        return RecordedProgram(program, session, prompt_format=prompt_format)
+    program = program if own else program.deepcopy()
+    set_thinking(program, session.thinking)
+    student = RecordedProgram(program, session, prompt_format=prompt_format)
+    check_budget(program, session.lm, session.thinking, prompt_format=prompt_format)
+    return student
 
 
 def _ray_executor(config: ProgramSettings, rubric: Rubric, program: str, run: Run) -> RayExecutor:
@@ -210,12 +253,16 @@ def _keep_splits(job: Job, opens_as: str) -> None:
     splits.on_open = count
 
 
-def _judge_lm(config: ProgramSettings, lm: LanguageModel, make: Callable[..., LanguageModel]) -> LanguageModel:
+def _judge_lm(
+    config: ProgramSettings, rubric: Rubric, lm: LanguageModel, make: Callable[..., LanguageModel]
+) -> LanguageModel:
     """The model of the rubric's judges: the program's model, unless settings name another model or address."""
     if config.own_models:
-        return lm.copy(temperature=0.1)
-    name = config.judge_model or lm.model
-    return make(name, temperature=0.1, **client_of(config, "judge", name, lm))
+        judge = lm.copy(temperature=0.1)
+    else:
+        name = config.judge_model or lm.model
+        judge = make(name, temperature=0.1, **client_of(config, "judge", name, lm))
+    return budgeted(judge, config.judge_thinking, "judge_thinking") if rubric.needs_judge else judge
 
 
 def _session_on_a_host(
@@ -235,11 +282,12 @@ def _session_on_a_host(
         "seed": config.seed,
     }
     lm = get_lm(config.model, **lm_options, **client_of(config, "program", config.model))
-    judge = _judge_lm(config, lm, functools.partial(get_lm, **lm_options))
+    judge = _judge_lm(config, rubric, lm, functools.partial(get_lm, **lm_options))
     return Session(
         lm=lm.copy(**config.generation), rubric=load_rubric(rubric, judge_lm=judge, own_models=config.own_models),
         recorder=recorder, meter=meter, program_name=program, seed=config.seed,
         threads=1, judge_lm=judge, own_models=config.own_models, task_timeout=config.task_timeout,
+        thinking=Thinking.of(config.thinking),
     )  # fmt: skip
 
 

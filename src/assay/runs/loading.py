@@ -18,6 +18,7 @@ from assay.judges import Judge, resolver
 from assay.judges.deciding import JudgeVerifier
 from assay.judges.loading import AnyJudge, members_of
 from assay.judges.loading import load_judge as read_judge
+from assay.models import Thinking
 from assay.models.lm import has_provider
 from assay.rubrics import Rubric
 from assay.rubrics import load_rubric as read_rubric
@@ -82,6 +83,7 @@ def load_judge(source: str | Path, *, own_model: bool = False, **spec: Unpack[Ju
         raise ConfigError(f"{source} is an artifact of {type(judge).__name__}, not of a judge")
     if own_model and judge.model is None and has_provider(artifact.manifest["model"]):
         judge.model, judge.endpoint = artifact.model, artifact.endpoint
+        judge.thinking = Thinking.of(artifact.manifest.get("thinking"))
     return judge
 
 

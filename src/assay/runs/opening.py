@@ -14,9 +14,11 @@ import dspy
 
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
 from assay.evaluation import Progress
-from assay.models import LanguageModel, Meter, ResponseCache, get_lm, with_recording
+from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm, with_recording
+from assay.models.lm import check_thinking
 from assay.models.meter import spent_before
 from assay.models.roles import Endpoint, is_embedded
+from assay.models.thinking import ThinkingError
 from assay.runs.lock import cancelled_by_signals, exclusive_lock
 from assay.runs.settings import CommonSettings
 from assay.traces import Recorder, Store, store_url
@@ -24,7 +26,7 @@ from assay.traces.missed import Unrecorded
 from assay.traces.resuming import close_running, drop_cut_off, opened_ledger
 from assay.traces.store.sealing import claim_salt
 
-__all__ = ["Run", "client_of", "home_of", "open_run", "opened_store", "pinned"]
+__all__ = ["Run", "budgeted", "client_of", "home_of", "open_run", "opened_store", "pinned"]
 
 
 @dataclass
@@ -81,6 +83,7 @@ def open_run(
                 if lm is not None
                 else get_lm(config.model, seed=config.seed, **lm_options, **client)
             )
+            model = _of_role(config, model)
             reflection = _reflection_lm(config, model, lm_options)
             opened.put_run(run_id, kind=config.kind, config=stored, status="running", started_at=started)
             opened.flush()  # before the first call, so that a run that is killed at once can be resumed
@@ -110,10 +113,35 @@ def open_run(
 def _reflection_lm(config: CommonSettings, lm: LanguageModel, lm_options: dict[str, Any]) -> LanguageModel | None:
     """The model that proposes prompts; None if it is the program's own."""
     model, address, key = config.endpoints.get("reflection", (None, None, None))
+    thinking = getattr(config, "reflection_thinking", None)
+    options: dict[str, Any] = {"temperature": 1.0, "max_tokens": 4096}
     if not (model or address or key):
-        return None
+        return None if thinking is None else budgeted(lm.copy(**options), thinking, "reflection_thinking")
     name = model or lm.model
-    return get_lm(name, temperature=1.0, max_tokens=4096, **lm_options, **client_of(config, "reflection", name, lm))
+    reflection = get_lm(name, **options, **lm_options, **client_of(config, "reflection", name, lm))
+    return budgeted(reflection, thinking, "reflection_thinking")
+
+
+def _of_role(config: CommonSettings, lm: LanguageModel) -> LanguageModel:
+    """The model with a judge's budget. A program has its own, which `assay.runs.jobs.open_job` sets."""
+    return budgeted(lm, config.thinking, "thinking") if config.ROLE == "judge" else lm
+
+
+def budgeted(lm: LanguageModel, thinking: int | str | None, setting: str) -> LanguageModel:
+    """The model with the thinking budget of a role; the model itself without one.
+
+    Raises:
+        ThinkingError: the model's engine cannot honour it; the message names the setting.
+    """
+    if thinking is None:
+        return lm
+    budget = Thinking.of(thinking)
+    try:
+        check_thinking(lm, budget)
+    except ThinkingError as error:
+        model = f"{setting.removesuffix('thinking')}model"
+        raise error.of(setting, f"Name a model that thinks ({model}), or set no budget") from None
+    return lm.copy(thinking=budget)
 
 
 def client_of(config: CommonSettings, role: str, model: str, lm: dspy.LM | None = None) -> dict[str, Any]:

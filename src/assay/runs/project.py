@@ -37,7 +37,7 @@ __all__ = ["FILE", "find_project", "project_settings"]
 
 FILE = "assay.toml"
 ROLES = ("program", "judge", "reflection")
-_ROLE_KEYS = ("model", "api_base", "api_key_env")
+_ROLE_KEYS = ("model", "api_base", "api_key_env", "thinking")
 _ROLE_SETTINGS = {name: (settings_of(RunSettings)[name],) for name in _ROLE_KEYS}
 _EXPORTS = ("sft", "grpo", "preferences", "transitions")
 _NOT_OF_TRAIN = ("algorithm", "cache")  # the command's own name; a policy in training is never answered from a cache
@@ -126,7 +126,7 @@ def _of_roles(command: str, tables: Mapping[str, Any]) -> list[dict[str, Any]]:
     # the model of an export is the one to be trained; a gateway behind an upstream records whichever model answered
     if command.startswith("export") or command == "serve":
         return []
-    settings = [_role(tables, "program")] if default_role != "program" else []
+    settings = [_role(tables, "program", without="thinking")] if default_role != "program" else []
     settings += [
         {f"{role}_{name}": value for name, value in _role(tables, role).items()}
         for role in ("judge", "reflection")
@@ -135,8 +135,8 @@ def _of_roles(command: str, tables: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [*settings, _role(tables, default_role)]
 
 
-def _role(tables: Mapping[str, Any], role: str) -> dict[str, Any]:
-    return {name: value for name, value in tables.get(role, {}).items() if name in _ROLE_KEYS}
+def _role(tables: Mapping[str, Any], role: str, without: str = "") -> dict[str, Any]:
+    return {name: value for name, value in tables.get(role, {}).items() if name in _ROLE_KEYS and name != without}
 
 
 def _located(folder: Path, is_path: bool, value: Any) -> Any:

@@ -44,6 +44,7 @@ class Declared:
         job: part of what the job is. False: how far and where it runs, so that another value resumes the same job.
         flag_help: help text of the flag, where the flag says the opposite of the field (`--no-cache` of `cache`).
         file: the value may be a path, which `assay.toml` gives relative to itself.
+        parse: brings a value other than None into its stored form; raises ValueError with the broken rule.
         named: a name of what the Python function takes as an argument of its own, such as the program; the command
             line has no flag for it unless `flag` is given.
     """
@@ -62,6 +63,7 @@ class Declared:
     flag_help: str = ""
     file: bool = False
     named: bool = False
+    parse: Callable[[Any], Any] | None = None
 
     @property
     def rule(self) -> str:
@@ -156,6 +158,8 @@ class Settings:
             if (plain := _plain(value)) is not value:
                 object.__setattr__(self, setting.name, plain)
             check_value(setting, plain)
+            if setting.declared.parse is not None and plain is not None:
+                object.__setattr__(self, setting.name, setting.declared.parse(plain))
 
     def changed(self, *names: str) -> list[str]:
         """Those of the named settings whose values are not the defaults."""
@@ -189,6 +193,11 @@ def check_value(setting: Setting, value: Any) -> None:
         raise ConfigError(f"{assignment} must be {declared.rule}{f': {declared.why}' if declared.why else ''}")
     if declared.choices and isinstance(value, str) and value not in declared.choices:
         raise ConfigError(f"{assignment} must be one of {', '.join(declared.choices)}")
+    if declared.parse is not None and value is not None:
+        try:
+            declared.parse(value)
+        except ValueError as error:
+            raise ConfigError(f"{assignment} {error}") from None
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

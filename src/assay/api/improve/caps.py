@@ -231,7 +231,7 @@ def training_runs(config: PolicySettings, val: int, retained: int = 0) -> int:
         val: number of val tasks. A retention task is assumed to have as many; they are run greedily only.
         retained: number of retention tasks.
     """
-    rollouts = math.ceil(config.steps / config.iterations) * config.prompts_per_step * config.num_generations
+    rollouts = config.rollout_steps * config.prompts_per_step * config.num_generations
     if not config.evaluate_every:
         return rollouts
     evaluations = 1 + math.ceil(

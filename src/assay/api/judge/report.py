@@ -108,6 +108,7 @@ def save_judge(report: JudgeReport, splits: LabelSplits, run: Run, parents: Sequ
         "model": config.model,
         "api_base": config.api_base or run.lm.recording.address,
         "api_key_env": config.api_key_env,
+        **({} if config.thinking is None else {"thinking": config.thinking}),
         "weights": run.lm.recording.backend.weights,
         "labels": {"spec": config.labels, "salt": config.salt, "sizes": splits.sizes()},
         "raters": sorted(raters),

@@ -17,6 +17,7 @@ from assay.optimizers.parameters.impact import Impact, draw_impact, impact
 from assay.optimizers.parameters.page import importance, write_page
 from assay.optimizers.prompts.reserve import too_few_to_score
 from assay.programs import AgentParameters
+from assay.programs.budgets import thresholds_of
 from assay.rubrics import Rubric
 from assay.runs.arguments import program_settings, resolve_model, resolve_program, takes
 from assay.runs.jobs import open_job, salt_at
@@ -99,7 +100,8 @@ def parameter_impact(
         space = space_of(job, config, progress)
         name = space.programs[0]
         job.session.register(job.splits.val, "val")
-        defaults = {**AgentParameters().model_dump(), **job.student.settings["parameters"]}
+        settings = job.student.settings["parameters"]
+        defaults = {**AgentParameters().model_dump(), **settings, **thresholds_of(job.student.program)}
         study = study_to_show(job, config, space, storage_of(config, store))
         class_name = job.session.program_name.rpartition(":")[2].lower()
         folder = _create_folder(Path(out) if out else home_of(store) / "impact" / class_name)

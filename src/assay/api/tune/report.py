@@ -39,6 +39,7 @@ class TuneReport(ReportRepr):
     pictures: list[Path] = field(default_factory=list)
     importance: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    curriculum: Mapping[str, Any] | None = None  # see `assay.datasets.schedule.Schedule.report`
     stored: Mapping[str, Any] | None = None  # of a run that had ended before
 
     def to_dict(self) -> dict[str, Any]:
@@ -46,7 +47,7 @@ class TuneReport(ReportRepr):
             return dict(self.stored)
         usage, search, outcome, test = self.meter.usage, self.meter.of("search"), self.outcome, self.test
         budget = Budget(**self.config.budget)
-        states = [trial.state for trial in outcome.trials]
+        states = outcome.states
         return {
             "artifact": str(self.artifact),
             "page": None if self.page is None else str(self.page),
@@ -84,6 +85,7 @@ class TuneReport(ReportRepr):
             "stopped": self.stopped,
             "test_openings": self.openings.to_dict() if self.openings else None,
             "notes": [*outcome.notes, *self.notes],
+            "curriculum": self.curriculum,
             "search_calls": search.calls,
             "calls": usage.calls,
             "cached": usage.cached,

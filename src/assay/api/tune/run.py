@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import dspy
 
 from assay.api.tune.report import TuneReport, as_page, cheaper
+from assay.api.tune.staged import StagedSearch
 from assay.api.tune.study import (
     default_of,
     default_student,
@@ -42,10 +43,12 @@ from assay.optimizers.parameters.page import importance, write_page
 from assay.optimizers.parameters.search import requeue_all
 from assay.optimizers.prompts.estimate import price_of
 from assay.optimizers.prompts.reserve import announce_splits, forecast_pair, plan_report
+from assay.programs.budgets import thresholds_of
 from assay.rubrics import Rubric
 from assay.runs.anchors import replay_of_rubric
 from assay.runs.arguments import program_settings, resolve_model, resolve_program, takes
 from assay.runs.artifacts import keep_artifact, rehearsed
+from assay.runs.curricula import schedule_of
 from assay.runs.jobs import Job, open_job, salt_at
 from assay.runs.opening import home_of
 from assay.runs.preflight import checked
@@ -67,7 +70,7 @@ def tune(
     program: Any,
     *,
     rubric: str | Path | Rubric,
-    data: Any,
+    data: Any = None,
     lm: dspy.LM | None = None,
     out: str | Path | None = None,
     apply: str | Path | None = None,
@@ -78,10 +81,12 @@ def tune(
 ) -> TuneReport:
     """Searches the five agent parameters on val, decides on gate, and reports on the sealed test split.
 
+    With a `curriculum`, trials run the val tasks of one stage after another; see `assay.api.tune.staged`.
+
     Args:
         program: as for `assay.compile`; its own parameters are the default, the baseline of the comparison.
         rubric: as for `assay.compile`.
-        data: as for `assay.compile`.
+        data: as for `assay.compile`; None if the stages of a curriculum name their data.
         lm: as for `assay.compile`.
         out: folder of the artifact; by default `.assay/artifacts/PROGRAM-tuned`.
         apply: a compiled artifact; the result is a copy of it with the best parameters.
@@ -180,8 +185,11 @@ def _tuned(job: Job, config: TuneSettings, progress: Progress, store: str | Path
         job.session.register(getattr(job.splits, split), split)
     default = default_of(job, space)
     alarms = replay_of_rubric(job.session.rubric, job.session)
+    staged = _staged(job, objective, space, default, config, progress, store)
     with job.session.phase("search"):
-        if config.method == "policy":
+        if staged is not None:
+            outcome, stopped = staged.run()
+        elif config.method == "policy":
             outcome, stopped = _by_policy(job, objective, space, default, config, progress)
         else:
             outcome, stopped = _by_optuna(job, objective, space, default, config, progress, store, resume)
@@ -189,13 +197,31 @@ def _tuned(job: Job, config: TuneSettings, progress: Progress, store: str | Path
     before, unset = default_student(job, objective, default)
     notes = [*alarms, *unset]
     report = TuneReport(
-        Path(), config, outcome, dict(tuned.settings["parameters"]), job.session.meter, stopped=stopped, notes=notes
-    )
+        Path(), config, outcome, _parameters(tuned, space), job.session.meter, stopped=stopped, notes=notes,
+        curriculum=None if staged is None else staged.report,
+    )  # fmt: skip
     try:
         _decide(report, job, before, tuned)
     except BudgetExceeded as cap:
         report.stopped = str(cap)
     return report
+
+
+def _staged(
+    job: Job, objective: ProgramObjective, space: Space, default: Point, config: TuneSettings, progress: Progress,
+    store: str | Path | None,
+) -> StagedSearch | None:  # fmt: skip
+    """The search by the stages of a curriculum; None without one."""
+    schedule = schedule_of(job, seed=config.seed, steps=config.trials, progress=progress)
+    if schedule is None:
+        return None
+    return StagedSearch(job, objective, space, default, config, storage_of(config, store), schedule, progress)
+
+
+def _parameters(tuned: RecordedProgram, space: Space) -> dict[str, Any]:
+    """The parameters of a program, with those thresholds of its thinking policy that are searched."""
+    thresholds = thresholds_of(tuned.program)
+    return {**tuned.settings["parameters"], **{name: thresholds[name] for name in thresholds if name in space.ranges}}
 
 
 def _by_optuna(
@@ -220,8 +246,8 @@ def _by_optuna(
         if name != "program" and value != default.parameters.get(name)
     ]:
         progress.say(
-            f"the default's {', '.join(f'{name} {default.parameters[name]}' for name in moved)} is out of range: tried "
-            "at the edge"
+            f"the default's {', '.join(f'{name} {default.parameters[name]}' for name in moved)} is not searched: tried "
+            "at the nearest value"
         )
     stopped = None
     if config.study is None and not alone:
@@ -274,7 +300,7 @@ def _save(report: TuneReport, job: Job, config: TuneSettings, folder: Path, appl
     """Writes the artifact: the best program, or a copy of `apply` with the best parameters."""
     chosen = student_at(job, report.outcome.best.point, config)
     if apply is not None:
-        chosen = student_at(job, Point(str(apply), chosen.settings["parameters"]), config)
+        chosen = student_at(job, Point(str(apply), report.best), config)
         report.notes.append(f"the parameters were written into a copy of {apply}, which was not evaluated with them")
     omitted = ("artifact", "page", "pictures", "importance")
     result = {key: value for key, value in report.to_dict().items() if key not in omitted}
@@ -318,11 +344,13 @@ def _decide(report: TuneReport, job: Job, before: RecordedProgram, tuned: Record
     report.stopped = report.stopped or plan.short
     after = (
         tuned
-        if tuned.settings != before.settings or report.outcome.best.point.program != job.config.program
+        if tuned.settings != before.settings
+        or thresholds_of(tuned.program) != thresholds_of(before.program)
+        or report.outcome.best.point.program != job.config.program
         else before
     )
     if after is before:
-        tried = sum(trial.state != "failed" for trial in report.outcome.trials)
+        tried = sum(state != "failed" for state in report.outcome.states)
         report.notes.append(
             "no point was better on val than the default; it stays"
             if tried > 1

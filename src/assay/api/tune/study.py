@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,12 @@ from assay.deployment import load_artifact
 from assay.errors import ConfigError, StoreError
 from assay.evaluation import Progress, RecordedProgram
 from assay.evaluation.session import acting_parameters
+from assay.models import Thinking, supports
 from assay.optimizers.parameters import Point, ProgramObjective, Space, open_study
+from assay.optimizers.parameters.objective import set_point
 from assay.programs import RANGES, AgentParameters, program_version
+from assay.programs.allocation import THRESHOLDS
+from assay.programs.budgets import allocates, set_thinking, thresholds_of
 from assay.runs.jobs import Job
 from assay.runs.opening import home_of
 from assay.runs.settings import TuneSettings
@@ -37,12 +42,22 @@ __all__ = [
 def space_of(job: Job, config: ParameterSettings, progress: Progress) -> Space:
     """The parameters that have an effect in the program and in each artifact that is tried as an alternative."""
     names = [config.program, *(str(path) for path in config.also)]
-    acting = {name: acting_parameters(student_at(job, Point(name, {}), config)) for name in names}
-    ranges = dict(config.ranges) or {name: limits for name, limits in RANGES.items() if name not in config.parameters}
+    acting = {name: _acting(student_at(job, Point(name, {}), config), config) for name in names}
+    thresholds = {name: THRESHOLDS[name] for name in THRESHOLDS if any(name in acting[program] for program in names)}
+    searched = {**RANGES, **thresholds}
+    ranges = dict(config.ranges) or {name: limits for name, limits in searched.items() if name not in config.parameters}
     for name, effective in acting.items():
         if idle := [parameter for parameter in ranges if parameter not in effective]:
             progress.say(f"{name} ignores {', '.join(idle)}: not searched for it")
     return Space(programs=names, acting=acting, ranges=ranges, fixed=dict(config.parameters))
+
+
+def _acting(student: RecordedProgram, config: ParameterSettings) -> list[str]:
+    """The parameters with an effect. Without log-probabilities a thinking policy has no margins."""
+    if not (config.searches_thresholds and allocates(student.program)):
+        return acting_parameters(student)
+    margins = () if supports(student.session.lm, "top_logprobs") else ("probe_margin", "confidence")
+    return [*acting_parameters(student), *(name for name in THRESHOLDS if name not in margins)]
 
 
 def student_at(job: Job, point: Point, config: ParameterSettings) -> RecordedProgram:
@@ -60,9 +75,14 @@ def student_at(job: Job, point: Point, config: ParameterSettings) -> RecordedPro
                 f"{point.program} was compiled with the salt {artifact.manifest['data']['salt']!r}: its tasks may be "
                 "in this test split"
             )
-        student = RecordedProgram(artifact.program, job.session, prompt_format=artifact.settings["adapter"])
+        session = job.session
+        if config.thinking is None:  # the session has the budget of the job's program
+            session = replace(session, thinking=Thinking.of(artifact.settings.get("thinking")))
+        elif session.thinking is not None:
+            set_thinking(artifact.program, session.thinking)
+        student = RecordedProgram(artifact.program, session, prompt_format=artifact.settings["adapter"])
         student.set_parameters(artifact.settings["parameters"])
-    student.set_parameters(point.parameters)
+    set_point(student, point.parameters)
     return student
 
 
@@ -78,7 +98,12 @@ def default_of(job: Job, space: Space) -> Point:
     )
     searched = space.searched(space.programs[0])
     return Point(
-        space.programs[0], {**({"temperature": temperature} if "temperature" in searched else {}), **parameters}
+        space.programs[0],
+        {
+            **({"temperature": temperature} if "temperature" in searched else {}),
+            **parameters,
+            **{name: value for name, value in thresholds_of(job.student.program).items() if name in searched},
+        },
     )
 
 
@@ -121,9 +146,14 @@ def storage_of(config: ParameterSettings, store: str | Path | None) -> str:
     return url if not url.startswith("sqlite:///") else f"sqlite:///{(home_of(store) / 'studies.db').resolve()}"
 
 
-def study_of(job: Job, config: TuneSettings, space: Space, url: str) -> "optuna.Study":
-    """Creates or joins the study. All its processes must search the same space on the same tasks."""
-    return open_study(config.study or job.run_id, url, space, config.search, of=_searched_on(job, config))
+def study_of(job: Job, config: TuneSettings, space: Space, url: str, *, stage: str = "") -> "optuna.Study":
+    """Creates or joins the study. All its processes must search the same space on the same tasks.
+
+    Args:
+        stage: of a curriculum, which has a study of its own.
+    """
+    name = f"{job.run_id}-{stage}" if stage else config.study or job.run_id
+    return open_study(name, url, space, config.search, of=_searched_on(job, config))
 
 
 def study_to_show(job: Job, config: ParameterSettings, space: Space, url: str) -> "optuna.Study | None":
@@ -177,6 +207,7 @@ def _searched_on(job: Job, config: ParameterSettings) -> dict[str, Any]:
         "tasks": content_hash({"tasks": tasks})[:16], "salt": config.salt, "rubric": job.session.rubric.version,
         "model": config.model,
         "judge_model": config.judge_model, "samples": config.samples, "prompt_format": config.prompt_format,
+        **({} if config.judge_thinking is None else {"judge_thinking": config.judge_thinking}),
         "versions": [_version(student_at(job, Point(name, {}), config)) for name in names],
     }  # fmt: skip
 

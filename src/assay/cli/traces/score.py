@@ -20,7 +20,10 @@ from assay.runs.settings import ProgramSettings
 
 __all__ = ["score_command"]
 
-_FIELDS = ("rubric", "judge_model", "judge_api_base", "judge_api_key_env", "threads", "task_timeout", "preflight")
+_FIELDS = (
+    "rubric", "judge_model", "judge_api_base", "judge_api_key_env", "judge_thinking", "threads", "task_timeout",
+    "preflight",
+)  # fmt: skip
 _HELP = {
     "judge_model": "Model of the rubric's judges.",
     "judge_api_base": "Base URL of an OpenAI-compatible server for --judge-model.",

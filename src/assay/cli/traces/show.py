@@ -60,9 +60,9 @@ def show_command(rollout_id: str, store: str | None, as_json: bool) -> None:
 
 def _show_tools(tools: list[Any]) -> None:
     for tool in tools:
-        click.echo(
-            f"  tool {tool.name}({tool.arguments}) = {tool.result if tool.error is None else 'error: ' + tool.error}"
-        )
+        result = tool.result if tool.error is None else f"error: {tool.error}"
+        isolation = "" if tool.isolation is None else f" [isolation {tool.isolation}]"
+        click.echo(f"  tool {tool.name}({tool.arguments}){isolation} = {result}")
 
 
 def _flat(text: Any) -> str:

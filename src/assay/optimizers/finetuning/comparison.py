@@ -18,7 +18,7 @@ from assay.optimizers.finetuning.engines import PolicyEngine
 from assay.optimizers.finetuning.run_folder import rank
 from assay.programs.agent import WRITTEN_DECISIONS
 
-__all__ = ["MODES", "EvalTask", "compared", "evaluate_weights"]
+__all__ = ["MODES", "EvalTask", "compare_weights", "compared", "evaluate_weights"]
 
 MODES = ("greedy", "sampled")
 
@@ -63,6 +63,21 @@ def evaluate_weights(
         return evaluate(
             eval_task.student, tasks if not rank() else [], eval_task.session, name=f"{phase}: {eval_task.name}, {mode}"
         )
+
+
+def compare_weights(eval_task: EvalTask, engine: PolicyEngine) -> dict[str, dict[str, Any]]:
+    """The comparison of the weights before and after training on the test tasks, by mode, under the task's name.
+
+    Without test tasks it is empty; in processes other than the first one it has no modes.
+    """
+    result: dict[str, Any] = {}
+    for mode in MODES if eval_task.test else ():
+        with engine.before():
+            before = evaluate_weights(eval_task, engine, eval_task.test, mode, phase="test", scope="before")
+        after = evaluate_weights(eval_task, engine, eval_task.test, mode, phase="test", scope="after")
+        if not rank():
+            result[mode] = compared(before, after)
+    return {eval_task.name: result} if result or rank() else {}
 
 
 def evaluation_report(evaluation: Evaluation) -> dict[str, Any]:

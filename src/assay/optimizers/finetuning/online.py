@@ -12,6 +12,7 @@ import dspy
 import numpy as np
 
 from assay.datasets import Task
+from assay.datasets.schedule import Schedule
 from assay.datasets.tasks import content_hash
 from assay.errors import Diverged, Unscored
 from assay.models.limits import limited
@@ -36,6 +37,7 @@ class Rollouts:
 
     Args:
         monitor: monitor rubric. Its scores are logged as the curve `monitor`, never trained on.
+        schedule: of a curriculum: decides which of the tasks a step takes, and which val tasks an evaluation.
     """
 
     def __init__(
@@ -46,13 +48,19 @@ class Rollouts:
         engine: PolicyEngine,
         *,
         monitor: Rubric | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
         self.eval_task, self.tasks, self.config = eval_task, list(tasks), config
-        self.engine, self.monitor = engine, monitor
+        self.engine, self.monitor, self.schedule = engine, monitor, schedule
+        self._step: tuple[int, list[Task]] | None = None  # the last step of a curriculum, and its tasks
         self.row_stats, self.memory = RowStats(), ValueMemory()
         self.of_what, self.items = "tasks", len(self.tasks)
         self.prompts: list[list[dict[str, Any]]] = []
         self.job = {**job_of(eval_task, self.tasks), "watching": monitor.version if monitor is not None else None}
+        if schedule is not None:
+            self.job["curriculum"] = schedule.curriculum.sha256
+            self.items = min(len(tasks_of_stage) for tasks_of_stage in schedule.train.values())
+            self.of_what = "tasks in the smallest stage"
 
     def made_from(self) -> dict[str, Any]:
         """Provenance stored with the adapter: hashes of the data subjects of its tasks, for erasure."""
@@ -62,6 +70,21 @@ class Rollouts:
             if task.metadata.get("data_subject")
         }
         return {"people": sorted(subjects)}
+
+    def _task_at(self, index: int) -> Task:
+        """The task of an input; with a curriculum its index is the place in the order of all steps."""
+        if self.schedule is None:
+            return self.tasks[index]
+        step, place = divmod(index, self.config.prompts_per_step)
+        if self._step is None or self._step[0] != step:
+            self._step = (step, self.schedule.tasks_of_step(step, self.config.prompts_per_step))
+        return self._step[1][place]
+
+    def held_out(self) -> Sequence[Task]:
+        """The val tasks of an evaluation during the training: those of the current stage of a curriculum."""
+        if self.schedule is None:
+            return self.eval_task.val[: self.config.eval_tasks]
+        return self.schedule.val_tasks(self.config.eval_tasks)
 
     def begin(self, trainer: Any, policy: Policy) -> list[str]:
         """Called once before the first step. Returns notes for the report."""
@@ -81,7 +104,7 @@ class Rollouts:
                 step * self.config.num_generations + (first + position) % self.config.num_generations
             )
             student.group = f"{run_id}/{step}"
-            runs.append((student, self.tasks[item["index"]]))
+            runs.append((student, self._task_at(item["index"])))
         synced = time.perf_counter()
         with session.recorder.within(f"step {step}"), session.phase("train"), dspy.context(**{WRITTEN_DECISIONS: True}):
             predictions = self.engine.play(runs, session)

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from assay.datasets.schedule import promotion_score
 from assay.errors import Cancelled, ConfigError, DataError, Diverged, StopRun
 from assay.evaluation.progress import Progress, SilentProgress
 from assay.models.lora.adapters import keep_adapter, served_as
 from assay.optimizers.finetuning.base import Policy, lean_head, load_policy, quiet, tokenizer_sha
-from assay.optimizers.finetuning.comparison import MODES, EvalTask, compared, evaluate_weights
+from assay.optimizers.finetuning.comparison import MODES, EvalTask, compare_weights, evaluate_weights
 from assay.optimizers.finetuning.monitoring import TrainingMonitor
 from assay.optimizers.finetuning.offline import Recorded
 from assay.optimizers.finetuning.online import Rollouts, job_of
@@ -110,7 +111,8 @@ class _Training:
         self.retained, self.work, self.progress = list(retained), work, progress
         self.all_eval_tasks = [*([source.eval_task] if source.eval_task is not None else []), *retained]
         self.report, self.watch = PolicyReport(None, work, config, row_stats=source.row_stats), TrainingMonitor()
-        self.best: tuple[float, int] | None = None
+        self.schedule = source.schedule if isinstance(source, Rollouts) else None
+        self.best: tuple[float, int, int] | None = None  # score, step, stage of a curriculum
         self.first_scores: dict[str, float] = {}  # first score of each retention task: the reference of max_score_drop
         self.diverged, self.forgot = False, False
         self.stop = threading.Event()
@@ -140,6 +142,7 @@ class _Training:
                 self.work / "checkpoints",
                 self.source.collect,
                 self._callback(advance),
+                by_place=self.schedule is not None,
             )
             self.report.notes += self.source.begin(trainer, policy)
             try:
@@ -162,11 +165,12 @@ class _Training:
             elif self.forgot:
                 raise Diverged(f"{self.report.stopped}. No weights of an earlier look are within it, so none are kept")
             self._validate(trainer)
-        self.report.curves, self.report.converged = (
-            {name: dict(curve) for name, curve in self.watch.curves.items()},
-            self.watch.converged,
-        )
+        self.report.curves = {name: dict(curve) for name, curve in self.watch.curves.items()}
+        self.report.converged = self.watch.converged
         self.report.alarms = list(self.watch.alarms.values())
+        if self.schedule is not None:
+            self.report.curriculum = self.schedule.report()
+            self.report.notes += self.schedule.notes()
         return self._keep(trainer, policy)
 
     def _keep(self, trainer: Any, policy: Policy) -> PolicyReport:
@@ -286,37 +290,35 @@ class _Training:
         """Mean scores by curve name, from the first process."""
         from assay.optimizers.finetuning.trl_trainer import over_ranks
 
-        engine, eval_task, scores = self.source.engine, self.source.eval_task, dict[str, float]()
-        at = f"step {trainer.state.global_step}"
+        engine, source, at = self.source.engine, self.source, f"step {trainer.state.global_step}"
         assert engine is not None
         engine.sync(trainer)
-        for mode in MODES:
-            if eval_task is None:
-                break
-            evaluation = evaluate_weights(
-                eval_task, engine, eval_task.val[: self.config.eval_tasks], mode, phase="validate", scope=at
-            )
-            if not math.isnan(evaluation.mean):
-                scores[f"held_out_{mode}"] = evaluation.mean
+        scores = dict[str, float]()
+        if isinstance(source, Rollouts):
+            for mode in MODES:
+                result = evaluate_weights(source.eval_task, engine, source.held_out(), mode, phase="validate", scope=at)
+                scores[f"held_out_{mode}"] = result.mean
+                if mode == "greedy" and self.schedule is not None:
+                    scores["promotion"] = promotion_score(result.scores.values())
         for other in self.retained:
-            evaluation = evaluate_weights(
-                other, engine, other.val[: self.config.eval_tasks], "greedy", phase="validate", scope=at
-            )
-            if not math.isnan(evaluation.mean):
-                scores[f"retained_{other.name}"] = evaluation.mean
-        first: dict[str, float] = over_ranks([scores])[0]
+            val = other.val[: self.config.eval_tasks]
+            result = evaluate_weights(other, engine, val, "greedy", phase="validate", scope=at)
+            scores[f"retained_{other.name}"] = result.mean
+        known = {name: score for name, score in scores.items() if not math.isnan(score)}
+        first: dict[str, float] = over_ranks([known])[0]
         return first
 
-    def _continues(self, trainer: Any, step: int, values: Mapping[str, float]) -> bool:
+    def _continues(self, trainer: Any, step: int, values: dict[str, float]) -> bool:
         """Whether training continues after this evaluation; keeps the best weights."""
+        promotion = values.pop("promotion", math.nan)  # a decision of the curriculum, no curve
         for other in self.retained:
             if (score := values.get(f"retained_{other.name}")) is not None:
                 self.first_scores.setdefault(other.name, score)
         for name, value in values.items():
             self.watch.curves[name][step] = value
-        self.progress.say(
-            f"step {step}: " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items())
-        )
+        of_stage = f" (stage {self.schedule.stage.name})" if self.schedule is not None else ""
+        figures = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items())
+        self.progress.say(f"step {step}{of_stage}: {figures}")
         lost = {
             name: first_score - values[f"retained_{name}"]
             for name, first_score in self.first_scores.items()
@@ -330,9 +332,13 @@ class _Training:
             )
             self.watch.alarms["forgetting"], self.forgot = self.report.stopped, True
             return False
+        stage = 0 if self.schedule is None else self.schedule.position  # that was evaluated
+        if self.schedule is not None:
+            self.schedule.scored(promotion, math.ceil(step / self.config.iterations))
         scores = [values[f"held_out_{mode}"] for mode in MODES if f"held_out_{mode}" in values]
-        if step and scores and (self.best is None or float(np.mean(scores)) >= self.best[0]):
-            self.best = (float(np.mean(scores)), step)
+        # scores of different stages are not comparable: weights of a later stage are preferred
+        if step and scores and (self.best is None or (stage, float(np.mean(scores))) >= (self.best[2], self.best[0])):
+            self.best = (float(np.mean(scores)), step, stage)
             save_adapter(trainer, self.work / "best")
         return True
 
@@ -349,17 +355,9 @@ class _Training:
             return
         engine.sync(trainer)
         for eval_task in self.all_eval_tasks:
-            result: dict[str, Any] = {}
             if eval_task.opens is not None and (openings := eval_task.opens()) is not None:
                 self.report.test_openings[eval_task.name] = openings.to_dict()
-            for mode in MODES if eval_task.test else ():
-                with engine.before():
-                    before = evaluate_weights(eval_task, engine, eval_task.test, mode, phase="test", scope="before")
-                after = evaluate_weights(eval_task, engine, eval_task.test, mode, phase="test", scope="after")
-                if not rank():
-                    result[mode] = compared(before, after)
-            if result or rank():
-                self.report.validation[eval_task.name] = result
+            self.report.validation |= compare_weights(eval_task, engine)
 
     # -- our part of a checkpoint
 
@@ -380,6 +378,7 @@ class _Training:
             "alarms": self.watch.alarms,
             "memory": self.source.memory.to_json(),
             "best": self.best,
+            "curriculum": None if self.schedule is None else self.schedule.state(),
             "kept_at": self.first_scores,
             "tally": self.source.row_stats.to_dict(),
         }
@@ -395,4 +394,7 @@ class _Training:
         self.watch.alarms, self.first_scores = state["alarms"], state["kept_at"]
         self.source.memory.load(state["memory"])
         self.source.row_stats.restore(state["tally"])
-        self.best = (state["best"][0], state["best"][1]) if state["best"] else None
+        score, step, stage = [*(state["best"] or ()), 0, 0, 0][:3]  # without a stage before there were curricula
+        self.best = (score, step, stage) if state["best"] else None
+        if self.schedule is not None:
+            self.schedule.restore(state["curriculum"])

@@ -53,6 +53,7 @@ class PolicyReport(ReportRepr):
     report: Path | None = None
     agreement: float | None = None
     stopped: str | None = None
+    curriculum: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Settings of a weight update, with their checks. Does not import torch, trl or dspy."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -152,6 +153,11 @@ class PolicySettings(Settings):
             raise ConfigError("kl_in_reward=True needs algorithm='reinforce++' and beta > 0")
         if self.value != "features" and self.algorithm != "ppo":
             raise ConfigError(f"value={self.value!r} would have no effect on {self.algorithm}: only ppo has a value")
+
+    @property
+    def rollout_steps(self) -> int:
+        """Number of steps that make new rollouts."""
+        return math.ceil(self.steps / self.iterations)
 
     @property
     def clip(self) -> tuple[float, float]:

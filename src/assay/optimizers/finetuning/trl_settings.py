@@ -22,7 +22,7 @@ def task_order(items: int, config: PolicySettings) -> list[int]:
     The order covers the whole run as one epoch, so that a resumed run takes the same items.
     """
     chosen, remaining, order = random.Random(config.seed), list[int](), list[int]()
-    for _ in range(math.ceil(config.steps / config.iterations)):
+    for _ in range(config.rollout_steps):
         step, remaining = remaining[: config.prompts_per_step], remaining[config.prompts_per_step :]
         if len(step) < config.prompts_per_step:  # next round; the items of this step come last in it
             remaining = sorted(chosen.sample(range(items), items), key=set(step).__contains__)
@@ -33,9 +33,16 @@ def task_order(items: int, config: PolicySettings) -> list[int]:
 
 
 def make_trainer(
-    policy: Policy, config: PolicySettings, tasks: int, out: Path, collect: Callable[..., Any], callback: Any
+    policy: Policy,
+    config: PolicySettings,
+    tasks: int,
+    out: Path,
+    collect: Callable[..., Any],
+    callback: Any,
+    *,
+    by_place: bool = False,
 ) -> Any:
-    """A trainer of a new LoRA adapter on the rows that `collect` returns."""
+    """A trainer of a new LoRA adapter on the rows that `collect` returns for tasks, or for places in their order."""
     import torch
     from datasets import Dataset
     from transformers import PrinterCallback
@@ -68,7 +75,8 @@ def make_trainer(
         shuffle_dataset=False, disable_tqdm=True, **vllm,
     )  # fmt: skip
     arguments.num_generations = config.num_generations  # TRL demands 2 for its own baseline, which is unused here
-    rows = Dataset.from_list([{"prompt": "", "index": index} for index in task_order(tasks, config)])
+    order = list(enumerate(task_order(tasks, config)))
+    rows = Dataset.from_list([{"prompt": "", "index": place if by_place else task} for place, task in order])
     trainer = TransitionTrainer(
         model=policy.model,
         args=arguments,

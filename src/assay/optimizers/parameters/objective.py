@@ -19,9 +19,11 @@ from assay.evaluation.session import RecordedProgram, Session
 from assay.models.failures import failure_of_program, is_agent_failure
 from assay.optimizers.parameters.space import Point
 from assay.programs import BaseAgent
+from assay.programs.allocation import THRESHOLDS
+from assay.programs.budgets import set_thresholds
 from assay.support.scrubbing import error_text
 
-__all__ = ["AgentObjective", "Objective", "ProgramObjective"]
+__all__ = ["AgentObjective", "Objective", "ProgramObjective", "set_point"]
 
 _FIRST = 3  # malformed results after which an evaluator that never gave a valid one is refused
 AgentEvaluation = Callable[[Any, Any], Mapping[str, float]]
@@ -52,24 +54,36 @@ class ProgramObjective:
     """
 
     def __init__(self, students: Mapping[str, RecordedProgram], session: Session, *, samples: int = 1) -> None:
-        self.students, self.samples = dict(students), samples
+        self.students, self.samples, self.scope = dict(students), samples, ""
         self.session = replace(
             session, progress=SilentProgress()
         )  # a progress bar per block of tasks would hide that of the trials
 
     def within(self, trial: str) -> AbstractContextManager[None]:
-        return self.session.recorder.within(trial)
+        return self.session.recorder.within(self.scope + trial)
+
+    def named(self, scope: str) -> "ProgramObjective":
+        """The same, for trials of another study of the run: their records are kept apart by `scope`."""
+        other = copy.copy(self)
+        other.scope = scope
+        return other
 
     def student(self, point: Point) -> RecordedProgram:
         """A copy of the program with the parameters of a point."""
         chosen = copy.deepcopy(self.students[point.program])
-        chosen.set_parameters(point.parameters)
+        set_point(chosen, point.parameters)
         return chosen
 
     def run(self, point: Point, tasks: Sequence[Any]) -> list[TaskRun]:
         evaluation = Evaluation()
         evaluate(self.student(point), tasks, self.session, name="", samples=self.samples, into=evaluation)
         return list(evaluation.runs.values())
+
+
+def set_point(student: RecordedProgram, parameters: Mapping[str, Any]) -> None:
+    """Sets agent parameters, and thresholds of the thinking policy."""
+    student.set_parameters({name: value for name, value in parameters.items() if name not in THRESHOLDS})
+    set_thresholds(student.program, {name: value for name, value in parameters.items() if name in THRESHOLDS})
 
 
 class AgentObjective:

@@ -58,6 +58,7 @@ class SearchOutcome:
     `expected` is the score of each trial by number, smoothed over its neighbours; `best` is chosen by it if the score
     is the first objective. `walked` has a policy's episodes and confirmed points. `saved` is the share of task runs
     that pruning saved. `front` has the numbers of the Pareto front's trials; with one objective only the best.
+    `earlier` has the states of the trials of a curriculum's stages, which are not among `trials`.
     """
 
     best: TrialResult
@@ -70,6 +71,12 @@ class SearchOutcome:
     expected: dict[int, float] = field(default_factory=dict)
     policy_training: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
+    earlier: list[str] = field(default_factory=list)
+
+    @property
+    def states(self) -> list[str]:
+        """States of all trials: `complete`, `pruned` or `failed`."""
+        return [*self.earlier, *(trial.state for trial in self.trials)]
 
 
 def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks: int) -> SearchOutcome:

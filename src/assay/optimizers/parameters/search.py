@@ -35,6 +35,7 @@ def search(
     progress: Progress | None = None,
     helping: bool = False,
     alone: bool = False,
+    until: "Callable[[optuna.Study], bool]" = lambda _: False,
 ) -> SearchOutcome:
     """Runs trials until the study has `config.trials` finished ones, the defaults first.
 
@@ -42,6 +43,7 @@ def search(
         helping: another process completes the study. This one stops as soon as finished and running trials are enough.
         alone: no other process works on this study, now or later. An interrupted trial is then re-run under its own
             number on resuming, so that the study ends with the same trials as without the interruption.
+        until: ends the search before `config.trials` as soon as it is true of the study.
     Raises:
         BudgetExceeded, Cancelled: the running trial is re-run on resuming; finished trials are in the study.
         ModelError: no trial could be scored at all.
@@ -62,7 +64,8 @@ def search(
         counts = states()
         done, failed = counts[TrialState.COMPLETE] + counts[TrialState.PRUNED], counts[TrialState.FAIL] - before
         working = counts[TrialState.RUNNING] if helping else 0
-        if done + working >= config.trials or (failed >= RETRIES + 2 and not done) or failed > config.trials:
+        failing = failed > config.trials or (failed >= RETRIES + 2 and not done)
+        if failing or done + working >= config.trials or until(study):
             study.stop()
 
     with progress.bar("trials", config.trials) as advance, warnings.catch_warnings():
@@ -76,7 +79,7 @@ def search(
                 for trial in cut_off:
                     _rerun(study, trial, evaluator)
                     advance(1)
-                if done + len(cut_off) < config.trials:
+                if done + len(cut_off) < config.trials and not until(study):
                     _optimized(study, evaluator, enough)
     return outcome_of(study, space, config, len(tasks))
 

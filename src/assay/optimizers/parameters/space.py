@@ -1,4 +1,7 @@
-"""The search space: the five agent parameters, each in a range, and the program. Does not call a model."""
+"""The search space: the five agent parameters, thresholds of a thinking policy, each in a range, and the program.
+
+Does not call a model.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,10 +10,14 @@ from typing import Any
 
 from assay.errors import ParameterError
 from assay.programs import RANGES, AgentParameters
+from assay.programs.allocation import THRESHOLDS
 
 __all__ = ["Point", "Space", "check_ranges", "in_figures"]
 
-_INTEGERS = ("context_length", "max_steps", "reasoning_depth")
+_INTEGERS = ("context_length", "max_steps", "reasoning_depth", "stable", "samples")
+_STEPPED = ("probe_margin", "confidence")  # in steps of a tenth, so that 1, which turns them off, is drawn too
+_STEP = 0.1
+_LIMITS: Mapping[str, tuple[float, float]] = {**RANGES, **THRESHOLDS}
 _LOG = ("context_length", "max_steps")  # searched on a log scale
 _GRID = 4  # values of each parameter on a grid
 
@@ -33,7 +40,8 @@ class Space:
     Attributes:
         programs: names of the programs, the first being the default.
         acting: by program, the parameters with an effect there; others are not suggested for it.
-        ranges: searched parameters with lowest and highest value, within `RANGES`; by default all of them, in full.
+        ranges: searched parameters with lowest and highest value, within `RANGES` and
+            `THRESHOLDS`; by default those of `RANGES`, in full.
         fixed: parameters that are not searched, with their values.
     """
 
@@ -49,7 +57,7 @@ class Space:
 
     def searched(self, program: str) -> list[str]:
         """The parameters that are searched for a program, in order."""
-        return [name for name in RANGES if name in self.ranges and name in self.acting[program]]
+        return [name for name in _LIMITS if name in self.ranges and name in self.acting[program]]
 
     def suggest(self, trial: Any) -> Point:
         """A point from an Optuna trial. A parameter without effect in the chosen program is not suggested."""
@@ -64,6 +72,8 @@ class Space:
         low, high = self.ranges[name]
         if name in _INTEGERS:
             return int(trial.suggest_int(name, int(low), int(high), log=name in _LOG))
+        if name in _STEPPED:
+            return round(float(trial.suggest_float(name, low, high, step=_STEP)), 1)
         return float(trial.suggest_float(name, low, high))
 
     def _fixed_in(self, program: str) -> dict[str, Any]:
@@ -83,7 +93,12 @@ class Space:
         low, high = self.ranges[name]
         clipped = min(1.0, max(0.0, place))
         value = low * (high / low) ** clipped if name in _LOG else low + clipped * (high - low)
-        return min(int(high), max(math.ceil(low), round(value))) if name in _INTEGERS else min(high, max(low, value))
+        return min(int(high), max(math.ceil(low), round(value))) if name in _INTEGERS else self._within(name, value)
+
+    def _within(self, name: str, value: float) -> float:
+        """The nearest value that is searched."""
+        low, high = self.ranges[name]
+        return min(max(round(value, 1) if name in _STEPPED else value, low), high)
 
     def point(self, params: Mapping[str, Any]) -> Point:
         """The point that a trial's params are."""
@@ -94,9 +109,9 @@ class Space:
         )
 
     def trial_parameters(self, point: Point) -> dict[str, Any]:
-        """Parameters of a point for `study.enqueue_trial`; values outside the ranges are clipped."""
+        """Parameters of a point for `study.enqueue_trial`; values that are not searched become the nearest."""
         values = {
-            name: min(max(point.parameters[name], self.ranges[name][0]), self.ranges[name][1])
+            name: self._within(name, point.parameters[name])
             for name in self.searched(point.program)
             if name in point.parameters
         }
@@ -110,7 +125,9 @@ class Space:
         for name in dict.fromkeys(name for program in self.programs for name in self.searched(program)):
             low, high = self.ranges[name]
             values = np.geomspace(low, high, _GRID) if name in _LOG else np.linspace(low, high, _GRID)
-            grid[name] = sorted({round(float(value)) if name in _INTEGERS else float(value) for value in values})
+            grid[name] = sorted(
+                {round(float(v)) if name in _INTEGERS else self._within(name, float(v)) for v in values}
+            )
         return grid
 
     def describe(self) -> dict[str, Any]:
@@ -118,7 +135,7 @@ class Space:
         return {
             "programs": list(self.programs),
             "searched": {program: self.searched(program) for program in self.programs},
-            "ranges": {name: list(self.ranges[name]) for name in RANGES if name in self.ranges},
+            "ranges": {name: list(self.ranges[name]) for name in _LIMITS if name in self.ranges},
             "fixed": dict(self.fixed),
         }
 
@@ -130,16 +147,21 @@ def check_ranges(ranges: Mapping[str, tuple[float, float]], fixed: Mapping[str, 
         ParameterError: unknown, out of range, falling, not whole where it must be, or both fixed and searched.
     """
     AgentParameters.of(fixed)
-    if unknown := sorted(set(ranges) - set(RANGES)):
-        raise ParameterError(f"unknown agent parameter {unknown}; there are {', '.join(RANGES)}")
+    if unknown := sorted(set(ranges) - set(_LIMITS)):
+        raise ParameterError(
+            f"unknown agent parameter {unknown}; there are {', '.join(RANGES)}, and of a program that thinks "
+            f"{', '.join(THRESHOLDS)}"
+        )
     if conflicting := sorted(set(ranges) & set(fixed)):
         raise ParameterError(f"{conflicting} are fixed and searched at once; give each a range or a value")
     for name, (low, high) in ranges.items():
-        least, highest = RANGES[name]
+        least, highest = _LIMITS[name]
         if not (math.isfinite(low) and math.isfinite(high)):
             raise ParameterError(f"the range {low:g} to {high:g} of {name} must be of finite numbers")
         if name in _INTEGERS and (low != int(low) or high != int(high)):
             raise ParameterError(f"the range {low:g} to {high:g} of {name} must have whole numbers")
+        if name in _STEPPED and (round(low, 1) != low or round(high, 1) != high):
+            raise ParameterError(f"the range {low:g} to {high:g} of {name} must have ends in tenths, such as 0.3")
         if not least <= low <= high <= highest:
             raise ParameterError(
                 f"the range {low:g} to {high:g} of {name} must rise and lie between {least:g} and {highest:g}"

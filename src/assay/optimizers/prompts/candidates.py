@@ -15,8 +15,9 @@ from assay.evaluation.statistics import paired_gain
 from assay.optimizers.parameters.space import Space
 from assay.optimizers.prompts.demonstrations import Demonstration, with_demos
 from assay.optimizers.prompts.selection import select
-from assay.optimizers.prompts.thinking import POLICIES, allocates, with_policy
+from assay.optimizers.prompts.thinking import POLICIES
 from assay.programs import ToolAgent
+from assay.programs.budgets import allocates, with_policy
 from assay.programs.compose import NearestDemos, input_key
 
 __all__ = ["EXISTING", "Candidate", "CandidateSpec", "SearchSpace", "kernel"]

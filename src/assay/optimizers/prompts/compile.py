@@ -99,14 +99,14 @@ def compile_prompts(
 
 
 def _fitted(search: PromptSearch, winner: Candidate, session: Session, config: CompileConfig) -> Candidate:
-    """The winner with a fitted thinking policy if `thinking_margin` is set; unchanged if a cap ends the fitting."""
+    """The winner with a fitted thinking policy or halting; unchanged without `thinking_margin`, or if a cap ends it."""
     if config.thinking_margin is None or not len(search.candidates[0].evaluation):
         return winner
     try:
         with session.phase("thinking"):  # `auto` has spent all search calls
             return search.fit_thinking(winner, config.thinking_margin)
     except BudgetExceeded as cap:
-        search.notes.append(f"no thinking policy was fitted: {cap}")
+        search.notes.append(f"nothing was fitted to thinking_margin: {cap}")
         return winner
 
 

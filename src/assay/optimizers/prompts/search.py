@@ -22,12 +22,14 @@ from assay.optimizers.prompts.budgets import named_val, of_all
 from assay.optimizers.prompts.candidates import Candidate, SearchSpace, best_with_fewest_tokens
 from assay.optimizers.prompts.config import CompileConfig
 from assay.optimizers.prompts.demonstrations import Demonstration, explore
+from assay.optimizers.prompts.halting import ALL_ROUNDS, evaluated_haltings, refinement_in
 from assay.optimizers.prompts.optimizer_inputs import Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.optimizers.prompts.racing import AutoSearch
 from assay.optimizers.prompts.teleprompters import auto_prompt_formats, propose
-from assay.optimizers.prompts.thinking import POLICIES, allocates, fitted_policy, with_policy
+from assay.optimizers.prompts.thinking import POLICIES, fitted_policy
 from assay.programs import ThinkingPolicy, program_version
+from assay.programs.budgets import allocates, with_policy
 
 __all__ = ["PromptSearch"]
 
@@ -78,25 +80,48 @@ class PromptSearch:
         return best_with_fewest_tokens(running, [mean(c) for c in running], self.config.token_margin)
 
     def fit_thinking(self, winner: Candidate, margin: float) -> Candidate:
-        """The winner with the thinking policy that saves most tokens on val within the margin, see `fitted_policy`.
+        """The winner with the thinking policy, or the halting of a `Refine` program, that saves most tokens on val
+        within the margin, see `fitted_policy`.
 
         Every policy of `POLICIES` runs on all val tasks. These calls do not count towards `max_search_calls`.
         """
         student = winner.student
+        if refinement_in(student.program) is not None:
+            return self._fit_halting(winner, margin)
         if not allocates(student.program):
-            self.notes.append("thinking_margin has no effect: the program is no Agent with a thinking budget or policy")
+            self.notes.append(
+                "thinking_margin has no effect: the program is neither an Agent with a thinking budget or policy, nor "
+                "a Refine program"
+            )
             return winner
         made = {name: self._with_policy(student, policy) for name, policy in POLICIES.items()}
         results = {
             name: evaluate(program, self.val, self.session, name=f"val: {name}") for name, program in made.items()
         }
         name, rows = fitted_policy(results, margin=margin)
-        row = rows[name]
+        return self._fitted(winner, "thinking policy", name, rows[name], made[name], results[name])
+
+    def _fit_halting(self, winner: Candidate, margin: float) -> Candidate:
+        tried = evaluated_haltings(winner.student, self.val, self.session)
+        if len(tried) == 1:
+            self.notes.append(
+                "no halting was fitted: no round on val could have been left out. There are rounds from "
+                "parameters={'reasoning_depth': 6} on, while the verifier does not accept the answer"
+            )
+            return winner
+        results = {name: evaluation for name, (_, evaluation) in tried.items()}
+        name, rows = fitted_policy(results, baseline=ALL_ROUNDS, margin=margin)
+        return self._fitted(winner, "halting", name, rows[name], *tried[name])
+
+    def _fitted(
+        self, winner: Candidate, what: str, name: str, row: dict[str, float], made: RecordedProgram, result: Evaluation
+    ) -> Candidate:
+        """The fitted program among the candidates, with a note."""
         self.notes.append(
-            f"thinking policy fitted on val: {name}; tokens {-100 * row['saved']:+.0f} %, score {-row['loss']:+.3f} on "
+            f"{what} fitted on val: {name}; tokens {-100 * row['saved']:+.0f} %, score {-row['loss']:+.3f} on "
             f"{row['n']} tasks"
         )
-        fitted = Candidate(f"{winner.name}, {name}", made[name], results[name])
+        fitted = Candidate(f"{winner.name}, {name}", made, result)
         self.candidates.append(fitted)
         return fitted
 

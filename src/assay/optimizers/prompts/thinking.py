@@ -1,19 +1,13 @@
 """Fits an agent's thinking policy on val: the largest saving whose score stays within a margin."""
 
-import copy
 import math
 from collections.abc import Mapping
-from typing import Any
 
-from assay.errors import ProgramError
 from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.statistics import paired_gain
-from assay.models.thinking import Thinking
 from assay.programs import ThinkingPolicy
-from assay.programs.agent import Agent
-from assay.programs.compose import NearestDemos
 
-__all__ = ["POLICIES", "allocates", "fitted_policy", "with_policy"]
+__all__ = ["POLICIES", "fitted_policy"]
 
 POLICIES: Mapping[str, ThinkingPolicy] = {
     "thinks once": ThinkingPolicy(),
@@ -24,34 +18,6 @@ POLICIES: Mapping[str, ThinkingPolicy] = {
     "probe 0.6, stops when stable": ThinkingPolicy(probe_margin=0.6, stable=2, piece=16),
 }
 """Policies that are tried, the one without allocation first. None of them samples, which needs more tokens."""
-
-
-def allocates(program: Any) -> bool:
-    """Whether a program may be given a policy: an `Agent` whose author gave it a thinking budget or a policy.
-
-    Other agents keep what they do today.
-    """
-    agent = _agent_in(program)
-    if agent is None:
-        return False
-    thinking: Thinking | None = agent.thinking
-    return agent.policy is not None or (thinking is not None and not thinking.is_off)
-
-
-def _agent_in(program: Any) -> Agent | None:
-    """The agent itself, or the one that gets the nearest demonstrations."""
-    inner = program.program if isinstance(program, NearestDemos) else program
-    return inner if isinstance(inner, Agent) else None
-
-
-def with_policy(program: Any, policy: ThinkingPolicy) -> Any:
-    """A copy of a program with a policy."""
-    other = copy.deepcopy(program)
-    agent = _agent_in(other)
-    if agent is None:
-        raise ProgramError(f"{type(program).__name__} is no Agent, so it takes no thinking policy")
-    agent.policy = policy
-    return other
 
 
 def fitted_policy(

@@ -7,7 +7,15 @@ from typing import Any
 from assay.errors import ConfigError
 from assay.models.limits import DEFAULT_S
 from assay.models.roles import check_address, is_embedded
-from assay.runs.settings.shared import RESUMED, ExecutorSettings, PromptSettings, api_base, api_key_env
+from assay.runs.settings.shared import (
+    RESUMED,
+    CurriculumSettings,
+    ExecutorSettings,
+    PromptSettings,
+    api_base,
+    api_key_env,
+    thinking_of,
+)
 from assay.support.settings import Settings, setting
 
 __all__ = [
@@ -37,9 +45,10 @@ class CompileSettings(ExecutorSettings, PromptSettings):
     kind: str = "compile"
     thinking_margin: float | None = setting(
         None,
-        "Fit the agent's thinking policy on val after the search: the one that saves most tokens and costs at most "
-        "this much score. By default none is fitted. The program must be an Agent with a thinking budget. "
-        "Takes six runs of each val task, which --max-search-calls does not count.",
+        "Fit the agent's thinking policy on val after the search, or when a Refine program halts: what saves most "
+        "tokens and costs at most this much score. By default nothing is fitted. The program must be an Agent with a "
+        "thinking budget, or a Refine program. A policy takes six runs of each val task, which --max-search-calls does "
+        "not count.",
         ge=0,
         lt=1,
     )
@@ -66,6 +75,7 @@ class RunSettings(Settings):
     model: str | None = setting(None, "Language model; by default that of the artifact.")
     api_base: str | None = api_base("the model")
     api_key_env: str | None = api_key_env()
+    thinking: int | str | None = thinking_of("the program", " By default that of the artifact.")
     task_timeout: float = setting(DEFAULT_S, "Time limit of one prediction in seconds.", gt=0, metavar="SECONDS")
 
     def __post_init__(self) -> None:
@@ -74,7 +84,7 @@ class RunSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectSettings(ExecutorSettings):
+class CollectSettings(ExecutorSettings, CurriculumSettings):
     """Settings of `assay.collect`."""
 
     kind: str = "collect"
@@ -96,6 +106,11 @@ class CollectSettings(ExecutorSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.curriculum is not None and self.split != "train":
+            raise ConfigError(
+                f"split={self.split!r} would have no effect: with a curriculum, train tasks are collected, and val "
+                "tasks decide about promotion"
+            )
         if self.untruncated and not is_embedded(self.model):
             raise ConfigError(
                 f"untruncated would have no effect on {self.model}: its server sets top-k and top-p. Set them there"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from assay.runs.settings.shared import CommonSettings, ReflectionSettings, SearchSettings, api_base
+from assay.runs.settings.shared import CommonSettings, ReflectionSettings, SearchSettings, api_base, thinking_of
 from assay.support.settings import named_setting, setting
 
 __all__ = ["JudgeAuditSettings", "JudgeCompileSettings", "JudgeDriftSettings", "JudgeScoreSettings", "JudgeSettings"]
@@ -22,6 +22,7 @@ class JudgeSettings(CommonSettings):
     data: str = ""  # internal: the judged data, part of the job
     model: str = setting(CommonSettings.model, "Language model of the judge; by default that of a compiled judge.")
     api_base: str | None = api_base("the model")
+    thinking: int | str | None = thinking_of("the judge", " By default that of a compiled judge.")
     scale: Sequence[str] | None = setting(
         None,
         "Labels of the scale from worst to best, separated by commas, for a judge given as a sentence. "
@@ -72,6 +73,7 @@ class JudgeCompileSettings(SearchSettings, ReflectionSettings):
         file=True,
     )
     model: str = setting(CommonSettings.model, "Language model of the judge.")
+    thinking: int | str | None = thinking_of("the judge", " It is stored with the compiled judge.")
     scale: Sequence[str] = setting(
         (),
         "Labels of the scale from worst to best, separated by commas, for a judge given as a sentence: no,partly,yes.",

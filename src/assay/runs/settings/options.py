@@ -33,6 +33,7 @@ class _Run(TypedDict, total=False):
     trust: bool  # read by the decorator `assay.sources.trust.trusts`
     api_base: str | None
     api_key_env: str | None
+    thinking: int | str | None
     rename: Mapping[str, str]
     salt: str | None
     sizes: Mapping[str, int]
@@ -57,11 +58,16 @@ class _Judged(TypedDict, total=False):
     judge_model: str | None
     judge_api_base: str | None
     judge_api_key_env: str | None
+    judge_thinking: int | str | None
     prompt_format: str | None
 
 
 class _Program(_Judged, total=False):
     parameters: Mapping[str, Any]
+
+
+class _Curriculum(TypedDict, total=False):
+    curriculum: str | None
 
 
 class _Executor(TypedDict, total=False):
@@ -72,6 +78,7 @@ class _Reflection(TypedDict, total=False):
     reflection_model: str | None
     reflection_api_base: str | None
     reflection_api_key_env: str | None
+    reflection_thinking: int | str | None
     max_search_calls: int | None
 
 
@@ -122,10 +129,11 @@ class RunOptions(TypedDict, total=False):
     model: str | None
     api_base: str | None
     api_key_env: str | None
+    thinking: int | str | None
     task_timeout: float
 
 
-class CollectOptions(_Common, _Cache, _Program, _Executor, total=False):
+class CollectOptions(_Common, _Cache, _Program, _Executor, _Curriculum, total=False):
     """The keywords of `assay.collect`."""
 
     n: int
@@ -169,7 +177,7 @@ class _Tune(TypedDict, total=False):
     max_search_calls: int | None
 
 
-class TuneOptions(_Common, _Cache, _Program, _Executor, _Decisions, _Parameters, _Tune, total=False):
+class TuneOptions(_Common, _Cache, _Program, _Executor, _Decisions, _Parameters, _Tune, _Curriculum, total=False):
     """The keywords of `assay.tune`."""
 
 
@@ -214,7 +222,7 @@ class _Policy(TypedDict, total=False):
     report_to: str
 
 
-class TrainOptions(_Common, _Program, _Policy, total=False):
+class TrainOptions(_Common, _Program, _Policy, _Curriculum, total=False):
     """The keywords of `assay.train`."""
 
     retention: Sequence[str]
@@ -297,7 +305,7 @@ class ExportOptions(TypedDict, total=False):
     outcome: str
 
 
-class PlanOptions(ImproveOptions, total=False):
+class PlanOptions(ImproveOptions, _Curriculum, total=False):
     """The keywords of `assay.api.plan.plan`: those settings of the planned command that change the estimate."""
 
     split: str

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from assay.models.limits import DEFAULT_S
 from assay.models.roles import check_address
+from assay.models.thinking import short_form
 from assay.support.settings import Settings, named_setting, setting, settings_of
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_MODEL",
     "CommonSettings",
+    "CurriculumSettings",
     "DecisionSettings",
     "ExecutorSettings",
     "ProgramSettings",
@@ -49,6 +51,17 @@ def api_key_env(whose: str = "this server") -> Any:
     )
 
 
+def thinking_of(whose: str, note: str = "") -> Any:
+    """The field with the thinking budget of a role."""
+    return setting(
+        None,
+        f"How much {whose} may think in a call: a number of tokens, minimal, low, medium, high, xhigh, max, off or "
+        f"auto (no limit).{note} A model or program that cannot keep it is refused.",
+        metavar="BUDGET",
+        parse=short_form,
+    )
+
+
 _PROVIDER = " By default that of --api-base; 'provider': the provider's own address."
 
 
@@ -66,6 +79,9 @@ class CommonSettings(Settings):
     )
     api_base: str | None = api_base("the model", " Also used for the other models that have no base URL of their own.")
     api_key_env: str | None = api_key_env()
+    thinking: int | str | None = thinking_of(
+        "the program", " It replaces the program's own, and is stored in the artifact."
+    )
     rename: Mapping[str, str] = setting(
         help="Column of the data to rename, and its new name.", factory=dict, metavar="COLUMN=NAME"
     )
@@ -161,7 +177,8 @@ class ProgramSettings(CommonSettings):
         file=True,
     )
     data: str = named_setting(
-        "Tasks: a .jsonl, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, bfcl:…, arithmetic:…).",
+        "Tasks: a .jsonl, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, bfcl:…, arithmetic:…, tools:…, "
+        "curriculum:…).",
         flag="--data",
         metavar="D",
         file=True,
@@ -169,6 +186,9 @@ class ProgramSettings(CommonSettings):
     judge_model: str | None = setting(None, "Language model of the rubric's judges; by default that of the program.")
     judge_api_base: str | None = api_base("the judges' model", _PROVIDER)
     judge_api_key_env: str | None = api_key_env("the judges' model")
+    judge_thinking: int | str | None = thinking_of(
+        "the rubric's judges", " A judge that names its own model keeps that model's default."
+    )
     prompt_format: str | None = setting(
         None,
         "Format in which a program's fields are written into messages; by default the program's own.",
@@ -213,6 +233,19 @@ class ProgramSettings(CommonSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CurriculumSettings(ProgramSettings):
+    """The setting that orders tasks by difficulty."""
+
+    curriculum: str | None = setting(
+        None,
+        "Curriculum: a YAML or JSON file of stages of data, or a shipped one (tool_use). A stage is left when its val "
+        "score is high enough. --data is needed only for stages that name no data.",
+        metavar="FILE",
+        file=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExecutorSettings(ProgramSettings):
     """The setting that chooses where tasks run."""
 
@@ -246,6 +279,7 @@ class ReflectionSettings(CommonSettings):
     )
     reflection_api_base: str | None = api_base("the reflection model", _PROVIDER)
     reflection_api_key_env: str | None = api_key_env("the reflection model")
+    reflection_thinking: int | str | None = thinking_of("the reflection model")
 
     @property
     def endpoints(self) -> dict[str, tuple[str | None, str | None, str | None]]:

@@ -3,15 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from assay.errors import ConfigError
 from assay.optimizers.finetuning.settings import PolicySettings
-from assay.runs.settings.shared import ProgramSettings
+from assay.runs.settings.shared import CurriculumSettings
 from assay.support.settings import setting, settings_of
 
 __all__ = ["ROLLOUTS_ONLY", "TrainSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings(PolicySettings, ProgramSettings):
+class TrainSettings(PolicySettings, CurriculumSettings):
     """Settings of `assay.train`: of the weight update and of the program whose rollouts it learns from."""
 
     kind: str = "train"
@@ -26,6 +27,14 @@ class TrainSettings(PolicySettings, ProgramSettings):
         None, "Monitor rubric: scores the rollouts, but gives no reward.", metavar="R", file=True
     )
     judged_by_itself: bool = setting(False, "Allow the model in training to judge its own rollouts.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.curriculum is not None and not self.evaluate_every:
+            raise ConfigError(
+                "evaluate_every=0 with a curriculum: stages are promoted by their val score, which is measured every "
+                "evaluate_every steps; give a number of steps"
+            )
 
     @property
     def policy(self) -> PolicySettings:

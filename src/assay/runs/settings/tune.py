@@ -5,7 +5,13 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from assay.errors import ConfigError
-from assay.runs.settings.shared import RESUMED, DecisionSettings, ExecutorSettings, SearchSettings
+from assay.runs.settings.shared import (
+    RESUMED,
+    CurriculumSettings,
+    DecisionSettings,
+    ExecutorSettings,
+    SearchSettings,
+)
 from assay.support.settings import nearest, setting
 
 if TYPE_CHECKING:
@@ -26,7 +32,8 @@ class ParameterSettings(ExecutorSettings):
     """Settings shared by `tune` and `parameter_impact`. `parameters` are fixed, not searched."""
 
     ranges: Mapping[str, tuple[float, float]] = setting(
-        help="Range to search for a parameter; repeatable. By default all parameters over their whole ranges.",
+        help="Range to search for a parameter; repeatable. By default all parameters over their whole ranges, and for "
+        "a program with a thinking budget probe_margin, stable, confidence and samples of its thinking policy.",
         factory=dict,
         flag="--range",
         metavar="NAME=LOW:HIGH",
@@ -64,6 +71,11 @@ class ParameterSettings(ExecutorSettings):
         check_ranges(self.ranges, self.parameters)
 
     @property
+    def searches_thresholds(self) -> bool:
+        """Whether the thresholds of a thinking policy can be searched."""
+        return True
+
+    @property
     def also(self) -> Sequence[str]:
         """Artifacts whose prompts are tried as well."""
         return ()
@@ -90,7 +102,7 @@ class ImpactSettings(ParameterSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings):
+class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings, CurriculumSettings):
     """Settings of `assay.tune`; for those of the search see `assay.optimizers.parameters.SearchConfig`.
 
     `margin` is a non-inferiority margin: parameters with fewer tokens replace the default if the whole interval of the
@@ -139,6 +151,13 @@ class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.search  # noqa: B018 - SearchConfig checks its settings, so that an error comes before the run is opened
+        if self.curriculum is not None and (
+            unused := [name for name in ("method", "workers", "study", "objectives") if self.changed(name)]
+        ):
+            raise ConfigError(
+                f"{', '.join(unused)} cannot be used with a curriculum, which has a study for each stage, searched by "
+                "one process for the score: leave it out"
+            )
         if self.method == "policy":
             if self.workers > 1:
                 raise ConfigError(
@@ -154,6 +173,10 @@ class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings):
             raise ConfigError(f"{', '.join(unused)} would have no effect on a search: they require method='policy'")
         if self.pruner == "none" and (unused := self.changed(*_OF_PRUNING)):
             raise ConfigError(f"{' and '.join(unused)} would have no effect with pruner='none', which prunes no trial")
+
+    @property
+    def searches_thresholds(self) -> bool:
+        return self.method == "optuna"
 
     @property
     def need(self) -> tuple[str, ...]:

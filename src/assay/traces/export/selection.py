@@ -47,6 +47,8 @@ _CONSENT_GIVEN = (
     "opt-in",
     "opted-in",
 )  # any other text means that consent was not given
+# A preflight is no rollout of a job; by the val scores of `promotion` a curriculum moves on.
+NOT_EXPORTED = ("preflight", "promotion")  # phases
 _SEALED_INPUTS = "with the inputs of a sealed task"
 _SEALED_SPLIT = "of a task that the store's salt assigns to gate or test"
 
@@ -90,7 +92,7 @@ class Selection:
         r = schema.rollouts
         filters = [column.in_(values) for column, values in self.named().values() if values]
         agents = [] if self.sources else [r.c.source != "judge"]  # judges are not agents
-        return [*filters, *agents, r.c.phase != "preflight", r.c.source != "outside"]
+        return [*filters, *agents, r.c.phase.not_in(NOT_EXPORTED), r.c.source != "outside"]
 
     def where(self) -> list[Any]:
         """SQL conditions on rollouts, including consent and tenants, but not sealed inputs."""

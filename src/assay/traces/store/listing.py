@@ -19,6 +19,7 @@ _NEWEST = 10_000  # rollouts that `known_programs` reads: DISTINCT over a whole 
 _SEARCH = (
     "optimizer", "optimizer_settings", "threshold", "demos", "difference", "early_stop", "token_margin",
     "thinking_margin", "max_search_calls", "reflection_model", "reflection_api_base", "reflection_api_key_env",
+    "reflection_thinking",
 )  # fmt: skip
 _NOT_OF_KIND = {
     "evaluate": _SEARCH,

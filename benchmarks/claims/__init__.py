@@ -1,0 +1,1 @@
+"""The measurements behind `benchmarks/figures.py`, one module for each."""

@@ -1,0 +1,176 @@
+"""The rows of the table, and the measurements that they read."""
+
+from dataclasses import dataclass
+
+from claims.table import Cells, Records, Row, cheaper, effort, gain, revised, share
+
+
+@dataclass(frozen=True)
+class Group:
+    """A measurement. `module` in `claims` has its function `measure`; None if there is none yet."""
+
+    module: str | None
+    stronger: bool = False  # needs the stronger model
+
+
+GROUPS = {
+    "sums": Group("sums"),
+    "hand_written": Group("hand_written"),
+    "judge": Group("judge"),
+    "refinement": Group("refinement"),
+    "thinking": Group("thinking"),
+    "bfcl": Group("bfcl"),
+    "tool_use": Group("tool_use"),
+    "thinking_stronger": Group(None, stronger=True),
+    "minimal_edits": Group(None),
+    "rubric_training": Group(None),
+    "forgetting": Group(None),
+    "code_repair": Group(None, stronger=True),
+}
+
+
+def _none(records: Records) -> Cells:
+    raise NotImplementedError("this row has no measurement yet")
+
+
+ROWS = (
+    Row(
+        name="adoption",
+        claim="tool adoption of a calculator agent, compiled",
+        goal="10 to 40 %",
+        measurement="sums",
+        cells=gain("adoption", least=0.3, most_before=0.1, least_after=0.4),
+        note="`calculator_agent.py` in the prompt format `lean`. A run adopts the tool if a call of it succeeded. In "
+        "the format `json` the plain agent calls the calculator on every task, with useless expressions.",
+    ),
+    Row(
+        name="completion",
+        claim="task completion: right answers of the same agent",
+        goal="+25 points",
+        measurement="sums",
+        cells=gain("correct", least=0.25),
+        note="25 points are more than 25 % of any score, so this is the stricter reading of +25 %.",
+    ),
+    Row(
+        name="held_out",
+        claim="held out: right answers on longer sums than any that the compile run saw",
+        goal="+10 points",
+        measurement="sums",
+        cells=gain("longer", least=0.1),
+        note="5 to 6 terms of 3 to 4 digits; the compile run had 2 to 3 terms of 2 to 3 digits.",
+    ),
+    Row(
+        name="effort",
+        claim="lines a person writes: hand-written prompt, compiled program of equal score",
+        goal="-80 %",
+        measurement="hand_written",
+        also="sums",
+        cells=effort,
+        note="counted are lines that are not empty, without module docstrings: of `calculator_prompt.txt` on one side, "
+        "of `calculator_agent.py`, `calculator_agent.yaml` and one command on the other. Both agents are the same "
+        "program; its lines are counted only on the compiled side.",
+    ),
+    Row(
+        name="judge",
+        claim="judge accuracy on tweets, calibrated on labels",
+        goal="+15 points",
+        measurement="judge",
+        cells=gain("accuracy", least=0.15),
+        note="compared with the label that most raters chose.",
+    ),
+    Row(
+        name="refinement",
+        claim="refinement: tokens and score of `Refine`, compared with votes of the same program",
+        goal="-5 % tokens at equal score or +5 % score at equal tokens",
+        measurement="refinement",
+        cells=revised,
+        note="a predictor writes an expression and its value; the verifier computes that expression and says its "
+        "value, but sees no expected answer. The other side is a vote of up to three answers, at about as many tokens. "
+        "Three verifiers of dates (format and words; the same with the words of the text named; a draft without its "
+        "field name) changed no score in trials of 14 tasks: this model copies the draft.",
+    ),
+    Row(
+        name="adoption_when_needed",
+        claim="`tool_user`, held-out tools: adoption when a tool is needed",
+        goal="from at most 10 % to at least 40 %",
+        measurement="tool_use",
+        cells=gain("adoption", least=0.3, most_before=0.1, least_after=0.4),
+    ),
+    Row(
+        name="abstention",
+        claim="the same: abstention when no tool is needed",
+        goal="at least 90 %",
+        measurement="tool_use",
+        cells=share("abstention", least=0.9),
+    ),
+    Row(
+        name="thinking",
+        claim="thinking tokens of a task on mixed chain sums, policy fitted on other tasks",
+        goal="-40 %, score inside a margin of 1 point",
+        measurement="thinking",
+        cells=cheaper("thinking", "score", least=0.4, margin=0.01, loops="loops"),
+    ),
+    Row(
+        name="thinking_stronger",
+        claim="thinking tokens on a task where thinking helps (stronger model)",
+        goal="-40 %, score inside a margin of 1 point",
+        measurement="thinking_stronger",
+        cells=_none,
+    ),
+    Row(
+        name="unnecessary_changes",
+        claim="unnecessary changed statements, trained with and without the criteria",
+        goal="-70 %",
+        measurement="minimal_edits",
+        cells=_none,
+    ),
+    Row(
+        name="hack_rate",
+        claim="hack rate, trained with and without the criteria",
+        goal="-70 %",
+        measurement="minimal_edits",
+        cells=_none,
+    ),
+    Row(
+        name="rubric_training",
+        claim="score of a policy trained on the weighted rubric with step rewards, compared with the bare outcome",
+        goal="+25 % relative, equal rollouts",
+        measurement="rubric_training",
+        cells=_none,
+    ),
+    Row(
+        name="forgetting",
+        claim="another task after training: nothing forgotten",
+        goal="no significant loss",
+        measurement="forgetting",
+        cells=_none,
+    ),
+    Row(
+        name="bfcl_simple",
+        claim="BFCL simple: all calls right, plain `tool_user`",
+        goal="reported",
+        measurement="bfcl",
+        cells=share("simple_python"),
+    ),
+    Row(
+        name="bfcl_multiple",
+        claim="BFCL multiple: all calls right",
+        goal="reported",
+        measurement="bfcl",
+        cells=share("multiple"),
+    ),
+    Row(
+        name="bfcl_irrelevance",
+        claim="BFCL irrelevance: no call",
+        goal="reported",
+        measurement="bfcl",
+        cells=share("irrelevance"),
+    ),
+    Row(
+        name="code_repair",
+        claim="code repair: hidden tests pass (stronger model)",
+        goal="reported",
+        measurement="code_repair",
+        cells=_none,
+    ),
+)

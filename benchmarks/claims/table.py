@@ -1,0 +1,234 @@
+"""The table of claims, made of the records.
+
+A record holds values by task; each seed has tasks of its own. Intervals are over all tasks of all seeds, paired where
+there are two sides. Does not measure anything.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from assay.evaluation import paired_gain
+from assay.evaluation.statistics import mean_difference, mean_interval
+
+NOT_RUN = "not run"
+HEAD = """# The claims, with three seeds
+
+Written by `make figures` (`python benchmarks/figures.py table`) from `seeds.jsonl`, which has the values of each task,
+the commands, versions and commits. Embedded model (`embedded/smollm2-135m`) unless said otherwise. All tasks are held
+out: nothing was selected on them. Where a cell has three numbers they are those of seeds 0, 1 and 2. Intervals are 95 %
+intervals over the tasks of all seeds, paired where there are two sides: the wider of the t and the BCa bootstrap
+interval. They do not include the variation between compile runs, of which there are only three. A gain is reached if
+its mean is at least the goal and its interval excludes zero.
+"""
+Records = Sequence[Mapping[str, Any]]  # of one measurement, one for each seed
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The measured cells of a row. `reached` is None if the row has no goal."""
+
+    before: str
+    after: str
+    difference: str
+    reached: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One claim.
+
+    Attributes:
+        name: unique.
+        measurement: name of the measurement; `run` takes both names.
+        also: another measurement that the row reads.
+        cells: makes the cells from the records of all seeds.
+    """
+
+    name: str
+    claim: str
+    goal: str
+    measurement: str
+    cells: Callable[[Records], Cells]
+    note: str = ""
+    also: str | None = None
+
+    @property
+    def measurements(self) -> list[str]:
+        return [self.measurement, *([self.also] if self.also else [])]
+
+    def records(self, records: Mapping[tuple[str, int], Mapping[str, Any]], seeds: Sequence[int]) -> Records:
+        """One record for each seed for which all measurements have one, with the values and facts of all."""
+        found = [[records.get((name, seed)) for name in self.measurements] for seed in seeds]
+        return [
+            {"seed": seed, **{part: _joined(entries, part) for part in ("values", "facts")}}
+            for seed, entries in zip(seeds, found, strict=True)
+            if None not in entries
+        ]
+
+
+def _joined(entries: Sequence[Mapping[str, Any] | None], part: str) -> dict[str, Any]:
+    return {name: value for entry in entries if entry is not None for name, value in entry[part].items()}
+
+
+def pooled(records: Records, figure: str, side: str) -> dict[str, float]:
+    """Values of all seeds by seed and task; unscored ones (null in a record) are NaN."""
+    return {
+        f"{record['seed']}:{task}": math.nan if value is None else float(value)
+        for record in records
+        for task, value in record["values"][figure].get(side, {}).items()
+    }
+
+
+def mean_of(values: Mapping[str, float]) -> float:
+    scored = [value for value in values.values() if not math.isnan(value)]
+    return float(np.mean(scored)) if scored else math.nan
+
+
+def by_seed(records: Records, figure: str, side: str) -> list[float]:
+    return [mean_of(pooled([record], figure, side)) for record in records]
+
+
+def per_cent(values: Sequence[float]) -> str:
+    return ", ".join(f"{100 * value:.0f}" for value in values) + " %"
+
+
+def points(mean: float, low: float, high: float) -> str:
+    return f"{100 * mean:+.1f} points [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def gain(
+    figure: str, *, least: float, most_before: float = 1.0, least_after: float = 0.0
+) -> Callable[[Records], Cells]:
+    """Cells of a share that shall rise: by at least `least`, with an interval above zero.
+
+    Args:
+        most_before, least_after: bounds of the two means, where the claim has them.
+    """
+
+    def cells(records: Records) -> Cells:
+        before, after = pooled(records, figure, "before"), pooled(records, figure, "after")
+        paired = paired_gain(before, after)
+        within = mean_of(before) <= most_before and mean_of(after) >= least_after
+        return Cells(
+            per_cent(by_seed(records, figure, "before")),
+            per_cent(by_seed(records, figure, "after")),
+            f"{points(paired.mean, paired.low, paired.high)}, n = {paired.n}",
+            paired.is_gain and paired.mean >= least and within,
+        )
+
+    return cells
+
+
+def share(figure: str, *, least: float | None = None) -> Callable[[Records], Cells]:
+    """Cells of a share that has no other side, or whose other side is not compared."""
+
+    def cells(records: Records) -> Cells:
+        after = pooled(records, figure, "after")
+        scored = [value for value in after.values() if not math.isnan(value)]
+        low, high = mean_interval(scored)
+        before = by_seed(records, figure, "before") if pooled(records, figure, "before") else []
+        return Cells(
+            per_cent(before) if before else "",
+            per_cent(by_seed(records, figure, "after")),
+            f"{100 * mean_of(after):.1f} % [{100 * low:.1f}, {100 * high:.1f}], n = {len(scored)}",
+            None if least is None else mean_of(after) >= least,
+        )
+
+    return cells
+
+
+def ratio_change(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[float, float, float]:
+    """Relative change of a sum, paired over tasks, with its 95 % interval by linearisation of the ratio.
+
+    Source: Cochran 1977, Sampling Techniques, section 6.4 (ratio estimator).
+    """
+    keys = sorted(before.keys() & after.keys())
+    old, new = (np.array([side[key] for key in keys]) for side in (before, after))
+    if not len(keys) or old.sum() == 0:
+        return math.nan, -math.inf, math.inf
+    ratio = new.sum() / old.sum()
+    mean, low, high = mean_difference(list((new - ratio * old) / old.mean() + ratio - 1))
+    return mean, -math.inf if low is None else low, math.inf if high is None else high
+
+
+def cheaper(
+    tokens: str, score: str, *, least: float, margin: float, loops: str | None = None
+) -> Callable[[Records], Cells]:
+    """Cells of a saving of tokens whose score stays within a margin that was declared before; with runs in loops."""
+
+    def cells(records: Records) -> Cells:
+        before, after = pooled(records, tokens, "before"), pooled(records, tokens, "after")
+        mean, low, high = ratio_change(before, after)
+        paired = paired_gain(pooled(records, score, "before"), pooled(records, score, "after"))
+        sides = [
+            f"{', '.join(f'{value:.0f}' for value in by_seed(records, tokens, side))} tokens, "
+            f"{per_cent(by_seed(records, score, side))} right"
+            for side in ("before", "after")
+        ]
+        if loops is not None:
+            counts = [sum(pooled(records, loops, side).values()) for side in ("before", "after")]
+            sides = [f"{text}, {count:.0f} loops" for text, count in zip(sides, counts, strict=True)]
+        return Cells(
+            sides[0],
+            sides[1],
+            f"tokens {100 * mean:+.0f} % [{100 * low:.0f}, {100 * high:.0f}]; "
+            f"score {points(paired.mean, paired.low, paired.high)}, n = {paired.n}",
+            mean <= -least and high < 0 and paired.low >= -margin,
+        )
+
+    return cells
+
+
+def effort(records: Records) -> Cells:
+    """Lines that a person writes, and the paired score of the two."""
+    lines = records[0]["facts"]["lines"]
+    written = lines["program"] + lines["rubric"] + lines["command"]
+    by_hand = "correct by hand"
+    paired = paired_gain(pooled(records, by_hand, "after"), pooled(records, "correct", "after"))
+    less = written / lines["prompt"] - 1
+    scores = [per_cent(by_seed(records, figure, "after")) for figure in (by_hand, "correct")]
+    return Cells(
+        f"{lines['prompt']} lines, {scores[0]} right",
+        f"{written} lines, {scores[1]} right",
+        f"{100 * less:+.0f} % lines; score {points(paired.mean, paired.low, paired.high)}, n = {paired.n}",
+        less <= -0.8 and paired.high >= 0,
+    )
+
+
+def revised(records: Records) -> Cells:
+    """Refinement compared with votes: fewer tokens at an equal score, or a higher score at no more tokens."""
+    cells = cheaper("tokens", "score", least=0.05, margin=0.01)(records)
+    before, after = pooled(records, "score", "before"), pooled(records, "score", "after")
+    tokens = ratio_change(pooled(records, "tokens", "before"), pooled(records, "tokens", "after"))
+    better = paired_gain(before, after).is_gain and mean_of(after) >= 1.05 * mean_of(before) and tokens[0] <= 0
+    return replace(cells, reached=cells.reached or better)
+
+
+def page(rows: Sequence[Row], records: Mapping[tuple[str, int], Mapping[str, Any]], seeds: Sequence[int]) -> str:
+    """The page `seeds.md`."""
+    notes = [f"- `{row.name}`: {row.note}" for row in rows if row.note]
+    return "\n".join([HEAD, markdown(rows, records, seeds), "", "## Notes", "", *notes, ""])
+
+
+def markdown(rows: Sequence[Row], records: Mapping[tuple[str, int], Mapping[str, Any]], seeds: Sequence[int]) -> str:
+    """The table. A row is reported only with the records of all `seeds`."""
+    lines = [
+        "| claim | before | after | difference, 95 % | goal | reached | command |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        found = row.records(records, seeds)
+        command = f"`python benchmarks/figures.py run {row.name}`"
+        if len(found) < len(seeds):
+            why = NOT_RUN if not found else f"{NOT_RUN} ({len(found)} of {len(seeds)} seeds)"
+            lines.append(f"| {row.claim} | | | | {row.goal} | {why} | {command} |")
+            continue
+        cells = row.cells(found)
+        reached = {True: "yes", False: "**no**", None: "reported"}[cells.reached]
+        shown = (row.claim, cells.before, cells.after, cells.difference, row.goal, reached, command)
+        lines.append(f"| {' | '.join(shown)} |".replace("|  |", "| |"))
+    return "\n".join(lines)

@@ -1,0 +1,172 @@
+"""`assay collect --curriculum`: groups by stage, promotion by val scores, replays, resuming."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from click.testing import CliRunner
+
+import assay
+from assay.api.plan import plan
+from assay.cli.main import group
+from assay.datasets.curriculum import stage_of
+from assay.errors import ConfigError, DataError
+from assay.testing import scripted_lm
+from assay.traces import Store
+
+STAGES = """
+stages:
+  - {name: two, where: {terms: 2}}
+  - {name: three, where: {terms: 3}, replay: 0.5}
+  - {name: four, where: {terms: 4}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = []
+    for terms in (2, 3, 4):
+        for a in range(24):
+            question = " + ".join([str(a)] * terms)
+            rows.append(
+                {"inputs": {"question": question}, "expected": {"answer": str(terms * a)}, "metadata": {"terms": terms}}
+            )
+    Path("d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+    Path("cur.yaml").write_text(STAGES)
+
+
+def adder(most: int, calls: list[str] | None = None) -> Any:
+    """A model that adds `most` numbers and ignores further ones."""
+
+    def script(request: Any) -> str:
+        numbers = [int(n) for n in re.findall(r"\d+", str(request.messages[-1].text).rpartition("question")[2])]
+        if calls is not None:
+            calls.append(str(numbers))
+        return json.dumps({"answer": str(sum(numbers[:most]))})
+
+    return scripted_lm(script)
+
+
+def collect(lm: Any, **options: Any) -> Any:
+    program = dspy.Predict("question -> answer")
+    return assay.collect(
+        program,
+        rubric="r.yaml",
+        data="d.jsonl",
+        curriculum="cur.yaml",
+        lm=lm,
+        store="s.db",
+        n=2,
+        prompt_format="json",
+        **options,
+    )
+
+
+def test_stages_are_collected_until_one_is_not_passed_on_val() -> None:
+    report = collect(adder(2)).to_dict()
+    stages = {row["name"]: row for row in report["curriculum"]["stages"]}
+    assert [row["status"] for row in stages.values()] == ["passed", "not passed", "not reached"]
+    assert (stages["two"]["best_val"], stages["three"]["best_val"] < 0.8) == (1.0, True)
+    assert "stages not reached: four" in report["notes"][1]
+    with Store("s.db") as store:
+        rollouts = list(store.rollouts())
+        run = store.runs(report["run"].rpartition("-")[0])
+    assert run == [(report["run"], "done")]
+    collected = [r for r in rollouts if r.phase == "collect"]
+    by_stage = {name: [r for r in collected if stage_of(r.metadata) == name] for name in stages}
+    assert (len(by_stage["three"]), by_stage["four"]) == (2 * stages["three"]["train"], [])
+    # replays of the first stage are half of the second stage's tasks, limited by how many there are
+    replays = min(stages["two"]["train"], stages["three"]["train"])
+    assert len(by_stage["two"]) == 2 * (stages["two"]["train"] + replays)
+    assert len({(r.task_id, r.sample) for r in collected}) == len(collected)
+    assert {r.split for r in collected} == {"train"}
+    assert {r.split for r in rollouts if r.phase == "promotion"} == {"val"}
+
+
+def test_the_order_and_the_moves_are_in_the_run_folder() -> None:
+    report = collect(adder(2)).to_dict()
+    path = report["curriculum"]["path"]
+    assert Path(path).resolve() == Path("runs", report["run"], "curriculum.json").resolve()
+    assert json.loads(Path(path).read_text()) == report["curriculum"]
+    assert report["curriculum"]["order"][0].keys() == {"step", "stage", "task", "replayed"}
+
+
+def test_val_runs_of_promotion_are_not_exported() -> None:
+    collect(adder(9))
+    assay.export("sft", out="out", store="s.db", min_quality=0.0)
+    exported = {json.loads(line)["task"] for line in Path("out/data.jsonl").read_text().splitlines()}
+    with Store("s.db") as store:
+        rollouts = list(store.rollouts())
+    assert exported == {r.task_id for r in rollouts if r.phase == "collect"}
+    assert exported.isdisjoint({r.task_id for r in rollouts if r.phase == "promotion"})
+
+
+def test_a_stage_with_a_limit_is_left_without_promotion() -> None:
+    Path("cur.yaml").write_text(STAGES.replace("stages:", "max_share: 0.5\nstages:"))
+    report = collect(adder(2)).to_dict()
+    assert [row["status"] for row in report["curriculum"]["stages"]] == ["passed", "not passed", "not passed"]
+
+
+def test_a_stopped_run_is_resumed_with_the_same_order_and_pays_nothing_twice() -> None:
+    whole = collect(adder(9), seed=5, cache=False).to_dict()
+    calls: list[str] = []
+    stopped = collect(adder(9, calls), seed=6, max_calls=60).to_dict()
+    assert stopped["stopped"]
+    ended = collect(adder(9, calls), seed=6, resume=True).to_dict()
+    assert ended["stopped"] is None
+    assert [row["status"] for row in ended["curriculum"]["stages"]] == ["passed"] * 3
+    assert len(ended["curriculum"]["order"]) == len(whole["curriculum"]["order"])
+    assert ended["kept_from_before"] == stopped["rollouts"]
+
+
+def test_the_estimate_is_of_all_stages() -> None:
+    program = dspy.Predict("question -> answer")
+    settings: Any = {"rubric": "r.yaml", "data": "d.jsonl", "curriculum": "cur.yaml", "lm": adder(9), "n": 2}
+    estimate = plan("collect", program, **settings, prompt_format="json")
+    report = collect(adder(9)).to_dict()
+    promoted = sum(row["val"] for row in report["curriculum"]["stages"])
+    assert estimate.calls == report["rollouts"] + promoted  # one call each
+    assert any("reaches every stage" in line for line in estimate.lines())
+
+
+def test_a_run_is_not_resumed_with_a_changed_curriculum() -> None:
+    logs: list[bool] = []
+
+    def script(request: Any) -> str:
+        logs.append(any(Path("runs").glob("*/curriculum.json")))
+        return '{"answer": "0"}'
+
+    assert collect(scripted_lm(script), max_calls=20).to_dict()["stopped"]
+    assert logs[0]  # the log is begun before the first call, so that a killed run is checked too
+    Path("cur.yaml").write_text(STAGES.replace("0.5", "0.4"))
+    with pytest.raises(ConfigError, match=r"cur.yaml has changed since this run was begun"):
+        collect(adder(9), resume=True)
+
+
+def test_settings_that_would_have_no_effect_and_missing_data_are_refused() -> None:
+    with pytest.raises(ConfigError, match="split='val' would have no effect"):
+        collect(adder(2), split="val")
+    with pytest.raises(DataError, match="names no data, and the command was given none"):
+        assay.collect(dspy.Predict("question -> answer"), rubric="r.yaml", curriculum="cur.yaml", lm=adder(2))
+    with pytest.raises(ConfigError, match="data is missing"):
+        assay.collect(dspy.Predict("question -> answer"), rubric="r.yaml", lm=adder(2))
+
+
+def test_the_command_line_needs_no_data_where_the_stages_name_it(tmp_path: Path) -> None:
+    Path("p.py").write_text("def p(question):\n    return {'answer': str(2 * int(question.split()[0]))}\n")
+    Path("cur.yaml").write_text("stages:\n  - {name: two, data: d.jsonl, where: {terms: 2}}\n")
+    arguments = ["collect", "p.py:p", "--rubric", "r.yaml", "--curriculum", "cur.yaml", "-n", "1", "--no-preflight"]
+    result = CliRunner().invoke(group, arguments)
+    assert result.exit_code == 0, result.output
+    assert "stage two: passed; val 1.000, needed 0.8" in result.stdout
+    Path("cur.yaml").write_text("stages:\n  - {name: two, data: d.jsonl, wher: {terms: 2}}\n")
+    result = CliRunner().invoke(group, arguments)
+    assert "cur.yaml:2: a stage has no key 'wher'; did you mean 'where'?" in str(result.exception)
+    result = CliRunner().invoke(group, arguments[:4])
+    assert result.exit_code == 2
+    assert "--data" in result.stderr

@@ -1,0 +1,121 @@
+"""Fitting when a `Refine` program halts, on val: what is tried, what is chosen, and what the artifact has."""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+import assay
+from assay.errors import ConfigError, ProgramError
+from assay.optimizers.prompts.halting import haltings, refinement_in, with_halting
+from assay.programs import Refine, program_state, restore_program
+from assay.programs.compose import NearestDemos
+from assay.programs.refinement import Halting
+from assay.rubrics import Criterion, Grade, Rubric
+from assay.rubrics.checks import exact
+from assay.testing import scripted_lm
+
+SIZES = {"train": 4, "val": 6, "gate": 5, "test": 5}
+
+
+def rounds(*probabilities: float | None) -> list[dict[str, Any]]:
+    return [{"probability": probability} for probability in probabilities]
+
+
+def test_only_thresholds_that_end_a_run_earlier_are_tried_each_once() -> None:
+    # Round 0 gains 0.4, 0 after 0.2 and 0 after 0.6, mean 0.4/3; each bin has two more runs of this mean:
+    # (0.4 + 0.8/3) / 4 = 0.167 after 0.2, (0.8/3) / 3 = 0.089 after 0.6. Round 1 gains nothing.
+    runs = [rounds(0.2, 0.6, 0.6), rounds(0.2, 0.2), rounds(0.6, 0.6), rounds(0.95)]
+    made = haltings(Halting(0.9), runs)
+    assert list(made) == [f"halts at 0.9, or below a gain of {gain}" for gain in (0.01, 0.1, 0.2)]
+    ends = [[halting.used(run) for run in runs] for halting in made.values()]
+    assert ends == [[2, 2, 2, 1], [2, 2, 1, 1], [1, 1, 1, 1]]
+
+
+def test_nothing_is_tried_where_no_round_could_be_left_out() -> None:
+    assert haltings(Halting(), []) == {}
+    assert haltings(Halting(), [rounds(None), rounds(1.0), rounds(0.1)]) == {}
+
+
+def test_thresholds_are_part_of_the_state_and_older_states_keep_the_programs() -> None:
+    refine = Refine(dspy.Predict("question -> answer"), lambda *_: 1.0, halt_at=0.8, min_gain=0.2)
+    fitted = with_halting(refine, Halting(0.5, 0.1, [[0.3] * 5]))
+    restored = restore_program("", {}, program_state(fitted), fresh=refine)
+    assert vars(restored.halting) == vars(fitted.halting)
+    assert (refine.halting.halt_at, refine.halting.gains) == (0.8, [])
+    refine.halting.load_state({"gains": []})
+    assert (refine.halting.halt_at, refine.halting.min_gain) == (0.8, 0.2)
+    with pytest.raises(ConfigError, match="halt_at=nan must be between"):
+        Halting(halt_at=math.nan)
+
+
+def test_the_refined_program_may_get_nearest_demonstrations() -> None:
+    refine = Refine(dspy.Predict("question -> answer"), lambda *_: 1.0)
+    assert refinement_in(NearestDemos(refine, [{"key": "2", "demos": {}}], k=1)) is refine
+    assert refinement_in(dspy.Predict("question -> answer")) is None
+    with pytest.raises(ProgramError, match="no Refine program"):
+        with_halting(dspy.Predict("question -> answer"), Halting())
+
+
+def draft_of(request: Any) -> str:
+    """Counts upwards: an answer is one more than its draft, the first is 0."""
+    drafts = re.findall(r"answer: (\d+)", str(request.messages[-1]))
+    return json.dumps({"answer": str(int(drafts[-1]) + 1 if drafts else 0)})
+
+
+def by_number(task: Any, prediction: dict[str, Any], rollout: Any) -> Grade:
+    """0.2, then 0.6, then no better: the second round is right, later ones are worth nothing."""
+    return Grade(value=0.6 if int(prediction["answer"]) else 0.2, reason="count")
+
+
+def raising(*_: Any) -> float:
+    raise RuntimeError("the tests cannot run")
+
+
+def compiled(tmp_path: Path, verifier: Callable[..., Any], depth: int = 10) -> Any:
+    refine = Refine(dspy.Predict("question -> answer"), verifier)
+    refine.set_parameters({"reasoning_depth": depth})
+    rows = [{"question": f"q{at}", "answer": "1"} for at in range(40)]
+    lm = scripted_lm(draft_of)
+    report = assay.compile(
+        refine, rubric=Rubric(name="r", criteria=[Criterion(name="right", check=exact)]), data=rows, lm=lm,
+        out=tmp_path / "a", store=tmp_path / "s.db", optimizer="labeled", sizes=SIZES, preflight=False,
+        thinking_margin=0.05,
+    )  # fmt: skip
+    return report, next(note for note in report.outcome.notes if "halting" in note), refine
+
+
+def test_compile_fits_the_halting_and_stores_it_in_the_artifact(tmp_path: Path) -> None:
+    report, note, refine = compiled(tmp_path, by_number)
+    assert "halting fitted on val: halts at 0.9, or below a gain of 0.01; tokens -" in note
+    assert "score +0.000 on " in note  # the answer of the second round is right, and was the best before
+    loaded = assay.load(report.artifact, program=refine)
+    assert len(loaded.halting.gains) == 3
+    assert refine.halting.gains == []
+    with dspy.context(lm=scripted_lm(draft_of)):
+        assert len(loaded(question="q").rounds) == 2
+        assert len(refine(question="q").rounds) == 4
+
+
+@pytest.mark.parametrize(
+    ("verifier", "chosen"),
+    [
+        (lambda *_: 0.0, "below a gain of 0.01"),  # always no: further rounds are never kept
+        (lambda *_: 1.0, "no halting was fitted"),  # always yes: there is one round
+        (lambda *_: math.nan, "no halting was fitted"),
+        (raising, "no halting was fitted"),
+    ],
+)
+def test_a_verifier_that_says_nothing_costs_no_answer(tmp_path: Path, verifier: Any, chosen: str) -> None:
+    report, note, _ = compiled(tmp_path, verifier)
+    assert chosen in note
+    assert report.outcome.stopped is None
+
+
+def test_without_rounds_the_note_names_the_depth(tmp_path: Path) -> None:
+    assert "'reasoning_depth': 6" in compiled(tmp_path, by_number, depth=3)[1]

@@ -1,0 +1,308 @@
+"""The setting `thinking` of each role: what reaches the server, what is stored, and what is refused before a call."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from aiohttp import web
+from click.testing import CliRunner
+
+import assay
+from assay.api.judge.score import score_rows
+from assay.api.traces import score_rollouts
+from assay.api.tune import tune
+from assay.cli.evaluate import command as evaluate_command
+from assay.cli.main import group
+from assay.cli.wording import message_of
+from assay.errors import ConfigError, ProjectError
+from assay.models import Thinking, get_lm
+from assay.programs import Classify
+from assay.runs.loading import load_judge
+from assay.runs.project import project_settings
+from assay.runs.settings import CompileSettings, JudgeCompileSettings
+from assay.testing import scripted_lm
+from assay.testing.serving import served
+
+BUDGET = "thinking_token_budget"
+SIZES = {"train": 4, "val": 4, "gate": 3, "test": 3}
+
+
+class Notes(dspy.Module):  # type: ignore[misc]
+    """Plans, then answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plan = dspy.Predict("question -> plan")
+        self.answer = dspy.Predict("question, plan -> answer")
+
+    def forward(self, question: str) -> Any:
+        return self.answer(question=question, plan=self.plan(question=question).plan)
+
+
+class Server:
+    """An OpenAI-compatible server that says it is `owner`, and the bodies that it was sent."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner, self.bodies, self.url = owner, list[dict[str, Any]](), ""
+        self.app = web.Application()
+        self.app.router.add_get("/v1/models", self._models)
+        self.app.router.add_post("/v1/chat/completions", self._answer)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m", "owned_by": self.owner}]})
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        self.bodies.append(await request.json())
+        fields = {"plan": "add", "answer": "4", "verdict": "yes"}
+        sections = "".join(f"[[ ## {name} ## ]]\n{value}\n\n" for name, value in fields.items())
+        as_json = "JSON" in str(self.bodies[-1]["messages"])
+        content = json.dumps(fields) if as_json else f"{sections}[[ ## completed ## ]]"
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}
+        usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+        return web.json_response(
+            {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+        )
+
+    def budgets(self) -> list[Any]:
+        """Budgets of the requests since the last look."""
+        budgets = [body.get(BUDGET) for body in self.bodies]
+        self.bodies.clear()
+        return budgets
+
+
+@pytest.fixture
+def vllm() -> Iterator[Server]:
+    server = Server("vllm")
+    with served(server.app) as address:
+        server.url = f"{address}/v1"
+        yield server
+
+
+@pytest.fixture
+def somebody() -> Iterator[Server]:
+    server = Server("somebody")
+    with served(server.app) as address:
+        server.url = f"{address}/v1"
+        yield server
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    for name in ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+    Path("judged.yaml").write_text(
+        "name: j\ncriteria:\n- {name: kind, judge: {text: \"Is it kind?\", scale: ['no', 'yes']}}\n"
+    )
+    Path("rows.jsonl").write_text(
+        "".join(json.dumps({"question": f"What is {n} + 0?", "answer": "4"}) + "\n" for n in range(40))
+    )
+    return {"rubric": "r.yaml", "data": "rows.jsonl", "model": "openai/m", "preflight": False}
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"), [(256, 256), ("256", 256), ("Low", "low"), (0, "off"), ("auto", "auto"), (10**6, 10**6)]
+)
+def test_a_budget_is_stored_in_its_short_form(value: Any, stored: Any) -> None:
+    assert CompileSettings(program="p", rubric="r", data="d", thinking=value).thinking == stored
+
+
+@pytest.mark.parametrize(
+    ("value", "rule"),
+    [
+        (-1, "thinking=-1 must be at least 0 tokens; 0 is off"),
+        ("hgih", "Did you mean 'high'?"),
+        ("of", "Did you mean 'off'?"),
+        ("", "must be a number of tokens, or one of off, auto, minimal"),
+        (True, "must be an integer or a string"),
+    ],
+)
+def test_another_value_is_refused_with_the_rule_and_the_nearest_word(value: Any, rule: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        CompileSettings(program="p", rubric="r", data="d", thinking=value)
+    assert rule in str(refused.value)
+    with pytest.raises(ConfigError, match="judge_thinking="):
+        CompileSettings(program="p", rubric="r", data="d", judge_thinking=value)
+
+
+def test_every_call_of_a_module_with_two_predictors_has_the_budget_and_a_judge_its_own(
+    project: dict[str, Any], vllm: Server
+) -> None:
+    run = {**project, "api_base": vllm.url, "sizes": {"val": 1}, "cache": False}
+    assay.evaluate(Notes(), thinking=64, **run)
+    assert vllm.budgets() == [64, 64]
+    assay.evaluate(Notes(), thinking=64, **{**run, "rubric": "judged.yaml"}, judge_thinking="off")
+    first, second, *judged = vllm.budgets()
+    assert (first, second, set(judged)) == (64, 64, {0})
+    assay.evaluate(Notes(), judge_thinking=32, **{**run, "rubric": "judged.yaml"})
+    first, second, *judged = vllm.budgets()
+    assert (first, second, set(judged)) == (
+        None,
+        None,
+        {32},
+    )  # the program's model is not limited by the judges' budget
+    assay.evaluate(Notes(), **run)
+    assert vllm.budgets() == [None, None]
+
+
+def test_the_budget_of_a_plain_module_is_in_its_artifact_and_holds_where_that_runs(
+    project: dict[str, Any], vllm: Server
+) -> None:
+    run = {**project, "api_base": vllm.url, "cache": False}
+    report = assay.compile(Notes(), optimizer="labeled", thinking=64, sizes=SIZES, **run)
+    assert set(vllm.budgets()) == {64}
+    artifact, question = str(report.artifact), {"question": "2+2?"}
+    assert json.loads((report.artifact / "manifest.json").read_text())["settings"]["thinking"] == 64
+    with dspy.context(lm=get_lm("openai/other", api_base=vllm.url)):
+        assay.load(artifact, program=Notes())(**question)
+    assert vllm.budgets() == [64, 64]
+
+
+PLAIN = (
+    "import dspy\n\nclass Q(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
+    "        self.answer = dspy.Predict('question -> answer')\n\n    def forward(self, question):\n"
+    "        return self.answer(question=question)\n"
+)
+
+
+def test_each_program_of_a_study_has_its_own_budget_unless_one_is_set(project: dict[str, Any], vllm: Server) -> None:
+    Path("notes.py").write_text(PLAIN)
+    run = {**project, "api_base": vllm.url, "cache": False, "sizes": SIZES}
+    artifact = assay.compile("notes.py:Q", optimizer="labeled", thinking=64, **run).artifact
+    search = {**run, "also": (str(artifact),), "trials": 4, "sampler": "random", "pruner": "none"}
+    vllm.budgets()
+    tune("notes.py:Q", **search)
+    assert set(vllm.budgets()) == {None, 64}
+    tune("notes.py:Q", thinking=8, **search)
+    assert set(vllm.budgets()) == {8}
+
+
+def test_an_artifact_runs_with_its_budget_unless_another_is_set(project: dict[str, Any], vllm: Server) -> None:
+    Path("notes.py").write_text(PLAIN)
+    run = {**project, "api_base": vllm.url, "cache": False}
+    artifact = assay.compile("notes.py:Q", optimizer="labeled", thinking=64, sizes=SIZES, **run).artifact
+    vllm.budgets()
+    assay.run(artifact, {"question": "2+2?"})
+    assay.run(artifact, {"question": "2+2?"}, thinking="off")
+    assay.run("notes.py:Q", {"question": "2+2?"}, model="openai/m", api_base=vllm.url, thinking=7)
+    assert vllm.budgets() == [64, 0, 7]
+    measured = {**project, "cache": False, "sizes": {"val": 1}}
+    del measured["model"]
+    assay.evaluate(str(artifact), **measured)
+    assay.evaluate(str(artifact), thinking=16, **measured)
+    assert vllm.budgets() == [64, 16]
+
+
+def test_an_agent_is_given_the_budget_in_place_of_its_own_and_the_callers_object_is_unchanged(tmp_path: Any) -> None:
+    rows = [{"text": f"word {n}", "label": "a" if n % 2 else "b"} for n in range(30)]
+    lm, agent = scripted_lm(lambda request: '{"thought": "", "label": "a"}'), Classify(["a", "b"], thinking=8)
+    report = assay.compile(
+        agent, rubric="classify", data=rows, lm=lm, optimizer="labeled", sizes=SIZES, preflight=False,
+        thinking=64, out=tmp_path / "a",
+    )  # fmt: skip
+    assert agent.thinking == Thinking(tokens=8)
+    assert assay.load(report.artifact).thinking == Thinking(tokens=64)
+    assert "thinking" not in json.loads((report.artifact / "manifest.json").read_text())["settings"]
+
+
+def test_a_judge_that_cannot_keep_its_budget_is_refused_before_the_program_is_called(
+    project: dict[str, Any], somebody: Server
+) -> None:
+    run = {**project, "api_base": somebody.url, "preflight": True, "sizes": {"val": 1}}
+    with pytest.raises(ConfigError, match=r"judge_thinking='low': the server .*Name a model that thinks"):
+        assay.evaluate(Notes(), **{**run, "rubric": "judged.yaml"}, judge_thinking="low")
+    with pytest.raises(ConfigError, match="reflection_thinking=64: the server"):
+        assay.compile(Notes(), **{**run, "sizes": SIZES}, reflection_thinking=64)
+    with pytest.raises(ConfigError, match="thinking=64: the server"):
+        assay.compile_judge("Is it kind?", labels=_labels(), api_base=somebody.url, model="openai/m", thinking=64)
+    assert somebody.bodies == []
+    assay.evaluate(Notes(), **run, judge_thinking="low")  # the rubric has no judge
+    assert somebody.budgets()[0] is None
+
+
+class Late(Notes):
+    """Its second call cannot keep a budget: the thought is a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer = dspy.Predict("question, plan -> thought: list[str], answer")
+
+
+def test_a_program_whose_second_call_cannot_keep_the_budget_is_refused_before_the_first(
+    project: dict[str, Any], somebody: Server
+) -> None:
+    run = {**project, "api_base": somebody.url, "sizes": {"val": 1}, "prompt_format": "json"}
+    with pytest.raises(ConfigError, match=r"thinking=64 cannot limit the field 'thought' of type list\[str\]"):
+        assay.evaluate(Late(), thinking=64, **run)
+    assert somebody.bodies == []
+    assay.evaluate(Notes(), thinking=64, **run)  # has no field to think in, which every budget allows
+    assert somebody.budgets() == [None, None]
+
+
+def _labels() -> list[dict[str, Any]]:
+    return [
+        {"task_input": f"q{n}", "output": f"o{n}", "label": "yes" if n % 2 else "no", "rater": "r"} for n in range(60)
+    ]
+
+
+def test_a_compiled_judge_keeps_its_budget_with_its_own_model(project: dict[str, Any], vllm: Server) -> None:
+    report = assay.compile_judge(
+        "Is it kind?", labels=_labels(), model="openai/m", api_base=vllm.url, thinking=64, optimizer="calibrate",
+        preflight=False, out="judge",
+    )  # fmt: skip
+    assert set(vllm.budgets()) == {64}
+    shown = {"task_input": "q", "output": "o"}
+    with dspy.context(lm=scripted_lm(lambda request: '{"verdict": "yes"}'), adapter=dspy.JSONAdapter()):
+        load_judge(report.artifact, own_model=True)(**shown)
+    assert set(vllm.budgets()) == {64}
+    score_rows(str(report.artifact), data=_rows(), out="scored.jsonl", preflight=False)
+    assert set(vllm.budgets()) == {64}
+
+
+def _rows() -> str:
+    Path("outputs.jsonl").write_text(json.dumps({"task_input": "q", "output": "o"}) + "\n")
+    return "outputs.jsonl"
+
+
+def test_the_project_file_sets_the_budget_of_each_role(project: dict[str, Any]) -> None:
+    Path("assay.toml").write_text(
+        "[program]\nthinking = 256\n[judge]\nthinking = 'low'\n[reflection]\nthinking = 'high'\n"
+        "[compile]\nrubric = 'r.yaml'\n"
+    )
+    compiling = project_settings("compile")
+    assert [compiling[name] for name in ("thinking", "judge_thinking", "reflection_thinking")] == [256, "low", "high"]
+    assert project_settings("run")["thinking"] == 256
+    assert project_settings("judge compile")["thinking"] == "low"
+    Path("assay.toml").write_text("[program]\nmodel = 'openai/m'\nthinking = 256\n")
+    assert project_settings("judge compile") == {"model": "openai/m"}  # a judge does not take the program's budget
+    Path("assay.toml").write_text("[judge]\nthinking = 'hgih'\n")
+    with pytest.raises(ProjectError, match=r"thinking='hgih' must be .* Did you mean 'high'"):
+        project_settings("compile")
+
+
+def test_the_command_line_names_the_flag_and_the_nearest_word(project: dict[str, Any]) -> None:
+    command = ["evaluate", "math_qa", "--rubric", "r.yaml", "--data", "rows.jsonl"]
+    for flags, message in (
+        (["--judge-thinking", "hgih"], "--judge-thinking hgih must be a number of tokens"),
+        (["--thinking", "-1"], "--thinking -1 must be at least 0 tokens; 0 is off"),
+    ):
+        ended = CliRunner().invoke(group, [*command, *flags], standalone_mode=False)
+        assert message_of(ended.exception, evaluate_command).startswith(message)
+
+
+def test_a_judges_budget_is_declared_for_the_judge() -> None:
+    assert JudgeCompileSettings(judge="j", labels="l", thinking="64").thinking == 64
+
+
+def test_stored_rollouts_are_scored_with_the_judges_budget(project: dict[str, Any], vllm: Server) -> None:
+    assay.evaluate(Notes(), **{**project, "api_base": vllm.url, "sizes": {"val": 1}})
+    vllm.budgets()
+    judge = {"judge_model": "openai/m", "judge_api_base": vllm.url}
+    score_rollouts("judged.yaml", again=True, judge_thinking="32", **judge)
+    assert set(vllm.budgets()) == {32}
+    with pytest.raises(ConfigError, match="judge_thinking=32 would have no effect without judge_model"):
+        score_rollouts("judged.yaml", judge_thinking=32)

@@ -1,0 +1,100 @@
+"""The table of `make figures`: `benchmarks/claims`. What is measured is not tested here, because it takes minutes."""
+
+import importlib
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("claims", "judges", "thinking")]:
+        del sys.modules[name]
+
+
+def record(seed: int, values: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    return {"measurement": "m", "seed": seed, "values": values, "facts": facts}
+
+
+def test_the_committed_table_is_that_of_the_committed_records() -> None:
+    from claims.rows import ROWS
+    from claims.storing import read
+    from claims.table import page
+
+    records = read(BENCHMARKS / "results" / "seeds.jsonl")
+    assert page(ROWS, records, (0, 1, 2)) == (BENCHMARKS / "results" / "seeds.md").read_text()
+
+
+def test_every_measurement_can_be_imported() -> None:
+    from claims.rows import GROUPS, ROWS
+
+    modules = [group.module for group in GROUPS.values() if group.module is not None]
+    assert all(callable(importlib.import_module(f"claims.{module}").measure) for module in modules)
+    assert {name for row in ROWS for name in row.measurements} == GROUPS.keys()
+
+
+def test_a_row_without_all_seeds_is_not_run() -> None:
+    from claims.table import Row, markdown, share
+
+    row = Row(name="r", claim="c", goal="g", measurement="m", cells=share("x"))
+    one = record(0, {"x": {"after": {"a": 1.0}}})
+    assert "not run (1 of 2 seeds)" in markdown([row], {("m", 0): one}, (0, 1))
+    both = {("m", 0): one, ("m", 1): record(1, {"x": {"after": {"a": 0.0}}})}
+    assert "| 100, 0 % | 50.0 % [0.0, 100.0], n = 2 | g | reported |" in markdown([row], both, (0, 1))
+
+
+def test_a_gain_needs_its_mean_and_an_interval_above_zero() -> None:
+    from claims.table import gain
+
+    tasks = [str(number) for number in range(40)]
+    before, after = dict.fromkeys(tasks, 0.0), {task: float(int(task) % 4 == 0) for task in tasks}
+    records = [record(0, {"x": {"before": before, "after": after}})]
+    assert gain("x", least=0.25)(records).reached is True  # 10 of 40
+    assert gain("x", least=0.26)(records).reached is False
+    assert gain("x", least=0.25, least_after=0.3)(records).reached is False
+    swapped = [record(0, {"x": {"before": after, "after": before}})]
+    assert gain("x", least=-1.0)(swapped).reached is False
+
+
+def test_a_saving_of_tokens_is_the_change_of_their_sum() -> None:
+    from claims.table import ratio_change
+
+    before = {str(number): float(number) for number in range(1, 11)}
+    assert ratio_change(before, {task: tokens / 2 for task, tokens in before.items()}) == pytest.approx((-0.5,) * 3)
+    mean, low, high = ratio_change({"a": 10.0, "b": 30.0}, {"a": 10.0, "b": 10.0})
+    assert (mean, low, high) == (-0.5, -math.inf, math.inf)  # 20 / 40 - 1; no interval of two tasks
+
+
+def test_a_saving_outside_the_margin_is_not_reached() -> None:
+    from claims.table import cheaper
+
+    tasks = [str(number) for number in range(400)]
+    tokens = {"before": dict.fromkeys(tasks, 10.0), "after": dict.fromkeys(tasks, 5.0)}
+    same = dict.fromkeys(tasks, 1.0)
+    worse = {task: float(int(task) >= 8) for task in tasks}  # two points
+    equal = [record(0, {"tokens": tokens, "score": {"before": same, "after": same}})]
+    lower = [record(0, {"tokens": tokens, "score": {"before": same, "after": worse}})]
+    cells = cheaper("tokens", "score", least=0.4, margin=0.01)
+    assert (cells(equal).reached, cells(lower).reached) == (True, False)
+    assert cheaper("tokens", "score", least=0.6, margin=0.01)(equal).reached is False
+
+
+def test_unscored_values_are_left_out(tmp_path: Path) -> None:
+    from claims.storing import Measured, Setting, append, read
+    from claims.storing import record as line_of
+    from claims.table import share
+
+    setting = Setting(seed=0, model="m", stronger=None, scratch=tmp_path, downloads=tmp_path)
+    measured = Measured(values={"x": {"after": {"a": math.nan, "b": 1.0, "c": 0.0}}}, facts={})
+    append(tmp_path / "seeds.jsonl", line_of("m", setting, measured, command="c", seconds=1.0))
+    assert "NaN" not in (tmp_path / "seeds.jsonl").read_text()
+    cells = share("x")(list(read(tmp_path / "seeds.jsonl").values()))
+    assert (cells.after, cells.difference[-5:]) == ("50 %", "n = 2")
