@@ -45,7 +45,7 @@ def measure(setting: Setting) -> Measured:
     facts = {
         "winner": report.outcome.winner,
         "replaces": report.outcome.replaces,
-        "accuracy": {side: stated[name]["values"]["accuracy"] for side, name in sides.items()},
+        "accuracy": {side: stated[name]["accuracy"] for side, name in sides.items()},
         "calls": report.meter.usage.calls,
     }
     return Measured(values={"accuracy": values}, facts=facts)
