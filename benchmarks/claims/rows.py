@@ -88,7 +88,8 @@ ROWS = (
         note="a predictor writes an expression and its value; the verifier computes that expression and says its "
         "value, but sees no expected answer. The other side is a vote of up to three answers, at about as many tokens. "
         "Three verifiers of dates (format and words; the same with the words of the text named; a draft without its "
-        "field name) changed no score in trials of 14 tasks: this model copies the draft.",
+        "field name) gave no clear gain in trials of 14 tasks (21 to 29 % right, 29 % for one answer): this model "
+        "copies the draft.",
     ),
     Row(
         name="adoption_when_needed",
