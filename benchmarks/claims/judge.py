@@ -1,4 +1,4 @@
-"""Accuracy of a judge of tweets on sealed items, calibrated on ratings of people and as it comes.
+"""Accuracy of a judge of tweets on sealed items, calibrated on human ratings and uncompiled.
 
 The ratings are those of VADER (Hutto and Gilbert, ICWSM 2014), read by `benchmarks/judges.py` from the source
 distribution of vaderSentiment. Each seed draws its items and splits them by another salt. An item's accuracy is 1 if
