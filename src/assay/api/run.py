@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import dspy
-from dspy.utils.exceptions import LMError
+from dspy.utils.exceptions import AdapterParseError, LMError
 
 from assay.datasets.tasks import make_task, missing_inputs
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned, is_artifact
-from assay.errors import ConfigError, ModelError
+from assay.errors import ConfigError, LoopStopped, ModelError
 from assay.evaluation import SilentProgress
 from assay.models import Thinking, get_lm
+from assay.models.error_reasons import error_reason
 from assay.models.roles import Endpoint
 from assay.programs import load_program, program_inputs, program_version
 from assay.programs.budgets import check_budget, set_thinking
@@ -23,7 +24,6 @@ from assay.programs.wrapping import as_prediction
 from assay.runs.arguments import takes
 from assay.runs.jobs import salt_in
 from assay.runs.lock import answered_within
-from assay.runs.model_errors import error_reason
 from assay.runs.opening import opened_store
 from assay.runs.settings import DEFAULT_MODEL, RunSettings
 from assay.runs.settings.options import RunOptions
@@ -133,6 +133,10 @@ def predictor(
                     rollout.prediction = dict(prediction.items())
             except LMError as error:
                 raise ModelError(f"the model did not answer: {error_reason(error)}") from error
+            except LoopStopped as error:
+                raise ModelError(f"the model gave no answer: {error}") from error
+            except AdapterParseError as error:
+                raise ModelError(f"the answer could not be parsed: {str(error.lm_response)[:300]!r}") from error
             return prediction
 
         yield predict

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dspy.utils.exceptions import LMNotConfiguredError
+from dspy.utils.exceptions import LMError, LMNotConfiguredError
 
 from assay.models.failures import is_refused
 
@@ -35,4 +35,4 @@ def error_reason(error: Exception, key: str = "api_key_env", *, base: str = "api
             f"{text}: the server has no such model or path. Check the model's name, and that the address ({base}) "
             "ends as the server documents it, mostly with /v1"
         )
-    return f"{type(error).__name__}: {text}"
+    return text if isinstance(error, LMError) else f"{type(error).__name__}: {text}"
