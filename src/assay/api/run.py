@@ -127,19 +127,25 @@ def predictor(
                 program_version=program_version(inner, artifact.settings["adapter"] if artifact else None),
                 parameters=artifact.settings["parameters"] if artifact else {},
             )  # fmt: skip
-            try:
-                with dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
-                    prediction = answered_within(config.task_timeout, lambda: as_prediction(built(**inputs)))
-                    rollout.prediction = dict(prediction.items())
-            except LMError as error:
-                raise ModelError(f"the model did not answer: {error_reason(error)}") from error
-            except LoopStopped as error:
-                raise ModelError(f"the model gave no answer: {error}") from error
-            except AdapterParseError as error:
-                raise ModelError(f"the answer could not be parsed: {str(error.lm_response)[:300]!r}") from error
+            with _failures_in_words(), dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
+                prediction = answered_within(config.task_timeout, lambda: as_prediction(built(**inputs)))
+                rollout.prediction = dict(prediction.items())
             return prediction
 
         yield predict
+
+
+@contextmanager
+def _failures_in_words() -> Iterator[None]:
+    """Raises a failure of the model, or an answer of it that cannot be used, as a `ModelError`."""
+    try:
+        yield
+    except LMError as error:
+        raise ModelError(f"the model did not answer: {error_reason(error)}") from error
+    except LoopStopped as error:
+        raise ModelError(f"the model gave no answer: {error}") from error
+    except AdapterParseError as error:
+        raise ModelError(f"the answer could not be parsed: {str(error.lm_response)[:300]!r}") from error
 
 
 def _uncompiled(program: str, thinking: Thinking | None) -> dspy.Module:
