@@ -242,6 +242,12 @@ def test_settings_without_effect_on_a_collection_are_in_its_report(place: Path) 
     assert "judge_model='openai/x' has no effect" in str(report.to_dict()["notes"])
 
 
+def test_settings_without_effect_on_a_comparison_are_in_its_report_once(place: Path) -> None:
+    (place / "other.py").write_text((place / "triage.py").read_text())
+    report = assay.compare("triage.py", "other.py", rubric="r.yaml", data=ROWS, lm=lm(), judge_model="openai/x")
+    assert sum("judge_model='openai/x' has no effect" in note for note in report.to_dict()["notes"]) == 1
+
+
 def test_a_reflection_model_for_demonstrations_only_is_noted(place: Path) -> None:
     report = assay.compile(
         "triage.py", rubric="r.yaml", data=ROWS, lm=lm(), optimizer="labeled", preflight=False,
