@@ -110,6 +110,9 @@ def test_missing_artifact_is_reported(place: Path) -> None:
         assay.evaluate("made/triage-autos", rubric="r.yaml", data=ROWS, lm=lm())
     with pytest.raises(ProgramError, match=r"'made/triage-auto' is not an artifact: it has no manifest\.json"):
         assay.evaluate("made/triage-auto", rubric="r.yaml", data=ROWS, lm=lm())
+    (place / ".assay" / "artifacts" / "triage-auto").mkdir(parents=True)
+    with pytest.raises(ProgramError, match=r"unknown program .*Did you mean '\.assay/artifacts/triage-auto'"):
+        assay.evaluate("triage-auto", rubric="r.yaml", data=ROWS, lm=lm())
 
 
 def test_file_with_one_program_needs_no_class_name(place: Path) -> None:
