@@ -79,7 +79,7 @@ def median(values: list[float]) -> float:
 PRUNED: dict[str, dict[str, Any]] = {
     "nothing pruned": {"pruner": "none"},
     "at 0.1": {},
-    "at 0.1, a look after every second task": {"block": 2},
+    "at 0.1, a check after every second task": {"block": 2},
     "at 0.15": {"prune_at": 0.15},
     "at 0.2": {"prune_at": 0.2},
 }

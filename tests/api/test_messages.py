@@ -65,6 +65,7 @@ def test_misspelt_keyword_names_the_function_and_the_nearest_keyword(name: str) 
         ("run", "opnai/m", r"names no provider: .*Did you mean 'openai/m'\?"),
     ],
 )
+@pytest.mark.slow
 def test_a_model_that_cannot_answer_is_named_with_the_way_out(
     place: Path, command: str, model: str, message: str
 ) -> None:
