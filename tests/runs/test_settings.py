@@ -1,11 +1,12 @@
 """Settings: each field is declared once; values are validated; Python functions accept exactly these keywords."""
 
 import inspect
+import pickle
 import subprocess
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,30 @@ def test_types_and_bounds_of_any_settings_class() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             Example(**values)  # type: ignore[arg-type]
+
+
+def test_a_typo_in_a_settings_class_names_the_nearest_field() -> None:
+    with pytest.raises(TypeError, match=r"CompileSettings has no field 'max_cals'\. Did you mean 'max_calls'\?"):
+        settings.CompileSettings(**NAMED, max_cals=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"Example has no field 'zzz'\. It has count, turns, file\."):
+        Example(zzz=3)  # type: ignore[call-arg]
+    made = settings.CompileSettings(**NAMED, max_calls=3)
+    assert pickle.loads(pickle.dumps(made)) == made == replace(made, seed=0)
+
+
+def test_a_value_is_parsed_once() -> None:
+    parsed = []
+
+    @dataclass(frozen=True, kw_only=True)
+    class Parsed(Settings):
+        text: str = setting("", "A text.", parse=lambda value: parsed.append(value) or value.upper())
+
+    assert (Parsed(text="a").text, parsed) == ("A", ["a"])
+
+
+def test_settings_are_checked_before_two_equal_programs_are_refused() -> None:
+    with pytest.raises(ConfigError, match="max_calls='5' must be an integer"):
+        assay.compare("math_qa", "math_qa", rubric="math_qa", data="arithmetic:size=9", max_calls="5")  # type: ignore[arg-type]
 
 
 def test_the_nearest_name() -> None:
