@@ -1,5 +1,6 @@
 """Settings: each field is declared once; values are validated; Python functions accept exactly these keywords."""
 
+import ast
 import inspect
 import pickle
 import subprocess
@@ -20,6 +21,8 @@ from assay.api.run import run
 from assay.api.train import compare as compare_models
 from assay.api.train import train_offline
 from assay.errors import ConfigError
+from assay.models import EMBEDDED
+from assay.models.defaults import DEFAULT_MODEL, DEFAULT_WEIGHTS
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.prompts.config import CompileConfig
 from assay.runs import settings
@@ -289,13 +292,24 @@ def test_choices_defined_twice_are_equal() -> None:
     from assay.optimizers.finetuning.settings import RETURNS
     from assay.runs.settings.judge import MEASURES as SETTINGS_MEASURES
     from assay.traces.credit import RETURNS as CREDIT_RETURNS
-    from assay.traces.export.settings import DEFAULT_MODEL
     from assay.traces.store import sealing
 
     assert set(RETURNS) == set(CREDIT_RETURNS) == set(settings_of(settings.ExportSettings)["returns"].declared.choices)
     assert SETTINGS_MEASURES == MEASURES
     assert sealing.DEFAULT_SALT == DEFAULT_SALT
-    assert settings.ExportSettings().model == DEFAULT_MODEL
+
+
+def test_the_default_model_is_named_in_one_place() -> None:
+    root = Path(assay.__file__).parent
+    names = (DEFAULT_MODEL, DEFAULT_WEIGHTS)
+    named = [
+        path.relative_to(root).as_posix()
+        for path in sorted(root.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in names
+    ]
+    assert named == ["models/defaults.py"] * 2
+    assert EMBEDDED[DEFAULT_MODEL.removeprefix("embedded/")].base_repo == DEFAULT_WEIGHTS
 
 
 def test_importing_the_settings_is_light() -> None:

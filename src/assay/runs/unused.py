@@ -5,11 +5,10 @@ They are not refused: a project file gives the models of all roles to all comman
 
 from typing import Any
 
+from assay.optimizers.prompts.teleprompters import writes_instructions
 from assay.runs.jobs import Job
 
 __all__ = ["unused_settings"]
-
-_WITHOUT_INSTRUCTIONS = ("labeled", "bootstrap", "bootstrap-search", "knn", "ensemble", "optuna")
 
 
 def unused_settings(job: Job, *, split: str | None = None) -> list[str]:
@@ -21,8 +20,8 @@ def unused_settings(job: Job, *, split: str | None = None) -> list[str]:
     config, rubric, notes = job.config, job.session.rubric, list[str]()
     if not rubric.needs_judge and (given := _given(config, "judge")):
         notes.append(f"{given} has no effect: no criterion of the rubric {rubric.name!r} is decided by a judge")
-    optimizer = getattr(config, "optimizer", None)
-    if optimizer in _WITHOUT_INSTRUCTIONS and (given := _given(config, "reflection")):
+    optimizer = getattr(config, "optimizer", None)  # only compile and improve have one
+    if optimizer is not None and (given := _given(config, "reflection")) and not writes_instructions(optimizer):
         notes.append(f"{given} has no effect: optimizer={optimizer!r} writes no instructions, unlike 'auto' and 'gepa'")
     if split is not None:
         made_of_tasks = job.artifact is None and hasattr(job.student.program, "from_tasks")  # of train and val
