@@ -369,7 +369,7 @@ def test_full_disk_loses_no_checkpoint(
         return collect(inputs, trainer)
 
     begun.collect = filling  # type: ignore[method-assign]
-    with pytest.raises(ModelError, match=r"the disk is full .* make room, and add --resume"):
+    with pytest.raises(ModelError, match=r"the disk is full .* make room, and add resume=True"):
         train_policy(begun, "full", config)
     filled.unlink()
     resumed = run(tiny_model, "full", evaluate_every=0, resume=True)

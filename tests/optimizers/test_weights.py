@@ -423,7 +423,7 @@ def test_nan_loss_keeps_the_last_finite_weights(
     assert "was not a finite number at step 4" in report.stopped
     assert report.best_step == 3
     assert np.isfinite(find_weights(report.path)).all()
-    with pytest.raises(ModelError, match="lower --learning-rate"):
+    with pytest.raises(ModelError, match="lower learning_rate"):
         train_sft(path, "none", SFTSettings(model=model, epochs=1, max_length=128, lora_r=4, evaluations=1))
 
 
