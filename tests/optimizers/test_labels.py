@@ -37,7 +37,7 @@ def tokenizer(tiny_model: Path) -> Any:
 
 
 def trained(row: dict[str, Any], tokenizer: Any) -> list[str]:
-    """The texts that a row has a loss on, each that stands in one piece."""
+    """The texts that a row has a loss on, each that is in one piece."""
     pieces: list[list[int]] = [[]]
     for token, label in zip(row["input_ids"], row["labels"], strict=True):
         assert label in (token, -100)

@@ -117,7 +117,7 @@ def test_two_call_program_is_trained_and_compared_on_sealed_tasks(tiny_model: Pa
         rollouts = list(store.rollouts(limit=None))
         full = [store.rollout(rollout.id) for rollout in rollouts]
     assert report.steps == 4
-    assert written == {True}  # what is looked at is asked as what is trained on
+    assert written == {True}  # evaluated tasks are sampled like those of the training
     assert report.row_stats.rollouts == 16
     assert report.row_stats.calls + 2 * report.row_stats.left_out["rollouts of zero-variance groups"] == 32
     assert all(len(rollout.transitions) == 2 for rollout in full)

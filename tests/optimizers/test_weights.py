@@ -333,7 +333,7 @@ def test_resumed_warm_up_gives_the_same_curve(tiny_model: Path, tmp_path: Path) 
     report_again = json.loads(resumed.stdout)
     assert report_again["steps"] == report["steps"]
     for curve in ("loss", "held_out_loss"):
-        assert report_again[curve].keys() >= report[curve].keys()  # it was looked at once more where it stopped
+        assert report_again[curve].keys() >= report[curve].keys()  # evaluated once more where it stopped
         assert [report_again[curve][step] for step in report[curve]] == pytest.approx(
             list(report[curve].values()), rel=1e-3
         )
