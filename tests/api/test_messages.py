@@ -111,6 +111,9 @@ def test_missing_artifact_is_reported(place: Path) -> None:
         assay.evaluate("made/triage-autos", rubric="r.yaml", data=ROWS, lm=lm())
     with pytest.raises(ProgramError, match=r"'made/triage-auto' is not an artifact: it has no manifest\.json"):
         assay.evaluate("made/triage-auto", rubric="r.yaml", data=ROWS, lm=lm())
+    (place / ".assay" / "artifacts" / "triage-auto").mkdir(parents=True)
+    with pytest.raises(ProgramError, match=r"unknown program .*Did you mean '\.assay/artifacts/triage-auto'"):
+        assay.evaluate("triage-auto", rubric="r.yaml", data=ROWS, lm=lm())
 
 
 def test_file_with_one_program_needs_no_class_name(place: Path) -> None:
@@ -241,6 +244,12 @@ def test_settings_without_effect_on_an_evaluation_are_noted(place: Path, options
 def test_settings_without_effect_on_a_collection_are_in_its_report(place: Path) -> None:
     report = assay.collect("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), n=1, judge_model="openai/x")
     assert "judge_model='openai/x' has no effect" in str(report.to_dict()["notes"])
+
+
+def test_settings_without_effect_on_a_comparison_are_in_its_report_once(place: Path) -> None:
+    (place / "other.py").write_text((place / "triage.py").read_text())
+    report = assay.compare("triage.py", "other.py", rubric="r.yaml", data=ROWS, lm=lm(), judge_model="openai/x")
+    assert sum("judge_model='openai/x' has no effect" in note for note in report.to_dict()["notes"]) == 1
 
 
 @pytest.mark.parametrize("name", ["labeled", "LabeledFewShot"])

@@ -14,7 +14,7 @@ import pytest
 
 import assay
 from assay.datasets import Task
-from assay.evaluation import RecordedProgram, Session
+from assay.evaluation import RecordedProgram, Session, SilentProgress
 from assay.evaluation.statistics import losing_evidence
 from assay.models import Caps, Meter
 from assay.optimizers.prompts.candidates import EXISTING, Candidate, CandidateSpec, SearchSpace
@@ -350,6 +350,17 @@ def test_auto_proposals_are_validated_like_those_of_dspy_optimizers(text: str, r
         student, [demonstration(task)], session, number=0, instruction_check=instruction_check
     )
     assert (proposal, instruction_check.rejected) == (({"self": text}, []) if rule is None else (None, [(0, rule)]))
+
+
+def test_a_proposal_that_cannot_be_parsed_is_reported_in_words() -> None:
+    task, lines = Task(id="1", inputs={"text": "a"}, expected={"label": "a"}), list[str]()
+    lm, said = scripted_lm(lambda request: "no field"), SilentProgress()
+    said.say = lines.append  # type: ignore[method-assign]
+    session = Session(lm, load_rubric("classify"), Recorder(), Meter(), progress=said)
+    student = RecordedProgram(dspy.Predict("text -> label"), session)
+    check = InstructionCheck(dspy.Predict("text -> label"), lm)
+    assert propose_instruction(student, [demonstration(task)], session, number=0, instruction_check=check) is None
+    assert lines == [f"no instruction was proposed: the answer of {lm.model} could not be parsed"]
 
 
 def test_rejected_proposals_are_reported() -> None:
