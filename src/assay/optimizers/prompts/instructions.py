@@ -60,8 +60,8 @@ def propose_instruction(
         raise
     except Exception as error:  # a proposal that cannot be had is no reason to end the search
         unparsed = isinstance(error, AdapterParseError)
-        reason = f"the answer of {lm.model} could not be parsed" if unparsed else error_text(error)
-        session.progress.say(f"no instruction was proposed: {reason}")
+        cause = f"the answer of {lm.model} could not be parsed" if unparsed else error_text(error)
+        session.progress.say(f"no instruction was proposed: {cause}")
         return None
     text, before = str(prediction.improved_instruction).strip(), predictor.signature.instructions
     reason = instruction_check.why(text, before, sources=[d.task for d in drawn], most_tokens=_MOST_TOKENS)
