@@ -1,6 +1,7 @@
 """The search of `auto` on the scripted in-context learner: what it finds, what it never does, and that it replays."""
 
 import json
+import math
 import random
 import threading
 import time
@@ -27,7 +28,7 @@ from assay.optimizers.prompts.surrogate import Score, posterior
 from assay.programs import RANGES, MathQA
 from assay.programs.compose import Embedding, NearestDemos
 from assay.programs.shipped import Classify
-from assay.rubrics import load_rubric
+from assay.rubrics import Criterion, Rubric, load_rubric
 from assay.testing import InContextLearner, scripted_lm
 from assay.traces import Recorder
 
@@ -361,6 +362,22 @@ def test_a_proposal_that_cannot_be_parsed_is_reported_in_words() -> None:
     check = InstructionCheck(dspy.Predict("text -> label"), lm)
     assert propose_instruction(student, [demonstration(task)], session, number=0, instruction_check=check) is None
     assert lines == [f"no instruction was proposed: the answer of {lm.model} could not be parsed"]
+
+
+def test_a_round_of_unscored_runs_is_reported_without_a_number() -> None:
+    lines, said = list[str](), SilentProgress()
+    said.say = lines.append  # type: ignore[method-assign]
+    meter, learner = Meter(Caps(search_calls=60)), InContextLearner("intents")
+    unscored = Rubric("r", [Criterion(name="x", check=lambda *_: math.nan)])
+    session = Session(scripted_lm(learner, meter=meter), unscored, Recorder(), meter, progress=said)
+    student = RecordedProgram(learner.program(), session)
+    tasks = learner.tasks(20, seed=1)
+    search = AutoSearch(
+        SearchSpace(student, [], [None], most=16, seed=0), Candidate("baseline", student), tasks, session
+    )
+    search._begin()
+    search._report()
+    assert "baseline not scored on " in lines[-1]
 
 
 def test_rejected_proposals_are_reported() -> None:

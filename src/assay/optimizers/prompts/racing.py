@@ -283,9 +283,9 @@ class AutoSearch:
 
     def _report(self) -> None:
         best, count = self.best(), sum(len(c.evaluation) for c in self.candidates)
+        score = "not scored" if math.isnan(best.evaluation.mean) else f"{best.mean:.2f}"
         self.session.progress.say(
-            f"after {count} runs of {len(self.candidates)} candidates: "
-            f"{best.name} {best.mean:.2f} on {len(best.evaluation)}"
+            f"after {count} runs of {len(self.candidates)} candidates: {best.name} {score} on {len(best.evaluation)}"
         )
 
     def _add_instructions(self, proposed: Sequence[dict[str, str]]) -> None:
