@@ -252,12 +252,13 @@ def test_settings_without_effect_on_a_comparison_are_in_its_report_once(place: P
     assert sum("judge_model='openai/x' has no effect" in note for note in report.to_dict()["notes"]) == 1
 
 
-def test_a_reflection_model_for_demonstrations_only_is_noted(place: Path) -> None:
+@pytest.mark.parametrize("name", ["labeled", "LabeledFewShot"])
+def test_a_reflection_model_for_demonstrations_only_is_noted(place: Path, name: str) -> None:
     report = assay.compile(
-        "triage.py", rubric="r.yaml", data=ROWS, lm=lm(), optimizer="labeled", preflight=False,
+        "triage.py", rubric="r.yaml", data=ROWS, lm=lm(), optimizer=name, preflight=False,
         reflection_model="openai/x", max_calls=40,
     )  # fmt: skip
-    assert "reflection_model='openai/x' has no effect: optimizer='labeled' writes no instructions" in str(
+    assert f"reflection_model='openai/x' has no effect: optimizer='{name}' writes no instructions" in str(
         report.to_dict()["notes"]
     )
 

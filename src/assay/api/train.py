@@ -101,7 +101,7 @@ def train(
         values["monitor"] = monitor.name if isinstance(monitor, Rubric) else str(monitor)
     config = program_settings(TrainSettings, program, rubric, data, None, values)
     if "temperature" in config.parameters:
-        raise ConfigError("the agent parameter temperature would have no effect: rollouts are sampled at --temperature")
+        raise ConfigError("the agent parameter temperature would have no effect: temperature=… is that of rollouts")
     settings = config.policy
     measure = independent(rubric, config.judge_model, settings.model, forced=config.judged_by_itself)
     retention, monitoring = guards_of(

@@ -7,12 +7,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from assay.datasets import SPLITS
+from assay.optimizers.prompts.teleprompters import writes_instructions
 from assay.rubrics import Rubric
 from assay.runs.jobs import Job
 
 __all__ = ["unused_settings"]
-
-_WITHOUT_INSTRUCTIONS = ("labeled", "bootstrap", "bootstrap-search", "knn", "ensemble", "optuna")
 
 
 def unused_settings(
@@ -32,12 +31,12 @@ def unused_settings(
     config, rubric, notes = job.config, job.session.rubric, list[str]()
     if not any(one.needs_judge for one in (rubric, *rubrics)) and (given := _given(config, "judge")):
         notes.append(f"{given} has no effect: no criterion of the rubric {rubric.name!r} is decided by a judge")
-    optimizer = getattr(config, "optimizer", None)
+    optimizer = getattr(config, "optimizer", None)  # only some jobs have one
     if "prompts" not in order:
         chosen = [f"optimizer={optimizer!r}"] if config.changed("optimizer") else []
         if given := ", ".join([*chosen, *filter(None, [_given(config, "reflection")])]):
             notes.append(f"{given} has no effect: no step of order={','.join(order)!r} compiles prompts")
-    elif optimizer in _WITHOUT_INSTRUCTIONS and (given := _given(config, "reflection")):
+    elif optimizer is not None and (given := _given(config, "reflection")) and not writes_instructions(optimizer):
         notes.append(f"{given} has no effect: optimizer={optimizer!r} writes no instructions, unlike 'auto' and 'gepa'")
     if job.artifact is None and hasattr(job.student.program, "from_tasks"):  # it is made of tasks of train and val
         read = {*read, "train", "val"}
