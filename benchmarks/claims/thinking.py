@@ -18,7 +18,7 @@ import assay
 from assay.datasets import Task, load_tasks
 from assay.evaluation import Evaluation
 from assay.evaluation.statistics import paired_gain
-from assay.programs import MathQA, ThinkingPolicy
+from assay.programs import Agent, MathQA, ThinkingPolicy
 from assay.programs.budgets import with_policy
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import numeric
@@ -37,14 +37,24 @@ def measure(setting: Setting) -> Measured:
     agent = MathQA(prompt_format="lean", thinking=BUDGET)
     agent.set_parameters({"max_steps": 2, "temperature": 0.1})
     demonstrate(agent, shown)
+    rubric = Rubric("right", [Criterion(name="right", check=numeric)])
+    return allocated(agent, rubric, rows(val), rows(test), setting, model=setting.model)
 
-    def run(name: str, asked: Sequence[Task]) -> Evaluation:
+
+def rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    return [{**task.inputs, **task.expected, "split": "test"} for task in tasks]
+
+
+def allocated(agent: Agent, rubric: Rubric, val: Any, test: Any, setting: Setting, *, model: str) -> Measured:
+    """Fits a policy on `val`, and compares it with thinking at every decision on `test`."""
+
+    def run(name: str, data: Any) -> Evaluation:
         return assay.evaluate(
             with_policy(agent, POLICIES[name]),
-            rubric=Rubric("right", [Criterion(name="right", check=numeric)]),
-            data=[{**task.inputs, **task.expected, "split": "test"} for task in asked],
+            rubric=rubric,
+            data=data,
             split="test",
-            model=setting.model,
+            model=model,
             seed=setting.seed,
             store=setting.scratch / "thinking.db",
             threads=1,
@@ -61,7 +71,7 @@ def measure(setting: Setting) -> Measured:
         "loops": {side: spent(evaluation, "loops") for side, evaluation in sides.items()},
         "tokens": {side: dict(evaluation.tokens) for side, evaluation in sides.items()},
     }
-    return Measured(values=values, facts={"fitted": chosen, "val": fits, "budget": BUDGET, "margin": MARGIN})
+    return Measured(values=values, facts={"fitted": chosen, "val": fits, "margin": MARGIN})
 
 
 def mixed(seed: int) -> tuple[list[Task], list[Task], list[Task]]:
