@@ -5,7 +5,7 @@ The demonstrations write the intermediate sums as the thought. Without a thought
 numbers and answers with their first term, so that the thought decides whether the calculator is called.
 
 The policy is fitted on one set of tasks and measured on another. As in `assay compile` it is the one that saves most
-within the margin, but only thinking tokens count here: a probe repeats the prompt, which is 600 tokens for a thought of
+within the margin, but only thinking tokens count here: a probe repeats the prompt, which is 700 tokens for a thought of
 ten. Its thresholds are near 1 because the model is overconfident without a thought. `MARGIN` and `TEST` were declared
 before the first run. Both sides have one response cache: where they decide alike, the calls that follow are the same,
 and so is the score.
@@ -26,9 +26,9 @@ from claims.storing import Lines, Measured, Setting
 
 MARGIN = 0.01
 EASY, HARD = "arithmetic:terms=1-1&digits=1-3", "arithmetic:terms=2-3&digits=1-3&ops=+-"
-BUDGET, SHOWN, VAL, TEST = 48, 6, 80, 200
+BUDGET, SHOWN, VAL, TEST = 48, 10, 80, 200
 POLICIES = {"thinks once": ThinkingPolicy()} | {
-    f"probe {margin}": ThinkingPolicy(probe_margin=margin) for margin in (0.6, 0.9, 0.95, 0.965, 0.98)
+    f"probe {margin}": ThinkingPolicy(probe_margin=margin) for margin in (0.6, 0.9, 0.95, 0.965, 0.98, 0.985)
 }
 
 
