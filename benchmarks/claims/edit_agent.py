@@ -20,14 +20,14 @@ BODIES = tuple(
     for line in ("return a {sign} b", "value = a {sign} b; return value", "x = a; y = b; return x {sign} y")
 )
 BODY = "return a // b"  # the mistake in the file
-CHECKERS = ("unchanged", "assert True", "assert solve")
+CHECKERS = ("assert value == target", "assert value", "assert True")  # the first is the line as it is
 MOST = 8.0  # changed statements that a run can have beyond those needed; grades are in [0, 1]
 
 
 def file_of(a: int, b: int, target: int, body: str = BODY) -> str:
     return (
         f"def solve(a, b):\n{indented(body)}\n\n\n"
-        f"def test_solve():\n    value = solve({a}, {b})\n    assert value == {target}\n"
+        f"def test_solve():\n    value, target = solve({a}, {b}), {target}\n    {CHECKERS[0]}\n"
     )
 
 
@@ -53,9 +53,7 @@ class Editor(Agent):
         before = str(inputs["code"])
         code = before.replace(indented(BODY), indented(self.body(code=before).body))
         checker = self.checker(code=code).checker
-        if checker != "unchanged":
-            given = next(line for line in code.splitlines() if line.strip().startswith("assert"))
-            code = code.replace(given, f"    {checker}")
+        code = code.replace(f"    {CHECKERS[0]}\n", f"    {checker}\n")
         return dspy.Prediction(code=code)
 
 
