@@ -1,6 +1,5 @@
 """What the edits of `benchmarks/claims/edit_agent.py` are scored by. Training is not tested here: it takes minutes."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +10,8 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
-    yield
 
 
 def scores(body: str, assertion: str) -> dict[str, float]:
