@@ -491,3 +491,36 @@ def test_training_on_an_export_refuses_a_limit_that_would_have_no_effect(tmp_pat
     done = CliRunner().invoke(group, ["train", "sft", str(tmp_path / "d.jsonl"), "--name", "x", "--task-timeout", "5"])
     assert done.exit_code == 2
     assert "--task-timeout" in done.output
+
+
+def test_a_process_ends_at_once_after_an_exception_of_a_signal_handler() -> None:
+    script = """
+import signal, threading, time
+import assay
+from assay.rubrics import Criterion, Rubric, checks
+
+class Alarm(BaseException):
+    pass
+
+def ring(number, frame):
+    raise Alarm
+
+signal.signal(signal.SIGALRM, ring)
+begun, main = threading.Event(), threading.main_thread().ident
+
+def slow(question):
+    begun.set()
+    time.sleep(300)
+
+measure = Rubric("r", [Criterion(name="right", check=checks.exact)])
+rows = [{"question": "a", "answer": "a", "split": "val"}, {"question": "b", "answer": "b", "split": "val"}]
+threading.Thread(target=lambda: (begun.wait(), signal.pthread_kill(main, signal.SIGALRM)), daemon=True).start()
+try:
+    assay.evaluate(slow, rubric=measure, data=rows, model="openai/x", api_base="http://127.0.0.1:9", preflight=False)
+except Alarm:
+    print("rung", flush=True)
+"""
+    begun = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "rung\n", done.stderr
+    assert time.monotonic() - begun < 60

@@ -39,11 +39,12 @@ def in_threads(student: RecordedProgram, tasks: Sequence[Task], session: Session
 def pairs_in_threads(pairs: Sequence[tuple[RecordedProgram, Task]], session: Session) -> Iterator[tuple[int, Any]]:
     """Runs each program on its task, `session.threads` pairs at a time; yields (index of the pair, scored prediction).
 
-    An exception ends the iteration after the runs finished before it were yielded. Runs still in progress are dropped.
+    An exception ends the iteration after the runs finished before it were yielded. Runs still in progress are dropped:
+    their threads are daemons, so that a process that ends does not wait for them.
     """
     runs = _Runs(pairs, session)
     for _ in range(min(max(1, session.threads), len(pairs))):
-        threading.Thread(target=contextvars.copy_context().run, args=(runs.work,), name="assay").start()
+        threading.Thread(target=contextvars.copy_context().run, args=(runs.work,), name="assay", daemon=True).start()
     try:
         remaining = len(pairs)
         while remaining:
