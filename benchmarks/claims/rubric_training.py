@@ -12,8 +12,11 @@ import random
 import re
 from typing import Any
 
+import dspy
+
 import assay
 from assay.optimizers.finetuning import SFTSettings, train_sft
+from assay.programs.agent import WRITTEN_DECISIONS
 from assay.testing.fakes import scripted_lm
 from assay.traces.export.gates import Gates
 from claims.storing import Lines, Measured, Setting
@@ -76,25 +79,28 @@ def warmed_up(setting: Setting) -> str:
         asked, system = request.messages[-1].parts[0].text, str(request.system)
         question, _, results = asked.partition("results:")
         if "Choose the next action" in system:
-            return f"action: {'calculator' if rng.random() < CALLS else 'answer'}"
+            thought = f"The result is {results.rpartition(' = ')[2]}." if " = " in results else "No results yet."
+            action = "calculator" if rng.random() < CALLS and " = " not in results else "answer"
+            return f"thought: {thought}\naction: {action}"
         if "Write the next call" in system:
             terms = " ".join(re.findall(r"\d+|[-+*]", question))
             return f"expression: {terms if rng.random() < RIGHT else terms.split()[0]}"
         numbers = re.findall(r"-?\d+", results)
         return f"answer: {numbers[-1] if numbers else rng.randrange(10, 1500)}"
 
-    assay.collect(
-        "math_qa",
-        rubric=str(folder / "any.yaml"),
-        data=f"{DATA}&seed={setting.seed}",
-        lm=scripted_lm(answer),
-        prompt_format="lean",
-        parameters={"max_steps": 2},
-        n=1,
-        sizes={"train": WARM},
-        store=folder / "any.db",
-        threads=1,
-    )
+    with dspy.context(**{WRITTEN_DECISIONS: True}):  # decisions as a policy in training writes them
+        assay.collect(
+            "math_qa",
+            rubric=str(folder / "any.yaml"),
+            data=f"{DATA}&seed={setting.seed}",
+            lm=scripted_lm(answer),
+            prompt_format="lean",
+            parameters={"max_steps": 2},
+            n=1,
+            sizes={"train": WARM},
+            store=folder / "any.db",
+            threads=1,
+        )
     assay.export("sft", folder / "rows", store=folder / "any.db", gates=Gates(min_clean=0))
     settings = SFTSettings(model=setting.model, epochs=1, eval_fraction=0.0, seed=setting.seed)
     return str(train_sft(folder / "rows", "warm", settings, progress=Lines()).name)
