@@ -23,8 +23,9 @@ from assay.evaluation.evaluation import Evaluation, evaluate
 from assay.evaluation.metrics import thinking_report
 from assay.evaluation.statistics import paired_gain
 from assay.models import Meter, get_lm
-from assay.optimizers.prompts.thinking import POLICIES, fitted_policy, with_policy
+from assay.optimizers.prompts.thinking import POLICIES, fitted_policy
 from assay.programs import MathQA, ThinkingPolicy
+from assay.programs.budgets import with_policy
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import numeric
 from assay.traces import Recorder, Store

@@ -14,8 +14,9 @@ from thinking import demonstrations
 import assay
 from assay.datasets import Task, load_tasks
 from assay.evaluation import Evaluation
-from assay.optimizers.prompts.thinking import POLICIES, fitted_policy, with_policy
+from assay.optimizers.prompts.thinking import POLICIES, fitted_policy
 from assay.programs import MathQA
+from assay.programs.budgets import with_policy
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import numeric
 from claims.storing import Lines, Measured, Setting

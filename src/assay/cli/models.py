@@ -1,5 +1,7 @@
 """`assay models`: list and pull."""
 
+from typing import Any
+
 import click
 
 from assay.cli.shared import json_option, print_json
@@ -23,24 +25,24 @@ def list_models(as_json: bool) -> None:
     from assay.models.lora.adapters import list_adapters, served_as
     from assay.models.registry import EMBEDDED, find_model
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for model in EMBEDDED.values():
         try:
             path = str(find_model(model.name))
         except ModelError:
             path = None
         rows.append({"name": f"embedded/{model.name}", "size": model.size, "licence": model.licence, "path": path})
-    adapters = [
+    adapters: list[dict[str, Any]] = [
         {"name": served_as(adapter), "sha256": adapter.sha256, "path": str(adapter.path)} for adapter in list_adapters()
     ]
     if as_json:
         print_json({"models": rows, "adapters": adapters})
         return
-    width = max(len(str(row["name"])) for row in [*rows, *adapters])
+    width = max(len(row["name"]) for row in [*rows, *adapters])
     click.echo(f"{'name':{width}}  {'size':>7}  {'licence':12}  file")
     for row in rows:
-        location = row["path"] or f"not downloaded; run: assay models pull {str(row['name']).removeprefix('embedded/')}"
-        size = f"{int(str(row['size'])) / 1e6:.0f} MB"
+        location = row["path"] or f"not downloaded; run: assay models pull {row['name'].removeprefix('embedded/')}"
+        size = f"{row['size'] / 1e6:.0f} MB"
         click.echo(f"{row['name']:{width}}  {size:>7}  {row['licence']:12}  {location}")
     if adapters:
         click.echo(f"\n{'adapter':{width}}  {'sha256':13}  folder")

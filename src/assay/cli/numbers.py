@@ -21,7 +21,7 @@ class Number(click.FloatRange):
         return super().convert(_of_type(click.FLOAT, value, param, context), param, context)
 
 
-def _of_type(kind: click.ParamType, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+def _of_type(kind: Any, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
     try:
         return kind.convert(value, param, context)
     except click.BadParameter:

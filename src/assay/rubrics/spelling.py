@@ -37,7 +37,7 @@ def named_keywords(**elsewhere: str) -> Callable[[type[Class]], type[Class]]:
                 )
             plain(self, *args, **keywords)
 
-        kind.__init__ = init  # type: ignore[misc]  # the same signature
+        kind.__init__ = init  # type: ignore[method-assign]  # the same signature
         return kind
 
     return mark

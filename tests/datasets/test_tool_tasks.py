@@ -104,5 +104,5 @@ def test_unknown_stages_and_options_are_refused() -> None:
         rows("easy")
     with pytest.raises(DataError, match="unknown option"):
         list(iter_rows("tools:given?sizes=3"))
-    with pytest.raises(DataError, match="size='0' must be an integer >= 1"):
+    with pytest.raises(DataError, match="size is '0': it must be an integer >= 1"):
         list(iter_rows("tools:given?size=0"))
