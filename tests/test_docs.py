@@ -194,6 +194,7 @@ def test_tables_of_the_reference_show_no_escapes_placeholders_or_private_names()
     assert "{split}" not in _reference().pages()["reference/settings.md"]
 
 
+@pytest.mark.slow
 def test_links_lead_somewhere() -> None:
     generated = {ROOT / "docs" / path for path in _reference().pages()}
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:

@@ -1,4 +1,4 @@
-"""Accuracy of a judge of tweets on sealed items, calibrated on ratings of people and as it comes.
+"""Accuracy of a judge of tweets on sealed items, calibrated on human ratings and uncompiled.
 
 The ratings are those of VADER (Hutto and Gilbert, ICWSM 2014), read by `benchmarks/judges.py` from the source
 distribution of vaderSentiment. Each seed draws its items and splits them by another salt. An item's accuracy is 1 if
@@ -45,7 +45,7 @@ def measure(setting: Setting) -> Measured:
     facts = {
         "winner": report.outcome.winner,
         "replaces": report.outcome.replaces,
-        "accuracy": {side: stated[name]["values"]["accuracy"] for side, name in sides.items()},
+        "accuracy": {side: stated[name]["accuracy"] for side, name in sides.items()},
         "calls": report.meter.usage.calls,
     }
     return Measured(values={"accuracy": values}, facts=facts)

@@ -69,6 +69,7 @@ def job(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iter
         }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_gate_ends_at_its_decision(job: dict[str, Any], server: Server) -> None:
     Path("after.py").write_text(PROGRAM.format(what="number + 2"))
     report = assay.improve("before.py:Mine", **job)
@@ -107,6 +108,7 @@ def test_compile_without_its_own_gate_searches_with_the_full_cap(job: dict[str, 
     assert server.calls == 40
 
 
+@pytest.mark.slow
 def test_a_gate_that_can_no_longer_show_a_gain_ends(job: dict[str, Any]) -> None:
     Path("after.py").write_text(PROGRAM.format(what="-number"))  # as wrong
     step = assay.improve("before.py:Mine", **job).steps[0]

@@ -65,6 +65,7 @@ def test_misspelt_keyword_names_the_function_and_the_nearest_keyword(name: str) 
         ("run", "opnai/m", r"names no provider: .*Did you mean 'openai/m'\?"),
     ],
 )
+@pytest.mark.slow
 def test_a_model_that_cannot_answer_is_named_with_the_way_out(
     place: Path, command: str, model: str, message: str
 ) -> None:
@@ -223,6 +224,7 @@ def test_command_reports_tied_trials(place: Path, capsys: pytest.CaptureFixture[
             {"judge_model": "openai/x"},
             "judge_model='openai/x' has no effect: no criterion of the rubric 'r' is decided",
         ),
+        ({"judge_thinking": 64}, "judge_thinking=64 has no effect: no criterion of the rubric 'r' is decided"),
         ({"sizes": {"val": 3, "test": 5}}, "sizes={'test': 5} has no effect: only tasks of val are run"),
         ({}, ""),
     ],
@@ -234,6 +236,11 @@ def test_settings_without_effect_on_an_evaluation_are_noted(place: Path, options
     report = assay.evaluate("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), progress=said, **options)
     assert [line[: len(note)] for line in report.notes if "no effect" in line] == ([note] if note else [])
     assert [line[6 : 6 + len(note)] for line in lines if "no effect" in line] == ([note] if note else [])
+
+
+def test_settings_without_effect_on_a_collection_are_in_its_report(place: Path) -> None:
+    report = assay.collect("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), n=1, judge_model="openai/x")
+    assert "judge_model='openai/x' has no effect" in str(report.to_dict()["notes"])
 
 
 def test_a_reflection_model_for_demonstrations_only_is_noted(place: Path) -> None:

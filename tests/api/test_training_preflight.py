@@ -88,6 +88,7 @@ def test_program_failing_three_times_alike_stops_training_with_its_location(plac
         trained(rubric="r.yaml", model=embedded, rename={"label": "intent"})
 
 
+@pytest.mark.slow
 def test_judges_are_tried_even_if_the_model_gives_no_answer(place: Path) -> None:
     with pytest.raises(ModelError, match="judge of 'nice' gave no verdict"):
         trained(rubric="judged.yaml", model="some/hub-model", **DEAD)

@@ -343,6 +343,7 @@ def test_standard_output_has_only_json_if_the_program_prints(embedded: str, tmp_
 
 
 @pytest.mark.parametrize(("number", "reason"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "the user")])
+@pytest.mark.slow
 def test_a_stopped_job_says_what_stopped_it(number: int, reason: str, tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text(
         "import time\ndef slow(question):\n    print('begun', flush=True)\n    time.sleep(60)\n"

@@ -174,6 +174,7 @@ def test_the_mutant_fails_and_the_reference_passes(rows: list[tuple[str, dict[st
 
 
 @needs_sandbox
+@pytest.mark.slow
 def test_the_fields_of_a_task(rows: list[tuple[str, dict[str, Any]]]) -> None:
     for _, row in rows:
         task = make_task(row)

@@ -135,6 +135,7 @@ def test_evaluations_are_at_least_ten_tasks_apart() -> None:
     assert SequentialTest(tasks=300).evaluations == (60, 120, 180, 240, 300)
 
 
+@pytest.mark.slow
 def test_a_comparison_stopped_by_a_cap_has_the_level_of_its_last_evaluation() -> None:
     rule = SequentialTest(tasks=100)
     assert rule.level([57]) < 0.01  # within the plan little is spent

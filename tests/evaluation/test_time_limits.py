@@ -493,6 +493,7 @@ def test_training_on_an_export_refuses_a_limit_that_would_have_no_effect(tmp_pat
     assert "--task-timeout" in done.output
 
 
+@pytest.mark.slow
 def test_a_process_ends_at_once_after_an_exception_of_a_signal_handler() -> None:
     script = """
 import signal, threading, time

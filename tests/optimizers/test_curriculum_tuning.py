@@ -55,6 +55,7 @@ def tune(*solved: int, **options: Any) -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_stage_ends_at_the_first_trial_that_passes_it_and_val_decides_at_the_end() -> None:
     report = tune(1, 2)
     data = report.to_dict()
@@ -76,6 +77,7 @@ def test_a_stage_ends_at_the_first_trial_that_passes_it_and_val_decides_at_the_e
     assert sum(r.metadata["level"] == 1 for r in searched) == runs_of_stages + 2 * 10
 
 
+@pytest.mark.slow
 def test_a_limit_in_trials_moves_on_without_promotion() -> None:
     Path("cur.yaml").write_text(Path("cur.yaml").read_text().replace("stages:", "max_share: 0.25\nstages:"))
     data = tune(2, 3).to_dict()
@@ -98,6 +100,7 @@ def test_stages_need_no_train_tasks() -> None:
     assert data["curriculum"]["stages"][0]["status"] == "passed"
 
 
+@pytest.mark.slow
 def test_a_resumed_search_ends_with_the_same_result() -> None:
     sizes = {"gate": 2, "test": 2}
     whole = tune(1, 2, sizes=sizes).to_dict()

@@ -119,6 +119,7 @@ def test_calibration_corrects_a_biased_judge(calibrated: tuple[Path, Any], tmp_p
         CliRunner().invoke(group, ["judge", "card", str(tmp_path)], catch_exceptions=False, standalone_mode=False)
 
 
+@pytest.mark.slow
 def test_artifact_contains_the_measured_judge(calibrated: tuple[Path, Any]) -> None:
     report = calibrated[1]
     loaded = assay.load_judge(report.artifact)

@@ -220,6 +220,7 @@ def test_long_unicode_and_control_character_outputs_are_judged(tmp_path: Path) -
     assert max(prompts) < 40_000
 
 
+@pytest.mark.slow
 def test_timeouts_leave_verdicts_unscored(tmp_path: Path) -> None:
     calls = iter(range(10_000))
 

@@ -136,6 +136,7 @@ def test_artifact_loads_in_another_process(project: Path) -> None:
     assert done.stdout.strip() == "good", done.stderr
 
 
+@pytest.mark.slow
 def test_compile_reloads_its_artifact(project: Path) -> None:
     from assay.sources.modules import attribute_of
 

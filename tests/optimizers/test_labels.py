@@ -54,6 +54,7 @@ def test_loss_covers_exactly_the_assistant_turns(tokenizer: Any) -> None:
     assert tokenizer.decode(row["input_ids"]).count("</s>") == 5
 
 
+@pytest.mark.slow
 def test_rewritten_turn_becomes_a_separate_row(tokenizer: Any) -> None:
     tokenizer.chat_template = THINKING
     text = [

@@ -101,6 +101,7 @@ def options(tmp_path: Path) -> dict[str, Any]:
     return {"rubric": rubric, "data": rows, "sizes": {"val": 4, "gate": 3, "test": 3}, **store}
 
 
+@pytest.mark.slow
 def test_tune_searches_the_thresholds_and_writes_the_best_policy_into_the_artifact(tmp_path: Path) -> None:
     report = tune(
         Sentiment(), **options(tmp_path), trials=8, sampler="grid", ranges={"samples": (1, 4)}, out=tmp_path / "a",
@@ -118,6 +119,7 @@ def test_tune_searches_the_thresholds_and_writes_the_best_policy_into_the_artifa
     assert voting.gate is not None  # the policy alone makes it another program
 
 
+@pytest.mark.slow
 def test_only_thresholds_that_act_are_searched(tmp_path: Path) -> None:
     thinking = tune(Sentiment(), **options(tmp_path), trials=2, out=tmp_path / "a")
     assert {"stable", "samples"} <= thinking.best.keys()
@@ -132,6 +134,7 @@ def test_only_thresholds_that_act_are_searched(tmp_path: Path) -> None:
         tune(Sentiment(), **options(tmp_path), method="policy", episodes=1, ranges={"stable": (1, 3)})
 
 
+@pytest.mark.slow
 def test_impact_measures_thresholds_one_at_a_time(tmp_path: Path) -> None:
     report = parameter_impact(
         Sentiment(), **options(tmp_path), levels=2, ranges={"samples": (1, 3)}, out=tmp_path / "i"

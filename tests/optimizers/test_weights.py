@@ -249,6 +249,7 @@ def test_out_of_memory_error_names_the_setting(failure: Exception, message: str)
         raise failure
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_recognised_by_class_and_errno() -> None:
     import torch
     from safetensors import SafetensorError

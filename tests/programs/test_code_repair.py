@@ -120,12 +120,14 @@ def test_unchanged_code_is_returned_where_nothing_works() -> None:
         ([(2, "result = 0"), (2, "result = 1")], 2),  # back to where it began
     ],
 )
+@pytest.mark.slow
 def test_a_repeated_edit_ends_the_run_as_a_loop(recorded: Any, edits: Any, runs: int) -> None:
     result, rollout = run_recorded(recorded, editing(*edits), max_steps=20)
     assert len(result.steps) == runs
     assert [call.failure for call in rollout.transitions] == [None, None, None, FailureKind.LOOP]
 
 
+@pytest.mark.slow
 def test_each_run_of_the_tests_is_a_recorded_tool_call_with_its_isolation(recorded: Any, tmp_path: Path) -> None:
     result, rollout = run_recorded(recorded, editing((2, "result = 0"), (4, "result += value")))
     assert result.code == FIXED
@@ -164,6 +166,7 @@ def test_refine_takes_the_fields_of_code_repair_and_revises_the_whole_code() -> 
     assert "total([5]) is not 5" in prompts[-1]
 
 
+@pytest.mark.slow
 def test_max_steps_limits_the_edits_and_depth_reviews_them() -> None:
     hack = (2, "return 3")
     assert len(repaired(editing((2, "return 1"), (2, "return 2"), (2, "return 4")), max_steps=1).steps) == 2
@@ -231,6 +234,7 @@ def test_tests_as_python_source_work_too() -> None:
         "import builtins; builtins.sum = lambda *_: 3",
     ],
 )
+@pytest.mark.slow
 def test_hostile_edits_fail_their_tests_and_are_undone(hack: str) -> None:
     program = CodeRepair(timeout_s=2)
     result = repaired(editing((2, f"{hack}\nresult = 1")), program=program, max_steps=1)
@@ -275,6 +279,7 @@ def test_without_a_sandbox_the_run_is_unscored(monkeypatch: pytest.MonkeyPatch) 
     assert not is_agent_failure(kind)
 
 
+@pytest.mark.slow
 def test_the_rubric_scores_a_mutant_without_configuration() -> None:
     row = {
         "inputs": {"function": "total", "code": CODE, "visible_tests": TESTS[:2]},

@@ -61,6 +61,7 @@ def outcome(code: str, suite: Suite, isolated: str, **options: Any) -> SuiteResu
     )
 
 
+@pytest.mark.slow
 def test_a_right_solution_passes_every_test(isolated: str, suite: Suite) -> None:
     result = outcome(RIGHT, suite, isolated)
     assert [case.name for case in result.results] == list(suite.names)

@@ -36,6 +36,7 @@ def task(**metadata: Any) -> Task:
         ("import os\nos._exit(0)", 0.0),
     ],
 )
+@pytest.mark.slow
 def test_the_grade_is_the_share_of_hidden_tests(code: str, share: float) -> None:
     assert tested.tests_pass(task(), {"code": code}, None).value == share
 

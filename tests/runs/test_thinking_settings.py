@@ -169,6 +169,7 @@ PLAIN = (
 )
 
 
+@pytest.mark.slow
 def test_each_program_of_a_study_has_its_own_budget_unless_one_is_set(project: dict[str, Any], vllm: Server) -> None:
     Path("notes.py").write_text(PLAIN)
     run = {**project, "api_base": vllm.url, "cache": False, "sizes": SIZES}
@@ -249,6 +250,7 @@ def _labels() -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_compiled_judge_keeps_its_budget_with_its_own_model(project: dict[str, Any], vllm: Server) -> None:
     report = assay.compile_judge(
         "Is it kind?", labels=_labels(), model="openai/m", api_base=vllm.url, thinking=64, optimizer="calibrate",

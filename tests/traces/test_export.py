@@ -117,6 +117,7 @@ def test_transitions_have_rewards_returns_and_advantages_in_both_files(store: St
     assert table[0]["token_ids"] == [1, 2]
 
 
+@pytest.mark.slow
 def test_transitions_have_reasoning_and_refusal_in_columns_that_hide_personal_data(store: Store) -> None:
     message = {
         "role": "assistant",

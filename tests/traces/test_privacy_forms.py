@@ -42,6 +42,7 @@ def test_the_goals_without_the_extra_are_met_on_held_out_texts(recall: Any) -> N
 
 
 @LISTED
+@pytest.mark.slow
 def test_the_goals_with_the_extra_are_met_on_held_out_texts_by_lists_alone(recall: Any) -> None:
     measured = recall.measure("held-out", 1500, 4000, "gazetteers", subject=False)
     shares = {kind: row["recall"] for kind, row in measured["types"].items()}

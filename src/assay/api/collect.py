@@ -110,6 +110,8 @@ def collect(
             job.status, collection.stopped = "stopped", str(cap)
         finally:
             curriculum = collection.keep_curriculum()
+        if collection.schedule is not None:
+            collection.notes += collection.schedule.notes()
     return CollectReport(
         collection.evaluation,
         job.session.meter,
@@ -118,7 +120,7 @@ def collect(
         collection.resumed,
         collection.stopped,
         curriculum,
-        collection.schedule.notes() if collection.schedule is not None else (),
+        collection.notes,
         job.session.recorder.unrecorded,
     )
 
@@ -130,6 +132,7 @@ class _Collection:
         self.job, self.config, self.progress = job, config, progress
         self.evaluation, self.resumed = Evaluation(), 0
         self.stopped: str | None = None
+        self.notes = list[str]()
         self.done = job.runs_before("collect")
         self.schedule = schedule_of(job, seed=config.seed, steps=None, progress=progress)
 
@@ -137,7 +140,7 @@ class _Collection:
         job, n, split = self.job, self.config.n, self.config.split
         tasks = getattr(job.splits, split)
         job.session.register(tasks, split)
-        unused_settings(job, split=split if self.schedule is None else None)  # a curriculum reads val too
+        self.notes += unused_settings(job, split=split if self.schedule is None else None)  # a curriculum reads val too
         if any((task.id, sample) not in self.done for task in tasks for sample in range(n)):
             checked(job, tasks, split=split, student=_sampler(job, 0, self.config.over))
         if self.schedule is None:

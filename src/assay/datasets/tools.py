@@ -83,10 +83,10 @@ def _things(split: str) -> list[str]:
     return [thing for at, thing in enumerate(THINGS) if _SPLIT_OF_THING[at % 5] == split]
 
 
-def _tool(rng: random.Random, split: str, *, apart: Sequence[_Tool] = (), action: str = "") -> _Tool:
+def _tool(rng: random.Random, split: str, *, apart: Sequence[_Tool] = ()) -> _Tool:
     """A tool of a split with another action and thing than those in `apart`."""
     thing = rng.choice([thing for thing in _things(split) if thing not in [other.thing for other in apart]])
-    action = action or rng.choice([name for name in ACTIONS if name not in [other.action for other in apart]])
+    action = rng.choice([name for name in ACTIONS if name not in [other.action for other in apart]])
     own = random.Random(f"{action}_{thing}")  # a tool has the same parameters in all tasks and for all seeds
     names = own.sample(sorted(KINDS), own.randint(1, 3))
     return _Tool(f"{action}_{thing}", action, thing, {name: KINDS[name].value(rng) for name in names})

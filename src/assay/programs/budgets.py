@@ -16,7 +16,7 @@ from assay.models.thinking import Thinking, ThinkingError
 from assay.programs.adapters import make_adapter
 from assay.programs.agent import Agent
 from assay.programs.allocation import THRESHOLDS, ThinkingPolicy
-from assay.programs.compose import EnsembleProgram, NearestDemos
+from assay.programs.compose import EnsembleProgram, NearestDemos, without_nearest
 from assay.programs.refinement import Refine
 from assay.programs.thinking import LimitsThoughts
 
@@ -87,7 +87,7 @@ def allocates(program: Any) -> bool:
 
 def _deciding(program: Any) -> Agent | None:
     """The agent itself, or the one that gets the nearest demonstrations."""
-    inner = program.program if isinstance(program, NearestDemos) else program
+    inner = without_nearest(program)
     return inner if isinstance(inner, Agent) and not isinstance(inner, Refine) else None
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "input_key",
     "is_agent",
     "run_member",
+    "without_nearest",
 ]
 
 _DIMENSIONS = 512
@@ -208,6 +209,11 @@ def run_member(program: dspy.Module, outer: Agent, inputs: dict[str, Any]) -> An
     if isinstance(program, Agent):
         program.agent_parameters, program.prompt_format = outer.agent_parameters, outer.prompt_format
     return completed(program(**inputs))
+
+
+def without_nearest(program: Any) -> Any:
+    """The program itself, or the one that gets the nearest demonstrations."""
+    return program.program if isinstance(program, NearestDemos) else program
 
 
 class Configured(dspy.Module):  # type: ignore[misc]

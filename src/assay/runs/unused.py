@@ -36,5 +36,5 @@ def unused_settings(job: Job, *, split: str | None = None) -> list[str]:
 
 def _given(config: Any, role: str) -> str:
     """The settings of a role's model that were given."""
-    names = [f"{role}_{name}" for name in ("model", "api_base", "api_key_env")]
+    names = [f"{role}_{name}" for name in ("model", "api_base", "api_key_env", "thinking")]
     return ", ".join(f"{name}={value!r}" for name in names if (value := getattr(config, name, None)))

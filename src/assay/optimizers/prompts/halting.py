@@ -9,7 +9,7 @@ from assay.errors import ProgramError
 from assay.evaluation.evaluation import Evaluation, evaluate
 from assay.evaluation.session import RecordedProgram, Session
 from assay.programs import Refine
-from assay.programs.compose import NearestDemos
+from assay.programs.compose import without_nearest
 from assay.programs.refinement import Halting
 
 __all__ = ["ALL_ROUNDS", "evaluated_haltings", "haltings", "refinement_in", "with_halting"]
@@ -23,7 +23,7 @@ Rounds = Sequence[Mapping[str, Any]]
 
 def refinement_in(program: Any) -> Refine | None:
     """The `Refine` program itself, or the one that gets the nearest demonstrations."""
-    inner = program.program if isinstance(program, NearestDemos) else program
+    inner = without_nearest(program)
     return inner if isinstance(inner, Refine) else None
 
 

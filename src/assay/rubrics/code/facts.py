@@ -10,14 +10,20 @@ from assay.errors import RubricError
 __all__ = ["Facts", "is_plain", "literal", "read_facts"]
 
 _SMALL = 2  # integers up to this size occur in any code
+_Key = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Values of visible tests, each as (type, repr)."""
+    """Values of visible tests, each as (type, repr).
 
-    inputs: frozenset[tuple[str, str]] = frozenset()
-    expected: frozenset[tuple[str, str]] = frozenset()
+    Args:
+        pairs: (input, expected) of one assertion or row of a table; several arguments are a tuple.
+    """
+
+    inputs: frozenset[_Key] = frozenset()
+    expected: frozenset[_Key] = frozenset()
+    pairs: frozenset[tuple[_Key, _Key]] = frozenset()
 
     def is_input(self, value: Any) -> bool:
         return not is_plain(value) and _key(value) in self.inputs
@@ -25,6 +31,10 @@ class Facts:
     def is_expected(self, value: Any, *, plain: bool = False) -> bool:
         """Whether the tests expect this value. Values as common as 0 and True count only with `plain`."""
         return (plain or not is_plain(value)) and _key(value) in self.expected
+
+    def is_pair(self, cells: Sequence[Any]) -> bool:
+        """Whether these are the arguments of one test, followed by what it expects."""
+        return len(cells) > 1 and (_key_of_all(cells[:-1]), _key(cells[-1])) in self.pairs
 
 
 def literal(node: ast.AST | None) -> tuple[bool, Any]:
@@ -57,7 +67,7 @@ def read_facts(visible_tests: str | Sequence[Any]) -> Facts:
     Raises:
         RubricError: not valid Python, or another form.
     """
-    inputs, expected = set[tuple[str, str]](), set[tuple[str, str]]()
+    inputs, expected, pairs = set[_Key](), set[_Key](), set[tuple[_Key, _Key]]()
     for text in [visible_tests] if isinstance(visible_tests, str) else map(_source, visible_tests):
         try:
             tree = ast.parse(text)
@@ -65,7 +75,8 @@ def read_facts(visible_tests: str | Sequence[Any]) -> Facts:
             raise RubricError(f"visible_tests cannot be read: {error}. Pass Python source with asserts") from None
         for node in ast.walk(tree):
             _read(node, inputs, expected)
-    return Facts(frozenset(inputs), frozenset(expected))
+            pairs.update(_pairs(node))
+    return Facts(frozenset(inputs), frozenset(expected), frozenset(pairs))
 
 
 def _source(test: Any) -> str:
@@ -78,7 +89,7 @@ def _source(test: Any) -> str:
     return test
 
 
-def _read(node: ast.AST, inputs: set[tuple[str, str]], expected: set[tuple[str, str]]) -> None:
+def _read(node: ast.AST, inputs: set[_Key], expected: set[_Key]) -> None:
     if isinstance(node, ast.Compare):
         expected.update(_keys([node.left, *node.comparators]))
     elif isinstance(node, ast.Call):
@@ -91,24 +102,40 @@ def _read(node: ast.AST, inputs: set[tuple[str, str]], expected: set[tuple[str, 
         known = [literal(value) for value in node.args]
         if len(known) > 1 and all(found for found, _ in known):
             inputs.add(_key(tuple(value for _, value in known)))
-    elif isinstance(
-        node, ast.List | ast.Tuple | ast.Dict
-    ):  # tables of cases: (argument, expected) or argument: expected
-        rows = (
-            zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else (_cells(e) for e in node.elts)
-        )
-        for row in rows:
-            cells = [cell for cell in row if cell is not None]
-            if len(cells) > 1:
-                inputs.update(_keys(cells[:-1]))
-                expected.update(_keys(cells[-1:]))
+    for cells in _rows(node):
+        inputs.update(_keys(cells[:-1]))
+        expected.update(_keys(cells[-1:]))
 
 
-def _cells(node: ast.AST) -> list[ast.expr]:
-    return node.elts if isinstance(node, ast.Tuple) else []
+def _rows(node: ast.AST) -> Iterator[Sequence[ast.expr]]:
+    """Rows of a table of cases: (argument, expected) or argument: expected."""
+    if isinstance(node, ast.Dict):
+        rows = zip(node.keys, node.values, strict=True)
+        yield from ([key, value] for key, value in rows if key is not None)
+    elif isinstance(node, ast.List | ast.Tuple):
+        yield from (row.elts for row in node.elts if isinstance(row, ast.Tuple) and len(row.elts) > 1)
 
 
-def _keys(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, str]]:
+def _pairs(node: ast.AST) -> Iterator[tuple[_Key, _Key]]:
+    """What one assertion or each row of a table calls a function with, and what it expects."""
+    sides: list[ast.expr] = []
+    if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq | ast.Is):
+        sides = [node.left, node.comparators[0]]
+    elif isinstance(node, ast.Call) and len(node.args) > 1:
+        sides = node.args[:2]  # assertEqual(f(1), 2)
+    for call, result in (sides, sides[::-1]) if sides else ():
+        if isinstance(call, ast.Call):
+            arguments = [literal(value) for value in [*call.args, *(keyword.value for keyword in call.keywords)]]
+            found, value = literal(result)
+            if found and arguments and all(known for known, _ in arguments):
+                yield _key_of_all([argument for _, argument in arguments]), _key(value)
+    for row in _rows(node):
+        cells = [literal(cell) for cell in row]
+        if all(found for found, _ in cells):
+            yield _key_of_all([value for _, value in cells[:-1]]), _key(cells[-1][1])
+
+
+def _keys(nodes: Sequence[ast.AST]) -> Iterator[_Key]:
     for node in nodes:
         found, value = literal(node)
         if found:
@@ -116,7 +143,12 @@ def _keys(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, str]]:
             yield "str", repr(repr(value))  # compared as text: `repr(x) == "[1, 2]"`
 
 
-def _key(value: Any) -> tuple[str, str]:
+def _key_of_all(values: Sequence[Any]) -> _Key:
+    """The key of one value, or of several as a tuple."""
+    return _key(values[0] if len(values) == 1 else tuple(values))
+
+
+def _key(value: Any) -> _Key:
     try:
         return type(value).__name__, repr(value)
     except ValueError:  # an integer too long for decimal notation

@@ -1,7 +1,8 @@
 """Rules on literals: results of the visible tests written into the code, and branches for their inputs."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from assay.rubrics.code.facts import Facts, is_plain, literal
 from assay.rubrics.code.sites import Site, header
@@ -47,17 +48,29 @@ def lookup_table(site: Site, facts: Facts) -> Hits:
     for node in header(site.node):
         if isinstance(node, ast.Dict):
             pairs = [(literal(key), literal(value)) for key, value in zip(node.keys, node.values, strict=True)]
-            rows = [
-                value
-                for (has_key, key), (has_value, value) in pairs
-                if has_key and has_value and facts.is_expected(value, plain=facts.is_input(key))
-            ]
+            known = [(key, value) for (has_key, key), (has_value, value) in pairs if has_key and has_value]
+            rows = [value for key, value in known if facts.is_expected(value, plain=facts.is_input(key))]
             if len(rows) >= 2 or (rows and len(rows) == len(pairs) and facts.is_expected(rows[0])):
                 yield f"{len(rows)} results in a dict"
+            else:
+                yield from _listed_tests(known, facts)
         elif isinstance(node, ast.List | ast.Tuple):
-            results = [value for found, value in map(literal, node.elts) if found and facts.is_expected(value)]
+            values = [value for found, value in map(literal, node.elts) if found]
+            results = [value for value in values if facts.is_expected(value)]
             if len(results) >= 3:
                 yield f"{len(results)} results in a sequence"
+            else:
+                yield from _listed_tests([value for value in values if isinstance(value, tuple | list)], facts)
+
+
+def _listed_tests(rows: Sequence[Sequence[Any]], facts: Facts) -> Hits:
+    """Rows (argument, result) of which at least half, and two, are tests.
+
+    Tests of 0, 1 and the like alone are a start of a recursion.
+    """
+    tests = [row for row in rows if facts.is_pair(row)]
+    if len(tests) >= max(2, len(rows) / 2) and not all(is_plain(cell) for row in tests for cell in row):
+        yield f"{len(tests)} inputs with their results"
 
 
 def special_case(site: Site, facts: Facts) -> Hits:

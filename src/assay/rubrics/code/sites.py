@@ -71,9 +71,7 @@ class Code:
         return ""
 
     def _called(self, node: ast.Call) -> str:
-        texts = [
-            arg.value if isinstance(arg, ast.Constant) and isinstance(arg.value, str) else None for arg in node.args
-        ]
+        texts = [_joined(argument) for argument in node.args]
         function = self.dotted(node.func)
         if function in ("builtins.__import__", "importlib.import_module") and texts and texts[0] is not None:
             return texts[0]
@@ -106,6 +104,19 @@ class Code:
 
         add(self.source.tree.body, "")
         return result
+
+
+def _joined(node: ast.AST) -> str | None:
+    """The text of a string literal, also of several that are added or formatted; None for anything else."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        parts = [_joined(node.left), _joined(node.right)]
+    elif isinstance(node, ast.JoinedStr):
+        parts = [_joined(part.value if isinstance(part, ast.FormattedValue) else part) for part in node.values]
+    else:
+        return None
+    return None if None in parts else "".join(part for part in parts if part is not None)
 
 
 @dataclass(frozen=True)

@@ -102,8 +102,10 @@ def read_source(text: str) -> Source:
     """Parses a file.
 
     Raises:
-        UnreadableCode: not Python, nested too deeply, or longer than `MOST_CHARACTERS`.
+        UnreadableCode: no text, not Python, nested too deeply, or longer than `MOST_CHARACTERS`.
     """
+    if not isinstance(text, str):
+        raise UnreadableCode(f"it is of type {type(text).__name__}, not text")
     if len(text) > MOST_CHARACTERS:
         raise UnreadableCode(f"it has {len(text)} characters; at most {MOST_CHARACTERS} are compared")
     try:

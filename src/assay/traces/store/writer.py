@@ -74,8 +74,8 @@ class Writer:
 
     @property
     def waiting(self) -> int:
-        """Number of rows in the queue."""
-        return len(self._waiting)
+        """Number of rows in the queue; events of `flush` are in it too."""
+        return sum(isinstance(item, tuple) for item in self._waiting.copy())
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until all rows put before are committed; False after `timeout_s`."""
