@@ -22,7 +22,9 @@ from assay.traces.export.gates import Gates
 from claims.storing import Lines, Measured, Setting
 
 DATA = "arithmetic:terms=2&digits=2-3&size=400"
-WARM, TEST, STEPS, GROUP, PROMPTS, RATE = 32, 40, 8, 6, 3, 2e-4
+WARM, WARM_RATE, TEST = 40, 1e-3, 32
+STEPS, GROUP, PROMPTS, RATE = 8, 6, 2, 6e-4
+PARAMETERS = {"max_steps": 2, "reasoning_depth": 1}
 CALLS, RIGHT = 0.15, 0.5  # how often the scripted agent calls the tool, and with all terms
 BARE = """name: bare
 criteria:
@@ -41,7 +43,7 @@ def measure(setting: Setting) -> Measured:
     (folder / "bare.yaml").write_text(BARE)
     (folder / "any.yaml").write_text(ANY)
     warm = warmed_up(setting)
-    found, curves = {"start": right(setting, warm)}, {}
+    found, curves = {}, {}
     for side, rubric in rubrics.items():
         report = assay.train(
             "math_qa",
@@ -50,14 +52,18 @@ def measure(setting: Setting) -> Measured:
             name=side,
             model=warm,
             prompt_format="lean",
-            parameters={"max_steps": 2},
+            parameters=PARAMETERS,
             seed=setting.seed,
             steps=STEPS,
             num_generations=GROUP,
             prompts_per_step=PROMPTS,
             learning_rate=RATE,
             beta=0.0,
-            max_completion=48,
+            max_completion=32,
+            per_device_batch_size=GROUP,
+            preflight=False,
+            samples_every=0,
+            save_every=STEPS,
             evaluate_every=0,
             sizes={"test": TEST, "val": 2},
             test=False,
@@ -79,9 +85,7 @@ def warmed_up(setting: Setting) -> str:
         asked, system = request.messages[-1].parts[0].text, str(request.system)
         question, _, results = asked.partition("results:")
         if "Choose the next action" in system:
-            thought = f"The result is {results.rpartition(' = ')[2]}." if " = " in results else "No results yet."
-            action = "calculator" if rng.random() < CALLS and " = " not in results else "answer"
-            return f"thought: {thought}\naction: {action}"
+            return f"action: {'calculator' if rng.random() < CALLS else 'answer'}"
         if "Write the next call" in system:
             terms = " ".join(re.findall(r"\d+|[-+*]", question))
             return f"expression: {terms if rng.random() < RIGHT else terms.split()[0]}"
@@ -95,31 +99,32 @@ def warmed_up(setting: Setting) -> str:
             data=f"{DATA}&seed={setting.seed}",
             lm=scripted_lm(answer),
             prompt_format="lean",
-            parameters={"max_steps": 2},
+            parameters=PARAMETERS,
             n=1,
             sizes={"train": WARM},
             store=folder / "any.db",
             threads=1,
         )
     assay.export("sft", folder / "rows", store=folder / "any.db", gates=Gates(min_clean=0))
-    settings = SFTSettings(model=setting.model, epochs=1, eval_fraction=0.0, seed=setting.seed)
+    settings = SFTSettings(model=setting.model, epochs=1, learning_rate=WARM_RATE, eval_fraction=0.0, seed=setting.seed)
     return str(train_sft(folder / "rows", "warm", settings, progress=Lines()).name)
 
 
 def right(setting: Setting, model: str) -> dict[str, float]:
     """Whether the answer is right, by sealed task."""
-    evaluation = assay.evaluate(
-        "math_qa",
-        rubric=str(setting.scratch / "bare.yaml"),
-        data=f"{DATA}&seed={setting.seed}",
-        split="test",
-        sizes={"test": TEST},
-        model=model,
-        prompt_format="lean",
-        parameters={"max_steps": 2, "temperature": 1.0, "tool_usage_threshold": 0.5},
-        seed=setting.seed,
-        store=setting.scratch / "figures.db",
-        threads=1,
-        progress=Lines(),
-    ).evaluation
+    with dspy.context(**{WRITTEN_DECISIONS: True}):  # sampled, not by the threshold
+        evaluation = assay.evaluate(
+            "math_qa",
+            rubric=str(setting.scratch / "bare.yaml"),
+            data=f"{DATA}&seed={setting.seed}",
+            split="test",
+            sizes={"test": TEST},
+            model=model,
+            prompt_format="lean",
+            parameters={**PARAMETERS, "temperature": 1.0},
+            seed=setting.seed,
+            store=setting.scratch / "figures.db",
+            threads=1,
+            progress=Lines(),
+        ).evaluation
     return dict(evaluation.scores)
