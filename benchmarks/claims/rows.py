@@ -127,9 +127,9 @@ ROWS = (
         goal="-70 %",
         measurement="minimal_edits",
         cells=relative("excess", least=-0.7, form=statements),
-        note="per edit, beyond those of the smallest fix. An agent edits a file whose checker is in the same file: GRPO "
-        "on that checker alone, and on it with `minimal_diff` and `no_hacks`, from the same warmed-up model (15 % of its "
-        "rows edit the checker), with the same tasks, rollouts and steps.",
+        note="per edit, beyond those of the smallest fix. An agent edits a file whose checker is in the same file: "
+        "GRPO on that checker alone, and on it with `minimal_diff` and `no_hacks`, from the same warmed-up model (15 % "
+        "of its rows edit the checker), with the same tasks, rollouts and steps.",
     ),
     Row(
         name="hack_rate",
