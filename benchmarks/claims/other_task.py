@@ -1,53 +1,63 @@
-"""A task that no training here is about: write a chain sum as an expression, from demonstrations.
+"""A task that no training here is about: name the city of a sentence, from four demonstrations.
 
-The score is the share of expressions whose value is the answer. One call a task, nearly greedy.
+Has no code, numbers to compute or checkers. The score is the share of exact answers. One call a task, nearly greedy.
 """
+
+import random
 
 import dspy
 
 import assay
-from assay.datasets import Task, load_tasks
+from assay.datasets import Task
 from assay.programs import Agent
-from assay.programs.calculator import CalculatorError, calculator
 from assay.rubrics import Criterion, Rubric
 from claims.storing import Lines, Setting
 
-DATA = "arithmetic:terms=2-3&digits=2-3&ops=+-"
+NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Karla", "Leo")
+CITIES = ("Athens", "Berlin", "Boston", "Cairo", "Chicago", "Delhi", "Dublin", "Geneva", "Havana", "Lima", "Lisbon")
+CITIES += ("London", "Madrid", "Oslo", "Paris", "Prague", "Rome", "Seoul", "Sydney", "Tokyo", "Toronto", "Vienna")
+SENTENCES = (
+    "{name} sent a parcel from {city} to a friend in June.",
+    "The train that {name} takes to {city} was late again.",
+    "In {city}, {name} bought a blue coat for the winter.",
+    "{name} wrote that the hotel in {city} was full.",
+    "A letter from {city} arrived, and {name} read it twice.",
+)
 SHOWN, TEST = 4, 40
 
 
-class Expression(Agent):
-    """Writes the expression."""
+class City(Agent):
+    """Names the city."""
 
-    input_names = ("question",)
+    input_names = ("text",)
 
-    def __init__(self, shown: list[Task]) -> None:
+    def __init__(self, shown: list[dict[str, str]]) -> None:
         super().__init__(prompt_format="lean")
-        expression = dspy.OutputField(pattern=r"^[0-9+* ()-]{1,60}$")
-        fields = {"question": (str, dspy.InputField()), "expression": (str, expression)}
-        self.write = dspy.Predict(dspy.Signature(fields, "Write the sum."))
-        self.write.demos = [{**task.inputs, "expression": task.metadata["expression"]} for task in shown]
+        self.name = dspy.Predict("text -> city")
+        self.name.demos = shown
 
     def solve(self, **inputs: str) -> dspy.Prediction:
-        return dspy.Prediction(expression=self.write(**inputs).expression)
+        return dspy.Prediction(city=self.name(**inputs).city)
 
 
 def right(task: Task, prediction: dict[str, str], rollout: object) -> float:
-    try:
-        return float(calculator(prediction["expression"]) == task.expected["answer"])
-    except CalculatorError:
-        return 0.0
+    return float(prediction["city"].strip() == task.expected["city"])
 
 
 def scores(setting: Setting, model: str) -> dict[str, float]:
     """Score by task."""
-    tasks = load_tasks(f"{DATA}&size={SHOWN + TEST}&seed={setting.seed}")
-    program = Expression(tasks[:SHOWN])
+    rng = random.Random(setting.seed)
+    kinds = [(sentence, name, city) for sentence in SENTENCES for name in NAMES for city in CITIES]
+    rows = [
+        {"text": sentence.format(name=name, city=city), "city": city}
+        for sentence, name, city in rng.sample(kinds, SHOWN + TEST)
+    ]
+    program = City(rows[:SHOWN])
     program.set_parameters({"temperature": 0.1})
     evaluation = assay.evaluate(
         program,
-        rubric=Rubric("expressions", [Criterion(name="right", check=right)]),
-        data=[{**task.inputs, **task.expected, "split": "test"} for task in tasks[SHOWN:]],
+        rubric=Rubric("cities", [Criterion(name="right", check=right)]),
+        data=[{**row, "split": "test"} for row in rows[SHOWN:]],
         split="test",
         model=model,
         seed=setting.seed,

@@ -147,7 +147,8 @@ ROWS = (
         measurement="rubric_training",
         cells=relative("correct", least=0.25),
         note="right answers of `math_qa` on its shipped rubric with step rewards, and on right answers alone, from the "
-        "same warmed-up model, whose rows call the calculator in 15 % of the runs.",
+        "same warmed-up model, whose rows call the calculator in 30 % of the runs, with a right expression in "
+        "40 % of these.",
     ),
     Row(
         name="forgetting",
@@ -155,8 +156,10 @@ ROWS = (
         goal="no significant loss",
         measurement="minimal_edits",
         cells=kept("other"),
-        note="chain sums written as expressions from four demonstrations, by the embedded model as it comes and after "
-        "the training of `hack_rate` with the criteria.",
+        note="the city that a sentence names, from four demonstrations, by the embedded model as it comes and after "
+        "the training of `hack_rate` with the criteria. A task near to that training is not safe: in a first run of "
+        "seed 0, chain sums written as expressions fell from 100 to 72 % (n = 40), because terms were added to them as "
+        "in the formulas of the training.",
     ),
     Row(
         name="bfcl_simple",
