@@ -147,8 +147,8 @@ ROWS = (
         measurement="rubric_training",
         cells=relative("correct", least=0.25),
         note="right answers of `math_qa` on its shipped rubric with step rewards, and on right answers alone, from the "
-        "same warmed-up model, whose rows call the calculator in 30 % of the runs, with a right expression in "
-        "40 % of these.",
+        "same warmed-up model, whose rows call the calculator in 40 % of the runs, with a right expression in "
+        "half of these.",
     ),
     Row(
         name="forgetting",

@@ -23,9 +23,9 @@ from claims.storing import Lines, Measured, Setting
 
 DATA = "arithmetic:terms=2&digits=2-3&size=400"
 WARM, WARM_RATE, TEST = 40, 1e-3, 32
-STEPS, GROUP, PROMPTS, RATE = 6, 6, 2, 4e-4
+STEPS, GROUP, PROMPTS, RATE = 6, 6, 2, 3e-4
 PARAMETERS = {"max_steps": 2, "reasoning_depth": 1}
-CALLS, RIGHT = 0.3, 0.4  # how often the scripted agent calls the tool, and with all terms
+CALLS, RIGHT = 0.4, 0.5  # how often the scripted agent calls the tool, and with all terms
 BARE = """name: bare
 criteria:
   - {name: correct, weight: 1, check: "assay.rubrics.checks:numeric", with: {field: answer}}
