@@ -107,3 +107,31 @@ def test_unscored_values_are_left_out(tmp_path: Path) -> None:
     assert "NaN" not in (tmp_path / "seeds.jsonl").read_text()
     cells = share("x")(list(read(tmp_path / "seeds.jsonl").values()))
     assert (cells.after, cells.difference[-5:]) == ("50 %", "n = 2")
+
+
+def test_a_relative_change_needs_its_mean_and_an_interval_without_zero() -> None:
+    from claims.table import relative
+
+    tasks = [str(number) for number in range(40)]
+    many, few = dict.fromkeys(tasks, 1.0), {task: float(int(task) % 5 == 0) for task in tasks}
+    falls, rises = (
+        [record(0, {"x": {"before": many, "after": few}})],
+        [record(0, {"x": {"before": few, "after": many}})],
+    )
+    assert relative("x", least=-0.7)(falls).reached is True  # 8 / 40 - 1 = -80 %
+    assert relative("x", least=-0.9)(falls).reached is False
+    assert relative("x", least=-0.7)(rises).reached is False
+    assert (relative("x", least=3.9)(rises).reached, relative("x", least=4.1)(rises).reached) == (True, False)  # +400 %
+    scored = relative("x", least=-0.7, score="x")(falls)
+    assert (scored.before, scored.after) == ("100 %, 100 % right", "20 %, 20 % right")
+
+
+def test_only_a_significant_loss_is_one() -> None:
+    from claims.table import kept
+
+    tasks = [str(number) for number in range(40)]
+    full, lost = dict.fromkeys(tasks, 1.0), {task: float(int(task) >= 20) for task in tasks}
+    one = {task: float(int(task) > 0) for task in tasks}
+    assert kept("x")([record(0, {"x": {"before": full, "after": lost}})]).reached is False
+    assert kept("x")([record(0, {"x": {"before": full, "after": one}})]).reached is True
+    assert kept("x")([record(0, {"x": {"before": lost, "after": full}})]).reached is True

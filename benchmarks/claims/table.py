@@ -208,8 +208,54 @@ def effort(by_hand: str, compiled: str) -> Callable[[Records], Cells]:
     return cells
 
 
+def relative(
+    figure: str, *, least: float, score: str | None = None, form: Callable[[Sequence[float]], str] = per_cent
+) -> Callable[[Records], Cells]:
+    """Cells of a relative change of a mean: by at least `least`, a fall if that is negative; its interval without zero.
+
+    Args:
+        score: a figure that is shown too, as the share that is right.
+        form: how the means of the seeds are shown.
+    """
+
+    def cells(records: Records) -> Cells:
+        change, low, high = ratio_change(pooled(records, figure, "before"), pooled(records, figure, "after"))
+        sides = [form(by_seed(records, figure, side)) for side in ("before", "after")]
+        if score is not None:
+            right = [per_cent(by_seed(records, score, side)) for side in ("before", "after")]
+            sides = [f"{text}, {share_right} right" for text, share_right in zip(sides, right, strict=True)]
+        count = len(pooled(records, figure, "before").keys() & pooled(records, figure, "after").keys())
+        return Cells(
+            sides[0],
+            sides[1],
+            f"{100 * change:+.0f} % [{100 * low:.0f}, {100 * high:.0f}], n = {count}",
+            change <= least and high < 0 if least < 0 else change >= least and low > 0,
+        )
+
+    return cells
+
+
 def _lines(count: int) -> str:
     return f"{count} line{'s' if count != 1 else ''}"
+
+
+def statements(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in values) + " statements"
+
+
+def kept(figure: str) -> Callable[[Records], Cells]:
+    """Cells of a share that shall not fall significantly: the interval of its change is not below zero."""
+
+    def cells(records: Records) -> Cells:
+        paired = paired_gain(pooled(records, figure, "before"), pooled(records, figure, "after"))
+        return Cells(
+            per_cent(by_seed(records, figure, "before")),
+            per_cent(by_seed(records, figure, "after")),
+            f"{points(paired.mean, paired.low, paired.high)}, n = {paired.n}",
+            paired.high >= 0,
+        )
+
+    return cells
 
 
 def revised(records: Records) -> Cells:
