@@ -49,7 +49,7 @@ WORDINGS = (
 )
 CITIES = words("Oslo Lima Cairo Turin Quito Dakar Osaka Perth Lyon Riga")
 NAMES = words("Amara Bruno Chen Dalia Emil Farah Goran Hana Ivo Jaya")
-SHARES = {"train": 6, "val": 1, "test": 2}  # messages of each kind of goods
+SHARES = {"train": 6, "val": 1, "gate": 1, "test": 2}  # messages of each kind of goods
 SEARCH_CALLS = 160
 
 
