@@ -51,6 +51,15 @@ def test_a_row_without_all_seeds_is_not_run() -> None:
     assert "| 100, 0 % | 50.0 % [0.0, 100.0], n = 2 | g | reported |" in markdown([row], both, (0, 1))
 
 
+def test_a_row_for_which_one_seed_is_enough_says_how_many_it_has() -> None:
+    from claims.table import Row, markdown, share
+
+    row = Row(name="r", claim="c", goal="g", measurement="m", cells=share("x"), enough=1)
+    one = record(0, {"x": {"after": {"a": 1.0, "b": 0.0}}})
+    assert "n = 2 | g | reported (1 of 3 seeds) |" in markdown([row], {("m", 0): one}, (0, 1, 2))
+    assert "not run" in markdown([row], {}, (0, 1, 2))
+
+
 def test_a_gain_needs_its_mean_and_an_interval_above_zero() -> None:
     from claims.table import gain
 

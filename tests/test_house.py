@@ -98,15 +98,16 @@ def test_tests_examples_and_benchmarks_import_public_names() -> None:
 
 def test_functions_and_files_are_short() -> None:
     too_long = []
-    for module, path in MODULES.items():
-        text = path.read_text(encoding="utf-8")
+    files = [path for folder in ("tests", "benchmarks", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
+    for path in (*MODULES.values(), *files):
+        text, name = path.read_text(encoding="utf-8"), path.relative_to(SOURCE if path.is_relative_to(SOURCE) else ROOT)
         if text.count("\n") > 400:
-            too_long.append(f"{module}: {text.count(chr(10))} lines")
+            too_long.append(f"{name}: {text.count(chr(10))} lines")
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > 60:
-                    too_long.append(f"{module}.{node.name}: {lines} lines")
+                    too_long.append(f"{name}, {node.name}: {lines} lines")
     assert too_long == []
 
 
@@ -285,5 +286,35 @@ def test_old_phrases_are_gone() -> None:
         if file != Path(__file__)
         for match in [OLD_PHRASES.search(file.read_text(errors="replace"))]
         if match
+    ]
+    assert found == []
+
+
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+_COMMAND = re.compile(r"`[^`]*`|\bassay [a-z]+ .*|\bpip install .*")  # commands to type, which have flags
+
+
+def _text_of(node: ast.AST) -> str:
+    """The texts of an expression, without the keyword `flag`, which only the command line prints."""
+    if isinstance(node, ast.Call):
+        parts = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg != "flag")]
+        return " ".join(map(_text_of, parts))
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text_of(part) for part in node.values)
+    return " ".join(map(_text_of, ast.iter_child_nodes(node)))
+
+
+def test_errors_of_the_library_name_arguments_not_flags() -> None:
+    """The command line puts its flags in their place (`assay.cli.wording`)."""
+    found = [
+        f"{path.relative_to(SOURCE)}:{node.lineno}: {flag}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        if path.relative_to(SOURCE).parts[0] not in ("cli", "testing")
+        if "gateway" not in path.parts  # `assay serve` alone starts it, and its clients read these errors
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Raise) and node.exc is not None
+        for flag in _FLAG.findall(_COMMAND.sub("", _text_of(node.exc)))
     ]
     assert found == []

@@ -16,16 +16,17 @@ class Group:
 GROUPS = {
     "sums": Group("sums"),
     "hand_written": Group("hand_written"),
+    "queues": Group("queues"),
     "judge": Group("judge"),
     "refinement": Group("refinement"),
     "thinking": Group("thinking"),
     "bfcl": Group("bfcl"),
     "tool_use": Group("tool_use"),
-    "thinking_stronger": Group(None, stronger=True),
+    "thinking_stronger": Group("thinking_stronger", stronger=True),
     "minimal_edits": Group("hacking"),
     "rubric_training": Group("rubric_training"),
     "forgetting": Group("other_task"),
-    "code_repair": Group(None, stronger=True),
+    "code_repair": Group("code_repair", stronger=True),
 }
 
 
@@ -65,10 +66,19 @@ ROWS = (
         goal="-80 %",
         measurement="hand_written",
         also="sums",
-        cells=effort,
+        cells=effort("correct by hand", "correct"),
         note="counted are lines that are not empty, without module docstrings: of `calculator_prompt.txt` on one side, "
         "of `calculator_agent.py`, `calculator_agent.yaml` and one command on the other. Both agents are the same "
         "program; its lines are counted only on the compiled side.",
+    ),
+    Row(
+        name="effort_shipped",
+        claim="the same for a classifier of 24 classes, with the shipped `classify`",
+        goal="-80 %",
+        measurement="queues",
+        cells=effort("right by hand", "right"),
+        note="messages to a shop, each kind of goods with its queue by a house rule. Counted as in `effort`; program "
+        "and rubric are shipped, so that a person writes one command.",
     ),
     Row(
         name="judge",
@@ -120,7 +130,8 @@ ROWS = (
         claim="thinking tokens on a task where thinking helps (stronger model)",
         goal="-40 %, score inside a margin of 1 point",
         measurement="thinking_stronger",
-        cells=_none,
+        cells=cheaper("thinking", "score", least=0.4, margin=0.01, loops="loops"),
+        enough=1,
     ),
     Row(
         name="unnecessary_changes",
@@ -130,7 +141,8 @@ ROWS = (
         cells=relative("excess", least=-0.7, form=statements),
         note="per edit, beyond those of the smallest fix. An agent edits a file whose checker is in the same file: "
         "GRPO on that checker alone, and on it with `minimal_diff` and `no_hacks`, from the same warmed-up model (15 % "
-        "of its rows edit the checker), with the same tasks, rollouts and steps.",
+        "of its rows edit the checker), with the same tasks, rollouts and steps. Nearly all of "
+        "them are the edited checker: the warmed-up model seldom writes the longer forms of a fix.",
     ),
     Row(
         name="hack_rate",
@@ -192,6 +204,7 @@ ROWS = (
         claim="code repair: hidden tests pass (stronger model)",
         goal="reported",
         measurement="code_repair",
-        cells=_none,
+        cells=share("repaired"),
+        enough=1,
     ),
 )

@@ -1,14 +1,9 @@
-"""The policy gradient: rows, credit, guards, and that the trainer is TRL's."""
+"""The policy gradient: credit, guards, settings."""
 
 import dataclasses
 import json
 import math
-import subprocess
-import sys
 from collections import Counter
-from contextlib import nullcontext
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,21 +11,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from policy_rows import trajectory
 
 from assay.errors import ConfigError
 from assay.optimizers.finetuning.advantages import ValueMemory, add_hidden, assign_credit
 from assay.optimizers.finetuning.monitoring import TrainingMonitor
-from assay.optimizers.finetuning.rows import Row, Trajectory, trained_tokens, trajectory_of
+from assay.optimizers.finetuning.rows import Row
 from assay.optimizers.finetuning.settings import ALGORITHMS, PolicySettings, SFTSettings
-from assay.optimizers.finetuning.trl_settings import task_order
-from assay.traces import Rollout, Transition
-
-
-def trajectory(name: str, group: str, *rewards: float) -> Trajectory:
-    features = [{"turn": float(turn), "tools": float(turn)} for turn in range(len(rewards))]
-    rows = [Row(turn=turn, prompt_ids=[1], completion_ids=[2], trained=[True]) for turn in range(len(rewards))]
-    return Trajectory(group=group, rollout=name, rewards=list(rewards), features=features, rows=rows)
-
 
 # -- credit
 
@@ -244,140 +231,6 @@ def test_flags_have_the_defaults_of_the_settings() -> None:
         assert flags == {flag: known[flag] for flag in flags}, name
 
 
-# -- rows
-
-
-class Letters:
-    """A tokenizer of characters."""
-
-    def apply_chat_template(self, messages: Any, **_: Any) -> list[int]:
-        return [ord(c) for message in messages for c in f"{message['role']}:{message['content']}\n"]
-
-    def decode(self, ids: list[int]) -> str:
-        return "".join("" if token == 0 else chr(token) for token in ids)
-
-
-def transition(output: str, *, schema: dict[str, Any] | None = None, **more: Any) -> Transition:
-    request: dict[str, Any] = {
-        "messages": [{"role": "user", "parts": [{"type": "text", "text": "2+2?"}]}],
-        "config": {},
-    }
-    if schema is not None:
-        request["config"]["response_format"] = {
-            "type": "json_schema",
-            "name": "outputs",
-            "schema": schema,
-        }  # as it is stored
-    ids = (*map(ord, output), 0)
-    defaults = {
-        "t": 0,
-        "model": "m",
-        "request": request,
-        "output": output,
-        "token_ids": ids,
-        "logprobs": tuple(-0.1 for _ in ids),
-    }
-    return Transition(**{**defaults, "constrained": schema is not None, **more})
-
-
-def chosen(call: Transition) -> str:
-    pieces = [Letters().decode([token]) for token in call.token_ids or ()]
-    return "".join(piece if mine else "·" for piece, mine in zip(pieces, trained_tokens(call, pieces), strict=True))
-
-
-def test_tokens_forced_by_a_line_grammar_are_not_trained() -> None:
-    schema = {"x-assay-lines": True, "properties": {"thought": {}, "action": {}}}
-    assert (
-        chosen(transition("thought: add them\naction: calculator", schema=schema))
-        == "·········add them\n········calculator"
-    )
-
-
-def test_of_grammar_choices_the_deciding_tokens_are_trained() -> None:
-    fields = {
-        "action": {"enum": ["add", "answer"]},
-        "sure": {"type": "boolean"},
-        "unit": {"const": "km"},
-        "n": {"type": "integer"},
-        "end": {"enum": ["x", "xy"]},
-    }
-    text = "action: answer\nsure: true\nunit: km\nn: 12\nend: x"
-    schema = {"x-assay-lines": True, "properties": fields}
-    assert chosen(transition(text, schema=schema)) == "·" * 9 + "n" + "·" * 11 + "t" + "·" * 16 + "12\n" + "·" * 6
-    schema = {
-        "properties": {
-            "action": {"enum": ["add", "answer"]},
-            "sure": {"type": "boolean"},
-            "more": {"properties": {"end": {"enum": ["x", "xy"]}}},
-        }
-    }
-    text = '{"action": "answer", "sure": false, "more": {"end": "xy"}}'
-    assert chosen(transition(text, schema=schema)) == "·" * 13 + "n" + "·" * 15 + "f" + "·" * 24 + "y" + "·" * 4
-
-
-def test_tokens_forced_by_a_json_grammar_are_not_trained() -> None:
-    schema = {"properties": {"expression": {}, "n": {}}}
-    assert (
-        chosen(transition('{"expression": "2 + 2", "n": 12}', schema=schema))
-        == '················2 + 2"·······12··'[:33]
-    )
-
-
-def test_a_token_of_negligible_probability_is_attributed_to_the_grammar() -> None:
-    schema = {"x-assay-lines": True, "properties": {"action": {}}}
-    odds = [-0.1] * 8 + [-15.0] + [-0.1] * 3
-    assert chosen(transition("action: abc", schema=schema, logprobs=tuple(odds))) == "········" + "·bc"
-
-
-class Bytes(Letters):
-    """A tokenizer of bytes, some of which are halves of letters."""
-
-    def decode(self, ids: list[int]) -> str:
-        return bytes(ids).decode("utf-8", "replace").replace("\0", "")
-
-
-def test_multi_token_letters_are_distinguished_from_forced_tokens() -> None:
-    schema = {"x-assay-lines": True, "properties": {"city": {}, "sure": {}}}
-    text = "city: Ål\nsure: yes"
-    ids = (*text.encode(), 0)
-    call = transition(text, schema=schema, token_ids=ids, logprobs=tuple(-0.1 for _ in ids))
-    rollout = Rollout(id="r", group_id="g", score=1.0, transitions=[call])
-    row = trajectory_of(rollout, Bytes(), max_length=64, behaviour=True).rows[0]
-    forced = [at for at, trained in enumerate(row.trained) if not trained]
-    assert bytes(ids[at] for at in forced).decode() == "city: sure: "
-
-
-def test_invalid_bytes_do_not_hide_forced_tokens() -> None:
-    schema = {"x-assay-lines": True, "properties": {"thought": {}, "action": {}}}
-    call = transition("thought: so ÏÃ\naction: answer", schema=schema)  # as the engine wrote it; as the tokenizer does:
-    pieces = ["thought", ": ", "so", "\ufffd", "\ufffd", "\n", "action", ": ", "answer"]
-    call.logprobs = tuple(-0.1 for _ in pieces)
-    assert trained_tokens(call, pieces) == [False, False, True, True, True, True, False, False, True]
-
-
-def test_rows_contain_the_sampled_tokens_and_untrainable_calls_are_counted() -> None:
-    calls = [
-        transition("4"), transition("4", cached=True), transition("", error="ServerError"),
-        transition("4", token_ids=None),
-        transition("4", prompt_tokens=3), transition("4" * 90), transition("4", logprobs=(math.nan, 0.0)),
-        transition("4", model="judge"),
-    ]  # fmt: skip
-    for at, call in enumerate(calls):
-        call.t = at
-    rollout, excluded = Rollout(id="r", group_id="g", score=1.0, transitions=calls), Counter[str]()
-    trajectory = trajectory_of(
-        rollout, Letters(), is_policy=lambda call: call.model == "m", max_length=64, behaviour=True, left_out=excluded
-    )
-    assert [(row.turn, row.completion_ids, row.logprobs) for row in trajectory.rows] == [(0, [52, 0], [-0.1, -0.1])]
-    assert trajectory.rewards == [0.0] * 7 + [1.0]
-    assert sum(excluded.values()) == 7
-    assert len(excluded) == 7
-    assert trajectory_of(rollout, Letters(), max_length=64, behaviour=False).rows[0].logprobs is None
-
-
-# -- guards
-
-
 def seen(**curves: list[float]) -> TrainingMonitor:
     watch = TrainingMonitor()
     for step in range(max(map(len, curves.values()))):
@@ -385,12 +238,15 @@ def seen(**curves: list[float]) -> TrainingMonitor:
     return watch
 
 
+# -- guards
+
+
 def test_each_alarm_names_its_remedy_once() -> None:
     watch = seen(
         entropy=[1.0, 1.0, 1.0, 0.1, 0.1, 0.1, 0.1], zero_variance_groups=[1.0] * 7, score=[0.9] * 7, kl=[0.9] * 7
     )
     assert set(watch.alarms) == {"entropy", "zero_variance", "kl"}
-    assert "Raise --beta" in watch.alarms["entropy"]
+    assert "Raise beta=…" in watch.alarms["entropy"]
     assert "harder tasks" in watch.alarms["zero_variance"]
     assert watch.update(8, {"entropy": 0.1}) == []
     assert (
@@ -423,304 +279,3 @@ def test_convergence_requires_no_difference_and_little_noise() -> None:
     assert seen(reward=flat + flat).converged is True
     assert seen(reward=[0.1 * at for at in range(20)]).converged is False
     assert seen(reward=[0.0, 1.0] * 10).converged is False  # no difference, but too noisy to tell
-
-
-# -- the trainer
-
-
-def arguments(folder: Path, **more: Any) -> Any:
-    from trl import GRPOConfig
-
-    settings: dict[str, Any] = {
-        "output_dir": str(folder), "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
-        "steps_per_generation": 2,
-        "num_generations": 4, "max_completion_length": 8, "max_steps": 3, "learning_rate": 1e-2, "report_to": "none",
-        "use_cpu": True,
-        "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, "seed": 3, "lr_scheduler_type": "constant",
-        "loss_type": "dapo",
-        "scale_rewards": "group", "bf16": False,
-    }  # fmt: skip
-    return GRPOConfig(**{**settings, **more})
-
-
-@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 20), st.integers(0, 3))
-def test_tasks_are_sampled_without_repetition_until_all_were_used(
-    tasks: int, spare: int, steps: int, seed: int
-) -> None:
-    items, config = tasks + spare - 1, PolicySettings(prompts_per_step=tasks, steps=steps, seed=seed)
-    order = task_order(items, config)
-    assert len(order) == tasks * steps
-    assert all(len(set(order[at : at + tasks])) == tasks for at in range(0, len(order), tasks))
-    assert all(set(order[at : at + items]) == set(range(items)) for at in range(0, len(order) - items + 1, items))
-
-
-def logged(model: Path, folder: Path, rows: list[Row], parts: int, **more: Any) -> list[dict[str, float]]:
-    """What three steps on these rows tell, eight rollouts a step in so many parts."""
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from assay.optimizers.finetuning.trl_trainer import Batch, TransitionTrainer
-
-    shares = {
-        "per_device_train_batch_size": 8 // parts,
-        "gradient_accumulation_steps": parts,
-        "steps_per_generation": parts,
-    }
-    trainer = TransitionTrainer(
-        model=AutoModelForCausalLM.from_pretrained(model), args=arguments(folder / str(parts), **shares, **more),
-        train_dataset=Dataset.from_list([{"prompt": "", "index": at} for at in range(4)]),
-        processing_class=AutoTokenizer.from_pretrained(model), collect=lambda inputs, trainer: Batch(rows),
-    )  # fmt: skip
-    trainer.train()
-    return [line for line in trainer.state.log_history if "entropy" in line]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo"])
-def test_padding_rows_of_a_batch_do_not_change_the_loss(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
-    rows = [
-        Row(turn=0, prompt_ids=[5, 6], completion_ids=[7, at], trained=[True, True], advantage=1.0) for at in (8, 9)
-    ]
-    unsplit, shared = (logged(tiny_model, tmp_path, rows, parts, loss_type=loss_type, beta=0.5) for parts in (1, 8))
-    assert unsplit[0]["entropy"] > 1
-    assert unsplit[-1]["kl"] > 0
-    for many, alone in zip(shared, unsplit, strict=True):
-        for name in ("entropy", "kl", "grad_norm"):
-            assert many[name] == pytest.approx(alone[name], rel=1e-3, abs=1e-6), name
-
-
-@pytest.mark.slow
-def test_a_mean_over_parts_is_not_reduced_by_padding(tiny_model: Path, tmp_path: Path) -> None:
-    rows = [
-        Row(turn=0, prompt_ids=[5, 6], completion_ids=[7, 8], trained=[True, True], advantage=1.0) for _ in range(9)
-    ]
-    unsplit, shared = (
-        logged(tiny_model, tmp_path, rows, parts, loss_type="bnpo") for parts in (1, 8)
-    )  # parts of two: most likely, some are blank
-    assert [line["grad_norm"] for line in shared] == pytest.approx([line["grad_norm"] for line in unsplit], rel=1e-3)
-
-
-@pytest.mark.parametrize("vllm", [True, False])
-def test_every_process_sends_vllm_the_same_number_of_requests(monkeypatch: pytest.MonkeyPatch, vllm: bool) -> None:
-    import types
-
-    from assay.optimizers.finetuning import engines
-    from assay.optimizers.finetuning import trl_trainer as trainer
-
-    counts: list[int] = []
-
-    class Asking:
-        class _tokenizer:
-            eos_token_id = pad_token_id = 0
-
-            @staticmethod
-            def apply_chat_template(messages: Any, **_: Any) -> list[int]:
-                return [len(messages)]
-
-            @staticmethod
-            def decode(ids: list[int], **_: Any) -> str:
-                return "4"
-
-        use_vllm = vllm
-
-        def _generate_single_turn(self, prompts: list[list[int]], *_: Any) -> Any:
-            counts.append(len(prompts))
-            return [[7, 0]] * len(prompts), None
-
-    def with_second_process(items: list[Any]) -> list[Any]:
-        """With a process that has five questions while this one has any."""
-        return [*items, True] if isinstance(items[0], bool) else [*items, 5 if items[0] else 0]
-
-    monkeypatch.setattr(trainer, "over_ranks", with_second_process)
-    engine = engines.TrainerPolicy("tiny", max_completion=4)
-    engine.sync(Asking())
-    monkeypatch.setattr(
-        engines, "_calls", lambda runs, session: [lambda: engine.lm(messages=[{"role": "user", "content": "2+2?"}])] * 2
-    )
-    played = engine.play([(None, None)] * 2, types.SimpleNamespace())  # type: ignore[arg-type, list-item]
-    assert len(played) == 2
-    assert counts == [5 if vllm else 2]
-
-
-@pytest.mark.slow
-def test_the_reference_model_is_the_base(tiny_model: Path) -> None:
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    from assay.optimizers.finetuning.engines import TrainerPolicy
-
-    def logits(of: Any) -> Any:
-        with torch.no_grad():
-            return of(torch.tensor([[5, 6, 7]])).logits
-
-    base = AutoModelForCausalLM.from_pretrained(tiny_model)
-    before = logits(base)
-    model = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
-    after, engine = logits(model), TrainerPolicy(str(tiny_model))
-    engine.sync(
-        SimpleNamespace(model=model, accelerator=SimpleNamespace(unwrap_model=lambda wrapped: wrapped), _tokenizer=None)
-    )
-    with engine.before():
-        assert torch.equal(logits(model), before)
-        model.merge_adapter()  # as TRL does for vLLM
-        assert torch.allclose(logits(model), before)
-        model.unmerge_adapter()
-    assert torch.allclose(logits(model), after)
-    assert not torch.allclose(before, after)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("more", "lean"),
-    [
-        ({}, False),
-        ({}, True),
-        ({"beta": 0.1}, False),
-        ({"loss_type": "cispo", "epsilon_high": 5.0}, False),
-        ({"num_iterations": 2}, False),
-    ],
-    ids=["plain", "lean head", "kl", "cispo", "twice"],
-)
-def test_on_single_calls_the_trainer_equals_stock_grpo(
-    tiny_model: Path, tmp_path: Path, more: dict[str, Any], lean: bool
-) -> None:
-    import torch
-    from datasets import Dataset
-    from peft import LoraConfig
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl import GRPOTrainer
-
-    from assay.optimizers.finetuning.base import lean_head
-    from assay.optimizers.finetuning.trl_trainer import Batch, TransitionTrainer
-
-    def spread(completions: list[Any], completion_ids: list[list[int]], index: list[int], **_: Any) -> list[float]:
-        """A reward that no two completions share, but for those of every third prompt."""
-        flat = [at % 3 == 2 for at in index]
-        sums = [(sum(n * token for n, token in enumerate(ids, 1)) % 997) / 997 for ids in completion_ids]
-        return [0.5 if same else value for same, value in zip(flat, sums, strict=True)]
-
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    rows = Dataset.from_list(
-        [{"prompt": [{"role": "user", "content": f"How much is {at} + 1?"}], "index": at} for at in range(8)]
-    )
-    lora = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
-    made: list[list[tuple[list[int], list[int], float]]] = []
-    more = {
-        "optim": "sgd",
-        "learning_rate": 0.5,
-        **more,
-    }  # Adam moves weights as far for a gradient that is mere rounding
-
-    class Stock(GRPOTrainer):  # type: ignore[misc]
-        def _generate_and_score_completions(self, inputs: Any) -> Any:
-            out = super()._generate_and_score_completions(inputs)
-            ids = [
-                [
-                    tokens[mask.bool()].tolist()
-                    for tokens, mask in zip(out[f"{part}_ids"], out[f"{part}_mask"], strict=True)
-                ]
-                for part in ("prompt", "completion")
-            ]
-            made.append(list(zip(*ids, spread([], ids[1], [example["index"] for example in inputs]), strict=True)))
-            return out
-
-    def model() -> Any:
-        torch.manual_seed(0)
-        return AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-
-    stock = Stock(
-        model=model(),
-        args=arguments(tmp_path / "a", **more),
-        train_dataset=rows,
-        processing_class=tokenizer,
-        peft_config=lora,
-        reward_funcs=spread,
-    )
-    stock.train()
-    replay = iter(made)
-
-    def collect(inputs: list[dict[str, Any]], trainer: Any) -> Batch:
-        batch = [
-            Trajectory(
-                group=str(at // 4),
-                rollout=str(at),
-                rewards=[reward],
-                rows=[Row(turn=0, prompt_ids=p, completion_ids=c, trained=[True] * len(c))],
-            )
-            for at, (p, c, reward) in enumerate(next(replay))
-        ]
-        rows_with_credit, flat = assign_credit(batch, PolicySettings(), ValueMemory()).apply_to(batch, Counter())
-        dropped.append(len(flat))
-        return Batch(rows_with_credit, flat)
-
-    dropped: list[int] = []
-    transition_trainer = TransitionTrainer(
-        model=model(),
-        args=arguments(tmp_path / "b", **more),
-        train_dataset=rows,
-        processing_class=tokenizer,
-        peft_config=lora,
-        collect=collect,
-    )
-    start = {name: value.clone() for name, value in transition_trainer.model.named_parameters() if value.requires_grad}
-    with lean_head() if lean else nullcontext():
-        transition_trainer.train()
-    reference = dict(stock.model.named_parameters())
-    moved = max(
-        (value - start[name]).abs().max().item()
-        for name, value in transition_trainer.model.named_parameters()
-        if value.requires_grad
-    )
-    apart = max(
-        (value - reference[name]).abs().max().item()
-        for name, value in transition_trainer.model.named_parameters()
-        if value.requires_grad
-    )
-    assert moved > 1e-3
-    assert sum(dropped) == 4 * len([at for at in dropped if at])  # whole groups
-    assert any(dropped)
-    assert apart < 1e-4 * moved, f"{apart} apart after a move of {moved}"
-
-
-@pytest.mark.slow
-def test_two_processes_train_like_one(tiny_model: Path, tmp_path: Path) -> None:
-    script = str(Path(__file__).parent / "two_processes.py")
-    results = []
-    launch = [
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        "2",
-        "--master_addr",
-        "127.0.0.1",
-        "--master_port",
-        "0",
-        "--standalone",
-    ]
-    for number, words in ((1, []), (2, launch)):
-        out = tmp_path / f"{number}.json"
-        done = subprocess.run(
-            [sys.executable, *words, script, str(tiny_model), str(out)],
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        results.append(json.loads(out.read_text()))
-    first, two = results
-    assert [list(step) for step in first["advantages"]] == [list(step) for step in two["advantages"]]
-    for step, other in zip(first["advantages"], two["advantages"], strict=True):
-        for name, turns in step.items():
-            assert turns == pytest.approx(other[name], abs=1e-12)
-    apart = max(
-        abs(a - b)
-        for name in first["weights"]
-        for a, b in zip(first["weights"][name], two["weights"][name], strict=True)
-    )
-    moved = max(
-        abs(value) for name, values in first["weights"].items() if "lora_B" in name for value in values
-    )  # from 0
-    assert moved > 1e-3
-    assert apart < 1e-4 * moved, f"{apart} apart after a move of {moved}"

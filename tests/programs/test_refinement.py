@@ -84,6 +84,8 @@ def test_an_unchanged_answer_ends_the_rounds() -> None:
     [
         (lambda *_: None, "could not decide"),
         (lambda *_: 7, "not a grade between 0 and 1"),
+        (lambda *_: "yes", "the verifier returned 'yes', not a grade between 0 and 1"),
+        (lambda *_: [0.5], "not a grade between 0 and 1"),
         (lambda *_: 1 / 0, "the verifier failed: ZeroDivisionError"),
     ],
 )

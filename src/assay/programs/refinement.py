@@ -213,10 +213,14 @@ class Refine(Agent):
             return math.nan, f"the verifier failed: {error_text(error)}"
         if result is None:
             return math.nan, "the verifier could not decide"
-        grade = result if isinstance(result, Grade) else Grade(value=float(result))
-        if not 0 <= grade.value <= 1:
-            return math.nan, f"the verifier returned {grade.value!r}, not a grade between 0 and 1"
-        return float(grade.value), grade.reason
+        value, reason = (result.value, result.reason) if isinstance(result, Grade) else (result, "")
+        try:
+            grade = float(value)
+        except (TypeError, ValueError):
+            grade = math.nan
+        if not 0 <= grade <= 1:
+            return math.nan, f"the verifier returned {value!r}, not a grade between 0 and 1"
+        return grade, reason
 
 
 class _Held:
