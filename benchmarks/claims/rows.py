@@ -126,6 +126,7 @@ ROWS = (
         measurement="tool_use",
         enough=1,
         cells=share("abstention", least=0.9),
+        note="reached by an agent that hardly calls any tool, so it says little without the row above.",
     ),
     Row(
         name="thinking",
@@ -136,7 +137,8 @@ ROWS = (
         note="two of three tasks are a bare number, for which the agent needs no tool and no thought; the others are "
         "chains of two or three terms, on which it calls the calculator mostly only after a thought. With six "
         "demonstrations instead of ten, no policy kept the score of all 80 val tasks of seed 0, so that none was "
-        "chosen. Of all tokens a policy saves none here: a probe repeats a long prompt to save a thought of ten tokens.",
+        "chosen. A policy saves none of all tokens here: a probe repeats a long prompt to save a thought of ten "
+        "tokens.",
         enough=1,
     ),
     Row(
