@@ -138,11 +138,11 @@ ROWS = (
         note="two of three tasks are a bare number, for which the agent needs no tool and no thought; the others are "
         "chains of two or three terms, on which it calls the calculator mostly only after a thought. With six "
         "demonstrations instead of ten, no policy kept the score of all 80 val tasks of seed 0, so that none was "
-        "chosen. The mean loss on 80 val tasks is too coarse a rule for a margin of 1 point: seed 0 got the threshold "
-        "0.985 and lost 1 of 200 tasks, seed 1 got 0.95, which lost none on val and 5 of 200 here. A policy saves hardly "
-        "any of all tokens: a probe repeats a long prompt to save a thought of ten tokens. Also tried: `classify` with "
-        "the results as labels on chains of 2 to 3 terms without a tool (57 % and 7 % right without a thought, 29 % and "
-        "14 % with one, n = 14 each): this model cannot add in its thoughts.",
+        "chosen. The mean loss on 80 val tasks is too coarse a rule for a margin of 1 point: seed 0 got the "
+        "threshold 0.985 and lost 1 of 200 tasks, seed 1 got 0.95, which lost none on val and 5 of 200 here. A "
+        "policy saves hardly any of all tokens: a probe repeats a long prompt to save a thought of ten tokens. Also "
+        "tried: `classify` with the results as labels on chains of 2 to 3 terms without a tool (57 % and 7 % right "
+        "without a thought, 29 % and 14 % with one, n = 14 each): this model cannot add in its thoughts.",
         enough=1,
     ),
     Row(
