@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from claims.table import Cells, Records, Row, cheaper, effort, gain, kept, relative, revised, share, statements
+from claims.table import Row, cheaper, effort, gain, kept, relative, revised, share, statements
 
 
 @dataclass(frozen=True)
 class Group:
-    """A measurement. `module` in `claims` has its function `measure`; None if there is none yet."""
+    """A measurement. `module` in `claims` has its function `measure`."""
 
-    module: str | None
+    module: str
     stronger: bool = False  # needs the stronger model
 
 
@@ -28,10 +28,6 @@ GROUPS = {
     "forgetting": Group("other_task"),
     "code_repair": Group("code_repair", stronger=True),
 }
-
-
-def _none(records: Records) -> Cells:
-    raise NotImplementedError("this row has no measurement yet")
 
 
 ROWS = (
