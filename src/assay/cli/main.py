@@ -17,6 +17,7 @@ _COMMANDS = {
     "collect": "Collect groups of scored rollouts.",
     "compare": "Compare two programs or artifacts, paired, task by task.",
     "compile": "Compile a program's prompts against a rubric.",
+    "deploy": "Roll a version out in stages: simulate.",
     "evaluate": "Score a program or an artifact.",
     "export": "Write training data, checked by gates: sft, grpo, preferences, transitions.",
     "init": "Write a project: program, rubric, data and assay.toml.",

@@ -27,6 +27,7 @@ from assay.runs.settings import (
     JudgeScoreSettings,
     RunSettings,
     ServeSettings,
+    SimulateSettings,
     TrainSettings,
     TuneSettings,
 )
@@ -57,6 +58,7 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "judge score": (JudgeScoreSettings,),
     "judge drift": (JudgeDriftSettings,),
     "serve": (ServeSettings,),
+    "deploy simulate": (SimulateSettings,),
 }
 GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
 

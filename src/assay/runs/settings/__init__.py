@@ -11,6 +11,7 @@ from assay.runs.settings.commands import (
     ImproveSettings,
     RunSettings,
 )
+from assay.runs.settings.deploy import SimulateSettings
 from assay.runs.settings.export import ExportSettings
 from assay.runs.settings.judge import JudgeAuditSettings, JudgeCompileSettings, JudgeDriftSettings, JudgeScoreSettings
 from assay.runs.settings.serve import ServeSettings
@@ -35,6 +36,7 @@ __all__ = [
     "ProgramSettings",
     "RunSettings",
     "ServeSettings",
+    "SimulateSettings",
     "TrainSettings",
     "TuneSettings",
 ]

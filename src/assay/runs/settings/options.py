@@ -24,6 +24,7 @@ __all__ = [
     "OfflineOptions",
     "PlanOptions",
     "RunOptions",
+    "SimulateOptions",
     "TrainOptions",
     "TuneOptions",
 ]
@@ -312,3 +313,23 @@ class PlanOptions(ImproveOptions, _Curriculum, total=False):
     n: int
     samples: int
     trials: int
+
+
+class SimulateOptions(TypedDict, total=False):
+    """Settings of `assay.api.deploy.simulate.simulate_plan`."""
+
+    base: float
+    effect: float
+    drift: float
+    novelty: float
+    delay_s: float
+    missing: float
+    task_types: int
+    users: int
+    heavy: float
+    user_spread: float
+    plan: str | None
+    runs: int
+    seed: int
+    interval: int
+    goal: float | None
