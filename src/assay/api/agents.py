@@ -9,13 +9,18 @@ import dspy
 from assay.errors import ConfigError
 from assay.evaluation import Progress
 from assay.programs.foreign.agent import ForeignAgent
+from assay.programs.foreign.remote import RemoteRunner
 from assay.programs.foreign.runners import CallableRunner, runner_of
 from assay.programs.loading import full_name
 from assay.runs.settings import TrainSettings
 from assay.sources.modules import qualified_name
 from assay.traces import Store
+from assay.traces.gateway.leases import Leases
+from assay.traces.gateway.policy import PolicyGateway
 
-__all__ = ["address_of", "agent_program", "serving"]
+__all__ = ["REMOTE", "address_of", "agent_program", "serving"]
+
+REMOTE = "remote"  # the agent runs on machines that ask for tasks
 
 
 def agent_program(agent: str | Callable[..., Any] | None, program: str | dspy.Module | None) -> str | dspy.Module:
@@ -30,7 +35,7 @@ def agent_program(agent: str | Callable[..., Any] | None, program: str | dspy.Mo
         raise ConfigError("give either a program or an agent to train", flag="PROGRAM, --agent")
     if not isinstance(agent, str):
         return ForeignAgent(qualified_name(agent), CallableRunner(agent))
-    return ForeignAgent(agent, runner_of(agent))
+    return ForeignAgent(agent, RemoteRunner(Leases()) if agent == REMOTE else runner_of(agent))
 
 
 @contextmanager
@@ -47,11 +52,16 @@ def serving(
             raise ConfigError("agent_model and agent_key would have no effect: a program is trained, not an agent")
         yield
         return
-    from assay.traces.gateway.policy import PolicyGateway
-
     host, port = address_of(config.agent_listen)
     accepts = [config.agent_model] if config.agent_model else []
     gateway = PolicyGateway(store, config.policy.model, host=host, port=port, key=key, accepts=accepts)
+    if isinstance(program.runner, RemoteRunner):
+        if key is None:
+            raise ConfigError(
+                "runners on other machines need a key: give agent_key, and the same to `assay agent run`",
+                flag="--agent-key",
+            )
+        gateway.add_routes(program.runner.leases.add_to)
     program.gateway = gateway
     try:
         progress.say(f"{config.policy.model} is served to {program.name} at {gateway.address}/v1")

@@ -90,7 +90,7 @@ def train(
     Args:
         program: a name, an artifact's path (its prompts and demonstrations stay), or a `dspy.Module`.
         agent: in place of a program: a function of the task, `MODULE:CALLABLE` or a command; see `ForeignAgent`.
-        agent_key: key of the gateway, see `agent_listen`.
+        agent_key: key of the runners on other machines (`agent="remote"`), see `agent_listen`.
         data: None if the stages of a curriculum name their data.
         monitor: a second rubric that scores the rollouts and is not trained on.
         test: whether old and new weights are compared on the sealed test split at the end, for `validation`.

@@ -195,7 +195,8 @@ def _policy_options(algorithm: str) -> Decorator:
         click.option(
             "--agent-key",
             envvar="ASSAY_AGENT_KEY",
-            help="Key of the gateway, or $ASSAY_AGENT_KEY; required where --agent-listen is not loopback.",
+            help="Key that `assay agent run` sends, or $ASSAY_AGENT_KEY; required for --agent remote, and where "
+            "--agent-listen is not loopback.",
         ),
         _accelerate_option,
         store_option(),

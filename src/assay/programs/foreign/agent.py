@@ -12,6 +12,7 @@ import dspy
 from assay.errors import ConfigError, ProgramError
 from assay.models.limits import OverTime, given_up
 from assay.models.lm import LanguageModel
+from assay.programs.foreign.remote import RemoteRunner
 from assay.programs.foreign.runners import AgentRunner
 from assay.programs.foreign.tasks import AgentTask, RunnerLost
 from assay.traces import Rollout
@@ -95,9 +96,11 @@ class ForeignAgent(dspy.Module):  # type: ignore[misc]
     def notes(self) -> list[str]:
         """What happened to its runs, for a report."""
         late = self.gateway.late_calls if self.gateway is not None else 0
+        unused = self.runner.leases.late_results if isinstance(self.runner, RemoteRunner) else 0
         lines = {
             f"{self.counts['lost']} runs lost the process that ran the agent": self.counts["lost"],
             f"{self.counts['given up']} runs of the agent took too long and were ended": self.counts["given up"],
+            f"{unused} results of runners came after their task had ended, and were refused": unused,
             f"{late} calls of the agent came after its run had ended, and were refused": late,
         }
         return [line for line, count in lines.items() if count]

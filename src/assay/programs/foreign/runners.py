@@ -31,7 +31,7 @@ from assay.sources.modules import attribute_of
 __all__ = ["AgentRunner", "CallableRunner", "CommandRunner", "runner_of"]
 
 CHECK_S = 0.1  # longest time between two checks
-_KEYS = ("ASSAY_KEY", "ASSAY_UPSTREAM_KEY")  # with them an agent could set its own reward
+_KEYS = ("ASSAY_KEY", "ASSAY_AGENT_KEY", "ASSAY_UPSTREAM_KEY")  # with them an agent could set its own reward
 _STDERR_CHARS = 500
 
 

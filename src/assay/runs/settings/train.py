@@ -28,7 +28,8 @@ class TrainSettings(PolicySettings, CurriculumSettings):
     )
     agent: str | None = setting(
         None,
-        "Agent to train in place of a program: MODULE:CALLABLE or a command. It calls the policy at OPENAI_BASE_URL.",
+        "Agent to train in place of a program: MODULE:CALLABLE, a command, or remote for one that `assay agent run` "
+        "runs. It calls the policy at OPENAI_BASE_URL.",
         metavar="AGENT",
     )
     agent_model: str | None = setting(
