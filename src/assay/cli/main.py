@@ -14,6 +14,7 @@ from assay.support.scrubbing import scrub_logs, scrubbed
 __all__ = ["command_of", "how_to_continue", "main"]
 
 _COMMANDS = {
+    "agent": "Run somebody's agent for a training on another machine.",
     "collect": "Collect groups of scored rollouts.",
     "compare": "Compare two programs or artifacts, paired, task by task.",
     "compile": "Compile a program's prompts against a rubric.",

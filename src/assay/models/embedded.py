@@ -280,12 +280,18 @@ class PolicyBackend(LlamaBackend):
     `greedy` the likeliest token is taken.
     """
 
+    chat_fields = frozenset({"max_tokens", "stop", "response_format", "tools", "tool_choice", "parallel_tool_calls"})
+
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.sampling = dict(_UNTRUNCATED)
         base, adapters = with_adapters(name)
         self.base, self._ggufs = find_model(base), [adapter.gguf for adapter in adapters]
         self._before, self._before_sha = self.path, self.adapters
+
+    def chat(self, body: dict[str, Any]) -> dict[str, Any]:
+        """llama.cpp's reply to a chat request, with token ids and logprobs; instead of choices it may have an error."""
+        return dict(self._reply({**body, "stream": False, "logprobs": True, "top_logprobs": 1, **self.sampling}))
 
     def swap(self, adapter: Path | None, folder: Path | None = None) -> None:
         """Serve the model with this adapter from now on. No call may be in flight.

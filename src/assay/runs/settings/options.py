@@ -226,6 +226,8 @@ class TrainOptions(_Common, _Program, _Policy, _Curriculum, total=False):
     """The keywords of `assay.train`."""
 
     retention: Sequence[str]
+    agent_model: str | None
+    agent_listen: str
     judged_by_itself: bool
 
 

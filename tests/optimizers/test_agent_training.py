@@ -1,0 +1,125 @@
+"""Policy gradient training of agents that were written without assay."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import assay
+from assay.api.train import train
+from assay.cli.main import group
+from assay.errors import ConfigError
+from assay.traces import Store
+
+DATA = "arithmetic:terms=2-2&digits=1-1&size=60"
+SMALL: dict[str, Any] = {
+    "steps": 1,
+    "prompts_per_step": 2,
+    "num_generations": 2,
+    "lora_r": 2,
+    "max_completion": 8,
+    "evaluate_every": 0,
+    "sizes": {"test": 2, "val": 2},
+}
+AGENT = """
+import json, os, sys, urllib.request
+
+def ask(base, key, model, text):
+    body = {"model": model, "messages": [{"role": "user", "content": text}]}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    request = urllib.request.Request(f"{base}/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
+
+def solve(task):
+    where = task["base_url"], task["api_key"], task["model"]
+    draft = ask(*where, task["inputs"]["question"])
+    return {"answer": ask(*where, f"Draft: {draft} Answer:")}
+
+if __name__ == "__main__":
+    print(json.dumps(solve(json.load(sys.stdin))))
+"""
+
+
+def letters(task: Any, prediction: Any, rollout: Any) -> float:
+    """Something that answers of an untrained model differ in."""
+    return min(1.0, sum(character in "aeiou 0123" for character in str(prediction["answer"])[:10]) / 10)
+
+
+def rubric() -> assay.Rubric:
+    return assay.Rubric("letters", [assay.Criterion(name="letters", check=letters)])
+
+
+def _records(phase: str) -> list[Any]:
+    with Store(Path(".assay") / "assay.db") as store:
+        return [store.rollout(row.id) for row in store.rollouts(limit=None) if row.phase == phase]
+
+
+@pytest.mark.slow
+def test_an_agent_trains_the_embedded_model_whose_new_weights_answer_its_next_calls(embedded: str) -> None:
+    Path("agent.py").write_text(AGENT)
+    report = train(agent="agent.py:solve", rubric=rubric(), data=DATA, name="mine", model=embedded, **SMALL)
+    assert report.name == f"{embedded}+mine"
+    assert (report.steps, report.row_stats.rollouts, report.row_stats.calls) == (1, 4, 8)  # two calls a rollout
+    assert report.row_stats.left_out == {}
+    trained, tested = _records("train"), _records("test")
+    assert {rollout.program for rollout in trained} == {"agent.py:solve"}
+    assert all(len(rollout.transitions) == 2 and rollout.score is not None for rollout in [*trained, *tested])
+    adapters = {call.adapters for rollout in [*trained, *tested] for call in rollout.transitions}
+    assert len(adapters) == 3  # none before the training, LoRA's zeros in the first step, and its result
+    assert set(report.validation["solve"]) == {"greedy", "sampled"}
+
+
+@pytest.mark.slow
+def test_a_command_trains_a_model_that_the_trainer_itself_generates_with(tiny_model: Path) -> None:
+    Path("agent.py").write_text(AGENT)
+    report = train(
+        agent=f"{sys.executable} agent.py", rubric=rubric(), data=DATA, name="mine", model=str(tiny_model), **SMALL
+    )
+    assert (report.row_stats.rollouts, report.row_stats.calls) == (4, 8)
+    assert report.row_stats.left_out == {}
+    assert {call.model for rollout in _records("train") for call in rollout.transitions} == {str(tiny_model)}
+
+
+def test_an_agent_that_ignores_the_policy_ends_the_training_before_weights_are_loaded(embedded: str) -> None:
+    said: list[str] = []
+
+    class Progress(assay.evaluation.SilentProgress):  # type: ignore[misc]
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    with pytest.raises(ConfigError, match="without calling the model at its base URL"):
+        train(
+            agent=lambda task: "5", rubric=rubric(), data=DATA, name="mine", model=embedded, progress=Progress(),
+            **SMALL,
+        )  # fmt: skip
+    assert not [text for text in said if text.startswith("loading")]
+
+
+def test_settings_of_an_agent_are_refused_for_a_program(embedded: str) -> None:
+    with pytest.raises(ConfigError, match="agent_model and agent_key would have no effect"):
+        train("math_qa", rubric=rubric(), data=DATA, name="mine", model=embedded, agent_model="gpt-5", **SMALL)
+    with pytest.raises(ConfigError, match="either a program or an agent"):
+        train("math_qa", agent="agent.py:solve", rubric=rubric(), data=DATA, name="mine", model=embedded, **SMALL)
+    with pytest.raises(ConfigError, match="open to others"):
+        train(
+            agent=lambda task: "5", rubric=rubric(), data=DATA, name="mine", model=embedded,
+            agent_listen="0.0.0.0:0", **SMALL,
+        )  # fmt: skip
+    with pytest.raises(ConfigError, match="must be HOST:PORT"):
+        train(
+            agent=lambda task: "5", rubric=rubric(), data=DATA, name="mine", model=embedded, agent_listen="8000",
+            **SMALL,
+        )  # fmt: skip
+
+
+def test_the_command_line_takes_either_a_program_or_an_agent() -> None:
+    from click.testing import CliRunner
+
+    flags = ["--name", "mine", "--rubric", "math_qa", "--data", DATA]
+    neither = CliRunner().invoke(group, ["train", "grpo", *flags])
+    both = CliRunner().invoke(group, ["train", "grpo", "math_qa", "--agent", "agent.py:solve", *flags])
+    assert neither.exit_code == both.exit_code == 2
+    assert "give a PROGRAM, or an agent with --agent" in neither.output
+    assert "either a PROGRAM or --agent" in both.output
