@@ -25,6 +25,7 @@ GROUPS = {
     "thinking_stronger": Group("thinking_stronger", stronger=True),
     "minimal_edits": Group("hacking"),
     "rubric_training": Group("rubric_training"),
+    "forgetting": Group("other_task"),
     "code_repair": Group("code_repair", stronger=True),
 }
 
@@ -165,7 +166,7 @@ ROWS = (
         name="forgetting",
         claim="another task after training: nothing forgotten",
         goal="no significant loss",
-        measurement="minimal_edits",
+        measurement="forgetting",
         cells=kept("other"),
         note="the city that a sentence names, from four demonstrations, by the embedded model as it comes and after "
         "the training of `hack_rate` with the criteria. A task near to that training is not safe: in a first run of "
