@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from assay.programs.mcp_servers import McpServer
     from assay.programs.parameters import RANGES, AgentParameters
     from assay.programs.refinement import Refine
+    from assay.programs.retrieval import DocumentIndex, Passage, Retriever, TextRetriever
     from assay.programs.shipped import Classify, Extract, MathQA
     from assay.programs.state import program_state, program_version, restore_program
     from assay.programs.tool_user import ToolUser
@@ -28,6 +29,7 @@ else:
             "mcp_servers": "McpServer",
             "parameters": "RANGES AgentParameters",
             "refinement": "Refine",
+            "retrieval": "DocumentIndex Passage Retriever TextRetriever",
             "shipped": "Classify Extract MathQA",
             "state": "program_state program_version restore_program",
             "tool_user": "ToolUser",
@@ -43,12 +45,16 @@ __all__ = [
     "BaseAgent",
     "Classify",
     "CodeRepair",
+    "DocumentIndex",
     "Extract",
     "LeanAdapter",
     "MathQA",
     "McpServer",
+    "Passage",
     "Refine",
+    "Retriever",
     "SchemaAdapter",
+    "TextRetriever",
     "ThinkingPolicy",
     "ToolAgent",
     "ToolUser",
