@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from assay.programs.agent import Agent, BaseAgent, ToolAgent
     from assay.programs.allocation import ThinkingPolicy
     from assay.programs.code_repair import CodeRepair
+    from assay.programs.document_answers import AnswerFromDocuments
     from assay.programs.loading import SHIPPED, load_program, program_inputs
     from assay.programs.mcp_servers import McpServer
     from assay.programs.parameters import RANGES, AgentParameters
@@ -25,6 +26,7 @@ else:
             "agent": "Agent BaseAgent ToolAgent",
             "allocation": "ThinkingPolicy",
             "code_repair": "CodeRepair",
+            "document_answers": "AnswerFromDocuments",
             "loading": "SHIPPED load_program program_inputs",
             "mcp_servers": "McpServer",
             "parameters": "RANGES AgentParameters",
@@ -42,6 +44,7 @@ __all__ = [
     "SHIPPED",
     "Agent",
     "AgentParameters",
+    "AnswerFromDocuments",
     "BaseAgent",
     "Classify",
     "CodeRepair",
