@@ -9,10 +9,12 @@ if TYPE_CHECKING:
     from assay.programs.agent import Agent, BaseAgent, ToolAgent
     from assay.programs.allocation import ThinkingPolicy
     from assay.programs.code_repair import CodeRepair
+    from assay.programs.document_answers import AnswerFromDocuments
     from assay.programs.loading import SHIPPED, load_program, program_inputs
     from assay.programs.mcp_servers import McpServer
     from assay.programs.parameters import RANGES, AgentParameters
     from assay.programs.refinement import Refine
+    from assay.programs.retrieval import DocumentIndex, Passage, Retriever, TextRetriever
     from assay.programs.shipped import Classify, Extract, MathQA
     from assay.programs.state import program_state, program_version, restore_program
     from assay.programs.tool_user import ToolUser
@@ -24,10 +26,12 @@ else:
             "agent": "Agent BaseAgent ToolAgent",
             "allocation": "ThinkingPolicy",
             "code_repair": "CodeRepair",
+            "document_answers": "AnswerFromDocuments",
             "loading": "SHIPPED load_program program_inputs",
             "mcp_servers": "McpServer",
             "parameters": "RANGES AgentParameters",
             "refinement": "Refine",
+            "retrieval": "DocumentIndex Passage Retriever TextRetriever",
             "shipped": "Classify Extract MathQA",
             "state": "program_state program_version restore_program",
             "tool_user": "ToolUser",
@@ -40,15 +44,20 @@ __all__ = [
     "SHIPPED",
     "Agent",
     "AgentParameters",
+    "AnswerFromDocuments",
     "BaseAgent",
     "Classify",
     "CodeRepair",
+    "DocumentIndex",
     "Extract",
     "LeanAdapter",
     "MathQA",
     "McpServer",
+    "Passage",
     "Refine",
+    "Retriever",
     "SchemaAdapter",
+    "TextRetriever",
     "ThinkingPolicy",
     "ToolAgent",
     "ToolUser",

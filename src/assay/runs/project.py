@@ -21,6 +21,7 @@ from assay.runs.settings import (
     ExportSettings,
     ImpactSettings,
     ImproveSettings,
+    IndexSettings,
     JudgeAuditSettings,
     JudgeCompileSettings,
     JudgeDriftSettings,
@@ -57,6 +58,7 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "judge score": (JudgeScoreSettings,),
     "judge drift": (JudgeDriftSettings,),
     "serve": (ServeSettings,),
+    "index": (IndexSettings,),
 }
 GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
 

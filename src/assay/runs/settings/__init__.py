@@ -12,6 +12,7 @@ from assay.runs.settings.commands import (
     RunSettings,
 )
 from assay.runs.settings.export import ExportSettings
+from assay.runs.settings.index import IndexSettings
 from assay.runs.settings.judge import JudgeAuditSettings, JudgeCompileSettings, JudgeDriftSettings, JudgeScoreSettings
 from assay.runs.settings.serve import ServeSettings
 from assay.runs.settings.shared import DEFAULT_MODEL, CommonSettings, ProgramSettings
@@ -28,6 +29,7 @@ __all__ = [
     "ExportSettings",
     "ImpactSettings",
     "ImproveSettings",
+    "IndexSettings",
     "JudgeAuditSettings",
     "JudgeCompileSettings",
     "JudgeDriftSettings",

@@ -17,6 +17,7 @@ __all__ = [
     "ExportOptions",
     "ImpactOptions",
     "ImproveOptions",
+    "IndexOptions",
     "JudgeAuditOptions",
     "JudgeCompileOptions",
     "JudgeDriftOptions",
@@ -246,6 +247,15 @@ class JudgeScoreOptions(_Common, _Cache, total=False):
 
 class JudgeDriftOptions(JudgeScoreOptions, total=False):
     """The keywords of `replay_anchors`."""
+
+
+class IndexOptions(TypedDict, total=False):
+    """The keywords of `assay.index`, except `embedder`, which may be an object."""
+
+    name: str
+    passage_chars: int
+    max_file_mb: int
+    remove: bool
 
 
 class JudgeAuditOptions(JudgeScoreOptions, total=False):
