@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from assay.programs.agent import Agent, BaseAgent, ToolAgent
     from assay.programs.allocation import ThinkingPolicy
     from assay.programs.code_repair import CodeRepair
+    from assay.programs.environments.agent import EnvironmentAgent
+    from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction, environment_seed
+    from assay.programs.environments.gym import GymEnvironment
     from assay.programs.loading import SHIPPED, load_program, program_inputs
     from assay.programs.mcp_servers import McpServer
     from assay.programs.parameters import RANGES, AgentParameters
@@ -24,6 +27,9 @@ else:
             "agent": "Agent BaseAgent ToolAgent",
             "allocation": "ThinkingPolicy",
             "code_repair": "CodeRepair",
+            "environments.agent": "EnvironmentAgent",
+            "environments.base": "Environment EnvironmentStep InvalidAction environment_seed",
+            "environments.gym": "GymEnvironment",
             "loading": "SHIPPED load_program program_inputs",
             "mcp_servers": "McpServer",
             "parameters": "RANGES AgentParameters",
@@ -43,7 +49,12 @@ __all__ = [
     "BaseAgent",
     "Classify",
     "CodeRepair",
+    "Environment",
+    "EnvironmentAgent",
+    "EnvironmentStep",
     "Extract",
+    "GymEnvironment",
+    "InvalidAction",
     "LeanAdapter",
     "MathQA",
     "McpServer",
@@ -52,6 +63,7 @@ __all__ = [
     "ThinkingPolicy",
     "ToolAgent",
     "ToolUser",
+    "environment_seed",
     "load_program",
     "make_adapter",
     "program_inputs",
