@@ -21,6 +21,8 @@ GROUPS = {
     "thinking": Group("thinking"),
     "bfcl": Group("bfcl"),
     "tool_use": Group("tool_use"),
+    "game": Group("game"),
+    "yields": Group("yields"),
     "thinking_stronger": Group(None, stronger=True),
     "minimal_edits": Group(None),
     "rubric_training": Group(None),
@@ -149,6 +151,25 @@ ROWS = (
         goal="no significant loss",
         measurement="forgetting",
         cells=_none,
+    ),
+    Row(
+        name="game",
+        claim="Nim against an opponent: games won, trained on its own wins",
+        goal="interval above zero",
+        measurement="game",
+        cells=gain("won", least=0.0),
+        note="5 to 11 sticks, and an opponent that makes the best move half of the time. Every game can be won. The "
+        "plain agent plays 240 games of train tasks at temperature 1; the moves of those that it won are trained on.",
+    ),
+    Row(
+        name="experiment",
+        claim="experiment with noisy outcomes: yield of the last plan, trained on its own best experiments",
+        goal="interval above zero",
+        measurement="yields",
+        cells=gain("yield", least=0.0),
+        note="yield without noise, as a share of the best plan's. Three trials, of which the last one counts. The "
+        "plain agent makes 192 experiments of train tasks at temperature 1; those with a score of at least 0.75 are "
+        "trained on.",
     ),
     Row(
         name="bfcl_simple",

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.datasets.bfcl import bfcl_rows
+from assay.datasets.experiments import experiment_rows
+from assay.datasets.games import nim_rows
 from assay.datasets.memory import PREFIX, rows_in_memory
 from assay.datasets.parquet import parquet_rows
 from assay.datasets.specs import Row, number_of, options_of, registered
@@ -32,7 +34,8 @@ def iter_rows(spec: str) -> Iterator[Row]:
             `hf:org/name[:config][:split]`; `reasoning_gym:name?size=&seed=&…`;
             `arithmetic:terms=2-3&digits=2-3&ops=+-*&size=&seed=`; `mutants:MODULE_OR_FILE?size=&seed=`
             (`assay.api.mutants`); `bfcl:CATEGORY?size=&seed=&path=` (`assay.datasets.bfcl`);
-            `tools:STAGE?size=&seed=` (`assay.datasets.tools`).
+            `tools:STAGE?size=&seed=` (`assay.datasets.tools`); `nim:size=&seed=&sticks=&most=&skill=`
+            (`assay.datasets.games`); `experiment:size=&seed=&trials=&noise=` (`assay.datasets.experiments`).
     Raises:
         DataError: unknown kind, missing file, or a row that cannot be read (the message names file and line).
         MissingExtra: the source needs a package that is not installed.
@@ -50,6 +53,10 @@ def iter_rows(spec: str) -> Iterator[Row]:
         return _tools(rest)
     if kind == "bfcl":
         return _bfcl(rest)
+    if kind == "nim":
+        return nim_rows(rest)
+    if kind == "experiment":
+        return experiment_rows(rest)
     if (reader := registered(kind)) is not None:
         return reader(rest)
     path = Path(spec)
@@ -63,7 +70,7 @@ def iter_rows(spec: str) -> Iterator[Row]:
     if path.suffix.lower() not in readers:
         raise DataError(
             f"cannot tell what {spec!r} is: expected a file ending in {', '.join(readers)}, "
-            "or hf:…, reasoning_gym:…, bfcl:…, arithmetic:…, mutants:…, tools:…, curriculum:…"
+            "or hf:…, reasoning_gym:…, bfcl:…, arithmetic:…, mutants:…, tools:…, nim:…, experiment:…, curriculum:…"
         )
     if not path.is_file():
         raise DataError(f"no such file: {path}")

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from assay.programs.code_repair import CodeRepair
     from assay.programs.environments.agent import EnvironmentAgent
     from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction, environment_seed
+    from assay.programs.environments.experiment import Experimenter
     from assay.programs.environments.gym import GymEnvironment
+    from assay.programs.environments.nim import NimPlayer
     from assay.programs.loading import SHIPPED, load_program, program_inputs
     from assay.programs.mcp_servers import McpServer
     from assay.programs.parameters import RANGES, AgentParameters
@@ -29,7 +31,9 @@ else:
             "code_repair": "CodeRepair",
             "environments.agent": "EnvironmentAgent",
             "environments.base": "Environment EnvironmentStep InvalidAction environment_seed",
+            "environments.experiment": "Experimenter",
             "environments.gym": "GymEnvironment",
+            "environments.nim": "NimPlayer",
             "loading": "SHIPPED load_program program_inputs",
             "mcp_servers": "McpServer",
             "parameters": "RANGES AgentParameters",
@@ -52,12 +56,14 @@ __all__ = [
     "Environment",
     "EnvironmentAgent",
     "EnvironmentStep",
+    "Experimenter",
     "Extract",
     "GymEnvironment",
     "InvalidAction",
     "LeanAdapter",
     "MathQA",
     "McpServer",
+    "NimPlayer",
     "Refine",
     "SchemaAdapter",
     "ThinkingPolicy",

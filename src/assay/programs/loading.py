@@ -15,6 +15,8 @@ from assay.errors import ArtifactError, ProgramError
 from assay.programs.agent import Agent, BaseAgent
 from assay.programs.code_repair import CodeRepair
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos
+from assay.programs.environments.experiment import Experimenter
+from assay.programs.environments.nim import NimPlayer
 from assay.programs.shipped import Classify, Extract, MathQA
 from assay.programs.tool_user import ToolUser
 from assay.programs.wrapping import AgentProgram, FunctionProgram, takes_inputs, with_forward
@@ -30,6 +32,8 @@ SHIPPED: dict[str, type[Agent]] = {
     "extract": Extract,
     "code_repair": CodeRepair,
     "tool_user": ToolUser,
+    "nim": NimPlayer,
+    "experiment": Experimenter,
 }
 
 
