@@ -164,7 +164,7 @@ def _setting(item: "dataclasses.Field[Any]", texts: Mapping[str, str]) -> str:
 
 
 def _checks_page() -> str:
-    from assay.rubrics import checks, environments, steps, tested, tools
+    from assay.rubrics import checks, environments, sql, steps, tested, tools
     from assay.rubrics.code import checks as code_checks
 
     return f"""# Checks
@@ -194,6 +194,11 @@ default the one that the task expects.
 {docstring(environments)}
 
 {_check_list(environments)}
+## Checks of SQL queries
+
+{docstring(sql)}
+
+{_check_list(sql)}
 ## Checks of a step
 
 For criteria with `scope: step`: the grade is of one LM call.

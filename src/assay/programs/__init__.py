@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from assay.programs.parameters import RANGES, AgentParameters
     from assay.programs.refinement import Refine
     from assay.programs.shipped import Classify, Extract, MathQA
+    from assay.programs.sql.agent import TextToSQL
+    from assay.programs.sql.opening import open_database
     from assay.programs.state import program_state, program_version, restore_program
     from assay.programs.tool_user import ToolUser
 else:
@@ -39,6 +41,8 @@ else:
             "parameters": "RANGES AgentParameters",
             "refinement": "Refine",
             "shipped": "Classify Extract MathQA",
+            "sql.agent": "TextToSQL",
+            "sql.opening": "open_database",
             "state": "program_state program_version restore_program",
             "tool_user": "ToolUser",
         },
@@ -66,12 +70,14 @@ __all__ = [
     "NimPlayer",
     "Refine",
     "SchemaAdapter",
+    "TextToSQL",
     "ThinkingPolicy",
     "ToolAgent",
     "ToolUser",
     "environment_seed",
     "load_program",
     "make_adapter",
+    "open_database",
     "program_inputs",
     "program_state",
     "program_version",

@@ -18,6 +18,7 @@ from assay.programs.compose import Configured, EnsembleProgram, NearestDemos
 from assay.programs.environments.experiment import Experimenter
 from assay.programs.environments.nim import NimPlayer
 from assay.programs.shipped import Classify, Extract, MathQA
+from assay.programs.sql.agent import TextToSQL
 from assay.programs.tool_user import ToolUser
 from assay.programs.wrapping import AgentProgram, FunctionProgram, takes_inputs, with_forward
 from assay.sources.files import is_user_file
@@ -34,6 +35,7 @@ SHIPPED: dict[str, type[Agent]] = {
     "tool_user": ToolUser,
     "nim": NimPlayer,
     "experiment": Experimenter,
+    "text_to_sql": TextToSQL,
 }
 
 
