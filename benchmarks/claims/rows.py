@@ -23,6 +23,8 @@ GROUPS = {
     "tool_use": Group("tool_use"),
     "game": Group("game"),
     "yields": Group("yields"),
+    "sql": Group("sql"),
+    "sql_cost": Group(None),
     "thinking_stronger": Group(None, stronger=True),
     "minimal_edits": Group(None),
     "rubric_training": Group(None),
@@ -170,6 +172,21 @@ ROWS = (
         note="yield without noise, as a share of the best plan's. Three trials, of which the last one counts. The "
         "plain agent makes 192 experiments of train tasks at temperature 1; those with a score of at least 0.75 are "
         "trained on.",
+    ),
+    Row(
+        name="unseen_schema",
+        claim="text to SQL on a schema that was not compiled on: right rows",
+        goal="interval above zero",
+        measurement="sql",
+        cells=gain("rows_match", least=0.0),
+        note="compiled on questions about a library, reported on questions about a clinic.",
+    ),
+    Row(
+        name="query_cost",
+        claim="instructions of SQLite per query after training with `query_cost`",
+        goal="-30 %, equal correctness",
+        measurement="sql_cost",
+        cells=_none,
     ),
     Row(
         name="bfcl_simple",

@@ -40,7 +40,8 @@ def schema_text(tables: Sequence[Table], question: str, characters: int) -> str:
     lines = [_line(table) for table in tables]
     if sum(map(len, lines)) + len(lines) <= characters:
         return "\n".join(lines)
-    chosen, used = [], 0
+    chosen: list[int] = []
+    used = 0
     rest = max(100, characters // 5)  # for the names of other tables
     for at in _by_relevance(tables, question):
         if used + len(lines[at]) + 1 > characters - rest and chosen:

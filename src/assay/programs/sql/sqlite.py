@@ -6,6 +6,7 @@ import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from assay.programs.sql.database import (
     QueryError,
@@ -71,7 +72,8 @@ class SQLite:
         cursor = opened.execute(sql)
         if cursor.description is None:
             raise QueryError("this is no query", "write")
-        rows, size, truncated = [], 0, False
+        rows: list[tuple[Any, ...]] = []
+        size, truncated = 0, False
         for row in cursor:
             if len(rows) == limits.rows:
                 truncated = True
