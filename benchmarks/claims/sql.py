@@ -115,7 +115,7 @@ def measure(setting: Setting) -> Measured:
     }
     report = assay.compile(
         "text_to_sql",
-        data=list(questions(LIBRARY, paths["Author"], setting.seed, ("train", "train", "val"))),
+        data=list(questions(LIBRARY, paths["Author"], setting.seed, ("train", "train", "val", "gate", "test"))),
         max_search_calls=SEARCH_CALLS,
         demos=DEMOS,
         gate=False,  # the winner on val is reported, whatever it is

@@ -7,7 +7,7 @@ from typing import Any
 
 import dspy
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import assay
@@ -145,7 +145,7 @@ def test_the_replay_of_a_game_decides_and_not_its_reward() -> None:
             nim_won(task, record(*moves), None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(1, 30), st.integers(1, 5), st.integers(0, 5000))
 def test_games_of_random_players_replay_to_their_result(sticks: int, most: int, seed: int) -> None:
     game, rng = Nim(), random.Random(seed)

@@ -6,7 +6,7 @@ from typing import Any
 
 import dspy
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import assay
@@ -145,6 +145,7 @@ def test_a_step_reward_of_one_agent_is_no_baseline_of_the_other() -> None:
     assert baselines.advantages(second, agents) == pytest.approx([-0.2, 0.0])
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.lists(st.lists(st.floats(-1, 1), min_size=1, max_size=5), min_size=1, max_size=6))
 def test_without_names_nothing_changes(group: list[list[float]]) -> None:
     plain, named = Baseline(), AgentBaselines(Baseline)

@@ -40,7 +40,8 @@ class PostgreSQL:
         sql = checked_query(sql, limits)
         try:
             with self._psycopg.connect(self._url, autocommit=True) as connection:
-                if connection.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user").fetchone()[0]:
+                roles = connection.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user").fetchall()
+                if any(role[0] for role in roles):
                     raise ConfigError(
                         "the role of the database is a superuser, who can write files of the server also in a "
                         "read-only transaction: use a role that may only read"
