@@ -165,7 +165,7 @@ def _setting(item: "dataclasses.Field[Any]", texts: Mapping[str, str]) -> str:
 
 
 def _checks_page() -> str:
-    from assay.rubrics import checks, documents, steps, tested, tools
+    from assay.rubrics import checks, documents, environments, sql, steps, tested, tools
     from assay.rubrics.code import checks as code_checks
 
     return f"""# Checks
@@ -195,6 +195,16 @@ default the one that the task expects.
 {docstring(documents)}
 
 {_check_list(documents)}
+## Checks of episodes in an environment
+
+{docstring(environments)}
+
+{_check_list(environments)}
+## Checks of SQL queries
+
+{docstring(sql)}
+
+{_check_list(sql)}
 ## Checks of a step
 
 For criteria with `scope: step`: the grade is of one LM call.

@@ -15,7 +15,7 @@ import click
 import pytest
 import yaml
 
-from assay.rubrics import checks, documents, load_rubric, rubric_schema, steps, tested, tools
+from assay.rubrics import checks, documents, environments, load_rubric, rubric_schema, steps, tested, tools
 from assay.rubrics.code import checks as code_checks
 
 ROOT = Path(__file__).parent.parent
@@ -166,7 +166,7 @@ def test_the_reference_has_every_check_flag_and_key() -> None:
     pages = _reference().pages()
     assert [
         name
-        for module in (checks, code_checks, documents, tested, steps, tools)
+        for module in (checks, code_checks, documents, environments, steps, tested, tools)
         for name in module.__all__
         if f"### {name}\n" not in pages["reference/checks.md"]
     ] == []

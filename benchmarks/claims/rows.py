@@ -22,6 +22,10 @@ GROUPS = {
     "thinking": Group("thinking"),
     "bfcl": Group("bfcl"),
     "tool_use": Group("tool_use"),
+    "game": Group("game"),
+    "yields": Group("yields"),
+    "sql": Group("sql"),
+    "sql_cost": Group(None),
     "thinking_stronger": Group("thinking_stronger", stronger=True),
     "minimal_edits": Group("hacking"),
     "rubric_training": Group("rubric_training"),
@@ -172,6 +176,40 @@ ROWS = (
         "the training of `hack_rate` with the criteria. A task near to that training is not safe: in a first run of "
         "seed 0, chain sums written as expressions fell from 100 to 72 % (n = 40), because terms were added to them as "
         "in the formulas of the training.",
+    ),
+    Row(
+        name="game",
+        claim="Nim against an opponent: games won, trained on its own wins",
+        goal="interval above zero",
+        measurement="game",
+        cells=gain("won", least=0.0),
+        note="5 to 11 sticks, and an opponent that makes the best move half of the time. Every game can be won. The "
+        "plain agent plays 240 games of train tasks at temperature 1; the moves of those that it won are trained on.",
+    ),
+    Row(
+        name="experiment",
+        claim="experiment with noisy outcomes: yield of the last plan, trained on its own best experiments",
+        goal="interval above zero",
+        measurement="yields",
+        cells=gain("yield", least=0.0),
+        note="yield without noise, as a share of the best plan's. Three trials, of which the last one counts. The "
+        "plain agent makes 192 experiments of train tasks at temperature 1; those with a score of at least 0.75 are "
+        "trained on.",
+    ),
+    Row(
+        name="unseen_schema",
+        claim="text to SQL on a schema that was not compiled on: right rows",
+        goal="interval above zero",
+        measurement="sql",
+        cells=gain("rows_match", least=0.0),
+        note="compiled on questions about a library, reported on questions about a clinic.",
+    ),
+    Row(
+        name="query_cost",
+        claim="instructions of SQLite per query after training with `query_cost`",
+        goal="-30 %, equal correctness",
+        measurement="sql_cost",
+        cells=_none,
     ),
     Row(
         name="bfcl_simple",

@@ -13,6 +13,8 @@ from typing import Any
 
 from assay.datasets.bfcl import bfcl_rows
 from assay.datasets.documents import documents_of
+from assay.datasets.experiments import experiment_rows
+from assay.datasets.games import nim_rows
 from assay.datasets.memory import PREFIX, rows_in_memory
 from assay.datasets.parquet import parquet_rows
 from assay.datasets.specs import Row, number_of, options_of, registered
@@ -34,7 +36,8 @@ def iter_rows(spec: str) -> Iterator[Row]:
             `arithmetic:terms=2-3&digits=2-3&ops=+-*&size=&seed=`; `mutants:MODULE_OR_FILE?size=&seed=`
             (`assay.api.mutants`); `bfcl:CATEGORY?size=&seed=&path=` (`assay.datasets.bfcl`);
             `tools:STAGE?size=&seed=` (`assay.datasets.tools`); `documents:facts?size=&seed=&passages=&removed=`
-            (`assay.datasets.documents`).
+            (`assay.datasets.documents`); `nim:size=&seed=&sticks=&most=&skill=` (`assay.datasets.games`);
+            `experiment:size=&seed=&trials=&noise=` (`assay.datasets.experiments`).
     Raises:
         DataError: unknown kind, missing file, or a row that cannot be read (the message names file and line).
         MissingExtra: the source needs a package that is not installed.
@@ -54,6 +57,10 @@ def iter_rows(spec: str) -> Iterator[Row]:
         return _bfcl(rest)
     if kind == "documents":
         return documents_of(rest)
+    if kind == "nim":
+        return nim_rows(rest)
+    if kind == "experiment":
+        return experiment_rows(rest)
     if (reader := registered(kind)) is not None:
         return reader(rest)
     path = Path(spec)
@@ -67,7 +74,8 @@ def iter_rows(spec: str) -> Iterator[Row]:
     if path.suffix.lower() not in readers:
         raise DataError(
             f"cannot tell what {spec!r} is: expected a file ending in {', '.join(readers)}, "
-            "or hf:…, reasoning_gym:…, bfcl:…, arithmetic:…, mutants:…, tools:…, documents:…, curriculum:…"
+            "or hf:…, reasoning_gym:…, bfcl:…, arithmetic:…, mutants:…, tools:…, documents:…, nim:…, experiment:…, "
+            "curriculum:…"
         )
     if not path.is_file():
         raise DataError(f"no such file: {path}")

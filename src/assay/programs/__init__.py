@@ -10,12 +10,19 @@ if TYPE_CHECKING:
     from assay.programs.allocation import ThinkingPolicy
     from assay.programs.code_repair import CodeRepair
     from assay.programs.document_answers import AnswerFromDocuments
+    from assay.programs.environments.agent import EnvironmentAgent
+    from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction, environment_seed
+    from assay.programs.environments.experiment import Experimenter
+    from assay.programs.environments.gym import GymEnvironment
+    from assay.programs.environments.nim import NimPlayer
     from assay.programs.loading import SHIPPED, load_program, program_inputs
     from assay.programs.mcp_servers import McpServer
     from assay.programs.parameters import RANGES, AgentParameters
     from assay.programs.refinement import Refine
     from assay.programs.retrieval import DocumentIndex, Passage, Retriever, TextRetriever
     from assay.programs.shipped import Classify, Extract, MathQA
+    from assay.programs.sql.agent import TextToSQL
+    from assay.programs.sql.opening import open_database
     from assay.programs.state import program_state, program_version, restore_program
     from assay.programs.tool_user import ToolUser
 else:
@@ -27,12 +34,19 @@ else:
             "allocation": "ThinkingPolicy",
             "code_repair": "CodeRepair",
             "document_answers": "AnswerFromDocuments",
+            "environments.agent": "EnvironmentAgent",
+            "environments.base": "Environment EnvironmentStep InvalidAction environment_seed",
+            "environments.experiment": "Experimenter",
+            "environments.gym": "GymEnvironment",
+            "environments.nim": "NimPlayer",
             "loading": "SHIPPED load_program program_inputs",
             "mcp_servers": "McpServer",
             "parameters": "RANGES AgentParameters",
             "refinement": "Refine",
             "retrieval": "DocumentIndex Passage Retriever TextRetriever",
             "shipped": "Classify Extract MathQA",
+            "sql.agent": "TextToSQL",
+            "sql.opening": "open_database",
             "state": "program_state program_version restore_program",
             "tool_user": "ToolUser",
         },
@@ -49,20 +63,30 @@ __all__ = [
     "Classify",
     "CodeRepair",
     "DocumentIndex",
+    "Environment",
+    "EnvironmentAgent",
+    "EnvironmentStep",
+    "Experimenter",
     "Extract",
+    "GymEnvironment",
+    "InvalidAction",
     "LeanAdapter",
     "MathQA",
     "McpServer",
+    "NimPlayer",
     "Passage",
     "Refine",
     "Retriever",
     "SchemaAdapter",
     "TextRetriever",
+    "TextToSQL",
     "ThinkingPolicy",
     "ToolAgent",
     "ToolUser",
+    "environment_seed",
     "load_program",
     "make_adapter",
+    "open_database",
     "program_inputs",
     "program_state",
     "program_version",

@@ -33,7 +33,17 @@ from assay.support.settings import nearest
 
 __all__ = ["SHIPPED", "JudgeFile", "StrictModel", "load_rubric", "parse_yaml", "rubric_schema", "shipped_file"]
 
-SHIPPED = ("answer_from_documents", "classify", "code_repair", "extract", "math_qa", "tool_user")
+SHIPPED = (
+    "answer_from_documents",
+    "classify",
+    "code_repair",
+    "experiment",
+    "extract",
+    "math_qa",
+    "nim",
+    "text_to_sql",
+    "tool_user",
+)
 
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)

@@ -105,6 +105,7 @@ class Transition:
     started_at: float = 0.0
     step_rewards: dict[str, float] = field(default_factory=dict)
     return_: float | None = None
+    agent: str = ""  # name of the agent that made the call, see `assay.traces.acting_as`
 
 
 @dataclass(kw_only=True)

@@ -150,6 +150,11 @@ class Episode:
         return self.rollout.quality
 
     @property
+    def agents(self) -> list[str]:
+        """Name of the agent of each turn."""
+        return [turn.agent for turn in self.turns]
+
+    @property
     def rewards(self) -> list[float]:
         """Sum of the step rewards of each turn, without the outcome; NaN if one of them is not a number."""
         return [_sum(turn.step_rewards.values()) for turn in self.turns]
@@ -186,7 +191,7 @@ def read_groups(
     of tasks that the store's salt assigns to gate or test.
 
     Args:
-        light: Read only the number and the step rewards of the turns.
+        light: Read only the number, the step rewards and the agents of the turns.
         means: Derive the difficulty from the mean score where the task has none; otherwise it is `unknown`.
         by_task: Treat all rollouts of a task as one group.
         exclusions: Counter of excluded rollouts by reason.
@@ -195,7 +200,7 @@ def read_groups(
     order = (r.c.task_id, r.c.group_id, r.c.id)
     mean = sa.func.avg(r.c.score).over(partition_by=r.c.task_id) if means else sa.null()
     columns = [
-        t.c[name] if not light or name in ("t", "step_rewards_json") else sa.literal_column("''").label(name)
+        t.c[name] if not light or name in ("t", "step_rewards_json", "agent") else sa.literal_column("''").label(name)
         for name in Turn.COLUMNS
     ]
     calls = (

@@ -106,6 +106,7 @@ transitions = Table(
     Column("started_at", Float, nullable=False),
     Column("step_rewards_json", Text, nullable=False),
     Column("return_", Float),
+    Column("agent", String(64), nullable=False, server_default=""),
     # Covering index for counts of calls, tokens and dollars: reading the rows would read kilobytes of text for each.
     Index("transitions_usage", "rollout_id", "cached", "prompt_tokens", "completion_tokens", "cost_usd"),
 )
