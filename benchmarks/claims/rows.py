@@ -21,6 +21,7 @@ GROUPS = {
     "thinking": Group("thinking"),
     "bfcl": Group("bfcl"),
     "tool_use": Group("tool_use"),
+    "conversations": Group("conversations"),
     "thinking_stronger": Group(None, stronger=True),
     "minimal_edits": Group(None),
     "rubric_training": Group(None),
@@ -170,6 +171,22 @@ ROWS = (
         goal="reported",
         measurement="bfcl",
         cells=share("irrelevance"),
+    ),
+    Row(
+        name="conversations",
+        claim="`converse` over 10 to 20 turns: tasks completed, compiled",
+        goal="interval above zero",
+        measurement="conversations",
+        cells=gain("completed", least=0.0),
+        note="a turn is a message of the user and a reply. The user is rule-based; the demonstrations are guided runs "
+        "on train tasks, which follow the labels.",
+    ),
+    Row(
+        name="conversations_filled",
+        claim="the same: share of the form filled rightly",
+        goal="interval above zero",
+        measurement="conversations",
+        cells=gain("filled", least=0.0),
     ),
     Row(
         name="code_repair",

@@ -19,7 +19,7 @@ from assay.runs.lock import cancelled_by_signals
 from assay.runs.opening import budgeted, home_of
 from assay.sources.trust import trusts
 from assay.traces import Store
-from assay.traces.records import subject_digest
+from assay.traces.records import NOT_AGENTS, subject_digest
 from assay.traces.store.erasure import erase_subject
 
 __all__ = ["forget_subject", "score_rollouts"]
@@ -73,7 +73,7 @@ def score_rollouts(
     at_once, name = threads_for(measure, threads), f"{measure.name}@{measure.version}"
     run_ids: list[str | None] = [*runs] or [None]
     with Store(store) as opened, cancelled_by_signals(meter), limited(task_timeout):
-        stored = (r for run in run_ids for r in opened.rollouts(run_id=run) if r.source not in ("outside", "judge"))
+        stored = (r for run in run_ids for r in opened.rollouts(run_id=run) if r.source not in ("outside", *NOT_AGENTS))
         states = {r.id: (r.status, r.rubric if r.score is not None else None) for r in stored}
         ended = {key: scored_by for key, (status, scored_by) in states.items() if status in ("done", "failed")}
         pending = [rollout_id for rollout_id, scored_by in ended.items() if again or scored_by is None]

@@ -9,11 +9,13 @@ if TYPE_CHECKING:
     from assay.programs.agent import Agent, BaseAgent, ToolAgent
     from assay.programs.allocation import ThinkingPolicy
     from assay.programs.code_repair import CodeRepair
+    from assay.programs.converse import Converse
     from assay.programs.loading import SHIPPED, load_program, program_inputs
     from assay.programs.mcp_servers import McpServer
     from assay.programs.parameters import RANGES, AgentParameters
     from assay.programs.refinement import Refine
     from assay.programs.shipped import Classify, Extract, MathQA
+    from assay.programs.simulated_users import RuleBasedUser, SimulatedUser, UserProgram
     from assay.programs.state import program_state, program_version, restore_program
     from assay.programs.tool_user import ToolUser
 else:
@@ -24,11 +26,13 @@ else:
             "agent": "Agent BaseAgent ToolAgent",
             "allocation": "ThinkingPolicy",
             "code_repair": "CodeRepair",
+            "converse": "Converse",
             "loading": "SHIPPED load_program program_inputs",
             "mcp_servers": "McpServer",
             "parameters": "RANGES AgentParameters",
             "refinement": "Refine",
             "shipped": "Classify Extract MathQA",
+            "simulated_users": "RuleBasedUser SimulatedUser UserProgram",
             "state": "program_state program_version restore_program",
             "tool_user": "ToolUser",
         },
@@ -43,15 +47,19 @@ __all__ = [
     "BaseAgent",
     "Classify",
     "CodeRepair",
+    "Converse",
     "Extract",
     "LeanAdapter",
     "MathQA",
     "McpServer",
     "Refine",
+    "RuleBasedUser",
     "SchemaAdapter",
+    "SimulatedUser",
     "ThinkingPolicy",
     "ToolAgent",
     "ToolUser",
+    "UserProgram",
     "load_program",
     "make_adapter",
     "program_inputs",

@@ -15,6 +15,7 @@ from assay.errors import ArtifactError, ProgramError
 from assay.programs.agent import Agent, BaseAgent
 from assay.programs.code_repair import CodeRepair
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos
+from assay.programs.converse import Converse
 from assay.programs.shipped import Classify, Extract, MathQA
 from assay.programs.tool_user import ToolUser
 from assay.programs.wrapping import AgentProgram, FunctionProgram, takes_inputs, with_forward
@@ -30,6 +31,7 @@ SHIPPED: dict[str, type[Agent]] = {
     "extract": Extract,
     "code_repair": CodeRepair,
     "tool_user": ToolUser,
+    "converse": Converse,
 }
 
 
