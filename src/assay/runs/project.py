@@ -19,6 +19,7 @@ from assay.runs.settings import (
     CompileSettings,
     EvaluateSettings,
     ExportSettings,
+    FidelitySettings,
     ImpactSettings,
     ImproveSettings,
     JudgeAuditSettings,
@@ -56,6 +57,7 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "judge audit": (JudgeAuditSettings,),
     "judge score": (JudgeScoreSettings,),
     "judge drift": (JudgeDriftSettings,),
+    "judge fidelity": (FidelitySettings,),
     "serve": (ServeSettings,),
 }
 GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
