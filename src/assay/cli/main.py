@@ -19,6 +19,7 @@ _COMMANDS = {
     "compile": "Compile a program's prompts against a rubric.",
     "evaluate": "Score a program or an artifact.",
     "export": "Write training data, checked by gates: sft, grpo, preferences, transitions.",
+    "index": "Index a folder of documents for agents that retrieve.",
     "init": "Write a project: program, rubric, data and assay.toml.",
     "improve": "Alternate prompt compilation and weight training; keep a step only if it passes the gate.",
     "judge": "Compile, audit and use judges.",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from assay.programs.mcp_servers import McpServer
     from assay.programs.parameters import RANGES, AgentParameters
     from assay.programs.refinement import Refine
+    from assay.programs.retrieval import DocumentIndex, Passage, Retriever, TextRetriever
     from assay.programs.shipped import Classify, Extract, MathQA
     from assay.programs.simulated_users import RuleBasedUser, SimulatedUser, UserProgram
     from assay.programs.state import program_state, program_version, restore_program
@@ -31,6 +32,7 @@ else:
             "mcp_servers": "McpServer",
             "parameters": "RANGES AgentParameters",
             "refinement": "Refine",
+            "retrieval": "DocumentIndex Passage Retriever TextRetriever",
             "shipped": "Classify Extract MathQA",
             "simulated_users": "RuleBasedUser SimulatedUser UserProgram",
             "state": "program_state program_version restore_program",
@@ -48,14 +50,18 @@ __all__ = [
     "Classify",
     "CodeRepair",
     "Converse",
+    "DocumentIndex",
     "Extract",
     "LeanAdapter",
     "MathQA",
     "McpServer",
+    "Passage",
     "Refine",
+    "Retriever",
     "RuleBasedUser",
     "SchemaAdapter",
     "SimulatedUser",
+    "TextRetriever",
     "ThinkingPolicy",
     "ToolAgent",
     "ToolUser",

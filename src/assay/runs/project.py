@@ -22,6 +22,7 @@ from assay.runs.settings import (
     FidelitySettings,
     ImpactSettings,
     ImproveSettings,
+    IndexSettings,
     JudgeAuditSettings,
     JudgeCompileSettings,
     JudgeDriftSettings,
@@ -59,6 +60,7 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "judge drift": (JudgeDriftSettings,),
     "judge fidelity": (FidelitySettings,),
     "serve": (ServeSettings,),
+    "index": (IndexSettings,),
 }
 GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
 

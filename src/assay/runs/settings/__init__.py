@@ -12,6 +12,7 @@ from assay.runs.settings.commands import (
     RunSettings,
 )
 from assay.runs.settings.export import ExportSettings
+from assay.runs.settings.index import IndexSettings
 from assay.runs.settings.judge import (
     FidelitySettings,
     JudgeAuditSettings,
@@ -35,6 +36,7 @@ __all__ = [
     "FidelitySettings",
     "ImpactSettings",
     "ImproveSettings",
+    "IndexSettings",
     "JudgeAuditSettings",
     "JudgeCompileSettings",
     "JudgeDriftSettings",

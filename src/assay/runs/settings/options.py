@@ -18,6 +18,7 @@ __all__ = [
     "FidelityOptions",
     "ImpactOptions",
     "ImproveOptions",
+    "IndexOptions",
     "JudgeAuditOptions",
     "JudgeCompileOptions",
     "JudgeDriftOptions",
@@ -245,6 +246,15 @@ class JudgeScoreOptions(_Common, _Cache, total=False):
 
 class JudgeDriftOptions(JudgeScoreOptions, total=False):
     """The keywords of `replay_anchors`."""
+
+
+class IndexOptions(TypedDict, total=False):
+    """The keywords of `assay.index`, except `embedder`, which may be an object."""
+
+    name: str
+    passage_chars: int
+    max_file_mb: int
+    remove: bool
 
 
 class JudgeAuditOptions(JudgeScoreOptions, total=False):

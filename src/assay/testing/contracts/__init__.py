@@ -1,4 +1,4 @@
-"""Contract suites: tests for your own store, judge, agent, criterion or optimizer.
+"""Contract suites: tests for your own store, judge, agent, criterion, optimizer or retriever.
 
 Subclass a suite under a name that starts with `Test` and override `make`; pytest collects the inherited tests. Nothing
 here imports pytest: `failures` runs a suite without it.
@@ -9,6 +9,7 @@ from assay.testing.contracts.base import Contract
 from assay.testing.contracts.criteria import CriterionContract
 from assay.testing.contracts.judges import JudgeContract, ListwiseJudgeContract, PairwiseJudgeContract
 from assay.testing.contracts.optimizers import OptimizerContract
+from assay.testing.contracts.retrievers import RetrieverContract
 from assay.testing.contracts.stores import StoreContract
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "ListwiseJudgeContract",
     "OptimizerContract",
     "PairwiseJudgeContract",
+    "RetrieverContract",
     "StoreContract",
 ]
