@@ -115,7 +115,8 @@ def forget_subject(subject: str, *, store: str | Path | None = None) -> dict[str
     """Erases a data subject: their rollouts, their tasks in other prompts, and the cached answers to both.
 
     Returns:
-        `removed`: number of rollouts. `prompts_emptied`: other calls that showed one of their tasks.
+        `removed`: number of rollouts. `facts_removed`: what agents remembered from them or of the person.
+        `prompts_emptied`: other calls that showed one of their tasks.
         `cached_answers_removed`. `unowned_answers_removed`: cached answers without a recorded request, as older
         versions stored them; all of these are removed. `made_from_them`: paths of artifacts, exports, and adapters
         trained on these or starting from such an adapter. They are not changed: delete or remake them.
@@ -132,7 +133,7 @@ def forget_subject(subject: str, *, store: str | Path | None = None) -> dict[str
         _forget_answers(cache, [request for request, _, _ in erased.calls]) if cache.is_file() and had_data else (0, 0)
     )
     return {
-        "subject": subject, "removed": erased.removed, "prompts_emptied": erased.prompts,
+        "subject": subject, "removed": erased.removed, "facts_removed": erased.facts, "prompts_emptied": erased.prompts,
         "cached_answers_removed": answers,
         "unowned_answers_removed": unowned, "made_from_them": [*folders, *_adapters_of(digest, folders)],
     }  # fmt: skip

@@ -22,11 +22,12 @@ _MOST = 12  # facts of a service with those of the person
 def conversation_rows(
     *, facts: tuple[int, int] = (9, 11), changes: float = 0.5, size: int = 500, seed: int = 0, meeting: str = "only"
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Distinct conversations.
+    """Conversations.
 
-    The inputs are `service`, `form` (field -> description), `user` (`goal` and `facts`, which the agent must not
-    see) and `person`, whose facts a memory may keep. Expected is the `outcome` (field -> value). `turns` in the
-    metadata is the number of turns, of a message and a reply each, that a conversation needs.
+    The inputs are `service`, `form` (field -> description), `user` (`goal` and `facts`, which the agent must not see),
+    `person`, and with two meetings `personal`, the fields of the person, which a memory may keep. Expected is the
+    `outcome` (field -> value). `turns` in the metadata is the number of turns, of a message and a reply each, that a
+    conversation needs.
 
     Args:
         facts: fewest and most facts of a task.
@@ -110,6 +111,7 @@ class _Conversation:
                 "form": {name: FIELDS[name].description for name in self.names},
                 "user": {"goal": self.service.goal, "facts": self.facts},
                 "person": self.own["name"],
+                **({"personal": [name for name in self.names if name in OWN]} if self.meeting != "only" else {}),
             },
             "expected": {"outcome": {name: fact["value"] for name, fact in self.facts.items()}},
             "task_type": self.service.text.rstrip(".").split(" ", 1)[1],

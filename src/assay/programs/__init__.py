@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from assay.programs.converse import Converse
     from assay.programs.loading import SHIPPED, load_program, program_inputs
     from assay.programs.mcp_servers import McpServer
+    from assay.programs.memory import Fact, Memory
     from assay.programs.parameters import RANGES, AgentParameters
     from assay.programs.refinement import Refine
     from assay.programs.retrieval import DocumentIndex, Passage, Retriever, TextRetriever
@@ -30,6 +31,7 @@ else:
             "converse": "Converse",
             "loading": "SHIPPED load_program program_inputs",
             "mcp_servers": "McpServer",
+            "memory": "Fact Memory",
             "parameters": "RANGES AgentParameters",
             "refinement": "Refine",
             "retrieval": "DocumentIndex Passage Retriever TextRetriever",
@@ -52,9 +54,11 @@ __all__ = [
     "Converse",
     "DocumentIndex",
     "Extract",
+    "Fact",
     "LeanAdapter",
     "MathQA",
     "McpServer",
+    "Memory",
     "Passage",
     "Refine",
     "Retriever",

@@ -16,6 +16,7 @@ from assay.errors import DataError, ProgramError, Unscored
 from assay.models import count_tokens
 from assay.programs.agent import GUIDE, Agent
 from assay.programs.conversation_guide import ConversationGuide
+from assay.programs.memory import Memory
 from assay.programs.parameters import AgentParameters
 from assay.programs.simulated_users import ENDINGS, RuleBasedUser, SimulatedUser, UserProgram, plain_value
 from assay.programs.thinking import thought_field
@@ -28,6 +29,7 @@ __all__ = ["Converse"]
 USERS = ("rules", "model")
 _FINISH, _GO_ON, _NONE = "finish", "go_on", "none"
 _REPLY, _QUESTION, _VALUE, _MESSAGE = 300, 120, 80, 2000  # characters
+_RECALLED = 5  # facts among which the value of a field is found
 _TURNS = 20  # the default of max_steps
 
 
@@ -40,6 +42,8 @@ class _Talk:
     outcome: dict[str, str] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     asked: str = ""
+    person: str = ""
+    personal: tuple[str, ...] = ()  # fields that are remembered
     guide: ConversationGuide | None = None
 
     @property
@@ -65,6 +69,8 @@ class Converse(Agent):
         user: `rules` (`RuleBasedUser`), `model` (`SimulatedUser`), or a program of your own (`UserProgram`); for
             artifacts write a subclass in a file whose `__init__` passes it.
         user_model: model of `user='model'`; by default that of the agent.
+        memory: a `Memory`, or its name in the store. With the inputs `person` and `personal` (fields of the form that
+            stay true of the person) it keeps the values of these fields for later conversations, and fills them in.
     Raises:
         ProgramError: there is no such user, or `user_model` would have no effect.
     """
@@ -77,6 +83,7 @@ class Converse(Agent):
         user: Any = "rules",
         *,
         user_model: str | None = None,
+        memory: Memory | str | None = None,
         parameters: AgentParameters | None = None,
         prompt_format: str = "json",
         thinking: Any = None,
@@ -90,6 +97,9 @@ class Converse(Agent):
         self.config = {name: value for name, value in (("user", user), ("user_model", user_model)) if value is not None}
         if not isinstance(user, str):
             self.config = {"user": f"<{type(user).__name__}>"} if type(self) is Converse else {}
+        self._memory = Memory(name=memory) if isinstance(memory, str) else memory
+        if self._memory is not None:
+            self.config["memory"] = self._memory.name
         self._user = _Held(_user(user, user_model, prompt_format))
         self._add_predictors()
 
@@ -135,10 +145,16 @@ class Converse(Agent):
 
     def solve(self, **inputs: Any) -> dspy.Prediction:
         talk = _Talk(str(inputs.get("service", "")), _form_of(inputs.get("form")))
+        if self._memory is not None and inputs.get("person"):
+            talk.person = str(inputs["person"])
+            talk.personal = tuple(name for name in inputs.get("personal") or () if name in talk.form)
         if "message" in inputs:
             return self._one_turn(talk, inputs)
         expected = dspy.settings.get(GUIDE)
         talk.guide = None if not (expected and talk.form) else ConversationGuide.of(expected, inputs.get("user"))
+        if talk.guide is not None:  # what labels say is not remembered
+            talk.personal = ()
+        self._recall(talk)
         messages: list[dict[str, str]] = []
         turn_calls: list[list[int] | None] = []
         limit = self.agent_parameters.max_steps
@@ -161,6 +177,8 @@ class Converse(Agent):
         talk.history = [dict(entry) for entry in (getattr(earlier, "messages", None) or earlier or [])]
         talk.outcome = dict(inputs.get("outcome") or {})
         talk.asked = str(talk.history[-1].get("about", "")) if talk.history else ""
+        if not talk.history:
+            self._recall(talk)
         reply = self._reply(talk, str(inputs["message"]))
         return dspy.Prediction(reply=reply, history=talk.history, outcome=talk.outcome, finished=talk.asked == _FINISH)
 
@@ -208,6 +226,15 @@ class Converse(Agent):
         talk.history.append({"message": message, "about": talk.asked, "reply": reply})
         return reply
 
+    def _recall(self, talk: _Talk) -> None:
+        """Fills the personal fields with what earlier conversations with the person said."""
+        for name in talk.personal if self._memory is not None else ():
+            assert self._memory is not None
+            known = self._memory.recall(talk.form[name], subject=talk.person, k=_RECALLED)
+            value = next((fact.text.partition(": ")[2] for fact in known if fact.about == name), "")
+            if value:
+                talk.outcome[name] = value
+
     def _note(self, talk: _Talk, message: str) -> None:
         """Adds to the outcome what the message says. A value that is not in the message is not taken."""
         names = Literal[(*talk.form, _NONE)]  # type: ignore[valid-type]
@@ -225,6 +252,8 @@ class Converse(Agent):
         value = plain_value(noted.value)
         if noted.field in talk.form and value and value.casefold() in plain_value(message).casefold():
             talk.outcome[noted.field] = value
+            if self._memory is not None and noted.field in talk.personal:
+                self._memory.remember(talk.person, f"{talk.form[noted.field]}: {value}", about=noted.field)
         else:
             noted._store.update(field=_NONE, value=_NONE)  # the trace has what was used
 

@@ -8,6 +8,7 @@ from assay.testing.contracts.agents import AgentContract
 from assay.testing.contracts.base import Contract
 from assay.testing.contracts.criteria import CriterionContract
 from assay.testing.contracts.judges import JudgeContract, ListwiseJudgeContract, PairwiseJudgeContract
+from assay.testing.contracts.memories import MemoryContract
 from assay.testing.contracts.optimizers import OptimizerContract
 from assay.testing.contracts.retrievers import RetrieverContract
 from assay.testing.contracts.stores import StoreContract
@@ -18,6 +19,7 @@ __all__ = [
     "CriterionContract",
     "JudgeContract",
     "ListwiseJudgeContract",
+    "MemoryContract",
     "OptimizerContract",
     "PairwiseJudgeContract",
     "RetrieverContract",
