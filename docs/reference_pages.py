@@ -165,7 +165,7 @@ def _setting(item: "dataclasses.Field[Any]", texts: Mapping[str, str]) -> str:
 
 
 def _checks_page() -> str:
-    from assay.rubrics import checks, documents, environments, sql, steps, tested, tools
+    from assay.rubrics import checks, conversations, documents, environments, sql, steps, tested, tools
     from assay.rubrics.code import checks as code_checks
 
     return f"""# Checks
@@ -205,6 +205,11 @@ default the one that the task expects.
 {docstring(sql)}
 
 {_check_list(sql)}
+## Checks of conversations
+
+{docstring(conversations)}
+
+{_check_list(conversations)}
 ## Checks of a step
 
 For criteria with `scope: step`: the grade is of one LM call.

@@ -28,7 +28,7 @@ OLD = sorted(
     (Path(__file__).parent / "data" / "stores").glob("*.sql")
 )  # what each version before revisions wrote, from the history
 
-ONLY_POSTGRES = ("rollouts_by_prefix", "passages_by_words")  # indexes
+ONLY_POSTGRES = ("rollouts_by_prefix", "passages_by_words", "facts_by_words")  # indexes
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])

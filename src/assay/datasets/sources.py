@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.datasets.bfcl import bfcl_rows
+from assay.datasets.conversations import conversation_rows
 from assay.datasets.documents import documents_of
 from assay.datasets.experiments import experiment_rows
 from assay.datasets.games import nim_rows
@@ -37,7 +38,8 @@ def iter_rows(spec: str) -> Iterator[Row]:
             (`assay.api.mutants`); `bfcl:CATEGORY?size=&seed=&path=` (`assay.datasets.bfcl`);
             `tools:STAGE?size=&seed=` (`assay.datasets.tools`); `documents:facts?size=&seed=&passages=&removed=`
             (`assay.datasets.documents`); `nim:size=&seed=&sticks=&most=&skill=` (`assay.datasets.games`);
-            `experiment:size=&seed=&trials=&noise=` (`assay.datasets.experiments`).
+            `experiment:size=&seed=&trials=&noise=` (`assay.datasets.experiments`);
+            `conversations:?facts=9-11&changes=0.5&meeting=&size=&seed=` (`assay.datasets.conversations`).
     Raises:
         DataError: unknown kind, missing file, or a row that cannot be read (the message names file and line).
         MissingExtra: the source needs a package that is not installed.
@@ -53,6 +55,8 @@ def iter_rows(spec: str) -> Iterator[Row]:
         return _hub(rest)
     if kind == "tools":
         return _tools(rest)
+    if kind == "conversations":
+        return _conversations(rest)
     if kind == "bfcl":
         return _bfcl(rest)
     if kind == "documents":
@@ -75,7 +79,7 @@ def iter_rows(spec: str) -> Iterator[Row]:
         raise DataError(
             f"cannot tell what {spec!r} is: expected a file ending in {', '.join(readers)}, "
             "or hf:…, reasoning_gym:…, bfcl:…, arithmetic:…, mutants:…, tools:…, documents:…, nim:…, experiment:…, "
-            "curriculum:…"
+            "conversations:…, curriculum:…"
         )
     if not path.is_file():
         raise DataError(f"no such file: {path}")
@@ -223,18 +227,33 @@ def _tools(rest: str) -> Iterator[Row]:
     return tool_rows(stage, size=size, seed=number_of(options, "seed", 0))
 
 
+def _conversations(rest: str) -> Iterator[Row]:
+    options = options_of(rest.removeprefix("?"), ("facts", "changes", "meeting", "size", "seed"), "conversations")
+    try:
+        changes = float(options.get("changes", "0.5"))
+    except ValueError:
+        raise DataError(f"conversations: changes={options['changes']!r} must be a probability") from None
+    return conversation_rows(
+        facts=_span(options, "facts", "9-11", "conversations"),
+        changes=changes,
+        meeting=options.get("meeting", "only"),
+        size=number_of(options, "size", 500, at_least=1),
+        seed=number_of(options, "seed", 0),
+    )
+
+
 def _family_type(name: str, metadata: dict[str, Any]) -> str:
     return f"{name}/{metadata['num_terms']} terms" if "num_terms" in metadata else name
 
 
-def _span(options: dict[str, str], name: str, default: str) -> tuple[int, int]:
+def _span(options: dict[str, str], name: str, default: str, spec: str = "arithmetic") -> tuple[int, int]:
     low, _, high = options.get(name, default).partition("-")
     try:
         span = int(low), int(high or low)
     except ValueError:
         span = (0, 0)
     if not 1 <= span[0] <= span[1] <= 12:
-        raise DataError(f"arithmetic: {name}={options[name]!r} must be LOW-HIGH with 1 <= LOW <= HIGH <= 12")
+        raise DataError(f"{spec}: {name}={options[name]!r} must be LOW-HIGH with 1 <= LOW <= HIGH <= 12")
     return span
 
 

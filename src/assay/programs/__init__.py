@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from assay.programs.agent import Agent, BaseAgent, ToolAgent
     from assay.programs.allocation import ThinkingPolicy
     from assay.programs.code_repair import CodeRepair
+    from assay.programs.converse import Converse
     from assay.programs.document_answers import AnswerFromDocuments
     from assay.programs.environments.agent import EnvironmentAgent
     from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction, environment_seed
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
     from assay.programs.environments.nim import NimPlayer
     from assay.programs.loading import SHIPPED, load_program, program_inputs
     from assay.programs.mcp_servers import McpServer
+    from assay.programs.memory import Fact, Memory
     from assay.programs.parameters import RANGES, AgentParameters
     from assay.programs.refinement import Refine
     from assay.programs.retrieval import DocumentIndex, Passage, Retriever, TextRetriever
     from assay.programs.shipped import Classify, Extract, MathQA
+    from assay.programs.simulated_users import RuleBasedUser, SimulatedUser, UserProgram
     from assay.programs.sql.agent import TextToSQL
     from assay.programs.sql.opening import open_database
     from assay.programs.state import program_state, program_version, restore_program
@@ -39,14 +42,17 @@ else:
             "environments.experiment": "Experimenter",
             "environments.gym": "GymEnvironment",
             "environments.nim": "NimPlayer",
+            "converse": "Converse",
             "loading": "SHIPPED load_program program_inputs",
             "mcp_servers": "McpServer",
+            "memory": "Fact Memory",
             "parameters": "RANGES AgentParameters",
             "refinement": "Refine",
             "retrieval": "DocumentIndex Passage Retriever TextRetriever",
             "shipped": "Classify Extract MathQA",
             "sql.agent": "TextToSQL",
             "sql.opening": "open_database",
+            "simulated_users": "RuleBasedUser SimulatedUser UserProgram",
             "state": "program_state program_version restore_program",
             "tool_user": "ToolUser",
         },
@@ -62,27 +68,33 @@ __all__ = [
     "BaseAgent",
     "Classify",
     "CodeRepair",
+    "Converse",
     "DocumentIndex",
     "Environment",
     "EnvironmentAgent",
     "EnvironmentStep",
     "Experimenter",
     "Extract",
+    "Fact",
     "GymEnvironment",
     "InvalidAction",
     "LeanAdapter",
     "MathQA",
     "McpServer",
+    "Memory",
     "NimPlayer",
     "Passage",
     "Refine",
     "Retriever",
+    "RuleBasedUser",
     "SchemaAdapter",
+    "SimulatedUser",
     "TextRetriever",
     "TextToSQL",
     "ThinkingPolicy",
     "ToolAgent",
     "ToolUser",
+    "UserProgram",
     "environment_seed",
     "load_program",
     "make_adapter",

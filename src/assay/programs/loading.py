@@ -15,6 +15,7 @@ from assay.errors import ArtifactError, ProgramError
 from assay.programs.agent import Agent, BaseAgent
 from assay.programs.code_repair import CodeRepair
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos
+from assay.programs.converse import Converse
 from assay.programs.document_answers import AnswerFromDocuments
 from assay.programs.environments.experiment import Experimenter
 from assay.programs.environments.nim import NimPlayer
@@ -38,6 +39,7 @@ SHIPPED: dict[str, type[Agent]] = {
     "nim": NimPlayer,
     "experiment": Experimenter,
     "text_to_sql": TextToSQL,
+    "converse": Converse,
 }
 
 

@@ -19,6 +19,7 @@ from assay.runs.settings import (
     CompileSettings,
     EvaluateSettings,
     ExportSettings,
+    FidelitySettings,
     ImpactSettings,
     ImproveSettings,
     IndexSettings,
@@ -57,6 +58,7 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "judge audit": (JudgeAuditSettings,),
     "judge score": (JudgeScoreSettings,),
     "judge drift": (JudgeDriftSettings,),
+    "judge fidelity": (FidelitySettings,),
     "serve": (ServeSettings,),
     "index": (IndexSettings,),
 }

@@ -15,6 +15,7 @@ __all__ = [
     "CompileOptions",
     "EvaluateOptions",
     "ExportOptions",
+    "FidelityOptions",
     "ImpactOptions",
     "ImproveOptions",
     "IndexOptions",
@@ -263,6 +264,13 @@ class JudgeAuditOptions(JudgeScoreOptions, total=False):
 
     profile: str | None
     pass_at: float
+
+
+class FidelityOptions(_Common, _Cache, total=False):
+    """The keywords of `audit_user`."""
+
+    tasks: int
+    fail_over: float
 
 
 class JudgeCompileOptions(_Common, _Cache, _Reflection, total=False):

@@ -9,6 +9,7 @@ from assay.testing.contracts.base import Contract
 from assay.testing.contracts.criteria import CriterionContract
 from assay.testing.contracts.environments import EnvironmentContract
 from assay.testing.contracts.judges import JudgeContract, ListwiseJudgeContract, PairwiseJudgeContract
+from assay.testing.contracts.memories import MemoryContract
 from assay.testing.contracts.optimizers import OptimizerContract
 from assay.testing.contracts.retrievers import RetrieverContract
 from assay.testing.contracts.stores import StoreContract
@@ -20,6 +21,7 @@ __all__ = [
     "EnvironmentContract",
     "JudgeContract",
     "ListwiseJudgeContract",
+    "MemoryContract",
     "OptimizerContract",
     "PairwiseJudgeContract",
     "RetrieverContract",

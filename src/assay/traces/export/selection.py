@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from assay.datasets.overlap import RUN, word_runs
 from assay.traces.export.turns import Turn, loaded
 from assay.traces.messages.chaining import complete_requests
-from assay.traces.records import Rollout, subject_digest
+from assay.traces.records import NOT_AGENTS, Rollout, subject_digest
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.rows import rollout_of
@@ -91,7 +91,7 @@ class Selection:
         """SQL conditions for the selected runs, programs, task types and sources, regardless of status and consent."""
         r = schema.rollouts
         filters = [column.in_(values) for column, values in self.named().values() if values]
-        agents = [] if self.sources else [r.c.source != "judge"]  # judges are not agents
+        agents = [] if self.sources else [r.c.source.not_in(NOT_AGENTS)]
         return [*filters, *agents, r.c.phase.not_in(NOT_EXPORTED), r.c.source != "outside"]
 
     def where(self) -> list[Any]:

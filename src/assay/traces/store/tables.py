@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, Large
 from sqlalchemy.types import UserDefinedType
 
 __all__ = [
-    "SINCE_REVISIONS", "documents", "forgotten", "known_tasks", "labels", "made_from", "meta", "metadata",
+    "SINCE_REVISIONS", "documents", "facts", "forgotten", "known_tasks", "labels", "made_from", "meta", "metadata",
     "passage_vectors", "passages", "revisions", "rollouts", "runs", "test_openings", "transitions",
 ]  # fmt: skip
 
@@ -217,4 +217,28 @@ passage_vectors = Table(
     Column("passage_id", Integer, primary_key=True, autoincrement=False),
     Column("vector", LargeBinary, nullable=False),  # 32-bit floats, little-endian, of length 1
     Index("vectors_by_passage", "passage_id"),
+)
+
+# What agents remember of persons. SQLite has the words in the FTS5 table `facts_fts`, which the first memory creates.
+facts = Table(
+    "facts",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("memory", String(64), nullable=False),
+    Column("subject", String(200), nullable=False),
+    Column("person", String(16), nullable=False),  # hash of the subject
+    Column("text", Text, nullable=False),
+    Column("about", String(64), nullable=False),
+    Column("tenant", Text),
+    Column("split", String(32), nullable=False),  # of the rollout that it comes from
+    Column("rollout_id", String(32)),
+    Column("t", Integer),
+    Column("valid_from", Float, nullable=False),
+    Column("valid_to", Float),
+    Column("superseded_by", Integer),
+    Column("words", Text().with_variant(_TsVector(), "postgresql")),  # null on SQLite
+    Index("facts_of_person", "memory", "person", "about"),
+    Index("facts_by_rollout", "rollout_id"),
+    Index("facts_by_words", "words", postgresql_using="gin").ddl_if(dialect="postgresql"),
+    sqlite_autoincrement=True,  # the number of an erased fact is not used again
 )
