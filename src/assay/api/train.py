@@ -107,8 +107,11 @@ def train(
         raise ConfigError("the agent parameter temperature would have no effect: temperature=… is that of rollouts")
     settings = config.policy
     measure = independent(rubric, config.judge_model, settings.model, forced=config.judged_by_itself)
-    about = {"program": str(program), "data": config.data, "judge": config.judge_model, "model": settings.model}
-    (retention, monitoring), engine = guards_of(config.retention, monitor, **about), _engine(settings)
+    retention, monitoring = guards_of(
+        config.retention, monitor, program=str(program), data=config.data, judge=config.judge_model,
+        model=settings.model,
+    )  # fmt: skip
+    engine = _engine(settings)
     served = replace(config, model=engine.lm.model, cache=False, adapter_name=name)
     with ExitStack() as opened:
         opener = _EvalTasks(served, engine, progress, store, resume, test, opened)

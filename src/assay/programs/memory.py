@@ -140,7 +140,9 @@ class Memory:
             insert = sa.insert(f)
             if connection.dialect.name == "postgresql":
                 insert, row = insert.values(words=WORDS), {**row, "text_of_words": text}
-            number = int(connection.execute(insert, row).inserted_primary_key[0])
+            key = connection.execute(insert, row).inserted_primary_key
+            assert key is not None  # both databases return it
+            number = int(key[0])
             for old in earlier:
                 connection.execute(sa.update(f).where(f.c.id == old.id).values(valid_to=now, superseded_by=number))
             return _fact(connection.execute(sa.select(f).where(f.c.id == number)).one())
