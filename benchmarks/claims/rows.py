@@ -148,7 +148,8 @@ ROWS = (
         cells=relative("excess", least=-0.7, form=statements),
         note="per edit, beyond those of the smallest fix. An agent edits a file whose checker is in the same file: "
         "GRPO on that checker alone, and on it with `minimal_diff` and `no_hacks`, from the same warmed-up model (15 % "
-        "of its rows edit the checker), with the same tasks, rollouts and steps.",
+        "of its rows edit the checker), with the same tasks, rollouts and steps. Nearly all of "
+        "them are the edited checker: the warmed-up model seldom writes the longer forms of a fix.",
     ),
     Row(
         name="hack_rate",
@@ -165,9 +166,13 @@ ROWS = (
         goal="+25 % relative, equal rollouts",
         measurement="rubric_training",
         cells=relative("correct", least=0.25),
-        note="right answers of `math_qa` on its shipped rubric with step rewards, and on right answers alone, from the "
-        "same warmed-up model, whose rows call the calculator in 40 % of the runs, with a right expression in "
-        "half of these.",
+        note="right answers of `math_qa` on its shipped rubric with step rewards, and on right answers alone, from the"
+        " same warmed-up model, whose rows call the calculator in 40 % of the runs, with a right expression in "
+        "half of these. Trials with other seeds, one each: with calls in half of the rows both sides learned the "
+        "task, 78 and 91 % right (+16 %, n = 32); with calls in 40 % and right expressions in 40 % of these the "
+        "bare outcome saw no right answer in 72 rollouts, and the rubric taught the calls (5 to 12 of 12) but not"
+        " the expressions; with calls in 15 and 30 % the bare outcome saw no right answer in the two to three "
+        "steps that were run.",
     ),
     Row(
         name="forgetting",

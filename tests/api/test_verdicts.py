@@ -140,7 +140,7 @@ def test_row_without_verdict_is_nan(tmp_path: Path) -> None:
 def test_scoring_stops_at_a_cap_and_resumes(tmp_path: Path) -> None:
     rows = tmp_path / "d.jsonl"
     rows.write_text("\n".join(json.dumps({"output": f"lovely {at}"}) for at in range(30)))
-    with pytest.raises(BudgetExceeded, match="--resume"):
+    with pytest.raises(BudgetExceeded, match="resume=True"):
         score_rows(MOOD, data=str(rows), max_calls=10, **options(tmp_path, kind))
     done = score_rows(MOOD, data=str(rows), resume=True, max_calls=100, **options(tmp_path, kind))
     assert (done["n"], done["calls"] <= 30) == (30, True)
