@@ -1,4 +1,4 @@
-"""`assay index`: what is read, replaced, removed and found, on both databases."""
+"""`assay index`: what is read, replaced, removed, on both databases."""
 
 import os
 import signal
@@ -6,74 +6,29 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import sqlalchemy as sa
+from indexed_documents import docs as docs
+from indexed_documents import rows, sources
+from indexed_documents import url as url
 
 import assay
 from assay.api.index import IndexReport
-from assay.errors import ConfigError, ModelError, StoreError
+from assay.errors import ConfigError, StoreError
 from assay.programs import DocumentIndex
 from assay.programs.retrieval import folder as folders
 from assay.programs.retrieval.building import update_index
-from assay.programs.retrieval.fulltext import words_of
-from assay.programs.retrieval.retriever import fused
-from assay.programs.retrieval.splitting import passages_of
 from assay.traces import Store
 from assay.traces.store.connection import open_engine
 from assay.traces.store.migration import upgrade
-from assay.traces.store.tables import metadata
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty store."""
-    if request.param == "sqlite":
-        yield str(tmp_path / "s.db")
-        return
-    address = request.getfixturevalue("postgres_url").replace("postgresql://", "postgresql+psycopg://")
-    engine = sa.create_engine(address)
-    metadata.drop_all(engine)
-    yield address
-    metadata.drop_all(engine)
-    engine.dispose()
-
-
-@pytest.fixture
-def docs(tmp_path: Path) -> Path:
-    place = tmp_path / "docs"
-    (place / "sub").mkdir(parents=True)
-    (place / "pump.md").write_text("# Pumps\n\nThe pumps of Marlow station lift 420 litres a second.\n")
-    (place / "sub" / "gate.txt").write_text("The gate of Hollin lock is opened by a hand wheel.\n")
-    old = time.time() - 60
-    for file in place.rglob("*.*"):
-        os.utime(file, (old, old))
-    return place
 
 
 def counts(report: IndexReport) -> tuple[int, int, int, int]:
     found = report.counts
     return found.added, found.changed, found.unchanged, found.removed
-
-
-def rows(url: str) -> tuple[int, ...]:
-    """Rows of documents and passages."""
-    engine = open_engine(url if "://" in url else f"sqlite:///{url}")
-    with engine.connect() as connection:
-        found = tuple(
-            connection.execute(sa.text(f"SELECT count(*) FROM {table}")).scalar_one()
-            for table in ("documents", "passages", "passage_vectors")
-        )
-    engine.dispose()
-    return found
-
-
-def sources(url: str, query: str, **options: Any) -> list[str]:
-    return [passage.source for passage in DocumentIndex(url, **options).search(query)]
 
 
 def test_only_new_and_changed_files_are_read_and_deleted_ones_removed(url: str, docs: Path) -> None:
@@ -342,68 +297,6 @@ def test_an_index_that_another_process_changes_is_refused(docs: Path) -> None:
     (lock,) = Path().glob("s.db.index-*.lock")
     with FileLock(lock), pytest.raises(ConfigError, match="running already"):
         assay.index(docs, store="s.db")
-
-
-def letters(texts: list[str]) -> Any:
-    """Counts of pairs of letters: near texts have near vectors, also with other forms of a word."""
-    found = np.zeros((len(texts), 676), dtype=np.float32)
-    for row, text in zip(found, texts, strict=True):
-        lowered = [ord(letter) - 97 for letter in text.lower() if "a" <= letter <= "z"]
-        for one, two in pairwise(lowered):
-            row[26 * one + two] += 1
-    return found
-
-
-def test_dense_search_finds_what_no_word_matches(url: str, docs: Path) -> None:
-    report = assay.index(docs, store=url, embedder=letters)
-    assert report.embedded == 2
-    assert assay.index(docs, store=url, embedder=letters).embedded == 0
-    assert sources(url, "handwheels of hollinlock") == []
-    index = DocumentIndex(url, embedder=letters)
-    assert index.search("handwheels of hollinlock", 1)[0].source == "sub/gate.txt"
-    (docs / "sub" / "gate.txt").write_text("The gate of Hollin lock is opened by a crank handle.\n")
-    assert assay.index(docs, store=url, embedder=letters).embedded == 1
-    assert index.search("crankhandles of hollinlock", 1)[0].text.endswith("crank handle.")  # noticed by the same object
-    assert rows(url) == (2, 2, 2)
-
-
-def test_a_failing_embedder_leaves_the_full_text_index(docs: Path) -> None:
-    def short(texts: list[str]) -> Any:
-        return np.zeros((len(texts) - 1, 3))
-
-    def broken(texts: list[str]) -> Any:
-        raise RuntimeError("no quota")
-
-    for embedder, message in ((short, r"shape \(1, 3\) for 2 texts"), (broken, "no quota")):
-        with pytest.raises(ModelError, match=message):
-            assay.index(docs, store="s.db", embedder=embedder)
-    assert sources("s.db", "Marlow") == ["pump.md"]
-
-
-def test_ranks_are_fused_by_their_reciprocals() -> None:
-    # b: 1/(60+2) + 1/(60+1); a: 1/(60+1); c: 1/(60+2)
-    assert fused([["a", "b"], ["b", "c"]]) == pytest.approx({"b": 1 / 62 + 1 / 61, "a": 1 / 61, "c": 1 / 62})
-    assert list(fused([["a", "b"], ["b", "c"]])) == ["b", "a", "c"]
-
-
-def test_passages_end_at_paragraphs_lines_sentences_or_words() -> None:
-    text = "one two.\n\nthree four.\nfive six. seven eight nine ten"
-    assert list(passages_of([text], 24)) == [
-        (1, "one two."),
-        (3, "three four."),
-        (4, "five six."),
-        (4, "seven eight nine ten"),
-    ]
-    assert list(passages_of(["x" * 25], 10)) == [(1, "x" * 10), (1, "x" * 10), (1, "x" * 5)]
-    assert list(passages_of(["\n\n --- \n", "a", "b\n"], 100)) == [(3, "--- \nab")]
-    assert list(passages_of(["- - -\n***\n"], 100)) == []
-
-
-def test_common_words_are_left_out_if_there_are_others() -> None:
-    assert words_of("What is the height of the weir?") == ["height", "weir"]
-    assert words_of("to be or not to be") == ["not"]
-    assert words_of("what is it") == ["what", "is", "it"]
-    assert words_of("?!") == []
 
 
 def test_a_store_without_documents_is_upgraded(url: str) -> None:

@@ -107,10 +107,7 @@ def train(
         raise ConfigError("the agent parameter temperature would have no effect: temperature=… is that of rollouts")
     settings = config.policy
     measure = independent(rubric, config.judge_model, settings.model, forced=config.judged_by_itself)
-    retention, monitoring = guards_of(
-        config.retention, monitor, program=str(program), data=config.data, judge=config.judge_model,
-        model=settings.model,
-    )  # fmt: skip
+    retention, monitoring = _guards(config, monitor, program)
     engine = _engine(settings)
     served = replace(config, model=engine.lm.model, cache=False, adapter_name=name)
     with ExitStack() as opened:
@@ -128,8 +125,18 @@ def train(
         schedule, tasks = opened.enter_context(plan), job.splits.train
         rollouts = Rollouts(main, tasks, settings, engine, monitor=monitored, schedule=schedule)
         report = train_policy(rollouts, name, settings, retained=retained, resume=resume, progress=progress)
-        report.notes[:0] = unused
-        return report
+    report.notes[:0] = unused
+    return report
+
+
+def _guards(
+    config: TrainSettings, monitor: str | Path | Rubric | None, program: str | dspy.Module
+) -> tuple[list[Retained], Rubric | None]:
+    """Retention tasks and the monitor rubric, see `guards_of`."""
+    return guards_of(
+        config.retention, monitor, program=str(program), data=config.data, judge=config.judge_model,
+        model=config.policy.model,
+    )  # fmt: skip
 
 
 def _unused(job: Job, retained: Sequence[EvalTask], monitor: Rubric | None) -> list[str]:
