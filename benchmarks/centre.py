@@ -56,7 +56,7 @@ class Writer(dspy.Module):  # type: ignore[misc]
 
 
 def on_topic(task: Any, prediction: dict[str, Any], rollout: Any) -> bool:
-    """Whether the topic's last word stands in the message."""
+    """Whether the message contains the topic's last word."""
     return str(task.inputs["topic"]).split()[-1].lower()[:4] in str(prediction["message"]).lower()
 
 

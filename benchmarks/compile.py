@@ -2,18 +2,12 @@
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 
+from claims.storing import Lines
+
 import assay
-from assay.evaluation import SilentProgress
-
-
-class Lines(SilentProgress):
-    def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--program", default="math_qa")

@@ -1,9 +1,9 @@
-"""Credit by call against credit by episode: the same rollouts, rewards and steps, on an agent that makes four calls.
+"""Turn-level compared with episode-level credit: same rollouts, rewards and steps, on an agent that makes four calls.
 
     python benchmarks/credit.py [--seeds 0 1 2 3 4] [--steps 10]
 
-A letter is set by four decisions, each a call of its own with three choices. The house's style, another one for every
-seed, says which is right; nothing but the reward tells of it. Before, the model is warmed up on letters of any style,
+A letter is set by four decisions, each a call of its own with three choices. A style, another one for every
+seed, says which is right; only the reward depends on it. Before, the model is warmed up on letters of any style,
 so that the choices are its own and not the grammar's. A right decision earns an eighth, as step rewards of a rollout
 add up to a half at most. `step` credits a call with its own reward, `to_go` with its own and the later ones,
 `episode` with all four. One line a run: score on sealed letters before and after, greedily and sampled, and the area

@@ -8,21 +8,16 @@ label.
 import argparse
 import json
 import random
-import sys
 import tempfile
 from collections import Counter, defaultdict
 from pathlib import Path
 
+from claims.storing import Lines
+
 import assay
-from assay.evaluation import SilentProgress
 
 SCALE = ["negative", "neutral", "positive"]
 RATERS = 20  # of an item at most; some tweets have nearly a hundred
-
-
-class Lines(SilentProgress):
-    def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
 
 
 def ratings(folder: Path, name: str) -> list[tuple[str, str, list[str]]]:

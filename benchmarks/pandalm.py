@@ -7,20 +7,15 @@ FILE is testset-v1.json of the PandaLM repository (999 pairs). Labels: 1 the fir
 import argparse
 import json
 import random
-import sys
 import tempfile
 from pathlib import Path
 
+from claims.storing import Lines
+
 import assay
-from assay.evaluation import SilentProgress
 from assay.judges import PairwiseJudge
 
 WORDS = {0: "tie", 1: "a", 2: "b"}
-
-
-class Lines(SilentProgress):
-    def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
 
 
 def rows(file: Path, count: int, seed: int) -> list[dict[str, str]]:

@@ -91,9 +91,9 @@ for function in arguments.functions:
     for seed in range(arguments.seeds):
         for name, settings in PRUNED.items():
             agent, outcome = ran(function, seed, **settings)
-            luckiest = max((t for t in outcome.trials if t.state == "complete"), key=lambda t: t.values["score"])
+            highest = max((t for t in outcome.trials if t.state == "complete"), key=lambda t: t.values["score"])
             tpe[name].append(
-                (of_optimum(agent, outcome), agent.success(luckiest.point.parameters) / agent.best, outcome.task_runs)
+                (of_optimum(agent, outcome), agent.success(highest.point.parameters) / agent.best, outcome.task_runs)
             )
         random.append(needed_by_random(function, seed))
     found[function] = {
@@ -101,7 +101,7 @@ for function in arguments.functions:
             name: {
                 "of_optimum": median([best for best, _, _ in rows]),
                 "mean": round(statistics.mean(best for best, _, _ in rows), 4),
-                "of_the_highest_score": median([luck for _, luck, _ in rows]),
+                "of_the_highest_score": median([share for _, share, _ in rows]),
                 "task_runs": median([runs for _, _, runs in rows]),
             }
             for name, rows in tpe.items()

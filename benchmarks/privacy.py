@@ -29,7 +29,7 @@ ALNUM, HEX, B64 = (
 )
 NAMES = {"person", "place"}  # only a name model, or the task's metadata, can tell them
 AMERICAN = Faker("en_US")
-WHOLE: dict[str, str] = {}  # a person as it stands in a text -> the name as metadata have it
+WHOLE: dict[str, str] = {}  # a person as it is written in a text -> the name as metadata have it
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Text:
     known: tuple[KnownValue, ...] = ()
 
 
-# -- values: (as it stands in the text, whether it is a hard form)
+# -- values: (as it is written in the text, whether it is a hard form)
 
 
 def run(rng: random.Random, alphabet: str, n: int) -> str:

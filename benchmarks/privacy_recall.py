@@ -2,7 +2,7 @@
 processor time.
 
 Values come from Faker, sentences from templates. `tune` is what the patterns were written against, `check` what was
-looked at as a whole while they were; `held-out` has templates and seeds of its own, written afterwards, and is what
+read as a whole while they were; `held-out` has templates and seeds of its own, written afterwards, and is what
 is reported; `stored` has prompts and outputs of programs as they are stored, by the author of the rules for them. A
 value counts as found where none of its letters and digits is left.
 
@@ -82,7 +82,7 @@ TEMPLATES = {
         "Mr. {person} flew from {place} to {place}.",
         "fax: {phone}, attn. {person}",
     ],
-    "held-out": [  # written after the patterns, and not looked at since
+    "held-out": [  # written after the patterns, and not read since
         "The tenant, {person}, moved into {street} last spring.",
         "Could somebody phone {person}? The number on file is {phone}.",
         "Lost: passport of {person}, issued {date}.",

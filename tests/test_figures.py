@@ -51,6 +51,15 @@ def test_a_row_without_all_seeds_is_not_run() -> None:
     assert "| 100, 0 % | 50.0 % [0.0, 100.0], n = 2 | g | reported |" in markdown([row], both, (0, 1))
 
 
+def test_a_row_for_which_one_seed_is_enough_says_how_many_it_has() -> None:
+    from claims.table import Row, markdown, share
+
+    row = Row(name="r", claim="c", goal="g", measurement="m", cells=share("x"), enough=1)
+    one = record(0, {"x": {"after": {"a": 1.0, "b": 0.0}}})
+    assert "n = 2 | g | reported (1 of 3 seeds) |" in markdown([row], {("m", 0): one}, (0, 1, 2))
+    assert "not run" in markdown([row], {}, (0, 1, 2))
+
+
 def test_a_gain_needs_its_mean_and_an_interval_above_zero() -> None:
     from claims.table import gain
 
@@ -98,3 +107,31 @@ def test_unscored_values_are_left_out(tmp_path: Path) -> None:
     assert "NaN" not in (tmp_path / "seeds.jsonl").read_text()
     cells = share("x")(list(read(tmp_path / "seeds.jsonl").values()))
     assert (cells.after, cells.difference[-5:]) == ("50 %", "n = 2")
+
+
+def test_a_relative_change_needs_its_mean_and_an_interval_without_zero() -> None:
+    from claims.table import relative
+
+    tasks = [str(number) for number in range(40)]
+    many, few = dict.fromkeys(tasks, 1.0), {task: float(int(task) % 5 == 0) for task in tasks}
+    falls, rises = (
+        [record(0, {"x": {"before": many, "after": few}})],
+        [record(0, {"x": {"before": few, "after": many}})],
+    )
+    assert relative("x", least=-0.7)(falls).reached is True  # 8 / 40 - 1 = -80 %
+    assert relative("x", least=-0.9)(falls).reached is False
+    assert relative("x", least=-0.7)(rises).reached is False
+    assert (relative("x", least=3.9)(rises).reached, relative("x", least=4.1)(rises).reached) == (True, False)  # +400 %
+    scored = relative("x", least=-0.7, score="x")(falls)
+    assert (scored.before, scored.after) == ("100 %, 100 % right", "20 %, 20 % right")
+
+
+def test_only_a_significant_loss_is_one() -> None:
+    from claims.table import kept
+
+    tasks = [str(number) for number in range(40)]
+    full, lost = dict.fromkeys(tasks, 1.0), {task: float(int(task) >= 20) for task in tasks}
+    one = {task: float(int(task) > 0) for task in tasks}
+    assert kept("x")([record(0, {"x": {"before": full, "after": lost}})]).reached is False
+    assert kept("x")([record(0, {"x": {"before": full, "after": one}})]).reached is True
+    assert kept("x")([record(0, {"x": {"before": lost, "after": full}})]).reached is True

@@ -287,3 +287,33 @@ def test_old_phrases_are_gone() -> None:
         if match
     ]
     assert found == []
+
+
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+_COMMAND = re.compile(r"`[^`]*`|\bassay [a-z]+ .*|\bpip install .*")  # commands to type, which have flags
+
+
+def _text_of(node: ast.AST) -> str:
+    """The texts of an expression, without the keyword `flag`, which only the command line prints."""
+    if isinstance(node, ast.Call):
+        parts = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg != "flag")]
+        return " ".join(map(_text_of, parts))
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text_of(part) for part in node.values)
+    return " ".join(map(_text_of, ast.iter_child_nodes(node)))
+
+
+def test_errors_of_the_library_name_arguments_not_flags() -> None:
+    """The command line puts its flags in their place (`assay.cli.wording`)."""
+    found = [
+        f"{path.relative_to(SOURCE)}:{node.lineno}: {flag}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        if path.relative_to(SOURCE).parts[0] not in ("cli", "testing")
+        if "gateway" not in path.parts  # `assay serve` alone starts it, and its clients read these errors
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Raise) and node.exc is not None
+        for flag in _FLAG.findall(_COMMAND.sub("", _text_of(node.exc)))
+    ]
+    assert found == []

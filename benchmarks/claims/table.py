@@ -46,6 +46,7 @@ class Row:
         measurement: name of the measurement; `run` takes both names.
         also: another measurement that the row reads.
         cells: makes the cells from the records of all seeds.
+        enough: number of seeds from which the row is reported; None: all of them.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Row:
     cells: Callable[[Records], Cells]
     note: str = ""
     also: str | None = None
+    enough: int | None = None
 
     @property
     def measurements(self) -> list[str]:
@@ -183,20 +185,77 @@ def cheaper(
     return cells
 
 
-def effort(records: Records) -> Cells:
-    """Lines that a person writes, and the paired score of the two."""
-    lines = records[0]["facts"]["lines"]
-    written = lines["program"] + lines["rubric"] + lines["command"]
-    by_hand = "correct by hand"
-    paired = paired_gain(pooled(records, by_hand, "after"), pooled(records, "correct", "after"))
-    less = written / lines["prompt"] - 1
-    scores = [per_cent(by_seed(records, figure, "after")) for figure in (by_hand, "correct")]
-    return Cells(
-        f"{lines['prompt']} lines, {scores[0]} right",
-        f"{written} lines, {scores[1]} right",
-        f"{100 * less:+.0f} % lines; score {points(paired.mean, paired.low, paired.high)}, n = {paired.n}",
-        less <= -0.8 and paired.high >= 0,
-    )
+def effort(by_hand: str, compiled: str) -> Callable[[Records], Cells]:
+    """Cells of the lines that a person writes, and of the paired score of the two.
+
+    Args:
+        by_hand, compiled: figures with the scores.
+    """
+
+    def cells(records: Records) -> Cells:
+        lines = records[0]["facts"]["lines"]
+        written = lines["program"] + lines["rubric"] + lines["command"]
+        paired = paired_gain(pooled(records, by_hand, "after"), pooled(records, compiled, "after"))
+        less = written / lines["prompt"] - 1
+        scores = [per_cent(by_seed(records, figure, "after")) for figure in (by_hand, compiled)]
+        return Cells(
+            f"{_lines(lines['prompt'])}, {scores[0]} right",
+            f"{_lines(written)}, {scores[1]} right",
+            f"{100 * less:+.0f} % lines; score {points(paired.mean, paired.low, paired.high)}, n = {paired.n}",
+            less <= -0.8 and paired.high >= 0,
+        )
+
+    return cells
+
+
+def relative(
+    figure: str, *, least: float, score: str | None = None, form: Callable[[Sequence[float]], str] = per_cent
+) -> Callable[[Records], Cells]:
+    """Cells of a relative change of a mean: by at least `least`, a fall if that is negative; its interval without zero.
+
+    Args:
+        score: a figure that is shown too, as the share that is right.
+        form: how the means of the seeds are shown.
+    """
+
+    def cells(records: Records) -> Cells:
+        change, low, high = ratio_change(pooled(records, figure, "before"), pooled(records, figure, "after"))
+        sides = [form(by_seed(records, figure, side)) for side in ("before", "after")]
+        if score is not None:
+            right = [per_cent(by_seed(records, score, side)) for side in ("before", "after")]
+            sides = [f"{text}, {share_right} right" for text, share_right in zip(sides, right, strict=True)]
+        count = len(pooled(records, figure, "before").keys() & pooled(records, figure, "after").keys())
+        return Cells(
+            sides[0],
+            sides[1],
+            f"{100 * change:+.0f} % [{100 * low:.0f}, {100 * high:.0f}], n = {count}",
+            change <= least and high < 0 if least < 0 else change >= least and low > 0,
+        )
+
+    return cells
+
+
+def _lines(count: int) -> str:
+    return f"{count} line{'s' if count != 1 else ''}"
+
+
+def statements(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in values) + " statements"
+
+
+def kept(figure: str) -> Callable[[Records], Cells]:
+    """Cells of a share that shall not fall significantly: the interval of its change is not below zero."""
+
+    def cells(records: Records) -> Cells:
+        paired = paired_gain(pooled(records, figure, "before"), pooled(records, figure, "after"))
+        return Cells(
+            per_cent(by_seed(records, figure, "before")),
+            per_cent(by_seed(records, figure, "after")),
+            f"{points(paired.mean, paired.low, paired.high)}, n = {paired.n}",
+            paired.high >= 0,
+        )
+
+    return cells
 
 
 def revised(records: Records) -> Cells:
@@ -215,7 +274,7 @@ def page(rows: Sequence[Row], records: Mapping[tuple[str, int], Mapping[str, Any
 
 
 def markdown(rows: Sequence[Row], records: Mapping[tuple[str, int], Mapping[str, Any]], seeds: Sequence[int]) -> str:
-    """The table. A row is reported only with the records of all `seeds`."""
+    """The table. A row is reported only with the records of all `seeds`, or of as many as are `enough` for it."""
     lines = [
         "| claim | before | after | difference, 95 % | goal | reached | command |",
         "|---|---|---|---|---|---|---|",
@@ -223,12 +282,13 @@ def markdown(rows: Sequence[Row], records: Mapping[tuple[str, int], Mapping[str,
     for row in rows:
         found = row.records(records, seeds)
         command = f"`python benchmarks/figures.py run {row.name}`"
-        if len(found) < len(seeds):
+        if len(found) < (row.enough or len(seeds)):
             why = NOT_RUN if not found else f"{NOT_RUN} ({len(found)} of {len(seeds)} seeds)"
             lines.append(f"| {row.claim} | | | | {row.goal} | {why} | {command} |")
             continue
         cells = row.cells(found)
         reached = {True: "yes", False: "**no**", None: "reported"}[cells.reached]
+        reached += "" if len(found) == len(seeds) else f" ({len(found)} of {len(seeds)} seeds)"
         shown = (row.claim, cells.before, cells.after, cells.difference, row.goal, reached, command)
         lines.append(f"| {' | '.join(shown)} |".replace("|  |", "| |"))
     return "\n".join(lines)

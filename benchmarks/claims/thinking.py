@@ -1,61 +1,125 @@
-"""Thinking tokens of the calculator agent on mixed chain sums: with a fitted policy, and thinking once at every step.
+"""Thinking tokens of the calculator agent on mixed chain sums: with a fitted policy, and thinking at every decision.
 
-As in `benchmarks/thinking.py`: demonstrations without thoughts, a fixed budget for each decision; here an agent with
-one decision, so that many tasks are cheap. The policy is fitted on one set of tasks and measured on another. `MARGIN`
-was declared before the first run. Both sides have one response cache: where they decide alike, the calls that follow
-are the same, and so is the score.
+Two of three tasks are a bare number, so easy that no thought is needed; the others are chains of two or three terms.
+The demonstrations write the intermediate sums as the thought. Without a thought this model takes many chains for bare
+numbers and answers with their first term, so that the thought decides whether the calculator is called.
+
+The policy is fitted on one set of tasks and measured on another. As in `assay compile` it is the one that saves most
+within the margin, but only thinking tokens count here: a probe repeats the prompt, which is 700 tokens for a thought of
+ten. Its thresholds are near 1 because the model is overconfident without a thought. `MARGIN` and `TEST` were declared
+before the first run. Both sides have one response cache: where they decide alike, the calls that follow are the same,
+and so is the score.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-from thinking import demonstrations
 
 import assay
 from assay.datasets import Task, load_tasks
 from assay.evaluation import Evaluation
-from assay.optimizers.prompts.thinking import POLICIES, fitted_policy
-from assay.programs import MathQA
+from assay.evaluation.statistics import paired_gain
+from assay.programs import Agent, MathQA, ThinkingPolicy
 from assay.programs.budgets import with_policy
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import numeric
 from claims.storing import Lines, Measured, Setting
 
 MARGIN = 0.01
-DATA = "arithmetic:terms=2-4&digits=1-2&ops=+-"
-BUDGET, SHOWN, VAL, TEST = 48, 4, 10, 102
-TRIED = ("thinks once", "probe 0.3", "probe 0.6", "stops when stable")
+EASY, HARD = "arithmetic:terms=1-1&digits=1-3", "arithmetic:terms=2-3&digits=1-3&ops=+-"
+BUDGET, SHOWN, VAL, TEST = 48, 10, 80, 200
+POLICIES = {"thinks once": ThinkingPolicy()} | {
+    f"probe {margin}": ThinkingPolicy(probe_margin=margin) for margin in (0.6, 0.9, 0.95, 0.965, 0.98, 0.985)
+}
 
 
 def measure(setting: Setting) -> Measured:
-    tasks = load_tasks(f"{DATA}&size={SHOWN + VAL + TEST}&seed={setting.seed}")
-    shown, val, test = tasks[:SHOWN], tasks[SHOWN : SHOWN + VAL], tasks[SHOWN + VAL :]
+    shown, val, test = mixed(setting.seed)
     agent = MathQA(prompt_format="lean", thinking=BUDGET)
     agent.set_parameters({"max_steps": 2, "temperature": 0.1})
-    demonstrations(agent, shown)
+    demonstrate(agent, shown)
+    rubric = Rubric("right", [Criterion(name="right", check=numeric)])
+    return allocated(agent, rubric, rows(val), rows(test), setting, model=setting.model)
 
-    def run(name: str, asked: Sequence[Task]) -> Evaluation:
+
+def rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    return [{**task.inputs, **task.expected, "split": "test"} for task in tasks]
+
+
+def allocated(agent: Agent, rubric: Rubric, val: Any, test: Any, setting: Setting, *, model: str) -> Measured:
+    """Fits a policy on `val`, and compares it with thinking at every decision on `test`."""
+
+    def run(name: str, data: Any) -> Evaluation:
         return assay.evaluate(
             with_policy(agent, POLICIES[name]),
-            rubric=Rubric("right", [Criterion(name="right", check=numeric)]),
-            data=[{**task.inputs, **task.expected, "split": "test"} for task in asked],
+            rubric=rubric,
+            data=data,
             split="test",
-            model=setting.model,
+            model=model,
             seed=setting.seed,
             store=setting.scratch / "thinking.db",
             threads=1,
             progress=Lines(),
         ).evaluation
 
-    chosen, fits = fitted_policy({name: run(name, val) for name in TRIED}, margin=MARGIN)
-    sides = {"before": run(TRIED[0], test), "after": run(chosen, test)}
+    fits = compared({name: run(name, val) for name in POLICIES})
+    fitting = [name for name, fit in fits.items() if fit["loss"] <= MARGIN]
+    chosen = max(fitting, key=lambda name: fits[name]["saved"])
+    sides = {"before": run("thinks once", test), "after": run(chosen, test)}
     values: dict[str, Any] = {
         "score": {side: evaluation.scores for side, evaluation in sides.items()},
         "thinking": {side: spent(evaluation, "tokens") for side, evaluation in sides.items()},
         "loops": {side: spent(evaluation, "loops") for side, evaluation in sides.items()},
         "tokens": {side: dict(evaluation.tokens) for side, evaluation in sides.items()},
     }
-    return Measured(values=values, facts={"fitted": chosen, "val": fits, "budget": BUDGET, "margin": MARGIN})
+    return Measured(values=values, facts={"fitted": chosen, "val": fits, "margin": MARGIN})
+
+
+def mixed(seed: int) -> tuple[list[Task], list[Task], list[Task]]:
+    """Demonstrations, half of them bare numbers, and the tasks of val and test; no task is in two of them."""
+    size = SHOWN + VAL + TEST
+    pools = {easy: iter(load_tasks(f"{EASY if easy else HARD}&size={size}&seed={seed}")) for easy in (True, False)}
+    shown = [next(pools[at % 2 == 0]) for at in range(SHOWN)]
+    val, test = ([next(pools[at % 3 < 2]) for at in range(count)] for count in (VAL, TEST))
+    return shown, val, test
+
+
+def demonstrate(agent: MathQA, tasks: Sequence[Task]) -> None:
+    """Shows each predictor its part of solved tasks; a bare number needs no tool."""
+    for task in tasks:
+        question, answer, expression = task.inputs["question"], task.expected["answer"], task.metadata["expression"]
+        asked, chain = {"question": question, "results": ""}, len(expression.split()) > 1
+        action = "calculator" if chain else "answer"
+        agent.decide.demos.append({**asked, "thought": thought(expression), "action": action})
+        if chain:
+            agent.use["calculator"].demos.append({**asked, "expression": expression})
+        results = f"{expression} = {answer}" if chain else ""
+        agent.respond.demos.append({**asked, "results": results, "answer": answer})
+
+
+def thought(expression: str) -> str:
+    """The intermediate sums, one after the other."""
+    first, *rest = expression.split()
+    if not rest:
+        return f"{first} is a number, nothing to compute."
+    total, sums = int(first), []
+    for operator, term in zip(rest[::2], rest[1::2], strict=True):
+        result = total + int(term) if operator == "+" else total - int(term)
+        sums.append(f"{total} {operator} {term} = {result}")
+        total = result
+    return "; ".join(sums) + "."
+
+
+def compared(evaluations: Mapping[str, Evaluation]) -> dict[str, dict[str, float]]:
+    """Loss of score and saved share of the thinking tokens, of each policy against the plain one."""
+    plain = evaluations["thinks once"]
+    tokens = {name: sum(spent(evaluation, "tokens").values()) for name, evaluation in evaluations.items()}
+    return {
+        name: {
+            "loss": -paired_gain(plain.scores, evaluation.scores).mean,
+            "saved": 1 - tokens[name] / tokens["thinks once"],
+        }
+        for name, evaluation in evaluations.items()
+    }
 
 
 def spent(evaluation: Evaluation, name: str) -> dict[str, float]:

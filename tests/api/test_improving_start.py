@@ -134,6 +134,23 @@ def test_cap_on_dollars_requires_known_prices(job: dict[str, Any], server: Serve
     assert server.requests == []
 
 
+def test_settings_without_effect_are_noted_at_the_start(job: dict[str, Any]) -> None:
+    unused = {"judge_model": "openai/x", "reflection_model": "openai/m", "optimizer": "gepa"}
+    report = assay.improve("mine.py:Mine", order=["sft"], **{**job, **unused})
+    assert [note for note in report.to_dict()["notes"] if "no effect" in note] == [
+        "judge_model='openai/x' has no effect: no criterion of the rubric 'r' is decided by a judge",
+        "optimizer='gepa', reflection_model='openai/m' has no effect: no step of order='sft' compiles prompts",
+        "grpo={'model': 'embedded/smollm2-135m'} has no effect: order='sft' has no such step",
+    ]
+
+
+def test_a_judge_model_of_the_monitor_rubric_alone_has_an_effect(job: dict[str, Any]) -> None:
+    report = assay.improve(
+        "mine.py:Mine", order=["grpo"], monitor="judged.yaml", preflight=False, **{**job, "judge_model": "openai/x"}
+    )
+    assert not [note for note in report.to_dict()["notes"] if "judge_model" in note]
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_splits_that_are_too_small_are_reported_at_the_start(job: dict[str, Any], order: Sequence[str]) -> None:
     progress = CapturedProgress()

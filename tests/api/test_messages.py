@@ -111,6 +111,9 @@ def test_missing_artifact_is_reported(place: Path) -> None:
         assay.evaluate("made/triage-autos", rubric="r.yaml", data=ROWS, lm=lm())
     with pytest.raises(ProgramError, match=r"'made/triage-auto' is not an artifact: it has no manifest\.json"):
         assay.evaluate("made/triage-auto", rubric="r.yaml", data=ROWS, lm=lm())
+    (place / ".assay" / "artifacts" / "triage-auto").mkdir(parents=True)
+    with pytest.raises(ProgramError, match=r"unknown program .*Did you mean '\.assay/artifacts/triage-auto'"):
+        assay.evaluate("triage-auto", rubric="r.yaml", data=ROWS, lm=lm())
 
 
 def test_file_with_one_program_needs_no_class_name(place: Path) -> None:
@@ -243,12 +246,19 @@ def test_settings_without_effect_on_a_collection_are_in_its_report(place: Path) 
     assert "judge_model='openai/x' has no effect" in str(report.to_dict()["notes"])
 
 
-def test_a_reflection_model_for_demonstrations_only_is_noted(place: Path) -> None:
+def test_settings_without_effect_on_a_comparison_are_in_its_report_once(place: Path) -> None:
+    (place / "other.py").write_text((place / "triage.py").read_text())
+    report = assay.compare("triage.py", "other.py", rubric="r.yaml", data=ROWS, lm=lm(), judge_model="openai/x")
+    assert sum("judge_model='openai/x' has no effect" in note for note in report.to_dict()["notes"]) == 1
+
+
+@pytest.mark.parametrize("name", ["labeled", "LabeledFewShot"])
+def test_a_reflection_model_for_demonstrations_only_is_noted(place: Path, name: str) -> None:
     report = assay.compile(
-        "triage.py", rubric="r.yaml", data=ROWS, lm=lm(), optimizer="labeled", preflight=False,
+        "triage.py", rubric="r.yaml", data=ROWS, lm=lm(), optimizer=name, preflight=False,
         reflection_model="openai/x", max_calls=40,
     )  # fmt: skip
-    assert "reflection_model='openai/x' has no effect: optimizer='labeled' writes no instructions" in str(
+    assert f"reflection_model='openai/x' has no effect: optimizer='{name}' writes no instructions" in str(
         report.to_dict()["notes"]
     )
 

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 import assay
 from assay.cli.main import group
 from assay.errors import ConfigError, ModelError, ProgramFailed, RubricError
+from assay.evaluation import SilentProgress
 from assay.optimizers.finetuning import policy_gradient as policy
 from assay.testing.serving import served
 
@@ -72,6 +73,20 @@ def test_check_without_grades_stops_training_before_weights_are_loaded(place: Pa
         trained(rubric="r.yaml", model=embedded, preflight=False)
     with pytest.raises(WeightsLoadedError):
         trained(rubric="r.yaml", model=embedded, rename={"label": "intent"})
+
+
+@pytest.mark.model
+def test_settings_without_effect_on_a_training_are_noted(place: Path, embedded: str) -> None:
+    lines: list[str] = []
+    said = SilentProgress()
+    said.say = lines.append  # type: ignore[method-assign]
+    options = {"preflight": False, "judge_model": "openai/x", "sizes": {"train": 20, "gate": 5}, "progress": said}
+    for monitor, judge in ((None, ["judge_model='openai/x'"]), ("judged.yaml", [])):
+        lines.clear()
+        with pytest.raises(WeightsLoadedError):
+            trained(rubric="r.yaml", monitor=monitor, model=embedded, rename={"label": "intent"}, **options)
+        notes = [line.split(" has no effect")[0] for line in lines if "no effect" in line]
+        assert notes == [f"note: {given}" for given in [*judge, "sizes={'gate': 5}"]]
 
 
 @pytest.mark.model

@@ -99,6 +99,32 @@ def test_judge_score_with_an_unreachable_judge_prints_its_report_and_fails(proje
     assert "judge 'Is it kind?' was not decided on 1 of 1" in " ".join(done.stderr.split())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["evaluate", "collect"])
+def test_without_a_preflight_an_unreachable_server_is_one_line_that_says_what_to_do(
+    project: Path, command: str
+) -> None:
+    (project / "p.py").write_text("import dspy\n\np = dspy.Predict('question -> answer')\n")
+    (project / "d.jsonl").write_text('{"question": "a", "answer": "b", "split": "train"}\n')
+    (project / "r.yaml").write_text("name: r\ncriteria:\n- {name: short, check: 'checks.py:short'}\n")
+    with socket.socket() as listening:  # bound and not listening
+        listening.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        done = subprocess.run(
+            [sys.executable, "-m", "assay", command, "p.py:p", "--rubric", "r.yaml", "--data", "d.jsonl", "--split",
+             "train", "--model", "openai/gone", "--api-base", address, "--no-preflight", "--store", "b.db"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        f"assay: none of the 1 tasks could be scored: [openai/gone] failed to connect to "
+        f"{address.removeprefix('http://').removesuffix('/v1')}: [Errno 111] Connection refused: no server listens "
+        "there. Start it, or correct its address (--api-base)"
+    )
+    assert "LMTransportError" not in done.stdout + done.stderr
+    assert "commonest reason" not in done.stdout, "the error says it"
+
+
 def test_every_command_that_scores_has_the_flag() -> None:
     for args in (
         ["compile"], ["evaluate"], ["compare"], ["tune"], ["improve"], ["collect"], ["train", "sft"], ["train", "grpo"],
@@ -157,7 +183,7 @@ def test_coverage_is_that_of_the_least_graded_criterion() -> None:
 def test_an_agent_failure_counts_as_graded_and_a_server_failure_does_not() -> None:
     failed = result(0.0, "KeyError: 'x'", right=0.0, rambling=None)
     assert coverage_report([failed, failed]) == {"coverage": 1.0, "undecided": {}}
-    server = result(math.nan, "LMTransportError: gone", right=None)
+    server = result(math.nan, "gone", right=None)
     assert coverage_report([server, failed]) == {"coverage": 0.5, "undecided": {}}
 
 

@@ -15,7 +15,7 @@ from assay.cli import evaluate as evaluate_command
 from assay.cli.evaluate import command
 from assay.cli.main import group
 from assay.cli.shared import Console
-from assay.errors import ConfigError, DataError
+from assay.errors import ConfigError, DataError, ModelError
 from assay.reports.markdown import compile_markdown
 from assay.traces import Rollout, Store
 from assay.traces.store.listing import show_run
@@ -270,6 +270,26 @@ def test_run_continues_after_a_failed_line(source: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(group, [*arguments, "--out", "out.jsonl"], input=text if source == "stdin" else None)
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 6
     assert CliRunner().invoke(group, ["run", "p.py:inverse"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("LoopStopped('the model repeated itself')", "the model gave no answer: the model repeated itself"),
+        (
+            "AdapterParseError('Chat', dspy.Signature('x -> y'), 'I am a cat.')",
+            "the answer could not be parsed: 'I am a cat.'",
+        ),
+    ],
+)
+def test_an_answer_that_cannot_be_used_is_an_error_in_words(error: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text(
+        "import dspy\nfrom assay.errors import LoopStopped\nfrom dspy.utils.exceptions import AdapterParseError\n\n"
+        f"class P(dspy.Module):\n    def forward(self, x):\n        raise {error}\n"
+    )
+    done = CliRunner().invoke(group, ["run", "p.py:P", "x=1", "--model", "openai/none", "--api-base", "http://[::1]:9"])
+    assert isinstance(done.exception, ModelError), done.exception
+    assert str(done.exception) == said
 
 
 def test_a_file_without_rows_or_without_an_input_is_refused_before_anything_runs(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def tokenizer(tiny_model: Path) -> Any:
 
 
 def trained(row: dict[str, Any], tokenizer: Any) -> list[str]:
-    """The texts that a row has a loss on, each that stands in one piece."""
+    """The texts that a row has a loss on, each that is in one piece."""
     pieces: list[list[int]] = [[]]
     for token, label in zip(row["input_ids"], row["labels"], strict=True):
         assert label in (token, -100)
@@ -97,7 +97,7 @@ def test_conversation_ends_at_the_last_assistant_turn_and_requires_one(tmp_path:
         ([], "it is empty. Make one with: assay export sft --out FOLDER"),
         (
             [{"messages": TALK, "quality": 0.2}] * 2,
-            "of its rows, 2 below the quality of 0.8. Collect better rollouts, or lower --min-quality",
+            "of its rows, 2 below the quality of 0.8. Collect better rollouts, or lower min_quality",
         ),
     ],
 )

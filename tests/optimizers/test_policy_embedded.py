@@ -418,7 +418,7 @@ def test_retention_task_is_reported_separately(embedded: str) -> None:
             model=embedded,
             **SMALL,
         )
-    with pytest.raises(ConfigError, match="rollouts are sampled at --temperature"):
+    with pytest.raises(ConfigError, match="temperature=… is that of rollouts"):
         train(
             "math_qa", rubric="math_qa", data=DATA, name="x", model=embedded, parameters={"temperature": 0.3}, **SMALL
         )

@@ -117,7 +117,7 @@ def test_two_call_program_is_trained_and_compared_on_sealed_tasks(tiny_model: Pa
         rollouts = list(store.rollouts(limit=None))
         full = [store.rollout(rollout.id) for rollout in rollouts]
     assert report.steps == 4
-    assert written == {True}  # what is looked at is asked as what is trained on
+    assert written == {True}  # evaluated tasks are sampled like those of the training
     assert report.row_stats.rollouts == 16
     assert report.row_stats.calls + 2 * report.row_stats.left_out["rollouts of zero-variance groups"] == 32
     assert all(len(rollout.transitions) == 2 for rollout in full)
@@ -369,7 +369,7 @@ def test_full_disk_loses_no_checkpoint(
         return collect(inputs, trainer)
 
     begun.collect = filling  # type: ignore[method-assign]
-    with pytest.raises(ModelError, match=r"the disk is full .* make room, and add --resume"):
+    with pytest.raises(ModelError, match=r"the disk is full .* make room, and add resume=True"):
         train_policy(begun, "full", config)
     filled.unlink()
     resumed = run(tiny_model, "full", evaluate_every=0, resume=True)

@@ -1,6 +1,7 @@
 """The search of `auto` on the scripted in-context learner: what it finds, what it never does, and that it replays."""
 
 import json
+import math
 import random
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 
 import assay
 from assay.datasets import Task
-from assay.evaluation import RecordedProgram, Session
+from assay.evaluation import RecordedProgram, Session, SilentProgress
 from assay.evaluation.statistics import losing_evidence
 from assay.models import Caps, Meter
 from assay.optimizers.prompts.candidates import EXISTING, Candidate, CandidateSpec, SearchSpace
@@ -27,7 +28,7 @@ from assay.optimizers.prompts.surrogate import Score, posterior
 from assay.programs import RANGES, MathQA
 from assay.programs.compose import Embedding, NearestDemos
 from assay.programs.shipped import Classify
-from assay.rubrics import load_rubric
+from assay.rubrics import Criterion, Rubric, load_rubric
 from assay.testing import InContextLearner, scripted_lm
 from assay.traces import Recorder
 
@@ -350,6 +351,33 @@ def test_auto_proposals_are_validated_like_those_of_dspy_optimizers(text: str, r
         student, [demonstration(task)], session, number=0, instruction_check=instruction_check
     )
     assert (proposal, instruction_check.rejected) == (({"self": text}, []) if rule is None else (None, [(0, rule)]))
+
+
+def test_a_proposal_that_cannot_be_parsed_is_reported_in_words() -> None:
+    task, lines = Task(id="1", inputs={"text": "a"}, expected={"label": "a"}), list[str]()
+    lm, said = scripted_lm(lambda request: "no field"), SilentProgress()
+    said.say = lines.append  # type: ignore[method-assign]
+    session = Session(lm, load_rubric("classify"), Recorder(), Meter(), progress=said)
+    student = RecordedProgram(dspy.Predict("text -> label"), session)
+    check = InstructionCheck(dspy.Predict("text -> label"), lm)
+    assert propose_instruction(student, [demonstration(task)], session, number=0, instruction_check=check) is None
+    assert lines == [f"no instruction was proposed: the answer of {lm.model} could not be parsed"]
+
+
+def test_a_round_of_unscored_runs_is_reported_without_a_number() -> None:
+    lines, said = list[str](), SilentProgress()
+    said.say = lines.append  # type: ignore[method-assign]
+    meter, learner = Meter(Caps(search_calls=60)), InContextLearner("intents")
+    unscored = Rubric("r", [Criterion(name="x", check=lambda *_: math.nan)])
+    session = Session(scripted_lm(learner, meter=meter), unscored, Recorder(), meter, progress=said)
+    student = RecordedProgram(learner.program(), session)
+    tasks = learner.tasks(20, seed=1)
+    search = AutoSearch(
+        SearchSpace(student, [], [None], most=16, seed=0), Candidate("baseline", student), tasks, session
+    )
+    search._begin()
+    search._report()
+    assert "baseline not scored on " in lines[-1]
 
 
 def test_rejected_proposals_are_reported() -> None:

@@ -317,13 +317,13 @@ def test_other_samplers_are_supported(sampler: str) -> None:
     assert outcome.expected[outcome.best.number] >= outcome.expected[outcome.default.number]
 
 
-def test_a_lucky_trial_among_poor_ones_is_not_the_best() -> None:
+def test_a_trial_that_is_high_by_sampling_noise_is_not_the_best() -> None:
     space = Space(programs=["agent"], acting={"agent": ["temperature"]}, ranges={"temperature": (0.1, 1.1)})
     random = np.random.default_rng(0)
     places = np.linspace(0.1, 1.1, 30)
     chances = 0.9 - 0.8 * np.abs(places - 0.8)
     values = [{str(task): float(random.random() < chance) for task in range(20)} for chance in chances]
-    values[1] = {str(task): 1.0 for task in range(20)}  # luck, far from where it is good
+    values[1] = {str(task): 1.0 for task in range(20)}  # sampling noise, far from where it is good
     points = [Point("agent", {"temperature": float(place)}) for place in places]
     smoothed = smoothed_scores(points, values, space)
     expected, adjusted = (np.array([getattr(each, name) for each in smoothed]) for name in ("mean", "adjusted"))

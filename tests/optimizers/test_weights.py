@@ -333,7 +333,7 @@ def test_resumed_warm_up_gives_the_same_curve(tiny_model: Path, tmp_path: Path) 
     report_again = json.loads(resumed.stdout)
     assert report_again["steps"] == report["steps"]
     for curve in ("loss", "held_out_loss"):
-        assert report_again[curve].keys() >= report[curve].keys()  # it was looked at once more where it stopped
+        assert report_again[curve].keys() >= report[curve].keys()  # evaluated once more where it stopped
         assert [report_again[curve][step] for step in report[curve]] == pytest.approx(
             list(report[curve].values()), rel=1e-3
         )
@@ -423,7 +423,7 @@ def test_nan_loss_keeps_the_last_finite_weights(
     assert "was not a finite number at step 4" in report.stopped
     assert report.best_step == 3
     assert np.isfinite(find_weights(report.path)).all()
-    with pytest.raises(ModelError, match="lower --learning-rate"):
+    with pytest.raises(ModelError, match="lower learning_rate"):
         train_sft(path, "none", SFTSettings(model=model, epochs=1, max_length=128, lora_r=4, evaluations=1))
 
 

@@ -16,6 +16,7 @@ from assay.rubrics import (
     Essential,
     Grade,
     JudgeSpec,
+    NotApplicable,
     Rubric,
     fit_weights,
     lint_rubric,
@@ -149,6 +150,33 @@ def test_unconstrained_weights_agree_with_a_second_implementation() -> None:
     x, y, start = rows[:, 0] - rows[:, 1], np.array(human) - rows[:, 1], 0.25
     w = (x @ y + 2 * fitted.strength * start) / (x @ x + 2 * fitted.strength)  # a = w, b = 1 - w
     assert fitted.weights["a"] / 4 == pytest.approx(w, abs=1e-4)
+
+
+def test_a_criterion_that_does_not_apply_is_not_a_zero() -> None:
+    """Human scores are the rubric's own with other weights, so the fit can be exact."""
+
+    def grade(task: Any, prediction: Any, rollout: Any, name: str = "") -> float:
+        if name in prediction["skipped"]:
+            raise NotApplicable("nothing to grade")
+        return float(prediction[name])
+
+    def rubric(**weights: float) -> Rubric:
+        return Rubric(
+            "r", [Criterion(name=n, weight=w, check=grade, arguments={"name": n}) for n, w in weights.items()]
+        )
+
+    declared, truth = rubric(a=1, b=1, c=1, d=-1), rubric(a=1.8, b=0.9, c=0.3, d=-0.5)
+    rng = np.random.default_rng(3)
+    outputs = [
+        {**dict(zip("abcd", rng.random(4) * [1, 1, 1, 0.3] + [0.1, 0.1, 0.1, 0], strict=True)), "skipped": skipped}
+        for skipped in ["", "a", "b", "bd", "cd", ""] * 20
+    ]
+    task = {"question": "q"}
+    human = [truth.score(task, output).value for output in outputs]
+    inside = [i for i, value in enumerate(human) if 0 < value < 1]
+    fitted = fit_weights(declared, [declared.score(task, outputs[i]) for i in inside], [human[i] for i in inside])
+    assert fitted.weights == pytest.approx({"a": 1.8, "b": 0.9, "c": 0.3, "d": -0.5}, abs=0.03)
+    assert fitted.error_fitted < 0.01 < fitted.error_declared
 
 
 def test_too_few_or_invalid_scores_are_refused() -> None:

@@ -48,6 +48,27 @@ def test_weights_and_pitfalls_give_the_weighted_score() -> None:
     assert value((1, 0.0), (-5, 1.0)) == 0.0  # -5 / 1, clipped
 
 
+def test_columns_of_a_row_that_a_criterion_or_the_prediction_names_are_expected_outputs() -> None:
+    def same(task: Any, prediction: dict[str, Any], rollout: Any) -> bool:
+        return bool(task.expected["place"] == prediction["place"])
+
+    order = Criterion(name="order", check=checks.exact, arguments={"field": "order_id"})
+    rubric = Rubric("r", [order, Criterion(name="place", check=same)])
+    row = {"message": "Where is A-1?", "order_id": "A-1", "place": "Rome"}
+    structured = {"inputs": {"message": "?"}, "expected": {"order_id": "A-1", "place": "Rome"}}
+    for task in (row, dspy.Example(**row).with_inputs("message"), dspy.Example(**row), structured):
+        result = rubric.score(task, {"order_id": "A-2", "place": "Rome"})
+        assert (result.value, result.coverage) == (0.5, 1.0), result.feedback
+        assert [one.value for one in rubric.score_group(task, [{"order_id": "A-1", "place": "Rome"}])] == [1.0]
+
+
+def test_an_input_that_the_agent_repeats_is_still_an_input() -> None:
+    tasks: list[Any] = []
+    rubric = Rubric("r", [Criterion(name="seen", check=lambda task, prediction, rollout: tasks.append(task) or True)])
+    rubric.score({"question": "2 + 2?", "answer": "4"}, {"question": "2 + 2?", "answer": "4"})
+    assert dict(tasks[0].inputs) == {"question": "2 + 2?"}
+
+
 def test_an_essential_criterion_caps_the_score() -> None:
     essential = Essential(pass_at=1, cap=0.5)
     assert value((1, 0.9, essential), (9, 1.0)) == 0.5  # (0.9 + 9) / 10 = 0.99, capped

@@ -119,7 +119,7 @@ def test_a_result_is_used_by_a_later_step_or_the_answer() -> None:
         turn(2, output="it is 66"),
         prediction={"answer": "12"},
     )
-    assert [graded(steps.result_used, run, t) for t in range(3)] == [1, 0, None]  # 6 stands in 66 only as a digit
+    assert [graded(steps.result_used, run, t) for t in range(3)] == [1, 0, None]  # 66 contains 6 only as a digit
 
 
 def asking(text: str) -> dict[str, Any]:

@@ -282,7 +282,7 @@ def test_judge_score_and_drift_stop_before_their_items_if_no_model_answers(place
         )
     text = " ".join(done.stderr.split())
     assert done.returncode == 1, text
-    assert "openai/gone did not answer the judge 'Is it kind?': LMTransportError" in text
+    assert "openai/gone did not answer the judge 'Is it kind?': [openai/gone] failed to connect" in text
     assert "(--model, --api-key-env, --api-base); --no-preflight skips this check" in text
     with Store(place / "s.db") as store:
         assert {rollout.phase for rollout in store.rollouts()} == {"preflight"}

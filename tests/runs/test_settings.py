@@ -1,11 +1,13 @@
 """Settings: each field is declared once; values are validated; Python functions accept exactly these keywords."""
 
+import ast
 import inspect
+import pickle
 import subprocess
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from assay.api.run import run
 from assay.api.train import compare as compare_models
 from assay.api.train import train_offline
 from assay.errors import ConfigError
+from assay.models import EMBEDDED
+from assay.models.defaults import DEFAULT_MODEL, DEFAULT_WEIGHTS
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.prompts.config import CompileConfig
 from assay.runs import settings
@@ -254,6 +258,30 @@ def test_types_and_bounds_of_any_settings_class() -> None:
             Example(**values)  # type: ignore[arg-type]
 
 
+def test_a_typo_in_a_settings_class_names_the_nearest_field() -> None:
+    with pytest.raises(TypeError, match=r"CompileSettings has no field 'max_cals'\. Did you mean 'max_calls'\?"):
+        settings.CompileSettings(**NAMED, max_cals=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"Example has no field 'zzz'\. It has count, turns, file\."):
+        Example(zzz=3)  # type: ignore[call-arg]
+    made = settings.CompileSettings(**NAMED, max_calls=3)
+    assert pickle.loads(pickle.dumps(made)) == made == replace(made, seed=0)
+
+
+def test_a_value_is_parsed_once() -> None:
+    parsed = []
+
+    @dataclass(frozen=True, kw_only=True)
+    class Parsed(Settings):
+        text: str = setting("", "A text.", parse=lambda value: parsed.append(value) or value.upper())
+
+    assert (Parsed(text="a").text, parsed) == ("A", ["a"])
+
+
+def test_settings_are_checked_before_two_equal_programs_are_refused() -> None:
+    with pytest.raises(ConfigError, match="max_calls='5' must be an integer"):
+        assay.compare("math_qa", "math_qa", rubric="math_qa", data="arithmetic:size=9", max_calls="5")  # type: ignore[arg-type]
+
+
 def test_the_nearest_name() -> None:
     assert nearest("max_cals", ["max_calls", "model"]) == "max_calls"
     assert nearest("zzz", ["max_calls"]) is None
@@ -264,13 +292,24 @@ def test_choices_defined_twice_are_equal() -> None:
     from assay.optimizers.finetuning.settings import RETURNS
     from assay.runs.settings.judge import MEASURES as SETTINGS_MEASURES
     from assay.traces.credit import RETURNS as CREDIT_RETURNS
-    from assay.traces.export.settings import DEFAULT_MODEL
     from assay.traces.store import sealing
 
     assert set(RETURNS) == set(CREDIT_RETURNS) == set(settings_of(settings.ExportSettings)["returns"].declared.choices)
     assert SETTINGS_MEASURES == MEASURES
     assert sealing.DEFAULT_SALT == DEFAULT_SALT
-    assert settings.ExportSettings().model == DEFAULT_MODEL
+
+
+def test_the_default_model_is_named_in_one_place() -> None:
+    root = Path(assay.__file__).parent
+    names = (DEFAULT_MODEL, DEFAULT_WEIGHTS)
+    named = [
+        path.relative_to(root).as_posix()
+        for path in sorted(root.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in names
+    ]
+    assert named == ["models/defaults.py"] * 2
+    assert EMBEDDED[DEFAULT_MODEL.removeprefix("embedded/")].base_repo == DEFAULT_WEIGHTS
 
 
 def test_importing_the_settings_is_light() -> None:

@@ -15,12 +15,15 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
+from dspy.utils.exceptions import LMServerError
 
 import assay
+from assay.errors import ConfigError
 from assay.models import ResponseCache
 from assay.support.scrubbing import (
     MARK,
     add_secrets,
+    error_text,
     fields,
     mask_secrets,
     message,
@@ -342,3 +345,16 @@ def test_a_secret_in_a_long_conversation_is_found_in_any_form(secret: str, escap
 def test_a_credential_field_is_found_in_tuples_and_nested_mappings_of_a_conversation() -> None:
     deep = OrderedDict(role="user", content=({"x": [{"api_key": "sk-1234567890abcdef"}]},))
     assert "sk-1234567890abcdef" not in str(fields({"messages": [{"role": "user", "content": "a"}, deep]}))
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (KeyError("x"), "KeyError: 'x'"),
+        (LMServerError("the server answered 500"), "the server answered 500"),
+        (ConfigError("size=0 must be positive"), "size=0 must be positive"),
+        (ConfigError(), "ConfigError: "),
+    ],
+)
+def test_errors_that_are_sentences_are_not_prefixed_with_their_class(error: Exception, text: str) -> None:
+    assert error_text(error) == text

@@ -1,4 +1,4 @@
-"""Which rollout a request goes on with, where it names none: requests as real clients send them, over HTTP."""
+"""Which rollout a request continues, where it names none: requests as real clients send them, over HTTP."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Exports: what is drawn on, what the gates say, what stands in the files; and that trainers load and train on them."""
+"""Exports: selected rollouts, gates, content of the files; and that trainers load and train on them."""
 
 import asyncio
 import importlib.util

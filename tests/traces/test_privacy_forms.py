@@ -142,6 +142,7 @@ def test_forms_of_several_countries_are_hidden(text: str, value: str) -> None:
         "CPF 111.222.333-44 is no valid one",
         "The Pythagorean theorem: a^2 + b^2 = c^2.",
         "Use Kubernetes in Production and Terraform in Staging.",
+        "[[ ## message ## ]]\nTicket 39: I cannot log in to see my order.",
         "[[ ## mail ## ]]\nInvoice 15 of May is wrong.\n\n"
         "Respond with a JSON object in the following order of fields: `team`.",
     ],

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import dspy
 
-from assay.datasets import Task
+from assay.datasets import SPLITS, Task
 from assay.datasets.schedule import Schedule, promotion_score
 from assay.errors import BudgetExceeded
 from assay.evaluation import Evaluation, Progress, RecordedProgram, SilentProgress
@@ -140,7 +140,8 @@ class _Collection:
         job, n, split = self.job, self.config.n, self.config.split
         tasks = getattr(job.splits, split)
         job.session.register(tasks, split)
-        self.notes += unused_settings(job, split=split if self.schedule is None else None)  # a curriculum reads val too
+        read = (split,) if self.schedule is None else SPLITS  # a curriculum reads val too
+        self.notes += unused_settings(job, read=read)
         if any((task.id, sample) not in self.done for task in tasks for sample in range(n)):
             checked(job, tasks, split=split, student=_sampler(job, 0, self.config.over))
         if self.schedule is None:

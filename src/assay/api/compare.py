@@ -52,8 +52,9 @@ class CompareReport(ReportRepr):
         return {**sides, **about, **spent, "stopped": self.a.stopped or self.b.stopped}
 
     def _notes(self) -> list[str]:
-        """A note for each side that was compiled with some of these tasks: its score on them is biased upwards."""
-        return [
+        """Those of both evaluations. Each side that was compiled with some of these tasks has a note of its own."""
+        bias = {*self.a.bias, *self.b.bias}
+        return [note for note in dict.fromkeys([*self.a.notes, *self.b.notes]) if note not in bias] + [
             f"{report.used} of these {len(report.evaluation)} tasks were used to compile {name} (demonstrations and "
             "selection): its score on them is "
             "biased upwards. split='test' compares on tasks that it has not seen"
@@ -84,6 +85,7 @@ def compare(
     job, settings = f"compare-{new_id()[:12]}", dict[str, Any](options)
     sides = [settings, settings]
     lm = resolve_lm(lm, settings)
+    CompareSettings(program="a", rubric="rubric", data="data", **settings)  # refuses values that either side would
     if lm is None and settings.get("model") is None:
         artifacts = [
             side_program

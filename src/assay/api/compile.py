@@ -156,7 +156,7 @@ def compile(
 def _require_model(report: CompileReport) -> None:
     if report.outcome.broken is not None:
         raise ModelError(
-            f"{report.outcome.broken}. What was searched is kept in {report.artifact}; compile with --resume once "
+            f"{report.outcome.broken}. What was searched is kept in {report.artifact}; compile with resume=True once "
             "the model answers"
         )
 

@@ -45,6 +45,7 @@ class EvaluationReport(ReportRepr):
     corrected: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     openings: Openings | None = None  # of the test split
     notes: Sequence[str] = ()
+    bias: Sequence[str] = ()  # those of the notes that are about `used`
     used: int = 0  # number of tasks that the artifact learned from or was selected on
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,7 +109,8 @@ def evaluate(
         tasks = job.splits.unseal() if split == "test" else getattr(job.splits, split)
         job.session.register(tasks, split)
         used = len(job.training_splits() & {task.content_hash[:HASH] for task in tasks})
-        notes = _notes(job, config, progress, used=used, of=len(tasks))
+        bias = _bias(config, used=used, of=len(tasks))
+        notes = [*_notes(job, config, progress), *bias]
         stopped, alarms = _evaluated(job, config, tasks, into=evaluation, notes=notes)
         corrected = {}
         if job.session.rubric.needs_judge:
@@ -117,27 +119,31 @@ def evaluate(
     return EvaluationReport(
         evaluation, job.session.meter, split, stopped, job.session.recorder.unrecorded, job.store.dropped, alarms,
         corrected, job.openings,
-        notes, used,
+        notes, bias, used,
     )  # fmt: skip
 
 
-def _notes(job: Job, config: EvaluateSettings, progress: Progress, *, used: int, of: int) -> list[str]:
-    """Notes that limit what the score means: unused settings, too few tasks, rows left out, tasks used before."""
+def _notes(job: Job, config: EvaluateSettings, progress: Progress) -> list[str]:
+    """Notes that limit what the score means: unused settings, too few tasks, rows left out."""
     warning, excluded = too_few_to_score(job.splits.sizes(), config.split), job.splits.left_out()
     notes = [
-        *unused_settings(job, split=config.split),
+        *unused_settings(job, read=(config.split,)),
         *([warning] if warning else []),
         *([f"of the data: {excluded}"] if excluded else []),
     ]
     if warning is not None:
         progress.say(f"warning: {warning}")
-    if used:
-        notes.append(
-            f"{used} of these {of} tasks were used to compile {config.program} (demonstrations and selection): its "
-            "score on them "
-            "is biased upwards; the splits gate and test have others"
-        )
     return notes
+
+
+def _bias(config: EvaluateSettings, *, used: int, of: int) -> list[str]:
+    """A note about tasks that were used before; none without such tasks."""
+    if not used:
+        return []
+    return [
+        f"{used} of these {of} tasks were used to compile {config.program} (demonstrations and selection): its score "
+        "on them is biased upwards; the splits gate and test have others"
+    ]
 
 
 def _evaluated(

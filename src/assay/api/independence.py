@@ -33,8 +33,8 @@ def independent(rubric: str | Path | Rubric, judge: str | None, model: str, *, f
     if model in judging_models and not forced:
         raise ConfigError(
             f"the rubric {loaded.name!r} would be judged by {model}, the model in training, which would learn to "
-            "please itself: name another with "
-            "--judge-model (or in the judge's own file), or, for the rubric that is trained on, say --judged-by-itself"
+            "please itself. Name another with judge_model=… (or in the judge's own file), or, for the rubric that is "
+            "trained on, set judged_by_itself=True"
         )
     return loaded
 

@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import dspy
-from dspy.utils.exceptions import LMError
+from dspy.utils.exceptions import AdapterParseError, LMError
 
 from assay.datasets.tasks import make_task, missing_inputs
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned, is_artifact
-from assay.errors import ConfigError, ModelError
+from assay.errors import ConfigError, LoopStopped, ModelError
 from assay.evaluation import SilentProgress
 from assay.models import Thinking, get_lm
+from assay.models.error_reasons import error_reason
 from assay.models.roles import Endpoint
 from assay.programs import load_program, program_inputs, program_version
 from assay.programs.budgets import check_budget, set_thinking
@@ -23,7 +24,6 @@ from assay.programs.wrapping import as_prediction
 from assay.runs.arguments import takes
 from assay.runs.jobs import salt_in
 from assay.runs.lock import answered_within
-from assay.runs.model_errors import error_reason
 from assay.runs.opening import opened_store
 from assay.runs.settings import DEFAULT_MODEL, RunSettings
 from assay.runs.settings.options import RunOptions
@@ -127,15 +127,25 @@ def predictor(
                 program_version=program_version(inner, artifact.settings["adapter"] if artifact else None),
                 parameters=artifact.settings["parameters"] if artifact else {},
             )  # fmt: skip
-            try:
-                with dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
-                    prediction = answered_within(config.task_timeout, lambda: as_prediction(built(**inputs)))
-                    rollout.prediction = dict(prediction.items())
-            except LMError as error:
-                raise ModelError(f"the model did not answer: {error_reason(error)}") from error
+            with _failures_in_words(), dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
+                prediction = answered_within(config.task_timeout, lambda: as_prediction(built(**inputs)))
+                rollout.prediction = dict(prediction.items())
             return prediction
 
         yield predict
+
+
+@contextmanager
+def _failures_in_words() -> Iterator[None]:
+    """Raises a failure of the model, or an answer of it that cannot be used, as a `ModelError`."""
+    try:
+        yield
+    except LMError as error:
+        raise ModelError(f"the model did not answer: {error_reason(error)}") from error
+    except LoopStopped as error:
+        raise ModelError(f"the model gave no answer: {error}") from error
+    except AdapterParseError as error:
+        raise ModelError(f"the answer could not be parsed: {str(error.lm_response)[:300]!r}") from error
 
 
 def _uncompiled(program: str, thinking: Thinking | None) -> dspy.Module:

@@ -40,6 +40,7 @@ from assay.runs.preflight import checked, preflight, preflight_judges
 from assay.runs.settings import EvaluateSettings, ProgramSettings, TrainSettings
 from assay.runs.settings.options import ComparisonOptions, EvaluateOptions, OfflineOptions, TrainOptions
 from assay.runs.settings.train import ROLLOUTS_ONLY
+from assay.runs.unused import unused_settings
 from assay.sources.trust import trusts
 from assay.traces.records import new_id
 from assay.traces.store.sealing import Openings
@@ -103,7 +104,7 @@ def train(
     progress, store = _of_this_process(progress, store)
     config = program_settings(TrainSettings, program, rubric, data, None, _values(options, monitor, program))
     if "temperature" in config.parameters:
-        raise ConfigError("the agent parameter temperature would have no effect: rollouts are sampled at --temperature")
+        raise ConfigError("the agent parameter temperature would have no effect: temperature=… is that of rollouts")
     settings = config.policy
     measure = independent(rubric, config.judge_model, settings.model, forced=config.judged_by_itself)
     about = {"program": str(program), "data": config.data, "judge": config.judge_model, "model": settings.model}
@@ -117,15 +118,15 @@ def train(
         for one, other in itertools.permutations([main, *retained], 2):
             one.session.meter.share_caps_with(other.session.meter)  # the caps are of the whole training
         monitored = job.additional_rubric(monitoring) if monitoring is not None else None
+        unused = _unused(job, retained, monitored)
         if config.preflight and not rank():
-            progress.say("preflight: one task, each judge once")
-            _tried(main, job.splits.train, engine, monitored, config.max_cost_usd)
-            for other in retained:
-                _tried(other, other.val, engine, None, config.max_cost_usd)
+            _tried_all(main, retained, job, engine, monitored)
         plan = scheduled(job, seed=settings.seed, steps=settings.rollout_steps, progress=progress)
         schedule, tasks = opened.enter_context(plan), job.splits.train
         rollouts = Rollouts(main, tasks, settings, engine, monitor=monitored, schedule=schedule)
-        return train_policy(rollouts, name, settings, retained=retained, resume=resume, progress=progress)
+        report = train_policy(rollouts, name, settings, retained=retained, resume=resume, progress=progress)
+        report.notes[:0] = unused
+        return report
 
 
 def _values(
@@ -136,6 +137,12 @@ def _values(
     if monitor is not None:
         values["monitor"] = monitor.name if isinstance(monitor, Rubric) else str(monitor)
     return values | ({"agent": program.name} if isinstance(program, ForeignAgent) else {})
+
+
+def _unused(job: Job, retained: Sequence[EvalTask], monitor: Rubric | None) -> list[str]:
+    """Notes about settings without effect; judges may be those of a retention task or of the monitor rubric."""
+    rubrics = [*(task.session.rubric for task in retained), *([] if monitor is None else [monitor])]
+    return unused_settings(job, read=("train", "val", "test"), rubrics=rubrics)
 
 
 def _of_this_process(progress: Progress | None, store: str | Path | None) -> tuple[Progress, str | Path | None]:
@@ -194,6 +201,16 @@ class _EvalTasks:
         sealed = job.splits.parts()["test"] if self.test else []
         opens = functools.partial(_open, job) if self.test else None
         return EvalTask(self.titles[-1], job.student, job.session, job.splits.val, sealed, trained, opens), job
+
+
+def _tried_all(
+    main: EvalTask, retained: Sequence[EvalTask], job: Job, engine: PolicyEngine, monitor: Rubric | None
+) -> None:
+    """The preflight of a training: `_tried` for the program that is trained and for each retention task."""
+    job.session.progress.say("preflight: one task, each judge once")
+    _tried(main, job.splits.train, engine, monitor, job.config.max_cost_usd)
+    for eval_task in retained:
+        _tried(eval_task, eval_task.val, engine, None, job.config.max_cost_usd)
 
 
 def _tried(

@@ -63,5 +63,5 @@ def _show(data: dict[str, Any]) -> None:
     )
     rich.print(f"gain of b: {with_interval(gain)}: {verdict}")
     for note in data["notes"]:
-        rich.print(f"note: {in_flags(note)}")
+        rich.print(f"note: {in_flags(note)}", markup=False)
     print_openings(rich, data["test_openings"])

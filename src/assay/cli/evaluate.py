@@ -96,7 +96,7 @@ def _show(program: str, data: dict[str, Any]) -> None:
         )
         rich.print(text, markup=False)
     print_openings(rich, data["test_openings"])
-    warn_of_failures(rich, result)
+    warn_of_failures(rich, result, is_error=True)
     warn_of_gaps(rich, data)
     for note in data["notes"]:
         rich.print(f"note: {in_flags(note)}", markup=False)

@@ -12,7 +12,7 @@ import click
 
 from assay.cli.flags import command_settings, is_artifact, settings_flags
 from assay.cli.shared import Console, json_option, pairs, print_json, store_option, trust_option
-from assay.cli.wording import counted
+from assay.cli.wording import counted, in_flags
 from assay.runs.settings import RunSettings
 from assay.support.scrubbing import error_text, results
 
@@ -137,7 +137,7 @@ def _answer(predict: Any, place: str, row: Any, rename: dict[str, str]) -> dict[
         return {**identity, **dict(predict(renamed(row, rename, place), where=place).items())}
     except Exception as error:
         at = re.search(r"\d+$", place)
-        return {"line": int(at[0]) if at else 0, "error": error_text(error)}
+        return {"line": int(at[0]) if at else 0, "error": in_flags(error_text(error))}
 
 
 def _rows(file: str) -> Iterator[tuple[str, Any]]:

@@ -233,12 +233,16 @@ def print_openings(rich: Any, openings: dict[str, int] | None) -> None:
         rich.print(openings_line(openings), markup=False)
 
 
-def warn_of_failures(rich: Any, report: dict[str, Any]) -> None:
-    """Prints reasons of failed runs and of unscored criteria, which a score does not show."""
-    if report["failed"]:
+def warn_of_failures(rich: Any, report: dict[str, Any], *, is_error: bool = False) -> None:
+    """Prints reasons of failed runs and of unscored criteria, which a score does not show.
+
+    Args:
+        is_error: the command ends with the reason of the failed runs as its error if no run was scored.
+    """
+    if report["failed"] and not (is_error and report["unscored"] == report["n"]):
         rich.print(
             f"note: {report['failed']} of {counted(report['n'], 'runs')} failed; the commonest reason: "
-            f"{report['why_failed']}",
+            f"{in_flags(report['why_failed'])}",
             markup=False,
         )
     for name, part in report["undecided"].items():

@@ -29,7 +29,7 @@ def thinking_row(thinking: Mapping[str, Any]) -> str:
     if thinking["budget_share"] is not None:
         parts.append(f"{100 * thinking['budget_share']:.0f} % of the budget")
     if thinking["loops"]:
-        parts.append(f"{thinking['loops']} loops")
+        parts.append(counted(thinking["loops"], "loops"))
     return "; ".join(parts)
 
 

@@ -75,16 +75,23 @@ def owners_of(fields: Mapping[str, Any]) -> dict[str, str]:
     return {name: consent_text(value) if name == "consent" else str(value) for name, value in owners.items()}
 
 
-def make_task(row: Mapping[str, Any], *, where: str = "row", inputs: Collection[str] | None = None) -> Task:
+def make_task(
+    row: Mapping[str, Any],
+    *,
+    where: str = "row",
+    inputs: Collection[str] | None = None,
+    outputs: Collection[str] = (),
+) -> Task:
     """Task from one row, structured (`inputs`, `expected`) or flat.
 
     Args:
         row: a structured row has an object `inputs`. In a flat row every other column is an input or an expected
             output: the columns that `inputs` names are inputs; without `inputs`, columns with a usual output name
-            (`answer`, `label`, …) are expected outputs. In both forms `tenant`, `data_subject` and `consent` go into
-            the metadata.
+            (`answer`, `label`, …) and those that `outputs` names are expected outputs. In both forms `tenant`,
+            `data_subject` and `consent` go into the metadata.
         where: `file:line`, for error messages.
         inputs: the program's input fields, if known.
+        outputs: output fields that are known, for a row whose inputs are not.
     Raises:
         DataError: not a mapping; an input that the program needs is missing; every input is empty (`EmptyInputs`); a
             number is not finite; the id is too long; or the split does not exist.
@@ -97,14 +104,7 @@ def make_task(row: Mapping[str, Any], *, where: str = "row", inputs: Collection[
             expected = {"answer": expected}
         metadata = row.get("metadata") or {k: v for k, v in row.items() if k not in _STRUCTURE}
     else:
-        flat = {
-            key: value
-            for key, value in row.items()
-            if key not in _STRUCTURE - {"expected"} or (inputs is not None and key in inputs)
-        }
-        names = set(inputs) if inputs is not None else {key for key in flat if key not in _USUAL_OUTPUTS}
-        values = {key: value for key, value in flat.items() if key in names}
-        expected = {key: value for key, value in flat.items() if key not in names}
+        values, expected = _of_flat(row, inputs, outputs)
         metadata = row.get("metadata") or {}
     metadata = (
         {**{name: row[name] for name in OWNERS if row.get(name) is not None}, **metadata}
@@ -132,6 +132,16 @@ def make_task(row: Mapping[str, Any], *, where: str = "row", inputs: Collection[
         metadata=metadata if isinstance(metadata, Mapping) else {"value": metadata},
         split=str(split) if split else None,
     )
+
+
+def _of_flat(
+    row: Mapping[str, Any], inputs: Collection[str] | None, outputs: Collection[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Inputs and expected outputs of a flat row."""
+    structure = _STRUCTURE - {"expected"} - set(inputs or ())
+    flat = {key: value for key, value in row.items() if key not in structure}
+    names = set(inputs) if inputs is not None else flat.keys() - _USUAL_OUTPUTS - set(outputs)
+    return {k: v for k, v in flat.items() if k in names}, {k: v for k, v in flat.items() if k not in names}
 
 
 def missing_inputs(where: str, missing: Sequence[str], columns: Iterable[object]) -> DataError:

@@ -193,7 +193,7 @@ def save_artifact(
             written = _place(ready, folder)
     except OSError as error:
         raise ArtifactError(
-            f"cannot write the artifact to {folder}: {error}. Choose another folder with --out"
+            f"cannot write the artifact to {folder}: {error}. Choose another folder with out=…"
         ) from error
     if wants_trust(entries) or any(code_named_in(place, content) for place, content in (rubric or {}).items()):
         trust.allow(entries["sha256"], written)
@@ -246,7 +246,7 @@ def check_place(folder: Path) -> None:
         tempfile.TemporaryDirectory(dir=folder.parent, prefix=".artifact-").cleanup()
     except OSError as error:
         raise ArtifactError(
-            f"cannot write the artifact to {folder}: {error}. Choose another folder with --out"
+            f"cannot write the artifact to {folder}: {error}. Choose another folder with out=…"
         ) from error
 
 

@@ -1,13 +1,11 @@
 """Executors of an evaluation: local threads, or the hosts of a Ray cluster. Both return the same results."""
 
-import contextvars
 import functools
 import importlib.metadata
 import inspect
 import logging
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +15,7 @@ import dspy
 from assay.datasets import Task
 from assay.errors import ConfigError, MissingExtra, ModelError
 from assay.evaluation.session import RecordedProgram, Session
+from assay.evaluation.threads import as_finished
 from assay.models.meter import Usage
 from assay.programs.wrapping import wrapped
 from assay.sources.modules import is_private
@@ -26,7 +25,6 @@ from assay.traces.missed import Unrecorded
 __all__ = ["EXECUTORS", "RayExecutor", "in_threads", "pairs_in_threads"]
 
 EXECUTORS = ("threads", "ray")
-_MAX_WAIT_S = 0.05  # longest wait in seconds before finished runs are yielded
 _LOSSES = 2  # hosts that may be lost on one task; one more, and the task is taken for the cause
 
 
@@ -42,53 +40,12 @@ def pairs_in_threads(pairs: Sequence[tuple[RecordedProgram, Task]], session: Ses
     An exception ends the iteration after the runs finished before it were yielded. Runs still in progress are dropped:
     their threads are daemons, so that a process that ends does not wait for them.
     """
-    runs = _Runs(pairs, session)
-    for _ in range(min(max(1, session.threads), len(pairs))):
-        threading.Thread(target=contextvars.copy_context().run, args=(runs.work,), name="assay", daemon=True).start()
-    try:
-        remaining = len(pairs)
-        while remaining:
-            runs.finished.wait(_MAX_WAIT_S)
-            runs.finished.clear()
-            failed = runs.failed  # before what is done is taken: all that was done until it failed is among it
-            while runs.done:
-                yield runs.done.popleft()
-                remaining -= 1
-            if failed is not None:
-                raise failed
-    finally:
-        runs.stopped = True
 
+    def run(place: int) -> Any:
+        student, task = pairs[place]
+        return student.run(dict(task.inputs), task.content_hash)
 
-class _Runs:
-    """State shared by the threads of one evaluation.
-
-    The collecting thread is woken once all runs are done, not for each run: for a program that answers immediately,
-    one wake-up per run took as long as recording the run.
-    """
-
-    def __init__(self, pairs: Sequence[tuple[RecordedProgram, Task]], session: Session) -> None:
-        self.pairs, self.session = pairs, session
-        self.next = iter(range(len(pairs)))
-        self.done: deque[tuple[int, Any]] = deque()
-        self.failed: BaseException | None = None
-        self.stopped = False
-        self.finished = threading.Event()
-
-    def work(self) -> None:
-        try:
-            with self.session.context():
-                for place in self.next:
-                    if self.stopped:
-                        return
-                    student, task = self.pairs[place]
-                    self.done.append(
-                        (place, contextvars.copy_context().run(student.run, dict(task.inputs), task.content_hash))
-                    )  # what it sets is its own
-        except BaseException as error:
-            self.failed, self.stopped = self.failed or error, True
-        finally:
-            self.finished.set()
+    yield from as_finished(run, len(pairs), threads=session.threads, around=session.context, drop=True)
 
 
 @dataclass

@@ -1,16 +1,15 @@
 """Runs a judge over many items and collects its verdicts."""
 
-import contextvars
 import copy
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 from assay.errors import FailureKind, StopRun
 from assay.evaluation.session import Session
+from assay.evaluation.threads import as_finished
 from assay.judges import Judge
 from assay.judges.calibration import Calibration, expected_step
 from assay.judges.labels import Item
@@ -99,18 +98,9 @@ def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: 
             rollout.prediction = {key: prediction[key] for key in ("verdict", "confidence", "value")}
         parts[index] = (prediction, "", prices)  # type: ignore[call-overload]
 
-    with (
-        ThreadPoolExecutor(max_workers=max(1, session.threads), thread_name_prefix="assay-judge") as pool,
-        session.progress.bar(name, len(items)) as advance,
-    ):
-        futures = [pool.submit(contextvars.copy_context().run, judge_item, index) for index in range(len(items))]
-        try:
-            for future in futures:
-                future.result()
-                advance(1)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # those at work end at their next call
-            raise
+    with session.progress.bar(name, len(items)) as advance:
+        for _ in as_finished(judge_item, len(items), threads=session.threads):
+            advance(1)
     return replace(_collected(parts, judge.spec), calls=sum(calls))
 
 

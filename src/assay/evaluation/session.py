@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import dspy
-from dspy.utils.exceptions import AdapterParseError
+from dspy.utils.exceptions import AdapterParseError, LMError
 
 from assay.datasets import Task
 from assay.datasets.tasks import content_hash, owners_of
@@ -20,6 +20,7 @@ from assay.errors import AssayError, ConfigError, FailureKind
 from assay.evaluation.failures import FirstRuns
 from assay.evaluation.progress import Progress, SilentProgress
 from assay.models import LanguageModel, Meter, Thinking, sample_scope
+from assay.models.error_reasons import error_reason
 from assay.models.failures import failure_of_program, failure_of_run, is_agent_failure, stop_in
 from assay.models.limits import DEFAULT_S, OverTime, current_limit, limited, within_limit
 from assay.models.tool_limits import ToolOverTime
@@ -28,7 +29,7 @@ from assay.programs.compose import is_agent
 from assay.programs.wrapping import as_prediction
 from assay.rubrics import Failed, Rubric
 from assay.rubrics.grading import score_rollout
-from assay.support.scrubbing import error_text
+from assay.support.scrubbing import error_text, message
 from assay.traces import Recorder, Rollout
 from assay.traces.listening import listening
 
@@ -294,7 +295,8 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
         if kind is FailureKind.CAP and failure_of_program(error) is FailureKind.CAP:
             # `sys.exit()` in a group or before another exception: errors that end the job were raised above.
             kind = FailureKind.AGENT
-        reason = error_text(error)
+        is_client_error = isinstance(error, LMError) and not is_agent_failure(kind)
+        reason = message(error_reason(error)) if is_client_error else error_text(error)
         if isinstance(error, AdapterParseError):
             self._keep_partial(error, inputs)
             self.session.recorder.unparsed(rollout, str(error.lm_response))

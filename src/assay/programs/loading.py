@@ -55,7 +55,8 @@ def program_class(name: str) -> Any:
             raise ProgramError(
                 f"no artifact or program at {name!r}: there is no such file or folder{_similar_name(path)}"
             )
-        near = difflib.get_close_matches(name, SHIPPED, 1)
+        made = [str(made) for made in [Path(".assay/artifacts") / name] if made.is_dir()]
+        near = made or difflib.get_close_matches(name, SHIPPED, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ProgramError(
             f"unknown program {name!r}: pass path/to/file.py:Class, package.module:Class, "

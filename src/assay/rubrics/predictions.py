@@ -1,14 +1,16 @@
-"""Why a prediction cannot be scored: the run failed, or its answer is empty."""
+"""Why a prediction cannot be scored: the run failed, or its answer is empty. The task that it is scored for."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from assay.datasets.tasks import Task
+from assay.datasets.tasks import Task, make_task
 from assay.models.failures import failure_of_program, is_agent_failure, unanswered
-from assay.rubrics.criteria import Failed
+from assay.rubrics.criteria import Criterion, Failed
 from assay.rubrics.scoring import fields_of
 from assay.traces.records import RUN_FIELDS, Rollout
 
-__all__ = ["failure_of"]
+__all__ = ["failure_of", "task_of"]
 
 
 def failure_of(task: Task, prediction: Any, rollout: Rollout | None) -> Failed | None:
@@ -45,3 +47,24 @@ def _failure(task: Task, prediction: Any) -> Failed | None:
 def _is_empty(fields: dict[str, Any]) -> bool:
     values = [value for name, value in fields.items() if name not in RUN_FIELDS]
     return bool(values) and all(value is None or (isinstance(value, str) and not value.strip()) for value in values)
+
+
+def task_of(row: Any, predictions: Sequence[Any], criteria: Sequence[Criterion]) -> Task:
+    """The task of a `Task`, a `dspy.Example` or a mapping of its fields.
+
+    Which fields of a flat mapping are inputs is not known. Those that a criterion names as its `field` are expected
+    outputs, besides those with a usual name. Those that a prediction has too are inputs and expected outputs: they may
+    be outputs under other names, or inputs that the agent repeats.
+    """
+    if isinstance(row, Task):
+        return row
+    if hasattr(row, "toDict"):  # a `dspy.Example`; dspy is not imported here
+        inputs, row = getattr(row, "_input_keys", None), row.toDict()
+        if inputs:
+            return make_task(row, inputs=inputs)
+    task = make_task(row, outputs={str(c.arguments["field"]) for c in criteria if "field" in c.arguments})
+    if isinstance(row.get("inputs"), Mapping):
+        return task
+    predicted = {name for prediction in predictions for name in fields_of(prediction)}
+    both = {name: value for name, value in task.inputs.items() if name in predicted and value is not None}
+    return replace(task, expected={**both, **task.expected})

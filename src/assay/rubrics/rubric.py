@@ -10,14 +10,14 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from assay.datasets.tasks import Task, make_task
+from assay.datasets.tasks import Task
 from assay.errors import RubricError, StopRun
 from assay.models.limits import current_limit, within_limit
 from assay.models.scope import sample_scope, spending
 from assay.rubrics.conditions import check_conditions, condition
 from assay.rubrics.criteria import Check, Criterion, Failed, NoGrade, is_number
 from assay.rubrics.overall import merge_judge_criteria
-from assay.rubrics.predictions import failure_of
+from assay.rubrics.predictions import failure_of, task_of
 from assay.rubrics.protocols import GroupGrader, JointGrader, JointResolver, Resolver
 from assay.rubrics.scoring import ScoreResult, combine, fields_of, grade
 from assay.support.scrubbing import error_text
@@ -138,11 +138,14 @@ class Rubric:
         """Scores one prediction. Criteria that come back unscored are graded once more.
 
         Args:
-            task: a `Task`, or a mapping that `make_task` accepts.
+            task: a `Task`, a `dspy.Example`, or a mapping that `make_task` accepts. In a flat mapping, a column is an
+                expected output if it has a usual name (`answer`, `label`, …) or is the `field` of a criterion. A column
+                that the prediction has too is in `task.inputs` and in `task.expected`. To say which is which, pass
+                `{"inputs": {…}, "expected": {…}}`.
             prediction: a `dspy.Prediction`, a mapping or a bare answer; None or `Failed` if the run produced none.
             rollout: the recorded run, for checks that read tool calls, steps and tokens.
         """
-        task = task if isinstance(task, Task) else make_task(task)
+        task = task_of(task, [prediction], self.criteria)
         failure = failure_of(task, prediction, rollout)
         if failure is not None:
             return self._failed(failure)
@@ -164,7 +167,7 @@ class Rubric:
         Raises:
             RubricError: the numbers of predictions and rollouts differ.
         """
-        task = task if isinstance(task, Task) else make_task(task)
+        task = task_of(task, predictions, self.criteria)
         runs = list(rollouts) if rollouts is not None else [None] * len(predictions)
         if len(runs) != len(predictions):
             raise RubricError(

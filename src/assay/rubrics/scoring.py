@@ -18,7 +18,7 @@ from assay.rubrics.criteria import Criterion, Failed, Grade, NoGrade, NotApplica
 from assay.support.scrubbing import error_text
 from assay.traces.records import Rollout, Verdict
 
-__all__ = ["ScoreResult", "combine", "fields_of", "grade", "mean_result", "set_failure"]
+__all__ = ["ScoreResult", "combine", "fields_of", "grade", "mean_result", "set_failure", "waits"]
 
 _SHIPPED = ("assay.rubrics.checks", "assay.rubrics.steps")
 _PLAIN = (str, int, float, bool, type(None))
@@ -194,7 +194,7 @@ def combine(criteria: Sequence[Criterion], verdicts: Sequence[Verdict]) -> Score
     finals = [c for c in criteria if c.scope == "final"]
     scored = [(c, g) for c in finals if (g := by_name[c.name].grade) is not None]
     inapplicable = [c for c in finals if not by_name[c.name].applies]
-    waiting = [c for c in inapplicable if _waits(c, criteria, by_name)]
+    waiting = [c for c in inapplicable if waits(c, criteria, by_name)]
     positive = math.fsum(c.weight for c in [*(c for c, _ in scored), *waiting] if c.weight > 0)
     missing = [
         c.name for c in finals if c.essential is not None and by_name[c.name].grade is None and c not in inapplicable
@@ -216,14 +216,14 @@ def combine(criteria: Sequence[Criterion], verdicts: Sequence[Verdict]) -> Score
     )
 
 
-def _waits(criterion: Criterion, criteria: Sequence[Criterion], by_name: Mapping[str, Verdict]) -> bool:
+def waits(criterion: Criterion, criteria: Sequence[Criterion], by_name: Mapping[str, Verdict]) -> bool:
     """Whether a criterion does not apply because its `when` did not pass, and not because of the task."""
     gate = next((c for c in criteria if c.name == criterion.when), None)
     if gate is None:
         return False
     verdict = by_name[gate.name]
     if not verdict.applies:
-        return _waits(gate, criteria, by_name)
+        return waits(gate, criteria, by_name)
     return verdict.grade is not None and not gate.passed(verdict.grade)
 
 

@@ -84,6 +84,6 @@ def _copied(artifact: Path, out: str | Path | None) -> Path:
             shutil.copytree(artifact, place)
         except OSError as error:
             raise ArtifactError(
-                f"cannot write the artifact to {place}: {error}. Choose another folder with --out"
+                f"cannot write the artifact to {place}: {error}. Choose another folder with out=…"
             ) from error
     return place if is_artifact(place) else artifact

@@ -214,5 +214,5 @@ def _run_id(store: Store, key: str, *, resume: bool, cache: bool) -> tuple[str, 
     if unfinished or cache:
         return (unfinished or [run_id for run_id, _ in earlier])[-1], True
     raise ConfigError(
-        "this job has finished, and without a response cache it cannot be replayed: run it anew, without --resume"
+        "this job has finished, and without a response cache it cannot be replayed: run it anew, without resume=True"
     )

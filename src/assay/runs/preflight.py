@@ -21,6 +21,7 @@ from assay.judges import Cascade, Judge, Jury
 from assay.judges.base import attempt
 from assay.judges.labels import Item
 from assay.models import LanguageModel
+from assay.models.error_reasons import error_reason, missing_keys
 from assay.models.failures import MODEL_FAILURES, is_refused
 from assay.models.hosted import HostedBackend
 from assay.models.limits import OverTime, limited, within_limit
@@ -30,7 +31,6 @@ from assay.optimizers.prompts.estimate import price_of
 from assay.rubrics import Rubric, ScoreResult
 from assay.rubrics.scoring import fields_of
 from assay.runs.jobs import Job
-from assay.runs.model_errors import error_reason, missing_keys
 from assay.runs.undecided import SKIP, SKIP_FLAG, Verdicts
 from assay.sources.opened import watching
 from assay.traces import Rollout

@@ -3,32 +3,47 @@
 They are not refused: a project file gives the models of all roles to all commands.
 """
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from assay.datasets import SPLITS
+from assay.optimizers.prompts.teleprompters import writes_instructions
+from assay.rubrics import Rubric
 from assay.runs.jobs import Job
 
 __all__ = ["unused_settings"]
 
-_WITHOUT_INSTRUCTIONS = ("labeled", "bootstrap", "bootstrap-search", "knn", "ensemble", "optuna")
 
-
-def unused_settings(job: Job, *, split: str | None = None) -> list[str]:
+def unused_settings(
+    job: Job,
+    *,
+    read: Collection[str] = SPLITS,
+    rubrics: Sequence[Rubric] = (),
+    order: Sequence[str] = ("prompts",),
+) -> list[str]:
     """Notes about settings that were given and have no effect; they are also reported as progress.
 
     Args:
-        split: the only one whose tasks are run; None if the job reads all splits.
+        read: the splits whose tasks are run.
+        rubrics: those that the job scores with besides its own.
+        order: the steps of an improvement; any other job that has the settings of an optimizer compiles prompts.
     """
     config, rubric, notes = job.config, job.session.rubric, list[str]()
-    if not rubric.needs_judge and (given := _given(config, "judge")):
+    if not any(one.needs_judge for one in (rubric, *rubrics)) and (given := _given(config, "judge")):
         notes.append(f"{given} has no effect: no criterion of the rubric {rubric.name!r} is decided by a judge")
-    optimizer = getattr(config, "optimizer", None)
-    if optimizer in _WITHOUT_INSTRUCTIONS and (given := _given(config, "reflection")):
+    optimizer = getattr(config, "optimizer", None)  # only some jobs have one
+    if "prompts" not in order:
+        chosen = [f"optimizer={optimizer!r}"] if config.changed("optimizer") else []
+        if given := ", ".join([*chosen, *filter(None, [_given(config, "reflection")])]):
+            notes.append(f"{given} has no effect: no step of order={','.join(order)!r} compiles prompts")
+    elif optimizer is not None and (given := _given(config, "reflection")) and not writes_instructions(optimizer):
         notes.append(f"{given} has no effect: optimizer={optimizer!r} writes no instructions, unlike 'auto' and 'gepa'")
-    if split is not None:
-        made_of_tasks = job.artifact is None and hasattr(job.student.program, "from_tasks")  # of train and val
-        read = {split, "train", "val"} if made_of_tasks else {split}
-        if other := {name: size for name, size in config.sizes.items() if name not in read}:
-            notes.append(f"sizes={other!r} has no effect: only tasks of {split} are run")
+    if job.artifact is None and hasattr(job.student.program, "from_tasks"):  # it is made of tasks of train and val
+        read = {*read, "train", "val"}
+    if other := {name: size for name, size in config.sizes.items() if name not in read}:
+        notes.append(
+            f"sizes={other!r} has no effect: only tasks of {', '.join(n for n in SPLITS if n in read)} are run"
+        )
     for note in notes:
         job.session.progress.say(f"note: {note}")
     return notes

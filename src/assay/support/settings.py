@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from assay.errors import ConfigError
 
@@ -150,16 +150,23 @@ class Settings:
 
     Raises:
         ConfigError: a value breaks its rule; the message says field, value and rule.
+        TypeError: there is no such field; the message names the nearest one.
     """
+
+    def __new__(cls, *args: Any, **values: Any) -> Self:
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in values.keys() - set(known):
+            hint = f"Did you mean {near!r}?" if (near := nearest(name, known)) else f"It has {', '.join(known)}."
+            raise TypeError(f"{cls.__name__} has no field {name!r}. {hint}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for setting in settings_of(type(self)).values():
             value = getattr(self, setting.name)
             if (plain := _plain(value)) is not value:
                 object.__setattr__(self, setting.name, plain)
-            check_value(setting, plain)
-            if setting.declared.parse is not None and plain is not None:
-                object.__setattr__(self, setting.name, setting.declared.parse(plain))
+            if (stored := check_value(setting, plain)) is not plain:
+                object.__setattr__(self, setting.name, stored)
 
     def changed(self, *names: str) -> list[str]:
         """Those of the named settings whose values are not the defaults."""
@@ -182,8 +189,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def check_value(setting: Setting, value: Any) -> None:
-    """Raises `ConfigError` where a value is of another type than a field, out of its bounds, or none of its choices."""
+def check_value(setting: Setting, value: Any) -> Any:
+    """Checks a value of a field.
+
+    Returns:
+        The value in its stored form, see `Declared.parse`.
+    Raises:
+        ConfigError: it is of another type than the field, out of its bounds, or none of its choices.
+    """
     assignment, declared = f"{setting.name}={value!r}", setting.declared
     if not _fits(value, setting.type):
         raise ConfigError(f"{assignment} must be {_words(setting.type)}")
@@ -193,11 +206,12 @@ def check_value(setting: Setting, value: Any) -> None:
         raise ConfigError(f"{assignment} must be {declared.rule}{f': {declared.why}' if declared.why else ''}")
     if declared.choices and isinstance(value, str) and value not in declared.choices:
         raise ConfigError(f"{assignment} must be one of {', '.join(declared.choices)}")
-    if declared.parse is not None and value is not None:
-        try:
-            declared.parse(value)
-        except ValueError as error:
-            raise ConfigError(f"{assignment} {error}") from None
+    if declared.parse is None or value is None:
+        return value
+    try:
+        return declared.parse(value)
+    except ValueError as error:
+        raise ConfigError(f"{assignment} {error}") from None
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

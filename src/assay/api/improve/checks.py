@@ -23,11 +23,13 @@ from assay.models.meter import Usage, spent_before
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.prompts.estimate import price_of
 from assay.optimizers.prompts.reserve import ReportPlan, announce_splits, decision_tasks, forecast_pair, plan_report
+from assay.rubrics import Rubric
 from assay.runs.arguments import program_settings
 from assay.runs.jobs import Job, open_job
 from assay.runs.loading import load_rubric
 from assay.runs.preflight import checked, preflight
 from assay.runs.settings import CompileSettings
+from assay.runs.unused import unused_settings
 
 __all__ = ["CAPS", "Trial", "check_start", "compare_on", "ended_by", "of_part", "remaining_caps", "spent_in"]
 
@@ -81,7 +83,10 @@ def check_start(
         with open_job(
             config, program=trial.program, rubric=load_rubric(trial.rubric), progress=progress, store=store, need=SPLITS
         ) as job:
-            warnings = announce_splits(job.splits, progress)
+            warnings = [
+                *announce_splits(job.splits, progress),
+                *unused_settings(job, rubrics=_others(job, trial), order=trial.order),
+            ]
             checked(job, getattr(job.splits, trial.split), split=trial.split)
             _check_monitor(job, trial)
             price = price_of(job.session.lm, 300, 40) or 0.0
@@ -107,6 +112,12 @@ def check_start(
             ) as job:
                 checked(job, job.splits.val, split="val")
     return warnings, ImprovePlan(report=report, steps=steps)
+
+
+def _others(job: Job, trial: Trial) -> list[Rubric]:
+    """The rubrics of the monitor and of the retention tasks."""
+    sources = [trial.monitor] if trial.monitor is not None else []
+    return [job.additional_rubric(source) for source in [*sources, *(task.rubric for task in trial.retained)]]
 
 
 def of_part(kind: str, program: str, rubric: str | Path, data: str, options: Mapping[str, Any]) -> CompileSettings:

@@ -47,7 +47,7 @@ def replay_anchors(
     """
     if anchors is None:
         if not isinstance(judge, str) or not is_artifact(judge):
-            raise ConfigError("only a compiled judge has anchors of its own; name a file with --anchors")
+            raise ConfigError("only a compiled judge has anchors of its own; name a file with anchors=…")
         anchors = Path(judge) / ANCHORS
     path, progress = Path(anchors), progress or SilentProgress()
     config, lm = judge_settings(JudgeDriftSettings, judge, lm, freeze or str(path), options)

@@ -64,7 +64,7 @@ def score_rows(
             alarms = replay_changed(judge, judge_, session)
             judged = judge_items(judge_, items, session, name="score")
         except BudgetExceeded as cap:
-            raise BudgetExceeded(f"{cap}; add --resume with a higher cap to continue from here") from None
+            raise BudgetExceeded(f"{cap}; add resume=True with a higher cap to continue from here") from None
         spent = spent_by(session)
     values = values_of(judged.answers, judge_)
     if out is not None:

@@ -142,7 +142,7 @@ def _create_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot write to {folder}: {error}. Choose another folder with --out") from error
+        raise ConfigError(f"cannot write to {folder}: {error}. Choose another folder with out=…") from error
     return folder
 
 

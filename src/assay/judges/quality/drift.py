@@ -67,7 +67,7 @@ class AnchorSet:
                 return cls(dict(content["made_by"]), float(content["noise"]), anchors)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{path} is not an anchor set: {type(error).__name__}: {error}. Create one with --freeze"
+                f"{path} is not an anchor set: {type(error).__name__}: {error}. Create one with freeze=…"
             ) from None
         raise DataError(f"{path} has format {content['format']}; this version reads up to {_FORMAT}. Update assay")
 

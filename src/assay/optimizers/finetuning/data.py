@@ -67,7 +67,7 @@ def read_sft(source: str | Path, *, min_quality: float, eval_fraction: float, se
             raise DataError(f"{path} has no row to train on: it is empty. {_HINT}")
         reasons = ", ".join(f"{count} {reason}" for reason, count in excluded.items())
         raise DataError(
-            f"{path} has no row to train on: of its rows, {reasons}. Collect better rollouts, or lower --min-quality"
+            f"{path} has no row to train on: of its rows, {reasons}. Collect better rollouts, or lower min_quality"
         )
     task_ids = [
         (

@@ -74,7 +74,7 @@ class TrainingMonitor:
         first, last = np.mean(self._first("entropy")), self.last("entropy", 1)[-1]
         return (
             f"entropy fell from {first:.2f} to {last:.2f} nats per token: the policy has stopped exploring. Raise "
-            "--beta or --temperature, or lower --learning-rate"
+            "beta=… or temperature=…, or lower learning_rate=…"
         )
 
     def _clipping(self) -> str | None:
@@ -83,7 +83,7 @@ class TrainingMonitor:
             return None
         return (
             f"{100 * clipped[-1]:.0f} % of the tokens are clipped: the policy changes too fast. Lower "
-            "--learning-rate or --iterations"
+            "learning_rate=… or iterations=…"
         )
 
     def _deviation(self) -> str | None:
@@ -92,7 +92,7 @@ class TrainingMonitor:
         first, last = np.mean(self._first("reward_std")), self.last("reward_std", 1)[-1]
         return (
             f"the standard deviation of the rewards fell from {first:.3f} to {last:.3f}: little is left to learn from. "
-            "Take other tasks, raise --temperature or --num-generations, or give the rubric grades between 0 and 1"
+            "Take other tasks, raise temperature=… or num_generations=…, or give the rubric grades between 0 and 1"
         )
 
     def _zero_variance(self) -> str | None:
@@ -105,7 +105,7 @@ class TrainingMonitor:
             cause = "hard: train by SFT first (assay train sft), or take easier tasks"
         return (
             f"{100 * shares[-1]:.0f} % of the groups have zero variance, so nothing is learned from them. The tasks "
-            f"are too {cause}, or raise --num-generations or --temperature"
+            f"are too {cause}, or raise num_generations=… or temperature=…"
         )
 
     def _diversity(self) -> str | None:
@@ -113,8 +113,8 @@ class TrainingMonitor:
         if len(distinct) < _RUN or max(distinct) >= 0.3 or self._near_maximum():
             return None
         return (
-            f"only {100 * distinct[-1]:.0f} % of the answers of a group are distinct: raise --temperature, --beta or "
-            "--num-generations"
+            f"only {100 * distinct[-1]:.0f} % of the answers of a group are distinct: raise temperature=…, beta=… or "
+            "num_generations=…"
         )
 
     def _kl(self) -> str | None:
@@ -122,7 +122,7 @@ class TrainingMonitor:
         if len(kl) < _RUN or min(kl) <= 0.5:
             return None
         return (
-            f"the KL to the model before training is {kl[-1]:.2f} nats per token: raise --beta or lower --learning-rate"
+            f"the KL to the model before training is {kl[-1]:.2f} nats per token: raise beta=… or lower learning_rate=…"
         )
 
     def _truncation(self) -> str | None:
@@ -130,7 +130,7 @@ class TrainingMonitor:
         if len(cut) < _RUN or min(cut) <= 0.3:
             return None
         return (
-            f"{100 * cut[-1]:.0f} % of the answers are truncated: raise --max-completion, or add a criterion on length "
+            f"{100 * cut[-1]:.0f} % of the answers are truncated: raise max_completion=…, or add a criterion on length "
             "to the rubric"
         )
 
@@ -139,7 +139,7 @@ class TrainingMonitor:
             return None
         return (
             "the reward rises with the number of calls and the score does not: step rewards are earned by making more "
-            "calls. Lower --step-weight or --discount, or limit the calls with --set max_steps=…"
+            "calls. Lower step_weight=… or discount=…, or limit the calls with parameters={'max_steps': …}"
         )
 
     def _reward_hacking(self) -> str | None:

@@ -67,13 +67,13 @@ def train_policy(
     """
     if retained and not config.evaluate_every:
         raise ConfigError(
-            "what is to be retained is looked at every --evaluate-every steps, and 0 is never: give a number of steps"
+            "what is to be retained is evaluated every evaluate_every steps, and 0 is never: give a number of steps"
         )
     if source.items < config.prompts_per_step:
         needed = config.prompts_per_step
         raise DataError(
             f"{source.items} {source.of_what} to train on, and a step takes {needed}: "
-            "give more data, or lower --prompts-per-step"
+            "give more data, or lower prompts_per_step"
         )
     job = {
         **config.of_what(),
@@ -328,7 +328,7 @@ class _Training:
             losses = ", ".join(f"{name} lost {value:.3f}" for name, value in forgotten.items())
             self.report.stopped = (
                 f"step {step}: {losses}, and {self.config.max_score_drop:g} may be lost. "
-                "Raise --beta or lower --learning-rate"
+                "Raise beta=… or lower learning_rate=…"
             )
             self.watch.alarms["forgetting"], self.forgot = self.report.stopped, True
             return False

@@ -110,12 +110,12 @@ def _prepare(work: Path, job: Mapping[str, Any], resume: bool, last: str) -> Non
     job_file = work / "job.json"
     if resume:
         if not job_file.exists():
-            raise ConfigError(f"there is nothing to resume in {work}: leave --resume out")
+            raise ConfigError(f"there is nothing to resume in {work}: leave resume=True out")
         before = json.loads(job_file.read_text(encoding="utf-8"))
         if changed := sorted(key for key in job if before.get(key) != job[key]):
             raise ConfigError(
                 f"what was begun in {work} had another {', '.join(changed)}: "
-                "resume with the same, or begin anew without --resume"
+                "resume with the same, or begin anew without resume=True"
             )
         for folder in (work / "checkpoints").glob("checkpoint-*"):
             try:
@@ -170,12 +170,12 @@ def last_good(trainer: Any, work: Path, step: int) -> tuple[str, int]:
         (work / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])
     )
     if not checkpoints:
-        raise Diverged(f"the loss was not a finite number at step {step}, before any checkpoint: lower --learning-rate")
+        raise Diverged(f"the loss was not a finite number at step {step}, before any checkpoint: lower learning_rate")
     checkpoint = Path(trainer.state.best_model_checkpoint or checkpoints[-1])
     restored(trainer.model, checkpoint)
     message = (
         f"the loss was not a finite number at step {step}; the weights are those of {checkpoint.name}. "
-        "A lower --learning-rate may allow it to continue"
+        "A lower learning_rate may allow it to continue"
     )
     return message, int(checkpoint.name.rpartition("-")[2])
 
@@ -229,13 +229,13 @@ def ready() -> Iterator[None]:
         match _ran_out(error) or _ran_out_by_text(error):
             case "memory":
                 raise ModelError(
-                    "memory ran out: lower --per-device-batch-size, which may change with --resume; then, anew, "
-                    "--max-length and --lora-r (of sft: --batch to 2 or 1 first)"
+                    "memory ran out: lower per_device_batch_size, which may change with resume=True; then, anew, "
+                    "max_length and lora_r (of sft: batch=2 or batch=1 first)"
                 ) from error
             case "disk":
                 raise ModelError(
                     f"the disk is full ({str(error)[:200]}). The last whole checkpoint is kept: "
-                    "make room, and add --resume"
+                    "make room, and add resume=True"
                 ) from error
         raise
 
@@ -283,7 +283,7 @@ def report_agreement(
         return None
     if share < 0.5:
         notes.append(
-            f"warning: only {100 * share:.0f} % of greedy texts are the same as in torch: "
+            f"only {100 * share:.0f} % of greedy texts are the same as in torch: "
             "what is served may not be what was trained"
         )
     return share

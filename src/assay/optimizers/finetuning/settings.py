@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from assay.errors import ConfigError
+from assay.models.defaults import DEFAULT_MODEL
 from assay.support.settings import Settings, nearest, setting, settings_of
 
 __all__ = ["ALGORITHMS", "LOSSES", "RETURNS", "PolicySettings", "SFTSettings", "settings_from"]
@@ -19,7 +20,6 @@ RETURNS = ("to_go", "episode", "step", "uniform")  # of `assay.traces.credit`, w
 _MACHINE = ("per_device_batch_size", "rollout_timeout_s", "report_to")
 _BY_SEQUENCE = ("luspo", "vespo")  # losses that take one advantage a call
 _UNUSED = {"cispo": ("epsilon",), "sapo": ("epsilon", "epsilon_high"), "vespo": ("epsilon", "epsilon_high")}
-_MODEL = "embedded/smollm2-135m"
 _REPORT_TO = "Where to report the curves: tensorboard, trackio or wandb."
 
 
@@ -27,7 +27,9 @@ _REPORT_TO = "Where to report the curves: tensorboard, trackio or wandb."
 class SFTSettings(Settings):
     """Settings of a warm-up by supervised fine-tuning. LoRA's alpha is twice its rank."""
 
-    model: str = setting(_MODEL, "Model to train, embedded or of the hub; adapters in its name are merged first.")
+    model: str = setting(
+        DEFAULT_MODEL, "Model to train, embedded or of the hub; adapters in its name are merged first."
+    )
     min_quality: float = setting(0.8, "Lowest rating or score of a row to train on.", ge=0, le=1)
     epochs: int = setting(3, "Largest number of epochs.", ge=1)
     learning_rate: float = setting(2e-4, "Learning rate of AdamW.", gt=0)
@@ -55,7 +57,7 @@ class PolicySettings(Settings):
     """
 
     algorithm: str = setting("grpo", "Where advantages come from.", choices=ALGORITHMS)
-    model: str = setting(_MODEL, "Model to train; adapters in its name are merged first.")
+    model: str = setting(DEFAULT_MODEL, "Model to train; adapters in its name are merged first.")
     steps: int = setting(30, "Number of optimizer steps.", ge=1)
     prompts_per_step: int = setting(4, "Number of tasks in each step.", ge=1)
     num_generations: int = setting(6, "Rollouts of each task, at least 2; reinforce++ takes 1 too.", ge=1)

@@ -99,7 +99,7 @@ def _training_rows(data: TrainingData, policy: Policy, config: SFTSettings) -> t
     if not train:
         raise DataError(
             f"no row is left to train on: {dict(data.left_out)}. "
-            "Raise --max-length, or export shorter ones (--without-demos)"
+            "Raise max_length, or export shorter ones (`assay export sft --without-demos`)"
         )
     return train, evaluated
 

@@ -54,7 +54,7 @@ def make_trainer(
     micro, parts = config.shared_out(world())
     # a checkpoint has no rollouts: save only after the last step that uses them
     every = config.iterations * math.ceil(config.save_every / config.iterations)
-    vllm = (
+    vllm: dict[str, Any] = (
         {"use_vllm": True, "vllm_mode": config.vllm, "vllm_importance_sampling_correction": False}
         if config.vllm != "none"
         else {}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import pad, use_adapter
 
 from assay.optimizers.finetuning.rows import Row
@@ -43,23 +43,26 @@ def over_ranks(items: Sequence[Any]) -> list[Any]:
     return list(gather_object(list(items)))
 
 
-class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
+class TransitionTrainer(GRPOTrainer):
     """Args:
     collect: called with the inputs of this process (each task once per rollout) and the trainer; returns the rows.
     by_token: a row's advantage is its return, which is normalised over all tokens of the batch (REINFORCE++).
     kl_in_reward: weight of each token's KL to the reference model in its reward; requires `by_token`.
     """
 
+    args: GRPOConfig
+    model: Any
+
     def __init__(
         self,
-        *args: Any,
+        *,
         collect: Callable[[list[dict[str, Any]], "TransitionTrainer"], Batch],
         by_token: bool = False,
         kl_in_reward: float = 0.0,
         **kwargs: Any,
     ) -> None:
         self._collect, self._by_token, self._kl_in_reward = collect, by_token, kl_in_reward
-        super().__init__(*args, reward_funcs=_scored_elsewhere, **kwargs)
+        super().__init__(reward_funcs=_scored_elsewhere, **kwargs)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self.mark()
@@ -69,7 +72,7 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
             self._metrics[mode][name].append(value)
         rows, flat = (batch.rows, list(batch.flat)) if not self.beta else ([*batch.rows, *batch.flat], [])
         self._filled = bool(rows)
-        parts = self.args.steps_per_generation if mode == "train" else 1
+        parts = self._parts if mode == "train" else 1
         passes = max(over_ranks([len(rows)]))  # every process must run the same number of passes
         fill = max(parts, math.ceil(passes / parts) * parts) - len(rows)
         blank = Row(
@@ -96,7 +99,7 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
             "tool_mask": self._pad(chosen, 0, "right"),
         }
 
-    def _pad(self, parts: Sequence[torch.Tensor], value: float, side: str) -> torch.Tensor:
+    def _pad(self, parts: Sequence[torch.Tensor], value: int, side: str) -> torch.Tensor:
         padded: torch.Tensor = pad(list(parts), padding_value=value, padding_side=side).to(self.accelerator.device)
         return padded
 
@@ -109,7 +112,7 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         out["num_items_in_batch"] = self.accelerator.gather(mask.sum() + sum(sum(row.trained) for row in flat)).sum()
         # factor of the loss: corrects its mean for flat rows, which skip the model, and for blank rows
         self._share: Any = 1.0
-        self._by_part = self.loss_type == "bnpo" and len(rows) > self.args.steps_per_generation
+        self._by_part = self.loss_type == "bnpo" and len(rows) > self._parts
         if self._by_part:  # a mean over the tokens of each part
             self._share = self.accelerator.gather(mask.sum()).sum() / out["num_items_in_batch"].clamp(min=1)
         elif self.loss_type not in ("dapo", "cispo", "vespo"):  # a mean over rows, some of which are blank
@@ -123,9 +126,9 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         with torch.no_grad():
             if old:
                 out["old_per_token_logps"] = self._pad(
-                    [torch.tensor(row.logprobs or [0.0] * len(row.completion_ids)) for row in rows], 0.0, "right"
+                    [torch.tensor(row.logprobs or [0.0] * len(row.completion_ids)) for row in rows], 0, "right"
                 )
-            elif self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations):
+            elif self.args.gradient_accumulation_steps % (self._parts * self.num_iterations):
                 out["old_per_token_logps"] = self._logprobs(self.model, out)
             if self.beta:
                 out["ref_per_token_logps"] = self._reference(out)
@@ -153,7 +156,7 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         use_eager = model.device.type == "cpu" and width <= _SHORT and not self.args.gradient_checkpointing
         with sdpa_kernel(SDPBackend.MATH) if use_eager else nullcontext():
             loss = (
-                super()._compute_loss(model, trimmed)
+                super()._compute_loss(model, trimmed)  # type: ignore[no-untyped-call]
                 * self._share
                 * (self._parts_to_live(inputs) if self._by_part else 1)
             )
@@ -171,6 +174,12 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         parts = self._buffered_inputs or [inputs]
         live = sum((part["completion_mask"] * part["tool_mask"]).any().float() for part in parts)
         return len(parts) / self.accelerator.gather(live).mean().clamp(min=1 / self.accelerator.num_processes)
+
+    @property
+    def _parts(self) -> int:
+        """Number of parts of a step. TRL sets it where it is not given."""
+        parts = self.args.steps_per_generation
+        return 1 if parts is None else parts
 
     def mark(self) -> None:
         """Saves the random state between two steps."""
@@ -219,7 +228,7 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
     def _logprobs(self, model: Any, out: dict[str, Any]) -> torch.Tensor:
         ids = torch.cat([out["prompt_ids"], out["completion_ids"]], dim=1)
         mask = torch.cat([out["prompt_mask"], out["completion_mask"]], dim=1)
-        size = max(1, len(ids) // self.args.steps_per_generation)
+        size = max(1, len(ids) // self._parts)
         logprobs: torch.Tensor = self._get_per_token_logps_and_entropies(
             model, ids, mask, out["completion_ids"].size(1), batch_size=size
         )[0]
@@ -281,6 +290,6 @@ def _trimmed(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {**out, "prompt_ids": inputs["prompt_ids"][:, -prompt:], "prompt_mask": inputs["prompt_mask"][:, -prompt:]}
 
 
-def _scored_elsewhere(completions: Sequence[Any], **_: Any) -> list[float]:
+def _scored_elsewhere(completions: Sequence[Any], **_: Any) -> list[float | None]:
     """Placeholder for the reward function that TRL requires."""
     raise RuntimeError("rollouts are scored by their rubric")

@@ -14,6 +14,7 @@ import dspy
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, ModelError
 from assay.evaluation.session import CONTINUES, RecordedProgram, Session
+from assay.evaluation.threads import in_order
 from assay.programs import ToolAgent
 from assay.programs.compose import ends
 
@@ -211,8 +212,6 @@ def _enough(successes: Collection[Demonstration], target: int) -> bool:
 
 
 def _run_batch(variant: Variant, batch: Sequence[tuple[Task, int]], session: Session) -> list[Run]:
-    from concurrent.futures import ThreadPoolExecutor
-
     names = {id(predictor): name for name, predictor in variant.student.program.named_predictors()}
     session.register([task for task, _ in batch])
 
@@ -232,13 +231,7 @@ def _run_batch(variant: Variant, batch: Sequence[tuple[Task, int]], session: Ses
         )
         return prediction, steps
 
-    with ThreadPoolExecutor(max_workers=max(1, session.threads)) as pool:
-        futures = [pool.submit(run_task, item) for item in batch]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    return in_order(lambda index: run_task(batch[index]), len(batch), threads=session.threads)
 
 
 def shape(text: Any) -> str:

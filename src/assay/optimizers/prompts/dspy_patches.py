@@ -7,11 +7,9 @@
 - Output is written to a log: standard output belongs to the command.
 """
 
-import contextvars
 import random
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Any, TextIO
 
@@ -23,6 +21,7 @@ from dspy.teleprompt.gepa.gepa_utils import DspyAdapter
 from dspy.utils.parallelizer import ParallelExecutor
 
 from assay.errors import StopRun
+from assay.evaluation.threads import in_order
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.rubrics.protection import MissingScore, protect_dspy, protected_call
 
@@ -179,13 +178,7 @@ def _evaluate(
             return failed, self.failure_score
 
     threads = num_threads or self.num_threads or dspy.settings.num_threads or 1
-    with ThreadPoolExecutor(max_workers=threads) as pool:
-        futures = [pool.submit(contextvars.copy_context().run, evaluate_example, example) for example in devset]
-        try:
-            outcomes = [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    outcomes = in_order(lambda index: evaluate_example(devset[index]), len(devset), threads=threads)
     results = [(example, prediction, score) for example, (prediction, score) in zip(devset, outcomes, strict=True)]
     mean = sum(_number(score) for *_, score in results) / len(results)
     return EvaluationResult(score=round(100 * mean, 2), results=results)

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import dspy
+from dspy.utils.exceptions import AdapterParseError
 
 from assay.errors import StopRun
 from assay.evaluation.session import RecordedProgram, Session
 from assay.optimizers.prompts.demonstrations import Demonstration
 from assay.optimizers.prompts.proposals import InstructionCheck
+from assay.support.scrubbing import error_text
 
 __all__ = ["propose_instruction"]
 
@@ -57,7 +59,9 @@ def propose_instruction(
     except StopRun:
         raise
     except Exception as error:  # a proposal that cannot be had is no reason to end the search
-        session.progress.say(f"no instruction was proposed: {type(error).__name__}")
+        unparsed = isinstance(error, AdapterParseError)
+        cause = f"the answer of {lm.model} could not be parsed" if unparsed else error_text(error)
+        session.progress.say(f"no instruction was proposed: {cause}")
         return None
     text, before = str(prediction.improved_instruction).strip(), predictor.signature.instructions
     reason = instruction_check.why(text, before, sources=[d.task for d in drawn], most_tokens=_MOST_TOKENS)

@@ -7,13 +7,12 @@ Does not open gate or test.
 Source: Thompson sampling, Russo et al. 2018 (arXiv 1707.02038); top-two, Russo 2020 (arXiv 1602.08448).
 """
 
-import contextvars
 import math
 import random
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from assay.errors import BudgetExceeded
 from assay.evaluation.evaluation import evaluate_pairs
 from assay.evaluation.session import Session
 from assay.evaluation.statistics import losing_evidence
+from assay.evaluation.threads import in_background, in_order
 from assay.optimizers.prompts.candidates import Candidate, CandidateSpec, SearchSpace, best_with_fewest_tokens
 from assay.optimizers.prompts.instructions import propose_instruction
 from assay.optimizers.prompts.proposals import InstructionCheck
@@ -81,10 +81,9 @@ class AutoSearch:
         self._begin()
         size = self._size()
         while pairs := self._drawn(size):
-            with ThreadPoolExecutor(max_workers=1) as executor:
-                proposing = executor.submit(contextvars.copy_context().run, self._proposed, self._numbers(1))
-                continues = self._evaluate(pairs)
-                self._add_instructions(proposing.result())
+            proposing = in_background(partial(self._proposed, self._numbers(1)))
+            continues = self._evaluate(pairs)
+            self._add_instructions(proposing())
             if not continues:
                 break
             self._drop()
@@ -284,9 +283,9 @@ class AutoSearch:
 
     def _report(self) -> None:
         best, count = self.best(), sum(len(c.evaluation) for c in self.candidates)
+        score = "not scored" if math.isnan(best.evaluation.mean) else f"{best.mean:.2f}"
         self.session.progress.say(
-            f"after {count} runs of {len(self.candidates)} candidates: "
-            f"{best.name} {best.mean:.2f} on {len(best.evaluation)}"
+            f"after {count} runs of {len(self.candidates)} candidates: {best.name} {score} on {len(best.evaluation)}"
         )
 
     def _add_instructions(self, proposed: Sequence[dict[str, str]]) -> None:
@@ -315,9 +314,8 @@ class AutoSearch:
                 instruction_check=self.instruction_check,
             )
 
-        with ThreadPoolExecutor(max_workers=max(1, len(numbers))) as pool:
-            futures = [pool.submit(contextvars.copy_context().run, propose, number) for number in numbers]
-            try:
-                return [text for future in futures if (text := future.result()) is not None]
-            except BudgetExceeded:
-                return []
+        try:
+            proposals = in_order(lambda index: propose(numbers[index]), len(numbers), threads=len(numbers))
+        except BudgetExceeded:
+            return []
+        return [text for text in proposals if text is not None]

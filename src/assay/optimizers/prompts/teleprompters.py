@@ -26,6 +26,7 @@ __all__ = [
     "propose",
     "shows_demos",
     "val_share",
+    "writes_instructions",
 ]
 
 
@@ -329,6 +330,12 @@ def shows_demos(name: str) -> bool:
     """Whether an optimizer adds as many demonstrations as `demos` says. Of an optimizer by class this is unknown."""
     short = short_name(name)
     return short == "auto" or (short in OPTIMIZERS and short not in ("copro", "gepa"))
+
+
+def writes_instructions(name: str) -> bool:
+    """Whether an optimizer asks the reflection model for instructions; True if that is unknown, by class."""
+    short = short_name(name)
+    return short not in OPTIMIZERS or short in ("copro", "gepa", "infer-rules", "mipro", "simba")
 
 
 def _class(path: str) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.errors import ConfigError
+from assay.models.defaults import DEFAULT_WEIGHTS
 from assay.support.settings import Settings, setting, settings_of
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class RowSettings(Settings):
     min_quality: float = setting(0.8, "Minimum rating or score of a good rollout.", ge=0, le=1)
     whole: bool = setting(False, "Write one row per conversation, as messages, instead of one row per LM call.")
     model: str = setting(
-        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        DEFAULT_WEIGHTS,
         "Model to train: a hub name, a folder, embedded/NAME or embedded:FILE. Its chat template renders the rows.",
         metavar="NAME",
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from assay.models.defaults import DEFAULT_MODEL
 from assay.models.limits import DEFAULT_S
 from assay.models.roles import check_address
 from assay.models.thinking import short_form
@@ -30,7 +31,6 @@ __all__ = [
     "SearchSettings",
 ]
 
-DEFAULT_MODEL = "embedded/smollm2-135m"
 DEFAULT_SALT = "assay"  # of `assay.traces.store.sealing`, which loads the database
 RESUMED = False  # for `Declared.job`: a run with another value resumes the same job
 

@@ -57,12 +57,20 @@ def message(text: str, also: Iterable[str] = ()) -> str:
 
 
 def error_text(error: BaseException, also: Iterable[str] = ()) -> str:
-    """Class and message of an exception, with secrets masked."""
+    """Class and message of an exception, with secrets masked. The message alone where it needs no class."""
     try:
         text = str(error)
     except (Exception, SystemExit, GeneratorExit) as unread:  # `__str__` may be code of a user or library
         text = f"its message cannot be read ({type(unread).__name__})"
-    return message(f"{type(error).__name__}: {text}", also)
+    return message(text if text and _is_sentence(error) else f"{type(error).__name__}: {text}", also)
+
+
+def _is_sentence(error: BaseException) -> bool:
+    """Whether the message is a sentence for the user: our own errors and those of DSPy's model clients."""
+    return any(
+        cls.__module__ == "assay.errors" or (cls.__module__, cls.__name__) == ("dspy.utils.exceptions", "LMError")
+        for cls in type(error).__mro__
+    )
 
 
 def _is_maskable(secret: str) -> bool:

@@ -5,17 +5,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from assay.errors import ConfigError
+from assay.models.defaults import DEFAULT_WEIGHTS
 from assay.traces.credit import RETURNS, returns
 from assay.traces.export.balance import Balance
 from assay.traces.export.gates import Gates
 from assay.traces.export.rendering import TOOL_FORMS
 from assay.traces.export.selection import Selection
 
-__all__ = ["ADVANTAGES", "DEFAULT_MODEL", "KINDS", "ExportConfig"]
+__all__ = ["ADVANTAGES", "KINDS", "ExportConfig"]
 
 KINDS = ("sft", "grpo", "preferences", "transitions")
 ADVANTAGES = ("group", "batch", "none")
-DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class ExportConfig:
     balance: Balance = field(default_factory=Balance)
     min_quality: float = 0.8
     whole: bool = False
-    model: str = DEFAULT_MODEL
+    model: str = DEFAULT_WEIGHTS
     tools: str = "auto"
     demos: bool = True
     call: str = "last"
@@ -100,7 +100,7 @@ class ExportConfig:
             raise ConfigError(
                 "demos=False requires kind='sft' and whole=False: other rows have no demonstrations to leave out"
             )
-        if self.kind == "transitions" and (self.model, self.tools) != (DEFAULT_MODEL, "auto"):
+        if self.kind == "transitions" and (self.model, self.tools) != (DEFAULT_WEIGHTS, "auto"):
             raise ConfigError(
                 "model=… and tools=… have no effect on kind='transitions': its rows have the exact requests and token "
                 "ids"

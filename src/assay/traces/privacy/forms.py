@@ -307,7 +307,7 @@ _STREETS = (
     ),
 )
 _NO_STREET = regex.compile(
-    r"(?:chapter|step|section|version|figure|table|page|level|line|row|task|phase|room|january|february|march|april|may|june|july|august|september|october|november|december|"
+    r"(?:chapter|step|section|version|figure|table|page|level|line|row|task|phase|room|ticket|case|order|invoice|question|answer|example|item|exercise|lesson|issue|request|january|february|march|april|may|june|july|august|september|october|november|december|"
     r"python|rust|java|django|unit|part|volume|model|windows|monday|tuesday|wednesday|thursday|friday|saturday|sunday)\b",
     regex.I,
 )

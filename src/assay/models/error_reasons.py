@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dspy.utils.exceptions import LMNotConfiguredError
+from dspy.utils.exceptions import LMError, LMNotConfiguredError
 
 from assay.models.failures import is_refused
 
@@ -11,12 +11,12 @@ __all__ = ["error_reason", "missing_keys"]
 _START = {"ollama": " (ollama serve)", "ollama_chat": " (ollama serve)", "hosted_vllm": " (vllm serve NAME)"}
 
 
-def missing_keys(error: Exception) -> Sequence[str]:
+def missing_keys(error: BaseException) -> Sequence[str]:
     """The environment variables for the provider's missing key; empty for any other error."""
     return getattr(error, "env_keys", ()) if isinstance(error, LMNotConfiguredError) else ()
 
 
-def error_reason(error: Exception, key: str = "api_key_env", *, base: str = "api_base") -> str:
+def error_reason(error: BaseException, key: str = "api_key_env", *, base: str = "api_base") -> str:
     """The text of a model client's exception, with what to do about it.
 
     Args:
@@ -35,4 +35,4 @@ def error_reason(error: Exception, key: str = "api_key_env", *, base: str = "api
             f"{text}: the server has no such model or path. Check the model's name, and that the address ({base}) "
             "ends as the server documents it, mostly with /v1"
         )
-    return f"{type(error).__name__}: {text}"
+    return text if isinstance(error, LMError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,68 @@
+"""A task that no training here is about: name the city of a sentence, from four demonstrations.
+
+Has no code, numbers to compute or checkers. The score is the share of exact answers. One call a task, nearly greedy.
+"""
+
+import random
+
+import dspy
+
+import assay
+from assay.datasets import Task
+from assay.programs import Agent
+from assay.rubrics import Criterion, Rubric
+from claims.storing import Lines, Setting
+
+NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Karla", "Leo")
+CITIES = ("Athens", "Berlin", "Boston", "Cairo", "Chicago", "Delhi", "Dublin", "Geneva", "Havana", "Lima", "Lisbon")
+CITIES += ("London", "Madrid", "Oslo", "Paris", "Prague", "Rome", "Seoul", "Sydney", "Tokyo", "Toronto", "Vienna")
+SENTENCES = (
+    "{name} sent a parcel from {city} to a friend in June.",
+    "The train that {name} takes to {city} was late again.",
+    "In {city}, {name} bought a blue coat for the winter.",
+    "{name} wrote that the hotel in {city} was full.",
+    "A letter from {city} arrived, and {name} read it twice.",
+)
+SHOWN, TEST = 4, 40
+
+
+class City(Agent):
+    """Names the city."""
+
+    input_names = ("text",)
+
+    def __init__(self, shown: list[dict[str, str]]) -> None:
+        super().__init__(prompt_format="lean")
+        self.name = dspy.Predict("text -> city")
+        self.name.demos = shown
+
+    def solve(self, **inputs: str) -> dspy.Prediction:
+        return dspy.Prediction(city=self.name(**inputs).city)
+
+
+def right(task: Task, prediction: dict[str, str], rollout: object) -> float:
+    return float(prediction["city"].strip() == task.expected["city"])
+
+
+def scores(setting: Setting, model: str) -> dict[str, float]:
+    """Score by task."""
+    rng = random.Random(setting.seed)
+    kinds = [(sentence, name, city) for sentence in SENTENCES for name in NAMES for city in CITIES]
+    rows = [
+        {"text": sentence.format(name=name, city=city), "city": city}
+        for sentence, name, city in rng.sample(kinds, SHOWN + TEST)
+    ]
+    program = City(rows[:SHOWN])
+    program.set_parameters({"temperature": 0.1})
+    evaluation = assay.evaluate(
+        program,
+        rubric=Rubric("cities", [Criterion(name="right", check=right)]),
+        data=[{**row, "split": "test"} for row in rows[SHOWN:]],
+        split="test",
+        model=model,
+        seed=setting.seed,
+        store=setting.scratch / "other.db",
+        threads=1,
+        progress=Lines(),
+    ).evaluation
+    return dict(evaluation.scores)

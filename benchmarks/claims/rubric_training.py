@@ -1,0 +1,130 @@
+"""Right answers of `math_qa` trained on the bare outcome, and on its shipped rubric with step rewards.
+
+Both arms start from the same model, with the same tasks, rollouts and steps. The warm-up shows how calls are written,
+by a scripted agent that seldom calls the calculator and often with a wrong expression, so that right answers are rare:
+the case where more rewards than the outcome should help. The shipped rubric weights the outcome, the use of the tool
+and the length of the answer, and rewards each step. Final score: the share of right answers on sealed tasks, one
+sampled run each at temperature 1.
+"""
+
+import os
+import random
+import re
+from typing import Any
+
+import dspy
+
+import assay
+from assay.optimizers.finetuning import SFTSettings, train_sft
+from assay.programs.agent import WRITTEN_DECISIONS
+from assay.testing.fakes import scripted_lm
+from assay.traces.export.gates import Gates
+from claims.storing import Lines, Measured, Setting
+
+DATA = "arithmetic:terms=2&digits=2-3&size=400"
+WARM, WARM_RATE, TEST = 40, 1e-3, 32
+STEPS, GROUP, PROMPTS, RATE = 6, 6, 2, 3e-4
+PARAMETERS = {"max_steps": 2, "reasoning_depth": 1}
+CALLS, RIGHT = 0.4, 0.5  # how often the scripted agent calls the tool, and with all terms
+BARE = """name: bare
+criteria:
+  - {name: correct, weight: 1, check: "assay.rubrics.checks:numeric", with: {field: answer}}
+"""
+ANY = """name: any
+criteria:
+  - {name: ended, weight: 1, check: "claims.edit_agent:ended"}
+"""
+
+
+def measure(setting: Setting) -> Measured:
+    folder = setting.scratch
+    os.environ["ASSAY_ADAPTERS"] = str(folder / "adapters")
+    rubrics = {"before": str(folder / "bare.yaml"), "after": "math_qa"}
+    (folder / "bare.yaml").write_text(BARE)
+    (folder / "any.yaml").write_text(ANY)
+    warm = warmed_up(setting)
+    found, curves = {}, {}
+    for side, rubric in rubrics.items():
+        report = assay.train(
+            "math_qa",
+            rubric=rubric,
+            data=f"{DATA}&seed={setting.seed}",
+            name=side,
+            model=warm,
+            prompt_format="lean",
+            parameters=PARAMETERS,
+            seed=setting.seed,
+            steps=STEPS,
+            num_generations=GROUP,
+            prompts_per_step=PROMPTS,
+            learning_rate=RATE,
+            beta=0.0,
+            max_completion=32,
+            per_device_batch_size=GROUP,
+            preflight=False,
+            samples_every=0,
+            save_every=STEPS,
+            evaluate_every=0,
+            sizes={"test": TEST, "val": 2},
+            test=False,
+            store=folder / f"{side}.db",
+            progress=Lines(),
+        )
+        curves[side] = [round(score, 3) for score in report.curves["score"].values()]
+        found[side] = right(setting, f"{warm}+{side}")
+    values: dict[str, Any] = {"correct": found}
+    facts = {"curves": curves, "steps": STEPS, "rollouts": STEPS * GROUP * PROMPTS, "warm_up": WARM}
+    return Measured(values=values, facts=facts)
+
+
+def warmed_up(setting: Setting) -> str:
+    """A model that has seen the scripted agent; its name."""
+    folder, rng = setting.scratch, random.Random(setting.seed)
+
+    def answer(request: Any) -> str:
+        asked, system = request.messages[-1].parts[0].text, str(request.system)
+        question, _, results = asked.partition("results:")
+        if "Choose the next action" in system:
+            return f"action: {'calculator' if rng.random() < CALLS else 'answer'}"
+        if "Write the next call" in system:
+            terms = " ".join(re.findall(r"\d+|[-+*]", question))
+            return f"expression: {terms if rng.random() < RIGHT else terms.split()[0]}"
+        numbers = re.findall(r"-?\d+", results)
+        return f"answer: {numbers[-1] if numbers else rng.randrange(10, 1500)}"
+
+    with dspy.context(**{WRITTEN_DECISIONS: True}):  # decisions as a policy in training writes them
+        assay.collect(
+            "math_qa",
+            rubric=str(folder / "any.yaml"),
+            data=f"{DATA}&seed={setting.seed}",
+            lm=scripted_lm(answer),
+            prompt_format="lean",
+            parameters=PARAMETERS,
+            n=1,
+            sizes={"train": WARM},
+            store=folder / "any.db",
+            threads=1,
+        )
+    assay.export("sft", folder / "rows", store=folder / "any.db", gates=Gates(min_clean=0))
+    settings = SFTSettings(model=setting.model, epochs=1, learning_rate=WARM_RATE, eval_fraction=0.0, seed=setting.seed)
+    return str(train_sft(folder / "rows", "warm", settings, progress=Lines()).name)
+
+
+def right(setting: Setting, model: str) -> dict[str, float]:
+    """Whether the answer is right, by sealed task."""
+    with dspy.context(**{WRITTEN_DECISIONS: True}):  # sampled, not by the threshold
+        evaluation = assay.evaluate(
+            "math_qa",
+            rubric=str(setting.scratch / "bare.yaml"),
+            data=f"{DATA}&seed={setting.seed}",
+            split="test",
+            sizes={"test": TEST},
+            model=model,
+            prompt_format="lean",
+            parameters={**PARAMETERS, "temperature": 1.0},
+            seed=setting.seed,
+            store=setting.scratch / "figures.db",
+            threads=1,
+            progress=Lines(),
+        ).evaluation
+    return dict(evaluation.scores)
