@@ -1,6 +1,10 @@
 """Policy gradient training of agents that were written without assay."""
 
+import functools
+import shutil
+import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +14,11 @@ import assay
 from assay.api.train import train
 from assay.cli.main import group
 from assay.errors import ConfigError
+from assay.programs.foreign.remote import TaskServer, work
+from assay.programs.foreign.runners import runner_of
 from assay.traces import Store
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "any_agent"
 DATA = "arithmetic:terms=2-2&digits=1-1&size=60"
 SMALL: dict[str, Any] = {
     "steps": 1,
@@ -80,6 +87,47 @@ def test_a_command_trains_a_model_that_the_trainer_itself_generates_with(tiny_mo
     assert (report.row_stats.rollouts, report.row_stats.calls) == (4, 8)
     assert report.row_stats.left_out == {}
     assert {call.model for rollout in _records("train") for call in rollout.transitions} == {str(tiny_model)}
+
+
+@pytest.mark.slow
+def test_a_runner_elsewhere_executes_the_agent_of_a_whole_training(tiny_model: Path) -> None:
+    Path("agent.py").write_text(AGENT)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    lines: list[str] = []
+    server = TaskServer(f"http://127.0.0.1:{port}", "key-of-the-runners")
+    runner = threading.Thread(
+        target=functools.partial(work, runner_of("agent.py:solve"), server, patience_s=300, say=lines.append, tasks=12),
+        daemon=True,
+    )
+    runner.start()
+    report = train(
+        agent="remote", agent_key="key-of-the-runners", agent_listen=f"127.0.0.1:{port}", rubric=rubric(), data=DATA,
+        name="mine", model=str(tiny_model), **SMALL,
+    )  # fmt: skip
+    runner.join(60)
+    assert (report.row_stats.rollouts, report.row_stats.calls) == (4, 8)
+    assert len(lines) == 12  # and two tasks of the test split, before and after, in two modes
+    assert all(line.endswith(": done") for line in lines)
+    assert {rollout.program for rollout in _records("train")} == {"remote"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", ["{python} {folder}/openai_agent.py", "node {folder}/agent.mjs"])
+def test_the_agents_of_the_examples_can_be_trained(tiny_model: Path, agent: str) -> None:
+    """Unchanged, with OpenAI's SDK and as a Node program; a random model writes no calculation, so all score 0."""
+    pytest.importorskip("openai")
+    if agent.startswith("node") and shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    agent = agent.format(python=sys.executable, folder=EXAMPLES)
+    options = {**SMALL, "prompts_per_step": 1, "sizes": {"test": 1, "val": 1}, "max_length": 4096, "beta": 0}
+    report = train(agent=agent, rubric=EXAMPLES / "sums.yaml", data=DATA, name="mine", model=str(tiny_model), **options)
+    assert report.row_stats.rollouts == 2
+    for rollout in _records("train"):
+        assert rollout.status == "done", rollout.error
+        assert len(rollout.transitions) == 2
+        assert all(call.token_ids for call in rollout.transitions)
 
 
 def test_an_agent_that_ignores_the_policy_ends_the_training_before_weights_are_loaded(embedded: str) -> None:

@@ -171,7 +171,7 @@ def test_a_failure_of_the_agent_is_its_own_on_another_machine_too(trainer: Train
 
 
 def test_a_runner_ends_the_agent_of_a_task_that_was_given_up(trainer: Trainer, tmp_path: Path) -> None:
-    code = f"import time; open({str(tmp_path / 'began')!r}, 'w').close(); time.sleep(60)"
+    code = f"import time; open({str(tmp_path / 'began')!r}, 'w').close(); time.sleep(600)"
     lines: list[str] = []
     done = Later(
         work, CommandRunner([sys.executable, "-c", code]), trainer.server, patience_s=30, say=lines.append, tasks=1
