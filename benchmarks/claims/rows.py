@@ -2,7 +2,20 @@
 
 from dataclasses import dataclass
 
-from claims.table import Cells, Records, Row, cheaper, effort, gain, kept, relative, revised, share, statements
+from claims.table import (
+    Cells,
+    Records,
+    Row,
+    cheaper,
+    effort,
+    gain,
+    kept,
+    not_below,
+    relative,
+    revised,
+    share,
+    statements,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -25,6 +38,8 @@ GROUPS = {
     "thinking_stronger": Group("thinking_stronger", stronger=True),
     "minimal_edits": Group("hacking"),
     "rubric_training": Group("rubric_training"),
+    "document_recall": Group("document_recall"),
+    "documents": Group("documents"),
     "code_repair": Group("code_repair", stronger=True),
 }
 
@@ -192,6 +207,29 @@ ROWS = (
         goal="reported",
         measurement="bfcl",
         cells=share("irrelevance"),
+    ),
+    Row(
+        name="document_recall",
+        claim="documents: recall at 5 of `bm25s` and of the index, the answering passage among thousands",
+        goal="at least that of `bm25s`",
+        measurement="document_recall",
+        cells=not_below("recall"),
+        note="no language model. SQLite's full-text index, which stems words; `bm25s` with its English stop words and "
+        "without a stemmer, which is another package.",
+    ),
+    Row(
+        name="document_answers",
+        claim="documents: score of `answer_from_documents`, compiled",
+        goal="a gain",
+        measurement="documents",
+        cells=gain("score", least=0.0),
+    ),
+    Row(
+        name="document_abstention",
+        claim="the same: abstention where the passage was removed",
+        goal="at least 80 %",
+        measurement="documents",
+        cells=share("abstained", least=0.8),
     ),
     Row(
         name="code_repair",
