@@ -1,6 +1,6 @@
 """Recall at 5 of the document index, and of `bm25s` on the same passages and questions. Needs no language model.
 
-The passages are those of generated tasks, one file each, in one index: the passage that answers among a few thousand.
+The passages are those of generated tasks, one file each, in one index: the passage that answers among some 1,300.
 `bm25s` runs with its English stop words and without a stemmer, which is another package. It is downloaded and unpacked,
 but not installed.
 """
