@@ -271,7 +271,7 @@ class _Update:
             for of, line, text in self._passages
         ]
         if rows and connection.dialect.name == "sqlite":
-            connection.execute(sa.insert(_p), rows)
+            connection.execute(sa.insert(_p), [{**row, "words": fulltext.searched(str(row["text"]))} for row in rows])
         elif rows:
             searched = [{**row, "text_of_words": row["text"]} for row in rows]
             connection.execute(sa.insert(_p).values(words=fulltext.WORDS), searched)

@@ -9,13 +9,13 @@ import sqlalchemy as sa
 from assay.errors import StoreError
 from assay.traces.store import tables as schema
 
-__all__ = ["TOKENIZER", "WORDS", "is_prepared", "match_of", "prepare", "ranked", "words_of"]
+__all__ = ["TOKENIZER", "WORDS", "is_prepared", "match_of", "prepare", "ranked", "searched", "words_of"]
 
 TOKENIZER = "porter unicode61 remove_diacritics 2"
 WORDS = sa.func.to_tsvector("english", sa.bindparam("text_of_words"))
 _MOST_WORDS = 64  # of a query; more make it slower and hardly better
 _WORD = re.compile(r"[^\W_]+")
-# Words of questions that occur in most passages: searching for them costs most of the time and ranks nothing.
+# Words that occur in most passages. They rank nothing, and would make a passage count as long.
 _COMMON = frozenset(
     [
         "a",
@@ -65,12 +65,12 @@ _COMMON = frozenset(
     ]
 )
 _CREATE = (
-    f"CREATE VIRTUAL TABLE IF NOT EXISTS passages_fts USING fts5(text, content='passages', content_rowid='id', "
+    f"CREATE VIRTUAL TABLE IF NOT EXISTS passages_fts USING fts5(words, content='passages', content_rowid='id', "
     f"tokenize='{TOKENIZER}')",
     "CREATE TRIGGER IF NOT EXISTS passages_added AFTER INSERT ON passages BEGIN "
-    "INSERT INTO passages_fts(rowid, text) VALUES (new.id, new.text); END",
+    "INSERT INTO passages_fts(rowid, words) VALUES (new.id, new.words); END",
     "CREATE TRIGGER IF NOT EXISTS passages_removed AFTER DELETE ON passages BEGIN "
-    "INSERT INTO passages_fts(passages_fts, rowid, text) VALUES ('delete', old.id, old.text); END",
+    "INSERT INTO passages_fts(passages_fts, rowid, words) VALUES ('delete', old.id, old.words); END",
 )
 
 
@@ -98,9 +98,14 @@ def is_prepared(connection: sa.Connection) -> bool:
 
 
 def words_of(query: str) -> list[str]:
-    """The distinct words of a query, without common ones if it has others."""
-    words = list(dict.fromkeys(_WORD.findall(query.lower()[:10_000])))
-    return ([word for word in words if word not in _COMMON] or words)[:_MOST_WORDS]
+    """The distinct words of a query that are searched for; none if it has only common ones."""
+    words = dict.fromkeys(_WORD.findall(query.lower()[:10_000]))
+    return [word for word in words if word not in _COMMON][:_MOST_WORDS]
+
+
+def searched(text: str) -> str:
+    """The words of a passage for SQLite's index: without common ones, as PostgreSQL leaves them out by itself."""
+    return " ".join(word for word in _WORD.findall(text) if word.lower() not in _COMMON)
 
 
 def match_of(words: list[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from assay.errors import ConfigError
-from assay.programs.retrieval.fulltext import TOKENIZER, match_of, words_of
+from assay.programs.retrieval.fulltext import TOKENIZER, match_of, searched, words_of
 from assay.programs.retrieval.retriever import Passage, check_count, fused, passage_key
 from assay.programs.retrieval.splitting import passages_of
 
@@ -33,7 +33,8 @@ class TextRetriever:
         self._lock = threading.Lock()
         self._words = sqlite3.connect(":memory:", check_same_thread=False)
         self._words.execute(f"CREATE VIRTUAL TABLE words USING fts5(text, tokenize='{TOKENIZER}')")
-        self._words.executemany("INSERT INTO words VALUES (?)", [(passage.text,) for passage in self._passages])
+        rows = [(searched(passage.text),) for passage in self._passages]
+        self._words.executemany("INSERT INTO words VALUES (?)", rows)
 
     def __deepcopy__(self, memo: object) -> "TextRetriever":
         return self

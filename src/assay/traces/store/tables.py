@@ -196,7 +196,7 @@ documents = Table(
     Index("documents_by_path", "index_name", "root", "path"),
 )
 
-# SQLite has the words of passages in the FTS5 table `passages_fts`, which the first index of a store creates.
+# SQLite has an index of `words` in the FTS5 table `passages_fts`, which the first index of a store creates.
 passages = Table(
     "passages",
     metadata,
@@ -205,7 +205,7 @@ passages = Table(
     Column("key", String(16), nullable=False),  # hash of the text
     Column("line", Integer, nullable=False),
     Column("text", Text, nullable=False),
-    Column("words", Text().with_variant(_TsVector(), "postgresql")),  # null on SQLite
+    Column("words", Text().with_variant(_TsVector(), "postgresql")),  # the words that are searched
     Index("passages_of_document", "document_id"),
     Index("passages_by_words", "words", postgresql_using="gin").ddl_if(dialect="postgresql"),
 )
