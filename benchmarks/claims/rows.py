@@ -29,6 +29,7 @@ GROUPS = {
     "thinking_stronger": Group("thinking_stronger", stronger=True),
     "minimal_edits": Group("hacking"),
     "rubric_training": Group("rubric_training"),
+    "forgetting": Group("other_task"),
     "code_repair": Group("code_repair", stronger=True),
 }
 
@@ -144,7 +145,8 @@ ROWS = (
         cells=relative("excess", least=-0.7, form=statements),
         note="per edit, beyond those of the smallest fix. An agent edits a file whose checker is in the same file: "
         "GRPO on that checker alone, and on it with `minimal_diff` and `no_hacks`, from the same warmed-up model (15 % "
-        "of its rows edit the checker), with the same tasks, rollouts and steps.",
+        "of its rows edit the checker), with the same tasks, rollouts and steps. Nearly all of "
+        "them are the edited checker: the warmed-up model seldom writes the longer forms of a fix.",
     ),
     Row(
         name="hack_rate",
@@ -161,15 +163,19 @@ ROWS = (
         goal="+25 % relative, equal rollouts",
         measurement="rubric_training",
         cells=relative("correct", least=0.25),
-        note="right answers of `math_qa` on its shipped rubric with step rewards, and on right answers alone, from the "
-        "same warmed-up model, whose rows call the calculator in 40 % of the runs, with a right expression in "
-        "half of these.",
+        note="right answers of `math_qa` on its shipped rubric with step rewards, and on right answers alone, from the"
+        " same warmed-up model, whose rows call the calculator in 40 % of the runs, with a right expression in "
+        "half of these. Trials with other seeds, one each: with calls in half of the rows both sides learned the "
+        "task, 78 and 91 % right (+16 %, n = 32); with calls in 40 % and right expressions in 40 % of these the "
+        "bare outcome saw no right answer in 72 rollouts, and the rubric taught the calls (5 to 12 of 12) but not"
+        " the expressions; with calls in 15 and 30 % the bare outcome saw no right answer in the two to three "
+        "steps that were run.",
     ),
     Row(
         name="forgetting",
         claim="another task after training: nothing forgotten",
         goal="no significant loss",
-        measurement="minimal_edits",
+        measurement="forgetting",
         cells=kept("other"),
         note="the city that a sentence names, from four demonstrations, by the embedded model as it comes and after "
         "the training of `hack_rate` with the criteria. A task near to that training is not safe: in a first run of "
