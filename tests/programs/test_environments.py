@@ -12,7 +12,7 @@ import pytest
 
 import assay
 from assay.datasets import Task
-from assay.errors import AssayError, ConfigError, EnvironmentFailed, FailureKind, ProgramError
+from assay.errors import AssayError, EnvironmentFailed, FailureKind
 from assay.models import LanguageModel
 from assay.models.limits import OverTime, limited, within_limit
 from assay.programs import (
@@ -20,7 +20,6 @@ from assay.programs import (
     EnvironmentAgent,
     EnvironmentStep,
     InvalidAction,
-    environment_seed,
 )
 from assay.rubrics import Criterion, NoGrade, Rubric
 from assay.rubrics.environments import episode_ended, episode_reward, step_reward, valid_actions
@@ -379,26 +378,3 @@ def test_steps_of_other_calls_are_not_rewarded() -> None:
     assert grade(1, losses=True, scale=4.0) == 0.5
     with pytest.raises(NoGrade):
         grade(0)
-
-
-def test_seeds_come_from_the_task() -> None:
-    one = Task(id="1", inputs={"seed": 5, "a": 1})
-    assert environment_seed(one) == 5
-    unseeded = [Task(id="x", inputs={"a": value}) for value in (1, 1, 2)]
-    seeds = [environment_seed(task) for task in unseeded]
-    assert seeds[0] == seeds[1] != seeds[2]
-    assert all(0 <= seed < 2**32 for seed in seeds)
-
-
-def test_steps_and_agents_refuse_wrong_values() -> None:
-    for wrong in ({"observation": 3}, {"reward": math.inf}, {"reward": True}, {"done": 1}, {"actions": ("",)}):
-        with pytest.raises(ConfigError):
-            EnvironmentStep(**{"observation": "", **wrong})
-    with pytest.raises(ProgramError, match="makes an environment"):
-        EnvironmentAgent(Corridor(), "Walk.")
-    with pytest.raises(ProgramError, match="instructions"):
-        EnvironmentAgent(Corridor, " ")
-    with pytest.raises(ConfigError, match="timeout_s"):
-        EnvironmentAgent(Corridor, "Walk.", timeout_s=0)
-    with pytest.raises(AttributeError):
-        EnvironmentStep(observation="").reward = 1.0  # type: ignore[misc]
