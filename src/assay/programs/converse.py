@@ -350,7 +350,7 @@ def _user(user: Any, model: str | None, prompt_format: str) -> UserProgram:
         )
     if isinstance(user, type) or not callable(user):
         raise ProgramError(f"user={user!r} must be callable as user(profile=…, messages=…)")
-    return user  # type: ignore[no-any-return]
+    return user
 
 
 def _form_of(form: Any) -> dict[str, str]:
