@@ -13,7 +13,7 @@ from indexed_documents import url as url
 import assay
 from assay.errors import ModelError
 from assay.programs import DocumentIndex
-from assay.programs.retrieval.fulltext import words_of
+from assay.programs.retrieval.fulltext import searched, words_of
 from assay.programs.retrieval.retriever import fused
 from assay.programs.retrieval.splitting import passages_of
 
@@ -73,8 +73,9 @@ def test_passages_end_at_paragraphs_lines_sentences_or_words() -> None:
     assert list(passages_of(["- - -\n***\n"], 100)) == []
 
 
-def test_common_words_are_left_out_if_there_are_others() -> None:
+def test_common_words_are_left_out() -> None:
     assert words_of("What is the height of the weir?") == ["height", "weir"]
     assert words_of("to be or not to be") == ["not"]
-    assert words_of("what is it") == ["what", "is", "it"]
+    assert words_of("what is it") == []
+    assert searched("What is The height\nof the weir?") == "height weir"
     assert words_of("?!") == []

@@ -116,7 +116,7 @@ class Memory:
         subject, text = _line(subject), _line(text)[:_TEXT]
         if not subject or not text:
             raise ConfigError(f"subject={subject!r} and text={text!r} must not be empty")
-        f, now, rollout = schema.facts, self.clock(), current_rollout()
+        f, rollout = schema.facts, current_rollout()
         row = {
             "memory": self.name,
             "subject": subject[:200],
@@ -127,24 +127,22 @@ class Memory:
             "split": rollout.split if rollout else "",
             "rollout_id": rollout.id if rollout else None,
             "t": len(rollout.transitions) - 1 if rollout and rollout.transitions else None,
-            "valid_from": now,
         }
+        valid = [*self._own(subject), f.c.about == row["about"], f.c.valid_to.is_(None)]
         with self._lock, self.engine.begin() as connection:
-            valid = self._valid(subject, now)
-            earlier = [] if not row["about"] else connection.execute(
-                sa.select(f).where(*valid, f.c.about == row["about"])
-            ).all()  # fmt: skip
-            same = connection.execute(sa.select(f).where(*valid, f.c.about == row["about"], f.c.text == text)).first()
+            now = self.clock()  # inside the lock: the order of times is that of the facts
+            same = connection.execute(sa.select(f).where(*valid, f.c.text == text)).first()
             if same is not None:
                 return _fact(same)
+            row |= {"valid_from": now}
             insert = sa.insert(f)
             if connection.dialect.name == "postgresql":
                 insert, row = insert.values(words=WORDS), {**row, "text_of_words": text}
             key = connection.execute(insert, row).inserted_primary_key
-            assert key is not None  # both databases return it
-            number = int(key[0])
-            for old in earlier:
-                connection.execute(sa.update(f).where(f.c.id == old.id).values(valid_to=now, superseded_by=number))
+            number = int(key[0] if key is not None else 0)
+            if row["about"]:
+                ended = sa.update(f).where(*valid, f.c.id < number).values(valid_to=now, superseded_by=number)
+                connection.execute(ended)
             return _fact(connection.execute(sa.select(f).where(f.c.id == number)).one())
 
     def recall(self, query: str, *, subject: str, k: int = 5, at: float | None = None) -> list[Fact]:
