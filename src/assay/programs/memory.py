@@ -117,7 +117,7 @@ class Memory:
         if not subject or not text:
             raise ConfigError(f"subject={subject!r} and text={text!r} must not be empty")
         f, rollout = schema.facts, current_rollout()
-        row = {
+        row: dict[str, Any] = {
             "memory": self.name,
             "subject": subject[:200],
             "person": subject_digest(subject),
