@@ -88,7 +88,7 @@ class TaskServer:
             if error.code in (401, 403):
                 raise ConfigError(f"{self.url} refuses the key: {said}", flag="--key") from None
             if error.code == 404:
-                raise ConfigError(f"{self.url} leases no tasks: is it a trainer with --agent remote?") from None
+                raise ConfigError(f"{self.url} leases no tasks: is it a trainer of a remote agent?") from None
             raise ConnectionError(f"{self.url} answers with {error.code}: {said}") from None
         return json.loads(text) if text else None
 
