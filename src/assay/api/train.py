@@ -105,10 +105,10 @@ def train(
     config = program_settings(TrainSettings, program, rubric, data, None, _values(options, monitor, program))
     if "temperature" in config.parameters:
         raise ConfigError("the agent parameter temperature would have no effect: temperature=… is that of rollouts")
-    settings = config.policy
+    settings, engine = config.policy, _engine(config.policy)
     measure = independent(rubric, config.judge_model, settings.model, forced=config.judged_by_itself)
-    about = {"program": str(program), "data": config.data, "judge": config.judge_model, "model": settings.model}
-    (retention, monitoring), engine = guards_of(config.retention, monitor, **about), _engine(settings)
+    about: dict[str, Any] = {"program": str(program), "judge": config.judge_model, "model": settings.model}
+    retention, monitoring = guards_of(config.retention, monitor, data=config.data, **about)
     served = replace(config, model=engine.lm.model, cache=False, adapter_name=name)
     with ExitStack() as opened:
         opener = _EvalTasks(served, engine, progress, store, resume, test, opened)

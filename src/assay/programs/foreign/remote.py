@@ -136,7 +136,7 @@ def _execute(runner: AgentRunner, server: TaskServer, leased: Mapping[str, Any])
             server.post(f"{path}/alive", {})
 
     try:
-        result = {"answer": dict(as_prediction(runner.run(task, check)).items())}
+        result: dict[str, Any] = {"answer": dict(as_prediction(runner.run(task, check)).items())}
     except (_Over, AssayError):
         raise
     except RunnerLost as error:
