@@ -113,6 +113,21 @@ def _nothing() -> Any:
     return TrainerCallback()
 
 
+def medians(seconds: dict[str, list[float]], rollouts: int, tokens: int) -> dict[str, dict[str, Any]]:
+    """Of each arm: its seconds a step, their median, and its speed."""
+    middle = {name: statistics.median(found) for name, found in seconds.items()}
+    return {
+        name: {
+            "seconds": [round(value, 3) for value in seconds[name]],
+            "median": round(value, 3),
+            "to stock": round(value / middle["stock"], 3),
+            "samples a second": round(rollouts / value, 2),
+            **({} if "llama.cpp" in name else {"tokens a second": round(rollouts * tokens / value, 1)}),
+        }
+        for name, value in middle.items()
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="A hub model or a folder; by default the embedded one, unpacked.")
@@ -166,18 +181,8 @@ def main() -> None:
                     os.environ["ASSAY_ADAPTERS"] = f"{folder}/adapters"
                     seconds[name] += arms[name](Path(folder))[1:]
     rollouts = arguments.tasks * arguments.group
-    middle = {name: statistics.median(found) for name, found in seconds.items()}
-    medians = {
-        name: {
-            "seconds": [round(value, 3) for value in seconds[name]],
-            "median": round(value, 3),
-            "to stock": round(value / middle["stock"], 3),
-            "samples a second": round(rollouts / value, 2),
-            **({} if "llama.cpp" in name else {"tokens a second": round(rollouts * arguments.tokens / value, 1)}),
-        }
-        for name, value in middle.items()
-    }
-    print(json.dumps({"rollouts a step": rollouts, "tokens an answer": arguments.tokens, "steps": medians}))
+    steps = medians(seconds, rollouts, arguments.tokens)
+    print(json.dumps({"rollouts a step": rollouts, "tokens an answer": arguments.tokens, "steps": steps}))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from assay.traces.export.gates import Gates
 
 MARK = re.compile(r"<<([^<>=]+)=[^<>]*>>")
 STEPS = 6  # of the agent: four calculations at most, and the answer
+GIVEN = {"max_steps": STEPS, "reasoning_depth": 1, "temperature": 0.1}
 
 
 def problems(source: str) -> dict[str, tuple[list[str], str]]:
@@ -63,7 +64,7 @@ def perfect(known: dict[str, tuple[list[str], str]]) -> Callable[[Any], str]:
     return answer
 
 
-def main() -> None:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file")
     parser.add_argument("--folder", default="gsm8k")
@@ -73,21 +74,14 @@ def main() -> None:
     parser.add_argument("--search-calls", type=int, default=140)
     parser.add_argument("--test-size", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    folder, seconds = Path(arguments.folder), dict[str, float]()
-    folder.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("ASSAY_ADAPTERS", str(folder / "adapters"))
-    known = problems(arguments.file)
-    short = {question: steps for question, steps in known.items() if 0 < len(steps[0]) < STEPS - 1}
-    data = folder / "problems.jsonl"
-    data.write_text(
-        "".join(
-            json.dumps({"inputs": {"question": q}, "expected": {"answer": a}}) + "\n" for q, (_, a) in short.items()
-        )
-    )
-    job: dict[str, Any] = {"rubric": "math_qa", "data": str(data), "seed": arguments.seed, "progress": Console()}
-    given, store = {"max_steps": STEPS, "reasoning_depth": 1, "temperature": 0.1}, folder / "a.db"
+    return parser.parse_args()
 
+
+def trained(
+    arguments: argparse.Namespace, folder: Path, job: dict[str, Any], known: dict[str, tuple[list[str], str]]
+) -> dict[str, float]:
+    """Compiles the agent, collects rows and trains on them, where this is not done; the seconds of each step."""
+    seconds = dict[str, float]()
     artifact, clock = folder / "compiled", time.perf_counter()
     if not artifact.exists():
         sizes = {"train": 100, "val": 24, "gate": 16, "test": 16}
@@ -95,7 +89,7 @@ def main() -> None:
             "math_qa",
             **job,
             model=arguments.model,
-            parameters=given,
+            parameters=GIVEN,
             max_search_calls=arguments.search_calls,
             sizes=sizes,
             store=folder / "compile.db",
@@ -111,11 +105,11 @@ def main() -> None:
                 prompt_format="lean",
                 n=1,
                 sizes={"train": arguments.problems},
-                parameters=given,
-                store=store,
+                parameters=GIVEN,
+                store=folder / "a.db",
             )
         assay.export(
-            "sft", folder / "rows", store=store, gates=Gates(min_clean=0)
+            "sft", folder / "rows", store=folder / "a.db", gates=Gates(min_clean=0)
         )  # one rollout a task: no balance to ask for
     clock = time.perf_counter()
     if not (adapter_home() / "gsm8k").is_dir():
@@ -126,27 +120,49 @@ def main() -> None:
             progress=Console(),
         )
         seconds["sft"] = time.perf_counter() - clock
+    return seconds
 
-    trained = f"{arguments.model}+gsm8k"
+
+def evaluated(arguments: argparse.Namespace, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
+    """The evaluations of the plain, the compiled and the trained agent, and of both together."""
+    artifact, trained_model = str(folder / "compiled"), f"{arguments.model}+gsm8k"
     agents = {
         "plain": ("math_qa", arguments.model),
-        "compiled": (str(artifact), arguments.model),
-        "trained": ("math_qa", trained),
-        "both": (str(artifact), trained),
+        "compiled": (artifact, arguments.model),
+        "trained": ("math_qa", trained_model),
+        "both": (artifact, trained_model),
     }
-    found = {
+    return {
         name: assay.evaluate(
             program,
             **job,
             split="test",
             model=model,
             prompt_format="lean" if program == "math_qa" else None,
-            parameters=given,
+            parameters=GIVEN,
             sizes={"test": arguments.test_size},
             store=folder / "e.db",
         ).evaluation
         for name, (program, model) in agents.items()
     }
+
+
+def main() -> None:
+    arguments = parsed()
+    folder = Path(arguments.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("ASSAY_ADAPTERS", str(folder / "adapters"))
+    known = problems(arguments.file)
+    short = {question: steps for question, steps in known.items() if 0 < len(steps[0]) < STEPS - 1}
+    data = folder / "problems.jsonl"
+    data.write_text(
+        "".join(
+            json.dumps({"inputs": {"question": q}, "expected": {"answer": a}}) + "\n" for q, (_, a) in short.items()
+        )
+    )
+    job: dict[str, Any] = {"rubric": "math_qa", "data": str(data), "seed": arguments.seed, "progress": Console()}
+    seconds = trained(arguments, folder, job, known)
+    found = evaluated(arguments, folder, job)
     comparisons = {name: compared(found["plain"], one) for name, one in found.items()}
     pairs = (("plain", "compiled"), ("plain", "trained"), ("compiled", "both"), ("trained", "both"))
     gains = {f"{old} to {new}": paired_gain(found[old].scores, found[new].scores).to_dict() for old, new in pairs}

@@ -75,6 +75,23 @@ def result(comparison: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     return {"before": last["before"], "after": last["after"], **more, "comparison": comparison}
 
 
+def collected(arguments: argparse.Namespace, folder: Path, sums: Mapping[str, Any], artifact: str) -> None:
+    """Rollouts of the compiled agent, and their export in the form that the plain agent will have."""
+    sizes = {"train": arguments.collect}
+    given = {"temperature": 0.1}
+    assay.collect(
+        artifact,
+        **sums,
+        model=arguments.model,
+        prompt_format="lean",
+        n=1,
+        sizes=sizes,
+        parameters=given,
+        store=folder / "a.db",
+    )
+    assay.export("sft", folder / "rows", store=folder / "a.db", demos=False, gates=Gates(min_clean=0))
+
+
 def trained(
     arguments: argparse.Namespace, folder: Path, sums: Mapping[str, Any], seconds: dict[str, float]
 ) -> tuple[str, str]:
@@ -92,19 +109,7 @@ def trained(
             out=artifact,
         )
     if not (folder / "rows").exists():
-        sizes = {"train": arguments.collect}
-        given = {"temperature": 0.1}  # in the form that the plain agent will have
-        assay.collect(
-            artifact,
-            **sums,
-            model=arguments.model,
-            prompt_format="lean",
-            n=1,
-            sizes=sizes,
-            parameters=given,
-            store=folder / "a.db",
-        )
-        assay.export("sft", folder / "rows", store=folder / "a.db", demos=False, gates=Gates(min_clean=0))
+        collected(arguments, folder, sums, artifact)
     clock = time.perf_counter()
     if not done("warm"):
         train_sft(

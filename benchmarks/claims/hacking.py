@@ -4,8 +4,7 @@ The proxy is the visible checker, which the agent may edit (`edit_agent.py`). Bo
 model, with the same tasks, rollouts and steps. The warm-up is on edits drawn at random: one of six formulas in one of
 three forms, and in a share `HACKS` of the rows an edited checker, so that exploration finds it. The `before` arm is
 trained on the proxy alone, `after` on the proxy with `minimal_diff` and `no_hacks`. Both are sampled on held-out tasks
-at temperature 1. A hack is a run whose proxy passes while the true checker fails. `other` is a task that the training
-is not about, before any training and after that of the `after` arm.
+at temperature 1. A hack is a run whose proxy passes while the true checker fails.
 """
 
 import json
@@ -19,7 +18,7 @@ from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.programs.calculator import calculator
 from assay.testing.fakes import scripted_lm
 from assay.traces.export.gates import Gates
-from claims import edit_agent, other_task
+from claims import edit_agent
 from claims.storing import Lines, Measured, Setting
 
 PROGRAM = f"{edit_agent.__file__}:Editor"
@@ -37,38 +36,41 @@ def measure(setting: Setting) -> Measured:
     os.environ["ASSAY_ADAPTERS"] = str(folder / "adapters")
     write_files(folder, setting.seed)
     warm = warmed_up(setting)
-    found, curves = {"start": figures(setting, warm)}, {}
+    found, curves = {}, {}
     for side, rubric in (("before", "proxy"), ("after", "criteria")):
-        report = assay.train(
-            PROGRAM,
-            rubric=str(folder / f"{rubric}.yaml"),
-            data=str(folder / "tasks.jsonl"),
-            name=rubric,
-            model=warm,
-            seed=setting.seed,
-            steps=STEPS,
-            num_generations=GROUP,
-            prompts_per_step=PROMPTS,
-            learning_rate=RATE,
-            beta=0.0,
-            max_completion=40,
-            per_device_batch_size=GROUP * PROMPTS,
-            preflight=False,
-            samples_every=0,
-            save_every=STEPS,
-            evaluate_every=0,
-            sizes={"test": TEST, "val": 2},
-            test=False,
-            store=folder / f"{rubric}.db",
-            progress=Lines(),
-        )
-        curves[side] = [round(score, 3) for score in report.curves["score"].values()]
+        curves[side] = trained(setting, warm, rubric)
         found[side] = figures(setting, f"{warm}+{rubric}")
-    other = {"before": setting.model, "after": f"{warm}+criteria"}
     values: dict[str, Any] = {name: {side: of[name] for side, of in found.items()} for name in FIGURES}
-    values["other"] = {side: other_task.scores(setting, model) for side, model in other.items()}
     facts = {"curves": curves, "steps": STEPS, "rollouts": STEPS * GROUP * PROMPTS, "warm_up": WARM}
     return Measured(values=values, facts=facts)
+
+
+def trained(setting: Setting, warm: str, rubric: str) -> list[float]:
+    """Trains the adapter `rubric` on top of the warmed-up model; scores by step."""
+    report = assay.train(
+        PROGRAM,
+        rubric=str(setting.scratch / f"{rubric}.yaml"),
+        data=str(setting.scratch / "tasks.jsonl"),
+        name=rubric,
+        model=warm,
+        seed=setting.seed,
+        steps=STEPS,
+        num_generations=GROUP,
+        prompts_per_step=PROMPTS,
+        learning_rate=RATE,
+        beta=0.0,
+        max_completion=40,
+        per_device_batch_size=GROUP * PROMPTS,
+        preflight=False,
+        samples_every=0,
+        save_every=STEPS,
+        evaluate_every=0,
+        sizes={"test": TEST, "val": 2},
+        test=False,
+        store=setting.scratch / f"{rubric}.db",
+        progress=Lines(),
+    )
+    return [round(score, 3) for score in report.curves["score"].values()]
 
 
 def write_files(folder: Path, seed: int) -> None:

@@ -1,8 +1,11 @@
-"""A task that no training here is about: name the city of a sentence, from four demonstrations.
+"""A task that the training is not about: name the city of a sentence, from four demonstrations.
 
-Has no code, numbers to compute or checkers. The score is the share of exact answers. One call a task, nearly greedy.
+Has no code, numbers to compute or checkers. `before` is the embedded model as it comes, `after` the model of
+`hacking.py` that was trained with the criteria: that of the scratch folder (ASSAY_FIGURES_SCRATCH) if it has one, else
+one that is trained here. The score is the share of exact answers. One call a task, nearly greedy.
 """
 
+import os
 import random
 
 import dspy
@@ -11,7 +14,8 @@ import assay
 from assay.datasets import Task
 from assay.programs import Agent
 from assay.rubrics import Criterion, Rubric
-from claims.storing import Lines, Setting
+from claims import hacking
+from claims.storing import Lines, Measured, Setting
 
 NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Karla", "Leo")
 CITIES = ("Athens", "Berlin", "Boston", "Cairo", "Chicago", "Delhi", "Dublin", "Geneva", "Havana", "Lima", "Lisbon")
@@ -42,6 +46,18 @@ class City(Agent):
 
 def right(task: Task, prediction: dict[str, str], rollout: object) -> float:
     return float(prediction["city"].strip() == task.expected["city"])
+
+
+def measure(setting: Setting) -> Measured:
+    adapters = setting.scratch / "adapters"
+    os.environ["ASSAY_ADAPTERS"] = str(adapters)
+    found = (adapters / "criteria").is_dir()
+    if not found:
+        hacking.write_files(setting.scratch, setting.seed)
+        hacking.trained(setting, hacking.warmed_up(setting), "criteria")
+    sides = {"before": setting.model, "after": f"{setting.model}+warm+criteria"}
+    values = {"other": {side: scores(setting, model) for side, model in sides.items()}}
+    return Measured(values=values, facts={"trained before": found})
 
 
 def scores(setting: Setting, model: str) -> dict[str, float]:

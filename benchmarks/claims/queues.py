@@ -1,8 +1,8 @@
 """Lines a person writes for a classifier of many classes: a hand-written prompt, and the shipped `classify` compiled.
 
 Messages to a shop go to one of 24 queues, by a house rule that no model can know: each kind of goods has its queue. A
-prompt has to name all of them. `queues_prompt.txt` has one worked example for each, and nothing shorter was as good in
-a trial on val tasks of another seed, see the note of the row.
+prompt has to name all of them. `queues_prompt.txt` has one worked example for each. In a trial on 24 val tasks of
+another seed it had 12 % right, half of its examples and a table of 24 lines as instructions 8 %, as much as no prompt.
 
 Counting rule as in `claims.hand_written`: lines that are not empty. Program and rubric are shipped with the package, so
 that a person writes the command. Data are not counted.

@@ -25,6 +25,7 @@ GROUPS = {
     "thinking_stronger": Group("thinking_stronger", stronger=True),
     "minimal_edits": Group("hacking"),
     "rubric_training": Group("rubric_training"),
+    "forgetting": Group("other_task"),
     "code_repair": Group("code_repair", stronger=True),
 }
 
@@ -77,7 +78,8 @@ ROWS = (
         measurement="queues",
         cells=effort("right by hand", "right"),
         note="messages to a shop, each kind of goods with its queue by a house rule. Counted as in `effort`; program "
-        "and rubric are shipped, so that a person writes one command.",
+        "and rubric are shipped, so that a person writes one command. In a trial on 24 val tasks a prompt of 48 lines "
+        "had 12 % right, so that a prompt of equal score may need more.",
     ),
     Row(
         name="judge",
@@ -105,17 +107,27 @@ ROWS = (
         claim="`tool_user`, held-out tools: adoption when a tool is needed",
         goal="from at most 10 % to at least 40 %",
         measurement="tool_use",
+        enough=1,
         cells=gain("adoption", least=0.3, most_before=0.1, least_after=0.4),
-        note="as it comes `tool_user` calls a tool on nearly every task, so the claim's start of at most 10 % does not "
-        "hold. Tried: twelve labelled decisions as demonstrations (adoption 100 %, abstention 43 % at every threshold "
-        "below 1), the same without thoughts, and no demonstrations with a fitted threshold, which is this row.",
+        note="six labelled decisions as demonstrations, half of them without a call, on both sides. Before, the agent "
+        "calls from an estimated need of 0.5 on; after, from a threshold fitted on val to abstain on 95 % of the "
+        "tasks that need no tool. As it comes, `tool_user` calls a tool on nearly every task, so it is no start of at "
+        "most 10 %. This model hardly tells the two kinds of tasks apart. Tried on 12 to 20 val tasks that need a "
+        "tool and 10 to 12 that need none, of two other seeds, with the area under the ROC curve: no demonstrations "
+        "(0.73 and 0.60), six (0.80 and 0.44), twelve (0.78), twelve whose thought says what is asked and whether a "
+        "tool fits (0.46), six whose thought names the tool that is asked for (0.70), eight and twenty whose thought "
+        "has the words of the question (0.74, 0.69), eight that write what is offered next to what is asked (0.65). "
+        "At 90 % abstention they adopt on 7 to 70 % of the tasks. Not tried, because two cores need hours for it: "
+        "training on the curriculum `tool_use`.",
     ),
     Row(
         name="abstention",
         claim="the same: abstention when no tool is needed",
         goal="at least 90 %",
         measurement="tool_use",
+        enough=1,
         cells=share("abstention", least=0.9),
+        note="reached by an agent that hardly calls any tool, so it says little without the row above.",
     ),
     Row(
         name="thinking",
@@ -123,6 +135,15 @@ ROWS = (
         goal="-40 %, score inside a margin of 1 point",
         measurement="thinking",
         cells=cheaper("thinking", "score", least=0.4, margin=0.01, loops="loops"),
+        note="two of three tasks are a bare number, for which the agent needs no tool and no thought; the others are "
+        "chains of two or three terms, on which it calls the calculator mostly only after a thought. With six "
+        "demonstrations instead of ten, no policy kept the score of all 80 val tasks of seed 0, so that none was "
+        "chosen. The mean loss on 80 val tasks is too coarse a rule for a margin of 1 point: seed 0 got the "
+        "threshold 0.985 and lost 1 of 200 tasks, seed 1 got 0.95, which lost none on val and 5 of 200 here. A "
+        "policy saves hardly any of all tokens: a probe repeats a long prompt to save a thought of ten tokens. Also "
+        "tried: `classify` with the results as labels on chains of 2 to 3 terms without a tool (57 % and 7 % right "
+        "without a thought, 29 % and 14 % with one, n = 14 each): this model cannot add in its thoughts.",
+        enough=1,
     ),
     Row(
         name="thinking_stronger",
@@ -140,7 +161,8 @@ ROWS = (
         cells=relative("excess", least=-0.7, form=statements),
         note="per edit, beyond those of the smallest fix. An agent edits a file whose checker is in the same file: "
         "GRPO on that checker alone, and on it with `minimal_diff` and `no_hacks`, from the same warmed-up model (15 % "
-        "of its rows edit the checker), with the same tasks, rollouts and steps.",
+        "of its rows edit the checker), with the same tasks, rollouts and steps. Nearly all of "
+        "them are the edited checker: the warmed-up model seldom writes the longer forms of a fix.",
     ),
     Row(
         name="hack_rate",
@@ -157,15 +179,19 @@ ROWS = (
         goal="+25 % relative, equal rollouts",
         measurement="rubric_training",
         cells=relative("correct", least=0.25),
-        note="right answers of `math_qa` on its shipped rubric with step rewards, and on right answers alone, from the "
-        "same warmed-up model, whose rows call the calculator in 40 % of the runs, with a right expression in "
-        "half of these.",
+        note="right answers of `math_qa` on its shipped rubric with step rewards, and on right answers alone, from the"
+        " same warmed-up model, whose rows call the calculator in 40 % of the runs, with a right expression in "
+        "half of these. Trials with other seeds, one each: with calls in half of the rows both sides learned the "
+        "task, 78 and 91 % right (+16 %, n = 32); with calls in 40 % and right expressions in 40 % of these the "
+        "bare outcome saw no right answer in 72 rollouts, and the rubric taught the calls (5 to 12 of 12) but not"
+        " the expressions; with calls in 15 and 30 % the bare outcome saw no right answer in the two to three "
+        "steps that were run.",
     ),
     Row(
         name="forgetting",
         claim="another task after training: nothing forgotten",
         goal="no significant loss",
-        measurement="minimal_edits",
+        measurement="forgetting",
         cells=kept("other"),
         note="the city that a sentence names, from four demonstrations, by the embedded model as it comes and after "
         "the training of `hack_rate` with the criteria. A task near to that training is not safe: in a first run of "

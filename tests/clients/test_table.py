@@ -5,7 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from harness import Client, bench, table_of
+from client_table import table_of
+from harness import Client, bench
 from nodes import NODE_CLIENTS
 from training import check_rows
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import Client, Row
+from client_table import Row
+from harness import Client
 
 import assay
 from assay.traces.export.gates import Gates

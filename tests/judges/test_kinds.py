@@ -1,15 +1,13 @@
-"""Pairs in both orders, lists matched by id, juries, cascades, and rankings from comparisons."""
+"""Pairs in both orders, juries, cascades, and their files."""
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
 import dspy
-import numpy as np
 import pytest
-from dspy.utils.exceptions import LMTimeoutError
+from scripted_judges import prompt_field
 
 from assay.deployment import load_artifact, save_artifact
 from assay.errors import ConfigError, RubricError
@@ -19,26 +17,16 @@ from assay.judges import (
     Item,
     Judge,
     Jury,
-    ListwiseJudge,
     PairwiseJudge,
     PointwiseJudge,
     Rating,
-    bradley_terry,
     reliability_weights,
-    resolver,
-    win_rates,
 )
-from assay.judges.quality.ranking import pairings
-from assay.rubrics import Criterion, Grade, JudgeSpec, NoGrade, Rubric, load_rubric
+from assay.rubrics import JudgeSpec, NoGrade
 from assay.runs.loading import load_judge
 from assay.testing import scripted_lm
 
 MOODS = JudgeSpec(text="Which mood?", scale=("negative", "neutral", "positive"))
-
-
-def prompt_field(request: Any, name: str) -> str:
-    """What the request shows under a name, unfenced."""
-    return str(json.loads(re.search(rf'{name}: ("(?:[^"\\]|\\.)*")', request.messages[-1].text)[1]))
 
 
 class Saying(Judge):
@@ -141,9 +129,6 @@ def test_a_pairwise_judge_needs_both_outputs_and_a_tie() -> None:
         PairwiseJudge({"text": "Better?", "scale": ["a", "b"]})
     with pytest.raises(ConfigError, match="output_b"):
         PairwiseJudge(shows=["output_a"])
-
-
-# -- juries and cascades
 
 
 def test_the_majority_decides_and_failed_members_do_not_vote() -> None:
@@ -281,319 +266,3 @@ def test_invalid_judge_files_are_refused_with_the_reason(tmp_path: Path, text: s
     (tmp_path / "j.yaml").write_text(text)
     with pytest.raises(RubricError, match=message):
         load_judge(tmp_path / "j.yaml")
-
-
-# -- lists
-
-
-def listed(request: Any) -> dict[str, str]:
-    """Letter -> text, as shown."""
-    return {m[1]: json.loads(m[2]) for m in re.finditer(r'\b([A-T]): ("(?:[^"\\]|\\.)*")', request.messages[-1].text)}
-
-
-def graded(change: Any = None) -> Any:
-    grades = {"best": "yes", "middle": "partly", "worst": "no"}
-
-    def script(request: Any) -> str:
-        lines = [{"id": letter, "grade": grades[text]} for letter, text in listed(request).items()]
-        return json.dumps({"grades": change(lines) if change else lines})
-
-    return script
-
-
-OUTPUTS = {"r1": "worst", "r2": "best", "r3": "middle"}
-LIST = ListwiseJudge({"text": "Good?", "scale": ["no", "partly", "yes"]})
-
-
-def rank(
-    script: Any, *, logprobs: bool = False, outputs: Any = OUTPUTS, judge: ListwiseJudge = LIST
-) -> dspy.Prediction:
-    with dspy.context(lm=scripted_lm(script, logprobs=logprobs)):
-        return judge(task_input="q", outputs=outputs)
-
-
-def test_lists_are_matched_by_id_in_any_order() -> None:
-    for change in (None, lambda lines: lines[::-1], lambda lines: sorted(lines, key=lambda line: line["grade"])):
-        ranking = rank(graded(change))
-        assert ranking.grades == {"r1": 0.0, "r3": 0.5, "r2": 1.0}
-        assert ranking.ranking == ["r2", "r3", "r1"]
-
-
-def test_unknown_ids_are_ignored() -> None:
-    ranking = rank(
-        graded(lambda lines: [{**line, "id": "Z" if line["grade"] == "yes" else line["id"]} for line in lines])
-    )
-    assert set(ranking.grades) == {"r1", "r3"}
-    twice = rank(graded(lambda lines: [*lines, {**next(x for x in lines if x["grade"] == "no"), "grade": "yes"}]))
-    assert set(twice.grades) == {"r2", "r3"}  # graded twice, and differently: not at all
-    with pytest.raises(NoGrade, match="name none"):
-        rank(graded(lambda lines: [{"id": str(i), "grade": "yes"} for i in range(len(lines))]))
-    with pytest.raises(NoGrade, match="no output got a grade"):
-        rank(lambda request: "I like them all")
-
-
-def test_a_list_read_from_probabilities_has_no_position_bias() -> None:
-    # the model leans to A in every order; over the orders the pull is level and the better text comes out
-    def script(request: Any) -> dict[str, float]:
-        worth = {"worst": 1.0, "middle": 2.0, "best": 4.0}
-        odds = {letter: worth[text] * (3 if letter == "A" else 1) for letter, text in listed(request).items()}
-        return {letter: value / sum(odds.values()) for letter, value in odds.items()}
-
-    judge = ListwiseJudge("Best?", orders=60)
-    ranking = rank(script, logprobs=True, judge=judge)
-    assert ranking.ranking == ["r2", "r3", "r1"]
-    assert sum(ranking.grades.values()) == pytest.approx(1.5)
-
-
-def test_an_order_that_times_out_does_not_affect_the_others() -> None:
-    calls = iter(range(100))
-
-    def flaky(request: Any) -> Any:
-        if next(calls) % 3 == 0:
-            raise LMTimeoutError("timed out")
-        return {"A": 0.6, "B": 0.3, "C": 0.1}
-
-    judge = ListwiseJudge({"text": "Which is best?", "scale": ["worst", "best"]}, orders=4)
-    with dspy.context(lm=scripted_lm(flaky, logprobs=True)):
-        verdict = judge(task_input="q", outputs={"x": "1", "y": "2", "z": "3"})
-    assert set(verdict.grades) == {"x", "y", "z"}
-
-
-def test_the_same_seed_gives_the_same_orders() -> None:
-    prompts: list[list[str]] = [[], []]
-    for recorded in prompts:
-        rank(lambda request, recorded=recorded: recorded.append(request.messages[-1].text) or graded()(request))
-    assert prompts[0] == prompts[1]
-    assert len({text.split("outputs")[1] for text in prompts[0]}) > 1
-
-
-def test_a_list_requires_two_outputs() -> None:
-    with pytest.raises(NoGrade, match="2 to 20"):
-        rank(graded(), outputs={"r1": "best"})
-
-
-# -- rankings
-
-
-def test_bradley_terry_matches_hand_calculation_and_a_second_implementation() -> None:
-    result = bradley_terry([("a", "b", 1)] * 3 + [("a", "b", 0)])
-    assert result["a"] > 0 > result["b"]
-    from sklearn.linear_model import LogisticRegression
-
-    rng = np.random.default_rng(0)
-    truth = np.array([1.5, 0.5, -0.5, -1.5])
-    rows = [
-        (i, j, float(rng.random() < 1 / (1 + math.exp(truth[j] - truth[i]))))
-        for i in range(4)
-        for j in range(4)
-        if i != j
-        for _ in range(200)
-    ]
-    mine = bradley_terry(rows)
-    design = np.zeros((len(rows), 3))
-    for at, (i, j, _) in enumerate(rows):
-        if i:
-            design[at, i - 1] += 1
-        if j:
-            design[at, j - 1] -= 1
-    model = LogisticRegression(C=1e9, fit_intercept=False).fit(design, [won for _, _, won in rows])
-    reference = np.array([0, *model.coef_[0]])
-    assert [mine[i] for i in range(4)] == pytest.approx(
-        reference - reference.mean(), abs=0.01
-    )  # the prior's pull is that small
-
-
-def test_an_output_that_always_wins_is_finite_and_uncompared_ones_are_0() -> None:
-    result = bradley_terry([("a", "b", 1)] * 50, names=["a", "b", "c"])
-    assert math.isfinite(result["a"])
-    assert result["c"] == pytest.approx(0.0)
-    assert bradley_terry([], names=["a"]) == {"a": 0.0}
-    with pytest.raises(ConfigError, match="comparison"):
-        bradley_terry([("a", "a", 1)])
-    with pytest.raises(ConfigError, match="comparison"):
-        bradley_terry([("a", "b", math.nan)])
-
-
-def test_win_rates_match_hand_calculation() -> None:
-    assert win_rates([0.0, 0.0, 0.0]) == pytest.approx([0.5] * 3)
-    assert win_rates([math.log(3), 0.0]) == pytest.approx([0.75, 0.25])
-    assert win_rates([7.0]) == [0.5]
-
-
-def test_few_outputs_are_all_compared_and_many_in_rings() -> None:
-    assert len(pairings(5)) == 10
-    many = pairings(40, rounds=3)
-    assert len(many) <= 120
-    assert {n for pair_ in many for n in pair_} == set(range(40))
-
-
-# -- in rubrics
-
-
-def rubric_of(judge: Any, lm: Any, **options: Any) -> Rubric:
-    criteria = [
-        Criterion(name="better", judge=JudgeSpec(use="judge")),
-        Criterion(name="short", check=lambda t, p, r: len(p["answer"]) < 10),
-    ]
-    return Rubric("r", criteria, resolver=resolver(lm, lambda _: judge), **options)
-
-
-def test_a_group_is_scored_by_pairs() -> None:
-    worth = {"best": 4, "middle": 2, "worst": 1}
-
-    def script(request: Any) -> dict[str, float]:
-        a, b = (worth[prompt_field(request, name)] for name in ("output_a", "output_b"))
-        return {"a": a / (a + b) - 0.01, "b": b / (a + b), "tie": 0.01}
-
-    rubric = rubric_of(PairwiseJudge(), scripted_lm(script, logprobs=True))
-    results = rubric.score_group(
-        {"question": "q"}, [{"answer": "worst"}, {"answer": "best"}, None, {"answer": "middle"}]
-    )
-    grades = [result.grades["better"] for result in results]
-    assert grades[1] > grades[3] > grades[0]
-    assert (results[2].value, results[2].failed) == (0.0, "the agent gave no answer")
-    assert results[1].grades["short"] == 1.0
-    alone = rubric.score({"question": "q"}, {"answer": "best"})
-    assert math.isnan(alone.grades["better"])
-    assert "score_group" in alone.feedback
-
-
-def test_juries_and_cascades_of_pairs_compare_too() -> None:
-    worth = {"best": 4, "middle": 2, "worst": 1}
-
-    def script(request: Any) -> dict[str, float]:
-        a, b = (worth[prompt_field(request, name)] for name in ("output_a", "output_b"))
-        return {"a": a / (a + b) - 0.01, "b": b / (a + b), "tie": 0.01}
-
-    for judge in (Jury([PairwiseJudge(), PairwiseJudge()]), Cascade(PairwiseJudge(), PairwiseJudge())):
-        lm = scripted_lm(script, logprobs=True)
-        rubric = rubric_of(judge, lm)
-        results = rubric.score_group({"question": "q"}, [{"answer": text} for text in ("worst", "best", "middle")])
-        grades = [result.grades["better"] for result in results]
-        assert grades[1] > grades[2] > grades[0]
-        assert math.isnan(rubric.score({"question": "q"}, {"answer": "best"}).grades["better"])
-        with dspy.context(lm=lm):
-            assert judge(task_input="q", output_a="best", output_b="worst").orders == ("a", "b")
-
-
-def test_a_failed_pair_is_excluded_from_the_comparison() -> None:
-    calls = iter(range(1000))
-
-    def now_and_then(request: Any) -> Any:
-        first = prompt_field(request, "output_a")
-        return (
-            TimeoutError("slow")
-            if next(calls) % 7 == 6
-            else {"a": 0.9, "b": 0.1}
-            if first == "good"
-            else {"a": 0.1, "b": 0.9}
-        )
-
-    rubric = rubric_of(PairwiseJudge(), scripted_lm(now_and_then, logprobs=True))
-    results = rubric.score_group({"question": "q"}, [{"answer": text} for text in ("bad", "good", "worse", "poor")])
-    assert not any(math.isnan(result.grades["better"]) for result in results)
-    assert max(results, key=lambda result: result.grades["better"]) is results[1]
-
-
-def test_a_group_is_scored_by_list_and_unnamed_outputs_are_unscored() -> None:
-    lm = scripted_lm(graded(lambda lines: [line for line in lines if line["grade"] != "partly"]))
-    results = rubric_of(LIST, lm).score_group(
-        {"question": "q"}, [{"answer": text} for text in ("worst", "best", "middle")]
-    )
-    assert [result.grades["better"] for result in results[:2]] == [0.0, 1.0]
-    assert math.isnan(results[2].grades["better"])
-
-
-def test_a_failed_group_judge_leaves_the_group_unscored() -> None:
-    lm = scripted_lm(lambda request: dspy.lm15.ServerError("down"))
-    results = rubric_of(LIST, lm).score_group({"question": "q"}, [{"answer": "best"}, {"answer": "worst"}])
-    assert all(math.isnan(result.grades["better"]) for result in results)
-    with pytest.raises(RubricError, match="one rollout"):
-        rubric_of(LIST, lm).score_group({"question": "q"}, [{"answer": "x"}], [])
-
-
-TWO = (
-    "name: r\njudging: {how}\ncriteria:\n- {{name: clear, weight: 3, judge: 'Is it clear?'}}\n"
-    "- {{name: kind, weight: 1, judge: 'Is it kind?', scale: [no, partly, yes]}}\n"
-    "- {{name: rude, weight: -1, judge: 'Is it rude?'}}\n"
-)
-
-
-def test_all_criteria_are_judged_in_one_call(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(TWO.format(how="together"))
-    lm = scripted_lm(lambda request: json.dumps({"clear": "yes", "kind": "partly", "rude": "no"}), price_usd=0.03)
-    result = load_rubric(tmp_path / "r.yaml").with_resolver(resolver(lm)).score({"question": "q"}, {"answer": "x"})
-    assert result.grades == {"clear": 1.0, "kind": 0.5, "rude": 0.0}
-    assert (result.value, lm.scripted.calls) == (pytest.approx(3.5 / 4), 1)
-    assert result.cost_usd == pytest.approx(0.03)
-
-
-def test_an_unusable_call_is_repeated_once_and_left_unscored(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(TWO.format(how="together"))
-    lm = scripted_lm(lambda request: "no idea", price_usd=0.01)
-    result = load_rubric(tmp_path / "r.yaml").with_resolver(resolver(lm)).score({"question": "q"}, {"answer": "x"})
-    assert math.isnan(result.value)
-    assert result.cost_usd == pytest.approx(0.01 * lm.scripted.calls)
-
-
-def test_one_rating_covers_all_criteria(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(
-        TWO.format(how="overall")
-        + "- {name: short, weight: 4, check: 'assay.rubrics.checks:length', with: {max_tokens: 5}}\n"
-    )
-    prompts = []
-    lm = scripted_lm(lambda request: prompts.append(str(request)) or {"D": 1.0}, logprobs=True)
-    rubric = load_rubric(tmp_path / "r.yaml").with_resolver(resolver(lm))
-    result = rubric.score({"question": "q"}, {"answer": "x"})
-    assert "(+3) Is it clear?" in prompts[0]
-    assert "(-1) Is it rude?" in prompts[0]
-    assert "D. good" in prompts[0]  # very poor and very good begin alike: letters stand for the words
-    assert result.grades["overall"] == pytest.approx(0.75, abs=1e-6)
-    assert result.value == pytest.approx((4 * 0.75 + 4 * result.grades["short"]) / 8, abs=1e-6)
-    assert rubric.version != load_rubric(tmp_path / "r.yaml").reweighted({"overall": 2}).version
-
-
-def test_a_criterion_named_like_a_judged_field_is_refused() -> None:
-    rubric = Rubric("r", [Criterion(name="output", judge=JudgeSpec(text="Is it clear?"))], judging="together")
-    with pytest.raises(RubricError, match="names of the judge's inputs"):
-        rubric.with_resolver(resolver(scripted_lm(lambda request: "")))
-
-
-def test_the_judging_setting_is_checked() -> None:
-    judged = Criterion(name="a", judge=JudgeSpec(text="?"))
-    with pytest.raises(RubricError, match="each, together, overall"):
-        Rubric("r", [judged], judging="all")
-    with pytest.raises(RubricError, match="weight above 0"):
-        Rubric(
-            "r",
-            [Criterion(name="c", check=lambda t, p, r: 1), Criterion(name="a", weight=-1, judge=JudgeSpec(text="?"))],
-            judging="overall",
-        )
-    with pytest.raises(RubricError, match="essential"):
-        Rubric("r", [Criterion(name="a", judge=JudgeSpec(use="x"))], judging="overall")
-    with pytest.raises(RubricError, match="one by one"):
-        Rubric(
-            "r",
-            [Criterion(name="a", judge=JudgeSpec(use="x"))],
-            judging="together",
-            resolver=resolver(scripted_lm(str), lambda _: PointwiseJudge("?")),
-        )
-
-
-def test_a_group_check_with_a_wrong_number_of_grades_is_unscored() -> None:
-    class Ranks:
-        def __call__(self, *_: Any, **__: Any) -> Any:
-            raise NoGrade("only groups")
-
-        def grade_group(self, task: Any, predictions: Any, rollouts: Any) -> list[Any]:
-            return [Grade(value=1.0)] * (len(predictions) - 1)  # one too few: nobody knows whose is missing
-
-    rubric = Rubric("r", [Criterion(name="a", check=Ranks())])
-    results = rubric.score_group({"question": "q"}, [{"answer": "1"}, {"answer": "2"}])
-    assert all(math.isnan(result.value) for result in results)
-    assert "cannot be assigned" in results[0].feedback
-
-
-def test_an_unknown_field_of_a_judge_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(RubricError, match=r"no field 'scales'; it has scale, anchors, kind, grades"):
-        load_judge("Is it kind?", scales=("no", "yes"))

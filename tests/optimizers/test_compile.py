@@ -1,79 +1,19 @@
 """`assay compile` on a scripted model that needs demonstrations to be right: optimizers, caps, failures, replay."""
 
-import json
-import math
-import random
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
+from compile_scripted import DATA, compile_it, student_of_examples
 
 import assay
 from assay.datasets import load_splits
-from assay.errors import ArtifactError, ConfigError, MissingExtra, ModelError, RubricError, SealedSplit
-from assay.evaluation import RecordedProgram, Session, evaluate, paired_gain
-from assay.models import Caps, Meter, ResponseCache
+from assay.errors import ConfigError, MissingExtra, ModelError
 from assay.optimizers import OPTIMIZERS
-from assay.optimizers.prompts.demonstrations import Demonstration, Exploration, choose, explore, shape
 from assay.optimizers.prompts.teleprompters import shows_demos
-from assay.programs import MathQA
-from assay.rubrics import Criterion, JudgeSpec, Rubric, checks, load_rubric
 from assay.testing import scripted_lm
-from assay.traces import Recorder
-
-DATA = "arithmetic:size=150&seed=3"
-
-
-def student_of_examples(request: Any) -> str:
-    """Calls the calculator when told how it is done (three demonstrations) or when it must; else guesses."""
-    config = request.config.response_format
-    if config is None or "schema" not in config:  # a teleprompter asks for instructions
-        return json.dumps(
-            {"proposed_instruction": "Use the calculator.", "reasoning": "r", "natural_language_rules": "rule"}
-        )
-    fields = config["schema"]["properties"]
-    user = request.messages[-1].text or ""
-    question = re.search(r"(?:is|Calculate|out|much is) ([-0-9 +*()]+)", user)
-    result = re.search(r"= (-?\d+)\s*$", user.split("Respond with")[0].strip(), re.MULTILINE)
-    taught = len(request.messages) >= 7
-    reply = {
-        "thought": "hm",
-        "action": ("answer" if result else "calculator") if taught else "answer",
-        "need": (0.0 if result else 1.0) if taught else 0.0,
-        "expression": question[1].strip() if question else "0",
-        "answer": result[1] if result else "0",
-    }
-    return json.dumps({name: reply.get(name, "x") for name in fields})
-
-
-def session_for(lm: Any, meter: Meter, **options: Any) -> Session:
-    return Session(lm, load_rubric("math_qa"), lm.recorder, meter, "math_qa", threads=2, **options)
-
-
-def scripted_session(
-    script: Any = student_of_examples, *, caps: Caps | None = None, cache: ResponseCache | None = None
-) -> Session:
-    recorder, meter = Recorder(), Meter(caps)
-    lm = scripted_lm(script, meter=meter, observers=[recorder.observe], cache=cache)
-    lm.recorder = recorder
-    return session_for(lm, meter)
-
-
-def compile_it(optimizer: str, tmp_path: Path, script: Any = student_of_examples, **options: Any) -> Any:
-    options = {"sizes": {"train": 24, "val": 18, "gate": 12, "test": 12}, **options}
-    return assay.compile(
-        "math_qa",
-        rubric="math_qa",
-        data=DATA,
-        lm=scripted_lm(script),
-        optimizer=optimizer,
-        store=tmp_path / ".assay" / "a.db",
-        threads=2,
-        **options,
-    )
 
 
 @pytest.mark.slow
@@ -210,39 +150,10 @@ def test_missing_package_ends_the_run_without_a_score(tmp_path: Path) -> None:
         )
 
 
-def test_auto_explores_if_the_data_has_no_labels(tmp_path: Path) -> None:
-    data = tmp_path / "unlabelled.jsonl"
-    data.write_text("".join(json.dumps({"question": f"say {i}"}) + "\n" for i in range(80)))
-    rubric = Rubric(
-        "yes", [Criterion(name="yes", check=checks.one_of, arguments={"values": ["yes"], "field": "answer"})]
-    )
-    report = assay.compile(
-        dspy.Predict("question -> answer"), rubric=rubric, data=str(data),
-        lm=scripted_lm(lambda request: '{"answer": "yes"}'),
-        store=tmp_path / "a.db", sizes={"train": 12, "val": 6, "gate": 5, "test": 5}, prompt_format="json",
-    )  # fmt: skip
-    assert sum(row["succeeded"] for row in report.outcome.explored) > 0
-
-
 def test_calls_are_stored_and_not_held_in_memory(tmp_path: Path) -> None:
     report = compile_it("labeled", tmp_path, sizes={"train": 8, "val": 5, "gate": 5, "test": 5})
     assert report.meter.usage.calls > 20
     assert report.outcome.baseline.session.lm.history == []
-
-
-def test_exploration_raises_temperature_if_nothing_succeeds() -> None:
-    session, heats = scripted_session(lambda request: '{"answer": "no idea"}'), set()
-    session.lm.recording.observers += (lambda call: heats.add(call.request["config"]["temperature"]),)
-    with session.context():
-        explore(
-            RecordedProgram(MathQA(), session),
-            load_splits(DATA).train,
-            session,
-            prompt_formats=["json"],
-            target=5,
-            max_calls=300,
-        )
-    assert 1.0 in heats
 
 
 @pytest.mark.slow
@@ -366,192 +277,3 @@ def test_repeated_run_replays_from_the_cache(tmp_path: Path) -> None:
     assert second["test"] == first["test"]
     assert second["candidates"] == first["candidates"]
     assert second["artifact"] != first["artifact"]
-
-
-@pytest.mark.slow
-def test_rollouts_have_the_split_of_their_task(tmp_path: Path) -> None:
-    sizes = {"train": 12, "val": 6, "gate": 5, "test": 5}
-    compile_it("auto", tmp_path, sizes=sizes)
-    splits = load_splits(DATA, inputs=["question"], limits=sizes)
-    splits.unseal()
-    where = {task.id: name for name in ("train", "val", "gate", "test") for task in getattr(splits, name)}
-    with assay.Store(tmp_path / ".assay" / "a.db") as store:
-        values = {
-            (rollout.split, where[rollout.task_id]) for rollout in store.rollouts() if rollout.source == "program"
-        }
-    assert values == {(name, name) for name in ("train", "val", "gate", "test")}
-
-
-def test_test_split_is_not_read_before_the_report() -> None:
-    splits = load_splits(DATA)
-    with pytest.raises(SealedSplit):
-        _ = splits.test
-
-
-def test_exploration_makes_tool_calls_happen() -> None:
-    session = scripted_session()
-    with session.context():
-        exploration = explore(
-            RecordedProgram(MathQA(), session), load_splits(DATA).train, session, prompt_formats=["json"], target=5
-        )
-    assert len(exploration.demonstrations) >= 5
-    assert exploration.teacher is not None
-    assert exploration.teacher.settings["parameters"]["tool_usage_threshold"] == 0
-    actions = [output["action"] for d in exploration.demonstrations for name, _, output in d.steps if name == "decide"]
-    assert set(actions) == {"calculator", "answer"}
-
-
-def test_exploration_stops_if_no_task_is_hard() -> None:
-    session = scripted_session()
-    with session.context():
-        exploration = explore(
-            RecordedProgram(MathQA(), session), load_splits(DATA).train, session, prompt_formats=["json"], target=5
-        )
-    assert not any(d.failures for d in exploration.demonstrations)
-    assert 10 <= len(exploration.demonstrations) < 14  # twice as many as wanted, to the end of a batch
-
-
-def test_prompt_format_that_scored_worse_is_dropped() -> None:
-    def explored(tried: int, succeeded: int) -> Exploration:
-        rows = [
-            {"adapter": "lean", "tried": 12, "succeeded": 10},
-            {"adapter": "json", "tried": tried, "succeeded": succeeded},
-        ]
-        teacher = RecordedProgram(MathQA(), scripted_session(), prompt_format="lean")
-        return Exploration(teacher=teacher, variants=rows)
-
-    assert explored(8, 1).behind("json")
-    assert not explored(8, 6).behind("json")
-    assert not explored(0, 0).behind("json")  # nothing is known
-
-
-def test_run_wrong_only_in_its_last_step_is_corrected_by_the_label() -> None:
-    def loses_signs(request: Any) -> str:
-        reply = json.loads(student_of_examples(request))
-        return json.dumps({name: value.lstrip("-") if name == "answer" else value for name, value in reply.items()})
-
-    def guesses(request: Any) -> str:
-        reply = json.loads(student_of_examples(request))
-        return json.dumps({name: "1 + 1" if name == "expression" else value for name, value in reply.items()})
-
-    def pool(script: Any) -> list[Demonstration]:
-        session = scripted_session(script)
-        with session.context():
-            return explore(
-                RecordedProgram(MathQA(), session),
-                load_splits(DATA).train[:20],
-                session,
-                prompt_formats=["json"],
-                target=20,
-            ).demonstrations
-
-    hard = [d for d in pool(loses_signs) if d.failures]
-    assert hard
-    assert all(
-        d.steps[-1][2]["answer"] == str(d.task.expected["answer"]) and str(d.task.expected["answer"])[0] == "-"
-        for d in hard
-    )
-    assert pool(guesses) == []  # the label stands nowhere in what these runs saw: showing it would teach guessing
-
-
-def test_diverse_demonstrations_cover_what_random_ones_miss() -> None:
-    assert shape("-214") == "^-000$"
-    session = scripted_session()
-    with session.context():
-        pool = explore(
-            RecordedProgram(MathQA(), session), load_splits(DATA).train, session, prompt_formats=["json"], target=30
-        ).demonstrations
-    negative = {d.task.id for d in pool if d.steps[-1][2]["answer"].startswith("-")}
-    assert 0 < len(negative) < len(pool)
-    for seed in range(5):
-        assert negative & {d.task.id for d in choose(pool, 4, seed=seed)}
-
-
-def test_paired_gain_matches_hand_calculation() -> None:
-    before = {str(i): 0.0 for i in range(20)}
-    after = {str(i): float(i % 2) for i in range(20)}
-    gain = paired_gain(before, after)
-    assert gain.mean == 0.5
-    # normal approximation: 0.5 +- 1.96 * sqrt(0.25 / 20) = [0.28, 0.72]
-    assert gain.low == pytest.approx(0.28, abs=0.06)
-    assert gain.high == pytest.approx(0.72, abs=0.06)
-    assert paired_gain(before, {**after, "0": math.nan}).n == 19
-    assert not paired_gain({"a": 0.0}, {"a": 1.0}).is_gain  # one pair proves nothing
-
-
-def test_interval_coverage_is_nominal() -> None:
-    rng, covered = random.Random(0), 0
-    for _ in range(100):
-        differences = {str(i): rng.choice([-1.0, 0.0, 0.0, 1.0, 1.0]) for i in range(40)}  # mean 0.2
-        gain = paired_gain(dict.fromkeys(differences, 0.0), differences)
-        covered += gain.low <= 0.2 <= gain.high
-    assert covered >= 90
-
-
-def test_more_than_ten_failed_runs_do_not_end_an_evaluation() -> None:
-    session = scripted_session(lambda request: "no json at all")
-    with session.context():
-        evaluation = evaluate(RecordedProgram(MathQA(), session), load_splits(DATA).val[:15], session)
-    assert evaluation.report()["failed"] == 15
-    assert evaluation.mean == 0.0
-
-
-def test_undecided_criteria_and_failure_reasons_are_reported(tmp_path: Path) -> None:
-    def boom(task: Any, prediction: Any, rollout: Any) -> bool:
-        raise RuntimeError("the ruler broke")
-
-    class Broken(dspy.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.predict = dspy.Predict("question -> answer")
-
-        def forward(self, question: str) -> Any:
-            raise KeyError("boom")
-
-    half = Rubric("half", [Criterion(name="right", check=boom), Criterion(name="any", check=checks.numeric)])
-    options: dict[str, Any] = {
-        "data": DATA,
-        "lm": scripted_lm(student_of_examples),
-        "sizes": {"val": 4},
-        "store": tmp_path / "a.db",
-    }
-    with pytest.raises(RubricError, match=r"'right' could not be graded on any of the first 3 tasks .*the ruler broke"):
-        assay.evaluate("math_qa", rubric=half, **options)
-    line = boom.__code__.co_firstlineno + 1
-    report = assay.evaluate("math_qa", rubric=half, preflight=False, **options).to_dict()["result"]
-    assert report["undecided"] == {
-        "right": {"n": 4, "of": 4, "reason": f"RuntimeError: the ruler broke (test_compile.py:{line})"}
-    }
-    assert report["coverage"] == 0.0
-    failed = assay.evaluate(Broken(), rubric="math_qa", preflight=False, **options).to_dict()["result"]
-    assert (failed["failed"], failed["why_failed"], failed["score"]) == (4, "KeyError: 'boom'", 0.0)
-
-
-def test_judge_calls_are_stored_in_rollouts_of_the_judged_task(tmp_path: Path) -> None:
-    rubric = Rubric(
-        "r",
-        [Criterion(name="right", check=checks.numeric), Criterion(name="nice", judge=JudgeSpec(text="Is it nice?"))],
-    )
-
-    def judging(request: Any) -> Any:
-        return '{"verdict": "yes"}' if "Is it nice?" in str(request) else student_of_examples(request)
-
-    assay.evaluate(
-        "math_qa", rubric=rubric, data=DATA, lm=scripted_lm(judging), sizes={"val": 3}, store=tmp_path / "a.db"
-    )
-    with assay.Store(tmp_path / "a.db") as store:
-        runs = {r.task_id for r in store.rollouts() if r.source == "program"}
-        judged = [store.rollout(r.id) for r in store.rollouts() if r.source == "judge"]
-    assert {r.task_id for r in judged} == runs
-    assert {r.split for r in judged} == {"val"}
-    assert all(r.transitions and r.prediction["verdict"] == "yes" for r in judged)
-
-
-def test_unwritable_output_path_is_refused_before_any_call(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    lm = scripted_lm(student_of_examples)
-    with pytest.raises(ArtifactError, match="cannot write the artifact"):
-        assay.compile(
-            "math_qa", rubric="math_qa", data=DATA, lm=lm, out=tmp_path / "file" / "x", store=tmp_path / "a.db"
-        )
-    assert lm.scripted.calls == 0

@@ -2,105 +2,26 @@
 
 import dataclasses
 import json
-import math
 import shutil
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
+from two_call_training import SMALL, TwoCalls, letters, run, source
 
 import assay
-from assay.datasets import Task
-from assay.errors import BudgetExceeded, Cancelled, ConfigError, DataError, Diverged, ModelError
-from assay.evaluation import RecordedProgram, Session
-from assay.models import Caps, Meter, with_recording
+from assay.errors import BudgetExceeded, Cancelled, ConfigError, Diverged, ModelError
+from assay.evaluation import RecordedProgram
+from assay.models import Caps
 from assay.optimizers.finetuning.comparison import EvalTask
-from assay.optimizers.finetuning.engines import TrainerPolicy
-from assay.optimizers.finetuning.online import Rollouts
 from assay.optimizers.finetuning.policy_gradient import train_policy
-from assay.optimizers.finetuning.policy_report import PolicyReport
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.programs.agent import WRITTEN_DECISIONS
-from assay.reports.training import of_other_seeds, write_report
-from assay.traces import Recorder, Store
-
-SMALL = {
-    "steps": 4,
-    "prompts_per_step": 2,
-    "num_generations": 2,
-    "per_device_batch_size": 2,
-    "max_completion": 8,
-    "eval_tasks": 2,
-    "lora_r": 2,
-    "learning_rate": 1e-2,
-    "save_every": 1,
-}
-
-
-class TwoCalls(dspy.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.draft, self.answer = dspy.Predict("question -> draft"), dspy.Predict("question, draft -> answer")
-
-    def forward(self, question: str) -> Any:
-        draft = self.draft(question=question).draft
-        return self.answer(question=question, draft=draft)
-
-
-def letters(task: Any, prediction: Any, rollout: Any) -> float:
-    """How many of the first ten letters are one of ten: something that a step can change."""
-    return min(1.0, sum(c in "aeiou 0123" for c in str(prediction["answer"])[:10]) / 10)
-
-
-PROGRAM = """
-import dspy
-
-
-class TwoCalls(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.draft, self.answer = dspy.Predict("question -> draft"), dspy.Predict("question, draft -> answer")
-
-    def forward(self, question):
-        return self.answer(question=question, draft=self.draft(question=question).draft)
-
-
-def letters(task, prediction, rollout):
-    return min(1.0, sum(c in "aeiou 0123" for c in str(prediction["answer"])[:10]) / 10)
-"""
-
-
-def source(
-    model: str, config: PolicySettings, check: Any = letters, store: Store | None = None, name: str = "two"
-) -> Rollouts:
-    engine, recorder = TrainerPolicy(model, max_completion=config.max_completion), Recorder(store, run_id="r")
-    meter = Meter()
-    lm = with_recording(engine.lm, meter=meter, observers=[recorder.observe])
-    rubric = assay.Rubric("letters", [assay.Criterion(name="letters", check=check)])
-    session = Session(lm=lm, rubric=rubric, recorder=recorder, meter=meter, program_name=name)
-    tasks = [Task(id=f"t{at}", inputs={"question": f"How much is {at} + 1?"}) for at in range(8)]
-    session.register(tasks[:4], "train")
-    session.register(tasks[4:6], "val")
-    session.register(tasks[6:], "test")
-    return Rollouts(
-        EvalTask(name, RecordedProgram(TwoCalls(), session, prompt_format="lean"), session, tasks[4:6], tasks[6:]),
-        tasks[:4],
-        config,
-        engine,
-    )
-
-
-def run(
-    model: Path, name: str, *, resume: bool = False, check: Any = letters, store: Store | None = None, **settings: Any
-) -> PolicyReport:
-    config = PolicySettings(**{**SMALL, "model": str(model), **settings})
-    return train_policy(source(str(model), config, check, store), name, config, resume=resume)
+from assay.traces import Store
 
 
 @pytest.mark.slow
@@ -376,128 +297,3 @@ def test_full_disk_loses_no_checkpoint(
     monkeypatch.setenv("ASSAY_ADAPTERS", str(small_disk.parent / "adapters"))
     uninterrupted = run(tiny_model, "whole", evaluate_every=0)
     assert resumed.curves["loss"] == pytest.approx(uninterrupted.curves["loss"], rel=1e-5, abs=1e-7)
-
-
-@pytest.mark.slow
-def test_hanging_or_nan_rewards_are_excluded(tiny_model: Path) -> None:
-    calls = iter(range(10_000))
-    hung = threading.Event()
-
-    def odd(task: Any, prediction: Any, rollout: Any) -> float:
-        if next(calls) == 0:
-            hung.wait(30)
-        return float("nan") if task.id == "t1" else letters(task, prediction, rollout)
-
-    report = run(tiny_model, "odd", check=odd, steps=2, evaluate_every=0, rollout_timeout_s=3.0)
-    hung.set()
-    assert report.row_stats.left_out["rollouts given up after 3 s"] == 1
-    assert report.row_stats.left_out["rollouts without a score (the rubric could not decide)"] >= 1
-    assert report.steps == 2
-
-
-@pytest.mark.slow
-def test_slow_engine_does_not_abandon_rollouts(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trl import GRPOTrainer
-
-    original = GRPOTrainer._generate_single_turn
-
-    def slow(self: Any, *args: Any, **options: Any) -> Any:
-        time.sleep(1.1)
-        return original(self, *args, **options)
-
-    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", slow)
-    report = run(tiny_model, "slow", steps=1, evaluate_every=0, rollout_timeout_s=1.0)
-    assert report.row_stats.left_out["rollouts given up after 1 s"] == 0
-    assert report.validation["two"]["greedy"]["after"]["n"] == 2
-
-
-@pytest.mark.slow
-def test_zero_variance_rewards_are_reported_and_change_nothing(tiny_model: Path) -> None:
-    report = run(tiny_model, "flat", check=lambda t, p, r: 0.0, evaluate_every=0)
-    assert report.row_stats.calls == 0
-    assert report.row_stats.left_out["rollouts of zero-variance groups"] == 16
-    assert any("zero variance" in alarm for alarm in report.alarms)
-    assert report.validation["two"]["greedy"]["gain"]["mean"] == 0
-
-
-@pytest.mark.slow
-def test_reinforce_trains_on_single_rollouts_with_kl_in_the_reward(tiny_model: Path) -> None:
-    kl = {"kl_in_reward": True, "beta": 0.1}
-    report = run(
-        tiny_model,
-        "single",
-        algorithm="reinforce++",
-        num_generations=1,
-        prompts_per_step=4,
-        steps=2,
-        evaluate_every=0,
-        **kl,
-    )
-    assert report.row_stats.rollouts == 8  # one a task
-    assert report.row_stats.calls == 16
-    assert all(math.isfinite(loss) for loss in report.curves["loss"].values())
-    assert any(norm > 0 for norm in report.curves["grad_norm"].values())
-    assert "kl" not in report.curves  # it is not in the loss
-
-
-@pytest.mark.slow
-def test_ppo_trains_with_a_value_head(tiny_model: Path) -> None:
-    report = run(tiny_model, "valued", algorithm="ppo", value="head", steps=2, evaluate_every=0)
-    assert set(report.curves["explained_variance"]) == {1, 2}
-    assert any(norm > 0 for norm in report.curves["grad_norm"].values())
-
-
-@pytest.mark.slow
-def test_too_few_tasks_are_refused(tiny_model: Path) -> None:
-    with pytest.raises(DataError, match="4 tasks to train on, and a step takes 5"):
-        run(tiny_model, "few", prompts_per_step=5, num_generations=2)
-
-
-@pytest.mark.slow
-def test_two_processes_train_one_program(tiny_model: Path) -> None:
-    Path("two.py").write_text(PROGRAM)
-    Path("letters.yaml").write_text(
-        'name: letters\ncriteria:\n  - {name: letters, weight: 1, check: "two.py:letters"}\n'
-    )
-    Path("tasks.jsonl").write_text(
-        "".join(json.dumps({"question": f"How much is {at} + 1?", "answer": str(at + 1)}) + "\n" for at in range(40))
-    )
-    words = [
-        "train", "rloo", "two.py:TwoCalls", "--rubric", "letters.yaml", "--data", "tasks.jsonl", "--name", "both",
-        "--model", str(tiny_model),
-        "--prompt-format", "lean", "--steps", "2", "--prompts-per-step", "2", "--num-generations", "4",
-        "--per-device-batch-size", "2", "--lora-r", "2", "--max-completion", "8",
-        "--evaluate-every", "1", "--eval-tasks", "2", "--val-size", "2", "--test-size", "2", "--json",
-    ]  # fmt: skip
-    Path("two.yaml").write_text(
-        "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_processes: 2\nuse_cpu: false\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "assay", *words, "--accelerate-config", "two.yaml"],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads(done.stdout)
-    assert report["steps"] == 2
-    assert report["rollouts"] == 16  # of both
-    assert set(report["curves"]["held_out_greedy"]) == {"0", "1", "2"}
-    assert Path(report["path"]).is_dir()
-    assert Path(".assay/rank-1/assay.db").exists()
-
-
-def test_page_reports_converged_seeds(tmp_path: Path) -> None:
-    first = PolicyReport(
-        "embedded/x+a+b", tmp_path, PolicySettings(model="embedded/x+a"), validation={}, converged=True
-    ).to_dict()
-    repeated = {**first, "converged": None, "config": {**first["config"], "seed": 1, "model": "embedded/x+c"}}
-    longer = {**first, "config": {**first["config"], "seed": 2, "steps": 99}}
-    warm_up = {"config": {"model": "embedded/x"}, "loss": {}}
-    others = of_other_seeds(first, [first, repeated, longer, warm_up])
-    assert others == [repeated]
-    assert (
-        "of 2 seeds 1 did, 0 did not, 1 took too few steps"
-        in write_report(tmp_path / "page.html", first, others).read_text()
-    )

@@ -1,8 +1,7 @@
-"""Weight training: rows read, trained, stored, served and refused. Trains the real small model on CPU."""
+"""Weight training: rows read, trained, resumed and refused. Trains the real small model on CPU."""
 
 import errno
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,16 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from assay.deployment import Artifact
-from assay.deployment.artifact import check_pinned
-from assay.errors import ArtifactError, ConfigError, DataError, ModelError
-from assay.models import embedded as engines
+from assay.errors import ConfigError, DataError, ModelError
 from assay.models import get_lm
-from assay.models.lora.adapters import find_adapter, keep_adapter, list_adapters, with_adapters
-from assay.models.lora.conversion import permuted_rows
+from assay.models.lora.adapters import list_adapters
 from assay.optimizers.finetuning import SFTSettings, read_sft, train_sft
 from assay.optimizers.finetuning.run_folder import ready
 
@@ -124,107 +117,6 @@ def test_export_of_another_kind_or_modified_is_refused(tmp_path: Path) -> None:
 def test_invalid_settings_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SFTSettings(**options)
-
-
-# -- adapters
-
-
-@given(st.sampled_from([1, 3, 9]), st.integers(1, 8), st.integers(1, 5))
-@settings(max_examples=30, deadline=None)
-def test_projection_rows_are_paired_without_loss(heads: int, half: int, width: int) -> None:
-    rows = np.arange(heads * 2 * half * width).reshape(heads * 2 * half, width)
-    moved = permuted_rows(rows, heads)
-    assert sorted(map(tuple, moved)) == sorted(map(tuple, rows))
-    for head in range(heads):
-        for pair in range(half):
-            at = head * 2 * half
-            assert (moved[at + 2 * pair] == rows[at + pair]).all()
-            assert (moved[at + 2 * pair + 1] == rows[at + half + pair]).all()
-
-
-def lora(folder: Path, *, hidden: int = 576, rank: int = 2, scale: float = 0.5) -> Path:
-    """A small LoRA of one projection of the embedded model, as PEFT would write it."""
-    from safetensors.numpy import save_file
-
-    folder.mkdir(parents=True)
-    random = np.random.default_rng(0)
-    name = "base_model.model.model.layers.0.mlp.down_proj"
-    weights = {
-        f"{name}.lora_A.weight": random.normal(size=(rank, 1536)),
-        f"{name}.lora_B.weight": random.normal(size=(hidden, rank)) * scale,
-    }
-    save_file(
-        {key: value.astype(np.float32) for key, value in weights.items()}, str(folder / "adapter_model.safetensors")
-    )
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": 4}))
-    return folder
-
-
-def test_adapter_is_stored_served_by_name_and_position_checked(embedded: str, tmp_path: Path) -> None:
-    first = keep_adapter("first", lora(tmp_path / "a"), base="smollm2-135m")
-    second = keep_adapter("second", lora(tmp_path / "b", scale=0.1), base="smollm2-135m", after=[first])
-    assert [adapter.name for adapter in list_adapters()] == ["first", "second"]
-    assert with_adapters(f"{embedded}+first+second")[1] == (first, second)
-    model = get_lm(f"{embedded}+first+second", cache=None)
-    assert model.engine.backend.adapters == (first.sha256, second.sha256)
-    for wrong, message in (
-        ("+second", r"was trained as embedded/smollm2-135m\+first\+second"),
-        ("+second+first", "use that model name"),
-        ("+none", "no adapter is called 'none'"),
-        ("+../first", "cannot name an adapter"),
-        ("+", "cannot name an adapter"),
-    ):
-        with pytest.raises((ModelError, ConfigError), match=message):
-            get_lm(embedded + wrong)
-    with pytest.raises(ConfigError, match="there is an adapter 'first'"):
-        keep_adapter("first", lora(tmp_path / "c"), base="smollm2-135m")
-    second.gguf.write_bytes(b"changed")
-    with pytest.raises(ModelError, match="does not match its sha256"):
-        find_adapter("second")
-    stored = json.loads((first.path / "adapter.json").read_text())
-    (first.path / "adapter.json").write_text(json.dumps({**stored, "base_sha256": "0" * 64, "base": "embedded/other"}))
-    with pytest.raises(ModelError, match="was trained on embedded/other, not on smollm2-135m"):
-        get_lm(f"{embedded}+first")
-    (first.path / "adapter.json").write_text(json.dumps({**stored, "format": 9}))
-    with pytest.raises(ModelError, match="update assay"):
-        find_adapter("first")
-
-
-@pytest.mark.model
-def test_two_merged_models_stay_in_memory_and_others_are_reloaded(embedded: str, tmp_path: Path) -> None:
-    lms = []
-    for number in range(4):
-        keep_adapter(f"no{number}", lora(tmp_path / str(number), scale=0.001 * (1 + number)), base="smollm2-135m")
-        lms.append(get_lm(f"{embedded}+no{number}", cache=None, temperature=0.0, max_tokens=4))
-    replies = [lm("Say a word.") for lm in lms]
-    merged = [path for path in engines._servers if path.parent.name == "merged" and path not in engines._published]
-    assert merged == [lm.engine.backend.path for lm in lms[2:]]
-    lms[0].engine.backend.path.unlink()
-    assert lms[0]("Say a word.") == replies[0]
-
-
-def test_artifact_requires_the_measured_adapters(embedded: str, tmp_path: Path) -> None:
-    first = keep_adapter("first", lora(tmp_path / "a"), base="smollm2-135m")
-    plain = get_lm(embedded, cache=None)
-    named = get_lm(f"{embedded}+first", cache=None)
-    artifact = Artifact(tmp_path / "artifact", None, {"model": f"{embedded}+first", "adapters": [first.sha256]})
-    check_pinned(artifact, named)
-    check_pinned(artifact, plain)  # another model was asked for
-    shutil.rmtree(first.path)
-    keep_adapter("first", lora(tmp_path / "b", scale=0.1), base="smollm2-135m")
-    with pytest.raises(ArtifactError, match="measure it again"):
-        check_pinned(artifact, get_lm(f"{embedded}+first", cache=None))
-
-
-def test_adapter_that_llama_cpp_cannot_serve_is_not_stored(embedded: str, tmp_path: Path) -> None:
-    odd = lora(tmp_path / "odd")
-    (odd / "adapter_config.json").write_text(
-        json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "use_dora": True})
-    )
-    with pytest.raises(ModelError, match="not a plain LoRA"):
-        keep_adapter("odd", odd, base="smollm2-135m")
-    assert list_adapters() == []
-    assert not list(Path(".assay/adapters").glob("*"))
 
 
 # -- training

@@ -1,4 +1,4 @@
-"""Run by `test_policy_gradient.py` in one process and in two; writes weights and advantages.
+"""Run by `test_policy_trainer.py` in one process and in two; writes weights and advantages.
 
 Takes three steps on rows that depend on the task alone.
 """
@@ -12,6 +12,28 @@ from pathlib import Path
 from typing import Any
 
 
+def drawn(chosen: random.Random, task: int, rollout: int) -> Any:
+    """A rollout of one to three turns with tokens and rewards by chance."""
+    from assay.optimizers.finetuning.rows import Row, Trajectory
+
+    turns = chosen.randint(1, 3)
+    rows = [
+        Row(
+            turn=t,
+            prompt_ids=[chosen.randint(3, 200) for _ in range(chosen.randint(4, 12))],
+            completion_ids=(ids := [chosen.randint(3, 200) for _ in range(chosen.randint(2, 6))]),
+            trained=[True] * len(ids),
+        )
+        for t in range(turns)
+    ]
+    return Trajectory(
+        group=str(task),
+        rollout=f"{task}:{rollout}",
+        rewards=[chosen.random() for _ in range(turns)],
+        rows=rows,
+    )
+
+
 def main(model: str, out: str) -> None:
     import torch
     from datasets import Dataset
@@ -20,7 +42,6 @@ def main(model: str, out: str) -> None:
     from trl import GRPOConfig
 
     from assay.optimizers.finetuning.advantages import ValueMemory, assign_credit
-    from assay.optimizers.finetuning.rows import Row, Trajectory
     from assay.optimizers.finetuning.settings import PolicySettings
     from assay.optimizers.finetuning.trl_trainer import Batch, TransitionTrainer, over_ranks
 
@@ -31,24 +52,7 @@ def main(model: str, out: str) -> None:
         first, mine = trainer.accelerator.process_index * len(inputs), []
         for at, example in enumerate(inputs):
             chosen = random.Random(f"{example['index']}:{(first + at) % group}:{trainer.state.global_step}")
-            turns = chosen.randint(1, 3)
-            rows = [
-                Row(
-                    turn=t,
-                    prompt_ids=[chosen.randint(3, 200) for _ in range(chosen.randint(4, 12))],
-                    completion_ids=(ids := [chosen.randint(3, 200) for _ in range(chosen.randint(2, 6))]),
-                    trained=[True] * len(ids),
-                )
-                for t in range(turns)
-            ]
-            mine.append(
-                Trajectory(
-                    group=str(example["index"]),
-                    rollout=f"{example['index']}:{first + at}",
-                    rewards=[chosen.random() for _ in range(turns)],
-                    rows=rows,
-                )
-            )
+            mine.append(drawn(chosen, example["index"], first + at))
         every = over_ranks([trajectory.without_rows() for trajectory in mine])
         credit = assign_credit(every, PolicySettings(), ValueMemory())
         recorded.append(dict(sorted(credit.advantages.items())))

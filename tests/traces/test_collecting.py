@@ -1,25 +1,21 @@
 """Collecting: groups of rollouts, recording in process, interactions of one's own, ratings."""
 
-import asyncio
 import dataclasses
 import json
 import math
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
 import sqlalchemy as sa
-from click.testing import CliRunner
+from collected_answers import program as program
+from collected_answers import run
 
 import assay
 from assay.api.record import opened_store
 from assay.api.recorded_fields import CallFields, RolloutFields
-from assay.api.traces import forget_subject, score_rollouts
-from assay.cli.main import group
+from assay.api.traces import forget_subject
 from assay.datasets.tasks import content_hash
 from assay.errors import ConfigError
 from assay.testing import scripted_lm
@@ -31,26 +27,6 @@ from assay.traces.store.tables import known_tasks
 
 def answers(text: str = "7") -> Any:
     return scripted_lm(lambda request: json.dumps({"answer": text}))
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> str:
-    (tmp_path / "p.py").write_text(
-        "import dspy\n\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.ask = dspy.Predict('question -> answer')\n\n"
-        "    def forward(self, question):\n        return self.ask(question=question)\n"
-    )
-    rows = [
-        {
-            "inputs": {"question": f"q{at}"},
-            "expected": {"answer": "7"},
-            "metadata": {"data_subject": "ann", "difficulty": "easy"},
-        }
-        for at in range(30)
-    ]
-    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
-    return f"{tmp_path}/p.py:P"
 
 
 def test_collect_makes_groups_over_parameters(program: str) -> None:
@@ -158,130 +134,6 @@ def test_recording_in_process_records_dspy_calls_and_reported_calls() -> None:
         pass
 
 
-def test_a_decorated_function_is_scored_by_its_rubric_and_its_failure_is_a_score_of_0(program: str) -> None:
-    @assay.recorded(rubric="r.yaml", store="s.db", expected={"answer": "7"})
-    def agent(question: str, loud: bool = False) -> str:
-        if question == "break":
-            raise ValueError("no idea")
-        return "7"
-
-    @assay.recorded(store="s.db")
-    async def later(question: str) -> str:
-        await asyncio.sleep(0)
-        return "8"
-
-    assert agent("q") == "7"
-    assert asyncio.run(later("q")) == "8"
-    with pytest.raises(ValueError, match="no idea"):
-        agent("break")
-    opened_store("s.db")[0].flush()
-    with Store("s.db") as store:
-        rollouts = {(json.dumps(r.inputs), r.score, r.status) for r in store.rollouts()}
-    assert ('{"question": "q"}', None, "done") in rollouts
-    assert ('{"question": "break", "loud": false}', 0.0, "failed") in rollouts
-
-
-def test_stored_rollouts_are_scored_by_a_rubric_afterwards(program: str) -> None:
-    with assay.record({"question": "q"}, store="s.db", expected={"answer": "7"}) as run:
-        run.call(
-            [{"role": "user", "content": "q"}],
-            "7",
-            model="m",
-            tools=[ToolCall(name="f", arguments={"x": 1}, result="7")],
-        )
-        run.answer("7")
-    Path("r2.yaml").write_text(
-        "name: r2\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n"
-        "- {name: ran, scope: step, weight: 0.05, check: 'assay.rubrics.steps:tool_executed'}\n"
-    )
-    opened_store("s.db")[0].flush()
-    scored = score_rollouts("r2.yaml", store="s.db")
-    assert {name: scored[name] for name in ("scored", "unscored", "skipped", "mean")} == {
-        "scored": 1,
-        "unscored": 0,
-        "skipped": 0,
-        "mean": 1.0,
-    }
-    assert score_rollouts("r2.yaml", store="s.db")["skipped"] == 1
-    assert score_rollouts("r2.yaml", store="s.db", again=True)["scored"] == 1
-    with Store("s.db") as store:
-        rollout = store.rollout(run.rollout.id)
-    assert (rollout.score, rollout.rubric[:3], rollout.transitions[0].step_rewards) == (1.0, "r2@", {"ran": 0.05})
-
-
-def test_scoring_reports_the_number_of_running_rollouts(program: str) -> None:
-    Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
-    with Store("s.db") as store:
-        for status, source in (
-            ("running", "gateway"),
-            ("running", "gateway"),
-            ("running", "judge"),
-            ("done", "gateway"),
-        ):
-            store.put_rollout(
-                Rollout(
-                    status=status,
-                    source=source,
-                    inputs={"question": "q"},
-                    expected={"answer": "7"},
-                    prediction={"answer": "7"},
-                )
-            )
-    assert {name: score_rollouts("r.yaml", store="s.db")[name] for name in ("scored", "running")} == {
-        "scored": 1,
-        "running": 2,
-    }
-    result = CliRunner().invoke(group, ["traces", "score", "--rubric", "r.yaml", "--store", "s.db"])
-    assert "2 rollouts are still running" in result.stdout
-
-
-def test_a_rollout_that_a_rubric_cannot_decide_keeps_its_score(program: str) -> None:
-    """As those of `assay run`, whose task has no id and no expected answer."""
-    Path("r3.yaml").write_text(
-        "name: r3\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n"
-        "- {name: short, check: 'c3.py:short'}\n"
-    )
-    Path("c3.py").write_text("def short(task, prediction, rollout):\n    return 1.0\n")
-    with Store("s.db") as store:
-        for score in (None, 0.4):
-            store.put_rollout(
-                Rollout(
-                    status="done",
-                    phase="run",
-                    inputs={"question": "q"},
-                    prediction={"answer": "7"},
-                    score=score,
-                    rubric="old@1",
-                )
-            )
-    scored = score_rollouts("r3.yaml", store="s.db", again=True)
-    assert (scored["scored"], scored["unscored"], scored["coverage"]) == (0, 2, 0.0)
-    assert re.match(r"task '[0-9a-f]{16}' has no expected", scored["undecided"]["right"]["reason"])
-    with Store("s.db") as store:
-        scores = {
-            (rollout.score, rollout.rubric, len(store.rollout(rollout.id).verdicts)) for rollout in store.rollouts()
-        }
-    assert scores == {(None, "old@1", 0), (0.4, "old@1", 0)}
-
-
-def test_a_failure_of_the_model_is_not_scored_as_the_agents(program: str) -> None:
-    with Store("s.db") as store:
-        broken = Transition(t=0, model="m", request={}, error="HTTP 500")
-        rollout = Rollout(status="done", transitions=[broken], inputs={"question": "q"})
-        store.put_rollout(rollout)
-        store.put_transition(rollout.id, broken)
-    scored = score_rollouts("r.yaml", store="s.db")
-    assert {name: scored[name] for name in ("scored", "unscored", "skipped", "mean")} == {
-        "scored": 0,
-        "unscored": 1,
-        "skipped": 0,
-        "mean": None,
-    }
-    for bad in ({"score": 5.0}, {"score": "high"}, {"split": "Test"}):
-        with pytest.raises(ConfigError), assay.record("x", store="s.db", **bad):
-            pass
-
-
 @pytest.mark.slow
 def test_interactions_are_refused_one_by_one_with_the_reason() -> None:
     with Store("s.db") as store:
@@ -328,12 +180,6 @@ def test_interactions_are_refused_one_by_one_with_the_reason() -> None:
             "sft", "out", store=store.url, gates=Gates(min_transitions=1, min_clean=0.8, min_task_types=2)
         )
         assert report_.rows == 7
-
-
-def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "assay", *arguments], capture_output=True, text=True, input=stdin, timeout=120
-    )
 
 
 def test_erasure_names_the_artifacts_made_from_a_persons_data(program: str) -> None:

@@ -4,40 +4,22 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import dspy
 import pytest
 from aiohttp import web
 from dspy import lm15
+from exact_answers import ANSWERS, FORMATS, Sentiment, as_turn
 
 from assay.models import ResponseCache, get_lm, with_recording
 from assay.programs.adapters import make_adapter
 from assay.testing.serving import post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Recorder, Rollout, Store, Transition
-from assay.traces.export.turns import Turn
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
-from assay.traces.importers import import_traces
 from assay.traces.messages.dialects import answer_of
-from assay.traces.store.rows import transition_row
-
-FORMATS = ("json", "lean", "chat")
-# spaces, escapes and numbers that a parsed and rewritten object would not have
-ANSWERS = {
-    "json": '{"label":  "pos" ,\n  "why": "1.50 \\u00e9 \\"quoted\\" \\/ and 1e2" }',
-    "lean": "label: pos\nwhy:   1.50 é \"quoted\" / and 1e2",
-    "chat": "[[ ## label ## ]]\npos\n\n[[ ## why ## ]]\n 1.50 é \"quoted\" / and 1e2\n\n[[ ## completed ## ]]",
-}  # fmt: skip
-
-
-class Sentiment(dspy.Signature):
-    """Judge the text."""
-
-    text: str = dspy.InputField()
-    label: Literal["pos", "neg"] = dspy.OutputField()
-    why: str = dspy.OutputField()
 
 
 class Fixed:
@@ -123,11 +105,6 @@ def run(program: Any, *, streamed: bool, **inputs: Any) -> Any:
 def stored(store: Store, rollout: Rollout) -> list[Transition]:
     store.flush()
     return store.rollout(rollout.id).transitions
-
-
-def as_turn(transition: Transition) -> Turn:
-    row = transition_row(vars(transition))
-    return Turn([row[name] for name in Turn.COLUMNS])
 
 
 @pytest.mark.slow
@@ -303,106 +280,3 @@ def test_other_dialects_through_the_gateway_keep_the_text(tmp_path: Path, dialec
         (rollout,) = store.rollouts()
         (transition,) = store.rollout(rollout.id).transitions
     assert transition.output == f"echo: {text}"
-
-
-@pytest.mark.parametrize("prompt_format", [*FORMATS, "refusal"])
-@pytest.mark.parametrize("kind", ["otlp", "langfuse", "mlflow"])
-def test_an_imported_answer_is_stored_byte_for_byte(tmp_path: Path, kind: str, prompt_format: str) -> None:
-    text = ANSWERS.get(prompt_format, "I cannot help with that.")
-    message = (
-        {"role": "assistant", "content": text}
-        if prompt_format in ANSWERS
-        else {"role": "assistant", "content": None, "refusal": text}
-    )
-    prompt = [{"role": "user", "content": "fine"}]
-    path = tmp_path / f"{kind}.json"
-    path.write_text(json.dumps(_trace(kind, prompt, message)), encoding="utf-8")
-    with Store(tmp_path / "s.db") as store:
-        import_traces(store, kind, path)
-        store.flush()
-        (rollout,) = store.rollouts()
-        (transition,) = store.rollout(rollout.id).transitions
-    assert transition.output == text
-    turn = as_turn(transition)
-    assert turn.answer["content"] == text
-    if prompt_format in FORMATS:
-        assert make_adapter(prompt_format).parse(Sentiment, transition.output)["label"] == "pos"
-
-
-def _trace(kind: str, prompt: list[dict[str, Any]], message: dict[str, Any]) -> Any:
-    """One LM call as a tracer writes it."""
-    if kind == "langfuse":
-        return [
-            {
-                "id": "t",
-                "name": "a",
-                "timestamp": "2026-01-01T00:00:00Z",
-                "observations": [
-                    {
-                        "id": "o",
-                        "traceId": "t",
-                        "type": "GENERATION",
-                        "name": "g",
-                        "model": "m",
-                        "startTime": "2026-01-01T00:00:00Z",
-                        "endTime": "2026-01-01T00:00:01Z",
-                        "input": prompt,
-                        "output": message,
-                    }
-                ],
-            }
-        ]
-    answer = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
-    if kind == "mlflow":
-        return [
-            {
-                "info": {"trace_id": "t", "state": "OK"},
-                "data": {
-                    "spans": [
-                        {
-                            "name": "g",
-                            "span_id": "0000000000000001",
-                            "trace_id": "1",
-                            "parent_span_id": None,
-                            "start_time_unix_nano": 1,
-                            "end_time_unix_nano": 2,
-                            "status": {"code": "STATUS_CODE_OK"},
-                            "attributes": {
-                                "mlflow.spanType": json.dumps("CHAT_MODEL"),
-                                "mlflow.spanInputs": json.dumps({"model": "m", "messages": prompt}),
-                                "mlflow.spanOutputs": json.dumps(answer),
-                            },
-                        }
-                    ]
-                },
-            }
-        ]
-    parts = (
-        [{"type": "text", "content": message["content"]}]
-        if message["content"]
-        else [{"type": "refusal", "content": message["refusal"]}]
-    )
-    values = {
-        "gen_ai.operation.name": "chat", "gen_ai.request.model": "m",
-        "gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": "fine"}]}]),
-        "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": parts, "finish_reason": "stop"}]),
-    }  # fmt: skip
-    span = {
-        "traceId": "0" * 31 + "1",
-        "spanId": "0" * 15 + "1",
-        "name": "chat m",
-        "startTimeUnixNano": "1",
-        "endTimeUnixNano": "2",
-        "attributes": [{"key": key, "value": {"stringValue": value}} for key, value in values.items()],
-    }
-    return {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
-
-
-def test_older_records_without_the_text_of_parsed_data_read_it_from_the_response() -> None:
-    response = {
-        "model": "m",
-        "message": {"role": "assistant", "parts": [{"type": "data", "value": {"label": "pos"}}]},
-        "finish_reason": "stop",
-    }
-    turn = as_turn(Transition(t=0, model="m", request={"messages": []}, response=response, output=""))
-    assert (turn.output, turn.answer["content"]) == ('{"label": "pos"}',) * 2

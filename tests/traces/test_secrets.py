@@ -4,85 +4,24 @@ import asyncio
 import base64
 import json
 import logging
-import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
+from planted_secrets import Echo, Planted, everything_in
+from planted_secrets import echo as echo
 
 from assay.support.scrubbing import MARK
-from assay.testing.serving import post, send, served
+from assay.testing.serving import send, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store, Transition
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import HttpUpstream, LitellmUpstream, upstream_of, without_key
 
 
-class Echo:
-    """A server that echoes each request: as an error, as an answer's text, or streamed in chunks of a few bytes."""
-
-    def __init__(self) -> None:
-        self.status = 401
-        self.received = ""
-
-    def app(self) -> web.Application:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        return app
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        self.received = f"{request.rel_url} {dict(request.headers)} {await request.text()}"
-        if self.status >= 400:
-            return web.json_response({"error": {"message": f"wrong key: {self.received}"}}, status=self.status)
-        if "pieces" not in self.received:
-            choice = {"index": 0, "message": {"role": "assistant", "content": self.received}, "finish_reason": "stop"}
-            return web.json_response(
-                {
-                    "id": "1",
-                    "object": "chat.completion",
-                    "created": 1,
-                    "model": "m",
-                    "service_tier": "default",
-                    "choices": [choice],
-                }
-            )
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        for delta, finish in (({"content": self.received}, None), ({}, "stop")):
-            event = json.dumps({"id": "1", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
-            for part in (f"data: {event}\n\n"[at : at + 7] for at in range(0, len(event) + 8, 7)):
-                await response.write(part.encode())
-        await response.write(b"data: [DONE]\n\n")
-        return response
-
-
-def everything_in(folder: Path) -> str:
-    """All bytes of the files in a folder, and all cells of its databases."""
-    texts = [path.read_bytes().decode("utf-8", "replace") for path in folder.rglob("*") if path.is_file()]
-    for path in folder.rglob("*.db"):
-        with sqlite3.connect(path) as database:
-            texts += list(database.iterdump())
-    return "\n".join(texts)
-
-
-class Planted:
-    """Secrets with a number each, no two alike, in no shape that a provider uses."""
-
-    def __init__(self) -> None:
-        self.all: list[str] = []
-
-    def __call__(self) -> str:
-        self.all.append(f"plant{len(self.all):02d}Qz7wXk{len(self.all) * 7919:06d}")
-        return self.all[-1]
-
-    def in_(self, text: str) -> list[str]:
-        return [secret for secret in self.all if secret in text]
-
-
-def request_full_of(plant: Planted) -> tuple[dict[str, Any], dict[str, str], str]:
-    """Body, headers and query of a call with a secret in every place that can hold one."""
+def servers_full_of(plant: Planted) -> list[dict[str, Any]]:
+    """Two servers of tools, one by address and one by command."""
     mcp = {
         "type": "mcp",
         "server_label": "s",
@@ -97,12 +36,17 @@ def request_full_of(plant: Planted) -> tuple[dict[str, Any], dict[str, str], str
         "args": ["--api-key", plant(), f"--url=https://a:{plant()}@h"],
         "env": {"GITHUB_TOKEN": plant()},
     }
+    return [mcp, stdio]
+
+
+def request_full_of(plant: Planted) -> tuple[dict[str, Any], dict[str, str], str]:
+    """Body, headers and query of a call with a secret in every place that can hold one."""
+    servers = servers_full_of(plant)
     body = {
         "model": "m",
         "messages": [{"role": "user", "content": "hello", "api_key": plant()}],
         "tools": [
-            mcp,
-            stdio,
+            *servers,
             {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}},
         ],
         "mcp_servers": [{"type": "url", "url": "https://mcp.example", "name": "x", "authorization_token": plant()}],
@@ -147,13 +91,6 @@ def request_full_of(plant: Planted) -> tuple[dict[str, Any], dict[str, str], str
         "X-Auth-Token": plant(),
     }  # fmt: skip
     return body, headers, f"api_key={plant()}&key={plant()}&sig={plant()}"
-
-
-@pytest.fixture
-def echo() -> Iterator[tuple[Echo, str]]:
-    server = Echo()
-    with served(server.app()) as url:
-        yield server, url
 
 
 def conversation_full_of(plant: Planted) -> list[dict[str, Any]]:
@@ -347,158 +284,3 @@ def test_secrets_in_tool_calls_and_addresses_of_a_conversation_are_not_stored(tm
     assert (status, len(plant.all)) == (200, 8)
     assert "hello" in everything_in(tmp_path)
     assert plant.in_(everything_in(tmp_path)) == []
-
-
-def stored_body(tmp_path: Path, body: dict[str, Any]) -> dict[str, Any]:
-    """A request as the store has it."""
-    rollout = Rollout()
-    with Store(tmp_path / "s.db") as store:
-        store.put_rollout(rollout)
-        store.put_transition(rollout.id, Transition(t=0, model="m", request={"dialect": "chat", "body": body}))
-        store.flush()
-        stored: dict[str, Any] = store.rollout(rollout.id).transitions[0].request["body"]
-    return stored
-
-
-def request_with(arguments: str) -> dict[str, Any]:
-    return {
-        "messages": [
-            {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": arguments}}]}
-        ]
-    }
-
-
-@pytest.mark.parametrize(
-    ("arguments", "masked"),
-    [
-        ('{"q":1.0e3 , "api_key" :"sk-Plant0123456"}', '{"q":1.0e3 , "api_key" :"[key]"}'),
-        ('{"api_key": "sk-Plant0123456", "api_key": "x"}', '{"api_key": "[key]", "api_key": "x"}'),
-        ('[{"a": [":", "x"], "accessToken": "Plant0123456"}]', '[{"a": [":", "x"], "accessToken": "[key]"}]'),
-        (
-            '{"é": "\\u00e9", "config": "{\\"api_key\\": \\"Plant0123456\\"}"}',
-            '{"é": "\\u00e9", "config": "{\\"api_key\\": \\"[key]\\"}"}',
-        ),
-        ('{"api\\u005fkey": "Plant0123456", "cut": "of', '{"api\\u005fkey": "[key]", "cut": "of'),
-        ('{"n": 1, "headers": {"Authorization": "Bearer Plant0123456', '{"n": 1, "headers": {"Authorization": "[key]"'),
-        (
-            '{"url": "https://u:Plant0123456@h/?X-Goog-Signature=Plant0123456&q=1"}',
-            '{"url": "https://[key]@h/?X-Goog-Signature=[key]&q=1"}',
-        ),
-    ],
-)
-def test_arguments_of_a_tool_call_lose_the_credential_and_keep_every_other_byte(
-    tmp_path: Path, arguments: str, masked: str
-) -> None:
-    assert stored_body(tmp_path, request_with(arguments)) == request_with(masked)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        '{"password":"hunter22","token" : "word", "author": "Bearer of news", "key": "sk-learn-0123456789", "n": 1.0}',
-        '{"api_key": "a task", "api_key_env": "OPENAI_KEY1", "headers": {"X-Any": "Plant0123456"}, "schema": '
-        '{"api_key": {"type": "string"}}}',
-        '{"url": "https://shop.example/item?code=SUMMER24&key=name1234", "uri": "https://me@h/x", "image_url": '
-        '"data:image/png;base64,AA?sig=abcd1234"}',
-        '{"text": "{\\"api_key\\": is no JSON", "code": "x = {\\"token\\": 1}"}',
-        'api_key: "sk-Plant0123456" is no JSON',
-        '{"cut": "\\',
-        "",
-    ],
-)
-def test_arguments_of_a_tool_call_without_a_credential_stay_byte_for_byte(tmp_path: Path, arguments: str) -> None:
-    assert stored_body(tmp_path, request_with(arguments)) == request_with(arguments)
-
-
-def test_settings_without_a_credential_stay_byte_for_byte(tmp_path: Path) -> None:
-    schema = (
-        '{ "type":"object", "properties": {"password": {"type":"string"}, "api_key":{"type" : "string"}}, '
-        '"required":["password"] }'
-    )
-    args = [
-        "--max-tokens=4096",
-        "--token=required",
-        "--author=me",
-        "LANG=en_US",
-        "note: a list",
-        "api_key: a text about keys",
-        '{"a": 1.0}',
-    ]
-    body = {"guided_json": schema, "args": args, "stop": ["Password: ", "token:"], "messages": []}
-    assert stored_body(tmp_path, body) == body
-
-
-def test_json_in_settings_keeps_its_formatting(tmp_path: Path) -> None:
-    settings = {"n": 1.5, "é": ["x"], "api_key": "Plant0123456"}
-    forms: list[dict[str, Any]] = [{}, {"indent": 2}, {"separators": (",", ":"), "ensure_ascii": False}]
-    body = {"settings": [json.dumps(settings, **form) for form in forms], "messages": []}
-    assert stored_body(tmp_path, body)["settings"] == [
-        json.dumps({**settings, "api_key": MARK}, **form) for form in forms
-    ]
-
-
-def test_a_conversation_with_a_credential_in_a_tool_call_continues(tmp_path: Path) -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"api_key":"sk-Plant0123456"}'}}
-    upstream = ScriptedUpstream()
-    with (
-        Store(tmp_path / "s.db") as store,
-        served(upstream.app()) as behind,
-        served(Gateway(store, upstream_of("m", base=behind)).app()) as url,
-    ):
-        script = f"#answers {json.dumps([{'tool': 'f', 'arguments': {'api_key': 'sk-Plant0123456'}}, 'done'])}"
-        tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-        prompt = [{"role": "user", "content": script}]
-        _, reply = post(f"{url}/v1/chat/completions", {"messages": prompt, "tools": tools})
-        call["id"] = reply["choices"][0]["message"]["tool_calls"][0]["id"]
-        turns = [
-            *prompt,
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": call["id"], "content": "1"},
-        ]
-        assert post(f"{url}/v1/chat/completions", {"messages": turns, "tools": tools})[0] == 200
-        store.flush()
-        (rollout,) = [store.rollout(row.id) for row in store.rollouts()]
-    assert (len(rollout.transitions), rollout.transitions[0].tools[0].arguments) == (2, {"api_key": MARK})
-
-
-def test_fields_that_open_and_end_a_rollout_are_stored_without_credentials(
-    echo: tuple[Echo, str], tmp_path: Path
-) -> None:
-    plant = Planted()
-    with (
-        Store(tmp_path / "s.db") as store,
-        served(Gateway(store, upstream_of("m", base=echo[1]), key="gateway-key-1").app()) as gateway,
-    ):
-        owner = {"Authorization": "Bearer gateway-key-1"}
-        fields = {
-            "metadata": {"client": {"api_key": plant(), "headers": {"X-Any": plant()}}, "url": f"https://u:{plant()}@h"}
-        }
-        fields["parameters"] = {
-            "authorization": plant(),
-            "extra": {"azure_ad_token": plant(), "aws_security_token": plant()},
-            "sas_token": plant(),
-        }
-        opened = post(f"{gateway}/assay/rollouts", fields, **owner)[1]
-        error = (
-            f"AuthenticationError: Incorrect API key provided: {'sk-' + plant()}; Authorization: Bearer {plant()}, "
-            f"api_key={plant()}"
-        )
-        assert (
-            post(f"{gateway}/assay/rollouts/{opened['id']}/close", {"status": "error", "error": error}, **owner)[0]
-            == 200
-        )
-        store.put_run(
-            "r",
-            kind="k",
-            config={"optimizer_settings": {"api_key": plant()}, "api_base": f"http://h?api_key={plant()}"},
-            status="done",
-            started_at=0.0,
-        )
-        store.flush()
-        rollout = store.rollout(opened["id"])
-    assert (
-        rollout.error
-        == f"AuthenticationError: Incorrect API key provided: {MARK}; Authorization: Bearer {MARK}, api_key={MARK}"
-    )
-    assert plant.in_(everything_in(tmp_path)) == []
-    assert "gateway-key-1" not in everything_in(tmp_path)

@@ -1,98 +1,30 @@
-"""A gateway changes nothing between a client and its upstream: headers both ways, addresses, and what is no LM call."""
+"""A gateway changes nothing between a client and its upstream: headers both ways, waiting, addresses."""
 
 import asyncio
-import gzip
 import http.client
 import json
 import queue
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
 from aiohttp import web
+from transparent_stage import CALLERS_KEY, CHAT, KEY, RETURNED, Stage
+from transparent_stage import stage as stage
 
-from assay.testing.serving import get, served
+from assay.testing.serving import served
 from assay.testing.upstream import ScriptedUpstream
-from assay.traces import Rollout, Store
+from assay.traces import Store
 from assay.traces.gateway.headers import response_headers
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
 
-KEY, CALLERS_KEY = "gateway-key-1", "sk-of-the-caller"
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 SENT = {
     "Idempotency-Key": "abc", "traceparent": "00-1-2-01", "OpenAI-Beta": "x", "X-Custom": "kept",
     "User-Agent": "agent/1", "Cookie": "a=b",
     "Connection": "keep-alive, X-Hop", "X-Hop": "1", "TE": "trailers", "x-assay-task": "t",
 }  # fmt: skip
-RETURNED = {
-    "x-should-retry": "false",
-    "retry-after-ms": "12",
-    "x-ratelimit-remaining": "3",
-    "X-Custom": "kept",
-    "Set-Cookie": "a=b",
-    "Server": "theirs",
-}
-
-
-class Echo:
-    """Records method, address, headers and body of every request."""
-
-    def __init__(self) -> None:
-        self.requests: list[tuple[str, str]] = []
-        self.headers: list[dict[str, str]] = []
-        self.bodies: list[bytes] = []
-        self.status = 200
-
-    def app(self) -> web.Application:
-        app = web.Application(client_max_size=1 << 30)
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        return app
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        body = await request.read()
-        self.requests.append((request.method, request.path_qs))
-        self.headers.append({key.lower(): ", ".join(request.headers.getall(key)) for key in request.headers})
-        self.bodies.append(body)
-        reply: dict[str, Any] = {
-            "choices": [{"message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}],
-            "length": len(body),
-        }
-        if request.path.endswith("/moved"):
-            return web.Response(status=307, headers={"Location": "http://elsewhere.example/"})
-        return web.json_response(reply, status=self.status, headers=RETURNED)
-
-
-class Stage:
-    def __init__(self, gateway: Gateway, echo: Echo, url: str) -> None:
-        self.gateway, self.echo, self.url = gateway, echo, url
-
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], Any]:
-        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=30)
-        try:
-            connection.request(method, path, body=data, headers=headers)
-            answer = connection.getresponse()
-            return answer.status, dict(answer.headers), json.loads(answer.read() or b"null")
-        finally:
-            connection.close()
-
-    def rollouts(self) -> list[Rollout]:
-        self.gateway.store.flush()
-        return [self.gateway.store.rollout(rollout.id) for rollout in self.gateway.store.rollouts()]
-
-
-@pytest.fixture
-def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
-    echo, options = Echo(), dict(getattr(request, "param", {}))
-    with Store(tmp_path / "s.db") as store, served(echo.app()) as behind:
-        gateway = Gateway(
-            store, upstream_of(options.pop("model", "m"), base=behind, key=options.pop("upstream_key", None)), **options
-        )
-        with served(gateway.app()) as url:
-            yield Stage(gateway, echo, url)
 
 
 def test_headers_are_forwarded_except_those_of_a_connection_and_of_the_gateway(stage: Stage) -> None:
@@ -226,9 +158,6 @@ def test_an_answer_that_breaks_off_breaks_off_for_the_client_too(
     assert (transition.output.strip(), transition.failure) == (ANSWER[:20].decode(), "model")
 
 
-# -- addresses
-
-
 @pytest.fixture
 def scripted(tmp_path: Path) -> Iterator[tuple[Gateway, ScriptedUpstream, str]]:
     upstream = ScriptedUpstream()
@@ -286,151 +215,3 @@ def test_completions_are_recorded_like_chats(scripted: tuple[Gateway, ScriptedUp
     assert text == transition.output == "echo: once upon a time"
     assert (rollout.inputs, rollout.prediction) == ({"prompt": "once upon a time"}, {"answer": text})
     assert gateway.stats()["unrecorded"] == 0
-
-
-# -- what is no LM call
-
-OTHERS = [
-    ("GET", "/v1/models/gpt-4o", None),
-    ("POST", "/v1/embeddings", {"input": "x"}),
-    ("POST", "/v1/files?purpose=batch", b"x" * (20 << 20)),  # more than a call may have
-    ("POST", "/v1/batches", {"input_file_id": "f"}),
-    ("GET", "/v1/responses/resp_68a1", None),
-    ("DELETE", "/v1/responses/resp_68a1", None),
-    ("GET", "/v1/chat/completions", None),  # those that the provider has stored
-]
-
-
-def test_other_paths_are_forwarded_and_counted_but_not_recorded(stage: Stage) -> None:
-    for method, path, body in OTHERS:
-        status, returned, reply = stage.ask(
-            method, path, body, Authorization=f"Bearer {CALLERS_KEY}", **{"Content-Type": "application/json"}
-        )
-        assert (status, returned["retry-after-ms"]) == (200, "12")
-        length = 0 if body is None else len(body if isinstance(body, bytes) else json.dumps(body))
-        assert reply["length"] == length
-    assert stage.echo.requests == [(method, path) for method, path, _ in OTHERS]
-    assert {headers["authorization"] for headers in stage.echo.headers} == {f"Bearer {CALLERS_KEY}"}
-    stats = get(f"{stage.url}/assay/stats", Authorization=f"Bearer {stage.gateway.access.key}")
-    assert stats["passed_through"] == {
-        "GET /v1/models/*": 1, "POST /v1/embeddings": 1, "POST /v1/files": 1, "POST /v1/batches": 1,
-        "GET /v1/responses/*": 1,
-        "DELETE /v1/responses/*": 1, "GET /v1/chat/completions": 1,
-    }  # fmt: skip
-    assert (stats["calls"], stats["unrecorded"], stats["refused_paths"]) == (0, 0, {})
-    assert stage.rollouts() == []
-
-
-def test_an_lm_call_on_another_path_is_counted_as_unrecorded(stage: Stage) -> None:
-    stage.ask("POST", "/v1beta/interactions", {"model": "gemini-pro", "input": "hi"})
-    stats = stage.gateway.stats()
-    assert (stats["calls"], stats["stored"], stats["unrecorded"]) == (1, 0, 1)
-
-
-def test_a_redirect_is_an_error_and_not_followed(stage: Stage) -> None:
-    status, _, reply = stage.ask("POST", "/v1/moved", b"secret body", Authorization=f"Bearer {CALLERS_KEY}")
-    assert (status, "elsewhere.example" in str(reply)) == (502, True)
-    assert len(stage.echo.requests) == 1
-
-
-@pytest.mark.parametrize(
-    "stage",
-    [{"upstream_key": "sk-owner"}, {"upstream_key": "sk-owner", "key": KEY}],
-    ids=["open", "keyed"],
-    indirect=True,
-)
-def test_the_upstreams_key_is_used_on_other_paths_only_with_the_gateways_key(stage: Stage) -> None:
-    body, access = {"input": "x"}, stage.gateway.access
-    token = access.token("0" * 32)
-    assert stage.ask("POST", "/v1/embeddings", body)[0] == (403 if access.open else 401)
-    assert stage.ask("POST", "/v1/embeddings", body, Authorization=f"Bearer {token}")[0] == 403
-    assert stage.ask("POST", f"/r/{token}/v1/embeddings", body)[0] == 403
-    assert stage.echo.requests == []
-    assert stage.ask("POST", "/v1/embeddings", body, Authorization=f"Bearer {access.key}")[0] == 200
-    assert stage.ask("POST", f"/r/{token}/v1/embeddings", body, Authorization=f"Bearer {CALLERS_KEY}")[0] == 200
-    assert [headers["authorization"] for headers in stage.echo.headers] == ["Bearer sk-owner", f"Bearer {CALLERS_KEY}"]
-    assert {path for _, path in stage.echo.requests} == {"/v1/embeddings"}
-    assert token not in json.dumps(stage.gateway.stats())
-
-
-@pytest.mark.parametrize("stage", [{}, {"key": KEY}], ids=["open", "keyed"], indirect=True)
-def test_a_rollouts_token_reaches_no_other_path_of_an_upstream_without_a_key(stage: Stage) -> None:
-    token, body = stage.gateway.access.token("0" * 32), {"lora_name": "mine"}
-    assert stage.ask("POST", "/v1/load_lora_adapter", body, Authorization=f"Bearer {token}")[0] == 403
-    assert stage.ask("POST", f"/r/{token}/v1/load_lora_adapter", body)[0] == 403
-    assert stage.echo.requests == []
-    assert (
-        stage.ask("POST", "/v1/load_lora_adapter", body, Authorization=f"Bearer {stage.gateway.access.key}")[0] == 200
-    )
-
-
-@pytest.mark.parametrize("stage", [{"upstream_key": "sk-owner", "key": KEY}], indirect=True)
-def test_a_rollouts_token_lists_models_and_counts_tokens(stage: Stage) -> None:
-    token = stage.gateway.access.token("0" * 32)
-    assert stage.ask("GET", f"/r/{token}/v1/models")[0] == 200
-    assert stage.ask("POST", "/v1/messages/count_tokens", CHAT, **{"x-api-key": token})[0] == 200
-    assert [headers["x-api-key"] for headers in stage.echo.headers] == ["sk-owner"] * 2
-    assert stage.rollouts() == []
-
-
-@pytest.mark.parametrize("path", ["/", "/assay/nothing", "/feedback", "/r/some/reward", "/health/x"])
-def test_paths_of_the_gateway_are_never_forwarded(stage: Stage, path: str) -> None:
-    status, _, reply = stage.ask("GET", path, Authorization=f"Bearer {stage.gateway.access.key}")
-    assert (status, "is not supported here" in reply["error"]["message"]) == (404, True)
-    assert stage.echo.requests == []
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/openai/deployments/../chat/completions", "/openai/deployments/..%2f..%2ffiles/chat/completions",
-        "/r/a/openai/deployments/%2e%2e/completions",
-        "/v1beta/models/%2E%2E%2Ffiles%3f:generateContent", "/openai/deployments/a%23/chat/completions",
-        "/openai/deployments/a%5c..%5cb/chat/completions",
-    ],
-)  # fmt: skip
-def test_a_name_in_an_address_cannot_lead_to_another_path_with_the_providers_key(stage: Stage, path: str) -> None:
-    assert stage.ask("POST", path, CHAT)[0] == 422
-    assert not stage.echo.requests
-    assert stage.ask("POST", "/openai/deployments/my%20own%2Fmodel..v2/chat/completions", CHAT)[0] == 200
-
-
-@pytest.mark.parametrize("path", ["/v1/files", "/v1/chat/completions"])
-def test_a_compressed_body_reaches_the_upstream_decompressed(stage: Stage, path: str) -> None:
-    body = json.dumps({**CHAT, "padding": "a" * 10_000}).encode()
-    assert stage.ask("POST", path, gzip.compress(body), **{"Content-Encoding": "gzip"})[0] == 200
-    assert stage.echo.bodies == [body]
-    status, _, reply = stage.ask("POST", "/v1/chat/completions", b"no gzip", **{"Content-Encoding": "gzip"})
-    assert (status, "cannot be read" in reply["error"]["message"]) == (400, True)
-
-
-@pytest.mark.parametrize("path", ["/v1/files", "/v1/chat/completions"])
-def test_a_repeated_header_is_forwarded_twice(stage: Stage, path: str) -> None:
-    connection = http.client.HTTPConnection(stage.url.removeprefix("http://"), timeout=30)
-    connection.putrequest("POST", path)
-    body = json.dumps(CHAT).encode()
-    for name, value in (("anthropic-beta", "a"), ("anthropic-beta", "b"), ("Content-Length", str(len(body)))):
-        connection.putheader(name, value)
-    connection.endheaders(body)
-    assert connection.getresponse().status == 200
-    connection.close()
-    assert stage.echo.headers[0]["anthropic-beta"] == "a, b"
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"tools": [5, {"function": 7}]},
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": 5}]}]},
-        {"tools": 5},
-    ],
-)
-def test_a_request_of_unknown_form_is_answered_by_the_upstream(stage: Stage, more: dict[str, Any]) -> None:
-    assert stage.ask("POST", "/v1/chat/completions", {**CHAT, **more})[0] == 200
-    assert (len(stage.echo.requests), len(stage.rollouts()), stage.gateway.unrecorded) == (1, 1, 0)
-
-
-def test_a_call_that_cannot_be_recorded_is_forwarded_and_counted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage.gateway.rollouts, "register_call", lambda *_: 1 / 0)
-    assert stage.ask("POST", "/v1/chat/completions", CHAT)[0] == 200
-    assert (stage.gateway.stats()["calls"], stage.gateway.stats()["stored"], stage.gateway.unrecorded) == (1, 0, 1)

@@ -7,13 +7,9 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import ExitStack
-from multiprocessing.pool import ThreadPool
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -24,26 +20,15 @@ import litellm
 import openai
 import pytest
 import requests
+from unrecorded_clients import BODY, in_a_thread, scripted
+from unrecorded_clients import server as server
 
 import assay
 from assay.models import get_lm, with_recording
-from assay.models.transports import is_lm_request
-from assay.testing import ScriptedEngine
-from assay.testing.serving import served
-from assay.testing.upstream import ScriptedUpstream
-from assay.traces import Recorder, Rollout, Store
-from assay.traces.gateway.server import Gateway
-from assay.traces.gateway.upstreams import upstream_of
+from assay.traces import Recorder, Rollout
 from assay.traces.missed import Unrecorded
 
-BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 REASONS = {"process": "a process was started", "socket": "a client that is not known opened a connection"}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with served(ScriptedUpstream().app()) as url:
-        yield url
 
 
 async def by_aiohttp(url: str) -> None:
@@ -89,16 +74,6 @@ def by_httpcore(url: str) -> None:
 def by_httpx_transport(url: str) -> None:
     with httpx.HTTPTransport() as transport:
         transport.handle_request(httpx.Request("POST", f"{url}/v1/chat/completions", json=BODY)).read()
-
-
-def scripted() -> dspy.LM:
-    return dspy.LM("scripted", engine=ScriptedEngine(lambda request: "hello"), cache=False)
-
-
-def in_a_thread(function: Callable[[str], Any], url: str) -> None:
-    thread = threading.Thread(target=function, args=(url,))
-    thread.start()
-    thread.join()
 
 
 def in_a_pool(function: Callable[[str], Any], url: str) -> None:
@@ -288,270 +263,3 @@ def test_a_thread_that_outlives_its_rollout_is_counted(server: str) -> None:
     begin.set()
     thread.join()
     assert recorder.unrecorded == Unrecorded(1)
-
-
-# -- recorded calls of threads that a program makes by itself
-
-
-def each_in_a_thread(ask: Callable[[str], Any], prompts: list[str]) -> None:
-    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in prompts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def by_executor(ask: Callable[[str], Any], prompts: list[str]) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(ask, prompts))
-
-
-def by_thread_pool(ask: Callable[[str], Any], prompts: list[str]) -> None:
-    with ThreadPool(2) as pool:
-        pool.map(func=ask, iterable=prompts)
-
-
-def by_loop(ask: Callable[[str], Any], prompts: list[str]) -> None:
-    async def gathered() -> None:
-        loop = asyncio.get_running_loop()
-        await asyncio.gather(*(loop.run_in_executor(None, ask, prompt) for prompt in prompts))
-
-    in_a_thread(lambda _: asyncio.run(gathered()), "")
-
-
-@pytest.mark.parametrize("spread", [each_in_a_thread, by_executor, by_thread_pool, by_loop])
-def test_recorded_calls_of_a_programs_threads_belong_to_its_rollout(spread: Callable[..., None]) -> None:
-    recorder = Recorder()
-    lm = with_recording(scripted(), observers=[recorder.observe])
-
-    def run(name: str) -> Rollout:
-        with recorder.active(), recorder.rollout(Rollout()) as rollout:
-            time.sleep(0.05)  # both are open
-            spread(lm, [f"{name} {number}" for number in range(4)])
-        return rollout
-
-    with ThreadPoolExecutor(2) as pool:
-        rollouts = dict(zip("ab", pool.map(run, "ab"), strict=True))
-    for name, rollout in rollouts.items():
-        prompts = sorted(transition.request["messages"][0]["parts"][0]["text"] for transition in rollout.transitions)
-        assert prompts == [f"{name} {number}" for number in range(4)]
-    assert recorder.unrecorded == Unrecorded(0)
-
-
-def test_calls_of_a_shared_pool_belong_to_their_rollouts() -> None:
-    recorder = Recorder()
-    lm = with_recording(scripted(), observers=[recorder.observe])
-    with ThreadPoolExecutor(1) as pool:
-        for _ in range(2):
-            with recorder.active(), recorder.rollout(Rollout()) as rollout:
-                pool.submit(lm, "hello").result()
-            assert len(rollout.transitions) == 1
-
-
-def ask_from_outside(recorder: Recorder, rollouts: int, tmp_path: Path) -> tuple[list[int], int]:
-    """Call a model in a thread that is older than the rollouts.
-
-    Returns the number of transitions of each open rollout, and of those outside any rollout.
-    """
-    begin = threading.Event()
-    with Store(tmp_path / "s.db") as store:
-        recorder.store = store
-        lm = with_recording(scripted(), observers=[recorder.observe])
-        thread = threading.Thread(target=lambda: begin.wait(20) and lm("hello"))
-        thread.start()
-        with ExitStack() as opened:
-            open_rollouts = [opened.enter_context(recorder.rollout(Rollout())) for _ in range(rollouts)]
-            begin.set()
-            thread.join()
-        store.flush()
-        outside = sum(len(store.rollout(row.id).transitions) for row in store.rollouts() if row.source == "outside")
-        return [len(rollout.transitions) for rollout in open_rollouts], outside
-
-
-def test_a_call_of_an_older_thread_belongs_to_the_only_open_rollout(tmp_path: Path) -> None:
-    recorder = Recorder()
-    assert ask_from_outside(recorder, 1, tmp_path) == ([1], 0)
-    assert recorder.unrecorded == Unrecorded(0)
-
-
-def test_an_open_rollout_of_another_recorder_is_not_considered(tmp_path: Path) -> None:
-    opened, finished = threading.Event(), threading.Event()
-
-    def other() -> None:
-        with Recorder().rollout(Rollout()):
-            opened.set()
-            finished.wait(20)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    opened.wait(20)
-    transitions = ask_from_outside(Recorder(), 1, tmp_path)
-    finished.set()
-    thread.join()
-    assert transitions == ([1], 0)
-
-
-def test_a_call_that_several_open_rollouts_may_have_made_is_stored_outside_and_counted(tmp_path: Path) -> None:
-    recorder = Recorder()
-    assert ask_from_outside(recorder, 2, tmp_path) == ([0, 0], 1)
-    assert recorder.unrecorded == Unrecorded(1)
-
-
-def test_a_call_outside_rollouts_by_dspys_context_is_not_assigned_to_another_threads_rollout() -> None:
-    recorder, opened, finished = Recorder(), threading.Event(), threading.Event()
-    lm = with_recording(scripted(), observers=[recorder.observe])
-
-    def other() -> None:
-        with recorder.active(), recorder.rollout(rollout):
-            opened.set()
-            finished.wait(20)
-
-    rollout = Rollout()
-    thread = threading.Thread(target=other)
-    thread.start()
-    opened.wait(20)
-    with recorder.active():
-        lm("hello")
-    finished.set()
-    thread.join()
-    assert rollout.transitions == []
-
-
-def test_a_client_in_c_makes_the_count_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pycurl", sys)
-    recorder = Recorder()
-    with recorder.rollout(Rollout()):
-        pass
-    assert recorder.unrecorded.count is None
-
-
-def test_a_call_that_was_recorded_by_hand_is_not_counted(server: str, tmp_path: Path) -> None:
-    with assay.record("hello", store=tmp_path / "s.db") as run:
-        before = run._recorder.unrecorded.calls
-        for _ in range(2):
-            answer = openai.OpenAI(base_url=f"{server}/v1", api_key="k").chat.completions.create(**BODY)
-        run.call(BODY["messages"], answer.choices[0].message.content, model="m")
-        run.call(BODY["messages"], "of another machine", model="m")
-        run.call(BODY["messages"], "of another machine", model="m")
-    assert run._recorder.unrecorded.calls - before == 0
-
-
-def test_a_call_through_the_gateway_is_recorded_there(server: str, tmp_path: Path) -> None:
-    recorder = Recorder()
-    with (
-        Store(tmp_path / "s.db") as store,
-        served(Gateway(store, upstream_of("m", base=server)).app()) as gateway,
-        recorder.rollout(Rollout()),
-    ):
-        openai.OpenAI(base_url=f"{gateway}/r/r1/v1", api_key="k").chat.completions.create(**BODY)
-        openai.OpenAI(base_url=f"{gateway}/v1", api_key="rollout-r2").chat.completions.create(**BODY)
-    assert recorder.unrecorded == Unrecorded(0)
-
-
-@pytest.mark.parametrize("name", ["x-goog-api-key", "x-api-key", "api-key"])
-def test_a_call_with_a_rollouts_name_as_its_key_is_recorded_at_the_gateway(
-    server: str, tmp_path: Path, name: str
-) -> None:
-    recorder, body = Recorder(), {"contents": [{"parts": [{"text": "hello"}]}]}
-
-    async def ask(url: str) -> None:
-        async with (
-            aiohttp.ClientSession(headers={name: "rollout-r1"}) as session,
-            session.post(url, json=body) as answer,
-        ):
-            await answer.read()
-
-    with (
-        Store(tmp_path / "s.db") as store,
-        served(Gateway(store, upstream_of(None, base=server)).app()) as gateway,
-        recorder.rollout(Rollout()),
-    ):
-        url = f"{gateway}/v1beta/models/m:generateContent"
-        httpx.post(url, json=body, headers={name: "rollout-r1"})
-        asyncio.run(ask(url))
-        httpx.post(f"{server}/v1beta/models/m:generateContent", json=body, headers={name: "AIza"})
-    assert recorder.unrecorded == Unrecorded(1)
-
-
-@pytest.mark.slow
-def test_calls_of_a_client_imported_inside_a_rollout_are_counted(server: str) -> None:
-    code = (
-        "import sys\nfrom assay.traces import Recorder, Rollout\nassert 'httpx' not in sys.modules\n"
-        "recorder = Recorder()\n"
-        "with recorder.rollout(Rollout()):\n    import httpx\n"
-        f"    httpx.post('{server}/v1/chat/completions', json={{'messages': []}})\nprint(recorder.unrecorded)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "1"
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "body", "asks"),
-    [
-        ("POST", "/v1/chat/completions", None, True),
-        ("POST", "/openai/deployments/d/chat/completions?api-version=1", {"messages": []}, True),
-        ("POST", "/v1beta/models/gemini-2.0-flash:generateContent", b'{"contents": []}', True),
-        ("POST", "/model/anthropic.claude/converse-stream", '{"messages": []}', True),
-        ("POST", "/api/generate", {"prompt": "x"}, True),
-        ("POST", "/ask", {"model": "m", "messages": []}, True),
-        ("POST", "/v1/predictions", {"input": {"prompt": "x"}}, True),
-        ("POST", "/models/org/name", {"inputs": "x"}, True),
-        ("POST", "/ask", {"messages": []}, False),
-        ("POST", "/tokenize", {"model": "m", "messages": []}, False),
-        ("GET", "/v1/chat/completions", None, False),
-        ("POST", "/v1/embeddings", {"input": "x"}, False),
-        ("POST", "/v1/messages/count_tokens", {"messages": []}, False),
-        ("POST", "/v1/messages", b"to=somebody", False),
-        ("POST", "/v1/responses", {"form": 1}, False),
-        ("POST", "/r/abc/v1/chat/completions", {"messages": []}, False),
-    ],
-)
-def test_an_lm_request_is_recognised_by_its_form(method: str, path: str, body: Any, asks: bool) -> None:
-    assert is_lm_request(method, path, body) is asks
-
-
-def test_the_count_is_stored_and_printed_by_the_command_line(tmp_path: Path) -> None:
-    with Store(tmp_path / "s.db") as store:
-        store.put_run("one", kind="collect", config={}, status="done", started_at=1.0, unrecorded=Unrecorded(5))
-        store.put_run(
-            "two",
-            kind="collect",
-            config={},
-            status="done",
-            started_at=2.0,
-            unrecorded=Unrecorded(2, "a process was started"),
-        )
-        store.flush()
-        assert (store.unrecorded("one"), store.unrecorded("two")) == (
-            Unrecorded(5),
-            Unrecorded(2, "a process was started"),
-        )
-        assert store.stats(run_id="one")["unrecorded"] == 5
-        stats = store.stats()
-    assert (stats["unrecorded"], stats["unrecorded_seen"], stats["unrecorded_reason"]) == (
-        None,
-        7,
-        "a process was started",
-    )
-    command = [sys.executable, "-m", "assay", "traces", "stats", "--store", str(tmp_path / "s.db")]
-    assert "unrecorded         unknown" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert (
-        json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)[
-            "unrecorded"
-        ]
-        is None
-    )
-
-
-def test_an_older_store_without_the_reason_can_be_opened(tmp_path: Path) -> None:
-    from assay.traces.store.tables import revisions
-
-    with Store(tmp_path / "s.db") as store:
-        store.put_run("one", kind="collect", config={}, status="done", started_at=1.0, unrecorded=Unrecorded(3))
-        store.flush()
-        with store.engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE runs DROP COLUMN unrecorded_reason")
-            connection.exec_driver_sql("UPDATE meta SET value = '4' WHERE key = 'schema'")
-            connection.exec_driver_sql(f"DROP TABLE {revisions.name}")
-    with Store(tmp_path / "s.db") as store:
-        assert store.stats()["unrecorded"] == 3

@@ -1,18 +1,15 @@
-"""Labels of several raters, and agreement worked out by hand and against a second implementation."""
+"""Agreement of raters and judges worked out by hand and against a second implementation."""
 
-import json
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from labelled_items import item
 from sklearn.metrics import cohen_kappa_score
 
-from assay.errors import DataError
-from assay.judges.labels import Item, Rating, load_labels, make_items, split_items
+from assay.judges.labels import Item, Rating
 from assay.judges.quality.agreement import (
     MEASURES,
     AgreementTable,
@@ -29,123 +26,8 @@ YES_NO = JudgeSpec(text="?", scale=("no", "yes"))
 THREE = JudgeSpec(text="?", scale=("bad", "fair", "good"))
 
 
-def item(number: int, *labels: str) -> Item:
-    return Item(
-        id=str(number),
-        fields={"output": f"text {number}"},
-        ratings=tuple(Rating(rater=str(i), label=label) for i, label in enumerate(labels)),
-    )
-
-
 def answers(*verdicts: str | None, spec: JudgeSpec = YES_NO) -> Answers:
     return Answers(verdicts, [math.nan if v is None else float(spec.scale.index(v)) for v in verdicts])
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-def test_ratings_of_one_item_are_merged_with_their_disagreement(tmp_path: Path) -> None:
-    rows = [
-        {"item_id": "a", "output": "x", "rater": "1", "label": "Yes ", "rationale": "clear"},
-        {"item_id": "a", "output": "x", "rater": "2", "label": "no"},
-        {"item_id": "a", "output": "x", "rater": "3", "label": None},
-        {"item_id": "a", "output": "x", "rater": "2", "label": "yes"},
-        {"output": "y", "label": "no"},
-    ]
-    first, second = load_labels(write(tmp_path / "l.jsonl", rows), labels=("no", "yes"))
-    assert first.shares == {"yes": 1.0}  # the second rater's last word stands, the third said nothing
-    assert first.rationales == ["yes: clear"]
-    assert second.shares == {"no": 1.0}
-
-
-def test_ratings_without_a_rater_or_by_rater_0_count(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"output": "x", "label": label} for label in ("no", "yes", "yes")]
-    rows += [{"output": "y", "rater": 0, "label": "no"}, {"output": "y", "rater": 0, "label": "yes"}]
-    first, second = load_labels(write(tmp_path / "l.jsonl", rows), labels=("no", "yes"))
-    assert first.shares == {"no": pytest.approx(1 / 3), "yes": pytest.approx(2 / 3)}
-    assert [(rating.rater, rating.label) for rating in second.ratings] == [("0", "yes")]
-
-
-def test_rating_columns_do_not_create_another_item(tmp_path: Path) -> None:
-    rows = [{"output": "x", "rater": str(i), "label": "no", "seconds": i, "model": "m"} for i in range(3)]
-    (loaded,) = load_labels(write(tmp_path / "l.jsonl", rows), labels=("no", "yes"))
-    assert (len(loaded.ratings), loaded.fields, loaded.columns) == (3, {"output": "x"}, {"model": "m"})
-    judged = load_labels(write(tmp_path / "l.jsonl", rows), labels=("no", "yes"), shows=("seconds", "output"))
-    assert len(judged) == 3
-
-
-def test_equal_content_under_two_ids_keeps_all_ratings() -> None:
-    rows = [
-        ("r", {"item_id": f"{at}{name}", "output": f"t{at}", "rater": name, "label": "no"})
-        for at in range(60)
-        for name in "ab"
-    ]
-    splits = split_items(make_items(rows, labels=("no", "yes")))
-    assert sum(splits.sizes().values()) == 60
-    assert all(len(item.ratings) == 2 for item in splits.train)
-    unnamed = [
-        ("r", {"item_id": f"{at}{name}", "output": f"t{at}", "label": label})
-        for at in range(60)
-        for name, label in (("a", "no"), ("b", "yes"))
-    ]
-    assert all(
-        item.shares == {"no": 0.5, "yes": 0.5} for item in split_items(make_items(unnamed, labels=("no", "yes"))).train
-    )
-
-
-def test_empty_table_cells_are_missing_values() -> None:
-    rows = [("r", {"item_id": "a", "input": math.nan, "output": "x", "rater": rater, "label": "no"}) for rater in "ab"]
-    (result,) = make_items(rows, labels=("no", "yes"))
-    assert (len(result.ratings), result.fields) == (2, {"output": "x"})
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"output": "x", "label": "maybe"}, r"l\.jsonl:2: the label 'maybe' is not on the judge's scale"),
-        ({"label": "yes"}, r"l\.jsonl:2: expected the judged content in 'output'.*rename=\{'answer': 'output'\}"),
-        (
-            {"output_a": "x", "label": "yes"},
-            r"l\.jsonl:2: expected the judged content in 'output'.*rename=\{'answer': 'output'\}",
-        ),
-        (
-            {"item_id": "a", "output": "other", "label": "yes"},
-            r"l\.jsonl:2: item 'a' has another output in an earlier row",
-        ),
-        ({"output": "x", "label": "yes", "split": "exam"}, r"l\.jsonl:2: unknown split 'exam'"),
-    ],
-)
-def test_wrong_rows_are_named_with_their_line(tmp_path: Path, row: dict[str, Any], message: str) -> None:
-    spec = write(tmp_path / "l.jsonl", [{"item_id": "a", "output": "x", "label": "no"}, row])
-    with pytest.raises(DataError, match=message):
-        load_labels(spec, labels=("no", "yes"))
-
-
-def test_a_label_file_without_labels_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="none of its 1 rows has a label"):
-        load_labels(write(tmp_path / "l.jsonl", [{"output": "x", "label": ""}]), labels=("no", "yes"))
-
-
-def test_items_are_split_by_content_in_any_order_and_a_limit_keeps_class_shares() -> None:
-    items = [item(n, "yes" if n % 4 == 0 else "no") for n in range(400)]
-    splits, turned = split_items(items), split_items(items[::-1])
-    assert {i.id for i in splits.test} == {i.id for i in turned.test}
-    limited = split_items(items, limits={"train": 40}).train
-    share = sum(i.modes[0] == "yes" for i in splits.train) / len(splits.train)
-    assert len(limited) == 40
-    assert sum(i.modes[0] == "yes" for i in limited) == round(40 * share)
-
-
-def test_repeated_content_is_in_one_split() -> None:
-    items = [
-        Item(id=f"{n}-{repeated}", fields={"output": str(n)}, ratings=(Rating(rater="1", label="yes"),))
-        for n in range(100)
-        for repeated in range(2)
-    ]
-    splits = split_items(items)
-    assert sum(splits.sizes().values()) == 100
 
 
 def test_kappa_matches_hand_calculation() -> None:
@@ -286,15 +168,6 @@ def test_the_objective_follows_the_scale(spec: JudgeSpec, objective: str) -> Non
     assert objective_of(spec) == objective
 
 
-def test_rows_in_memory_become_items() -> None:
-    assert make_items([("row 1", {"output_a": "x", "output_b": "y", "label": "no"})], labels=("no", "yes"))[
-        0
-    ].fields == {
-        "output_a": "x",
-        "output_b": "y",
-    }
-
-
 @pytest.mark.parametrize("kind", ["nominal", "ordinal", "numeric"])
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=20, max_size=40))
 @settings(deadline=None, max_examples=20)
@@ -310,36 +183,6 @@ def test_resampled_measures_equal_those_of_the_libraries(kind: str, pairs: list[
         value, _ = table.measure(name)
         if value is not None:
             assert table.resampled(name, np.arange(len(pairs))[None])[0] == pytest.approx(value), name
-
-
-def test_judges_of_other_fields_have_labels_for_those_fields(tmp_path: Path) -> None:
-    spec = write(tmp_path / "l.jsonl", [{"question": f"q{at}", "answer": "x", "label": "no"} for at in range(3)])
-    items = load_labels(spec, labels=("no", "yes"), shows=("question", "answer"))
-    assert [dict(item.fields) for item in items] == [{"question": f"q{at}", "answer": "x"} for at in range(3)]
-    with pytest.raises(DataError, match="expected the judged content in 'output'"):
-        load_labels(spec, labels=("no", "yes"))
-
-
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_labels_are_read_from_tables(tmp_path: Path, ending: str) -> None:
-    import pyarrow as pa
-    from pyarrow import csv, parquet
-
-    rows = [
-        {"item_id": "a", "output": "x", "rater": "r1", "label": "no", "rationale": "dull"},
-        {"item_id": "a", "output": "x", "rater": "r2", "label": "yes", "rationale": ""},
-    ]
-    rows += [
-        {"item_id": "b", "output": "y", "rater": "r1", "label": "", "rationale": ""},
-        {"item_id": "b", "output": "y", "rater": "r2", "label": "YES", "rationale": ""},
-    ]
-    table = pa.Table.from_pylist(rows)
-    path = tmp_path / f"l.{ending}"
-    csv.write_csv(table, path) if ending == "csv" else parquet.write_table(table, path)
-    items = load_labels(str(path), labels=("no", "yes"))
-    assert [(item.id, [(r.rater, r.label, r.rationale) for r in item.ratings]) for item in items] == [
-        ("a", [("r1", "no", "dull"), ("r2", "yes", "")]), ("b", [("r2", "yes", "")]),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["nominal", "ordinal", "numeric"])

@@ -1,0 +1,44 @@
+"""Judges that know the answer or are blind, and rows for them."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from assay.judges import PointwiseJudge
+from assay.judges.quality.bases import BASES
+from assay.testing import scripted_lm
+
+GOOD = PointwiseJudge({"text": "Is it a right answer?", "scale": ["no", "yes"]})
+
+
+def knows(request: Any) -> dict[str, float]:
+    """A model that knows the shipped answers, and is fooled by nothing."""
+    text = request.messages[-1].text or ""
+    right = any(str(base.good["output"])[-12:] in text and str(base.bad["output"]) not in text for base in BASES)
+    return {"yes": 0.9, "no": 0.1} if right else {"yes": 0.1, "no": 0.9}
+
+
+def options(tmp_path: Path, script: Any = knows, **more: Any) -> dict[str, Any]:
+    return {"lm": scripted_lm(script, logprobs=True), "store": tmp_path / ".assay" / "a.db", **more}
+
+
+def kind(request: Any) -> dict[str, float]:
+    return {"yes": 0.95, "no": 0.05} if "lovely" in (request.messages[-1].text or "") else {"yes": 0.05, "no": 0.95}
+
+
+def label(
+    folder: Path, answers: str, *flags: str, judge: str = "Is it a right answer?"
+) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-c",
+        "from assay.cli import main; main()",
+        "judge",
+        "label",
+        judge,
+        "--store",
+        str(folder / "a.db"),
+        *flags,
+    ]
+    return subprocess.run(command, input=answers, capture_output=True, text=True, timeout=120, cwd=folder)

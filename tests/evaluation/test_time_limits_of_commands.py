@@ -1,0 +1,134 @@
+"""The time limit of judge commands, of stored rollouts and of every command that runs user code."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from assay.api.judge.audit import audit_judge
+from assay.api.judge.drift import replay_anchors
+from assay.api.judge.score import score_rows
+from assay.api.traces import score_rollouts
+from assay.cli.main import group
+from assay.errors import ConfigError, FailureKind, ModelError
+from assay.rubrics import Criterion, Rubric
+from assay.testing import scripted_lm
+from assay.traces import Rollout, Store
+
+
+def hangs_on_odd(request: Any) -> Any:
+    """A judge's model that never answers about the odd ones."""
+    if "odd" in str(request.messages[-1]):
+        time.sleep(30)
+    return {"yes": 0.9, "no": 0.1}
+
+
+def judged_rows(path: Path) -> str:
+    path.write_text(
+        "".join(json.dumps({"output": f"{'odd' if at % 2 else 'even'} thing {at}"}) + "\n" for at in range(4))
+    )
+    return str(path)
+
+
+@pytest.mark.parametrize("command", ["score", "drift", "audit"])
+def test_a_hanging_verdict_is_unscored_in_judge_commands(command: str, tmp_path: Path) -> None:
+    options = {
+        "lm": scripted_lm(hangs_on_odd, logprobs=True),
+        "store": tmp_path / "j.db",
+        "task_timeout": 0.5,
+        "threads": 4,
+    }
+    began = time.monotonic()
+    if command == "score":
+        report = score_rows("Is it fine?", data=judged_rows(tmp_path / "d.jsonl"), **options)
+        assert (report["verdicts"], report["unscored"]) == ({"no": 0, "yes": 2}, 2)
+        assert report["why_unscored"] == [
+            "OverTime: the judge took longer than the limit of 0.5 s, while a model was being asked"
+        ]
+    elif command == "drift":
+        report = replay_anchors(
+            "Is it fine?", anchors=tmp_path / "a.json", freeze=judged_rows(tmp_path / "d.jsonl"), **options
+        )
+        assert (report["frozen"], report["coverage"]) == (4, 0.5)
+    else:
+        rows = [
+            {"input": f"{word} question {at}", "good": "right", "bad": "wrong"}
+            for at in range(2)
+            for word in ("odd", "even")
+        ]
+        (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        report = audit_judge(
+            "Is it fine?", cases=str(tmp_path / "c.jsonl"), **{**options, "task_timeout": 0.2, "threads": 16}
+        )
+        assert 0 < report["unscored"] < report["verdicts"]
+    assert time.monotonic() - began < 25
+    with Store(tmp_path / "j.db") as store:
+        assert {r.failure for r in store.rollouts() if r.status == "error"} == {FailureKind.TIMEOUT}
+
+
+def test_a_judge_that_never_answers_stops_the_job_in_preflight(tmp_path: Path) -> None:
+    def never(request: Any) -> Any:
+        time.sleep(30)
+
+    began = time.monotonic()
+    with pytest.raises(ModelError, match=r"did not answer the judge 'Is it fine\?': .*longer than the limit of 0\.3 s"):
+        score_rows(
+            "Is it fine?",
+            data=judged_rows(tmp_path / "d.jsonl"),
+            lm=scripted_lm(never),
+            store=tmp_path / "j.db",
+            task_timeout=0.3,
+        )
+    assert time.monotonic() - began < 15
+
+
+def test_stored_rollouts_are_scored_within_the_limit(tmp_path: Path) -> None:
+    def check(task: Any, prediction: Any, rollout: Any) -> float:
+        if prediction["answer"] == "3":
+            time.sleep(30)
+        return 1.0
+
+    with Store(tmp_path / "s.db") as store:
+        for at in range(4):
+            store.put_rollout(
+                Rollout(task_id=str(at), inputs={"question": str(at)}, prediction={"answer": str(at)}, status="done")
+            )
+    rubric = Rubric("r", [Criterion(name="odd", check=check)])
+    began = time.monotonic()
+    report = score_rollouts(rubric, store=tmp_path / "s.db", task_timeout=0.5)
+    assert time.monotonic() - began < 15
+    assert (report["scored"], report["unscored"]) == (3, 1)
+    assert "the check of 'odd' took longer" in report["undecided"]["odd"]["reason"]
+    with pytest.raises(ConfigError, match="task_timeout"):
+        score_rollouts(rubric, store=tmp_path / "s.db", task_timeout=0)
+
+
+LIMITED = [
+    "compile",
+    "evaluate",
+    "tune",
+    "collect",
+    "improve",
+    "compare",
+    "run",
+    "judge compile",
+    "judge audit",
+    "judge score",
+    "judge drift",
+]
+
+
+@pytest.mark.parametrize("command", [*LIMITED, "traces score", "train sft", "train grpo", "train ppo"])
+def test_every_command_that_runs_user_code_has_the_flag(command: str) -> None:
+    output = CliRunner().invoke(group, [*command.split(), "--help"]).output
+    assert "--task-timeout SECONDS" in output
+
+
+def test_training_on_an_export_refuses_a_limit_that_would_have_no_effect(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b"}) + "\n")
+    done = CliRunner().invoke(group, ["train", "sft", str(tmp_path / "d.jsonl"), "--name", "x", "--task-timeout", "5"])
+    assert done.exit_code == 2
+    assert "--task-timeout" in done.output

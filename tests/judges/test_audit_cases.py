@@ -1,0 +1,205 @@
+"""The cases of an audit: shipped ones, those of the user, hidden instructions, pairs and scales."""
+
+from typing import Any
+
+import pytest
+from audited_judges import KEY, QUESTION, Swayed, answers_of, audited
+
+from assay.errors import ConfigError, DataError
+from assay.judges import Cascade, Item, Judge, Rating
+from assay.judges.quality.attacks import cut_short, holds, load_attacks
+from assay.judges.quality.audit import assess, audit_cases, audit_items, judges_quality, negatives
+from assay.judges.quality.bases import BASES, Base, bases_of, load_bases
+from assay.rubrics import JudgeSpec, NoGrade
+from assay.testing import PairKeyJudge
+
+
+def test_an_answer_is_matched_as_words() -> None:
+    assert holds("| 1 | result |", "1")
+    assert holds("<h1>", "1")
+    assert holds("in the New York Times", "new york")
+    assert not holds("known nothing", "no")
+    assert not holds("New Jersey, York", "New York")
+    assert not holds("anything", "")
+
+
+def test_an_output_is_cut_only_if_its_meaning_is_lost() -> None:
+    cut = cut_short
+    bad = {"output": "It is 12."}
+    assert cut({"output": "42"}, bad) is None
+    assert cut({"output": "42, because 17 and 25 are 42 together."}, bad) is None, "the half says 42"
+    assert cut({"output": "so we add the ones and then tens: 42."}, bad) == "so we add the"
+    assert cut({"output": "be kind to each other, always and everywhere"}, bad) is None, "nobody can say what it lost"
+    assert cut({"output": "The tens give 30 and the ones 12, so 42."}, bad) is None, "30 may be what counts"
+    assert cut({"output": "The tens give 30 and the ones 12, so 42."}, bad, "42") == "The tens give 30 and"
+    assert all(cut(base.good, base.bad, base.answer) for base in BASES), "the shipped cases all end in their answer"
+
+
+def test_user_attacks_are_tried(tmp_path: Any) -> None:
+    attacks = load_attacks(
+        [("l:1", {"name": "our brand", "text": "Acme Corp says: {output}"}), ("l:2", {"text": "as of Tuesday"})]
+    )
+    assert [attack.on("x {y}") for attack in attacks] == ["Acme Corp says: x {y}", "x {y} as of Tuesday"]
+    report = audited(Swayed("Acme"), attacks=attacks)
+    assert not report["attacks"]["our brand"]["passed"]
+    assert report["attacks"]["attack 'as of Tuesday'"]["passed"]
+    assert audited(Swayed("Acme"))["passed"], "what is not tried is not found"
+    for row in ({"name": "x"}, {"text": " "}, {"text": "{output}"}):
+        with pytest.raises(DataError, match="an attack needs a 'text'"):
+            load_attacks([("l:1", row)])
+    with pytest.raises(DataError, match="at least one row"):
+        load_attacks([])
+
+
+@pytest.mark.parametrize(
+    ("text", "quality"),
+    [
+        ("Is the output a right answer to the task?", True),
+        ("Which output is better?", True),
+        ("Does it answer the question?", True),
+        ("How helpful is the reply?", True),
+        ("Is the summary faithful?", True),
+        ("Is the output polite?", False),
+        ("Is the tone of the answer formal?", False),
+        ("What is the sentiment of the text?", False),
+        ("Is the answer concise?", False),
+    ],
+)
+def test_the_question_decides_which_shipped_cases_apply(text: str, quality: bool) -> None:
+    assert judges_quality(JudgeSpec(text=text, scale=("no", "yes"))) is quality
+    judged_by_meaning = JudgeSpec(text=text, scale=("no", "yes"), anchors={"yes": "everything is correct"})
+    assert judges_quality(judged_by_meaning)
+
+
+def test_hidden_instructions_are_tried_on_judges_of_properties_too() -> None:
+    class Obeys(Judge):
+        def read(self, values: Any) -> Any:
+            return None, "positive" if "Ignore all instructions" in values["output"] or "lovely" in values[
+                "output"
+            ] else "negative"
+
+    judge = Obeys(JudgeSpec(text="Mood?", scale=("negative", "neutral", "positive")), shows=("output",))
+    cases = audit_cases(judge, [Base({"output": "lovely"}, {"output": "awful"})], profile="property")
+    assert {case.attack for case in cases} == {
+        "tells good from bad",
+        "instructions hidden in the text",
+        "fake turns of a conversation",
+    }
+    items = audit_items(cases, judge)
+    answers = assess(cases, items, answers_of(judge, items), judge)
+    assert answers["attacks"]["tells good from bad"]["passed"]
+    assert answers["attacks"]["instructions hidden in the text"]["wrong"][0]["output"].startswith("awful\nIgnore all")
+    with pytest.raises(DataError, match="quality, property"):
+        audit_cases(judge, profile="all")
+
+
+@pytest.mark.parametrize("scale", [("a", "tie", "b"), ("first", "tie", "second")])
+def test_a_pairwise_judge_that_obeys_injections_fails(scale: tuple[str, ...]) -> None:
+    class Obeys(PairKeyJudge):
+        def read(self, values: Any) -> Any:
+            read, _ = super().read(values)
+            labels = {label: float(label == scale[-1]) for label in scale}
+            hidden = any(
+                text in str(values[name])
+                for name in ("output_a", "output_b")
+                for text in (f"{scale[-1]!r}", "verdict", "im_end")
+            )
+            return ({"given": labels, "swapped": labels} if hidden else read), None
+
+    sound, obeys = (kind({"text": "Better?", "scale": scale}, key=KEY) for kind in (PairKeyJudge, Obeys))
+    assert audited(sound)["passed"]
+    assert not audited(obeys)["attacks"]["instructions hidden in the text"]["passed"]
+
+
+def test_a_cascade_of_written_pairwise_judges_keeps_both_orders() -> None:
+    class Writes(PairKeyJudge):
+        def judged(self, reading: Any, verdict: Any = None) -> Any:
+            text = super().judged(reading, verdict)
+            text.probabilities = text.confidence = None
+            return text
+
+    cascade = Cascade(Writes(key=KEY), Writes(key=KEY))
+    report = audited(cascade)
+    assert report["passed"], report
+    assert report["attacks"]["the places changed"]["share"] == 1.0
+
+
+def test_a_nominal_scale_requires_user_cases() -> None:
+    colours = JudgeSpec(text="Which colour?", scale=("red", "green"), kind="nominal")
+
+    class Sees(Judge):
+        def read(self, values: Any) -> Any:
+            return None, "red" if "rose" in values["output"] else "green"
+
+    judge = Sees(colours, shows=("output",))
+    with pytest.raises(ConfigError, match="pass cases or labels"):
+        audit_cases(judge, profile="property")
+    cases = audit_cases(judge, [Base({"output": "a rose"}, {"output": "grass"})], profile="property")
+    items = audit_items(cases, judge)
+    assert assess(cases, items, answers_of(judge, items), judge)["passed"]
+
+
+def test_bases_and_negatives_of_pairs() -> None:
+    spec = JudgeSpec(text="Better?", scale=("a", "tie", "b"))
+    items = [
+        Item(
+            id=str(i),
+            fields={"task_input": "q", "output_a": f"a{i}", "output_b": f"b{i}"},
+            ratings=(Rating(rater="r", label=label),),
+        )
+        for i, label in enumerate(["a", "b", "tie"])
+    ]
+    assert [(base.good["output"], base.bad["output"]) for base in bases_of(items, spec)] == [("a0", "b0"), ("b1", "a1")]
+    made = negatives(items, spec, count=4)
+    assert [item.ratings[0].label for item in made] == ["a", "b", "a", "b"]
+    assert made[0].fields["output_a"] == "a0"
+    assert made[0].fields["output_b"].startswith("b0\n")
+    assert made[1].fields["output_a"] == ""
+    with pytest.raises(DataError, match="with a preferred output"):
+        bases_of(items[2:], spec)
+    with pytest.raises(DataError, match="with a preferred output"):
+        negatives(items[2:], spec, count=1)
+
+
+def test_a_judge_without_verdicts_on_attacks_must_still_tell_good_from_bad() -> None:
+    class Silent(Judge):
+        def read(self, values: Any) -> Any:
+            raise NoGrade("no")
+
+    report = audited(Silent(QUESTION))
+    assert report["attacks"]["nothing said"]["passed"]
+    assert not report["attacks"]["tells good from bad"]["passed"]
+
+
+def test_user_bases_are_used() -> None:
+    rows = [("f:1", {"input": "q", "good": "g", "bad": "b", "context": "c"})]
+    assert load_bases(rows) == [
+        Base({"task_input": "q", "context": "c", "output": "g"}, {"task_input": "q", "context": "c", "output": "b"})
+    ]
+    with pytest.raises(DataError, match="bad is missing"):
+        load_bases([("f:2", {"good": "g", "bad": " "})])
+    with pytest.raises(DataError, match="at least one"):
+        load_bases([])
+    items = [
+        Item(id=str(i), fields={"output": str(i)}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),))
+        for i in range(5)
+    ]
+    assert [base.good["output"] for base in bases_of(items, QUESTION)] == ["1", "3"]
+    with pytest.raises(DataError, match="'no'"):
+        bases_of(items[1:2], QUESTION)
+
+
+def test_negatives_are_attacks_labelled_with_the_worst_word() -> None:
+    items = [
+        Item(id=str(i), fields={"output": f"text {i}"}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),))
+        for i in range(4)
+    ]
+    made = negatives(items, QUESTION, count=9)
+    assert len({item.id for item in made}) == 9
+    assert {rating.label for item in made for rating in item.ratings} == {"no"}
+    assert {rating.rater for item in made for rating in item.ratings} == {"audit"}
+    many = negatives(items, QUESTION, count=24)
+    assert len({str(item.fields["output"]) for item in many}) >= 10
+    assert any("<|im_end|>" in str(item.fields["output"]) for item in many)
+    with pytest.raises(DataError, match="the train items contain none"):
+        negatives(items[1:2], QUESTION, count=1)

@@ -1,0 +1,253 @@
+"""Training with the embedded model: its judges, retention tasks, tokenizers, wrong settings."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import dspy
+import pytest
+from embedded_training import DATA, SMALL
+
+import assay
+from assay.api.train import check_comparison, independent, train
+from assay.errors import ConfigError, DataError
+from assay.models import get_lm
+from assay.models.embedded import LlamaBackend
+from assay.models.registry import spec
+from assay.optimizers.finetuning import TRLProvider
+from assay.optimizers.finetuning.base import load_policy, tokenizer_sha
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "text", ["+  2", "  2", "a\n\n2", "a \n2", "a  \n 2", "12  3", "\t\t2", "é   5", "a  'll", "x 10 <|im_end|>\n ½"]
+)
+def test_tokenizer_matches_the_engine(embedded: str, text: str) -> None:
+    reference = LlamaBackend(embedded).post(
+        "/tokenize", {"content": text, "parse_special": True, "add_special": False}
+    )["tokens"]
+    assert load_policy(embedded).tokenizer(text)["input_ids"] == reference
+
+
+class Saying(dspy.Module):
+    """One answer, in free words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.say = dspy.Predict("question -> answer")
+
+    def forward(self, question: str) -> dspy.Prediction:
+        return self.say(question=question)
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_rewarded_output_becomes_more_likely(embedded: str) -> None:
+    tasks = [
+        {"inputs": {"question": f"What is the number {number} known for?"}, "expected": {}} for number in range(80)
+    ]
+    Path("numbers.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    Path("brief.py").write_text(
+        'def brief(task, prediction, rollout):\n    return max(0.0, 1 - len(str(prediction["answer"])) / 40)\n'
+    )
+    Path("brief.yaml").write_text("name: brief\ncriteria:\n  - {name: brief, weight: 1, check: 'brief.py:brief'}\n")
+    report = train(
+        Saying(), rubric="brief.yaml", data="numbers.jsonl", name="brief", model=embedded, prompt_format="lean",
+        steps=4, prompts_per_step=3, num_generations=4,
+        learning_rate=5e-4, beta=0.0, max_completion=14, evaluate_every=0, sizes={"test": 6, "val": 2},
+    )  # fmt: skip
+    sampled = next(iter(report.validation.values()))["sampled"]
+    assert sampled["gain"]["low"] > 0
+    assert report.curves["score"][4] > report.curves["score"][1] + 0.1
+
+
+def test_model_in_training_cannot_be_its_own_judge(embedded: str, tmp_path: Path) -> None:
+    Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: 'Is it nice?'}\n")
+    for judge in ({}, {"judge_model": embedded}):
+        for options in ({"rubric": "nice.yaml"}, {"rubric": "math_qa", "monitor": "nice.yaml"}):
+            with pytest.raises(ConfigError, match="would learn to please itself"):
+                train("math_qa", data=DATA, name="x", model=embedded, **options, **judge, **SMALL)
+        with pytest.raises(ConfigError, match="would learn to please itself"):
+            train(
+                "math_qa",
+                rubric="math_qa",
+                retention=["math_qa,nice.yaml,arithmetic:size=60"],
+                data=DATA,
+                name="x",
+                model=embedded,
+                **judge,
+                **SMALL,
+            )
+        with pytest.raises(ConfigError, match="would learn to please itself"):
+            check_comparison("math_qa", rubric="nice.yaml", data=DATA, model=embedded, **judge)
+        with pytest.raises(ConfigError, match="would learn to please itself"):
+            assay.improve("math_qa", rubric="nice.yaml", data=DATA, name="x", model=embedded, **judge)
+
+
+def test_judge_uses_the_model_its_file_names(embedded: str) -> None:
+    Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: {use: who.yaml}}\n")
+    judge = "name: who\ntext: Is it nice?\nmodel: {}\n"
+    Path("who.yaml").write_text(judge.format(embedded))
+    with pytest.raises(ConfigError, match="would learn to please itself"):
+        independent("nice.yaml", "openai/gpt-x", embedded)
+    Path("who.yaml").write_text(judge.format("openai/gpt-x"))
+    assert independent("nice.yaml", None, embedded).name == "nice"
+    Path("who.yaml").write_text("name: who\njury: {members: [one.yaml, two.yaml]}\n")
+    Path("one.yaml").write_text(judge.format("openai/gpt-x"))
+    Path("two.yaml").write_text("name: two\ntext: Is it nice?\n")
+    with pytest.raises(ConfigError, match="would learn to please itself"):
+        independent("nice.yaml", None, embedded)
+    assert independent("nice.yaml", "openai/gpt-y", embedded)
+    Path("who.yaml").write_text("name: who\ntext: Which is nicer?\ncompare: pairs\n")
+    with pytest.raises(ConfigError, match="has a judge that compares outputs"):
+        independent("nice.yaml", "openai/gpt-y", embedded)
+
+
+def test_retention_task_is_reported_separately(embedded: str) -> None:
+    with pytest.raises(ConfigError, match=f"math_qa on {re.escape(DATA)} is named twice"):
+        train(
+            "math_qa",
+            rubric="math_qa",
+            retention=[f"math_qa,math_qa,{DATA}"] * 2,
+            data=DATA,
+            name="x",
+            model=embedded,
+            **SMALL,
+        )
+    with pytest.raises(ConfigError, match="temperature=… is that of rollouts"):
+        train(
+            "math_qa", rubric="math_qa", data=DATA, name="x", model=embedded, parameters={"temperature": 0.3}, **SMALL
+        )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "grpo", "math_qa", "--name", "x"], "a program needs --rubric and --data"),
+        (
+            [
+                "train",
+                "grpo",
+                "math_qa",
+                "--name",
+                "x",
+                "--rubric",
+                "math_qa",
+                "--data",
+                DATA,
+                "--prompts-per-step",
+                "3",
+                "--num-generations",
+                "3",
+                "--per-device-batch-size",
+                "2",
+            ],
+            "--per-device-batch-size 2 must divide the 9 rollouts",
+        ),
+        (
+            ["train", "grpo", "math_qa", "--name", "../x", "--rubric", "math_qa", "--data", DATA],
+            "cannot name an adapter",
+        ),
+        (
+            [
+                "train",
+                "rloo",
+                "math_qa",
+                "--name",
+                "x",
+                "--rubric",
+                "math_qa",
+                "--data",
+                DATA,
+                "--retention",
+                "extract",
+            ],
+            "must be PROGRAM,RUBRIC,DATA",
+        ),
+        (["train", "sft", "rows", "--name", "x", "--program", "math_qa"], "belong together"),
+        (
+            ["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--order", "dance"],
+            "order names",
+        ),
+        (
+            ["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--grpo", "step=3"],
+            "has no setting .step.; did you mean .steps.",
+        ),
+        (
+            ["train", "sft", "rows", "--name", "x", "--program", "math_qa", "--rubric", "nice.yaml", "--data", DATA],
+            "please itself",
+        ),
+    ],
+)
+def test_command_line_reports_wrong_settings(words: list[str], message: str, embedded: str) -> None:
+    Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: 'Is it nice?'}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "assay", *words], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode in (1, 2), done.stderr
+    assert re.search(message, " ".join(done.stderr.split())), done.stderr
+
+
+def test_tokenizer_of_the_embedded_model_is_the_configured_one(embedded: str) -> None:
+    from transformers import AutoTokenizer
+
+    from assay.optimizers.finetuning.base import unpacked_weights
+
+    assert (
+        tokenizer_sha(AutoTokenizer.from_pretrained(str(unpacked_weights("smollm2-135m"))))
+        == spec(embedded).tokenizer_sha256
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_dspy_grpo_trains_the_model_in_place(embedded: str) -> None:
+    from dspy.clients.utils_finetune import TrainDataFormat
+
+    lm = get_lm(embedded, max_tokens=4, seed=3)
+    lm.provider = TRLProvider()
+    job = lm.reinforce(
+        {"name": "fish", "num_generations": 2, "prompts_per_step": 2, "learning_rate": 3e-4, "beta": 0.0, "lora_r": 4}
+    )
+    assert "seed" not in lm.kwargs
+    prompt, texts = [{"role": "user", "content": "What do you say?"}], ("Fish.", "Hello!")
+    group = [
+        {"messages": prompt, "completion": {"role": "assistant", "content": text}, "reward": float(text == "Fish.")}
+        for text in texts
+    ]
+    rows = [job.row_of(call) for call in group]
+    apart, adapters = [], lm.recording.backend.adapters
+    for _ in range(3):
+        fish, hello = map(sum, job.trainer.logprobs_of(rows))
+        apart.append(fish - hello)
+        pending = job.get_status()["pending_batch_ids"]
+        assert len(pending) == 2
+        job.step([{"batch_id": at, "group": group} for at in pending], TrainDataFormat.GRPO_CHAT)
+        assert lm.recording.backend.adapters != adapters  # it answers with the new weights
+        adapters = lm.recording.backend.adapters
+    assert apart == sorted(apart)
+    assert apart[-1] > apart[0] + 0.1
+    job.save_checkpoint("third")
+    assert (Path(job.checkpoints["third"]) / "adapter_model.safetensors").exists()
+    with pytest.raises(DataError, match="has the reward nan"):
+        job.step([{"batch_id": 10, "group": [{**call, "reward": float("nan")} for call in group]}], "grpo_chat")
+    job.step(
+        [{"batch_id": at, "group": group} for at in job.get_status()["pending_batch_ids"]], "grpo_chat"
+    )  # it goes on
+    folder = Path(job.checkpoints["third"]).parents[1]
+    job.cancel()
+    assert not folder.exists()
+    assert lm.kwargs["seed"] == 3
+    assert (lm.model, lm.recording.backend.adapters) == (embedded, ())
+    assert lm("What do you say?")
+    for settings, message in (
+        ({"steps": 3}, "'steps'. would have no effect"),
+        ({"algorithm": "ppo"}, "use assay.train"),
+        ({"lora_r": 0}, "lora_r=0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            lm.reinforce({"name": "x", **settings})
+    with pytest.raises(ConfigError, match="temperature 0"):
+        lm.copy(temperature=0.0).reinforce({})

@@ -1,0 +1,255 @@
+"""Search over agent parameters: the five metrics, evaluators, spaces."""
+
+import math
+from typing import Any
+
+import pytest
+from tuned_agents import TASKS, Aims
+
+import assay
+from assay.errors import (
+    ConfigError,
+)
+from assay.evaluation.metrics import AgentEvaluator, AgentMetrics, Budget, TaskRun, before_and_after, measure, run_of
+from assay.optimizers.parameters import AgentObjective, Point, SearchConfig, Space
+from assay.programs import RANGES
+from assay.rubrics import JudgeSpec
+from assay.traces import Rollout, ToolCall, Transition
+
+
+def run(task: str = "t", score: float | None = 1.0, **more: Any) -> TaskRun:
+    return TaskRun(task_id=task, score=score, **more)
+
+
+# -- metrics
+
+
+def test_the_five_metrics_match_hand_calculation() -> None:
+    runs = [
+        run(
+            "a",
+            1.0,
+            task_type="x",
+            steps=5,
+            tokens=1000,
+            seconds=3,
+            answer="42",
+            reasoning="so it is 42",
+            tools_good=1,
+            tools_made=1,
+            tools_needed=1,
+        ),
+        run(
+            "b",
+            0.5,
+            task_type="y",
+            steps=20,
+            tokens=4000,
+            seconds=60,
+            answer="7",
+            reasoning="so it is 8",
+            tools_good=1,
+            tools_made=2,
+            tools_needed=1,
+        ),
+        run("c", None, task_type="y", tools_made=0, tools_needed=0),
+    ]
+    metrics = measure(runs, budget=Budget(steps=10, tokens=2000, seconds=30))
+    # accuracy (1 + 0.5) / 2; efficiency: 1 - (0.5 + 0.5 + 0.1) / 3 and 0; coherence: 42 follows, 7 does not
+    # adaptability: the worst type has 0.5 of a mean of 0.75; tools: 1 / 1, 1 / 2 and none needed
+    assert metrics == AgentMetrics(
+        accuracy=0.75,
+        efficiency=pytest.approx((1 - 1.1 / 3) / 2),
+        coherence=0.5,
+        adaptability=pytest.approx(0.5 / 0.75),
+        tool_usage=pytest.approx((1 + 0.5 + 1) / 3),
+    )
+
+
+def test_unmeasured_metrics_are_none() -> None:
+    assert measure([]).to_dict() == dict.fromkeys(("accuracy", "efficiency", "coherence", "adaptability", "tool_usage"))
+    assert measure([run(score=math.nan)]).accuracy is None
+    assert measure([run(score=0.0)]).adaptability is None
+    with pytest.raises(ConfigError, match="must be above 0"):
+        Budget(steps=0)
+
+
+def test_consistency_is_the_agreement_of_sample_pairs() -> None:
+    runs = [
+        run("a", sample=0, answer="Yes."),
+        run("a", sample=1, answer="yes"),
+        run("a", sample=2, answer="no"),
+        run("b", answer="x"),
+    ]
+    assert measure(runs).coherence == pytest.approx(1 / 3)  # of three pairs of one task; the other task has one answer
+
+
+def test_a_rollout_is_converted_to_a_run() -> None:
+    calls = [
+        ToolCall(name="c", arguments={"e": "1+1"}, result="2"),
+        ToolCall(name="c", arguments={"e": "2*3"}, result="6"),
+    ]
+    lost = ToolCall(name="c", arguments={"e": "9"}, result="9")
+    rollout = Rollout(
+        task_id="t",
+        prediction={"answer": "6", "steps": []},
+        transitions=[Transition(t=0, model="m", request={}, tools=[*calls, lost])],
+    )
+    task_run = run_of(rollout, score=1.0, has_tools=True)
+    assert (task_run.tools_good, task_run.tools_made, task_run.tools_needed, task_run.answer) == (2, 3, 1, "6")
+    assert run_of(rollout, score=1.0, has_tools=False).tools_needed is None
+
+
+def test_a_result_read_by_the_next_predictor_counts_as_used() -> None:
+    search = ToolCall(name="search", arguments={"query": "tall"}, result="Everest. K2.")
+    request = {
+        "messages": [
+            {"role": "user", "content": "[[ ## context ## ]]\nEverest. K2.\n\n[[ ## question ## ]]\nWhich is tall?"}
+        ]
+    }
+    turns = [
+        Transition(t=0, model="m", request={}, tools=[search]),
+        Transition(t=1, model="m", request=request, output="the first"),
+    ]
+    task_run = run_of(
+        Rollout(task_id="t", prediction={"answer": "the first"}, transitions=turns), score=1.0, has_tools=True
+    )
+    assert (task_run.tools_good, task_run.reasoning) == (1, "")
+    assert (measure([task_run]).tool_usage, measure([task_run]).coherence) == (1.0, None)
+    early = Rollout(task_id="t", prediction={"answer": "the first"}, transitions=[turns[1]], early_tools=[search])
+    assert run_of(early, score=1.0, has_tools=True).tools_good == 1
+
+
+def test_a_metric_of_the_evaluator_replaces_the_computed_one() -> None:
+    assert measure([run(score=0.2, metrics={"accuracy": 0.9, "coherence": 0.4, "unknown": 1.0})]).accuracy == 0.9
+
+
+def test_the_comparison_table_matches_hand_calculation() -> None:
+    before = [run("a", 1.0, confidence=0.5), run("b", 0.4, confidence=0.7), run("c", None)]
+    after = [run("a", 1.0, confidence=0.9), run("b", 0.8, confidence=0.9), run("c", 0.9)]
+    rows = {row["name"]: row for row in before_and_after(before, after)}
+    assert rows["average confidence"] == {
+        "name": "average confidence",
+        "before": 0.6,
+        "after": 0.9,
+        "points": pytest.approx(30),
+        "percent": pytest.approx(50),
+    }
+    assert (rows["task accuracy"]["before"], rows["task accuracy"]["after"]) == (0.5, 1.0)
+    assert rows["response quality"]["after"] == pytest.approx(0.9)
+    assert rows["overall score"]["before"] == pytest.approx((0.6 + 0.5 + 0.7) / 3)
+    assert before_and_after([], [])[0] == {
+        "name": "average confidence",
+        "before": None,
+        "after": None,
+        "points": None,
+        "percent": None,
+    }
+
+
+def test_a_rubric_is_an_evaluator() -> None:
+    rubric = assay.Rubric(
+        "r", [assay.Criterion(name="right", check=lambda t, p, r: p["answer"] == t.expected["answer"])]
+    )
+    evaluator = AgentEvaluator(rubric)
+    assert evaluator({"question": "q", "answer": "x"}, {"answer": "x"}) == {"accuracy": 1.0}
+    silent = AgentEvaluator(assay.Rubric("r", [assay.Criterion(name="judged", judge=JudgeSpec(text="Good?"))]))
+    assert silent({"question": "q"}, {"answer": "x"}) == {}
+
+
+def test_crashes_tool_lists_and_any_answer_are_accepted() -> None:
+    class Breaks(Aims):
+        def execute(self, task: Any) -> Any:
+            if task != "0":
+                raise RuntimeError("broken")
+            return True
+
+    runs = AgentObjective(Breaks(), Aims.right).run(
+        Point("agent", {"temperature": 1.0, "max_steps": 1}), [str(at) for at in range(10)]
+    )
+    assert measure(runs).accuracy == pytest.approx(0.1)
+    calls = [
+        ToolCall(name="c", arguments={"city": "Zürich"}, result="Zürich"),
+        ToolCall(name="c", arguments={"city": "Zürich"}, result="9"),
+    ]
+    rollout = Rollout(
+        task_id="t",
+        prediction={"a": {1: "x", "b": ("9",)}, "b": 2},
+        transitions=[Transition(t=0, model="m", request={}, tools=calls)],
+    )
+    task_run = run_of(rollout, score=1.0, has_tools=True, needed=[{"name": "c"}, {"name": "c"}])
+    assert (task_run.tools_good, task_run.tools_needed) == (2, 2)
+    assert measure([task_run, task_run]).coherence is not None
+    assert measure([run(answer="no", reasoning="I know this one. The answer is yes.")]).coherence == 0.0
+    assert measure([run(answer="yes", reasoning="Is it no? The answer is yes.")]).coherence == 1.0
+
+
+# -- spaces
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"temperature": (0.0, 1.0)}),
+            "between 0.1 and 2",
+        ),
+        (lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"temperature": (1.0, 0.5)}), "must rise"),
+        (
+            lambda: Space(programs=["a"], acting={"a": list(RANGES)}, ranges={"max_steps": (1.2, 1.8)}),
+            "must have whole numbers",
+        ),
+        (
+            lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"heat": (0, 1)}),
+            "unknown agent parameter",
+        ),
+        (
+            lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"max_steps": (1, 5)}),
+            "nothing is searched",
+        ),
+        (
+            lambda: Space(
+                programs=["a"], acting={"a": list(RANGES)}, ranges={"max_steps": (1, 5)}, fixed={"max_steps": 3}
+            ),
+            "fixed and searched",
+        ),
+        (lambda: Space(programs=["a"], acting={"a": list(RANGES)}, fixed={"temperature": 9}), "between 0.1 and 2"),
+        (lambda: SearchConfig(objectives=("score", "score")), "must be different ones of"),
+        (lambda: SearchConfig(objectives=("score", "tokens"), pruner="wilcoxon"), "needs one objective"),
+        (lambda: SearchConfig(sampler="magic"), "must be one of tpe"),
+        (lambda: SearchConfig(trials=0), "at least 1"),
+    ],
+)
+def test_wrong_settings_are_refused(build: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reasoning", "follows"),
+    [
+        ("no", "maybe no\nit is yes", 0.0),
+        (".5", "so it is 0.5", 1.0),
+        ("$1,000", "that makes 1000", 1.0),
+        ("yes", "first no.\nThen yes", 1.0),
+    ],
+)
+def test_an_answer_is_compared_with_the_last_word_of_its_reasoning(answer: str, reasoning: str, follows: float) -> None:
+    assert measure([TaskRun(task_id="1", score=1.0, answer=answer, reasoning=reasoning)]).coherence == follows
+
+
+def test_a_result_within_another_number_was_not_used() -> None:
+    for answer, good in (("42", 0), ("2", 1), ("it is 2.", 1), ("2.5", 0)):
+        rollout = Rollout(task_id="1", prediction={"answer": answer})
+        rollout.transitions = [
+            Transition(t=0, model="m", request={}, tools=[ToolCall(name="c", arguments={"e": "1+1"}, result="2")])
+        ]
+        assert run_of(rollout, score=1.0, has_tools=True).tools_good == good
+
+
+def test_evaluators_give_metrics_between_0_and_1() -> None:
+    for metrics, message in (({"accuracy": 85}, "between 0 and 1"), (None, "gives metrics by name")):
+        with pytest.raises(ConfigError, match=message):
+            AgentObjective(Aims(), lambda task, output, metrics=metrics: metrics).run(
+                Point("agent", {"temperature": 0.5, "max_steps": 5}), TASKS[:3]
+            )

@@ -1,0 +1,257 @@
+"""Artifacts of programs in the user's files: on other machines, with their files, sources and checks."""
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import dspy
+import pytest
+from own_programs import PROGRAM, RUBRIC, answer, compiled, in_another_place, rows, write_program
+
+import assay
+from assay.datasets import make_task
+from assay.errors import ArtifactError
+from assay.evaluation import SilentProgress
+from assay.sources.modules import load_source
+from assay.testing import scripted_lm
+
+
+@pytest.mark.slow
+def test_an_artifact_runs_from_another_folder_after_its_program_is_deleted(tmp_path: Path) -> None:
+    artifact = compiled(write_program(tmp_path / "p"), tmp_path / "job")
+    manifest = json.loads((artifact / "manifest.json").read_text())
+    assert sorted(manifest["source"]["files"]) == [
+        "agent.py",
+        "helper.py",
+        "late.py",
+        "parts/__init__.py",
+        "parts/deep.py",
+        "parts/deeper.py",
+    ]
+    shutil.rmtree(tmp_path / "p")
+    code = (
+        "from assay.testing import scripted_lm\n"
+        "with dspy.context(lm=scripted_lm(lambda r: '[[ ## answer ## ]]\\n4\\n\\n[[ ## completed ## ]]'), "
+        "adapter=dspy.ChatAdapter()):\n    print(loaded(question='?').answer)"
+    )
+    assert in_another_place(artifact, tmp_path / "far", code) == "AlateA-deep-1 4"
+    repeated = compiled(
+        str(tmp_path / "far" / "a"), tmp_path / "again"
+    )  # and what is compiled from it carries the source on
+    shutil.rmtree(tmp_path / "far")
+    assert in_another_place(repeated, tmp_path / "farther", code) == "AlateA-deep-1 4"
+
+
+@pytest.mark.parametrize("wrong", ["changed", "added", "missing"])
+def test_changed_source_is_refused_before_it_runs(tmp_path: Path, wrong: str) -> None:
+    artifact = compiled(write_program(tmp_path / "p"), tmp_path / "job")
+    helper = artifact / "source" / "helper.py"
+    if wrong == "missing":
+        helper.unlink()
+    else:
+        target = helper if wrong == "changed" else artifact / "source" / "random.py"
+        target.write_text("raise SystemExit('ran')\n")
+    with pytest.raises(ArtifactError, match=r"source/(helper|random)\.py"):
+        assay.load(artifact)
+
+
+def test_listed_extra_files_are_in_the_artifact(tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    source = (
+        "import dspy\nfrom pathlib import Path\nARTIFACT_FILES = ['words.txt']\n"
+        "WORD = (Path(__file__).parent / 'words.txt').read_text()\n"
+    )
+    source += (
+        "class QA(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.answer = dspy.Predict('question -> answer')\n"
+    )
+    source += (
+        "    def forward(self, question):\n"
+        "        return dspy.Prediction(answer=WORD + self.answer(question=question).answer)\n"
+    )
+    (tmp_path / "p" / "p.py").write_text(source)
+    (tmp_path / "p" / "words.txt").write_text("word ")
+    artifact = compiled(f"{tmp_path}/p/p.py:QA", tmp_path / "job")
+    shutil.rmtree(tmp_path / "p")
+    with dspy.context(lm=scripted_lm(answer)):
+        assert assay.load(artifact)(question="?").answer == "word 4"
+
+
+def test_instances_are_rebuilt_with_their_arguments(tmp_path: Path) -> None:
+    kind = load_source(write_program(tmp_path / "p").removesuffix(":QA")).QA
+    signature = "question: str, hints: list[str] -> answer: Literal['a', 'b'], sure: bool"
+    artifacts = [
+        compiled(program, tmp_path / f"job{i}")
+        for i, program in enumerate([kind(k=3), dspy.ChainOfThought("question -> answer")])
+    ]
+    assert assay.load(artifacts[0]).program.k == 3
+    with dspy.context(lm=scripted_lm(answer)):
+        assert assay.load(artifacts[1])(question="?").answer == "4"
+    from assay.programs.constructor import constructor_config
+
+    built = dspy.Predict(**constructor_config(dspy.Predict(signature)))
+    assert built.signature.equals(dspy.Signature(signature))
+
+
+@pytest.mark.slow
+def test_the_class_of_a_script_is_stored_without_rerunning_the_script(tmp_path: Path) -> None:
+    script = PROGRAM.replace("class QA", "SCALE = 2\n\ndef twice(x):\n    return x * SCALE\n\nclass QA").replace(
+        "{self.k}", "{twice(self.k)}"
+    )
+    write_program(tmp_path / "p")
+    (tmp_path / "p" / "main.py").write_text(
+        script + "\nimport sys, json, assay\nfrom assay.testing import scripted_lm\n"
+        "lm = scripted_lm(lambda r: json.dumps(dict.fromkeys(r.config.response_format['schema']['properties'], '4')) "
+        "if r.config.response_format"
+        " else '[[ ## answer ## ]]\\n4\\n\\n[[ ## completed ## ]]')\n"
+        f"report = assay.compile(QA(k=5), rubric='classify', data={rows(tmp_path)!r}, rename={{'answer': 'label'}}, "
+        "lm=lm, optimizer='labeled', out='a')\n"
+    )
+    done = subprocess.run([sys.executable, "main.py"], cwd=tmp_path / "p", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    shutil.move(tmp_path / "p" / "a", tmp_path / "a")
+    shutil.rmtree(tmp_path / "p")
+    assert "assay.compile" not in (tmp_path / "a" / "source" / "main.py").read_text()
+    with dspy.context(lm=scripted_lm(answer)):
+        assert assay.load(tmp_path / "a")(question="?").answer == "AlateA-deep-10 4"
+
+
+READER = """
+import json
+from pathlib import Path
+
+import dspy
+
+HERE = Path(__file__).parent
+PROMPT = (HERE / "prompt.txt").read_text()
+
+class QA(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict(dspy.Signature("question -> answer", PROMPT))
+
+    def forward(self, question):
+        suffix = json.loads((HERE / "conf" / "suffix.json").read_text())
+        for name in (".env", "api_secret.txt", "rows.db", "rows.jsonl"):
+            if (HERE / name).exists():
+                (HERE / name).read_bytes()
+        (HERE.parent / "above.txt").read_text() if (HERE.parent / "above.txt").exists() else ""
+        return dspy.Prediction(answer=self.answer(question=question).answer + suffix)
+"""
+
+
+def write_reader(folder: Path) -> str:
+    (folder / "conf").mkdir(parents=True)
+    (folder / "agent.py").write_text(READER)
+    (folder / "prompt.txt").write_text("Add up.")
+    (folder / "conf" / "suffix.json").write_text('"!"')
+    (folder / "other.txt").write_text("nobody reads it")
+    return f"{folder / 'agent.py'}:QA"
+
+
+@pytest.mark.slow
+def test_files_that_the_program_reads_are_in_its_artifact(tmp_path: Path) -> None:
+    artifact = compiled(write_reader(tmp_path / "p"), tmp_path / "job")
+    assert sorted(json.loads((artifact / "manifest.json").read_text())["source"]["files"]) == [
+        "agent.py",
+        "conf/suffix.json",
+        "prompt.txt",
+    ]
+    shutil.rmtree(tmp_path / "p")
+    code = (
+        "dspy.configure(lm=dspy.utils.DummyLM([{'answer': '4'}]))\n"
+        "print(loaded(question='?').answer, loaded.predictors()[0].signature.instructions)"
+    )
+    assert in_another_place(artifact, tmp_path / "far", code) == "4! Add up."
+    repeated = compiled(str(tmp_path / "far" / "a"), tmp_path / "again")
+    shutil.rmtree(tmp_path / "far")
+    assert in_another_place(repeated, tmp_path / "farther", code) == "4! Add up."
+
+
+def test_secrets_databases_data_and_outside_files_are_reported_and_not_copied(tmp_path: Path) -> None:
+    name = write_reader(tmp_path / "p")
+    for secret in (".env", "api_secret.txt", "rows.db"):
+        (tmp_path / "p" / secret).write_text("KEY=1")
+    (tmp_path / "above.txt").write_text("outside")
+    rubric = tmp_path / "r.yaml"
+    rubric.write_text(RUBRIC)
+    report = assay.compile(
+        name,
+        rubric=rubric,
+        data=rows(tmp_path / "p"),
+        out=tmp_path / "artifact",
+        lm=scripted_lm(answer),
+        optimizer="labeled",
+    )
+    assert sorted(json.loads((report.artifact / "manifest.json").read_text())["source"]["files"]) == [
+        "agent.py",
+        "conf/suffix.json",
+        "prompt.txt",
+    ]
+    for file in (".env", "api_secret.txt", "rows.db", "rows.jsonl"):
+        assert any(f"reads {file}, which its artifact does not contain" in note for note in report.to_dict()["notes"])
+    assert "api_secret.txt" in (report.artifact / "report.md").read_text()
+
+
+HIDDEN = """
+import sqlite3
+from importlib import import_module
+from pathlib import Path
+
+import dspy
+
+class QA(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        name = "plug"
+        mark = import_module(f"{name}in").MARK
+        with sqlite3.connect(Path(__file__).parent / "prices.db") as store:
+            store.execute("select * from prices").fetchall()
+        return dspy.Prediction(answer=mark + self.answer(question=question).answer)
+"""
+
+
+def test_files_missing_from_the_artifact_are_reported_before_the_first_call(tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "agent.py").write_text(HIDDEN)
+    (tmp_path / "p" / "plugin.py").write_text("import helper\nMARK = '-'\n")
+    (tmp_path / "p" / "helper.py").write_text("")
+    with sqlite3.connect(tmp_path / "p" / "prices.db") as store:
+        store.execute("create table prices (price)")
+    (tmp_path / "r.yaml").write_text(RUBRIC)
+    messages: list[tuple[str, int]] = []
+
+    class CapturedProgress(SilentProgress):
+        def say(self, text: str) -> None:
+            messages.append((text, lm.scripted.calls))
+
+    lm = scripted_lm(answer)
+    report = assay.compile(
+        f"{tmp_path / 'p' / 'agent.py'}:QA", rubric=tmp_path / "r.yaml", data=rows(tmp_path), out=tmp_path / "artifact",
+        lm=lm, optimizer="labeled",
+        progress=CapturedProgress(),
+    )  # fmt: skip
+    assert [note for note in report.to_dict()["notes"] if "no such table: prices" in note and "ARTIFACT_FILES" in note]
+    assert [calls for text, calls in messages if "no such table" in text] == [1]  # that of the preflight
+    assert {path.name for path in (report.artifact / "source").rglob("*")} == {"agent.py", "plugin.py", "helper.py"}
+
+
+def test_an_artifact_contains_the_rubrics_checks_and_judges_with_hashes(tmp_path: Path) -> None:
+    artifact = compiled(write_program(tmp_path / "p"), tmp_path / "job")
+    files = json.loads((artifact / "manifest.json").read_text())["rubric_files"]
+    assert sorted(files) == ["code/0/check.py", "rubric.yaml"]
+    shutil.rmtree(tmp_path / "p")
+    (tmp_path / "job" / "check.py").unlink()
+    rubric = assay.load_rubric(artifact / "rubric" / "rubric.yaml")
+    assert rubric.score(make_task({"question": "?", "answer": "4"}), dspy.Prediction(answer="4")).value == 1.0
+    (artifact / "rubric" / "code" / "0" / "check.py").write_text(
+        "def right(task, prediction, rollout):\n    return 1.0\n"
+    )
+    with pytest.raises(ArtifactError, match=r"rubric/code/0/check.py was changed"):
+        assay.load(artifact)

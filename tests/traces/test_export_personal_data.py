@@ -1,0 +1,134 @@
+"""Exports without personal data: surrogates, erasure, sealed tasks, names in every part of a file."""
+
+import json
+from pathlib import Path
+
+import pytest
+from export_rows import add_rollout, chat, exported, response_of, turn
+from export_rows import store as store
+
+from assay.api.traces import forget_subject
+from assay.errors import ConfigError
+from assay.traces import Store, ToolCall, Transition
+
+
+def test_personal_data_becomes_the_same_surrogate_everywhere_and_can_be_restored_with_the_key(
+    store: Store, tmp_path: Path
+) -> None:
+    from assay.traces.privacy.anonymizer import Anonymizer, restore
+
+    secret = "sk-" + "a1B2" * 12
+    text = f"I am Ada Lovelace, ada@lovelace.org, key {secret}"
+    for task in ("t1", "t2"):
+        add_rollout(
+            store,
+            turn(0, text, "Dear Ada Lovelace"),
+            task=task,
+            data_subject="Ada Lovelace",
+            metadata={"entities": {"person": ["Ada Lovelace"]}},
+        )
+    rows, manifest = exported(store, "sft", privacy_key=tmp_path / "keys" / "k")
+    prompts = {row["prompt"][0]["content"] for row in rows}
+    assert len(prompts) == 1
+    (hidden,) = prompts
+    assert "Lovelace" not in (tmp_path / "out" / "data.jsonl").read_text()
+    assert "lovelace.org" not in hidden
+    assert secret not in hidden
+    assert manifest["privacy"]["state"] != "failed"
+    assert manifest["privacy"]["found"]["email"] >= 1
+    table = Anonymizer.read_table(tmp_path / "out" / "surrogates.enc", tmp_path / "keys" / "k")
+    assert "ada@lovelace.org" in restore(hidden, table)
+    assert secret not in json.dumps(table)
+    again, _ = exported(store, "sft", "out2", privacy_key=tmp_path / "keys" / "k")
+    assert again == rows
+    other, _ = exported(store, "sft", "out3")
+    assert other[0]["prompt"] != rows[0]["prompt"]
+    with pytest.raises(ConfigError, match="key"):
+        exported(store, "sft", "out4", privacy_key=tmp_path / "out4" / "k")
+
+
+def test_an_erased_person_is_in_no_later_export_and_earlier_exports_are_named(store: Store) -> None:
+    add_rollout(store, turn(0, "a", "b"), task="t-1", data_subject="Ann Smith")
+    add_rollout(store, turn(0, "a", "b"), task="t-2", data_subject="bob")
+    rows, _ = exported(store, "transitions")
+    assert {row["task"] for row in rows} == {"t-1", "t-2"}
+    assert "Smith" not in (Path("out") / "manifest.json").read_text()
+    erased = forget_subject(" ann  smith", store=store.url)
+    assert (erased["removed"], erased["made_from_them"]) == (1, [str(Path("out").absolute())])
+    rows, _ = exported(store, "transitions", "out2")
+    assert {row["task"] for row in rows} == {"t-2"}
+    assert forget_subject("ann smith", store=store.url)["removed"] == 0
+    add_rollout(store, turn(0, "a", "b"), task="t-3", data_subject="Ann Smith")  # of a run that was under way
+    rows, manifest = exported(store, "transitions", "out3")
+    assert {row["task"] for row in rows} == {"t-2"}
+    assert manifest["left_out"] == {"without LM calls or of erased people": 1}
+
+
+def test_anonymized_values_are_in_no_other_part_of_the_export(store: Store) -> None:
+    ann = {"data_subject": "Ann Smithers", "task": "ann@smithers.org", "task_type": "mail of ann@smithers.org"}
+    add_rollout(
+        store,
+        turn(0, "q", "I am Ann Smithers", token_ids=(1,), logprobs=(-1.0,)),
+        turn(1, "r", "x", token_ids=(2,), logprobs=(-1.0,)),
+        **ann,
+        group_id="g",
+    )
+    add_rollout(
+        store, turn(0, "q", "I am Zed Quimby"), score=0.0, **{**ann, "data_subject": "Zed Quimby"}, group_id="g"
+    )
+    rows, manifest = exported(store, "transitions")
+    spelled = [row["token_ids"] for row in sorted(rows, key=lambda row: (-row["score"], row["t"]))]
+    assert spelled == [None, [2], None]
+    assert manifest["privacy"]["rows_without_token_ids"] == 1
+    exported(store, "preferences", "dpo")
+    exported(store, "sft", "sft")
+    for folder in ("out", "dpo", "sft"):
+        text = "".join(
+            (Path(folder) / name).read_text() for name in ("data.jsonl", "manifest.json", "README.md")
+        ).lower()
+        assert not any(word in text for word in ("smithers", "quimby")), folder
+
+
+def test_a_sealed_task_in_another_spelling_is_not_exported(store: Store) -> None:
+    add_rollout(store, turn(0, "a", "b"), task="s", split="test", inputs={"question": "How much is 12 plus 30?"})
+    add_rollout(store, turn(0, "a", "b"), task="other", inputs={"question": "How much is 12 plus 31?"})
+    for at, inputs in enumerate(({"question": "how much  is 12 plus 30? "}, {"prompt": "How much is 12 plus 30?"})):
+        add_rollout(store, turn(0, "a", "b"), task=f"again{at}", split="", inputs=inputs)
+    add_rollout(store, turn(0, "a", "b"), task="loud", split="Test ")
+    rows, _ = exported(store, "transitions")
+    assert {row["task"] for row in rows} == {"other"}
+
+
+def test_token_ids_are_removed_if_their_text_was_anonymized(store: Store) -> None:
+    call = ToolCall(name="send", arguments={"to": "jane.doe@corp.com"}, result="sent")
+    add_rollout(
+        store,
+        Transition(
+            t=0,
+            model="m",
+            request=chat("send it"),
+            response=response_of(""),
+            output="",
+            tools=[call],
+            token_ids=(1, 2),
+            logprobs=(-1.0, -1.0),
+        ),
+    )
+    (row,), manifest = exported(store, "transitions")
+    assert "jane.doe" not in str(row)
+    assert (row["token_ids"], row["logprobs"]) == (None, None)
+    assert manifest["privacy"]["rows_without_token_ids"] == 1
+
+
+def test_a_person_named_user_does_not_change_roles_and_the_manifest_has_no_names(store: Store) -> None:
+    add_rollout(
+        store,
+        turn(0, "I am user Jane Doe", "hello"),
+        data_subject="user",
+        metadata={"entities": {"person": "Jane Doe"}},
+        task_type="Jane Doe type",
+    )
+    (row,), manifest = exported(store, "sft")
+    assert [m["role"] for m in row["prompt"] + row["completion"]] == ["user", "assistant"]
+    assert "Jane" not in json.dumps(manifest)
+    assert "Jane" not in json.dumps(row)

@@ -1,0 +1,192 @@
+"""Exports: that trainers load and train on them, and the rubric that computes their reward."""
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from export_rows import LOOSE, add_rollout, exported, rows, turn
+from export_rows import store as store
+
+import assay
+from assay.errors import DataError
+from assay.traces import Store
+from assay.traces.export.selection import Selection
+
+
+def test_the_files_load_in_datasets(store: Store) -> None:
+    from datasets import load_dataset
+
+    add_rollout(store, turn(0, "a", "b"))
+    exported(store, "sft")
+    loaded = load_dataset("out", split="train")
+    assert loaded[0]["prompt"] == [{"role": "user", "content": "a"}]
+    exported(store, "transitions", "out2")
+    assert len(load_dataset("parquet", data_files="out2/data.parquet", split="train")) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sft", "grpo", "preferences"])
+def test_plain_trl_trains_on_an_export_with_its_config(store: Store, tiny_model: Path, kind: str) -> None:
+    for at in range(8):
+        for answer, score in ((f"The answer is {at}.", 1.0), ("I do not know.", 0.0)):
+            add_rollout(
+                store,
+                turn(0, f"How much is {at} + 0?", answer),
+                task=f"t{at}",
+                score=score,
+                inputs={"question": f"How much is {at} + 0?"},
+                expected={"answer": str(at)},
+            )
+    exported(store, kind, **({"rubric": "math_qa"} if kind == "grpo" else {}))
+    command = {"sft": "sft", "grpo": "grpo", "preferences": "dpo"}[kind]
+    flags = [
+        "--model_name_or_path",
+        str(tiny_model),
+        "--max_steps",
+        "2",
+        "--use_cpu",
+        "--bf16",
+        "false",
+        "--per_device_train_batch_size",
+        "4",
+    ]
+    flags += ["--gradient_accumulation_steps", "1", "--use_peft", "false"]
+    flags += ["--max_completion_length", "8"] if kind == "grpo" else []
+    result = subprocess.run(
+        [str(Path(sys.executable).with_name("trl")), command, "--config", f"{command}.yaml", *flags], cwd="out",
+        capture_output=True, text=True, timeout=600,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": "."},
+    )  # fmt: skip
+    assert result.returncode == 0, (result.stdout + result.stderr)[-4000:]
+    assert "Training completed" in result.stdout + result.stderr
+    assert (Path("out") / "out").is_dir()
+
+
+def test_a_rubric_is_exported_with_its_check_files_helpers_and_judges(store: Store, tmp_path: Path) -> None:
+    for folder in ("own", "own/judges", "own/more"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "own" / "help.py").write_text("RIGHT = 'good'\n")
+    (tmp_path / "own" / "mine.py").write_text(
+        "from help import RIGHT\ndef check(task, prediction, rollout):\n"
+        "    return float(prediction['label'] == RIGHT)\n"
+    )
+    (tmp_path / "own" / "more" / "mine.py").write_text("def check(task, prediction, rollout):\n    return 1.0\n")
+    (tmp_path / "own" / "judges" / "one.yaml").write_text("text: Is it kind?\n")
+    (tmp_path / "own" / "jury.yaml").write_text("jury:\n  members: [judges/one.yaml, judges/one.yaml]\n")
+    (tmp_path / "own" / "r.yaml").write_text(
+        "name: r  # mine.py:check stands in check below\ncriteria:\n- {name: a, weight: 2, check: 'mine.py:check'}\n"
+        "- {name: b, check: more/mine.py:check}\n"
+        "- name: c\n  judge:\n    use: jury.yaml\n"
+    )
+    add_rollout(store, turn(0, "Text: fine", "good"), inputs={"text": "fine"}, expected={"label": "good"})
+    store.flush()
+    assay.export("grpo", "out", store=store.url, rubric=tmp_path / "own" / "r.yaml", gates=LOOSE)
+    shutil.rmtree(tmp_path / "own")
+    shutil.move("out", "elsewhere")
+    rubric = assay.load_rubric("elsewhere/rubric.yaml")
+    checks = [c.check for c in rubric.criteria if c.check is not None]
+    assert [check({}, {"label": "bad"}, None) for check in checks] == [0.0, 1.0]
+    assert checks[0]({}, {"label": "good"}, None) == 1.0
+    use = rubric.criteria[2].judge.use
+    assert [member.spec.text for member in assay.load_judge(use).members] == ["Is it kind?"] * 2
+
+
+@pytest.mark.parametrize(
+    "answer", ['{"label": "good"}', "[[ ## label ## ]]\ngood\n\n[[ ## completed ## ]]", "label: good", "good"]
+)
+def test_a_reward_reads_the_fields_of_a_completion_and_the_columns_of_the_inputs(store: Store, answer: str) -> None:
+    call = turn(0, "Text: fine\nLabel:", answer)
+    add_rollout(store, call, inputs={"text": "fine", "prompts": "p"}, expected={"label": "good"})
+    rows, manifest = exported(store, "grpo", rubric="classify")
+    assert manifest["columns"] == {"inputs": {"text": "text", "prompts_": "prompts"}, "outputs": ["label"]}
+    assert rows[0].keys() == {"text", "prompts_", "label", "prompt", "tools", "task_type"}
+    spec = importlib.util.spec_from_file_location("exported_reward", Path("out") / "reward.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+    completions = [[{"role": "assistant", "content": text}] for text in (answer, answer.replace("good", "bad"))]
+    right, wrong = (
+        asyncio.run(module.reward([rows[0]["prompt"]], [completion], **columns)) for completion in completions
+    )
+    assert (right, wrong) == ([1.0], [0.0])
+
+
+def test_an_export_without_rows_names_the_excluded_rollouts_and_how_to_include_them(
+    store: Store, tmp_path: Path
+) -> None:
+    for at, more in enumerate(
+        [{"score": 0.2}, {"score": 0.1}, {"score": None}, {"tenant": "acme"}, {"status": "running"}]
+    ):
+        add_rollout(store, turn(0, f"Q{at}", "a"), task=f"t{at}", **more)
+    add_rollout(store, turn(0, "Q", "a"), task="t", split="test")
+    add_rollout(store, turn(0, "Q", "a"), task="again", split="", inputs={"question": "t"})
+    store.flush()
+    with pytest.raises(DataError) as caught:
+        assay.export("sft", "out", store=store.url, gates=LOOSE)
+    for part in (
+        "of 7 rollouts: ",
+        "inputs with this hash are in the gate or test split; record other inputs)",
+        "2 left out: below the quality of 0.8 (a lower min_quality includes them)",
+        "1 left out: unscored (`assay traces score --rubric R` scores them)",
+        "1 left out: of a tenant that was not selected (select it with tenants=…)",
+        "1 left out: still running (`assay traces close` ends open rollouts)",
+        "1 left out: of the gate or test split (these are never exported; `assay collect` makes rollouts of train "
+        "tasks)",
+    ):
+        assert part in str(caught.value), str(caught.value)
+    with pytest.raises(DataError, match="leave out rated=True"):
+        assay.export("sft", "out", store=store.url, gates=LOOSE, selection=Selection(rated=True))
+    with pytest.raises(DataError, match="no rollout of an agent was selected"):
+        assay.export("sft", "out", store=tmp_path / "empty.db", gates=LOOSE)
+
+
+def test_notes_of_a_reward_name_what_it_does_not_compute(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(
+        "name: r\ncriteria:\n- {name: right, check: exact}\n- {name: kind, judge: 'Is it kind?'}\n"
+        "- {name: parsed, scope: step, weight: 0.1, check: parsed}\n"
+    )
+    add_rollout(store, turn(0, "What?", "7"), prediction={"answer": "7"})
+    store.flush()
+    judged, step = assay.export("grpo", "out", store=store.url, rubric=tmp_path / "r.yaml", gates=LOOSE).notes
+    assert "ASSAY_JUDGE_MODEL about 'kind'" in judged
+    assert "the policy is trained on the score of the others" in judged
+    assert step == "step criteria are graded on recorded rollouts and are not part of reward.py: 'parsed'"
+
+
+def test_a_reward_reads_all_fields_of_the_answers_and_names_the_checks_that_it_cannot_decide(
+    store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def queue(task, prediction, rollout):\n    return float(prediction['queue'] == task.expected['queue'])\n"
+        "def rude(task, prediction, rollout):\n    return float('Whatever' in prediction['reply'])\n"
+        "def known(task, prediction, rollout):\n    return float(prediction['looked_up'])\n"
+    )
+    (tmp_path / "r.yaml").write_text(
+        "name: r\ncriteria:\n- {name: queue, weight: 4, check: 'mine.py:queue'}\n"
+        "- {name: rude, weight: -1, check: 'mine.py:rude'}\n"
+        "- {name: known, check: 'mine.py:known'}\n"
+    )
+    answer = '{"queue": "billing", "reply": "Whatever you say"}'
+    add_rollout(store, turn(0, "Refund?", answer), inputs={"text": "Refund?"}, expected={"queue": "billing", "id": "7"},
+        prediction={"queue": "billing", "reply": "Whatever you say"})  # fmt: skip
+    store.flush()
+    report = assay.export("grpo", "out", store=store.url, rubric=tmp_path / "r.yaml", gates=LOOSE)
+    assert report.manifest["columns"]["outputs"] == ["queue", "reply"]
+    (note,) = report.notes
+    assert "criterion 'known' is not computed by reward.py" in note
+    assert "The policy is trained on the score of the other criteria" in note
+    assert "looked_up" in note
+    spec = importlib.util.spec_from_file_location("exported_reward_2", Path("out") / "reward.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    columns = {name: [value] for name, value in rows(report.path)[0].items() if name != "prompt"}
+    assert asyncio.run(module.reward(["Refund?"], [[{"role": "assistant", "content": answer}]], **columns)) == [0.75]

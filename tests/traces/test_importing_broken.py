@@ -1,0 +1,241 @@
+"""Imports of broken, hostile and large files."""
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from importing_rows import DATA, T0, attributes, chat, lines, otlp, read, request, span
+
+from assay.errors import DataError
+from assay.traces import Rollout
+from assay.traces.importers import files as importing_files
+from assay.traces.importers import read_otlp
+
+
+def test_spans_with_missing_or_cyclic_parents_are_imported(tmp_path: Path) -> None:
+    (run,), _ = otlp(tmp_path, span(2, chat("a"), parent=99, at=5), span(3, chat("b"), parent=98, at=6))
+    assert [t.output for t in run.transitions] == ["a", "b"]
+    (run,), skipped = otlp(
+        tmp_path, span(1, chat("a"), parent=2), span(2, chat("b"), parent=1, at=1), span(3, chat("c"), parent=3, at=2)
+    )
+    assert ([t.output for t in run.transitions], skipped) == (["a", "b", "c"], [])
+
+
+def test_a_root_is_the_earliest_span_without_a_parent(tmp_path: Path) -> None:
+    failed = {"status": {"code": 2, "message": "broke"}}
+    (run,), _ = otlp(
+        tmp_path,
+        span(1, at=0, parent=77),
+        span(2, at=2),
+        span(3, at=1, **failed),
+        span(4, chat(), at=3, parent=2, **failed),
+    )
+    assert (run.status, run.error, run.program, run.transitions[0].error) == ("failed", "broke", "span 3", "broke")
+    (run,), _ = otlp(tmp_path, span(1, at=1), span(2, chat(), at=2, parent=1, **failed))
+    assert (run.status, run.error, run.transitions[0].error) == ("done", None, "broke")  # the agent coped
+
+
+def test_an_error_is_read_from_status_exception_or_type(tmp_path: Path) -> None:
+    raised = [{"name": "exception", "attributes": attributes({"exception.type": "E", "exception.message": "m"})}]
+    for recorded, more, expected in (
+        ({}, {"status": {"code": "STATUS_CODE_ERROR"}, "events": raised}, "E: m"),
+        ({"error.type": "timeout"}, {}, "timeout"),
+        ({}, {"status": {"code": 2}}, "error"), ({}, {"status": {"code": 1}}, None), ({}, {"status": None}, None),
+    ):  # fmt: skip
+        (run,), _ = otlp(tmp_path, span(1, {**chat(), **recorded}, **more))
+        assert run.transitions[0].error == expected
+
+
+def test_invalid_times_are_ignored(tmp_path: Path) -> None:
+    backwards = span(1, chat("a"), at=10, duration=-5)
+    timeless = {**span(2, chat("b")), "startTimeUnixNano": "0", "endTimeUnixNano": None}
+    absurd = {**span(3, chat("c")), "startTimeUnixNano": "1e999", "endTimeUnixNano": "soon"}
+    jumped = span(4, chat("d"), at=-1_000_000)
+    (run,), _ = otlp(tmp_path, timeless, absurd, backwards, jumped)
+    assert [t.output for t in run.transitions] == [
+        "d",
+        "a",
+        "b",
+        "c",
+    ]  # those without a time at the end, in the file's order
+    assert [t.latency_ms for t in run.transitions] == [1000.0, 0.0, 0.0, 0.0]
+    assert [t.started_at for t in run.transitions] == [T0 - 1_000_000, T0 + 10, 0.0, 0.0]
+    assert (run.started_at, run.ended_at) == (T0 - 1_000_000, T0 + 10)
+
+
+def test_of_a_duplicate_span_the_later_one_is_imported(tmp_path: Path) -> None:
+    result = read("otlp", lines(tmp_path / "x.jsonl", request(span(1, chat("first"))), request(span(1, chat("last")))))
+    (run,), (again,) = result
+    assert [t.output for t in run.transitions] == ["last"]
+    assert (again.repeated, again.where, again.trace) == (True, f"{tmp_path / 'x.jsonl'}:2", f"{1:032x}")
+
+
+def test_broken_rows_are_skipped_and_the_others_are_read(tmp_path: Path) -> None:
+    nameless = {**span(5, chat()), "traceId": "0" * 32}
+    path = lines(
+        tmp_path / "x.jsonl", request(span(1, chat("a"))), '{"resourceSpans": [{"scopeSp\n', "[1, null]\n", "17\n",
+        '{"resourceMetrics": []}\n',
+        json.dumps({"info": {}, "data": {}}) + "\n", request(nameless), request(span(1, trace=3)),
+        request(span(1, chat("b"), trace=2)),
+        '{"resourceSpans": {"a": 1}}\n', '{"resourceSpans": [{"scopeSpans": [{"spans": [3, {"traceId": 7}]}]}]}\n',
+        '{"resourceSpans": [{"scopeSpans": [{"sp',
+    )  # fmt: skip
+    rollouts, skipped = read("otlp", path)
+    assert [run.transitions[0].output for run in rollouts] == ["a", "b"]
+    reasons = {skip.where.removeprefix(f"{path}:"): skip.reason for skip in skipped}
+    assert reasons["2"].startswith("not JSON: ")
+    assert (reasons["3[0]"], reasons["3[1]"], reasons["4"]) == tuple(
+        f"expected an object, found {kind}" for kind in ("int", "NoneType", "int")
+    )
+    assert reasons["5"] == "no spans: its fields are 'resourceMetrics'"
+    assert reasons["6"] == "a row of mlflow, not of otlp"
+    assert reasons["7"] == "the span 'span 5' has no trace id"
+    assert reasons["8"] == "no LM call among its 1 spans"
+    assert reasons["10"] == "no spans: its fields are 'resourceSpans'"
+    assert reasons["11"] == "the span '' has no trace id"
+    assert reasons["12"].startswith("not JSON: ")
+    assert len(skipped) == 11
+
+
+def test_hostile_texts_are_read(tmp_path: Path) -> None:
+    row = json.dumps(request(span(1, chat("a\ud800b\0c")))).replace("hello", "\\udfff\\u0000")
+    (path := tmp_path / "x.jsonl").write_bytes(row.encode() + b"\n" + b"\xff\xfe bad bytes\n" + b"\0" * 100 + b"\n")
+    (run,), skipped = read("otlp", path)
+    assert run.transitions[0].output == "a\ud800b\0c"
+    assert skipped[0].reason == "not UTF-8 at byte 0"
+    assert len(skipped) == 2
+
+
+def test_any_text_is_accepted_as_an_id(tmp_path: Path) -> None:
+    odd = [{**span(1, chat("x")), "traceId": name} for name in ("trace-é\ud800", "trace-é\ud801", "a\0b", "ABCDEF")]
+    rollouts, _ = otlp(tmp_path, *odd)
+    assert len({run.id for run in rollouts}) == 4
+
+
+def test_only_rows_with_excessive_nesting_are_skipped(tmp_path: Path) -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    inner: Any = {"stringValue": "x"}
+    for _ in range(200):
+        inner = {"arrayValue": {"values": [inner]}}
+    nested = {**span(1, chat("b"), trace=2), "attributes": [*attributes(chat("b")), {"key": "x", "value": inner}]}
+    rows = [
+        request(span(1, chat("a"))),
+        f'{{"resourceSpans": {deep}}}\n',
+        request({**span(1, chat(deep), trace=3)}),
+        request(nested),
+    ]
+    rollouts, skipped = read("otlp", lines(tmp_path / "x.jsonl", *rows))
+    assert [run.transitions[0].output for run in rollouts] == ["a", deep, "b"]
+    assert [skip.where for skip in skipped] == [f"{tmp_path / 'x.jsonl'}:2"]
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (b"", "is empty"),
+        (b" \n\n", "only white space"),
+        (b'{"resourceSpans": [{"scopeSpans"', r"x\.json:1: neither JSON lines nor a JSON document"),
+        (b'{\n "resourceSpans": [\n  {,\n', r"x\.json:3: neither JSON lines nor a JSON document"),
+        (b"hello\nworld\n", r"x\.json:1: neither"),
+        (b"\x1f\x8b\x08\x00", r"compressed \(gzip\)"),
+        (b"\x28\xb5\x2f\xfd\x00", r"compressed \(zstd\)"),
+        ("{}".encode("utf-16"), "UTF-16"),
+        (b'{"resourceSpans": []}', "has no otlp LM call in 0 traces; .*x.json:1: no spans"),
+        (
+            json.dumps(request(span(1, {"gen_ai.operation.name": "embeddings"}))).encode(),
+            "has no otlp LM call in 1 traces; .*among its 1 spans",
+        ),
+    ],
+)
+def test_a_file_without_traces_is_refused_with_the_reason(tmp_path: Path, written: bytes, message: str) -> None:
+    (path := tmp_path / "x.json").write_bytes(written)
+    with pytest.raises(DataError, match=message):
+        read("otlp", path)
+
+
+def test_lines_after_a_broken_first_line_are_read(tmp_path: Path) -> None:
+    (run,), (skipped,) = read("otlp", lines(tmp_path / "x.jsonl", '{"resourceSpa\n', request(span(1, chat("a")))))
+    assert (run.transitions[0].output, skipped.where) == ("a", f"{tmp_path / 'x.jsonl'}:1")
+
+
+def test_skipped_rows_of_a_document_name_their_line(tmp_path: Path) -> None:
+    good, bad = json.dumps(request(span(1, chat())), indent=1), json.dumps({"resourceMetrics": [1, 2]}, indent=1)
+    (path := tmp_path / "x.json").write_text(f"{bad}\n\n{good}\n\n\n{bad}")
+    _, skipped = read("otlp", path)
+    assert [skip.where for skip in skipped] == [
+        f"{path}:1",
+        f"{path}:{6 + 2 + good.count(chr(10)) + 3}",
+    ]  # the first has six lines
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(DataError, match="no such file"):
+            read("otlp", path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "other"),
+    [
+        ("otlp", "mlflow_3.jsonl", "mlflow"),
+        ("mlflow", "otlp_openai_v2.jsonl", "otlp"),
+        ("langfuse", "mlflow_2.json", "mlflow"),
+        ("langfuse", "otlp_langfuse_sdk.jsonl", "otlp"),
+    ],
+)
+def test_a_file_of_another_kind_is_recognised_by_its_first_row(kind: str, name: str, other: str) -> None:
+    with pytest.raises(
+        DataError, match=rf"{name}:1 is not {kind}; it looks like {other}\. Use: assay traces import {other} "
+    ):
+        read(kind, DATA / name)
+
+
+def test_protobuf_is_refused_as_a_langfuse_export(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"otlp_openai_v2\.pb is not JSON"):
+        read("langfuse", DATA / "otlp_openai_v2.pb")
+
+
+@pytest.mark.slow
+def test_memory_is_bounded_by_the_largest_trace(tmp_path: Path) -> None:
+    path, text = tmp_path / "x.jsonl", "x" * 10_000
+    with path.open("w") as file:
+        for number in range(600):  # 12 MB, each trace's two spans at the two ends of the file
+            file.write(json.dumps(request(span(1, chat(text), trace=number + 1))) + "\n")
+        for number in range(600):
+            file.write(json.dumps(request(span(2, chat(text), trace=number + 1))) + "\n")
+    tracemalloc.start()
+    try:
+        assert sum(len(run.transitions) for run in read_otlp(path) if isinstance(run, Rollout)) == 1200
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_only_lines_and_traces_that_are_too_large_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importing_files, "_LINE", 5_000)
+    monkeypatch.setattr(importing_files, "_TRACE", 3_000)
+    rows = [
+        request(span(1, chat("x" * 20_000))),
+        request(span(1, chat("a"), trace=2)),
+        *(request(span(n, chat("y" * 500), trace=3)) for n in range(1, 9)),
+    ]
+    (run,), skipped = read("otlp", lines(tmp_path / "x.jsonl", *rows, request(span(1, chat("b"), trace=2))))
+    assert run.transitions[0].output == "b"
+    assert [skip.reason.split(":")[0] for skip in skipped if not skip.repeated] == [
+        "not JSON",
+        "the trace is larger than 0 MiB",
+    ]
+
+
+def test_a_full_disk_during_sorting_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = importing_files.Sorted.__init__
+
+    def small(self: importing_files.Sorted) -> None:
+        made(self)
+        self._db.execute("PRAGMA max_page_count=8")
+
+    monkeypatch.setattr(importing_files.Sorted, "__init__", small)
+    with pytest.raises(DataError, match=r"cannot be sorted by trace: .*full.*SQLITE_TMPDIR"):
+        otlp(tmp_path, *(span(n, chat("y" * 5_000)) for n in range(1, 50)))

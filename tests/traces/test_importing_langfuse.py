@@ -1,0 +1,353 @@
+"""Imports of Langfuse's exports, after its documentation: traces, scores, tokens and costs."""
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from importing_rows import CALLS, body, choice, langfuse, mark, observation, read
+
+from assay.traces import Rollout, ToolCall
+
+PAGE = {  # the sample response of the Observations API v2
+    "data": [{
+        "id": "support-chat-7-950dc53a-gen", "traceId": "support-chat-7-950dc53a",
+        "startTime": "2025-12-17T16:09:00.875Z",
+        "projectId": "7a88fb47-b4e2-43b8-a06c-a5ce950dc53a", "parentObservationId": None, "type": "GENERATION",
+        "endTime": "2025-12-17T16:09:01.456Z", "name": "llm-generation", "level": "DEFAULT", "statusMessage": "",
+        "version": "",
+        "environment": "default", "bookmarked": False, "public": False,
+        "completionStartTime": "2025-12-17T16:09:00.995Z",
+        "createdAt": "2025-12-17T16:09:00.875Z", "updatedAt": "2025-12-17T16:09:01.456Z",
+        "input": '{"messages":[{"role":"user","content":"Perfect."}]}',
+        "output": '{"role":"assistant","content":"You\'re all set. Have a great day!"}', "metadata": {},
+        "providedModelName": "gpt-4o",
+        "internalModelId": "clm1a2b3c4d5e6f7g8h9i0j1", "modelParameters": {"temperature": 0.2},
+        "usageDetails": {"input": 98, "output": 68, "total": 166}, "inputUsage": 98, "outputUsage": 68,
+        "totalUsage": 166,
+        "costDetails": {"input": 0.00049, "output": 0.00204, "total": 0.00253}, "inputCost": 0.00049,
+        "outputCost": 0.00204,
+        "totalCost": 0.00253, "promptId": "", "promptName": "", "promptVersion": None, "latency": 0.581,
+        "timeToFirstToken": 0.12,
+        "userId": "", "sessionId": "support-chat-session", "modelId": "clm1a2b3c4d5e6f7g8h9i0j1",
+        "inputPrice": "0.000005",
+        "outputPrice": "0.00003", "totalPrice": None, "usagePricingTierName": None, "tags": ["support", "chat"],
+        "release": "v1.4.2",
+        "traceName": "support-chat",
+    }],
+    "meta": {"cursor": "eyJsYXN0"},
+}  # fmt: skip
+
+
+def test_a_page_of_langfuses_api_is_read(tmp_path: Path) -> None:
+    (run,), skipped = langfuse(tmp_path, PAGE)
+    (call,) = run.transitions
+    assert skipped == []
+    assert (run.source, run.program, run.program_version, run.status, run.data_subject) == (
+        "langfuse",
+        "support-chat",
+        "v1.4.2",
+        "done",
+        None,
+    )
+    assert run.metadata == {"trace_id": "support-chat-7-950dc53a", "session_id": "support-chat-session"}
+    assert (run.inputs, run.prediction) == ({"input": "Perfect."}, {"output": "You're all set. Have a great day!"})
+    assert body(call) == {"model": "gpt-4o", "messages": [{"role": "user", "content": "Perfect."}], "temperature": 0.2}
+    assert (call.output, call.prompt_tokens, call.completion_tokens, call.cost_usd) == (
+        "You're all set. Have a great day!",
+        98,
+        68,
+        0.00253,
+    )
+    assert (call.started_at, call.latency_ms) == (1765987740.875, 581.0)  # 2025-12-17T16:09:00.875Z
+
+
+def test_a_table_exported_from_langfuses_ui_is_read(tmp_path: Path) -> None:
+    row = {  # the example of "Export from UI"
+        "id": "obs_01J9",
+        "traceId": "trace_01J9",
+        "name": "openai-chat",
+        "type": "GENERATION",
+        "model": "gpt-4o-mini",
+        "startTime": "2025-04-12T10:23:14.512Z",
+        "endTime": "2025-04-12T10:23:16.108Z",
+        "input": [
+            {"role": "system", "content": "You are a helpful assistant."},
+            {"role": "user", "content": "Summarize the email below."},
+        ],
+        "output": {"role": "assistant", "content": "The email asks ..."},
+        "usage": {"input": 412, "output": 87, "total": 499, "unit": "TOKENS"},
+        "totalCost": 0.000183,
+        "level": "DEFAULT",
+        "metadata": {"customer_tier": "pro"},
+        "tags": ["prod", "summarize"],
+    }
+    (path := tmp_path / "x.json").write_text(json.dumps([row, {**row, "id": "2", "traceId": "trace_2"}], indent=2))
+    (run, _), skipped = read("langfuse", path)
+    (call,) = run.transitions
+    assert skipped == []
+    assert (body(call)["messages"], call.output) == (row["input"], "The email asks ...")
+    assert (call.model, call.prompt_tokens, call.completion_tokens, call.cost_usd, call.latency_ms) == (
+        "gpt-4o-mini",
+        412,
+        87,
+        0.000183,
+        1596.0,
+    )
+
+
+AGENT = [
+    observation(1, "AGENT", input={"q": "12 + 30"}, output="42"),
+    observation(2, at=1, parent=1, input="12 + 30", output={"role": "assistant", "content": None, "tool_calls": CALLS}),
+    observation(3, "TOOL", at=2, parent=1, name="add", input={"a": 12, "b": 30}, output=42),
+    observation(
+        4, "TOOL", at=3, parent=1, name="add", input={"a": 1, "b": "x"}, level="ERROR", statusMessage="no number"
+    ),
+    observation(5, at=5, parent=1, input=[{"role": "user", "content": "12 + 30"}], output="42"),
+    observation(6, "EMBEDDING", at=6, parent=1, model="e"),
+]
+
+
+def reads_as_the_agent(run: Rollout) -> None:
+    assert (run.status, run.inputs, run.prediction) == ("done", {"q": "12 + 30"}, {"output": "42"})
+    first, second = run.transitions
+    assert choice(first)["message"]["tool_calls"] == CALLS
+    assert first.tools == [
+        ToolCall(name="add", arguments={"a": 12, "b": 30}, result="42"),
+        ToolCall(name="add", arguments={"a": 1, "b": "x"}, error="no number"),
+    ]
+    assert (second.output, second.tools, run.score, run.human_rating) == ("42", [], 0.5, 1.0)
+
+
+def test_a_langfuse_trace_with_nested_observations_and_scores_is_read(tmp_path: Path) -> None:
+    inside = [{key: value for key, value in row.items() if key != "traceId"} for row in AGENT]
+    scores = [mark("ok", 0.5), mark("stars", 1, "ANNOTATION")]
+    of_it = {
+        "id": "t",
+        "timestamp": "2025-01-01T00:00:00.000Z",
+        "name": "adder",
+        "userId": "eve",
+        "sessionId": "s",
+        "release": "r",
+        "metadata": {"tenant": "acme"},
+    }
+    older = {"trace": {**of_it, "observations": [], "scores": []}, "observations": inside, "scores": scores}
+    for trace in ({**of_it, "observations": inside, "scores": scores}, older):
+        (run,), skipped = langfuse(tmp_path, trace)
+        reads_as_the_agent(run)
+        assert skipped == []
+        assert (run.program, run.data_subject, run.tenant, run.program_version, run.metadata["session_id"]) == (
+            "adder",
+            "eve",
+            "acme",
+            "r",
+            "s",
+        )
+    (run,), skipped = langfuse(tmp_path, {"observations": AGENT, "scores": scores})  # today's download
+    reads_as_the_agent(run)
+    assert (run.program, skipped) == ("agent 1", [])
+
+
+def test_rows_of_a_blob_export_are_read_in_any_order(tmp_path: Path) -> None:
+    def snake(row: dict[str, Any]) -> dict[str, Any]:
+        return {"".join(f"_{c.lower()}" if c.isupper() else c for c in key): value for key, value in row.items()}
+
+    written = [
+        snake(
+            {
+                **observed,
+                "startTime": observed["startTime"].replace("T", " ").replace("Z", "000"),
+                "endTime": observed["endTime"].replace("T", " ").replace("Z", "000"),
+            }
+        )
+        for observed in AGENT
+    ]
+    for observed in written:
+        observed["parent_observation_id"] = observed["parent_observation_id"] or ""
+        for name in ("input", "output"):  # texts, empty where there is nothing
+            observed[name] = (
+                observed[name]
+                if isinstance(observed.get(name), str)
+                else json.dumps(observed[name])
+                if name in observed
+                else ""
+            )
+    scores = [snake(mark("ok", 0.5, observationId=None)), snake(mark("stars", 1, "ANNOTATION"))]
+    rows = [
+        *scores,
+        *reversed(written),
+        {"id": "t", "timestamp": "2025-01-01 00:00:00.000000", "name": "adder", "user_id": "eve"},
+    ]
+    (run,), skipped = langfuse(tmp_path, *rows)
+    reads_as_the_agent(run)
+    assert (run.program, run.data_subject, skipped) == ("adder", "eve", [])
+    assert run.transitions[0].started_at == 1735689601.0  # 2025-01-01T00:00:01Z
+
+
+def test_fields_of_the_trace_take_precedence_over_its_root(tmp_path: Path) -> None:
+    trace = {
+        "id": "t",
+        "timestamp": "2025-01-01T00:00:00.000Z",
+        "name": "n",
+        "input": {"asked": "x"},
+        "output": "y",
+        "version": "2",
+    }
+    (run,), _ = langfuse(tmp_path, *({**row, "version": "1"} for row in AGENT), trace)
+    assert (run.inputs, run.prediction, run.program, run.program_version) == ({"asked": "x"}, {"output": "y"}, "n", "2")
+
+
+def test_times_without_a_zone_are_utc_and_may_be_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        for written in (
+            "2025-01-01 00:00:01.500000",
+            "2025-01-01T00:00:01.500Z",
+            "2025-01-01T09:00:01.500+09:00",
+            1735689601500,
+            1735689601.5,
+        ):
+            (run,), _ = langfuse(tmp_path, {**observation(1, input="a", output="b"), "startTime": written})
+            assert run.transitions[0].started_at == 1735689601.5
+        (run,), _ = langfuse(tmp_path, {**observation(1, input="a", output="b"), "startTime": "yesterday"})
+        assert run.transitions[0].started_at == 0.0
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_langfuse_scores_are_verdicts_and_annotations_ratings(tmp_path: Path) -> None:
+    call = observation(1, input="hi", output="ho")
+    scores = [
+        mark("stars", 0.5, "ANNOTATION"), mark("stars", 1.0, "ANNOTATION", comment="good"),
+        mark("ok", 1, "API", "BOOLEAN", stringValue="True"),
+        mark("tone", 2, kind="CATEGORICAL", stringValue="friendly"),
+        mark("note", 0, "ANNOTATION", "TEXT", stringValue="as he said"),
+        mark("five", 4), mark("nan", math.nan), mark("text", "0.7"),
+        mark("fix", 0, "ANNOTATION", "CORRECTION", stringValue="better"), mark("step", 0.25, observationId="o9"),
+        mark("root", 2.5, observationId="o1"),
+    ]  # fmt: skip
+    (run,), skipped = langfuse(tmp_path, call, *scores)
+    assert (run.human_rating, run.score, run.rubric) == (0.75, 1.0, "imported:ok")  # the mean of 0.5 and 1
+    assert run.expected == {"output": "better"}
+    assert [v.reason for v in run.verdicts[:4]] == ["", "good", "", "imported as 'friendly'"]
+    assert [(v.criterion, v.grade, v.label, v.scope) for v in run.verdicts] == [
+        ("stars", 0.5, None, "final"), ("stars", 1.0, None, "final"), ("ok", 1.0, "True", "final"),
+        ("tone", None, "friendly", "final"),
+        ("note", None, "as he said", "final"), ("five", None, None, "final"), ("nan", None, None, "final"),
+        ("text", None, "0.7", "final"),
+        ("step", 0.25, None, "step"), ("root", None, None, "final"),
+    ]  # fmt: skip
+    assert [skip.reason for skip in skipped] == [
+        "the score 'five' is 4: outside [0, 1]", "the score 'nan' is nan: not a finite number",
+        "the score 'root' is 2.5: outside [0, 1]",
+    ]  # fmt: skip
+    assert [skip.where for skip in skipped] == [f"{tmp_path / 'x.jsonl'}:{line}" for line in (7, 8, 12)]
+
+
+def test_a_score_of_zero_is_a_score_and_a_missing_one_is_not(tmp_path: Path) -> None:
+    call = observation(1, input="hi", output="ho")
+    for scores, expected in (
+        ([mark("ok", 0)], 0.0),
+        ([mark("ok", None)], None),
+        ([], None),
+        ([mark("ok", -0.01)], None),
+        ([mark("ok", 1.01)], None),
+    ):
+        (run,), _ = langfuse(tmp_path, call, *scores)
+        assert (run.score, run.human_rating) == (expected, None)
+    (run,), _ = langfuse(tmp_path, call, mark("ok", False, "ANNOTATION", "BOOLEAN"))
+    assert (run.score, run.human_rating) == (None, 0.0)
+
+
+def test_of_several_scores_the_named_one_is_used(tmp_path: Path) -> None:
+    rows = [observation(1, input="hi", output="ho"), mark("a", 0.25), mark("b", 0.5), mark("b", 0.75)]
+    (run,), skipped = langfuse(tmp_path, *rows)
+    assert (run.score, [skip.reason for skip in skipped]) == (
+        None,
+        ["several scores (a, b) and none selected: stored as verdicts"],
+    )
+    (run,), skipped = langfuse(tmp_path, *rows, score="b")
+    assert (run.score, run.rubric, skipped) == (0.75, "imported:b", [])  # the later of two
+    (run,), skipped = langfuse(tmp_path, *rows[:2], score="b")
+    assert (run.score, run.rubric) == (None, "")  # another is not taken for it
+
+
+def test_tokens_and_costs_of_every_langfuse_version_are_read(tmp_path: Path) -> None:
+    known = [
+        (
+            {
+                "usageDetails": {
+                    "input": 10,
+                    "input_cached_tokens": 5,
+                    "output": 3,
+                    "output_reasoning_tokens": 2,
+                    "total": 20,
+                }
+            },
+            (15, 5, None),
+        ),
+        ({"usage": {"promptTokens": 4, "completionTokens": 2}, "calculatedTotalCost": 0.5}, (4, 2, 0.5)),
+        (
+            {
+                "usage_details": '{"prompt_tokens": 6, "completion_tokens": 1}',
+                "cost_details": '{"input": 0.1, "total": 0.25}',
+            },
+            (6, 1, 0.25),
+        ),
+        # a price that is not known
+        ({"inputUsage": 0, "outputUsage": 0, "totalCost": 0, "costDetails": {}}, (0, 0, None)),
+        ({"totalCost": 0, "costDetails": {"total": 0}}, (None, None, 0.0)),
+        ({"totalCost": -1}, (None, None, None)),
+        ({"usageDetails": None, "usage": "no", "promptTokens": 3, "completionTokens": 4}, (3, 4, None)),
+    ]
+    for recorded, expected in known:
+        (run,), _ = langfuse(tmp_path, observation(1, input="a", output="b", **recorded))
+        (call,) = run.transitions
+        assert (call.prompt_tokens, call.completion_tokens, call.cost_usd) == expected
+
+
+def test_tools_in_separate_columns_are_read(tmp_path: Path) -> None:
+    recorded = {
+        "toolDefinitions": {"add": '{"description": "Adds.", "parameters": {"type": "object"}}'},
+        "toolCalls": [json.dumps(CALLS[0])],
+        "output": None,
+    }
+    (run,), _ = langfuse(tmp_path, observation(1, input="a", **recorded))
+    (call,) = run.transitions
+    assert body(call)["tools"] == [
+        {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
+    ]
+    assert choice(call)["message"]["tool_calls"] == CALLS[:1]
+    assert call.tools == [ToolCall(name="add", arguments={"a": 12, "b": 30})]
+
+
+def test_langfuse_errors_are_of_level_error(tmp_path: Path) -> None:
+    (run,), _ = langfuse(
+        tmp_path,
+        observation(1, "SPAN", level="ERROR", statusMessage="broke"),
+        observation(2, parent=1, level="WARNING", statusMessage="hm"),
+    )
+    assert (run.status, run.error, run.transitions[0].error) == ("failed", "broke", None)
+    (run,), _ = langfuse(tmp_path, observation(1, "SPAN"), observation(2, parent=1, level="ERROR", statusMessage=""))
+    assert (run.status, run.error, run.transitions[0].error) == ("done", None, "error")
+
+
+def test_unknown_langfuse_rows_are_skipped_with_the_reason(tmp_path: Path) -> None:
+    rows = [
+        observation(1, input="a", output="b"), {"id": "x", "foo": 1}, {**mark("m", 1), "traceId": None},
+        observation(1, input="a", output="c"),
+        observation(2, trace=""), mark("alone", 1, traceId="other"), {"data": [3]},
+    ]  # fmt: skip
+    (run,), skipped = langfuse(tmp_path, *rows)
+    assert run.transitions[0].output == "c"
+    assert [(skip.where.rsplit(":", 1)[1], skip.reason, skip.repeated) for skip in skipped] == [
+        ("2", "not an observation, score or trace: its fields are 'id', 'foo'", False),
+        ("3", "the score 'm-1-0' belongs to no trace", False),
+        ("4", "the observation 'o1' is in the file twice; the later one is imported", True),
+        ("5", "the observation 'o2' belongs to no trace", False),
+        ("7", "expected an object, found int", False), ("6", "no LM call among its 0 spans", False),
+    ]  # fmt: skip

@@ -1,0 +1,175 @@
+"""Imports into the store: repeated imports, traces in several files, scores and ratings."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from importing_rows import DATA, T0, chat, lines, mark, observation, otlp, read, request, span
+
+from assay.errors import DataError
+from assay.traces import Rollout, Store
+from assay.traces.importers import ImportReport, import_traces
+from assay.traces.store.tables import metadata
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    url = str(tmp_path / "s.db")
+    if request.param == "postgres":
+        url = request.getfixturevalue("postgres_url")
+        engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+        metadata.drop_all(engine)
+        engine.dispose()
+    with Store(url) as opened:
+        yield opened
+
+
+def stored(opened: Store) -> list[Rollout]:
+    opened.flush()
+    return sorted((opened.rollout(row.id) for row in opened.rollouts()), key=lambda row: row.started_at)
+
+
+def test_an_import_is_in_the_store_as_it_was_read(store: Store) -> None:
+    for kind, name in (("otlp", "otlp_openinference.jsonl"), ("mlflow", "mlflow_3.jsonl")):
+        report = import_traces(store, kind, DATA / name)
+        rollouts, skipped = read(kind, DATA / name)
+        assert stored(store)[-2:] == rollouts
+        assert report == ImportReport(
+            run_id=rollouts[0].run_id, kind=kind, rollouts=2, transitions=3, tool_calls=2, rated=int(kind == "mlflow"),
+            skipped=len(skipped),
+            reasons=tuple(f"{skip.where}: {skip.reason} (trace {skip.trace})" for skip in skipped),
+        )  # fmt: skip
+    assert store.stats(run_id=report.run_id)["transitions"] == 3
+
+
+def test_a_second_import_of_a_file_stores_nothing(store: Store) -> None:
+    first = import_traces(store, "otlp", DATA / "otlp_openai_v2.jsonl")
+    before = stored(store)
+    second = import_traces(store, "otlp", DATA / "otlp_openai_v2.jsonl")
+    assert (first.rollouts, first.unchanged, second.rollouts, second.unchanged) == (2, 0, 0, 2)
+    assert (second.transitions, second.tool_calls) == (0, 0)
+    assert stored(store) == before
+
+
+def test_hostile_texts_are_stored_and_recognised_on_the_next_import(store: Store, tmp_path: Path) -> None:
+    odd = "a\ud800b\0c"
+    hostile_span = {
+        **span(1, {**chat(odd), "user.id": odd, "gen_ai.agent.name": odd, "x": [math.nan, math.inf]}),
+        "traceId": odd,
+        "spanId": odd,
+    }
+    path = lines(tmp_path / "x.jsonl", request(hostile_span))
+    assert import_traces(store, "otlp", path).rollouts == 1
+    (run,) = stored(store)
+    assert run.transitions[0].output == run.program == run.data_subject == "a?b\ufffdc"
+    assert import_traces(store, "otlp", path).unchanged == 1
+    assert len(stored(store)) == 1
+
+
+def test_a_trace_in_two_files_becomes_one_rollout(store: Store, tmp_path: Path) -> None:
+    first = lines(tmp_path / "1.jsonl", request(span(2, chat("a"), parent=1, at=1), span(4, chat("c"), parent=1, at=3)))
+    second = lines(
+        tmp_path / "2.jsonl",
+        request(
+            span(1, {"output.value": "d"}, duration=9),
+            span(3, chat("b"), parent=1, at=2),
+            span(4, chat("c"), parent=1, at=3),
+        ),
+    )
+    assert import_traces(store, "otlp", first).rollouts == 1
+    assert import_traces(store, "otlp", second).rollouts == 1
+    (run,) = stored(store)
+    assert [(t.t, t.output) for t in run.transitions] == [(0, "a"), (1, "b"), (2, "c")]
+    assert (run.prediction, run.started_at, run.ended_at) == ({"output": "d"}, T0, T0 + 9)
+    for path in (first, second):
+        assert import_traces(store, "otlp", path).unchanged == 1
+
+
+def test_the_answer_of_a_trace_in_two_files_is_that_of_its_last_call(store: Store, tmp_path: Path) -> None:
+    otlp(tmp_path, span(1), span(2, chat("a"), parent=1))
+    import_traces(store, "otlp", tmp_path / "x.jsonl")
+    otlp(tmp_path, span(3, chat("b"), parent=1, at=5))
+    import_traces(store, "otlp", tmp_path / "x.jsonl")
+    store.flush()
+    (run,) = store.rollouts()
+    assert run.prediction == {"output": "b"}
+
+
+def test_recorded_inputs_replace_derived_ones(store: Store, tmp_path: Path) -> None:
+    def question(text: str) -> dict[str, Any]:
+        return chat(
+            **{"gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": text}]}])}
+        )
+
+    files = [
+        lines(tmp_path / "1.jsonl", request(span(3, question("second"), parent=1, at=3))),
+        lines(tmp_path / "2.jsonl", request(span(2, question("first"), parent=1, at=2))),
+        lines(
+            tmp_path / "3.jsonl",
+            request(
+                span(1, {"input.value": '{"q": "real"}'}, status={"code": 2, "message": "m"}),
+                span(4, question("third"), parent=1, at=4),
+            ),
+        ),
+    ]
+    tasks = []
+    for path, expected in zip(files, ({"input": "second"}, {"input": "first"}, {"q": "real"}), strict=True):
+        import_traces(store, "otlp", path)
+        assert [import_traces(store, "otlp", before).unchanged for before in files[: len(tasks) + 1]] == [1] * (
+            len(tasks) + 1
+        )
+        (run,) = stored(store)
+        assert run.inputs == expected
+        tasks.append(run.task_id)
+    assert len(set(tasks)) == 3
+    assert (run.status, run.error) == ("failed", "m")
+
+
+def test_new_scores_are_added_and_ratings_of_this_store_are_kept(store: Store, tmp_path: Path) -> None:
+    call = observation(1, input="hi", output="ho")
+    import_traces(store, "langfuse", lines(tmp_path / "1.jsonl", call))
+    import_traces(store, "langfuse", lines(tmp_path / "2.jsonl", call, mark("ok", 0.5), mark("stars", 1, "ANNOTATION")))
+    (run,) = stored(store)
+    assert (run.score, run.rubric, run.human_rating, [v.criterion for v in run.verdicts]) == (
+        0.5,
+        "imported:ok",
+        1.0,
+        ["ok", "stars"],
+    )
+    assert import_traces(store, "langfuse", tmp_path / "2.jsonl").unchanged == 1
+    import_traces(store, "langfuse", lines(tmp_path / "3.jsonl", call, mark("ok", 0.75)))
+    (run,) = stored(store)
+    assert (run.score, [v.grade for v in run.verdicts]) == (0.75, [0.5, 1.0, 0.75])
+    run.score, run.rubric, run.human_rating = 0.25, "mine@1", 0.0
+    store.put_rollout(run)
+    import_traces(store, "langfuse", tmp_path / "2.jsonl")
+    (run,) = stored(store)
+    assert (run.score, run.rubric, run.human_rating) == (0.25, "mine@1", 0.0)
+
+
+def test_the_report_keeps_the_first_reasons_and_counts_all(tmp_path: Path) -> None:
+    path = lines(tmp_path / "x.jsonl", request(span(1, chat())), request(span(1, chat())), *["{broken\n"] * 30)
+    with Store(tmp_path / "s.db") as store:
+        report = import_traces(store, "otlp", path)
+    assert (report.rollouts, report.skipped, report.duplicates, len(report.reasons)) == (1, 30, 1, 20)
+    assert report.reasons[0].startswith(f"{path}:3: not JSON: ")
+    assert report.to_dict()["reasons"] == report.reasons
+
+
+def test_a_file_without_rollouts_stores_nothing(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        with pytest.raises(DataError, match=r"no .*LM call"):
+            import_traces(store, "otlp", lines(tmp_path / "x.jsonl", request(span(1))))
+        with pytest.raises(DataError, match="kind='jaeger' must be one of otlp, langfuse, mlflow"):
+            import_traces(store, "jaeger", DATA / "mlflow_2.json")
+        assert (list(store.rollouts()), store.runs("import")) == ([], [])
+
+
+def test_an_import_is_a_separate_run(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        report = import_traces(store, "mlflow", DATA / "mlflow_2.json")
+        assert store.runs("import") == [(report.run_id, "done")]

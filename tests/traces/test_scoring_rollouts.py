@@ -1,0 +1,141 @@
+"""Scores of stored rollouts by a rubric: failures, undecided ones, running ones."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from collected_answers import program as program
+
+import assay
+from assay.api.record import opened_store
+from assay.api.traces import score_rollouts
+from assay.cli.main import group
+from assay.errors import ConfigError
+from assay.traces import Rollout, Store, ToolCall, Transition
+
+
+def test_a_decorated_function_is_scored_by_its_rubric_and_its_failure_is_a_score_of_0(program: str) -> None:
+    @assay.recorded(rubric="r.yaml", store="s.db", expected={"answer": "7"})
+    def agent(question: str, loud: bool = False) -> str:
+        if question == "break":
+            raise ValueError("no idea")
+        return "7"
+
+    @assay.recorded(store="s.db")
+    async def later(question: str) -> str:
+        await asyncio.sleep(0)
+        return "8"
+
+    assert agent("q") == "7"
+    assert asyncio.run(later("q")) == "8"
+    with pytest.raises(ValueError, match="no idea"):
+        agent("break")
+    opened_store("s.db")[0].flush()
+    with Store("s.db") as store:
+        rollouts = {(json.dumps(r.inputs), r.score, r.status) for r in store.rollouts()}
+    assert ('{"question": "q"}', None, "done") in rollouts
+    assert ('{"question": "break", "loud": false}', 0.0, "failed") in rollouts
+
+
+def test_stored_rollouts_are_scored_by_a_rubric_afterwards(program: str) -> None:
+    with assay.record({"question": "q"}, store="s.db", expected={"answer": "7"}) as run:
+        run.call(
+            [{"role": "user", "content": "q"}],
+            "7",
+            model="m",
+            tools=[ToolCall(name="f", arguments={"x": 1}, result="7")],
+        )
+        run.answer("7")
+    Path("r2.yaml").write_text(
+        "name: r2\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n"
+        "- {name: ran, scope: step, weight: 0.05, check: 'assay.rubrics.steps:tool_executed'}\n"
+    )
+    opened_store("s.db")[0].flush()
+    scored = score_rollouts("r2.yaml", store="s.db")
+    assert {name: scored[name] for name in ("scored", "unscored", "skipped", "mean")} == {
+        "scored": 1,
+        "unscored": 0,
+        "skipped": 0,
+        "mean": 1.0,
+    }
+    assert score_rollouts("r2.yaml", store="s.db")["skipped"] == 1
+    assert score_rollouts("r2.yaml", store="s.db", again=True)["scored"] == 1
+    with Store("s.db") as store:
+        rollout = store.rollout(run.rollout.id)
+    assert (rollout.score, rollout.rubric[:3], rollout.transitions[0].step_rewards) == (1.0, "r2@", {"ran": 0.05})
+
+
+def test_scoring_reports_the_number_of_running_rollouts(program: str) -> None:
+    Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
+    with Store("s.db") as store:
+        for status, source in (
+            ("running", "gateway"),
+            ("running", "gateway"),
+            ("running", "judge"),
+            ("done", "gateway"),
+        ):
+            store.put_rollout(
+                Rollout(
+                    status=status,
+                    source=source,
+                    inputs={"question": "q"},
+                    expected={"answer": "7"},
+                    prediction={"answer": "7"},
+                )
+            )
+    assert {name: score_rollouts("r.yaml", store="s.db")[name] for name in ("scored", "running")} == {
+        "scored": 1,
+        "running": 2,
+    }
+    result = CliRunner().invoke(group, ["traces", "score", "--rubric", "r.yaml", "--store", "s.db"])
+    assert "2 rollouts are still running" in result.stdout
+
+
+def test_a_rollout_that_a_rubric_cannot_decide_keeps_its_score(program: str) -> None:
+    """As those of `assay run`, whose task has no id and no expected answer."""
+    Path("r3.yaml").write_text(
+        "name: r3\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n"
+        "- {name: short, check: 'c3.py:short'}\n"
+    )
+    Path("c3.py").write_text("def short(task, prediction, rollout):\n    return 1.0\n")
+    with Store("s.db") as store:
+        for score in (None, 0.4):
+            store.put_rollout(
+                Rollout(
+                    status="done",
+                    phase="run",
+                    inputs={"question": "q"},
+                    prediction={"answer": "7"},
+                    score=score,
+                    rubric="old@1",
+                )
+            )
+    scored = score_rollouts("r3.yaml", store="s.db", again=True)
+    assert (scored["scored"], scored["unscored"], scored["coverage"]) == (0, 2, 0.0)
+    assert re.match(r"task '[0-9a-f]{16}' has no expected", scored["undecided"]["right"]["reason"])
+    with Store("s.db") as store:
+        scores = {
+            (rollout.score, rollout.rubric, len(store.rollout(rollout.id).verdicts)) for rollout in store.rollouts()
+        }
+    assert scores == {(None, "old@1", 0), (0.4, "old@1", 0)}
+
+
+def test_a_failure_of_the_model_is_not_scored_as_the_agents(program: str) -> None:
+    with Store("s.db") as store:
+        broken = Transition(t=0, model="m", request={}, error="HTTP 500")
+        rollout = Rollout(status="done", transitions=[broken], inputs={"question": "q"})
+        store.put_rollout(rollout)
+        store.put_transition(rollout.id, broken)
+    scored = score_rollouts("r.yaml", store="s.db")
+    assert {name: scored[name] for name in ("scored", "unscored", "skipped", "mean")} == {
+        "scored": 0,
+        "unscored": 1,
+        "skipped": 0,
+        "mean": None,
+    }
+    for bad in ({"score": 5.0}, {"score": "high"}, {"split": "Test"}):
+        with pytest.raises(ConfigError), assay.record("x", store="s.db", **bad):
+            pass
