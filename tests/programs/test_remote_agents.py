@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,9 @@ def test_another_process_runs_the_agent_and_its_calls_are_recorded_here(trainer:
 def test_a_runner_that_is_not_heard_of_is_replaced_and_its_late_result_is_refused(trainer: Trainer) -> None:
     run = Later(trainer.run)
     lost = trainer.lease()  # and never heard of again
+    while not trainer.program.counts["lost"]:
+        time.sleep(0.05)
+    trainer.leases.heartbeat_s = 20.0  # the next one may load the model meanwhile
     done = Later(
         work, CallableRunner(solve), TaskServer(trainer.server.url, KEY), patience_s=30, say=lambda _: None, tasks=1
     )

@@ -6,6 +6,7 @@ generation of the trainer (transformers on CPU or GPU, or vLLM).
 
 import copy
 import itertools
+import math
 import shutil
 import threading
 import time
@@ -24,8 +25,13 @@ from assay.models.lm import lm_over
 from assay.models.lora.conversion import write_gguf
 from assay.models.recording import NOT_KNOWN
 from assay.optimizers.finetuning.rollout_pool import CHECK_S, Run, TimeoutPool, calls_of, place_in_pool
+from assay.programs.foreign.agent import ForeignAgent
 
 __all__ = ["LlamaPolicy", "PolicyEngine", "TrainerPolicy", "serve"]
+
+# An agent of another process may wait for something else than an answer, such as a free runner: the requests of the
+# others are then answered without it.
+_PATIENCE_S = 0.5
 
 
 class PolicyEngine(ABC):
@@ -123,7 +129,8 @@ class LlamaPolicy(PolicyEngine):
 class TrainerPolicy(PolicyEngine):
     """Any causal model of transformers, with the generation of the trainer: transformers or vLLM, by its settings.
 
-    All rollouts run at once. When every running rollout waits for an answer, their requests become one batch. Every
+    All rollouts run at once. When every running rollout waits for an answer, their requests become one batch; those of
+    agents in other processes, of which not all may run at once, also when no other request comes for a moment. Every
     process takes part in every batch, with no requests once its rollouts have ended.
     """
 
@@ -141,11 +148,13 @@ class TrainerPolicy(PolicyEngine):
         from assay.optimizers.finetuning.trl_trainer import over_ranks
 
         pool, desk = TimeoutPool(calls_of(runs, session), len(runs), self.timeout_s), self.backend
+        foreign = any(isinstance(student.program, ForeignAgent) for student, _ in runs)
+        desk.patience_s = _PATIENCE_S if foreign else math.inf
         desk.open(pool)
         pool.start()
         while True:
             with pool.changed:
-                while not pool.done and len(desk.waiting) < pool.active + len(pool.queued):
+                while not pool.done and not desk.complete_batch():
                     pool.check_calls(self.stop)
                     pool.changed.wait(CHECK_S)
                 pool.check_calls(self.stop)
@@ -213,7 +222,7 @@ class TrainerPolicy(PolicyEngine):
 
 class _Question:
     def __init__(self, place: int, prompt: list[int]) -> None:
-        self.place, self.prompt = place, prompt
+        self.place, self.prompt, self.came = place, prompt, time.monotonic()
         self.answer: tuple[list[int], list[float] | None] | None = None
 
 
@@ -229,7 +238,7 @@ class _Desk:
     price_usd = 0.0
 
     def __init__(self, name: str) -> None:
-        self.name, self.waiting = name, list[_Question]()
+        self.name, self.waiting, self.patience_s = name, list[_Question](), math.inf
         self.tokenizer: Any = None
         self.pool: Any = None
 
@@ -238,6 +247,12 @@ class _Desk:
 
     def open(self, pool: TimeoutPool) -> None:
         self.pool, self.waiting = pool, []
+
+    def complete_batch(self) -> bool:
+        """Whether every running rollout waits for an answer, or no request has come for `patience_s`."""
+        if len(self.waiting) >= self.pool.active + len(self.pool.queued):
+            return True
+        return bool(self.waiting) and time.monotonic() - self.waiting[-1].came >= self.patience_s
 
     def take_requests(self) -> list[_Question]:
         """Removes and returns the waiting requests, in the order of the runs."""
