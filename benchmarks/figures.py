@@ -58,8 +58,8 @@ def groups(names: list[str], parser: argparse.ArgumentParser) -> list[str]:
 
 
 def run_group(name: str, group: Group, arguments: argparse.Namespace) -> None:
-    if group.module is None or (group.stronger and arguments.stronger is None):
-        say(f"{name}: not run ({'no measurement yet' if group.module is None else 'needs --stronger FILE.gguf'})")
+    if group.stronger and arguments.stronger is None:
+        say(f"{name}: not run (needs --stronger FILE.gguf)")
         return
     path = arguments.results / "seeds.jsonl"
     for seed in SEEDS if arguments.seed is None else (arguments.seed,):

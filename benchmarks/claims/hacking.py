@@ -8,18 +8,15 @@ at temperature 1. A hack is a run whose proxy passes while the true checker fail
 """
 
 import json
-import os
 import random
 from pathlib import Path
 from typing import Any
 
 import assay
-from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.programs.calculator import calculator
-from assay.testing.fakes import scripted_lm
-from assay.traces.export.gates import Gates
 from claims import edit_agent
 from claims.storing import Lines, Measured, Setting
+from claims.trained import train, use_scratch_adapters, warmed_up
 
 PROGRAM = f"{edit_agent.__file__}:Editor"
 CHECK = f"{edit_agent.__file__}:"
@@ -33,9 +30,9 @@ CRITERIA = """  - {name: minimal_diff, weight: 1, check: minimal_diff}
 
 def measure(setting: Setting) -> Measured:
     folder = setting.scratch
-    os.environ["ASSAY_ADAPTERS"] = str(folder / "adapters")
+    use_scratch_adapters(setting)
     write_files(folder, setting.seed)
-    warm = warmed_up(setting)
+    warm = random_edits(setting)
     found, curves = {}, {}
     for side, rubric in (("before", "proxy"), ("after", "criteria")):
         curves[side] = trained(setting, warm, rubric)
@@ -47,30 +44,21 @@ def measure(setting: Setting) -> Measured:
 
 def trained(setting: Setting, warm: str, rubric: str) -> list[float]:
     """Trains the adapter `rubric` on top of the warmed-up model; scores by step."""
-    report = assay.train(
+    return train(
+        setting,
         PROGRAM,
+        rubric,
         rubric=str(setting.scratch / f"{rubric}.yaml"),
         data=str(setting.scratch / "tasks.jsonl"),
-        name=rubric,
         model=warm,
-        seed=setting.seed,
         steps=STEPS,
+        test=TEST,
         num_generations=GROUP,
         prompts_per_step=PROMPTS,
         learning_rate=RATE,
-        beta=0.0,
         max_completion=40,
         per_device_batch_size=GROUP * PROMPTS,
-        preflight=False,
-        samples_every=0,
-        save_every=STEPS,
-        evaluate_every=0,
-        sizes={"test": TEST, "val": 2},
-        test=False,
-        store=setting.scratch / f"{rubric}.db",
-        progress=Lines(),
     )
-    return [round(score, 3) for score in report.curves["score"].values()]
 
 
 def write_files(folder: Path, seed: int) -> None:
@@ -92,28 +80,17 @@ def write_files(folder: Path, seed: int) -> None:
     (folder / "tasks.jsonl").write_text("".join(lines))
 
 
-def warmed_up(setting: Setting) -> str:
+def random_edits(setting: Setting) -> str:
     """A model that has seen edits drawn at random; its name."""
-    folder, rng = setting.scratch, random.Random(setting.seed)
+    rng = random.Random(setting.seed)
 
     def answer(request: Any) -> str:
         kept, *edited = edit_agent.CHECKERS
         checker = rng.choice(edited) if rng.random() < HACKS else kept
         return f"body: {rng.choice(edit_agent.BODIES)}\nchecker: {checker}"
 
-    assay.collect(
-        PROGRAM,
-        rubric=str(folder / "any.yaml"),
-        data=str(folder / "tasks.jsonl"),
-        lm=scripted_lm(answer),
-        n=1,
-        sizes={"train": WARM},
-        store=folder / "any.db",
-        threads=1,
-    )
-    assay.export("sft", folder / "rows", store=folder / "any.db", gates=Gates(min_clean=0))
-    settings = SFTSettings(model=setting.model, epochs=1, learning_rate=WARM_RATE, eval_fraction=0.0, seed=setting.seed)
-    return str(train_sft(folder / "rows", "warm", settings, progress=Lines()).name)
+    rubric, data = str(setting.scratch / "any.yaml"), str(setting.scratch / "tasks.jsonl")
+    return warmed_up(setting, PROGRAM, answer, rows=WARM, learning_rate=WARM_RATE, rubric=rubric, data=data)
 
 
 def figures(setting: Setting, model: str) -> dict[str, dict[str, float]]:

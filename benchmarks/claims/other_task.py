@@ -5,7 +5,6 @@ Has no code, numbers to compute or checkers. `before` is the embedded model as i
 one that is trained here. The score is the share of exact answers. One call a task, nearly greedy.
 """
 
-import os
 import random
 
 import dspy
@@ -16,6 +15,7 @@ from assay.programs import Agent
 from assay.rubrics import Criterion, Rubric
 from claims import hacking
 from claims.storing import Lines, Measured, Setting
+from claims.trained import use_scratch_adapters
 
 NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Karla", "Leo")
 CITIES = ("Athens", "Berlin", "Boston", "Cairo", "Chicago", "Delhi", "Dublin", "Geneva", "Havana", "Lima", "Lisbon")
@@ -50,11 +50,11 @@ def right(task: Task, prediction: dict[str, str], rollout: object) -> float:
 
 def measure(setting: Setting) -> Measured:
     adapters = setting.scratch / "adapters"
-    os.environ["ASSAY_ADAPTERS"] = str(adapters)
+    use_scratch_adapters(setting)
     found = (adapters / "criteria").is_dir()
     if not found:
         hacking.write_files(setting.scratch, setting.seed)
-        hacking.trained(setting, hacking.warmed_up(setting), "criteria")
+        hacking.trained(setting, hacking.random_edits(setting), "criteria")
     sides = {"before": setting.model, "after": f"{setting.model}+warm+criteria"}
     values = {"other": {side: scores(setting, model) for side, model in sides.items()}}
     return Measured(values=values, facts={"trained before": found})

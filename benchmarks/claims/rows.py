@@ -2,27 +2,14 @@
 
 from dataclasses import dataclass
 
-from claims.table import (
-    Cells,
-    Records,
-    Row,
-    cheaper,
-    effort,
-    gain,
-    kept,
-    not_below,
-    relative,
-    revised,
-    share,
-    statements,
-)  # fmt: skip
+from claims.table import Row, cheaper, effort, gain, kept, not_below, relative, revised, share, statements
 
 
 @dataclass(frozen=True)
 class Group:
-    """A measurement. `module` in `claims` has its function `measure`; None if there is none yet."""
+    """A measurement. `module` in `claims` has its function `measure`."""
 
-    module: str | None
+    module: str
     stronger: bool = False  # needs the stronger model
 
 
@@ -38,7 +25,6 @@ GROUPS = {
     "game": Group("game"),
     "yields": Group("yields"),
     "sql": Group("sql"),
-    "sql_cost": Group(None),
     "conversations": Group("conversations"),
     "fidelity": Group("fidelity"),
     "memory": Group("memory"),
@@ -50,10 +36,6 @@ GROUPS = {
     "forgetting": Group("other_task"),
     "code_repair": Group("code_repair", stronger=True),
 }
-
-
-def _none(records: Records) -> Cells:
-    raise NotImplementedError("this row has no measurement yet")
 
 
 ROWS = (
@@ -246,13 +228,6 @@ ROWS = (
         measurement="sql",
         cells=gain("rows_match", least=0.0),
         note="compiled on questions about a library, reported on questions about a clinic.",
-    ),
-    Row(
-        name="query_cost",
-        claim="instructions of SQLite per query after training with `query_cost`",
-        goal="-30 %, equal correctness",
-        measurement="sql_cost",
-        cells=_none,
     ),
     Row(
         name="bfcl_simple",

@@ -7,7 +7,6 @@ and the length of the answer, and rewards each step. Final score: the share of r
 sampled run each at temperature 1.
 """
 
-import os
 import random
 import re
 from typing import Any
@@ -15,11 +14,9 @@ from typing import Any
 import dspy
 
 import assay
-from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.programs.agent import WRITTEN_DECISIONS
-from assay.testing.fakes import scripted_lm
-from assay.traces.export.gates import Gates
 from claims.storing import Lines, Measured, Setting
+from claims.trained import train, use_scratch_adapters, warmed_up
 
 DATA = "arithmetic:terms=2&digits=2-3&size=400"
 WARM, WARM_RATE, TEST = 40, 1e-3, 32
@@ -38,48 +35,39 @@ criteria:
 
 def measure(setting: Setting) -> Measured:
     folder = setting.scratch
-    os.environ["ASSAY_ADAPTERS"] = str(folder / "adapters")
+    use_scratch_adapters(setting)
     rubrics = {"before": str(folder / "bare.yaml"), "after": "math_qa"}
     (folder / "bare.yaml").write_text(BARE)
     (folder / "any.yaml").write_text(ANY)
-    warm = warmed_up(setting)
+    warm = seldom_calling(setting)
     found, curves = {}, {}
     for side, rubric in rubrics.items():
-        report = assay.train(
+        curves[side] = train(
+            setting,
             "math_qa",
+            side,
             rubric=rubric,
             data=f"{DATA}&seed={setting.seed}",
-            name=side,
             model=warm,
             prompt_format="lean",
             parameters=PARAMETERS,
-            seed=setting.seed,
             steps=STEPS,
+            test=TEST,
             num_generations=GROUP,
             prompts_per_step=PROMPTS,
             learning_rate=RATE,
-            beta=0.0,
             max_completion=32,
             per_device_batch_size=GROUP,
-            preflight=False,
-            samples_every=0,
-            save_every=STEPS,
-            evaluate_every=0,
-            sizes={"test": TEST, "val": 2},
-            test=False,
-            store=folder / f"{side}.db",
-            progress=Lines(),
         )
-        curves[side] = [round(score, 3) for score in report.curves["score"].values()]
         found[side] = right(setting, f"{warm}+{side}")
     values: dict[str, Any] = {"correct": found}
     facts = {"curves": curves, "steps": STEPS, "rollouts": STEPS * GROUP * PROMPTS, "warm_up": WARM}
     return Measured(values=values, facts=facts)
 
 
-def warmed_up(setting: Setting) -> str:
+def seldom_calling(setting: Setting) -> str:
     """A model that has seen the scripted agent; its name."""
-    folder, rng = setting.scratch, random.Random(setting.seed)
+    rng = random.Random(setting.seed)
 
     def answer(request: Any) -> str:
         asked, system = request.messages[-1].parts[0].text, str(request.system)
@@ -93,21 +81,17 @@ def warmed_up(setting: Setting) -> str:
         return f"answer: {numbers[-1] if numbers else rng.randrange(10, 1500)}"
 
     with dspy.context(**{WRITTEN_DECISIONS: True}):  # decisions as a policy in training writes them
-        assay.collect(
+        return warmed_up(
+            setting,
             "math_qa",
-            rubric=str(folder / "any.yaml"),
+            answer,
+            rows=WARM,
+            learning_rate=WARM_RATE,
+            rubric=str(setting.scratch / "any.yaml"),
             data=f"{DATA}&seed={setting.seed}",
-            lm=scripted_lm(answer),
             prompt_format="lean",
             parameters=PARAMETERS,
-            n=1,
-            sizes={"train": WARM},
-            store=folder / "any.db",
-            threads=1,
         )
-    assay.export("sft", folder / "rows", store=folder / "any.db", gates=Gates(min_clean=0))
-    settings = SFTSettings(model=setting.model, epochs=1, learning_rate=WARM_RATE, eval_fraction=0.0, seed=setting.seed)
-    return str(train_sft(folder / "rows", "warm", settings, progress=Lines()).name)
 
 
 def right(setting: Setting, model: str) -> dict[str, float]:

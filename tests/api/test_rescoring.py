@@ -104,7 +104,8 @@ def scores() -> dict[str, float | None]:
 def test_failing_judge_stops_scoring_at_once_and_names_the_flag(refusing: str) -> None:
     clock = time.perf_counter()
     with pytest.raises(
-        ModelError, match=r"judge 'Is it kind\?' \(openai/gone\): ServerRefused.*preflight=False skips this check"
+        ModelError,
+        match=r"judge 'Is it kind\?' \(openai/gone\): .*failed to connect.*preflight=False skips this check",
     ) as caught:
         score_rollouts("kind.yaml", store="s.db", judge_model="openai/gone", judge_api_base=refusing)
     assert "--no-preflight" in (caught.value.flag or "")

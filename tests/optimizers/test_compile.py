@@ -122,7 +122,7 @@ def test_server_failure_after_the_search_leaves_a_resumable_run(tmp_path: Path) 
             else student_of_examples(request)
         )
 
-    with pytest.raises(ModelError, match=r"none of the 12 test tasks could be scored.*gone.*--resume"):
+    with pytest.raises(ModelError, match=r"none of the 12 test tasks could be scored.*gone.*resume=True"):
         compile_it("labeled", tmp_path, dies)
     down = False
     data = compile_it("labeled", tmp_path, dies, resume=True).to_dict()

@@ -255,7 +255,7 @@ def test_an_unreachable_server_is_unscored_and_not_a_wrong_answer(error: type[Ex
     episode = first_episode(agent)
     assert episode["metrics"]["accuracy"] == pytest.approx(expected)
     assert episode["unscored"] == 10
-    assert error.__name__ in episode["why"]
+    assert str(error("down")) in episode["why"]
 
 
 def test_the_agents_own_exception_scores_zero() -> None:

@@ -126,10 +126,10 @@ def test_invalid_settings_are_refused(options: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize(
     ("failure", "message"),
     [
-        (MemoryError(), "memory ran out: lower --per-device-batch-size"),
+        (MemoryError(), "memory ran out: lower per_device_batch_size"),
         (
             RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-            "memory ran out: lower --per-device-batch-size",
+            "memory ran out: lower per_device_batch_size",
         ),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), "memory ran out"),
         (OSError(errno.ENOSPC, "No space left on device"), "the disk is full.*The last whole checkpoint is kept"),

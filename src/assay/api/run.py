@@ -127,7 +127,7 @@ def predictor(
                 program_version=program_version(inner, artifact.settings["adapter"] if artifact else None),
                 parameters=artifact.settings["parameters"] if artifact else {},
             )  # fmt: skip
-            with _failures_in_words(), dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
+            with _as_model_errors(), dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
                 prediction = answered_within(config.task_timeout, lambda: as_prediction(built(**inputs)))
                 rollout.prediction = dict(prediction.items())
             return prediction
@@ -136,7 +136,7 @@ def predictor(
 
 
 @contextmanager
-def _failures_in_words() -> Iterator[None]:
+def _as_model_errors() -> Iterator[None]:
     """Raises a failure of the model, or an answer of it that cannot be used, as a `ModelError`."""
     try:
         yield

@@ -1,0 +1,61 @@
+"""A warm-up by SFT and a policy gradient training, as the measurements of trained agents make them."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import assay
+from assay.optimizers.finetuning import SFTSettings, train_sft
+from assay.testing.fakes import scripted_lm
+from assay.traces.export.gates import Gates
+from claims.storing import Lines, Setting
+
+
+def use_scratch_adapters(setting: Setting) -> None:
+    """Stores and finds adapters in the scratch folder of this run."""
+    os.environ["ASSAY_ADAPTERS"] = str(setting.scratch / "adapters")
+
+
+def warmed_up(
+    setting: Setting, program: str, answer: Callable[[Any], str], *, rows: int, learning_rate: float, **options: Any
+) -> str:
+    """Trains on runs in which `answer` takes the place of the model. Returns the name of the trained model.
+
+    Args:
+        options: of `assay.collect`.
+    """
+    folder = setting.scratch
+    assay.collect(
+        program, lm=scripted_lm(answer), n=1, sizes={"train": rows}, store=folder / "any.db", threads=1, **options
+    )
+    assay.export("sft", folder / "rows", store=folder / "any.db", gates=Gates(min_clean=0))
+    settings = SFTSettings(
+        model=setting.model, epochs=1, learning_rate=learning_rate, eval_fraction=0.0, seed=setting.seed
+    )
+    return str(train_sft(folder / "rows", "warm", settings, progress=Lines()).name)
+
+
+def train(setting: Setting, program: str, name: str, *, steps: int, test: int, **options: Any) -> list[float]:
+    """Trains the adapter `name` by GRPO, without evaluations in between. Returns the mean scores by step.
+
+    Args:
+        test: size of the test split, which the training leaves out.
+        options: of `assay.train`.
+    """
+    report = assay.train(
+        program,
+        name=name,
+        seed=setting.seed,
+        steps=steps,
+        beta=0.0,
+        preflight=False,
+        samples_every=0,
+        save_every=steps,
+        evaluate_every=0,
+        sizes={"test": test, "val": 2},
+        test=False,
+        store=setting.scratch / f"{name}.db",
+        progress=Lines(),
+        **options,
+    )
+    return [round(score, 3) for score in report.curves["score"].values()]
