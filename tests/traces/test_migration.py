@@ -96,6 +96,19 @@ def test_a_store_of_every_earlier_schema_is_upgraded_and_keeps_its_rows(engine: 
     assert _stamp(engine) == REVISION
 
 
+@pytest.mark.parametrize("revision", ["0001", "0002", "0003"])
+def test_a_store_of_every_earlier_revision_is_upgraded_and_keeps_its_rows(engine: sa.Engine, revision: str) -> None:
+    _write(engine, OLD[-1])
+    with engine.begin() as connection:
+        upgrade(connection, revision)
+    assert _stamp(engine) == revision
+    with Store(_url(engine)) as store:
+        rollout = store.rollout("r1")
+        assert (rollout.inputs, [(t.model, t.agent) for t in rollout.transitions]) == ({"q": "a"}, [("x", "")])
+    assert _differences(engine) == []
+    assert _stamp(engine) == REVISION
+
+
 def test_a_new_store_has_the_same_tables_as_an_upgraded_one(engine: sa.Engine) -> None:
     with Store(_url(engine)):
         pass

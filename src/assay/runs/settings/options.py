@@ -312,6 +312,7 @@ class ExportOptions(TypedDict, total=False):
     model: str
     tools: str
     demos: bool
+    agents: Sequence[str]
     call: str
     margin: float
     unpaired: bool
