@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "assay"
 PACKAGES = (
     *("assay.rubrics", "assay.rubrics.code", "assay.judges", "assay.programs", "assay.programs.sandbox"),
+    "assay.programs.retrieval",
     "assay.datasets",
     *("assay.models", "assay.traces", "assay.evaluation", "assay.optimizers", "assay.testing", "assay.errors"),
 )
@@ -164,7 +165,7 @@ def _setting(item: "dataclasses.Field[Any]", texts: Mapping[str, str]) -> str:
 
 
 def _checks_page() -> str:
-    from assay.rubrics import checks, steps, tested, tools
+    from assay.rubrics import checks, conversations, documents, environments, sql, steps, tested, tools
     from assay.rubrics.code import checks as code_checks
 
     return f"""# Checks
@@ -189,6 +190,26 @@ default the one that the task expects.
 ## Checks of tool use
 
 {_check_list(tools)}
+## Checks of answers from documents
+
+{docstring(documents)}
+
+{_check_list(documents)}
+## Checks of episodes in an environment
+
+{docstring(environments)}
+
+{_check_list(environments)}
+## Checks of SQL queries
+
+{docstring(sql)}
+
+{_check_list(sql)}
+## Checks of conversations
+
+{docstring(conversations)}
+
+{_check_list(conversations)}
 ## Checks of a step
 
 For criteria with `scope: step`: the grade is of one LM call.

@@ -15,7 +15,18 @@ import click
 import pytest
 import yaml
 
-from assay.rubrics import checks, load_rubric, rubric_schema, steps, tested, tools
+from assay.rubrics import (
+    checks,
+    conversations,
+    documents,
+    environments,
+    load_rubric,
+    rubric_schema,
+    sql,
+    steps,
+    tested,
+    tools,
+)
 from assay.rubrics.code import checks as code_checks
 
 ROOT = Path(__file__).parent.parent
@@ -166,7 +177,9 @@ def test_the_reference_has_every_check_flag_and_key() -> None:
     pages = _reference().pages()
     assert [
         name
-        for name in [*checks.__all__, *code_checks.__all__, *tested.__all__, *steps.__all__, *tools.__all__]
+        for module in (checks, code_checks, documents, environments, steps, tested, tools)
+        for module in (checks, code_checks, conversations, documents, environments, sql, steps, tested, tools)
+        for name in module.__all__
         if f"### {name}\n" not in pages["reference/checks.md"]
     ] == []
     assert "`--optimizer` TEXT | `auto` |" in pages["reference/cli/compile.md"]

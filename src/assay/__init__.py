@@ -26,6 +26,7 @@ _WHERE = {
     "evaluate": "assay.api.evaluate",
     "export": "assay.api.export",
     "improve": "assay.api.improve.run",
+    "index": "assay.api.index",
     "get_lm": "assay.models",
     "load": "assay.api.run",
     "load_judge": "assay.runs.loading",
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from assay.api.evaluate import evaluate
     from assay.api.export import export
     from assay.api.improve.run import improve
+    from assay.api.index import index
     from assay.api.judge.compile import compile_judge
     from assay.api.record import record, recorded
     from assay.api.run import load, run

@@ -68,6 +68,7 @@ class CallFields(TypedDict, total=False):
     cost_usd: float | None
     started_at: float
     step_rewards: dict[str, float]
+    agent: str
 
 
 def check_fields(fields: Mapping[str, Any], allowed: type[Any], owner: str) -> None:

@@ -280,12 +280,18 @@ class PolicyBackend(LlamaBackend):
     `greedy` the likeliest token is taken.
     """
 
+    chat_fields = frozenset({"max_tokens", "stop", "response_format", "tools", "tool_choice", "parallel_tool_calls"})
+
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.sampling = dict(_UNTRUNCATED)
         base, adapters = with_adapters(name)
         self.base, self._ggufs = find_model(base), [adapter.gguf for adapter in adapters]
         self._before, self._before_sha = self.path, self.adapters
+
+    def chat(self, body: dict[str, Any]) -> dict[str, Any]:
+        """llama.cpp's reply to a chat request, with token ids and logprobs; instead of choices it may have an error."""
+        return dict(self._reply({**body, "stream": False, "logprobs": True, "top_logprobs": 1, **self.sampling}))
 
     def swap(self, adapter: Path | None, folder: Path | None = None) -> None:
         """Serve the model with this adapter from now on. No call may be in flight.
@@ -316,6 +322,10 @@ class PolicyBackend(LlamaBackend):
             self.sampling = before
 
 
+# of patterns in a grammar: a character class, or a character that has no meaning in regular expressions
+_ATOM, _TIMES = r"(?:\[(?:[^\]\\]|\\.)+\]|[A-Za-z0-9 ,:;_=/-])", r"(?:\{\d+(?:,\d+)?\}|[+*?])?"
+
+
 def _schema(body: dict[str, Any]) -> dict[str, Any] | None:
     response_format = body.get("response_format")
     if not isinstance(response_format, dict) or response_format.get("type") != "json_schema":
@@ -326,8 +336,9 @@ def _schema(body: dict[str, Any]) -> dict[str, Any] | None:
 def lines_grammar(schema: dict[str, Any]) -> str:
     """GBNF grammar for an object schema, written as one `name: value` line per property, in order, all required.
 
-    Enums, numbers, booleans, and strings whose `pattern` is one character class with a repetition are constrained
-    exactly, and so are objects and arrays. Any other value is one line of text, to be validated after parsing.
+    Enums, numbers, booleans, and strings whose `pattern` is a sequence of characters and character classes with
+    repetitions are constrained exactly, and so are objects and arrays. Any other value is one line of text, to be
+    validated after parsing.
     """
     if any(_is_nested(value) for value in schema["properties"].values()):
         return _nested_lines_grammar(schema)
@@ -373,7 +384,10 @@ def _value_rule(schema: dict[str, Any]) -> str:
         return '"-"? [0-9]{1,18} ("." [0-9]{1,12})?'
     if kind == "boolean":
         return '("true" | "false")'
-    simple = re.fullmatch(r"\^(\[(?:[^\]\\]|\\.)+\])(\{\d+,\d+\}|\+|\*)?\$", schema.get("pattern", ""))
-    if simple:
-        return f"{simple[1]}{simple[2] or ''}"
+    pattern = schema.get("pattern", "")
+    if re.fullmatch(rf"\^(?:{_ATOM}{_TIMES})+\$", pattern):
+        return " ".join(
+            f"{atom if len(atom) > 1 else json.dumps(atom)}{times}"
+            for atom, times in re.findall(f"({_ATOM})({_TIMES})", pattern[1:-1])
+        )
     return f"[^\\n]{{1,{schema.get('maxLength', 2000)}}}"

@@ -19,8 +19,10 @@ from assay.runs.settings import (
     CompileSettings,
     EvaluateSettings,
     ExportSettings,
+    FidelitySettings,
     ImpactSettings,
     ImproveSettings,
+    IndexSettings,
     JudgeAuditSettings,
     JudgeCompileSettings,
     JudgeDriftSettings,
@@ -57,7 +59,9 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "judge audit": (JudgeAuditSettings,),
     "judge score": (JudgeScoreSettings,),
     "judge drift": (JudgeDriftSettings,),
+    "judge fidelity": (FidelitySettings,),
     "serve": (ServeSettings,),
+    "index": (IndexSettings,),
     "deploy simulate": (SimulateSettings,),
 }
 GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))

@@ -10,6 +10,7 @@ from typing import Any
 from assay.errors import FailureKind
 
 __all__ = [
+    "NOT_AGENTS",
     "RUN_FIELDS",
     "Rollout",
     "ToolCall",
@@ -20,8 +21,11 @@ __all__ = [
     "subject_digest",
 ]
 
-RUN_FIELDS = frozenset({"rounds", "steps"})
+RUN_FIELDS = frozenset({"rounds", "steps", "turn_calls"})
 """Fields of a prediction that record how it was made. They are no part of the answer, which judges and checks grade."""
+
+NOT_AGENTS = ("judge", "simulated_user")
+"""Sources of rollouts that are no agent's: exports, lists and scoring leave them out unless they are asked for."""
 
 
 # Seeded once by the system: `os.urandom` for each id would release the interpreter's lock.
@@ -105,6 +109,7 @@ class Transition:
     started_at: float = 0.0
     step_rewards: dict[str, float] = field(default_factory=dict)
     return_: float | None = None
+    agent: str = ""  # name of the agent that made the call, see `assay.traces.acting_as`
 
 
 @dataclass(kw_only=True)

@@ -165,9 +165,9 @@ class _Training:
             elif self.forgot:
                 raise Diverged(f"{self.report.stopped}. No weights of an earlier look are within it, so none are kept")
             self._validate(trainer)
+        self.report.notes += self.source.notes() if isinstance(self.source, Rollouts) else []
         self.report.curves = {name: dict(curve) for name, curve in self.watch.curves.items()}
-        self.report.converged = self.watch.converged
-        self.report.alarms = list(self.watch.alarms.values())
+        self.report.converged, self.report.alarms = self.watch.converged, list(self.watch.alarms.values())
         if self.schedule is not None:
             self.report.curriculum = self.schedule.report()
             self.report.notes += self.schedule.notes()

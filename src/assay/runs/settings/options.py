@@ -15,8 +15,10 @@ __all__ = [
     "CompileOptions",
     "EvaluateOptions",
     "ExportOptions",
+    "FidelityOptions",
     "ImpactOptions",
     "ImproveOptions",
+    "IndexOptions",
     "JudgeAuditOptions",
     "JudgeCompileOptions",
     "JudgeDriftOptions",
@@ -227,6 +229,8 @@ class TrainOptions(_Common, _Program, _Policy, _Curriculum, total=False):
     """The keywords of `assay.train`."""
 
     retention: Sequence[str]
+    agent_model: str | None
+    agent_listen: str
     judged_by_itself: bool
 
 
@@ -247,11 +251,27 @@ class JudgeDriftOptions(JudgeScoreOptions, total=False):
     """The keywords of `replay_anchors`."""
 
 
+class IndexOptions(TypedDict, total=False):
+    """The keywords of `assay.index`, except `embedder`, which may be an object."""
+
+    name: str
+    passage_chars: int
+    max_file_mb: int
+    remove: bool
+
+
 class JudgeAuditOptions(JudgeScoreOptions, total=False):
     """The keywords of `audit_judge`."""
 
     profile: str | None
     pass_at: float
+
+
+class FidelityOptions(_Common, _Cache, total=False):
+    """The keywords of `audit_user`."""
+
+    tasks: int
+    fail_over: float
 
 
 class JudgeCompileOptions(_Common, _Cache, _Reflection, total=False):
@@ -293,6 +313,7 @@ class ExportOptions(TypedDict, total=False):
     model: str
     tools: str
     demos: bool
+    agents: Sequence[str]
     call: str
     margin: float
     unpaired: bool

@@ -1,0 +1,108 @@
+"""PostgreSQL, in read-only transactions. The cost of a query is the number of blocks that it read."""
+
+import functools
+import re
+from typing import Any
+
+from assay.errors import ConfigError, MissingExtra
+from assay.programs.sql.database import (
+    QueryError,
+    QueryLimits,
+    QueryResult,
+    Table,
+    checked_query,
+    missing_name,
+    within_size,
+)
+
+__all__ = ["PostgreSQL"]
+
+
+class PostgreSQL:
+    """A database of PostgreSQL, with a connection and a read-only transaction for each query.
+
+    The role must not be a superuser: such a role reads and writes files of the server also in a read-only transaction.
+    """
+
+    dialect = "PostgreSQL"
+
+    def __init__(self, url: str) -> None:
+        try:
+            import psycopg
+        except ImportError as error:
+            raise MissingExtra("psycopg", "postgres") from error
+        self._psycopg, self._url = psycopg, re.sub(r"^postgres://", "postgresql://", url)
+
+    def tables(self) -> tuple[Table, ...]:
+        return _tables(self._url)
+
+    def query(self, sql: str, limits: QueryLimits) -> QueryResult:
+        sql = checked_query(sql, limits)
+        try:
+            with self._psycopg.connect(self._url, autocommit=True) as connection:
+                roles = connection.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user").fetchall()
+                if any(role[0] for role in roles):
+                    raise ConfigError(
+                        "the role of the database is a superuser, who can write files of the server also in a "
+                        "read-only transaction: use a role that may only read"
+                    )
+                connection.execute(f"SET statement_timeout = {max(1, int(1000 * limits.seconds))}")
+                connection.execute("SET default_transaction_read_only = on")
+                return self._rows(connection, sql, limits)
+        except self._psycopg.Error as error:
+            raise self._explained(error, limits) from None
+
+    def _rows(self, connection: Any, sql: str, limits: QueryLimits) -> QueryResult:
+        cursor = connection.execute(sql, prepare=True)  # prepared: only one statement is accepted
+        if cursor.description is None:
+            raise QueryError("this is no query", "write")
+        rows, size = [], 0
+        for row in cursor.fetchmany(limits.rows + 1)[: limits.rows]:
+            size = within_size(row, size, limits)
+            rows.append(tuple(row))
+        plan = connection.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", prepare=True).fetchone()[0]
+        top = plan[0]["Plan"]
+        return QueryResult(
+            columns=tuple(column.name for column in cursor.description),
+            rows=tuple(rows),
+            truncated=cursor.rowcount > limits.rows,
+            cost=int(top.get("Shared Hit Blocks", 0)) + int(top.get("Shared Read Blocks", 0)),
+        )
+
+    def _explained(self, error: Any, limits: QueryLimits) -> QueryError:
+        text = str(error).split("\n")[0]
+        kinds = {"42601": "syntax", "42P01": "table", "42703": "column", "42702": "ambiguous", "25006": "write"}
+        kind = kinds.get(str(error.sqlstate), "other")
+        if error.sqlstate == "57014":
+            return QueryError(f"the query was stopped: it needs more than {limits.seconds:g} s", "limit")
+        if kind in ("table", "column") and (match := re.search(r'"([^"]+)"|column ([\w.]+)', text)):
+            return missing_name(kind, match[1] or match[2], self.tables())
+        if error.sqlstate == "42501":
+            kind = "write"
+        return QueryError(text, kind)
+
+
+@functools.lru_cache(maxsize=16)
+def _tables(url: str) -> tuple[Table, ...]:
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        columns = connection.execute(
+            "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = ANY "
+            "(current_schemas(false)) ORDER BY table_name, ordinal_position"
+        ).fetchall()
+        keys = connection.execute(
+            "SELECT c.conrelid::regclass::text, a.attname, c.confrelid::regclass::text FROM pg_constraint c "
+            "JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = c.conkey[1] WHERE c.contype = 'f'"
+        ).fetchall()
+    by_table: dict[str, list[str]] = {}
+    for table, column in columns:
+        by_table.setdefault(str(table), []).append(str(column))
+    return tuple(
+        Table(
+            name=name,
+            columns=tuple(names),
+            references=tuple((str(column), str(other)) for table, column, other in keys if str(table) == name),
+        )
+        for name, names in by_table.items()
+    )
