@@ -20,6 +20,7 @@ _WHERE = {
     "Store": "assay.traces",
     "Task": "assay.datasets",
     "collect": "assay.api.collect",
+    "deployed": "assay.api.deployed",
     "compare": "assay.api.compare",
     "compile": "assay.api.compile",
     "compile_judge": "assay.api.judge.compile",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from assay.api.collect import collect
     from assay.api.compare import compare
     from assay.api.compile import compile
+    from assay.api.deployed import deployed
     from assay.api.evaluate import evaluate
     from assay.api.export import export
     from assay.api.improve.run import improve

@@ -13,6 +13,7 @@ __all__ = [
     "Cancelled",
     "ConfigError",
     "DataError",
+    "DeploymentError",
     "Diverged",
     "EnvironmentFailed",
     "FailureKind",
@@ -83,6 +84,10 @@ class DataError(AssayError, ValueError):
 
 class SealedSplit(DataError):
     """The test split was read before it was unsealed for the final report."""
+
+
+class DeploymentError(AssayError, RuntimeError):
+    """A version, alias or deployment does not exist, is not what was registered, or is in another state."""
 
 
 class RubricError(AssayError, ValueError):

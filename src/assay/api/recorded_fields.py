@@ -46,6 +46,12 @@ class RolloutFields(TypedDict, total=False):
     consent: Any
     started_at: float
     ended_at: float | None
+    deployment: str | None
+    stage: int | None
+    arm: str | None
+    propensity: float | None
+    unit: str | None
+    version: str | None
 
 
 class CallFields(TypedDict, total=False):

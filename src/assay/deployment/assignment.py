@@ -4,16 +4,21 @@ import hashlib
 
 from assay.errors import ConfigError
 
-__all__ = ["CANDIDATE", "CHAMPION", "arm_of", "position", "probability"]
+__all__ = ["CANDIDATE", "CHAMPION", "arm_of", "position", "probability", "unit_digest"]
 
 CHAMPION, CANDIDATE = "champion", "candidate"
+
+
+def unit_digest(unit: str) -> str:
+    """Digest under which a unit is stored: its name may be a person's, and of any length."""
+    return hashlib.sha256(unit.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def position(unit: str, salt: str) -> float:
     """Position of a unit in [0, 1): the first 53 bits of the SHA-256 of its salt and name.
 
     Args:
-        unit: name of a user or conversation, of any length.
+        unit: digest of a user or conversation, see `unit_digest`.
         salt: of the deployment; another one shuffles all units.
     """
     digest = hashlib.sha256(f"{salt}\0{unit}".encode("utf-8", "surrogatepass")).digest()

@@ -154,6 +154,12 @@ class Rollout:
     consent: str | None = None
     started_at: float = field(default_factory=time.time)
     ended_at: float | None = None
+    deployment: str | None = None  # id of the deployment that assigned it, see `assay.deployment`
+    stage: int | None = None  # step of its plan, from 0
+    arm: str | None = None  # champion or candidate
+    propensity: float | None = None  # probability with which the arm was assigned
+    unit: str | None = None  # digest of the user or conversation
+    version: str | None = None  # of the agent: NAME@NUMBER
     early_tools: list[ToolCall] = field(default_factory=list)  # called before the first LM call
     transitions: list[Transition] = field(default_factory=list)
 

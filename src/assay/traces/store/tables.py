@@ -6,8 +6,9 @@ from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, Large
 from sqlalchemy.types import UserDefinedType
 
 __all__ = [
-    "SINCE_REVISIONS", "documents", "facts", "forgotten", "known_tasks", "labels", "made_from", "meta", "metadata",
-    "passage_vectors", "passages", "revisions", "rollouts", "runs", "test_openings", "transitions",
+    "SINCE_REVISIONS", "agent_aliases", "agent_flags", "agent_versions", "deployment_decisions", "deployments",
+    "documents", "facts", "forgotten", "known_tasks", "labels", "made_from", "meta", "metadata", "passage_vectors",
+    "passages", "revisions", "rollouts", "runs", "test_openings", "transitions",
 ]  # fmt: skip
 
 # `schema` in `meta`: versions of assay from before revisions refuse a store whose number is above 5.
@@ -70,6 +71,13 @@ rollouts = Table(
     Column("consent", String(64)),
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
+    # Of production, see `assay.deployment`: null or empty elsewhere.
+    Column("deployment", String(32)),
+    Column("stage", Integer),
+    Column("arm", String(16)),
+    Column("propensity", Float),
+    Column("unit", String(32)),
+    Column("version", String(100)),
     # The first two are covering indexes for counts: scores of a run, rows that an export leaves out. The others serve
     # one order or one key.
     Index("rollouts_of_run", "run_id", "split", "score"),
@@ -77,6 +85,7 @@ rollouts = Table(
     Index("rollouts_by_time", "started_at", "id"),
     Index("rollouts_by_subject", "data_subject"),
     Index("rollouts_by_group", "task_id", "group_id", "id"),  # exports read in this order
+    Index("rollouts_by_deployment", "deployment", "stage", "arm", "unit"),
 )
 
 transitions = Table(
@@ -241,4 +250,86 @@ facts = Table(
     Index("facts_by_rollout", "rollout_id"),
     Index("facts_by_words", "words", postgresql_using="gin").ddl_if(dialect="postgresql"),
     sqlite_autoincrement=True,  # the number of an erased fact is not used again
+)
+
+# Versions of agents. Rows are never changed.
+agent_versions = Table(
+    "agent_versions",
+    metadata,
+    Column("agent", String(64), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # from 1
+    Column("artifact", Text, nullable=False),  # absolute path
+    Column("sha256", String(64), nullable=False),  # of the artifact's manifest, which has the hashes of its files
+    Column("model", Text, nullable=False),
+    Column("adapters_json", Text, nullable=False),
+    Column("parent", Integer),
+    Column("evidence_json", Text, nullable=False),
+    Column("people_json", Text, nullable=False),  # hashes of the data subjects whose data it holds
+    Column("tenant", Text),
+    Column("registered_at", Float, nullable=False),
+    Column("registered_by", String(200), nullable=False),
+)
+
+# Aliases such as `champion`. Rows are only added: the newest one of an agent and alias holds.
+agent_aliases = Table(
+    "agent_aliases",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("agent", String(64), nullable=False),
+    Column("alias", String(64), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("by", String(200), nullable=False),
+    Column("why", Text, nullable=False),
+    Index("agent_aliases_newest", "agent", "alias", "id"),
+    sqlite_autoincrement=True,
+)
+
+# Feature flags of agents: kill switch, pins, exclusions, percentage. The newest row of an agent and name holds.
+agent_flags = Table(
+    "agent_flags",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("agent", String(64), nullable=False),
+    Column("name", String(300), nullable=False),
+    Column("value", Text),  # JSON; null removes the flag
+    Column("at", Float, nullable=False),
+    Column("by", String(200), nullable=False),
+    Column("why", Text, nullable=False),
+    Index("agent_flags_newest", "agent", "name", "id"),
+    sqlite_autoincrement=True,
+)
+
+deployments = Table(
+    "deployments",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("agent", String(64), nullable=False),
+    Column("champion", Integer, nullable=False),
+    Column("candidate", Integer, nullable=False),
+    Column("plan_json", Text, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("stage", Integer, nullable=False),  # index of the plan's step
+    Column("stage_at", Float, nullable=False),
+    Column("decided", Integer, nullable=False),  # number of decisions; a decision is written only if it is unchanged
+    Column("evaluations", Integer, nullable=False),
+    Column("active", String(64)),  # the agent while it runs or pauses, else null: one deployment of an agent at a time
+    Column("started_at", Float, nullable=False),
+    Column("started_by", String(200), nullable=False),
+    Index("deployments_of_agent", "agent", "started_at"),
+    Index("deployments_active", "active", unique=True),
+)
+
+deployment_decisions = Table(
+    "deployment_decisions",
+    metadata,
+    Column("deployment", String(32), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # from 1
+    Column("stage", Integer, nullable=False),
+    Column("action", String(16), nullable=False),
+    Column("rule", String(32), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("numbers_json", Text, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("by", String(200), nullable=False),
 )
