@@ -199,7 +199,12 @@ class Deployments:
                 evaluations=after.evaluations, active=None if after.status in ENDED else found.agent,
             )
         )  # fmt: skip
-        numbers = {"readings": [vars(reading) for reading in decision.readings], "requests": dict(decision.requests)}
+        numbers = {
+            "readings": [reading.to_dict() for reading in decision.readings],
+            "requests": dict(decision.requests),
+        }
+        readings = [reading.to_dict() for reading in decision.readings]
+        numbers = {"readings": readings, "requests": dict(decision.requests)}
         row = {
             "deployment": found.id, "number": after.version, "stage": decision.step, "action": decision.action,
             "rule": decision.rule, "reason": clean(decision.reason), "numbers_json": as_json(numbers), "at": now,

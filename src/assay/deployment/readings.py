@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from assay.deployment.assignment import CANDIDATE, CHAMPION
 from assay.deployment.evidence import Arms, Cell, difference, mean_of
@@ -40,6 +41,14 @@ class Reading:
     counts: Mapping[str, int]
     missing: Mapping[str, int]
     bounds: tuple[float, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: what is unknown is None."""
+        return {
+            **{name: value if not isinstance(value, float) or math.isfinite(value) else None
+               for name, value in vars(self).items()},
+            "bounds": [bound if math.isfinite(bound) else None for bound in self.bounds],
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ from assay.runs.settings import (
     RunSettings,
     ServeSettings,
     SimulateSettings,
+    StartSettings,
     TrainSettings,
     TuneSettings,
 )
@@ -63,6 +64,7 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "serve": (ServeSettings,),
     "index": (IndexSettings,),
     "deploy simulate": (SimulateSettings,),
+    "deploy start": (StartSettings,),
 }
 GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
 

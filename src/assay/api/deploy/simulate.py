@@ -11,7 +11,7 @@ from assay.runs.arguments import takes
 from assay.runs.settings.deploy import SimulateSettings
 from assay.runs.settings.options import SimulateOptions
 
-__all__ = ["simulate_plan"]
+__all__ = ["plan_of", "simulate_plan"]
 
 
 @takes(SimulateSettings)
@@ -25,21 +25,21 @@ def simulate_plan(*, progress: Progress | None = None, **options: Unpack[Simulat
     """
     settings = SimulateSettings(**options)
     traffic = Traffic(**{field.name: getattr(settings, field.name) for field in fields(Traffic)})
-    plan = _plan(settings)
+    plan = plan_of(settings.plan, settings.goal)
     with (progress or SilentProgress()).bar("simulated deployments", settings.runs) as advance:
         return simulate(
             plan, traffic, runs=settings.runs, seed=settings.seed, interval=settings.interval, on_run=advance
         )
 
 
-def _plan(settings: SimulateSettings) -> Plan:
-    if settings.plan is None:
-        return default_plan(gain=0.1 if settings.goal is None else settings.goal)
-    plan = load_plan(settings.plan)
-    if settings.goal is None:
+def plan_of(path: str | None, goal: float | None) -> Plan:
+    """The plan in a file, or the default one, with another goal if there is one."""
+    if path is None:
+        return default_plan(gain=0.1 if goal is None else goal)
+    plan = load_plan(path)
+    if goal is None:
         return plan
     metrics = [
-        replace(metric, success_gain=settings.goal) if metric.success_gain is not None else metric
-        for metric in plan.metrics
+        replace(metric, success_gain=goal) if metric.success_gain is not None else metric for metric in plan.metrics
     ]
     return replace(plan, metrics=tuple(metrics))

@@ -11,7 +11,7 @@ from assay.runs.settings.commands import (
     ImproveSettings,
     RunSettings,
 )
-from assay.runs.settings.deploy import SimulateSettings
+from assay.runs.settings.deploy import SimulateSettings, StartSettings
 from assay.runs.settings.export import ExportSettings
 from assay.runs.settings.index import IndexSettings
 from assay.runs.settings.judge import (
@@ -46,6 +46,7 @@ __all__ = [
     "RunSettings",
     "ServeSettings",
     "SimulateSettings",
+    "StartSettings",
     "TrainSettings",
     "TuneSettings",
 ]

@@ -27,6 +27,7 @@ __all__ = [
     "PlanOptions",
     "RunOptions",
     "SimulateOptions",
+    "StartOptions",
     "TrainOptions",
     "TuneOptions",
 ]
@@ -354,3 +355,15 @@ class SimulateOptions(TypedDict, total=False):
     seed: int
     interval: int
     goal: float | None
+
+
+class StartOptions(TypedDict, total=False):
+    """Settings of `assay.api.deploy.start.start_deployment`."""
+
+    plan: str | None
+    goal: float | None
+    metrics: Sequence[str]
+    suite_data: str | None
+    suite_rubric: str | None
+    suite_threshold: float
+    force: bool
