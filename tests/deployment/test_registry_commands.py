@@ -77,6 +77,33 @@ def test_a_version_goes_from_registration_to_production_and_back(agent: Path) ->
     assert {row["version"] for row in scores} == {"support@1", "support@2"}
 
 
+SHADOW_PLAN = PLAN.replace("steps:", "steps:\n- {shadow: true, requests: 30}")
+
+
+@pytest.mark.parametrize(("candidate", "rule"), [("support@2", "step"), ("support@3", "failure_loss")])
+def test_the_shadow_step_replays_what_was_recorded(agent: Path, candidate: str, rule: str) -> None:
+    artifact(agent / "three", "raise ValueError('broken')")
+    run("registry", "register", "support", "three")
+    (agent / "plan.yaml").write_text(SHADOW_PLAN)
+    (agent / "checks.py").write_text(
+        "def right(task, prediction, rollout):\n    return len(prediction['answer']) > 0\n"
+    )
+    (agent / "rubric.yaml").write_text("name: right\ncriteria:\n- {name: right, weight: 1, check: checks.py:right}\n")
+    production = assay.deployed("support", rubric="rubric.yaml")
+    for at in range(20):
+        production(question=str(at))
+    production.store.flush()
+    run("deploy", "start", candidate, "--plan", "plan.yaml")
+    with pytest.raises(assay.AssayError, match="20 more are recorded and 30 are needed"):
+        run("deploy", "advance", "support", "--rubric", "rubric.yaml")
+    for at in range(20, 40):
+        production(question=str(at))
+    production.store.flush()
+    decided = run("deploy", "advance", "support", "--rubric", "rubric.yaml")
+    assert (decided["rule"], decided["requests"]["candidate"]) == (rule, 30)
+    assert len(run("traces", "list", "--phase", "shadow", "--limit", "100")["rollouts"]) == 30
+
+
 def test_a_candidate_that_breaks_its_callers_is_not_deployed_unless_forced(agent: Path) -> None:
     source = agent / "other-source" / "agent.py"
     source.parent.mkdir()

@@ -24,12 +24,12 @@ from assay.sources.trust import trusts
 from assay.support.scrubbing import error_text
 from assay.traces.records import new_id
 
-__all__ = ["DeployedAgent", "deployed"]
+__all__ = ["DeployedAgent", "LoadedVersion", "deployed"]
 
 _LOG = logging.getLogger("assay.deployed")
 
 
-class _Loaded:
+class LoadedVersion:
     """A version that is ready to run."""
 
     def __init__(self, folder: Path) -> None:
@@ -42,6 +42,17 @@ class _Loaded:
         self.model = artifact.model
         self.lm: LanguageModel = get_lm(artifact.model, **artifact.endpoint.client(artifact.model))
         check_pinned(artifact, self.lm)
+
+    def run(self, task: Task, *, rubric: Any, store: str, **fields: Any) -> dspy.Prediction:
+        """One recorded prediction; its attribute `rollout` has the id of the rollout."""
+        with dspy.context(lm=self.lm), record(
+            task, rubric=rubric, store=store, program=self.name, program_version=self.version,
+            parameters=self.parameters, model=self.model, **fields,
+        ) as recording:  # fmt: skip
+            prediction = as_prediction(self.program(**task.inputs))
+            recording.answer(prediction)
+        prediction.rollout = recording.rollout.id
+        return prediction
 
 
 class DeployedAgent:
@@ -65,7 +76,7 @@ class DeployedAgent:
         self.store, self.rubric, self.agent = opened, rubric, agent
         self.router = Router(opened.engine, agent, refresh_s=refresh_s)
         self.fallbacks: dict[str, int] = {}
-        self._loaded: dict[str, _Loaded] = {}
+        self._loaded: dict[str, LoadedVersion] = {}
         self._lock = threading.Lock()
         self._load(self.router.champion)  # a champion that cannot be loaded is an error now, not in the first call
 
@@ -110,17 +121,11 @@ class DeployedAgent:
         champion = Assignment(version=assignment.fallback, unit=assignment.unit)
         return self._run(self._load(champion.version), champion, task, more)
 
-    def _run(self, loaded: _Loaded, assignment: Assignment, task: Task, more: dict[str, Any]) -> dspy.Prediction:
-        with dspy.context(lm=loaded.lm), record(
-            task, rubric=self.rubric, store=self.store.url, program=loaded.name, program_version=loaded.version,
-            parameters=loaded.parameters, model=loaded.model, phase="deployed", **assignment.fields(), **more,
-        ) as recording:  # fmt: skip
-            prediction = as_prediction(loaded.program(**task.inputs))
-            recording.answer(prediction)
-        prediction.rollout = recording.rollout.id
-        return prediction
+    def _run(self, loaded: LoadedVersion, assignment: Assignment, task: Task, more: dict[str, Any]) -> dspy.Prediction:
+        fields = {"phase": "deployed", **assignment.fields(), **more}
+        return loaded.run(task, rubric=self.rubric, store=self.store.url, **fields)
 
-    def _ready(self, assignment: Assignment) -> tuple[_Loaded, Assignment]:
+    def _ready(self, assignment: Assignment) -> tuple[LoadedVersion, Assignment]:
         """The loaded version; the champion where it cannot be loaded."""
         try:
             return self._load(assignment.version), assignment
@@ -131,10 +136,10 @@ class DeployedAgent:
             champion = Assignment(version=assignment.fallback, unit=assignment.unit)
             return self._load(champion.version), champion
 
-    def _load(self, version: Version) -> _Loaded:
+    def _load(self, version: Version) -> LoadedVersion:
         with self._lock:
             if version.name not in self._loaded:
-                self._loaded[version.name] = _Loaded(self.router.deployments.registry.folder_of(version))
+                self._loaded[version.name] = LoadedVersion(self.router.deployments.registry.folder_of(version))
             return self._loaded[version.name]
 
     def _count(self, version: Version, reason: str) -> None:

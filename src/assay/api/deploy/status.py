@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from assay.api.deploy.replay import replay
 from assay.api.traces import score_rollouts
 from assay.deployment.assignment import CANDIDATE, CHAMPION
 from assay.deployment.decisions import RUNNING, Decision, advance, decide
@@ -114,7 +115,7 @@ def advance_deployment(
     """Evaluates a deployment and takes its next step, if there is one to take. Safe to call at any time, by anybody.
 
     Args:
-        rubric: scores rollouts without a score first.
+        rubric: scores rollouts without a score first, and those that a shadow step replays.
         dry_run: writes nothing.
         now: seconds since the epoch; by default the present.
     Raises:
@@ -124,10 +125,12 @@ def advance_deployment(
         deployments = Deployments(opened.engine)
         found = deployments.get(deployment)
         moment = time.time() if now is None else now
-        if rubric is not None and not dry_run:
-            score_rollouts(rubric, store=store, progress=progress)
         if dry_run:
             return _status(deployments, found.id, moment)
+        if rubric is not None:
+            score_rollouts(rubric, store=store, progress=progress)
+        if found.state.status == RUNNING and found.plan.steps[found.state.step].shadow:
+            replay(deployments, found, rubric=rubric, store=store, progress=progress)
         return _status(deployments, found.id, moment, advance(deployments, found.id, moment))
 
 
