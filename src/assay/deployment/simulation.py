@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -170,8 +170,12 @@ class SimulationReport:
     """Results of simulated deployments.
 
     Attributes:
-        promoted, rolled_back, undecided: shares of the runs.
-        requests_median, candidate_requests_median: live rollouts until the end, of both arms and of the candidate.
+        runs: number of simulated deployments.
+        promoted: share of the runs.
+        rolled_back: share of the runs.
+        undecided: share of the runs, paused or not ended.
+        requests_median: live rollouts until the end, of both arms.
+        candidate_requests_median: those of the candidate.
         rules: number of runs by the rule that ended them.
     """
 
@@ -184,7 +188,7 @@ class SimulationReport:
     rules: Mapping[str, int]
 
     def to_dict(self) -> dict[str, Any]:
-        return {**self.__dict__, "rules": dict(self.rules)}
+        return asdict(self)
 
 
 Advance = Callable[[SimulatedDeployment, str, float], Decision]

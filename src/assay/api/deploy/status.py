@@ -18,13 +18,13 @@ from assay.evaluation.progress import Progress
 from assay.sources.trust import trusts
 from assay.traces import Store
 
-__all__ = ["DeploymentStatus", "advance_deployment", "deployment_history", "deployment_status", "order_deployment"]
+__all__ = ["DeploymentReport", "advance_deployment", "deployment_history", "deployment_status", "order_deployment"]
 
 _PLANNED = 0.25 / 200  # variance at which the shown intervals are narrowest: that of 200 rollouts
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeploymentStatus:
+class DeploymentReport:
     """Where a deployment stands, and the decision that its numbers give now."""
 
     deployment: Deployment
@@ -54,7 +54,7 @@ class DeploymentStatus:
 
 def deployment_status(
     deployment: str, *, store: str | Path | None = None, now: float | None = None
-) -> DeploymentStatus:
+) -> DeploymentReport:
     """The status of a deployment; nothing is written.
 
     Args:
@@ -67,7 +67,7 @@ def deployment_status(
         return _status(Deployments(opened.engine), deployment, time.time() if now is None else now)
 
 
-def _status(deployments: Deployments, name: str, now: float, decision: Decision | None = None) -> DeploymentStatus:
+def _status(deployments: Deployments, name: str, now: float, decision: Decision | None = None) -> DeploymentReport:
     found = deployments.get(name)
     if decision is None:
         if found.state.status == RUNNING:
@@ -79,7 +79,7 @@ def _status(deployments: Deployments, name: str, now: float, decision: Decision 
                 reason=last[0]["reason"] if last else f"the deployment is {found.state.status}",
             )  # fmt: skip
     metric = next(metric for metric in found.plan.metrics if metric.success_gain is not None)
-    return DeploymentStatus(deployment=found, decision=decision, arms=_arms(deployments, found, metric, now))
+    return DeploymentReport(deployment=found, decision=decision, arms=_arms(deployments, found, metric, now))
 
 
 def _arms(
@@ -111,7 +111,7 @@ def advance_deployment(
     store: str | Path | None = None,
     now: float | None = None,
     progress: Progress | None = None,
-) -> DeploymentStatus:
+) -> DeploymentReport:
     """Evaluates a deployment and takes its next step, if there is one to take. Safe to call at any time, by anybody.
 
     Args:

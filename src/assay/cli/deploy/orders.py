@@ -25,9 +25,7 @@ def status_command(deployment: str, store: str | None, as_json: bool) -> None:
 
 @click.command("advance")
 @click.argument("deployment")
-@click.option(
-    "--rubric", metavar="R", help="Score rollouts without a score, and those that a shadow step replays."
-)
+@click.option("--rubric", metavar="R", help="Score rollouts without a score, and those that a shadow step replays.")
 @click.option("--dry-run", is_flag=True, help="Print the decision; write nothing.")
 @store_option()
 @trust_option()
