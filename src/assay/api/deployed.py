@@ -51,7 +51,9 @@ class LoadedVersion:
         ) as recording:  # fmt: skip
             prediction = as_prediction(self.program(**task.inputs))
             recording.answer(prediction)
-        prediction.rollout = recording.rollout.id
+        # attributes, not outputs: items() has the program's own fields
+        object.__setattr__(prediction, "rollout", recording.rollout.id)
+        object.__setattr__(prediction, "version", recording.rollout.version)
         return prediction
 
 
@@ -101,7 +103,7 @@ class DeployedAgent:
         Raises:
             ConfigError: the inputs are not those of the program.
         Returns:
-            The prediction; its attribute `rollout` has the id of the rollout.
+            The prediction; its attributes `rollout` and `version` have the rollout's id and version.
         """
         values = {**(inputs or {}), **fields}
         task = Task(
