@@ -13,7 +13,7 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
 from assay.datasets import Task
-from assay.errors import ConfigError, FailureKind, ModelError, ProgramFailed
+from assay.errors import ConfigError, EnvironmentFailed, FailureKind, ModelError, ProgramFailed
 from assay.evaluation import RecordedProgram, Session
 from assay.evaluation.failures import FirstRuns, place_of, program_traceback, require_answers
 from assay.evaluation.session import Measured
@@ -289,6 +289,9 @@ def _stop(errors: Sequence[Exception], student: RecordedProgram) -> None:
     places = {place_of(error, student.program) for error in errors}
     if len(places) == 1 and not isinstance(errors[0], LMError):
         place, error = places.pop(), errors[0]
+        if isinstance(error, EnvironmentFailed):
+            cause = f"\n{program_traceback(error.__cause__)}\n" if error.__cause__ is not None else ". "
+            raise ProgramFailed(f"{error}{cause}Correct the environment. {SKIP}", flag=SKIP_FLAG)
         raise ProgramFailed(
             f"the program failed on each of the first {len(errors)} tasks with {type(error).__name__} at "
             f"{place.file}:{place.line}: {error}\n"
