@@ -221,9 +221,11 @@ def _check_list(module: Any) -> str:
     parts = []
     for name in module.__all__:
         function = getattr(module, name)
-        parameters = list(inspect.signature(function).parameters.values())[3:]  # after task, prediction, rollout
-        arguments = ", ".join(f"`{value.name}`{_of_default(value)}" for value in parameters)
+        parameters = list(inspect.signature(function).parameters.values())
+        arguments = ", ".join(f"`{value.name}`{_of_default(value)}" for value in parameters[3:])
         use = f"arguments: {arguments}" if arguments else "no arguments"
+        if parameters[0].name != "task":
+            use = f"makes a check, in Python: `{name}({', '.join(value.name for value in parameters)})`"
         parts.append(f"### {name}\n\n`{module.__name__}:{name}`; {use}.\n\n{docstring(function)}\n")
     return "\n".join(parts)
 

@@ -177,7 +177,6 @@ def test_the_reference_has_every_check_flag_and_key() -> None:
     pages = _reference().pages()
     assert [
         name
-        for module in (checks, code_checks, documents, environments, steps, tested, tools)
         for module in (checks, code_checks, conversations, documents, environments, sql, steps, tested, tools)
         for name in module.__all__
         if f"### {name}\n" not in pages["reference/checks.md"]
