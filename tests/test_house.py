@@ -85,15 +85,68 @@ def test_no_two_files_import_each_other() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_tests_examples_and_benchmarks_import_public_names() -> None:
-    private = [
-        f"{path.relative_to(ROOT)}: from {module} import {name}"
-        for folder in ("tests", "examples", "benchmarks")
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        for module, name in _named(path)
-        if name.startswith("_") or any(part.startswith("_") for part in module.split("."))
-    ]
-    assert private == []
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and not name.endswith("_")
+
+
+def _defined(tree: ast.AST) -> Iterator[str]:
+    """Private names of modules, classes, functions and objects that a file defines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name = node.name
+        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
+            name = node.attr if isinstance(node, ast.Attribute) else node.id
+        else:
+            continue
+        if _is_private(name):
+            yield name
+
+
+def _touched(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, name) of each private attribute that a file reads or sets, also by its name in a string.
+
+    Scripts of subprocesses are strings too. `super()._name` extends a class: its name is not touched.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _is_private(node.attr):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.Call) and len(node.args) > 1 and ast.unparse(node.func).endswith("attr"):
+            if isinstance(node.args[1], ast.Constant) and _is_private(str(node.args[1].value)):
+                yield node.lineno, str(node.args[1].value)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "assay" in node.value:
+            yield from (
+                (node.lineno, name) for name in re.findall(r"\.(_[a-zA-Z]\w*)", node.value) if _is_private(name)
+            )
+
+
+@cache
+def _private_names() -> frozenset[str]:
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in MODULES.values()]
+    return frozenset(name for tree in trees for name in _defined(tree)) - {"_exit"}  # `os._exit`, also a method of ours
+
+
+def _privately_used(text: str) -> list[str]:
+    tree = ast.parse(text)
+    others = _private_names() - set(_defined(tree))  # a name that the file defines itself is taken for its own
+    return [f"{line}: {name}" for line, name in _touched(tree) if name in others]
+
+
+def test_tests_examples_and_benchmarks_use_public_names() -> None:
+    private, used = [], []
+    for path in (path for folder in ("tests", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.py")):
+        for module, name in _named(path):
+            if name.startswith("_") or any(part.startswith("_") for part in module.split(".")):
+                private.append(f"{path.relative_to(ROOT)}: from {module} import {name}")
+        if path != Path(__file__):  # which has examples as strings
+            used += [f"{path.relative_to(ROOT)}:{use}" for use in _privately_used(path.read_text(encoding="utf-8"))]
+    assert (private, sorted(used)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "text", ["store._writer.end()", "patch.setattr(store, '_writer', 1)", "script = 'import assay; assay.x._writer'"]
+)
+def test_a_private_name_of_the_package_is_found(text: str) -> None:
+    assert _privately_used(text) == ["1: _writer"]
 
 
 def test_functions_and_files_are_short() -> None:

@@ -112,11 +112,11 @@ def test_calls_and_progress_are_stated_in_words(monkeypatch: pytest.MonkeyPatch,
         "test_openings": None, "notes": [], "rows_not_stored": 0, "unrecorded": 0, "alarms": [], "result": result,
         "stopped": "the cap of 3 calls is reached",
     }  # fmt: skip
-    evaluate_command._show("p", data)
+    evaluate_command.print_result("p", data)
     shown = capsys.readouterr().out
     assert "p on val, 1 task finished" in shown
     assert re.search(r"LM calls, with the preflight's +│ 3 \(1,234 more from the cache\)", shown)
-    monkeypatch.setattr("assay.cli.shared._LINE_EVERY_S", 0)
+    monkeypatch.setattr("assay.cli.shared.PROGRESS_LINE_EVERY_S", 0)
     with Console().bar("tasks", 3) as advance:
         advance(1), advance(1), advance(1)
     assert capsys.readouterr().err.splitlines() == ["tasks (3) …", "tasks: 1 of 3", "tasks: 2 of 3"]

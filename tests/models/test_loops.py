@@ -1,6 +1,7 @@
 """Loop detection: exact copies, reuse of word groups, tool calls; no alarm on ordinary text."""
 
 import itertools
+import pickle
 import random
 import string
 import sysconfig
@@ -119,12 +120,14 @@ def test_modules_of_the_standard_library_raise_no_alarm(module: str) -> None:
 
 
 def test_memory_does_not_grow_with_the_text() -> None:
-    detector = LoopDetector(LoopSettings(reuse=1.0))
-    for word in prose(5000, 3):
+    """Pickled: 1024 words of five letters, and the groups of four of the last 128 words."""
+    detector, sizes = LoopDetector(LoopSettings(reuse=1.0)), []
+    for count, word in enumerate(prose(5000, 3), 1):
         detector.add(word)
-    assert len(detector._tail) == 1024
-    assert len(detector._grams) == 125
-    assert len(detector._known) <= 125
+        if count in (200, 1024, 2000, 5000):
+            sizes.append(len(pickle.dumps(detector)))
+    assert sizes[0] < sizes[1]
+    assert sizes[1] * 1.02 > max(sizes)
 
 
 @pytest.mark.parametrize(

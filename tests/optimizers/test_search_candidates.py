@@ -115,8 +115,8 @@ def test_a_round_of_unscored_runs_is_reported_without_a_number() -> None:
     search = AutoSearch(
         SearchSpace(student, [], [None], most=16, seed=0), Candidate("baseline", student), tasks, session
     )
-    search._begin()
-    search._report()
+    search.begin()
+    search.report_round()
     assert "baseline not scored on " in lines[-1]
 
 

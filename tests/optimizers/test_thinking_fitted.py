@@ -112,7 +112,7 @@ def test_the_search_offers_policies_to_agents_that_allocate(monkeypatch: pytest.
     space = SearchSpace.__new__(SearchSpace)
     space.prompt_formats, space.instructions, space.counts, space.selections = ["json"], [{}], [], []
     space.values, space.policies = {"temperature": [0.1]}, list(POLICIES)
-    changed = {space._changed(CandidateSpec(), rng).thinking for _ in range(200)}
+    changed = {space.changed(CandidateSpec(), rng).thinking for _ in range(200)}
     assert changed == {None, *POLICIES}
     space.policies = []
-    assert {space._changed(CandidateSpec(), rng).thinking for _ in range(50)} == {None}
+    assert {space.changed(CandidateSpec(), rng).thinking for _ in range(50)} == {None}

@@ -251,14 +251,14 @@ def test_a_missing_isolation_is_refused_and_never_replaced(monkeypatch: pytest.M
 
     monkeypatch.setattr(isolation.importlib.util, "find_spec", not_installed)
     monkeypatch.setattr(isolation.shutil, "which", lambda *_, **__: None)
-    execution._probe.cache_clear()
+    execution.probe.cache_clear()
     try:
         for name in ("bubblewrap", "landlock", "auto"):
             with pytest.raises(SandboxError, match=r"not available.*assay\[sandbox\]"):
                 run("print(1)", timeout_s=1, memory_mb=64, isolation=name)
         assert run("print(1)", timeout_s=5, memory_mb=64, isolation="none").output == "1\n"
     finally:
-        execution._probe.cache_clear()
+        execution.probe.cache_clear()
 
 
 def test_auto_takes_the_strongest(isolated: str) -> None:

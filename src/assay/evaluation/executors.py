@@ -14,6 +14,7 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import ConfigError, MissingExtra, ModelError
+from assay.evaluation.predictions import result_of, rollout_of
 from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.threads import as_finished
 from assay.models.meter import Usage
@@ -118,8 +119,8 @@ class Host:
             self._reports += 1
             report = Report(
                 self._reports,
-                prediction._rollout,
-                prediction._result,
+                rollout_of(prediction),
+                result_of(prediction),
                 prediction._has_tools,
                 rollouts,
                 transitions,

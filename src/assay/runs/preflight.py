@@ -16,6 +16,7 @@ from assay.datasets import Task
 from assay.errors import ConfigError, FailureKind, ModelError, ProgramFailed
 from assay.evaluation import RecordedProgram, Session
 from assay.evaluation.failures import FirstRuns, place_of, program_traceback, require_answers
+from assay.evaluation.predictions import rollout_of
 from assay.evaluation.session import Measured
 from assay.judges import Cascade, Judge, Jury
 from assay.judges.base import attempt
@@ -91,7 +92,7 @@ def preflight(
         for task in first:
             with watching(session.program_name):
                 prediction = student(**dict(task.inputs))
-            runs.append(prediction._rollout)
+            runs.append(rollout_of(prediction))
             answers.append(prediction)
             error = getattr(prediction, "_error", None)
             if error is not None and not isinstance(error, AdapterParseError | ContextWindowExceededError):

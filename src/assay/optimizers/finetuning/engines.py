@@ -27,7 +27,7 @@ from assay.models.lm import lm_over
 from assay.models.lora.conversion import write_gguf
 from assay.models.recording import NOT_KNOWN
 
-__all__ = ["LlamaPolicy", "PolicyEngine", "Run", "TimeoutPool", "TrainerPolicy", "serve"]
+__all__ = ["LlamaPolicy", "PolicyEngine", "Run", "TimeoutPool", "TrainerPolicy", "calls_of", "serve"]
 
 Run = tuple[RecordedProgram, Task]
 _CHECK_INTERVAL_S = 0.1  # interval of the timeout checks while rollouts run
@@ -174,7 +174,9 @@ class TimeoutPool:
 _place: contextvars.ContextVar[int] = contextvars.ContextVar("assay_place", default=0)
 
 
-def _calls(runs: Sequence[Run], session: Session) -> list[Callable[[], Any]]:
+def calls_of(runs: Sequence[Run], session: Session) -> list[Callable[[], Any]]:
+    """One function per run, which returns its recorded and scored prediction."""
+
     def call(student: RecordedProgram, task: Task) -> Any:
         # no limit here: the pool has its own, which excludes the time spent waiting for the engine
         with session.context(), limited(None):
@@ -213,7 +215,7 @@ class LlamaPolicy(PolicyEngine):
         self._served = out
 
     def play(self, runs: Sequence[Run], session: Session) -> list[Any | None]:
-        return TimeoutPool(_calls(runs, session), session.threads, self.timeout_s).finished(self.stop)
+        return TimeoutPool(calls_of(runs, session), session.threads, self.timeout_s).finished(self.stop)
 
     def greedy(self) -> AbstractContextManager[None]:
         return self.backend.greedy()
@@ -252,7 +254,7 @@ class TrainerPolicy(PolicyEngine):
     def play(self, runs: Sequence[Run], session: Session) -> list[Any | None]:
         from assay.optimizers.finetuning.trl_trainer import over_ranks
 
-        pool, desk = TimeoutPool(_calls(runs, session), len(runs), self.timeout_s), self.backend
+        pool, desk = TimeoutPool(calls_of(runs, session), len(runs), self.timeout_s), self.backend
         desk.open(pool)
         pool.start()
         while True:

@@ -13,7 +13,7 @@ from assay.errors import ConfigError, SandboxError
 from assay.programs.sandbox.isolation import ISOLATIONS, Limits
 from assay.programs.sandbox.process import SandboxedProcess
 
-__all__ = ["SandboxResult", "available", "choose_isolation", "run"]
+__all__ = ["SandboxResult", "available", "choose_isolation", "probe", "run"]
 
 _ISOLATED = ("bubblewrap", "landlock")
 _probing = threading.Lock()
@@ -141,11 +141,12 @@ def choose_isolation(isolation: str) -> str:
 def available(isolation: str) -> str:
     """Why an isolation cannot be used here; empty if it can. Tried once per process."""
     with _probing:
-        return _probe(isolation)
+        return probe(isolation)
 
 
 @cache
-def _probe(isolation: str) -> str:
+def probe(isolation: str) -> str:
+    """As `available`, without its lock. The result is cached; `probe.cache_clear()` forgets it."""
     if isolation == "none":
         return ""
     if sys.platform != "linux":
