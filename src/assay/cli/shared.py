@@ -294,13 +294,13 @@ class Console:
 
     def _lines(self, name: str, total: int | None) -> Callable[[int], None]:
         """Progress where there is no terminal: a line every `PROGRESS_LINE_EVERY_S` seconds at most."""
-        done, said = 0, time.monotonic()
+        done, printed_at = 0, time.monotonic()
 
         def advance(count: int) -> None:
-            nonlocal done, said
+            nonlocal done, printed_at
             done += count
-            if done != total and time.monotonic() - said >= PROGRESS_LINE_EVERY_S:
-                said = time.monotonic()
+            if done != total and time.monotonic() - printed_at >= PROGRESS_LINE_EVERY_S:
+                printed_at = time.monotonic()
                 self.say(f"{name}: {done}" + ("" if total is None else f" of {total}"))
 
         return advance

@@ -224,8 +224,8 @@ def _without_errors(entry: Mapping[str, Any], at: int) -> CriterionFile | None:
     if "check" in wrong:
         return None
     placeholders = {"name": f"criterion_{at}", "judge": "?"}
-    kept = {key: part for key, part in known.items() if key not in wrong}
-    return CriterionFile.model_validate({**kept, **{key: placeholders[key] for key in wrong & placeholders.keys()}})
+    valid = {key: part for key, part in known.items() if key not in wrong}
+    return CriterionFile.model_validate({**valid, **{key: placeholders[key] for key in wrong & placeholders.keys()}})
 
 
 def parse_yaml(text: str, source: str, model: type[Model], expected: str) -> tuple[Model, yaml.Node | None]:

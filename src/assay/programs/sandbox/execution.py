@@ -88,14 +88,14 @@ def run(
         timeout_s=timeout_s, memory_mb=memory_mb, processes=processes, disk_mb=disk_mb, output_bytes=output_bytes
     )
     chosen = choose_isolation(isolation)
-    given = dict(files or {})
-    if "main.py" in given:
+    other_files = dict(files or {})
+    if "main.py" in other_files:
         raise ConfigError("files must not contain 'main.py': the code itself is written there")
     with SandboxedProcess(
         chosen,
         ["-s", "-u", "main.py"],
         limits=limits,
-        files={**given, "main.py": code},
+        files={**other_files, "main.py": code},
         read_only=[_existing(path) for path in read_only],
         stdin=stdin,
     ) as process:

@@ -117,10 +117,10 @@ def _bwrap() -> str:
         bundled = Path(spec.origin).parent / "_bin" / "bwrap"
         if os.access(bundled, os.X_OK):
             return str(bundled)
-    found = shutil.which("bwrap", path=f"{os.environ.get('PATH', '')}:/usr/bin:/usr/local/bin")
-    if found is None:
+    executable = shutil.which("bwrap", path=f"{os.environ.get('PATH', '')}:/usr/bin:/usr/local/bin")
+    if executable is None:
         raise SandboxError("bubblewrap is not installed. Install it with: pip install 'assay[sandbox]'")
-    return found
+    return executable
 
 
 def _namespaces(user: int | None) -> Iterator[str]:
@@ -146,8 +146,8 @@ def _mounts(python: str, read_only: Sequence[Path]) -> Iterator[str]:
     yield from ("--ro-bind", str(SCRIPTS), INSIDE, "--proc", "/proc", "--dev", "/dev")
     yield from ("--size", str(_SHARED_MEMORY_MB * 2**20), "--perms", "1777", "--tmpfs", "/dev/shm")
     yield from ("--remount-ro", "/dev")
-    for given in read_only:
-        yield from (*_parents(str(given)), "--ro-bind", str(given), str(given))
+    for path in read_only:
+        yield from (*_parents(str(path)), "--ro-bind", str(path), str(path))
 
 
 def _parents(path: str) -> Iterator[str]:
