@@ -53,12 +53,12 @@ def _exports(package: str) -> dict[str, str]:
 @cache
 def imports_of(module: str) -> frozenset[str]:
     """Modules that a file imports; a name of a package counts as the module that defines it."""
-    found = set()
+    modules = set()
     for source, name in _named(MODULES[module]):
         while source in MODULES and name in _exports(source):
             source = _exports(source)[name]
-        found.add(f"{source}.{name}" if f"{source}.{name}" in MODULES else source)
-    return frozenset(found - {"assay"})
+        modules.add(f"{source}.{name}" if f"{source}.{name}" in MODULES else source)
+    return frozenset(modules - {"assay"})
 
 
 def test_every_package_and_module_has_a_layer() -> None:
@@ -313,13 +313,13 @@ def _nodes(path: Path, without: set[str]) -> Iterator[ast.AST]:
 
 def test_no_code_branches_on_the_text_of_messages() -> None:
     root = Path(assay.__file__).parent
-    found = [
+    places = [
         f"{path.relative_to(root)}:{node.lineno}"
         for path in sorted(root.rglob("*.py"))
         for node in _nodes(path, {name for file, name in _WORDS_OF_OTHERS if file == str(path.relative_to(root))})
         if _reads_words(node)
     ]
-    assert found == []
+    assert places == []
 
 
 OLD_PHRASES = re.compile(
@@ -333,14 +333,14 @@ def test_old_phrases_are_gone() -> None:
         file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in (".py", ".md", ".yaml")
     ]
     files += [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile")]
-    found = [
+    phrases = [
         f"{file.relative_to(ROOT)}: {match.group()}"
         for file in files
         if file != Path(__file__)
         for match in [OLD_PHRASES.search(file.read_text(errors="replace"))]
         if match
     ]
-    assert found == []
+    assert phrases == []
 
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
@@ -361,7 +361,7 @@ def _text_of(node: ast.AST) -> str:
 
 def test_errors_of_the_library_name_arguments_not_flags() -> None:
     """The command line puts its flags in their place (`assay.cli.wording`)."""
-    found = [
+    places = [
         f"{path.relative_to(SOURCE)}:{node.lineno}: {flag}"
         for path in sorted(SOURCE.rglob("*.py"))
         if path.relative_to(SOURCE).parts[0] not in ("cli", "testing")
@@ -370,4 +370,4 @@ def test_errors_of_the_library_name_arguments_not_flags() -> None:
         if isinstance(node, ast.Raise) and node.exc is not None
         for flag in _FLAG.findall(_COMMAND.sub("", _text_of(node.exc)))
     ]
-    assert found == []
+    assert places == []

@@ -118,7 +118,11 @@ def always(task: Any, prediction: Any, rollout: Any) -> bool:
 
 
 def ran(
-    store: Store, *, script: Any = answer, act: Callable[[Any], Any] = lambda found: found, check: Any = always
+    store: Store,
+    *,
+    script: Any = answer,
+    act: Callable[[Any], Any] = lambda prediction: prediction,
+    check: Any = always,
 ) -> Rollout:
     criterion = (
         Criterion(name="c", judge=JudgeSpec(text="Right?")) if check is None else Criterion(name="c", check=check)

@@ -91,12 +91,12 @@ def test_a_loop_is_kept_and_further_words_do_not_replace_it() -> None:
     detector = LoopDetector()
     for word in ["again"] * 100:
         detector.add(word)
-    found = detector.loop
-    assert found is not None
-    assert (found.kind, found.period, found.end) == ("copies", 1, 64)
-    assert found.repeated == 63  # all but the first of the 64
+    loop = detector.loop
+    assert loop is not None
+    assert (loop.kind, loop.period, loop.end) == ("copies", 1, 64)
+    assert loop.repeated == 63  # all but the first of the 64
     for word in prose(50, 1):
-        assert detector.add(word) == found
+        assert detector.add(word) == loop
 
 
 def test_a_ruled_line_and_an_empty_table_are_no_loops() -> None:
@@ -160,9 +160,9 @@ def test_two_calls_in_turn_are_a_loop() -> None:
     assert loops[1] is None
     assert loops[2] is not None
     patient = ToolLoopDetector(LoopSettings(calls=3))
-    found = [patient.add(name, {"x": 1}, "same") for name in names * 2]
-    assert found[4] is not None
-    assert found[3] is None
+    loops = [patient.add(name, {"x": 1}, "same") for name in names * 2]
+    assert loops[4] is not None
+    assert loops[3] is None
     assert ToolLoopDetector(LoopSettings(calls=4)).add("a", {}, "x") is None
 
 
