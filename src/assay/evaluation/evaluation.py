@@ -199,7 +199,7 @@ def _reorder(values: dict[Any, Any], order: Sequence[Any]) -> None:
 
 
 def evaluate(
-    student: RecordedProgram,
+    recorded: RecordedProgram,
     tasks: Sequence[Task],
     session: Session,
     *,
@@ -224,7 +224,7 @@ def evaluate(
     first = session.first_runs or FirstRuns(proven=True)
     with session.progress.bar(name, samples * len(tasks)) as advance:
         for sample in range(samples):
-            runner = student if sample == 0 else student.another(sample)
+            runner = recorded if sample == 0 else recorded.another(sample)
             ahead = {task_id: prediction for (task_id, number), prediction in (known or {}).items() if number == sample}
             deciding = first.deciding(tasks)
             for task in tasks:
@@ -308,8 +308,8 @@ def evaluate_pairs(
                     advance(1)
             else:  # hosts are sent one program at a time
                 places: dict[int, list[int]] = defaultdict(list)
-                for place, (student, _) in enumerate(pairs):
-                    places[id(student)].append(place)
+                for place, (recorded, _) in enumerate(pairs):
+                    places[id(recorded)].append(place)
                 for group in places.values():
                     by_task = {pairs[place][1].id: place for place in group}
                     for task, prediction in session.executor(

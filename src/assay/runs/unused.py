@@ -45,7 +45,9 @@ def unused_settings(
         notes.append(
             f"{settings} has no effect: optimizer={optimizer!r} writes no instructions, unlike 'auto' and 'gepa'"
         )
-    if job.artifact is None and isinstance(job.student.program, BuiltFromTasks):  # it is made of tasks of train and val
+    if job.artifact is None and isinstance(
+        job.recorded.program, BuiltFromTasks
+    ):  # it is made of tasks of train and val
         read = {*read, "train", "val"}
     if other := {name: size for name, size in config.sizes.items() if name not in read}:
         notes.append(

@@ -288,7 +288,7 @@ class _Improvement(ImprovementState):
         )
         with self._part("end"), opened as job:
             report.artifact = keep_artifact(
-                job, job.student, place, {"steps": report.steps, "test": report.test}, report.as_text(self.name)
+                job, job.recorded, place, {"steps": report.steps, "test": report.test}, report.as_text(self.name)
             )
         report.program = str(report.artifact)  # intermediate versions are deleted with the folder
 

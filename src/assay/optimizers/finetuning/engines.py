@@ -61,9 +61,9 @@ class PolicyEngine(ABC):
     def greedy(self) -> AbstractContextManager[None]:
         """Inside: greedy decoding."""
 
-    def execute(self, student: RecordedProgram, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:
+    def execute(self, recorded: RecordedProgram, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:
         """Executor for `assay.evaluation.evaluate`; a task whose run exceeds `timeout_s` has no result."""
-        runs = [(student, task) for task in tasks]
+        runs = [(recorded, task) for task in tasks]
         results = zip(tasks, self.play(runs, session), strict=True)
         yield from ((task, prediction) for task, prediction in results if prediction is not None)
 
@@ -177,10 +177,10 @@ _place: contextvars.ContextVar[int] = contextvars.ContextVar("assay_place", defa
 def calls_of(runs: Sequence[Run], session: Session) -> list[Callable[[], Any]]:
     """One function per run, which returns its recorded and scored prediction."""
 
-    def call(student: RecordedProgram, task: Task) -> Any:
+    def call(recorded: RecordedProgram, task: Task) -> Any:
         # no limit here: the pool has its own, which excludes the time spent waiting for the engine
         with session.context(), limited(None):
-            return student(**dict(task.inputs))
+            return recorded(**dict(task.inputs))
 
     return [functools.partial(call, *run) for run in runs]
 

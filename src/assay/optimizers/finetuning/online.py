@@ -101,11 +101,11 @@ class Rollouts:
         first, run_id = trainer.accelerator.process_index * len(inputs), over_ranks([session.recorder.run_id])[0]
         runs: list[Run] = []
         for position, item in enumerate(inputs):
-            student = self.eval_task.student.another(
+            recorded = self.eval_task.recorded.another(
                 step * self.config.num_generations + (first + position) % self.config.num_generations
             )
-            student.group = f"{run_id}/{step}"
-            runs.append((student, self._task_at(item["index"])))
+            recorded.group = f"{run_id}/{step}"
+            runs.append((recorded, self._task_at(item["index"])))
         synced = time.perf_counter()
         with session.recorder.within(f"step {step}"), session.phase("train"), dspy.context(**{WRITTEN_DECISIONS: True}):
             predictions = self.engine.play(runs, session)
@@ -207,10 +207,10 @@ class Rollouts:
 
 def job_of(eval_task: EvalTask, tasks: Sequence[Task]) -> dict[str, Any]:
     """What identifies a training. A training is resumed only if it is unchanged."""
-    student, rubric = eval_task.student, eval_task.session.rubric
+    recorded, rubric = eval_task.recorded, eval_task.session.rubric
     return {
-        "program": f"{eval_task.name}@{program_version(student.program, student.settings['adapter'])}",
-        "parameters": student.settings,
+        "program": f"{eval_task.name}@{program_version(recorded.program, recorded.settings['adapter'])}",
+        "parameters": recorded.settings,
         "rubric": f"{rubric.name}@{rubric.version}",
         "data": [task.content_hash for task in tasks],
     }

@@ -146,8 +146,8 @@ def _mounts(python: str, read_only: Sequence[Path]) -> Iterator[str]:
     yield from ("--ro-bind", str(SCRIPTS), INSIDE, "--proc", "/proc", "--dev", "/dev")
     yield from ("--size", str(_SHARED_MEMORY_MB * 2**20), "--perms", "1777", "--tmpfs", "/dev/shm")
     yield from ("--remount-ro", "/dev")
-    for path in read_only:
-        yield from (*_parents(str(path)), "--ro-bind", str(path), str(path))
+    for folder in map(str, read_only):
+        yield from (*_parents(folder), "--ro-bind", folder, folder)
 
 
 def _parents(path: str) -> Iterator[str]:
