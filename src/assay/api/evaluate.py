@@ -162,7 +162,7 @@ def _evaluated(
         alarms = replay_of_rubric(job.session.rubric, job.session)
         with job.session.phase("evaluate"):
             run_evaluation(
-                job.student,
+                job.recorded,
                 tasks,
                 job.session,
                 name=f"evaluate: {config.split}",

@@ -99,12 +99,12 @@ def function_tool(function: Any) -> OfferedTool:
     except Exception as error:  # pydantic, `inspect` and annotations of the user raise whatever they raise
         raise ProgramError(f"the parameters of the tool {function!r} cannot be read: {error}") from error
     names = [name for name, part in tool.args.items() if name not in optional and "default" not in part]
-    given = tool.args.keys() if not tool.has_kwargs or len(tool.args) > 1 else ()
-    schema = {"type": "object", "properties": {name: tool.args[name] for name in given}, "required": names}
+    parameters = tool.args.keys() if not tool.has_kwargs or len(tool.args) > 1 else ()
+    schema = {"type": "object", "properties": {name: tool.args[name] for name in parameters}, "required": names}
     return OfferedTool(
         name=str(tool.name),
         description=inspect.cleandoc(tool.desc or ""),
-        parameters=plain_schema(schema) if given else _no_parameters(tool),
+        parameters=plain_schema(schema) if parameters else _no_parameters(tool),
         run=lambda arguments: _unrecorded(tool)(**arguments),
     )
 

@@ -52,9 +52,9 @@ def trivial_assert(site: Site, _: Facts) -> Iterator[str]:
 
 
 def _cannot_fail(test: ast.expr) -> bool:
-    found, value = literal(test)
-    if found or isinstance(test, ast.Tuple):
-        return bool(value) if found else bool(getattr(test, "elts", ()))
+    is_literal, value = literal(test)
+    if is_literal or isinstance(test, ast.Tuple):
+        return bool(value) if is_literal else bool(getattr(test, "elts", ()))
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or):
         return any(map(_cannot_fail, test.values))
     if (

@@ -17,8 +17,8 @@ def hard_coded(site: Site, facts: Facts) -> Hits:
     if site.before is not None and any(literal(value)[0] for value in _results(site.before)):
         return  # one constant in place of another
     for value in _results(site.node):
-        found, result = literal(value)
-        if found and facts.is_expected(result):
+        is_literal, result = literal(value)
+        if is_literal and facts.is_expected(result):
             yield repr(result)[:60]
 
 
@@ -55,7 +55,7 @@ def lookup_table(site: Site, facts: Facts) -> Hits:
             else:
                 yield from _listed_tests(known, facts)
         elif isinstance(node, ast.List | ast.Tuple):
-            values = [value for found, value in map(literal, node.elts) if found]
+            values = [value for is_literal, value in map(literal, node.elts) if is_literal]
             results = [value for value in values if facts.is_expected(value)]
             if len(results) >= 3:
                 yield f"{len(results)} results in a sequence"
@@ -79,7 +79,9 @@ def special_case(site: Site, facts: Facts) -> Hits:
         yield from _compared(site.node.test, facts)
     elif isinstance(site.node, ast.match_case) and any(map(_gives_constant, site.node.body)):
         values = [part.value for part in ast.walk(site.node.pattern) if isinstance(part, ast.MatchValue)]
-        yield from (repr(value)[:60] for found, value in map(literal, values) if found and facts.is_input(value))
+        yield from (
+            repr(value)[:60] for is_literal, value in map(literal, values) if is_literal and facts.is_input(value)
+        )
     for node in header(site.node):
         if isinstance(node, ast.IfExp) and (literal(node.body)[0] or literal(node.orelse)[0]):
             yield from _compared(node.test, facts)
@@ -96,8 +98,8 @@ def _compared(test: ast.AST, facts: Facts) -> Hits:
         if not isinstance(node, ast.Compare):
             continue
         for operand in [node.left, *node.comparators]:
-            found, value = literal(operand)
-            if not found:
+            is_literal, value = literal(operand)
+            if not is_literal:
                 continue
             parts = list(value) if isinstance(value, tuple | list | set | dict) else []
             hits = [part for part in parts if not is_plain(part) and facts.is_input(part)]
