@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from assay.datasets import SPLITS
+from assay.optimizers.prompts.halting import fits_thinking
 from assay.optimizers.prompts.teleprompters import writes_instructions
 from assay.rubrics import Rubric
 from assay.runs.jobs import Job
@@ -38,6 +39,11 @@ def unused_settings(
             notes.append(f"{given} has no effect: no step of order={','.join(order)!r} compiles prompts")
     elif optimizer is not None and (given := _given(config, "reflection")) and not writes_instructions(optimizer):
         notes.append(f"{given} has no effect: optimizer={optimizer!r} writes no instructions, unlike 'auto' and 'gepa'")
+    if getattr(config, "thinking_margin", None) is not None and not fits_thinking(job.student.program):
+        notes.append(
+            "thinking_margin has no effect: the program is neither an Agent with a thinking budget or policy, nor a "
+            "Refine program"
+        )
     if job.artifact is None and hasattr(job.student.program, "from_tasks"):  # it is made of tasks of train and val
         read = {*read, "train", "val"}
     if other := {name: size for name, size in config.sizes.items() if name not in read}:
