@@ -29,7 +29,7 @@ def evaluation(scores: list[float], tokens: float) -> Evaluation:
 
 
 def test_the_largest_saving_within_the_margin_is_chosen() -> None:
-    found, rows = fitted_policy(
+    policy, rows = fitted_policy(
         {
             "thinks once": evaluation([1.0, 1.0, 0.0, 1.0], 100),
             "probe 0.3": evaluation([1.0, 0.0, 0.0, 1.0], 20),  # loses 0.25
@@ -38,20 +38,20 @@ def test_the_largest_saving_within_the_margin_is_chosen() -> None:
         },
         margin=0.01,
     )
-    assert found == "probe 0.6"
+    assert policy == "probe 0.6"
     assert rows["probe 0.3"] == {"n": 4, "loss": 0.25, "saved": 0.8}
     assert rows["probe 0.9"]["loss"] == -0.25
 
 
 def test_nothing_is_chosen_that_saves_nothing_or_was_never_scored() -> None:
-    found, rows = fitted_policy(
+    policy, rows = fitted_policy(
         {
             "thinks once": evaluation([1.0, 0.0], 100),
             "probe 0.3": evaluation([1.0, 0.0], 130),
             "probe 0.6": evaluation([math.nan, math.nan], 10),
         }
     )
-    assert found == "thinks once"
+    assert policy == "thinks once"
     assert math.isnan(rows["probe 0.6"]["loss"])
 
 
@@ -112,7 +112,7 @@ def test_the_search_offers_policies_to_agents_that_allocate(monkeypatch: pytest.
     space = SearchSpace.__new__(SearchSpace)
     space.prompt_formats, space.instructions, space.counts, space.selections = ["json"], [{}], [], []
     space.values, space.policies = {"temperature": [0.1]}, list(POLICIES)
-    changed = {space._changed(CandidateSpec(), rng).thinking for _ in range(200)}
+    changed = {space.changed(CandidateSpec(), rng).thinking for _ in range(200)}
     assert changed == {None, *POLICIES}
     space.policies = []
-    assert {space._changed(CandidateSpec(), rng).thinking for _ in range(50)} == {None}
+    assert {space.changed(CandidateSpec(), rng).thinking for _ in range(50)} == {None}
