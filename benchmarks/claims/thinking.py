@@ -27,7 +27,7 @@ from claims.storing import Lines, Measured, Setting
 
 MARGIN = 0.01
 EASY, HARD = "arithmetic:terms=1-1&digits=1-3", "arithmetic:terms=2-3&digits=1-3&ops=+-"
-BUDGET, SHOWN, VAL, TEST = 16, 10, 300, 200
+BUDGET, SHOWN, VAL, TEST = 16, 10, 300, 300
 POLICIES = {"thinks once": ThinkingPolicy()} | {
     f"probe {margin}": ThinkingPolicy(probe_margin=margin) for margin in (0.95, 0.97, 0.98, 0.985, 0.99, 0.993)
 }
@@ -46,12 +46,26 @@ def rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:
     return [{**task.inputs, **task.expected, "split": "test"} for task in tasks]
 
 
-def allocated(agent: Agent, rubric: Rubric, val: Any, test: Any, setting: Setting, *, model: str) -> Measured:
-    """Fits a policy on `val`, and compares it with thinking at every decision on `test`."""
+def allocated(
+    agent: Agent,
+    rubric: Rubric,
+    val: Any,
+    test: Any,
+    setting: Setting,
+    *,
+    model: str,
+    fitted_by: str = "loss_high",
+    policies: Mapping[str, ThinkingPolicy] = POLICIES,
+) -> Measured:
+    """Fits a policy on `val`, and compares it with thinking at every decision on `test`.
+
+    Args:
+        fitted_by: the figure of a policy on val that must be within the margin: `loss_high`, or `loss`, its mean.
+    """
 
     def run(name: str, data: Any) -> Evaluation:
         return assay.evaluate(
-            with_policy(agent, POLICIES[name]),
+            with_policy(agent, policies[name]),
             rubric=rubric,
             data=data,
             split="test",
@@ -62,8 +76,8 @@ def allocated(agent: Agent, rubric: Rubric, val: Any, test: Any, setting: Settin
             progress=Lines(),
         ).evaluation
 
-    fits = compared({name: run(name, val) for name in POLICIES})
-    fitting = [name for name, fit in fits.items() if fit["loss_high"] <= MARGIN and fit["saved"] > 0]
+    fits = compared({name: run(name, val) for name in policies})
+    fitting = [name for name, fit in fits.items() if fit[fitted_by] <= MARGIN and fit["saved"] > 0]
     chosen = max(fitting, key=lambda name: fits[name]["saved"], default="thinks once")
     sides = {"before": run("thinks once", test), "after": run(chosen, test)}
     values: dict[str, Any] = {
