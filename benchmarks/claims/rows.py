@@ -226,5 +226,7 @@ ROWS = (
         measurement="code_repair",
         cells=share("repaired"),
         enough=1,
+        note="eight mutated functions of the standard library a seed, of at most 500 characters, with four steps "
+        "each; the agent has no demonstrations. A Qwen2.5-Coder model of 0.5 billion parameters.",
     ),
 )
