@@ -135,3 +135,13 @@ def test_only_a_significant_loss_is_one() -> None:
     assert kept("x")([record(0, {"x": {"before": full, "after": lost}})]).reached is False
     assert kept("x")([record(0, {"x": {"before": full, "after": one}})]).reached is True
     assert kept("x")([record(0, {"x": {"before": lost, "after": full}})]).reached is True
+
+
+def test_a_row_may_have_seeds_of_its_own() -> None:
+    from claims.table import Row, markdown, share
+
+    row = Row(name="r", claim="c", goal="g", measurement="m", cells=share("x"), seeds=(7, 8))
+    records = {("m", seed): record(seed, {"x": {"after": {"a": float(seed == 7)}}}) for seed in (0, 1, 7)}
+    assert "not run (1 of 2 seeds)" in markdown([row], records, (0, 1))
+    records["m", 8] = record(8, {"x": {"after": {"a": 0.0}}})
+    assert "| 100, 0 % | 50.0 %" in markdown([row], records, (0, 1))
