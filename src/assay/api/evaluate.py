@@ -133,7 +133,7 @@ def _notes(job: Job, config: EvaluateSettings, progress: Progress) -> list[str]:
         *unused_settings(job, read=(config.split,)),
         *([warning] if warning else []),
         *([f"of the data: {excluded}"] if excluded else []),
-        *([why] if (why := never_revises(job.student.program)) else []),
+        *([why] if (why := never_revises(job.recorded.program)) else []),
     ]
     if warning is not None:
         progress.say(f"warning: {warning}")
