@@ -108,7 +108,7 @@ def function_tool(function: Any) -> OfferedTool:
     return OfferedTool(
         name=str(tool.name),
         description=inspect.cleandoc(tool.desc or ""),
-        parameters=plain_schema(schema) if parameters else _no_parameters(tool),
+        parameters=plain_schema(schema) if named else _no_parameters(tool),
         run=lambda arguments: _unrecorded(tool)(**arguments),
     )
 
