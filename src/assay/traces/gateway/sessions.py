@@ -98,7 +98,7 @@ class LiveRollouts:
         """Ends `adopt`: from now on calls of the rollout are refused. A call that is still under way counts as
         failed in memory; the store gets its answer."""
         self.open.pop(live.rollout.id, None)
-        self._conversations.forget(live)
+        self.conversations.forget(live)
         live.trail, live.waiting = Trail(), {}
         rollout = live.rollout
         rollout.transitions += [unanswered_call(t, rollout.model) for t in live.turns_in_flight]
