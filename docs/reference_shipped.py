@@ -16,8 +16,7 @@ DATA = {
     "tools:STAGE?size=&seed=": "tasks of a stage of the curriculum `tool_use`",
     "documents:facts?size=&seed=&passages=&removed=": "questions about documents; in a share of them the passage with "
     "the answer is removed",
-    "conversations:?facts=9-11&changes=&meeting=&size=&seed=": "conversations with a simulated user, in which a form is "
-    "filled",
+    "conversations:?facts=9-11&changes=&meeting=&size=&seed=": "conversations with a simulated user that fill a form",
     "nim:size=&seed=&sticks=5-15&most=&skill=": "games of Nim against an opponent",
     "experiment:size=&seed=&trials=&noise=": "experiments with noisy outcomes",
     "curriculum:FILE": "the tasks of all stages of a curriculum",
