@@ -14,13 +14,14 @@ import pytest
 
 import assay
 from assay.datasets import Task
-from assay.errors import ConfigError
+from assay.errors import ConfigError, EnvironmentFailed, FailureKind
 from assay.programs import TextToSQL, open_database
 from assay.programs.sql.database import QueryError, QueryLimits, Table
 from assay.programs.sql.schema import schema_text
 from assay.rubrics import NoGrade, load_rubric
 from assay.rubrics.sql import query_cost, query_runs, rows_match
 from assay.testing import scripted_lm
+from assay.traces import Store
 
 LIMITS = QueryLimits()
 
@@ -168,9 +169,36 @@ def test_errors_say_the_names_that_exist(library: str) -> None:
 def test_a_database_that_does_not_exist_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no file and no URL"):
         open_database(str(tmp_path / "none.sqlite"))
+
+
+def test_a_database_that_fails_is_not_the_agents_failure(library: str, tmp_path: Path) -> None:
     (tmp_path / "text.sqlite").write_text("no database at all, but text of some length" * 20)
-    with pytest.raises(QueryError, match="not a database"):
-        open_database(str(tmp_path / "text.sqlite")).query("SELECT 1 FROM sqlite_master", LIMITS)
+    damaged = str(tmp_path / "text.sqlite")
+    with pytest.raises(EnvironmentFailed, match="cannot be used: file is not a database"):
+        open_database(damaged).query("SELECT 1 FROM sqlite_master", LIMITS)
+    with pytest.raises(NoGrade, match="cannot be used"):
+        query_runs(Task(id="1", inputs={"database": damaged}), {"sql": "SELECT 1 FROM sqlite_master"}, None)
+    rows = [
+        {"inputs": {"question": "How many?", "database": path}, "expected": {"sql": "SELECT 1"}, "split": "test"}
+        for path in (library, damaged)
+    ]
+    lm = scripted_lm(lambda request: json.dumps({"sql": "SELECT 1"}))
+    evaluation = assay.evaluate(
+        "text_to_sql", rubric="text_to_sql", data=rows, split="test", lm=lm, store=tmp_path / "a.db", preflight=False
+    ).evaluation
+    assert evaluation.unscored == 1
+    assert sorted(map(math.isnan, evaluation.scores.values())) == [False, True]
+    with Store(tmp_path / "a.db") as store:
+        assert {rollout.failure for rollout in store.rollouts()} == {None, FailureKind.ENVIRONMENT}
+
+
+def test_a_query_is_run_again_on_a_changed_database(library: str) -> None:
+    counted = task(library, "SELECT COUNT(*) FROM Author")
+    assert rows_match(counted, {"sql": "SELECT 40"}, None).value == 1
+    with closing(sqlite3.connect(library)) as made:
+        made.execute("DELETE FROM Author WHERE AuthorId > 9")
+        made.commit()
+    assert rows_match(counted, {"sql": "SELECT 10"}, None).value == 1
 
 
 # Schemas
@@ -344,6 +372,3 @@ def test_it_is_evaluated_by_name(library: str, tmp_path: Path) -> None:
     assert report.evaluation.unscored == 0
     # each author has 50 books, so the rows match everywhere
     assert list(report.evaluation.scores.values()) == pytest.approx([5.5 / 6] * 4)
-
-
-# PostgreSQL

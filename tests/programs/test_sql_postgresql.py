@@ -7,7 +7,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from assay.errors import ConfigError
+from assay.errors import ConfigError, EnvironmentFailed
 from assay.programs import open_database
 from assay.programs.sql.database import QueryError, QueryLimits
 
@@ -74,3 +74,12 @@ def test_a_query_cannot_change_its_limits_for_the_measurement_of_its_cost(postgr
     with psycopg.connect(postgres_url, autocommit=True) as owner:
         assert owner.execute("SELECT last_value FROM counter").fetchone() == (1,)
         owner.execute("DROP SEQUENCE counter")
+
+
+def test_a_server_that_is_away_is_not_the_agents_failure(reader_url: str) -> None:
+    away = sa.make_url(reader_url).set(database="none").render_as_string(hide_password=False)
+    database = open_database(away)
+    with pytest.raises(EnvironmentFailed, match="cannot be used"):
+        database.tables()
+    with pytest.raises(EnvironmentFailed, match="cannot be used"):
+        database.query("SELECT 1", LIMITS)

@@ -12,6 +12,7 @@ from assay.programs.sql.database import (
     Table,
     checked_query,
     missing_name,
+    unusable,
     within_size,
 )
 
@@ -34,7 +35,10 @@ class PostgreSQL:
         self._psycopg, self._url = psycopg, re.sub(r"^postgres://", "postgresql://", url)
 
     def tables(self) -> tuple[Table, ...]:
-        return _tables(self._url)
+        try:
+            return _tables(self._url)
+        except self._psycopg.Error as error:
+            raise unusable(error) from error
 
     def query(self, sql: str, limits: QueryLimits) -> QueryResult:
         sql = checked_query(sql, limits)
@@ -50,7 +54,15 @@ class PostgreSQL:
                 connection.execute("BEGIN READ ONLY")
                 return self._rows(connection, sql, limits)
         except self._psycopg.Error as error:
+            if self._is_away(error):
+                raise unusable(error) from error
             raise self._explained(error, limits) from None
+
+    def _is_away(self, error: Any) -> bool:
+        """Whether the server failed: no connection, no resources, shut down."""
+        state = error.sqlstate or ""
+        failed = state[:2] in ("08", "53", "58") or state in ("57P01", "57P02", "57P03")
+        return failed or (not state and isinstance(error, self._psycopg.OperationalError))
 
     def _rows(self, connection: Any, sql: str, limits: QueryLimits) -> QueryResult:
         _limit_time(connection, limits)
