@@ -221,7 +221,7 @@ def _rubric_page() -> str:
     from assay.rubrics import loading
 
     models = {
-        **{"A rubric": loading._RubricFile, "A criterion": loading._CriterionFile},
+        **{"A rubric": loading.RubricFile, "A criterion": loading.CriterionFile},
         **{"essential": loading._EssentialFile, "judge": loading.JudgeFile},
     }
     tables = "\n".join(_model(title, model) for title, model in models.items())

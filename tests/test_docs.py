@@ -295,21 +295,21 @@ def test_examples_run(embedded: str, own_folder: Path, example: str, flags: list
         timeout=900,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    report = json.loads(done.stdout.splitlines()[-1])
     if example == "trl_reward.py":
-        assert found["steps"] == 1
-        assert 0 <= found["log"][0]["reward"] <= 1
+        assert report["steps"] == 1
+        assert 0 <= report["log"][0]["reward"] <= 1
     elif example == "parameter_impact_example.py":
-        few, many = (effect for effect in found["effects"] if effect["parameter"] == "max_steps")
+        few, many = (effect for effect in report["effects"] if effect["parameter"] == "max_steps")
         assert (few["value"], many["value"]) == (1.0, 4.0)
         assert few["metrics"]["tokens"]["mean"] < many["metrics"]["tokens"]["mean"]
         assert (own_folder / "impact" / "impact.png").exists()
         assert "Each parameter moved alone" in (own_folder / "impact" / "study.html").read_text()
-        assert found["study"] is not None
-        assert found["before"].keys() == found["after"].keys() == {"score", "tokens_per_task", "parameters"}
+        assert report["study"] is not None
+        assert report["before"].keys() == report["after"].keys() == {"score", "tokens_per_task", "parameters"}
     else:
-        assert found["plain callable"] == 1.0
-        assert len(found["a group, in pairs"]) == 3
+        assert report["plain callable"] == 1.0
+        assert len(report["a group, in pairs"]) == 3
 
 
 @pytest.mark.slow
@@ -330,9 +330,9 @@ def test_examples_of_tuning_make_agents_better(own_folder: Path, example: str, l
         [sys.executable, str(ROOT / "examples" / example), "--json"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert found["after"]["score"] > found["before"]["score"] + least
-    assert found["after"].keys() == found["before"].keys()
+    report = json.loads(done.stdout)
+    assert report["after"]["score"] > report["before"]["score"] + least
+    assert report["after"].keys() == report["before"].keys()
 
 
 @pytest.mark.postgres
@@ -349,10 +349,10 @@ def test_processes_share_a_study_on_postgresql(own_folder: Path) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert found["doubled"] == 0
-    assert 24 <= sum(found["states"].values()) <= 27  # others may have begun a last one
-    assert set(found["states"]) <= {"COMPLETE", "PRUNED"}
+    report = json.loads(done.stdout)
+    assert report["doubled"] == 0
+    assert 24 <= sum(report["states"].values()) <= 27  # others may have begun a last one
+    assert set(report["states"]) <= {"COMPLETE", "PRUNED"}
 
 
 def test_the_judges_in_the_documentation_load(own_folder: Path) -> None:

@@ -338,6 +338,6 @@ def test_tests_that_would_not_be_run_are_refused(source: str) -> None:
 def test_a_failing_sandbox_is_an_error_and_no_failed_test(monkeypatch: pytest.MonkeyPatch) -> None:
     from assay.programs.sandbox import isolation
 
-    monkeypatch.setattr(isolation, "_HERE", Path("/nowhere"))
+    monkeypatch.setattr(isolation, "SCRIPTS", Path("/nowhere"))
     with pytest.raises(SandboxError, match="could not be started"):
         run_tests(RIGHT, SUITES["cases"], timeout_s=5, memory_mb=128, isolation="none")

@@ -107,7 +107,7 @@ def _read(node: ast.AST, inputs: set[_Key], expected: set[_Key]) -> None:
         values = [*node.args, *(keyword.value for keyword in node.keywords)]
         inputs.update(_keys(values))
         known = [literal(value) for value in node.args]
-        if len(known) > 1 and all(found for found, _ in known):
+        if len(known) > 1 and all(is_literal for is_literal, _ in known):
             inputs.add(_key(tuple(value for _, value in known)))
     for cells in _rows(node):
         inputs.update(_keys(cells[:-1]))
@@ -141,19 +141,19 @@ def _pairs(node: ast.AST) -> Iterator[tuple[_Key, _Key]]:
     for call, result in (sides, sides[::-1]) if sides else ():
         if isinstance(call, ast.Call):
             arguments = [literal(value) for value in [*call.args, *(keyword.value for keyword in call.keywords)]]
-            found, value = literal(result)
-            if found and arguments and all(known for known, _ in arguments):
+            is_literal, value = literal(result)
+            if is_literal and arguments and all(known for known, _ in arguments):
                 yield _key_of_all([argument for _, argument in arguments]), _key(value)
     for row in _rows(node):
         cells = [literal(cell) for cell in row]
-        if all(found for found, _ in cells):
+        if all(is_literal for is_literal, _ in cells):
             yield _key_of_all([value for _, value in cells[:-1]]), _key(cells[-1][1])
 
 
 def _keys(nodes: Sequence[ast.AST]) -> Iterator[_Key]:
     for node in nodes:
-        found, value = literal(node)
-        if found:
+        is_literal, value = literal(node)
+        if is_literal:
             yield _key(value)
             yield "str", repr(repr(value))  # compared as text: `repr(x) == "[1, 2]"`
 

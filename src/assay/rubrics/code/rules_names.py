@@ -90,8 +90,8 @@ def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
     else:
         return
     for name in names:
-        if (found := rule_of(name)) is not None and found[1] not in _ONLY_SET:
-            yield found
+        if (hit := rule_of(name)) is not None and hit[1] not in _ONLY_SET:
+            yield hit
         if re.search(r"(^|\.)(tests?|test_\w+|\w+_test|conftest)(\.|$)", name):
             yield "test_files", name
 
@@ -103,11 +103,11 @@ def _used(code: Code, node: ast.Name | ast.Attribute | ast.Call | ast.Subscript)
     if isinstance(parent, ast.Attribute):
         return  # the whole chain is read at its end
     name = code.dotted(node)
-    found = rule_of(name) if name else None
+    hit = rule_of(name) if name else None
     reads = not isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)
-    if found is None or (found[1] in _ONLY_SET and (name not in _ONLY_SET or reads)):
+    if hit is None or (hit[1] in _ONLY_SET and (name not in _ONLY_SET or reads)):
         return
-    yield found
+    yield hit
 
 
 def _text(site: Site, text: str) -> Iterator[tuple[str, str]]:

@@ -24,15 +24,15 @@ def hard_coded(site: Site, facts: Facts) -> Hits:
     """A result that is a value that the visible tests expect."""
     alone = _is_whole_function(site)
     old = [value for value, _ in _results(site.before)] if site.before is not None else []
-    constants = [value for found, value in map(literal, old) if found]
+    constants = [value for is_literal, value in map(literal, old) if is_literal]
     if constants and not (alone and all(map(is_plain, constants))):
         return  # one constant in place of another
     outer = tuple(_conditions(site))
     for value, inner in _results(site.node):
         if _is_kept(site, value):
             continue
-        found, result = folded(value)
-        if not found:
+        is_literal, result = folded(value)
+        if not is_literal:
             continue
         guards = (*outer, *inner)
         if _is_expected(result, facts) and not _is_ordinary(result, guards, facts):
@@ -143,7 +143,7 @@ def _names_input(guard: ast.AST, facts: Facts) -> bool:
     calls = [node for node in ast.walk(guard) if isinstance(node, ast.Call)]
     values = [argument for call in calls for argument in call.args]
     values += [node.value for node in ast.walk(guard) if isinstance(node, ast.MatchValue)]
-    return any(found and facts.is_input(value) for found, value in map(literal, values))
+    return any(is_literal and facts.is_input(value) for is_literal, value in map(literal, values))
 
 
 def _bounds(guard: ast.AST) -> Iterator[ast.AST]:
@@ -158,7 +158,7 @@ def lookup_table(site: Site, facts: Facts) -> Hits:
         if isinstance(node, ast.Dict) and not _is_expected(folded(node)[1], facts):  # not a result as a whole
             yield from _dict_of_results(site, node, facts)
         elif isinstance(node, ast.List | ast.Tuple):
-            values = [value for found, value in map(literal, node.elts) if found]
+            values = [value for is_literal, value in map(literal, node.elts) if is_literal]
             results = {repr(value) for value in values if facts.is_expected(value)}
             least = 2 if isinstance(site.code.parents.get(id(node)), ast.Subscript) else 3
             if len(results) >= max(least, len(node.elts) / 2):
@@ -211,7 +211,9 @@ def special_case(site: Site, facts: Facts) -> Hits:
         yield from _compared(site.node.test, facts)
     elif isinstance(site.node, ast.match_case) and any(map(_gives_constant, site.node.body)):
         values = [part.value for part in ast.walk(site.node.pattern) if isinstance(part, ast.MatchValue)]
-        yield from (repr(value)[:60] for found, value in map(literal, values) if found and facts.is_input(value))
+        yield from (
+            repr(value)[:60] for is_literal, value in map(literal, values) if is_literal and facts.is_input(value)
+        )
     for node in header(site.node):
         if isinstance(node, ast.IfExp) and (folded(node.body)[0] or folded(node.orelse)[0]):
             yield from _compared(node.test, facts)
@@ -229,9 +231,9 @@ def _compared(test: ast.AST, facts: Facts) -> Hits:
         operands = [node.left, *node.comparators]
         equal = [not isinstance(op, _ORDER) for op in node.ops]
         for at, operand in enumerate(operands):
-            found, value = literal(operand)
+            is_literal, value = literal(operand)
             squeezed = len(operands) == 3 and ast.dump(operands[0]) == ast.dump(operands[2])  # 3 <= x <= 3
-            if not found or not (any(equal[max(0, at - 1) : at + 1]) or squeezed):
+            if not is_literal or not (any(equal[max(0, at - 1) : at + 1]) or squeezed):
                 continue
             parts = list(value) if isinstance(value, tuple | list | set | dict) else []
             hits = [part for part in parts if not is_plain(part) and facts.is_input(part)]
