@@ -70,7 +70,9 @@ def _turns(temperatures: str | None, over: tuple[str, ...]) -> list[dict[str, An
     try:
         read = {name: [json.loads(value) for value in texts] for name, texts in turns.items()}
     except json.JSONDecodeError as error:
-        raise click.UsageError(f"{error.doc!r} is no number: --temperatures 0.3,1.0 or --over max_steps=2,10") from None
+        raise click.UsageError(
+            f"{error.doc!r} is not a number: --temperatures 0.3,1.0 or --over max_steps=2,10"
+        ) from None
     return [dict(zip(read, values, strict=True)) for values in itertools.product(*read.values())] if read else []
 
 

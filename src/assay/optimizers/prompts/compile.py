@@ -32,7 +32,7 @@ _SIDES = ("baseline", "compiled")
 
 @dataclass
 class CompileOutcome:
-    """The result of a compile. `replaces`: the interval of the paired gain on gate lies above zero."""
+    """The result of a compile. `replaces`: the whole interval of the paired gain on gate is above zero."""
 
     baseline: RecordedProgram
     compiled: RecordedProgram

@@ -13,7 +13,7 @@ Hit = tuple[str, int, str]  # rule, line, what
 
 
 def changed_tests(before: Code, after: Code, edits: Sequence[Edit]) -> Iterator[Hit]:
-    """Tests of the source before that are gone, or check less."""
+    """Tests of the original source that were removed or weakened."""
     bodies = {_body(function) for name, function in after.functions.items() if _is_test(name)}
     lines = {
         edit.line for edit in edits if edit.kind == "changed" and edit.before is not None and _checks(edit.before.node)
