@@ -192,6 +192,7 @@ def test_the_fields_of_a_task(rows: list[tuple[str, dict[str, Any]]]) -> None:
 
 
 @needs_sandbox
+@pytest.mark.slow
 def test_tasks_differ_and_each_function_comes_before_any_comes_again(rows: list[tuple[str, dict[str, Any]]]) -> None:
     assert len({row["inputs"]["code"] for _, row in rows}) == 12
     first = [row["inputs"]["function"] for _, row in rows[:4]]
@@ -199,6 +200,7 @@ def test_tasks_differ_and_each_function_comes_before_any_comes_again(rows: list[
 
 
 @needs_sandbox
+@pytest.mark.slow
 def test_the_seed_decides_the_tasks(tools: Path) -> None:
     def made(seed: int) -> list[Any]:
         return [row for _, row in iter_rows(f"mutants:{tools}?size=6&seed={seed}")]

@@ -93,6 +93,7 @@ def test_a_mean_over_parts_is_not_reduced_by_padding(tiny_model: Path, tmp_path:
 
 
 @pytest.mark.parametrize("vllm", [True, False])
+@pytest.mark.slow
 def test_every_process_sends_vllm_the_same_number_of_requests(monkeypatch: pytest.MonkeyPatch, vllm: bool) -> None:
     import types
 

@@ -79,6 +79,7 @@ def run_recorded(recorded: tuple[Recorder, Store, Rollout], lm: Any, **options: 
     return result, store.rollout(rollout.id)
 
 
+@pytest.mark.slow
 def test_edits_that_help_are_kept_and_others_undone() -> None:
     seen: list[dict[str, str]] = []
     lm = editing((2, "result = 0"), (5, "return None"), (4, "result += value"), seen=seen)

@@ -185,6 +185,7 @@ def stored_turns(store: str) -> set[int]:
         return {transition.t for transition in opened.rollout("killed").transitions}
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_the_database_is_locked_loses_at_most_one_second(tmp_path: Path) -> None:
     Store(tmp_path / "s.db").close()
     add_calls, killed = killed_while(locked(tmp_path / "s.db"), str(tmp_path / "s.db"))
