@@ -167,7 +167,7 @@ def _decide(outcome: CompileOutcome, tasks: list[Task], session: Session, decisi
         reason = (
             "the cap ended the search before any candidate was compared on val"
             if outcome.stopped
-            else "nothing else than the plain program was proposed"
+            else "only the plain program was proposed"
         )
         outcome.notes.append(
             "no candidate beat the plain program on val; it is unchanged" if compared else f"{reason}; it is unchanged"
