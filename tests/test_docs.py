@@ -15,8 +15,14 @@ import click
 import pytest
 import yaml
 
+from assay.datasets import iter_rows
+from assay.datasets.bfcl import CATEGORIES
+from assay.errors import DataError
+from assay.programs.loading import SHIPPED as PROGRAMS
 from assay.rubrics import checks, load_rubric, rubric_schema, steps, tested, tools
+from assay.rubrics.code import RULES
 from assay.rubrics.code import checks as code_checks
+from assay.rubrics.loading import SHIPPED as RUBRICS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -177,6 +183,22 @@ def test_the_reference_has_every_check_flag_and_key() -> None:
         r"\| *\|$", pages["reference/rubric-file.md"] + pages["reference/judge-file.md"], re.MULTILINE
     )  # every key is described
     assert "- `test.gain`" in pages["reference/json-output.md"]
+
+
+@pytest.mark.slow
+def test_the_reference_has_every_shipped_name_and_spec() -> None:
+    page = _reference().pages()["reference/shipped.md"]
+    names = [*PROGRAMS, *RUBRICS, *RULES, *CATEGORIES]
+    names += [criterion.name for rubric in RUBRICS for criterion in load_rubric(rubric).criteria]
+    assert [name for name in names if f"`{name}`" not in page] == []
+    with pytest.raises(DataError) as kinds:
+        list(iter_rows("nothing"))
+    assert [kind for kind in re.findall(r"(\w+:)…", str(kinds.value)) if f"| `{kind}" not in page] == []
+    for spec in ("bfcl:multiple", "mutants:textwrap", "tools:given"):
+        with pytest.raises(DataError, match="the options are") as options:
+            list(iter_rows(f"{spec}?wrong=1"))
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{spec.partition(':')[0]}:"))
+        assert [name for name in re.findall(r"'(\w+)'", str(options.value))[1:] if f"{name}=" not in row] == []
 
 
 @pytest.mark.slow

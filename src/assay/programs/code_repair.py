@@ -230,7 +230,7 @@ class _Run:
             answer._completions = None  # they contain the alternatives too, and a trace would store them
             return Round(answer[field], margin, str(answer.get("thought") or ""), trace)
 
-        last = think(policy, self.agent.thought_tokens, ask).last
+        last = think(policy, self.agent.thought_tokens, ask, measured=reads).last
         if dspy.settings.trace is not None:
             dspy.settings.trace.extend(last.result)
         return last.choice

@@ -21,6 +21,7 @@ from assay.programs.wrapping import AgentProgram, FunctionProgram, takes_inputs,
 from assay.sources.files import is_user_file
 from assay.sources.modules import NoSuchFile, load_source, located
 from assay.sources.naming import public
+from assay.sources.opened import watching
 
 __all__ = ["SHIPPED", "BuiltFromTasks", "full_name", "load_program", "program_class", "program_inputs"]
 
@@ -165,18 +166,8 @@ def load_program(name: str, *, tasks: Sequence[Task] = (), config: dict[str, Any
     name = full_name(name)
     target = program_class(name)
     try:
-        if isinstance(target, dspy.Module):
-            program = target.deepcopy()  # the module's instance is not modified
-        elif config:
-            program = target(**config)
-        elif isinstance(target, BuiltFromTasks):
-            program = target.from_tasks(tasks)
-        elif takes_inputs(target) is not None:
-            program = FunctionProgram(target)
-        else:
-            program = target()
-        if not isinstance(program, dspy.Module) and isinstance(program, BaseAgent):
-            program = AgentProgram(program)
+        with watching(name):  # what its constructor reads is part of its artifact
+            program = _built(target, tasks, config)
     except ProgramError:
         raise
     except Exception as error:
@@ -190,6 +181,22 @@ def load_program(name: str, *, tasks: Sequence[Task] = (), config: dict[str, Any
     if name not in SHIPPED:
         module, attribute = located(name)
         program._assay_origin = (module.__name__, attribute)  # an artifact copies the source from there
+    return program
+
+
+def _built(target: Any, tasks: Sequence[Task], config: dict[str, Any] | None) -> Any:
+    if isinstance(target, dspy.Module):
+        program = target.deepcopy()  # the module's instance is not modified
+    elif config:
+        program = target(**config)
+    elif isinstance(target, BuiltFromTasks):
+        program = target.from_tasks(tasks)
+    elif takes_inputs(target) is not None:
+        program = FunctionProgram(target)
+    else:
+        program = target()
+    if not isinstance(program, dspy.Module) and isinstance(program, BaseAgent):
+        return AgentProgram(program)
     return program
 
 

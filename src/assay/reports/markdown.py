@@ -55,7 +55,8 @@ def tool_rows(reports: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]
         scale, digits = (100, 0) if shares else (1, 2)
         cells = [
             f"{scale * value['mean']:.{digits}f}{' %' if shares else ''} "
-            f"[{scale * value['low']:.{digits}f}, {scale * value['high']:.{digits}f}], {value['n']} tasks"
+            f"[{scale * value['low']:.{digits}f}, {scale * value['high']:.{digits}f}], "
+            f"{value['n']} {'task' if value['n'] == 1 else 'tasks'}"
             if (value := side.get(name))
             else "–"
             for side in sides

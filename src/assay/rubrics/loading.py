@@ -10,7 +10,7 @@ import pydantic
 import yaml
 
 from assay.errors import ArtifactError, RubricError
-from assay.rubrics import checks, steps, tested
+from assay.rubrics import checks, steps, tested, tools
 from assay.rubrics.code import checks as code_checks
 from assay.rubrics.conditions import no_such_condition
 from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec
@@ -134,7 +134,7 @@ class RubricFile(StrictModel):
     """The criteria, see below."""
 
 
-_SHIPPED_CHECKS = (checks, code_checks, tested, steps)
+_SHIPPED_CHECKS = (checks, code_checks, tested, tools, steps)
 _CRITERION_KEYS = {name for key, field in CriterionFile.model_fields.items() for name in (key, field.alias) if name}
 _JUDGE_KEYS = {"text", "jury", "cascade"}  # one of them is in every judge file
 _EXPECTED = "a rubric is a mapping with 'name' and 'criteria'"

@@ -120,10 +120,11 @@ class Verdicts:
         """A warning if answers share no field with the expected outputs: checks then grade 0 instead of staying
         undecided.
         """
-        failed = sorted({v.criterion for v in self._verdicts if v.scope == "final" and v.grade == 0 and v.weight > 0})
-        if not failed or any(
-            not task.expected or task.expected.keys() & fields.keys() for task, fields, _ in self.answered
-        ):
+        if any(not task.expected or task.expected.keys() & fields.keys() for task, fields, _ in self.answered):
+            return []
+        zeros = {v.criterion for v in self._verdicts if v.scope == "final" and v.grade == 0 and v.weight > 0}
+        failed = sorted(c.name for c in self.rubric.finals if c.name in zeros and self._reads_expected(c))
+        if not failed:
             return []
         task, fields, _ = self.answered[0]
         return [
@@ -132,6 +133,14 @@ class Verdicts:
             f"({', '.join(failed)}). Rename a column of the data, or name the field in the rubric (with: "
             f"{{field: NAME}})"
         ]
+
+    def _reads_expected(self, criterion: Criterion) -> bool:
+        """Whether the grade of a check that gave 0 depends on the expected outputs. Judges read no fields by name."""
+        task, fields, rollout = self.answered[0]
+        return (
+            criterion.check is not None
+            and grade(criterion, criterion.check, replace(task, expected={}), dict(fields), rollout).grade != 0
+        )
 
     def _fields(self) -> str:
         """The fields that a check can read."""

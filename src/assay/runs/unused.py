@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from assay.datasets import SPLITS
+from assay.optimizers.prompts.halting import fits_thinking
 from assay.optimizers.prompts.teleprompters import writes_instructions
 from assay.programs.loading import BuiltFromTasks
 from assay.rubrics import Rubric
@@ -45,9 +46,13 @@ def unused_settings(
         notes.append(
             f"{settings} has no effect: optimizer={optimizer!r} writes no instructions, unlike 'auto' and 'gepa'"
         )
-    if job.artifact is None and isinstance(
-        job.recorded.program, BuiltFromTasks
-    ):  # it is made of tasks of train and val
+    if getattr(config, "thinking_margin", None) is not None and not fits_thinking(job.recorded.program):
+        notes.append(
+            "thinking_margin has no effect: the program is neither an Agent with a thinking budget or policy, nor a "
+            "Refine program"
+        )
+    # it is made of tasks of train and val
+    if job.artifact is None and isinstance(job.recorded.program, BuiltFromTasks):
         read = {*read, "train", "val"}
     if other := {name: size for name, size in config.sizes.items() if name not in read}:
         notes.append(

@@ -28,6 +28,11 @@ class Facts:
     def is_input(self, value: Any) -> bool:
         return not is_plain(value) and _key(value) in self.inputs
 
+    def names_input(self, value: Any) -> bool:
+        """Whether a key of a table stands for an input, also as its text: `"(2, 3)"`."""
+        texts = {text for _, text in self.inputs if len(text) > _SMALL} if isinstance(value, str) else ()
+        return self.is_input(value) or value in texts
+
     def is_expected(self, value: Any, *, plain: bool = False) -> bool:
         """Whether the tests expect this value. Values as common as 0 and True count only with `plain`."""
         return (plain or not is_plain(value)) and _key(value) in self.expected
@@ -92,6 +97,8 @@ def _source(test: Any) -> str:
 def _read(node: ast.AST, inputs: set[_Key], expected: set[_Key]) -> None:
     if isinstance(node, ast.Compare):
         expected.update(_keys([node.left, *node.comparators]))
+    elif isinstance(node, ast.Assert):
+        expected.update(_keys([ast.Constant(value) for value in _truth(node.test)]))
     elif isinstance(node, ast.Call):
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if name.startswith("assert") or name == "approx":
@@ -105,6 +112,14 @@ def _read(node: ast.AST, inputs: set[_Key], expected: set[_Key]) -> None:
     for cells in _rows(node):
         inputs.update(_keys(cells[:-1]))
         expected.update(_keys(cells[-1:]))
+
+
+def _truth(test: ast.expr) -> Iterator[bool]:
+    """`assert f(x)` expects True, `assert not f(x)` False."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from (not value for value in _truth(test.operand))
+    elif isinstance(test, ast.Call):
+        yield True
 
 
 def _rows(node: ast.AST) -> Iterator[Sequence[ast.expr]]:
