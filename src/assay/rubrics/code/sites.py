@@ -89,9 +89,9 @@ class Code:
             return self.aliases[name]
         if name in self.bound:
             values = self._assigned.pop(name, [])  # without the name, so that `a = b; b = a` ends
-            name = self.dotted(values[0]) if len(values) == 1 and values[0] is not None else ""
+            dotted = self.dotted(values[0]) if len(values) == 1 and values[0] is not None else ""
             self._assigned[name] = values
-            return name
+            return dotted
         if name == "__builtins__":
             return "builtins"
         if hasattr(builtins, name):
