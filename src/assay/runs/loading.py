@@ -37,7 +37,7 @@ def load_rubric(
 
     Args:
         own_models: compiled judges use the model that they were calibrated with, at its own address, not `judge_lm`.
-        trust: trusts, from now on, artifacts that it names and somebody else compiled; see
+        trust: permanently trust artifacts that it names and that somebody else compiled; see
             `docs/explanation/security.md`.
     Raises:
         RubricError: the rubric, or something that it names, is invalid.

@@ -69,7 +69,10 @@ def mutant_rows(name: str, *, size: int, seed: int, run: Runner, isolation: str 
             if count >= size:
                 return
     if not count:
-        raise DataError(f"mutants:{name} has no function whose mutants could be told from it by made-up calls")
+        raise DataError(
+            f"mutants:{name} has no function whose mutants give other results than the function itself on calls "
+            "made for it"
+        )
     rounds = (row for at in range(tried) for rows in later for row in rows[at : at + 1])
     yield from islice(rounds, size - count)
 
@@ -151,7 +154,7 @@ def _rows(subject: _Subject, expected: dict[str, str], results: Sequence[Sequenc
 
 
 def _row(subject: _Subject, mutant: Mutation, expected: dict[str, str], failing: list[str], passing: list[str]) -> Row:
-    """Visible tests are a quarter of the kept calls, with a failing one; so have the hidden ones."""
+    """A quarter of the calls are visible tests. Visible and hidden tests each include a failing one."""
     part = subject.part
     rng = random.Random(f"{subject.seed}:{part.module}:{part.name}:{mutant.line}:{mutant.new}")
     failing, passing = rng.sample(failing, len(failing)), rng.sample(passing, len(passing))
