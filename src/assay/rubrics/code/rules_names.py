@@ -17,7 +17,9 @@ NAMES: dict[str, str] = {  # rule -> dotted names; a name covers what is below i
     "file_access": "builtins.open io.open io.FileIO io.open_code os.open os.write os.remove os.unlink os.rename "
     "os.replace os.rmdir os.removedirs os.mkdir os.makedirs os.listdir os.scandir os.walk os.chmod os.chown os.symlink "
     "os.link os.truncate os.chdir shutil.rmtree shutil.copy shutil.copy2 shutil.copyfile shutil.copytree shutil.move "
-    "tempfile glob fileinput linecache codecs.open mmap sqlite3 dbm shelve",
+    "tempfile glob fileinput linecache codecs.open mmap sqlite3 dbm shelve "
+    "pathlib.Path.open pathlib.Path.touch pathlib.Path.unlink pathlib.Path.mkdir pathlib.Path.rmdir "
+    "pathlib.Path.rename pathlib.Path.replace pathlib.Path.iterdir pathlib.Path.glob pathlib.Path.rglob",
     "process": "subprocess os.system os.popen os.execl os.execle os.execlp os.execv os.execve os.execvp os.execvpe "
     "os.spawnl os.spawnle os.spawnlp os.spawnv os.spawnve os.spawnvp os.fork os.forkpty os.posix_spawn os.startfile "
     "pty multiprocessing concurrent.futures.ProcessPoolExecutor asyncio.create_subprocess_exec "
@@ -58,7 +60,7 @@ def named(site: Site) -> Iterator[tuple[str, str]]:
     """(rule, name) for each name of the tables that a statement uses."""
     for node in header(site.node):
         yield from _imported(node)
-        if isinstance(node, ast.Name | ast.Attribute | ast.Call):
+        if isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
             yield from _used(site.code, node)
         elif isinstance(node, ast.Raise) and node.exc is not None:
             name = site.code.dotted(node.exc.func if isinstance(node.exc, ast.Call) else node.exc)
@@ -91,7 +93,7 @@ def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
             yield "test_files", name
 
 
-def _used(code: Code, node: ast.Name | ast.Attribute | ast.Call) -> Iterator[tuple[str, str]]:
+def _used(code: Code, node: ast.Name | ast.Attribute | ast.Call | ast.Subscript) -> Iterator[tuple[str, str]]:
     if isinstance(node, ast.Attribute) and node.attr in _RULE_OF_ATTRIBUTE:
         yield _RULE_OF_ATTRIBUTE[node.attr], f".{node.attr}"
     parent = code.parents.get(id(node))

@@ -57,9 +57,12 @@ class Code:
     def dotted(self, node: ast.AST) -> str:
         """What an expression stands for, such as `os.environ` or `builtins.open`; empty if unknown.
 
-        Also through `__import__("os")`, `importlib.import_module("os")` and `getattr(os, "name")`.
+        Also through `__import__("os")`, `importlib.import_module("os")`, `getattr(os, "name")`, `vars(os)["name"]` and
+        `__builtins__`.
         """
         if isinstance(node, ast.Name):
+            if node.id == "__builtins__":
+                return "builtins"
             if node.id in self.aliases:
                 return self.aliases[node.id]
             return f"builtins.{node.id}" if hasattr(builtins, node.id) and node.id not in self.bound else ""
@@ -68,7 +71,18 @@ class Code:
             return f"{owner}.{node.attr}" if owner else ""
         if isinstance(node, ast.Call):
             return self._called(node)
-        return ""
+        return self._looked_up(node) if isinstance(node, ast.Subscript) else ""
+
+    def _looked_up(self, node: ast.Subscript) -> str:
+        """A name of a module's dictionary: `vars(os)["name"]`, `os.__dict__["name"]`, `__builtins__["name"]`."""
+        owner, key = node.value, _joined(node.slice)
+        if isinstance(owner, ast.Call) and len(owner.args) == 1 and self.dotted(owner.func) == "builtins.vars":
+            module = self.dotted(owner.args[0])
+        else:
+            module = self.dotted(owner).removesuffix(".__dict__")
+            if module != "builtins" and not (isinstance(owner, ast.Attribute) and owner.attr == "__dict__"):
+                return ""  # an item of any other object
+        return f"{module}.{key}" if module and key is not None else ""
 
     def _called(self, node: ast.Call) -> str:
         texts = [_joined(argument) for argument in node.args]
@@ -78,7 +92,7 @@ class Code:
         if function == "builtins.getattr" and len(texts) >= 2 and texts[1] is not None:
             owner = self.dotted(node.args[0])
             return f"{owner}.{texts[1]}" if owner else ""
-        return ""
+        return function if function == "pathlib.Path" else ""  # its methods are known
 
     def enclosing(self, node: ast.AST) -> Iterator[ast.AST]:
         """The nodes around a node, innermost first."""

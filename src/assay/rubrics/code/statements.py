@@ -109,9 +109,10 @@ def read_source(text: str) -> Source:
     if len(text) > MOST_CHARACTERS:
         raise UnreadableCode(f"it has {len(text)} characters; at most {MOST_CHARACTERS} are compared")
     try:
-        tree = ast.parse(text)
+        tree = ast.parse(text.removeprefix("\ufeff"))  # a byte order mark, which Python accepts in a file
     except SyntaxError as error:
-        raise UnreadableCode(f"not valid Python: {error.msg} (line {error.lineno})") from None
+        line = "" if error.lineno is None else f" (line {error.lineno})"  # of null bytes there is none
+        raise UnreadableCode(f"not valid Python: {error.msg}{line}") from None
     except (RecursionError, MemoryError):
         raise UnreadableCode("it is nested too deeply to parse") from None
     except ValueError as error:  # null bytes and unpaired surrogates
