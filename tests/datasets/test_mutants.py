@@ -116,9 +116,9 @@ def test_a_slice_has_what_its_function_needs_and_no_more() -> None:
 
 def test_a_mutation_changes_one_statement_and_keeps_the_rest_of_the_text() -> None:
     for part in slices(TOOLS, "tools"):
-        found = mutations(part.code, random.Random(0), 100)
-        assert len(found) > 8
-        for mutation in found:
+        mutants = mutations(part.code, random.Random(0), 100)
+        assert len(mutants) > 8
+        for mutation in mutants:
             assert minimal_diff(mutation.code, part.code).changed == 1, mutation
             assert abs(len(mutation.code.split("\n")) - len(part.code.split("\n"))) <= mutation.old.count("\n")
 

@@ -128,7 +128,9 @@ def test_every_process_sends_vllm_the_same_number_of_requests(monkeypatch: pytes
     engine = engines.TrainerPolicy("tiny", max_completion=4)
     engine.sync(Asking())
     monkeypatch.setattr(
-        engines, "_calls", lambda runs, session: [lambda: engine.lm(messages=[{"role": "user", "content": "2+2?"}])] * 2
+        engines,
+        "calls_of",
+        lambda runs, session: [lambda: engine.lm(messages=[{"role": "user", "content": "2+2?"}])] * 2,
     )
     played = engine.play([(None, None)] * 2, types.SimpleNamespace())  # type: ignore[arg-type, list-item]
     assert len(played) == 2

@@ -133,7 +133,7 @@ def _notes(job: Job, config: EvaluateSettings, progress: Progress) -> list[str]:
         *unused_settings(job, read=(config.split,)),
         *([warning] if warning else []),
         *([f"of the data: {excluded}"] if excluded else []),
-        *([why] if (why := never_revises(job.student.program)) else []),
+        *([why] if (why := never_revises(job.recorded.program)) else []),
     ]
     if warning is not None:
         progress.say(f"warning: {warning}")
@@ -166,7 +166,7 @@ def _evaluated(
         alarms = replay_of_rubric(job.session.rubric, job.session)
         with job.session.phase("evaluate"):
             run_evaluation(
-                job.student,
+                job.recorded,
                 tasks,
                 job.session,
                 name=f"evaluate: {config.split}",

@@ -345,7 +345,7 @@ def thought_tokens(
 
 def schema_of(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Properties of the JSON schema that constrains the answer to a recorded request; empty without one."""
-    found: Any = request.get("config")
+    part: Any = request.get("config")
     for key in ("response_format", "schema", "properties"):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+        part = part.get(key) if isinstance(part, Mapping) else None
+    return part if isinstance(part, Mapping) else {}

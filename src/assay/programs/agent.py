@@ -318,7 +318,8 @@ class ToolAgent(Agent):
             return Round(decision.action, margin, str(decision.get("thought") or ""), trace)
 
         # A policy in training is credited with the tokens of its decision, so it makes one and no probes.
-        thought = think(ThinkingPolicy() if written else self.thinking_policy, self.thought_tokens, ask)
+        policy = ThinkingPolicy() if written else self.thinking_policy
+        thought = think(policy, self.thought_tokens, ask, measured=not stated)
         if dspy.settings.trace is not None:
             dspy.settings.trace.extend(thought.last.result)
         return str(thought.last.choice)

@@ -32,7 +32,7 @@ class ThinkingPolicy:
     Attributes:
         probe_margin: a step first chooses without a thought, and thinks only if the probabilities of the best two
             choices differ by less than this. In [0, 1]; higher thinks more. Needs an engine with log-probabilities;
-            others think always.
+            others think always, and are not probed unless `stable` is set.
         stable: a thought ends once this many choices in a row were the same, at least 2.
         confidence: a thought ends once the best two choices differ by at least this, in [0, 1].
         piece: thinking tokens between two choices, at least 4; used with `stable` or `confidence`.
@@ -128,10 +128,12 @@ class Thought:
         return self.rounds[-1]
 
 
-def think(policy: ThinkingPolicy, budget: int, ask: Callable[[int, str], Round]) -> Thought:
+def think(policy: ThinkingPolicy, budget: int, ask: Callable[[int, str], Round], *, measured: bool = True) -> Thought:
     """Thinks as far as the policy and the budget allow. The answer at the limit is the last choice.
 
     Args:
+        measured: whether rounds have a margin. Without one a probe could not end the step, so it is made only to count
+            towards `stable`.
         budget: thinking tokens of the step.
         ask: asks for a thought of at most so many tokens, after the thoughts so far, and then a choice; with 0 tokens
             for a choice alone.
@@ -139,7 +141,8 @@ def think(policy: ThinkingPolicy, budget: int, ask: Callable[[int, str], Round])
         LoopStopped: the first thought was a loop, and nothing was chosen before it, and the policy is the plain one.
     """
     thought = Thought()
-    if policy.probe_margin is not None or budget == 0:
+    probes = policy.probe_margin is not None and (measured or policy.stable is not None)
+    if probes or budget == 0:
         thought.rounds.append(ask(0, ""))
         margin = thought.last.margin
         if budget == 0 or (margin is not None and margin >= (policy.probe_margin or 0.0)):

@@ -194,8 +194,8 @@ class Refine(Agent):
 
     def _revised(self, inputs: dict[str, Any], draft: Any, reason: str) -> dspy.Prediction:
         text = "; ".join(f"{name}: {draft.get(name)}" for name in self.outputs)
-        shown = {name: value for name, value in inputs.items() if name in self.revise.signature.input_fields}
-        filled = self.fit_context(self.revise, self.revise.signature, {**shown, "draft": text}, [reason], "feedback")
+        accepted = {name: value for name, value in inputs.items() if name in self.revise.signature.input_fields}
+        filled = self.fit_context(self.revise, self.revise.signature, {**accepted, "draft": text}, [reason], "feedback")
         revised = self.revise(**filled)
         rest = {name: value for name, value in draft.items() if name not in self.outputs}
         return dspy.Prediction(**rest, **{name: revised[name] for name in self.outputs})

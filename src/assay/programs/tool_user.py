@@ -145,10 +145,10 @@ class ToolUser(ToolAgent):
         observations = [f"error: {problem}"] if problem else []
         steps: list[dict[str, Any]] = []
         loops = ToolLoopDetector()
-        shown = {"tools": listing(list(self.tools.values()), 2 * self.agent_parameters.context_length)}
+        tool_inputs = {"tools": listing(list(self.tools.values()), 2 * self.agent_parameters.context_length)}
         for _ in range(self.agent_parameters.max_steps - 1 if self.tools else 0):
             self._also: list[str] = []
-            name = self._choose({**inputs, **shown}, observations, steps)
+            name = self._choose({**inputs, **tool_inputs}, observations, steps)
             if name == _ANSWER:
                 break
             called = [name, *self._also][: _AT_ONCE if self.parallel else 1]
@@ -163,7 +163,7 @@ class ToolUser(ToolAgent):
                 break
         else:
             if self.tools:
-                self._demonstrate({**inputs, **shown}, observations, _ANSWER)
+                self._demonstrate({**inputs, **tool_inputs}, observations, _ANSWER)
         calls = [{name: value for name, value in step.items() if name != "tool"} for step in steps]
         if steps and all(self.tools[step["tool"]].run is None for step in steps):
             return dspy.Prediction(answer="\n".join(map(call_text, calls)), calls=calls)

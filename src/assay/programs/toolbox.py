@@ -101,14 +101,14 @@ def function_tool(function: Any) -> OfferedTool:
     except Exception as error:  # pydantic, `inspect` and annotations of the user raise whatever they raise
         raise ProgramError(f"the parameters of the tool {function!r} cannot be read: {error}") from error
     collecting = {name for name, parameter in parameters.items() if parameter.kind in _COLLECTING}
-    given = {name: part for name, part in tool.args.items() if part or name not in collecting}
+    named = {name: part for name, part in tool.args.items() if part or name not in collecting}
     optional = {name for name, parameter in parameters.items() if parameter.default is not parameter.empty}
-    names = [name for name, part in given.items() if name not in optional and "default" not in part]
-    schema = {"type": "object", "properties": given, "required": names}
+    names = [name for name, part in named.items() if name not in optional and "default" not in part]
+    schema = {"type": "object", "properties": named, "required": names}
     return OfferedTool(
         name=str(tool.name),
         description=inspect.cleandoc(tool.desc or ""),
-        parameters=plain_schema(schema) if given else _no_parameters(tool),
+        parameters=plain_schema(schema) if named else _no_parameters(tool),
         run=lambda arguments: _unrecorded(tool)(**arguments),
     )
 

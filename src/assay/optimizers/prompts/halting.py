@@ -1,4 +1,4 @@
-"""Fits when a `Refine` program halts, on val: the largest saving whose score stays within a margin."""
+"""Fits when a `Refine` program halts, on val: the largest saving that is shown to keep the score within a margin."""
 
 import copy
 from collections.abc import Mapping, Sequence

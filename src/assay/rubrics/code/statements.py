@@ -108,8 +108,9 @@ def read_source(text: str) -> Source:
         raise UnreadableCode(f"it is of type {type(text).__name__}, not text")
     if len(text) > MOST_CHARACTERS:
         raise UnreadableCode(f"it has {len(text)} characters; at most {MOST_CHARACTERS} are compared")
+    text = text.removeprefix("\ufeff")  # the mark of a UTF-8 file, which Python skips
     try:
-        tree = ast.parse(text.removeprefix("\ufeff"))  # a byte order mark, which Python accepts in a file
+        tree = ast.parse(text)
     except SyntaxError as error:
         line = "" if error.lineno is None else f" (line {error.lineno})"  # of null bytes there is none
         raise UnreadableCode(f"not valid Python: {error.msg}{line}") from None
