@@ -279,9 +279,7 @@ def test_files_that_are_not_python_are_named_alone_and_left_out_beside_others(to
     folder.mkdir()
     (folder / "broken.py").write_text("def (\n")
     (folder / "latin.py").write_bytes(b"\xff\xfe")
-    with pytest.raises(
-        DataError, match=r"broken\.py cannot be read: invalid .*latin\.py cannot be read: 'utf"
-    ):
+    with pytest.raises(DataError, match=r"broken\.py cannot be read: invalid .*latin\.py cannot be read: 'utf"):
         list(iter_rows(f"mutants:{folder}?size=2"))
     (folder / "good.py").write_text(tools.read_text())
     assert len(list(iter_rows(f"mutants:{folder}?size=2"))) == 2
