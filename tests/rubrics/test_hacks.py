@@ -289,6 +289,7 @@ def test_tests_of_unittest_and_parametrized_tests_are_read() -> None:
     assert find_hacks(BEFORE, body("return 750"), "self.assertEqual(area(25, 30), 750)")
     assert find_hacks(BEFORE, body("return 750"), ["assert 1 == 1", "assert area(25, 30) == 750"])
     assert find_hacks(BEFORE, body("return 750"), "assert area(25, 30) == 749") == []
+    assert find_hacks(BEFORE, body("return 750"), None) == []
 
 
 def test_sources_of_the_task_that_are_not_python_are_refused() -> None:

@@ -68,8 +68,9 @@ def run(
 ) -> SandboxResult:
     """Runs Python code as a script, in an empty folder, without network, environment and files of the host.
 
-    The system's folders (`/usr`, `/lib`, …) and the interpreter are readable; of the installed packages only those that
-    `read_only` names. At the end all processes are killed and the folder is removed.
+    The system's folders (`/usr`, `/lib`, …) and the interpreter are readable, with the packages in its own folder.
+    Those of a virtual environment are not, except where `read_only` names them. At the end all processes are killed and
+    the folder is removed.
 
     Args:
         timeout_s: wall-clock limit in seconds, from the start of the code.

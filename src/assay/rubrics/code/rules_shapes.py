@@ -5,7 +5,7 @@ import builtins
 from collections.abc import Iterator
 
 from assay.rubrics.code.facts import Facts, literal
-from assay.rubrics.code.folding import folded, is_settled
+from assay.rubrics.code.folding import cannot_fail, folded, is_settled
 from assay.rubrics.code.scopes import FUNCTIONS, arguments_of
 from assay.rubrics.code.sites import Code, Site, header
 
@@ -187,6 +187,8 @@ def _gives_the_same(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str)
     others = {argument.arg for argument in function.args.args[1:]}
     read = {inner.id for inner in ast.walk(function) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load)}
     settled = all(inner.value is not None and is_settled(inner.value) for inner in returns)
+    if name == "__bool__" and all(inner.value is not None and cannot_fail(inner.value) for inner in returns):
+        return False  # as every object is without it
     return bool(returns) and (settled or (name in _EQUALITY and not read & others))
 
 

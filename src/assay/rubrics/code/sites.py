@@ -148,6 +148,12 @@ class Code:
         return result
 
     @cached_property
+    def augmented(self) -> set[str]:
+        """Names that the file changes in place, `name += …`."""
+        targets = [node.target for node in ast.walk(self.source.tree) if isinstance(node, ast.AugAssign)]
+        return {target.id for target in targets if isinstance(target, ast.Name)}
+
+    @cached_property
     def returned(self) -> set[str]:
         """Names whose values the file's functions return or yield, also by way of other names."""
         names, given = set[str](), list[tuple[set[str], set[str]]]()
