@@ -1,5 +1,6 @@
 """Tasks of code repair: correct functions with one seeded mutation, the fix, and tests made by calling the function."""
 
+import ast
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,12 +51,7 @@ def mutant_rows(name: str, *, size: int, seed: int, run: Runner, isolation: str 
     Raises:
         DataError: no file, or no function in it that can be tested.
     """
-    parts = [part for module, file in module_files(name) for part in slices(_read(file), module)]
-    if not parts:
-        raise DataError(
-            f"mutants:{name} has no function to mutate: functions need parameters, at least three statements, and "
-            "must not use files, processes, the network or other modules with side effects"
-        )
+    parts = _all_slices(name)
     random.Random(seed).shuffle(parts)
     tried = min(_MUTANTS[1], max(_MUTANTS[0], 8 * size // len(parts)))
     count, later = 0, list[list[Row]]()
@@ -77,11 +73,24 @@ def mutant_rows(name: str, *, size: int, seed: int, run: Runner, isolation: str 
     yield from islice(rounds, size - count)
 
 
-def _read(file: Any) -> str:
-    try:
-        return str(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"mutants: {file} cannot be read: {error}") from None
+def _all_slices(name: str) -> list[Slice]:
+    """The functions of all files. Files that are not Python are left out where others have functions."""
+    parts, unread = list[Slice](), list[str]()
+    for module, file in module_files(name):
+        try:
+            source = file.read_text(encoding="utf-8")
+            ast.parse(source)
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            unread.append(f"{file} cannot be read: {error}")
+            continue
+        parts += slices(source, module)
+    if parts:
+        return parts
+    rule = (
+        f"mutants:{name} has no function to mutate: functions need parameters, at least three statements, and must not "
+        "use files, processes, the network or other modules with side effects"
+    )
+    raise DataError("; ".join([rule, *unread[:3]]))
 
 
 def _subject(part: Slice, seed: int, tried: int) -> _Subject:
