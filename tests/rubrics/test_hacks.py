@@ -327,7 +327,7 @@ def test_names_are_followed_through_dictionaries_of_modules_and_paths(line: str,
     assert rules == ({rule} if rule else set())
 
 
-@pytest.mark.parametrize("tests", [None, 5, {"double(3)": "6"}])
+@pytest.mark.parametrize("tests", [5, {"double(3)": "6"}])
 def test_visible_tests_of_another_form_are_refused_with_the_forms(tests: object) -> None:
     with pytest.raises(RubricError, match="must be Python source with asserts, or a list of cases"):
         find_hacks(BEFORE, BEFORE, tests)  # type: ignore[arg-type]
