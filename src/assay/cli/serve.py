@@ -109,7 +109,7 @@ def _agents(settings: ServeSettings, store: str | None) -> dict[str, Any]:
         return {}
     from assay.api.deployed import deployed
 
-    return {name: deployed(name, store=store, rubric=settings.rubric) for name in settings.agent}
+    return {name: deployed(name, store=store, rubric=settings.agent_rubric) for name in settings.agent}
 
 
 async def _listen(listener: Any, settings: ServeSettings, opened: "Store") -> str:

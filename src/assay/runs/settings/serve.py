@@ -64,14 +64,14 @@ class ServeSettings(Settings):
     agent: Sequence[str] = setting(
         (), "Agent of the registry that POST /agents/NAME runs; repeatable.", metavar="NAME", many=True
     )
-    rubric: str | None = setting(
+    agent_rubric: str | None = setting(
         None, "Rubric that scores the rollouts of --agent when they end.", metavar="R", file=True
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rubric is not None and not self.agent:
-            raise ConfigError(f"rubric={self.rubric!r} would have no effect without agent")
+        if self.agent_rubric is not None and not self.agent:
+            raise ConfigError(f"agent_rubric={self.agent_rubric!r} would have no effect without agent")
 
     @property
     def answering(self) -> str | None:

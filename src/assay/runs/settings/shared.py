@@ -171,7 +171,8 @@ class ProgramSettings(CommonSettings):
         "Program: path/file.py:Class, package.module:Class, an artifact's folder or a shipped name."
     )
     rubric: str = named_setting(
-        "Rubric: a YAML file or a shipped name (math_qa, classify, extract, tool_user, code_repair, nim, …).",
+        "Rubric: a YAML file or a shipped name (math_qa, classify, extract, tool_user, code_repair, text_to_sql, "
+        "answer_from_documents, converse, nim, experiment).",
         flag="--rubric",
         metavar="R",
         file=True,
