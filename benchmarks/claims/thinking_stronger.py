@@ -19,7 +19,7 @@ POLICIES = {"thinks once": ThinkingPolicy()} | {
     f"probe {margin}": ThinkingPolicy(probe_margin=margin) for margin in (0.3, 0.6, 0.9, 0.98)
 }
 LABELS = [str(number) for number in range(37)]  # four terms of one digit
-BUDGET, SHOWN, VAL, TEST = 16, 6, 24, 30
+BUDGET, SHOWN, VAL, TEST = 16, 6, 12, 16
 
 
 def measure(setting: Setting) -> Measured:
