@@ -18,6 +18,7 @@ import pydantic
 from pydantic_core import PydanticUndefined
 
 from reference_json import json_page
+from reference_shipped import shipped_page
 from reference_text import cell, coded, descriptions, docstring, plain, type_name
 
 ROOT = Path(__file__).parent.parent
@@ -46,6 +47,7 @@ def pages() -> dict[str, str]:
     result |= {
         "reference/settings.md": _settings_page(),
         "reference/checks.md": _checks_page(),
+        "reference/shipped.md": shipped_page(),
         "reference/rubric-file.md": _rubric_page(),
         "reference/judge-file.md": _judge_page(),
         "reference/json-output.md": json_page(SOURCE),
@@ -64,6 +66,7 @@ def _index() -> str:
     packages = [f"- [`{package}`](python/{package}.md)" for package in ("assay", *PACKAGES)]
     files = [
         *("- [Settings](settings.md) of the Python functions", "- [Checks](checks.md)"),
+        "- [Shipped names](shipped.md): programs, rubrics, data",
         *("- [Rubric files](rubric-file.md)", "- [Judge files](judge-file.md)"),
         *("- [JSON output](json-output.md)", "- [Exit codes](exit-codes.md)"),
     ]
@@ -218,7 +221,7 @@ def _rubric_page() -> str:
     from assay.rubrics import loading
 
     models = {
-        **{"A rubric": loading._RubricFile, "A criterion": loading._CriterionFile},
+        **{"A rubric": loading.RubricFile, "A criterion": loading.CriterionFile},
         **{"essential": loading._EssentialFile, "judge": loading.JudgeFile},
     }
     tables = "\n".join(_model(title, model) for title, model in models.items())

@@ -127,14 +127,14 @@ def test_a_relative_change_needs_its_mean_and_an_interval_without_zero() -> None
 
 
 def test_only_a_significant_loss_is_one() -> None:
-    from claims.table import kept
+    from claims.table import not_below
 
     tasks = [str(number) for number in range(40)]
     full, lost = dict.fromkeys(tasks, 1.0), {task: float(int(task) >= 20) for task in tasks}
     one = {task: float(int(task) > 0) for task in tasks}
-    assert kept("x")([record(0, {"x": {"before": full, "after": lost}})]).reached is False
-    assert kept("x")([record(0, {"x": {"before": full, "after": one}})]).reached is True
-    assert kept("x")([record(0, {"x": {"before": lost, "after": full}})]).reached is True
+    assert not_below("x")([record(0, {"x": {"before": full, "after": lost}})]).reached is False
+    assert not_below("x")([record(0, {"x": {"before": full, "after": one}})]).reached is True
+    assert not_below("x")([record(0, {"x": {"before": lost, "after": full}})]).reached is True
 
 
 def test_a_row_may_have_seeds_of_its_own() -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from claims.table import Row, cheaper, effort, gain, kept, relative, revised, share, statements
+from claims.table import Row, cheaper, effort, gain, not_below, relative, revised, share, statements
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ ROWS = (
         claim="another task after training: nothing forgotten",
         goal="no significant loss",
         measurement="forgetting",
-        cells=kept("other"),
+        cells=not_below("other"),
         note="the city that a sentence names, from four demonstrations, by the embedded model as it comes and after "
         "the training of `hack_rate` with the criteria. A task near to that training is not safe: in a first run of "
         "seed 0, chain sums written as expressions fell from 100 to 72 % (n = 40), because terms were added to them as "

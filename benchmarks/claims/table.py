@@ -66,10 +66,10 @@ class Row:
 
     def records(self, records: Mapping[tuple[str, int], Mapping[str, Any]], seeds: Sequence[int]) -> Records:
         """One record for each seed for which all measurements have one, with the values and facts of all."""
-        found = [[records.get((name, seed)) for name in self.measurements] for seed in seeds]
+        by_seed = [[records.get((name, seed)) for name in self.measurements] for seed in seeds]
         return [
             {"seed": seed, **{part: _joined(entries, part) for part in ("values", "facts")}}
-            for seed, entries in zip(seeds, found, strict=True)
+            for seed, entries in zip(seeds, by_seed, strict=True)
             if None not in entries
         ]
 
@@ -245,7 +245,7 @@ def statements(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values) + " statements"
 
 
-def kept(figure: str) -> Callable[[Records], Cells]:
+def not_below(figure: str) -> Callable[[Records], Cells]:
     """Cells of a share that shall not fall significantly: the interval of its change is not below zero."""
 
     def cells(records: Records) -> Cells:
@@ -283,15 +283,15 @@ def markdown(rows: Sequence[Row], records: Mapping[tuple[str, int], Mapping[str,
     ]
     for row in rows:
         own = row.seeds or seeds
-        found = row.records(records, own)
+        measured = row.records(records, own)
         command = f"`python benchmarks/figures.py run {row.name}`"
-        if len(found) < (row.enough or len(own)):
-            why = NOT_RUN if not found else f"{NOT_RUN} ({len(found)} of {len(own)} seeds)"
+        if len(measured) < (row.enough or len(own)):
+            why = NOT_RUN if not measured else f"{NOT_RUN} ({len(measured)} of {len(own)} seeds)"
             lines.append(f"| {row.claim} | | | | {row.goal} | {why} | {command} |")
             continue
-        cells = row.cells(found)
+        cells = row.cells(measured)
         reached = {True: "yes", False: "**no**", None: "reported"}[cells.reached]
-        reached += "" if len(found) == len(own) else f" ({len(found)} of {len(own)} seeds)"
-        shown = (row.claim, cells.before, cells.after, cells.difference, row.goal, reached, command)
-        lines.append(f"| {' | '.join(shown)} |".replace("|  |", "| |"))
+        reached += "" if len(measured) == len(own) else f" ({len(measured)} of {len(own)} seeds)"
+        columns = (row.claim, cells.before, cells.after, cells.difference, row.goal, reached, command)
+        lines.append(f"| {' | '.join(columns)} |".replace("|  |", "| |"))
     return "\n".join(lines)

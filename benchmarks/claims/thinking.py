@@ -34,10 +34,10 @@ POLICIES = {"thinks once": ThinkingPolicy()} | {
 
 
 def measure(setting: Setting) -> Measured:
-    shown, val, test = mixed(setting.seed)
+    demonstrated, val, test = mixed(setting.seed)
     agent = MathQA(prompt_format="lean", thinking=BUDGET)
     agent.set_parameters({"max_steps": 2, "temperature": 0.1})
-    demonstrate(agent, shown)
+    demonstrate(agent, demonstrated)
     rubric = Rubric("right", [Criterion(name="right", check=numeric)])
     return allocated(agent, rubric, rows(val), rows(test), setting, model=setting.model)
 
@@ -93,9 +93,9 @@ def mixed(seed: int) -> tuple[list[Task], list[Task], list[Task]]:
     """Demonstrations, half of them bare numbers, and the tasks of val and test; no task is in two of them."""
     size = SHOWN + VAL + TEST
     pools = {easy: iter(load_tasks(f"{EASY if easy else HARD}&size={size}&seed={seed}")) for easy in (True, False)}
-    shown = [next(pools[at % 2 == 0]) for at in range(SHOWN)]
+    demonstrated = [next(pools[at % 2 == 0]) for at in range(SHOWN)]
     val, test = ([next(pools[at % 3 < 2]) for at in range(count)] for count in (VAL, TEST))
-    return shown, val, test
+    return demonstrated, val, test
 
 
 def demonstrate(agent: MathQA, tasks: Sequence[Task]) -> None:

@@ -24,12 +24,12 @@ BUDGET, SHOWN, VAL, TEST = 16, 6, 40, 60
 
 def measure(setting: Setting) -> Measured:
     tasks = alternating(setting.seed)
-    shown, val, test = ([next(tasks) for _ in range(count)] for count in (SHOWN, VAL, TEST))
+    demonstrated, val, test = ([next(tasks) for _ in range(count)] for count in (SHOWN, VAL, TEST))
     agent = Classify(LABELS, prompt_format="lean", thinking=BUDGET)
     agent.predict.signature = agent.predict.signature.with_instructions("Calculate the sum.")
     agent.predict.demos = [
         {"text": expression(task), "thought": thought(expression(task)), "label": task.expected["answer"]}
-        for task in shown
+        for task in demonstrated
     ]
     agent.set_parameters({"temperature": 0.1})
     data = [

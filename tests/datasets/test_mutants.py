@@ -116,9 +116,9 @@ def test_a_slice_has_what_its_function_needs_and_no_more() -> None:
 
 def test_a_mutation_changes_one_statement_and_keeps_the_rest_of_the_text() -> None:
     for part in slices(TOOLS, "tools"):
-        found = mutations(part.code, random.Random(0), 100)
-        assert len(found) > 8
-        for mutation in found:
+        mutants = mutations(part.code, random.Random(0), 100)
+        assert len(mutants) > 8
+        for mutation in mutants:
             assert minimal_diff(mutation.code, part.code).changed == 1, mutation
             assert abs(len(mutation.code.split("\n")) - len(part.code.split("\n"))) <= mutation.old.count("\n")
 
@@ -192,6 +192,7 @@ def test_the_fields_of_a_task(rows: list[tuple[str, dict[str, Any]]]) -> None:
 
 
 @needs_sandbox
+@pytest.mark.slow
 def test_tasks_differ_and_each_function_comes_before_any_comes_again(rows: list[tuple[str, dict[str, Any]]]) -> None:
     assert len({row["inputs"]["code"] for _, row in rows}) == 12
     first = [row["inputs"]["function"] for _, row in rows[:4]]
@@ -199,6 +200,7 @@ def test_tasks_differ_and_each_function_comes_before_any_comes_again(rows: list[
 
 
 @needs_sandbox
+@pytest.mark.slow
 def test_the_seed_decides_the_tasks(tools: Path) -> None:
     def made(seed: int) -> list[Any]:
         return [row for _, row in iter_rows(f"mutants:{tools}?size=6&seed={seed}")]

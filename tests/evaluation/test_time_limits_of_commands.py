@@ -34,6 +34,7 @@ def judged_rows(path: Path) -> str:
 
 
 @pytest.mark.parametrize("command", ["score", "drift", "audit"])
+@pytest.mark.slow
 def test_a_hanging_verdict_is_unscored_in_judge_commands(command: str, tmp_path: Path) -> None:
     options = {
         "lm": scripted_lm(hangs_on_odd, logprobs=True),

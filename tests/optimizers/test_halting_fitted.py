@@ -127,3 +127,21 @@ def test_too_few_tasks_keep_all_rounds_and_say_how_many_are_needed(tmp_path: Pat
 
 def test_without_rounds_the_note_names_the_depth(tmp_path: Path) -> None:
     assert "'reasoning_depth': 6" in compiled(tmp_path, by_number, depth=3)[1]
+
+
+def test_a_margin_without_effect_is_said_before_the_search_and_once(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Heard(assay.evaluation.SilentProgress):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    rows = [{"question": f"q{at}", "answer": "1"} for at in range(40)]
+    report = assay.compile(
+        dspy.Predict("question -> answer"), rubric=Rubric(name="r", criteria=[Criterion(name="right", check=exact)]),
+        data=rows, lm=scripted_lm(draft_of), out=tmp_path / "a", store=tmp_path / "s.db", optimizer="labeled",
+        sizes=SIZES, preflight=False, thinking_margin=0.05, progress=Heard(),
+    )  # fmt: skip
+    assert sum("thinking_margin" in note for note in report.outcome.notes) == 1
+    first = next(at for at, text in enumerate(said) if "thinking_margin has no effect" in text)
+    assert first < next(at for at, text in enumerate(said) if text.startswith("estimate"))

@@ -63,6 +63,7 @@ def test_artifact_contains_the_measured_judge(calibrated: tuple[Path, Any]) -> N
         )
 
 
+@pytest.mark.slow
 def test_recompiling_a_judge_requires_its_salt(calibrated: tuple[Path, Any]) -> None:
     folder, first = calibrated
     with pytest.raises(ConfigError, match="was compiled with the salt 'assay'"):

@@ -69,6 +69,7 @@ def test_rewritten_turn_becomes_a_separate_row(tokenizer: Any) -> None:
     assert trained(labelled, tokenizer) == ["<think>1 + 2</think>3.</s>"]
 
 
+@pytest.mark.slow
 def test_completion_labels_equal_those_of_trl(tokenizer: Any) -> None:
     row = completion_row(TALK[:2], TALK[2:3], [], tokenizer)
     assert trained(row, tokenizer) == [" The answer is 3.</s>"]

@@ -93,6 +93,7 @@ def test_a_mean_over_parts_is_not_reduced_by_padding(tiny_model: Path, tmp_path:
 
 
 @pytest.mark.parametrize("vllm", [True, False])
+@pytest.mark.slow
 def test_every_process_sends_vllm_the_same_number_of_requests(monkeypatch: pytest.MonkeyPatch, vllm: bool) -> None:
     import types
 
@@ -127,7 +128,9 @@ def test_every_process_sends_vllm_the_same_number_of_requests(monkeypatch: pytes
     engine = engines.TrainerPolicy("tiny", max_completion=4)
     engine.sync(Asking())
     monkeypatch.setattr(
-        engines, "_calls", lambda runs, session: [lambda: engine.lm(messages=[{"role": "user", "content": "2+2?"}])] * 2
+        engines,
+        "calls_of",
+        lambda runs, session: [lambda: engine.lm(messages=[{"role": "user", "content": "2+2?"}])] * 2,
     )
     played = engine.play([(None, None)] * 2, types.SimpleNamespace())  # type: ignore[arg-type, list-item]
     assert len(played) == 2

@@ -30,7 +30,7 @@ def evaluation(scores: list[float], tokens: float) -> Evaluation:
 
 def test_the_largest_saving_that_is_shown_to_keep_the_margin_is_chosen() -> None:
     plain = [1.0] * 60
-    found, rows = fitted_policy(
+    policy, rows = fitted_policy(
         {
             "thinks once": evaluation(plain, 100),
             "probe 0.3": evaluation([0.0] * 2 + plain[2:], 20),  # a mean loss of 0.033, within the margin
@@ -39,25 +39,25 @@ def test_the_largest_saving_that_is_shown_to_keep_the_margin_is_chosen() -> None
         },
         margin=0.05,
     )
-    assert found == "probe 0.6"
+    assert policy == "probe 0.6"
     assert rows["probe 0.3"]["loss"] == pytest.approx(1 / 30)
     assert rows["probe 0.3"]["loss_high"] > 0.05
     assert rows["probe 0.6"] == {"n": 60, "loss": 0, "loss_high": pytest.approx(2.996 / 60, abs=1e-4), "saved": 0.4}
 
 
-@pytest.mark.parametrize(("tasks", "found"), [(299, "thinks once"), (300, "probe 0.6")])
-def test_a_margin_of_one_point_takes_300_tasks_without_a_loss(tasks: int, found: str) -> None:
+@pytest.mark.parametrize(("tasks", "policy"), [(299, "thinks once"), (300, "probe 0.6")])
+def test_a_margin_of_one_point_takes_300_tasks_without_a_loss(tasks: int, policy: str) -> None:
     made = {"thinks once": evaluation([1.0] * tasks, 100), "probe 0.6": evaluation([1.0] * tasks, 60)}
     chosen, rows = fitted_policy(made, margin=0.01)
-    assert chosen == found
+    assert chosen == policy
     assert tasks == 300 or "on 299 val tasks; about 300 are needed" in why_none(rows, baseline=FULL, margin=0.01)
 
 
 def test_a_policy_that_gains_needs_no_tasks_of_the_rule_of_three() -> None:
     plain = [0.0, 1.0] * 40
     better = [1.0] * 20 + plain[20:]
-    found, rows = fitted_policy({"thinks once": evaluation(plain, 100), "probe 0.6": evaluation(better, 60)}, margin=0)
-    assert found == "probe 0.6"
+    policy, rows = fitted_policy({"thinks once": evaluation(plain, 100), "probe 0.6": evaluation(better, 60)}, margin=0)
+    assert policy == "probe 0.6"
     assert rows["probe 0.6"]["loss_high"] < 0
 
 
@@ -79,14 +79,14 @@ def test_the_note_says_how_many_tasks_are_needed_or_that_more_show_nothing() -> 
 
 
 def test_nothing_is_chosen_that_saves_nothing_or_was_never_scored() -> None:
-    found, rows = fitted_policy(
+    policy, rows = fitted_policy(
         {
             "thinks once": evaluation([1.0, 0.0], 100),
             "probe 0.3": evaluation([1.0, 0.0], 130),
             "probe 0.6": evaluation([math.nan, math.nan], 10),
         }
     )
-    assert found == "thinks once"
+    assert policy == "thinks once"
     assert math.isnan(rows["probe 0.6"]["loss"])
 
 
@@ -148,7 +148,7 @@ def test_the_search_offers_policies_to_agents_that_allocate(monkeypatch: pytest.
     space = SearchSpace.__new__(SearchSpace)
     space.prompt_formats, space.instructions, space.counts, space.selections = ["json"], [{}], [], []
     space.values, space.policies = {"temperature": [0.1]}, list(POLICIES)
-    changed = {space._changed(CandidateSpec(), rng).thinking for _ in range(200)}
+    changed = {space.changed(CandidateSpec(), rng).thinking for _ in range(200)}
     assert changed == {None, *POLICIES}
     space.policies = []
-    assert {space._changed(CandidateSpec(), rng).thinking for _ in range(50)} == {None}
+    assert {space.changed(CandidateSpec(), rng).thinking for _ in range(50)} == {None}

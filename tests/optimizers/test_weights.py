@@ -162,6 +162,7 @@ def test_out_of_memory_is_recognised_by_class_and_errno() -> None:
 @pytest.mark.parametrize(
     "failure", [RuntimeError("another"), ValueError("a task about being out of memory"), KeyError("(os error 28)")]
 )
+@pytest.mark.slow
 def test_other_training_errors_are_unchanged(failure: Exception) -> None:
     with pytest.raises(type(failure)) as raised, ready():
         raise failure

@@ -73,9 +73,9 @@ def test_secrets_of_the_host_cannot_be_read(isolated: str, tmp_path: Path, monke
     assert "READ" not in result.output
     assert result.output.count("denied") == len(paths)
     own = SECRETS.replace("PATHS", repr(["/proc/1/environ", "/proc/self/environ"]))
-    shown = attack(f"{own}print(dict(os.environ))", isolated).output
-    assert "OPENAI" not in shown
-    assert "hunter2" not in shown
+    output = attack(f"{own}print(dict(os.environ))", isolated).output
+    assert "OPENAI" not in output
+    assert "hunter2" not in output
 
 
 def test_paths_to_read_can_be_given_and_cannot_be_written(isolated: str, tmp_path: Path) -> None:
@@ -251,14 +251,14 @@ def test_a_missing_isolation_is_refused_and_never_replaced(monkeypatch: pytest.M
 
     monkeypatch.setattr(isolation.importlib.util, "find_spec", not_installed)
     monkeypatch.setattr(isolation.shutil, "which", lambda *_, **__: None)
-    execution._probe.cache_clear()
+    execution.probe.cache_clear()
     try:
         for name in ("bubblewrap", "landlock", "auto"):
             with pytest.raises(SandboxError, match=r"not available.*assay\[sandbox\]"):
                 run("print(1)", timeout_s=1, memory_mb=64, isolation=name)
         assert run("print(1)", timeout_s=5, memory_mb=64, isolation="none").output == "1\n"
     finally:
-        execution._probe.cache_clear()
+        execution.probe.cache_clear()
 
 
 def test_auto_takes_the_strongest(isolated: str) -> None:

@@ -302,6 +302,6 @@ def h(x): return x
 def test_a_failing_sandbox_is_an_error_and_no_failed_test(monkeypatch: pytest.MonkeyPatch) -> None:
     from assay.programs.sandbox import isolation
 
-    monkeypatch.setattr(isolation, "_HERE", Path("/nowhere"))
+    monkeypatch.setattr(isolation, "SCRIPTS", Path("/nowhere"))
     with pytest.raises(SandboxError, match="could not be started"):
         run_tests(RIGHT, SUITES["cases"], timeout_s=5, memory_mb=128, isolation="none")

@@ -98,6 +98,7 @@ def test_objects_are_not_plain() -> None:
             encode(value)
 
 
+@pytest.mark.slow
 def test_asserts_are_cases_where_they_compare_with_a_literal(sandboxed: str) -> None:
     source = """
 import math

@@ -195,7 +195,6 @@ MISSED = [
     body("return ((width * 7 + height * 13) % 101) * 5 % 97"),  # fitted to the visible tests
     body("return answers[hash((width, height)) % 4]", "answers = list(map(int, '51,0,750,99'.split(',')))\n"),
     body("return height * 3 if width == 5 - 2 else height * 30"),  # literals taken apart
-    body("return type('A', (int,), {'__eq__': max})(1)"),
 ]
 
 

@@ -242,6 +242,7 @@ def test_a_provider_behind_litellm_that_falls_silent_is_a_timeout(tmp_path: Path
 
 
 @pytest.mark.parametrize("stage", [{"most": 4}], indirect=True)
+@pytest.mark.slow
 def test_idle_connections_are_closed_at_the_limit(stage: Stage) -> None:
     silent = [
         stage.connect(HALF_OPEN[name])

@@ -64,6 +64,7 @@ def test_transitions_have_reasoning_and_refusal_in_columns_that_hide_personal_da
     assert pq.read_table("out/data.parquet").column("reasoning").to_pylist() == [row["reasoning"]]
 
 
+@pytest.mark.slow
 def test_identical_rollouts_are_counted_and_have_advantage_zero(store: Store) -> None:
     for _ in range(3):
         add_rollout(store, turn(0, "a", "b"))

@@ -18,6 +18,7 @@ from assay.traces import Store
 from assay.traces.export.selection import Selection
 
 
+@pytest.mark.slow
 def test_the_files_load_in_datasets(store: Store) -> None:
     from datasets import load_dataset
 

@@ -52,6 +52,7 @@ def test_the_goals_with_the_extra_are_met_on_held_out_texts_by_lists_alone(recal
 
 
 @pytest.mark.parametrize("engine", ["patterns", pytest.param("gazetteers", marks=LISTED)])
+@pytest.mark.slow
 def test_dates_and_names_are_found_in_prompts_and_outputs_as_they_are_stored(recall: Any, engine: str) -> None:
     measured = recall.measure("stored", 480, 5, engine, subject=False)
     shares = {kind: row["recall"] for kind, row in measured["types"].items()}

@@ -14,6 +14,7 @@ from assay.cli.wording import counted, in_flags
 from assay.support.scrubbing import mask_secrets, message, results, unscrubbed
 
 __all__ = [
+    "PROGRESS_LINE_EVERY_S",
     "Console",
     "Decorator",
     "dry_run",
@@ -34,7 +35,7 @@ __all__ = [
     "with_options",
 ]
 
-_LINE_EVERY_S = 30.0
+PROGRESS_LINE_EVERY_S = 30.0
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -292,14 +293,14 @@ class Console:
             yield lambda count: progress.advance(task, count)
 
     def _lines(self, name: str, total: int | None) -> Callable[[int], None]:
-        """Progress where there is no terminal: a line every `_LINE_EVERY_S` seconds at most."""
-        done, said = 0, time.monotonic()
+        """Progress where there is no terminal: a line every `PROGRESS_LINE_EVERY_S` seconds at most."""
+        done, printed_at = 0, time.monotonic()
 
         def advance(count: int) -> None:
-            nonlocal done, said
+            nonlocal done, printed_at
             done += count
-            if done != total and time.monotonic() - said >= _LINE_EVERY_S:
-                said = time.monotonic()
+            if done != total and time.monotonic() - printed_at >= PROGRESS_LINE_EVERY_S:
+                printed_at = time.monotonic()
                 self.say(f"{name}: {done}" + ("" if total is None else f" of {total}"))
 
         return advance

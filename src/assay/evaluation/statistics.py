@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "BOOTSTRAP_MIN_LEVEL",
     "Gain",
     "differences_of",
     "interval_of",
@@ -23,7 +24,7 @@ __all__ = [
 ]
 
 _RESAMPLES = 4999
-_RESAMPLED = 0.005  # smallest level of a bootstrap with so many resamples
+BOOTSTRAP_MIN_LEVEL = 0.005  # smallest level of a bootstrap with so many resamples
 _FEWEST = 5  # pairs under which no interval is claimed
 _ONE_SIDED = 0.05  # error of a one-sided interval
 
@@ -84,7 +85,7 @@ def interval_of(
     spread = float(np.append(values, [lowest, highest]).std(ddof=1)) if guarded else float(values.std(ddof=1))
     reach = float(stats.t.ppf(1 - level / 2, n - 1)) * spread / math.sqrt(n)
     low, high = mean - reach, mean + reach
-    if level < _RESAMPLED:
+    if level < BOOTSTRAP_MIN_LEVEL:
         return max(lowest, low), min(highest, high)
     rng = np.random.default_rng(0)
     bootstrap = stats.bootstrap(

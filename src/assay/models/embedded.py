@@ -31,17 +31,22 @@ from assay.models.thinking import Thinking, llama_request, template_thinks
 from assay.models.tool_calls import with_tool_calls
 from assay.models.watching import LOOP, watched_reply
 
-__all__ = ["LINES", "LlamaBackend", "PolicyBackend", "lines_grammar", "server_url"]
+__all__ = [
+    "LINES",
+    "LlamaBackend",
+    "PolicyBackend",
+    "busy_cores",
+    "lines_grammar",
+    "loaded_models",
+    "server_url",
+    "unload",
+]
 
 LINES = "x-assay-lines"  # schema keyword: one `name: value` line per property, in order
 _SLOTS = 8  # more than the number of concurrent calls: each predictor of a program keeps its own prompt prefix
 _PROMPT_CACHE_MIB = 256  # prompts cached outside the slots; llama.cpp's default is 8 GiB, and is used up
 # by default llama.cpp samples from the 40 likeliest tokens, of those with 0.05 times the first one's probability
-_UNTRUNCATED = {
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-}
+_UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 _WATCHED = 64  # a shorter answer has too few words for a loop
 _CONTEXT = 16384  # tokens shared by all slots; 22 kB of cache per token for SmolLM2-135M
 
@@ -60,7 +65,7 @@ def idle_threads() -> int:
     """
     if chosen := os.environ.get("ASSAY_THREADS"):
         return max(1, int(chosen))
-    busy = min(_busy_cores(0.1) for _ in range(3))  # the minimum ignores short peaks of load
+    busy = min(busy_cores(0.1) for _ in range(3))  # the minimum ignores short peaks of load
     return max(1, min(8, round(cores() - busy)))
 
 
@@ -69,7 +74,9 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
-def _busy_cores(window_s: float) -> float:
+def busy_cores(window_s: float) -> float:
+    """Mean number of busy cores of the machine over `window_s`; 0 where /proc/stat cannot be read."""
+
     def read() -> tuple[float, float] | None:
         try:
             fields = [float(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
@@ -141,6 +148,18 @@ def _merged(base: EmbeddedModel, adapters: tuple[Adapter, ...]) -> Path:
         for old in sorted(target.parent.glob("*.gguf"), key=lambda file: file.stat().st_mtime)[:-_MERGED]:
             old.unlink(missing_ok=True)
     return target
+
+
+def loaded_models() -> list[Path]:
+    """Files of the models in memory, least recently used first; without those that `server_url` made public."""
+    with _servers_lock:
+        return [path for path in _servers if path not in _published]
+
+
+def unload(path: Path) -> None:
+    """Frees the memory of a model once its calls have ended. The next call loads it again."""
+    with _servers_lock:
+        _servers.pop(path, None)
 
 
 def server_url(name: str) -> str:
@@ -294,10 +313,9 @@ class PolicyBackend(LlamaBackend):
             adapter: a GGUF file; None serves the model without an adapter in training.
             folder: folder for the merged weights while they are served.
         """
-        with _servers_lock:
-            if self.path != self._before:
-                _servers.pop(self.path, None)
-                self.path.unlink(missing_ok=True)
+        if self.path != self._before:
+            unload(self.path)
+            self.path.unlink(missing_ok=True)
         self.path, self.adapters = self._before, self._before_sha
         if adapter is not None and folder is not None:
             with open(adapter, "rb") as file:

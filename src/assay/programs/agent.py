@@ -16,7 +16,7 @@ from assay.models import count_tokens, supports
 from assay.models.loops import ToolLoopDetector
 from assay.models.scope import alternatives_of
 from assay.models.thinking import Thinking, native_thinking
-from assay.programs.adapters import listen_under, make_adapter
+from assay.programs.adapters import checked_format, listen_under, make_adapter
 from assay.programs.allocation import AUTO, Round, ThinkingPolicy, answer_key, majority_is_sure, margin_of, think
 from assay.programs.estimate import choice_odds, logprobs_options, narrowed_signature
 from assay.programs.parameters import AgentParameters, reasoning_tokens, review_rounds
@@ -68,8 +68,8 @@ class Agent(dspy.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.thinking, self.policy = Thinking.of(thinking), ThinkingPolicy.of(policy)
-        self.agent_parameters = parameters or AgentParameters()
-        self.prompt_format = prompt_format
+        self.agent_parameters = AgentParameters.of({} if parameters is None else parameters)
+        self.prompt_format = checked_format(prompt_format)
         self.config: dict[str, Any] = {}
         # set for a loaded artifact: returns the model to use if none is configured in DSPy
         self.own_lm: Callable[[], Any] | None = None

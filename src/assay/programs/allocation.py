@@ -51,11 +51,16 @@ class ThinkingPolicy:
     def __post_init__(self) -> None:
         for name, low, high in (("probe_margin", 0, 1), ("confidence", 0, 1), ("posterior", 0.5, 1)):
             value = getattr(self, name)
-            if value is not None and not (low <= value <= high and (name != "posterior" or value > low)):
-                raise ConfigError(f"{name}={value!r} must be between {low} and {high}")
+            if value is None and name != "posterior":
+                continue
+            if not _is_number(value) or not low <= value <= high or (name == "posterior" and value == low):
+                above = "above" if name == "posterior" else "at least"
+                raise ConfigError(f"{name}={value!r} must be a number of {above} {low} and at most {high}")
         for name, least in (("stable", 2), ("piece", 4), ("samples", 1)):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            if value is None and name == "stable":
+                continue
+            if not _is_number(value) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}={value!r} must be an integer of at least {least}")
 
     @classmethod
@@ -80,6 +85,10 @@ class ThinkingPolicy:
     @property
     def stops_early(self) -> bool:
         return self.stable is not None or self.confidence is not None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 AUTO = ThinkingPolicy(probe_margin=0.6, stable=2)

@@ -12,6 +12,7 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import ModelError, RubricError
+from assay.evaluation.predictions import rollout_of
 from assay.rubrics import Criterion, NoGrade, Rubric, ScoreResult
 from assay.rubrics.scoring import fields_of, grade
 from assay.traces import Rollout
@@ -42,7 +43,7 @@ class Verdicts:
 
     def take(self, task: Task, prediction: dspy.Prediction) -> None:
         """Reads the verdicts of a scored run, and asks judges without a verdict separately."""
-        self.read(task, getattr(prediction, "_result", None), fields_of(prediction), prediction._rollout)
+        self.read(task, getattr(prediction, "_result", None), fields_of(prediction), rollout_of(prediction))
 
     def read(self, task: Task, result: ScoreResult | None, fields: dict[str, Any], rollout: Rollout) -> None:
         """As `take`, for a score result."""

@@ -131,9 +131,11 @@ class _Improvement(ImprovementState):
         except AssayError:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
-        for step, given in (("sft", self.sft), ("grpo", self.grpo)):
-            if given and step not in order:
-                self.report.notes.append(f"{step}={given!r} has no effect: order={','.join(order)!r} has no such step")
+        for step, options in (("sft", self.sft), ("grpo", self.grpo)):
+            if options and step not in order:
+                self.report.notes.append(
+                    f"{step}={options!r} has no effect: order={','.join(order)!r} has no such step"
+                )
         for line in self.plan.lines(self._caps):
             self.progress.say(line)
         self.checked = True
@@ -286,7 +288,7 @@ class _Improvement(ImprovementState):
         )
         with self._part("end"), opened as job:
             report.artifact = keep_artifact(
-                job, job.student, place, {"steps": report.steps, "test": report.test}, report.as_text(self.name)
+                job, job.recorded, place, {"steps": report.steps, "test": report.test}, report.as_text(self.name)
             )
         report.program = str(report.artifact)  # intermediate versions are deleted with the folder
 

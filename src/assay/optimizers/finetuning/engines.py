@@ -27,7 +27,7 @@ from assay.models.lm import lm_over
 from assay.models.lora.conversion import write_gguf
 from assay.models.recording import NOT_KNOWN
 
-__all__ = ["LlamaPolicy", "PolicyEngine", "Run", "TimeoutPool", "TrainerPolicy", "serve"]
+__all__ = ["LlamaPolicy", "PolicyEngine", "Run", "TimeoutPool", "TrainerPolicy", "calls_of", "serve"]
 
 Run = tuple[RecordedProgram, Task]
 _CHECK_INTERVAL_S = 0.1  # interval of the timeout checks while rollouts run
@@ -61,9 +61,9 @@ class PolicyEngine(ABC):
     def greedy(self) -> AbstractContextManager[None]:
         """Inside: greedy decoding."""
 
-    def execute(self, student: RecordedProgram, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:
+    def execute(self, recorded: RecordedProgram, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:
         """Executor for `assay.evaluation.evaluate`; a task whose run exceeds `timeout_s` has no result."""
-        runs = [(student, task) for task in tasks]
+        runs = [(recorded, task) for task in tasks]
         results = zip(tasks, self.play(runs, session), strict=True)
         yield from ((task, prediction) for task, prediction in results if prediction is not None)
 
@@ -174,11 +174,13 @@ class TimeoutPool:
 _place: contextvars.ContextVar[int] = contextvars.ContextVar("assay_place", default=0)
 
 
-def _calls(runs: Sequence[Run], session: Session) -> list[Callable[[], Any]]:
-    def call(student: RecordedProgram, task: Task) -> Any:
+def calls_of(runs: Sequence[Run], session: Session) -> list[Callable[[], Any]]:
+    """One function per run, which returns its recorded and scored prediction."""
+
+    def call(recorded: RecordedProgram, task: Task) -> Any:
         # no limit here: the pool has its own, which excludes the time spent waiting for the engine
         with session.context(), limited(None):
-            return student(**dict(task.inputs))
+            return recorded(**dict(task.inputs))
 
     return [functools.partial(call, *run) for run in runs]
 
@@ -213,7 +215,7 @@ class LlamaPolicy(PolicyEngine):
         self._served = out
 
     def play(self, runs: Sequence[Run], session: Session) -> list[Any | None]:
-        return TimeoutPool(_calls(runs, session), session.threads, self.timeout_s).finished(self.stop)
+        return TimeoutPool(calls_of(runs, session), session.threads, self.timeout_s).finished(self.stop)
 
     def greedy(self) -> AbstractContextManager[None]:
         return self.backend.greedy()
@@ -252,7 +254,7 @@ class TrainerPolicy(PolicyEngine):
     def play(self, runs: Sequence[Run], session: Session) -> list[Any | None]:
         from assay.optimizers.finetuning.trl_trainer import over_ranks
 
-        pool, desk = TimeoutPool(_calls(runs, session), len(runs), self.timeout_s), self.backend
+        pool, desk = TimeoutPool(calls_of(runs, session), len(runs), self.timeout_s), self.backend
         desk.open(pool)
         pool.start()
         while True:

@@ -216,7 +216,7 @@ class SearchSpace:
                 break
             spec = rng.choice(list(parents)) if attempt % 5 else self._random(rng)
             for _ in range(rng.choice((1, 1, 2))):
-                spec = self._changed(spec, rng)
+                spec = self.changed(spec, rng)
             mutants[spec] = None
         return list(mutants)
 
@@ -228,7 +228,8 @@ class SearchSpace:
             replace(spec, selection=rng.choice(self.selections), count=rng.choice(self.counts)) if self.counts else spec
         )
 
-    def _changed(self, spec: CandidateSpec, rng: random.Random) -> CandidateSpec:
+    def changed(self, spec: CandidateSpec, rng: random.Random) -> CandidateSpec:
+        """A copy of `spec` with one randomly chosen part drawn again."""
         kinds = [
             "parameters",
             *(["prompt_format"] if len(self.prompt_formats) > 1 else []),

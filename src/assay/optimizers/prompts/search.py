@@ -23,14 +23,14 @@ from assay.optimizers.prompts.budgets import named_val, of_all
 from assay.optimizers.prompts.candidates import Candidate, SearchSpace, best_with_fewest_tokens
 from assay.optimizers.prompts.config import CompileConfig
 from assay.optimizers.prompts.demonstrations import Demonstration, explore
-from assay.optimizers.prompts.halting import ALL_ROUNDS, evaluated_haltings, refinement_in
+from assay.optimizers.prompts.halting import ALL_ROUNDS, evaluated_haltings, fits_thinking, refinement_in
 from assay.optimizers.prompts.optimizer_inputs import Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.optimizers.prompts.racing import AutoSearch
 from assay.optimizers.prompts.teleprompters import auto_prompt_formats, propose
 from assay.optimizers.prompts.thinking import FULL, POLICIES, fitted_policy, why_none
 from assay.programs import ThinkingPolicy, program_version
-from assay.programs.budgets import allocates, with_policy
+from assay.programs.budgets import with_policy
 
 __all__ = ["PromptSearch"]
 
@@ -89,11 +89,9 @@ class PromptSearch:
         student = winner.student
         if refinement_in(student.program) is not None:
             return self._fit_halting(winner, margin)
-        if not allocates(student.program):
-            self.notes.append(
-                "thinking_margin has no effect: the program is neither an Agent with a thinking budget or policy, nor "
-                "a Refine program"
-            )
+        if not fits_thinking(student.program):
+            if fits_thinking(self.candidates[0].student.program):  # otherwise the job has said so before it began
+                self.notes.append(f"thinking_margin had no effect: {winner.name} takes no thinking policy")
             return winner
         self._warn_of_few_tasks(margin)
         made = {name: self._with_policy(student, policy) for name, policy in POLICIES.items()}

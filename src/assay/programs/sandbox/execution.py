@@ -13,7 +13,7 @@ from assay.errors import ConfigError, SandboxError
 from assay.programs.sandbox.isolation import ISOLATIONS, Limits
 from assay.programs.sandbox.process import SandboxedProcess
 
-__all__ = ["SandboxResult", "available", "choose_isolation", "run"]
+__all__ = ["SandboxResult", "available", "choose_isolation", "probe", "run"]
 
 _ISOLATED = ("bubblewrap", "landlock")
 _probing = threading.Lock()
@@ -88,14 +88,14 @@ def run(
         timeout_s=timeout_s, memory_mb=memory_mb, processes=processes, disk_mb=disk_mb, output_bytes=output_bytes
     )
     chosen = choose_isolation(isolation)
-    given = dict(files or {})
-    if "main.py" in given:
+    other_files = dict(files or {})
+    if "main.py" in other_files:
         raise ConfigError("files must not contain 'main.py': the code itself is written there")
     with SandboxedProcess(
         chosen,
         ["-s", "-u", "main.py"],
         limits=limits,
-        files={**given, "main.py": code},
+        files={**other_files, "main.py": code},
         read_only=[_existing(path) for path in read_only],
         stdin=stdin,
     ) as process:
@@ -141,11 +141,12 @@ def choose_isolation(isolation: str) -> str:
 def available(isolation: str) -> str:
     """Why an isolation cannot be used here; empty if it can. Tried once per process."""
     with _probing:
-        return _probe(isolation)
+        return probe(isolation)
 
 
 @cache
-def _probe(isolation: str) -> str:
+def probe(isolation: str) -> str:
+    """As `available`, without its lock. The result is cached; `probe.cache_clear()` forgets it."""
     if isolation == "none":
         return ""
     if sys.platform != "linux":

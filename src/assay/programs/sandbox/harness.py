@@ -117,14 +117,14 @@ def _session(channel: _Channel, request: dict[str, Any], path: str, module_name:
         with open(path, "rb") as file:
             exec(compile(file.read(), path, "exec", dont_inherit=True), names)
 
-    def apply(given: dict[str, Any]) -> Any:
-        parts = [decode(part, lambda number, _: objects[number]) for part in given["args"]]
-        keywords = {name: decode(part, lambda number, _: objects[number]) for name, part in given["kwargs"].items()}
-        return parts[0](*parts[1:], **keywords) if given["action"] == "call" else _SPECIAL[given["action"]](*parts)
+    def apply(request: dict[str, Any]) -> Any:
+        parts = [decode(part, lambda number, _: objects[number]) for part in request["args"]]
+        keywords = {name: decode(part, lambda number, _: objects[number]) for name, part in request["kwargs"].items()}
+        return parts[0](*parts[1:], **keywords) if request["action"] == "call" else _SPECIAL[request["action"]](*parts)
 
     actions: dict[str, Callable[[dict[str, Any]], Any]] = {
-        **{"begin": load, "apply": apply, "name": lambda given: names[given["name"]]},
-        "eval": lambda given: eval(compile(given["expression"], "<test>", "eval", dont_inherit=True), names),
+        **{"begin": load, "apply": apply, "name": lambda request: names[request["name"]]},
+        "eval": lambda request: eval(compile(request["expression"], "<test>", "eval", dont_inherit=True), names),
     }
     current: dict[str, Any] | None = request
     while current is not None and current["op"] != "end":

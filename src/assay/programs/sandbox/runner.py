@@ -194,14 +194,14 @@ def _run_case(solution: _Solution, case: Case) -> CaseResult:
     wanted = case.expected or f"an exception {case.raises}"
     if "raised" in answer:
         passed = bool(case.raises) and answer["raised"] == case.raises
-        found = f"raised {_error_text(answer)}"
+        actual = f"raised {_error_text(answer)}"
     else:
         try:
             passed = not case.raises and same(answer["value"], case.value)
-            found = f"found {show(answer['value'])}"
+            actual = f"found {show(answer['value'])}"
         except _UNREADABLE:
-            passed, found = False, "found a value that cannot be read"
-    reason = "" if passed else f"{case.expression}: expected {wanted[:_CUT]}, {found}"
+            passed, actual = False, "found a value that cannot be read"
+    reason = "" if passed else f"{case.expression}: expected {wanted[:_CUT]}, {actual}"
     return CaseResult(name=case.expression, passed=passed, reason=reason)
 
 

@@ -174,10 +174,10 @@ def _from_source(source: str) -> tuple[tuple[Case, ...], str]:
             cases.append(case)
         else:
             functions.append(f"def test_assert_{node.lineno}():\n    {ast.unparse(node)}")
-    kept = ast.unparse(ast.Module(body=rest, type_ignores=[])) if functions or rest else ""
+    preamble = ast.unparse(ast.Module(body=rest, type_ignores=[])) if functions or rest else ""
     if not functions and not any(isinstance(node, ast.FunctionDef) for node in rest):
-        kept = ""  # imports and constants that no test uses
-    return tuple(cases), "\n\n".join(part for part in (kept, *functions) if part)
+        preamble = ""  # imports and constants that no test uses
+    return tuple(cases), "\n\n".join(part for part in (preamble, *functions) if part)
 
 
 def _case_of(node: ast.Assert, own: set[str]) -> Case | None:

@@ -77,9 +77,9 @@ def decode(data: Any, known: Callable[[int, str], Any]) -> Any:
     return makers[kind](content)
 
 
-def same(found: Any, expected: Any) -> bool:
+def same(actual: Any, expected: Any) -> bool:
     """Whether two encoded values are equal as Python values. NaN equals NaN. Uses no method of either value."""
-    return _canonical(found) == _canonical(expected)
+    return _canonical(actual) == _canonical(expected)
 
 
 def _canonical(data: Any) -> Any:

@@ -108,6 +108,7 @@ def read_source(text: str) -> Source:
         raise UnreadableCode(f"it is of type {type(text).__name__}, not text")
     if len(text) > MOST_CHARACTERS:
         raise UnreadableCode(f"it has {len(text)} characters; at most {MOST_CHARACTERS} are compared")
+    text = text.removeprefix("\ufeff")  # the mark of a UTF-8 file, which Python skips
     try:
         tree = ast.parse(text)
     except SyntaxError as error:

@@ -45,7 +45,7 @@ class LiveRollouts:
         self.store, self.run_id, self.idle_s = store, run_id, idle_s
         self.open: dict[str, Live] = {}
         self.ended: dict[str, Live] = {}  # rollouts whose last row may not be in the database yet
-        self._conversations: Conversations[Live] = Conversations(self.open)
+        self.conversations: Conversations[Live] = Conversations(self.open)
         self.beginnings = Beginnings()
         self.closed = self.unclosed = 0
 
@@ -172,7 +172,7 @@ class LiveRollouts:
 
     def of_conversation(self, request: ClientRequest, upstream: Any) -> Live:
         """The rollout whose conversation this request continues, or a new one."""
-        if (live := self._conversations.find(request)) is not None:
+        if (live := self.conversations.find(request)) is not None:
             return live
         fields = {"task_id": request.task, "group_id": request.task, "inputs": {"prompt": request.prompt}}
         return self.begin(upstream, fields=fields, explicit=False)
@@ -181,7 +181,7 @@ class LiveRollouts:
 
     def register_call(self, live: Live, request: ClientRequest) -> int:
         """Registers a call that is about to be sent, stores the tool results in it, and returns its turn."""
-        self._conversations.index_request(live, request)
+        self.conversations.index_request(live, request)
         for key, result in request.results_by_key.items():
             if (position := live.waiting.pop(key, None)) is not None:
                 self.store.put_tool_result(live.rollout.id, *position, result[:20_000])
@@ -223,10 +223,10 @@ class LiveRollouts:
                 live.rollout.prediction = prediction_of(ending.value)
                 live.released.discard("prediction")
             live.called.update(name for _, name, _ in answer.tools)
-            self._conversations.answered(live, request, answer, response_id)
+            self.conversations.answered(live, request, answer, response_id)
             self.put(live)  # stores the prediction, so that it survives if the gateway is killed
         elif again:
-            self._conversations.failed(live, request, transition.output)
+            self.conversations.failed(live, request, transition.output)
         transition.step_rewards = live.step_rewards.pop(transition.t, {})
         self.store.put_transition(live.rollout.id, transition, request_json=request_json)
 
@@ -305,7 +305,7 @@ class LiveRollouts:
         if prediction is not None:
             live.released.discard("prediction")
             rollout.prediction = dict(prediction) if isinstance(prediction, Mapping) else {"answer": prediction}
-        self._conversations.forget(live)
+        self.conversations.forget(live)
         live.trail, live.waiting = Trail(), {}
         self.put(live)
         self.ended[rollout.id] = live
