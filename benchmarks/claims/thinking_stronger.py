@@ -2,7 +2,7 @@
 
 The shipped `classify` with the results as labels, so that a probe can read their probabilities. Half of the tasks have
 two terms, which the model adds without a thought; the others have three or four. The demonstrations write the
-intermediate sums as the thought. The margin is that of `claims.thinking`. Two busy cores take seconds for a task, so the
+intermediate sums as the thought. The margin is that of `claims.thinking`. A task takes seconds on a busy core, so the
 policy is fitted by its mean loss on val, which shows no margin, and the interval on so few tasks cannot be within it.
 """
 
@@ -42,7 +42,7 @@ def measure(setting: Setting) -> Measured:
 
 
 def alternating(seed: int) -> Iterator[Task]:
-    size = SHOWN + VAL + TEST
+    size = (SHOWN + VAL + TEST) // 2  # of each kind; there are few sums of two digits
     for pair in zip(*(load_tasks(f"{data}&size={size}&seed={seed}") for data in (EASY, HARD)), strict=True):
         yield from pair
 
