@@ -22,6 +22,7 @@ GROUPS = {
     "thinking": Group("thinking"),
     "bfcl": Group("bfcl"),
     "tool_use": Group("tool_use"),
+    "tool_training": Group("tool_training"),
     "thinking_stronger": Group("thinking_stronger", stronger=True),
     "minimal_edits": Group("hacking"),
     "rubric_training": Group("rubric_training"),
@@ -124,6 +125,27 @@ ROWS = (
         enough=1,
         cells=share("abstention", least=0.9),
         note="reached by an agent that hardly calls any tool, so it says little without the row above.",
+    ),
+    Row(
+        name="adoption_trained",
+        claim="the same model fine-tuned on the curriculum `tool_use`: adoption on held-out tools",
+        goal="from at most 10 % to at least 40 %",
+        measurement="tool_training",
+        enough=1,
+        cells=gain("adoption", least=0.3, most_before=0.1, least_after=0.4),
+        note="`tool_user` without demonstrations, its first decision only. Supervised fine-tuning (LoRA, one epoch) "
+        "on 128 runs of a scripted agent that makes the expected decisions of train tasks of the stage `irrelevant`, "
+        "half of which need no tool. Both sides have a threshold of their own, fitted to abstain on 95 % of the val "
+        "tasks that need none. The sizes were set after a pilot with another seed (90): on its 60 val tasks adoption "
+        "rose from 29 to 90 % at an abstention of 100 %, so the start of at most 10 % was not expected to hold.",
+    ),
+    Row(
+        name="abstention_trained",
+        claim="the same: abstention when no tool is needed",
+        goal="at least 90 %",
+        measurement="tool_training",
+        enough=1,
+        cells=share("abstention", least=0.9),
     ),
     Row(
         name="thinking",

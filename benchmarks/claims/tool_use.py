@@ -1,17 +1,14 @@
-"""Adoption and abstention of `tool_user` on tools that are in no train task, before and after fine-tuning.
+"""Adoption and abstention of `tool_user` on tools that are in no train task, before and after its threshold is fitted.
 
-Tasks are those of the stage `irrelevant` of the shipped curriculum `tool_use`: two tools, of which one, both or (30 %)
-none are needed. The model is fine-tuned on runs of a scripted agent, which makes the expected calls, on train tasks of
-that stage; half of them need no tool. No tool of val and test is in them. The agent has no demonstrations.
-
-Each side has a threshold of its own, fitted in the same way: the lowest of `THRESHOLDS` at which the agent abstains on
-at least `ABSTAIN` of the val tasks that need no tool. This is more than the claim asks for, because the best of several
-val figures is too good. So adoption is compared at about equal abstention. Only the first decision counts here, so the
-arguments of calls are not written. All constants were declared before the first run of the seeds that are reported.
+Tasks are those of the stage `irrelevant` of `tools:`: two tools, of which one, both or (30 %) none are needed. The
+agent has labelled decisions of train tasks as demonstrations, as many that call a tool as that call none. Before, it
+calls a tool from an estimated need of 0.5 on, the default of `tool_usage_threshold`. After, its threshold is the lowest
+of `THRESHOLDS` at which it abstains on at least `ABSTAIN` of the val tasks that need no tool: more than the claim asks
+for, because the best of several val figures is too good. Only the first decision counts here, so a run has one step.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import dspy
 
@@ -19,107 +16,74 @@ import assay
 from assay.datasets import Task, load_tasks
 from assay.evaluation import Evaluation
 from assay.programs import ToolUser
-from assay.programs.agent import WRITTEN_DECISIONS
+from assay.programs.toolbox import listing, schema_tool
 from claims.storing import Lines, Measured, Setting
-from claims.trained import use_scratch_adapters, warmed_up
 
-THRESHOLDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
-ABSTAIN, SIZE, VAL, TEST = 0.95, 700, 60, 60
-PAIRS, RATE = 80, 1e-3  # train tasks that need tools, and as many that need none; learning rate
-PARAMETERS = {"temperature": 0.1, "max_steps": 2, "context_length": 5000}
+DEFAULT, THRESHOLDS = 0.5, (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
+ABSTAIN, PAIRS, VAL, TEST = 0.95, 3, 40, 40
+ANSWER = 40  # characters: answers do not count here
 FIGURES = {"adoption": "adoption_when_needed", "abstention": "abstention_when_not"}
-ANY = """name: any
-criteria:
-  - {name: ended, weight: 1, check: "claims.edit_agent:ended"}
-"""
 
 
 def measure(setting: Setting) -> Measured:
-    use_scratch_adapters(setting)
-    data = f"tools:irrelevant?size={SIZE}&seed={setting.seed}"
-    models = {"before": setting.model, "after": trained(setting, load_tasks(data))}
-    found, facts = dict[str, dict[str, dict[str, float]]](), dict[str, Any]()
-    for side, model in models.items():
-        means = {at: means_of(run(setting, data, model, at, "val", VAL)) for at in THRESHOLDS}
-        best = fitted(means)
-        found[side] = run(setting, data, model, best, "test", TEST)
-        facts[side] = {"threshold": best, "val": {str(at): of for at, of in means.items()}}
-    values: dict[str, Any] = {name: {side: of[name] for side, of in found.items()} for name in FIGURES}
-    return Measured(values=values, facts=facts)
+    data = f"tools:irrelevant?size=400&seed={setting.seed}"
+    agent = demonstrated([task for task in load_tasks(data) if task.split == "train"])
 
+    def run(threshold: float, split: str, size: int) -> dict[str, dict[str, float]]:
+        return figures(
+            assay.evaluate(
+                agent.deepcopy(),
+                rubric="tool_user",
+                data=data,
+                split=split,
+                sizes={split: size},
+                model=setting.model,
+                parameters={
+                    "temperature": 0.1, "max_steps": 2, "tool_usage_threshold": threshold, "context_length": 5000
+                },
+                seed=setting.seed,
+                store=setting.scratch / "tool_use.db",  # one response cache: decisions do not depend on the threshold
+                threads=1,
+                progress=Lines(),
+            ).evaluation
+        )  # fmt: skip
 
-def run(
-    setting: Setting, data: str, model: str, threshold: float, split: str, size: int
-) -> dict[str, dict[str, float]]:
-    """The figures by task."""
-    return figures(
-        assay.evaluate(
-            FirstDecision(),
-            rubric="tool_user",
-            data=data,
-            split=split,
-            sizes={split: size},
-            model=model,
-            parameters={**PARAMETERS, "tool_usage_threshold": threshold},
-            seed=setting.seed,
-            store=setting.scratch / "tool_use.db",  # one response cache: decisions do not depend on the threshold
-            threads=1,
-            progress=Lines(),
-        ).evaluation
-    )
-
-
-class FirstDecision(ToolUser):
-    """`tool_user` that makes its first decision and no more: arguments and answer are not written."""
-
-    input_names: ClassVar[tuple[str, ...]] = ("question", "tools")
-
-    def __init__(self) -> None:
-        super().__init__(prompt_format="lean", parallel=False, thinking="off")
-
-    def _written(self, name: str, inputs: dict[str, Any], observations: list[str]) -> dict[str, Any]:
-        return {"tool": name, "name": self.tools[name].name, "arguments": {}, "result": None, "error": None}
-
-    def _answer(self, inputs: dict[str, Any], observations: list[str]) -> dict[str, Any]:
-        return {"answer": "no tool fits"}
-
-
-def trained(setting: Setting, tasks: Sequence[Task]) -> str:
-    """The model after fine-tuning on the expected calls of train tasks; its name."""
-    rows = balanced([task for task in tasks if task.split == "train"])
-    wanted = {task.inputs["question"]: task.expected["calls"] for task in rows}
-    (setting.scratch / "any.yaml").write_text(ANY)
-
-    def answer(request: Any) -> str:
-        asked = request.messages[-1].parts[0].text
-        calls = wanted[max((question for question in wanted if question in asked), key=len)]
-        return f"action: {calls[0]['name'] if calls else 'answer'}"
-
-    with dspy.context(**{WRITTEN_DECISIONS: True}):  # decisions as the model writes them
-        return warmed_up(
-            setting,
-            FirstDecision(),
-            answer,
-            rows=len(rows),
-            learning_rate=RATE,
-            rubric=str(setting.scratch / "any.yaml"),
-            data=[
-                {"inputs": task.inputs, "expected": task.expected, "metadata": task.metadata, "split": "train"}
-                for task in rows
-            ],
-            parameters=PARAMETERS,
-        )
-
-
-def balanced(train: Sequence[Task]) -> list[Task]:
-    """As many tasks that need tools as tasks that need none."""
-    parts = [[task for task in train if bool(task.expected["calls"]) is needs][:PAIRS] for needs in (True, False)]
-    return [task for pair in zip(*parts, strict=True) for task in pair]
+    means: dict[float, dict[str, float]] = {}
+    for threshold in THRESHOLDS:
+        means[threshold] = {name: mean(values) for name, values in run(threshold, "val", VAL).items()}
+    best = fitted(means)
+    before, after = run(DEFAULT, "test", TEST), run(best, "test", TEST)
+    values: dict[str, Any] = {name: {"before": before[name], "after": after[name]} for name in FIGURES}
+    val = {str(threshold): of for threshold, of in means.items()}
+    return Measured(values=values, facts={"threshold": best, "val": val})
 
 
 def fitted(means: Mapping[float, Mapping[str, float]]) -> float:
     """The lowest threshold that abstains often enough on val; the highest where none does."""
     return min((at for at, of in means.items() if of["abstention"] >= ABSTAIN), default=max(means))
+
+
+def demonstrated(train: Sequence[Task]) -> ToolUser:
+    """`tool_user` with the decisions of train tasks that need one tool, and of as many that need none."""
+    agent = ToolUser(prompt_format="lean", parallel=False, thinking="off")
+    needing = [task for task in train if len(task.expected["calls"]) == 1][:PAIRS]
+    others = [task for task in train if not task.expected["calls"]][:PAIRS]
+    agent.decide.demos = [demonstration(task) for pair in zip(needing, others, strict=True) for task in pair]
+    fields: dict[str, Any] = {"answer": dspy.OutputField(max_length=ANSWER)}
+    for predictor in (agent.respond, agent.review):
+        for name, field in fields.items():
+            predictor.signature = predictor.signature.delete(name).append(name, field, str)
+    return agent
+
+
+def demonstration(task: Task) -> dict[str, Any]:
+    calls = task.expected["calls"]
+    return {
+        "question": task.inputs["question"],
+        "tools": listing([schema_tool(schema) for schema in task.inputs["tools"]], 4000),
+        "results": "",
+        "action": calls[0]["name"] if calls else "answer",
+    }
 
 
 def figures(evaluation: Evaluation) -> dict[str, dict[str, float]]:
@@ -131,5 +95,5 @@ def figures(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     }
 
 
-def means_of(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    return {name: sum(of.values()) / len(of) if of else float("nan") for name, of in found.items()}
+def mean(values: Mapping[str, float]) -> float:
+    return sum(values.values()) / len(values) if values else float("nan")
