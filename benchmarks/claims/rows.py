@@ -114,8 +114,7 @@ ROWS = (
         "(0.73 and 0.60), six (0.80 and 0.44), twelve (0.78), twelve whose thought says what is asked and whether a "
         "tool fits (0.46), six whose thought names the tool that is asked for (0.70), eight and twenty whose thought "
         "has the words of the question (0.74, 0.69), eight that write what is offered next to what is asked (0.65). "
-        "At 90 % abstention they adopt on 7 to 70 % of the tasks. Not tried, because two cores need hours for it: "
-        "training on the curriculum `tool_use`.",
+        "At 90 % abstention they adopt on 7 to 70 % of the tasks. Fine-tuned on the curriculum: `adoption_trained`.",
     ),
     Row(
         name="abstention",
