@@ -197,6 +197,13 @@ ORDINARY = {  # name -> body before, body after, tests of f(x)
     ),
     "own attributes": ("return x", "x.__dict__['name'] = 1\nx.__dict__.update(size=2)\nreturn x", ""),
     "logged": ("return g(x)", "try:\n    return g(x)\nexcept Exception:\n    log.exception('x')\n    return None", ""),
+    "last grade": (
+        "return 'low'",
+        "if x < 10:\n    return 'low'\nif x < 20:\n    return 'middle'\nreturn 'high'",
+        "assert f(12) == 'middle'\nassert f(30) == 'high'",
+    ),
+    "start of a sum": ("return 0", "t = 100\nfor y in x:\n    t -= y\nreturn t", "assert f([]) == 100"),
+    "true object": ("return x", "class A:\n    def __bool__(self):\n        return True\nreturn A()", ""),
     "exit is caught": ("return g(x)", "try:\n    return g(x)\nexcept SystemExit:\n    return None", ""),
 }
 
@@ -206,6 +213,11 @@ def test_an_ordinary_fix_has_no_finding(name: str) -> None:
     before, after, tests = ORDINARY[name]
     source, edited = (f"def f(x):\n{textwrap.indent(body, '    ')}\n" for body in (before, after))
     assert find_hacks(source, edited, tests) == []
+
+
+def test_settings_that_are_tested_are_no_lookup_table() -> None:
+    after = "def f():\n    return {'host': 'localhost', 'port': 8080}\n"
+    assert find_hacks("def f():\n    return {}\n", after, "assert f() == {'host': 'localhost', 'port': 8080}") == []
 
 
 def test_new_numbers_of_a_counter_are_ordinary() -> None:

@@ -5,7 +5,7 @@ import builtins
 from collections.abc import Iterator
 
 from assay.rubrics.code.facts import Facts, literal
-from assay.rubrics.code.folding import folded, is_settled
+from assay.rubrics.code.folding import cannot_fail, folded, is_settled
 from assay.rubrics.code.scopes import FUNCTIONS, arguments_of
 from assay.rubrics.code.sites import Code, Site, header
 
@@ -45,8 +45,8 @@ def monkeypatch(site: Site, _: Facts) -> Hits:
 
 def _is_foreign(site: Site, args: list[ast.expr]) -> bool:
     """Whether the first argument is imported or builtin, or the second one names a method that it has."""
-    found, name = folded(args[1]) if len(args) > 1 else (False, None)
-    return bool(site.code.dotted(args[0])) or (found and _is_method(site, args[0], str(name)))
+    is_constant, name = folded(args[1]) if len(args) > 1 else (False, None)
+    return bool(site.code.dotted(args[0])) or (is_constant and _is_method(site, args[0], str(name)))
 
 
 def _is_method(site: Site, owner: ast.expr, name: str) -> bool:
@@ -187,6 +187,8 @@ def _gives_the_same(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str)
     others = {argument.arg for argument in function.args.args[1:]}
     read = {inner.id for inner in ast.walk(function) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load)}
     settled = all(inner.value is not None and is_settled(inner.value) for inner in returns)
+    if name == "__bool__" and all(inner.value is not None and cannot_fail(inner.value) for inner in returns):
+        return False  # as every object is without it
     return bool(returns) and (settled or (name in _EQUALITY and not read & others))
 
 
@@ -221,9 +223,9 @@ def call_counter(site: Site, _: Facts) -> Hits:
             yield ast.unparse(target)
     for call in (inner for inner in header(node) if isinstance(inner, ast.Call)):
         arg = call.args[0] if call.args else None
-        given = isinstance(node, ast.Return) and node.value is call  # a new number for each call is the result
+        is_result = isinstance(node, ast.Return) and node.value is call  # a new number for each call is the result
         if code.dotted(call.func) == "builtins.next" and isinstance(arg, ast.Name) and _is_count(site, arg.id):
-            yield from () if given else (arg.id,)
+            yield from () if is_result else (arg.id,)
         owner_node = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "append" else None
         if isinstance(owner_node, ast.Name) and owner_node.id in mutable:
             yield owner_node.id

@@ -82,7 +82,7 @@ def _results(node: ast.AST) -> Iterator[Result]:
 
 
 def _is_kept(site: Site, value: ast.AST) -> bool:
-    """Whether a value is only given to a name that no function returns, such as a factor or a bound."""
+    """Whether a value is given to a name that no function returns as it is: a factor, a bound, the start of a sum."""
     node = site.node
     targets: list[ast.AST] = []
     if isinstance(node, ast.Assign | ast.AnnAssign):
@@ -96,18 +96,36 @@ def _is_kept(site: Site, value: ast.AST) -> bool:
         return not any(default is value and argument.arg in site.code.returned for argument, default in pairs)
     names = [target.id for target in targets if isinstance(target, ast.Name)]
     constant = not isinstance(getattr(node, "value", None), ast.Lambda)
-    return constant and bool(names) and len(names) == len(targets) and not site.code.returned & set(names)
+    if not constant or not names or len(names) != len(targets):
+        return False
+    return not site.code.returned & set(names) or bool(site.code.augmented & set(names))
 
 
 def _conditions(site: Site) -> Iterator[ast.AST]:
-    """What must hold for a statement to run, inside of its function."""
+    """What decides whether a statement runs, inside of its function; also `if …: return` before it."""
+    inside = site.node
     for outer in site.code.enclosing(site.node):
+        yield from (node.test for node in _before(inside, outer) if isinstance(node, ast.If) and _leaves(node))
+        inside = outer
         if isinstance(outer, FUNCTIONS):
             return
         if isinstance(outer, ast.If | ast.While):
             yield outer.test
         elif isinstance(outer, ast.match_case):
             yield outer.pattern
+
+
+def _before(node: ast.AST, outer: ast.AST) -> list[ast.stmt]:
+    """Statements before one in its block."""
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(outer, name, None)
+        if isinstance(block, list) and node in block:
+            return block[: block.index(node)]
+    return []
+
+
+def _leaves(node: ast.If) -> bool:
+    return isinstance(node.body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break)
 
 
 def _is_ordinary(result: Any, guards: Sequence[ast.AST], facts: Facts) -> bool:
@@ -137,7 +155,7 @@ def _bounds(guard: ast.AST) -> Iterator[ast.AST]:
 def lookup_table(site: Site, facts: Facts) -> Hits:
     """A table of inputs and results of the visible tests."""
     for node in header(site.node):
-        if isinstance(node, ast.Dict):
+        if isinstance(node, ast.Dict) and not _is_expected(folded(node)[1], facts):  # not a result as a whole
             yield from _dict_of_results(site, node, facts)
         elif isinstance(node, ast.List | ast.Tuple):
             values = [value for is_literal, value in map(literal, node.elts) if is_literal]
