@@ -215,6 +215,7 @@ def test_rating_and_erasure_work_from_the_command_line() -> None:
     assert erased == {
         "subject": "ann",
         "removed": 3,
+        "facts_removed": 0,
         "prompts_emptied": 0,
         "cached_answers_removed": 0,
         "unowned_answers_removed": 0,

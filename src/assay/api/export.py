@@ -74,6 +74,7 @@ def export(
     balanced = settings.balanced if isinstance(balance, str) else balance
     rows = {name: getattr(settings, name) for name in settings_of(RowSettings)}
     rows["privacy_key"] = None if settings.privacy_key is None else Path(settings.privacy_key)
+    rows["agents"] = tuple(settings.agents)
     config = ExportConfig(kind=kind, selection=selection or settings.selection, gates=gates, balance=balanced, **rows)
     progress = progress or SilentProgress()
     carried = portable_rubric(rubric) if rubric is not None else None

@@ -19,14 +19,18 @@ from assay.runs.settings import (
     CompileSettings,
     EvaluateSettings,
     ExportSettings,
+    FidelitySettings,
     ImpactSettings,
     ImproveSettings,
+    IndexSettings,
     JudgeAuditSettings,
     JudgeCompileSettings,
     JudgeDriftSettings,
     JudgeScoreSettings,
     RunSettings,
     ServeSettings,
+    SimulateSettings,
+    StartSettings,
     TrainSettings,
     TuneSettings,
 )
@@ -56,7 +60,11 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "judge audit": (JudgeAuditSettings,),
     "judge score": (JudgeScoreSettings,),
     "judge drift": (JudgeDriftSettings,),
+    "judge fidelity": (FidelitySettings,),
     "serve": (ServeSettings,),
+    "index": (IndexSettings,),
+    "deploy simulate": (SimulateSettings,),
+    "deploy start": (StartSettings,),
 }
 GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
 

@@ -17,6 +17,7 @@ from assay.judges.loading import AnyJudge
 from assay.rubrics.criteria import JudgeFields
 from assay.runs.loading import load_judge
 from assay.traces import Rollout, Store
+from assay.traces.records import NOT_AGENTS
 
 __all__ = ["ToLabel", "item_to_label", "to_label"]
 
@@ -49,7 +50,7 @@ def to_label(
     rollouts = (
         r
         for r in store.rollouts(run_id=run_id, task_id=task_id)
-        if r.prediction and r.source != "judge" and r.split != "test" and r.task_type != "verdict"
+        if r.prediction and r.source not in NOT_AGENTS and r.split != "test" and r.task_type != "verdict"
     )
     for entry in _pairs(rollouts) if built.compares else (item_to_label(rollout, built) for rollout in rollouts):
         if entry is not None and entry.item_id not in judged:

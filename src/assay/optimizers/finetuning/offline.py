@@ -113,6 +113,7 @@ class Recorded:
                     {"turn": float(call.t), "prompt_tokens": float(call.prompt_tokens or 0)}
                     for call in rollout.transitions
                 ],
+                agents=[call.agent for call in rollout.transitions],
             )
             for rollout in self.rollouts.values()
         ]

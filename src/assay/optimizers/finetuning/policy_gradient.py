@@ -163,9 +163,9 @@ class _Training:
             elif self.score_dropped:
                 raise Diverged(f"{self.report.stopped}. No earlier evaluation was within it, so no weights are kept")
             self._validate(trainer)
+        self.report.notes += self.source.notes() if isinstance(self.source, Rollouts) else []
         self.report.curves = {name: dict(curve) for name, curve in self.monitoring.curves.items()}
-        self.report.converged = self.monitoring.converged
-        self.report.alarms = list(self.monitoring.alarms.values())
+        self.report.converged, self.report.alarms = self.monitoring.converged, list(self.monitoring.alarms.values())
         if self.schedule is not None:
             self.report.curriculum = self.schedule.report()
             self.report.notes += self.schedule.notes()

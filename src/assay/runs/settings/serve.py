@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from assay.errors import ConfigError
 from assay.runs.settings.shared import DEFAULT_MODEL
 from assay.support.settings import Settings, setting
 
@@ -59,6 +60,18 @@ class ServeSettings(Settings):
         "stop also ends a streamed answer, off disables the check.",
         choices=("off", "alarm", "stop"),
     )
+
+    agent: Sequence[str] = setting(
+        (), "Agent of the registry that POST /agents/NAME runs; repeatable.", metavar="NAME", many=True
+    )
+    rubric: str | None = setting(
+        None, "Rubric that scores the rollouts of --agent when they end.", metavar="R", file=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rubric is not None and not self.agent:
+            raise ConfigError(f"rubric={self.rubric!r} would have no effect without agent")
 
     @property
     def answering(self) -> str | None:

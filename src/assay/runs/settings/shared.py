@@ -171,7 +171,7 @@ class ProgramSettings(CommonSettings):
         "Program: path/file.py:Class, package.module:Class, an artifact's folder or a shipped name."
     )
     rubric: str = named_setting(
-        "Rubric: a YAML file or a shipped name (math_qa, classify, extract, tool_user, code_repair).",
+        "Rubric: a YAML file or a shipped name (math_qa, classify, extract, tool_user, code_repair, nim, …).",
         flag="--rubric",
         metavar="R",
         file=True,
