@@ -33,7 +33,7 @@ __all__ = [
     "rollouts_of_run",
 ]
 
-WINDOW = 20_000  # rollouts that one page looks at
+WINDOW = 10_000  # rollouts that one page looks at
 _FIRST = 500  # of these first: most pages are full after a few
 CALLS = 20  # transitions on one page
 _PREVIEW = 400  # characters read of a rollout's inputs
