@@ -29,6 +29,7 @@ from assay.runs.settings import (
     ServeSettings,
     TrainSettings,
     TuneSettings,
+    ViewSettings,
 )
 from assay.runs.settings.export import OF_KIND, RowSettings
 from assay.support.settings import Setting, check_value, members_of_type, nearest, settings_of
@@ -57,6 +58,7 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "judge score": (JudgeScoreSettings,),
     "judge drift": (JudgeDriftSettings,),
     "serve": (ServeSettings,),
+    "view": (ViewSettings,),
 }
 GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
 

@@ -17,6 +17,7 @@ from assay.runs.settings.serve import ServeSettings
 from assay.runs.settings.shared import DEFAULT_MODEL, CommonSettings, ProgramSettings
 from assay.runs.settings.train import TrainSettings
 from assay.runs.settings.tune import ImpactSettings, TuneSettings
+from assay.runs.settings.view import ViewSettings
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -37,4 +38,5 @@ __all__ = [
     "ServeSettings",
     "TrainSettings",
     "TuneSettings",
+    "ViewSettings",
 ]
