@@ -14,10 +14,30 @@ from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
 from assay.web.access import PageAccess
 from assay.web.server import LocalPage
 
-__all__ = ["NOW", "Browser", "Scans", "browse", "links_in", "read", "rollout_of_sums"]
+__all__ = [
+    "NOW",
+    "PATHS",
+    "ROLLOUT",
+    "Browser",
+    "Scans",
+    "browse",
+    "links_in",
+    "read",
+    "rollout_of_sums",
+    "three_rollouts",
+]
 
 T = TypeVar("T")
 NOW = 1_750_000_000.0
+ROLLOUT = f"{2:032x}"
+PLACE = f"1750000002.0~{ROLLOUT}"
+PATHS = [
+    "/runs", "/runs?kind=evaluate&program=p&status=done&since=1d", "/runs/run-1", "/runs/run-1?count=all", "/rollouts",
+    "/rollouts?text=a&program=b&least=0.1&most=1&since=1d", "/rollouts?status=failed&split=val&failure=parse&phase=x",
+    f"/rollouts?source=judge&before={PLACE}", f"/rollouts?after={PLACE}", "/rollouts?run=run-1",
+    "/rollouts?task=task-1", f"/rollouts/{ROLLOUT}", f"/rollouts/{ROLLOUT}?status=done&run=run-1",
+    f"/rollouts/{ROLLOUT}/json", f"/rollouts/{ROLLOUT}/calls/0", "/compare", "/compare?a=run-1&b=run-1",
+]  # fmt: skip
 
 
 class Browser:
@@ -97,6 +117,14 @@ def rollout_of_sums(store: Store, number: int, **fields: object) -> Rollout:
         ),
     )  # fmt: skip
     return rollout
+
+
+def three_rollouts(store: Store) -> None:
+    """Stores a running run with the rollouts 1 to 3, which `PATHS` show."""
+    store.put_run("run-1", kind="evaluate", config={}, status="running", started_at=1.0)
+    for number in (1, 2, 3):
+        rollout_of_sums(store, number)
+    store.flush()
 
 
 class Scans:

@@ -1,27 +1,14 @@
 """Every page reads rollouts and transitions by an index, as SQLite plans its queries."""
 
 import pytest
-from pages import Browser, Scans, browse, rollout_of_sums
+from pages import PATHS, ROLLOUT, Browser, Scans, browse, rollout_of_sums, three_rollouts
 
 from assay.traces import Store
 from assay.traces.store.paging import Cursor, RolloutFilters, rollout_page
 
-ROLLOUT = f"{2:032x}"
-PLACE = f"1750000002.0~{ROLLOUT}"
-PATHS = [
-    "/runs", "/runs?kind=evaluate&program=p&status=done&since=1d", "/runs/run-1", "/runs/run-1?count=all", "/rollouts",
-    "/rollouts?text=a&program=b&least=0.1&most=1&since=1d", "/rollouts?status=failed&split=val&failure=parse&phase=x",
-    f"/rollouts?source=judge&before={PLACE}", f"/rollouts?after={PLACE}", "/rollouts?run=run-1",
-    "/rollouts?task=task-1", f"/rollouts/{ROLLOUT}", f"/rollouts/{ROLLOUT}?status=done&run=run-1",
-    f"/rollouts/{ROLLOUT}/json", f"/rollouts/{ROLLOUT}/calls/0", "/compare", "/compare?a=run-1&b=run-1",
-]  # fmt: skip
-
 
 def test_no_page_scans_rollouts_or_transitions(store: Store) -> None:
-    store.put_run("run-1", kind="evaluate", config={}, status="running", started_at=1.0)
-    for number in (1, 2, 3):
-        rollout_of_sums(store, number)
-    store.flush()
+    three_rollouts(store)
 
     async def visit(browser: Browser) -> dict[str, list[str]]:
         found = {}

@@ -7,7 +7,7 @@ import pytest
 from pages import NOW, Browser, browse, links_in, read, rollout_of_sums
 
 from assay.errors import FailureKind
-from assay.traces import Rollout, Store, Transition
+from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
 
 ROW = re.compile(r'id="rollout-([0-9a-f]+)"')
 
@@ -129,8 +129,6 @@ def test_the_command_repeats_the_rollout(store: Store) -> None:
 
 
 def test_errors_of_calls_and_tools_are_shown(store: Store) -> None:
-    from assay.traces import ToolCall
-
     rollout = rollout_of_sums(store, 1, status="error", error="no answer", prediction=None, score=None)
     failed = Transition(
         t=1, model="m", request={}, error="connection refused", failure=FailureKind.MODEL,
@@ -303,3 +301,49 @@ def test_the_list_is_loaded_again_only_if_it_changed(store: Store) -> None:
         return [every, unchanged, status, part.lstrip().startswith("<section"), len(ROW.findall(part))]
 
     assert browse(store, visit) == ["3", 204, 200, True, 2]
+
+
+def test_everything_that_a_rollout_may_have_is_shown(store: Store) -> None:
+    verdicts = [
+        Verdict(criterion="polite", grade=None, reason="the judge did not answer"),
+        Verdict(criterion="short", grade=None, applies=False, scope="step"),
+        Verdict(criterion="right", grade=0.5, label="partly", confidence=0.75),
+    ]
+    early = [ToolCall(name="search", arguments={"q": "x"}, result="found", isolation="landlock")]
+    rollout = rollout_of_sums(
+        store, 1, verdicts=verdicts, early_tools=early, adapters=("a1", "a2"), task_type="sum", coverage=0.5,
+        rubric="math@1", human_rating=0.25, parameters={"temperature": 0.5}, failure=FailureKind.JUDGE,
+    )  # fmt: skip
+    running = ToolCall(name="slow", arguments={})
+    messages = [{"role": "user", "content": f"message {number}"} for number in range(9)]
+    call = {"id": "1", "type": "function", "function": {"name": "asked", "arguments": "{}"}}
+    messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+    body = {
+        "messages": [*messages, {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "part"}]}]
+    }
+    store.put_transition(
+        rollout.id,
+        Transition(t=1, model="m", request={"dialect": "chat", "body": body}, cached=True, constrained=True,
+                   thinking_tokens=7, shown_tasks=("t1", "t2"), tools=[running]),
+    )  # fmt: skip
+    store.flush()
+    text = read(store, f"/rollouts/{rollout.id}")
+    for part in (
+        "the judge did not answer", "not counted", "partly", "0.75", "isolation landlock", "a1, a2", "type sum",
+        "coverage 0.50", "math@1", "rated 0.25", "temperature", "(7 thinking)", ", cached", ", constrained",
+        "messages between, with demonstrations from 2 tasks", "calls <code>asked</code>", "no result yet", ">empty<",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+def test_a_request_that_cannot_be_read_is_shown_all_the_same(store: Store) -> None:
+    rollout = rollout_of_sums(store, 1)
+    for t, request in enumerate(
+        ({"dialect": "chat", "body": "text"}, {"dialect": "gemini", "body": {"contents": 3}}), 1
+    ):
+        call = Transition(t=t, model="m", request=request, response={"body": [1]}, output=f"answer {t}")
+        store.put_transition(rollout.id, call)
+    store.flush()
+    text = read(store, f"/rollouts/{rollout.id}")
+    assert "answer 1" in text
+    assert "answer 2" in text

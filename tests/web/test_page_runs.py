@@ -9,6 +9,8 @@ import pytest
 from pages import NOW, Browser, browse, links_in, read, rollout_of_sums
 
 from assay.traces import Store
+from assay.traces.missed import Unrecorded
+from assay.web import runs
 
 CONFIG = {"program": "sums.py:Sums", "model": "openai/m", "rubric": "math_qa", "data": "d.jsonl", "seed": 3}
 
@@ -159,3 +161,38 @@ def test_a_run_without_tasks_cannot_be_compared(store: Store) -> None:
 
     status, text = browse(store, visit)
     assert (status, "nothing to compare" in text) == (400, True)
+
+
+def test_an_evaluation_of_another_run_is_left_out(two_runs: Store) -> None:
+    """As the form sends it after another run was typed."""
+    assert "over 6 tasks" in read(two_runs, "/compare?a=a&b=b&of_a=of+another+run")
+
+
+def test_an_unknown_cost_is_no_number(store: Store) -> None:
+    missed = Unrecorded(3, "the gateway was killed")
+    store.put_run("run-1", kind="serve", config={}, status="done", started_at=NOW, unrecorded=missed)
+    store.flush()
+    text = read(store, "/runs/run-1")
+    assert "unknown: the gateway was killed" in text
+    assert "unknown: a call has no known price" in text
+
+
+def test_a_large_run_is_counted_on_request(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_run(store, "run-1")
+    for number in range(3):
+        rollout_of_sums(store, number)
+    store.flush()
+    monkeypatch.setattr(runs, "COUNTED", 2)
+    assert "Rollouts by phase" not in read(store, "/runs/run-1")
+    (address,) = links_in(read(store, "/runs/run-1"), "/runs/run-1?count")
+    assert "Rollouts by phase" in read(store, address)
+
+
+def test_a_database_that_does_not_answer_is_said(store: Store) -> None:
+    async def visit(browser: Browser) -> tuple[int, str]:
+        with store.engine.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE runs RENAME TO gone")
+        return await browser.get("/runs")
+
+    status, text = browse(store, visit)
+    assert (status, "the database did not answer: no such table: runs" in text) == (503, True)

@@ -38,17 +38,17 @@ def compare_view(store: Store, query: Mapping[str, str]) -> View:
 
 
 def _side(store: Store, run: dict[str, Any] | None, name: str | None) -> dict[str, Any] | None:
-    """A run with its evaluations, as the form and the comparison need them."""
+    """A run with its evaluations, as the form and the comparison need them.
+
+    Args:
+        name: the evaluation that was chosen. The form also sends that of the run that was named before: it is left out.
+    """
     if run is None:
         return None
     evaluations = {evaluated.name: evaluated for evaluated in evaluations_of(store, run["id"])}
-    if name is not None and name not in evaluations:
-        raise ConfigError(
-            f"the run {run['id']} has no evaluation {name[:80]!r}; it has {', '.join(evaluations) or 'none'}"
-        )
     if not evaluations:
         raise ConfigError(f"the run {run['id']} has no rollouts of tasks: there is nothing to compare")
-    return {"run": run, "evaluations": evaluations, "chosen": name}
+    return {"run": run, "evaluations": evaluations, "chosen": name if name in evaluations else None}
 
 
 def _chosen(sides: list[Any], values: Mapping[str, str]) -> tuple[Evaluated, Evaluated]:

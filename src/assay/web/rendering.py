@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["STATIC", "View", "link", "render", "static_file"]
 
-STATIC = {"page.css": "text/css", "page.js": "text/javascript", "htmx.min.js": "text/javascript"}
+STATIC = {"page.css": "text/css", "page.js": "text/javascript", "htmx.min.js": "text/javascript",
+          "icon.svg": "image/svg+xml"}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

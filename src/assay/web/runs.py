@@ -15,11 +15,11 @@ from assay.web.filters import RUN_FIELDS, cursor_of, given
 from assay.web.rendering import View, link
 from assay.web.texts import Budget, pretty
 
-__all__ = ["RUNNING_S", "run_page", "runs_page"]
+__all__ = ["COUNTED", "RUNNING_S", "run_page", "runs_page"]
 
 RUNNING_S, _WAITING_S = 3, 20  # seconds between two loads, while something runs and otherwise
 _ROWS = 50
-_COUNTED = 4_000  # rollouts of a run up to which its calls are counted at once: about 0.1 s
+COUNTED = 4_000  # rollouts of a run up to which its calls are counted at once: about 0.1 s
 STATUSES = ("running", "done", "stopped", "failed")
 
 
@@ -61,7 +61,7 @@ def run_page(
     """
     run = find_run(store, run_id)
     # Counting reads every rollout and call of the run: of a large one only if it is asked for.
-    counts = query.get("count") == "all" or rollouts_of_run(store, run["id"], most=_COUNTED) <= _COUNTED
+    counts = query.get("count") == "all" or rollouts_of_run(store, run["id"], most=COUNTED) <= COUNTED
     report = finished_report(where, run["id"]) or {}
     running, commands = run["status"] == "running", []
     resume = resume_command(run["kind"], run["config"], store=store_flag) if run["status"] != "done" else None

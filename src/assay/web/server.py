@@ -14,11 +14,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
 from aiohttp import web
 from markupsafe import Markup
 
 from assay.errors import AssayError, ConfigError, StoreError, UnknownRollout
-from assay.support.scrubbing import add_secrets
+from assay.support.scrubbing import add_secrets, message
 from assay.traces.store import Store
 from assay.traces.store.listing import find_run, finished_report
 from assay.web import compare, rollouts, runs
@@ -95,6 +96,9 @@ class LocalPage:
             response = self._message(400, str(error))
         except StoreError as error:
             response = self._message(404 if request.method in ("GET", "HEAD") else 503, str(error))
+        except sa.exc.DBAPIError as error:
+            _LOG.error("%s %s: %s", request.method, request.path, message(str(error.orig)))
+            response = self._message(503, f"the database did not answer: {message(str(error.orig))}")
         except AssayError as error:
             response = self._message(500, str(error))
         except web.HTTPException as error:
@@ -238,10 +242,11 @@ class LocalPage:
         if name not in STATIC:
             raise web.HTTPNotFound
         body, _ = static_file(name)
+        charset = "utf-8" if STATIC[name].startswith("text/") else None
         headers = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
         if "gzip" in request.headers.get("Accept-Encoding", ""):
             body, headers["Content-Encoding"] = gzip.compress(body, 6, mtime=0), "gzip"
-        return web.Response(body=body, content_type=STATIC[name], charset="utf-8", headers=headers)
+        return web.Response(body=body, content_type=STATIC[name], charset=charset, headers=headers)
 
 
 def reachable(host: str) -> str:
