@@ -51,6 +51,7 @@ def test_the_redirect_of_the_token_stays_on_this_server(store: Store) -> None:
 def test_only_opening_the_address_uses_the_token_up(store: Store, method: str) -> None:
     async def visit(browser: Browser) -> int:
         await browser.send(method, f"/?token={browser.access.token}", follow=False)
+        browser.client.session.cookie_jar.clear()
         return (await browser.get(f"/?token={browser.access.token}"))[0]
 
     assert browse(store, visit, opened=False) == 200
