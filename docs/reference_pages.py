@@ -25,6 +25,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "assay"
 PACKAGES = (
     *("assay.rubrics", "assay.rubrics.code", "assay.judges", "assay.programs", "assay.programs.sandbox"),
+    "assay.programs.retrieval",
     "assay.datasets",
     *("assay.models", "assay.traces", "assay.evaluation", "assay.optimizers", "assay.testing", "assay.errors"),
 )
@@ -167,7 +168,7 @@ def _setting(item: "dataclasses.Field[Any]", texts: Mapping[str, str]) -> str:
 
 
 def _checks_page() -> str:
-    from assay.rubrics import checks, steps, tested, tools
+    from assay.rubrics import checks, conversations, documents, environments, sql, steps, tested, tools
     from assay.rubrics.code import checks as code_checks
 
     return f"""# Checks
@@ -192,6 +193,26 @@ default the one that the task expects.
 ## Checks of tool use
 
 {_check_list(tools)}
+## Checks of answers from documents
+
+{docstring(documents)}
+
+{_check_list(documents)}
+## Checks of episodes in an environment
+
+{docstring(environments)}
+
+{_check_list(environments)}
+## Checks of SQL queries
+
+{docstring(sql)}
+
+{_check_list(sql)}
+## Checks of conversations
+
+{docstring(conversations)}
+
+{_check_list(conversations)}
 ## Checks of a step
 
 For criteria with `scope: step`: the grade is of one LM call.
@@ -203,9 +224,11 @@ def _check_list(module: Any) -> str:
     parts = []
     for name in module.__all__:
         function = getattr(module, name)
-        parameters = list(inspect.signature(function).parameters.values())[3:]  # after task, prediction, rollout
-        arguments = ", ".join(f"`{value.name}`{_of_default(value)}" for value in parameters)
+        parameters = list(inspect.signature(function).parameters.values())
+        arguments = ", ".join(f"`{value.name}`{_of_default(value)}" for value in parameters[3:])
         use = f"arguments: {arguments}" if arguments else "no arguments"
+        if parameters[0].name != "task":
+            use = f"makes a check, in Python: `{name}({', '.join(value.name for value in parameters)})`"
         parts.append(f"### {name}\n\n`{module.__name__}:{name}`; {use}.\n\n{docstring(function)}\n")
     return "\n".join(parts)
 

@@ -14,6 +14,11 @@ DATA = {
     "`mutants:textwrap`. Also a package, a file, a folder, or `stdlib`",
     "bfcl:CATEGORY?size=&seed=&path=": "tasks of the Berkeley Function Calling Leaderboard, such as `bfcl:multiple`",
     "tools:STAGE?size=&seed=": "tasks of a stage of the curriculum `tool_use`",
+    "documents:facts?size=&seed=&passages=&removed=": "questions about documents; in a share of them the passage with "
+    "the answer is removed",
+    "conversations:?facts=9-11&changes=&meeting=&size=&seed=": "conversations with a simulated user that fill a form",
+    "nim:size=&seed=&sticks=5-15&most=&skill=": "games of Nim against an opponent",
+    "experiment:size=&seed=&trials=&noise=": "experiments with noisy outcomes",
     "curriculum:FILE": "the tasks of all stages of a curriculum",
 }
 

@@ -19,7 +19,18 @@ from assay.datasets import iter_rows
 from assay.datasets.bfcl import CATEGORIES
 from assay.errors import DataError
 from assay.programs.loading import SHIPPED as PROGRAMS
-from assay.rubrics import checks, load_rubric, rubric_schema, steps, tested, tools
+from assay.rubrics import (
+    checks,
+    conversations,
+    documents,
+    environments,
+    load_rubric,
+    rubric_schema,
+    sql,
+    steps,
+    tested,
+    tools,
+)
 from assay.rubrics.code import RULES
 from assay.rubrics.code import checks as code_checks
 from assay.rubrics.loading import SHIPPED as RUBRICS
@@ -172,7 +183,8 @@ def test_the_reference_has_every_check_flag_and_key() -> None:
     pages = _reference().pages()
     assert [
         name
-        for name in [*checks.__all__, *code_checks.__all__, *tested.__all__, *steps.__all__, *tools.__all__]
+        for module in (checks, code_checks, conversations, documents, environments, sql, steps, tested, tools)
+        for name in module.__all__
         if f"### {name}\n" not in pages["reference/checks.md"]
     ] == []
     assert "`--optimizer` TEXT | `auto` |" in pages["reference/cli/compile.md"]
@@ -194,9 +206,10 @@ def test_the_reference_has_every_shipped_name_and_spec() -> None:
     with pytest.raises(DataError) as kinds:
         list(iter_rows("nothing"))
     assert [kind for kind in re.findall(r"(\w+:)…", str(kinds.value)) if f"| `{kind}" not in page] == []
-    for spec in ("bfcl:multiple", "mutants:textwrap", "tools:given"):
+    specs = ["bfcl:multiple?", "mutants:textwrap?", "tools:given?", "documents:facts?", "conversations:?"]
+    for spec in [*specs, "nim:", "experiment:"]:
         with pytest.raises(DataError, match="the options are") as options:
-            list(iter_rows(f"{spec}?wrong=1"))
+            list(iter_rows(f"{spec}wrong=1"))
         row = next(line for line in page.splitlines() if line.startswith(f"| `{spec.partition(':')[0]}:"))
         assert [name for name in re.findall(r"'(\w+)'", str(options.value))[1:] if f"{name}=" not in row] == []
 

@@ -145,6 +145,19 @@ def share(figure: str, *, least: float | None = None) -> Callable[[Records], Cel
     return cells
 
 
+def as_good(figure: str) -> Callable[[Records], Cells]:
+    """Cells of a share that shall be at least that of the other side."""
+
+    def cells(records: Records) -> Cells:
+        return replace(gain(figure, least=0.0)(records), reached=_difference(records, figure) >= 0)
+
+    return cells
+
+
+def _difference(records: Records, figure: str) -> float:
+    return paired_gain(pooled(records, figure, "before"), pooled(records, figure, "after")).mean
+
+
 def ratio_change(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[float, float, float]:
     """Relative change of a sum, paired over tasks, with its 95 % interval by linearisation of the ratio.
 

@@ -20,12 +20,14 @@ _WHERE = {
     "Store": "assay.traces",
     "Task": "assay.datasets",
     "collect": "assay.api.collect",
+    "deployed": "assay.api.deployed",
     "compare": "assay.api.compare",
     "compile": "assay.api.compile",
     "compile_judge": "assay.api.judge.compile",
     "evaluate": "assay.api.evaluate",
     "export": "assay.api.export",
     "improve": "assay.api.improve.run",
+    "index": "assay.api.index",
     "get_lm": "assay.models",
     "load": "assay.api.run",
     "load_judge": "assay.runs.loading",
@@ -49,9 +51,11 @@ if TYPE_CHECKING:
     from assay.api.collect import collect
     from assay.api.compare import compare
     from assay.api.compile import compile
+    from assay.api.deployed import deployed
     from assay.api.evaluate import evaluate
     from assay.api.export import export
     from assay.api.improve.run import improve
+    from assay.api.index import index
     from assay.api.judge.compile import compile_judge
     from assay.api.record import record, recorded
     from assay.api.run import load, run

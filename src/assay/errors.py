@@ -13,7 +13,9 @@ __all__ = [
     "Cancelled",
     "ConfigError",
     "DataError",
+    "DeploymentError",
     "Diverged",
+    "EnvironmentFailed",
     "FailureKind",
     "LoopStopped",
     "LowCoverage",
@@ -43,6 +45,7 @@ class FailureKind(StrEnum):
     MODEL = "model"  # the model's server or engine failed: connection, 5xx, an error or an empty list as the answer
     AGENT = "agent"  # the program raised, or returned no answer
     TOOL = "tool"  # a tool raised
+    ENVIRONMENT = "environment"  # the environment raised, hung, or returned something that is no step
     SANDBOX = "sandbox"  # untrusted code could not be run: no sandbox is available
     CHECK = "check"  # a check of the rubric raised
     JUDGE = "judge"  # a judge returned no verdict
@@ -83,6 +86,10 @@ class SealedSplit(DataError):
     """The test split was read before it was unsealed for the final report."""
 
 
+class DeploymentError(AssayError, RuntimeError):
+    """A version, alias or deployment does not exist, is not what was registered, or is in another state."""
+
+
 class RubricError(AssayError, ValueError):
     """A rubric is malformed, or grades do not fit it."""
 
@@ -111,6 +118,13 @@ class LoopStopped(RuntimeError):
     def __init__(self, message: str, *, text: str = "") -> None:
         super().__init__(message)
         self.text = text
+
+
+class EnvironmentFailed(RuntimeError):
+    """An environment raised, took too long, returned something that is no step, or its opponent cheated.
+
+    Never the agent's fault: the run is unscored. A failure of one run and never of a job, so it is no `AssayError`.
+    """
 
 
 class Diverged(ModelError):

@@ -297,7 +297,7 @@ def test_a_search_that_used_its_share_without_a_gain_is_done_if_a_later_step_fit
     report = assay.improve(
         "before.py:Mine", max_calls=120, **{**job, "order": ["prompts", "prompts"], "sizes": {"gate": 10, "test": 10}}
     )
-    assert [step["note"] for step in report.steps] == ["nothing beat the program as it is"]
+    assert [step["note"] for step in report.steps] == ["no candidate was better than the program as it is"]
     assert (
         report.stopped == "step 2 of 2, prompts: the cap of 30 calls is reached"
     )  # the last one is open, for a higher cap

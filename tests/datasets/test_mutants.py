@@ -274,9 +274,20 @@ def test_what_hangs_or_gives_no_plain_value_is_dropped() -> None:
 
 
 @needs_sandbox
+def test_files_that_are_not_python_are_named_alone_and_left_out_beside_others(tools: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    (folder / "broken.py").write_text("def (\n")
+    (folder / "latin.py").write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match=r"broken\.py cannot be read: invalid .*latin\.py cannot be read: 'utf"):
+        list(iter_rows(f"mutants:{folder}?size=2"))
+    (folder / "good.py").write_text(tools.read_text())
+    assert len(list(iter_rows(f"mutants:{folder}?size=2"))) == 2
+
+
 def test_a_file_without_testable_functions_is_refused(tmp_path: Path) -> None:
     (tmp_path / "same.py").write_text("def f(a):\n    b = 1\n    b = 1\n    return 0 * b\n")
-    with pytest.raises(DataError, match="could be told from it"):
+    with pytest.raises(DataError, match="give other results than the function itself"):
         list(mutant_rows(str(tmp_path / "same.py"), size=5, seed=0, run=sandbox.run))
 
 

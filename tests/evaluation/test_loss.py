@@ -41,15 +41,15 @@ def test_the_bound_is_above_the_mean_and_within_the_two_sided_interval_of_many_d
     assert -differences.mean() < largest_loss(before, after) < -paired_gain(before, after, guarded=True).low
 
 
-def shown(losing: float, winning: float, tasks: int, margin: float) -> float:
+def share_shown(losing: float, winning: float, tasks: int, margin: float) -> float:
     """How often data with these chances are shown to keep the margin, in 400 draws."""
     chances = [losing, winning, 1 - losing - winning]
     draws = np.random.default_rng(1).multinomial(tasks, chances, 400)
-    found: dict[tuple[int, ...], bool] = {}
+    keeps_margin: dict[tuple[int, ...], bool] = {}
     for lost, won, _ in draws.tolist():
-        if (lost, won) not in found:
-            found[lost, won] = loss(*differences(lost, won, tasks)) <= margin
-    return sum(found[lost, won] for lost, won, _ in draws.tolist()) / len(draws)
+        if (lost, won) not in keeps_margin:
+            keeps_margin[lost, won] = loss(*differences(lost, won, tasks)) <= margin
+    return sum(keeps_margin[lost, won] for lost, won, _ in draws.tolist()) / len(draws)
 
 
 def differences(lost: int, won: int, tasks: int) -> Sequence[float]:
@@ -60,5 +60,5 @@ def differences(lost: int, won: int, tasks: int) -> Sequence[float]:
 @pytest.mark.parametrize(("losing", "winning", "tasks"), [(0.05, 0.0, 80), (0.07, 0.02, 100), (0.1, 0.05, 200)])
 def test_a_loss_as_large_as_the_margin_is_seldom_shown_to_keep_it(losing: float, winning: float, tasks: int) -> None:
     # 5 %, or somewhat more where the number of lost tasks takes only a few values, with an error of 2 % in 400 draws
-    assert shown(losing, winning, tasks, 0.05) <= 0.1
-    assert shown(0.0, 0.01, tasks, 0.05) > 0.9
+    assert share_shown(losing, winning, tasks, 0.05) <= 0.1
+    assert share_shown(0.0, 0.01, tasks, 0.05) > 0.9

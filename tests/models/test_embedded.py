@@ -1,6 +1,7 @@
 """The real embedded model: constrained output, log-probabilities, tokens, HTTP."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,8 @@ import pytest
 
 from assay.errors import ModelError
 from assay.models import Call, count_tokens, find_model, get_lm, pull_model
-from assay.models.embedded import LINES, cores, idle_threads, lines_grammar, server_url
+from assay.models.embedded import LINES, cores, idle_threads, server_url
+from assay.models.line_grammar import lines_grammar
 from assay.models.registry import EMBEDDED
 from assay.programs import AgentParameters, LeanAdapter, MathQA, SchemaAdapter
 
@@ -203,6 +205,18 @@ def test_an_agent_over_a_self_hosted_server_is_constrained_to_its_schemas(embedd
 def test_lines_grammar_has_one_line_per_property() -> None:
     schema = {"properties": {"a": {"enum": ["x", "y"]}, "n": {"type": "integer"}}, LINES: True}
     assert lines_grammar(schema) == 'root ::= "a: " ("x" | "y") "\\n" "n: " "-"? [0-9]{1,18} "\\n"?'
+
+
+def test_patterns_of_characters_and_classes_are_constrained_in_lines(embedded: str) -> None:
+    pattern = r"^heat [1-9]00?, hours [1-8]{1,2}$"
+    schema = {"properties": {"plan": {"type": "string", "pattern": pattern}}, LINES: True}
+    assert lines_grammar(schema).endswith('" " [1-9] "0" "0"? "," " " "h" "o" "u" "r" "s" " " [1-8]{1,2} "\\n"?')
+    found = get_lm(embedded, temperature=1.0)(
+        "Write a plan.", response_format={"type": "json_schema", "json_schema": {"name": "p", "schema": schema}}
+    )
+    assert re.fullmatch(r"plan: heat [1-9]00?, hours [1-8]{1,2}\n?", str(found[0]))
+    unknown = {"properties": {"plan": {"type": "string", "pattern": "^(a|b)$"}}, LINES: True}
+    assert "2000" in lines_grammar(unknown)
 
 
 def test_objects_in_lines_are_constrained_to_their_schema(embedded: str) -> None:

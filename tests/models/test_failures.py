@@ -89,6 +89,7 @@ def test_a_server_failure_is_not_the_programs_own() -> None:
         "cap",
         "check",
         "judge",
+        "environment",
         "sandbox",
     }
 

@@ -130,11 +130,11 @@ def test_without_rounds_the_note_names_the_depth(tmp_path: Path) -> None:
 
 
 def test_a_margin_without_effect_is_said_before_the_search_and_once(tmp_path: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
 
     class Heard(assay.evaluation.SilentProgress):
         def say(self, text: str) -> None:
-            said.append(text)
+            lines.append(text)
 
     rows = [{"question": f"q{at}", "answer": "1"} for at in range(40)]
     report = assay.compile(
@@ -143,5 +143,5 @@ def test_a_margin_without_effect_is_said_before_the_search_and_once(tmp_path: Pa
         sizes=SIZES, preflight=False, thinking_margin=0.05, progress=Heard(),
     )  # fmt: skip
     assert sum("thinking_margin" in note for note in report.outcome.notes) == 1
-    first = next(at for at, text in enumerate(said) if "thinking_margin has no effect" in text)
-    assert first < next(at for at, text in enumerate(said) if text.startswith("estimate"))
+    first = next(at for at, text in enumerate(lines) if "thinking_margin has no effect" in text)
+    assert first < next(at for at, text in enumerate(lines) if text.startswith("estimate"))

@@ -132,7 +132,8 @@ def test_every_process_sends_vllm_the_same_number_of_requests(monkeypatch: pytes
         "calls_of",
         lambda runs, session: [lambda: engine.lm(messages=[{"role": "user", "content": "2+2?"}])] * 2,
     )
-    played = engine.play([(None, None)] * 2, types.SimpleNamespace())  # type: ignore[arg-type, list-item]
+    program = types.SimpleNamespace(program=None)
+    played = engine.play([(program, None)] * 2, types.SimpleNamespace())  # type: ignore[arg-type, list-item]
     assert len(played) == 2
     assert counts == [5 if vllm else 2]
 

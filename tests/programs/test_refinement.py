@@ -229,3 +229,9 @@ def test_a_program_of_several_predictors_is_refined_by_its_signature() -> None:
     lm = scripted_lm(lambda request: json.dumps({"thought": "t", "answer": "a"}))
     with dspy.context(lm=lm):
         assert refine(question="why?").answer == "a"
+
+
+def test_the_model_of_a_verifier_is_no_name() -> None:
+    name: Any = "openai/local"
+    with pytest.raises(ConfigError, match=r"lm='openai/local' must be a dspy\.LM, such as assay\.get_lm\(NAME\)"):
+        assay.load_verifier("Is the answer right?", lm=name)

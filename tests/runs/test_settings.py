@@ -16,6 +16,7 @@ import pytest
 import assay
 from assay.api.judge.audit import audit_judge
 from assay.api.judge.drift import replay_anchors
+from assay.api.judge.fidelity import audit_user
 from assay.api.judge.score import score_rows
 from assay.api.run import run
 from assay.api.train import compare as compare_models
@@ -47,6 +48,7 @@ PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (audit_judge, settings.JudgeAuditSettings, options.JudgeAuditOptions),
     (score_rows, settings.JudgeScoreSettings, options.JudgeScoreOptions),
     (replay_anchors, settings.JudgeDriftSettings, options.JudgeDriftOptions),
+    (audit_user, settings.FidelitySettings, options.FidelityOptions),
     (run, settings.RunSettings, options.RunOptions),
 ]
 WITHOUT_SETTINGS = {assay.train: {"cache"}, compare_models: {"model", "split"}}

@@ -13,7 +13,10 @@ import pytest
 import sqlalchemy as sa
 
 from assay.datasets import Task
-from assay.programs import AgentParameters, ToolAgent
+from assay.programs import (
+    AgentParameters,
+    ToolAgent,
+)
 from assay.rubrics import Criterion, Grade, checks
 from assay.testing import SyntheticAgent, scripted_lm
 from assay.testing.contracts import (

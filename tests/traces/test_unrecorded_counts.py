@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -150,14 +152,11 @@ def test_the_count_is_stored_and_printed_by_the_command_line(tmp_path: Path) -> 
 
 
 def test_an_older_store_without_the_reason_can_be_opened(tmp_path: Path) -> None:
-    from assay.traces.store.tables import revisions
-
-    with Store(tmp_path / "s.db") as store:
-        store.put_run("one", kind="collect", config={}, status="done", started_at=1.0, unrecorded=Unrecorded(3))
-        store.flush()
-        with store.engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE runs DROP COLUMN unrecorded_reason")
-            connection.exec_driver_sql("UPDATE meta SET value = '4' WHERE key = 'schema'")
-            connection.exec_driver_sql(f"DROP TABLE {revisions.name}")
+    script = Path(__file__).parent / "data" / "stores" / "schema_4.sql"
+    with closing(sqlite3.connect(tmp_path / "s.db")) as db:
+        db.executescript(script.read_text())
+        db.execute("UPDATE runs SET unseen = 3")
+        db.commit()
+        assert "unrecorded_reason" not in [row[1] for row in db.execute("PRAGMA table_info(runs)")]
     with Store(tmp_path / "s.db") as store:
         assert store.stats()["unrecorded"] == 3

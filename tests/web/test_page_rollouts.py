@@ -30,6 +30,8 @@ def varied(store: Store) -> Store:
     rollout_of_sums(store, 4, status="failed", failure=FailureKind.PARSE, score=0.0, run_id="run-2")
     rollout_of_sums(store, 5, score=None, source="gateway", inputs={"question": 'Say "Ünder_score 100%" twice'})
     rollout_of_sums(store, 6, source="judge")
+    rollout_of_sums(store, 7, source="simulated_user")
+    rollout_of_sums(store, 8, deployment="d1", arm="candidate", stage=1, started_at=NOW)
     store.flush()
     return store
 
@@ -37,7 +39,10 @@ def varied(store: Store) -> Store:
 @pytest.mark.parametrize(
     ("query", "numbers"),
     [
-        ("", [5, 4, 3, 2, 1]),  # not the judge's
+        ("", [5, 4, 3, 2, 1, 8]),  # not those of judges and simulated users
+        ("?source=simulated_user", [7]),
+        ("?deployment=d1&arm=candidate", [8]),
+        ("?deployment=d1&arm=champion", []),
         ("?source=judge", [6]),
         ("?source=gateway", [5]),
         ("?program=OTHER", [2]),
@@ -49,14 +54,14 @@ def varied(store: Store) -> Store:
         ("?task=task-1", [2, 1]),
         ("?task=task-1&run=run-1&program=sums", [1]),
         ("?least=0.2&most=0.5", [3]),
-        ("?least=1", [2, 1]),
+        ("?least=1", [2, 1, 8]),
         ("?text=much+is+3", [3]),
         ("?text=MUCH+IS+3", [3]),
         ("?text=say+%22", [5]),  # as JSON writes a quotation mark
         ("?text=Ünder_score+100%25", [5]),
         ("?text=_", [5]),  # no wildcard
         ("?text=%25", [5]),
-        ("?since=2025-06-15", [5, 4, 3, 2, 1]),
+        ("?since=2025-06-15", [5, 4, 3, 2, 1, 8]),
         ("?since=2025-06-16", []),
         ("?program=nowhere", []),
     ],
@@ -177,7 +182,7 @@ def test_next_and_previous_stay_within_the_filters(varied: Store) -> None:
     newer, older = (re.findall(rf'rel="{rel}"[^>]*href="/rollouts/([0-9a-f]+)\?program=sums&amp;status=done"', text)
                     for rel in ("prev", "next"))  # fmt: skip
     assert (newer, older) == ([f"{5:032x}"], [f"{1:032x}"])
-    assert 'rel="next"' not in read(varied, f"/rollouts/{1:032x}?program=sums")
+    assert 'rel="next"' not in read(varied, f"/rollouts/{8:032x}?program=sums")
 
 
 def rated(store: Store, rollout: Rollout, rating: str, **headers: str) -> tuple[int, str]:
@@ -215,6 +220,7 @@ def test_htmx_gets_only_the_form_back(store: Store) -> None:
         ({"split": "gate"}, "sealed split gate"),
         ({"split": "test"}, "sealed split test"),
         ({"source": "judge"}, "a verdict of a judge"),
+        ({"source": "simulated_user"}, "a turn of a simulated user"),
         ({"status": "running"}, "still running"),
     ],
 )

@@ -59,7 +59,7 @@ def export(
             repeated := sorted(settings_of(parts).keys() & options.keys())
         ):
             raise ConfigError(
-                f"{name}={config_object!r} and {', '.join(repeated)} say the same twice: give one of them"
+                f"{name}={config_object!r} and {', '.join(repeated)} set the same fields: give one of them"
             )
     values: dict[str, Any] = dict(options)
     if isinstance(balance, str):
@@ -74,6 +74,7 @@ def export(
     balanced = settings.balanced if isinstance(balance, str) else balance
     rows = {name: getattr(settings, name) for name in settings_of(RowSettings)}
     rows["privacy_key"] = None if settings.privacy_key is None else Path(settings.privacy_key)
+    rows["agents"] = tuple(settings.agents)
     config = ExportConfig(kind=kind, selection=selection or settings.selection, gates=gates, balance=balanced, **rows)
     progress = progress or SilentProgress()
     carried = portable_rubric(rubric) if rubric is not None else None

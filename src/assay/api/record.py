@@ -230,7 +230,7 @@ class Graded:
 
 
 def grade_rollout(rubric: Rubric, task: Task, rollout: Rollout, *, complete: bool = False) -> Graded:
-    """As `write_score`, and writes nothing: for threads, whose scores are written in the order of the rollouts."""
+    """As `write_score`, without writing. Threads use it, because scores are written in the order of the rollouts."""
     if rollout.prediction is None and rollout.status == "done" and not _ended(rollout):
         return Graded(math.nan)
     failed = Failed(rollout.error or "the agent gave no answer", kind=rollout.failure or FailureKind.AGENT)

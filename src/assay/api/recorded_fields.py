@@ -46,6 +46,12 @@ class RolloutFields(TypedDict, total=False):
     consent: Any
     started_at: float
     ended_at: float | None
+    deployment: str | None
+    stage: int | None
+    arm: str | None
+    propensity: float | None
+    unit: str | None
+    version: str | None
 
 
 class CallFields(TypedDict, total=False):
@@ -68,6 +74,7 @@ class CallFields(TypedDict, total=False):
     cost_usd: float | None
     started_at: float
     step_rewards: dict[str, float]
+    agent: str
 
 
 def check_fields(fields: Mapping[str, Any], allowed: type[Any], owner: str) -> None:

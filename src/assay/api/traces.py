@@ -19,7 +19,7 @@ from assay.runs.lock import cancelled_by_signals
 from assay.runs.opening import budgeted, home_of
 from assay.sources.trust import trusts
 from assay.traces import Store
-from assay.traces.records import subject_digest
+from assay.traces.records import NOT_AGENTS, subject_digest
 from assay.traces.store.erasure import erase_subject
 
 __all__ = ["forget_subject", "score_rollouts"]
@@ -73,7 +73,7 @@ def score_rollouts(
     at_once, name = threads_for(measure, threads), f"{measure.name}@{measure.version}"
     run_ids: list[str | None] = [*runs] or [None]
     with Store(store) as opened, cancelled_by_signals(meter), limited(task_timeout):
-        stored = (r for run in run_ids for r in opened.rollouts(run_id=run) if r.source not in ("outside", "judge"))
+        stored = (r for run in run_ids for r in opened.rollouts(run_id=run) if r.source not in ("outside", *NOT_AGENTS))
         states = {r.id: (r.status, r.rubric if r.score is not None else None) for r in stored}
         ended = {key: scored_by for key, (status, scored_by) in states.items() if status in ("done", "failed")}
         pending = [rollout_id for rollout_id, scored_by in ended.items() if again or scored_by is None]
@@ -115,7 +115,8 @@ def forget_subject(subject: str, *, store: str | Path | None = None) -> dict[str
     """Erases a data subject: their rollouts, their tasks in other prompts, and the cached answers to both.
 
     Returns:
-        `removed`: number of rollouts. `prompts_emptied`: other calls that showed one of their tasks.
+        `removed`: number of rollouts. `facts_removed`: what agents remembered from them or of the person.
+        `prompts_emptied`: other calls that showed one of their tasks.
         `cached_answers_removed`. `unowned_answers_removed`: cached answers without a recorded request, as older
         versions stored them; all of these are removed. `made_from_them`: paths of artifacts, exports, and adapters
         trained on these or starting from such an adapter. They are not changed: delete or remake them.
@@ -132,7 +133,7 @@ def forget_subject(subject: str, *, store: str | Path | None = None) -> dict[str
         _forget_answers(cache, [request for request, _, _ in erased.calls]) if cache.is_file() and had_data else (0, 0)
     )
     return {
-        "subject": subject, "removed": erased.removed, "prompts_emptied": erased.prompts,
+        "subject": subject, "removed": erased.removed, "facts_removed": erased.facts, "prompts_emptied": erased.prompts,
         "cached_answers_removed": answers,
         "unowned_answers_removed": unowned, "made_from_them": [*folders, *_adapters_of(digest, folders)],
     }  # fmt: skip

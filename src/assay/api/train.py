@@ -14,6 +14,7 @@ from typing import Any, Unpack
 
 import dspy
 
+from assay.api.agents import agent_program, serving
 from assay.api.evaluate import evaluate
 from assay.api.independence import independent
 from assay.datasets import Task
@@ -28,6 +29,7 @@ from assay.optimizers.finetuning.policy_gradient import train_policy
 from assay.optimizers.finetuning.policy_report import PolicyReport
 from assay.optimizers.finetuning.run_folder import rank, world
 from assay.optimizers.finetuning.settings import PolicySettings
+from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.loading import full_name
 from assay.rubrics import Rubric
 from assay.runs.arguments import program_settings, takes
@@ -66,8 +68,10 @@ class Retained:
 @trusts
 @takes(TrainSettings, without=("cache",))  # a policy in training is never answered from a cache
 def train(
-    program: str | dspy.Module,
+    program: str | dspy.Module | None = None,
     *,
+    agent: str | Callable[..., Any] | None = None,
+    agent_key: str | None = None,
     rubric: str | Path | Rubric,
     data: str | None = None,
     name: str,
@@ -81,11 +85,13 @@ def train(
     """Trains weights by policy gradient on rollouts of a program.
 
     Trains on `train`, evaluates on `val`, and compares old and new weights on the sealed `test`, greedy and sampled.
-    The adapter is saved as `name` and served as `MODEL+NAME`.
-    With a `curriculum`, the steps take train tasks of its stages, and each evaluation val tasks of the current stage.
+    The adapter is served as `MODEL+NAME`. With a `curriculum`, steps take train tasks of its stages, and evaluations
+    val tasks of the current stage.
 
     Args:
         program: a name, an artifact's path (its prompts and demonstrations stay), or a `dspy.Module`.
+        agent: in place of a program: a function of the task, `MODULE:CALLABLE` or a command; see `ForeignAgent`.
+        agent_key: key of the runners on other machines (`agent="remote"`), see `agent_listen`.
         data: None if the stages of a curriculum name their data.
         monitor: a second rubric that scores the rollouts and is not trained on.
         test: whether old and new weights are compared on the sealed test split at the end, for `validation`.
@@ -94,43 +100,59 @@ def train(
         AssayError: what was wrong, which rule, what to do.
         Cancelled: a signal came; call again with `resume=True`.
     """
-    program = full_name(program) if isinstance(program, str) else program
+    program = agent_program(agent, program)
     progress, store = _of_this_process(progress, store)
-    values: dict[str, Any] = {key: value for key, value in _divided_caps(options).items() if value is not None}
-    if monitor is not None:
-        values["monitor"] = monitor.name if isinstance(monitor, Rubric) else str(monitor)
-    config = program_settings(TrainSettings, program, rubric, data, None, values)
+    config = program_settings(TrainSettings, program, rubric, data, None, _values(options, monitor, program))
     if "temperature" in config.parameters:
         raise ConfigError("the agent parameter temperature would have no effect: temperature=… is that of rollouts")
     settings = config.policy
     measure = independent(rubric, config.judge_model, settings.model, forced=config.judged_by_itself)
-    retention, monitoring = guards_of(
-        config.retention, monitor, program=str(program), data=config.data, judge=config.judge_model,
-        model=settings.model,
-    )  # fmt: skip
+    retention, monitoring = _guards(config, monitor, program)
     engine = _engine(settings)
     served = replace(config, model=engine.lm.model, cache=False, adapter_name=name)
     with ExitStack() as opened:
-        opener = _EvalTasks(served, engine, progress, store=store, resume=resume, test=test, opened=opened)
+        opener = _EvalTasks(served, engine, progress, store, resume, test, opened)
         main, job = opener.open(program, measure, config.data, config.parameters)
+        opened.enter_context(serving(program, job.store, config, agent_key, progress))
         retained = [opener.open(task.program, task.rubric, task.data)[0] for task in retention]
-        for eval_task, other_task in itertools.permutations([main, *retained], 2):
-            eval_task.session.meter.share_caps_with(other_task.session.meter)  # the caps are of the whole training
+        for one, other in itertools.permutations([main, *retained], 2):
+            one.session.meter.share_caps_with(other.session.meter)  # the caps are of the whole training
         monitored = job.additional_rubric(monitoring) if monitoring is not None else None
         unused = _unused(job, retained, monitored)
         if config.preflight and not rank():
             _tried_all(main, retained, job, engine, monitored)
-        with scheduled(job, seed=settings.seed, steps=settings.rollout_steps, progress=progress) as schedule:
-            rollouts = Rollouts(main, job.splits.train, settings, engine, monitor=monitored, schedule=schedule)
-            report = train_policy(rollouts, name, settings, retained=retained, resume=resume, progress=progress)
-            report.notes[:0] = unused
-            return report
+        plan = scheduled(job, seed=settings.seed, steps=settings.rollout_steps, progress=progress)
+        schedule, tasks = opened.enter_context(plan), job.splits.train
+        rollouts = Rollouts(main, tasks, settings, engine, monitor=monitored, schedule=schedule)
+        report = train_policy(rollouts, name, settings, retained=retained, resume=resume, progress=progress)
+    report.notes[:0] = unused
+    return report
+
+
+def _guards(
+    config: TrainSettings, monitor: str | Path | Rubric | None, program: str | dspy.Module
+) -> tuple[list[Retained], Rubric | None]:
+    """Retention tasks and the monitor rubric, see `guards_of`."""
+    return guards_of(
+        config.retention, monitor, program=str(program), data=config.data, judge=config.judge_model,
+        model=config.policy.model,
+    )  # fmt: skip
 
 
 def _unused(job: Job, retained: Sequence[EvalTask], monitor: Rubric | None) -> list[str]:
     """Notes about settings without effect; judges may be those of a retention task or of the monitor rubric."""
     rubrics = [*(task.session.rubric for task in retained), *([] if monitor is None else [monitor])]
     return unused_settings(job, read=("train", "val", "test"), rubrics=rubrics)
+
+
+def _values(
+    options: Mapping[str, Any], monitor: str | Path | Rubric | None, program: str | dspy.Module
+) -> dict[str, Any]:
+    """The options of this process as settings, with the names of the arguments that may be objects."""
+    values = {key: value for key, value in _divided_caps(options).items() if value is not None}
+    if monitor is not None:
+        values["monitor"] = monitor.name if isinstance(monitor, Rubric) else str(monitor)
+    return values | ({"agent": program.name} if isinstance(program, ForeignAgent) else {})
 
 
 def _of_this_process(progress: Progress | None, store: str | Path | None) -> tuple[Progress, str | Path | None]:

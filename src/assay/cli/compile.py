@@ -32,7 +32,8 @@ def command(program: str | None, **values: Any) -> None:
     """Compile PROGRAM's prompts against a rubric, and report it on a sealed test split.
 
     PROGRAM is path/to/file.py[:Class], package.module:Class, an artifact's folder, or a shipped program
-    (math_qa, classify, extract, tool_user, code_repair).
+    (math_qa, classify, extract, tool_user, code_repair, answer_from_documents, text_to_sql, nim, experiment,
+    converse).
     """
     from assay.api.compile import compile
 

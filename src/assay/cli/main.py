@@ -14,15 +14,19 @@ from assay.support.scrubbing import scrub_logs, scrubbed
 __all__ = ["command_of", "how_to_continue", "main"]
 
 _COMMANDS = {
+    "agent": "Run somebody's agent for a training on another machine.",
     "collect": "Collect groups of scored rollouts.",
     "compare": "Compare two programs or artifacts, paired, task by task.",
     "compile": "Compile a program's prompts against a rubric.",
+    "deploy": "Roll a better version out in stages, and back when it is not better.",
     "evaluate": "Score a program or an artifact.",
     "export": "Write training data, checked by gates: sft, grpo, preferences, transitions.",
+    "index": "Index a folder of documents for agents that retrieve.",
     "init": "Write a project: program, rubric, data and assay.toml.",
     "improve": "Alternate prompt compilation and weight training; keep a step only if it passes the gate.",
     "judge": "Compile, audit and use judges.",
     "models": "List and fetch language models.",
+    "registry": "Versions of agents, the aliases that name them, and flags.",
     "run": "Run a program or an artifact on one input, or on a file of inputs.",
     "runs": "List and inspect runs.",
     "serve": "Start a gateway that records agents which use the OpenAI, Anthropic or Gemini APIs.",

@@ -80,8 +80,8 @@ async def _serve(
     )
     opened, run_id = Store(store), f"serve-{new_id()[:12]}"
     gateway = Gateway(
-        opened, upstream, key=key, host=settings.host, names=tuple(settings.allow_host),
-        run_id=run_id, idle_s=settings.idle_s, max_body=settings.max_body_mb << 20,
+        opened, upstream, agents=_agents(settings, store), key=key, host=settings.host,
+        names=tuple(settings.allow_host), run_id=run_id, idle_s=settings.idle_s, max_body=settings.max_body_mb << 20,
         receive_s=settings.receive_s, one_server=settings.upstream is not None, loops=settings.loops,
     )  # fmt: skip
     listener = Listener(gateway.app(), limits, gateway.connections.answered)
@@ -101,6 +101,15 @@ async def _serve(
     if as_json:
         print_json(counts)
     Console().say(_summary(counts))
+
+
+def _agents(settings: ServeSettings, store: str | None) -> dict[str, Any]:
+    """The deployed agents by name; one that has no champion is an error now."""
+    if not settings.agent:
+        return {}
+    from assay.api.deployed import deployed
+
+    return {name: deployed(name, store=store, rubric=settings.agent_rubric) for name in settings.agent}
 
 
 async def _listen(listener: Any, settings: ServeSettings, opened: "Store") -> str:

@@ -180,7 +180,7 @@ _NOT_OF_ALL = {
 def _policy_options(algorithm: str) -> Decorator:
     unsupported = [name for name, algorithms in _NOT_OF_ALL.items() if algorithm not in algorithms]
     options = [
-        click.argument("program"),
+        click.argument("program", required=False),
         click.option("--name", required=True, help="The adapter's name; it is served as MODEL+NAME."),
         settings_flags(
             TrainSettings,
@@ -191,6 +191,12 @@ def _policy_options(algorithm: str) -> Decorator:
                 "rubric": "A YAML file or a shipped rubric; an export brings its rewards.",
                 "data": "The tasks; an export brings its own.",
             },
+        ),
+        click.option(
+            "--agent-key",
+            envvar="ASSAY_AGENT_KEY",
+            help="Key that `assay agent run` sends, or $ASSAY_AGENT_KEY; required for --agent remote, and where "
+            "--agent-listen is not loopback.",
         ),
         _accelerate_option,
         store_option(),
@@ -214,13 +220,17 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
     from assay.optimizers.finetuning.run_folder import rank
     from assay.traces.export.pipeline import is_export
 
-    as_json, program, name, store, resume, config = pop_values(
-        values, "as_json", "program", "name", "store", "resume", "accelerate_config"
+    as_json, program, name, store, resume, config, key = pop_values(
+        values, "as_json", "program", "name", "store", "resume", "accelerate_config", "agent_key"
     )
     if config is not None:
         return _launched(config)
+    if program is None and values["agent"] is None and "agent" not in of_project():
+        raise click.UsageError("give a PROGRAM, or an agent with --agent")
+    if program is not None and values["agent"] is not None:
+        raise click.UsageError("give either a PROGRAM or --agent")
     console = Console()
-    if is_export(program):
+    if program is not None and is_export(program):
         report = train_offline(
             program, name=name, algorithm=algorithm, resume=resume, progress=console, **_offline(values)
         )
@@ -230,6 +240,10 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
         if missing := [f"--{name}" for name in needed if name not in of_project()]:
             raise click.UsageError(f"a program needs {' and '.join(missing)}")
         settings = command_settings(values, TrainSettings)
+        if program is None:
+            settings["agent_key"] = key
+        else:
+            settings.pop("agent", None)  # of the project file
         report = train(
             program, name=name, algorithm=algorithm, store=store, resume=resume, progress=console, **settings
         )
@@ -247,7 +261,10 @@ def _offline(values: dict[str, Any]) -> dict[str, Any]:
     """Settings for training on an export. Flags that would have no effect are refused."""
     options = {str(option.name): max(option.opts, key=len) for option in click.get_current_context().command.params}
     applicable = settings_of(PolicySettings).keys() - set(ROLLOUTS_ONLY) | {"no_scale"}
-    own_flags = {"name", "resume", "as_json", "program", "accelerate_config", "no_preflight", "min_coverage", "trust"}
+    own_flags = {
+        "name", "resume", "as_json", "program", "accelerate_config", "no_preflight", "min_coverage", "trust",
+        "agent_key",
+    }  # fmt: skip
     ignored = [flag for name, flag in options.items() if name not in applicable | own_flags and is_set(name)]
     if ignored:
         raise click.UsageError(f"{', '.join(ignored)} would have no effect: an export brings its tasks and rewards")

@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from assay.datasets.bfcl import bfcl_rows
+from assay.datasets.conversations import conversation_rows
+from assay.datasets.documents import documents_of
+from assay.datasets.experiments import experiment_rows
+from assay.datasets.games import nim_rows
 from assay.datasets.memory import PREFIX, rows_in_memory
 from assay.datasets.parquet import parquet_rows
 from assay.datasets.specs import Row, number_of, options_of, registered
@@ -32,7 +36,10 @@ def iter_rows(spec: str) -> Iterator[Row]:
             `hf:org/name[:config][:split]`; `reasoning_gym:name?size=&seed=&…`;
             `arithmetic:terms=2-3&digits=2-3&ops=+-*&size=&seed=`; `mutants:MODULE_OR_FILE?size=&seed=`
             (`assay.api.mutants`); `bfcl:CATEGORY?size=&seed=&path=` (`assay.datasets.bfcl`);
-            `tools:STAGE?size=&seed=` (`assay.datasets.tools`).
+            `tools:STAGE?size=&seed=` (`assay.datasets.tools`); `documents:facts?size=&seed=&passages=&removed=`
+            (`assay.datasets.documents`); `nim:size=&seed=&sticks=&most=&skill=` (`assay.datasets.games`);
+            `experiment:size=&seed=&trials=&noise=` (`assay.datasets.experiments`);
+            `conversations:?facts=9-11&changes=0.5&meeting=&size=&seed=` (`assay.datasets.conversations`).
     Raises:
         DataError: unknown kind, missing file, or a row that cannot be read (the message names file and line).
         MissingExtra: the source needs a package that is not installed.
@@ -48,8 +55,16 @@ def iter_rows(spec: str) -> Iterator[Row]:
         return _hub(rest)
     if kind == "tools":
         return _tools(rest)
+    if kind == "conversations":
+        return _conversations(rest)
     if kind == "bfcl":
         return _bfcl(rest)
+    if kind == "documents":
+        return documents_of(rest)
+    if kind == "nim":
+        return nim_rows(rest)
+    if kind == "experiment":
+        return experiment_rows(rest)
     if (reader := registered(kind)) is not None:
         return reader(rest)
     path = Path(spec)
@@ -63,7 +78,8 @@ def iter_rows(spec: str) -> Iterator[Row]:
     if path.suffix.lower() not in readers:
         raise DataError(
             f"cannot tell what {spec!r} is: expected a file ending in {', '.join(readers)}, "
-            "or hf:…, reasoning_gym:…, bfcl:…, arithmetic:…, mutants:…, tools:…, curriculum:…"
+            "or hf:…, reasoning_gym:…, bfcl:…, arithmetic:…, mutants:…, tools:…, documents:…, nim:…, experiment:…, "
+            "conversations:…, curriculum:…"
         )
     if not path.is_file():
         raise DataError(f"no such file: {path}")
@@ -211,18 +227,33 @@ def _tools(rest: str) -> Iterator[Row]:
     return tool_rows(stage, size=size, seed=number_of(options, "seed", 0))
 
 
+def _conversations(rest: str) -> Iterator[Row]:
+    options = options_of(rest.removeprefix("?"), ("facts", "changes", "meeting", "size", "seed"), "conversations")
+    try:
+        changes = float(options.get("changes", "0.5"))
+    except ValueError:
+        raise DataError(f"conversations: changes={options['changes']!r} must be a probability") from None
+    return conversation_rows(
+        facts=_span(options, "facts", "9-11", "conversations"),
+        changes=changes,
+        meeting=options.get("meeting", "only"),
+        size=number_of(options, "size", 500, at_least=1),
+        seed=number_of(options, "seed", 0),
+    )
+
+
 def _family_type(name: str, metadata: dict[str, Any]) -> str:
     return f"{name}/{metadata['num_terms']} terms" if "num_terms" in metadata else name
 
 
-def _span(options: dict[str, str], name: str, default: str) -> tuple[int, int]:
+def _span(options: dict[str, str], name: str, default: str, spec: str = "arithmetic") -> tuple[int, int]:
     low, _, high = options.get(name, default).partition("-")
     try:
         span = int(low), int(high or low)
     except ValueError:
         span = (0, 0)
     if not 1 <= span[0] <= span[1] <= 12:
-        raise DataError(f"arithmetic: {name}={options[name]!r} must be LOW-HIGH with 1 <= LOW <= HIGH <= 12")
+        raise DataError(f"{spec}: {name}={options[name]!r} must be LOW-HIGH with 1 <= LOW <= HIGH <= 12")
     return span
 
 

@@ -1,5 +1,21 @@
-"""What is kept and shipped. So far: artifacts."""
+"""What is kept and shipped: artifacts, and staged rollout."""
 
-from assay.deployment.artifact import FORMAT, Artifact, load_artifact, save_artifact
+from typing import TYPE_CHECKING
 
-__all__ = ["FORMAT", "Artifact", "load_artifact", "save_artifact"]
+from assay.support.lazy import attach
+
+__all__ = ["FORMAT", "Artifact", "Metric", "Plan", "Step", "Traffic", "load_artifact", "load_plan", "save_artifact"]
+
+if TYPE_CHECKING:
+    from assay.deployment.artifact import FORMAT, Artifact, load_artifact, save_artifact
+    from assay.deployment.plan import Metric, Plan, Step, load_plan
+    from assay.deployment.traffic import Traffic
+
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "artifact": "FORMAT Artifact load_artifact save_artifact",
+        "plan": "Metric Plan Step load_plan",
+        "traffic": "Traffic",
+    },
+)

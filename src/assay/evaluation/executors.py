@@ -68,7 +68,7 @@ class Report:
 
 @dataclass
 class Outbox:
-    """Stands where a store does, on a host that has none: keeps the records until they are sent."""
+    """Takes the place of the store on a host without one: holds the records until they are sent."""
 
     rollouts: dict[str, Rollout] = field(default_factory=dict)
     transitions: dict[tuple[str, int], tuple[str, Transition]] = field(default_factory=dict)
@@ -196,7 +196,7 @@ class RayExecutor:
         _by_value({name for part in parts for name in _modules_of(part)}, self.ray)
         program = self.ray.put(recorded.program)
         settings = {**recorded.settings, "sample": recorded.sample, "group": recorded.group}
-        # hosts cannot number rollouts that are alike over all of them: each evaluation is a scope of its own
+        # hosts do not share the numbers of repeated rollouts, so each evaluation has a scope of its own
         self._evaluations += 1
         place = (session.recorder.phase, f"{session.recorder.scope}/{self._evaluations}")
         remaining, lost = list(reversed(tasks)), dict.fromkeys((task.id for task in tasks), 0)

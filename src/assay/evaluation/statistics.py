@@ -40,7 +40,7 @@ class Gain:
 
     @property
     def is_gain(self) -> bool:
-        """Whether the interval lies above zero."""
+        """Whether the whole interval is above zero."""
         return self.low > 0
 
     @classmethod

@@ -9,7 +9,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import re
 import shutil
 import threading
 import time
@@ -23,6 +22,7 @@ from filelock import FileLock
 
 from assay.errors import MissingExtra, ModelError
 from assay.models.alternatives import pruned_reply
+from assay.models.line_grammar import lines_grammar
 from assay.models.lora.adapters import Adapter, with_adapters
 from assay.models.lora.conversion import write_merged
 from assay.models.registry import EmbeddedModel, find_model, model_home, spec
@@ -36,7 +36,6 @@ __all__ = [
     "LlamaBackend",
     "PolicyBackend",
     "busy_cores",
-    "lines_grammar",
     "loaded_models",
     "server_url",
     "unload",
@@ -299,12 +298,18 @@ class PolicyBackend(LlamaBackend):
     `greedy` the likeliest token is taken.
     """
 
+    chat_fields = frozenset({"max_tokens", "stop", "response_format", "tools", "tool_choice", "parallel_tool_calls"})
+
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.sampling = dict(_UNTRUNCATED)
         base, adapters = with_adapters(name)
         self.base, self._ggufs = find_model(base), [adapter.gguf for adapter in adapters]
         self._before, self._before_sha = self.path, self.adapters
+
+    def chat(self, body: dict[str, Any]) -> dict[str, Any]:
+        """llama.cpp's reply to a chat request, with token ids and logprobs; instead of choices it may have an error."""
+        return dict(self._reply({**body, "stream": False, "logprobs": True, "top_logprobs": 1, **self.sampling}))
 
     def swap(self, adapter: Path | None, folder: Path | None = None) -> None:
         """Serve the model with this adapter from now on. No call may be in flight.
@@ -339,59 +344,3 @@ def _schema(body: dict[str, Any]) -> dict[str, Any] | None:
     if not isinstance(response_format, dict) or response_format.get("type") != "json_schema":
         return None
     return response_format.get("json_schema", {}).get("schema")
-
-
-def lines_grammar(schema: dict[str, Any]) -> str:
-    """GBNF grammar for an object schema, written as one `name: value` line per property, in order, all required.
-
-    Enums, numbers, booleans, and strings whose `pattern` is one character class with a repetition are constrained
-    exactly, and so are objects and arrays. Any other value is one line of text, to be validated after parsing.
-    """
-    if any(_is_nested(value) for value in schema["properties"].values()):
-        return _nested_lines_grammar(schema)
-    rows = [f"{json.dumps(f'{name}: ')} {_value_rule(value)}" for name, value in schema["properties"].items()]
-    # The optional last newline is needed by models trained to end a turn with one: they do not stop without it.
-    return "root ::= " + ' "\\n" '.join(rows) + ' "\\n"?'
-
-
-def _is_nested(schema: dict[str, Any]) -> bool:
-    return schema.get("type") in ("object", "array")
-
-
-def _nested_lines_grammar(schema: dict[str, Any]) -> str:
-    """As `lines_grammar`, with objects and arrays as JSON on one line, in llguidance's dialect of Lark."""
-    compact = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    rows, rules = [], []
-    for number, (name, value) in enumerate(schema["properties"].items()):
-        rows.append(f"{json.dumps(f'{name}: ', ensure_ascii=False)} v{number}")
-        if _is_nested(value):
-            rules.append(f"v{number}: %json {json.dumps({**value, 'x-guidance': compact}, ensure_ascii=False)}")
-        elif "enum" in value or "const" in value:
-            choices = value.get("enum", [value.get("const")])
-            rules.append(f"v{number}: " + " | ".join(json.dumps(str(one), ensure_ascii=False) for one in choices))
-        else:
-            rules.append(f"v{number}: /{_line_pattern(value)}/")
-    return "\n".join(["%llguidance {}", "start: " + ' "\\n" '.join(rows) + ' "\\n"?', *rules])
-
-
-def _line_pattern(schema: dict[str, Any]) -> str:
-    """Regular expression of a number, boolean or text on one line."""
-    kinds = {"integer": "-?[0-9]{1,18}", "number": r"-?[0-9]{1,18}(\.[0-9]{1,12})?", "boolean": "(true|false)"}
-    return kinds.get(schema.get("type", ""), f"[^\\n]{{1,{schema.get('maxLength', 2000)}}}")
-
-
-def _value_rule(schema: dict[str, Any]) -> str:
-    if "enum" in schema or "const" in schema:
-        values = schema.get("enum", [schema.get("const")])
-        return "(" + " | ".join(json.dumps(str(value)) for value in values) + ")"
-    kind = schema.get("type")
-    if kind == "integer":
-        return '"-"? [0-9]{1,18}'
-    if kind == "number":
-        return '"-"? [0-9]{1,18} ("." [0-9]{1,12})?'
-    if kind == "boolean":
-        return '("true" | "false")'
-    simple = re.fullmatch(r"\^(\[(?:[^\]\\]|\\.)+\])(\{\d+,\d+\}|\+|\*)?\$", schema.get("pattern", ""))
-    if simple:
-        return f"{simple[1]}{simple[2] or ''}"
-    return f"[^\\n]{{1,{schema.get('maxLength', 2000)}}}"

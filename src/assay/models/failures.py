@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from assay.errors import FailureKind, LoopStopped, ModelError, SandboxError, StopRun, Unscored
+from assay.errors import EnvironmentFailed, FailureKind, LoopStopped, ModelError, SandboxError, StopRun, Unscored
 from assay.models.tool_limits import ToolOverTime
 
 __all__ = [
@@ -166,6 +166,8 @@ def _kind_of_assay_error(error: BaseException) -> FailureKind | None:
         return FailureKind.TOOL
     if isinstance(error, LoopStopped):
         return FailureKind.LOOP
+    if isinstance(error, EnvironmentFailed):
+        return FailureKind.ENVIRONMENT
     if isinstance(error, SandboxError):
         return FailureKind.SANDBOX
     return FailureKind.MODEL if isinstance(error, ModelError) else None

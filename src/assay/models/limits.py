@@ -30,6 +30,8 @@ __all__ = [
     "check_limit",
     "current_limit",
     "current_tool_limit",
+    "given_up",
+    "giving_up",
     "innermost",
     "inside",
     "limited",
@@ -189,6 +191,27 @@ class _Worker:
                 _idle.append(self)
         except Abandoned:  # raised just after the job finished
             return
+
+
+_given_up: ContextVar[Callable[[], float | None]] = ContextVar("assay_given_up", default=lambda: None)
+
+
+def given_up() -> float | None:
+    """The limit in seconds that the pool gave up this run at; None while a result is waited for.
+
+    For runs that wait for something outside of Python, and can end it.
+    """
+    return _given_up.get()()
+
+
+@contextmanager
+def giving_up(asked: Callable[[], float | None]) -> Iterator[None]:
+    """Inside, `given_up` calls `asked`."""
+    token = _given_up.set(asked)
+    try:
+        yield
+    finally:
+        _given_up.reset(token)
 
 
 def check_limit(seconds: float) -> None:

@@ -29,6 +29,7 @@ __all__ = ["Agent", "BaseAgent", "ToolAgent"]
 WRITTEN_DECISIONS = "assay_written_decisions"
 """Key in DSPy's settings. If true, a tool agent executes the action that it wrote, regardless of probabilities and
 threshold. Policy gradient training needs this: tokens are credited with the outcome that they caused."""
+GUIDE = "assay_guide"  # key in DSPy's settings: the expected outputs of a training task, see `Agent.guided`
 _ANSWER = "answer"
 
 
@@ -57,6 +58,7 @@ class Agent(dspy.Module):  # type: ignore[misc]
     """
 
     input_names: ClassVar[tuple[str, ...]] = ()
+    guided: ClassVar[bool] = False  # whether `solve` can follow the labels of a training task
 
     def __init__(
         self,

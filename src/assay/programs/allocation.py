@@ -138,7 +138,7 @@ def think(policy: ThinkingPolicy, budget: int, ask: Callable[[int, str], Round],
         ask: asks for a thought of at most so many tokens, after the thoughts so far, and then a choice; with 0 tokens
             for a choice alone.
     Raises:
-        LoopStopped: the first thought was a loop, and nothing was chosen before it, and the policy is the plain one.
+        LoopStopped: the first thought was a loop, no choice was made before it, and the policy has no thresholds.
     """
     thought = Thought()
     probes = policy.probe_margin is not None and (measured or policy.stable is not None)

@@ -15,7 +15,12 @@ from assay.errors import ArtifactError, ProgramError
 from assay.programs.agent import Agent, BaseAgent
 from assay.programs.code_repair import CodeRepair
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos
+from assay.programs.converse import Converse
+from assay.programs.document_answers import AnswerFromDocuments
+from assay.programs.environments.experiment import Experimenter
+from assay.programs.environments.nim import NimPlayer
 from assay.programs.shipped import Classify, Extract, MathQA
+from assay.programs.sql.agent import TextToSQL
 from assay.programs.tool_user import ToolUser
 from assay.programs.wrapping import AgentProgram, FunctionProgram, takes_inputs, with_forward
 from assay.sources.files import is_user_file
@@ -31,6 +36,11 @@ SHIPPED: dict[str, type[Agent]] = {
     "extract": Extract,
     "code_repair": CodeRepair,
     "tool_user": ToolUser,
+    "answer_from_documents": AnswerFromDocuments,
+    "nim": NimPlayer,
+    "experiment": Experimenter,
+    "text_to_sql": TextToSQL,
+    "converse": Converse,
 }
 
 

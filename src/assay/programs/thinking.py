@@ -78,9 +78,13 @@ class LimitsThoughts:
             return _Plan(engine_kwargs, signature.delete(name) if name else signature, name)
         limits = supports(lm, LINES) or getattr(lm, "supports_response_schema", False)
         if thinking.is_off or not (self.limits_fields and limits):
-            no_schema = f"no schema limits it: {lm.model} takes none, or the prompt format is chat"
-            reason = "it is the only output field" if thinking.is_off else no_schema
-            raise ThinkingError(thinking.value, f" cannot be kept in the field {name!r}: {reason}")
+            reason, advice = "it is the only output field", ""
+            if not thinking.is_off and not self.limits_fields:
+                reason, advice = "the prompt format chat sends no schema that limits it", "Use json or lean"
+            elif not thinking.is_off:
+                reason = f"{lm.model} is not known to take a schema that limits it"
+                advice = "Name a server that does (api_base=…), or a model that thinks by itself"
+            raise ThinkingError(thinking.value, f" cannot be kept in the field {name!r}: {reason}", advice)
         field, tokens = signature.output_fields[name], thinking.limit or 0
         if field.annotation is not str:
             raise ThinkingError(

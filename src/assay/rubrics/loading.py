@@ -10,7 +10,7 @@ import pydantic
 import yaml
 
 from assay.errors import ArtifactError, RubricError
-from assay.rubrics import checks, steps, tested, tools
+from assay.rubrics import checks, conversations, documents, environments, sql, steps, tested, tools
 from assay.rubrics.code import checks as code_checks
 from assay.rubrics.conditions import no_such_condition
 from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec
@@ -43,7 +43,18 @@ __all__ = [
     "shipped_file",
 ]
 
-SHIPPED = ("classify", "code_repair", "extract", "math_qa", "tool_user")
+SHIPPED = (
+    "answer_from_documents",
+    "classify",
+    "code_repair",
+    "converse",
+    "experiment",
+    "extract",
+    "math_qa",
+    "nim",
+    "text_to_sql",
+    "tool_user",
+)
 
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
@@ -134,7 +145,7 @@ class RubricFile(StrictModel):
     """The criteria, see below."""
 
 
-_SHIPPED_CHECKS = (checks, code_checks, tested, tools, steps)
+_SHIPPED_CHECKS = (checks, code_checks, tested, tools, steps, conversations, documents, environments, sql)
 _CRITERION_KEYS = {name for key, field in CriterionFile.model_fields.items() for name in (key, field.alias) if name}
 _JUDGE_KEYS = {"text", "jury", "cascade"}  # one of them is in every judge file
 _EXPECTED = "a rubric is a mapping with 'name' and 'criteria'"

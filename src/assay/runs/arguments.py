@@ -15,6 +15,7 @@ from assay.datasets.memory import data_spec
 from assay.deployment.artifact import is_artifact, with_model_of
 from assay.errors import ConfigError
 from assay.models.lm import has_provider
+from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.loading import full_name
 from assay.programs.wrapping import as_module, wrapped
 from assay.rubrics import Rubric
@@ -89,7 +90,8 @@ def program_settings(
                 "data is missing: give the tasks, or a curriculum whose stages name them", flag="--data D"
             )
         data = f"{PREFIX}{options['curriculum']}"
-    name = program if isinstance(program, str) else qualified_name(wrapped(program))
+    own_name = program.name if isinstance(program, ForeignAgent) else None
+    name = program if isinstance(program, str) else own_name or qualified_name(wrapped(program))
     model = {} if lm is None else {"model": lm.model}
     measure = rubric.name if isinstance(rubric, Rubric) else str(rubric)
     return kind(program=name, rubric=measure, data=data_spec(data), **{**options, **model})

@@ -1,4 +1,4 @@
-"""The artifact of a job: a rehearsal before the first call, and the result at the end.
+"""Writes the artifact of a job: once for trial before the first call, and with the result at the end.
 
 Does not run a job: `assay.api.compile`, `assay.api.tune` and `assay.api.improve.run` do.
 """

@@ -13,7 +13,7 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
 from assay.datasets import Task
-from assay.errors import ConfigError, FailureKind, ModelError, ProgramFailed
+from assay.errors import ConfigError, EnvironmentFailed, FailureKind, ModelError, ProgramFailed
 from assay.evaluation import RecordedProgram, Session
 from assay.evaluation.failures import FirstRuns, place_of, program_traceback, require_answers
 from assay.evaluation.predictions import rollout_of
@@ -292,6 +292,9 @@ def _stop(errors: Sequence[Exception], recorded: RecordedProgram) -> None:
     places = {place_of(error, recorded.program) for error in errors}
     if len(places) == 1 and not isinstance(errors[0], LMError):
         place, error = places.pop(), errors[0]
+        if isinstance(error, EnvironmentFailed):
+            cause = f"\n{program_traceback(error.__cause__)}\n" if error.__cause__ is not None else ". "
+            raise ProgramFailed(f"{error}{cause}Correct the environment. {SKIP}", flag=SKIP_FLAG)
         raise ProgramFailed(
             f"the program failed on each of the first {len(errors)} tasks with {type(error).__name__} at "
             f"{place.file}:{place.line}: {error}\n"

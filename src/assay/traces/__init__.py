@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from assay.support.lazy import attach
 
 if TYPE_CHECKING:
+    from assay.traces.agents import acting_as
     from assay.traces.places import current_rollout
     from assay.traces.recorder import Recorder
     from assay.traces.records import Rollout, ToolCall, Transition, Verdict
@@ -15,6 +16,7 @@ else:
     __getattr__, __dir__ = attach(
         __name__,
         {
+            "agents": "acting_as",
             "places": "current_rollout",
             "recorder": "Recorder",
             "records": "Rollout ToolCall Transition Verdict",
@@ -31,6 +33,7 @@ __all__ = [
     "ToolCall",
     "Transition",
     "Verdict",
+    "acting_as",
     "current_rollout",
     "store_url",
     "url_without_password",

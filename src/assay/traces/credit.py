@@ -5,7 +5,7 @@ not accepted: leave out such rollouts and count them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from assay.errors import ConfigError, Unscored
 from assay.traces.records import Rollout
 
-__all__ = ["RETURNS", "Baseline", "differs_by_turn", "fitted_values", "gae", "returns", "rewards_of"]
+__all__ = ["RETURNS", "AgentBaselines", "Baseline", "differs_by_turn", "fitted_values", "gae", "returns", "rewards_of"]
 
 RETURNS = ("to_go", "episode", "step", "uniform")
 _EPSILON = 1e-4  # added to the deviation, as in TRL's GRPOTrainer
@@ -173,6 +173,58 @@ class Baseline:
             total = self._at[turn] + ended - (units if self.leave_one_out else 0)
             result.append((others * units - total) / (others * _ULP) / divisor)
         return result
+
+
+class AgentBaselines:
+    """A baseline for the calls of each named agent of the rollouts of a group or batch.
+
+    The calls of an agent are compared with those of the same agent only, by their number among its own calls: a planner
+    that asks twice does not shift the turns of the solver after it. Returns are those of the whole rollout, so that a
+    planner is credited with what the solver made of its plan.
+
+    Args:
+        make: Makes the baseline of an agent.
+    """
+
+    def __init__(self, make: Callable[[], Baseline]) -> None:
+        self._make = make
+        self._of: dict[str, Baseline] = {}
+
+    def add(self, credited: Sequence[float], agents: Sequence[str] = ()) -> None:
+        """Add a rollout.
+
+        Args:
+            credited: Its returns, `[turn]`.
+            agents: Name of the agent of each call; empty: all are of one agent.
+        """
+        for agent, turns in _turns_of(agents, len(credited)).items():
+            if agent not in self._of:
+                self._of[agent] = self._make()
+            self._of[agent].add([credited[turn] for turn in turns])
+
+    @property
+    def has_variance(self) -> bool:
+        """Whether the returns of any agent differ."""
+        return any(baseline.has_variance for baseline in self._of.values())
+
+    def advantages(self, credited: Sequence[float], agents: Sequence[str] = ()) -> list[float]:
+        """Advantages of an added rollout, `[turn]`. Arguments as of `add`."""
+        result = [0.0] * len(credited)
+        for agent, turns in _turns_of(agents, len(credited)).items():
+            found = self._of[agent].advantages([credited[turn] for turn in turns])
+            for turn, value in zip(turns, found, strict=True):
+                result[turn] = value
+        return result
+
+
+def _turns_of(agents: Sequence[str], count: int) -> dict[str, list[int]]:
+    """The turns of each agent."""
+    if agents and len(agents) != count:
+        raise ConfigError(f"{len(agents)} agents for {count} calls")
+    turns: dict[str, list[int]] = {}
+    for turn in range(count):
+        turns.setdefault(agents[turn] if agents else "", []).append(turn)
+    return turns
 
 
 def _units(value: float) -> int:

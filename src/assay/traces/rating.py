@@ -1,10 +1,15 @@
 """Which rollouts a person may rate. Does not store ratings: `Store.rate` does."""
 
-from assay.traces.records import Rollout
+from assay.traces.records import NOT_AGENTS, Rollout
 
 __all__ = ["SEALED", "UNRATED_SOURCES", "why_not_rated"]
 
-UNRATED_SOURCES = ("judge", "outside")  # sources of rollouts that no export uses
+UNRATED_SOURCES = ("outside", *NOT_AGENTS)  # sources of rollouts that no export uses by itself
+_NAMES = {
+    "judge": "a verdict of a judge",
+    "simulated_user": "a turn of a simulated user",
+    "outside": "a group of LM calls outside of a task",
+}
 SEALED = ("gate", "test")  # splits whose ratings would be used for selection
 
 
@@ -14,8 +19,7 @@ def why_not_rated(rollout: Rollout) -> str | None:
     A rollout of a sealed split is refused too: a rating replaces the score wherever rollouts are selected.
     """
     if rollout.source in UNRATED_SOURCES:
-        what = "a verdict of a judge" if rollout.source == "judge" else "a group of LM calls outside of a task"
-        return f"{rollout.id} is {what}, which no export uses"
+        return f"{rollout.id} is {_NAMES.get(rollout.source, rollout.source)}, which no export uses"
     if rollout.split in SEALED:
         return f"{rollout.id} is of the sealed split {rollout.split}, on which nothing may be selected"
     if rollout.status == "running":

@@ -18,6 +18,7 @@ from assay.models.failures import failure_of_program
 from assay.models.lm import LanguageModel
 from assay.models.transports import accounted, asking
 from assay.support.scrubbing import error_text
+from assay.traces.agents import current_agent
 from assay.traces.identity import RolloutIds, outside_id
 from assay.traces.listening import listeners, listening
 from assay.traces.messages.dialects import answer_of, chat_messages
@@ -251,6 +252,7 @@ class Recorder:
                 token_ids=call.token_ids,
                 logprobs=call.logprobs,
                 shown_tasks=shown_tasks,
+                agent=current_agent(),
                 latency_ms=call.latency_ms,
                 cost_usd=call.cost_usd,
                 started_at=call.started_at,

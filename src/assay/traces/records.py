@@ -10,6 +10,7 @@ from typing import Any
 from assay.errors import FailureKind
 
 __all__ = [
+    "NOT_AGENTS",
     "RUN_FIELDS",
     "Rollout",
     "ToolCall",
@@ -20,8 +21,11 @@ __all__ = [
     "subject_digest",
 ]
 
-RUN_FIELDS = frozenset({"rounds", "steps"})
+RUN_FIELDS = frozenset({"rounds", "steps", "turn_calls"})
 """Fields of a prediction that record how it was made. They are no part of the answer, which judges and checks grade."""
+
+NOT_AGENTS = ("judge", "simulated_user")
+"""Sources of rollouts that are no agent's: exports, lists and scoring leave them out unless they are asked for."""
 
 
 # Seeded once by the system: `os.urandom` for each id would release the interpreter's lock.
@@ -105,6 +109,7 @@ class Transition:
     started_at: float = 0.0
     step_rewards: dict[str, float] = field(default_factory=dict)
     return_: float | None = None
+    agent: str = ""  # name of the agent that made the call, see `assay.traces.acting_as`
 
 
 @dataclass(kw_only=True)
@@ -149,6 +154,12 @@ class Rollout:
     consent: str | None = None
     started_at: float = field(default_factory=time.time)
     ended_at: float | None = None
+    deployment: str | None = None  # id of the deployment that assigned it, see `assay.deployment`
+    stage: int | None = None  # step of its plan, from 0
+    arm: str | None = None  # champion or candidate
+    propensity: float | None = None  # probability with which the arm was assigned
+    unit: str | None = None  # digest of the user or conversation
+    version: str | None = None  # of the agent: NAME@NUMBER
     early_tools: list[ToolCall] = field(default_factory=list)  # called before the first LM call
     transitions: list[Transition] = field(default_factory=list)
 

@@ -17,10 +17,11 @@ STATUSES = ("done", "failed", "error", "running")
 FAILURES = tuple(kind.value for kind in FailureKind)
 ROLLOUT_FIELDS = (
     "program", "text", "status", "split", "phase", "source", "failure", "least", "most", "since", "run", "task",
+    "deployment", "arm",
 )  # fmt: skip
 RUN_FIELDS = ("kind", "program", "status", "since")
 _COLUMNS = {"status": "status", "split": "split", "phase": "phase", "source": "source", "failure": "failure",
-            "run": "run_id", "task": "task_id"}  # fmt: skip
+            "run": "run_id", "deployment": "deployment", "arm": "arm", "task": "task_id"}  # fmt: skip
 
 
 def given(query: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from assay.cli.repeat import rollout_command
 from assay.errors import ConfigError, UnknownRollout
 from assay.traces.rating import why_not_rated
-from assay.traces.records import Rollout
+from assay.traces.records import NOT_AGENTS, Rollout
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.paging import Cursor, RolloutFilters, RolloutPage, calls_from, rollout_page
@@ -122,8 +122,8 @@ def _first_call(query: Mapping[str, str]) -> int:
 def _around(store: Store, rollout: Rollout, values: Mapping[str, str], filters: RolloutFilters) -> dict[str, str]:
     """Addresses of the rollout before (newer) and after (older) this one in the filtered list; empty at its ends."""
     here = Cursor(rollout.started_at, rollout.id)
-    if rollout.source == "judge" and "source" not in filters.equal:  # its own list leaves it out
-        filters = replace(filters, equal={**filters.equal, "source": "judge"})
+    if rollout.source in NOT_AGENTS and "source" not in filters.equal:  # its own list leaves it out
+        filters = replace(filters, equal={**filters.equal, "source": rollout.source})
     newer = rollout_page(store, filters, after=here, limit=1)
     older = rollout_page(store, filters, before=here, limit=1)
     return {

@@ -182,7 +182,7 @@ def remaining_caps(
 
 
 def spent_in(runs: Path, job: str, *, but: str) -> Usage:
-    """What the runs of a job of several parts have spent, by their ledgers, which outlive a kill.
+    """Usage of the runs of a job with several parts, from their ledgers, which survive a kill.
 
     Args:
         runs: the folder of runs, whose names begin with the job's.

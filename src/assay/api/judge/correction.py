@@ -13,6 +13,7 @@ from assay.judges.quality.inference import FEWEST_PEOPLE, corrected_mean
 from assay.rubrics import Rubric
 from assay.runs.loading import load_judge
 from assay.traces import Rollout, Store
+from assay.traces.records import NOT_AGENTS
 
 __all__ = ["corrected_means"]
 
@@ -41,7 +42,7 @@ def corrected_means(rubric: Rubric, store: Store, run_id: str) -> dict[str, dict
     columns: dict[str, tuple[list[float], list[float], list[float]]] = {name: ([], [], []) for name in grades_by_item}
     latest: dict[str, Rollout] = {}
     for rollout in store.rollouts(run_id=run_id):  # newest first
-        if rollout.source != "judge" and rollout.prediction:
+        if rollout.source not in NOT_AGENTS and rollout.prediction:
             latest.setdefault(rollout.task_id, rollout)
     for rollout in latest.values():
         grades = {verdict.criterion: verdict.grade for verdict in rollout.verdicts if verdict.grade is not None}

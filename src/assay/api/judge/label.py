@@ -17,6 +17,7 @@ from assay.judges.loading import AnyJudge
 from assay.rubrics.criteria import JudgeFields
 from assay.runs.loading import load_judge
 from assay.traces import Rollout, Store
+from assay.traces.records import NOT_AGENTS
 
 __all__ = ["ToLabel", "item_to_label", "to_label"]
 
@@ -43,13 +44,13 @@ def to_label(
     spec: JudgeFields = {"scale": tuple(scale)} if scale else {}
     built = load_judge(judge, **spec) if isinstance(judge, str) else judge
     if isinstance(built, ListwiseJudge):
-        raise ConfigError("a judge of lists has no labels of its own; label pairs, or single outputs")
+        raise ConfigError("a listwise judge has no labels of its own; label pairs or single outputs")
     judged = {row["item_id"] for row in store.labels(question_key(built)) if row["rater"] == rater}
     entries: dict[str, ToLabel] = {}
     rollouts = (
         r
         for r in store.rollouts(run_id=run_id, task_id=task_id)
-        if r.prediction and r.source != "judge" and r.split != "test" and r.task_type != "verdict"
+        if r.prediction and r.source not in NOT_AGENTS and r.split != "test" and r.task_type != "verdict"
     )
     for entry in _pairs(rollouts) if built.compares else (item_to_label(rollout, built) for rollout in rollouts):
         if entry is not None and entry.item_id not in judged:

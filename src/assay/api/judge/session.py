@@ -12,6 +12,7 @@ from assay.errors import ConfigError
 from assay.evaluation import Progress, Session
 from assay.judges import Item, Judge, ListwiseJudge
 from assay.judges.loading import AnyJudge
+from assay.models import Meter
 from assay.optimizers.judges.compile import agreement_rubric
 from assay.rubrics.criteria import JudgeFields
 from assay.runs.arguments import resolve_lm
@@ -22,7 +23,16 @@ from assay.runs.settings import CommonSettings
 from assay.runs.settings.judge import JudgeAuditSettings, JudgeSettings
 from assay.sources.modules import qualified_name
 
-__all__ = ["OPTIONAL", "at_work", "built_judge", "judge_session", "judge_settings", "preflight_items", "spent_by"]
+__all__ = [
+    "OPTIONAL",
+    "at_work",
+    "built_judge",
+    "judge_session",
+    "judge_settings",
+    "preflight_items",
+    "spent_by",
+    "usage_of",
+]
 
 OPTIONAL = ("task_input",)  # outputs alone can be judged
 _Settings = TypeVar("_Settings", bound=JudgeSettings)
@@ -37,7 +47,7 @@ def built_judge(judge: str | AnyJudge, scale: Sequence[str] | None = None, *, li
     if lists and isinstance(built, ListwiseJudge):
         return built.as_pairs()
     if not isinstance(built, Judge):
-        raise ConfigError("a judge of lists grades whole groups; use it in a rubric with score_group")
+        raise ConfigError("a listwise judge grades whole groups; use it in a rubric with score_group")
     return built
 
 
@@ -96,7 +106,11 @@ def preflight_items(judge: Judge, items: Sequence[Item], session: Session, confi
 
 
 def spent_by(session: Session) -> dict[str, Any]:
-    usage = session.meter.usage
+    return usage_of(session.meter)
+
+
+def usage_of(meter: Meter) -> dict[str, Any]:
+    usage = meter.usage
     return {
         "calls": usage.calls,
         "cached": usage.cached,

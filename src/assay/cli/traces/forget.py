@@ -23,6 +23,7 @@ def forget_command(subject: str, store: str | None, as_json: bool) -> None:
         return
     click.echo(f"{counted(report['removed'], 'rollouts')} of {subject!r} removed")
     click.echo(
+        f"{counted(report['facts_removed'], 'remembered facts')}, "
         f"{counted(report['prompts_emptied'], 'prompts')} of other rollouts that contained their tasks emptied, "
         f"{counted(report['cached_answers_removed'], 'cached answers')} removed"
     )

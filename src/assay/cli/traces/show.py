@@ -35,7 +35,8 @@ def show_command(rollout_id: str, store: str | None, as_json: bool) -> None:
     for t in rollout.transitions:
         marks = [word for word, on in (("cached", t.cached), ("constrained", t.constrained)) if on]
         tokens = f"{t.prompt_tokens}+{t.completion_tokens} tokens, {t.latency_ms:.0f} ms"
-        click.echo(f"\n[{t.t}] {tokens}{', ' + ', '.join(marks) if marks else ''}")
+        named = f"{t.agent}: " if t.agent else ""
+        click.echo(f"\n[{t.t}] {named}{tokens}{', ' + ', '.join(marks) if marks else ''}")
         for message in chat_messages(t.request):
             calls = "".join(
                 f" [calls {c['function']['name']}({c['function']['arguments']})]"

@@ -1,5 +1,6 @@
 """Tasks of code repair: correct functions with one seeded mutation, the fix, and tests made by calling the function."""
 
+import ast
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,12 +51,7 @@ def mutant_rows(name: str, *, size: int, seed: int, run: Runner, isolation: str 
     Raises:
         DataError: no file, or no function in it that can be tested.
     """
-    parts = [part for module, file in module_files(name) for part in slices(_read(file), module)]
-    if not parts:
-        raise DataError(
-            f"mutants:{name} has no function to mutate: functions need parameters, at least three statements, and "
-            "must not use files, processes, the network or other modules with side effects"
-        )
+    parts = _all_slices(name)
     random.Random(seed).shuffle(parts)
     tried = min(_MUTANTS[1], max(_MUTANTS[0], 8 * size // len(parts)))
     count, later = 0, list[list[Row]]()
@@ -69,16 +65,32 @@ def mutant_rows(name: str, *, size: int, seed: int, run: Runner, isolation: str 
             if count >= size:
                 return
     if not count:
-        raise DataError(f"mutants:{name} has no function whose mutants could be told from it by made-up calls")
+        raise DataError(
+            f"mutants:{name} has no function whose mutants give other results than the function itself on calls "
+            "made for it"
+        )
     rounds = (row for at in range(tried) for rows in later for row in rows[at : at + 1])
     yield from islice(rounds, size - count)
 
 
-def _read(file: Any) -> str:
-    try:
-        return str(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"mutants: {file} cannot be read: {error}") from None
+def _all_slices(name: str) -> list[Slice]:
+    """The functions of all files. Files that are not Python are left out where others have functions."""
+    parts, unread = list[Slice](), list[str]()
+    for module, file in module_files(name):
+        try:
+            source = file.read_text(encoding="utf-8")
+            ast.parse(source)
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            unread.append(f"{file} cannot be read: {error}")
+            continue
+        parts += slices(source, module)
+    if parts:
+        return parts
+    rule = (
+        f"mutants:{name} has no function to mutate: functions need parameters, at least three statements, and must not "
+        "use files, processes, the network or other modules with side effects"
+    )
+    raise DataError("; ".join([rule, *unread[:3]]))
 
 
 def _subject(part: Slice, seed: int, tried: int) -> _Subject:
@@ -151,7 +163,7 @@ def _rows(subject: _Subject, expected: dict[str, str], results: Sequence[Sequenc
 
 
 def _row(subject: _Subject, mutant: Mutation, expected: dict[str, str], failing: list[str], passing: list[str]) -> Row:
-    """Visible tests are a quarter of the kept calls, with a failing one; so have the hidden ones."""
+    """A quarter of the calls are visible tests. Visible and hidden tests each include a failing one."""
     part = subject.part
     rng = random.Random(f"{subject.seed}:{part.module}:{part.name}:{mutant.line}:{mutant.new}")
     failing, passing = rng.sample(failing, len(failing)), rng.sample(passing, len(passing))

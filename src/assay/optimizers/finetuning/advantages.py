@@ -14,7 +14,7 @@ import numpy as np
 
 from assay.optimizers.finetuning.rows import Row, Trajectory
 from assay.optimizers.finetuning.settings import PolicySettings
-from assay.traces.credit import Baseline, differs_by_turn, fitted_values, gae, returns
+from assay.traces.credit import AgentBaselines, Baseline, differs_by_turn, fitted_values, gae, returns
 
 __all__ = ["Credit", "ValueMemory", "add_hidden", "assign_credit"]
 
@@ -205,10 +205,14 @@ def _against_baselines(
     over_batch, rloo = config.algorithm == "reinforce++-turn", config.algorithm == "rloo"
     every_turn = differs_by_turn(config.returns, config.discount)
     for members in [list(batch)] if over_batch else groups.values():
-        baseline = Baseline(leave_one_out=rloo, scale=config.scale and not rloo, every_turn=every_turn)
+        baseline = AgentBaselines(
+            lambda: Baseline(leave_one_out=rloo, scale=config.scale and not rloo, every_turn=every_turn)
+        )
         for member in members:
-            baseline.add(credited[member.rollout])
+            baseline.add(credited[member.rollout], member.agents)
         if not baseline.has_variance:
             credit.zero_variance += len(groups) if over_batch else 1
             continue
-        credit.advantages |= {member.rollout: baseline.advantages(credited[member.rollout]) for member in members}
+        credit.advantages |= {
+            member.rollout: baseline.advantages(credited[member.rollout], member.agents) for member in members
+        }

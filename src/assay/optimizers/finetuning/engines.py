@@ -4,15 +4,14 @@
 generation of the trainer (transformers on CPU or GPU, or vLLM).
 """
 
-import contextvars
 import copy
-import functools
 import itertools
+import math
 import shutil
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,17 @@ from assay.errors import Cancelled
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import LanguageModel
 from assay.models.embedded import PolicyBackend
-from assay.models.limits import limited
 from assay.models.lm import lm_over
 from assay.models.lora.conversion import write_gguf
 from assay.models.recording import NOT_KNOWN
+from assay.optimizers.finetuning.rollout_pool import CHECK_S, Run, TimeoutPool, calls_of, place_in_pool
+from assay.programs.foreign.agent import ForeignAgent
 
-__all__ = ["LlamaPolicy", "PolicyEngine", "Run", "TimeoutPool", "TrainerPolicy", "calls_of", "serve"]
+__all__ = ["LlamaPolicy", "PolicyEngine", "TrainerPolicy", "serve"]
 
-Run = tuple[RecordedProgram, Task]
-_CHECK_INTERVAL_S = 0.1  # interval of the timeout checks while rollouts run
+# An agent of another process may wait for something else than an answer, such as a free runner: the requests of the
+# others are then answered without it.
+_PATIENCE_S = 0.5
 
 
 class PolicyEngine(ABC):
@@ -74,115 +75,6 @@ class PolicyEngine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Releases the engine's resources."""
-
-
-class TimeoutPool:
-    """Runs calls in at most `size` daemon threads at a time.
-
-    A call that exceeds `timeout_s` is abandoned: it keeps its thread, and a new thread takes its place.
-    """
-
-    def __init__(self, calls: Sequence[Callable[[], Any]], size: int, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
-        self.queued = list(reversed(list(enumerate(calls))))
-        self.results: dict[int, Any] = {}
-        self.errors: list[BaseException] = []
-        self.began: dict[int, float] = {}
-        self.abandoned: set[int] = set()
-        self.count = len(calls)
-        self.changed = threading.Condition()
-        self.size = min(size, len(calls))
-
-    def start(self) -> None:
-        for _ in range(self.size):
-            self._hire()
-
-    def _hire(self) -> None:
-        threading.Thread(
-            target=contextvars.copy_context().run, args=(self._work,), daemon=True, name="assay-rollouts"
-        ).start()
-
-    def _work(self) -> None:
-        while True:
-            with self.changed:
-                if not self.queued or self.errors:
-                    return
-                at, call = self.queued.pop()
-                self.began[at] = time.monotonic()
-            _place.set(at)
-            result, error = None, None
-            try:
-                result = call()
-            except BaseException as failure:  # raised again in the waiting thread, by `check_calls`
-                error = failure
-            with self.changed:
-                self.began.pop(at, None)
-                late = at in self.abandoned
-                if not late:
-                    if error is not None:
-                        self.errors.append(error)
-                    self.results[at] = result
-                self.changed.notify_all()
-            if late:
-                return
-
-    @property
-    def active(self) -> int:
-        """Number of running calls, without the abandoned ones."""
-        return len(self.began)
-
-    @property
-    def done(self) -> bool:
-        return bool(self.errors) or len(self.results) == self.count
-
-    def check_calls(self, stop: threading.Event | None) -> None:
-        """Abandons calls that exceed the limit; raises the error of a failed call. Call it with `changed` held."""
-        if stop is not None and stop.is_set():
-            self.queued.clear()
-            raise Cancelled("stopped by a signal")
-        if self.errors:
-            raise self.errors[0]
-        now = time.monotonic()
-        for at in [at for at, since in self.began.items() if now - since > self.timeout_s]:
-            del self.began[at]
-            self.abandoned.add(at)
-            self.results[at] = None
-            self._hire()
-
-    def waited(self, seconds: float) -> None:
-        """Excludes seconds spent waiting for the engine from all time limits. Call it with `changed` held."""
-        self.began = {at: since + seconds for at, since in self.began.items()}
-
-    def ordered(self) -> list[Any | None]:
-        return [self.results[at] for at in range(self.count)]
-
-    def finished(self, stop: threading.Event | None) -> list[Any | None]:
-        """Runs all calls. Returns their results in order; None for a call that took longer than `timeout_s`.
-
-        Raises:
-            Cancelled: `stop` was set.
-        """
-        self.start()
-        with self.changed:
-            while True:
-                self.check_calls(stop)
-                if self.done:
-                    return self.ordered()
-                self.changed.wait(_CHECK_INTERVAL_S)
-
-
-_place: contextvars.ContextVar[int] = contextvars.ContextVar("assay_place", default=0)
-
-
-def calls_of(runs: Sequence[Run], session: Session) -> list[Callable[[], Any]]:
-    """One function per run, which returns its recorded and scored prediction."""
-
-    def call(recorded: RecordedProgram, task: Task) -> Any:
-        # no limit here: the pool has its own, which excludes the time spent waiting for the engine
-        with session.context(), limited(None):
-            return recorded(**dict(task.inputs))
-
-    return [functools.partial(call, *run) for run in runs]
 
 
 def serve(trainer: Any, backend: PolicyBackend, folder: Path, number: int) -> Path:
@@ -237,7 +129,8 @@ class LlamaPolicy(PolicyEngine):
 class TrainerPolicy(PolicyEngine):
     """Any causal model of transformers, with the generation of the trainer: transformers or vLLM, by its settings.
 
-    All rollouts run at once. When every running rollout waits for an answer, their requests become one batch. Every
+    All rollouts run at once. When every running rollout waits for an answer, their requests become one batch; those of
+    agents in other processes, of which not all may run at once, also when no other request comes for a moment. Every
     process takes part in every batch, with no requests once its rollouts have ended.
     """
 
@@ -255,13 +148,15 @@ class TrainerPolicy(PolicyEngine):
         from assay.optimizers.finetuning.trl_trainer import over_ranks
 
         pool, desk = TimeoutPool(calls_of(runs, session), len(runs), self.timeout_s), self.backend
+        foreign = any(isinstance(recorded.program, ForeignAgent) for recorded, _ in runs)
+        desk.patience_s = _PATIENCE_S if foreign else math.inf
         desk.open(pool)
         pool.start()
         while True:
             with pool.changed:
-                while not pool.done and len(desk.waiting) < pool.active + len(pool.queued):
+                while not pool.done and not desk.complete_batch():
                     pool.check_calls(self.stop)
-                    pool.changed.wait(_CHECK_INTERVAL_S)
+                    pool.changed.wait(CHECK_S)
                 pool.check_calls(self.stop)
                 requests = desk.take_requests()
             counts = over_ranks([len(requests)])
@@ -322,12 +217,12 @@ class TrainerPolicy(PolicyEngine):
             self.sync(self.trainer)
 
     def close(self) -> None:
-        self.trainer = None
+        self.trainer = self.backend.pool = None  # a call that still waits is told so
 
 
 class _Question:
     def __init__(self, place: int, prompt: list[int]) -> None:
-        self.place, self.prompt = place, prompt
+        self.place, self.prompt, self.came = place, prompt, time.monotonic()
         self.answer: tuple[list[int], list[float] | None] | None = None
 
 
@@ -336,13 +231,14 @@ class _Desk:
 
     weights = ""
     adapters: tuple[str, ...] = ()
+    chat_fields = frozenset({"max_tokens"})
     concurrency = 1024
     supports_function_calling = supports_reasoning = supports_response_schema = False
     supported_params = frozenset({"max_tokens", "temperature"})
     price_usd = 0.0
 
     def __init__(self, name: str) -> None:
-        self.name, self.waiting = name, list[_Question]()
+        self.name, self.waiting, self.patience_s = name, list[_Question](), math.inf
         self.tokenizer: Any = None
         self.pool: Any = None
 
@@ -352,6 +248,12 @@ class _Desk:
     def open(self, pool: TimeoutPool) -> None:
         self.pool, self.waiting = pool, []
 
+    def complete_batch(self) -> bool:
+        """Whether every running rollout waits for an answer, or no request has come for `patience_s`."""
+        if len(self.waiting) >= self.pool.active + len(self.pool.queued):
+            return True
+        return bool(self.waiting) and time.monotonic() - self.waiting[-1].came >= self.patience_s
+
     def take_requests(self) -> list[_Question]:
         """Removes and returns the waiting requests, in the order of the runs."""
         questions, self.waiting = sorted(self.waiting, key=lambda question: question.place), []
@@ -360,16 +262,20 @@ class _Desk:
     def complete(self, request: Any) -> tuple[Any, float]:
         from dspy.clients.lm15_boundary import request_kwargs, response_value
 
-        body, pool, tokenizer = request_kwargs(request, "chat"), self.pool, self.tokenizer
+        return response_value(self.chat(request_kwargs(request, "chat")), "chat", request), self.price_usd
+
+    def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The trainer's answer to a chat request, as a chat completion."""
+        pool, tokenizer = self.pool, self.tokenizer
         prompt = tokenizer.apply_chat_template(
             body["messages"], add_generation_prompt=True, tokenize=True, return_dict=False
         )
-        question = _Question(_place.get(), list(prompt))
+        question = _Question(place_in_pool.get(), list(prompt))
         with pool.changed:
             self.waiting.append(question)
             pool.changed.notify_all()
             while question.answer is None:
-                if pool.errors or _place.get() in pool.abandoned:
+                if pool.errors or pool is not self.pool or place_in_pool.get() in pool.abandoned:
                     raise Cancelled("its rollout was given up")
                 pool.changed.wait(1.0)
         ids, logprobs = question.answer
@@ -383,7 +289,7 @@ class _Desk:
             }
             for at, token in enumerate(ids)
         ]
-        raw = {
+        return {
             "id": "", "object": "chat.completion", "created": 0, "model": self.name,
             "choices": [{
                 "index": 0, "finish_reason": "stop" if ended else "length", "logprobs": {"content": content},
@@ -394,7 +300,6 @@ class _Desk:
                 "total_tokens": len(question.prompt) + len(ids),
             },
         }  # fmt: skip
-        return response_value(raw, "chat", request), self.price_usd
 
     def count_tokens(self, text: str) -> int:
         return len(self.tokenizer(text)["input_ids"])

@@ -43,7 +43,7 @@ class Recorded:
     """
 
     eval_task = engine = None
-    of_what = "groups with spread"
+    of_what = "groups with nonzero variance"
 
     def __init__(self, folder: str | Path, config: PolicySettings) -> None:
         self.folder, self.config = Path(folder), config
@@ -113,6 +113,7 @@ class Recorded:
                     {"turn": float(call.t), "prompt_tokens": float(call.prompt_tokens or 0)}
                     for call in rollout.transitions
                 ],
+                agents=[call.agent for call in rollout.transitions],
             )
             for rollout in self.rollouts.values()
         ]

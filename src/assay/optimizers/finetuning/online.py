@@ -20,11 +20,13 @@ from assay.models.limits import limited
 from assay.optimizers.finetuning.advantages import ValueMemory, add_hidden, assign_credit
 from assay.optimizers.finetuning.base import Policy
 from assay.optimizers.finetuning.comparison import EvalTask
-from assay.optimizers.finetuning.engines import PolicyEngine, Run, TimeoutPool
+from assay.optimizers.finetuning.engines import PolicyEngine
+from assay.optimizers.finetuning.rollout_pool import Run, TimeoutPool
 from assay.optimizers.finetuning.rows import RowStats, Trajectory, trajectory_of
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.programs import program_version
 from assay.programs.agent import WRITTEN_DECISIONS
+from assay.programs.foreign.agent import ForeignAgent
 from assay.rubrics import Rubric
 from assay.traces import Rollout
 from assay.traces.messages.dialects import chat_messages
@@ -86,6 +88,11 @@ class Rollouts:
         if self.schedule is None:
             return self.eval_task.val[: self.config.eval_tasks]
         return self.schedule.val_tasks(self.config.eval_tasks)
+
+    def notes(self) -> list[str]:
+        """Notes for the report at the end."""
+        program = self.eval_task.recorded.program
+        return program.notes() if isinstance(program, ForeignAgent) else []
 
     def begin(self, trainer: Any, policy: Policy) -> list[str]:
         """Called once before the first step. Returns notes for the report."""
@@ -151,6 +158,9 @@ class Rollouts:
                 excluded[f"rollouts given up after {self.config.rollout_timeout_s:g} s"] += 1
                 continue
             rollout = rollout_of(prediction)
+            if not rollout.transitions and rollout.score is not None:
+                excluded["rollouts without a call"] += 1
+                continue
             try:
                 trajectory = trajectory_of(
                     rollout,

@@ -88,10 +88,11 @@ class Trajectory:
     rollout: str
     rewards: list[float]
     features: list[dict[str, float]] = field(default_factory=list)
+    agents: list[str] = field(default_factory=list)  # name of the agent of each call; empty: one agent
     rows: list[Row] = field(default_factory=list)
 
     def without_rows(self) -> "Trajectory":
-        return Trajectory(group=self.group, rollout=self.rollout, rewards=self.rewards, features=self.features)
+        return replace(self, rows=[])
 
 
 def trajectory_of(
@@ -119,7 +120,11 @@ def trajectory_of(
     left_out = Counter() if left_out is None else left_out
     rewards = rewards_of(rollout, step_weight=step_weight, outcome_weight=outcome_weight)
     trajectory = Trajectory(
-        group=rollout.group_id, rollout=rollout.id, rewards=rewards, features=list(_features(rollout))
+        group=rollout.group_id,
+        rollout=rollout.id,
+        rewards=rewards,
+        features=list(_features(rollout)),
+        agents=[transition.agent for transition in rollout.transitions],
     )
     requests = full_requests(
         [(transition.request, (transition.response or {}).get("body") or {}) for transition in rollout.transitions]

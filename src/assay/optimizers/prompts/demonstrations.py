@@ -16,7 +16,8 @@ from assay.errors import BudgetExceeded, ModelError
 from assay.evaluation.predictions import result_of, rollout_of
 from assay.evaluation.session import CONTINUES, RecordedProgram, Session
 from assay.evaluation.threads import in_order
-from assay.programs import ToolAgent
+from assay.programs import Agent, ToolAgent
+from assay.programs.agent import GUIDE
 from assay.programs.compose import ends
 
 __all__ = ["Demonstration", "Exploration", "choose", "explore", "shape", "with_demos"]
@@ -52,6 +53,7 @@ class Variant:
 
     student: RecordedProgram
     settings: dict[str, Any]
+    guided: bool = False
     tried: int = 0
     succeeded: int = 0
 
@@ -90,7 +92,7 @@ class Exploration:
 
 def teacher_variants(student: RecordedProgram, prompt_formats: Sequence[str | None]) -> list[Variant]:
     """The program with each prompt format at a low temperature; for a tool agent also with tools forced, in one
-    step."""
+    step. An agent that can follow the labels of a task runs so (`Agent.guided`)."""
     settings: list[tuple[str | None, dict[str, Any]]] = []
     if isinstance(student.program, ToolAgent):
         settings += [(prompt_format, {"tool_usage_threshold": 0.0, "max_steps": 2}) for prompt_format in prompt_formats]
@@ -101,7 +103,8 @@ def teacher_variants(student: RecordedProgram, prompt_formats: Sequence[str | No
     for prompt_format, parameters in settings:
         teacher = RecordedProgram(copy.deepcopy(student.program), student.session, prompt_format=prompt_format)
         teacher.set_parameters({"temperature": _COOL, **parameters})
-        variants.append(Variant(teacher, {"adapter": prompt_format, **parameters}))
+        guided = isinstance(student.program, Agent) and student.program.guided
+        variants.append(Variant(teacher, {"adapter": prompt_format, **parameters}, guided=guided))
     return variants
 
 
@@ -219,7 +222,8 @@ def _run_batch(variant: Variant, batch: Sequence[tuple[Task, int]], session: Ses
     def run_task(item: tuple[Task, int]) -> Run:
         task, attempt = item
         student = variant.student
-        with session.context(), dspy.context(trace=[]):
+        guide = {GUIDE: dict(task.expected)} if variant.guided else {}
+        with session.context(), dspy.context(trace=[], **guide):
             if attempt:
                 student = RecordedProgram(
                     copy.copy(student.program), session, prompt_format=student.prompt_format, sample=attempt

@@ -174,7 +174,7 @@ class AutoSearch:
         return candidate
 
     def _drawn(self, size: int) -> list[tuple[Candidate, Task]]:
-        """The next round's pairs; none where budget, tasks or promise are at an end."""
+        """The next round's pairs; empty if budget or tasks are used up, or no candidate promises a gain."""
         size = self._affordable(size)
         if size < 1:
             self.stopped = self._out_of_calls("what is left is too little for another run")

@@ -159,7 +159,7 @@ class Raised(Exception):
 
 
 class _Remote:
-    """Stands for an object of the solution that is not plain. Equal to nothing but itself, whatever its class says."""
+    """Proxy of an object of the solution that is not a plain value. Equal only to itself."""
 
     def __init__(self, ask: Callable[..., Any], number: int, name: str) -> None:
         self.__dict__.update(_ask=ask, _number=number, _name=name)

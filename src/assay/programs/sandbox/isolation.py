@@ -55,7 +55,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A command to start, and how its process sees the world."""
+    """A command to start, and the files that its process can access."""
 
     isolation: str
     command: tuple[str, ...]

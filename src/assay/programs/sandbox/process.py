@@ -1,4 +1,4 @@
-"""One process tree under limits: bounded output, one clock, and an end that leaves nothing behind."""
+"""Runs a process tree under limits on time, memory, disk and output, and removes all of it at the end."""
 
 import contextlib
 import os
@@ -167,7 +167,7 @@ class SandboxedProcess:
         self._lines.put(None)
 
     def _read_ready(self, selector: selectors.BaseSelector, timeout_s: float) -> bool:
-        if not selector.get_map():  # all are closed, and the process goes on
+        if not selector.get_map():  # all are closed, and the process continues
             self._stop.wait(timeout_s)
             return False
         ready = selector.select(timeout_s)

@@ -1,4 +1,4 @@
-"""Tests of untrusted code whose outcome does not depend on anything that the code says of itself.
+"""Tests of untrusted code. The outcome does not depend on anything that the code reports about itself.
 
 Expected values stay in this process, or in a second sandbox that the code cannot reach. Exit codes, printed reports and
 comparisons made by the code's own objects count for nothing.
@@ -132,7 +132,7 @@ class Suite:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all tests. A suite has failed each that no result names."""
+        """Names of all tests. A test without a result counts as failed."""
         return (*(case.expression for case in self.cases), *self.functions)
 
     @property
@@ -223,7 +223,7 @@ def _case(row: Any) -> Case:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseResult:
-    """Outcome of one test. `reason` says why it failed, with the expected value: show it for visible tests alone."""
+    """Outcome of one test. `reason` says why it failed, with the expected value: show it only for visible tests."""
 
     name: str
     passed: bool

@@ -1,4 +1,4 @@
-"""Values of untrusted code as JSON data, and their comparison without any method of theirs.
+"""Encodes values of untrusted code as JSON data, and compares them without calling their methods.
 
 `ast.literal_eval` of a `repr` would do for honest code. A hostile text can exhaust the parser's stack, and a hostile
 set can be built so that its hashes collide: data that is compared as data can do neither. Imports the standard library

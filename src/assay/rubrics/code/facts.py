@@ -72,6 +72,11 @@ def read_facts(visible_tests: str | Sequence[Any]) -> Facts:
     Raises:
         RubricError: not valid Python, or another form.
     """
+    if not isinstance(visible_tests, str | list | tuple):
+        raise RubricError(
+            f"visible_tests={visible_tests!r} must be Python source with asserts, or a list of cases "
+            "[expression, expected]"
+        )
     inputs, expected, pairs = set[_Key](), set[_Key](), set[tuple[_Key, _Key]]()
     for text in [visible_tests] if isinstance(visible_tests, str) else map(_source, visible_tests):
         try:

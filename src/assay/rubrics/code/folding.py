@@ -24,9 +24,9 @@ _NONE = (False, None)
 
 def folded(node: ast.AST | None, depth: int = 0) -> tuple[bool, Any]:
     """Whether an expression is a literal or made of literals alone, and its value."""
-    found = literal(node)
-    if found[0] or node is None or depth > _DEEPEST:
-        return found
+    folded_value = literal(node)
+    if folded_value[0] or node is None or depth > _DEEPEST:
+        return folded_value
     try:
         return _folded(node, depth + 1)
     except (TypeError, ValueError, ArithmeticError, LookupError):
@@ -56,7 +56,11 @@ def _folded(node: ast.AST, depth: int) -> tuple[bool, Any]:
 def _text(node: ast.JoinedStr, depth: int) -> tuple[bool, Any]:
     parts = [folded(part.value if isinstance(part, ast.FormattedValue) else part, depth) for part in node.values]
     plain = all(part.format_spec is None for part in node.values if isinstance(part, ast.FormattedValue))
-    return (True, "".join(str(value) for _, value in parts)) if plain and all(found for found, _ in parts) else _NONE
+    return (
+        (True, "".join(str(value) for _, value in parts))
+        if plain and all(is_constant for is_constant, _ in parts)
+        else _NONE
+    )
 
 
 def _is_small(value: Any, op: ast.operator) -> bool:
@@ -70,7 +74,7 @@ def _called(node: ast.Call, depth: int) -> tuple[bool, Any]:
         return folded(node.func.body, depth)
     arguments = [folded(argument, depth) for argument in node.args]
     keywords = {keyword.arg: folded(keyword.value, depth) for keyword in node.keywords}
-    if not all(found for found, _ in [*arguments, *keywords.values()]) or None in keywords:
+    if not all(is_constant for is_constant, _ in [*arguments, *keywords.values()]) or None in keywords:
         return _NONE
     values = [value for _, value in arguments]
     name = getattr(node.func, "id", "")
@@ -89,9 +93,9 @@ def _called(node: ast.Call, depth: int) -> tuple[bool, Any]:
 
 def cannot_fail(test: ast.expr) -> bool:
     """Whether a condition is true whatever its names stand for."""
-    found, value = folded(test)
-    if found or isinstance(test, ast.Tuple):
-        return bool(value) if found else bool(getattr(test, "elts", ()))
+    is_constant, value = folded(test)
+    if is_constant or isinstance(test, ast.Tuple):
+        return bool(value) if is_constant else bool(getattr(test, "elts", ()))
     if isinstance(test, ast.Lambda) or (isinstance(test, ast.Name) and test.id == "__debug__"):
         return True
     if isinstance(test, ast.BoolOp):
@@ -109,8 +113,8 @@ def cannot_fail(test: ast.expr) -> bool:
 
 def cannot_pass(test: ast.expr) -> bool:
     """Whether a condition is false whatever its names stand for."""
-    found, value = folded(test)
-    if found:
+    is_constant, value = folded(test)
+    if is_constant:
         return not value
     if isinstance(test, ast.BoolOp):
         results = map(cannot_pass, test.values)

@@ -45,8 +45,8 @@ def monkeypatch(site: Site, _: Facts) -> Hits:
 
 def _is_foreign(site: Site, args: list[ast.expr]) -> bool:
     """Whether the first argument is imported or builtin, or the second one names a method that it has."""
-    found, name = folded(args[1]) if len(args) > 1 else (False, None)
-    return bool(site.code.dotted(args[0])) or (found and _is_method(site, args[0], str(name)))
+    is_constant, name = folded(args[1]) if len(args) > 1 else (False, None)
+    return bool(site.code.dotted(args[0])) or (is_constant and _is_method(site, args[0], str(name)))
 
 
 def _is_method(site: Site, owner: ast.expr, name: str) -> bool:
@@ -223,9 +223,9 @@ def call_counter(site: Site, _: Facts) -> Hits:
             yield ast.unparse(target)
     for call in (inner for inner in header(node) if isinstance(inner, ast.Call)):
         arg = call.args[0] if call.args else None
-        given = isinstance(node, ast.Return) and node.value is call  # a new number for each call is the result
+        is_result = isinstance(node, ast.Return) and node.value is call  # a new number for each call is the result
         if code.dotted(call.func) == "builtins.next" and isinstance(arg, ast.Name) and _is_count(site, arg.id):
-            yield from () if given else (arg.id,)
+            yield from () if is_result else (arg.id,)
         owner_node = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "append" else None
         if isinstance(owner_node, ast.Name) and owner_node.id in mutable:
             yield owner_node.id

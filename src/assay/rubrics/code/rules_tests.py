@@ -18,7 +18,7 @@ _ANY_FAILURE = {"AssertionError", "BaseException", "Exception"}
 
 
 def changed_tests(before: Code, after: Code, edits: Sequence[Edit]) -> Iterator[Hit]:
-    """Tests of the source before that are gone, or check less."""
+    """Tests of the original source that were removed or weakened."""
     bodies = {_body(new) for name, new in after.functions.items() if _is_test(name) and _is_collected(name, after)}
     lines = {
         edit.line for edit in edits if edit.kind == "changed" and edit.before is not None and _checks(edit.before.node)

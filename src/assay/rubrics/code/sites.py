@@ -89,9 +89,9 @@ class Code:
             return self.aliases[name]
         if name in self.bound:
             values = self._assigned.pop(name, [])  # without the name, so that `a = b; b = a` ends
-            found = self.dotted(values[0]) if len(values) == 1 and values[0] is not None else ""
+            dotted = self.dotted(values[0]) if len(values) == 1 and values[0] is not None else ""
             self._assigned[name] = values
-            return found
+            return dotted
         if name == "__builtins__":
             return "builtins"
         if hasattr(builtins, name):
@@ -109,8 +109,8 @@ class Code:
             return f"builtins.{key}"
         if isinstance(node.value, ast.Call) and self.dotted(node.value.func) == "builtins.vars" and node.value.args:
             owner = f"{self.dotted(node.value.args[0])}.__dict__"
-        owner, found, _ = owner.rpartition(".__dict__")
-        return f"{owner}.{key}" if owner and found else ""
+        owner, separator, _ = owner.rpartition(".__dict__")
+        return f"{owner}.{key}" if owner and separator else ""
 
     def _called(self, node: ast.Call) -> str:
         texts = [_joined(argument) for argument in node.args]
@@ -156,7 +156,7 @@ class Code:
     @cached_property
     def returned(self) -> set[str]:
         """Names whose values the file's functions return or yield, also by way of other names."""
-        names, given = set[str](), list[tuple[set[str], set[str]]]()
+        names, assignments = set[str](), list[tuple[set[str], set[str]]]()
         for node in ast.walk(self.source.tree):
             if isinstance(node, ast.Return | ast.Yield):
                 names |= _passed_on(node.value)
@@ -164,8 +164,8 @@ class Code:
                 names |= _passed_on(node.body)
             elif isinstance(node, ast.Assign):
                 targets = {target.id for target in node.targets if isinstance(target, ast.Name)}
-                given.append((targets, _passed_on(node.value)))
-        while more := {name for targets, values in given if targets & names for name in values} - names:
+                assignments.append((targets, _passed_on(node.value)))
+        while more := {name for targets, values in assignments if targets & names for name in values} - names:
             names |= more
         return names
 

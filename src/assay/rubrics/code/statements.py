@@ -112,7 +112,8 @@ def read_source(text: str) -> Source:
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
-        raise UnreadableCode(f"not valid Python: {error.msg} (line {error.lineno})") from None
+        line = "" if error.lineno is None else f" (line {error.lineno})"  # of null bytes there is none
+        raise UnreadableCode(f"not valid Python: {error.msg}{line}") from None
     except (RecursionError, MemoryError):
         raise UnreadableCode("it is nested too deeply to parse") from None
     except ValueError as error:  # null bytes and unpaired surrogates

@@ -11,8 +11,16 @@ from assay.runs.settings.commands import (
     ImproveSettings,
     RunSettings,
 )
+from assay.runs.settings.deploy import SimulateSettings, StartSettings
 from assay.runs.settings.export import ExportSettings
-from assay.runs.settings.judge import JudgeAuditSettings, JudgeCompileSettings, JudgeDriftSettings, JudgeScoreSettings
+from assay.runs.settings.index import IndexSettings
+from assay.runs.settings.judge import (
+    FidelitySettings,
+    JudgeAuditSettings,
+    JudgeCompileSettings,
+    JudgeDriftSettings,
+    JudgeScoreSettings,
+)
 from assay.runs.settings.serve import ServeSettings
 from assay.runs.settings.shared import DEFAULT_MODEL, CommonSettings, ProgramSettings
 from assay.runs.settings.train import TrainSettings
@@ -27,8 +35,10 @@ __all__ = [
     "CompileSettings",
     "EvaluateSettings",
     "ExportSettings",
+    "FidelitySettings",
     "ImpactSettings",
     "ImproveSettings",
+    "IndexSettings",
     "JudgeAuditSettings",
     "JudgeCompileSettings",
     "JudgeDriftSettings",
@@ -36,6 +46,8 @@ __all__ = [
     "ProgramSettings",
     "RunSettings",
     "ServeSettings",
+    "SimulateSettings",
+    "StartSettings",
     "TrainSettings",
     "TuneSettings",
     "ViewSettings",

@@ -149,6 +149,12 @@ class RowSettings(Settings):
         flag_help="Leave the demonstrations out of the prompts of a compiled program: the model learns to work without "
         "them.",
     )
+    agents: Sequence[str] = setting(
+        (),
+        "Only LM calls of this agent, by the name that the program gave it; repeatable.",
+        flag="--agent",
+        many=True,
+    )
     call: str = setting("last", "Which LM call of a rollout becomes a row.", choices=("last", "first", "all"))
     margin: float = setting(0.1, "Minimum difference between the returns of the two answers of a pair.", ge=0)
     unpaired: bool = setting(False, "Write rows for KTO: single completions with a label.")
@@ -203,10 +209,10 @@ class ExportSettings(RowSettings, BalanceSettings, GateSettings, SelectionSettin
 
 _OF_EVERY_KIND = ("privacy", "privacy_key", "licence")
 OF_KIND = {  # settings of the rows that a kind of export has
-    "sft": (*_OF_EVERY_KIND, *_TARGET, "min_quality", "whole", "demos"),
+    "sft": (*_OF_EVERY_KIND, *_TARGET, "min_quality", "whole", "demos", "agents"),
     "grpo": (*_OF_EVERY_KIND, *_TARGET, "call"),
-    "preferences": (*_OF_EVERY_KIND, *_TARGET, "min_quality", *_CREDIT, "margin", "unpaired"),
-    "transitions": (*_OF_EVERY_KIND, "min_quality", *_CREDIT, "advantage", "by_outcome"),
+    "preferences": (*_OF_EVERY_KIND, *_TARGET, "min_quality", *_CREDIT, "margin", "unpaired", "agents"),
+    "transitions": (*_OF_EVERY_KIND, "min_quality", *_CREDIT, "advantage", "by_outcome", "agents"),
 }
 _OF_BALANCE = {
     "by": ("down", "over", "temperature"),

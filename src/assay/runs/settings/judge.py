@@ -7,7 +7,14 @@ from typing import ClassVar
 from assay.runs.settings.shared import CommonSettings, ReflectionSettings, SearchSettings, api_base, thinking_of
 from assay.support.settings import named_setting, setting
 
-__all__ = ["JudgeAuditSettings", "JudgeCompileSettings", "JudgeDriftSettings", "JudgeScoreSettings", "JudgeSettings"]
+__all__ = [
+    "FidelitySettings",
+    "JudgeAuditSettings",
+    "JudgeCompileSettings",
+    "JudgeDriftSettings",
+    "JudgeScoreSettings",
+    "JudgeSettings",
+]
 
 MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman", "brier")
 
@@ -56,6 +63,22 @@ class JudgeDriftSettings(JudgeSettings):
     """Settings of `replay_anchors`."""
 
     kind: str = "judge drift"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FidelitySettings(CommonSettings):
+    """Settings of `audit_user`."""
+
+    ROLE: ClassVar[str] = "judge"
+
+    kind: str = "judge fidelity"
+    user: str = named_setting("Simulated user: rules, model, or file.py:Class.")
+    data: str = ""  # internal: the tasks, part of the job
+    model: str = setting(CommonSettings.model, "Language model of the user.")
+    api_base: str | None = api_base("the model")
+    thinking: int | str | None = thinking_of("the user")
+    tasks: int = setting(40, "Largest number of tasks.", ge=1)
+    fail_over: float = setting(0.05, "Highest share of runs with a fault.", ge=0, le=1)
 
 
 @dataclass(frozen=True, kw_only=True)

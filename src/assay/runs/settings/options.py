@@ -15,8 +15,10 @@ __all__ = [
     "CompileOptions",
     "EvaluateOptions",
     "ExportOptions",
+    "FidelityOptions",
     "ImpactOptions",
     "ImproveOptions",
+    "IndexOptions",
     "JudgeAuditOptions",
     "JudgeCompileOptions",
     "JudgeDriftOptions",
@@ -24,6 +26,8 @@ __all__ = [
     "OfflineOptions",
     "PlanOptions",
     "RunOptions",
+    "SimulateOptions",
+    "StartOptions",
     "TrainOptions",
     "TuneOptions",
 ]
@@ -226,6 +230,8 @@ class TrainOptions(_Common, _Program, _Policy, _Curriculum, total=False):
     """The keywords of `assay.train`."""
 
     retention: Sequence[str]
+    agent_model: str | None
+    agent_listen: str
     judged_by_itself: bool
 
 
@@ -246,11 +252,27 @@ class JudgeDriftOptions(JudgeScoreOptions, total=False):
     """The keywords of `replay_anchors`."""
 
 
+class IndexOptions(TypedDict, total=False):
+    """The keywords of `assay.index`, except `embedder`, which may be an object."""
+
+    name: str
+    passage_chars: int
+    max_file_mb: int
+    remove: bool
+
+
 class JudgeAuditOptions(JudgeScoreOptions, total=False):
     """The keywords of `audit_judge`."""
 
     profile: str | None
     pass_at: float
+
+
+class FidelityOptions(_Common, _Cache, total=False):
+    """The keywords of `audit_user`."""
+
+    tasks: int
+    fail_over: float
 
 
 class JudgeCompileOptions(_Common, _Cache, _Reflection, total=False):
@@ -292,6 +314,7 @@ class ExportOptions(TypedDict, total=False):
     model: str
     tools: str
     demos: bool
+    agents: Sequence[str]
     call: str
     margin: float
     unpaired: bool
@@ -312,3 +335,35 @@ class PlanOptions(ImproveOptions, _Curriculum, total=False):
     n: int
     samples: int
     trials: int
+
+
+class SimulateOptions(TypedDict, total=False):
+    """Settings of `assay.api.deploy.simulate.simulate_plan`."""
+
+    base: float
+    effect: float
+    drift: float
+    novelty: float
+    delay_s: float
+    missing: float
+    task_types: int
+    users: int
+    heavy: float
+    user_spread: float
+    plan: str | None
+    runs: int
+    seed: int
+    interval: int
+    goal: float | None
+
+
+class StartOptions(TypedDict, total=False):
+    """Settings of `assay.api.deploy.start.start_deployment`."""
+
+    plan: str | None
+    goal: float | None
+    metrics: Sequence[str]
+    suite_data: str | None
+    suite_rubric: str | None
+    suite_threshold: float
+    force: bool

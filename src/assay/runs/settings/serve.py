@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from assay.errors import ConfigError
 from assay.runs.settings.shared import DEFAULT_MODEL
 from assay.support.settings import Settings, setting
 
@@ -40,10 +41,10 @@ class ServeSettings(Settings):
         (), "Additional host name under which clients may reach this gateway; repeatable.", metavar="NAME", many=True
     )
     idle_s: float = _seconds(600.0, "A rollout ends after this time without a call.")
-    max_body_mb: int = setting(10, "Largest request body in MiB; a larger request is answered with status 413.", ge=1)
+    max_body_mb: int = setting(10, "Maximum request body in MiB; a larger request is answered with status 413.", ge=1)
     max_connections: int | None = setting(
         None,
-        "Largest number of concurrent connections; others wait. "
+        "Maximum number of concurrent connections; others wait. "
         "By default a third of the open-file limit (ulimit -n), at most 2000.",
         ge=1,
     )
@@ -56,9 +57,21 @@ class ServeSettings(Settings):
     loops: str = setting(
         "alarm",
         "What to do with an answer whose text repeats itself: alarm marks its call with the failure kind loop, "
-        "stop also ends a streamed answer, off does not look.",
+        "stop also ends a streamed answer, off disables the check.",
         choices=("off", "alarm", "stop"),
     )
+
+    agent: Sequence[str] = setting(
+        (), "Agent of the registry that POST /agents/NAME runs; repeatable.", metavar="NAME", many=True
+    )
+    agent_rubric: str | None = setting(
+        None, "Rubric that scores the rollouts of --agent when they end.", metavar="R", file=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.agent_rubric is not None and not self.agent:
+            raise ConfigError(f"agent_rubric={self.agent_rubric!r} would have no effect without agent")
 
     @property
     def answering(self) -> str | None:

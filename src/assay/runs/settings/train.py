@@ -26,6 +26,22 @@ class TrainSettings(PolicySettings, CurriculumSettings):
     monitor: str | None = setting(
         None, "Monitor rubric: scores the rollouts, but gives no reward.", metavar="R", file=True
     )
+    agent: str | None = setting(
+        None,
+        "Agent to train in place of a program: MODULE:CALLABLE, a command, or remote for one that `assay agent run` "
+        "runs. It calls the policy at OPENAI_BASE_URL.",
+        metavar="AGENT",
+    )
+    agent_model: str | None = setting(
+        None, "Further name by which the agent may call the policy, such as the one in its code.", metavar="NAME"
+    )
+    agent_listen: str = setting(
+        "127.0.0.1:0",
+        "Address at which the policy is served to the agent; port 0 is any free one. Beyond loopback --agent-key is "
+        "required.",
+        metavar="HOST:PORT",
+        job=False,
+    )
     judged_by_itself: bool = setting(False, "Allow the model in training to judge its own rollouts.")
 
     def __post_init__(self) -> None:

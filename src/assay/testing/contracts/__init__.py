@@ -1,4 +1,4 @@
-"""Contract suites: tests for your own store, judge, agent, criterion or optimizer.
+"""Contract suites: tests for your own store, judge, agent, environment, criterion, optimizer or retriever.
 
 Subclass a suite under a name that starts with `Test` and override `make`; pytest collects the inherited tests. Nothing
 here imports pytest: `failures` runs a suite without it.
@@ -7,17 +7,23 @@ here imports pytest: `failures` runs a suite without it.
 from assay.testing.contracts.agents import AgentContract
 from assay.testing.contracts.base import Contract
 from assay.testing.contracts.criteria import CriterionContract
+from assay.testing.contracts.environments import EnvironmentContract
 from assay.testing.contracts.judges import JudgeContract, ListwiseJudgeContract, PairwiseJudgeContract
+from assay.testing.contracts.memories import MemoryContract
 from assay.testing.contracts.optimizers import OptimizerContract
+from assay.testing.contracts.retrievers import RetrieverContract
 from assay.testing.contracts.stores import StoreContract
 
 __all__ = [
     "AgentContract",
     "Contract",
     "CriterionContract",
+    "EnvironmentContract",
     "JudgeContract",
     "ListwiseJudgeContract",
+    "MemoryContract",
     "OptimizerContract",
     "PairwiseJudgeContract",
+    "RetrieverContract",
     "StoreContract",
 ]

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from assay.errors import DataError
 from assay.traces.export.selection import Selection, is_sealed, lacks_consent
+from assay.traces.records import NOT_AGENTS
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
 
@@ -42,7 +43,7 @@ def _drawn_by_index(selection: Selection) -> list[Any]:
     rows; preflight rollouts are counted in that case."""
     if any(values for _, values in selection.named().values()):
         return selection.drawn()
-    return [schema.rollouts.c.source.not_in(("outside", "judge"))]
+    return [schema.rollouts.c.source.not_in(("outside", *NOT_AGENTS))]
 
 
 def check_named(store: Store, selection: Selection) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.support.package import __version__
-from assay.traces.credit import Baseline, differs_by_turn, returns
+from assay.traces.credit import AgentBaselines, Baseline, differs_by_turn, returns
 from assay.traces.export.balance import Sampler
 from assay.traces.export.drawn import count_turns, exclusion_counts
 from assay.traces.export.files import RowWriter, without_gc
@@ -34,6 +34,7 @@ __all__ = ["ExportPass"]
 
 _LEARNED_FROM = ("truncated", "parse")  # problems that a policy must learn to avoid: exported although not clean
 REPEATED = "cached copies of calls that are exported"
+OTHER_AGENT = "calls of other agents"
 ITSELF = "calls whose prompt demonstrates their own task"
 _ANSWERS = 20  # answers of a GRPO export on which the rubric's checks are tried
 _SEPARATE_SECTIONS = ("selection", "gates", "balance", "privacy_key")  # not in the manifest's "config"
@@ -75,7 +76,7 @@ class ExportPass:
         )
         self.sampler = Sampler(counts, config.balance)
 
-    def _survey(self) -> tuple[Counter[tuple[str, ...]], Baseline | None]:
+    def _survey(self) -> tuple[Counter[tuple[str, ...]], AgentBaselines | None]:
         """First pass over scores and step rewards: number of rollouts by balance cell, and the baseline of the
         batch.
         """
@@ -85,7 +86,7 @@ class ExportPass:
                 if self._is_exported(episode):
                     counts[self._cell(episode)] += 1
                 if (credited := self._credited(episode)) is not None:
-                    baseline.add(credited[1])
+                    baseline.add(credited[1], episode.agents)
         return counts, baseline if self.config.advantage == "batch" else None
 
     def _groups(self, *, light: bool = False) -> Iterator[list[Episode]]:
@@ -206,7 +207,7 @@ class ExportPass:
             ] * copies
 
     def _calls(
-        self, selected: list[tuple[Episode, list[Turn], int]], baselines: dict[str, Baseline]
+        self, selected: list[tuple[Episode, list[Turn], int]], baselines: dict[str, AgentBaselines]
     ) -> Iterator[tuple[Episode, Turn, float, float, float]]:
         """Usable calls with their reward, return and advantage."""
         for episode, turns, _ in selected:
@@ -214,7 +215,7 @@ class ExportPass:
                 continue
             rewards, credited = credit
             baseline = baselines.get(self._group_of(episode))
-            advantages = baseline.advantages(credited) if baseline is not None else [0.0] * len(rewards)
+            advantages = baseline.advantages(credited, episode.agents) if baseline is not None else [0.0] * len(rewards)
             positions = {turn.t: index for index, turn in enumerate(episode.turns)}
             for index, turn in ((positions[turn.t], turn) for turn in turns):
                 yield episode, turn, rewards[index], credited[index], advantages[index]
@@ -224,19 +225,20 @@ class ExportPass:
             ("good" if (episode.quality or 0.0) >= self.config.min_quality else "bad") if self.config.by_outcome else ""
         )
 
-    def _baseline(self) -> Baseline:
-        return Baseline(every_turn=differs_by_turn(self.config.returns, self.config.discount))
+    def _baseline(self) -> AgentBaselines:
+        every_turn = differs_by_turn(self.config.returns, self.config.discount)
+        return AgentBaselines(lambda: Baseline(every_turn=every_turn))
 
-    def _baselines(self, group: list[Episode]) -> dict[str, Baseline]:
+    def _baselines(self, group: list[Episode]) -> dict[str, AgentBaselines]:
         """Baselines of a group by subgroup name, over all its rollouts, before balancing."""
         if self.config.advantage == "none":
             return {}
         if self.batch is not None:
             return {"": self.batch}
-        baselines: dict[str, Baseline] = {}
+        baselines: dict[str, AgentBaselines] = {}
         for episode in group:
             if (credited := self._credited(episode)) is not None:
-                baselines.setdefault(self._group_of(episode), self._baseline()).add(credited[1])
+                baselines.setdefault(self._group_of(episode), self._baseline()).add(credited[1], episode.agents)
         self.zero_variance_groups += sum(not baseline.has_variance for baseline in baselines.values())
         return baselines
 
@@ -283,6 +285,9 @@ class ExportPass:
             return []  # a row of these kinds contains the whole rollout
         for turn in episode.turns:
             if turn.t in refused:
+                continue
+            if self.config.agents and turn.agent not in self.config.agents:
+                self.exclusions[OTHER_AGENT] += 1
                 continue
             problem = turn.problem(rollout, turn is episode.turns[-1])
             if problem is None and not turn.model:

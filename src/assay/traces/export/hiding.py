@@ -30,6 +30,7 @@ _UNCHANGED_COLUMNS = frozenset(  # columns without free text
     (
         "rollout",
         "t",
+        "agent",
         "model",
         "weights",
         "adapters",

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from assay.datasets.overlap import RUN, word_runs
 from assay.traces.export.turns import Turn, loaded
 from assay.traces.messages.chaining import complete_requests
-from assay.traces.records import Rollout, subject_digest
+from assay.traces.records import NOT_AGENTS, Rollout, subject_digest
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.rows import rollout_of
@@ -91,7 +91,7 @@ class Selection:
         """SQL conditions for the selected runs, programs, task types and sources, regardless of status and consent."""
         r = schema.rollouts
         filters = [column.in_(values) for column, values in self.named().values() if values]
-        agents = [] if self.sources else [r.c.source != "judge"]  # judges are not agents
+        agents = [] if self.sources else [r.c.source.not_in(NOT_AGENTS)]
         return [*filters, *agents, r.c.phase.not_in(NOT_EXPORTED), r.c.source != "outside"]
 
     def where(self) -> list[Any]:
@@ -150,6 +150,11 @@ class Episode:
         return self.rollout.quality
 
     @property
+    def agents(self) -> list[str]:
+        """Name of the agent of each turn."""
+        return [turn.agent for turn in self.turns]
+
+    @property
     def rewards(self) -> list[float]:
         """Sum of the step rewards of each turn, without the outcome; NaN if one of them is not a number."""
         return [_sum(turn.step_rewards.values()) for turn in self.turns]
@@ -186,7 +191,7 @@ def read_groups(
     of tasks that the store's salt assigns to gate or test.
 
     Args:
-        light: Read only the number and the step rewards of the turns.
+        light: Read only the number, the step rewards and the agents of the turns.
         means: Derive the difficulty from the mean score where the task has none; otherwise it is `unknown`.
         by_task: Treat all rollouts of a task as one group.
         exclusions: Counter of excluded rollouts by reason.
@@ -195,7 +200,7 @@ def read_groups(
     order = (r.c.task_id, r.c.group_id, r.c.id)
     mean = sa.func.avg(r.c.score).over(partition_by=r.c.task_id) if means else sa.null()
     columns = [
-        t.c[name] if not light or name in ("t", "step_rewards_json") else sa.literal_column("''").label(name)
+        t.c[name] if not light or name in ("t", "step_rewards_json", "agent") else sa.literal_column("''").label(name)
         for name in Turn.COLUMNS
     ]
     calls = (

@@ -35,6 +35,7 @@ class ExportConfig:
         tools: `native` keeps tool calls and tools as fields; `text` writes them into the messages; `auto` does so if
             the chat template ignores them.
         demos: SFT rows keep the demonstrations of DSPy prompts.
+        agents: Names of agents whose calls become rows; empty: all.
         call: Calls of a rollout that become GRPO prompts: `last`, `first` or `all`.
         margin: Minimum difference in return of a preference pair.
         unpaired: Write KTO rows instead of preference pairs.
@@ -59,6 +60,7 @@ class ExportConfig:
     model: str = DEFAULT_WEIGHTS
     tools: str = "auto"
     demos: bool = True
+    agents: tuple[str, ...] = ()
     call: str = "last"
     margin: float = 0.1
     unpaired: bool = False
@@ -99,6 +101,11 @@ class ExportConfig:
         if not self.demos and (self.whole or self.kind != "sft"):
             raise ConfigError(
                 "demos=False requires kind='sft' and whole=False: other rows have no demonstrations to leave out"
+            )
+        if self.agents and (self.whole or self.kind == "grpo"):
+            raise ConfigError(
+                f"agents={self.agents!r} requires rows of one call each, and not kind='grpo' or whole=True, whose rows "
+                "have whole rollouts"
             )
         if self.kind == "transitions" and (self.model, self.tools) != (DEFAULT_WEIGHTS, "auto"):
             raise ConfigError(

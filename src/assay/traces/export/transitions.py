@@ -57,6 +57,7 @@ TransitionRow = TypedDict(
         "tools": Any,  # tool calls with results or errors
         "constrained": bool,  # whether a grammar or schema limited the output
         "cached": bool,
+        "agent": str,  # that made the call; empty without names
         "model": str,
         "weights": str,  # sha256 of the model's weights; empty where unknown
         "adapters": Any,  # sha256 of each LoRA adapter, in order
@@ -100,6 +101,7 @@ def transition_row(
         "tools": turn.tools_json,
         "constrained": turn.constrained,
         "cached": turn.cached,
+        "agent": turn.agent,
         "model": turn.model,
         "weights": turn.weights,
         "adapters": turn.adapters_json,
@@ -125,6 +127,7 @@ def transition_of_row(row: Mapping[str, Any]) -> Transition:
     request, ids, logprobs, adapters = (_value(row[name]) for name in ("input", "token_ids", "logprobs", "adapters"))
     return Transition(
         t=row["t"],
+        agent=row.get("agent", ""),  # exports before agents had names lack the column
         model=row["model"],
         weights=row["weights"],
         adapters=tuple(adapters or ()),

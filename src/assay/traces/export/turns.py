@@ -24,6 +24,7 @@ class Turn:
         "_request",
         "_response",
         "adapters_json",
+        "agent",
         "cached",
         "complete",
         "completion_tokens",
@@ -64,6 +65,7 @@ class Turn:
         "step_rewards_json",
         "failure",
         "shown_tasks_json",
+        "agent",
     )
 
     def __init__(self, row: Iterable[Any]) -> None:
@@ -87,6 +89,7 @@ class Turn:
             self.step_rewards_json,
             self.failure,
             self.shown_tasks_json,
+            self.agent,
         ) = row
         self._request: dict[str, Any] | None = None
         self._response: dict[str, Any] | None = None

@@ -7,9 +7,9 @@ from typing import Any
 from assay.errors import FailureKind
 from assay.traces.gateway.conversation import Trail
 from assay.traces.messages.final_answer import Ending
-from assay.traces.records import Rollout
+from assay.traces.records import Rollout, Transition
 
-__all__ = ["Live", "answer_is_final"]
+__all__ = ["Live", "answer_is_final", "keep_tool_result", "unanswered_call"]
 
 
 @dataclass
@@ -22,6 +22,7 @@ class Live:
     rollout: Rollout
     upstream: Any
     explicit: bool
+    adopted: bool = False  # a run of this process opened it: that run writes its row, and keeps its calls in memory
     turns: int = 0
     in_flight: int = 0
     touched: float = field(default_factory=time.monotonic)
@@ -45,3 +46,16 @@ def answer_is_final(live: Live) -> bool:
     return live.scored or (
         rollout.status != "running" and (rollout.score is not None or rollout.prediction is not None)
     )
+
+
+def keep_tool_result(rollout: Rollout, t: int, index: int, result: str) -> None:
+    """Sets the result of a tool call, by its turn and its place in the turn, in a rollout that is in memory."""
+    for transition in rollout.transitions:
+        if transition.t == t and index < len(transition.tools):
+            transition.tools[index].result = result
+
+
+def unanswered_call(t: int, model: str) -> Transition:
+    """What is known of a call that was under way when its rollout ended."""
+    error = "its rollout ended before it was answered"
+    return Transition(t=t, model=model, request={}, error=error, failure=FailureKind.CAP)

@@ -7,7 +7,7 @@ rollouts in `assay.traces.gateway.rollout_routes`.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ from assay.models.failures import failure_of_call
 from assay.models.roles import is_embedded
 from assay.support.scrubbing import add_secrets, error_text, message
 from assay.traces.gateway.access import LOOPBACK, Access, Caller, Refused
+from assay.traces.gateway.agent_routes import AgentRoutes, AgentRunner
 from assay.traces.gateway.calls import Call, Turns, requested_choices, sent
 from assay.traces.gateway.connections import Connections, SlowRequest
 from assay.traces.gateway.proxy import json_body, pass_on, sent_secrets
@@ -39,7 +40,7 @@ from assay.traces.store import Store
 __all__ = ["Gateway"]
 
 _LOG = logging.getLogger("assay.gateway")
-_GATEWAY_PATHS = ("/assay", "/feedback", "/health", "/reward", "/close")  # paths of the gateway itself, never passed on
+_GATEWAY_PATHS = ("/agents", "/assay", "/feedback", "/health", "/reward", "/close")  # never passed on
 # Path prefixes of Azure OpenAI, before the dialect's own path without /v1.
 _AZURE = ("/openai/deployments/{deployment}", "/openai/v1", "/openai")
 _STATUS = {FailureKind.TIMEOUT: 504, FailureKind.CONTEXT: 400}  # status of a failed call by its kind; 502 for others
@@ -63,7 +64,8 @@ class Gateway:
         idle_s: seconds without a call after which a rollout ends, see `LiveRollouts`.
         max_body: largest request body, in bytes.
         receive_s: seconds in which a request's body must arrive, see `ConnectionLimits`.
-        loops: for answers that repeat themselves: `alarm` records it, `stop` also ends the stream, `off` does not look.
+        loops: for answers that repeat themselves: `alarm` records it, `stop` also ends the stream, `off` does nothing.
+        agents: deployed agents by name, which `POST /agents/NAME` runs.
         one_server: models set over HTTP (`POST /assay/model`) are models of the upstream's server.
     """
 
@@ -81,6 +83,7 @@ class Gateway:
         receive_s: float = 60.0,
         one_server: bool = False,
         loops: str = "alarm",
+        agents: Mapping[str, AgentRunner] | None = None,
     ) -> None:
         self.access = Access(key, host=host, names=names)
         add_secrets(self.access.key)
@@ -97,9 +100,10 @@ class Gateway:
         self._routes = RolloutRoutes(
             self.rollouts, self.access, self.connections, self._store_access, lambda: self.upstream
         )
+        self._agents = AgentRoutes(agents or {}, self.connections)
         store.never_wait()
         # Handlers that an agent may use; all others need the gateway's key.
-        self._agent_handlers: set[Any] = {self._models, self._count_tokens}
+        self._agent_handlers: set[Any] = {self._models, self._count_tokens, self._agents.run}
 
     def app(self) -> web.Application:
         """An aiohttp application; `web.run_app` or any runner serves it."""
@@ -120,6 +124,7 @@ class Gateway:
                 app.router.add_get(prefix + path, self._models)
             app.router.add_post(f"{prefix}/v1/messages/count_tokens", self._count_tokens)
         self._routes.add_to(app)
+        self._agents.add_to(app)
         app.router.add_get("/assay/stats", self._stats)
         app.router.add_post("/assay/model", self._serve_model)
         app.router.add_get("/health", self._health)
@@ -207,8 +212,6 @@ class Gateway:
         else:
             self.access.may_manage(caller)
 
-    # -- calls
-
     def _call_of(self, dialect: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def call(request: web.Request) -> web.StreamResponse:
             return await self._call(dialect, request)
@@ -288,10 +291,7 @@ class Gateway:
             stored = await self._routes.stored(name)
             by_token = caller.rollout is not None and not caller.has_key
             if by_token and self.rollouts.was_ended(name, stored):
-                raise Refused(
-                    403,
-                    "the rollout of this token has ended: open a new one, or call with the gateway's key",
-                )
+                raise Refused(403, "the rollout of this token has ended: open a new one, or use the gateway's key")
             call.of(self.rollouts.named(name, self.upstream, stored), name, reopens=not by_token)
         elif self._several:
             call.of(self.rollouts.of_conversation(call.client_request(), self.upstream))
@@ -311,9 +311,8 @@ class Gateway:
             # By name alone: a caller must not choose the server's address.
             upstream = await asyncio.to_thread(upstream_of, name)
         self.serve_model(upstream)
-        return web.json_response(
-            {"model": upstream.name, "weights": upstream.weights, "adapters": list(upstream.adapters)}
-        )
+        served = {"model": upstream.name, "weights": upstream.weights, "adapters": list(upstream.adapters)}
+        return web.json_response(served)
 
     def serve_model(self, upstream: Upstream) -> None:
         """Sets the model or adapter for new rollouts. Open rollouts keep theirs."""

@@ -12,7 +12,7 @@ from assay.errors import ConfigError, FailureKind, StoreError, UnknownRollout
 from assay.traces.gateway.beginnings import Beginnings
 from assay.traces.gateway.conversation import ClientRequest, Conversations, Trail
 from assay.traces.gateway.left_open import NEVER_CLOSED
-from assay.traces.gateway.live import Live, answer_is_final
+from assay.traces.gateway.live import Live, answer_is_final, keep_tool_result, unanswered_call
 from assay.traces.gateway.rollout_fields import (
     check_reward,
     check_status,
@@ -48,6 +48,7 @@ class LiveRollouts:
         self.conversations: Conversations[Live] = Conversations(self.open)
         self.beginnings = Beginnings()
         self.closed = self.unclosed = 0
+        self.late_calls = 0  # calls with the token of a rollout that had ended; they were refused
 
     # -- opening
 
@@ -85,8 +86,29 @@ class LiveRollouts:
         self.put(live)
         return live
 
+    def adopt(self, rollout: Rollout, upstream: Any) -> Live:
+        """Takes the calls of a rollout that a run of this process opened, until `release`.
+
+        The run writes the rollout's row; its calls are stored as they end, and kept in `rollout.transitions`.
+        """
+        live = self.open[rollout.id] = Live(rollout, upstream, True, adopted=True)
+        return live
+
+    def release(self, live: Live) -> None:
+        """Ends `adopt`: from now on calls of the rollout are refused. A call that is still under way counts as
+        failed in memory; the store gets its answer."""
+        self.open.pop(live.rollout.id, None)
+        self.conversations.forget(live)
+        live.trail, live.waiting = Trail(), {}
+        rollout = live.rollout
+        rollout.transitions += [unanswered_call(t, rollout.model) for t in live.turns_in_flight]
+        rollout.transitions.sort(key=lambda transition: transition.t)
+        self.ended[rollout.id] = live
+
     def put(self, live: Live) -> None:
         """Writes a rollout's row. Large fields leave memory then: open rollouts must not hold every prompt."""
+        if live.adopted:
+            return
         if live.partial:
             self.store.put_changes(live.rollout, without=live.released)
         else:
@@ -138,9 +160,14 @@ class LiveRollouts:
         """
         live = self.open_or_recent(name)
         rollout = live.rollout if live is not None else stored
-        if rollout is None or rollout.status == "running":
-            return live is not None and live.scored
-        return rollout.score is not None or rollout.error != NEVER_CLOSED
+        if live is not None and live.adopted:
+            ended = live.rollout.id not in self.open
+        elif rollout is None or rollout.status == "running":
+            ended = live is not None and live.scored
+        else:
+            ended = rollout.score is not None or rollout.error != NEVER_CLOSED
+        self.late_calls += ended
+        return ended
 
     def named(self, name: str, upstream: Any, rollout: Rollout | None) -> Live:
         """The open rollout of that name.
@@ -185,6 +212,8 @@ class LiveRollouts:
         for key, result in request.results_by_key.items():
             if (position := live.waiting.pop(key, None)) is not None:
                 self.store.put_tool_result(live.rollout.id, *position, result[:20_000])
+                if live.adopted:
+                    keep_tool_result(live.rollout, *position, result[:20_000])
         turn, live.turns = live.turns, live.turns + 1
         live.in_flight += 1
         live.turns_in_flight.add(turn)
@@ -228,6 +257,8 @@ class LiveRollouts:
         elif again:
             self.conversations.failed(live, request, transition.output)
         transition.step_rewards = live.step_rewards.pop(transition.t, {})
+        if live.adopted and live.rollout.id in self.open:
+            live.rollout.transitions.append(transition)
         self.store.put_transition(live.rollout.id, transition, request_json=request_json)
 
     # -- rewards and the end
@@ -291,6 +322,10 @@ class LiveRollouts:
             UnknownRollout: no such rollout is open here or was left open by an earlier gateway.
         """
         check_status(status)
+        live = self.open.get(rollout_id_of(name))
+        if live is not None and live.adopted:  # its run says how it ended
+            self.release(live)
+            return live.rollout
         live = self.open.pop(rollout_id_of(name), None)
         if live is None:
             stored_rollout = self.stored(name) if stored is None and rollout_id_of(name) not in self.ended else stored
@@ -325,7 +360,11 @@ class LiveRollouts:
     def sweep(self, *, all_of_them: bool = False) -> int:
         """Ends rollouts that were idle for longer than `idle_s`, or all rollouts. Returns their number."""
         late = time.monotonic() - self.idle_s
-        idle = [live for live in self.open.values() if all_of_them or (not live.in_flight and live.touched < late)]
+        idle = [
+            live
+            for live in self.open.values()
+            if not live.adopted and (all_of_them or (not live.in_flight and live.touched < late))
+        ]
         for live in idle:
             if live.ended_as is not None:
                 self.close(live.rollout.id, status=live.ended_as, failure=live.rollout.failure)

@@ -1,4 +1,4 @@
-"""Erasure of a person's data: rollouts, labels, and prompts of other rollouts that show their tasks as demonstrations.
+"""Erasure of a person's data: rollouts, labels, remembered facts, and prompts of other rollouts that show their tasks.
 
 Does not change artifacts, exports or adapters, and does not empty the response cache: `assay.api.traces.forget_subject`
 reports the former and does the latter.
@@ -32,12 +32,14 @@ class Erased:
 
     Args:
         removed: number of rollouts that were deleted.
+        facts: number of remembered facts that were deleted: those of the rollouts, and those about the person.
         prompts: number of prompts of other rollouts that were blanked, because they showed a task of the person.
         tasks: content hashes of the person's tasks.
         calls: request, weights and adapters of each LM call that showed the person's data; keys of the response cache.
     """
 
     removed: int = 0
+    facts: int = 0
     prompts: int = 0
     tasks: set[str] = field(default_factory=set)
     calls: list[tuple[dict[str, Any], str, list[str]]] = field(default_factory=list)
@@ -82,12 +84,18 @@ def erase_subject(store: Store, subject: str) -> Erased:
             sa.select(t.c.request_json, t.c.weights, t.c.adapters_json).where(t.c.rollout_id.in_(ids))
         ).all()
         erased.calls += [_call(*row) for row in own_calls]
+        f = schema.facts
+        told = sa.delete(f).where(sa.or_(f.c.rollout_id.in_(ids), f.c.person == digest))
+        erased.facts = int(connection.execute(told).rowcount)
+        if erased.facts and connection.dialect.name == "sqlite":
+            # FTS5 only marks the words of deleted rows as such; merging its segments removes them from the file
+            connection.exec_driver_sql("INSERT INTO facts_fts(facts_fts) VALUES ('optimize')")
         for table in (t, schema.labels):
             connection.execute(sa.delete(table).where(table.c.rollout_id.in_(ids)))
         deleted = connection.execute(sa.delete(r).where(r.c.data_subject.in_(spellings)))
         erased.removed = int(deleted.rowcount)
         _blank(connection, erased, texts)
-        if erased.removed or erased.tasks:
+        if erased.removed or erased.tasks or erased.facts:
             connection.execute(
                 upsert(store.engine.dialect.name, schema.forgotten), [{"person": digest, "at": time.time()}]
             )

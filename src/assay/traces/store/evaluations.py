@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from assay.errors import StoreError
+from assay.traces.records import NOT_AGENTS
 from assay.traces.store import tables as schema
 from assay.traces.store.paging import WINDOW, rollouts_of_run
 from assay.traces.store.reads import StoreReads
@@ -54,7 +55,7 @@ class Evaluated:
 
 
 def evaluations_of(store: StoreReads, run_id: str, *, most: int = WINDOW) -> list[Evaluated]:
-    """Evaluations of a run in the order of their first rollout, without those of judges and without single calls.
+    """Evaluations of a run in the order of their first rollout. Judges, simulated users and single calls have none.
 
     Raises:
         StoreError: the run has more than `most` rollouts.
@@ -65,7 +66,7 @@ def evaluations_of(store: StoreReads, run_id: str, *, most: int = WINDOW) -> lis
     columns = (table.c.id, table.c.task_id, table.c.phase, table.c.split, table.c.program_version, table.c.score)
     query = (
         sa.select(*columns, sa.func.substr(table.c.inputs_json, 1, _PREVIEW).label("inputs"))
-        .where(table.c.run_id == run_id, table.c.source.not_in(("judge", "outside")), table.c.task_id != "")
+        .where(table.c.run_id == run_id, table.c.source.not_in(("outside", *NOT_AGENTS)), table.c.task_id != "")
         .order_by(table.c.started_at, table.c.id)
     )
     found: dict[tuple[str, str, str], Evaluated] = {}

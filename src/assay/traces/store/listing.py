@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.errors import StoreError
-from assay.traces.records import Rollout
+from assay.traces.records import NOT_AGENTS, Rollout
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.location import store_file
@@ -43,7 +43,7 @@ def find_rollouts(
 
     Args:
         equal: values by column: `run_id`, `task_id`, `split`, `status`, `phase`, `failure`, `source`, …; rollouts of
-            judges are included only with `source` judge.
+            judges and simulated users are included only with their `source`.
         program: a part of the program's name; case is ignored.
         since: earliest start, in seconds since the epoch.
         least: lowest score, in [0, 1]; unscored rollouts are left out if it or `most` is given.
@@ -55,7 +55,7 @@ def find_rollouts(
     for name, value in equal.items():
         query = query.where(table.c[name] == value)
     if "source" not in equal:
-        query = query.where(table.c.source != "judge")
+        query = query.where(table.c.source.not_in(NOT_AGENTS))
     if program is not None:
         query = query.where(table.c.program.icontains(program, autoescape=True))
     for condition, limit_ in (

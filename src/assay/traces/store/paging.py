@@ -14,7 +14,7 @@ import orjson
 import sqlalchemy as sa
 
 from assay.errors import ConfigError
-from assay.traces.records import Transition
+from assay.traces.records import NOT_AGENTS, Transition
 from assay.traces.store import tables as schema
 from assay.traces.store.reads import StoreReads
 from assay.traces.store.rows import transition_of
@@ -37,7 +37,7 @@ WINDOW = 10_000  # rollouts that one page looks at
 _FIRST = 500  # of these first: most pages are full after a few
 CALLS = 20  # transitions on one page
 _PREVIEW = 400  # characters read of a rollout's inputs
-_EQUAL = ("run_id", "task_id", "split", "status", "phase", "failure", "source")
+_EQUAL = ("run_id", "task_id", "split", "status", "phase", "failure", "source", "deployment", "arm")
 _NARROW = ("task_id", "run_id")  # columns with an index of their own, the narrowest first
 _CURSOR = re.compile(r"(-?\d{1,12}(?:\.\d{1,20})?(?:e-?\d{1,3})?)~([^\0]{1,64})")
 
@@ -66,8 +66,8 @@ _NEWEST = Cursor(1e12, "~")  # after every rollout
 @dataclass(frozen=True, kw_only=True)
 class RolloutFilters:
     """Args:
-    equal: values by column, of `run_id`, `task_id`, `split`, `status`, `phase`, `failure` and `source`. Rollouts of
-        judges are listed only with `source` judge.
+    equal: values by column, of `run_id`, `task_id`, `split`, `status`, `phase`, `failure`, `source`, `deployment` and
+        `arm`. Rollouts of judges and simulated users are listed only with their `source`.
     program, text: a part of the program's name and of the task's inputs. Case is ignored as the database does: that of
         ASCII letters on SQLite.
     since: earliest start, in seconds since the epoch.
@@ -100,6 +100,7 @@ class Listed:
     program_version: str
     model: str
     phase: str
+    arm: str | None
     split: str
     source: str
     status: str
@@ -220,7 +221,7 @@ def _conditions(filters: RolloutFilters) -> list[sa.ColumnElement[bool]]:
     table = schema.rollouts
     conditions = [table.c[name] == value for name, value in filters.equal.items()]
     if "source" not in filters.equal:
-        conditions.append(table.c.source != "judge")
+        conditions.append(table.c.source.not_in(NOT_AGENTS))
     if filters.program:
         conditions.append(table.c.program.icontains(filters.program, autoescape=True))
     if filters.text:

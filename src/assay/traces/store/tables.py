@@ -1,10 +1,14 @@
 """The tables, the same on SQLite and PostgreSQL. Does not read or write them."""
 
-from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text
+from typing import Any
+
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, Text
+from sqlalchemy.types import UserDefinedType
 
 __all__ = [
-    "SINCE_REVISIONS", "forgotten", "known_tasks", "labels", "made_from", "meta", "metadata", "revisions", "rollouts",
-    "runs", "test_openings", "transitions",
+    "SINCE_REVISIONS", "agent_aliases", "agent_flags", "agent_versions", "deployment_decisions", "deployments",
+    "documents", "facts", "forgotten", "known_tasks", "labels", "made_from", "meta", "metadata", "passage_vectors",
+    "passages", "revisions", "rollouts", "runs", "test_openings", "transitions",
 ]  # fmt: skip
 
 # `schema` in `meta`: versions of assay from before revisions refuse a store whose number is above 5.
@@ -67,6 +71,13 @@ rollouts = Table(
     Column("consent", String(64)),
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
+    # Of production, see `assay.deployment`: null or empty elsewhere.
+    Column("deployment", String(32)),
+    Column("stage", Integer),
+    Column("arm", String(16)),
+    Column("propensity", Float),
+    Column("unit", String(32)),
+    Column("version", String(100)),
     # The first two are covering indexes for counts: scores of a run, rows that an export leaves out. The others serve
     # one order or one key.
     Index("rollouts_of_run", "run_id", "split", "score"),
@@ -74,6 +85,7 @@ rollouts = Table(
     Index("rollouts_by_time", "started_at", "id"),
     Index("rollouts_by_subject", "data_subject"),
     Index("rollouts_by_group", "task_id", "group_id", "id"),  # exports read in this order
+    Index("rollouts_by_deployment", "deployment", "stage", "arm", "unit"),
 )
 
 transitions = Table(
@@ -103,6 +115,7 @@ transitions = Table(
     Column("started_at", Float, nullable=False),
     Column("step_rewards_json", Text, nullable=False),
     Column("return_", Float),
+    Column("agent", String(64), nullable=False, server_default=""),
     # Covering index for counts of calls, tokens and dollars: reading the rows would read kilobytes of text for each.
     Index("transitions_usage", "rollout_id", "cached", "prompt_tokens", "completion_tokens", "cost_usd"),
 )
@@ -163,4 +176,160 @@ test_openings = Table(
     Column("members_json", Text),  # the first hex digits of each content hash; null in rows of older stores
     Column("times", Integer, nullable=False),  # above 1 if the job was resumed during its report
     Column("at", Float, nullable=False),
+)
+
+
+class _TsVector(UserDefinedType[str]):
+    """PostgreSQL's `tsvector`, without an import of its dialect."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **options: Any) -> str:
+        return "TSVECTOR"
+
+
+# Files of `assay index`. A file that has changed gets a new row; the row is found once it is `ready`.
+documents = Table(
+    "documents",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("index_name", String(64), nullable=False),
+    Column("root", Text, nullable=False),  # folder, absolute
+    Column("path", Text, nullable=False),  # relative to `root`
+    Column("size", BigInteger, nullable=False),
+    Column("mtime_ns", BigInteger, nullable=False),
+    Column("read_at", Float, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("form", String(64), nullable=False),  # how it was split into passages
+    Column("ready", Boolean, nullable=False),
+    Index("documents_by_path", "index_name", "root", "path"),
+)
+
+# SQLite has an index of `words` in the FTS5 table `passages_fts`, which the first index of a store creates.
+passages = Table(
+    "passages",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("document_id", Integer, nullable=False),
+    Column("key", String(16), nullable=False),  # hash of the text
+    Column("line", Integer, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("words", Text().with_variant(_TsVector(), "postgresql")),  # the words that are searched
+    Index("passages_of_document", "document_id"),
+    Index("passages_by_words", "words", postgresql_using="gin").ddl_if(dialect="postgresql"),
+)
+
+passage_vectors = Table(
+    "passage_vectors",
+    metadata,
+    Column("embedder", String(200), primary_key=True),
+    Column("passage_id", Integer, primary_key=True, autoincrement=False),
+    Column("vector", LargeBinary, nullable=False),  # 32-bit floats, little-endian, of length 1
+    Index("vectors_by_passage", "passage_id"),
+)
+
+# What agents remember of persons. SQLite has the words in the FTS5 table `facts_fts`, which the first memory creates.
+facts = Table(
+    "facts",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("memory", String(64), nullable=False),
+    Column("subject", String(200), nullable=False),
+    Column("person", String(16), nullable=False),  # hash of the subject
+    Column("text", Text, nullable=False),
+    Column("about", String(64), nullable=False),
+    Column("tenant", Text),
+    Column("split", String(32), nullable=False),  # of the rollout that it comes from
+    Column("rollout_id", String(32)),
+    Column("t", Integer),
+    Column("valid_from", Float, nullable=False),
+    Column("valid_to", Float),
+    Column("superseded_by", Integer),
+    Column("words", Text().with_variant(_TsVector(), "postgresql")),  # null on SQLite
+    Index("facts_of_person", "memory", "person", "about"),
+    Index("facts_by_rollout", "rollout_id"),
+    Index("facts_by_words", "words", postgresql_using="gin").ddl_if(dialect="postgresql"),
+    sqlite_autoincrement=True,  # the number of an erased fact is not used again
+)
+
+# Versions of agents. Rows are never changed.
+agent_versions = Table(
+    "agent_versions",
+    metadata,
+    Column("agent", String(64), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # from 1
+    Column("artifact", Text, nullable=False),  # absolute path
+    Column("sha256", String(64), nullable=False),  # of the artifact's manifest, which has the hashes of its files
+    Column("model", Text, nullable=False),
+    Column("adapters_json", Text, nullable=False),
+    Column("parent", Integer),
+    Column("evidence_json", Text, nullable=False),
+    Column("people_json", Text, nullable=False),  # hashes of the data subjects whose data it holds
+    Column("tenant", Text),
+    Column("registered_at", Float, nullable=False),
+    Column("registered_by", String(200), nullable=False),
+)
+
+# Aliases such as `champion`. Rows are only added: the newest one of an agent and alias holds.
+agent_aliases = Table(
+    "agent_aliases",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("agent", String(64), nullable=False),
+    Column("alias", String(64), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("by", String(200), nullable=False),
+    Column("why", Text, nullable=False),
+    Index("agent_aliases_newest", "agent", "alias", "id"),
+    sqlite_autoincrement=True,
+)
+
+# Feature flags of agents: kill switch, pins, exclusions, percentage. The newest row of an agent and name holds.
+agent_flags = Table(
+    "agent_flags",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("agent", String(64), nullable=False),
+    Column("name", String(300), nullable=False),
+    Column("value", Text),  # JSON; null removes the flag
+    Column("at", Float, nullable=False),
+    Column("by", String(200), nullable=False),
+    Column("why", Text, nullable=False),
+    Index("agent_flags_newest", "agent", "name", "id"),
+    sqlite_autoincrement=True,
+)
+
+deployments = Table(
+    "deployments",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("agent", String(64), nullable=False),
+    Column("champion", Integer, nullable=False),
+    Column("candidate", Integer, nullable=False),
+    Column("plan_json", Text, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("stage", Integer, nullable=False),  # index of the plan's step
+    Column("stage_at", Float, nullable=False),
+    Column("decided", Integer, nullable=False),  # number of decisions; a decision is written only if it is unchanged
+    Column("evaluations", Integer, nullable=False),
+    Column("active", String(64)),  # the agent while it runs or pauses, else null: one deployment of an agent at a time
+    Column("started_at", Float, nullable=False),
+    Column("started_by", String(200), nullable=False),
+    Index("deployments_of_agent", "agent", "started_at"),
+    Index("deployments_active", "active", unique=True),
+)
+
+deployment_decisions = Table(
+    "deployment_decisions",
+    metadata,
+    Column("deployment", String(32), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # from 1
+    Column("stage", Integer, nullable=False),
+    Column("action", String(16), nullable=False),
+    Column("rule", String(32), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("numbers_json", Text, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("by", String(200), nullable=False),
 )

@@ -1,0 +1,52 @@
+"""A calculator agent on OpenAI's SDK, without assay: asks for a calculation, does it, and asks for the answer.
+
+    assay train grpo --agent examples/any_agent/openai_agent.py:solve --name sums \
+      --rubric examples/any_agent/sums.yaml --data "arithmetic:terms=2-3&digits=2-3&size=600"
+
+As a command it reads the task from standard input, and the address of the model from the environment.
+"""
+
+import json
+import re
+import sys
+
+from openai import OpenAI
+
+CALCULATION = re.compile(r"[0-9+*() -]{1,60}")
+EXAMPLES = (
+    ("What is 482 + 37?", "482 + 37", "519"),
+    ("Calculate 715 - 268 + 94.", "715 - 268 + 94", "541"),
+    ("Work out 63 - 850.", "63 - 850", "-787"),
+    ("How much is 29 + 401 - 76?", "29 + 401 - 76", "354"),
+)
+
+
+def solve(task):
+    client = OpenAI(base_url=task["base_url"], api_key=task["api_key"])
+
+    def ask():
+        answer = client.chat.completions.create(model=task["model"], messages=messages, max_tokens=40)
+        messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+        return messages[-1]["content"].strip()
+
+    messages = [{"role": "system", "content": "Write the calculation. Given its result, write the answer."}]
+    for question, calculation, result in EXAMPLES:
+        turns = (("user", question), ("assistant", calculation), ("user", f"Result: {result}"), ("assistant", result))
+        messages += [{"role": role, "content": content} for role, content in turns]
+    messages.append({"role": "user", "content": task["inputs"]["question"]})
+    messages.append({"role": "user", "content": f"Result: {calculated(ask())}"})
+    return {"answer": ask()}
+
+
+def calculated(text):
+    if CALCULATION.fullmatch(text) is None or "**" in text:
+        return "error, this is no calculation"
+    try:
+        return str(eval(text, {"__builtins__": {}}))  # digits and signs only
+    except (SyntaxError, TypeError, ZeroDivisionError):
+        return "error, this is no calculation"
+
+
+if __name__ == "__main__":
+    given = json.load(sys.stdin)
+    print(json.dumps(solve(given)))

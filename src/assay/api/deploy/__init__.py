@@ -1,0 +1,1 @@
+"""Public API for `assay deploy`, one module per command."""

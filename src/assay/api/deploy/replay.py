@@ -1,0 +1,93 @@
+"""Stage 0 of a deployment: recorded rollouts of the champion are run again by the candidate, and compared in pairs."""
+
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from assay.api.deployed import LoadedVersion
+from assay.api.record import opened_store, task_of
+from assay.deployment.assignment import CANDIDATE
+from assay.deployment.deployments import Deployment, Deployments
+from assay.deployment.rollout_values import SHADOW
+from assay.errors import AssayError, DeploymentError
+from assay.evaluation.progress import Progress, SilentProgress
+from assay.rubrics import Rubric
+from assay.traces import Rollout
+from assay.traces.store import tables as schema
+
+__all__ = ["replay"]
+
+
+def replay(
+    deployments: Deployments,
+    found: Deployment,
+    *,
+    rubric: Rubric | str | Path | None,
+    store: str | Path | None,
+    progress: Progress | None = None,
+) -> int:
+    """Runs as many of the champion's newest rollouts on the candidate as the shadow step asks for.
+
+    Rollouts that were replayed before are not run again, so that it continues after a stop. A rollout on which the
+    candidate fails counts as its failure.
+
+    Args:
+        rubric: scores the replayed rollouts; without one they are unscored until `assay traces score`.
+    Returns:
+        The number of rollouts that were replayed now.
+    Raises:
+        DeploymentError: there are fewer recorded rollouts of the champion than the step needs.
+    """
+    needed = found.plan.steps[0].requests - deployments.requests(found.id, 0, 0.0).get(CANDIDATE, 0)
+    if needed <= 0:
+        return 0
+    opened, _ = opened_store(store)
+    champion = f"{found.agent}@{found.champion}"
+    recorded = _recorded(deployments.engine, champion, found.id, needed)
+    if len(recorded) < needed:
+        raise DeploymentError(
+            f"the shadow step replays {found.plan.steps[0].requests} rollouts of {champion}; {len(recorded)} more are "
+            f"recorded and {needed} are needed. Serve the agent longer, or leave the shadow step out of the plan"
+        )
+    version = deployments.registry.version(f"{found.agent}@{found.candidate}")
+    loaded = LoadedVersion(deployments.registry.folder_of(version))
+    with (progress or SilentProgress()).bar(f"replay on {version.name}", len(recorded)) as advance:
+        for name in recorded:
+            _run(loaded, opened.rollout(name), rubric, opened.url, version.name, found.id)
+            advance(1)
+    opened.flush()
+    return len(recorded)
+
+
+def _run(loaded: LoadedVersion, original: Rollout, rubric: Any, store: str, version: str, deployment: str) -> None:
+    fields: dict[str, Any] = {
+        "deployment": deployment, "stage": 0, "arm": CANDIDATE, "unit": original.unit, "version": version,
+        "group_id": original.id, "phase": SHADOW, "tenant": original.tenant, "consent": original.consent,
+        "data_subject": original.data_subject, "split": original.split,
+    }  # fmt: skip
+    try:
+        loaded.run(task_of(original), rubric=rubric, store=store, **fields)
+    except AssayError:
+        raise
+    except Exception:  # the candidate's failure is recorded with its kind, and scored
+        return
+
+
+def _recorded(engine: sa.Engine, champion: str, deployment: str, count: int) -> list[str]:
+    """Ids of the newest scored production rollouts of a version that this deployment has not replayed."""
+    rollouts = schema.rollouts.c
+    replayed = sa.select(rollouts.group_id).where(rollouts.deployment == deployment, rollouts.phase == SHADOW)
+    query = (
+        sa.select(rollouts.id)
+        .where(
+            rollouts.version == champion,
+            rollouts.phase == "deployed",
+            rollouts.score.is_not(None),
+            rollouts.id.not_in(replayed),
+        )
+        .order_by(rollouts.started_at.desc())
+        .limit(count)
+    )
+    with engine.connect() as connection:
+        return list(connection.execute(query).scalars())

@@ -1,0 +1,158 @@
+"""Public API for `assay registry`: versions of agents, aliases, flags, differences, capabilities."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from assay.deployment.flags import flag_history, flags_of, set_flag
+from assay.deployment.registry import Registry, Version
+from assay.sources.artifact_files import read_json
+from assay.traces import Store
+
+__all__ = [
+    "agent_versions",
+    "capabilities",
+    "diff_versions",
+    "register",
+    "set_agent_alias",
+    "set_agent_flag",
+    "show_version",
+]
+
+_COMPARED = ("program", "version", "model", "adapters", "rubric", "judge_model", "data", "settings", "assay", "dspy")
+
+
+def register(
+    agent: str, artifact: str | Path, *, parent: str | None = None, tenant: str | None = None, alias: str | None = None,
+    store: str | Path | None = None,
+) -> Version:  # fmt: skip
+    """Registers an artifact as the next version of an agent. The first version becomes its champion.
+
+    Args:
+        parent: version from which it was made, such as `support@1`.
+        alias: lets this alias name it.
+    Raises:
+        ArtifactError: the folder is no artifact, or was changed.
+        ConfigError: `agent` is no name.
+    """
+    with Store(store) as opened:
+        registry = Registry(opened.engine)
+        version = registry.register(agent, artifact, parent=parent, tenant=tenant)
+        if registry.alias(agent, "champion") is None:
+            registry.set_alias(version.name, "champion", why="first version")
+        if alias is not None:
+            registry.set_alias(version.name, alias, why="registered so")
+        return version
+
+
+def agent_versions(agent: str | None = None, *, store: str | Path | None = None) -> list[dict[str, Any]]:
+    """Versions of one agent or of all, with the aliases that name them."""
+    with Store(store) as opened:
+        registry = Registry(opened.engine)
+        rows = []
+        for name in [agent] if agent is not None else registry.agents():
+            aliases = registry.aliases(name)
+            versions = registry.versions(name)
+            if not versions:
+                registry.version(name)  # says what there is
+            rows += [
+                {**version.to_dict(), "aliases": sorted(a for a, number in aliases.items() if number == version.number)}
+                for version in versions
+            ]
+        return rows
+
+
+def show_version(name: str, *, store: str | Path | None = None) -> dict[str, Any]:
+    """A version with its evidence, and the history of aliases and flags of its agent."""
+    with Store(store) as opened:
+        registry = Registry(opened.engine)
+        version = registry.version(name)
+        history = [vars(change) for change in registry.alias_history(version.agent)]
+        return {
+            **version.to_dict(),
+            "aliases": registry.aliases(version.agent),
+            "alias_history": history,
+            "flags": flags_of(opened.engine, version.agent),
+            "flag_history": flag_history(opened.engine, version.agent),
+        }
+
+
+def set_agent_alias(
+    version: str, alias: str, *, why: str = "", by: str | None = None, store: str | Path | None = None
+) -> Version:
+    """Lets an alias name a version."""
+    with Store(store) as opened:
+        return Registry(opened.engine).set_alias(version, alias, why=why, by=by)
+
+
+def set_agent_flag(
+    agent: str, flag: str, value: bool | float | None, *, why: str = "", store: str | Path | None = None
+) -> dict[str, Any]:
+    """Sets a flag of an agent, see `assay.deployment.flags`. Returns its flags; None removes one."""
+    with Store(store) as opened:
+        set_flag(opened.engine, agent, flag, value, why=why)
+        return flags_of(opened.engine, agent)
+
+
+def diff_versions(one: str, two: str, *, store: str | Path | None = None) -> dict[str, Any]:
+    """What differs between two versions: settings, model, data and prompts (`program`), each as a pair."""
+    with Store(store) as opened:
+        registry = Registry(opened.engine)
+        folders = [registry.folder_of(registry.version(name)) for name in (one, two)]
+    manifests = [read_json(folder / "manifest.json", folder) for folder in folders]
+    states = [json.loads((folder / "program.json").read_text("utf-8")) for folder in folders]
+    changed = {
+        name: [manifest.get(name) for manifest in manifests]
+        for name in _COMPARED
+        if manifests[0].get(name) != manifests[1].get(name)
+    }
+    before, after = map(_flat, states)
+    prompts = {
+        path: [before.get(path), after.get(path)]
+        for path in sorted(before.keys() | after.keys())
+        if before.get(path) != after.get(path)
+    }
+    return {"a": one, "b": two, "changed": changed, "prompts": prompts}
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    """Leaves of nested JSON by their paths."""
+    if isinstance(value, Mapping):
+        return {name: leaf for key, item in value.items() for name, leaf in _flat(item, f"{path}/{key}").items()}
+    if isinstance(value, list):
+        return {name: leaf for at, item in enumerate(value) for name, leaf in _flat(item, f"{path}/{at}").items()}
+    return {path: value}
+
+
+def capabilities(agent: str, *, store: str | Path | None = None) -> list[dict[str, Any]]:
+    """Measured scores of an agent's versions in production, per task type, each with a 95 % interval."""
+    import numpy as np
+    import sqlalchemy as sa
+
+    from assay.evaluation.statistics import interval_of
+    from assay.traces.store import tables as schema
+
+    columns = schema.rollouts.c
+    query = (
+        sa.select(columns.version, columns.task_type, columns.score)
+        .where(columns.version.startswith(f"{agent}@", autoescape=True), columns.ended_at.is_not(None))
+        .order_by(columns.version, columns.task_type)
+    )
+    with Store(store) as opened:
+        Registry(opened.engine).version(f"{agent}@1")
+        values: dict[tuple[str, str], list[float]] = {}
+        with opened.engine.connect() as connection:
+            for version, kind, score in connection.execute(query):
+                values.setdefault((version, kind), []).append(math.nan if score is None else score)
+    rows = []
+    for (version, kind), scores in values.items():
+        known = [score for score in scores if not math.isnan(score)]
+        low, high = interval_of(np.array(known), 0.0, 1.0)
+        mean = math.fsum(known) / len(known) if known else None
+        rows.append(
+            {"version": version, "task_type": kind, "score": mean, "low": low, "high": high, "n": len(known),
+             "unscored": len(scores) - len(known)}
+        )  # fmt: skip
+    return rows

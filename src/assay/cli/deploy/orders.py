@@ -1,0 +1,104 @@
+"""`assay deploy status`, `advance`, `pause`, `resume`, `promote`, `rollback`, `history`."""
+
+import time
+from typing import Any
+
+import click
+
+from assay.cli.shared import Console, json_option, open_store, print_json, store_option, trust_option
+from assay.cli.wording import in_flags
+
+__all__ = ["advance_command", "history_command", "order_commands", "status_command"]
+
+
+@click.command("status")
+@click.argument("deployment")
+@store_option()
+@json_option()
+def status_command(deployment: str, store: str | None, as_json: bool) -> None:
+    """Show where DEPLOYMENT (an id, or an agent) stands, and the decision that its numbers give now."""
+    from assay.api.deploy.status import deployment_status
+
+    open_store(store).close()
+    _show(deployment_status(deployment, store=store).to_dict(), as_json)
+
+
+@click.command("advance")
+@click.argument("deployment")
+@click.option("--rubric", metavar="R", help="Score rollouts without a score, and those that a shadow step replays.")
+@click.option("--dry-run", is_flag=True, help="Print the decision; write nothing.")
+@store_option()
+@trust_option()
+@json_option()
+def advance_command(deployment: str, rubric: str | None, dry_run: bool, store: str | None, as_json: bool) -> None:
+    """Evaluate DEPLOYMENT and take its next step, if there is one to take. Call it as often as you like."""
+    from assay.api.deploy.status import advance_deployment
+
+    open_store(store).close()
+    report = advance_deployment(deployment, rubric=rubric, dry_run=dry_run, store=store, progress=Console())
+    _show(report.to_dict(), as_json)
+
+
+def _show(data: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(data)
+        return
+    click.echo(
+        f"{data['agent']}@{data['candidate']} in place of {data['agent']}@{data['champion']}: {data['status']}, step "
+        f"{data['step']} of {data['steps']} ({data['stage']}), {data['share']:.0%} on the candidate"
+    )
+    for arm, values in data["arms"].items():
+        unscored = f", {values['unscored']} unscored" if values["unscored"] else ""
+        score = "–" if values["score"] is None else f"{values['score']:.3f} [{values['low']:.3f}, {values['high']:.3f}]"
+        click.echo(f"  {arm:9} {values['n']:6} rollouts{unscored}  {score}")
+    click.echo(f"decision: {data['decision']} ({data['rule']}): {in_flags(data['reason'])}")
+
+
+@click.command("history")
+@click.argument("deployment")
+@store_option()
+@json_option()
+def history_command(deployment: str, store: str | None, as_json: bool) -> None:
+    """List the decisions of DEPLOYMENT, oldest first: when, by whom, which rule, and why."""
+    from assay.api.deploy.status import deployment_history
+
+    open_store(store).close()
+    rows = deployment_history(deployment, store=store)
+    if as_json:
+        print_json({"decisions": rows})
+        return
+    if not rows:
+        click.echo("no decision so far", err=True)
+    for row in rows:
+        at = time.strftime("%m-%d %H:%M:%S", time.localtime(row["at"]))
+        click.echo(f"{at}  step {row['stage'] + 1}  {row['action']:9} {row['rule']:13} {row['by']}: {row['reason']}")
+
+
+_HELP = {
+    "pause": "Pause DEPLOYMENT: the share stays, no step is taken.",
+    "resume": "Continue a paused DEPLOYMENT.",
+    "promote": "Make the candidate of DEPLOYMENT the champion now.",
+    "rollback": "Take DEPLOYMENT back to the champion; also after its promotion.",
+}
+
+
+def _order(action: str) -> click.Command:
+    @click.command(action, help=_HELP[action])
+    @click.argument("deployment")
+    @click.option("--reason", default="", help="Why; kept in the history.")
+    @store_option()
+    @json_option()
+    def order(deployment: str, reason: str, store: str | None, as_json: bool) -> None:
+        from assay.api.deploy.status import order_deployment
+
+        open_store(store).close()
+        found = order_deployment(deployment, action, reason=reason, store=store)
+        if as_json:
+            print_json({"deployment": found.id, "status": found.state.status, "share": found.share})
+        else:
+            click.echo(f"{found.id}: {found.state.status}, {found.share:.0%} on the candidate")
+
+    return order
+
+
+order_commands = tuple(map(_order, _HELP))

@@ -1,0 +1,47 @@
+"""`assay deploy start`: checks a version and starts its rollout."""
+
+from typing import Any
+
+import click
+
+from assay.cli.flags import command_settings, settings_flags
+from assay.cli.shared import Console, json_option, pop_values, print_json, store_option, trust_option
+from assay.runs.settings import StartSettings
+
+__all__ = ["start_command"]
+
+
+@click.command("start")
+@click.argument("candidate")
+@settings_flags(StartSettings)
+@click.option("--dry-run", is_flag=True, help="Check the candidate and print the expected requests; start nothing.")
+@store_option()
+@trust_option()
+@json_option()
+def start_command(candidate: str, **values: Any) -> None:
+    """Roll CANDIDATE (AGENT@NUMBER or AGENT@ALIAS) out in stages in place of the agent's champion.
+
+    The assignment holds for users or conversations: serve the agent with assay serve --agent, or call
+    assay.deployed(AGENT) in your process. assay deploy advance takes the next step when the numbers allow it.
+    """
+    from assay.api.deploy.start import start_deployment
+
+    as_json, store, dry_run = pop_values(values, "as_json", "store", "dry_run")
+    settings = command_settings(values, StartSettings)
+    data = start_deployment(candidate, store=store, dry_run=dry_run, progress=Console(), **settings).to_dict()
+    if as_json:
+        print_json(data)
+        return
+    for name in ("breaks", "changes"):
+        for text in data[name]:
+            click.echo(f"{'breaks' if name == 'breaks' else 'changes'} {text}")
+    if data["suite"] is not None:
+        click.echo(f"validation suite: {data['suite']:.3f}")
+    for name, report in data["expected"].items():
+        click.echo(
+            f"a candidate that is {'better by twice the goal' if name == 'better' else 'as good'}: promoted in "
+            f"{report['promoted']:.0%}, rolled back in {report['rolled_back']:.0%}, after a median of "
+            f"{report['requests_median']:,.0f} rollouts (simulated, base rate 0.7)"
+        )
+    if data["deployment"]:
+        click.echo(f"started: {data['deployment']}; next: assay deploy status {candidate.partition('@')[0]}")

@@ -1,0 +1,158 @@
+"""`assay registry`: versions of agents."""
+
+import json
+import time
+from typing import Any
+
+import click
+
+from assay.cli.shared import json_option, open_store, print_json, store_option
+
+__all__ = ["command"]
+
+
+@click.group("registry")
+def command() -> None:
+    """Versions of agents, the aliases that name them, and flags."""
+
+
+@command.command("register")
+@click.argument("agent")
+@click.argument("artifact", type=click.Path())
+@click.option("--parent", metavar="VERSION", help="Version from which it was made, such as support@1.")
+@click.option("--alias", help="Let this alias name it.")
+@click.option("--tenant", help="Tenant that it belongs to.")
+@store_option()
+@json_option()
+def register_command(agent: str, artifact: str, store: str | None, as_json: bool, **more: str | None) -> None:
+    """Register the folder ARTIFACT as the next version of AGENT. The first version becomes its champion."""
+    from assay.api.registry import register
+
+    version = register(agent, artifact, store=store, **more).to_dict()
+    print_json(version) if as_json else click.echo(
+        f"{version['name']}  {version['sha256'][:12]}  {version['artifact']}"
+    )
+
+
+@command.command("list")
+@click.argument("agent", required=False)
+@store_option()
+@json_option()
+def list_command(agent: str | None, store: str | None, as_json: bool) -> None:
+    """List the versions of AGENT, or of all agents: name, time, model, aliases, artifact."""
+    from assay.api.registry import agent_versions
+
+    open_store(store).close()
+    rows = agent_versions(agent, store=store)
+    if as_json:
+        print_json({"versions": rows})
+        return
+    if not rows:
+        click.echo("no agent is registered; assay registry register AGENT ARTIFACT registers one", err=True)
+    for row in rows:
+        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["registered_at"]))
+        click.echo(f"{row['name']:24} {at}  {row['model']:28} {', '.join(row['aliases']) or '–':22} {row['artifact']}")
+
+
+@command.command("show")
+@click.argument("version")
+@store_option()
+@json_option()
+def show_command(version: str, store: str | None, as_json: bool) -> None:
+    """Show VERSION (AGENT@NUMBER, AGENT@ALIAS, or AGENT for its champion), and the history of its agent."""
+    from assay.api.registry import show_version
+
+    open_store(store).close()
+    data = show_version(version, store=store)
+    if as_json:
+        print_json(data)
+        return
+    for name in ("name", "artifact", "sha256", "model", "adapters", "parent", "tenant", "registered_by"):
+        if data[name] not in (None, [], ()):
+            click.echo(f"{name}: {data[name]}")
+    click.echo(f"evidence: {json.dumps(data['evidence'], default=str)[:2000]}")
+    for change in data["alias_history"]:
+        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(change["at"]))
+        click.echo(f"{at}  {change['alias']} = {change['agent']}@{change['number']}  {change['by']}: {change['why']}")
+    for name, value in data["flags"].items():
+        click.echo(f"flag {name} = {value}")
+
+
+@command.command("alias")
+@click.argument("version")
+@click.argument("alias")
+@click.option("--why", default="", help="Why; kept in the history.")
+@store_option()
+@json_option()
+def alias_command(version: str, alias: str, why: str, store: str | None, as_json: bool) -> None:
+    """Let ALIAS (champion, previous, or a name of yours) name VERSION."""
+    from assay.api.registry import set_agent_alias
+
+    open_store(store).close()
+    named = set_agent_alias(version, alias, why=why, store=store)
+    print_json({"alias": alias, "version": named.name}) if as_json else click.echo(f"{alias} = {named.name}")
+
+
+@command.command("flag")
+@click.argument("agent")
+@click.argument("name")
+@click.argument("value", required=False)
+@click.option("--why", default="", help="Why; kept in the history.")
+@store_option()
+@json_option()
+def flag_command(agent: str, name: str, value: str | None, why: str, store: str | None, as_json: bool) -> None:
+    """Set the flag NAME of AGENT to VALUE; without VALUE remove it. It holds within a second, without a restart.
+
+    Flags: kill (true: everything to the champion), percentage (share of the candidate), pin:unit:NAME and
+    pin:tenant:NAME (a version's number), exclude:unit:NAME and exclude:tenant:NAME (true).
+    """
+    from assay.api.registry import set_agent_flag
+
+    open_store(store).close()
+    flags = set_agent_flag(agent, name, _value(value), why=why, store=store)
+    print_json({"flags": flags}) if as_json else click.echo(f"flags: {json.dumps(flags)}")
+
+
+def _value(text: str | None) -> Any:
+    if text is None:
+        return None
+    try:
+        return json.loads(text.lower())
+    except ValueError:
+        raise click.UsageError(f"{text!r} must be true, false or a number") from None
+
+
+@command.command("diff")
+@click.argument("a")
+@click.argument("b")
+@store_option()
+@json_option()
+def diff_command(a: str, b: str, store: str | None, as_json: bool) -> None:
+    """Show what differs between the versions A and B: settings, model, data, prompts."""
+    from assay.api.registry import diff_versions
+
+    open_store(store).close()
+    data = diff_versions(a, b, store=store)
+    if as_json:
+        print_json(data)
+        return
+    for name, (before, after) in {**data["changed"], **data["prompts"]}.items():
+        click.echo(f"{name}\n  - {before}\n  + {after}")
+
+
+@command.command("capabilities")
+@click.argument("agent")
+@store_option()
+@json_option()
+def capabilities_command(agent: str, store: str | None, as_json: bool) -> None:
+    """Show the scores of AGENT's versions in production, per task type, with 95 % intervals."""
+    from assay.api.registry import capabilities
+
+    open_store(store).close()
+    rows = capabilities(agent, store=store)
+    if as_json:
+        print_json({"capabilities": rows})
+        return
+    for row in rows:
+        score = "–" if row["score"] is None else f"{row['score']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+        click.echo(f"{row['version']:24} {row['task_type']:20} {score:24} {row['n']} scored, {row['unscored']} not")

@@ -1,0 +1,251 @@
+"""Deployments in the store: started, decided, ended. Implements `Records` for `advance`.
+
+A decision, the state of its deployment and the aliases that it moves are written in one transaction, so that a killed
+process leaves all of them or none.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from assay.deployment.decisions import PAUSED, PROMOTED, ROLLED_BACK, RUNNING, Decision, State
+from assay.deployment.evidence import Arms
+from assay.deployment.plan import Metric, Plan
+from assay.deployment.readings import Paired
+from assay.deployment.registry import Registry, Version, current_user, move_alias
+from assay.deployment.rollout_values import arms_of, pairs_of, requests_of, units_of
+from assay.errors import ConfigError, DeploymentError
+from assay.traces.records import new_id
+from assay.traces.store import tables as schema
+from assay.traces.store.rows import as_json, clean
+
+__all__ = ["Deployment", "Deployments"]
+
+ENDED = (PROMOTED, ROLLED_BACK, "stopped")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """A staged rollout of `candidate` in place of `champion`, both version numbers of `agent`."""
+
+    id: str
+    agent: str
+    champion: int
+    candidate: int
+    plan: Plan
+    state: State
+    started_at: float
+    started_by: str
+
+    @property
+    def share(self) -> float:
+        """Share of the units on the candidate now."""
+        if self.state.status == PROMOTED:
+            return 1.0
+        return 0.0 if self.state.status in ENDED else self.plan.steps[self.state.step].share
+
+
+class Deployments:
+    """The deployments in a store.
+
+    Args:
+        engine: of an open `Store`.
+    """
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self.engine, self.registry = engine, Registry(engine)
+
+    def start(self, candidate: str, plan: Plan, *, by: str | None = None) -> Deployment:
+        """Starts the rollout of a version. The agent's champion is what it is compared with.
+
+        Args:
+            candidate: `AGENT@NUMBER` or `AGENT@ALIAS`.
+        Raises:
+            DeploymentError: the agent has no champion, the candidate is it, or a deployment of the agent is active.
+        """
+        version = self.registry.version(candidate)
+        champion = self.registry.alias(version.agent, "champion")
+        if champion is None:
+            raise DeploymentError(
+                f"agent {version.agent!r} has no champion to compare with: name one, as in assay registry alias "
+                f"{version.agent}@1 champion"
+            )
+        if champion == version.number:
+            raise DeploymentError(f"{version.name} is the champion already")
+        for number in (champion, version.number):
+            self.registry.folder_of(self.registry.version(f"{version.agent}@{number}"))
+        now, user = time.time(), by or current_user()
+        row = {
+            "id": new_id(), "agent": version.agent, "champion": champion, "candidate": version.number,
+            "plan_json": as_json(plan.to_dict()), "status": RUNNING, "stage": 0, "stage_at": now, "decided": 0,
+            "evaluations": 0, "active": version.agent, "started_at": now, "started_by": clean(user)[:200],
+        }  # fmt: skip
+        try:
+            with self.engine.begin() as connection:
+                connection.execute(sa.insert(schema.deployments).values(**row))
+                move_alias(
+                    connection, version.agent, "candidate", version.number, by=user, why=f"deployment {row['id']}"
+                )
+        except sa.exc.IntegrityError:
+            active = self.active(version.agent)
+            raise DeploymentError(
+                f"a deployment of agent {version.agent!r} is active already"
+                + (f": {active.id}, {active.state.status}. Promote it or roll it back first" if active else "")
+            ) from None
+        return self.get(str(row["id"]))
+
+    def get(self, name: str) -> Deployment:
+        """A deployment by its id or the first characters of it, or the newest one of an agent.
+
+        Raises:
+            DeploymentError: there is none, or several ids begin so.
+        """
+        table = schema.deployments
+        by_agent = sa.select(table).where(table.c.agent == name).order_by(table.c.started_at.desc()).limit(1)
+        by_id = sa.select(table).where(table.c.id.startswith(name, autoescape=True)).limit(2)
+        with self.engine.connect() as connection:
+            rows = connection.execute(by_agent).mappings().all() or (
+                connection.execute(by_id).mappings().all() if name else []
+            )
+        if len(rows) == 1:
+            return _deployment(rows[0])
+        if rows:
+            raise DeploymentError(f"several deployments have ids that begin with {name!r}: give more characters")
+        raise DeploymentError(f"there is no deployment {name!r}, and no agent of this name has one")
+
+    def active(self, agent: str) -> Deployment | None:
+        """The deployment of an agent that runs or is paused."""
+        table = schema.deployments
+        with self.engine.connect() as connection:
+            row = connection.execute(sa.select(table).where(table.c.active == agent)).mappings().first()
+        return None if row is None else _deployment(row)
+
+    def all(self, agent: str | None = None) -> list[Deployment]:
+        """Deployments, newest first."""
+        table = schema.deployments
+        query = sa.select(table).order_by(table.c.started_at.desc())
+        with self.engine.connect() as connection:
+            rows = connection.execute(query if agent is None else query.where(table.c.agent == agent)).mappings().all()
+        return [_deployment(row) for row in rows]
+
+    def history(self, deployment: str) -> list[dict[str, Any]]:
+        """All decisions of a deployment, oldest first, with their numbers."""
+        table = schema.deployment_decisions
+        query = sa.select(table).where(table.c.deployment == self.get(deployment).id).order_by(table.c.number)
+        with self.engine.connect() as connection:
+            rows = connection.execute(query).mappings().all()
+        return [
+            {**{key: value for key, value in row.items() if key != "numbers_json"}, **json.loads(row["numbers_json"])}
+            for row in rows
+        ]
+
+    def order(self, deployment: str, action: str, *, reason: str = "", by: str | None = None) -> Decision:
+        """What a person orders: pause, resume, promote or rollback.
+
+        Raises:
+            DeploymentError: the deployment is in a state in which this is not possible.
+        """
+        if action not in ("pause", "resume", "promote", "rollback"):
+            raise ConfigError(f"action={action!r} must be pause, resume, promote or rollback")
+        for _ in range(20):
+            found = self.get(deployment)
+            before = found.state
+            allowed = {"pause": (RUNNING,), "resume": (PAUSED,)}.get(action, (RUNNING, PAUSED))
+            undo = action == "rollback" and before.status == PROMOTED
+            if before.status not in allowed and not undo:
+                raise DeploymentError(f"deployment {found.id} is {before.status}: {action} is not possible")
+            status = {"pause": PAUSED, "resume": RUNNING, "promote": PROMOTED, "rollback": ROLLED_BACK}[action]
+            after = State(
+                step=before.step, status=status, started_at=before.started_at, version=before.version + 1,
+                evaluations=before.evaluations,
+            )  # fmt: skip
+            decision = Decision(action=action, rule="order", reason=reason or "ordered by a person", step=before.step)
+            if self._write(found, decision, before, after, by or current_user()):
+                return decision
+        raise DeploymentError(f"deployment {deployment} changes all the time: try again")
+
+    # -- `Records`
+    def state(self, name: str) -> tuple[Plan, State]:
+        found = self.get(name)
+        return found.plan, found.state
+
+    def evidence(self, name: str, metric: Metric, now: float) -> Arms:
+        return arms_of(self.engine, self.get(name).id, metric, now)
+
+    def shadow(self, name: str, metric: Metric) -> Paired:
+        return pairs_of(self.engine, self.get(name).id, metric)
+
+    def units(self, name: str, step: int) -> Mapping[str, int]:
+        found = self.get(name)
+        return units_of(self.engine, found.id, step, found.plan.steps[step].share)
+
+    def requests(self, name: str, step: int, now: float) -> Mapping[str, int]:
+        return requests_of(self.engine, self.get(name).id, step)
+
+    def write(self, name: str, decision: Decision, before: State, after: State) -> bool:
+        return self._write(self.get(name), decision, before, after, "assay")
+
+    def _write(self, found: Deployment, decision: Decision, before: State, after: State, by: str) -> bool:
+        table, now = schema.deployments, time.time()
+        changed = (
+            sa.update(table)
+            .where(table.c.id == found.id, table.c.decided == before.version, table.c.status == before.status)
+            .values(
+                status=after.status, stage=after.step, stage_at=after.started_at, decided=after.version,
+                evaluations=after.evaluations, active=None if after.status in ENDED else found.agent,
+            )
+        )  # fmt: skip
+        numbers = {
+            "readings": [reading.to_dict() for reading in decision.readings],
+            "requests": dict(decision.requests),
+        }
+        readings = [reading.to_dict() for reading in decision.readings]
+        numbers = {"readings": readings, "requests": dict(decision.requests)}
+        row = {
+            "deployment": found.id, "number": after.version, "stage": decision.step, "action": decision.action,
+            "rule": decision.rule, "reason": clean(decision.reason), "numbers_json": as_json(numbers), "at": now,
+            "by": clean(by)[:200],
+        }  # fmt: skip
+        with self.engine.begin() as connection:
+            if not connection.execute(changed).rowcount:
+                return False
+            connection.execute(sa.insert(schema.deployment_decisions).values(**row))
+            self._move_aliases(connection, found, before, after, by, decision.reason)
+        return True
+
+    def _move_aliases(
+        self, connection: sa.Connection, found: Deployment, before: State, after: State, by: str, why: str
+    ) -> None:
+        """Promotion makes the candidate the champion and keeps the old one as `previous`; a rollback of a promotion
+        takes both back."""
+        if after.status == PROMOTED:
+            moves = {"previous": found.champion, "champion": found.candidate}
+        elif after.status == ROLLED_BACK and before.status == PROMOTED:
+            moves = {"champion": found.champion, "previous": found.candidate}
+        else:
+            return
+        for alias, number in moves.items():
+            move_alias(connection, found.agent, alias, number, by=by, why=f"deployment {found.id}: {why}")
+
+    def versions(self, found: Deployment) -> dict[str, Version]:
+        """The two versions, by arm."""
+        return {
+            "champion": self.registry.version(f"{found.agent}@{found.champion}"),
+            "candidate": self.registry.version(f"{found.agent}@{found.candidate}"),
+        }
+
+
+def _deployment(row: Any) -> Deployment:
+    state = State(
+        step=row["stage"], status=row["status"], started_at=row["stage_at"], version=row["decided"],
+        evaluations=row["evaluations"],
+    )  # fmt: skip
+    return Deployment(
+        id=row["id"], agent=row["agent"], champion=row["champion"], candidate=row["candidate"],
+        plan=Plan(**json.loads(row["plan_json"])), state=state, started_at=row["started_at"],
+        started_by=row["started_by"],
+    )  # fmt: skip

@@ -1,0 +1,161 @@
+"""What the arms of a deployment have shown: sums by stratum and bucket of units, and differences between the arms.
+
+A stratum is a stage and a task type: shares and base rates change from stage to stage, so that pooling them shows
+gains that do not exist. Values of one unit (a user, a conversation) are correlated, also between strata, so the
+variance is that between buckets of units. Unscored rollouts are missing: counted, bounded, never 0.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from assay.deployment.assignment import CANDIDATE, CHAMPION, position
+from assay.errors import ConfigError
+
+__all__ = ["BUCKETS", "Arms", "Cell", "Difference", "Stratum", "cell_of", "difference", "mean_of", "unit_weight"]
+
+BUCKETS = 4096  # of units by their position: a constant amount of memory for any number of units
+_CORRELATION = 0.05  # of values of one unit, assumed for the weights; the variance is measured
+
+_Number = TypeVar("_Number", float, np.ndarray)
+Stratum = tuple[int, str]  # stage from 0, task type
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One arm in one stratum, for one metric.
+
+    Attributes:
+        weight, total: [bucket], sums of the unit weights w and of w times the unit's mean.
+        count: number of values.
+        units: that have at least one value.
+        missing: rollouts that ended, are older than the metric's horizon and have no value.
+    """
+
+    weight: np.ndarray = field(default_factory=lambda: np.zeros(BUCKETS))
+    total: np.ndarray = field(default_factory=lambda: np.zeros(BUCKETS))
+    count: int = 0
+    units: int = 0
+    missing: int = 0
+
+    @property
+    def mean(self) -> float:
+        """Weighted mean; NaN without values."""
+        weight = float(self.weight.sum())
+        return float(self.total.sum()) / weight if weight else math.nan
+
+
+Arms = Mapping[Stratum, Mapping[str, Cell]]
+
+
+def unit_weight(count: _Number) -> _Number:
+    """Weight of a unit with `count` values in a stratum: n / (1 + (n - 1) / 20).
+
+    That of least variance where values of one unit have the correlation 0.05. It is at most 20, so that a few units
+    with many values do not decide alone.
+    """
+    return count / (1 + (count - 1) * _CORRELATION)
+
+
+def cell_of(units: Iterable[tuple[str, int, float]], *, salt: str, missing: int = 0, buckets: int = BUCKETS) -> Cell:
+    """A cell from the units of one arm in one stratum: name, number of values, their sum."""
+    weight, total = np.zeros(buckets), np.zeros(buckets)
+    values = known = 0
+    for unit, count, value in units:
+        if not count:
+            continue
+        bucket, share = int(position(unit, salt) * buckets), unit_weight(count)
+        weight[bucket] += share
+        total[bucket] += share * value / count
+        values, known = values + count, known + 1
+    return Cell(weight=weight, total=total, count=values, units=known, missing=missing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Candidate less champion.
+
+    Attributes:
+        mean: NaN where no stratum has values of two units of both arms.
+        variance: of the mean; infinite where it is NaN.
+        champion: mean of the champion, with the strata weighted as in `mean`; the base of relative differences.
+        freedom: degrees of freedom of the variance.
+    """
+
+    mean: float
+    variance: float
+    champion: float
+    freedom: float
+
+
+_NOTHING = Difference(mean=math.nan, variance=math.inf, champion=math.nan, freedom=1.0)
+
+
+def difference(arms: Arms, *, spread: float = 1.0) -> Difference:
+    """The difference of the arms' means, stratified.
+
+    The weight of a stratum is w1 * w0 / (w1 + w0) (Cochran 1954), which depends on the counts and not on the values.
+    The variance of an arm is the sum over buckets of the squared influence of the bucket on the mean, over all strata
+    at once (linearised, cluster-robust), times k / (k - 1) with k the effective number of buckets (Kish 1965). An arm
+    whose values are nearly all equal has too small a variance: it is at least that of one more bucket at the distance
+    `spread` from the mean, spread^2 / (k + 1)^2.
+
+    Args:
+        spread: largest distance of a value from the mean; 1 for values in [0, 1].
+    """
+    if not spread > 0:
+        raise ConfigError(f"spread={spread!r} must be above 0")
+    rows = [(of_arm[CANDIDATE], of_arm[CHAMPION]) for of_arm in arms.values() if len(of_arm) == 2]
+    rows = [(one, zero) for one, zero in rows if min(one.units, zero.units) >= 2]
+    if not rows:
+        return _NOTHING
+    one, zero = _stacked([one for one, _ in rows]), _stacked([zero for _, zero in rows])
+    weights = one.weights * zero.weights / (one.weights + zero.weights)
+    shares = weights / weights.sum()
+    variances, freedoms = zip(*(arm.variance(shares, spread) for arm in (one, zero)), strict=True)
+    return Difference(
+        mean=float(shares @ (one.means - zero.means)),
+        variance=sum(variances),
+        champion=float(shares @ zero.means),
+        # Welch 1947, Satterthwaite 1946
+        freedom=max(1.0, sum(variances) ** 2 / sum(v**2 / f for v, f in zip(variances, freedoms, strict=True))),
+    )
+
+
+def mean_of(cells: Iterable[Cell], *, spread: float = 1.0) -> tuple[float, float, float]:
+    """Mean of an arm over its strata, weighted by their values, its variance and the degrees of freedom."""
+    known = [cell for cell in cells if cell.units]
+    if not known or sum(cell.units for cell in known) < 2:
+        return math.nan, math.inf, 1.0
+    arm = _stacked(known)
+    shares = arm.weights / arm.weights.sum()
+    return (float(shares @ arm.means), *arm.variance(shares, spread))
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """An arm over its strata: [stratum][bucket]."""
+
+    weight: np.ndarray
+    total: np.ndarray
+    weights: np.ndarray
+    means: np.ndarray
+
+    def variance(self, shares: np.ndarray, spread: float) -> tuple[float, float]:
+        """Variance of the weighted mean of the strata, and its degrees of freedom."""
+        scale = (shares / self.weights)[:, None]
+        influence = ((self.total - self.means[:, None] * self.weight) * scale).sum(axis=0)
+        parts = (self.weight * scale).sum(axis=0)
+        effective = float(parts.sum() ** 2 / (parts**2).sum())
+        correction = effective / (effective - 1) if effective > 1 else math.inf
+        floor = (spread / (effective + 1)) ** 2
+        return max(float((influence**2).sum()) * correction, floor), max(1.0, effective - 1)
+
+
+def _stacked(cells: list[Cell]) -> _Stack:
+    weight, total = np.stack([cell.weight for cell in cells]), np.stack([cell.total for cell in cells])
+    weights = weight.sum(axis=1)
+    return _Stack(weight, total, weights, total.sum(axis=1) / weights)

@@ -1,0 +1,263 @@
+"""The plan of a staged rollout: its steps, its metrics, and what ends it.
+
+The vocabulary is that of Argo Rollouts: steps with a weight, metrics with success and failure conditions, an interval;
+inconclusive pauses, a failure aborts to 0 %.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from assay.errors import ConfigError
+from assay.support.settings import Settings, nearest, setting
+
+__all__ = ["Metric", "Plan", "Step", "default_plan", "load_plan", "metric_of"]
+
+_SCORES = ("score", "human_rating")
+_RATES = ("error_rate", "tool_error_rate", "refusal_rate")
+_AMOUNTS = ("latency_s", "cost_usd", "tokens")
+_PREFIXES = ("criterion:", "judge:")
+TESTS = ("normal_mixture", "obrien_fleming")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric(Settings):
+    """One thing that is measured on each rollout of both arms.
+
+    Differences are candidate less champion, in the direction of better. Those of `latency_s`, `cost_usd` and `tokens`
+    are of logarithms, so that they are relative.
+
+    Attributes:
+        name: score, human_rating, criterion:NAME, judge:NAME (values in [0, 1], higher is better); error_rate,
+            tool_error_rate, refusal_rate (shares, lower is better); latency_s, cost_usd, tokens (lower is better).
+    """
+
+    name: str = setting("score", "Name of the metric.")
+    success_gain: float | None = setting(
+        None, "Relative gain over the champion that promotes; None for a metric that only guards.", ge=0
+    )
+    failure_loss: float = setting(
+        0.0, "Relative loss that is tolerated; a larger one, once it is shown, rolls back.", ge=0
+    )
+    failure_above: float | None = setting(
+        None, "Value of the candidate above which (below, where higher is better) it is rolled back, once it is shown."
+    )
+    horizon_s: float = setting(
+        0.0, "Only rollouts that ended this many seconds ago count, so that early rewards do not bias.", ge=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name not in (*_SCORES, *_RATES, *_AMOUNTS) and not self.name.startswith(_PREFIXES):
+            known = (*_SCORES, *_RATES, *_AMOUNTS)
+            hint = f". Did you mean {near!r}?" if (near := nearest(self.name, known)) else ""
+            raise ConfigError(
+                f"no metric is called {self.name!r}: it must be one of {', '.join(known)}, criterion:NAME or "
+                f"judge:NAME{hint}"
+            )
+        if self.is_amount and self.failure_above is not None and self.failure_above <= 0:
+            raise ConfigError(f"failure_above={self.failure_above!r} of {self.name} must be above 0")
+        if not self.is_amount and self.failure_above is not None and not 0 <= self.failure_above <= 1:
+            raise ConfigError(f"failure_above={self.failure_above!r} of {self.name} must be between 0 and 1")
+
+    @property
+    def is_amount(self) -> bool:
+        """Whether values are positive amounts, compared by their logarithms."""
+        return self.name in _AMOUNTS
+
+    @property
+    def sign(self) -> int:
+        """1 where higher is better, else -1."""
+        return -1 if self.is_amount or self.name in _RATES else 1
+
+    def value(self, raw: float) -> float:
+        """A measured value in the scale in which arms are compared; NaN stays NaN."""
+        return math.log(max(raw, 1e-9)) if self.is_amount else raw
+
+    def tolerated(self, champion: float) -> float:
+        """The tolerated loss as a difference in that scale."""
+        return math.log1p(self.failure_loss) if self.is_amount else self.failure_loss * abs(champion)
+
+    def needed(self, champion: float) -> float:
+        """The gain that promotes, as a difference in that scale."""
+        gain = self.success_gain or 0.0
+        if self.is_amount:
+            return -math.log(max(1 - gain, 1e-9))
+        return gain * abs(champion)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Settings):
+    """One step of a rollout. A step ends after `requests` and `hold_s`; one that decides ends with the gain.
+
+    Attributes:
+        weight: per cent of the units on the candidate. The last step is that of the whole traffic: what is missing to
+            100 is the holdback, which stays on the champion.
+    """
+
+    weight: float = setting(0.0, "Per cent of the units on the candidate; 0 with shadow.", ge=0, le=100)
+    shadow: bool = setting(False, "Replay recorded rollouts of the champion on the candidate; no live traffic.")
+    decides: bool = setting(False, "The step ends only when every success condition holds.")
+    requests: int = setting(
+        0, "Smallest number of rollouts of the step, of both arms; with shadow of replayed ones.", ge=0
+    )
+    max_requests: int | None = setting(
+        None, "Number of rollouts of a step that decides after which it is inconclusive and pauses.", ge=1
+    )
+    hold_s: float = setting(0.0, "Smallest duration of the step in seconds.", ge=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shadow and (self.weight or self.decides):
+            raise ConfigError("a step with shadow has no weight and decides nothing: leave weight and decides out")
+        if not self.shadow and not self.weight:
+            raise ConfigError("a step needs a weight above 0, or shadow=True")
+        if self.max_requests is not None and not self.decides:
+            raise ConfigError(f"max_requests={self.max_requests!r} would have no effect on a step that does not decide")
+
+    @property
+    def share(self) -> float:
+        """Share of the units on the candidate."""
+        return self.weight / 100
+
+    @property
+    def label(self) -> str:
+        return "shadow" if self.shadow else f"{self.weight:g} %"
+
+
+def _default_steps() -> tuple[Step, ...]:
+    return (
+        Step(shadow=True, requests=100),
+        Step(weight=10, requests=400),
+        Step(weight=50, requests=400),  # a gain of novelty fades before the step that decides
+        Step(weight=50, decides=True, requests=200, max_requests=6000),
+        Step(weight=95, requests=500),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Settings):
+    """How a candidate replaces a champion.
+
+    Attributes:
+        steps: with weights that do not fall; at most one shadow step, the first; exactly one that decides.
+        alpha: error of all claims of harm together, and of the claim of a gain.
+        test: normal_mixture may be evaluated at any time; obrien_fleming at `evaluations` planned ones.
+    """
+
+    steps: Sequence[Any] = field(default_factory=_default_steps)
+    metrics: Sequence[Any] = field(default_factory=lambda: (Metric(success_gain=0.1),))
+    alpha: float = setting(0.05, "Error rate of false rollbacks, and of false promotions.", gt=0, lt=0.5)
+    test: str = setting("normal_mixture", "Test of the gain.", choices=TESTS)
+    evaluations: int = setting(5, "Number of planned evaluations, for obrien_fleming.", ge=1, le=50)
+    max_missing: float = setting(
+        0.5, "Share of rollouts without a value of a metric above which the deployment pauses.", gt=0, le=1
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "steps", tuple(_made(Step, entry, "step") for entry in self.steps))
+        object.__setattr__(self, "metrics", tuple(_made(Metric, entry, "metric") for entry in self.metrics))
+        if not self.steps or self.steps[-1].shadow:
+            raise ConfigError("a plan needs at least one step with a weight")
+        if any(step.shadow for step in self.steps[1:]):
+            raise ConfigError("only the first step can be a shadow step")
+        weights = [step.weight for step in self.steps if not step.shadow]
+        if weights != sorted(weights):
+            raise ConfigError(
+                f"the weights of the steps must not fall, they are {', '.join(f'{w:g}' for w in weights)}"
+            )
+        if sum(step.decides for step in self.steps) != 1:
+            raise ConfigError("exactly one step must decide (decides: true)")
+        if self.steps[self.deciding].weight == 100:
+            raise ConfigError("the step that decides needs rollouts of the champion: its weight must be below 100")
+        names = [metric.name for metric in self.metrics]
+        if len(names) != len(set(names)):
+            raise ConfigError(f"a metric is named twice: {', '.join(names)}")
+        if all(metric.success_gain is None for metric in self.metrics):
+            raise ConfigError("at least one metric needs success_gain, which the gain must reach; 0 for any gain")
+
+    @property
+    def deciding(self) -> int:
+        """Index of the step that decides."""
+        return next(at for at, step in enumerate(self.steps) if step.decides)
+
+    def harm_alpha(self, metric: Metric) -> float:
+        """One-sided error of the claim that the candidate is worse on this metric.
+
+        A fifth is for the shadow step. Metrics that promote share one half of the rest, the others the other half.
+        """
+        live = self.alpha * (0.8 if self.steps[0].shadow else 1.0)
+        same = sum((other.success_gain is None) == (metric.success_gain is None) for other in self.metrics)
+        return live / same / (1 if same == len(self.metrics) else 2)
+
+    @property
+    def shadow_alpha(self) -> float:
+        """One-sided error of the claim of harm on replayed rollouts, for each metric."""
+        return 0.2 * self.alpha / len(self.metrics)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as a file has it."""
+        return {
+            "steps": [_given(step) for step in self.steps],
+            "metrics": [_given(metric) for metric in self.metrics],
+            **{name: getattr(self, name) for name in ("alpha", "test", "evaluations", "max_missing")},
+        }
+
+
+def _given(entry: Any) -> dict[str, Any]:
+    return {
+        item.name: value
+        for item in fields(entry)
+        if (value := getattr(entry, item.name)) != item.default or item.name in ("name", "weight")
+    }
+
+
+def _made(kind: type[Any], entry: Any, word: str) -> Any:
+    if isinstance(entry, kind):
+        return entry
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"a {word} must be a mapping of its settings, not {entry!r}")
+    try:
+        return kind(**{str(name): value for name, value in entry.items()})
+    except TypeError as error:
+        raise ConfigError(f"{word}: {error}") from None
+
+
+def metric_of(text: str) -> Metric:
+    """A metric from `NAME` or `NAME:LOSS`, as flags have it: `latency_s:0.5`."""
+    name, colon, loss = text.rpartition(":")
+    if not colon or not _is_number(loss):
+        return Metric(name=text)
+    return Metric(name=name, failure_loss=float(loss))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def default_plan(*, gain: float = 0.1) -> Plan:
+    """Shadow, 10 %, 50 % and everything but a holdback of 5 %, decided by the score."""
+    return Plan(metrics=(Metric(success_gain=gain),))
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Reads a plan from a YAML file with the keys `steps`, `metrics` and the other settings of `Plan`.
+
+    Raises:
+        ConfigError: there is no such file, it is not YAML, or a setting breaks its rule.
+    """
+    from assay.support.yaml_files import read_text, read_yaml
+
+    data, _ = read_yaml(read_text(Path(path), "plan", ConfigError), str(path), ConfigError)
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path}: a plan is a mapping with steps and metrics")
+    try:
+        return Plan(**{str(name): value for name, value in data.items()})
+    except (TypeError, ConfigError) as error:
+        raise ConfigError(f"{path}: {error}") from None

@@ -1,0 +1,186 @@
+"""Readings of a metric: differences of the arms with confidence sequences, as a decision uses them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from assay.deployment.assignment import CANDIDATE, CHAMPION
+from assay.deployment.evidence import Arms, Cell, difference, mean_of
+from assay.deployment.plan import Metric, Plan
+from assay.deployment.sequences import betting, normal_mixture
+
+__all__ = ["Paired", "Reading", "beyond_limit", "known_or_zero", "reading_of", "replayed_reading", "uncomparable"]
+
+_SHADOW, _GUARD, _GAIN = "shadow", "guard", "gain"
+_MISSING_ALPHA = 0.001  # of the check that the arms miss equally many values
+_LEAST_ROLLOUTS = 200  # of an arm, from which on its share of missing values is judged
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One metric as a decision saw it. Differences are in the direction of better, in the metric's scale.
+
+    Attributes:
+        gain: candidate less champion in the step that decides (before it, in the running one); NaN without values.
+        standard_error: of the gain, between units.
+        low: lower bound of the gain, which must be above 0.
+        high: upper bound over all live steps; below the tolerated loss it is harm.
+        champion, candidate: means of the raw values.
+        counts, missing: by arm.
+        bounds: of the candidate's mean, if all missing values were the worst or the best.
+    """
+
+    metric: str
+    gain: float
+    standard_error: float
+    low: float
+    high: float
+    champion: float
+    candidate: float
+    counts: Mapping[str, int]
+    missing: Mapping[str, int]
+    bounds: tuple[float, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: what is unknown is None."""
+        return {
+            **{name: value if not isinstance(value, float) or math.isfinite(value) else None
+               for name, value in vars(self).items()},
+            "bounds": [bound if math.isfinite(bound) else None for bound in self.bounds],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paired:
+    """Replayed rollouts: candidate less champion, in the metric's scale, one value a rollout."""
+
+    differences: Sequence[float] = ()
+    champion: float = math.nan  # mean of the champion on them
+    missing: int = 0
+
+
+def replayed_reading(plan: Plan, metric: Metric, pairs: Paired) -> Reading:
+    values, count = pairs.differences, len(pairs.differences)
+    gain, variance = math.nan, math.inf
+    if count >= 2:
+        mean = math.fsum(values) / count
+        variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1) / count
+        variance = max(variance, 1 / (count + 1) ** 2)
+        gain = metric.sign * mean
+    width = _width(variance, count - 1, 2 * plan.shadow_alpha, _planned(plan, _SHADOW))
+    low, high = (gain - width, gain + width) if count >= 2 else (-math.inf, math.inf)
+    return Reading(
+        metric=metric.name, gain=gain, standard_error=math.sqrt(variance), low=low, high=high,
+        champion=pairs.champion, candidate=pairs.champion + metric.sign * gain,
+        counts={CANDIDATE: count, CHAMPION: count}, missing={CANDIDATE: pairs.missing}, bounds=(-math.inf, math.inf),
+    )  # fmt: skip
+
+
+def _width(variance: float, freedom: float, alpha: float, planned: float) -> float:
+    """Half-width of a confidence sequence; wider where the variance has few degrees of freedom, by the ratio of the
+    quantiles of Student's t and the normal distribution."""
+    from scipy import special
+
+    width = normal_mixture(variance, alpha=alpha, planned=planned)
+    if not math.isfinite(width):
+        return width
+    return width * float(special.stdtrit(max(1.0, freedom), 1 - alpha / 2) / special.ndtri(1 - alpha / 2))
+
+
+def reading_of(plan: Plan, step: int, metric: Metric, arms: Arms) -> Reading:
+    """Harm is read from all live steps. A gain is read from the step that decides alone, so that one which fades after
+    the first steps is not taken for it."""
+    apart = difference(arms)
+    deciding = min(step, plan.deciding)
+    latest = difference({stratum: of_arm for stratum, of_arm in arms.items() if stratum[0] == deciding})
+    gain = metric.sign * latest.mean
+    above = _width(apart.variance, apart.freedom, 2 * plan.harm_alpha(metric), _planned(plan, _GUARD))
+    below = _width(latest.variance, latest.freedom, 2 * plan.alpha, _planned(plan, _GAIN))
+    harm = metric.sign * apart.mean
+    counts = {arm: sum(of_arm[arm].count for of_arm in arms.values()) for arm in (CHAMPION, CANDIDATE)}
+    missing = {arm: sum(of_arm[arm].missing for of_arm in arms.values()) for arm in (CHAMPION, CANDIDATE)}
+    candidate = apart.champion + apart.mean
+    return Reading(
+        metric=metric.name,
+        gain=gain,
+        standard_error=math.sqrt(latest.variance),
+        low=gain - below if math.isfinite(gain) else -math.inf,
+        high=harm + above if math.isfinite(harm) else math.inf,
+        champion=apart.champion,
+        candidate=candidate,
+        counts=counts,
+        missing=missing,
+        bounds=_bounds(metric, candidate, counts[CANDIDATE], missing[CANDIDATE]),
+    )
+
+
+def _bounds(metric: Metric, mean: float, count: int, missing: int) -> tuple[float, float]:
+    """The candidate's mean if every missing value were 0, and if every one were 1."""
+    if metric.is_amount or not count:
+        return -math.inf, math.inf
+    return mean * count / (count + missing), (mean * count + missing) / (count + missing)
+
+
+def _planned(plan: Plan, claim: str) -> float:
+    """Variance at which the sequence of a claim is narrowest: that of values with variance 1/4 at about the number of
+    rollouts where the claim is expected."""
+    if claim == _SHADOW:
+        return 0.25 / max(20.0, plan.steps[0].requests / 2)
+    if claim == _GUARD:
+        first = next(step for step in plan.steps if not step.shadow)
+        return 0.25 / max(20.0, first.requests * first.share)
+    step = plan.steps[plan.deciding]
+    rollouts = 1000 if step.max_requests is None else max(40.0, step.max_requests / 6)
+    return 0.25 / (rollouts * step.share) + 0.25 / (rollouts * (1 - step.share))
+
+
+def known_or_zero(champion: float) -> float:
+    return 0.0 if math.isnan(champion) else champion
+
+
+def beyond_limit(plan: Plan, metric: Metric, arms: Arms) -> str | None:
+    """Harm by an absolute limit: the whole confidence sequence of the candidate's mean is beyond it."""
+    if metric.failure_above is None:
+        return None
+    cells = [of_arm[CANDIDATE] for of_arm in arms.values()]
+    mean, variance, freedom = mean_of(cells)
+    if math.isnan(mean):
+        return None
+    limit, alpha = metric.value(metric.failure_above), 2 * plan.harm_alpha(metric)
+    if metric.is_amount:
+        width = _width(variance, freedom, alpha, _planned(plan, _GUARD))
+        low, high = mean - width, mean + width
+    else:
+        effective = _effective(mean, variance, cells)
+        low, high = betting(mean * effective, effective, alpha=alpha)
+    if (low > limit) if metric.sign < 0 else (high < limit):
+        word = "above" if metric.sign < 0 else "below"
+        shown = math.exp(mean) if metric.is_amount else mean
+        return f"{metric.name} of the candidate is {shown:.3g}, {word} its limit {metric.failure_above:g}"
+    return None
+
+
+def _effective(mean: float, variance: float, cells: Sequence[Cell]) -> float:
+    """Number of independent values that would have the variance seen between units; at most the count, at least the
+    number of units over their correlated values."""
+    count, units = sum(cell.count for cell in cells), max(cell.units for cell in cells)
+    independent = mean * (1 - mean)
+    return float(count) if independent <= 0 else min(float(count), max(units / 2, independent / variance))
+
+
+def uncomparable(plan: Plan, reading: Reading) -> str | None:
+    """Why a metric's missing values do not allow a decision; None if they do."""
+    shares, spans = {}, {}
+    for arm, missing in reading.missing.items():
+        ended = missing + reading.counts.get(arm, 0)
+        shares[arm] = missing / ended if ended else 0.0
+        spans[arm] = betting(missing, ended, alpha=_MISSING_ALPHA)
+        if ended >= _LEAST_ROLLOUTS and shares[arm] > plan.max_missing:
+            return f"{reading.metric}: {shares[arm]:.0%} of the rollouts of the {arm} have no value"
+    if len(spans) == 2 and (spans[CANDIDATE][0] > spans[CHAMPION][1] or spans[CHAMPION][0] > spans[CANDIDATE][1]):
+        return (
+            f"{reading.metric}: the arms have different shares without a value, {shares[CANDIDATE]:.0%} of the "
+            f"candidate and {shares[CHAMPION]:.0%} of the champion, so the arms cannot be compared"
+        )
+    return None

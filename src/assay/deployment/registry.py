@@ -1,0 +1,277 @@
+"""Versions of agents and their aliases, in the store.
+
+A version is immutable: an artifact with its hash, model and adapters. An alias (`champion`, `candidate`, `previous`, or
+one of your own) names a version; its history is kept. Does not run programs.
+"""
+
+import getpass
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from assay.errors import ArtifactError, ConfigError, DeploymentError
+from assay.sources.artifact_files import verified
+from assay.support.settings import nearest
+from assay.traces.store import tables as schema
+from assay.traces.store.rows import as_json, clean
+
+__all__ = ["Alias", "Registry", "Version", "current_user"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_LONGEST = 200  # of a user's name, the width of its column
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    """One version of an agent. `number` counts from 1; its name is `AGENT@NUMBER`.
+
+    Attributes:
+        artifact: absolute path of the folder.
+        sha256: of its manifest, which has the hashes of all its files.
+        evidence: what it was registered with, such as gate, test and card.
+        people: hashes of the data subjects whose data it holds.
+    """
+
+    agent: str
+    number: int
+    artifact: str
+    sha256: str
+    model: str
+    adapters: tuple[str, ...] = ()
+    parent: int | None = None
+    evidence: Mapping[str, Any]
+    people: tuple[str, ...] = ()
+    tenant: str | None = None
+    registered_at: float
+    registered_by: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.agent}@{self.number}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, **asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alias:
+    """One change of an alias."""
+
+    agent: str
+    alias: str
+    number: int
+    at: float
+    by: str
+    why: str
+
+
+def current_user() -> str:
+    """Name of the user who runs this process, for the history."""
+    try:
+        return getpass.getuser()[:_LONGEST]
+    except (KeyError, OSError):  # a container's user without a name
+        return "unknown"
+
+
+class Registry:
+    """Versions and aliases in the store of `engine`.
+
+    Args:
+        engine: of an open `Store`.
+    """
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self.engine = engine
+
+    def register(
+        self,
+        agent: str,
+        artifact: str | Path,
+        *,
+        parent: str | None = None,
+        evidence: Mapping[str, Any] | None = None,
+        tenant: str | None = None,
+        by: str | None = None,
+    ) -> Version:
+        """Registers an artifact as the next version of an agent. The same artifact again is the same version.
+
+        Raises:
+            ConfigError: `agent` is no name, or `parent` no version.
+            ArtifactError: the folder is no artifact, or was changed after it was written.
+        """
+        _check_name(agent, "agent")
+        folder = Path(artifact).resolve()
+        manifest = verified(folder)
+        parent_number = self.version(parent).number if parent is not None else None
+        row = {
+            "agent": agent,
+            "artifact": str(folder),
+            "sha256": str(manifest["sha256"]),
+            "model": str(manifest.get("model", "")),
+            "adapters_json": as_json(list(manifest.get("adapters") or ())),
+            "parent": parent_number,
+            "evidence_json": as_json(evidence if evidence is not None else _evidence(manifest)),
+            "people_json": as_json(sorted((manifest.get("shown") or {}).get("people") or ())),
+            "tenant": tenant,
+            "registered_at": time.time(),
+            "registered_by": clean(by or current_user())[:_LONGEST],
+        }
+        return self._insert(agent, row)
+
+    def _insert(self, agent: str, row: dict[str, Any]) -> Version:
+        table = schema.agent_versions
+        for _ in range(100):  # another process may take the number
+            known = self.versions(agent)
+            for version in known:
+                if version.sha256 == row["sha256"] and version.artifact == row["artifact"]:
+                    return version
+            number = max((version.number for version in known), default=0) + 1
+            try:
+                with self.engine.begin() as connection:
+                    connection.execute(sa.insert(table).values(number=number, **row))
+                return self.version(f"{agent}@{number}")
+            except sa.exc.IntegrityError:
+                continue
+        raise DeploymentError(f"cannot register {agent!r}: other processes register versions at the same time")
+
+    def agents(self) -> list[str]:
+        """Names of all agents with a version."""
+        column = schema.agent_versions.c.agent
+        with self.engine.connect() as connection:
+            return list(connection.execute(sa.select(column).distinct().order_by(column)).scalars())
+
+    def versions(self, agent: str) -> list[Version]:
+        """Versions of an agent, oldest first."""
+        table = schema.agent_versions
+        query = sa.select(table).where(table.c.agent == agent).order_by(table.c.number)
+        with self.engine.connect() as connection:
+            return [_version(row) for row in connection.execute(query).mappings()]
+
+    def version(self, name: str) -> Version:
+        """The version of `AGENT@NUMBER`, `AGENT@ALIAS` or `AGENT`, which is its champion.
+
+        Raises:
+            DeploymentError: there is none; the message names the nearest agent or the known aliases.
+        """
+        agent, _, which = str(name).partition("@")
+        number = int(which) if which.isdecimal() else self.alias(agent, which or "champion")
+        table = schema.agent_versions
+        with self.engine.connect() as connection:
+            query = sa.select(table).where(table.c.agent == agent, table.c.number == number)
+            row = connection.execute(query).mappings().first() if number is not None and number < 2**31 else None
+        if row is None:
+            raise DeploymentError(self._unknown(agent, which))
+        return _version(row)
+
+    def _unknown(self, agent: str, which: str) -> str:
+        known = self.versions(agent)
+        if not known:
+            agents = self.agents()
+            hint = f" Did you mean {near!r}?" if (near := nearest(agent, agents)) else ""
+            listed = f" There are {', '.join(agents)}." if agents and not hint else ""
+            return f"no agent {agent!r} is registered.{hint}{listed} Register an artifact: assay registry register"
+        aliases = ", ".join(f"{alias} (@{number})" for alias, number in self.aliases(agent).items()) or "none"
+        return (
+            f"agent {agent!r} has no version {which or 'champion'!r}; it has versions 1 to {known[-1].number} and the "
+            f"aliases {aliases}"
+        )
+
+    def alias(self, agent: str, alias: str) -> int | None:
+        """Number of the version that an alias names; None if there is no such alias."""
+        table = schema.agent_aliases
+        query = (
+            sa.select(table.c.number)
+            .where(table.c.agent == agent, table.c.alias == alias)
+            .order_by(table.c.id.desc())
+            .limit(1)
+        )
+        with self.engine.connect() as connection:
+            return connection.execute(query).scalar()
+
+    def aliases(self, agent: str) -> dict[str, int]:
+        """Version number by alias, as they are now."""
+        return {change.alias: change.number for change in self.alias_history(agent)}
+
+    def alias_history(self, agent: str) -> list[Alias]:
+        """All changes of an agent's aliases, oldest first."""
+        table = schema.agent_aliases
+        query = sa.select(table).where(table.c.agent == agent).order_by(table.c.id)
+        with self.engine.connect() as connection:
+            rows = connection.execute(query).mappings().all()
+        return [Alias(**{key: value for key, value in row.items() if key != "id"}) for row in rows]
+
+    def set_alias(self, name: str, alias: str, *, why: str = "", by: str | None = None) -> Version:
+        """Lets an alias name a version.
+
+        Args:
+            name: `AGENT@NUMBER` or `AGENT@ALIAS`.
+        """
+        _check_name(alias, "alias")
+        if alias.isdecimal():
+            raise ConfigError(f"alias={alias!r} must not be a number, which names a version")
+        version = self.version(name)
+        with self.engine.begin() as connection:
+            move_alias(connection, version.agent, alias, version.number, by=by or current_user(), why=why)
+        return version
+
+    def folder_of(self, version: Version) -> Path:
+        """The folder of a version, after verifying that it is what was registered.
+
+        It is looked for where it was registered, and by its name in `ASSAY_ARTIFACTS` and `.assay/artifacts`, so that
+        another machine needs only the store and the folder.
+
+        Raises:
+            DeploymentError: it is not there, or was changed after the registration.
+        """
+        places = [Path(version.artifact), *(place / Path(version.artifact).name for place in _artifact_folders())]
+        problem: object = f"no artifact at {' or '.join(map(str, places))}"
+        for place in places:
+            try:
+                if verified(place)["sha256"] == version.sha256:
+                    return place
+                problem = f"{place} is another artifact than the registered one: register it as a new version"
+            except ArtifactError as error:
+                if (place / "manifest.json").is_file():
+                    problem = error
+        raise DeploymentError(f"{version.name} cannot be loaded: {problem}")
+
+
+def _artifact_folders() -> list[Path]:
+    named = os.environ.get("ASSAY_ARTIFACTS")
+    return [*([Path(named)] if named else []), Path(".assay") / "artifacts"]
+
+
+def move_alias(connection: sa.Connection, agent: str, alias: str, number: int, *, by: str, why: str) -> None:
+    """Adds a row to the history of an alias, in the transaction of `connection`."""
+    row = {"agent": agent, "alias": alias, "number": number, "at": time.time(), "by": clean(by)[:_LONGEST]}
+    connection.execute(sa.insert(schema.agent_aliases).values(**row, why=clean(why)))
+
+
+def _check_name(name: Any, what: str) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{what}={name!r} must have 1 to 63 letters, digits, dots, dashes or underscores, and begin with a letter "
+            "or digit"
+        )
+
+
+def _evidence(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Scores with which an artifact was compiled."""
+    return {name: manifest[name] for name in ("rubric", "data", "result") if name in manifest}
+
+
+def _version(row: Any) -> Version:
+    plain = {key: value for key, value in row.items() if not key.endswith("_json")}
+    return Version(
+        **plain,
+        adapters=tuple(json.loads(row["adapters_json"])),
+        evidence=json.loads(row["evidence_json"]),
+        people=tuple(json.loads(row["people_json"])),
+    )

@@ -1,0 +1,176 @@
+"""Values of a deployment's rollouts, summed by the database where it can."""
+
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import sqlalchemy as sa
+
+from assay.deployment.assignment import CANDIDATE, CHAMPION
+from assay.deployment.evidence import Arms, Cell, Stratum, cell_of
+from assay.deployment.plan import Metric
+from assay.deployment.readings import Paired
+from assay.traces.store import tables as schema
+
+__all__ = ["SHADOW", "arms_of", "pairs_of", "requests_of", "units_of", "value_of"]
+
+SHADOW = "shadow"  # phase of replayed rollouts; their group is the id of the recorded one
+_BATCH = 5000
+_ROLLOUTS, _CALLS = schema.rollouts, schema.transitions
+
+
+def _live(deployment: str) -> list[Any]:
+    return [_ROLLOUTS.c.deployment == deployment, _ROLLOUTS.c.phase != SHADOW]
+
+
+def _columns(metric: Metric) -> list[Any]:
+    """Columns from which `value_of` reads the metric, besides those of the stratum."""
+    calls = _CALLS.c
+    sums = {
+        "cost_usd": sa.func.sum(calls.cost_usd),
+        "tokens": sa.func.sum(sa.func.coalesce(calls.prompt_tokens, 0) + sa.func.coalesce(calls.completion_tokens, 0)),
+        "tool_error_rate": sa.func.aggregate_strings(calls.tools_json, ","),
+    }
+    if metric.name in sums:
+        value = sa.select(sums[metric.name]).where(calls.rollout_id == _ROLLOUTS.c.id).scalar_subquery()
+        return [value.label("amount")]
+    return [
+        _ROLLOUTS.c.score, _ROLLOUTS.c.human_rating, _ROLLOUTS.c.verdicts_json, _ROLLOUTS.c.status,
+        _ROLLOUTS.c.started_at, _ROLLOUTS.c.ended_at, _ROLLOUTS.c.failure,
+    ]  # fmt: skip
+
+
+def value_of(metric: Metric, row: Any) -> float:
+    """Value of a metric on one rollout, in the scale in which arms are compared; NaN where it has none.
+
+    Args:
+        row: of the table of rollouts, or the columns of it that the metric needs.
+    """
+    return metric.value(_raw(metric, row))
+
+
+def _raw(metric: Metric, row: Any) -> float:
+    name = metric.name
+    value: float | None
+    if name in ("score", "human_rating"):
+        value = row[name]
+    elif name == "error_rate":
+        value = float(row["status"] in ("failed", "error"))
+    elif name == "refusal_rate":
+        value = next((v["grade"] for v in json.loads(row["verdicts_json"]) if v["criterion"] == "refusal"), None)
+    elif name == "latency_s":
+        value = None if row["ended_at"] is None else row["ended_at"] - row["started_at"]
+    elif name in ("cost_usd", "tokens"):
+        value = row["amount"]
+    elif name == "tool_error_rate":
+        tools = [tool for call in json.loads(f"[{row['amount'] or ''}]") for tool in call]
+        value = sum(tool["error"] is not None for tool in tools) / len(tools) if tools else None
+    else:
+        criterion = name.partition(":")[2]
+        value = next((v["grade"] for v in json.loads(row["verdicts_json"]) if v["criterion"] == criterion), None)
+    return math.nan if value is None else float(value)
+
+
+def arms_of(engine: sa.Engine, deployment: str, metric: Metric, now: float) -> Arms:
+    """Cells of a metric by stratum and arm, of live rollouts that ended at least `horizon_s` before `now`."""
+    rows = _rows(engine, deployment, metric, now)
+    cells: dict[Stratum, dict[str, Cell]] = {}
+    for (stage, kind, arm), entries in rows:
+        units, missing = _by_unit(entries)
+        cells.setdefault((stage, kind), {})[arm] = cell_of(units, salt=deployment, missing=missing)
+    for of_arm in cells.values():
+        for arm in (CHAMPION, CANDIDATE):
+            of_arm.setdefault(arm, Cell())
+    return cells
+
+
+def _by_unit(entries: Iterable[tuple[str, float]]) -> tuple[list[tuple[str, int, float]], int]:
+    sums, missing = dict[str, tuple[int, float]](), 0
+    for unit, value in entries:
+        if math.isnan(value):
+            missing += 1
+        else:
+            count, total = sums.get(unit, (0, 0.0))
+            sums[unit] = (count + 1, total + value)
+    return [(unit, count, total) for unit, (count, total) in sums.items()], missing
+
+
+def _rows(
+    engine: sa.Engine, deployment: str, metric: Metric, now: float
+) -> Iterator[tuple[tuple[int, str, str], Iterator[tuple[str, float]]]]:
+    """Rollouts grouped by stage, task type and arm: (unit, value), read in batches."""
+    columns = _ROLLOUTS.c
+    query = (
+        sa.select(columns.stage, columns.task_type, columns.arm, columns.unit, *_columns(metric))
+        .where(*_live(deployment), columns.ended_at <= now - metric.horizon_s)
+        .order_by(columns.stage, columns.task_type, columns.arm)
+    )
+    with engine.connect() as connection:
+        result = connection.execution_options(yield_per=_BATCH).execute(query).mappings()
+        for key, group in itertools.groupby(result, key=lambda row: (row["stage"], row["task_type"], row["arm"])):
+            yield key, ((row["unit"] or "", value_of(metric, row)) for row in group)
+
+
+def pairs_of(engine: sa.Engine, deployment: str, metric: Metric) -> Paired:
+    """Differences of replayed rollouts to the recorded ones."""
+    replayed, recorded = _ROLLOUTS.alias("replayed"), _ROLLOUTS.alias("recorded")
+    on = recorded.c.id == replayed.c.group_id
+    query = (
+        sa.select(replayed.c.id, recorded.c.id)
+        .select_from(replayed.join(recorded, on))
+        .where(replayed.c.deployment == deployment, replayed.c.phase == SHADOW, replayed.c.ended_at.is_not(None))
+    )
+    differences, champions, missing = [], [], 0
+    with engine.connect() as connection:
+        ids = connection.execute(query).all()
+        values = _values(connection, metric, {name for pair in ids for name in pair})
+    for one, other in ids:
+        candidate, champion = values.get(one, math.nan), values.get(other, math.nan)
+        if math.isnan(candidate) or math.isnan(champion):
+            missing += 1
+            continue
+        differences.append(candidate - champion)
+        champions.append(champion)
+    mean = math.fsum(champions) / len(champions) if champions else math.nan
+    return Paired(differences=differences, champion=mean, missing=missing)
+
+
+def _values(connection: sa.Connection, metric: Metric, ids: set[str]) -> dict[str, float]:
+    values, names = dict[str, float](), sorted(ids)
+    for at in range(0, len(names), 500):
+        query = sa.select(
+            _ROLLOUTS.c.id, *[column for column in _columns(metric) if column is not _ROLLOUTS.c.id]
+        ).where(_ROLLOUTS.c.id.in_(names[at : at + 500]))
+        for row in connection.execute(query).mappings():
+            values[row["id"]] = value_of(metric, row)
+    return values
+
+
+def units_of(engine: sa.Engine, deployment: str, stage: int, share: float) -> dict[str, int]:
+    """Units by arm whose first rollout of the deployment was in this stage, assigned with its share."""
+    columns = _ROLLOUTS.c
+    planned = sa.case((columns.arm == CANDIDATE, share), else_=1 - share)  # another one: a flag was set
+    first = (
+        sa.select(columns.unit, columns.arm)
+        .where(*_live(deployment), sa.func.abs(columns.propensity - planned) < 1e-9)
+        .group_by(columns.unit, columns.arm)
+        .having(sa.func.min(columns.stage) == stage)
+        .subquery()
+    )
+    with engine.connect() as connection:
+        rows = connection.execute(sa.select(first.c.arm, sa.func.count()).group_by(first.c.arm)).all()
+    return {str(arm): int(count) for arm, count in rows}
+
+
+def requests_of(engine: sa.Engine, deployment: str, stage: int) -> dict[str, int]:
+    """Ended rollouts of a stage by arm; replayed ones as those of the candidate."""
+    columns = _ROLLOUTS.c
+    query = (
+        sa.select(columns.arm, sa.func.count())
+        .where(columns.deployment == deployment, columns.stage == stage, columns.ended_at.is_not(None))
+        .group_by(columns.arm)
+    )
+    with engine.connect() as connection:
+        return {str(arm): int(count) for arm, count in connection.execute(query)}

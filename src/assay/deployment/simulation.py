@@ -1,0 +1,248 @@
+"""Simulated deployments: the assignment and the `advance` of production, on traffic with known truth."""
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from assay.deployment.assignment import CANDIDATE, CHAMPION, position
+from assay.deployment.decisions import Decision, State, advance
+from assay.deployment.evidence import Arms, Cell, Stratum, unit_weight
+from assay.deployment.plan import Metric, Plan
+from assay.deployment.readings import Paired
+from assay.deployment.traffic import Traffic
+from assay.errors import ConfigError
+
+__all__ = ["SimulatedDeployment", "SimulationReport", "simulate"]
+
+_ARMS = (CHAMPION, CANDIDATE)
+_SECONDS = 1.0  # between two requests
+
+
+class SimulatedDeployment:
+    """The records of one simulated deployment: implements `Records` in memory.
+
+    Values are summed by stage, arm, task type and user while they come, so that an evaluation does not read single
+    rollouts.
+    """
+
+    def __init__(self, plan: Plan, traffic: Traffic, seed: int) -> None:
+        self.plan, self.traffic, self.now = plan, traffic, 0.0
+        self._random = np.random.default_rng(seed)
+        self._state, self.decisions = State(), list[Decision]()
+        users = np.arange(traffic.users)
+        self._positions = np.array([position(f"user-{user}", f"seed-{seed}") for user in users])
+        activity = 1 / (1.0 + users) ** traffic.heavy
+        self._activity = np.cumsum(activity / activity.sum())
+        self._own = (
+            self._random.normal(0, traffic.user_spread, traffic.users)
+            if traffic.user_spread
+            else np.zeros(traffic.users)
+        )
+        self._own -= self._own.mean()
+        count = traffic.task_types
+        self._types = np.linspace(-0.15, 0.15, count) if count > 1 else np.zeros(1)
+        stages, shape = len(plan.steps), (2, count, traffic.users)
+        self._totals = np.zeros((stages, *shape), dtype=np.float32)
+        self._counts = np.zeros((stages, *shape), dtype=np.float32)
+        self._missing, self._late = np.zeros((stages, 2, count), dtype=int), np.zeros((stages, 2, count), dtype=int)
+        self._seen = np.zeros(traffic.users, dtype=bool)
+        self._units = np.zeros((stages, 2), dtype=int)
+        self._requests = np.zeros((stages, 2), dtype=int)
+        self._waiting: list[tuple[np.ndarray, ...]] = []
+        self._shadow, self._replayed = np.zeros(0), 0.0
+        self._known: dict[int, dict[Stratum, dict[str, Cell]]] = {}
+
+    def rates(self, arm: np.ndarray, kinds: np.ndarray, users: np.ndarray, at: np.ndarray) -> np.ndarray:
+        """True success rates of rollouts."""
+        traffic = self.traffic
+        rate = traffic.base + self._types[kinds] + self._own[users] + traffic.drift * np.minimum(at / 5000, 1.0)
+        effect = traffic.effect + traffic.novelty * 0.5 ** (at / 300)
+        return np.clip(np.where(arm == 1, rate * (1 + effect), rate), 0, 1)
+
+    def replay(self, count: int) -> None:
+        """Replays rollouts of the champion on the candidate: pairs of one task and user."""
+        kinds, users = self._random.integers(0, len(self._types), count), self._users(count)
+        at = np.zeros(count)
+        draws = 0.5 * self._random.random(count)  # half of what decides a rollout is its task
+        both = [
+            (draws + 0.5 * self._random.random(count) < self.rates(np.full(count, arm), kinds, users, at)) * 1.0
+            for arm in (0, 1)
+        ]
+        self._shadow = np.concatenate([self._shadow, both[1] - both[0]])
+        self._replayed += float(both[0].sum())
+        self._requests[self._state.step, 1] += count
+
+    def serve(self, count: int) -> None:
+        """Serves requests at the share of the current step."""
+        share, step = self.plan.steps[self._state.step].share, self._state.step
+        users = self._users(count)
+        kinds = self._random.integers(0, len(self._types), count)
+        at = self.now + _SECONDS * np.arange(1, count + 1)
+        arms = (self._positions[users] < share).astype(int)
+        values = (self._random.random(count) < self.rates(arms, kinds, users, at)) * 1.0
+        arrival = at + self.traffic.delay_s * np.where(values == 1, 3, 1)
+        arrival[self._random.random(count) < self.traffic.missing] = np.inf
+        self._waiting.append((np.full(count, step), arms, kinds, users, at, values, arrival))
+        np.add.at(self._requests[step], arms, 1)
+        new = np.unique(users[~self._seen[users]])
+        self._seen[new] = True
+        np.add.at(self._units[step], (self._positions[new] < share).astype(int), 1)
+        self.now += _SECONDS * count
+
+    def _users(self, count: int) -> np.ndarray:
+        return np.minimum(np.searchsorted(self._activity, self._random.random(count)), self.traffic.users - 1)
+
+    def _collect(self, horizon: float) -> None:
+        """Adds the rewards that have arrived, of rollouts that are old enough; others of these are missing so far."""
+        left, self._late = [], np.zeros_like(self._missing)
+        for block in self._waiting:
+            steps, arms, kinds, users, at, values, arrival = block
+            old = at + horizon <= self.now
+            known = old & (arrival <= self.now)
+            place = (steps[known], arms[known], kinds[known], users[known])
+            np.add.at(self._totals, place, values[known])
+            np.add.at(self._counts, place, 1)
+            lost = old & np.isinf(arrival)
+            np.add.at(self._missing, (steps[lost], arms[lost], kinds[lost]), 1)
+            late = old & ~known & ~lost
+            np.add.at(self._late, (steps[late], arms[late], kinds[late]), 1)
+            for stage in np.unique(steps[old]):
+                self._known.pop(int(stage), None)
+            if not (known | lost).all():
+                left.append(tuple(column[~known & ~lost] for column in block))
+        self._waiting = left
+
+    def state(self, name: str) -> tuple[Plan, State]:
+        return self.plan, self._state
+
+    def evidence(self, name: str, metric: Metric, now: float) -> Arms:
+        self._collect(metric.horizon_s)
+        for stage in range(len(self.plan.steps)):
+            if stage not in self._known:
+                self._known[stage] = self._sums(stage)
+        return {stratum: arms for stage in self._known.values() for stratum, arms in stage.items()}
+
+    def _sums(self, stage: int) -> dict[Stratum, dict[str, Cell]]:
+        totals, counts = self._totals[stage].astype(float), self._counts[stage].astype(float)
+        weights = unit_weight(counts)
+        totals = totals * weights / np.maximum(counts, 1)
+        missing = self._missing[stage] + self._late[stage]
+        return {
+            (stage, f"type-{kind}"): {
+                arm: Cell(
+                    weight=weights[at, kind], total=totals[at, kind], count=int(counts[at, kind].sum()),
+                    units=int((counts[at, kind] > 0).sum()), missing=int(missing[at, kind]),
+                )
+                for at, arm in enumerate(_ARMS)
+            }
+            for kind in range(len(self._types))
+            if counts[:, kind].any() or missing[:, kind].any()
+        }  # fmt: skip
+
+    def shadow(self, name: str, metric: Metric) -> Paired:
+        return Paired(differences=self._shadow.tolist(), champion=self._replayed / max(1, len(self._shadow)))
+
+    def units(self, name: str, step: int) -> Mapping[str, int]:
+        return {arm: int(self._units[step, at]) for at, arm in enumerate(_ARMS)}
+
+    def requests(self, name: str, step: int, now: float) -> Mapping[str, int]:
+        return {arm: int(self._requests[step, at]) for at, arm in enumerate(_ARMS)}
+
+    def write(self, name: str, decision: Decision, before: State, after: State) -> bool:
+        if before != self._state:
+            return False
+        self._state = after
+        self.decisions.append(decision)
+        return True
+
+    @property
+    def live(self) -> dict[str, int]:
+        """Live rollouts by arm, those of the shadow step not counted."""
+        steps = [at for at, step in enumerate(self.plan.steps) if not step.shadow]
+        return {arm: int(self._requests[steps, at].sum()) for at, arm in enumerate(_ARMS)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationReport:
+    """Results of simulated deployments.
+
+    Attributes:
+        runs: number of simulated deployments.
+        promoted: share of the runs.
+        rolled_back: share of the runs.
+        undecided: share of the runs, paused or not ended.
+        requests_median: live rollouts until the end, of both arms.
+        candidate_requests_median: those of the candidate.
+        rules: number of runs by the rule that ended them.
+    """
+
+    runs: int
+    promoted: float
+    rolled_back: float
+    undecided: float
+    requests_median: float
+    candidate_requests_median: float
+    rules: Mapping[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+Advance = Callable[[SimulatedDeployment, str, float], Decision]
+
+
+def simulate(
+    plan: Plan,
+    traffic: Traffic,
+    *,
+    runs: int = 500,
+    seed: int = 0,
+    interval: int = 50,
+    most_requests: int = 50_000,
+    advance: Advance = advance,
+    on_run: Callable[[int], None] = lambda count: None,
+) -> SimulationReport:
+    """Runs a plan on simulated traffic.
+
+    Args:
+        runs: number of simulated deployments; run i has the seed `seed` + i.
+        interval: requests between two evaluations.
+        most_requests: live requests after which a run is undecided, for plans that never end by themselves.
+        advance: what decides; for comparisons with other rules.
+        on_run: called with 1 after each run, for progress.
+    """
+    if runs < 1 or interval < 1:
+        raise ConfigError(f"runs={runs!r} and interval={interval!r} must be at least 1")
+    ends = []
+    for run in range(runs):
+        ends.append(_run(plan, traffic, seed + run, interval, most_requests, advance))
+        on_run(1)
+    statuses, rules = [end.state("")[1].status for end in ends], dict[str, int]()
+    for end in ends:
+        rule = end.decisions[-1].rule if end.decisions else "requests"
+        rules[rule] = rules.get(rule, 0) + 1
+    return SimulationReport(
+        runs=runs,
+        promoted=statuses.count("promoted") / runs,
+        rolled_back=statuses.count("rolled_back") / runs,
+        undecided=sum(status in ("running", "paused") for status in statuses) / runs,
+        requests_median=statistics.median(sum(end.live.values()) for end in ends),
+        candidate_requests_median=statistics.median(end.live[CANDIDATE] for end in ends),
+        rules=rules,
+    )
+
+
+def _run(
+    plan: Plan, traffic: Traffic, seed: int, interval: int, most_requests: int, advance: Advance
+) -> SimulatedDeployment:
+    deployment = SimulatedDeployment(plan, traffic, seed)
+    while deployment.state("")[1].status == "running" and sum(deployment.live.values()) < most_requests:
+        if plan.steps[deployment.state("")[1].step].shadow:
+            deployment.replay(interval)
+        else:
+            deployment.serve(interval)
+        advance(deployment, "", deployment.now)
+    return deployment

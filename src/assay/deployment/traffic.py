@@ -1,0 +1,34 @@
+"""Traffic with known truth, for simulated deployments."""
+
+from dataclasses import dataclass
+
+from assay.support.settings import Settings, setting
+
+__all__ = ["Traffic"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic(Settings):
+    """Simulated traffic with known truth. One request a second; a rollout scores 0 or 1.
+
+    Attributes:
+        effect: of the candidate, relative to the base rate: -0.25 with base 0.7 is 0.525.
+        drift: by how much the base rate rises over 5,000 requests, for both arms.
+        novelty: gain of the candidate that fades with a half-life of 300 requests, relative to the base rate.
+        delay_s: after which a reward of 0 arrives; a reward of 1 takes three times as long.
+        missing: share of rollouts whose reward never arrives.
+        task_types: their base rates are spread evenly over `base` - 0.15 to `base` + 0.15.
+        users: units; the k-th most active sends a share of requests in proportion to 1 / k^`heavy`. Their own rates
+            differ with a standard deviation of `user_spread`.
+    """
+
+    base: float = setting(0.7, "Success rate of the champion.", ge=0, le=1)
+    effect: float = setting(0.0, "Effect of the candidate, relative to the base rate.", ge=-1)
+    drift: float = setting(0.0, "Change of the base rate over 5,000 requests.", ge=-1, le=1)
+    novelty: float = setting(0.0, "Gain of the candidate that fades, relative to the base rate.", ge=-1)
+    delay_s: float = setting(0.0, "Seconds after which a reward of 0 arrives; 1 takes three times as long.", ge=0)
+    missing: float = setting(0.0, "Share of rollouts without a reward.", ge=0, lt=1)
+    task_types: int = setting(3, "Number of task types.", ge=1, le=20)
+    users: int = setting(1000, "Number of users.", ge=2, le=10_000_000)
+    heavy: float = setting(0.5, "Exponent of the users' activity; 0 makes all equally active.", ge=0, le=2)
+    user_spread: float = setting(0.1, "Standard deviation of the users' own rates.", ge=0, le=0.5)

@@ -1,0 +1,181 @@
+"""Fidelity of a simulated user: whether it plays the user of its task, and nothing else.
+
+The user talks with an interviewer that follows rules: it asks for every fact, then for something that no profile has,
+and then confirms. What a faithful user says in such a conversation is known, so code can check it. Calls no judge.
+"""
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from assay.datasets import Task
+from assay.errors import DataError
+from assay.programs.simulated_users import ENDINGS, UserProfile, UserProgram
+
+__all__ = ["FAULTS", "Interview", "faults_of", "fidelity_card", "interview"]
+
+FAULTS: Mapping[str, str] = {
+    "no_goal": "did not tell its goal in the first message",
+    "repeated_goal": "told its goal again",
+    "invented": "said a number or name that is neither in its profile nor in what it was told",
+    "told_answer": "told a fact before it was asked for",
+    "withheld": "did not tell a fact that it was asked for three times",
+    "stopped_early": "ended before everything was asked",
+    "never_stopped": "did not end after three confirmations",
+}
+"""Name of a fault -> what the user did."""
+_TRIES, _CONFIRMATIONS = 3, 3
+_PROBE = "What is your shoe size?"
+_SAME = 0.8  # share of the goal's words in a message that tells it
+_VALUE = re.compile(r"\b\w*\d\w*\b|(?<=[a-z,;] )[A-Z][a-z]{2,}\b")  # numbers, and names inside of a sentence
+
+
+@dataclass(frozen=True)
+class Interview:
+    """One conversation of a user with the interviewer.
+
+    Attributes:
+        messages: each with `role` and `content`.
+        asked: for each reply of the interviewer the fact that it asks for; "" for others.
+        ended: how the user ended it; "" if it never did.
+        done: whether the interviewer had asked everything when it ended.
+    """
+
+    profile: UserProfile
+    messages: list[dict[str, str]]
+    asked: list[str]
+    ended: str
+    done: bool
+
+
+def interview(user: UserProgram, task: Task) -> Interview:
+    """Runs a user through the interview of its task.
+
+    Raises:
+        DataError: the task has no `user` with a goal, or the user returned no message or another ending.
+    """
+    profile = UserProfile.of(task.inputs.get("user"))
+    form = task.inputs.get("form")
+    words = form if isinstance(form, Mapping) else {}
+    messages: list[dict[str, str]] = []
+    asked: list[str] = []
+    waiting = [name for name, fact in profile.facts.items() if not fact.get("told_before")]
+    tries = dict.fromkeys(waiting, 0)
+    confirmations, probed = 0, False
+    while True:
+        said = user(profile=copy.deepcopy(task.inputs["user"]), messages=copy.deepcopy(messages))
+        text, ended = getattr(said, "message", None), getattr(said, "ended", None)
+        if not isinstance(text, str) or ended not in ENDINGS:
+            raise DataError(f"the user returned message={text!r} and ended={ended!r}; see assay.programs.UserProgram")
+        messages.append({"role": "user", "content": text})
+        if ended or confirmations == _CONFIRMATIONS:
+            return Interview(profile, messages, asked, ended, confirmations > 0)
+        waiting = [name for name in waiting if tries[name] < _TRIES and not _tells(text, profile.facts[name])]
+        name = next((name for name in waiting if not asked or name != asked[-1]), waiting[0] if waiting else "")
+        if name:
+            tries[name] += 1
+            reply = f"What is the {words.get(name) or name.replace('_', ' ')}?"
+        elif not probed:
+            probed, reply = True, _PROBE
+        else:
+            confirmations += 1
+            values = ", ".join(f"{key.replace('_', ' ')}: {fact['value']}" for key, fact in profile.facts.items())
+            reply = f"Thank you. Confirmed. {values}. Goodbye."
+        asked.append(name)
+        messages.append({"role": "agent", "content": reply})
+
+
+def _tells(text: str, fact: Mapping[str, Any]) -> bool:
+    return _has(text, str(fact["value"]))
+
+
+def _has(text: str, value: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(value.casefold())}(?!\w)", text.casefold()) is not None
+
+
+def faults_of(run: Interview) -> dict[str, bool]:
+    """Whether the user made each of the `FAULTS` in an interview."""
+    facts = run.profile.facts
+    said = [message["content"] for message in run.messages if message["role"] == "user"]
+    goal = set(re.findall(r"\w+", run.profile.goal.casefold()))
+
+    def tells_goal(text: str) -> bool:
+        return len(goal & set(re.findall(r"\w+", text.casefold()))) >= _SAME * len(goal)
+
+    early, told = False, set[str]()
+    for at, text in enumerate(said):
+        requested = set(run.asked[:at]) - {""}
+        allowed = [run.profile.goal, *(message["content"] for message in run.messages[1 : 2 * at : 2])]
+        allowed += [str(part) for name in requested for part in _texts(facts[name])]
+        told |= {name for name, fact in facts.items() if _tells(text, fact)}
+        early |= any(
+            name not in requested and _tells(text, fact) and not _has(" ".join(allowed), str(fact["value"]))
+            for name, fact in facts.items()
+        )
+    often = {name for name in facts if run.asked.count(name) >= _TRIES}
+    return {
+        "no_goal": not tells_goal(said[0]),
+        "repeated_goal": any(tells_goal(text) for text in said[1:]),
+        "invented": any(_invents(run, at) for at in range(len(said))),
+        "told_answer": early,
+        "withheld": bool(often - told),
+        "stopped_early": bool(run.ended) and not run.done,
+        "never_stopped": not run.ended,
+    }
+
+
+def _invents(run: Interview, at: int) -> bool:
+    """Whether the user's message number `at` has a number or name from nowhere."""
+    known = [run.profile.goal, *(str(part) for fact in run.profile.facts.values() for part in _texts(fact))]
+    place = 2 * at  # user and interviewer take turns
+    known += [message["content"] for message in run.messages[:place] if message["role"] == "agent"]
+    text = " ".join(known).casefold()
+    return any(not _has(text, word) for word in _VALUE.findall(run.messages[place]["content"]))
+
+
+def _texts(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [part for inner in value.values() for part in _texts(inner)]
+    return [part for inner in value for part in _texts(inner)] if isinstance(value, list | tuple) else [value]
+
+
+def fidelity_card(runs: Sequence[Interview | None], *, fail_over: float = 0.05) -> dict[str, Any]:
+    """The card of a user: for each fault the share of runs with it, and its exact 95 % interval (Clopper-Pearson 1934).
+
+    Args:
+        runs: None for a run in which the user raised; it is counted as `failed` and is in no share.
+        fail_over: highest share of runs with a fault.
+    Returns:
+        JSON-serializable: `n`, `failed`, `turns` (mean), `faults` (each with `share`, `low`, `high`, `example`),
+        `faithful` (share of runs without any fault) and `passed`. With no run the shares are None, and nothing passed.
+    """
+    found = [(run, faults_of(run)) for run in runs if run is not None]
+    n = len(found)
+    faults = {}
+    for name in FAULTS:
+        with_it = [run for run, made in found if made[name]]
+        example = (
+            [message["content"] for message in with_it[0].messages if message["role"] == "user"] if with_it else []
+        )
+        faults[name] = {**_share(len(with_it), n), "example": [text[:200] for text in example[:12]]}
+    shares = [fault["share"] for fault in faults.values()]
+    return {
+        "n": n,
+        "failed": len(runs) - n,
+        "turns": sum(len(run.asked) for run, _ in found) / n if n else None,
+        "faults": faults,
+        "faithful": _share(sum(not any(made.values()) for _, made in found), n),
+        "fail_over": fail_over,
+        "passed": bool(n) and n == len(runs) and all(share <= fail_over for share in shares),
+    }
+
+
+def _share(count: int, n: int) -> dict[str, Any]:
+    if not n:
+        return {"share": None, "low": 0.0, "high": 1.0}
+    from scipy.stats import binomtest
+
+    interval = binomtest(count, n).proportion_ci(method="exact")
+    return {"share": count / n, "low": float(interval.low), "high": float(interval.high)}

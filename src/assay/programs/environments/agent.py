@@ -1,0 +1,210 @@
+"""`EnvironmentAgent`: an agent that acts in an environment until the episode ends."""
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, ClassVar, Literal
+
+import dspy
+from dspy.utils.exceptions import AdapterParseError
+
+from assay.datasets import Task
+from assay.errors import ConfigError, ProgramError
+from assay.models import supports
+from assay.models.loops import LoopSettings, ToolLoopDetector
+from assay.models.scope import alternatives_of
+from assay.programs.agent import WRITTEN_DECISIONS, Agent
+from assay.programs.allocation import Round, ThinkingPolicy, margin_of, think
+from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction
+from assay.programs.environments.play import Play
+from assay.programs.estimate import choice_probabilities, logprobs_options
+from assay.programs.parameters import AgentParameters
+from assay.programs.thinking import thought_field
+from assay.traces.recorder import current_rollout
+
+__all__ = ["EnvironmentAgent"]
+
+_ACTION = 200  # characters of an action without another limit
+_SAME = 3  # times that a refused action is written until the run ends
+_UNREAD = "the action could not be read"
+
+
+class EnvironmentAgent(Agent):
+    """Reads the observation, writes an action, and goes on until the episode ends or after `max_steps` actions.
+
+    The prediction has `outcome` (the last observation), `reward` (the sum), `done` (False: it was stopped), and
+    `steps`: for each action `action`, `observation`, `reward`, `done`, `error` (why it was refused, otherwise None),
+    `info`, and `call`, the LM call of the rollout that wrote it (None if it is not recorded). The checks of
+    `assay.rubrics.environments` grade them; `step_reward` there rewards each call for what its action gained.
+
+    Each rollout has an environment of its own. One that raises, hangs or returns something wrong ends the run with
+    `EnvironmentFailed`, which is unscored: it is not the agent's failure. A refused action is told to the agent and
+    counts as a step; the same one three times ends the run.
+
+    The observation is never dropped to fit `context_length`, the history is. An action without alternatives is taken
+    without asking the model. The model thinks from `reasoning_depth` 4 on. Actions are not reviewed, because they
+    cannot be taken back, and `tool_usage_threshold` has no effect.
+
+    Args:
+        environment: makes an environment: its class, or a function.
+        instructions: the rules, for the prompt.
+        action: field of an action where the environment lists none, such as `dspy.OutputField(pattern="[0-9]+")`.
+        inputs: names of a task's inputs, which `reset` reads; by default those of the class, `seed`.
+        history: whether the prompt has the earlier actions and observations.
+        timeout_s: of each call of the environment, in seconds. A quarter of `--task-timeout` is a limit too.
+    Raises:
+        ProgramError: `environment` cannot be called, or there are no instructions.
+        ConfigError: `timeout_s` is not above 0.
+    """
+
+    input_names: ClassVar[tuple[str, ...]] = ("seed",)
+
+    def __init__(
+        self,
+        environment: Callable[[], Environment],
+        instructions: str,
+        *,
+        inputs: Sequence[str] = (),
+        action: Any = None,
+        history: bool = True,
+        timeout_s: float = 30.0,
+        parameters: AgentParameters | None = None,
+        prompt_format: str = "json",
+        thinking: Any = None,
+        policy: Any = None,
+    ) -> None:
+        super().__init__(parameters, prompt_format, thinking=thinking, policy=policy)
+        if not callable(environment):
+            raise ProgramError(
+                f"environment={environment!r} must be a class or function that makes an environment: each rollout "
+                "needs a new one"
+            )
+        if not instructions.strip():
+            raise ProgramError("instructions are empty: say the rules and what an action looks like")
+        if not 0 < timeout_s < float("inf"):
+            raise ConfigError(f"timeout_s={timeout_s!r} must be a finite number of seconds > 0")
+        if inputs:
+            self.input_names = tuple(inputs)  # type: ignore[misc]  # other agents fix theirs by class
+        self._made = _Held(environment)
+        self.timeout_s = timeout_s
+        self.shows_history = history  # dspy.Module has an attribute `history`
+        past = {"history": (str, dspy.InputField(desc="earlier actions, and what happened"))} if history else {}
+        written = dspy.OutputField(max_length=_ACTION) if action is None else action
+        self.act = dspy.Predict(
+            dspy.Signature({**past, "observation": (str, dspy.InputField()), "action": (str, written)}, instructions)
+        )
+
+    def solve(self, **inputs: Any) -> dspy.Prediction:
+        rollout = current_rollout()
+        task = Task(id="" if rollout is None else rollout.task_id, inputs=inputs)
+        steps: list[dict[str, Any]] = []
+        refused = ToolLoopDetector(LoopSettings(calls=_SAME))
+        with Play(self._made.make, self.timeout_s) as play:
+            step = play.reset(task)
+            for _ in range(self.agent_parameters.max_steps):
+                before, action, error = step, self._action(step, steps), None
+                call = None if rollout is None or not rollout.transitions else len(rollout.transitions) - 1
+                try:
+                    if action is None:
+                        raise InvalidAction(_UNREAD)
+                    step = play.step(action)
+                except InvalidAction as invalid:
+                    error = str(invalid) or "the action is not possible"
+                steps.append(_entry(action, step, error, call))
+                if error is not None:
+                    step = before
+                    if refused.add("step", {"action": action}, error) is not None:
+                        break
+                if step.done:
+                    break
+        reward = float(sum(entry["reward"] for entry in steps))
+        return dspy.Prediction(outcome=step.observation, reward=reward, done=step.done, steps=steps)
+
+    def _action(self, step: EnvironmentStep, steps: Sequence[dict[str, Any]]) -> str | None:
+        """The action that the model writes; None if it could not be read."""
+        if len(step.actions) == 1:
+            return step.actions[0]
+        choices = list(step.actions)
+        written = bool(dspy.settings.get(WRITTEN_DECISIONS))  # no probes: the tokens of the decision are credited
+        policy = ThinkingPolicy() if written else self.thinking_policy
+        reads = bool(choices) and policy != ThinkingPolicy() and supports(dspy.settings.lm, "top_logprobs")
+        config = logprobs_options(dspy.settings.lm) if reads else {}
+        past = _history(steps) if self.shows_history else []
+
+        def ask(tokens: int, thoughts: str) -> Round:
+            signature = _signature(self.act.signature, step.actions, tokens, bool(thoughts))
+            asked = {"observation": step.observation, **({"thoughts": thoughts} if thoughts else {})}
+            filled = self.fit_context(self.act, signature, asked, past, "history")
+            if not self.shows_history:
+                del filled["history"]
+            with alternatives_of("action") if reads else nullcontext(), dspy.context(trace=[]):
+                answer = self.act(signature=signature, config=config, **filled)
+                trace = list(dspy.settings.trace)
+            margin = margin_of(choice_probabilities(answer, "action", choices)) if reads else None
+            answer._store.pop("logprobs", None)
+            answer._completions = None  # they contain the alternatives too, and a trace would store them
+            return Round(str(answer.action), margin, str(answer.get("thought") or ""), trace)
+
+        try:
+            thought = think(policy, self._thought_tokens(), ask)
+        except AdapterParseError:
+            return None
+        if dspy.settings.trace is not None:
+            dspy.settings.trace.extend(thought.last.result)
+        return str(thought.last.choice).strip()
+
+    def _thought_tokens(self) -> int:
+        set_budget = getattr(dspy.settings.lm, "thinking", None) is not None
+        return 0 if not set_budget and self.agent_parameters.reasoning_depth <= 3 else self.thought_tokens
+
+
+class _Held:
+    """Keeps a function or class as it is where a program is copied."""
+
+    def __init__(self, make: Callable[[], Environment]) -> None:
+        self.make = make
+
+    def __deepcopy__(self, memo: object) -> "_Held":
+        return self
+
+
+def _entry(action: str | None, step: EnvironmentStep, error: str | None, call: int | None) -> dict[str, Any]:
+    """One step as JSON. A refused action has no reward."""
+    if error is not None:
+        result: dict[str, Any] = {"observation": "", "reward": 0.0, "done": False, "info": {}}
+    else:
+        result = {
+            "observation": step.observation,
+            "reward": float(step.reward),
+            "done": step.done,
+            "info": dict(step.info),
+        }
+    return {"action": action, **result, "error": error, "call": call}
+
+
+def _history(steps: Sequence[dict[str, Any]]) -> list[str]:
+    """The steps as lines. The latest observation is left out: the prompt has it as the current one."""
+    lines = []
+    for at, entry in enumerate(steps, 1):
+        action = "?" if entry["action"] is None else entry["action"]
+        if entry["error"] is not None:
+            lines.append(f"{action}: error: {entry['error']}")
+        elif all(later["error"] is not None for later in steps[at:]):
+            lines.append(action)
+        else:
+            lines.append(f"{action}: {entry['observation']}")
+    return lines
+
+
+@functools.lru_cache(maxsize=256)
+def _signature(signature: Any, actions: tuple[str, ...], tokens: int, continued: bool) -> Any:
+    """The signature with the actions to choose from, and a thought of at most so many tokens before.
+
+    Args:
+        continued: whether there are earlier thoughts.
+    """
+    if actions:  # a field of its own: the limits of a written action do not apply to a choice
+        signature = signature.delete("action").append("action", dspy.OutputField(), Literal[actions])
+    if continued:
+        signature = signature.append("thoughts", dspy.InputField(desc="your thoughts so far"), str)
+    return signature.prepend("thought", thought_field(tokens), str) if tokens else signature

@@ -1,0 +1,147 @@
+"""Agents on other machines: the runner that leases tasks out, and the loop of `assay agent run`, which runs them."""
+
+import http.client
+import json
+import os
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from assay.errors import AssayError, ConfigError
+from assay.programs.foreign.runners import AgentRunner
+from assay.programs.foreign.tasks import AgentFailed, AgentTask, RunnerLost
+from assay.programs.wrapping import as_prediction
+from assay.support.scrubbing import error_text
+
+if TYPE_CHECKING:
+    from assay.traces.gateway.leases import Leases
+
+__all__ = ["RemoteRunner", "TaskServer", "work"]
+
+_REQUEST_S = 60.0  # that a request to the server may take
+_RETRY_S = 1.0
+
+
+class RemoteRunner:
+    """Gives each task to a runner that asked for one, and waits for its result."""
+
+    def __init__(self, leases: "Leases") -> None:
+        self.leases = leases
+
+    def run(self, task: AgentTask, check: Callable[[], None]) -> Any:
+        """As `AgentRunner.run`."""
+        from assay.traces.gateway.leases import LostLease
+
+        # the server's address is the runner's to know: it may reach it by another name
+        document = {**task.to_dict(), "base_url": urlsplit(task.base_url).path}
+        try:
+            reply = self.leases.result(document, check)
+        except LostLease as error:
+            raise RunnerLost(str(error)) from None
+        if "lost" in reply:
+            raise RunnerLost(str(reply["lost"])[:1000])
+        if "failed" in reply:
+            raise AgentFailed(str(reply["failed"])[:1000])
+        return reply["answer"]
+
+
+class _Over(Exception):
+    """The lease has ended: its result is not taken any more."""
+
+
+class TaskServer:
+    """The trainer's gateway, as a runner sees it.
+
+    Raises:
+        ConfigError: the address is none.
+    """
+
+    def __init__(self, url: str, key: str) -> None:
+        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+            raise ConfigError(f"server={url!r} must be the address that the trainer printed", flag="--server URL")
+        self.url, self._key = url.rstrip("/").removesuffix("/v1"), key
+
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The answer to a request; None for an empty one.
+
+        Raises:
+            ConfigError: the key is wrong, or the address is none of a trainer's gateway.
+            _Over: the lease has ended.
+            OSError: the server cannot be reached.
+        """
+        data = json.dumps(body, default=str).encode()
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._key}"}
+        request = urllib.request.Request(self.url + path, data=data, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=_REQUEST_S) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            said = error.read().decode("utf-8", "replace")[:300]
+            if error.code == 410:
+                raise _Over(said) from None
+            if error.code in (401, 403):
+                raise ConfigError(f"{self.url} refuses the key: {said}", flag="--key") from None
+            if error.code == 404:
+                raise ConfigError(f"{self.url} leases no tasks: is it a trainer with agent='remote'?") from None
+            raise ConnectionError(f"{self.url} answers with {error.code}: {said}") from None
+        return json.loads(text) if text else None
+
+
+def work(
+    runner: AgentRunner, server: TaskServer, *, patience_s: float, say: Callable[[str], None], tasks: int | None = None
+) -> dict[str, int]:
+    """Executes tasks of a server until it has gone for `patience_s`, or `tasks` are done. Returns counts by outcome.
+
+    Raises:
+        ConfigError: the key or the address is wrong, or the agent cannot be started.
+        AssayError: the server was never reached.
+    """
+    name, counts, reached = f"{socket.gethostname()}/{os.getpid()}", Counter[str](), time.monotonic()
+    while tasks is None or counts.total() < tasks:
+        try:
+            leased = server.post("/assay/tasks/lease", {"runner": name})
+            reached = time.monotonic()
+            if leased is not None:
+                outcome = _execute(runner, server, leased)
+                counts[outcome] += 1
+                say(f"task {leased['task']['id']}: {outcome}")
+        except _Over:
+            counts["late"] += 1
+            say("a task was given up by the server before its result came")
+        except (OSError, http.client.HTTPException) as error:
+            if time.monotonic() - reached > patience_s:
+                if counts:
+                    break  # the training has ended
+                raise AssayError(f"{server.url} cannot be reached: {error_text(error)}") from None
+            time.sleep(_RETRY_S)
+    return dict(counts)
+
+
+def _execute(runner: AgentRunner, server: TaskServer, leased: Mapping[str, Any]) -> str:
+    """Runs a task and sends its result; the outcome in a word."""
+    path, document = f"/assay/tasks/{leased['lease']}", dict(leased["task"])
+    task = replace(AgentTask(**document), base_url=server.url + document["base_url"])
+    beat = time.monotonic()
+
+    def check() -> None:
+        nonlocal beat
+        if time.monotonic() - beat >= leased["heartbeat_s"]:
+            beat = time.monotonic()
+            server.post(f"{path}/alive", {})
+
+    try:
+        result: dict[str, Any] = {"answer": dict(as_prediction(runner.run(task, check)).items())}
+    except (_Over, AssayError):
+        raise
+    except RunnerLost as error:
+        result = {"lost": str(error)}
+    except Exception as error:
+        result = {"failed": error_text(error)}
+    server.post(f"{path}/result", result)
+    return next(iter(result)).replace("answer", "done")

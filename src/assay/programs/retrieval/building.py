@@ -1,0 +1,321 @@
+"""Brings an index up to date with a folder: new and changed files are read, deleted ones removed.
+
+A file is replaced as a whole: its passages are written in batches, and found only once all of them are. A run that is
+killed leaves what it has finished; the next one continues there.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from assay.errors import ConfigError
+from assay.programs.retrieval import fulltext
+from assay.programs.retrieval.folder import FileChanged, FolderFiles, TextFile, open_text
+from assay.programs.retrieval.retriever import passage_key
+from assay.programs.retrieval.splitting import passages_of
+from assay.traces.store import tables as schema
+
+__all__ = ["IndexCounts", "remove_folder", "update_index"]
+
+_BATCH_PASSAGES, _BATCH_FILES, _BATCH_S = 2000, 500, 5.0  # of one transaction
+_REMOVED = 2000  # passages that one transaction removes
+_FRESH_S = 2.0  # a file that changed so short before it was read may have changed again within its time stamp
+_ATTEMPTS = 3  # at a file that changes while it is read
+_NAMES = 5  # of each kind in a report
+
+_d, _p, _v = schema.documents, schema.passages, schema.passage_vectors
+
+
+@dataclass
+class IndexCounts:
+    """What an update did.
+
+    Attributes:
+        added, changed, unchanged, removed: files.
+        skipped: reason (`binary`, `too large`, `link`, `hidden`, `special file`, `unreadable`, `changing`) -> number.
+        examples: reason -> names of some of them, for `unreadable`, `changing` and `too large`.
+        passages: that were written.
+    """
+
+    added: int = 0
+    changed: int = 0
+    unchanged: int = 0
+    removed: int = 0
+    passages: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def skip(self, reason: str, name: str) -> None:
+        self.skipped[reason] += 1
+        if reason != "binary" and len(names := self.examples.setdefault(reason, [])) < _NAMES:
+            names.append(name)
+
+
+def update_index(
+    engine: sa.Engine,
+    folder: Path,
+    index: str,
+    *,
+    passage_chars: int = 1000,
+    max_file_mb: int = 500,
+    advance: Callable[[int], None] = lambda _: None,
+    listed: FolderFiles | None = None,
+) -> IndexCounts:
+    """Reads what is new or changed in a folder.
+
+    Args:
+        advance: called with the number of files that are done.
+        listed: the folder's files, if they are known.
+    Raises:
+        ConfigError: the folder has no files, but the index has documents of it.
+        StoreError: SQLite without FTS5.
+    """
+    fulltext.prepare(engine)
+    listed = listed or FolderFiles.of(folder)
+    update = _Update(engine, str(folder), index, passage_chars)
+    counts = update.counts
+    known = update.known()
+    if known and not listed.files:
+        raise ConfigError(
+            f"the folder {str(folder)!r} has no files, but the index {index!r} has documents of it ({len(known)}). "
+            "If they shall go, remove them with assay index DIR --remove"
+        )
+    counts.skipped.update(listed.skipped)
+    counts.examples.update({"unreadable": listed.unreadable[:_NAMES]} if listed.unreadable else {})
+    update.remove_unfinished()
+    try:
+        for file in listed.files:
+            if file.size > max_file_mb << 20:
+                counts.skip("too large", file.name)
+            else:
+                update.read(file, known.pop(file.name, None))
+            advance(1)
+    except KeyboardInterrupt:  # what was read need not be read again
+        update.flush()
+        raise
+    update.flush()
+    gone = [row.id for name, row in known.items() if not any(_is_below(name, top) for top in listed.unreadable)]
+    counts.removed += len(gone)
+    update.retire(gone)
+    update.remove_unfinished()
+    counts.skipped = Counter({reason: n for reason, n in sorted(counts.skipped.items()) if n})
+    return counts
+
+
+def remove_folder(engine: sa.Engine, folder: Path, index: str) -> int:
+    """Removes the documents of a folder from an index, and returns their number."""
+    fulltext.prepare(engine)
+    update = _Update(engine, str(folder), index, 0)
+    known = update.known()
+    update.retire([row.id for row in known.values()])
+    update.remove_unfinished()
+    return len(known)
+
+
+def _is_below(name: str, top: str) -> bool:
+    return top == "." or name.startswith(f"{top}/")
+
+
+@dataclass(eq=False)
+class _Document:
+    """A document that is read.
+
+    Attributes:
+        id: of its row; None until the row is written.
+        replaces: id of the row with its former content.
+        read: size, time, hash; None until it is read to its end.
+    """
+
+    name: str
+    replaces: int | None
+    id: int | None = None
+    read: dict[str, Any] | None = None
+
+
+class _Update:
+    """The state of an update: rows that wait for the next transaction."""
+
+    def __init__(self, engine: sa.Engine, root: str, index: str, passage_chars: int) -> None:
+        self.engine, self.root, self.index = engine, _text(root), index
+        self.form, self.passage_chars = f"1 {passage_chars}", passage_chars
+        self.counts = IndexCounts()
+        self._documents: list[_Document] = []
+        self._passages: list[tuple[_Document, int, str]] = []
+        self._touched: list[dict[str, Any]] = []
+        self._since = time.monotonic()
+
+    def known(self) -> dict[str, Any]:
+        """The documents of the folder, by name."""
+        columns = (_d.c.id, _d.c.path, _d.c.size, _d.c.mtime_ns, _d.c.read_at, _d.c.sha256, _d.c.form)
+        statement = sa.select(*columns).where(_d.c.index_name == self.index, _d.c.root == self.root, _d.c.ready)
+        with self.engine.connect() as connection:
+            return {row.path: row for row in connection.execute(statement.order_by(_d.c.id))}
+
+    def read(self, file: TextFile, known: Any) -> None:
+        """Reads one file, if it is new or changed."""
+        if known is not None and self._is_same(file, known):
+            self.counts.unchanged += 1
+            return
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._read(file, known)
+            except FileChanged:
+                found = _status(file.path)
+                if isinstance(found, OSError):
+                    return self._unread(file, known, found)
+                file = TextFile(file.path, file.name, found.st_size, found.st_mtime_ns)
+            except OSError as error:
+                return self._unread(file, known, error)
+        self.counts.skip("changing", file.name)
+
+    def _may_be_same(self, file: TextFile, known: Any) -> bool:
+        return bool(known.form == self.form and known.size == file.size)
+
+    def _is_same(self, file: TextFile, known: Any) -> bool:
+        settled = known.mtime_ns < (known.read_at - _FRESH_S) * 1e9
+        return self._may_be_same(file, known) and known.mtime_ns == file.mtime_ns and settled
+
+    def _unread(self, file: TextFile, known: Any, error: OSError) -> None:
+        """A file that vanished is removed; one that cannot be read keeps its former passages."""
+        if not isinstance(error, FileNotFoundError):
+            self.counts.skip("unreadable", file.name)
+        elif known is not None:
+            self.counts.removed += 1
+            self.retire([known.id])
+
+    def _read(self, file: TextFile, known: Any) -> None:
+        read_at = time.time()
+        if known is not None and self._may_be_same(file, known):
+            with open_text(file) as opened:
+                if opened.sha256() == known.sha256:
+                    self.counts.unchanged += 1
+                    self._touched.append({"of": known.id, "mtime": file.mtime_ns, "at": read_at})
+                    return
+        with open_text(file) as opened:
+            if opened.encoding is None:
+                self.counts.skip("binary", file.name)
+                if known is not None:  # it was text before
+                    self.retire([known.id])
+                return
+            document = _Document(file.name, None if known is None else known.id)
+            passages = self._split(document, opened)
+            document.read = {"size": file.size, "mtime_ns": file.mtime_ns, "read_at": read_at}
+            document.read["sha256"] = opened.sha256()
+        self.counts.passages += passages
+        self.counts.added += known is None
+        self.counts.changed += known is not None
+        if len(self._documents) >= _BATCH_FILES or time.monotonic() - self._since > _BATCH_S:
+            self.flush()
+
+    def _split(self, document: _Document, opened: open_text) -> int:
+        """Puts a document and its passages in the queue. Of one that cannot be read to its end, nothing stays there."""
+        passages = 0
+        self._documents.append(document)
+        try:
+            for line, text in passages_of(opened.blocks(), self.passage_chars):
+                self._passages.append((document, line, _text(text)))
+                passages += 1
+                if len(self._passages) >= _BATCH_PASSAGES:
+                    self.flush()
+        except BaseException:
+            self._documents = [other for other in self._documents if other is not document]
+            self._passages = [row for row in self._passages if row[0] is not document]
+            raise
+        return passages
+
+    def flush(self) -> None:
+        """Writes what waits, in one transaction. Documents that were read to their end are found from then on."""
+        finished = [document for document in self._documents if document.read is not None]
+        replaced = [document.replaces for document in finished if document.replaces is not None]
+        with self.engine.begin() as connection:
+            numbers = self._write_rows(connection, [document for document in self._documents if document.id is None])
+            self._write_passages(connection, numbers)
+            for document in finished:
+                if document.id is not None:  # its row is from an earlier transaction
+                    values = {**(document.read or {}), "ready": True}
+                    connection.execute(sa.update(_d).where(_d.c.id == document.id).values(values))
+            for of in replaced:
+                connection.execute(sa.update(_d).where(_d.c.id == of).values(ready=False))
+            if self._touched:
+                touch = sa.update(_d).where(_d.c.id == sa.bindparam("of"))
+                connection.execute(
+                    touch.values(mtime_ns=sa.bindparam("mtime"), read_at=sa.bindparam("at")), self._touched
+                )
+        for document, number in numbers.items():
+            document.id = number
+        self._documents = [document for document in self._documents if document.read is None]
+        self._passages, self._touched, self._since = [], [], time.monotonic()
+        self._remove_rows(replaced)
+
+    def _write_rows(self, connection: sa.Connection, new: list[_Document]) -> dict[_Document, int]:
+        """Inserts the rows of documents, and returns their ids."""
+        unread = {"size": 0, "mtime_ns": 0, "read_at": 0.0, "sha256": ""}
+        common = {"index_name": self.index, "root": self.root, "form": self.form}
+        rows = [
+            {**common, "path": _text(document.name), **(document.read or unread), "ready": document.read is not None}
+            for document in new
+        ]
+        if not rows:
+            return {}
+        insert = sa.insert(_d).returning(_d.c.id, sort_by_parameter_order=True)
+        return dict(zip(new, connection.execute(insert, rows).scalars(), strict=True))
+
+    def _write_passages(self, connection: sa.Connection, numbers: dict[_Document, int]) -> None:
+        rows = [
+            {"document_id": numbers.get(of, of.id), "key": passage_key(text), "line": line, "text": text}
+            for of, line, text in self._passages
+        ]
+        if rows and connection.dialect.name == "sqlite":
+            connection.execute(sa.insert(_p), [{**row, "words": fulltext.searched(str(row["text"]))} for row in rows])
+        elif rows:
+            searched = [{**row, "text_of_words": row["text"]} for row in rows]
+            connection.execute(sa.insert(_p).values(words=fulltext.WORDS), searched)
+
+    def retire(self, documents: list[int]) -> None:
+        """Removes documents from the index."""
+        for at in range(0, len(documents), _BATCH_FILES):
+            with self.engine.begin() as connection:
+                statement = sa.update(_d).where(_d.c.id.in_(documents[at : at + _BATCH_FILES])).values(ready=False)
+                connection.execute(statement)
+        self._remove_rows(documents)
+
+    def remove_unfinished(self) -> None:
+        """Removes the rows of documents that a killed or changed run has left unfinished."""
+        statement = sa.select(_d.c.id).where(_d.c.index_name == self.index, _d.c.root == self.root, ~_d.c.ready)
+        with self.engine.connect() as connection:
+            numbers = list(connection.execute(statement).scalars())
+        self._remove_rows(numbers)
+
+    def _remove_rows(self, documents: list[int]) -> None:
+        """Removes documents that are not ready, with their passages, in transactions that others need not wait for."""
+        for at in range(0, len(documents), _BATCH_FILES):
+            some = documents[at : at + _BATCH_FILES]
+            passages = sa.select(_p.c.id).where(_p.c.document_id.in_(some)).limit(_REMOVED)
+            while True:
+                with self.engine.begin() as connection:
+                    numbers = list(connection.execute(passages).scalars())
+                    if not numbers:
+                        connection.execute(sa.delete(_d).where(_d.c.id.in_(some)))
+                        break
+                    low, high = min(numbers), max(numbers)
+                    for table, column in ((_v, _v.c.passage_id), (_p, _p.c.id)):
+                        chosen = column.in_(numbers) if high - low >= len(numbers) else column.between(low, high)
+                        connection.execute(sa.delete(table).where(chosen))
+
+
+def _status(path: Path) -> Any:
+    """The status of a file, or the error."""
+    try:
+        return path.lstat()
+    except OSError as error:
+        return error
+
+
+def _text(text: str) -> str:
+    """Text that both databases accept."""
+    return text.replace("\0", "").encode("utf-8", "replace").decode()

@@ -1,0 +1,137 @@
+"""Dense vectors of passages: stored next to them, and searched by the cosine. The vectors are held in memory."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+
+from assay.errors import ConfigError, ModelError
+from assay.traces.store import tables as schema
+from assay.traces.store.upserts import upsert
+
+__all__ = ["Vectors", "embed_missing", "embedder_name", "embedder_of"]
+
+_BATCH = 128  # passages of one request
+_NAME = 200
+
+Matrix = npt.NDArray[np.float32]
+
+
+def embedder_of(embedder: Any) -> Any:
+    """A `dspy.Embedder` of a model's name or of a function from texts to vectors; None stays None.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    import dspy
+
+    if embedder is None or isinstance(embedder, dspy.Embedder):
+        return embedder
+    if not isinstance(embedder, str) and not callable(embedder):
+        raise ConfigError(f"embedder={embedder!r} must be a dspy.Embedder, a model's name or a function of texts")
+    return dspy.Embedder(embedder, caching=False)  # DSPy's cache on disk is unpickled
+
+
+def embedder_name(embedder: Any) -> str:
+    """The name under which vectors are stored: the model's, or the function's."""
+    model = embedder.model
+    if not isinstance(model, str):
+        model = f"{getattr(model, '__module__', '')}:{getattr(model, '__qualname__', type(model).__qualname__)}"
+    return str(model)[:_NAME]
+
+
+def _vectors(embedder: Any, texts: Sequence[str]) -> Matrix:
+    """Vectors of length 1; a vector of zeros stays one.
+
+    Raises:
+        ModelError: the embedder failed, or its vectors are not one finite row for each text.
+    """
+    try:
+        found = np.asarray(embedder(list(texts)), dtype=np.float32)
+    except Exception as error:  # of any provider
+        raise ModelError(f"the embedder {embedder_name(embedder)} failed: {error}") from error
+    if found.ndim != 2 or len(found) != len(texts) or not np.isfinite(found).all():
+        raise ModelError(
+            f"the embedder {embedder_name(embedder)} returned an array of shape {found.shape} for {len(texts)} texts; "
+            "expected one finite vector for each"
+        )
+    lengths = np.linalg.norm(found, axis=1, keepdims=True)
+    return np.asarray(found / np.where(lengths == 0, 1, lengths), dtype="<f4")
+
+
+def embed_missing(engine: sa.Engine, index: str, embedder: Any, advance: Callable[[int], None]) -> int:
+    """Stores vectors of the passages that have none by this embedder, and returns their number."""
+    name, p, v = embedder_name(embedder), schema.passages, schema.passage_vectors
+    statement = (
+        sa.select(p.c.id, p.c.text)
+        .where(
+            p.c.document_id.in_(_documents(index)), ~sa.exists().where(v.c.embedder == name, v.c.passage_id == p.c.id)
+        )
+        .order_by(p.c.id)
+        .limit(_BATCH)
+    )
+    done = 0
+    while True:
+        with engine.connect() as connection:
+            rows = connection.execute(statement).all()
+        if not rows:
+            return done
+        vectors = _vectors(embedder, [row.text for row in rows])
+        values = [
+            {"embedder": name, "passage_id": row.id, "vector": vector.tobytes()}
+            for row, vector in zip(rows, vectors, strict=True)
+        ]
+        with engine.begin() as connection:
+            connection.execute(upsert(engine.dialect.name, v), values)
+        done += len(rows)
+        advance(len(rows))
+
+
+def _documents(index: str) -> Any:
+    d = schema.documents
+    return sa.select(d.c.id).where(d.c.index_name == index, d.c.ready)
+
+
+class Vectors:
+    """The vectors of an index in memory. Loaded again when the index has changed."""
+
+    def __init__(self, index: str, embedder: Any) -> None:
+        self._index, self._embedder = index, embedder
+        self._lock = threading.Lock()
+        self._version: Any = None
+        self._ids: list[int] = []
+        self._matrix: Matrix = np.zeros((0, 0), dtype=np.float32)
+
+    def ranked(self, connection: sa.Connection, query: str, most: int) -> list[int]:
+        """Ids of the passages with the highest cosine to the query, best first."""
+        ids, matrix = self._loaded(connection)
+        if not ids:
+            return []
+        vector = _vectors(self._embedder, [query])[0]
+        if len(vector) != matrix.shape[1]:
+            raise ModelError(
+                f"the embedder {embedder_name(self._embedder)} now has vectors of {len(vector)} numbers, the index "
+                f"has {matrix.shape[1]}: remove the documents with assay index --remove, and index them again"
+            )
+        scores = matrix @ vector
+        return [ids[at] for at in np.argsort(-scores, kind="stable")[:most]]
+
+    def _loaded(self, connection: sa.Connection) -> tuple[list[int], Matrix]:
+        p, v, d = schema.passages, schema.passage_vectors, schema.documents
+        of_index = (v.c.embedder == embedder_name(self._embedder)) & (d.c.index_name == self._index) & d.c.ready
+        joined = v.join(p, p.c.id == v.c.passage_id).join(d, d.c.id == p.c.document_id)
+        counted = sa.select(sa.func.count(), sa.func.max(p.c.id), sa.func.max(d.c.read_at))
+        with self._lock:
+            version = tuple(connection.execute(counted.select_from(joined).where(of_index)).one())
+            if version != self._version:
+                rows = connection.execute(sa.select(p.c.id, v.c.vector).select_from(joined).where(of_index)).all()
+                if len({len(row.vector) for row in rows}) > 1:
+                    raise ModelError(f"vectors of {embedder_name(self._embedder)} differ in length: index anew")
+                self._ids = [row.id for row in rows]
+                parts = [np.frombuffer(row.vector, dtype="<f4") for row in rows]
+                self._matrix = np.stack(parts) if parts else np.zeros((0, 0), dtype=np.float32)
+                self._version = version
+            return self._ids, self._matrix

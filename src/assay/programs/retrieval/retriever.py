@@ -1,0 +1,76 @@
+"""What a retriever is: the Protocol, its passages, and the fusion of several rankings. Does not search."""
+
+import hashlib
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from assay.errors import ConfigError
+
+__all__ = ["Passage", "Retriever", "check_count", "fused", "passage_key"]
+
+_K = 60  # Cormack, Clarke, Büttcher 2009, Reciprocal rank fusion outperforms Condorcet, section 3
+
+T = TypeVar("T", bound=Hashable)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passage:
+    """A part of a document.
+
+    Attributes:
+        id: hash of the text, so passages with the same text are one passage, in every index.
+        source: name of the document, such as its path relative to the indexed folder.
+        line: of the document, on which the text begins; 0 if unknown.
+        score: higher is better. Scores of different queries or retrievers are not comparable.
+    """
+
+    id: str
+    text: str
+    source: str = ""
+    line: int = 0
+    score: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The passage without its score, as predictions contain it."""
+        return {"id": self.id, "source": self.source, "line": self.line, "text": self.text}
+
+
+@runtime_checkable
+class Retriever(Protocol):
+    """Finds passages of documents. `assay.testing.contracts.RetrieverContract` checks an implementation."""
+
+    def search(self, query: str, k: int = 5) -> list[Passage]:
+        """At most `k` passages, best first; fewer or none if no more match.
+
+        Any text is a valid query: it is never executed, and what looks like an operator is a word. The ids are
+        distinct, and equal queries have equal results. Called from several threads.
+
+        Raises:
+            ConfigError: `k` is below 1.
+            StoreError: the index cannot be read, or was never built.
+        """
+        ...
+
+
+def passage_key(text: str) -> str:
+    """The id of a passage."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def check_count(k: int) -> None:
+    """Raises `ConfigError` if `k` is not a number of passages."""
+    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+        raise ConfigError(f"k={k!r} must be an integer >= 1: the largest number of passages")
+
+
+def fused(rankings: Iterable[Sequence[T]]) -> dict[T, float]:
+    """Reciprocal rank fusion: item -> sum of 1 / (60 + rank) over the rankings that have it, best first.
+
+    Items with equal sums are in the order in which the rankings name them.
+    """
+    scores: dict[T, float] = {}
+    for ranking in rankings:
+        for rank, item in enumerate(ranking, 1):
+            scores[item] = scores.get(item, 0.0) + 1 / (_K + rank)
+    return dict(sorted(scores.items(), key=lambda pair: -pair[1]))

@@ -1,0 +1,1 @@
+"""Text to SQL: databases that an agent can only read, their schemas as text, and the agent."""

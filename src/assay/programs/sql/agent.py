@@ -1,0 +1,111 @@
+"""The shipped program `text_to_sql`: writes a query, reads what the database says, and tries again."""
+
+from typing import Any, ClassVar
+
+import dspy
+from dspy.utils.exceptions import AdapterParseError
+
+from assay.errors import FailureKind
+from assay.models.loops import ToolLoopDetector
+from assay.programs.agent import Agent
+from assay.programs.parameters import AgentParameters
+from assay.programs.sql.database import QueryError, QueryLimits
+from assay.programs.sql.opening import open_database
+from assay.programs.sql.schema import schema_text
+from assay.programs.thinking import thought_field
+from assay.traces.recorder import note_failure
+
+__all__ = ["TextToSQL"]
+
+_QUERY = 600  # characters that the model may write
+_SHOWN = 20  # rows of a result in traces
+
+
+class TextToSQL(Agent):
+    """Answers questions about a database with one reading query.
+
+    Inputs are `question` and `database`, the path of an SQLite file or a URL of PostgreSQL. The output is `sql` with
+    its `rows` (None if no query was accepted), `truncated`, `cost` and `steps`. The schema is read from the database:
+    all of it if it fits into half of `context_length`, otherwise the tables that the question is about.
+
+    A query that the database refuses is answered by its error, with the nearest names that exist, and written anew, up
+    to `max_steps` times; the same query with the same error twice ends the run with the failure kind `loop`. Queries
+    can only read, and are stopped at the limits.
+
+    The model thinks from `reasoning_depth` 4 on. `tool_usage_threshold` has no effect: every query is run.
+
+    Args:
+        rows, steps, seconds, characters: of `QueryLimits`, the limits of a query.
+    Raises:
+        ConfigError: a limit is not above 0, or `database` is neither a file nor a URL.
+    """
+
+    input_names: ClassVar = ("question", "database")
+
+    def __init__(
+        self,
+        *,
+        rows: int = 200,
+        steps: int = 10_000_000,
+        seconds: float = 2.0,
+        characters: int = 2000,
+        parameters: AgentParameters | None = None,
+        prompt_format: str = "json",
+        thinking: Any = None,
+    ) -> None:
+        super().__init__(parameters, prompt_format, thinking=thinking)
+        self.limits = QueryLimits(rows=rows, steps=steps, seconds=seconds, characters=characters)
+        self.config = {"rows": rows, "steps": steps, "seconds": seconds, "characters": characters}
+        fields = {
+            "tables": (str, dspy.InputField(desc="tables with their columns; -> is a reference")),
+            "question": (str, dspy.InputField()),
+            "errors": (str, dspy.InputField(desc="earlier queries, and what the database said")),
+            "sql": (str, dspy.OutputField(desc="one query", max_length=_QUERY)),
+        }
+        self.write = dspy.Predict(dspy.Signature(fields, "Write one SQL query that answers the question."))
+
+    def solve(self, **inputs: Any) -> dspy.Prediction:
+        database = open_database(str(inputs.get("database", "")))
+        limits = self.limits
+        tool = dspy.Tool(lambda sql: database.query(sql, limits), name="query")
+        question = str(inputs.get("question", ""))
+        # at four characters per token, half of the context is for the schema
+        shown = {
+            "tables": schema_text(database.tables(), question, 2 * self.agent_parameters.context_length),
+            "question": question,
+        }
+        errors: list[str] = []
+        steps: list[dict[str, Any]] = []
+        loops = ToolLoopDetector()
+        sql, result = "", None
+        for _ in range(self.agent_parameters.max_steps):
+            try:
+                sql = self._written(shown, errors)
+            except AdapterParseError:
+                errors.append("a query that could not be read")
+                continue
+            step: dict[str, Any] = {"tool": "query", "arguments": {"sql": sql}, "result": None, "error": None}
+            steps.append(step)
+            try:
+                result = tool(sql=sql)
+            except QueryError as error:
+                step["error"] = str(error)
+                errors.append(f"{sql}: {error}")
+                if loops.add("query", {"sql": sql}, str(error)) is not None:
+                    note_failure(FailureKind.LOOP)
+                    break
+                continue
+            step["result"] = str(result.rows[:_SHOWN])
+            break
+        if result is None:
+            return dspy.Prediction(sql=sql, rows=None, truncated=False, cost=None, steps=steps)
+        rows = [[value.hex() if isinstance(value, bytes) else value for value in row] for row in result.rows]
+        return dspy.Prediction(sql=sql, rows=rows, truncated=result.truncated, cost=result.cost, steps=steps)
+
+    def _written(self, shown: dict[str, str], errors: list[str]) -> str:
+        signature, depth = self.write.signature, self.agent_parameters.reasoning_depth
+        tokens = self.thought_tokens if depth > 3 or getattr(dspy.settings.lm, "thinking", None) is not None else 0
+        if tokens:
+            signature = signature.prepend("thought", thought_field(tokens), str)
+        filled = self.fit_context(self.write, signature, dict(shown), errors, "errors")
+        return " ".join(str(self.write(signature=signature, **filled).sql).split())

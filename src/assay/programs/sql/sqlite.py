@@ -1,0 +1,151 @@
+"""SQLite files, opened for reading. The cost of a query is the number of instructions of SQLite's machine."""
+
+import functools
+import re
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from assay.programs.sql.database import (
+    QueryError,
+    QueryLimits,
+    QueryResult,
+    Table,
+    checked_query,
+    deadline,
+    missing_name,
+    unusable,
+    within_size,
+)
+
+__all__ = ["SQLite"]
+
+_READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
+_MOST_OF_VALUE = 100_000  # bytes of a value; also of a row that the database sorts
+_UNIT = 10  # instructions between two calls of the progress handler: the cost is exact to so many
+_UNUSABLE = frozenset(
+    {
+        sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB,
+    }
+)  # fmt: skip
+_UNSAFE = frozenset({"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"})
+
+
+class SQLite:
+    """An SQLite file. Each query has a connection of its own, so that threads share nothing.
+
+    A file opened for reading is not enough: `VACUUM INTO` and `ATTACH` would write others, so every action but reading
+    is refused by the database itself.
+    """
+
+    dialect = "SQLite"
+
+    def __init__(self, path: Path) -> None:
+        self._uri = f"{path.resolve().as_uri()}?mode=ro"
+        self._path = path
+
+    def tables(self) -> tuple[Table, ...]:
+        try:
+            return _tables(self._uri, self._path.stat().st_mtime_ns)
+        except sqlite3.Error as error:
+            raise unusable(error) from error
+
+    def query(self, sql: str, limits: QueryLimits) -> QueryResult:
+        sql = checked_query(sql, limits)
+        ticks, until = [0], deadline(limits)
+        most = limits.steps // _UNIT
+
+        def tick() -> int:
+            ticks[0] += 1
+            return int(ticks[0] > most or (ticks[0] % 100 == 0 and time.monotonic() > until))
+
+        with closing(sqlite3.connect(self._uri, uri=True, timeout=limits.seconds)) as opened:
+            opened.set_authorizer(_allowed)
+            for limit, value in (
+                (sqlite3.SQLITE_LIMIT_LENGTH, _MOST_OF_VALUE),
+                (sqlite3.SQLITE_LIMIT_SQL_LENGTH, 4 * limits.characters),  # bytes
+                (sqlite3.SQLITE_LIMIT_COLUMN, 200),
+                (sqlite3.SQLITE_LIMIT_ATTACHED, 0),
+                (sqlite3.SQLITE_LIMIT_COMPOUND_SELECT, 20),
+            ):
+                opened.setlimit(limit, value)
+            opened.set_progress_handler(tick, _UNIT)
+            try:
+                return self._rows(opened, sql, limits, ticks)
+            except sqlite3.Error as error:
+                if _is_unusable(error):
+                    raise unusable(error) from error
+                raise self._explained(error, ticks[0] > most or time.monotonic() > until, limits) from None
+
+    def _rows(self, opened: sqlite3.Connection, sql: str, limits: QueryLimits, ticks: list[int]) -> QueryResult:
+        cursor = opened.execute(sql)
+        if cursor.description is None:
+            raise QueryError("this is no query", "write")
+        rows: list[tuple[Any, ...]] = []
+        size, truncated = 0, False
+        for row in cursor:
+            if len(rows) == limits.rows:
+                truncated = True
+                break
+            size = within_size(row, size, limits)
+            rows.append(tuple(row))
+        # a query of a few instructions makes no tick
+        return QueryResult(
+            columns=tuple(str(column[0]) for column in cursor.description),
+            rows=tuple(rows),
+            truncated=truncated,
+            cost=max(1, ticks[0]) * _UNIT,
+        )
+
+    def _explained(self, error: sqlite3.Error, over: bool, limits: QueryLimits) -> QueryError:
+        text = str(error)
+        if "interrupted" in text and over:
+            return QueryError(
+                f"the query was stopped: it needs more than {limits.seconds:g} s or {limits.steps:,} instructions",
+                "limit",
+            )
+        if match := re.match(r"no such (table|column): (.+)", text):
+            return missing_name(match[1], match[2], self.tables())
+        if "not authorized" in text or "prohibited" in text or "readonly" in text:
+            return QueryError(f"only reading queries are possible ({text})", "write")
+        if "ambiguous column name" in text:
+            return QueryError(f"{text}: write it as TABLE.COLUMN", "ambiguous")
+        kind = "syntax" if "syntax error" in text or "incomplete input" in text or "unrecognized" in text else "other"
+        return QueryError(text, "limit" if "too big" in text or "too many" in text else kind)
+
+
+def _is_unusable(error: sqlite3.Error) -> bool:
+    """Whether the file itself failed: locked, damaged, away."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _UNUSABLE
+
+
+def _allowed(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+    unsafe = action == sqlite3.SQLITE_FUNCTION and str(second).lower() in _UNSAFE
+    return sqlite3.SQLITE_OK if action in _READING and not unsafe else sqlite3.SQLITE_DENY
+
+
+@functools.lru_cache(maxsize=64)
+def _tables(uri: str, changed: int) -> tuple[Table, ...]:
+    with closing(sqlite3.connect(uri, uri=True)) as opened:
+        names = opened.execute(
+            "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' "
+            "ORDER BY name"
+        ).fetchall()
+        return tuple(
+            Table(
+                name=name,
+                columns=tuple(
+                    row[0] for row in opened.execute("SELECT name FROM pragma_table_info(?)", (name,)).fetchall()
+                ),
+                references=tuple(
+                    (str(row[0]), str(row[1]))
+                    for row in opened.execute(
+                        'SELECT "from", "table" FROM pragma_foreign_key_list(?)', (name,)
+                    ).fetchall()
+                ),
+            )
+            for (name,) in names
+        )

@@ -1,0 +1,226 @@
+"""Checks of conversations: completion at the end, and what the user does after each turn.
+
+`completed`, `filled` and `turns_used` are of scope `final`. The others are of scope `step` and need no judge: they
+grade the last LM call of a turn by the user's next message, and raise `NoGrade` for other calls. They are pitfalls: the
+grade is 1 if the user repeats, corrects, escalates or gives up. The messages are the prediction's field `messages` with
+`turn_calls` (as `converse` has them), otherwise those in the recorded requests: conversations of any agent can be
+graded.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from assay.datasets import Task
+from assay.rubrics.criteria import Grade, NoGrade
+from assay.rubrics.steps import plain_text
+from assay.traces.messages.dialects import chat_messages, part_texts
+from assay.traces.records import Rollout, Transition
+
+__all__ = [
+    "completed",
+    "filled",
+    "judged_turn",
+    "turns_used",
+    "user_corrected",
+    "user_escalated",
+    "user_gave_up",
+    "user_repeated",
+]
+
+_ALIKE = 0.6  # Jaccard similarity of the words of two messages of a user, from which one rephrases the other
+_FEW = 3  # words that a message needs to be compared: "yes, please" repeats nothing
+_COMMON = frozenset(
+    re.findall(
+        r"\w+",
+        "a an the i we you it is are was be to of in on at for and or my me us your please would like will can do does "
+        "have has this that there with",
+    )
+)
+_REPEATS = re.compile(
+    r"\b(i (have )?(already|just) (said|told|gave|mentioned)|(as|like) i (just |already )?(said|told)|i repeat)\b",
+    re.I,
+)
+_CORRECTS = re.compile(
+    r"^\s*no\b[,.!]|\b(that('s| is) (wrong|incorrect|not (right|what|correct)))\b|\bis wrong\b|\bi meant\b"
+    r"|\bi said\b.*\bnot\b"
+    r"|\bshould be\b.*\bnot\b|\bi did ?n[o']t (say|mean|ask)\b",
+    re.I,
+)
+_ESCALATES = re.compile(
+    r"\b(speak|talk|connect me|put me through)\b.{0,20}\b(person|human|manager|supervisor|someone|somebody)\b"
+    r"|\breal person\b|\bcomplain(t)?\b",
+    re.I,
+)
+_GIVES_UP = re.compile(
+    r"\b(never ?mind|forget it|i give up|this is (useless|hopeless)|waste of (my )?time"
+    r"|i('ll| will) (try|go|call|ask|look) (somewhere|elsewhere|someone|somebody))\b",
+    re.I,
+)
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """A reply of the agent with the user's messages before it and the one after it."""
+
+    before: tuple[str, ...]
+    reply: str
+    after: str
+
+
+def completed(task: Task, prediction: dict[str, Any], rollout: Rollout | None, field: str = "outcome") -> Grade:
+    """Grade 1 if the outcome has every expected value, and the user did not give up and was not cut off.
+
+    Values are equal but for case, spaces and a final period. A prediction without `ended` is graded by its outcome.
+
+    Args:
+        field: output field with the outcome, and the expected field with its values.
+    """
+    wrong = _differences(task, prediction, field)
+    if (ended := prediction.get("ended")) in ("gave_up", "limit"):
+        return Grade(value=0.0, reason="The user gave up." if ended == "gave_up" else "The conversation had no end.")
+    return Grade(value=float(not wrong), reason="; ".join(wrong)[:300])
+
+
+def filled(task: Task, prediction: dict[str, Any], rollout: Rollout | None, field: str = "outcome") -> Grade:
+    """Share of the expected values that the outcome has.
+
+    Args:
+        field: output field with the outcome, and the expected field with its values.
+    """
+    wrong = _differences(task, prediction, field)
+    return Grade(value=1 - len(wrong) / len(task.expected[field]), reason="; ".join(wrong)[:300])
+
+
+def _differences(task: Task, prediction: Mapping[str, Any], field: str) -> list[str]:
+    expected = task.expected.get(field)
+    if not isinstance(expected, Mapping) or not expected:
+        raise NoGrade(
+            f"task {task.id!r} has no expected {field!r} with values by name; it has {sorted(task.expected)}",
+            missing_field=field,
+        )
+    made = prediction.get(field)
+    if not isinstance(made, Mapping):
+        return [f"{field} is no mapping of names to values"] * len(expected)
+    return [
+        f"{name} is {made.get(name)!r}" if name in made else f"{name} is missing"
+        for name, value in expected.items()
+        if name not in made or plain_text(made[name]) != plain_text(value)
+    ]
+
+
+def turns_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, budget: int | None = None) -> Grade:
+    """For a pitfall: 0 up to `budget` turns of the agent, rising linearly to 1 at twice the budget.
+
+    Args:
+        budget: default: `turns` of the task's metadata.
+    """
+    messages = prediction.get("messages")
+    if not isinstance(messages, list | tuple):
+        raise NoGrade("the turns are unknown: the prediction has no field 'messages'")
+    needed: Any = task.metadata.get("turns") if budget is None else budget
+    if not isinstance(needed, int) or isinstance(needed, bool) or needed < 1:
+        raise NoGrade(f"task {task.id!r} does not say how many turns it needs: set budget, or turns in its metadata")
+    turns = sum(isinstance(message, Mapping) and message.get("role") != "user" for message in messages)
+    over = min(1.0, max(0.0, (turns - needed) / needed))
+    return Grade(value=over, reason=f"{turns} turns, {needed} are enough." if over else "")
+
+
+def user_repeated(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
+    """Grade 1 if the user's next message repeats or rephrases an earlier one, or says that it does."""
+
+    def repeats(turn: _Turn) -> bool:
+        words = _words(turn.after)
+        alike = any(
+            len(words | _words(earlier)) and len(words & _words(earlier)) / len(words | _words(earlier)) >= _ALIKE
+            for earlier in turn.before
+        )
+        return bool(_REPEATS.search(turn.after)) or (len(words) >= _FEW and alike)
+
+    return _graded(prediction, rollout, repeats)
+
+
+def user_corrected(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
+    """Grade 1 if the user's next message corrects something."""
+    return _graded(prediction, rollout, lambda turn: bool(_CORRECTS.search(turn.after)))
+
+
+def user_escalated(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
+    """Grade 1 if the user's next message asks for a person or complains."""
+    return _graded(prediction, rollout, lambda turn: bool(_ESCALATES.search(turn.after)))
+
+
+def user_gave_up(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
+    """Grade 1 if the user gives up in the next message."""
+    return _graded(prediction, rollout, lambda turn: bool(_GIVES_UP.search(turn.after)))
+
+
+def judged_turn(grader: Any) -> Callable[[Task, dict[str, Any], Rollout | None], Any]:
+    """A step check that grades a turn by a judge: `Criterion(scope="step", check=judged_turn(grader))`.
+
+    The judge sees the reply as `output`, with the fields `earlier` (what the user said before) and `reaction` (the
+    user's next message).
+
+    Args:
+        grader: from `assay.load_verifier`, or any check.
+    """
+
+    def turn(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Any:
+        found = _turn(prediction, rollout)
+        shown = {"output": found.reply, "earlier": "\n".join(found.before), "reaction": found.after}
+        return grader(task, shown, None)
+
+    return turn
+
+
+def _graded(prediction: dict[str, Any], rollout: Rollout | None, holds: Callable[[_Turn], bool]) -> Grade:
+    turn = _turn(prediction, rollout)
+    value = holds(turn)
+    return Grade(value=float(value), reason=turn.after[:200] if value else "")
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.casefold())) - _COMMON
+
+
+def _turn(prediction: Mapping[str, Any], rollout: Rollout | None) -> _Turn:
+    """The turn that the graded LM call ends.
+
+    Raises:
+        NoGrade: the call ends no turn, or the messages are unknown.
+    """
+    transition = prediction.get("transition")
+    if not isinstance(transition, Transition):
+        raise NoGrade("a step check needs a transition")
+    if rollout is None:
+        raise NoGrade("the user's next message is unknown without a rollout")
+    made = rollout.prediction or {}
+    messages, calls = made.get("messages"), made.get("turn_calls")
+    if isinstance(messages, list | tuple) and isinstance(calls, list | tuple):
+        return _turn_of_program(transition.t, messages, calls)
+    return _turn_of_requests(transition, rollout)
+
+
+def _turn_of_program(t: int, messages: Sequence[Mapping[str, str]], calls: Sequence[Any]) -> _Turn:
+    at = next((n for n, span in enumerate(calls) if span and span[1] - 1 == t and span[1] > span[0]), None)
+    places = [place for place, message in enumerate(messages) if message["role"] == "agent"]
+    if at is None or at >= len(places) or places[at] + 1 >= len(messages):
+        raise NoGrade("the call ended no turn that the user answered")
+    said = tuple(message["content"] for message in messages[: places[at]] if message["role"] == "user")
+    return _Turn(said, messages[places[at]]["content"], messages[places[at] + 1]["content"])
+
+
+def _turn_of_requests(transition: Transition, rollout: Rollout) -> _Turn:
+    """From the request of the next call: it has the user's messages so far, and one more."""
+    before = _user_messages(transition)
+    later = [other for other in rollout.transitions if other.t > transition.t]
+    after = _user_messages(later[0]) if later else []
+    if len(after) <= len(before) or not before:
+        raise NoGrade("the call ended no turn that the user answered")
+    return _Turn(tuple(before), transition.output, after[len(before)])
+
+
+def _user_messages(transition: Transition) -> list[str]:
+    messages = chat_messages(transition.request)
+    return [part_texts(message.get("content")) for message in messages if message.get("role") == "user"]

@@ -1,0 +1,208 @@
+"""Checks of answers from documents. Each is called as `check(task, prediction, rollout, **with)`.
+
+The prediction is that of `answer_from_documents`: `answer`, `abstained`, `citation`, `passages` and `searches`; other
+programs may have the same fields. Whether the documents have the answer is known from the task's metadata `answerable`,
+else from `expected.passages`, `expected.source` or `expected.answer`: an empty one says that they have not.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from assay.datasets import Task
+from assay.rubrics.criteria import Grade, NoGrade, NotApplicable
+from assay.rubrics.steps import plain_text
+from assay.traces.records import Rollout, Transition
+
+__all__ = ["abstained", "answer_correct", "answer_supported", "retrieval_gain", "retrieved"]
+
+_ABSTENTIONS = re.compile(
+    r"\bnot (?:(?:said|mentioned|stated|contained) )?in the (?:documents?|passages?|texts?)\b|\bdo(?:es)? not say\b|"
+    r"\b(?:is|are) not (?:stated|mentioned|given|known)\b|\bdo(?:n't| not) know\b|\bcannot be answered\b|"
+    r"\bno answer\b|\bunknown\b",
+    re.IGNORECASE,
+)
+_WORD = re.compile(r"[^\W_]+(?:[.,]\d+)*")
+
+
+def is_answerable(task: Task) -> bool:
+    """Whether the documents have the answer.
+
+    Raises:
+        NoGrade: the task does not say it.
+    """
+    said = task.metadata.get("answerable")
+    if isinstance(said, bool):
+        return said
+    for name in ("passages", "source", "answer"):
+        if name in task.expected:
+            return task.expected[name] not in ("", None, [], ())
+    raise NoGrade(
+        f"task {task.id!r} does not say whether the documents have the answer: give expected.answer, source or "
+        "passages (empty: they have not), or answerable in its metadata"
+    )
+
+
+def has_abstained(prediction: Mapping[str, Any]) -> bool:
+    """Whether a prediction says that the documents have no answer: by `abstained`, else by the words of its answer."""
+    said = prediction.get("abstained")
+    if isinstance(said, bool):
+        return said
+    answer = str(prediction.get("answer") or "")
+    return not answer.strip() or _ABSTENTIONS.search(answer[:1000]) is not None
+
+
+def words(text: Any) -> list[str]:
+    """The words and numbers of a text, without case and grouping commas."""
+    return [word.replace(",", "") for word in _WORD.findall(plain_text(text)[:20_000])]
+
+
+def _has_words(text: Any, part: Any) -> bool:
+    """Whether a text has the words of `part` in their order, one after the other."""
+    found, wanted = words(text), words(part)
+    return bool(wanted) and any(found[at : at + len(wanted)] == wanted for at in range(len(found)))
+
+
+def _is_right(expected: Any, answer: Any, spare: int) -> bool:
+    options = expected if isinstance(expected, list | tuple) else [expected]
+    return any(_has_words(answer, option) and len(words(answer)) <= len(words(option)) + spare for option in options)
+
+
+def answer_correct(task: Task, prediction: dict[str, Any], rollout: Rollout | None, spare_words: int = 8) -> Grade:
+    """Grade 1 if the answer has the words of the expected one and at most `spare_words` more; for answerable tasks.
+
+    The limit keeps a copied document from being a right answer. `expected.answer` may be a list of right answers.
+    """
+    if not is_answerable(task):
+        raise NotApplicable("the documents have no answer")
+    if "answer" not in task.expected:
+        raise NoGrade(
+            f"task {task.id!r} has no expected 'answer'; it has {sorted(task.expected)}", missing_field="answer"
+        )
+    answer = "" if has_abstained(prediction) else prediction.get("answer")
+    right = _is_right(task.expected["answer"], answer, spare_words)
+    return Grade(
+        value=float(right),
+        reason="" if right else f"Expected {task.expected['answer']!r}, found {str(answer)[:200]!r}.",
+    )
+
+
+def abstained(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
+    """Grade 1 if the prediction says that the documents have no answer; for tasks whose documents have none."""
+    if is_answerable(task):
+        raise NotApplicable("the documents have the answer")
+    said = has_abstained(prediction)
+    answer = str(prediction.get("answer"))[:200]
+    return Grade(value=float(said), reason="" if said else f"The documents have no answer, and it is {answer!r}.")
+
+
+def retrieved(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
+    """Recall: share of the expected passages among those that were retrieved; for answerable tasks.
+
+    Expected are `expected.passages` (texts or ids of passages; a retrieved one that contains the text counts), else
+    `expected.source` (names of documents, a text or a list).
+    """
+    if not is_answerable(task):
+        raise NotApplicable("the documents have no answer")
+    found = _passages(prediction)
+    if wanted := _texts(task.expected.get("passages")):
+        missing = [part for part in wanted if not any(_is_passage(passage, part) for passage in found)]
+    elif wanted := _texts(task.expected.get("source")):
+        missing = [name for name in wanted if not any(passage.get("source") == name for passage in found)]
+    else:
+        raise NoGrade(f"task {task.id!r} has no expected 'passages' or 'source'", missing_field="passages")
+    reason = f"Not retrieved: {', '.join(part[:100] for part in missing)}." if missing else ""
+    return Grade(value=1 - len(missing) / len(wanted), reason=reason)
+
+
+def _texts(value: Any) -> list[str]:
+    listed = value if isinstance(value, list | tuple) else [value]
+    return [str(part) for part in listed if part not in (None, "")]
+
+
+def _passages(prediction: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    listed = prediction.get("passages")
+    if not isinstance(listed, list | tuple):
+        raise NoGrade("the retrieved passages are unknown: the prediction has no field 'passages'")
+    return [passage for passage in listed if isinstance(passage, Mapping)]
+
+
+def _is_passage(passage: Mapping[str, Any], wanted: str) -> bool:
+    return passage.get("id") == wanted or plain_text(wanted) in plain_text(passage.get("text", ""))
+
+
+def answer_supported(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
+    """Support by the cited passage: share of the answer's words and numbers that the passage or the question has.
+
+    0 if the citation was not retrieved or is missing, or if a number of the answer is not in the passage. Does not
+    apply if the prediction abstains, or the documents have no answer. A judge can decide about paraphrases instead.
+    """
+    if not is_answerable(task):
+        raise NotApplicable("the documents have no answer")
+    if has_abstained(prediction):
+        raise NotApplicable("the prediction abstains")
+    cited = prediction.get("citation")
+    identity = cited.get("id") if isinstance(cited, Mapping) else cited
+    passage = next((part for part in _passages(prediction) if identity and part.get("id") == identity), None)
+    if passage is None:
+        return Grade(value=0.0, reason=f"The citation {str(identity)[:100]!r} is none of the retrieved passages.")
+    answer, known = words(prediction.get("answer")), set(words(passage.get("text", "")))
+    if not answer:
+        return Grade(value=0.0, reason="The answer has no words.")
+    if invented := [word for word in answer if word[0].isdigit() and word not in known]:
+        return Grade(value=0.0, reason=f"{invented[0]} is not in the cited passage.")
+    known |= set(words(list(task.inputs.values())[:1]))
+    missing = [word for word in answer if word not in known]
+    reason = f"Not in the cited passage: {', '.join(missing[:10])}." if missing else ""
+    return Grade(value=1 - len(missing) / len(answer), reason=reason)
+
+
+def retrieval_gain(
+    task: Task,
+    prediction: dict[str, Any],
+    rollout: Rollout | None,
+    *,
+    tool: str = "search",
+    losses: bool = False,
+    spare_words: int = 8,
+) -> Grade:
+    """What a retrieval added: the score of the answer with it minus that of the answer without it. Scope `step`.
+
+    The answers are those that the program would have given before and after the retrieval (`searches`, in their order,
+    each with `answer` and `abstained`); before the first one it abstains. An answer scores 1 if it is right, or if it
+    abstains and the documents have no answer. Of another program, an answer counts as known from the retrieval on whose
+    result has the words of the expected one.
+
+    Args:
+        tool: name of the retrieving tool. Steps without a call of it are not graded.
+        losses: grade the size of a negative gain instead, for a criterion of negative weight.
+    """
+    transition = prediction.get("transition")
+    if not isinstance(transition, Transition) or rollout is None:
+        raise NoGrade("a step check needs a transition of a rollout")
+    calls = [(step.t, call) for step in rollout.transitions for call in step.tools if call.name == tool]
+    mine = [at for at, (t, _) in enumerate(calls) if t == transition.t]
+    if not mine:
+        raise NoGrade(f"the step has no call of the tool {tool!r}")
+    answerable, searches = is_answerable(task), (rollout.prediction or {}).get("searches")
+    if not isinstance(searches, list | tuple) or len(searches) != len(calls):
+        results = [call.result or "" for _, call in calls]
+        searches = [_answer_known(task, "\n".join(results[: at + 1])) for at in range(len(calls))]
+
+    def score(at: int) -> float:
+        draft = {"abstained": True} if at < 0 else searches[at]
+        if not answerable:
+            return float(has_abstained(draft))
+        return float(
+            not has_abstained(draft) and _is_right(task.expected.get("answer"), draft.get("answer"), spare_words)
+        )
+
+    gain = score(mine[-1]) - score(mine[0] - 1)
+    return Grade(value=max(0.0, -gain if losses else gain))
+
+
+def _answer_known(task: Task, results: str) -> dict[str, Any]:
+    expected = task.expected.get("answer")
+    options = expected if isinstance(expected, list | tuple) else [expected]
+    known = next((option for option in options if option is not None and _has_words(results, option)), None)
+    return {"answer": known, "abstained": known is None}

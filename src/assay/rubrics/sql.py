@@ -1,0 +1,121 @@
+"""Checks of SQL queries, of scope `final`. The prediction's `sql` is run again, on the database of the task's input
+`database`, next to the query in `expected.sql`; what the prediction says of its own rows is not read."""
+
+import functools
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from assay.datasets import Task
+from assay.errors import AssayError, EnvironmentFailed
+from assay.programs.sql.database import QueryError, QueryLimits, QueryResult
+from assay.programs.sql.opening import open_database
+from assay.rubrics.criteria import Grade, NoGrade, arguments_rule, is_number
+from assay.traces.records import Rollout
+
+__all__ = ["query_cost", "query_runs", "rows_match"]
+
+_LIMITS = QueryLimits(rows=10_000, seconds=5.0)
+
+
+@functools.lru_cache(maxsize=4096)
+def _ran(database: str, sql: str, changed: tuple[int, int] | None) -> QueryResult | str:
+    """The result of a query, or why it failed.
+
+    Args:
+        changed: time and size of the file, so that another content is asked anew.
+    """
+    try:
+        return open_database(database).query(sql, _LIMITS)
+    except QueryError as error:
+        return str(error)
+
+
+def _result(task: Task, sql: Any) -> QueryResult | str:
+    database = task.inputs.get("database")
+    if not isinstance(database, str):
+        raise NoGrade(f"task {task.id!r} has no input 'database'")
+    if not isinstance(sql, str) or not sql.strip():
+        return "there is no query"
+    try:
+        return _ran(database, sql, _changed(database))
+    except (AssayError, EnvironmentFailed) as error:
+        raise NoGrade(str(error)) from None
+
+
+def _changed(database: str) -> tuple[int, int] | None:
+    """Time and size of a file; None for a URL."""
+    try:
+        found = Path(database).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def _wanted(task: Task) -> QueryResult:
+    sql = task.expected.get("sql")
+    if not isinstance(sql, str):
+        raise NoGrade(f"task {task.id!r} has no expected 'sql'; it has {sorted(task.expected)}", missing_field="sql")
+    wanted = _result(task, sql)
+    if isinstance(wanted, str):
+        raise NoGrade(f"the expected query of task {task.id!r} failed: {wanted}")
+    return wanted
+
+
+def query_runs(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
+    """Grade 1 if the database accepts the query."""
+    found = _result(task, prediction.get("sql"))
+    return Grade(value=float(not isinstance(found, str)), reason=found if isinstance(found, str) else "")
+
+
+def rows_match(task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, ordered: bool = False) -> Grade:
+    """Grade 1 if the query returns the rows that the expected one returns; names of columns do not count.
+
+    Args:
+        ordered: the order of the rows counts.
+    """
+    wanted, found = _wanted(task), _result(task, prediction.get("sql"))
+    if isinstance(found, str):
+        return Grade(value=0.0, reason=f"The query failed: {found}.")
+    ours, theirs = [list(map(_comparable, result.rows)) for result in (found, wanted)]
+    same = ours == theirs if ordered else Counter(ours) == Counter(theirs)
+    reason = f"The query returns {len(ours)} rows that differ from the {len(theirs)} expected ones."
+    return Grade(value=float(same and found.truncated == wanted.truncated), reason="" if same else reason)
+
+
+def _comparable(row: tuple[Any, ...]) -> tuple[str, ...]:
+    """Numbers of equal value are equal, up to nine digits: sums depend on the order in which they are computed."""
+    return tuple(
+        f"{float(value):.9g}" if isinstance(value, int | float) or type(value).__name__ == "Decimal" else repr(value)
+        for value in row
+    )
+
+
+def _check_factor(factor: float = 10.0) -> None:
+    if not (is_number(factor) and 1 < factor < math.inf):
+        raise ValueError(f"factor={factor!r} must be a number above 1")
+
+
+@arguments_rule(_check_factor)
+def query_cost(task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, factor: float = 10.0) -> Grade:
+    """How cheap a query is next to the expected one; give the criterion `when: rows_match`, so that only right answers
+    are compared.
+
+    The grade is linear in the logarithm of the ratio of their costs: 0.5 if they are equal, 1 if the query costs 1 /
+    `factor` of the expected one or less, 0 if it costs `factor` times as much or more. The unit is the database's own
+    (instructions of SQLite, blocks of PostgreSQL), which repeats, unlike time.
+
+    Args:
+        factor: ratio of costs for the grades 1 and 0.
+    """
+    wanted, found = _wanted(task), _result(task, prediction.get("sql"))
+    if isinstance(found, str):
+        raise NoGrade(f"the query failed: {found}")
+    if found.cost is None or wanted.cost is None:
+        raise NoGrade("the database reports no cost")
+    ratio = math.log(max(1, found.cost) / max(1, wanted.cost)) / math.log(factor)
+    return Grade(
+        value=min(1.0, max(0.0, 0.5 - ratio / 2)),
+        reason=f"The query costs {found.cost:,}, the expected one {wanted.cost:,}.",
+    )

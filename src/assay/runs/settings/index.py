@@ -1,0 +1,37 @@
+"""Settings of `assay index`."""
+
+import re
+from dataclasses import dataclass
+
+from assay.errors import ConfigError
+from assay.support.settings import Settings, setting
+
+__all__ = ["IndexSettings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexSettings(Settings):
+    """Settings of `assay.index`."""
+
+    name: str = setting("documents", "Name of the index. A store may have several.")
+    passage_chars: int = setting(
+        1000,
+        "Largest number of characters of a passage. Another value reads all files again.",
+        ge=100,
+        le=20_000,
+    )
+    max_file_mb: int = setting(500, "Larger files are skipped, in MiB.", ge=1)
+    embedder: str | None = setting(
+        None,
+        "Also store dense vectors: a litellm embedding model (PROVIDER/NAME), or a function from texts to vectors "
+        "(file.py:NAME). By default full text alone.",
+        metavar="MODEL",
+    )
+    remove: bool = setting(False, "Remove the documents of the folder from the index instead.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not re.fullmatch(r"[\w.-]{1,64}", self.name):
+            raise ConfigError(f"name={self.name!r} must have 1 to 64 letters, digits, dots, hyphens and underscores")
+        if self.remove and (others := self.changed("passage_chars", "max_file_mb", "embedder")):
+            raise ConfigError(f"{others[0]}={getattr(self, others[0])!r} would have no effect with remove=True")

@@ -1,0 +1,40 @@
+"""Names of the agents of a rollout, for programs in which several act, such as a planner and a solver.
+
+Does not run agents. A call is recorded with the name that is current when it is made.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import dspy
+
+from assay.errors import ConfigError
+
+__all__ = ["acting_as", "current_agent"]
+
+_KEY = "assay_agent"
+_LONGEST = 64  # characters; the width of the column
+
+
+@contextmanager
+def acting_as(name: str) -> Iterator[None]:
+    """Inside, LM calls are recorded as those of the agent `name`; the innermost name counts.
+
+    The name is stored in DSPy's settings, which DSPy copies to its worker threads and async tasks. A thread that the
+    program starts itself must enter the context again.
+
+    Args:
+        name: 1 to 64 characters that can be printed.
+    Raises:
+        ConfigError: another name.
+    """
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST or not name.isprintable() or not name.strip():
+        raise ConfigError(f"name={name!r} must be a text of 1 to {_LONGEST} characters that can be printed")
+    with dspy.context(**{_KEY: name}):
+        yield
+
+
+def current_agent() -> str:
+    """Name of the agent that acts in this thread or task; "" without one."""
+    name = dspy.settings.get(_KEY)
+    return name if isinstance(name, str) else ""

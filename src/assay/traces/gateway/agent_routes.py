@@ -1,0 +1,77 @@
+"""HTTP handler that runs deployed agents. Permissions are checked before it is called."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from assay.errors import ConfigError
+from assay.support.settings import nearest
+from assay.traces.gateway.connections import Connections
+from assay.traces.gateway.proxy import json_body
+
+__all__ = ["AgentRoutes", "AgentRunner"]
+
+_FIELDS = ("unit", "task_type", "tenant", "data_subject", "consent", "expected")
+
+
+class AgentRunner(Protocol):
+    """A deployed agent. Called in threads, several at a time."""
+
+    def __call__(self, inputs: Mapping[str, Any], **fields: Any) -> Any:
+        """Runs one rollout.
+
+        Args:
+            fields: `unit`, `task_type`, `tenant`, `data_subject`, `consent`, `expected`, where the request has them.
+        Returns:
+            A prediction with `items()`, `rollout` (id) and `version`.
+        """
+        ...
+
+
+class AgentRoutes:
+    """Handler over the agents of a gateway, by name."""
+
+    def __init__(self, agents: Mapping[str, AgentRunner], connections: Connections) -> None:
+        self.agents, self.connections = agents, connections
+
+    def add_to(self, app: web.Application) -> None:
+        """Adds the route to an application."""
+        app.router.add_post("/agents/{agent}", self.run)
+
+    async def run(self, request: web.Request) -> web.Response:
+        """POST /agents/NAME: `{"inputs": {…}, "unit": …}`; returns outputs, rollout and version."""
+        name = request.match_info["agent"]
+        if name not in self.agents:
+            hint = f"Did you mean {near!r}?" if (near := nearest(name, self.agents)) else "Start it with --agent NAME."
+            raise web.HTTPNotFound(reason=f"no agent {name[:80]!r} is served here. {hint}".replace("\n", " "))
+        body = json_body(await self.connections.body(request))
+        inputs = body.pop("inputs", None)
+        if not isinstance(inputs, dict):
+            raise ConfigError('the body must be {"inputs": {"NAME": …}, "unit": "a user or conversation"}')
+        if unknown := sorted(set(body) - set(_FIELDS)):
+            raise ConfigError(f"unknown key {unknown[0]!r}: the body has inputs, {', '.join(_FIELDS)}")
+        for field in ("unit", "task_type", "tenant", "data_subject"):
+            if body.get(field) is not None and not isinstance(body[field], str):
+                raise ConfigError(f"{field}={body[field]!r} must be a string")
+        if "unit" not in body and (unit := request.headers.get("x-assay-unit")):
+            body["unit"] = unit
+        fields = {key: value for key, value in body.items() if value is not None}
+        prediction = await asyncio.to_thread(self.agents[name], inputs, **fields)
+        return web.json_response(
+            {"rollout": prediction.rollout, "version": prediction.version, "outputs": _plain(prediction)}
+        )
+
+
+def _plain(prediction: Any) -> dict[str, Any]:
+    """The outputs as JSON values; objects as text."""
+    return {name: value if _is_json(value) else str(value) for name, value in prediction.items()}
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_json, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
+    return value is None or isinstance(value, str | int | bool) or (isinstance(value, float) and value - value == 0)

@@ -1,0 +1,40 @@
+"""`assay deploy simulate`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from assay.api.deploy.simulate import simulate_plan
+from assay.cli.deploy import command
+from assay.errors import ConfigError
+
+
+def test_a_worse_candidate_is_rolled_back_and_the_shares_add_up() -> None:
+    flags = ["--base", "0.7", "--effect", "-0.25", "--runs", "10", "--seed", "1", "--json"]
+    printed = CliRunner().invoke(command, ["simulate", *flags], catch_exceptions=False)
+    report = json.loads(printed.stdout)
+    assert report["rolled_back"] == 1.0
+    assert report["promoted"] + report["rolled_back"] + report["undecided"] == pytest.approx(1)
+    assert {"requests_median", "candidate_requests_median", "runs"} < report.keys()
+
+
+def test_a_plan_of_ones_own_is_simulated_and_a_goal_replaces_its_goal(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text("steps:\n- {weight: 50, decides: true, max_requests: 300}\nmetrics:\n- {success_gain: 0.0}\n")
+    options = {"plan": str(path), "effect": 0.3, "runs": 10}
+    assert simulate_plan(**options).promoted > 0.8  # type: ignore[arg-type]
+    strict = simulate_plan(goal=0.9, **options)  # type: ignore[arg-type]
+    assert (strict.promoted, strict.rules) == (0.0, {"inconclusive": 10})
+
+
+@pytest.mark.parametrize(("name", "value"), [("base", 1.2), ("runs", 0), ("interval", 0), ("effect", -2.0)])
+def test_values_out_of_range_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=name):
+        simulate_plan(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_missing_plan_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no\.yaml"):
+        simulate_plan(plan=str(tmp_path / "no.yaml"))

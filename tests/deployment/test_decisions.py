@@ -1,0 +1,241 @@
+"""`advance`: which rule decides, what is written, and how often a plan errs on traffic with known truth."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.deployment.assignment import CANDIDATE, CHAMPION
+from assay.deployment.decisions import Decision, State, advance
+from assay.deployment.evidence import Arms, cell_of
+from assay.deployment.plan import Metric, Plan, Step, default_plan, load_plan, metric_of
+from assay.deployment.readings import Paired
+from assay.deployment.simulation import SimulatedDeployment, simulate
+from assay.deployment.traffic import Traffic
+from assay.errors import ConfigError
+
+PLAN = Plan(
+    steps=(
+        Step(weight=10, requests=100),
+        Step(weight=50, decides=True, max_requests=2000),
+        Step(weight=95, requests=50),
+    ),
+    metrics=(Metric(success_gain=0.1), Metric(name="error_rate", failure_above=0.3)),
+)
+
+
+class Fixed:
+    """Records with given numbers: mean and units of each arm, by metric."""
+
+    def __init__(self, plan: Plan, values: Mapping[str, tuple[float, float]], units: int = 200, **more: Any) -> None:
+        self.plan, self.values, self.count, self.more = plan, values, units, more
+        self.now, self.written = State(step=more.get("step", 0)), list[Decision]()
+
+    def state(self, name: str) -> tuple[Plan, State]:
+        return self.plan, self.now
+
+    def evidence(self, name: str, metric: Metric, now: float) -> Arms:
+        missing = self.more.get("missing", (0, 0))
+        cells = {}
+        for arm, mean, lost in zip((CANDIDATE, CHAMPION), self.values[metric.name], missing, strict=True):
+            ones = round(mean * self.count)
+            cells[arm] = cell_of(
+                [(f"{arm}{at}", 1, float(at < ones)) for at in range(self.count)], salt="s", missing=lost
+            )
+        return {(self.now.step, "t"): cells}
+
+    def shadow(self, name: str, metric: Metric) -> Paired:
+        return Paired(differences=self.more.get("pairs", ()), champion=0.7)
+
+    def units(self, name: str, step: int) -> Mapping[str, int]:
+        return self.more.get("ratio", {})
+
+    def requests(self, name: str, step: int, now: float) -> Mapping[str, int]:
+        return {CANDIDATE: self.count, CHAMPION: self.more.get("champion_requests", self.count)}
+
+    def write(self, name: str, decision: Decision, before: State, after: State) -> bool:
+        if before != self.now:
+            return False
+        self.now = after
+        self.written.append(decision)
+        return True
+
+
+EQUAL = {"score": (0.7, 0.7), "error_rate": (0.0, 0.0)}
+
+
+@pytest.mark.parametrize(
+    ("records", "action", "rule"),
+    [
+        (Fixed(PLAN, EQUAL), "next", "step"),
+        (Fixed(PLAN, EQUAL, units=40), "continue", "step"),
+        (Fixed(PLAN, EQUAL | {"score": (0.3, 0.7)}), "rollback", "failure_loss"),
+        (Fixed(PLAN, EQUAL | {"error_rate": (0.6, 0.0)}), "rollback", "failure_above"),
+        (Fixed(PLAN, EQUAL, ratio={CANDIDATE: 400, CHAMPION: 600}), "pause", "sample_ratio"),
+        (Fixed(PLAN, EQUAL, missing=(150, 0)), "pause", "missing"),
+        (Fixed(PLAN, EQUAL, missing=(400, 400)), "pause", "missing"),
+        (Fixed(PLAN, EQUAL | {"score": (0.95, 0.7)}, units=300, step=1), "next", "success"),
+        (Fixed(PLAN, EQUAL | {"score": (0.74, 0.7)}, units=300, step=1), "continue", "step"),
+        (Fixed(PLAN, EQUAL, units=1000, step=1), "pause", "inconclusive"),
+        (Fixed(PLAN, EQUAL, step=2), "promote", "step"),
+        (Fixed(PLAN, EQUAL | {"score": (0.3, 0.7)}, step=2), "rollback", "failure_loss"),
+    ],
+)  # fmt: skip
+def test_each_rule_decides_where_it_applies(records: Fixed, action: str, rule: str) -> None:
+    decision = advance(records, "d", now=10.0)
+    assert (decision.action, decision.rule) == (action, rule), decision.reason
+    assert len(records.written) == (action != "continue")
+
+
+def test_a_gain_below_the_goal_does_not_promote() -> None:
+    plan = replace(PLAN, metrics=(Metric(success_gain=0.5),))
+    assert advance(Fixed(plan, EQUAL | {"score": (0.95, 0.7)}, units=300, step=1), "d", now=10.0).action == "continue"
+
+
+def test_a_second_call_does_not_take_the_step_again() -> None:
+    records = Fixed(PLAN, EQUAL, step=2)
+    assert advance(records, "d", now=1.0).action == "promote"
+    again = advance(records, "d", now=2.0)
+    assert (again.action, again.rule) == ("continue", "status")
+    assert len(records.written) == 1
+
+
+def test_of_two_processes_that_decide_at_once_one_writes() -> None:
+    class Overtaken(Fixed):
+        def write(self, name: str, decision: Decision, before: State, after: State) -> bool:
+            self.now = replace(self.now, version=self.now.version + 1)
+            return super().write(name, decision, before, after)
+
+    decision = advance(Overtaken(PLAN, EQUAL, step=2), "d", now=1.0)
+    assert (decision.action, decision.rule) == ("continue", "conflict")
+
+
+def test_a_step_is_held_for_its_time() -> None:
+    plan = replace(PLAN, steps=(replace(PLAN.steps[0], hold_s=3600.0), *PLAN.steps[1:]))
+    assert advance(Fixed(plan, EQUAL), "d", now=60.0).action == "continue"
+    assert advance(Fixed(plan, EQUAL), "d", now=3600.0).action == "next"
+
+
+def test_harm_in_the_replay_rolls_back_before_any_traffic() -> None:
+    plan = default_plan()
+    harmed, equal = Fixed(plan, EQUAL, pairs=[-1.0] * 60 + [0.0] * 40), Fixed(plan, EQUAL, pairs=[1.0, -1.0] * 60)
+    assert (advance(harmed, "d", now=1.0).action, advance(equal, "d", now=1.0).action) == ("rollback", "next")
+
+
+def test_a_cost_that_doubles_is_harm_and_one_within_the_tolerated_loss_is_not() -> None:
+    metrics = (Metric(success_gain=0.0), Metric(name="cost_usd", failure_loss=0.5))
+    plan = Plan(steps=PLAN.steps, metrics=metrics)
+    cost = metrics[1]
+
+    class Costs(Fixed):
+        def evidence(self, name: str, metric: Metric, now: float) -> Arms:
+            if metric.name == "score":
+                return super().evidence(name, metric, now)
+            cells = {
+                arm: cell_of([(f"{arm}{at}", 1, cost.value(usd)) for at in range(200)], salt="s")
+                for arm, usd in zip((CANDIDATE, CHAMPION), self.values["cost_usd"], strict=True)
+            }
+            return {(self.now.step, "t"): cells}
+
+    for usd, action in ((0.04, "rollback"), (0.022, "next")):
+        assert advance(Costs(plan, EQUAL | {"cost_usd": (usd, 0.02)}), "d", now=1.0).action == action
+
+
+def test_planned_evaluations_are_used_one_by_one() -> None:
+    plan = replace(PLAN, test="obrien_fleming", evaluations=4)
+    records = Fixed(plan, EQUAL, units=200, step=1)  # 400 of 2,000 rollouts: the first is planned at 500
+    assert advance(records, "d", now=1.0).evaluated is False
+    records.count = 300
+    assert advance(records, "d", now=1.0).evaluated is True
+    assert advance(records, "d", now=1.0).evaluated is False
+    records.values = EQUAL | {"score": (0.99, 0.6)}
+    records.count = 500
+    assert advance(records, "d", now=1.0).action == "next"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda: Plan(steps=(Step(weight=50, decides=True), Step(weight=10))), "must not fall, they are 50, 10"),
+        (lambda: Plan(steps=(Step(weight=50), Step(weight=100))), "exactly one step must decide"),
+        (lambda: Plan(steps=(Step(weight=100, decides=True),)), "must be below 100"),
+        (lambda: Plan(steps=(Step(weight=50, decides=True), Step(shadow=True), Step(weight=95))), "only the first"),
+        (lambda: Plan(steps=()), "at least one step"),
+        (lambda: Plan(metrics=(Metric(),)), "needs success_gain"),
+        (lambda: Plan(metrics=(Metric(success_gain=0.1), Metric())), "named twice"),
+        (lambda: Plan(metrics=({"nmae": "score"},)), "Did you mean 'name'"),
+        (lambda: Metric(name="latency"), "Did you mean 'latency_s'"),
+        (lambda: Metric(name="error_rate", failure_above=3), "between 0 and 1"),
+        (lambda: Metric(name="tokens", failure_above=0), "above 0"),
+        (lambda: Step(), "needs a weight above 0"),
+        (lambda: Step(weight=120), "between 0 and 100"),
+        (lambda: Step(shadow=True, weight=10), "decides nothing"),
+        (lambda: Step(weight=10, max_requests=5), "does not decide"),
+    ],
+)  # fmt: skip
+def test_plans_that_cannot_work_are_refused(change: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        change()
+
+
+def test_a_plan_in_a_file_is_the_same_plan(tmp_path: Path) -> None:
+    import yaml
+
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump(PLAN.to_dict()))
+    assert load_plan(path) == PLAN
+    path.write_text("steps: 3\n")
+    with pytest.raises(ConfigError, match=r"plan\.yaml: "):
+        load_plan(path)
+    path.write_text("steps: []\nmetrisc: []\n")
+    with pytest.raises(ConfigError, match="metrics"):
+        load_plan(path)
+
+
+def test_metrics_of_flags_have_their_tolerated_loss() -> None:
+    assert metric_of("latency_s:0.5") == Metric(name="latency_s", failure_loss=0.5)
+    assert metric_of("criterion:right").name == "criterion:right"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("truth", "share", "least", "most"),
+    [
+        ({}, "promoted", 0.0, 0.05),
+        ({"drift": 0.2}, "promoted", 0.0, 0.05),
+        ({"novelty": 0.3}, "promoted", 0.0, 0.1),
+        ({"effect": 0.25}, "promoted", 0.9, 1.0),
+        ({"effect": 0.25, "delay_s": 100.0, "missing": 0.1}, "promoted", 0.9, 1.0),
+        ({"effect": -0.25}, "rolled_back", 0.95, 1.0),
+        ({"heavy": 1.2, "users": 200}, "rolled_back", 0.0, 0.05),
+    ],
+)
+def test_plans_err_as_rarely_as_they_say(truth: dict[str, Any], share: str, least: float, most: float) -> None:
+    horizon = 3 * truth.get("delay_s", 0.0)
+    plan = replace(default_plan(), metrics=(Metric(success_gain=0.1, horizon_s=horizon),))
+    report = simulate(plan, Traffic(**truth), runs=60, seed=5)
+    assert least <= getattr(report, share) <= most + 0.03, report
+
+
+def test_the_same_seed_gives_the_same_deployments() -> None:
+    plan, traffic = default_plan(), Traffic(effect=0.25)
+    assert simulate(plan, traffic, runs=3, seed=2) == simulate(plan, traffic, runs=3, seed=2)
+
+
+def test_early_rewards_are_biased_without_a_horizon() -> None:
+    traffic, horizon = Traffic(base=0.7, delay_s=200.0, task_types=1, user_spread=0.0), 600.0
+    means = []
+    for metric in (Metric(success_gain=0.1), Metric(success_gain=0.1, horizon_s=horizon)):
+        plan = Plan(steps=(Step(weight=50, decides=True),), metrics=(metric,))
+        deployment = SimulatedDeployment(plan, traffic, seed=0)
+        for _ in range(40):
+            deployment.serve(50)
+            arms = deployment.evidence("d", metric, deployment.now)
+        cells = [cell for of_arm in arms.values() for cell in of_arm.values()]
+        known, missing = sum(cell.count for cell in cells), sum(cell.missing for cell in cells)
+        means.append((sum(cell.mean * cell.count for cell in cells) / known, missing))
+    assert means[1] == (pytest.approx(0.7, abs=0.03), 0)
+    assert means[0][0] < 0.67  # complaints arrive sooner than praise
+    assert means[0][1] > 0

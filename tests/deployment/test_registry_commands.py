@@ -1,0 +1,162 @@
+"""`assay registry` and `assay deploy`: what a person types, from registration to rollback."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from production import artifact
+
+import assay
+from assay.cli.main import group
+from assay.deployment import save_artifact
+from assay.programs import load_program
+from assay.rubrics import Criterion, Rubric
+from assay.traces import Store
+
+
+def run(*words: str, code: int = 0) -> Any:
+    """The JSON that a command prints."""
+    result = CliRunner().invoke(group, [*words, "--json"], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def text(*words: str) -> str:
+    return CliRunner().invoke(group, [*words], catch_exceptions=False).output
+
+
+@pytest.fixture
+def agent(own_folder: Path) -> Path:
+    artifact(own_folder / "one")
+    artifact(own_folder / "two", "return dspy.Prediction(answer='no')")
+    assert run("registry", "register", "support", "one")["name"] == "support@1"
+    assert run("registry", "register", "support", "two", "--parent", "support@1")["parent"] == 1
+    return own_folder
+
+
+def is_right(task: Any, prediction: Any, rollout: Any) -> bool:
+    """The candidate always, the champion on every third task."""
+    return prediction["answer"] == "no" or int(task.inputs["question"]) % 3 == 0
+
+
+RUBRIC = Rubric("right", [Criterion(name="right", weight=1, check=is_right)])
+PLAN = """
+steps:
+- {weight: 50, decides: true, requests: 20, max_requests: 2000}
+- {weight: 90, requests: 10}
+metrics:
+- {success_gain: 0.1}
+- {name: error_rate, failure_above: 0.5}
+"""
+
+
+def test_a_version_goes_from_registration_to_production_and_back(agent: Path) -> None:
+    (agent / "plan.yaml").write_text(PLAN)
+    started = run("deploy", "start", "support@2", "--plan", "plan.yaml")
+    assert started["expected"]["better"]["promoted"] > 0.8
+    assert run("deploy", "status", "support")["status"] == "running"
+    production = assay.deployed("support", rubric=RUBRIC)
+    for at in range(200):
+        production(question=str(at), unit=str(at))
+    production.store.flush()
+    shown = run("deploy", "status", "support")
+    assert {"deployment", "stage", "share", "decision", "arms", "reason"} <= shown.keys()
+    assert shown["decision"] == "next", shown
+    assert (shown["decision"], run("deploy", "advance", "support", "--dry-run")["decision"]) == ("next", "next")
+    assert run("deploy", "advance", "support")["rule"] == "success"
+    assert run("deploy", "promote", "support", "--reason", "enough")["status"] == "promoted"
+    assert "support@2" in text("registry", "show", "support")
+    assert run("deploy", "rollback", "support", "--reason", "complaints")["status"] == "rolled_back"
+    assert [row["rule"] for row in run("deploy", "history", "support")["decisions"]] == ["success", "order", "order"]
+    assert [row["aliases"] for row in run("registry", "list", "support")["versions"]] == [
+        ["champion"], ["candidate", "previous"],
+    ]  # fmt: skip
+    scores = run("registry", "capabilities", "support")["capabilities"]
+    assert {row["version"] for row in scores} == {"support@1", "support@2"}
+
+
+SHADOW_PLAN = PLAN.replace("steps:", "steps:\n- {shadow: true, requests: 30}")
+
+
+@pytest.mark.parametrize(("candidate", "rule"), [("support@2", "step"), ("support@3", "failure_loss")])
+def test_the_shadow_step_replays_what_was_recorded(agent: Path, candidate: str, rule: str) -> None:
+    artifact(agent / "three", "raise ValueError('broken')")
+    run("registry", "register", "support", "three")
+    (agent / "plan.yaml").write_text(SHADOW_PLAN)
+    (agent / "checks.py").write_text(
+        "def right(task, prediction, rollout):\n    return len(prediction['answer']) > 0\n"
+    )
+    (agent / "rubric.yaml").write_text("name: right\ncriteria:\n- {name: right, weight: 1, check: checks.py:right}\n")
+    production = assay.deployed("support", rubric="rubric.yaml")
+    for at in range(20):
+        production(question=str(at))
+    production.store.flush()
+    run("deploy", "start", candidate, "--plan", "plan.yaml")
+    with pytest.raises(assay.AssayError, match="20 more are recorded and 30 are needed"):
+        run("deploy", "advance", "support", "--rubric", "rubric.yaml")
+    for at in range(20, 40):
+        production(question=str(at))
+    production.store.flush()
+    decided = run("deploy", "advance", "support", "--rubric", "rubric.yaml")
+    assert (decided["rule"], decided["requests"]["candidate"]) == (rule, 30)
+    assert len(run("traces", "list", "--phase", "shadow", "--limit", "100")["rollouts"]) == 30
+
+
+def test_a_candidate_that_breaks_its_callers_is_not_deployed_unless_forced(agent: Path) -> None:
+    source = agent / "other-source" / "agent.py"
+    source.parent.mkdir()
+    source.write_text(
+        "import dspy\nclass Other(dspy.Module):\n    def forward(self, text):\n        return dspy.Prediction()\n"
+    )
+    manifest = {"program": f"{source}:Other", "model": "openai/none", "settings": {"adapter": None, "parameters": {}}}
+    save_artifact(agent / "three", load_program(f"{source}:Other"), manifest, splits={}, report="")
+    run("registry", "register", "support", "three")
+    with pytest.raises(assay.AssayError, match=r"inputs: the champion takes \['question'\], the candidate \['text'\]"):
+        run("deploy", "start", "support@3")
+    assert run("deploy", "start", "support@3", "--force", "--dry-run")["deployment"] is None
+
+
+def test_flags_are_set_and_removed(agent: Path) -> None:
+    assert run("registry", "flag", "support", "kill", "true")["flags"] == {"kill": True}
+    assert run("registry", "flag", "support", "kill")["flags"] == {}
+    assert run("registry", "alias", "support@2", "canary")["version"] == "support@2"
+    assert run("registry", "diff", "support@1", "support@2")["changed"]["program"][1].endswith(
+        "two-source/agent.py:Answer"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["deploy", "status", "support"], "there is no deployment 'support'"),
+        (["deploy", "start", "support@1"], "is the champion already"),
+        (["deploy", "start", "nobody@1"], "no agent 'nobody' is registered"),
+        (["deploy", "rollback", "x"], "there is no deployment 'x'"),
+        (["registry", "show", "support@9"], "has no version '9'"),
+        (["registry", "register", "a b", "one"], "must have 1 to 63 letters"),
+        (["registry", "register", "other", "nowhere"], "is no artifact"),
+        (["deploy", "start", "support@2", "--suite-data", "x.csv"], "belong together"),
+        (["deploy", "start", "support@2", "--metric", "latency:0.5"], "Did you mean 'latency_s'"),
+    ],
+)
+def test_mistakes_are_named(agent: Path, words: list[str], message: str) -> None:
+    with pytest.raises(assay.AssayError, match=message):
+        run(*words)
+
+
+def test_commands_that_read_need_a_store(own_folder: Path) -> None:
+    with pytest.raises(assay.AssayError, match="no store"):
+        run("registry", "list")
+    assert not (own_folder / ".assay").exists()
+
+
+def test_a_rollout_of_production_is_in_the_store_with_its_arm(agent: Path) -> None:
+    run("deploy", "start", "support@2")
+    production = assay.deployed("support")
+    rollout = production(question="?", unit="u").rollout
+    production.store.flush()
+    with Store() as store:
+        stored = store.rollout(rollout)
+    assert (stored.phase, stored.stage, stored.arm, stored.propensity) == ("deployed", 0, "champion", 1.0)

@@ -1,0 +1,153 @@
+"""Fidelity cards: users that play their part, and users that each make one fault."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from click.testing import CliRunner
+
+from assay.api.judge.fidelity import audit_user
+from assay.cli.main import group
+from assay.datasets import load_tasks
+from assay.errors import ConfigError, DataError
+from assay.judges.quality.fidelity import FAULTS, faults_of, fidelity_card, interview
+from assay.programs import RuleBasedUser
+from assay.testing import scripted_lm
+
+DATA = "conversations:?size=12&seed=4&changes=0.5"
+
+
+class Base(dspy.Module):
+    """The rule-based user with one fault, made by `change`."""
+
+    def forward(self, profile: Any, messages: Any) -> dspy.Prediction:
+        said = RuleBasedUser()(profile=profile, messages=messages)
+        return self.change(said, profile, messages)
+
+
+class NoGoal(Base):
+    def change(self, said: Any, profile: Any, messages: Any) -> Any:
+        return said if messages else dspy.Prediction(message="Hello there.", ended="")
+
+
+class Repeats(Base):
+    def change(self, said: Any, profile: Any, messages: Any) -> Any:
+        return dspy.Prediction(message=f"{said.message} {profile['goal']}" if len(messages) == 4 else said.message,
+                               ended=said.ended)  # fmt: skip
+
+
+class Invents(Base):
+    def change(self, said: Any, profile: Any, messages: Any) -> Any:
+        shoe = bool(messages) and "shoe" in messages[-1]["content"]
+        return dspy.Prediction(message="My size is 4711.", ended="") if shoe else said
+
+
+class Tells(Base):
+    def change(self, said: Any, profile: Any, messages: Any) -> Any:
+        everything = " ".join(fact["says"] for fact in profile["facts"].values())
+        return said if messages else dspy.Prediction(message=f"{said.message} {everything}", ended="")
+
+
+class Withholds(Base):
+    def change(self, said: Any, profile: Any, messages: Any) -> Any:
+        last = list(profile["facts"].values())[-1]
+        secret = last["value"].casefold() in said.message.casefold()
+        return dspy.Prediction(message="I would rather not say.", ended="") if secret else said
+
+
+class Leaves(Base):
+    def change(self, said: Any, profile: Any, messages: Any) -> Any:
+        return dspy.Prediction(message="Goodbye.", ended="done") if len(messages) == 6 else said
+
+
+class Stays(Base):
+    def change(self, said: Any, profile: Any, messages: Any) -> Any:
+        return dspy.Prediction(message="And one more thing.", ended="") if said.ended else said
+
+
+@pytest.mark.parametrize(
+    ("user", "fault"),
+    [
+        (NoGoal, "no_goal"),
+        (Repeats, "repeated_goal"),
+        (Invents, "invented"),
+        (Tells, "told_answer"),
+        (Withholds, "withheld"),
+        (Leaves, "stopped_early"),
+        (Stays, "never_stopped"),
+    ],
+)
+def test_each_fault_is_found_in_all_runs_and_no_other_one(user: type[Base], fault: str) -> None:
+    tasks = load_tasks(DATA)
+    found = [faults_of(interview(user(), task)) for task in tasks]
+    assert all(made[fault] for made in found)
+    others = {name for made in found for name, value in made.items() if value} - {fault}
+    assert others <= ({"told_answer"} if fault == "repeated_goal" else set())
+
+
+def test_the_rule_based_user_has_no_fault_and_an_exact_interval() -> None:
+    card = fidelity_card([interview(RuleBasedUser(), task) for task in load_tasks(DATA)])
+    assert card["passed"]
+    assert card["faithful"]["share"] == 1.0
+    assert card["faithful"]["low"] == pytest.approx(0.025 ** (1 / 12))  # Clopper-Pearson, 12 of 12
+    assert {name: fault["share"] for name, fault in card["faults"].items()} == dict.fromkeys(FAULTS, 0.0)
+    assert card["faults"]["invented"]["high"] == pytest.approx(1 - 0.025 ** (1 / 12))
+
+
+def test_runs_in_which_the_user_raised_are_counted_and_never_pass() -> None:
+    runs = [interview(RuleBasedUser(), task) for task in load_tasks(DATA)[:3]]
+    card = fidelity_card([*runs, None])
+    assert (card["n"], card["failed"], card["passed"]) == (3, 1, False)
+    empty = fidelity_card([None])
+    assert empty["faithful"] == {"share": None, "low": 0.0, "high": 1.0}
+    assert not empty["passed"]
+
+
+def test_the_audit_of_a_model_records_its_calls_and_reports_what_it_cost(own_folder: Path) -> None:
+    def stubborn(request: Any) -> str:
+        return json.dumps({"say": "done"})
+
+    report = audit_user("model", data=DATA, lm=scripted_lm(stubborn), tasks=3)
+    assert report["faults"]["stopped_early"]["share"] == 1.0
+    assert report["calls"] == 3
+    assert not report["passed"]
+
+
+class Raises(dspy.Module):
+    def forward(self, profile: Any, messages: Any) -> Any:
+        raise RuntimeError("no user today")
+
+
+class Mute(dspy.Module):
+    def forward(self, profile: Any, messages: Any) -> Any:
+        return dspy.Prediction(text="hello")
+
+
+def test_users_that_fail_are_counted_and_those_that_break_the_protocol_are_refused(own_folder: Path) -> None:
+    report = audit_user(Raises(), data=DATA, tasks=2, lm=scripted_lm(lambda request: "{}"))
+    assert (report["failed"], report["passed"]) == (2, False)
+    assert "no user today" in report["why_failed"][0]
+    with pytest.raises(DataError, match="UserProgram"):
+        audit_user(Mute(), data=DATA, tasks=1, lm=scripted_lm(lambda request: "{}"))
+    with pytest.raises(ConfigError, match="callable"):
+        audit_user(3, data=DATA)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"user='rule' must be rules, model or file\.py:Class"):
+        audit_user("rule", data=DATA)
+    with pytest.raises(DataError, match="no input 'user'"):
+        audit_user("rules", data="arithmetic:size=3")
+
+
+def test_the_command_prints_the_card_and_fails_with_a_faulty_user(own_folder: Path) -> None:
+    result = CliRunner().invoke(group, ["judge", "fidelity", "rules", "--data", DATA, "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["passed"]
+    Path("users.py").write_text(
+        "import dspy\n\n\nclass Bye(dspy.Module):\n    def forward(self, profile, messages):\n"
+        "        return dspy.Prediction(message='Bye.', ended='done')\n"
+    )
+    result = CliRunner().invoke(group, ["judge", "fidelity", "users.py:Bye", "--data", DATA, "--tasks", "5"])
+    assert result.exit_code == 1
+    assert "stopped_early" in result.stdout
+    assert "FAILED: at most 5% of the runs with a fault; 5 runs" in " ".join(result.stdout.split())

@@ -1,0 +1,250 @@
+"""The shipped program `converse`: forms, users that fail or never stop, records, and single turns with a real user."""
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+import sqlalchemy as sa
+
+import assay
+from assay.datasets.tasks import make_task
+from assay.errors import FailureKind, ProgramError, Unscored
+from assay.models.failures import failure_of_program, is_agent_failure
+from assay.programs import Converse, load_program, program_inputs
+from assay.programs.agent import GUIDE
+from assay.rubrics import load_rubric
+from assay.testing import scripted_lm
+from assay.traces.export.selection import Selection
+from assay.traces.recorder import Recorder
+from assay.traces.records import Rollout
+from assay.traces.store import Store, tables
+from assay.traces.store.listing import find_rollouts
+
+INPUTS = {
+    "service": "You take bookings for a restaurant.",
+    "form": {"day": "day", "people": "number of people"},
+    "user": {
+        "goal": "I want to book a table.",
+        "facts": {"day": {"value": "Friday"}, "people": {"value": "4", "asked_by": ["people"]}},
+    },
+}
+TASK = make_task(
+    {"inputs": INPUTS, "expected": {"outcome": {"day": "Friday", "people": "4"}}, "metadata": {"turns": 3}}
+)
+
+
+def clerk(request: Any, *, seen: list[str] | None = None) -> str:
+    """A model that does each step rightly, from what its prompt says."""
+    text = request.messages[-1].parts[0].text
+    if seen is not None:
+        seen.append("\n".join(part.text for message in request.messages for part in message.parts))
+    asks = list(request.config.response_format["schema"]["properties"])
+    field = lambda name: re.search(rf"## {name} ## \]\]\n(.*)", text)[1].strip()  # noqa: E731
+    if "value" in asks:
+        value = field("message").rstrip(".").rpartition(" is ")[2]
+        return json.dumps({"field": field("asked"), "value": value})
+    if "about" in asks:
+        return json.dumps({"about": field("missing").split(",")[0]})
+    return json.dumps({asks[-1]: f"What is the {field('field')}?"})
+
+
+def run(lm: Any, program: Converse | None = None, inputs: Any = INPUTS) -> dspy.Prediction:
+    with dspy.context(lm=lm):
+        return (program or Converse())(**copy.deepcopy(inputs))
+
+
+def test_the_form_is_filled_and_the_score_is_that_of_the_outcome() -> None:
+    result = run(scripted_lm(clerk))
+    assert result.outcome == {"day": "Friday", "people": "4"}
+    assert result.ended == "done"
+    assert [m["role"] for m in result.messages] == ["user", "agent"] * 3 + ["user"]
+    assert load_rubric("converse").score(TASK, result).value == 1.0
+
+
+def test_no_prompt_of_the_agent_has_what_the_user_did_not_say() -> None:
+    seen: list[str] = []
+    user = {"goal": "I want to book a table.", "facts": {"day": {"value": "Friday"}, "people": {"value": "77"}}}
+
+    def premature(request: Any) -> str:
+        answer = clerk(request, seen=seen)
+        return json.dumps({"about": "finish"}) if "day" not in json.loads(answer).get("about", "day") else answer
+
+    result = run(scripted_lm(premature), inputs={**INPUTS, "user": user})
+    assert result.outcome == {"day": "Friday"}
+    assert seen
+    assert not any("77" in text for text in seen)
+
+
+def test_a_value_that_the_user_did_not_say_is_not_taken() -> None:
+    def inventing(request: Any) -> str:
+        asks = request.config.response_format["schema"]["properties"]
+        return json.dumps({"field": "day", "value": "2022-01-01"}) if "value" in asks else clerk(request)
+
+    result = run(scripted_lm(inventing))
+    assert result.outcome == {}
+    assert result.ended == "gave_up"
+
+
+class Endless(dspy.Module):
+    def forward(self, profile: Any, messages: Any) -> dspy.Prediction:
+        return dspy.Prediction(message=f"And {len(messages)} more things.", ended="")
+
+
+def test_a_user_that_never_stops_is_cut_off_after_max_steps_and_scores_zero() -> None:
+    program = Converse(user=Endless())
+    program.set_parameters({"max_steps": 4})
+    result = run(scripted_lm(clerk), program)
+    assert result.ended == "limit"
+    assert sum(m["role"] == "agent" for m in result.messages) == 4
+    assert load_rubric("converse").score(TASK, result).grades["completed"] == 0
+
+
+class Broken(dspy.Module):
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, profile: Any, messages: Any) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [RuntimeError("no user today"), None, dspy.Prediction(text="hello"), dspy.Prediction(message="x", ended="maybe")],
+)
+def test_a_user_that_fails_leaves_the_run_unscored(answer: Any) -> None:
+    with pytest.raises(Unscored, match="simulated user Broken") as caught:
+        run(scripted_lm(clerk), Converse(user=Broken(answer)))
+    kind = failure_of_program(caught.value)
+    assert kind is FailureKind.JUDGE
+    assert not is_agent_failure(kind)
+
+
+def test_a_users_calls_are_recorded_apart_and_exports_leave_them_out(tmp_path: Path) -> None:
+    def both(request: Any) -> str:
+        asks = request.config.response_format["schema"]["properties"]
+        if "say" not in asks:
+            return clerk(request)
+        text = request.messages[-1].parts[0].text
+        return json.dumps({"say": "people" if "people?" in text else "day" if "day?" in text else "done"})
+
+    with Store(tmp_path / "assay.db") as store:
+        recorder, rollout = Recorder(store), Rollout(task_id="t", data_subject="Ada")
+        lm = assay.models.with_recording(scripted_lm(both), observers=[recorder.observe])
+        with recorder.active(), recorder.rollout(rollout):
+            result = run(lm, Converse(user="model"))
+        store.flush()
+        users = list(find_rollouts(store, equal={"source": "simulated_user"}))
+        listed = [r.id for r in find_rollouts(store, equal={})]
+    assert result.ended == "done"
+    assert users
+    assert {r.data_subject for r in users} == {"Ada"}
+    assert all('"say"' not in t.output for t in rollout.transitions)
+    assert result.turn_calls[-1][1] == len(rollout.transitions)
+    assert rollout.id in listed
+    with Store(tmp_path / "assay.db") as store, store.engine.connect() as connection:
+        ids = set(connection.execute(sa.select(tables.rollouts.c.id).where(*Selection().drawn())).scalars())
+    assert ids == {rollout.id}
+
+
+def test_the_users_prompts_are_no_part_of_the_program() -> None:
+    program = Converse(user="model")
+    assert {name for name, _ in program.named_predictors()} == {"note", "choose", "ask", "say", "review"}
+
+
+def test_a_guided_run_makes_no_call_and_shows_the_labels_as_steps() -> None:
+    with dspy.context(lm=scripted_lm(lambda request: "{}"), trace=[], **{GUIDE: TASK.expected}):
+        program = Converse()
+        result = program(**copy.deepcopy(INPUTS))
+        steps = [(name, dict(inputs), dict(output.items())) for p, inputs, output in dspy.settings.trace
+                 for name, own in program.named_predictors() if own is p]  # fmt: skip
+    assert load_rubric("converse").score(TASK, result).value == 1.0
+    assert steps[0] == ("choose", {"missing": "day, people", "message": "I want to book a table."}, {"about": "day"})
+    assert ("note", {"asked": "day", "message": "The day is Friday."}, {"field": "day", "value": "Friday"}) in steps
+    assert not any("history" in inputs for _, inputs, _ in steps)
+
+
+def test_long_conversations_drop_their_oldest_turns_from_the_prompt() -> None:
+    lengths = []
+
+    def counting(request: Any) -> str:
+        if "about" in request.config.response_format["schema"]["properties"]:
+            lengths.append(len(request.messages))
+        return json.dumps({"about": "day", "question": "Well?", "field": "none", "value": ""} | {})
+
+    def narrow(request: Any) -> str:
+        asks = request.config.response_format["schema"]["properties"]
+        answer = json.loads(counting(request))
+        return json.dumps({name: answer[name] for name in asks})
+
+    for limit in (5000, 100):
+        lengths.append(0)
+        program = Converse(user=Endless())
+        program.set_parameters({"max_steps": 8, "context_length": limit})
+        run(scripted_lm(narrow), program)
+    wide, short = lengths[1 : lengths.index(0, 1)], lengths[lengths.index(0, 1) + 1 :]
+    assert max(wide) >= 15  # a system message, seven turns of two messages, and the last one
+    assert max(short) <= 2
+
+
+def test_one_turn_with_a_real_user_goes_on_from_its_history() -> None:
+    lm = scripted_lm(clerk)
+    talk = {"service": INPUTS["service"], "form": INPUTS["form"]}
+    first = run(lm, inputs={**talk, "message": "A table, please."})
+    assert (first.reply, first.outcome, first.finished) == ("What is the day?", {}, False)
+    history = dspy.History(messages=first.history)
+    second = run(lm, inputs={**talk, "message": "It is Friday.", "history": history, "outcome": first.outcome})
+    assert second.outcome == {"day": "Friday"}
+    third = run(lm, inputs={**talk, "message": "It is 4.", "history": second.history, "outcome": second.outcome})
+    assert third.finished
+    assert "people: 4" in third.reply
+
+
+def test_without_a_form_the_agent_talks_until_the_user_ends() -> None:
+    def free(request: Any) -> str:
+        asks = request.config.response_format["schema"]["properties"]
+        return json.dumps({"about": "go_on"} if "about" in asks else {"reply": "Which day? And how many people?"})
+
+    result = run(scripted_lm(free), inputs={"service": "x", "user": INPUTS["user"]})
+    assert result.outcome == {}
+    assert result.ended == "gave_up"
+
+
+def test_reviews_follow_the_depth() -> None:
+    asked = []
+
+    def reviewing(request: Any) -> str:
+        asks = list(request.config.response_format["schema"]["properties"])
+        asked.append("draft" in request.messages[-1].parts[0].text)
+        return json.dumps({"thought": "", "about": "go_on"} if "about" in asks else {"reply": "Goodbye."})
+
+    program = Converse()
+    program.set_parameters({"reasoning_depth": 6})
+    run(scripted_lm(reviewing), program, {"service": "x", "user": {"goal": "Hello."}})
+    assert True in asked
+
+
+@pytest.mark.parametrize("user", ["nobody", Endless, 3])
+def test_users_that_cannot_be_called_are_refused(user: Any) -> None:
+    with pytest.raises(ProgramError, match="user="):
+        Converse(user=user)
+
+
+def test_settings_without_effect_and_forms_that_clash_are_refused() -> None:
+    with pytest.raises(ProgramError, match="user_model='m' applies to user='model' only"):
+        Converse(user_model="m")
+    with pytest.raises(ProgramError, match="rename it"):
+        run(scripted_lm(clerk), inputs={**INPUTS, "form": ["finish"]})
+
+
+def test_it_is_shipped_under_its_name() -> None:
+    program = load_program("converse", config={"user": "model", "user_model": "m"})
+    assert program.config == {"user": "model", "user_model": "m"}
+    assert program_inputs(program) == ["service", "user"]
+    assert program.agent_parameters.max_steps == 20

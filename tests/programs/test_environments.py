@@ -1,0 +1,384 @@
+"""An agent in an environment: episodes, rewards by call, refused actions, and environments that misbehave."""
+
+import json
+import math
+import sqlite3
+import threading
+import time
+from typing import Any
+
+import dspy
+import pytest
+
+import assay
+from assay.datasets import Task
+from assay.errors import AssayError, EnvironmentFailed, FailureKind
+from assay.models import LanguageModel
+from assay.models.limits import OverTime, limited, within_limit
+from assay.programs import (
+    Environment,
+    EnvironmentAgent,
+    EnvironmentStep,
+    InvalidAction,
+)
+from assay.rubrics import Criterion, NoGrade, Rubric
+from assay.rubrics.environments import episode_ended, episode_reward, step_reward, valid_actions
+from assay.testing import scripted_lm
+from assay.testing.contracts import EnvironmentContract
+from assay.traces import Rollout, Store, Transition
+
+
+class Corridor(Environment):
+    """A walk along `length` fields to the door. Each step to the right is worth 0.25, the door 1."""
+
+    def reset(self, task: Task) -> EnvironmentStep:
+        self.at, self.length = 0, int(task.inputs.get("length", 2))
+        self.connection = sqlite3.connect(":memory:")  # belongs to the thread that opened it
+        return self._seen(0.0)
+
+    def step(self, action: str) -> EnvironmentStep:
+        self.connection.execute("SELECT 1")
+        if self.at >= self.length:
+            raise InvalidAction("the door is behind you")
+        if action not in ("left", "right"):
+            raise InvalidAction(f"{action!r} is no direction")
+        before = self.at
+        self.at = max(0, self.at + (1 if action == "right" else -1))
+        return self._seen(1.0 if self.at >= self.length else 0.25 * (self.at - before))
+
+    def _seen(self, reward: float) -> EnvironmentStep:
+        done = self.at >= self.length
+        text = "The door." if done else f"Field {self.at} of {self.length}."
+        return EnvironmentStep(observation=text, reward=reward, done=done, info={"at": self.at})
+
+
+class Listed(Corridor):
+    def _seen(self, reward: float) -> EnvironmentStep:
+        step = super()._seen(reward)
+        return EnvironmentStep(**{**vars(step), "actions": () if step.done else ("right", "left")})
+
+
+class TestCorridor(EnvironmentContract):
+    def make(self) -> Environment:
+        return Listed()
+
+    def tasks(self) -> list[Task]:
+        return [Task(id=str(length), inputs={"length": length}) for length in (1, 3)]
+
+    def action(self, step: EnvironmentStep, at: int) -> str:
+        return "right"
+
+
+def playing(actions: list[str], environment: Any = Corridor, **options: Any) -> tuple[Any, LanguageModel, list[str]]:
+    """An agent, and a model that writes these actions; the texts are the prompts that it was sent."""
+    prompts: list[str] = []
+    turns = iter(actions)
+
+    def script(request: Any) -> str:
+        prompts.append("\n".join(message.text or "" for message in request.messages))
+        return json.dumps({"action": next(turns)})
+
+    return EnvironmentAgent(environment, "Walk right to the door.", **options), scripted_lm(script), prompts
+
+
+def test_an_episode_is_played_to_its_end() -> None:
+    agent, lm, prompts = playing(["right", "right", "never asked"])
+    with dspy.context(lm=lm):
+        result = agent(length=2)
+    assert (result.outcome, result.reward, result.done) == ("The door.", 1.25, True)
+    assert [step["action"] for step in result.steps] == ["right", "right"]
+    assert [step["info"] for step in result.steps] == [{"at": 1}, {"at": 2}]
+    assert "Field 0 of 2." in prompts[0]
+    assert "Field 1 of 2." in prompts[1]
+    assert prompts[1].count("Field 1 of 2.") == 1
+
+
+def test_the_info_is_not_in_the_prompt() -> None:
+    class Secret(Corridor):
+        def _seen(self, reward: float) -> EnvironmentStep:
+            return EnvironmentStep(**{**vars(super()._seen(reward)), "info": {"answer": "xyzzy"}})
+
+    agent, lm, prompts = playing(["right", "right"], Secret)
+    with dspy.context(lm=lm):
+        assert agent(length=2).steps[0]["info"] == {"answer": "xyzzy"}
+    assert "xyzzy" not in "".join(prompts)
+
+
+def test_the_history_has_earlier_steps_and_can_be_left_out() -> None:
+    agent, lm, prompts = playing(["left", "right", "right"])
+    with dspy.context(lm=lm):
+        agent(length=2)
+    assert "left: Field 0 of 2." in prompts[2]
+    agent, lm, prompts = playing(["left", "right", "right"], history=False)
+    with dspy.context(lm=lm):
+        agent(length=2)
+    assert "left" not in prompts[2]
+    assert "history" not in prompts[2]
+
+
+def test_a_refused_action_is_told_to_the_agent_and_costs_a_step() -> None:
+    agent, lm, prompts = playing(["fly", "right", "right"])
+    with dspy.context(lm=lm):
+        result = agent(length=2)
+    assert result.steps[0]["error"] == "'fly' is no direction"
+    assert result.steps[0]["reward"] == 0
+    assert "'fly' is no direction" in prompts[1]
+    assert result.done
+    agent.set_parameters({"max_steps": 2})
+    agent, lm, _ = playing(["fly", "right", "right"])
+    agent.set_parameters({"max_steps": 2})
+    with dspy.context(lm=lm):
+        assert not agent(length=2).done
+
+
+def test_an_answer_that_cannot_be_parsed_costs_a_step() -> None:
+    turns = iter(["nonsense", '{"action": "right"}'])
+    agent = EnvironmentAgent(Corridor, "Walk.")
+    with dspy.context(lm=scripted_lm(lambda request: next(turns, "nonsense"))):
+        result = agent(length=1)
+    assert result.steps[0]["action"] is None
+    assert result.steps[0]["error"] == "the action could not be read"
+    assert result.done
+
+
+def test_the_actions_that_a_step_lists_are_the_only_ones() -> None:
+    agent, lm, _prompts = playing(["fly", "right"], Listed)
+    with dspy.context(lm=lm):
+        result = agent(length=1)
+    assert result.steps[0]["error"] is not None or result.steps[0]["action"] in ("right", "left")
+
+
+def test_an_action_without_alternative_needs_no_call() -> None:
+    class OneWay(Corridor):
+        def _seen(self, reward: float) -> EnvironmentStep:
+            step = super()._seen(reward)
+            return EnvironmentStep(**{**vars(step), "actions": () if step.done else ("right",)})
+
+    agent, lm, prompts = playing([], OneWay)
+    with dspy.context(lm=lm):
+        assert agent(length=3).done
+    assert prompts == []
+
+
+def test_an_episode_that_never_ends_is_stopped_by_max_steps() -> None:
+    agent, lm, prompts = playing(["left"] * 100)
+    agent.set_parameters({"max_steps": 4})
+    with dspy.context(lm=lm):
+        result = agent(length=2)
+    assert not result.done
+    assert len(result.steps) == len(prompts) == 4
+    grade = episode_ended(Task(id="1", inputs={}), dict(result.items()), None)
+    assert grade.value == 0
+    assert "4 actions" in grade.reason
+
+
+def test_a_refused_action_that_is_repeated_ends_the_run() -> None:
+    agent, lm, _prompts = playing(["fly"] * 100)
+    agent.set_parameters({"max_steps": 50})
+    with dspy.context(lm=lm):
+        result = agent(length=2)
+    assert len(result.steps) == 3
+    assert not result.done
+
+
+# Environments that misbehave
+
+
+class Raises(Corridor):
+    def step(self, action: str) -> EnvironmentStep:
+        raise RuntimeError("out of order")
+
+
+class Hangs(Corridor):
+    def step(self, action: str) -> EnvironmentStep:
+        while True:
+            time.sleep(0.01)
+
+
+class NotANumber(Corridor):
+    def step(self, action: str) -> EnvironmentStep:
+        return EnvironmentStep(observation="", reward=math.nan)
+
+
+class Bare(Corridor):
+    def step(self, action: str) -> Any:
+        return "Field 1", 0.0, False
+
+
+class Leaves(Corridor):
+    def step(self, action: str) -> EnvironmentStep:
+        raise SystemExit(3)
+
+
+class Interrupts(Corridor):
+    def reset(self, task: Task) -> EnvironmentStep:
+        raise KeyboardInterrupt
+
+
+class Finished(Corridor):
+    def reset(self, task: Task) -> EnvironmentStep:
+        return EnvironmentStep(observation="Over.", done=True)
+
+
+class Unbuilt(Corridor):
+    def __init__(self) -> None:
+        raise OSError("no display")
+
+
+MISBEHAVING = [
+    (Raises, "the environment Raises raised RuntimeError: out of order in step('right')"),
+    (Hangs, "the environment Hangs gave no result of step('right') after 0.3 s"),
+    (NotANumber, "reward=nan must be a finite number"),
+    (Bare, "which is no EnvironmentStep"),
+    (Leaves, "raised SystemExit"),
+    (Interrupts, "raised KeyboardInterrupt"),
+    (Finished, "returned done=True from reset(task)"),
+    (Unbuilt, "the environment Unbuilt raised OSError: no display in its constructor"),
+    (dict, "the environment dict is a dict: it needs reset(task), step(action) and close()"),
+]
+
+
+@pytest.mark.parametrize(("environment", "message"), MISBEHAVING, ids=lambda value: getattr(value, "__name__", ""))
+def test_an_environment_that_misbehaves_ends_the_run_with_what_it_did(environment: Any, message: str) -> None:
+    agent, lm, _ = playing(["right"], environment, timeout_s=0.3)
+    started = time.monotonic()
+    with dspy.context(lm=lm), pytest.raises(EnvironmentFailed) as raised:
+        agent(length=2)
+    assert message in str(raised.value)
+    assert time.monotonic() - started < 5
+
+
+def test_a_hanging_environment_leaves_no_thread_behind() -> None:
+    agent, lm, _ = playing(["right"], Hangs, timeout_s=0.2)
+    with dspy.context(lm=lm), pytest.raises(EnvironmentFailed):
+        agent(length=2)
+    agent, lm, _ = playing(["right", "right"])
+    with dspy.context(lm=lm):
+        agent(length=2)
+    until = time.monotonic() + 5
+    while any(thread.name == "assay-environment" for thread in threading.enumerate()):
+        assert time.monotonic() < until, "a thread of an environment is still alive"
+        time.sleep(0.02)
+
+
+def test_an_environment_is_closed_also_after_a_failure_of_the_agent() -> None:
+    closed: list[str] = []
+
+    class Closing(Corridor):
+        def close(self) -> None:
+            closed.append(threading.current_thread().name)
+
+    agent, _, _ = playing([], Closing)
+
+    def fail(request: Any) -> str:
+        raise ValueError("broken")
+
+    with dspy.context(lm=scripted_lm(fail)), pytest.raises(Exception, match="broken"):
+        agent(length=2)
+    assert closed == ["assay-environment"]
+
+
+def evaluated(environment: Any, rubric: Rubric, tmp_path: Any, actions: str = "right", **options: Any) -> Any:
+    lm = scripted_lm(lambda request: json.dumps({"action": actions}))
+    return assay.evaluate(
+        EnvironmentAgent(environment, "Walk right to the door.", inputs=["length"], timeout_s=0.3),
+        rubric=rubric,
+        data=[{"length": length, "split": "test"} for length in (1, 2, 3)],
+        split="test",
+        lm=lm,
+        store=tmp_path / "a.db",
+        threads=2,
+        **{"preflight": False, **options},
+    )
+
+
+DOOR = Rubric(
+    "door",
+    [
+        Criterion(name="reward", check=episode_reward, arguments={"high": 1.0}),
+        Criterion(name="ended", check=episode_ended),
+        Criterion(name="valid", check=valid_actions),
+        Criterion(name="by_step", check=step_reward, scope="step", weight=0.4),
+    ],
+)
+
+
+class Fragile(Corridor):
+    """Works in short corridors; in longer ones it hangs, or raises."""
+
+    def step(self, action: str) -> EnvironmentStep:
+        if self.length == 3:
+            raise RuntimeError("out of order")
+        while self.length == 2:
+            time.sleep(0.01)
+        return super().step(action)
+
+
+def test_failures_of_an_environment_are_counted_and_unscored(tmp_path: Any) -> None:
+    evaluation = evaluated(Fragile, DOOR, tmp_path, task_timeout=2.0).evaluation
+    lengths = {run.task_id: run for run in evaluation.runs.values()}
+    assert len(lengths) == 3
+    assert evaluation.unscored == 2
+    assert [score for score in evaluation.scores.values() if not math.isnan(score)] == [1.0]
+    with Store(tmp_path / "a.db") as store:
+        found = {rollout.inputs["length"]: rollout for rollout in store.rollouts()}
+    assert [found[length].failure for length in (1, 2, 3)] == [None, FailureKind.ENVIRONMENT, FailureKind.ENVIRONMENT]
+    assert [found[length].score for length in (2, 3)] == [None, None]
+    assert "gave no result of step('right') after 0.3 s" in str(found[2].error)
+
+
+def test_an_environment_that_always_fails_is_found_before_a_job(tmp_path: Any) -> None:
+    with pytest.raises(AssayError, match="the environment Raises raised RuntimeError: out of order") as raised:
+        evaluated(Raises, DOOR, tmp_path, preflight=True)
+    text = str(raised.value)
+    assert "test_environments.py" in text
+    assert "Correct the environment" in text
+    assert "play.py" not in text  # the traceback is that of the environment
+    evaluation = evaluated(Raises, DOOR, tmp_path).evaluation
+    assert evaluation.unscored == 3
+    assert "the environment Raises" in str(evaluation.why_unscored)
+
+
+def test_the_limit_of_tools_bounds_an_environment() -> None:
+    agent, lm, _ = playing(["right"], Hangs, timeout_s=600)
+    with dspy.context(lm=lm), limited(2.0), pytest.raises(EnvironmentFailed, match=r"after 0\.5 s"):
+        agent(length=2)
+
+
+def test_a_run_that_is_stopped_stops_its_environment() -> None:
+    agent, lm, _ = playing(["right"], Hangs, timeout_s=60)
+    with dspy.context(lm=lm), limited(1.0, tools_of=400), pytest.raises(OverTime):
+        within_limit(lambda: agent(length=2), "the run")
+    until = time.monotonic() + 5
+    while any(thread.name == "assay-environment" for thread in threading.enumerate()):
+        assert time.monotonic() < until, "the environment's thread is still alive"
+        time.sleep(0.02)
+
+
+def test_rewards_are_recorded_by_call_and_exported(tmp_path: Any) -> None:
+    evaluated(Corridor, DOOR, tmp_path)
+    with Store(tmp_path / "a.db") as store:
+        three = store.rollout(next(found.id for found in store.rollouts() if found.inputs["length"] == 3))
+    rewards = [transition.step_rewards for transition in three.transitions]
+    # 0.25, 0.25 and 1 times the weight 0.4 are 0.1 + 0.1 + 0.4 = 0.6, scaled to the cap 0.5
+    assert [entry["by_step"] for entry in rewards] == pytest.approx([0.1 / 1.2, 0.1 / 1.2, 0.4 / 1.2])
+    assert [tool.arguments for transition in three.transitions for tool in transition.tools] == [
+        {"action": "right"}
+    ] * 3
+    assert three.transitions[0].tools[0].result == "Field 1 of 3."
+
+
+def test_steps_of_other_calls_are_not_rewarded() -> None:
+    rollout = Rollout(prediction={"steps": [{"reward": -2.0, "call": 1}, {"reward": 0.5, "call": 3}]})
+    task = Task(id="1", inputs={})
+
+    def grade(t: int, **options: Any) -> Any:
+        transition = Transition(t=t, model="m", request={})
+        return step_reward(task, {"transition": transition}, rollout, **options).value
+
+    assert grade(3) == 0.5
+    assert grade(3, scale=2.0) == 0.25
+    assert grade(1) == 0
+    assert grade(1, losses=True, scale=4.0) == 0.5
+    with pytest.raises(NoGrade):
+        grade(0)

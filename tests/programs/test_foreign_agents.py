@@ -1,0 +1,361 @@
+"""Agents written without assay, run on the embedded model behind the gateway: what is recorded, and how they fail."""
+
+import dataclasses
+import functools
+import json
+import os
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import assay
+from assay.datasets import Task
+from assay.errors import BudgetExceeded, ConfigError, FailureKind
+from assay.evaluation import RecordedProgram, Session
+from assay.evaluation.predictions import rollout_of
+from assay.models import Caps, Meter, with_recording
+from assay.models.embedded import PolicyBackend
+from assay.models.lm import lm_over
+from assay.optimizers.finetuning.rollout_pool import TimeoutPool, calls_of
+from assay.programs.foreign.agent import ForeignAgent
+from assay.programs.foreign.runners import AgentRunner, CallableRunner, CommandRunner, runner_of
+from assay.programs.foreign.tasks import AgentFailed, answer_of_output
+from assay.traces import Recorder, Store
+from assay.traces.gateway.policy import PolicyGateway
+
+TASK = Task(id="t", inputs={"question": "How much is 2 + 3?"}, expected={"answer": "5"})
+CLIENT = """
+import json, os, sys, urllib.request
+
+def ask(base, key, **body):
+    data = json.dumps({"messages": [{"role": "user", "content": "How much is 2 + 3?"}], **body}).encode()
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    request = urllib.request.Request(f"{base}/chat/completions", data=data, headers=headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
+"""
+
+
+def ask(task: Mapping[str, Any], **body: Any) -> str:
+    scope: dict[str, Any] = {}
+    exec(CLIENT, scope)
+    answer: str = scope["ask"](task["base_url"], task["api_key"], **{"model": task["model"], **body})
+    return answer
+
+
+@dataclasses.dataclass
+class Bench:
+    session: Session
+    gateway: PolicyGateway
+    store: Store
+
+    def program(self, runner: AgentRunner) -> ForeignAgent:
+        program = ForeignAgent("the agent", runner)
+        program.gateway = self.gateway
+        return program
+
+    def recorded(self, runner: AgentRunner) -> RecordedProgram:
+        recorded = RecordedProgram(self.program(runner), self.session)
+        recorded.set_parameters({"temperature": 1.0})
+        return recorded
+
+    def run(self, runner: AgentRunner, *, timeout_s: float = 60.0) -> Any:
+        """The scored prediction of a run as a training makes it; None if it took too long."""
+        calls = calls_of([(self.recorded(runner), TASK)], self.session)
+        return TimeoutPool(calls, 1, timeout_s).finished(None)[0]
+
+
+def _said(task: Any, prediction: Any, rollout: Any) -> bool:
+    return "answer" in prediction
+
+
+@pytest.fixture
+def bench(embedded: str, tmp_path: Path) -> Iterator[Bench]:
+    store, meter = Store(tmp_path / "a.db"), Meter()
+    recorder = Recorder(store, run_id="r")
+    policy = lm_over(PolicyBackend(embedded), embedded, max_tokens=8, seed=0).copy(top_p=1.0)
+    lm = with_recording(policy, meter=meter, observers=[recorder.observe])
+    rubric = assay.Rubric("said", [assay.Criterion(name="said", check=_said)])
+    session = Session(lm=lm, rubric=rubric, recorder=recorder, meter=meter, program_name="the agent")
+    session.register([TASK], "train")
+    gateway = PolicyGateway(store, embedded, accepts=["gpt-5-mini"])
+    yield Bench(session, gateway, store)
+    gateway.close()
+    store.close()
+
+
+def command(code: str) -> CommandRunner:
+    return CommandRunner([sys.executable, "-c", CLIENT + code])
+
+
+CALLING = "task = json.load(sys.stdin)\n" + (
+    'said = ask(os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"], model=os.environ["ASSAY_MODEL"])\n'
+)
+
+
+@pytest.mark.slow
+def test_calls_of_a_function_are_turns_of_the_scored_rollout(bench: Bench) -> None:
+    said: list[str] = []
+
+    def agent(task: dict[str, Any]) -> dict[str, str]:
+        said.extend(ask(task, temperature=0, max_tokens=100, seed=1) for _ in range(3))
+        return {"answer": said[-1]}
+
+    prediction = bench.run(CallableRunner(agent))
+    rollout = rollout_of(prediction)
+    assert prediction.answer == said[-1]
+    assert (rollout.score, rollout.status, rollout.source, rollout.task_id) == (1.0, "done", "program", "t")
+    assert [call.t for call in rollout.transitions] == [0, 1, 2]
+    assert [call.output for call in rollout.transitions] == said
+    for call in rollout.transitions:
+        assert call.model == bench.session.lm.model
+        assert call.token_ids
+        assert len(call.token_ids) == len(call.logprobs or ()) == call.completion_tokens
+        assert call.completion_tokens <= 8  # the policy's limit, not the agent's
+    assert len(set(said)) > 1  # sampled at the training's temperature and seeds, not at the agent's
+    bench.store.flush()
+    stored = bench.store.rollout(rollout.id)
+    assert [(call.t, call.output, call.token_ids) for call in stored.transitions] == [
+        (call.t, call.output, call.token_ids) for call in rollout.transitions
+    ]
+    assert stored.score == 1.0
+    assert bench.session.meter.usage.calls == 3
+    assert bench.session.recorder.unrecorded.calls == 0
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_calls(bench: Bench) -> None:
+    runner = CallableRunner(lambda task: " ".join(ask(task) for _ in range(2)))
+    first, second = bench.run(runner), bench.run(runner)
+    assert first.answer == second.answer
+    assert rollout_of(first).id != rollout_of(second).id
+
+
+@pytest.mark.slow
+def test_a_command_gets_the_task_on_stdin_and_answers_by_its_last_line(bench: Bench) -> None:
+    end = 'print("thinking"); print(json.dumps({"answer": said, "of": task["inputs"]["question"], "id": task["id"]}))'
+    prediction = bench.run(command(CALLING + end))
+    (call,) = rollout_of(prediction).transitions
+    assert dict(prediction.items()) == {"answer": call.output, "of": TASK.inputs["question"], "id": "t"}
+
+
+def test_keys_of_the_gateway_do_not_reach_a_command(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASSAY_KEY", "secret-of-the-gateway")
+    prediction = bench.run(command(CALLING + 'print("ASSAY_KEY" in os.environ)'))
+    assert prediction.answer == "False"
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("print(said, file=sys.stderr); sys.exit(3)", "exited with 3"),
+        ("sys.stdout.buffer.write(bytes([255, 254]))", "not UTF-8"),
+        ("pass", "printed nothing"),
+        ("print('x' * (2 << 20))", "more than 1 MiB"),
+    ],
+)
+def test_an_agent_without_an_answer_has_failed_and_scores_0(bench: Bench, end: str, reason: str) -> None:
+    rollout = rollout_of(bench.run(command(CALLING + end)))
+    assert reason in rollout.error
+    assert (rollout.status, rollout.failure, rollout.score) == ("failed", FailureKind.AGENT, 0.0)
+    assert len(rollout.transitions) == 1
+
+
+def test_a_function_that_raises_or_returns_nothing_has_failed(bench: Bench) -> None:
+    def raises(task: dict[str, Any]) -> None:
+        ask(task)
+        raise KeyError("lost")
+
+    assert "lost" in rollout_of(bench.run(CallableRunner(raises))).error
+    rollout = rollout_of(bench.run(CallableRunner(lambda task: [ask(task)][1:] or None)))
+    assert "returned None" in rollout.error
+    assert rollout.score == 0.0
+
+
+@pytest.mark.parametrize("runner", [CallableRunner(lambda task: "5"), command("print(5)")], ids=["function", "command"])
+def test_an_agent_that_ignores_the_base_url_is_refused_after_its_first_task(bench: Bench, runner: AgentRunner) -> None:
+    with pytest.raises(ConfigError, match="without calling the model at its base URL"):
+        bench.run(runner)
+
+
+def test_a_later_run_may_do_without_the_model(bench: Bench) -> None:
+    runs: list[str] = []
+
+    def agent(task: dict[str, Any]) -> str:
+        runs.append(ask(task) if not runs else "known")
+        return runs[-1]
+
+    recorded = bench.recorded(CallableRunner(agent))
+    first, second = (TimeoutPool(calls_of([(recorded, TASK)], bench.session), 1, 60).finished(None)[0] for _ in "ab")
+    assert len(rollout_of(first).transitions) == 1
+    assert (second.answer, rollout_of(second).transitions) == ("known", [])
+
+
+def test_an_agent_that_asks_for_another_model_is_told_so(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match="asked for the model 'gpt-5'"):
+        bench.run(CallableRunner(lambda task: ask(task, model="gpt-5")))
+    rollout = rollout_of(bench.run(CallableRunner(lambda task: ask(task, model="gpt-5-mini"))))  # accepted by the bench
+    assert [call.model for call in rollout.transitions] == [bench.session.lm.model]
+
+
+def test_calls_after_the_end_of_a_rollout_are_refused_and_counted(bench: Bench) -> None:
+    tasks: list[dict[str, Any]] = []
+
+    def agent(task: dict[str, Any]) -> str:
+        tasks.append(task)
+        return ask(task)
+
+    program = bench.program(CallableRunner(agent))
+    recorded = RecordedProgram(program, bench.session)
+    prediction = TimeoutPool(calls_of([(recorded, TASK)], bench.session), 1, 60).finished(None)[0]
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(tasks[0])
+    assert refused.value.code == 403
+    assert "has ended" in refused.value.read().decode()
+    assert program.notes() == ["1 calls of the agent came after its run had ended, and were refused"]
+    bench.store.flush()
+    assert len(bench.store.rollout(rollout_of(prediction).id).transitions) == 1
+
+
+def test_a_call_under_way_at_the_end_of_its_rollout_is_a_failed_call(bench: Bench) -> None:
+    def agent(task: dict[str, Any]) -> str:
+        threading.Thread(target=functools.partial(ask, task), daemon=True).start()
+        while not bench.gateway.gateway.started:
+            time.sleep(0.001)
+        return "5"
+
+    first = bench.program(CallableRunner(ask))
+    first.reached.set()
+    first.runner = CallableRunner(agent)
+    recorded = RecordedProgram(first, bench.session)
+    rollout = rollout_of(TimeoutPool(calls_of([(recorded, TASK)], bench.session), 1, 60).finished(None)[0])
+    assert [call.t for call in rollout.transitions] == list(range(len(rollout.transitions)))
+    assert [call.failure for call in rollout.transitions] == [FailureKind.CAP]
+
+
+def test_a_command_that_hangs_is_ended_with_its_children(bench: Bench, tmp_path: Path) -> None:
+    hangs = "import subprocess, time; child = subprocess.Popen(['sleep', '60'])\n"
+    hangs += f"open({str(tmp_path / 'pids')!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}'); time.sleep(60)"
+    program = bench.program(command(CALLING + hangs))
+    recorded = RecordedProgram(program, bench.session)
+    assert TimeoutPool(calls_of([(recorded, TASK)], bench.session), 1, 6.0).finished(None) == [None]
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    deadline = time.monotonic() + 5
+    while any(map(_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(_alive, pids))
+    assert "1 runs of the agent took too long and were ended" in program.notes()
+
+
+def test_a_function_that_hangs_is_given_up_and_its_calls_are_refused(bench: Bench) -> None:
+    ended, late = threading.Event(), list[int]()
+
+    def agent(task: dict[str, Any]) -> str:
+        ask(task)
+        ended.wait(20)
+        try:
+            ask(task)
+        except urllib.error.HTTPError as error:
+            late.append(error.code)
+        return "late"
+
+    assert bench.run(CallableRunner(agent), timeout_s=3.0) is None
+    time.sleep(0.5)
+    ended.set()
+    deadline = time.monotonic() + 10
+    while not late and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert late == [403]
+
+
+def test_a_run_whose_process_is_killed_is_made_again(bench: Bench, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    once = f"mark = {str(mark)!r}\nif not os.path.exists(mark): open(mark, 'w').close(); os.kill(os.getpid(), 9)\n"
+    program = bench.program(command(CALLING + once + "print(said)"))
+    recorded = RecordedProgram(program, bench.session)
+    rollout = rollout_of(TimeoutPool(calls_of([(recorded, TASK)], bench.session), 1, 60).finished(None)[0])
+    assert (rollout.status, rollout.score, len(rollout.transitions)) == ("done", 1.0, 1)
+    assert program.notes() == ["1 runs lost the process that ran the agent"]
+    bench.store.flush()
+    lost = next(row for row in bench.store.rollouts(limit=None) if row.id != rollout.id)
+    assert (lost.status, lost.failure, lost.score) == ("error", FailureKind.MODEL, None)
+
+
+def test_several_answers_a_call_are_refused(bench: Bench) -> None:
+    def agent(task: dict[str, Any]) -> str:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            ask(task, n=2)
+        return json.loads(refused.value.read())["error"]["message"] + ask(task)
+
+    assert "one answer a call" in bench.run(CallableRunner(agent)).answer
+
+
+def test_a_cap_stops_the_job(bench: Bench) -> None:
+    bench.session.meter.caps = Caps(calls=2)
+    with pytest.raises(BudgetExceeded):
+        bench.run(CallableRunner(lambda task: [ask(task) for _ in range(4)]))
+
+
+def test_a_streamed_answer_is_the_recorded_one(bench: Bench) -> None:
+    def agent(task: dict[str, Any]) -> str:
+        body = {"model": "any", "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {task['api_key']}"}
+        request = urllib.request.Request(f"{task['base_url']}/chat/completions", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=60) as lines:
+            events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+        deltas = [choice["delta"].get("content") or "" for event in events for choice in event["choices"]]
+        return "".join(deltas)
+
+    prediction = bench.run(CallableRunner(agent))
+    (call,) = rollout_of(prediction).transitions
+    assert prediction.answer == call.output
+    assert call.token_ids
+
+
+@pytest.mark.parametrize(
+    ("output", "answer"),
+    [
+        (b"5\n", "5"),
+        (b'log\n{"answer": "5", "why": "sum"}\n', {"answer": "5", "why": "sum"}),
+        (b'{"answer": NaN}', '{"answer": NaN}'),
+        (b"[1, 2]", "[1, 2]"),
+        ("neun größer\n".encode(), "neun größer"),
+    ],
+)
+def test_answers_are_read_from_standard_output(output: bytes, answer: Any) -> None:
+    assert answer_of_output(output) == answer
+
+
+def test_output_without_an_answer_is_refused() -> None:
+    with pytest.raises(AgentFailed, match="printed nothing"):
+        answer_of_output(b" \n")
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        ("no-such-program-anywhere x", "cannot be started"),
+        ("python 'unclosed", "cannot be read as a command"),
+        ("missing.py:solve", "there is no file missing.py"),
+        ("json:nothing", "cannot be loaded"),
+        ("json:JSONDecoder", "must be a function"),
+    ],
+)
+def test_an_agent_that_cannot_be_started_is_refused_by_name(bench: Bench, agent: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        bench.run(runner_of(agent))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z" if Path(f"/proc/{pid}/stat").exists() else False

@@ -1,0 +1,261 @@
+"""The shipped environments: Nim against an opponent, and an oven with noisy yields."""
+
+import json
+import math
+import random
+from typing import Any
+
+import dspy
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import assay
+from assay.datasets import Task, load_tasks
+from assay.datasets.experiments import ENERGY, HEATS, HOURS, MATERIALS, Experiment
+from assay.datasets.games import NimRules, best_take, nim_problem
+from assay.errors import DataError, EnvironmentFailed
+from assay.programs import Environment, EnvironmentAgent, EnvironmentStep, Experimenter, InvalidAction, NimPlayer
+from assay.programs.environments.experiment import Oven
+from assay.programs.environments.nim import Nim
+from assay.rubrics import NoGrade, load_rubric
+from assay.rubrics.environments import feasible_plans, nim_won
+from assay.testing import scripted_lm
+from assay.testing.contracts import EnvironmentContract
+
+
+def nim(sticks: int = 7, skill: float = 1.0, seed: int = 0, most: int = 3) -> Task:
+    return Task(id="1", inputs={"sticks": sticks, "most": most, "skill": skill, "seed": seed})
+
+
+class TestNim(EnvironmentContract):
+    def make(self) -> Environment:
+        return Nim()
+
+    def tasks(self) -> list[Task]:
+        return [nim(sticks, 0.5, seed) for sticks in (5, 9, 15) for seed in range(2)]
+
+
+class TestOven(EnvironmentContract):
+    def make(self) -> Environment:
+        return Oven()
+
+    def tasks(self) -> list[Task]:
+        return load_tasks("experiment:size=3&seed=4")
+
+    def action(self, step: EnvironmentStep, at: int) -> str:
+        return ("heat 50, hours 5", "heat 90, hours 8", "heat 40, hours 3")[at % 3]
+
+
+def answering(actions: Any) -> Any:
+    turns = iter(actions)
+    return scripted_lm(lambda request: json.dumps({"action": next(turns)}))
+
+
+# Nim
+
+
+def perfectly(request: Any) -> str:
+    """A model that knows the best move."""
+    left = int(request.messages[-1].text.split(" stick")[0].split()[-1].split("\n")[-1])
+    return json.dumps({"action": str(best_take(left, 3) or 1)})
+
+
+@pytest.mark.parametrize("skill", [0.0, 0.5, 1.0])
+def test_the_best_moves_win_every_game_of_the_data(skill: float) -> None:
+    tasks = load_tasks(f"nim:size=30&seed=2&skill={skill}")
+    with dspy.context(lm=scripted_lm(perfectly)):
+        for task in tasks:
+            result = NimPlayer()(**task.inputs)
+            assert result.reward == 1
+            assert nim_won(task, dict(result.items()), None).value == 1
+
+
+def test_a_skilled_opponent_wins_against_a_mistake() -> None:
+    with dspy.context(lm=answering(["1", "1", "1", "1"])):
+        result = NimPlayer()(**nim(sticks=7).inputs)  # leaves 6; the opponent takes 2, leaves 4, and wins
+    assert (result.reward, result.done) == (0.0, True)
+    grade = nim_won(nim(sticks=7), dict(result.items()), None)
+    assert grade.value == 0
+    assert "not won" in grade.reason
+
+
+def test_only_legal_moves_are_offered_and_taken() -> None:
+    game = Nim()
+    assert game.reset(nim(sticks=2)).actions == ("1", "2")
+    for action in ("3", "0", "-1", "two", "1.0", "²", "99999999999"):
+        with pytest.raises(InvalidAction, match="take 1 to 2 sticks"):
+            game.step(action)
+    assert game.step("2").reward == 1
+
+
+def taking(count: Any) -> Any:
+    return lambda left, most, rng: count
+
+
+@pytest.mark.parametrize("move", [0, 4, -1, 2.0, True, "1", None])
+def test_an_opponent_that_cheats_is_detected_and_the_game_unscored(move: Any) -> None:
+    agent = EnvironmentAgent(lambda: Nim(taking(move)), "Nim.")
+    with (
+        dspy.context(lm=answering(["1", "1"])),
+        pytest.raises(EnvironmentFailed, match=r"the opponent cheated: it took .* of 7 sticks"),
+    ):
+        agent(**nim(sticks=8).inputs)
+
+
+def test_an_opponent_that_raises_or_hangs_is_a_failure_of_the_environment() -> None:
+    def hangs(left: int, most: int, rng: random.Random) -> int:
+        while True:
+            math.sqrt(left)
+
+    def raises(left: int, most: int, rng: random.Random) -> int:
+        raise LookupError("no book of openings")
+
+    for opponent, message in ((hangs, "no result of step"), (raises, "LookupError: no book of openings")):
+        agent = EnvironmentAgent(lambda opponent=opponent: Nim(opponent), "Nim.", timeout_s=0.3)
+        with dspy.context(lm=answering(["1"])), pytest.raises(EnvironmentFailed, match=message):
+            agent(**nim(sticks=8).inputs)
+
+
+def record(*moves: tuple[Any, Any]) -> dict[str, Any]:
+    steps = [
+        {"action": own, "reward": 0.0, "error": None, "info": {"opponent": reply}, "done": False}
+        for own, reply in moves
+    ]
+    return {"steps": steps}
+
+
+def test_the_replay_of_a_game_decides_and_not_its_reward() -> None:
+    task = nim(sticks=6)
+    assert nim_won(task, record(("2", 1), ("3", None)), None).value == 1
+    lost = record(("2", 3), ("1", None))
+    lost["steps"][-1]["reward"] = 1.0  # a claim; 6 - 2 - 3 - 1 = 0, so the last stick was taken by the agent
+    assert nim_won(task, lost, None).value == 1
+    claimed = record(("1", 3), ("1", 1))
+    claimed["steps"][-1]["reward"] = 1.0  # 6 - 1 - 3 - 1 - 1 = 0: the opponent took the last one
+    assert nim_won(task, claimed, None).value == 0
+    for moves, problem in (
+        ([("2", 4)], "the opponent took 4 of 4 sticks, at most 3"),
+        ([("5", 1)], "the agent took 5 of 6 sticks"),
+        ([("2", None), ("1", 1)], "left out a move"),
+        ([("3", 3), ("1", 1)], "the agent moved after the end"),
+        ([("3", 2), ("1", 1)], "the opponent moved after the end"),
+    ):
+        with pytest.raises(NoGrade, match=problem):
+            nim_won(task, record(*moves), None)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(1, 30), st.integers(1, 5), st.integers(0, 5000))
+def test_games_of_random_players_replay_to_their_result(sticks: int, most: int, seed: int) -> None:
+    game, rng = Nim(), random.Random(seed)
+    step = game.reset(nim(sticks, 0.3, seed, most))
+    own, replies = [], []
+    while not step.done:
+        own.append(int(rng.choice(step.actions)))
+        step = game.step(str(own[-1]))
+        replies.append(step.info["opponent"])
+    assert nim_problem(NimRules(sticks, most), own, replies) == (step.reward == 1, "")
+
+
+def test_nim_data_can_be_won_and_is_checked() -> None:
+    tasks = load_tasks("nim:size=200&seed=3&sticks=5-15&most=3")
+    assert {task.inputs["sticks"] for task in tasks} == {5, 6, 7, 9, 10, 11, 13, 14, 15}
+    assert len({task.content_hash for task in tasks}) == 200
+    assert [task.inputs for task in tasks] == [task.inputs for task in load_tasks("nim:size=200&seed=3")]
+    for wrong in ("skill=2", "sticks=a-b", "sticks=4-4", "most=0", "sticks=5-90", "stick=5", "size=0"):
+        with pytest.raises(DataError):
+            load_tasks(f"nim:{wrong}")
+
+
+# The experiment
+
+
+def experiment(material: str = "iron", seed: int = 1, trials: int = 3, noise: float = 5.0) -> Task:
+    return Task(id="1", inputs={"material": material, "trials": trials, "noise": noise, "seed": seed})
+
+
+def test_the_last_trial_counts_without_noise() -> None:
+    best = Experiment.of(experiment().inputs, 1)
+    plans = ["heat 20, hours 1", "heat 90, hours 8", f"heat {best.heat}, hours {best.hours}"]
+    with dspy.context(lm=answering(plans)):
+        result = Experimenter()(**experiment().inputs)
+    assert [step["reward"] for step in result.steps] == [0.0, 0.0, 1.0]
+    assert [step["info"]["feasible"] for step in result.steps] == [True, False, True]
+    assert (
+        "Failed: 90 degrees for 8 hours need 720 units of energy, and there are 400."
+        in (result.steps[1]["observation"])
+    )
+    assert result.done
+    score = load_rubric("experiment").score(experiment(), dict(result.items()))
+    assert score.grades == {"yield_share": 1.0, "feasible": pytest.approx(2 / 3)}
+    assert score.value == pytest.approx((4 * 1 + 2 / 3) / 5)
+
+
+def test_outcomes_are_noisy_and_the_same_for_every_rollout() -> None:
+    found = [Experiment.of(experiment().inputs, seed) for seed in (1, 1, 2)]
+    one, same, other = ([trial.measured(60, 4, at) for at in range(1, 200)] for trial in found)
+    assert one == same != other
+    mean = sum(one) / len(one)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in one) / len(one))
+    assert deviation == pytest.approx(5.0, abs=1.0)
+    assert mean == pytest.approx(90 * found[0].share(60, 4), abs=1.5)
+
+
+def test_every_experiment_has_a_feasible_best_plan() -> None:
+    for material in MATERIALS:
+        bests = set()
+        for seed in range(60):
+            trial = Experiment.of({"material": material}, seed)
+            shares = {(heat, hours): trial.share(heat, hours) for heat in HEATS for hours in HOURS}
+            assert max(shares, key=shares.__getitem__) == (trial.heat, trial.hours)
+            assert shares[trial.heat, trial.hours] == 1
+            assert trial.heat * trial.hours <= ENERGY
+            assert all(share == 0 for (heat, hours), share in shares.items() if heat * hours > ENERGY)
+            bests.add((trial.heat, trial.hours))
+        assert len(bests) > 3, f"{material} has one best plan: there is nothing to adapt to"
+
+
+def test_a_plan_that_cannot_be_read_is_refused_and_uses_no_trial() -> None:
+    oven = Oven()
+    oven.reset(experiment(trials=1))
+    for text in ("", "hot", "heat 50", "heat 50, hours 5, please", "heat -5, hours 5", "heat ٥٠, hours x"):
+        with pytest.raises(InvalidAction, match="write a plan"):
+            oven.step(text)
+    assert oven.step("heat 9999, hours 5").info == {"share": 0.0, "feasible": False}
+    with pytest.raises(InvalidAction, match="no trials are left"):
+        oven.step("heat 50, hours 5")
+
+
+def test_refused_plans_are_not_feasible() -> None:
+    steps = [
+        {"reward": 0.0, "error": "write a plan", "info": {}},
+        {"reward": 0.0, "error": None, "info": {"feasible": True}},
+    ]
+    assert feasible_plans(experiment(), {"steps": steps}, None).value == 0.5
+
+
+def test_wrong_experiments_are_refused() -> None:
+    for wrong in ("noise=a", "noise=-1", "trials=0", "trials=51", "size=0", "heat=5"):
+        with pytest.raises(DataError):
+            load_tasks(f"experiment:{wrong}")
+    agent = Experimenter()
+    with dspy.context(lm=answering([])), pytest.raises(EnvironmentFailed, match="material='gold' must be one of"):
+        agent(**experiment(material="gold").inputs)
+
+
+def test_both_run_by_name_with_their_rubrics(tmp_path: Any) -> None:
+    for name, data, answer in (
+        ("nim", "nim:size=20&seed=1&skill=0", "1"),
+        ("experiment", "experiment:size=20&seed=1&trials=2", "heat 50, hours 5"),
+    ):
+        report = assay.evaluate(
+            name,
+            rubric=name,
+            data=data,
+            split="test",
+            lm=scripted_lm(lambda request, answer=answer: json.dumps({"action": answer})),
+            store=tmp_path / f"{name}.db",
+        )
+        assert report.evaluation.unscored == 0
+        assert not any(result.failed for result in report.evaluation.results.values())

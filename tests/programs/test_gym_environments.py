@@ -1,0 +1,184 @@
+"""Environments with gymnasium's interface: a small one written here, and gymnasium's own where it is installed."""
+
+import json
+import random
+from typing import Any
+
+import dspy
+import pytest
+
+from assay.datasets import Task
+from assay.errors import ConfigError, EnvironmentFailed
+from assay.programs import Environment, EnvironmentAgent, EnvironmentStep, GymEnvironment, InvalidAction
+from assay.testing import scripted_lm
+from assay.testing.contracts import EnvironmentContract
+
+
+class Discrete:
+    def __init__(self, n: int, start: int = 0) -> None:
+        self.n, self.start = n, start
+
+
+class Text:
+    max_length = 5
+
+    def contains(self, value: Any) -> bool:
+        return isinstance(value, str) and value.isalpha() and len(value) <= 5
+
+
+class Doors:
+    """One of `n` doors has the prize; the observation says the number of the tries that are left."""
+
+    def __init__(self, n: int = 3, tries: int = 2, start: int = 0) -> None:
+        self.action_space, self.tries, self.closed = Discrete(n, start), tries, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.prize = random.Random(seed).randrange(self.action_space.n) + self.action_space.start
+        self.left = self.tries if options is None else options["tries"]
+        return {"left": self.left}, {"prize": self.prize}
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        assert isinstance(action, int)
+        self.left -= 1
+        won = action == self.prize
+        return {"left": self.left}, float(won), won, self.left == 0, {"prize": self.prize, "object": object()}
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class TestDoors(EnvironmentContract):
+    def make(self) -> Environment:
+        return GymEnvironment(Doors())
+
+    def tasks(self) -> list[Task]:
+        return [Task(id=str(seed), inputs={"seed": seed}) for seed in range(3)]
+
+
+def task(seed: int = 0, **inputs: Any) -> Task:
+    return Task(id="1", inputs={"seed": seed, **inputs})
+
+
+def test_a_discrete_space_is_a_list_of_actions() -> None:
+    environment = GymEnvironment(Doors(), actions=["red", "green", "blue"], render=lambda seen: f"{seen['left']} tries")
+    first = environment.reset(task(1))
+    assert first == EnvironmentStep(
+        observation="2 tries", actions=("red", "green", "blue"), info={"prize": random.Random(1).randrange(3)}
+    )
+    won = environment.step(("red", "green", "blue")[int(first.info["prize"])])
+    assert (won.reward, won.done, won.actions) == (1.0, True, ())
+    with pytest.raises(InvalidAction, match="the episode has ended"):
+        environment.step("red")
+    environment.reset(task(1))
+    with pytest.raises(InvalidAction, match="'black' is none of red, green, blue"):
+        environment.step("black")
+
+
+def test_numbers_of_actions_start_where_the_space_does() -> None:
+    environment = GymEnvironment(Doors(n=2, start=7))
+    first = environment.reset(task())
+    assert first.actions == ("7", "8")
+    assert environment.step(str(first.info["prize"])).reward == 1
+
+
+def test_a_truncated_episode_is_done() -> None:
+    environment = GymEnvironment(Doors(tries=1))
+    prize = environment.reset(task()).info["prize"]
+    last = environment.step(str((int(prize) + 1) % 3))
+    assert last.done
+    assert last.info["truncated"] is True
+    assert "object" not in last.info
+
+
+def test_options_are_made_of_the_inputs() -> None:
+    environment = GymEnvironment(Doors(), options=lambda inputs: {"tries": inputs["tries"]})
+    assert environment.reset(task(tries=9)).observation == "{'left': 9}"
+
+
+def test_a_mask_leaves_out_actions() -> None:
+    class Masked(Doors):
+        def step(self, action: Any) -> tuple[Any, ...]:
+            result = super().step(action)
+            return (*result[:4], {"action_mask": [1, 0, 1]})
+
+    environment = GymEnvironment(Masked())
+    prize = environment.reset(task()).info["prize"]
+    assert environment.step(str((int(prize) + 1) % 3)).actions == ("0", "2")
+
+
+def test_a_text_space_takes_its_texts() -> None:
+    env = Doors()
+    env.action_space = Text()  # type: ignore[assignment]
+    env.step = lambda action: (f"you said {action}", 0.0, False, False, {})  # type: ignore[method-assign]
+    env.reset = lambda **_: ("hello", {})  # type: ignore[method-assign]
+    environment = GymEnvironment(env)
+    assert environment.reset(task()).actions == ()
+    assert environment.step("abc").observation == "you said abc"
+    with pytest.raises(InvalidAction, match="is not in the action space"):
+        environment.step("123456")
+
+
+def test_other_spaces_need_a_parser() -> None:
+    env = Doors()
+    env.action_space = object()  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="pass parse"):
+        GymEnvironment(env)
+    environment = GymEnvironment(env, parse=int)
+    env.action_space = Discrete(3)
+    environment.reset(task(1))
+    env.prize = 0
+    assert environment.step("1").observation == "{'left': 1}"
+    with pytest.raises(InvalidAction, match="invalid literal"):
+        environment.step("one")
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(ConfigError, match="has no reset, step, action_space"):
+        GymEnvironment(object())
+    with pytest.raises(ConfigError, match="2 names were given for the 3 actions"):
+        GymEnvironment(Doors(), actions=["a", "b"])
+    with pytest.raises(ConfigError, match="without parse"):
+        GymEnvironment(Doors(), actions=["a", "b", "c"], parse=int)
+    with pytest.raises(ConfigError, match="more than 256 actions"):
+        GymEnvironment(Doors(n=1000))
+
+
+def test_the_older_interface_is_refused_with_the_way_out() -> None:
+    class Old(Doors):
+        def step(self, action: Any) -> tuple[Any, ...]:
+            return {"left": 1}, 0.0, False, {}
+
+    agent = EnvironmentAgent(lambda: GymEnvironment(Old()), "Open a door.")
+    lm = scripted_lm(lambda request: json.dumps({"action": "0"}))
+    with dspy.context(lm=lm), pytest.raises(EnvironmentFailed, match="older gym, which returns four values"):
+        agent(seed=0)
+
+
+def test_an_agent_plays_and_closes_it() -> None:
+    made: list[Doors] = []
+
+    def make() -> GymEnvironment:
+        made.append(Doors(tries=5))
+        return GymEnvironment(made[-1])
+
+    answers = iter(["0", "1", "2"])
+    with dspy.context(lm=scripted_lm(lambda request: json.dumps({"action": next(answers)}))):
+        result = EnvironmentAgent(make, "Open a door.")(seed=3)
+    assert result.reward == 1
+    assert result.done
+    assert [door.closed for door in made] == [1]
+
+
+def test_gymnasiums_own_environments_are_played() -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+
+    def make() -> GymEnvironment:
+        return GymEnvironment(
+            gymnasium.make("FrozenLake-v1", is_slippery=False), actions=["left", "down", "right", "up"]
+        )
+
+    way = iter(["down", "down", "right", "right", "down", "right"])
+    with dspy.context(lm=scripted_lm(lambda request: json.dumps({"action": next(way)}))):
+        result = EnvironmentAgent(make, "Cross the lake.")(seed=3)
+    assert result.done
+    assert result.reward == 1

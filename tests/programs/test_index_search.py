@@ -1,0 +1,81 @@
+"""What a search in an index finds: full text, dense, both; passages and common words."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from indexed_documents import docs as docs
+from indexed_documents import rows, sources
+from indexed_documents import url as url
+
+import assay
+from assay.errors import ModelError
+from assay.programs import DocumentIndex
+from assay.programs.retrieval.fulltext import searched, words_of
+from assay.programs.retrieval.retriever import fused
+from assay.programs.retrieval.splitting import passages_of
+
+
+def letters(texts: list[str]) -> Any:
+    """Counts of pairs of letters: near texts have near vectors, also with other forms of a word."""
+    found = np.zeros((len(texts), 676), dtype=np.float32)
+    for row, text in zip(found, texts, strict=True):
+        lowered = [ord(letter) - 97 for letter in text.lower() if "a" <= letter <= "z"]
+        for one, two in pairwise(lowered):
+            row[26 * one + two] += 1
+    return found
+
+
+def test_dense_search_finds_what_no_word_matches(url: str, docs: Path) -> None:
+    report = assay.index(docs, store=url, embedder=letters)
+    assert report.embedded == 2
+    assert assay.index(docs, store=url, embedder=letters).embedded == 0
+    assert sources(url, "handwheels of hollinlock") == []
+    index = DocumentIndex(url, embedder=letters)
+    assert index.search("handwheels of hollinlock", 1)[0].source == "sub/gate.txt"
+    (docs / "sub" / "gate.txt").write_text("The gate of Hollin lock is opened by a crank handle.\n")
+    assert assay.index(docs, store=url, embedder=letters).embedded == 1
+    assert index.search("crankhandles of hollinlock", 1)[0].text.endswith("crank handle.")  # noticed by the same object
+    assert rows(url) == (2, 2, 2)
+
+
+def test_a_failing_embedder_leaves_the_full_text_index(docs: Path) -> None:
+    def short(texts: list[str]) -> Any:
+        return np.zeros((len(texts) - 1, 3))
+
+    def broken(texts: list[str]) -> Any:
+        raise RuntimeError("no quota")
+
+    for embedder, message in ((short, r"shape \(1, 3\) for 2 texts"), (broken, "no quota")):
+        with pytest.raises(ModelError, match=message):
+            assay.index(docs, store="s.db", embedder=embedder)
+    assert sources("s.db", "Marlow") == ["pump.md"]
+
+
+def test_ranks_are_fused_by_their_reciprocals() -> None:
+    # b: 1/(60+2) + 1/(60+1); a: 1/(60+1); c: 1/(60+2)
+    assert fused([["a", "b"], ["b", "c"]]) == pytest.approx({"b": 1 / 62 + 1 / 61, "a": 1 / 61, "c": 1 / 62})
+    assert list(fused([["a", "b"], ["b", "c"]])) == ["b", "a", "c"]
+
+
+def test_passages_end_at_paragraphs_lines_sentences_or_words() -> None:
+    text = "one two.\n\nthree four.\nfive six. seven eight nine ten"
+    assert list(passages_of([text], 24)) == [
+        (1, "one two."),
+        (3, "three four."),
+        (4, "five six."),
+        (4, "seven eight nine ten"),
+    ]
+    assert list(passages_of(["x" * 25], 10)) == [(1, "x" * 10), (1, "x" * 10), (1, "x" * 5)]
+    assert list(passages_of(["\n\n --- \n", "a", "b\n"], 100)) == [(3, "--- \nab")]
+    assert list(passages_of(["- - -\n***\n"], 100)) == []
+
+
+def test_common_words_are_left_out() -> None:
+    assert words_of("What is the height of the weir?") == ["height", "weir"]
+    assert words_of("to be or not to be") == ["not"]
+    assert words_of("what is it") == []
+    assert searched("What is The height\nof the weir?") == "height weir"
+    assert words_of("?!") == []

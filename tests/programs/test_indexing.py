@@ -1,0 +1,311 @@
+"""`assay index`: what is read, replaced, removed, on both databases."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from indexed_documents import docs as docs
+from indexed_documents import rows, sources
+from indexed_documents import url as url
+
+import assay
+from assay.api.index import IndexReport
+from assay.errors import ConfigError, StoreError
+from assay.programs import DocumentIndex
+from assay.programs.retrieval import folder as folders
+from assay.programs.retrieval.building import update_index
+from assay.traces import Store
+from assay.traces.store.connection import open_engine
+from assay.traces.store.migration import upgrade
+
+
+def counts(report: IndexReport) -> tuple[int, int, int, int]:
+    found = report.counts
+    return found.added, found.changed, found.unchanged, found.removed
+
+
+def test_only_new_and_changed_files_are_read_and_deleted_ones_removed(url: str, docs: Path) -> None:
+    report = assay.index(docs, store=url)
+    assert (counts(report), report.documents, report.passages) == ((2, 0, 0, 0), 2, 2)
+    found = DocumentIndex(url).search("How many litres does Marlow's pump lift?")
+    assert [(p.source, p.line, "420 litres" in p.text) for p in found] == [("pump.md", 1, True)]
+    assert counts(assay.index(docs, store=url)) == (0, 0, 2, 0)
+
+    (docs / "pump.md").write_text("The pumps of Marlow station lift 515 litres a second.\n")
+    (docs / "sub" / "gate.txt").unlink()
+    (docs / "new.txt").write_text("The weir of Tarn is made of oak.")
+    assert counts(assay.index(docs, store=url)) == (1, 1, 0, 1)
+    assert [p.text for p in DocumentIndex(url).search("litres of Marlow")] == [
+        "The pumps of Marlow station lift 515 litres a second."
+    ]
+    assert sources(url, "hand wheel of Hollin lock") == []
+    assert sources(url, "oak weir") == ["new.txt"]
+    assert rows(url) == (2, 2, 0)  # nothing of former versions is left
+
+
+def test_a_touched_file_is_compared_by_its_hash(url: str, docs: Path) -> None:
+    assay.index(docs, store=url)
+    os.utime(docs / "pump.md", (time.time() - 30, time.time() - 30))
+    report = assay.index(docs, store=url)
+    assert (counts(report), report.counts.passages) == ((0, 0, 2, 0), 0)
+
+
+def test_a_change_of_equal_size_within_the_time_stamp_is_noticed(url: str, docs: Path) -> None:
+    """A file that changed just before it was read may change again without another time stamp."""
+    file = docs / "pump.md"
+    file.write_text("The valve is made of brass.")
+    stamp = file.stat().st_mtime_ns
+    assay.index(docs, store=url)
+    file.write_text("The valve is made of steel.")
+    os.utime(file, ns=(stamp, stamp))
+    assert counts(assay.index(docs, store=url)) == (0, 1, 1, 0)
+    assert "steel" in DocumentIndex(url).search("valve")[0].text
+
+
+def test_what_is_not_text_is_skipped_and_counted(docs: Path) -> None:
+    (docs / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0" * 100)
+    (docs / "packed.gz").write_bytes(os.urandom(5000))
+    (docs / ".secret").write_text("hidden text")
+    (docs / ".git").mkdir()
+    (docs / ".git" / "config").write_text("hidden text")
+    (docs / "link.txt").symlink_to(docs / "pump.md")
+    (docs / "loop").symlink_to(docs)
+    os.mkfifo(docs / "pipe")
+    (docs / "big.txt").write_text("large text " * 200_000)
+    report = assay.index(docs, store="s.db", max_file_mb=1)
+    assert dict(report.counts.skipped) == {
+        "binary": 2, "hidden": 2, "link": 2, "special file": 1, "too large": 1,
+    }  # fmt: skip
+    assert report.counts.examples == {"too large": ["big.txt"]}
+    assert sources("s.db", "hidden large text") == []
+
+
+def test_encodings_and_html_are_read(docs: Path) -> None:
+    (docs / "latin.txt").write_bytes("Die Schleuse von Mühlau".encode("latin-1"))
+    (docs / "utf16.txt").write_text("The sluice of Kestrel", encoding="utf-16")
+    (docs / "page.html").write_text(
+        "<html><head><style>p {color: red}</style><script>var zinc = 1 < 2;</script></head>"
+        "<body><p>The <b>culvert</b> of Brant &amp; Sons</p><!-- zinc --></body></html>"
+    )
+    (docs / "crlf.txt").write_bytes(b"The quay\r\nof Selby\r\n")
+    assay.index(docs, store="s.db")
+    index = DocumentIndex("s.db")
+    texts = {q: [p.text for p in index.search(q)] for q in ("Mühlau", "kestrel sluice", "culvert", "zinc", "selby")}
+    assert texts == {
+        "Mühlau": ["Die Schleuse von Mühlau"],
+        "kestrel sluice": ["The sluice of Kestrel"],
+        "culvert": ["The  culvert  of Brant & Sons"],
+        "zinc": [],
+        "selby": ["The quay\nof Selby"],
+    }
+
+
+def test_a_name_that_is_not_utf8_is_escaped(docs: Path) -> None:
+    (Path(os.fsdecode(os.fsencode(docs) + b"/caf\xe9.txt"))).write_text("The ferry of Wick leaves at noon")
+    assay.index(docs, store="s.db")
+    assert sources("s.db", "ferry of Wick") == ["caf\\xe9.txt"]
+    assert counts(assay.index(docs, store="s.db"))[3] == 0
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, real = docs / "pump.md", folders.open_text.blocks
+    changes = iter([True, False, False])
+
+    def blocks(self: Any) -> Iterator[str]:
+        for block in real(self):
+            if self.file.name == "pump.md" and next(changes, False):
+                file.write_text("Now the pumps of Marlow are idle, and this text is longer than it was before.")
+            yield block
+
+    monkeypatch.setattr(folders.open_text, "blocks", blocks)
+    report = assay.index(docs, store="s.db")
+    assert (counts(report), dict(report.counts.skipped)) == ((2, 0, 0, 0), {})
+    assert [p.text[:27] for p in DocumentIndex("s.db").search("pumps of Marlow")] == ["Now the pumps of Marlow are"]
+    assert rows("s.db") == (2, 2, 0)
+
+
+def test_a_file_that_never_stops_growing_keeps_its_former_passages(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assay.index(docs, store="s.db")
+    file, real = docs / "pump.md", folders.open_text.blocks
+    file.write_text("short")
+
+    def blocks(self: Any) -> Iterator[str]:
+        for block in real(self):
+            if self.file.name == "pump.md":
+                with file.open("a") as opened:
+                    opened.write("more\n")
+            yield block
+
+    monkeypatch.setattr(folders.open_text, "blocks", blocks)
+    report = assay.index(docs, store="s.db")
+    assert (counts(report), dict(report.counts.skipped)) == ((0, 0, 1, 0), {"changing": 1})
+    assert report.counts.examples == {"changing": ["pump.md"]}
+    assert sources("s.db", "litres of Marlow") == ["pump.md"]
+    assert rows("s.db") == (2, 2, 0)
+
+
+def test_a_file_that_vanishes_after_the_listing_is_no_error(docs: Path) -> None:
+    assay.index(docs, store="s.db")
+    listed = folders.FolderFiles.of(docs)
+    (docs / "pump.md").write_text("changed")
+    listed = folders.FolderFiles.of(docs)
+    (docs / "pump.md").unlink()
+    engine = open_engine("sqlite:///s.db")
+    found = update_index(engine, docs, "documents", listed=listed)
+    engine.dispose()
+    assert (found.removed, found.unchanged, dict(found.skipped)) == (1, 1, {})
+    assert sources("s.db", "litres of Marlow") == []
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="changes the user to lose access")
+def test_documents_of_an_unreadable_folder_stay(docs: Path) -> None:
+    assay.index(docs, store="s.db")
+    (docs / "sub").chmod(0)
+    code = (
+        "import os, sys, assay; os.chmod('.', 0o777); os.setgid(65534); os.setuid(65534)\n"
+        f"from assay.programs.retrieval.folder import FolderFiles\nfrom pathlib import Path\n"
+        f"listed = FolderFiles.of(Path({str(docs)!r}))\nprint(listed.unreadable, dict(listed.skipped))"
+    )
+    docs.parent.chmod(0o755)
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if "['sub']" not in seen.stdout:
+        pytest.skip(f"the folder of the test is not accessible to another user: {seen.stdout}{seen.stderr[-200:]}")
+    listed = folders.FolderFiles.of(docs)
+    listed.files = [file for file in listed.files if not file.name.startswith("sub/")]
+    listed.unreadable = ["sub"]
+    engine = open_engine("sqlite:///s.db")
+    found = update_index(engine, docs, "documents", listed=listed)
+    engine.dispose()
+    assert found.removed == 0
+    assert sources("s.db", "hand wheel of Hollin lock") == ["sub/gate.txt"]
+
+
+def test_a_killed_run_is_continued_and_leaves_nothing(docs: Path) -> None:
+    for number in range(3000):
+        (docs / f"{number:04}.txt").write_text(f"Barge {number} carries gravel to Selby.\n" * 40)
+    code = f"import assay; assay.index({str(docs)!r}, store='s.db')"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (not Path("s.db").exists() or rows("s.db")[0] < 200):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = rows("s.db")[0]
+    assert 200 <= before < 3002
+    report = assay.index(docs, store="s.db")
+    assert report.counts.added + report.counts.unchanged == report.documents == 3002
+    assert report.counts.unchanged >= 200
+    assert rows("s.db")[:2] == (report.documents, report.passages)
+
+
+def test_unfinished_rows_of_a_large_file_are_not_found_and_are_removed(
+    docs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (docs / "log.txt").write_text("".join(f"Entry {number} of the Calder log.\n" for number in range(60_000)))
+    real = folders.open_text.blocks
+
+    def blocks(self: Any) -> Iterator[str]:
+        for number, block in enumerate(real(self)):
+            if number == 20:
+                raise KeyboardInterrupt
+            yield block
+
+    with monkeypatch.context() as patched:
+        patched.setattr(folders.open_text, "blocks", blocks)
+        with pytest.raises(KeyboardInterrupt):
+            assay.index(docs, store="s.db", passage_chars=200)
+    with pytest.raises(StoreError, match="no index"):
+        sources("s.db", "Calder log")
+    assert rows("s.db")[1] > 1000
+    report = assay.index(docs, store="s.db", passage_chars=200)
+    assert rows("s.db")[:2] == (3, report.passages)
+    assert sources("s.db", "Calder log entry 59999") == ["log.txt"] * 5
+
+
+def test_another_passage_size_reads_all_files_again(docs: Path) -> None:
+    (docs / "long.txt").write_text("The towpath of Ripley is flooded in spring. " * 20)
+    assert assay.index(docs, store="s.db").passages == 3
+    report = assay.index(docs, store="s.db", passage_chars=200)
+    assert (counts(report), report.passages) == ((0, 3, 0, 0), 7)
+
+
+def test_indexes_and_folders_of_one_store_are_apart(url: str, docs: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "pump.md").write_text("The pumps of Aske are new.")
+    assay.index(docs, store=url)
+    assay.index(other, store=url)
+    assay.index(other, store=url, name="two")
+    assert sorted(sources(url, "pumps")) == ["pump.md", "pump.md"]
+    assert sources(url, "pumps", name="two") == ["pump.md"]
+    report = assay.index(other, store=url, remove=True)
+    assert (report.counts.removed, report.documents) == (1, 2)
+    assert [p.text for p in DocumentIndex(url).search("pumps of Aske")] == [
+        "# Pumps\n\nThe pumps of Marlow station lift 420 litres a second."
+    ]
+    assert sources(url, "pumps of Aske", name="two") == ["pump.md"]
+
+
+def test_passages_of_another_index_do_not_displace_those_of_this_one(tmp_path: Path, docs: Path) -> None:
+    crowd = tmp_path / "crowd"
+    crowd.mkdir()
+    (crowd / "a.txt").write_text("\n\n".join(f"pumps pumps pumps {number} " + "x" * 80 for number in range(600)))
+    assay.index(crowd, store="s.db", name="crowd", passage_chars=100)
+    assay.index(docs, store="s.db")
+    assert sources("s.db", "pumps") == ["pump.md"]
+
+
+def test_an_empty_folder_does_not_empty_the_index(docs: Path) -> None:
+    assay.index(docs, store="s.db")
+    for file in docs.rglob("*.*"):
+        file.unlink()
+    with pytest.raises(ConfigError, match=r"has no files, but the index 'documents' has documents of it \(2\)"):
+        assay.index(docs, store="s.db")
+    assert sources("s.db", "Marlow") == ["pump.md"]
+    assert assay.index(docs, store="s.db", remove=True).documents == 0
+
+
+def test_wrong_use_says_what_to_do(docs: Path) -> None:
+    for folder, options, message in (
+        ("nowhere", {}, "no folder 'nowhere'"),
+        (docs, {"name": "a/b"}, "name='a/b' must have"),
+        (docs, {"passage_chars": 5}, "passage_chars=5 must be between 100 and 20000"),
+        (docs, {"embedder": 3}, "embedder=3 must be a dspy.Embedder"),
+        (docs, {"embedder": "gone.py:embed"}, "no such file"),
+        (docs, {"remove": True, "embedder": len}, "no effect"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            assay.index(folder, store="s.db", **options)  # type: ignore[arg-type]
+    with pytest.raises(StoreError, match=r"no store at .*build it with assay index DIR --name documents"):
+        DocumentIndex("gone.db").search("x")
+    Store("s.db").close()
+    with pytest.raises(StoreError, match=r"has no index 'documents': build it with assay index"):
+        DocumentIndex("s.db").search("x")
+
+
+def test_an_index_that_another_process_changes_is_refused(docs: Path) -> None:
+    from filelock import FileLock
+
+    assay.index(docs, store="s.db")
+    (lock,) = Path().glob("s.db.index-*.lock")
+    with FileLock(lock), pytest.raises(ConfigError, match="running already"):
+        assay.index(docs, store="s.db")
+
+
+def test_a_store_without_documents_is_upgraded(url: str) -> None:
+    address = url if "://" in url else f"sqlite:///{url}"
+    engine = sa.create_engine(address)
+    with engine.begin() as connection:
+        upgrade(connection, "0001")
+        assert not sa.inspect(connection).has_table("passages")
+    engine.dispose()
+    with Store(url) as store:
+        assert list(store.rollouts()) == []
+    assert rows(url) == (0, 0, 0)

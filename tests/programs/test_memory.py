@@ -1,0 +1,200 @@
+"""Memory: its contract on both databases, its source, splits and tenants, erasure, tools, and `converse` with it."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+import sqlalchemy as sa
+
+from assay.api.traces import forget_subject
+from assay.datasets import load_tasks
+from assay.errors import ConfigError
+from assay.programs import Converse, Memory, ToolUser
+from assay.programs.agent import GUIDE
+from assay.testing import scripted_lm
+from assay.testing.contracts import MemoryContract
+from assay.traces.recorder import Recorder
+from assay.traces.records import Rollout, Transition
+from assay.traces.store import Store
+from assay.traces.store.tables import metadata
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty store."""
+    if request.param == "sqlite":
+        yield str(tmp_path / "s.db")
+        return
+    address = request.getfixturevalue("postgres_url").replace("postgresql://", "postgresql+psycopg://")
+    engine = sa.create_engine(address)
+    metadata.drop_all(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE IF EXISTS store_revision")
+    yield address
+    metadata.drop_all(engine)
+    engine.dispose()
+
+
+def test_the_memory_meets_its_contract(url: str) -> None:
+    names = (f"m{number}" for number in itertools.count())
+    suite = type("Suite", (MemoryContract,), {"make": lambda self: Memory(url, name=next(names))})
+    assert suite.failures() == {}
+
+
+@pytest.mark.parametrize(
+    ("broken", "test"),
+    [
+        ({"forget": lambda self, fact, subject: True}, "test_a_forgotten_fact_is_not_found_and_stays_in_the_history"),
+        ({"recall": lambda self, query, subject, k=5, at=None: []}, "test_a_fact_is_found_by_its_words_and_its_person"),
+        (
+            {"remember": lambda self, subject, text, about="": Memory.remember(self, subject, text)},
+            "test_a_new_value_supersedes_and_overwrites_nothing",
+        ),
+    ],
+)
+def test_the_contract_finds_broken_memories(tmp_path: Path, broken: dict[str, Any], test: str) -> None:
+    kind = type("Broken", (Memory,), broken)
+    names = (f"m{number}" for number in itertools.count())
+    suite = type("Suite", (MemoryContract,), {"make": lambda self: kind(tmp_path / "s.db", name=next(names))})
+    assert test in suite.failures()
+
+
+def test_a_fact_has_the_call_that_it_comes_from_and_keeps_tenants_and_names_apart(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        memory = Memory(store)
+        rollout = Rollout(tenant="acme")
+        rollout.transitions = [Transition(t=t, model="m", request={}) for t in range(3)]
+        with Recorder(store).rollout(rollout):
+            fact = memory.remember("Ada", "lives in Oslo")
+        assert (fact.rollout_id, fact.t) == (rollout.id, 2)
+        assert memory.recall("Oslo", subject="Ada") == []
+        assert Memory(store, tenant="acme").recall("Oslo", subject="Ada") == [fact]
+        assert Memory(store, tenant="acme", name="other").recall("Oslo", subject="Ada") == []
+    with pytest.raises(ConfigError, match="name=''"):
+        Memory(tmp_path / "s.db", name="")
+
+
+def test_sealed_facts_are_not_found_while_learning(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        memory, recorder = Memory(store), Recorder(store)
+        for split in ("train", "test"):
+            with recorder.rollout(Rollout(split=split)):
+                memory.remember("Ada", f"lives in {split}")
+        found = {}
+        for split in ("train", "val", "test", ""):
+            with recorder.rollout(Rollout(split=split)):
+                found[split] = {fact.text for fact in memory.recall("lives", subject="Ada")}
+    both = {"lives in train", "lives in test"}
+    assert found == {"train": {"lives in train"}, "val": {"lives in train"}, "test": both, "": both}
+
+
+def test_erasure_of_a_person_removes_facts_of_their_rollouts_and_about_them(url: str) -> None:
+    with Store(url) as store:
+        memory, recorder = Memory(store), Recorder(store)
+        with recorder.rollout(Rollout(data_subject="Ada")):
+            memory.remember("Ada", "phone: 555-1", about="phone")
+            memory.remember("Ada", "phone: 555-2", about="phone")
+            memory.remember("Bob", "Ada says that Bob likes tea")
+        with recorder.rollout(Rollout(data_subject="Bob")):
+            memory.remember("ADA", "owes Bob ten euros")
+            memory.remember("Bob", "likes coffee")
+        store.flush()
+    report = forget_subject("ada", store=url)
+    assert (report["removed"], report["facts_removed"]) == (1, 4)
+    memory = Memory(url)
+    assert memory.history("Ada") == []
+    assert [fact.text for fact in memory.history("Bob")] == ["likes coffee"]
+    for query in ("phone", "tea", "euros"):
+        assert memory.recall(query, subject="Bob") == []
+
+
+def test_the_words_of_an_erased_fact_leave_the_file(tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "s.db")
+    memory.remember("Ada", "the passphrase is xylophone")
+    memory.remember("Bob", "plays the marimba")
+    forget_subject("Ada", store=tmp_path / "s.db")
+    with memory.engine.connect() as connection:
+        words = b"".join(connection.exec_driver_sql("SELECT block FROM facts_fts_data").scalars())
+    assert b"xylophon" not in words
+    assert b"marimba" in words
+    assert [fact.text for fact in memory.recall("marimba", subject="Bob")] == ["plays the marimba"]
+
+
+def test_a_number_is_not_used_again_after_erasure(tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "s.db")
+    first = memory.remember("Ada", "likes tea")
+    forget_subject("Ada", store=tmp_path / "s.db")
+    assert memory.remember("Bob", "likes coffee").id > first.id
+
+
+def test_an_agent_uses_the_tools_of_a_person(tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "s.db")
+    turns = iter(
+        [
+            {"thought": "", "action": "remember", "also": [], "need": 1.0},
+            {"arguments": {"fact": "phone: 555-1", "about": "phone"}},
+            {"thought": "", "action": "recall", "also": [], "need": 1.0},
+            {"arguments": {"query": "phone"}},
+            {"thought": "", "action": "forget", "also": [], "need": 1.0},
+            {"arguments": {"number": 1}},
+            {"thought": "", "action": "answer", "also": [], "need": 0.0},
+            {"answer": "done"},
+        ]
+    )
+    with dspy.context(lm=scripted_lm(lambda request: json.dumps(next(turns)))):
+        result = ToolUser(tools=memory.tools("Ada"))(question="My number is 555-1.")
+    assert [call["result"] for call in result.calls] == ["remembered as number 1", "1: phone: 555-1", "forgotten"]
+    assert memory.recall("phone", subject="Ada") == []
+
+
+def listening(request: Any) -> str:
+    """A model that notes the asked field with the last word of the message, and asks for what is missing."""
+    text, asks = request.messages[-1].parts[0].text, list(request.config.response_format["schema"]["properties"])
+    parts = dict(part.split(" ## ]]\n", 1) for part in text.split("[[ ## ")[1:])
+    parts = {name: value.strip().split("\n")[0] for name, value in parts.items()}
+    if "value" in asks:
+        return json.dumps({"field": parts["asked"], "value": parts["message"].rstrip(".").rpartition(" is ")[2]})
+    if "about" in asks:
+        return json.dumps({"about": parts["missing"].split(",")[0]})
+    return json.dumps({"question": f"What is the {parts['field']}?"})
+
+
+def meeting(form: list[str], **facts: Any) -> dict[str, Any]:
+    user = {"goal": "Hello.", "facts": facts}
+    return {"service": "x", "form": form, "user": user, "person": "Ada", "personal": ["phone"]}
+
+
+def test_what_was_told_in_one_conversation_is_filled_in_another_one(tmp_path: Path) -> None:
+    known = {"value": "555-1", "told_before": True}
+    program = Converse(memory=Memory(tmp_path / "s.db"))
+    with dspy.context(lm=scripted_lm(listening)):
+        first = program(**meeting(["phone", "day"], phone="555-1", day="Friday"))
+        second = program(**meeting(["phone", "day"], phone=known, day="Monday"))
+        without = Converse()(**meeting(["phone", "day"], phone=known, day="Monday"))
+    assert first.outcome == {"phone": "555-1", "day": "Friday"}
+    assert second.outcome == {"phone": "555-1", "day": "Monday"}  # the day belongs to no person
+    assert (second.ended, without.ended) == ("done", "gave_up")
+
+
+def test_labels_are_not_remembered_and_one_turn_uses_the_memory(tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "s.db")
+    program = Converse(memory=memory)
+    expected = {"outcome": {"phone": "555-1", "day": "Friday"}}
+    with dspy.context(lm=scripted_lm(listening), **{GUIDE: expected}):
+        assert program(**meeting(["phone", "day"], phone="555-1", day="Friday")).ended == "done"
+    assert memory.history("Ada") == []
+    memory.remember("Ada", "phone: 555-9", about="phone")
+    with dspy.context(lm=scripted_lm(listening)):
+        talk = {"service": "x", "form": ["phone", "day"], "person": "Ada", "personal": ["phone"]}
+        result = program(message="Hello.", **talk)
+    assert (result.outcome, result.reply) == ({"phone": "555-9"}, "What is the day?")
+
+
+def test_an_artifact_names_its_memory(tmp_path: Path, own_folder: Path) -> None:
+    assert Converse(memory="desk").config == {"user": "rules", "memory": "desk"}
+    second = load_tasks("conversations:?size=3&facts=9-9&meeting=second")[0]
+    assert set(second.inputs["personal"]) == {"name", "phone", "street", "language", "payment", "code"}

@@ -1,0 +1,223 @@
+"""Agents that runners on other machines execute: leases, heartbeats, results that come late, wrong keys."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import assay
+from assay.datasets import Task
+from assay.errors import AssayError, ConfigError, FailureKind, ModelError
+from assay.evaluation import RecordedProgram, Session
+from assay.evaluation.predictions import rollout_of
+from assay.models import Meter, with_recording
+from assay.models.embedded import PolicyBackend
+from assay.models.lm import lm_over
+from assay.optimizers.finetuning.rollout_pool import TimeoutPool, calls_of
+from assay.programs.foreign.agent import ForeignAgent
+from assay.programs.foreign.remote import RemoteRunner, TaskServer, work
+from assay.programs.foreign.runners import CallableRunner, CommandRunner
+from assay.traces import Recorder, Store
+from assay.traces.gateway.leases import Leases
+from assay.traces.gateway.policy import PolicyGateway
+
+KEY = "key-of-the-runners"
+TASK = Task(id="t", inputs={"question": "How much is 2 + 3?"}, expected={"answer": "5"})
+AGENT = """
+import json, os, urllib.request
+
+def solve(task):
+    assert task["base_url"] == os.environ["OPENAI_BASE_URL"]
+    assert "ASSAY_AGENT_KEY" not in os.environ
+    body = {"model": task["model"], "messages": [{"role": "user", "content": task["inputs"]["question"]}]}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {task['api_key']}"}
+    request = urllib.request.Request(f"{task['base_url']}/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
+"""
+
+
+def solve(task: dict[str, Any]) -> str:
+    scope: dict[str, Any] = {}
+    exec(AGENT.replace("    assert", "    #"), scope)
+    answer: str = scope["solve"](task)
+    return answer
+
+
+class Trainer:
+    """What of a training serves runners: gateway, leases, and runs of the agent on one task."""
+
+    def __init__(self, model: str, folder: Path, leases: Leases) -> None:
+        self.store, self.leases = Store(folder / "a.db"), leases
+        recorder = Recorder(self.store, run_id="r")
+        policy = lm_over(PolicyBackend(model), model, max_tokens=8, seed=0).copy(top_p=1.0)
+        lm = with_recording(policy, meter=Meter(), observers=[recorder.observe])
+        rubric = assay.Rubric("said", [assay.Criterion(name="said", check=said)])
+        self.session = Session(lm=lm, rubric=rubric, recorder=recorder, meter=lm.recording.meter)
+        self.session.register([TASK], "train")
+        self.gateway = PolicyGateway(self.store, model, key=KEY)
+        self.gateway.add_routes(leases.add_to)
+        self.program = ForeignAgent("remote", RemoteRunner(leases))
+        self.program.gateway = self.gateway
+        self.server = TaskServer(self.gateway.address, KEY)
+
+    def run(self, *, timeout_s: float = 60.0) -> Any:
+        calls = calls_of([(RecordedProgram(self.program, self.session), TASK)], self.session)
+        return TimeoutPool(calls, 1, timeout_s).finished(None)[0]
+
+    def lease(self) -> dict[str, Any]:
+        leased = self.server.post("/assay/tasks/lease", {"runner": "by hand"})
+        assert leased is not None
+        return leased
+
+
+def said(task: Any, prediction: Any, rollout: Any) -> bool:
+    return "answer" in prediction
+
+
+@pytest.fixture
+def trainer(embedded: str, tmp_path: Path) -> Iterator[Trainer]:
+    trainer = Trainer(embedded, tmp_path, Leases(heartbeat_s=0.2, patience_s=20.0))
+    yield trainer
+    trainer.gateway.close()
+    trainer.store.close()
+
+
+class Later(threading.Thread):
+    """A function in a thread, with its result."""
+
+    def __init__(self, function: Any, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(daemon=True)
+        self.call, self.result, self.error = (function, arguments, keywords), None, None
+        self.start()
+
+    def run(self) -> None:
+        function, arguments, keywords = self.call
+        try:
+            self.result = function(*arguments, **keywords)
+        except Exception as error:
+            self.error = error
+
+    def value(self) -> Any:
+        self.join(60)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+@pytest.mark.slow
+def test_another_process_runs_the_agent_and_its_calls_are_recorded_here(trainer: Trainer, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    flags = ["--server", trainer.server.url, "--key", KEY, "--tasks", "1", "--json"]
+    trainer.leases.heartbeat_s, trainer.leases.patience_s = 20.0, 60.0
+    command = [sys.executable, "-m", "assay", "agent", "run", "agent.py:solve", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        prediction = trainer.run()
+        assert process.communicate(timeout=60)[0].strip() == '{"tasks": {"done": 1}}'
+    (call,) = rollout_of(prediction).transitions
+    assert prediction.answer == call.output
+    assert call.token_ids
+    assert rollout_of(prediction).score == 1.0
+
+
+def test_a_runner_that_is_not_heard_of_is_replaced_and_its_late_result_is_refused(trainer: Trainer) -> None:
+    run = Later(trainer.run)
+    lost = trainer.lease()  # and never heard of again
+    while not trainer.program.counts["lost"]:
+        time.sleep(0.05)
+    trainer.leases.heartbeat_s = 20.0  # the next one may load the model meanwhile
+    done = Later(
+        work, CallableRunner(solve), TaskServer(trainer.server.url, KEY), patience_s=30, say=lambda _: None, tasks=1
+    )
+    assert run.value().answer
+    assert done.value() == {"done": 1}
+    with pytest.raises(Exception, match="a late one is not taken"):
+        trainer.server.post(f"/assay/tasks/{lost['lease']}/result", {"answer": {"answer": "late"}})
+    assert trainer.program.notes() == [
+        "1 runs lost the process that ran the agent",
+        "1 results of runners came after their task had ended, and were refused",
+    ]
+    trainer.store.flush()
+    rows = sorted(trainer.store.rollouts(limit=None), key=lambda row: row.started_at)
+    assert [(row.status, row.failure, row.score) for row in rows] == [
+        ("error", FailureKind.MODEL, None),
+        ("done", None, 1.0),
+    ]
+
+
+def test_a_task_that_was_run_twice_has_one_result(trainer: Trainer) -> None:
+    trainer.leases.heartbeat_s = 20.0
+    run = Later(trainer.run)
+    leased = trainer.lease()
+    task = {**leased["task"], "base_url": trainer.server.url + leased["task"]["base_url"]}
+    path = f"/assay/tasks/{leased['lease']}/result"
+    trainer.server.post(path, {"answer": {"answer": solve(task)}})
+    with pytest.raises(Exception, match="one result"):
+        trainer.server.post(path, {"answer": {"answer": "again"}})
+    prediction = run.value()
+    assert prediction.answer == rollout_of(prediction).transitions[0].output
+
+
+def test_a_failure_of_the_agent_is_its_own_on_another_machine_too(trainer: Trainer) -> None:
+    code = "import sys; sys.exit('no luck')"
+    done = Later(
+        work, CommandRunner([sys.executable, "-c", code]), trainer.server, patience_s=30, say=lambda _: None, tasks=1
+    )
+    rollout = rollout_of(trainer.run())
+    assert done.value() == {"failed": 1}
+    assert "exited with 1; it said: 'no luck'" in rollout.error
+    assert (rollout.status, rollout.score) == ("failed", 0.0)
+
+
+def test_a_runner_ends_the_agent_of_a_task_that_was_given_up(trainer: Trainer, tmp_path: Path) -> None:
+    code = f"import time; open({str(tmp_path / 'began')!r}, 'w').close(); time.sleep(600)"
+    lines: list[str] = []
+    done = Later(
+        work, CommandRunner([sys.executable, "-c", code]), trainer.server, patience_s=30, say=lines.append, tasks=1
+    )
+    assert trainer.run(timeout_s=3.0) is None
+    assert done.value() == {"late": 1}
+    assert (tmp_path / "began").exists()
+    assert lines == ["a task was given up by the server before its result came"]
+
+
+def test_without_a_runner_the_training_ends_with_the_command_to_start_one(trainer: Trainer) -> None:
+    trainer.leases.patience_s = 0.5
+    with pytest.raises(ModelError, match="assay agent run AGENT --server URL"):
+        trainer.run()
+
+
+def test_a_wrong_key_a_wrong_server_and_none_are_told_apart(trainer: Trainer) -> None:
+    def worked(url: str, key: str) -> Any:
+        return work(CallableRunner(solve), TaskServer(url, key), patience_s=0.5, say=lambda _: None, tasks=1)
+
+    with pytest.raises(ConfigError, match="refuses the key"):
+        worked(trainer.server.url, "another-key")
+    with pytest.raises(ConfigError, match="must be the address"):
+        worked("localhost:80", KEY)
+    with pytest.raises(AssayError, match="cannot be reached"):
+        worked("http://127.0.0.1:9", KEY)
+
+
+def test_a_rollouts_own_key_leases_no_tasks(trainer: Trainer) -> None:
+    trainer.leases.heartbeat_s = 20.0
+    run = Later(trainer.run)
+    leased = trainer.lease()
+    with pytest.raises(ConfigError, match="refuses the key"):
+        TaskServer(trainer.server.url, leased["task"]["api_key"]).post("/assay/tasks/lease", {"runner": "the agent"})
+    trainer.server.post(f"/assay/tasks/{leased['lease']}/result", {"failed": "enough"})
+    assert rollout_of(run.value()).status == "failed"
+
+
+def test_a_training_with_remote_runners_needs_a_key(embedded: str) -> None:
+    from assay.api.train import train
+
+    rubric = assay.Rubric("said", [assay.Criterion(name="said", check=said)])
+    with pytest.raises(ConfigError, match="runners on other machines need a key"):
+        train(agent="remote", rubric=rubric, data="arithmetic:terms=2-2&digits=1-1&size=60", name="m", model=embedded)

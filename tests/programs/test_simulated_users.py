@@ -1,0 +1,122 @@
+"""Simulated users: what the rule-based one says to each kind of reply, and the choices of the one with a model."""
+
+import json
+from typing import Any
+
+import dspy
+import pytest
+
+from assay.errors import DataError
+from assay.programs import RuleBasedUser, SimulatedUser
+from assay.programs.simulated_users import UserProfile, asked_fact, stated_values
+from assay.testing import scripted_lm
+
+PROFILE = {
+    "goal": "I want to book a table.",
+    "facts": {
+        "day": {"value": "Friday", "says": "On Friday, please."},
+        "people": {"value": "4", "says": "There will be 4 of us.", "asked_by": ["people", "guests"]},
+    },
+}
+
+
+def talk(*replies: str, profile: Any = PROFILE, user: Any = None) -> list[tuple[str, str]]:
+    """What the user says at the start and after each reply."""
+    user, messages, said = user or RuleBasedUser(), [], []
+    for reply in (None, *replies):
+        if reply is not None:
+            messages.append({"role": "agent", "content": reply})
+        result = user(profile=profile, messages=messages)
+        messages.append({"role": "user", "content": result.message})
+        said.append((result.message, result.ended))
+    return said
+
+
+def test_it_states_its_goal_tells_facts_when_asked_and_ends() -> None:
+    said = talk("Which day?", "How many guests?", "Thank you. Confirmed. day: Friday, people: 4.")
+    assert said == [
+        ("I want to book a table.", ""),
+        ("On Friday, please.", ""),
+        ("There will be 4 of us.", ""),
+        ("Yes, that is right. Thank you, goodbye.", "done"),
+    ]
+
+
+def test_a_wrong_value_is_corrected_and_a_repeated_question_is_noticed() -> None:
+    said = talk("Which day?", "Which day was that?", "Confirmed. day: Monday.")
+    assert said[2][0] == "I already told you. On Friday, please."
+    assert said[3] == ("No, the day is wrong. On Friday, please.", "")
+
+
+def test_after_replies_that_bring_nothing_it_asks_for_a_person_and_gives_up() -> None:
+    said = talk("Hm.", "Well.", "Let us see.", "So.")
+    assert [ended for _, ended in said] == ["", "", "", "", "gave_up"]
+    assert "real person" in said[3][0]
+
+
+def test_a_changed_fact_is_corrected_before_the_next_one_is_told() -> None:
+    first = {"value": "Monday", "says": "On Monday."}
+    day = {**PROFILE["facts"]["day"], "first": first, "corrects": "Sorry, the day should be Friday, not Monday."}
+    profile = {**PROFILE, "facts": {**PROFILE["facts"], "day": day}}
+    said = talk("Which day?", "How many people?", "How many people?", "Which day?", profile=profile)
+    assert [text for text, _ in said[1:]] == [
+        "On Monday.",
+        "Sorry, the day should be Friday, not Monday.",
+        "There will be 4 of us.",
+        "I already told you. On Friday, please.",
+    ]
+
+
+def test_a_delayed_fact_is_told_at_the_second_request_and_one_told_before_never() -> None:
+    delayed = {**PROFILE, "facts": {"day": {"value": "Friday", "delays": "Let me think."}}}
+    assert [text for text, _ in talk("Which day?", "Which day?", profile=delayed)[1:]] == [
+        "Let me think.",
+        "The day is Friday.",
+    ]
+    before = {**PROFILE, "facts": {"day": {"value": "Friday", "told_before": True}}}
+    assert "Friday" not in json.dumps(talk("Which day?", "Which day?", profile=before))
+
+
+def test_the_last_question_decides_what_is_asked_for() -> None:
+    facts = UserProfile.of(PROFILE).facts
+    assert asked_fact("You said 4 people. Which day would you like?", facts) == "day"
+    assert asked_fact("What is your shoe size?", facts) is None
+    assert asked_fact("Tell me the number of guests.", facts) == "people"
+    assert stated_values("Confirmed. day: Friday, people: 4.", ["day", "people", "time"]) == {
+        "day": "Friday",
+        "people": "4",
+    }
+
+
+@pytest.mark.parametrize("profile", [None, "a table", {"goal": ""}, {"goal": "x", "facts": ["day"]}])
+def test_a_profile_without_goal_or_facts_is_refused(profile: Any) -> None:
+    with pytest.raises(DataError, match="must have a 'goal'"):
+        RuleBasedUser()(profile=profile, messages=[])
+
+
+def test_the_user_with_a_model_says_the_goal_as_it_stands_and_chooses_facts_by_name() -> None:
+    choices = iter(["people", "unknown", "done"])
+    schemas = []
+
+    def script(request: Any) -> str:
+        schemas.append(request.config.response_format["schema"]["properties"]["say"])
+        return json.dumps({"say": next(choices)})
+
+    with dspy.context(lm=scripted_lm(script)):
+        said = talk("How many?", "What is your shoe size?", "Booked.", user=SimulatedUser())
+    assert said == [
+        ("I want to book a table.", ""),
+        ("There will be 4 of us.", ""),
+        ("I do not know that.", ""),
+        ("Yes, that is right. Thank you, goodbye.", "done"),
+    ]
+    assert schemas[0]["enum"] == ["day", "people", "unknown", "done", "gave_up"]
+
+
+def test_the_user_with_a_model_words_a_fact_that_has_no_words_or_all_of_them() -> None:
+    def script(request: Any) -> str:
+        asks = request.config.response_format["schema"]["properties"]
+        return json.dumps({"say": "people"} if "say" in asks else {"reply": "We are four."})
+
+    with dspy.context(lm=scripted_lm(script)):
+        assert talk("How many?", user=SimulatedUser(writes=True))[1] == ("We are four.", "")

@@ -1,0 +1,158 @@
+"""Checks of conversations: completion, and signals of the user's next message."""
+
+import math
+from typing import Any
+
+import pytest
+
+from assay.datasets.tasks import make_task
+from assay.rubrics import Criterion, Grade, NoGrade, Rubric, load_rubric
+from assay.rubrics.conversations import (
+    completed,
+    filled,
+    judged_turn,
+    turns_used,
+    user_corrected,
+    user_escalated,
+    user_gave_up,
+    user_repeated,
+)
+from assay.traces.records import Rollout, Transition
+
+TASK = make_task(
+    {"inputs": {"service": "x"}, "expected": {"outcome": {"day": "Friday", "people": "4"}}, "metadata": {"turns": 2}}
+)
+
+
+def grade(check: Any, prediction: dict[str, Any], **arguments: Any) -> float:
+    return check(TASK, prediction, None, **arguments).value
+
+
+def test_completed_needs_every_value_and_a_user_who_did_not_leave() -> None:
+    right = {"day": "friday", "people": " 4 "}
+    assert grade(completed, {"outcome": right, "ended": "done"}) == 1
+    assert grade(completed, {"outcome": right}) == 1
+    assert grade(completed, {"outcome": right, "ended": "limit"}) == 0
+    assert grade(completed, {"outcome": right, "ended": "gave_up"}) == 0
+    assert grade(completed, {"outcome": {"day": "Friday"}, "ended": "done"}) == 0
+    assert grade(filled, {"outcome": {"day": "Friday", "people": "5"}}) == 0.5
+    assert grade(filled, {"outcome": "Friday"}) == 0
+
+
+def test_a_task_without_an_outcome_is_not_graded() -> None:
+    other = make_task({"inputs": {"service": "x"}, "expected": {"answer": "1"}})
+    for check in (completed, filled):
+        with pytest.raises(NoGrade, match="no expected 'outcome'"):
+            check(other, {"outcome": {}}, None)
+
+
+def test_turns_above_the_needed_number_cost() -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "agent", "content": "b"}]
+    assert grade(turns_used, {"messages": messages * 2}) == 0
+    assert grade(turns_used, {"messages": messages * 3}) == 0.5
+    assert grade(turns_used, {"messages": messages * 9}) == 1
+    assert grade(turns_used, {"messages": messages * 3}, budget=3) == 0
+
+
+SAID = ("I want to book a table for Friday evening.", "My number is 555-1234.")
+
+
+def after(text: str) -> dict[str, float]:
+    """Grades of the second reply, which the user answers with `text`."""
+    messages = [
+        {"role": "user", "content": SAID[0]},
+        {"role": "agent", "content": "Your number?"},
+        {"role": "user", "content": SAID[1]},
+        {"role": "agent", "content": "How many people?"},
+        {"role": "user", "content": text},
+    ]
+    rollout = Rollout(prediction={"messages": messages, "turn_calls": [[0, 2], [2, 4]]})
+    rollout.transitions = [Transition(t=t, model="m", request={}) for t in range(4)]
+    names = {
+        "repeated": user_repeated,
+        "corrected": user_corrected,
+        "escalated": user_escalated,
+        "gave_up": user_gave_up,
+    }
+    return {name: check(TASK, {"transition": rollout.transitions[3]}, rollout).value for name, check in names.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "signals"),
+    [
+        ("Four of us.", set()),
+        ("I do not know yet.", set()),
+        ("Yes, that is right.", set()),
+        ("My number is 555-1234.", {"repeated"}),
+        ("I already told you. My number is 555-1234.", {"repeated"}),
+        ("I want a table on Friday evening, to book.", {"repeated"}),
+        ("No, the day is wrong.", {"corrected"}),
+        ("Sorry, it should be Sunday, not Friday.", {"corrected"}),
+        ("That's not what I asked for.", {"corrected"}),
+        ("Can I talk to a real person, please?", {"escalated"}),
+        ("I will complain.", {"escalated"}),
+        ("Never mind, forget it.", {"gave_up"}),
+        ("I'll call somebody else, this is useless.", {"gave_up"}),
+    ],
+)
+def test_signals_of_the_users_next_message(text: str, signals: set[str]) -> None:
+    assert {name for name, value in after(text).items() if value} == signals
+
+
+def test_calls_that_end_no_turn_are_not_graded() -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "agent", "content": "b"}]
+    rollout = Rollout(prediction={"messages": messages, "turn_calls": [[0, 2]]})
+    rollout.transitions = [Transition(t=t, model="m", request={}) for t in range(2)]
+    for transition in rollout.transitions:  # the first is inside a turn, the second was not answered
+        with pytest.raises(NoGrade):
+            user_repeated(TASK, {"transition": transition}, rollout)
+    with pytest.raises(NoGrade, match="without a rollout"):
+        user_repeated(TASK, {"transition": rollout.transitions[0]}, None)
+
+
+def request(*texts: str) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]}
+
+
+def test_conversations_of_any_agent_are_read_from_the_requests() -> None:
+    rollout = Rollout()
+    rollout.transitions = [
+        Transition(t=0, model="m", request=request("A table, please."), output="Which day?"),
+        Transition(t=1, model="m", request=request("A table, please.", "Which day?", "No, a room!"), output="Sorry."),
+    ]
+    assert user_corrected(TASK, {"transition": rollout.transitions[0]}, rollout).value == 1
+    with pytest.raises(NoGrade):
+        user_corrected(TASK, {"transition": rollout.transitions[1]}, rollout)
+
+
+def test_a_judge_grades_a_turn_with_the_users_reaction() -> None:
+    shown: list[dict[str, Any]] = []
+
+    def grader(task: Any, prediction: dict[str, Any], rollout: Any) -> Grade:
+        shown.append(prediction)
+        return Grade(value=0.25)
+
+    texts = (("user", "Hi"), ("agent", "Yes?"), ("user", "A table."))
+    messages = [{"role": role, "content": text} for role, text in texts]
+    rollout = Rollout(prediction={"messages": messages, "turn_calls": [[0, 1]]})
+    rollout.transitions = [Transition(t=0, model="m", request={})]
+    rewards = Rubric(
+        "r",
+        [
+            Criterion(name="done", check=completed),
+            Criterion(name="helps", scope="step", weight=0.1, check=judged_turn(grader)),
+        ],
+    ).step_rewards(TASK, rollout)
+    assert rewards == [{"helps": pytest.approx(0.025)}]
+    assert shown == [{"output": "Yes?", "earlier": "Hi", "reaction": "A table."}]
+
+
+def test_the_shipped_rubric_weighs_completion_and_takes_rewards_of_turns() -> None:
+    rubric = load_rubric("converse")
+    messages = [{"role": "user", "content": "a"}, {"role": "agent", "content": "b"}] * 2
+    done = {"outcome": {"day": "Friday", "people": "4"}, "ended": "done", "messages": messages}
+    assert rubric.score(TASK, done).value == 1.0
+    half = {**done, "outcome": {"day": "Friday"}}
+    assert rubric.score(TASK, half).value == pytest.approx(0.1)  # 1 * 0.5 of 5
+    assert math.isnan(rubric.score(TASK, half).grades["turns_used"])
