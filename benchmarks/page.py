@@ -132,6 +132,7 @@ def main() -> None:
             try:
                 client = Client(json.loads(server.stdout.readline())["address"])
                 report["start_s"] = round(time.perf_counter() - clock, 2)
+                report["start_cpu_s"] = round(cpu_ms(server.pid) / 1000, 2)
                 report["pages"] = measure(client, server.pid, arguments.transitions // CALLS, arguments.repeat)
                 html = client.get("/runs")[1].decode()
                 files = re.findall(r'(?:href|src)="(/static/[^"]*)"', html)
