@@ -59,6 +59,8 @@ def test_versions_are_counted_and_the_same_artifact_is_the_same_version(store: S
     assert (first.name, first.evidence, registry.register("support", tmp_path / "a")) == (
         "support@1", {"gate": 1}, first,
     )  # fmt: skip
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    assert registry.register("support", tmp_path / "copy") == first
     assert registry.register("support", artifact(tmp_path / "b"), parent="support@1").parent == 1
     assert registry.agents() == ["support"]
 

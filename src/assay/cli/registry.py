@@ -136,7 +136,10 @@ def diff_command(a: str, b: str, store: str | None, as_json: bool) -> None:
     if as_json:
         print_json(data)
         return
-    for name, (before, after) in {**data["changed"], **data["prompts"]}.items():
+    changes = {**data["changed"], **data["prompts"]}
+    if not changes:
+        click.echo("no difference in settings, model, data or prompts", err=True)
+    for name, (before, after) in changes.items():
         click.echo(f"{name}\n  - {before}\n  + {after}")
 
 
@@ -153,6 +156,8 @@ def capabilities_command(agent: str, store: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"capabilities": rows})
         return
+    if not rows:
+        click.echo(f"no rollout of {agent} in production so far", err=True)
     for row in rows:
         score = "–" if row["score"] is None else f"{row['score']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
         click.echo(f"{row['version']:24} {row['task_type']:20} {score:24} {row['n']} scored, {row['unscored']} not")

@@ -130,7 +130,7 @@ class Registry:
         for _ in range(100):  # another process may take the number
             known = self.versions(agent)
             for version in known:
-                if version.sha256 == row["sha256"] and version.artifact == row["artifact"]:
+                if version.sha256 == row["sha256"]:  # the hash covers all files, wherever the folder is
                     return version
             number = max((version.number for version in known), default=0) + 1
             try:
