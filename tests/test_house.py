@@ -25,7 +25,7 @@ LAYERS = (  # lowest first; packages of one layer may import each other
     ("optimizers",),
     ("runs",),
     ("api",),
-    ("cli",),
+    ("cli", "web"),
     ("testing",),
 )
 RANK = {name: index for index, names in enumerate(LAYERS) for name in names}

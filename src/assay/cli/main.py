@@ -34,6 +34,7 @@ _COMMANDS = {
     "train": "Train weights on exported traces.",
     "trust": "List and change which artifacts of others may run their code.",
     "tune": "Search the five agent parameters.",
+    "view": "Open the local page: runs, rollouts and comparisons in a browser.",
 }
 
 

@@ -1,7 +1,6 @@
 """`assay runs`: list, show."""
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -45,6 +44,7 @@ def list_(limit: int, store: str | None, as_json: bool) -> None:
 @json_option()
 def show(run_id: str, store: str | None, as_json: bool) -> None:
     """Show one run: its settings, rollouts by phase and result. RUN_ID may be the first characters of the id."""
+    from assay.reports.results import result_lines
     from assay.traces.store.listing import finished_report, show_run
 
     with open_store(store) as opened:
@@ -61,21 +61,8 @@ def show(run_id: str, store: str | None, as_json: bool) -> None:
         mean = "" if part["mean_score"] is None else f", mean score {part['mean_score']:.3f}"
         suffix = {"judge": " (verdicts of judges)", "outside": " (calls outside of a task)"}.get(part["source"], "")
         click.echo(f"  {part['phase'] or '–'}: {part['n']} {part['status']}{mean}{suffix}")
-    for line in _result(run["result"] or {}):
+    for line in result_lines(run["result"] or {}):
         click.echo(f"  {line}")
-
-
-def _result(report: dict[str, Any]) -> Iterator[str]:
-    """Score, gain and artifact of a run of `compile`, `judge compile` or `tune`, where its report has them."""
-    test = report.get("test") or {}
-    after = test.get("compiled") or test.get("tuned") or {}
-    if isinstance(after.get("score"), float):
-        yield f"score on test: {after['score']:.3f} ({after['n']} tasks)"
-    for name, gain in (("gate", report.get("gate")), ("test", test.get("gain"))):
-        if gain and gain.get("mean") is not None:
-            yield f"gain on {name}: {gain['mean']:+.3f}, 95 % [{gain['low']:+.3f}, {gain['high']:+.3f}]"
-    if report.get("artifact"):
-        yield f"artifact: {report['artifact']}"
 
 
 def _when(seconds: float) -> str:

@@ -33,6 +33,7 @@ from assay.runs.settings import (
     StartSettings,
     TrainSettings,
     TuneSettings,
+    ViewSettings,
 )
 from assay.runs.settings.export import OF_KIND, RowSettings
 from assay.support.settings import Setting, check_value, members_of_type, nearest, settings_of
@@ -62,6 +63,7 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "judge drift": (JudgeDriftSettings,),
     "judge fidelity": (FidelitySettings,),
     "serve": (ServeSettings,),
+    "view": (ViewSettings,),
     "index": (IndexSettings,),
     "deploy simulate": (SimulateSettings,),
     "deploy start": (StartSettings,),

@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import asdict
-from datetime import datetime
 from typing import Any
 
 import click
@@ -55,10 +54,11 @@ def list_command(
     The program is followed by its version, a hash of prompts, demonstrations and settings. The versions of a run are
     those of its baseline, its candidates and the compiled program.
     """
+    from assay.support.times import since as started_after
     from assay.traces.store.listing import find_rollouts, known_programs
 
     chosen = {name: value for name, value in equal.items() if value is not None}
-    started_since = _since(since)
+    started_since = None if since is None else started_after(since)
     with open_store(store) as opened:
         rollouts = list(
             find_rollouts(
@@ -110,18 +110,3 @@ def _show(rollouts: list[Any]) -> None:
             f"{rollout.id[:16]} {started} {rollout.phase:10} {rollout.split or '–':5} {rollout.status:7} {score:>5} "
             f"{rollout.failure or '–':8} {program}  {first_input[:60]}{'…' if len(first_input) > 60 else ''}"
         )
-
-
-def _since(text: str | None) -> float | None:
-    """Seconds since the epoch of `30m`, `12h`, `7d` or a date."""
-    if text is None:
-        return None
-    units = {"m": 60, "h": 3600, "d": 86400}
-    if text[-1:] in units and text[:-1].isdigit():
-        return time.time() - int(text[:-1]) * units[text[-1]]
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        raise click.UsageError(
-            f"--since {text!r} must be a number of minutes, hours or days (30m, 12h, 7d) or a date (2026-11-23)"
-        ) from None

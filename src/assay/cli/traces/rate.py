@@ -10,8 +10,6 @@ from assay.cli.wording import counted
 
 __all__ = ["rate_command"]
 
-_NOT_RATED = ("judge", "outside")  # sources of rollouts that no export uses
-
 
 @click.command("rate")
 @click.argument("rollout_id", required=False)
@@ -44,15 +42,13 @@ def rate_command(
 
 def _ask_rating(opened: Any, run_id: str | None, limit: int) -> dict[str, float]:
     """Asks for ratings on the terminal. Returns the ratings by rollout id."""
+    from assay.traces.rating import why_not_rated
+
     rated: dict[str, float] = {}
-    # Rollouts of gate and test are sealed: a rating would be used for selection.
     waiting = [
         rollout
         for rollout in opened.rollouts(run_id=run_id, limit=None)
-        if rollout.source not in _NOT_RATED
-        and rollout.split not in ("gate", "test")
-        and rollout.human_rating is None
-        and rollout.status in ("done", "failed")
+        if rollout.human_rating is None and rollout.status in ("done", "failed") and why_not_rated(rollout) is None
     ][:limit]
     for number, rollout in enumerate(waiting, 1):
         output = rollout.prediction if rollout.prediction is not None else rollout.error
@@ -73,12 +69,12 @@ def _ask_rating(opened: Any, run_id: str | None, limit: int) -> dict[str, float]
 def _rate(opened: Any, rollout_id: str, rating: float) -> str:
     """Stores a rating. Returns the full id of the rollout."""
     from assay.errors import ConfigError
+    from assay.traces.rating import UNRATED_SOURCES, why_not_rated
 
     rollout = opened.rollout(rollout_id)
-    if rollout.source in _NOT_RATED:
-        description = "a verdict of a judge" if rollout.source == "judge" else "a group of LM calls outside of a task"
+    if rollout.source in UNRATED_SOURCES:
         raise ConfigError(
-            f"{rollout.id} is {description}, which no export uses. Rate the program's rollout (see assay traces list); "
+            f"{why_not_rated(rollout)}. Rate the program's rollout (see assay traces list); "
             "to give a judge an example, use assay judge label"
         )
     opened.rate(rollout.id, rating)

@@ -25,6 +25,7 @@ from assay.runs.settings.serve import ServeSettings
 from assay.runs.settings.shared import DEFAULT_MODEL, CommonSettings, ProgramSettings
 from assay.runs.settings.train import TrainSettings
 from assay.runs.settings.tune import ImpactSettings, TuneSettings
+from assay.runs.settings.view import ViewSettings
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -49,4 +50,5 @@ __all__ = [
     "StartSettings",
     "TrainSettings",
     "TuneSettings",
+    "ViewSettings",
 ]

@@ -1,5 +1,6 @@
 """Lists of the store's content: rollouts by filters, and runs. Does not import DSPy."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from assay.traces.store import tables as schema
 from assay.traces.store.location import store_file
 from assay.traces.store.rows import rollout_of
 
-__all__ = ["find_rollouts", "finished_report", "known_programs", "list_runs", "show_run"]
+__all__ = ["find_rollouts", "find_run", "finished_report", "known_programs", "list_runs", "phases_of", "show_run"]
 
 _NEWEST = 10_000  # rollouts that `known_programs` reads: DISTINCT over a whole store takes seconds
 _SEARCH = (
@@ -56,7 +57,7 @@ def find_rollouts(
     if "source" not in equal:
         query = query.where(table.c.source.not_in(NOT_AGENTS))
     if program is not None:
-        query = query.where(sa.func.lower(table.c.program).contains(program.lower(), autoescape=True))
+        query = query.where(table.c.program.icontains(program, autoescape=True))
     for condition, limit_ in (
         (table.c.started_at.__ge__, since),
         (table.c.score.__ge__, least),
@@ -77,44 +78,79 @@ def known_programs(store: Store) -> list[str]:
         return sorted(name for name in connection.execute(sa.select(newest.c.program).distinct()).scalars() if name)
 
 
-def list_runs(store: Store, *, limit: int | None = None) -> list[dict[str, Any]]:
-    """Runs, newest first: id, kind, status, program, model, times, settings."""
+def list_runs(
+    store: Store,
+    *,
+    limit: int | None = None,
+    kind: str | None = None,
+    status: str | None = None,
+    program: str | None = None,
+    since: float | None = None,
+    before: tuple[float, str] | None = None,
+) -> list[dict[str, Any]]:
+    """Runs, newest first: id, kind, status, program, model, times, settings.
+
+    Args:
+        kind: the command, such as `compile`.
+        program: a part of the program's name; case is ignored.
+        since: earliest start, in seconds since the epoch.
+        before: start and id of a run; only older ones are listed.
+    """
     table = schema.runs
+    query = sa.select(table).order_by(table.c.started_at.desc(), table.c.id.desc())
+    for column, value in ((table.c.kind, kind), (table.c.status, status)):
+        if value is not None:
+            query = query.where(column == value)
+    if since is not None:
+        query = query.where(table.c.started_at >= since)
+    if before is not None:
+        query = query.where(sa.tuple_(table.c.started_at, table.c.id) < sa.tuple_(*before))
+    if program is None:
+        query = query.limit(limit)
     with store.engine.connect() as connection:
-        rows = connection.execute(sa.select(table).order_by(table.c.started_at.desc()).limit(limit)).mappings()
-        return [_run(row) for row in rows]
+        runs = (_run(row) for row in connection.execution_options(yield_per=200).execute(query).mappings())
+        # The program is inside the settings, so that it is compared here.
+        found = (run for run in runs if program is None or program.lower() in str(run["program"] or "").lower())
+        return list(itertools.islice(found, limit))
 
 
-def show_run(store: Store, id_prefix: str) -> dict[str, Any]:
-    """One run, with its settings and the counts and mean scores of its rollouts by phase, status and source.
-
-    The source separates rollouts of judges from rollouts of tasks.
+def find_run(store: Store, id_prefix: str) -> dict[str, Any]:
+    """One run, with its settings.
 
     Args:
         id_prefix: the run's id, or the beginning of it.
     Raises:
         StoreError: no run's id begins with `id_prefix`, or several do.
     """
-    table, rollouts = schema.runs, schema.rollouts
+    table = schema.runs
     with store.engine.connect() as connection:
         rows = list(
             connection.execute(
-                sa.select(table).where(table.c.id.startswith(id_prefix, autoescape=True)).limit(2)
+                sa.select(table).where(table.c.id.startswith(id_prefix, autoescape=True)).order_by(table.c.id).limit(2)
             ).mappings()
         )
-        exact = [row for row in rows if row["id"] == id_prefix]
-        if len(exact or rows) != 1:
-            raise StoreError(
-                f"{'no' if not rows else 'more than one'} run's id starts with {id_prefix!r}; see assay runs list"
-            )
-        run = _run((exact or rows)[0])
-        columns = (rollouts.c.phase, rollouts.c.status, rollouts.c.source)
-        counted = (
-            sa.select(*columns, sa.func.count(), sa.func.avg(rollouts.c.score))
-            .where(rollouts.c.run_id == run["id"])
-            .group_by(*columns)
+    exact = [row for row in rows if row["id"] == id_prefix]  # the first, as it is shorter than the others
+    if len(exact or rows) != 1:
+        raise StoreError(
+            f"{'no' if not rows else 'more than one'} run's id starts with {id_prefix!r}; see assay runs list"
         )
-        run["rollouts"] = [
+    return _run((exact or rows)[0])
+
+
+def phases_of(store: Store, run_id: str) -> list[dict[str, Any]]:
+    """Counts and mean scores of a run's rollouts by phase, status and source. Reads every rollout of the run.
+
+    The source separates rollouts of judges from rollouts of tasks.
+    """
+    rollouts = schema.rollouts
+    columns = (rollouts.c.phase, rollouts.c.status, rollouts.c.source)
+    counted = (
+        sa.select(*columns, sa.func.count(), sa.func.avg(rollouts.c.score))
+        .where(rollouts.c.run_id == run_id)
+        .group_by(*columns)
+    )
+    with store.engine.connect() as connection:
+        return [
             {
                 "phase": phase,
                 "status": status,
@@ -124,7 +160,12 @@ def show_run(store: Store, id_prefix: str) -> dict[str, Any]:
             }
             for phase, status, source, count, mean in connection.execute(counted.order_by(*columns))
         ]
-    return run
+
+
+def show_run(store: Store, id_prefix: str) -> dict[str, Any]:
+    """`find_run`, with `phases_of` the run as `rollouts`."""
+    run = find_run(store, id_prefix)
+    return {**run, "rollouts": phases_of(store, run["id"])}
 
 
 def finished_report(where: str | Path | None, run_id: str) -> dict[str, Any] | None:

@@ -1,0 +1,116 @@
+"""Commands that continue a run or repeat a rollout, made from what the store has of them. Runs nothing."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args, get_origin
+
+import click
+
+from assay.cli.main import command_of
+from assay.runs.project import COMMANDS
+from assay.support.settings import Setting, settings_of
+
+__all__ = ["NotRepeatable", "resume_command", "rollout_command", "run_command"]
+
+_PLAIN = (str, int, float)
+_LONGEST = 4_000  # characters of a command
+
+
+class NotRepeatable(Exception):
+    """No command line has these settings."""
+
+
+def resume_command(kind: str, config: Mapping[str, Any], *, store: str | None = None) -> str | None:
+    """The command that resumes a run; None if its kind has no `--resume` or its settings fit no command line."""
+    command = command_of(kind.split()) if kind in COMMANDS else None
+    if command is None or all("--resume" not in option.opts for option in command.params):
+        return None
+    text = run_command(kind, config, store=store)
+    return None if text is None else f"{text} --resume"
+
+
+def run_command(kind: str, config: Mapping[str, Any], *, store: str | None = None) -> str | None:
+    """The command with the settings of a run; None if no command line has them.
+
+    Args:
+        kind: of the run, such as `judge compile`.
+        config: its stored settings. Those that are the default are left out.
+        store: value of `--store`; None for the default store.
+    """
+    if kind not in COMMANDS:
+        return None
+    try:
+        words = ["assay", *kind.split(), *_arguments(kind, config)]
+    except NotRepeatable:
+        return None
+    return _line([*words, *(("--store", store) if store else ())])
+
+
+def rollout_command(
+    program: str, inputs: Mapping[str, Any], model: str, *, store: str | None = None
+) -> str | None:  # fmt: skip
+    """The command that runs a program on the inputs of a rollout; None if an input is no text or number."""
+    if not program or not all(isinstance(value, _PLAIN) for value in inputs.values()):
+        return None
+    if any("=" in name or name.startswith("-") for name in inputs):
+        return None
+    flags = [*(("--model", model) if model else ()), *(("--store", store) if store else ())]
+    return _line(["assay", "run", program, *(f"{name}={value}" for name, value in inputs.items()), *flags])
+
+
+def _line(words: Sequence[str]) -> str | None:
+    line = " ".join(map(shlex.quote, words))
+    return line if len(line) <= _LONGEST and line.isprintable() else None
+
+
+def _arguments(kind: str, config: Mapping[str, Any]) -> Iterator[str]:
+    known = {name: setting for settings in COMMANDS[kind] for name, setting in settings_of(settings).items()}
+    for parameter in command_of(kind.split()).params:
+        name = str(parameter.name)
+        if isinstance(parameter, click.Argument):
+            value = config.get(name)
+            if isinstance(value, _PLAIN):
+                yield str(value)
+            elif value is not None or parameter.required:
+                raise NotRepeatable(name)
+            continue
+        field = name if name in known else name.removeprefix("no_").removeprefix("without_")
+        if name.endswith("_size") and isinstance(config.get("sizes"), Mapping):
+            size = config["sizes"].get(name.removesuffix("_size"))
+            yield from () if size is None else (parameter.opts[-1], str(size))
+        elif field in known and field in config and not _is_default(known[field], config[field]):
+            yield from _words(known[field], parameter, config[field])
+    sizes = config.get("sizes") or {}
+    if sizes and any(option.name == "size" for option in command_of(kind.split()).params):
+        yield from ("--size", str(next(iter(sizes.values()))))
+
+
+def _is_default(setting: Setting, value: Any) -> bool:
+    default = list(setting.default) if isinstance(setting.default, tuple) else setting.default
+    return value is None or bool(value == default)
+
+
+def _words(setting: Setting, option: click.Parameter, value: Any) -> Iterator[str]:
+    """The words of one option."""
+    flag, kind = max(option.opts, key=len), setting.plain
+    if kind is bool:
+        yield option.secondary_opts[0] if option.secondary_opts and not value else flag
+    elif isinstance(value, Mapping) and get_origin(kind) is Mapping:
+        of_ranges = get_origin(get_args(kind)[1]) is tuple
+        for name, item in value.items():
+            yield from (flag, f"{name}={':'.join(map(str, item)) if of_ranges else _text(item)}")
+    elif isinstance(value, list) and getattr(option, "multiple", False):
+        for item in value:
+            yield from (flag, _text(item))
+    elif isinstance(value, list):
+        yield from (flag, ",".join(map(_text, value)))
+    else:
+        yield from (flag, _text(value))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, _PLAIN):
+        raise NotRepeatable(value)
+    return str(value)

@@ -1,0 +1,27 @@
+"""Which rollouts a person may rate. Does not store ratings: `Store.rate` does."""
+
+from assay.traces.records import NOT_AGENTS, Rollout
+
+__all__ = ["SEALED", "UNRATED_SOURCES", "why_not_rated"]
+
+UNRATED_SOURCES = ("outside", *NOT_AGENTS)  # sources of rollouts that no export uses by itself
+_NAMES = {
+    "judge": "a verdict of a judge",
+    "simulated_user": "a turn of a simulated user",
+    "outside": "a group of LM calls outside of a task",
+}
+SEALED = ("gate", "test")  # splits whose ratings would be used for selection
+
+
+def why_not_rated(rollout: Rollout) -> str | None:
+    """Why a rollout takes no rating, as a sentence without a full stop; None if it may be rated.
+
+    A rollout of a sealed split is refused too: a rating replaces the score wherever rollouts are selected.
+    """
+    if rollout.source in UNRATED_SOURCES:
+        return f"{rollout.id} is {_NAMES.get(rollout.source, rollout.source)}, which no export uses"
+    if rollout.split in SEALED:
+        return f"{rollout.id} is of the sealed split {rollout.split}, on which nothing may be selected"
+    if rollout.status == "running":
+        return f"{rollout.id} is still running"
+    return None

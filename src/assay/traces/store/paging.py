@@ -1,0 +1,305 @@
+"""Pages of rollouts and of their calls, by key and never by offset. Reads no more than a fixed number of rows.
+
+A page continues at the start and id of a rollout (`Cursor`). Filters have no indexes of their own, so a page looks at
+`WINDOW` rollouts at most: those of one task or of a small run by their index, otherwise the newest ones before the
+cursor. If the filters leave nothing of a window, the page says how far it looked (`RolloutPage.searched`).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from assay.errors import ConfigError
+from assay.traces.records import NOT_AGENTS, Transition
+from assay.traces.store import tables as schema
+from assay.traces.store.reads import StoreReads
+from assay.traces.store.rows import transition_of
+
+__all__ = [
+    "CALLS",
+    "WINDOW",
+    "Calls",
+    "Cursor",
+    "Listed",
+    "RolloutFilters",
+    "RolloutPage",
+    "calls_from",
+    "page_statement",
+    "rollout_page",
+    "rollouts_of_run",
+]
+
+WINDOW = 10_000  # rollouts that one page looks at
+_FIRST = 500  # of these first: most pages are full after a few
+CALLS = 20  # transitions on one page
+_PREVIEW = 400  # characters read of a rollout's inputs
+_EQUAL = ("run_id", "task_id", "split", "status", "phase", "failure", "source", "deployment", "arm")
+_NARROW = ("task_id", "run_id")  # columns with an index of their own, the narrowest first
+_CURSOR = re.compile(r"(-?\d{1,12}(?:\.\d{1,20})?(?:e-?\d{1,3})?)~([^\0]{1,64})")
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """The place of a rollout in the order of time: its start in seconds, and its id."""
+
+    started_at: float
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.started_at!r}~{self.id}"
+
+    @classmethod
+    def of(cls, text: str) -> "Cursor":
+        """Raises `ConfigError` if the text was not made by `str` of a cursor."""
+        if (match := _CURSOR.fullmatch(text)) is None:
+            raise ConfigError(f"{text[:80]!r} is no place in a list: follow the links of the page")
+        return cls(float(match[1]), match[2])
+
+
+_NEWEST = Cursor(1e12, "~")  # after every rollout
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutFilters:
+    """Args:
+    equal: values by column, of `run_id`, `task_id`, `split`, `status`, `phase`, `failure`, `source`, `deployment` and
+        `arm`. Rollouts of judges and simulated users are listed only with their `source`.
+    program, text: a part of the program's name and of the task's inputs. Case is ignored as the database does: that of
+        ASCII letters on SQLite.
+    since: earliest start, in seconds since the epoch.
+    least, most: bounds of the score, in [0, 1]; unscored rollouts are left out if one is given.
+
+    Raises:
+        ConfigError: `equal` has another column.
+    """
+
+    equal: Mapping[str, str] = field(default_factory=dict)
+    program: str = ""
+    text: str = ""
+    since: float | None = None
+    least: float | None = None
+    most: float | None = None
+
+    def __post_init__(self) -> None:
+        if unknown := self.equal.keys() - set(_EQUAL):
+            raise ConfigError(f"no filter by {', '.join(sorted(unknown))}; there are {', '.join(_EQUAL)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """A row of the list: a rollout without what makes it large."""
+
+    id: str
+    run_id: str
+    task_id: str
+    program: str
+    program_version: str
+    model: str
+    phase: str
+    arm: str | None
+    split: str
+    source: str
+    status: str
+    failure: str | None
+    score: float | None
+    human_rating: float | None
+    started_at: float
+    ended_at: float | None
+    inputs: str  # the first characters of the inputs, as JSON
+
+    @property
+    def cursor(self) -> Cursor:
+        return Cursor(self.started_at, self.id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutPage:
+    """Rollouts, newest first.
+
+    Attributes:
+        more: whether the window has more rollouts that match, in the direction of the page.
+        searched: the last rollout that was looked at, if the window ended before the page was full and the list goes
+            on behind it; None otherwise.
+    """
+
+    rows: list[Listed]
+    more: bool = False
+    searched: Cursor | None = None
+
+
+def rollout_page(
+    store: StoreReads,
+    filters: RolloutFilters,
+    *,
+    before: Cursor | None = None,
+    after: Cursor | None = None,
+    limit: int = 50,
+    window: int = WINDOW,
+) -> RolloutPage:
+    """The rollouts that match, directly before one (older) or after one (newer); without both the newest.
+
+    Args:
+        window: number of rollouts that are looked at.
+    Raises:
+        ConfigError: both `before` and `after` are given.
+    """
+    if before is not None and after is not None:
+        raise ConfigError("before and after exclude each other")
+    newer = after is not None
+    cursor = after or before or _NEWEST
+    with store.engine.connect() as connection:
+        narrow = _narrow_column(connection, filters, window)
+        rows: list[Listed] = []
+        for size in (window,) if narrow else (min(_FIRST, window), window):
+            query = page_statement(filters, cursor, newer=newer, limit=limit, narrow=narrow, window=size)
+            rows = [Listed(**row) for row in connection.execute(query).mappings()]
+            if len(rows) > limit:
+                break
+        searched = None
+        if len(rows) <= limit and narrow is None:
+            searched = _end_of_window(connection, filters, cursor, newer=newer, window=window)
+    more, rows = len(rows) > limit, rows[:limit]
+    return RolloutPage(rows=rows[::-1] if newer else rows, more=more, searched=searched)
+
+
+def page_statement(
+    filters: RolloutFilters, cursor: Cursor, *, newer: bool, limit: int, narrow: str | None, window: int = WINDOW
+) -> sa.Select[Any]:
+    """The query of one page. The inner query finds its rows by an index and ends at the window.
+
+    Args:
+        narrow: the column whose index finds the rows; None for the index by time.
+    """
+    table = schema.rollouts
+    if narrow is None:
+        inner = _by_time(filters, cursor, newer=newer).limit(window)
+    else:
+        inner = sa.select(table.c.id).where(table.c[narrow] == filters.equal[narrow]).limit(window)
+    found = inner.subquery("found")
+    columns = [table.c[name] for name in Listed.__dataclass_fields__ if name != "inputs"]
+    inputs = sa.func.substr(table.c.inputs_json, 1, _PREVIEW).label("inputs")
+    query = sa.select(*columns, inputs).join_from(found, table, table.c.id == found.c.id)
+    query = query.where(*_conditions(filters), _beyond(cursor, newer=newer))
+    return query.order_by(*_order(newer=newer)).limit(limit + 1)
+
+
+def _by_time(filters: RolloutFilters, cursor: Cursor, *, newer: bool) -> sa.Select[Any]:
+    """Ids of rollouts in the order of time, by the index `rollouts_by_time` alone."""
+    table = schema.rollouts
+    query = sa.select(table.c.id).where(_beyond(cursor, newer=newer))
+    if filters.since is not None:
+        query = query.where(table.c.started_at >= filters.since)
+    return query.order_by(*_order(newer=newer))
+
+
+def _end_of_window(
+    connection: sa.Connection, filters: RolloutFilters, cursor: Cursor, *, newer: bool, window: int
+) -> Cursor | None:
+    """The last rollout of the window, if the list goes on behind it."""
+    table = schema.rollouts
+    ids = _by_time(filters, cursor, newer=newer).with_only_columns(table.c.started_at, table.c.id).limit(window + 1)
+    rows = connection.execute(ids).all()
+    return Cursor(rows[window - 1][0], rows[window - 1][1]) if len(rows) > window else None
+
+
+def _beyond(cursor: Cursor, *, newer: bool) -> sa.ColumnElement[bool]:
+    table = schema.rollouts
+    place, given = sa.tuple_(table.c.started_at, table.c.id), sa.tuple_(cursor.started_at, cursor.id)
+    return place > given if newer else place < given
+
+
+def _order(*, newer: bool) -> list[Any]:
+    columns = (schema.rollouts.c.started_at, schema.rollouts.c.id)
+    return [column.asc() if newer else column.desc() for column in columns]
+
+
+def _conditions(filters: RolloutFilters) -> list[sa.ColumnElement[bool]]:
+    table = schema.rollouts
+    conditions = [table.c[name] == value for name, value in filters.equal.items()]
+    if "source" not in filters.equal:
+        conditions.append(table.c.source.not_in(NOT_AGENTS))
+    if filters.program:
+        conditions.append(table.c.program.icontains(filters.program, autoescape=True))
+    if filters.text:
+        written = orjson.dumps(filters.text.encode("utf-8", "replace").decode()).decode()[1:-1]  # as the column has it
+        conditions.append(table.c.inputs_json.icontains(written, autoescape=True))
+    for column, bound, least in (
+        (table.c.started_at, filters.since, True),
+        (table.c.score, filters.least, True),
+        (table.c.score, filters.most, False),
+    ):
+        if bound is not None:
+            conditions.append(column >= bound if least else column <= bound)
+    return conditions
+
+
+def _narrow_column(connection: sa.Connection, filters: RolloutFilters, window: int) -> str | None:
+    """The filtered column whose index has fewer rows than the window; None if there is none."""
+    for name in _NARROW:
+        if name in filters.equal and _count(connection, name, filters.equal[name], window) <= window:
+            return name
+    return None
+
+
+def _count(connection: sa.Connection, column: str, value: str, most: int) -> int:
+    """Number of rollouts with this value, counted up to one above `most` from the index alone."""
+    table = schema.rollouts
+    some = sa.select(table.c[column]).where(table.c[column] == value).limit(most + 1).subquery()
+    return int(connection.execute(sa.select(sa.func.count()).select_from(some)).scalar_one())
+
+
+def rollouts_of_run(store: StoreReads, run_id: str, *, most: int = WINDOW) -> int:
+    """Number of rollouts of a run, counted up to one above `most`."""
+    with store.engine.connect() as connection:
+        return _count(connection, "run_id", run_id, most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calls:
+    """Some transitions of a rollout.
+
+    Attributes:
+        before: the transition before the first one; None if there is none.
+        more: whether there are later ones.
+        count: number of all transitions of the rollout.
+        prompt_tokens, completion_tokens, cost_usd: sums over all of them; the cost is None if a price is unknown.
+    """
+
+    rows: list[Transition]
+    before: Transition | None
+    more: bool
+    count: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_usd: float | None
+
+
+def calls_from(store: StoreReads, rollout_id: str, first: int = 0, *, limit: int = CALLS) -> Calls:
+    """Transitions of a rollout from `t` = `first` on, and the sums over all of them."""
+    steps = schema.transitions
+    own = steps.c.rollout_id == rollout_id
+    query = sa.select(steps).where(own, steps.c.t >= first - 1).order_by(steps.c.t).limit(limit + 2)
+    paid = sa.case((steps.c.cached, 0.0), else_=steps.c.cost_usd)
+    sums = sa.select(
+        sa.func.count(), sa.func.sum(steps.c.prompt_tokens), sa.func.sum(steps.c.completion_tokens), sa.func.sum(paid)
+    ).where(own)
+    unpriced = sa.select(sa.func.count()).where(own, steps.c.cost_usd.is_(None), sa.not_(steps.c.cached))
+    failed = sa.select(sa.func.count()).where(own, steps.c.error.is_not(None), steps.c.cost_usd.is_(None))
+    with store.engine.connect() as connection:
+        found = [transition_of(row) for row in connection.execute(query).mappings()]
+        count, prompt, completion, cost = connection.execute(sums).one()
+        unknown = connection.execute(unpriced).scalar_one() > connection.execute(failed).scalar_one()
+    rows = [row for row in found if row.t >= first]
+    return Calls(
+        rows=rows[:limit],
+        before=next((row for row in found if row.t < first), None),
+        more=len(rows) > limit,
+        count=count,
+        prompt_tokens=int(prompt or 0),
+        completion_tokens=int(completion or 0),
+        cost_usd=None if unknown else float(cost or 0.0),
+    )

@@ -1,0 +1,96 @@
+"""The page that compares the evaluations of two runs, task by task."""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from assay.errors import ConfigError
+from assay.traces.store import Store
+from assay.traces.store.evaluations import Evaluated, evaluations_of
+from assay.traces.store.listing import find_run, list_runs
+from assay.web.filters import given
+from assay.web.rendering import View, link
+from assay.web.texts import preview
+
+__all__ = ["compare_view"]
+
+_ROWS = 150
+_FIELDS = ("a", "b", "of_a", "of_b", "order")
+_OFFERED = 100  # newest runs that the form offers
+_DECIDING = ("gate", "evaluate", "test")  # phases whose evaluations a report shows, the most important last
+
+
+def compare_view(store: Store, query: Mapping[str, str]) -> View:
+    """Two evaluations by task: the paired difference, and each task that both have, the worst change first."""
+    values = given(query, _FIELDS)
+    runs = [find_run(store, values[name]) if name in values else None for name in ("a", "b")]
+    sides = [_side(store, run, values.get(f"of_{name}")) for run, name in zip(runs, "ab", strict=True)]
+    content: dict[str, Any] = {
+        "filters": values, "offered": list_runs(store, limit=_OFFERED), "sides": sides, "order": "", "gain": None,
+    }  # fmt: skip
+    if sides[0] and sides[1]:
+        first, second = _chosen(sides, values)
+        sides[0]["chosen"], sides[1]["chosen"] = first.name, second.name
+        content |= _compared(first, second, better_first=values.get("order") == "better")
+        address = {name: values[name] for name in _FIELDS if name in values and name != "order"}
+        content["order"] = link("compare", **address, order="" if values.get("order") == "better" else "better")
+    return View(template="compare.html", title="Compare", values=content)
+
+
+def _side(store: Store, run: dict[str, Any] | None, name: str | None) -> dict[str, Any] | None:
+    """A run with its evaluations, as the form and the comparison need them.
+
+    Args:
+        name: the evaluation that was chosen. The form also sends that of the run that was named before: it is left out.
+    """
+    if run is None:
+        return None
+    evaluations = {evaluated.name: evaluated for evaluated in evaluations_of(store, run["id"])}
+    if not evaluations:
+        raise ConfigError(f"the run {run['id']} has no rollouts of tasks: there is nothing to compare")
+    return {"run": run, "evaluations": evaluations, "chosen": name if name in evaluations else None}
+
+
+def _chosen(sides: list[Any], values: Mapping[str, str]) -> tuple[Evaluated, Evaluated]:
+    """The evaluations to compare: those named, otherwise the last ones that decide most and share scored tasks."""
+    options = [
+        [side["evaluations"][side["chosen"]]] if side["chosen"] else list(side["evaluations"].values())
+        for side in sides
+    ]
+    pairs = list(itertools.product(*options))
+    if sides[0]["run"]["id"] == sides[1]["run"]["id"]:  # one run: from an earlier version to a later one
+        names = list(sides[0]["evaluations"])
+        later = [(a, b) for a, b in pairs if names.index(a.name) < names.index(b.name)]
+        pairs = later if later and not (sides[0]["chosen"] and sides[1]["chosen"]) else pairs
+
+    def rank(item: tuple[int, tuple[Evaluated, Evaluated]]) -> tuple[bool, int, int]:
+        at, (first, second) = item
+        decides = sum(_DECIDING.index(side.phase) if side.phase in _DECIDING else -1 for side in (first, second))
+        return not first.scores.keys().isdisjoint(second.scores), decides, at
+
+    return max(enumerate(pairs), key=rank)[1]
+
+
+def _compared(first: Evaluated, second: Evaluated, *, better_first: bool) -> dict[str, Any]:
+    from assay.evaluation.statistics import paired_gain  # numpy is loaded with the first comparison, not at the start
+
+    before, after = first.scores, second.scores
+    shared = sorted(before.keys() & after.keys())
+    changes = sorted(((after[key] - before[key], key) for key in shared), reverse=better_first)
+    rows = [
+        {
+            "task": key, "text": preview(second.tasks[key].inputs, 200), "change": change,
+            "before": before[key], "after": after[key],
+            "first": first.tasks[key].rollouts[-1], "second": second.tasks[key].rollouts[-1],
+        }
+        for change, key in changes[:_ROWS]
+    ]  # fmt: skip
+    return {
+        "gain": paired_gain(before, after),
+        "rows": rows,
+        "left_out": len(changes) - len(rows),
+        "worse": sum(change < 0 for change, _ in changes),
+        "better": sum(change > 0 for change, _ in changes),
+        "same": sum(change == 0 for change, _ in changes),
+        "alone": len(first.tasks.keys() | second.tasks.keys()) - len(shared),
+    }

@@ -1,0 +1,125 @@
+"""One rollout as a conversation: what each call added, and what came back. Reads records, not the database."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.traces.messages.dialects import Message, answer_of, chat_messages
+from assay.traces.records import ToolCall, Transition
+from assay.web.texts import Budget, Clipped, pretty
+
+__all__ = ["Said", "ToolUse", "Turn", "tools_of", "turns_of"]
+
+_UNFOLDED = 5  # messages that one call shows at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """A message of a request. `calls` are names and arguments of the tools that it asks for."""
+
+    role: str
+    text: Clipped
+    calls: list[tuple[str, Clipped]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolUse:
+    """A tool call with its result or error; None for both while it runs."""
+
+    name: str
+    arguments: Clipped
+    result: Clipped | None
+    error: Clipped | None
+    isolation: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """An LM call.
+
+    Attributes:
+        earlier: number of messages of the request that the call before had too; they are not in `messages`.
+        folded: the messages between the first and the `last` of many, such as demonstrations.
+        refusal: whether the answer is a refusal.
+    """
+
+    call: Transition
+    earlier: int
+    messages: list[Said]
+    folded: list[Said]
+    last: list[Said]
+    reasoning: Clipped | None
+    output: Clipped | None
+    error: Clipped | None
+    refusal: bool
+    tools: list[ToolUse]
+
+
+def turns_of(calls: Sequence[Transition], before: Transition | None, budget: Budget) -> list[Turn]:
+    """The calls as turns. Messages that the call before had too are counted, not repeated."""
+    turns, known = [], _messages(before) if before is not None else []
+    for call in calls:
+        messages = _messages(call)
+        earlier = _shared(known, messages)
+        turns.append(_turn(call, messages[earlier:], earlier, budget))
+        known = messages
+    return turns
+
+
+def tools_of(tools: Sequence[ToolCall], budget: Budget) -> list[ToolUse]:
+    """Tool calls with clipped texts."""
+    return [
+        ToolUse(
+            name=tool.name,
+            arguments=budget.clip(pretty(tool.arguments)),
+            result=None if tool.result is None else budget.clip(tool.result),
+            error=None if tool.error is None else budget.clip(tool.error),
+            isolation=tool.isolation,
+        )
+        for tool in tools
+    ]
+
+
+def _turn(call: Transition, messages: Sequence[Message], earlier: int, budget: Budget) -> Turn:
+    response = call.response or {}
+    body = response.get("body", response)
+    answer = answer_of(call.request.get("dialect"), body if isinstance(body, dict) else {})
+    said = list(_said(messages, budget))
+    folds = len(said) > _UNFOLDED
+    return Turn(
+        call=call,
+        earlier=earlier,
+        messages=said[:1] if folds else said,
+        folded=said[1:-1] if folds else [],
+        last=said[-1:] if folds else [],
+        reasoning=budget.clip(answer.reasoning) if answer.reasoning else None,
+        output=budget.clip(call.output) if call.output else None,
+        error=budget.clip(call.error) if call.error else None,
+        refusal=bool(answer.refusal),
+        tools=tools_of(call.tools, budget),
+    )
+
+
+def _messages(call: Transition) -> list[Message]:
+    return chat_messages(call.request)
+
+
+def _shared(before: Sequence[Message], messages: Sequence[Message]) -> int:
+    """Number of messages at the beginning that both have. One is left: a turn shows at least its last message."""
+    count = 0
+    for old, new in zip(before, messages, strict=False):
+        if old != new:
+            break
+        count += 1
+    return min(count, max(0, len(messages) - 1))
+
+
+def _said(messages: Sequence[Message], budget: Budget) -> Iterator[Said]:
+    for message in messages:
+        content = message.get("content")
+        calls: list[Any] = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+        yield Said(
+            role=str(message.get("role") or "user"),
+            text=budget.clip("" if content is None else pretty(content)),
+            calls=[(str(call.get("name") or ""), budget.clip(pretty(call.get("arguments") or ""))) for call in calls],
+        )

@@ -1,0 +1,98 @@
+"""The pages of runs: the list, and one run with its settings, cost, result and the command that resumes it."""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from assay.cli.repeat import resume_command, run_command
+from assay.reports.results import result_lines
+from assay.support.times import since
+from assay.traces.store import Store
+from assay.traces.store.listing import find_run, finished_report, list_runs, phases_of
+from assay.traces.store.paging import rollouts_of_run
+from assay.web.filters import RUN_FIELDS, cursor_of, given
+from assay.web.rendering import View, link
+from assay.web.texts import Budget, pretty
+
+__all__ = ["COUNTED", "RUNNING_S", "run_page", "runs_page"]
+
+RUNNING_S, _WAITING_S = 3, 20  # seconds between two loads, while something runs and otherwise
+_ROWS = 50
+COUNTED = 4_000  # rollouts of a run up to which its calls are counted at once: about 0.1 s
+STATUSES = ("running", "done", "stopped", "failed")
+
+
+def runs_page(store: Store, query: Mapping[str, str]) -> View:
+    """Runs, newest first."""
+    values, before = given(query, RUN_FIELDS), cursor_of(query, "before")
+    runs = list_runs(
+        store,
+        limit=_ROWS + 1,
+        kind=values.get("kind"),
+        status=values.get("status"),
+        program=values.get("program"),
+        since=since(values["since"]) if "since" in values else None,
+        before=None if before is None else (before.started_at, before.id),
+    )
+    shown = runs[:_ROWS]
+    older = link("runs", **values, before=f"{shown[-1]['started_at']!r}~{shown[-1]['id']}") if len(runs) > _ROWS else ""
+    running = any(run["status"] == "running" for run in shown)
+    return View(
+        template="runs.html",
+        title="Runs",
+        values={
+            "runs": shown, "older": older, "filters": values, "statuses": STATUSES, "is_first": before is None,
+            "newest": link("runs", **values),
+        },
+        part="runs_part.html",
+        every_s=0 if before else RUNNING_S if running else _WAITING_S,
+    )  # fmt: skip
+
+
+def run_page(
+    store: Store, run_id: str, query: Mapping[str, str], *, where: str | Path | None, store_flag: str | None
+) -> View:
+    """One run.
+
+    Args:
+        where: the store's location, next to which the run's folder is.
+        store_flag: value of `--store` in the shown commands.
+    """
+    run = find_run(store, run_id)
+    # Counting reads every rollout and call of the run: of a large one only if it is asked for.
+    counts = query.get("count") == "all" or rollouts_of_run(store, run["id"], most=COUNTED) <= COUNTED
+    report = finished_report(where, run["id"]) or {}
+    running, commands = run["status"] == "running", []
+    resume = resume_command(run["kind"], run["config"], store=store_flag) if run["status"] != "done" else None
+    if resume is not None:
+        commands.append(("Resume it", resume))
+    if (again := run_command(run["kind"], run["config"], store=store_flag)) is not None:
+        commands.append(("Run it anew", again))
+    store_option = "" if store_flag is None else f" --store {shlex.quote(store_flag)}"
+    commands.append(("Show it in a terminal", f"assay runs show {shlex.quote(run['id'])}{store_option}"))
+    return View(
+        template="run.html",
+        title=f"Run {run['id']}",
+        values={
+            "run": run,
+            "settings": list(_settings(run["config"])),
+            "phases": phases_of(store, run["id"]) if counts else None,
+            "stats": store.stats(run_id=run["id"]) if counts else None,
+            "results": list(result_lines(report)),
+            "notes": [str(note) for name in ("alarms", "notes") for note in report.get(name) or ()],
+            "stopped": report.get("stopped"),
+            "has_report": bool(report),
+            "commands": commands,
+        },
+        part="run_part.html",
+        every_s=RUNNING_S if running and counts else 0,
+    )
+
+
+def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Names and texts of the settings that have a value."""
+    budget = Budget(20_000, most=1_000)
+    for name, value in config.items():
+        if value not in (None, {}, [], ""):
+            yield name, budget.clip(pretty(value) if isinstance(value, dict | list) else value)

@@ -1,0 +1,258 @@
+"""The HTTP server of the local page: routes, access, headers, and parts that the browser loads again.
+
+Queries run in threads of their own. Who may do what is in `assay.web.access`, what a page shows in `assay.web.runs`,
+`rollouts` and `compare`.
+"""
+
+import asyncio
+import gzip
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from aiohttp import web
+from markupsafe import Markup
+
+from assay.errors import AssayError, ConfigError, StoreError, UnknownRollout
+from assay.support.scrubbing import add_secrets, message
+from assay.traces.store import Store
+from assay.traces.store.listing import find_run, finished_report
+from assay.web import compare, rollouts, runs
+from assay.web.access import CSRF_FIELD, CSRF_HEADER, PageAccess, Refused
+from assay.web.rendering import STATIC, View, link, render, static_file
+from assay.web.texts import pretty, readable
+
+__all__ = ["LocalPage", "reachable"]
+
+_LOG = logging.getLogger("assay.web")
+_THREADS = 4
+_MOST_BODY = 64 << 10  # bytes of a form
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
+    "object-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_PUBLIC = ("/static/", "/login")  # prefixes of paths that need no session
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class LocalPage:
+    """The page over a store.
+
+    Args:
+        where: the store's location, next to which the folders of runs are.
+        store_flag: value of `--store` in the commands that the page shows; None leaves it out.
+    """
+
+    def __init__(
+        self, store: Store, access: PageAccess, *, where: str | Path | None = None, store_flag: str | None = None
+    ) -> None:
+        self._store, self.access = store, access
+        self._where, self._store_flag = where, store_flag
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="assay-page")
+        add_secrets(access.token)
+
+    def app(self) -> web.Application:
+        """An aiohttp application; any runner serves it."""
+        app = web.Application(client_max_size=_MOST_BODY, middlewares=[self._guard])
+        app.router.add_get("/", self._home)
+        app.router.add_get("/runs", self._runs)
+        app.router.add_get("/runs/{run}", self._run)
+        app.router.add_get("/runs/{run}/report", self._report)
+        app.router.add_get("/rollouts", self._rollouts)
+        app.router.add_get("/rollouts/{rollout}", self._rollout)
+        app.router.add_get("/rollouts/{rollout}/json", self._rollout_json)
+        app.router.add_get("/rollouts/{rollout}/calls/{t}", self._call_json)
+        app.router.add_post("/rollouts/{rollout}/rating", self._rate)
+        app.router.add_get("/compare", self._compare)
+        app.router.add_post("/login", self._login)
+        app.router.add_get("/static/{name}", self._static)
+        app.on_cleanup.append(self._end)
+        return app
+
+    async def _end(self, app: web.Application) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # -- access and errors
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Checks access, turns exceptions into pages, and sets the headers of every answer."""
+        try:
+            response: web.StreamResponse = await self._admitted(request, handler)
+        except Refused as error:
+            response = self._message(error.status, str(error))
+        except UnknownRollout as error:
+            response = self._message(404, str(error))
+        except ConfigError as error:
+            response = self._message(400, str(error))
+        except StoreError as error:
+            response = self._message(404 if request.method in ("GET", "HEAD") else 503, str(error))
+        except sa.exc.DBAPIError as error:
+            _LOG.error("%s %s: %s", request.method, request.path, message(str(error.orig)))
+            response = self._message(503, f"the database did not answer: {message(str(error.orig))}")
+        except AssayError as error:
+            response = self._message(500, str(error))
+        except web.HTTPException as error:
+            response = self._message(error.status, error.reason)
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            _LOG.exception("%s %s", request.method, request.path)
+            response = self._message(500, f"the server failed with {type(error).__name__}; its terminal shows where")
+        response.headers.update(_HEADERS)
+        response.headers.setdefault("Cache-Control", "no-store")
+        return response
+
+    async def _admitted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """The answer to a request that may be made. Raises `Refused` for any other."""
+        self.access.check_host(request)
+        if (opened := self._opened(request)) is not None:
+            return opened
+        if not request.path.startswith(_PUBLIC):
+            self.access.check_session(request)
+        return await handler(request)
+
+    def _opened(self, request: web.Request) -> web.Response | None:
+        """The redirect that exchanges the token of the printed address for the cookie; None without a valid token."""
+        token = request.query.get("token")
+        if token is None or request.method != "GET" or not self.access.redeem(token):
+            return None
+        rest = {name: value for name, value in request.query.items() if name != "token"}
+        # The path is taken apart and quoted again: `//host` must not become an address of another server.
+        response = web.Response(status=303, headers={"Location": link(*request.path.strip("/").split("/"), **rest)})
+        self.access.admit(response)
+        return response
+
+    def _message(self, status: int, text: str) -> web.Response:
+        has_form = status == 401 and self.access.has_key
+        title = {401: "Not open yet", 403: "Refused", 404: "Not found"}.get(status, "Not possible")
+        body = render("message.html", title=title, text=readable(text), has_form=has_form, csrf="", live_s=0)
+        return web.Response(text=body, status=status, content_type="text/html", charset="utf-8")
+
+    async def _login(self, request: web.Request) -> web.Response:
+        self.access.check_origin(request)
+        form = await request.post()
+        if not self.access.key_opens(str(form.get("key", ""))):
+            raise Refused(401, "this is not the key of this page")
+        response = web.Response(status=303, headers={"Location": "/"})
+        self.access.admit(response)
+        return response
+
+    # -- answers
+
+    async def _query(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """The result of a function that reads or writes the store."""
+        call = partial(function, self._store, *arguments, **keywords)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    def _answer(self, request: web.Request, view: View) -> web.Response:
+        """A page; for a request that loads a part again only that, or nothing if it has not changed."""
+        values = {**view.values, "title": view.title, "csrf": self.access.csrf}
+        if not view.part:
+            return self._html(render(view.template, **values, live_s=0), view.status)
+        part = render(view.part, **values)
+        digest = sha256(part.encode()).hexdigest()[:16]
+        query = {name: value for name, value in request.query.items() if name != "seen"}
+        address = link(*request.path.strip("/").split("/"), **query, seen=digest)
+        live = {"part": Markup(part), "live_s": view.every_s, "live_address": address}
+        if request.headers.get("HX-Request") == "true":
+            if request.query.get("seen") == digest and view.every_s:
+                return web.Response(status=204)
+            return self._html(render("live.html", **live), view.status)
+        return self._html(render(view.template, **values, **live), view.status)
+
+    def _html(self, text: str, status: int = 200) -> web.Response:
+        return web.Response(
+            text=text, status=status, content_type="text/html", charset="utf-8", headers={"Vary": "HX-Request"}
+        )
+
+    def _plain(self, request: web.Request, text: str) -> web.Response:
+        """JSON as a text of its own, which no browser interprets; for a part of a page as an element."""
+        if request.headers.get("HX-Request") == "true":
+            return self._html(render("json_part.html", text=text[:100_000], left_out=max(0, len(text) - 100_000)))
+        body = text.encode("utf-8", "replace")
+        return web.Response(body=body, content_type="text/plain", charset="utf-8")
+
+    # -- pages
+
+    async def _home(self, request: web.Request) -> web.Response:
+        return web.Response(status=303, headers={"Location": "/runs"})
+
+    async def _runs(self, request: web.Request) -> web.Response:
+        return self._answer(request, await self._query(runs.runs_page, request.query))
+
+    async def _run(self, request: web.Request) -> web.Response:
+        view = await self._query(
+            runs.run_page, request.match_info["run"], request.query, where=self._where, store_flag=self._store_flag
+        )
+        return self._answer(request, view)
+
+    async def _report(self, request: web.Request) -> web.Response:
+        return self._plain(request, await self._query(self._report_of, request.match_info["run"]))
+
+    def _report_of(self, store: Store, run_id: str) -> str:
+        report = finished_report(self._where, find_run(store, run_id)["id"])
+        if report is None:
+            raise StoreError(f"the run {run_id[:80]!r} has no report")
+        return pretty(report)
+
+    async def _rollouts(self, request: web.Request) -> web.Response:
+        return self._answer(request, await self._query(rollouts.rollouts_view, request.query))
+
+    async def _rollout(self, request: web.Request) -> web.Response:
+        view = await self._query(
+            rollouts.rollout_view, request.match_info["rollout"], request.query, store_flag=self._store_flag
+        )
+        return self._answer(request, view)
+
+    async def _rollout_json(self, request: web.Request) -> web.Response:
+        return self._plain(request, await self._query(rollouts.rollout_json, request.match_info["rollout"]))
+
+    async def _call_json(self, request: web.Request) -> web.Response:
+        number = request.match_info["t"]
+        if not (number.isascii() and number.isdigit() and len(number) < 9):
+            raise UnknownRollout(f"there is no call {number[:80]!r}")
+        text = await self._query(rollouts.call_json, request.match_info["rollout"], int(number))
+        return self._plain(request, text)
+
+    async def _compare(self, request: web.Request) -> web.Response:
+        return self._answer(request, await self._query(compare.compare_view, request.query))
+
+    async def _rate(self, request: web.Request) -> web.Response:
+        form = await request.post()
+        self.access.check_change(request, request.headers.get(CSRF_HEADER) or str(form.get(CSRF_FIELD, "")))
+        rated = await self._query(rollouts.rate, request.match_info["rollout"], str(form.get("rating", "")))
+        if request.headers.get("HX-Request") == "true":
+            values = rollouts.rating_values(rated)
+            return self._html(render("rating.html", rollout=rated, csrf=self.access.csrf, filters={}, **values))
+        filters = {name: value for name, value in request.query.items() if name != "token"}
+        return web.Response(status=303, headers={"Location": link("rollouts", rated.id, **filters)})
+
+    async def _static(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in STATIC:
+            raise web.HTTPNotFound
+        body, _ = static_file(name)
+        charset = "utf-8" if STATIC[name].startswith("text/") else None
+        headers = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            body, headers["Content-Encoding"] = gzip.compress(body, 6, mtime=0), "gzip"
+        return web.Response(body=body, content_type=STATIC[name], charset=charset, headers=headers)
+
+
+def reachable(host: str) -> str:
+    """The name under which a browser on this machine reaches a server that listens on `host`."""
+    if host in ("0.0.0.0", ""):
+        return "127.0.0.1"
+    if host == "::":
+        return "[::1]"
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,34 @@
+// Keys: an element with data-key is clicked when its key is pressed outside of a field. Loading and sending of parts is
+// done by htmx.
+"use strict";
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
+  const target = event.target;
+  if (target instanceof Element && target.closest("input, select, textarea, [contenteditable]")) return;
+  // The arrow keys scroll a focused table or text.
+  if (event.key.startsWith("Arrow") && target instanceof Element && target.closest("[tabindex]")) return;
+  const match = [...document.querySelectorAll("[data-key]")].find((element) => element.dataset.key === event.key);
+  if (match === undefined) return;
+  event.preventDefault();
+  match.click();
+});
+// htmx keeps the old part when a request fails; the page says so.
+for (const failure of ["htmx:responseError", "htmx:sendError"]) {
+  document.addEventListener(failure, (event) => {
+    const status = event.detail.xhr ? event.detail.xhr.status : 0;
+    const text = status === 401 ? "This page is no longer open: start assay view again." : "assay view does not answer.";
+    let line = document.getElementById("connection");
+    if (line === null) {
+      line = document.createElement("p");
+      line.id = "connection";
+      line.className = "failure";
+      line.setAttribute("role", "alert");
+      document.getElementById("content").prepend(line);
+    }
+    line.textContent = status >= 400 && status !== 401 ? `Not done: the server answered ${status}.` : text;
+  });
+}
+document.addEventListener("htmx:afterOnLoad", () => {
+  const line = document.getElementById("connection");
+  if (line !== null) line.remove();
+});

@@ -1,0 +1,116 @@
+"""Values as texts of a page: numbers, times, and texts of models, whose invisible characters are made visible."""
+
+import json
+import re
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+__all__ = ["Budget", "Clipped", "figure", "iso", "moment", "pretty", "preview", "readable", "seconds", "size"]
+
+# Control characters that HTML does not have, and marks that reorder the text around them.
+_INVISIBLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_VALUE = re.compile(r'\{"(?:[^"\\]|\\.)*":\s*(.*)', re.DOTALL)
+_CUT_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u[0-9a-fA-F]{0,3})?$")
+
+
+def readable(text: Any) -> str:
+    """A text that a page can show: control characters, marks of direction and lone surrogates as `[U+202E]`."""
+    text = str(text)
+    if text.isascii() and text.isprintable():
+        return text
+    return _SURROGATE.sub(_named, _INVISIBLE.sub(_named, text))
+
+
+def _named(match: re.Match[str]) -> str:
+    return f"[U+{ord(match[0]):04X}]"
+
+
+class Clipped:
+    """The beginning of a text. `left_out` is the number of characters behind it."""
+
+    def __init__(self, text: str, most: int) -> None:
+        self.text = readable(text[:most])
+        self.left_out = max(0, len(text) - most)
+
+
+class Budget:
+    """Limits the texts of one page, so that it is small whatever a rollout holds.
+
+    Args:
+        total: characters of all texts.
+        most: characters of one text.
+        least: characters of one text once the total is spent.
+    """
+
+    def __init__(self, total: int = 50_000, *, most: int = 4_000, least: int = 200) -> None:
+        self._left, self._most, self._least = total, most, least
+
+    def clip(self, text: Any) -> Clipped:
+        clipped = Clipped(str(text), max(self._least, min(self._most, self._left)))
+        self._left -= len(clipped.text)
+        return clipped
+
+
+def preview(inputs: str, most: int = 120) -> str:
+    """The first value of a JSON object, of which `inputs` is the beginning, in one line."""
+    match = _VALUE.match(inputs)
+    if match is None:
+        return ""
+    value = match[1]
+    if value.startswith('"'):
+        end = re.match(r'"((?:[^"\\]|\\.)*)', value, re.DOTALL)
+        written = _CUT_ESCAPE.sub(r"\1", end[1] if end else "")
+        try:
+            value = json.loads(f'"{written}"', strict=False)
+        except json.JSONDecodeError:
+            value = written
+    line = " ".join(value[: 4 * most].split())
+    return readable(line[:most] + ("…" if len(line) > most else ""))
+
+
+def pretty(value: Any) -> str:
+    """A value as indented JSON; a text as it is."""
+    if isinstance(value, str):
+        return value
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str).decode()
+
+
+def figure(value: float | None, digits: int = 3) -> str:
+    """A number; a dash where there is none."""
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def moment(at: float | None) -> str:
+    """A time in the server's zone; a dash where there is none or it is no date."""
+    try:
+        return "–" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    except (OverflowError, ValueError, OSError):
+        return "–"
+
+
+def iso(at: float | None) -> str:
+    """A time for the attribute `datetime`; empty where there is none or it is no date."""
+    try:
+        return "" if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+def seconds(value: float | None) -> str:
+    """A duration; a dash where there is none."""
+    if value is None:
+        return "–"
+    if value < 10:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def size(characters: int) -> str:
+    """A number of characters."""
+    return f"{characters:,} characters"

@@ -1,0 +1,67 @@
+"""Commands made of stored settings: click reads them back as the same settings."""
+
+import shlex
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from assay.cli.flags import command_job
+from assay.cli.main import command_of
+from assay.cli.repeat import resume_command, rollout_command, run_command
+from assay.runs.project import COMMANDS
+from assay.runs.settings import CollectSettings, CompileSettings, EvaluateSettings, JudgeCompileSettings, TuneSettings
+from assay.traces.store.rows import as_json
+
+JOB = {"program": "my programs/p.py:P", "rubric": "r.yaml", "data": "arithmetic:size=9&seed=1"}
+CASES: list[Any] = [
+    CompileSettings(**JOB),
+    CompileSettings(
+        **JOB, model="openai/m", early_stop=False, cache=False, preflight=False, sizes={"val": 4, "test": 5}, seed=3,
+        parameters={"temperature": 0.5, "tool": "a b"}, optimizer_settings={"n": 4}, rename={"a": "b"}, max_calls=0,
+    ),
+    EvaluateSettings(**JOB, split="test", samples=3, sizes={"test": 7}),
+    TuneSettings(**JOB, ranges={"max_steps": (1.0, 4.0)}, objectives=("score", "tokens")),
+    CollectSettings(**JOB, n=4),
+    JudgeCompileSettings(judge="Is it right?", labels="labels.csv"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", CASES, ids=lambda settings: settings.kind)
+def test_a_command_has_the_settings_of_its_run(settings: Any) -> None:
+    import orjson
+
+    stored = orjson.loads(as_json(asdict(settings)))
+    text = resume_command(settings.kind, stored)
+    assert text is not None
+    words = shlex.split(text)
+    kinds, name = COMMANDS[settings.kind], settings.kind.split()
+    assert words[: 1 + len(name)] == ["assay", *name]
+    assert words[-1] == "--resume"
+    context = command_of(name).make_context(name[-1], words[1 + len(name) :])
+    with context:
+        values = {**context.params}
+        program = values.pop("program", None) or values.pop("judge", None)
+        _, given = command_job(values, program, *kinds)
+    named = {field: value for field, value in stored.items() if field in ("program", "judge")}
+    assert asdict(type(settings)(**{**named, **{k: v for k, v in given.items() if k not in named}})) == asdict(settings)
+
+
+def test_commands_that_cannot_be_typed_are_left_out() -> None:
+    assert run_command("serve-of-others", {}) is None
+    assert resume_command("serve", {"port": 1}) is None
+    assert run_command("evaluate", {**JOB, "program": ["no", "name"]}) is None
+    assert run_command("evaluate", {**JOB, "model": {"no": "text"}}) is None
+    assert run_command("evaluate", {**JOB, "data": "two\nlines"}) is None
+
+
+def test_a_rollout_is_repeated_with_its_inputs() -> None:
+    text = rollout_command("p.py:P", {"question": "it's 1 + 1", "n": 2}, "openai/m", store="a b.db")
+    assert text is not None
+    assert shlex.split(text) == [
+        "assay", "run", "p.py:P", "question=it's 1 + 1", "n=2", "--model", "openai/m", "--store", "a b.db",
+    ]  # fmt: skip
+    assert rollout_command("p.py:P", {"rows": [1]}, "m") is None
+    assert rollout_command("", {"question": "x"}, "m") is None
+    assert rollout_command("p.py:P", {"--store": "x"}, "m") is None
+    assert rollout_command("p.py:P", {"question": "x" * 5000}, "m") is None

@@ -1,0 +1,90 @@
+"""Pages of rollouts by key: order, windows, and plans that read by index."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.errors import ConfigError, StoreError
+from assay.traces import Rollout, Store
+from assay.traces.store.evaluations import evaluations_of
+from assay.traces.store.paging import Cursor, RolloutFilters, rollout_page
+
+
+def put(store: Store, number: int, **fields: Any) -> None:
+    values = {"id": f"{number:032x}", "run_id": "run", "task_id": f"task-{number}", "status": "done", "split": "val"}
+    store.put_rollout(Rollout(**{**values, "started_at": 100.0 + number // 2, **fields}))
+
+
+def numbers(page: Any) -> list[int]:
+    return [int(row.id, 16) for row in page.rows]
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.slow])])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """Rollouts 0 to 29, two at a time; every tenth failed."""
+    url = str(tmp_path / "s.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    with Store(url) as opened:
+        for number in range(30):
+            put(opened, number, status="done" if number % 10 else "failed", inputs={"question": f"Ärger {number}"})
+        opened.flush()
+        yield opened
+
+
+def test_pages_before_and_after_a_rollout(store: Store) -> None:
+    first = rollout_page(store, RolloutFilters(), limit=10)
+    assert (numbers(first), first.more, first.searched) == (list(range(29, 19, -1)), True, None)
+    older = rollout_page(store, RolloutFilters(), before=first.rows[-1].cursor, limit=25)
+    assert (numbers(older), older.more, older.searched) == (list(range(19, -1, -1)), False, None)
+    newer = rollout_page(store, RolloutFilters(), after=older.rows[0].cursor, limit=4)
+    assert (numbers(newer), newer.more) == ([23, 22, 21, 20], True)
+
+
+def test_a_search_that_ends_at_its_window_says_where(store: Store) -> None:
+    failed = RolloutFilters(equal={"status": "failed"})
+    page = rollout_page(store, failed, window=12)
+    assert (numbers(page), page.searched) == ([20], Cursor(109.0, f"{18:032x}"))
+    page = rollout_page(store, failed, before=page.searched, window=12)
+    assert (numbers(page), page.searched) == ([10], Cursor(103.0, f"{6:032x}"))
+    page = rollout_page(store, failed, before=page.searched, window=12)
+    assert (numbers(page), page.searched) == ([0], None)
+
+
+def test_a_run_or_task_is_found_beyond_the_window(store: Store) -> None:
+    put(store, 99, run_id="old", started_at=1.0)
+    store.flush()
+    for equal in ({"run_id": "old"}, {"task_id": "task-99"}, {"run_id": "old", "task_id": "task-99"}):
+        page = rollout_page(store, RolloutFilters(equal=equal), window=5)
+        assert (numbers(page), page.searched) == ([99], None)
+
+
+def test_a_run_larger_than_the_window_is_read_by_time(store: Store) -> None:
+    page = rollout_page(store, RolloutFilters(equal={"run_id": "run"}), window=5, limit=10)
+    assert (numbers(page), page.searched) == ([29, 28, 27, 26, 25], Cursor(112.0, f"{25:032x}"))
+
+
+def test_a_text_is_found_whatever_its_letters(store: Store) -> None:
+    assert numbers(rollout_page(store, RolloutFilters(text="Ärger 7"))) == [7]
+
+
+def test_scores_of_a_run_by_task(store: Store) -> None:
+    for number, score in ((101, 0.5), (102, 1.0), (103, None)):
+        put(store, number, run_id="scored", task_id="t" if number < 103 else "u", score=score, program_version="v")
+    put(store, 104, run_id="scored", source="judge")
+    store.flush()
+    (evaluated,) = evaluations_of(store, "scored")
+    assert (evaluated.split, evaluated.version, evaluated.scores) == ("val", "v", {"t": 0.75})
+    assert evaluated.tasks["u"].score is None
+    with pytest.raises(StoreError, match="more than 3 rollouts"):
+        evaluations_of(store, "scored", most=3)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no filter by model"):
+        RolloutFilters(equal={"model": "m"})
+    for text in ("", "1", "x~y", "1~", "nan~a", "1;2~a"):
+        with pytest.raises(ConfigError, match="no place in a list"):
+            Cursor.of(text)
+    cursor = Cursor(1764085812.1234567, "01a2118c")
+    assert Cursor.of(str(cursor)) == cursor

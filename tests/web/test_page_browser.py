@@ -1,0 +1,103 @@
+"""The page in a real browser: Debian's Chromium, driven by Playwright. Skipped where either is missing.
+
+No browser is downloaded: `apt-get install chromium` and `pip install playwright` bring what these tests need.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages import NOW, rollout_of_sums
+
+from assay.testing.serving import served
+from assay.traces import Store
+from assay.web.access import PageAccess
+from assay.web.server import LocalPage
+
+CHROMIUM = Path("/usr/bin/chromium")
+if not CHROMIUM.is_file():
+    pytest.skip(f"there is no {CHROMIUM}: apt-get install chromium", allow_module_level=True)
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+
+pytestmark = pytest.mark.slow
+HOSTILE = "<script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\">\u202e"
+PATHS = ("/runs", "/runs/run-1", "/rollouts", f"/rollouts/{2:032x}", "/compare?a=run-1&b=run-1")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def address(store: Store) -> Iterator[str]:
+    store.put_run("run-1", kind="evaluate", config={"program": HOSTILE}, status="running", started_at=NOW)
+    for number in (1, 2, 3):
+        rollout_of_sums(store, number, inputs={"question": HOSTILE + "long" * 500})
+    store.flush()
+    access = PageAccess(None, host="127.0.0.1")
+    with served(LocalPage(store, access).app()) as url:
+        yield f"{url}/?token={access.token}"
+
+
+@pytest.fixture
+def tab(chromium: Any, address: str) -> Iterator[Any]:
+    """A tab in which the printed address was opened. Errors of scripts and refused requests end up in `problems`."""
+    context = chromium.new_context(viewport={"width": 360, "height": 700})
+    page = context.new_page()
+    page.problems = []
+    page.on("pageerror", lambda error: page.problems.append(str(error)))
+    page.on("console", lambda line: page.problems.append(line.text) if line.type == "error" else None)
+    page.on("request", lambda request: page.problems.append(request.url) if "127.0.0.1" not in request.url else None)
+    page.goto(address)
+    page.base = address.partition("/?")[0]
+    yield page
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_fit_a_phone_and_run_nothing_hostile(tab: Any, scheme: str) -> None:
+    tab.emulate_media(color_scheme=scheme)
+    for path in PATHS:
+        tab.goto(tab.base + path)
+        assert tab.title().endswith("– assay")
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+        assert tab.locator("img").count() == 0
+    assert tab.problems == []
+
+
+def test_a_digit_rates_without_leaving_the_page(tab: Any, store: Store) -> None:
+    tab.goto(f"{tab.base}/rollouts/{2:032x}")
+    tab.keyboard.press("9")
+    tab.get_by_text("rated 1.00").wait_for()
+    assert store.rollout(f"{2:032x}").human_rating == 1.0
+    tab.keyboard.press("ArrowRight")
+    tab.wait_for_url(f"**/{1:032x}")
+    assert tab.problems == []
+
+
+def test_digits_in_a_field_are_text(tab: Any) -> None:
+    tab.goto(f"{tab.base}/rollouts")
+    tab.get_by_label("Text of the task").fill("")
+    tab.keyboard.type("7u")
+    assert tab.get_by_label("Text of the task").input_value() == "7u"
+
+
+def test_a_list_shows_what_was_added_meanwhile(tab: Any, store: Store) -> None:
+    tab.goto(f"{tab.base}/rollouts")
+    rollout_of_sums(store, 9)
+    store.flush()
+    tab.locator(f"#rollout-{9:032x}").wait_for(timeout=10_000)
+    assert tab.problems == []
+
+
+def test_the_json_of_a_call_is_loaded_when_it_is_opened(tab: Any) -> None:
+    tab.goto(f"{tab.base}/rollouts/{2:032x}")
+    tab.get_by_text("JSON of this call").click()
+    tab.locator("details.json pre").first.wait_for()
+    assert '"latency_ms": 40.0' in tab.locator("details.json pre").first.inner_text()
+    assert tab.problems == []

@@ -1,0 +1,198 @@
+"""The pages of runs: list, one run, its commands; and the comparison of two runs."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from pages import NOW, Browser, browse, links_in, read, rollout_of_sums
+
+from assay.traces import Store
+from assay.traces.missed import Unrecorded
+from assay.web import runs
+
+CONFIG = {"program": "sums.py:Sums", "model": "openai/m", "rubric": "math_qa", "data": "d.jsonl", "seed": 3}
+
+
+def put_run(store: Store, run_id: str, *, status: str = "done", kind: str = "evaluate", at: float = NOW) -> None:
+    store.put_run(run_id, kind=kind, config=CONFIG, status=status, started_at=at)
+
+
+def listed(store: Store, query: str = "") -> list[str]:
+    return [link.removeprefix("/runs/") for link in links_in(read(store, f"/runs{query}"), "/runs/")]
+
+
+def test_an_empty_store_says_so(store: Store) -> None:
+    assert "The store holds no runs yet." in read(store, "/runs")
+    assert "Name two runs" in read(store, "/compare")
+
+
+@pytest.mark.parametrize(
+    ("query", "runs"),
+    [
+        ("", ["c", "b", "a"]),
+        ("?kind=compile", ["b"]),
+        ("?status=running", ["c"]),
+        ("?program=SUMS", ["c", "b", "a"]),
+        ("?program=other", []),
+        ("?since=2025-06-15", ["c", "b"]),
+    ],
+)
+def test_filters_select(store: Store, query: str, runs: list[str]) -> None:
+    put_run(store, "a", at=NOW - 864_000)
+    put_run(store, "b", kind="compile", at=NOW + 1)
+    put_run(store, "c", status="running", at=NOW + 2)
+    store.flush()
+    assert listed(store, query) == runs
+
+
+def test_older_runs_are_on_further_pages(store: Store) -> None:
+    for number in range(120):
+        put_run(store, f"run-{number:03}", at=NOW + number // 2)
+    store.flush()
+
+    async def visit(browser: Browser) -> list[str]:
+        found, path = [], "/runs?program=sums"
+        while path:
+            text = (await browser.get(path))[1]
+            found += [link.removeprefix("/runs/") for link in links_in(text, "/runs/")]
+            path = next(iter(re.findall(r'id="older"[^>]*href="([^"]*)"', text)), "").replace("&amp;", "&")
+        return found
+
+    assert browse(store, visit) == [f"run-{number:03}" for number in reversed(range(120))]
+
+
+def test_a_run_shows_settings_cost_and_phases(store: Store) -> None:
+    put_run(store, "run-1")
+    rollout_of_sums(store, 1)
+    rollout_of_sums(store, 2, score=0.5)
+    store.flush()
+    text = read(store, "/runs/run-1")
+    for part in ("sums.py:Sums", "math_qa", "24 of prompts, 6 of completions", "$0.0020", "0.750"):
+        assert part in text
+    assert "--resume" not in text
+
+
+def test_a_run_shows_its_result_and_notes(store: Store, tmp_path: Path) -> None:
+    put_run(store, "run-1", kind="compile")
+    store.flush()
+    folder = tmp_path / "runs" / "run-1"
+    folder.mkdir(parents=True)
+    report = {"test": {"compiled": {"score": 0.75, "n": 12}}, "notes": ["few <tasks>"], "stopped": "the cap of 9 calls"}
+    (folder / "report.json").write_text(json.dumps({"report": report}))
+    where = tmp_path / "page.db"
+    text = read(store, "/runs/run-1", where=where)
+    for part in ("score on test: 0.750 (12 tasks)", "few &lt;tasks&gt;", "the cap of 9 calls"):
+        assert part in text
+    assert json.loads(read(store, "/runs/run-1/report", where=where)) == report
+
+
+def test_an_unfinished_run_shows_the_command_that_resumes_it(store: Store) -> None:
+    put_run(store, "run-1", status="stopped")
+    store.flush()
+    text = read(store, "/runs/run-1")
+    command = next(line for line in re.findall(r"<pre[^>]*>([^<]*)</pre>", text) if line.endswith("--resume"))
+    words = "assay evaluate sums.py:Sums --rubric math_qa --data d.jsonl --model openai/m --seed 3 --resume"
+    assert sorted(shlex.split(command)) == sorted(shlex.split(words))
+
+
+def test_a_running_run_loads_itself_again(store: Store) -> None:
+    put_run(store, "run-1", status="running")
+    put_run(store, "run-2", status="done")
+    store.flush()
+    assert 'hx-trigger="every 3s"' in read(store, "/runs/run-1")
+    assert "hx-trigger=" not in read(store, "/runs/run-2")
+
+
+def test_an_unknown_run_is_not_found(store: Store) -> None:
+    async def visit(browser: Browser) -> tuple[int, str]:
+        return await browser.get("/runs/nowhere")
+
+    status, text = browse(store, visit)
+    assert (status, "no run&#39;s id starts with" in text) == (404, True)
+
+
+@pytest.fixture
+def two_runs(store: Store) -> Store:
+    """Runs a and b on tasks 0 to 5: task 0 is worse in b, tasks 1 and 2 are better, the others the same."""
+    for run, start in (("a", 0), ("b", 100)):
+        put_run(store, run)
+        for task in range(6):
+            score = {("a", 0): 1.0, ("b", 0): 0.0, ("b", 1): 1.0, ("b", 2): 0.9}.get((run, task), 0.5)
+            rollout_of_sums(store, start + task, run_id=run, task_id=f"task-{task}", score=score, phase="evaluate")
+    rollout_of_sums(store, 50, run_id="a", task_id="only-in-a", phase="evaluate")
+    store.flush()
+    return store
+
+
+def test_two_runs_are_compared_by_task_the_worst_first(two_runs: Store) -> None:
+    text = read(two_runs, "/compare?a=a&b=b")
+    # (-1 + 0.5 + 0.4 + 0 + 0 + 0) / 6 = -0.0167
+    assert "-0.017 from first to second over 6 tasks" in text
+    assert "2 better, 1 worse, 3 the same; 1 not scored in both" in text
+    assert re.findall(r"<bdi>How much is (\d+)", text) == ["100", "103", "104", "105", "102", "101"]
+    assert "no significant difference" in text
+
+
+def test_the_best_change_first_on_request(two_runs: Store) -> None:
+    text = read(two_runs, "/compare?a=a&b=b&order=better")
+    assert re.findall(r"<bdi>How much is (\d+)", text)[0] == "101"
+
+
+def test_evaluations_of_one_run_are_compared_from_earlier_to_later(store: Store) -> None:
+    put_run(store, "run-1", kind="compile")
+    for number, (phase, version, score) in enumerate(
+        [("search", "v1", 0.0), ("search", "v2", 0.5), ("test", "v1", 0.25), ("test", "v2", 0.75)]
+    ):
+        rollout_of_sums(store, number, task_id="task", phase=phase, split=phase, program_version=version, score=score)
+    store.flush()
+    text = read(store, "/compare?a=run-1&b=run-1")
+    assert "+0.500 from first to second over 1 task" in text
+    assert re.findall(r"<option selected>([^<]*)", text) == ["test · test · v1", "test · test · v2"]
+
+
+def test_a_run_without_tasks_cannot_be_compared(store: Store) -> None:
+    put_run(store, "run-1")
+    store.flush()
+
+    async def visit(browser: Browser) -> tuple[int, str]:
+        return await browser.get("/compare?a=run-1&b=run-1")
+
+    status, text = browse(store, visit)
+    assert (status, "nothing to compare" in text) == (400, True)
+
+
+def test_an_evaluation_of_another_run_is_left_out(two_runs: Store) -> None:
+    """As the form sends it after another run was typed."""
+    assert "over 6 tasks" in read(two_runs, "/compare?a=a&b=b&of_a=of+another+run")
+
+
+def test_an_unknown_cost_is_no_number(store: Store) -> None:
+    missed = Unrecorded(3, "the gateway was killed")
+    store.put_run("run-1", kind="serve", config={}, status="done", started_at=NOW, unrecorded=missed)
+    store.flush()
+    text = read(store, "/runs/run-1")
+    assert "unknown: the gateway was killed" in text
+    assert "unknown: a call has no known price" in text
+
+
+def test_a_large_run_is_counted_on_request(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_run(store, "run-1")
+    for number in range(3):
+        rollout_of_sums(store, number)
+    store.flush()
+    monkeypatch.setattr(runs, "COUNTED", 2)
+    assert "Rollouts by phase" not in read(store, "/runs/run-1")
+    (address,) = links_in(read(store, "/runs/run-1"), "/runs/run-1?count")
+    assert "Rollouts by phase" in read(store, address)
+
+
+def test_a_database_that_does_not_answer_is_said(store: Store) -> None:
+    async def visit(browser: Browser) -> tuple[int, str]:
+        with store.engine.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE runs RENAME TO gone")
+        return await browser.get("/runs")
+
+    status, text = browse(store, visit)
+    assert (status, "the database did not answer: no such table: runs" in text) == (503, True)

@@ -1,0 +1,63 @@
+"""Static files, and the start of the server: no heavy package, no access to other servers."""
+
+import hashlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+from assay.traces import Store
+from assay.web.rendering import STATIC, static_file
+
+# dist/htmx.min.js of the package htmx.org 2.0.11 in the npm registry, licence 0BSD.
+HTMX_SHA256 = "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f717"
+
+
+def test_htmx_is_the_released_file() -> None:
+    content, _ = static_file("htmx.min.js")
+    assert hashlib.sha256(content).hexdigest() == HTMX_SHA256
+
+
+def test_own_files_name_no_other_server() -> None:
+    for name in set(STATIC) - {"htmx.min.js"}:
+        assert re.findall(rb"https?://(?!www\.w3\.org/2000/svg)|@import|url\(", static_file(name)[0]) == []
+
+
+def test_the_page_loads_no_heavy_package() -> None:
+    code = (
+        "import assay.cli.view, assay.web.server, sys; print(' '.join(name for name in sys.modules if '.' not in name))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) & {"dspy", "torch", "litellm", "optuna", "numpy", "scipy", "rich"} == set()
+
+
+def test_the_command_prints_its_address_and_ends_on_a_signal(tmp_path: Path) -> None:
+    Store(tmp_path / "s.db").close()
+    flags = ["--port", "0", "--json", "--store", str(tmp_path / "s.db")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "assay", "view", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        address = json.loads(process.stdout.readline())["address"]
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", address)
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with opener.open(address) as answer:
+            assert "The store holds no runs yet." in answer.read().decode()
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30) == ("", "")
+    assert process.returncode == 0
+
+
+def test_wrong_starts_are_refused(tmp_path: Path) -> None:
+    def started(*flags: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "assay", "view", *flags]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stderr
+
+    code, text = started("--store", str(tmp_path / "missing.db"))
+    assert (code, "there is no store" in text) == (1, True)
+    code, text = started("--host", "0.0.0.0", "--store", str(tmp_path / "missing.db"))
+    assert (code, "--key" in text) == (2, True)
