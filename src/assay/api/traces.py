@@ -31,6 +31,7 @@ def score_rollouts(
     *,
     store: str | Path | None = None,
     runs: Sequence[str] = (),
+    agent: str | None = None,
     again: bool = False,
     judge_model: str | None = None,
     judge_api_base: str | None = None,
@@ -48,6 +49,7 @@ def score_rollouts(
 
     Args:
         runs: ids of runs; all runs if empty.
+        agent: only rollouts of this agent's versions.
         again: also scores rollouts that have a score, and replaces it.
         judge_model: model for criteria that need a judge and name no model themselves.
         judge_api_base: address of its server; None for the provider's default.
@@ -73,7 +75,10 @@ def score_rollouts(
     at_once, name = threads_for(measure, threads), f"{measure.name}@{measure.version}"
     run_ids: list[str | None] = [*runs] or [None]
     with Store(store) as opened, cancelled_by_signals(meter), limited(task_timeout):
-        stored = (r for run in run_ids for r in opened.rollouts(run_id=run) if r.source not in ("outside", *NOT_AGENTS))
+        stored = (
+            r for run in run_ids for r in opened.rollouts(run_id=run)
+            if r.source not in ("outside", *NOT_AGENTS) and (agent is None or (r.version or "").startswith(f"{agent}@"))
+        )  # fmt: skip
         states = {r.id: (r.status, r.rubric if r.score is not None else None) for r in stored}
         ended = {key: scored_by for key, (status, scored_by) in states.items() if status in ("done", "failed")}
         pending = [rollout_id for rollout_id, scored_by in ended.items() if again or scored_by is None]
