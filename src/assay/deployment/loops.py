@@ -10,19 +10,33 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from assay.deployment.registry import current_user
-from assay.errors import DeploymentError
+from assay.errors import DeploymentError, StoreError
 from assay.traces.records import new_id
 from assay.traces.store import tables as schema
 from assay.traces.store.rows import as_json, clean
 
-__all__ = ["DONE", "ENDED", "FAILED", "RUNNING", "STEPS", "WAITING", "Lease", "Loop", "LoopStep", "Loops", "LostLease"]
+__all__ = [
+    "DONE",
+    "ENDED",
+    "FAILED",
+    "RUNNING",
+    "STEPS",
+    "WAITING",
+    "Lease",
+    "Loop",
+    "LoopStep",
+    "Loops",
+    "LostLease",
+    "time_of",
+]
 
 STEPS = ("pool", "gates", "improve", "register", "deploy")  # of a cycle, in order
 RUNNING, DONE, WAITING, ENDED, FAILED = "running", "done", "waiting", "ended", "failed"
@@ -32,6 +46,13 @@ _BEATS = 5  # in the length of a lease
 
 class LostLease(DeploymentError):
     """Another process has taken the loop over; this one has written nothing since."""
+
+
+def time_of(connection: sa.Connection) -> float:
+    """Seconds since the epoch by the clock of PostgreSQL, which all machines share; with SQLite by that of this one."""
+    if connection.dialect.name == "postgresql":
+        return float(connection.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar() or 0.0)
+    return time.time()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +76,7 @@ class LoopStep:
     Attributes:
         status: running (also if its process was killed), done, waiting (the pool has too little), ended (nothing more
             to do in this cycle) or failed.
-        attempts: how often it was begun.
+        attempts: how often it was begun since it last ended without a failure.
     """
 
     agent: str
@@ -67,6 +88,21 @@ class LoopStep:
     started_at: float
     ended_at: float | None
     by: str
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Names a store that cannot be written, such as a read-only one.
+
+    Raises:
+        StoreError: the database refused to write, or did not answer.
+    """
+    try:
+        yield
+    except sa.exc.IntegrityError:
+        raise
+    except sa.exc.DBAPIError as error:
+        raise StoreError(f"the loop cannot be written to the store: {error.orig}") from error
 
 
 class Loops:
@@ -96,11 +132,11 @@ class Loops:
             "changed_by": clean(by or current_user())[:200],
         }  # fmt: skip
         for _ in range(2):  # another process may insert the row
-            with self.engine.begin() as connection:
+            with _writing(), self.engine.begin() as connection:
                 if connection.execute(sa.update(_LOOPS).where(_LOOPS.c.agent == agent).values(**changes)).rowcount:
                     return
             try:
-                with self.engine.begin() as connection:
+                with _writing(), self.engine.begin() as connection:
                     connection.execute(sa.insert(_LOOPS).values(agent=agent, beats=0, **changes))
                 return
             except sa.exc.IntegrityError:
@@ -113,7 +149,7 @@ class Loops:
             DeploymentError: the agent has no loop.
         """
         changes = {"enabled": False, "changed_at": time.time(), "changed_by": clean(by or current_user())[:200]}
-        with self.engine.begin() as connection:
+        with _writing(), self.engine.begin() as connection:
             if not connection.execute(sa.update(_LOOPS).where(_LOOPS.c.agent == agent).values(**changes)).rowcount:
                 raise DeploymentError(f"agent {agent!r} has no loop: assay loop start {agent} --file FILE starts one")
 
@@ -143,7 +179,7 @@ class Loops:
                     return None
                 token, beats = None, row.get("beats")
         new, holder = new_id(), f"{socket.gethostname()}:{os.getpid()}"[:200]
-        with self.engine.begin() as connection:
+        with _writing(), self.engine.begin() as connection:
             taken = connection.execute(
                 sa.update(_LOOPS)
                 .where(_LOOPS.c.agent == agent, _LOOPS.c.beats == beats)
@@ -205,18 +241,27 @@ class Lease:
             raise LostLease(f"another process has taken the loop of agent {self.agent!r} over: this one stops")
 
     def begin(self, cycle: int, step: str) -> None:
-        """Writes that a step has begun, in its first attempt or a further one.
+        """Writes that a step has begun: in its first attempt, again after a kill or failure, or, with the pool, anew.
+
+        Steps of the cycle that come after it are removed.
 
         Raises:
             LostLease: another process has the lease.
         """
-        where = sa.and_(_STEPS.c.agent == self.agent, _STEPS.c.cycle == cycle, _STEPS.c.step == step)
-        again = {"status": RUNNING, "attempts": _STEPS.c.attempts + 1, "ended_at": None, "by": self.holder}
-        with self.engine.begin() as connection:
+        of_cycle = sa.and_(_STEPS.c.agent == self.agent, _STEPS.c.cycle == cycle)
+        attempts = sa.case((_STEPS.c.status.in_((RUNNING, FAILED)), _STEPS.c.attempts + 1), else_=1)
+        again = {"status": RUNNING, "attempts": attempts, "ended_at": None, "by": self.holder}
+        with _writing(), self.engine.begin() as connection:
             self._beat(connection)
-            if not connection.execute(sa.update(_STEPS).where(where).values(**again)).rowcount:
-                row = {"agent": self.agent, "cycle": cycle, "step": step, "detail_json": "{}", "by": self.holder}
-                connection.execute(sa.insert(_STEPS).values(**row, status=RUNNING, attempts=1, started_at=time.time()))
+            connection.execute(sa.delete(_STEPS).where(of_cycle, _STEPS.c.step.in_(STEPS[STEPS.index(step) + 1 :])))
+            if not connection.execute(
+                sa.update(_STEPS).where(of_cycle, _STEPS.c.step == step).values(**again)
+            ).rowcount:
+                row = {
+                    "agent": self.agent, "cycle": cycle, "step": step, "detail_json": "{}", "by": self.holder,
+                    "status": RUNNING, "attempts": 1, "started_at": time_of(connection),
+                }  # fmt: skip
+                connection.execute(sa.insert(_STEPS).values(**row))
 
     def end(self, cycle: int, step: str, status: str, detail: Mapping[str, Any]) -> None:
         """Writes how a step ended.
@@ -225,7 +270,7 @@ class Lease:
             LostLease: another process has the lease.
         """
         where = sa.and_(_STEPS.c.agent == self.agent, _STEPS.c.cycle == cycle, _STEPS.c.step == step)
-        values = {"status": status, "detail_json": as_json(dict(detail)), "ended_at": time.time()}
-        with self.engine.begin() as connection:
+        values = {"status": status, "detail_json": as_json(dict(detail))}
+        with _writing(), self.engine.begin() as connection:
             self._beat(connection)
-            connection.execute(sa.update(_STEPS).where(where).values(**values))
+            connection.execute(sa.update(_STEPS).where(where).values(**values, ended_at=time_of(connection)))

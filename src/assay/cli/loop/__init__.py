@@ -3,6 +3,7 @@
 import click
 
 from assay.cli.loop.pool import pool_command
+from assay.cli.loop.runs import install_command, run_command, start_command, status_command, stop_command
 
 __all__ = ["command"]
 
@@ -12,5 +13,5 @@ def command() -> None:
     """From production to a better version: pool, improve, register, deploy, watch."""
 
 
-for subcommand in (pool_command,):
+for subcommand in (run_command, start_command, stop_command, status_command, pool_command, install_command):
     command.add_command(subcommand)
