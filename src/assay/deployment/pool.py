@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ class PoolReport:
     drift: dict[str, Any] | None
 
     def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
+        return asdict(self)
 
 
 def manifest_path(pool: str | Path) -> Path:

@@ -1,6 +1,6 @@
 """Public API for `assay loop status`: where a loop stands, and the seven figures that it is watched by."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class LoopStatusReport:
     steps: list[dict[str, Any]]
 
     def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
+        return asdict(self)
 
 
 def loop_status(agent: str, *, file: str | Path | None = None, store: str | Path | None = None) -> LoopStatusReport:
