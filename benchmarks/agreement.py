@@ -28,10 +28,10 @@ arguments = parser.parse_args()
 rng = np.random.default_rng(0)
 spec = JudgeSpec(text="?", scale=("a", "b", "c", "d", "e"))
 truth = rng.integers(0, 5, arguments.rows)
-said = np.where(rng.random(arguments.rows) < 0.6, truth, rng.integers(0, 5, arguments.rows))
-people, judge = ([spec.scale[label] for label in labels] for labels in (truth, said))
+judged = np.where(rng.random(arguments.rows) < 0.6, truth, rng.integers(0, 5, arguments.rows))
+people, judge = ([spec.scale[label] for label in labels] for labels in (truth, judged))
 items = [Item(id=str(at), fields={}, ratings=(Rating(rater="r", label=label),)) for at, label in enumerate(people)]
-answers = Answers(judge, said.astype(float).tolist())
+answers = Answers(judge, judged.astype(float).tolist())
 one: dict[str, Callable[[Any, Any], float]] = {
     "accuracy": accuracy_score,
     "kappa": cohen_kappa_score,
@@ -55,8 +55,8 @@ def libraries() -> dict[str, float]:
 
 def clocked(run: Callable[[], Any]) -> tuple[float, Any]:
     clock = time.perf_counter()
-    found = run()
-    return time.perf_counter() - clock, found
+    result = run()
+    return time.perf_counter() - clock, result
 
 
 agreement(answers, items, spec, intervals=False), libraries()  # imports are nobody's time
@@ -74,7 +74,7 @@ for name in one:
     ours[name] = clocked(lambda name=name, draws=draws: table.resampled(name, draws))[0]
     few = draws[: max(1, arguments.resamples // 10)]
     theirs[name] = (
-        clocked(lambda name=name, few=few: [one[name](truth[rows], said[rows]) for rows in few])[0]
+        clocked(lambda name=name, few=few: [one[name](truth[rows], judged[rows]) for rows in few])[0]
         / len(few)
         * len(draws)
     )

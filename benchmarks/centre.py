@@ -97,7 +97,7 @@ with tempfile.TemporaryDirectory() as name:
     write_labels(labels, ratings(arguments.ratings, "tweets"), 200, arguments.seed)
     judged = assay.compile_judge(QUESTION, labels=str(labels), scale=SCALE, optimizer="calibrate", **common)
     (folder / "topics.jsonl").write_text("\n".join(json.dumps({"topic": topic}) for topic in TOPICS))
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "judge": {key: judged.to_dict()["test"][key]["accuracy"] for key in ("baseline", "compiled")}
     }
     for kind, spec in (
@@ -132,6 +132,6 @@ with tempfile.TemporaryDirectory() as name:
         for side, program in (("baseline", Writer()), ("compiled", report.program)):
             measured = assay.evaluate(program, rubric=unseen, split="test", **settings).to_dict()["result"]
             entry[f"unseen_{side}"] = {**measured["criteria"], "interval": measured["interval"]}
-        found[kind] = entry
+        figures[kind] = entry
         print(f"{kind}: {entry}", file=sys.stderr, flush=True)
-print(json.dumps(found, default=str))
+print(json.dumps(figures, default=str))

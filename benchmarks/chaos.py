@@ -41,16 +41,17 @@ def main() -> int:
             while kills < most:
                 wanted, folder = min(arguments.each, most - kills), Path(scratch) / job / str(number)
                 killed = chaos(job, folder, server, kills=wanted, within_s=whole.seconds, seed=arguments.seed + number)
-                found = differences(whole, killed)
+                problems = differences(whole, killed)
                 kills, repeated, number, wrong = (
                     kills + killed.kills,
                     repeated + killed.spent["repeated"],
                     number + 1,
-                    wrong + bool(found),
+                    wrong + bool(problems),
                 )
-                told = "; ".join(found)[:2000] or "as unkilled"
+                outcome = "; ".join(problems)[:2000] or "as unkilled"
                 print(
-                    f"{job}: {killed.kills} kills, {killed.requests - whole.requests} requests more, {told}", flush=True
+                    f"{job}: {killed.kills} kills, {killed.requests - whole.requests} requests more, {outcome}",
+                    flush=True,
                 )
             rows.append(
                 (

@@ -82,10 +82,10 @@ def show(report: dict[str, object]) -> None:
             print(f"| {name} | {text} |")
     problems = report["problems"]
     assert isinstance(problems, dict)
-    counts = [f"{kind} {found['count']}" for kind, found in problems.items()]
+    counts = [f"{kind} {problem['count']}" for kind, problem in problems.items()]
     print(f"| problems | {', '.join(counts) or 'none'} |")
-    for kind, found in problems.items():
-        for text in found["first"]:
+    for kind, problem in problems.items():
+        for text in problem["first"]:
             print(f"{kind}: {text}")
 
 

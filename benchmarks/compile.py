@@ -35,5 +35,7 @@ for seed in arguments.seeds:
             out=f"{folder}/artifact",
             progress=Lines(),
         ).to_dict()
-    kept = ("winner", "search_calls", "calls", "tokens", "replaces", "gate", "test", "notes", "candidates")
-    print(json.dumps({"seed": seed, "seconds": time.time() - start, **{name: data[name] for name in kept}}), flush=True)
+    fields = ("winner", "search_calls", "calls", "tokens", "replaces", "gate", "test", "notes", "candidates")
+    print(
+        json.dumps({"seed": seed, "seconds": time.time() - start, **{name: data[name] for name in fields}}), flush=True
+    )

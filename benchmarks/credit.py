@@ -96,8 +96,8 @@ def right(task: Any, prediction: dict[str, Any], rollout: Any) -> Any:
 
 def decided(task: Any, prediction: dict[str, Any], rollout: Any) -> Any:
     """Whether this call's decision was right."""
-    name, _, said = prediction["transition"].output.partition(":")
-    return float(said.strip() == task.expected.get(name.strip()))
+    name, _, decision = prediction["transition"].output.partition(":")
+    return float(decision.strip() == task.expected.get(name.strip()))
 
 
 def prepared(seed: int, count: int, folder: Path) -> str:
@@ -128,15 +128,15 @@ def prepared(seed: int, count: int, folder: Path) -> str:
         store=folder / "any.db",
     )
     assay.export("sft", folder / "rows", store=folder / "any.db", gates=Gates(min_clean=0))
-    told = train_sft(
+    report = train_sft(
         folder / "rows", "warm", SFTSettings(model=MODEL, epochs=1, eval_fraction=0.0, seed=seed), progress=Console()
     )
-    return str(told.name)
+    return str(report.name)
 
 
 def one(scheme: str, seed: int, model: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     clock = time.perf_counter()
-    given = {
+    options = {
         "steps": arguments.steps,
         "num_generations": arguments.group,
         "learning_rate": arguments.rate,
@@ -157,12 +157,12 @@ def one(scheme: str, seed: int, model: str, arguments: argparse.Namespace, folde
         evaluate_every=0,
         store=folder / f"{scheme}.db",
         progress=Console(),
-        **given,
+        **options,
     )
     seconds, scores = time.perf_counter() - clock, list(report.curves["score"].values())
     ends = {
-        mode: {"before": told["before"]["score"], "after": told["after"]["score"], "gain": told["gain"]}
-        for mode, told in next(iter(report.validation.values())).items()
+        mode: {"before": side["before"]["score"], "after": side["after"]["score"], "gain": side["gain"]}
+        for mode, side in next(iter(report.validation.values())).items()
     }
     return {
         "returns": scheme,
@@ -184,24 +184,24 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=16, help="Letters, four rows each.")
     parser.add_argument("--test-size", type=int, default=12)
     arguments = parser.parse_args()
-    found: dict[str, list[dict[str, Any]]] = {scheme: [] for scheme in arguments.schemes}
+    runs_of: dict[str, list[dict[str, Any]]] = {scheme: [] for scheme in arguments.schemes}
     for seed in arguments.seeds:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             os.environ["ASSAY_ADAPTERS"] = str(folder / "adapters")
             model = prepared(seed, arguments.warm_up, folder)
             for scheme in arguments.schemes:
-                found[scheme].append(one(scheme, seed, model, arguments, folder))
-                print(json.dumps(found[scheme][-1]), flush=True)
-    told = {
+                runs_of[scheme].append(one(scheme, seed, model, arguments, folder))
+                print(json.dumps(runs_of[scheme][-1]), flush=True)
+    comparisons = {
         f"{scheme} against episode": {
-            name: compared([of(one) for one in found["episode"]], [of(one) for one in runs])
+            name: compared([of(one) for one in runs_of["episode"]], [of(one) for one in runs])
             for name, of in MEASURES.items()
         }
-        for scheme, runs in found.items()
-        if scheme != "episode" and "episode" in found and len(runs) > 1
+        for scheme, runs in runs_of.items()
+        if scheme != "episode" and "episode" in runs_of and len(runs) > 1
     }
-    print(json.dumps(told))
+    print(json.dumps(comparisons))
 
 
 MEASURES: dict[str, Callable[[dict[str, Any]], float]] = {
@@ -214,11 +214,11 @@ MEASURES: dict[str, Callable[[dict[str, Any]], float]] = {
 def compared(before: list[float], after: list[float]) -> dict[str, float]:
     """The mean difference over seeds, with its interval by Student's t; none where all seeds differ alike."""
     apart = np.array(after) - np.array(before)
-    told = {"mean": float(apart.mean()), "seeds": len(apart)}
+    difference = {"mean": float(apart.mean()), "seeds": len(apart)}
     if not np.ptp(apart):
-        return told
+        return difference
     low, high = stats.t.interval(0.95, len(apart) - 1, loc=apart.mean(), scale=stats.sem(apart))
-    return {**told, "low": float(low), "high": float(high)}
+    return {**difference, "low": float(low), "high": float(high)}
 
 
 if __name__ == "__main__":

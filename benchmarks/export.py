@@ -107,12 +107,12 @@ def main() -> None:
     parser.add_argument("--privacy", nargs="+", default=["off", "auto"])
     parser.add_argument("--folder", help="For the files; by default a temporary one.")
     arguments = parser.parse_args()
-    found: dict[str, Any] = {"rows": arguments.rows}
+    figures: dict[str, Any] = {"rows": arguments.rows}
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
         clock = time.perf_counter()
         filled(folder / "s.db", arguments.rows)
-        found["filled_rows_per_second"] = round(arguments.rows / (time.perf_counter() - clock))
+        figures["filled_rows_per_second"] = round(arguments.rows / (time.perf_counter() - clock))
         for privacy in arguments.privacy:
             out = folder / f"out-{privacy}"
             command = [sys.executable, "-c", EXPORT, str(folder / "s.db"), str(out), privacy]
@@ -121,14 +121,14 @@ def main() -> None:
                 sys.exit(done.stderr[-3000:])
             report = json.loads(done.stdout.strip().splitlines()[-1])
             alone = written_alone(out, folder)
-            found[f"privacy {privacy}"] = {
+            figures[f"privacy {privacy}"] = {
                 **report,
                 "seconds": round(report["seconds"], 1),
                 "alone_s": round(alone, 1),
                 "ratio": round(report["seconds"] / alone, 2),
             }
-    found["own_peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    print(json.dumps(found))
+    figures["own_peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

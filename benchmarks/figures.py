@@ -62,7 +62,8 @@ def run_group(name: str, group: Group, arguments: argparse.Namespace) -> None:
         say(f"{name}: not run (needs --stronger FILE.gguf)")
         return
     path = arguments.results / "seeds.jsonl"
-    for seed in SEEDS if arguments.seed is None else (arguments.seed,):
+    seeds = next((row.seeds for row in ROWS if row.measurement == name and row.seeds), SEEDS)
+    for seed in seeds if arguments.seed is None else (arguments.seed,):
         if arguments.seed is None and (name, seed) in read(path):
             say(f"{name}, seed {seed}: measured before")
             continue

@@ -82,8 +82,8 @@ def peak_mb(process: subprocess.Popen[str]) -> float:
 def median_of(values: list[float], digits: int = 2) -> list[float]:
     """The median, and the 2.5th and 97.5th percentile of the medians of 1000 resamples."""
     draw = random.Random(0)
-    found = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(1000))
-    return [round(value, digits) for value in (statistics.median(values), found[25], found[974])]
+    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(1000))
+    return [round(value, digits) for value in (statistics.median(values), medians[25], medians[974])]
 
 
 async def timed(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> tuple[float, float]:
@@ -104,9 +104,9 @@ async def overhead(direct: str, through: str, calls: int) -> dict[str, float]:
             seen: dict[str, list[tuple[float, float]]] = {direct: [], through: []}
             for number in range(calls + 20):
                 for url in (direct, through) if number % 2 else (through, direct):
-                    found = await timed(session, url, {**BODY, "stream": stream})
+                    seconds = await timed(session, url, {**BODY, "stream": stream})
                     if number >= 20:
-                        seen[url].append(found)
+                        seen[url].append(seconds)
             for at, name in ((0, "first_token"), (1, "whole")):
                 medians = {url: 1000 * statistics.median(pair[at] for pair in pairs) for url, pairs in seen.items()}
                 kind = "streamed" if stream else "call"
@@ -136,7 +136,7 @@ async def ratios(
     """The same call directly, through a proxy that only passes on, and through the gateway: of a call whose
     conversation has 1 and 60 turns, new to the gateway or grown turn by turn, and of the first token where many
     stream at once."""
-    found: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     bare, passing = started([sys.executable, str(Path(__file__).with_name("pass_through.py")), direct])
     urls = {"": through, "pass_through_": passing}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=OWNER) as session:
@@ -149,19 +149,19 @@ async def ratios(
         for turns in (1, 60):
             before = cpu_ms(gateway)
             seen = [await added(conversation(turns, str(number))) for number in range(20 * rounds)]
-            found |= {f"turns_{turns}_{name}added_ms": median_of([one[name] for one in seen]) for name in urls}
-            found[f"turns_{turns}_cpu_ms"] = round((cpu_ms(gateway) - before) / len(seen), 2)
+            report |= {f"turns_{turns}_{name}added_ms": median_of([one[name] for one in seen]) for name in urls}
+            report[f"turns_{turns}_cpu_ms"] = round((cpu_ms(gateway) - before) / len(seen), 2)
         grown = [
             [await added(conversation(turns, f"grown {number}")) for turns in range(1, 61)] for number in range(rounds)
         ]
         for part, at in (("1_to_10", slice(0, 10)), ("51_to_60", slice(50, 60))):
-            found |= {
+            report |= {
                 f"grown_{part}_{name}added_ms": median_of([one[name] for calls in grown for one in calls[at]])
                 for name in urls
             }
-        found |= await first_tokens(session, direct, urls, gateway, streams=streams, rounds=rounds)
+        report |= await first_tokens(session, direct, urls, gateway, streams=streams, rounds=rounds)
     stop([bare])
-    return found
+    return report
 
 
 async def first_tokens(
@@ -185,12 +185,12 @@ async def first_tokens(
         first.append(times[direct])
         for name, url in urls.items():
             ratio[name].append(times[url] / times[direct])
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         f"first_token_of_{streams}_{name}ratio": median_of(values) for name, values in ratio.items()
     }
-    found[f"first_token_of_{streams}_direct_ms"] = median_of(first, 1)
-    found[f"first_token_of_{streams}_cpu_ms"] = round(used / streams / len(first), 2)
-    return found
+    report[f"first_token_of_{streams}_direct_ms"] = median_of(first, 1)
+    report[f"first_token_of_{streams}_cpu_ms"] = round(used / streams / len(first), 2)
+    return report
 
 
 async def open_at_once(through: str, gateway: subprocess.Popen[str], clients: int) -> dict[str, Any]:
@@ -212,15 +212,15 @@ async def open_at_once(through: str, gateway: subprocess.Popen[str], clients: in
 
 async def many(url: str, clients: int) -> dict[str, Any]:
     async def one(number: int) -> bool:
-        said = f"client {number} says this"
+        prompt = f"client {number} says this"
         text = ""
         async with session.post(
-            f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": said}], "stream": True}
+            f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": prompt}], "stream": True}
         ) as answer:
             async for line in answer.content:
                 if line.startswith(b"data: {"):
                     text += (json.loads(line[6:])["choices"][0]["delta"].get("content")) or ""
-        return text == f"echo: {said}"
+        return text == f"echo: {prompt}"
 
     clock = time.perf_counter()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=OWNER) as session:
@@ -270,26 +270,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="added,ratios,at_once,open,killed")
     arguments = parser.parse_args()
-    only, found = arguments.only.split(","), dict[str, Any]()
+    only, report = arguments.only.split(","), dict[str, Any]()
     with tempfile.TemporaryDirectory() as name:
         processes, direct, through = servers(Path(name))
         if "added" in only:
-            found["added"] = asyncio.run(overhead(direct, through, arguments.calls))
+            report["added"] = asyncio.run(overhead(direct, through, arguments.calls))
         if "ratios" in only:
-            found["ratios"] = asyncio.run(
+            report["ratios"] = asyncio.run(
                 ratios(direct, through, processes[1], streams=arguments.streams, rounds=arguments.rounds)
             )
         if "at_once" in only:
-            found["at_once"] = asyncio.run(many(through, arguments.clients))
+            report["at_once"] = asyncio.run(many(through, arguments.clients))
         stop(processes)
     if "open" in only:
         with tempfile.TemporaryDirectory() as name:
             processes, _, through = servers(Path(name), delay_ms=5000)
-            found["open"] = asyncio.run(open_at_once(through, processes[1], arguments.clients))
+            report["open"] = asyncio.run(open_at_once(through, processes[1], arguments.clients))
             stop(processes)
     if "killed" in only:
-        found["killed"] = kill(arguments.load)
-    print(json.dumps(found))
+        report["killed"] = kill(arguments.load)
+    print(json.dumps(report))
 
 
 def stop(processes: list[subprocess.Popen[str]]) -> None:

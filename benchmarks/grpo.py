@@ -115,7 +115,7 @@ def _nothing() -> Any:
 
 def medians(seconds: dict[str, list[float]], rollouts: int, tokens: int) -> dict[str, dict[str, Any]]:
     """Of each arm: its seconds a step, their median, and its speed."""
-    middle = {name: statistics.median(found) for name, found in seconds.items()}
+    middle = {name: statistics.median(times) for name, times in seconds.items()}
     return {
         name: {
             "seconds": [round(value, 3) for value in seconds[name]],

@@ -39,14 +39,14 @@ GIVEN = {"max_steps": STEPS, "reasoning_depth": 1, "temperature": 0.1}
 
 def problems(source: str) -> dict[str, tuple[list[str], str]]:
     """Expressions and answer of each question, as the file has them."""
-    found = {}
+    rows = {}
     for line in Path(source).read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        found[row["question"]] = (
+        rows[row["question"]] = (
             MARK.findall(row["answer"]),
             row["answer"].rpartition("####")[2].strip().replace(",", ""),
         )
-    return found
+    return rows
 
 
 def perfect(known: dict[str, tuple[list[str], str]]) -> Callable[[Any], str]:
@@ -162,13 +162,15 @@ def main() -> None:
     )
     job: dict[str, Any] = {"rubric": "math_qa", "data": str(data), "seed": arguments.seed, "progress": Console()}
     seconds = trained(arguments, folder, job, known)
-    found = evaluated(arguments, folder, job)
-    comparisons = {name: compared(found["plain"], one) for name, one in found.items()}
+    evaluations = evaluated(arguments, folder, job)
+    comparisons = {name: compared(evaluations["plain"], one) for name, one in evaluations.items()}
     pairs = (("plain", "compiled"), ("plain", "trained"), ("compiled", "both"), ("trained", "both"))
-    gains = {f"{old} to {new}": paired_gain(found[old].scores, found[new].scores).to_dict() for old, new in pairs}
+    gains = {
+        f"{old} to {new}": paired_gain(evaluations[old].scores, evaluations[new].scores).to_dict() for old, new in pairs
+    }
     counts = {"problems": len(known), "with one to four marks": len(short), "trained on": arguments.problems}
-    kept = json.loads((adapter_home() / "gsm8k" / "adapter.json").read_text())["made"]
-    training = {name: kept[name] for name in ("rows", "steps", "best_step", "loss", "held_out_loss", "left_out")}
+    adapter = json.loads((adapter_home() / "gsm8k" / "adapter.json").read_text())["made"]
+    training = {name: adapter[name] for name in ("rows", "steps", "best_step", "loss", "held_out_loss", "left_out")}
     print(
         json.dumps(
             {

@@ -42,9 +42,9 @@ def write_labels(path: Path, items: list[tuple[str, str, list[str]]], per_class:
     with path.open("w") as file:
         for label in SCALE:
             for item_id, text, labels in rng.sample(classes[label], per_class):
-                for rater, said in enumerate(labels):
+                for rater, rating in enumerate(labels):
                     file.write(
-                        json.dumps({"item_id": item_id, "output": text, "rater": str(rater), "label": said}) + "\n"
+                        json.dumps({"item_id": item_id, "output": text, "rater": str(rater), "label": rating}) + "\n"
                     )
 
 
@@ -65,11 +65,11 @@ def main() -> None:
     )
     arguments = parser.parse_args()
 
-    found = ratings(arguments.ratings, arguments.set)
+    items = ratings(arguments.ratings, arguments.set)
     for seed in arguments.seeds:
         with tempfile.TemporaryDirectory() as folder:
             labels = Path(folder) / "labels.jsonl"
-            write_labels(labels, found, arguments.per_class, seed)
+            write_labels(labels, items, arguments.per_class, seed)
             for objective in arguments.objectives:
                 data = assay.compile_judge(
                     "What is the sentiment of the text?",
@@ -83,7 +83,7 @@ def main() -> None:
                     store=Path(folder) / ".assay" / "a.db",
                     progress=Lines(),
                 ).to_dict()
-                kept = (
+                fields = (
                     "objective",
                     "winner",
                     "sizes",
@@ -96,7 +96,8 @@ def main() -> None:
                     "card",
                 )
                 print(
-                    json.dumps({"set": arguments.set, "seed": seed, **{name: data[name] for name in kept}}), flush=True
+                    json.dumps({"set": arguments.set, "seed": seed, **{name: data[name] for name in fields}}),
+                    flush=True,
                 )
 
 

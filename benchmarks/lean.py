@@ -126,17 +126,17 @@ def compared_with_dspy(threads: int) -> dict[str, Any]:
             for tasks in (tasks_of(TASKS, TASKS * at) for at in range(EVALUATIONS + 1))
         ][1:]
         session.recorder.store.close()
-    found: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     for place, what in enumerate(("cpu", "wall")):
         base, recorded = ([pair[side][place] for pair in pairs] for side in (0, 1))
         ratios = [second / first for first, second in zip(base, recorded, strict=True)]
-        found |= {
+        report |= {
             f"dspy_{what}_ms": spread(base),
             f"assay_{what}_ms": spread(recorded),
             f"{what}_ratio": spread(ratios),
         }
-        found[f"{what}_ratio"]["of_sums"] = round(sum(recorded) / sum(base), 4)
-    return found
+        report[f"{what}_ratio"]["of_sums"] = round(sum(recorded) / sum(base), 4)
+    return report
 
 
 def queries() -> dict[str, Any]:
@@ -171,15 +171,15 @@ def queries() -> dict[str, Any]:
             "stats_run": lambda: store.stats(run_id="run7"),
             "spent": lambda: store.spent("run7"),
         }
-        found = {"transitions": store.stats()["transitions"]}
+        report = {"transitions": store.stats()["transitions"]}
         for name, ask in asked.items():
             times = []
             for _ in range(5):
                 clock = time.process_time()
                 ask()
                 times.append(1000 * (time.process_time() - clock))
-            found[f"{name}_ms"] = spread(times)
-    return found
+            report[f"{name}_ms"] = spread(times)
+    return report
 
 
 def memory() -> dict[str, Any]:

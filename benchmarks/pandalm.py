@@ -19,7 +19,7 @@ WORDS = {0: "tie", 1: "a", 2: "b"}
 
 
 def rows(file: Path, count: int, seed: int) -> list[dict[str, str]]:
-    found = []
+    items = []
     for entry in random.Random(seed).sample(json.loads(file.read_text("utf-8")), count):
         first, second = entry["cmp_key"].split("_")
         asked = f"{entry['instruction']}\n{entry['input'] or ''}".strip()
@@ -29,7 +29,7 @@ def rows(file: Path, count: int, seed: int) -> list[dict[str, str]]:
             "model_a": first,
             "model_b": second,
         }
-        found += [
+        items += [
             {
                 "item_id": str(entry["idx"]),
                 "input": asked,
@@ -39,7 +39,7 @@ def rows(file: Path, count: int, seed: int) -> list[dict[str, str]]:
             }
             for at in (1, 2, 3)
         ]
-    return found
+    return items
 
 
 parser = argparse.ArgumentParser()
@@ -64,5 +64,5 @@ for seed in arguments.seeds:
             store=Path(folder) / ".assay" / "a.db",
             progress=Lines(),
         ).to_dict()
-    kept = ("objective", "winner", "sizes", "replaces", "gate", "calls", "ceiling", "test", "candidates", "card")
-    print(json.dumps({"pairs": arguments.pairs, "seed": seed, **{name: data[name] for name in kept}}), flush=True)
+    fields = ("objective", "winner", "sizes", "replaces", "gate", "calls", "ceiling", "test", "candidates", "card")
+    print(json.dumps({"pairs": arguments.pairs, "seed": seed, **{name: data[name] for name in fields}}), flush=True)

@@ -84,7 +84,7 @@ PRUNED: dict[str, dict[str, Any]] = {
     "at 0.2": {"prune_at": 0.2},
 }
 
-found: dict[str, Any] = {}
+report: dict[str, Any] = {}
 for function in arguments.functions:
     tpe: dict[str, list[tuple[float, float, int]]] = {name: [] for name in PRUNED}
     random = list[float]()
@@ -96,7 +96,7 @@ for function in arguments.functions:
                 (of_optimum(agent, outcome), agent.success(highest.point.parameters) / agent.best, outcome.task_runs)
             )
         random.append(needed_by_random(function, seed))
-    found[function] = {
+    report[function] = {
         "tpe": {
             name: {
                 "of_optimum": median([best for best, _, _ in rows]),
@@ -113,5 +113,5 @@ for sampler in ("random", "tpe"):
         clock = time.perf_counter()
         ran("ackley", 0, f"sqlite:///{Path(folder) / 's.db'}", sampler=sampler, pruner="none", trials=100)
         whole, alone = 10 * (time.perf_counter() - clock), optuna_alone(f"sqlite:///{Path(folder) / 'o.db'}", sampler)
-        found[f"ms_a_trial_on_sqlite, {sampler}"] = {"assay": round(whole, 1), "optuna alone": round(alone, 1)}
-print(json.dumps(found))
+        report[f"ms_a_trial_on_sqlite, {sampler}"] = {"assay": round(whole, 1), "optuna alone": round(alone, 1)}
+print(json.dumps(report))

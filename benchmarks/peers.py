@@ -36,20 +36,20 @@ TEMPERATURE = (
 )
 
 
-def with_auto(found: Setting, budget: int, seed: int, threads: int) -> dict[str, Any]:
+def with_auto(setup: Setting, budget: int, seed: int, threads: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         rows = [
             {"inputs": dict(task.inputs), "expected": dict(task.expected), "split": split}
-            for split, tasks in (("train", found.train), ("val", found.val))
+            for split, tasks in (("train", setup.train), ("val", setup.val))
             for task in tasks
-        ] + found.spare
+        ] + setup.spare
         path = Path(folder) / "data.jsonl"
         path.write_text("\n".join(json.dumps(row) for row in rows))
         report = assay.compile(
-            found.program(),
-            rubric=found.rubric,
+            setup.program(),
+            rubric=setup.rubric,
             data=str(path),
-            lm=found.lm,
+            lm=setup.lm,
             optimizer="auto",
             max_search_calls=budget,
             seed=seed,
@@ -62,31 +62,31 @@ def with_auto(found: Setting, budget: int, seed: int, threads: int) -> dict[str,
         return {"program": report.program, "calls": search.calls, "tokens": search.tokens, "winner": data["winner"]}
 
 
-def with_peer(name: str, found: Setting, budget: int, seed: int, threads: int) -> dict[str, Any]:
-    meter = found.lm.recording.meter
-    with dspy.context(lm=found.lm, num_threads=threads, disable_history=True):
-        program = PEERS[name](found, budget, seed, threads)
+def with_peer(name: str, setup: Setting, budget: int, seed: int, threads: int) -> dict[str, Any]:
+    meter = setup.lm.recording.meter
+    with dspy.context(lm=setup.lm, num_threads=threads, disable_history=True):
+        program = PEERS[name](setup, budget, seed, threads)
     return {"program": program, "calls": meter.usage.calls, "tokens": meter.usage.tokens, "winner": ""}
 
 
 def run_cell(
     task: str, optimizer: str, seed: int, budget: int, model: str, threads: int, temperature: float
 ) -> dict[str, Any]:
-    found = setting(task, seed, model=model, temperature=temperature)
+    setup = setting(task, seed, model=model, temperature=temperature)
     clock = time.time()
     run = (
-        with_auto(found, budget, seed, threads)
+        with_auto(setup, budget, seed, threads)
         if optimizer == "auto"
-        else with_peer(optimizer, found, budget, seed, threads)
+        else with_peer(optimizer, setup, budget, seed, threads)
     )
     seconds = time.time() - clock
-    right = [found.right(run["program"], example) for example in found.test]
+    right = [setup.right(run["program"], example) for example in setup.test]
     return {
         "task": task.partition(":/")[0],
         "optimizer": optimizer,
         "seed": seed,
         "budget": budget,
-        "model": found.model,
+        "model": setup.model,
         "temperature": temperature,
         "calls": run["calls"],
         "tokens": run["tokens"],
@@ -174,18 +174,20 @@ def _table(cells: list[dict[str, Any]], budget: int) -> None:
     )
     print("|---" * (len(tasks) + 6) + "|")
     peers = [name for name in by_column if not name.startswith("auto")]
-    for name, found in by_column.items():
-        scores = [[cell["score"] for key, cell in found.items() if key[:2] == task] for task in tasks]
-        shown = " | ".join(f"{100 * np.mean(values):.1f} ({len(values)})" if values else "" for values in scores)
-        common = [key for key in found if key in by_column["auto"]]
+    for name, cells_of in by_column.items():
+        scores = [[cell["score"] for key, cell in cells_of.items() if key[:2] == task] for task in tasks]
+        columns = " | ".join(f"{100 * np.mean(values):.1f} ({len(values)})" if values else "" for values in scores)
+        common = [key for key in cells_of if key in by_column["auto"]]
         against = (
-            interval([by_column["auto"][key]["score"] - found[key]["score"] for key in common])
+            interval([by_column["auto"][key]["score"] - cells_of[key]["score"] for key in common])
             if name != "auto" and common
             else ""
         )
-        means = [np.mean([cell[field] for cell in found.values()]) for field in ("score", "calls", "tokens", "seconds")]
+        means = [
+            np.mean([cell[field] for cell in cells_of.values()]) for field in ("score", "calls", "tokens", "seconds")
+        ]
         print(
-            f"| {name} | {shown} | {100 * means[0]:.1f} | {against} "
+            f"| {name} | {columns} | {100 * means[0]:.1f} | {against} "
             f"| {means[1]:.0f} | {means[2]:.0f} | {means[3]:.0f} |"
         )
     searching = [name for name in peers if name != "plain"]

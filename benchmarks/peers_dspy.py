@@ -9,39 +9,39 @@ from dspy import teleprompt
 from peers_tasks import Setting
 
 
-def _plain(found: Setting, budget: int, seed: int, threads: int) -> Any:
-    return found.program()
+def _plain(setup: Setting, budget: int, seed: int, threads: int) -> Any:
+    return setup.program()
 
 
-def _labeled(found: Setting, budget: int, seed: int, threads: int) -> Any:
+def _labeled(setup: Setting, budget: int, seed: int, threads: int) -> Any:
     return teleprompt.LabeledFewShot(k=16).compile(
-        found.program(), trainset=_shuffled(found.examples(found.train), seed)
+        setup.program(), trainset=_shuffled(setup.examples(setup.train), seed)
     )
 
 
-def _bfrs(found: Setting, budget: int, seed: int, threads: int) -> Any:
+def _bfrs(setup: Setting, budget: int, seed: int, threads: int) -> Any:
     # 3 + 3 programs on the selection tasks, and about ten runs for each of four sets of bootstrapped demonstrations
-    val = budget * 16 // 150 // found.calls
+    val = budget * 16 // 150 // setup.calls
     optimizer = teleprompt.BootstrapFewShotWithRandomSearch(
-        metric=found.metric,
+        metric=setup.metric,
         max_bootstrapped_demos=4,
         max_labeled_demos=16,
         num_candidate_programs=3,
         num_threads=threads,
     )
     return optimizer.compile(
-        found.program(), trainset=_shuffled(found.examples(found.train), seed), valset=found.examples(found.val[:val])
+        setup.program(), trainset=_shuffled(setup.examples(setup.train), seed), valset=setup.examples(setup.val[:val])
     )
 
 
-def _mipro(found: Setting, budget: int, seed: int, threads: int) -> Any:
+def _mipro(setup: Setting, budget: int, seed: int, threads: int) -> Any:
     # seven programs on the selection tasks, some of them again and from the cache, about 15 calls to bootstrap and 20
     # to propose
-    val = budget * 20 // 150 // found.calls
+    val = budget * 20 // 150 // setup.calls
     optimizer = teleprompt.MIPROv2(
-        metric=found.metric,
-        prompt_model=found.lm,
-        task_model=found.lm,
+        metric=setup.metric,
+        prompt_model=setup.lm,
+        task_model=setup.lm,
         auto=None,
         num_candidates=4,
         max_bootstrapped_demos=4,
@@ -51,35 +51,35 @@ def _mipro(found: Setting, budget: int, seed: int, threads: int) -> Any:
         init_temperature=1.0,
     )
     return optimizer.compile(
-        found.program(),
-        trainset=_shuffled(found.examples(found.train), seed),
-        valset=found.examples(found.val[:val]),
+        setup.program(),
+        trainset=_shuffled(setup.examples(setup.train), seed),
+        valset=setup.examples(setup.val[:val]),
         num_trials=6,
         minibatch=False,
         seed=seed + 1,
     )
 
 
-def _simba(found: Setting, budget: int, seed: int, threads: int) -> Any:
+def _simba(setup: Setting, budget: int, seed: int, threads: int) -> Any:
     # two steps of 3 * 8 sampled and at most 4 * 8 evaluated runs; at the end it runs the winners on all its tasks
-    size = max(3, budget * 8 // 150 // found.calls)
+    size = max(3, budget * 8 // 150 // setup.calls)
     optimizer = teleprompt.SIMBA(
-        metric=found.metric,
+        metric=setup.metric,
         bsize=size,
         num_candidates=3,
         max_steps=2,
         max_demos=4,
-        prompt_model=found.lm,
+        prompt_model=setup.lm,
         num_threads=threads,
     )
-    given = _shuffled(found.examples(found.train + found.val), seed)[: max(size, budget * 20 // 150 // found.calls)]
-    return optimizer.compile(found.program(), trainset=given, seed=seed)
+    examples = _shuffled(setup.examples(setup.train + setup.val), seed)[: max(size, budget * 20 // 150 // setup.calls)]
+    return optimizer.compile(setup.program(), trainset=examples, seed=seed)
 
 
-def _gepa(found: Setting, budget: int, seed: int, threads: int) -> Any:
+def _gepa(setup: Setting, budget: int, seed: int, threads: int) -> Any:
     # about one call of reflection for every nine runs; it ends a little after its cap
     def metric(example: Any, prediction: Any, trace: Any = None, pred_name: Any = None, pred_trace: Any = None) -> Any:
-        right = found.metric(example, prediction)
+        right = setup.metric(example, prediction)
         expected = ", ".join(f"{name}: {value}" for name, value in example.labels().toDict().items())
         return dspy.Prediction(
             score=float(right), feedback="Right." if right else f"Wrong. The right answer is {expected}."
@@ -87,14 +87,14 @@ def _gepa(found: Setting, budget: int, seed: int, threads: int) -> Any:
 
     optimizer = teleprompt.GEPA(
         metric=metric,
-        reflection_lm=found.lm.copy(temperature=1.0),
-        max_metric_calls=budget * 8 // 10 // found.calls,
+        reflection_lm=setup.lm.copy(temperature=1.0),
+        max_metric_calls=budget * 8 // 10 // setup.calls,
         num_threads=threads,
         seed=seed,
         track_stats=False,
     )
-    val = found.examples(found.val[: budget * 20 // 150 // found.calls])
-    return optimizer.compile(found.program(), trainset=_shuffled(found.examples(found.train), seed), valset=val)
+    val = setup.examples(setup.val[: budget * 20 // 150 // setup.calls])
+    return optimizer.compile(setup.program(), trainset=_shuffled(setup.examples(setup.train), seed), valset=val)
 
 
 def _shuffled(examples: list[Any], seed: int) -> list[Any]:

@@ -112,11 +112,11 @@ _ALL = TRAIN + VAL + TEST + 2
 
 def _chain(rest: str, seed: int) -> Rows:
     """Sums and differences of two or three numbers of two or three digits."""
-    found = {
+    rows = {
         row["inputs"]["question"]: row["expected"]["answer"]
         for _, row in iter_rows(f"arithmetic:size={2 * _ALL}&seed={9000 + seed}")
     }
-    return [({"question": question}, {"answer": answer}) for question, answer in list(found.items())[:_ALL]]
+    return [({"question": question}, {"answer": answer}) for question, answer in list(rows.items())[:_ALL]]
 
 
 def _banking(path: str, seed: int) -> Rows:
@@ -136,8 +136,8 @@ def _dates(rest: str, seed: int) -> Rows:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found = sorted(module.dates(Path(rest or "/usr/share/doc")).items())
-    return [({"text": text}, {"date": date}) for text, date in random.Random(seed).sample(found, _ALL)]
+    dated = sorted(module.dates(Path(rest or "/usr/share/doc")).items())
+    return [({"text": text}, {"date": date}) for text, date in random.Random(seed).sample(dated, _ALL)]
 
 
 def _orders(rest: str, seed: int) -> Rows:
@@ -156,8 +156,8 @@ def _orders(rest: str, seed: int) -> Rows:
     )
     cities = ("Lisbon", "Oslo", "Vienna", "Dublin", "Porto", "Turin", "Ghent", "Bergen", "Krakow", "Malaga")
     names = ("Ms Lindqvist", "Mr Okafor", "Dr Petrova", "Mrs Tanaka", "Mr Almeida")
-    found: dict[str, dict[str, str]] = {}
-    while len(found) < _ALL:
+    orders: dict[str, dict[str, str]] = {}
+    while len(orders) < _ALL:
         article, city, count = rng.choice(articles), rng.choice(cities), rng.randint(2, 40)
         who = rng.choice(names)
         text = rng.choice((
@@ -166,5 +166,5 @@ def _orders(rest: str, seed: int) -> Rows:
             f"We are out of the {article} again, writes {who}; our shop is in {city}.",
             f"To {city}: one {article}, paid by {who} in Rome.",
         ))  # fmt: skip
-        found[text] = {"article": article, "city": city}
-    return [({"text": text}, expected) for text, expected in found.items()]
+        orders[text] = {"article": article, "city": city}
+    return [({"text": text}, expected) for text, expected in orders.items()]

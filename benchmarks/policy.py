@@ -43,7 +43,7 @@ def random_search(function: str, seed: int, episodes: int) -> float:
     return agent.success(best) / agent.best
 
 
-found = []
+reports = []
 for episodes in arguments.episodes:
     clock, rows = time.perf_counter(), []
     for function in arguments.functions:
@@ -61,7 +61,7 @@ for episodes in arguments.episodes:
         ]
         for function in arguments.functions
     }
-    found.append(
+    reports.append(
         {
             "episodes": episodes,
             "learned_rules_random": means,
@@ -69,4 +69,4 @@ for episodes in arguments.episodes:
             "seconds": round(time.perf_counter() - clock),
         }
     )
-    print(json.dumps(found[-1]), flush=True)
+    print(json.dumps(reports[-1]), flush=True)

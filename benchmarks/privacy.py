@@ -24,19 +24,21 @@ def letters(text: str, start: int, end: int) -> set[int]:
 
 
 def measure(texts: list[Text], anonymizer: Anonymizer, *, with_known: bool = False) -> dict[str, Any]:
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+    by_kind: dict[str, Counter[str]] = defaultdict(Counter)
     for item in texts:
         known = item.known if with_known else ()
         spans = anonymizer.find(item.text, known)
         covered = set().union(*(letters(item.text, span.start, span.end) for span in spans))
         for kind, hard, start, end in item.gold:
             here = letters(item.text, start, end) <= covered
-            found[kind].update(n=1, found=here, **({"hard": 1, "hard_found": here} if hard else {}))
+            by_kind[kind].update(n=1, found=here, **({"hard": 1, "hard_found": here} if hard else {}))
         for span in spans:
             over = {kind for kind, _, start, end in item.gold if start < span.end and span.start < end}
             right = span.type in {"secret" if kind in ("password", "key", "opaque", "pem") else kind for kind in over}
-            found[span.type].update(finds=1, right=right, of_another_type=bool(over) and not right, of_nothing=not over)
-    return {kind: row(counts) for kind, counts in sorted(found.items())}
+            by_kind[span.type].update(
+                finds=1, right=right, of_another_type=bool(over) and not right, of_nothing=not over
+            )
+    return {kind: row(counts) for kind, counts in sorted(by_kind.items())}
 
 
 def row(counts: Counter[str]) -> dict[str, Any]:

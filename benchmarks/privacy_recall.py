@@ -226,7 +226,7 @@ def values(fake: Any, rng: random.Random) -> dict[str, Any]:
 
 
 def personal(which: str, size: int, seed: int) -> list[tuple[str, list[tuple[str, int, int]], tuple[KnownValue, ...]]]:
-    rng, found = random.Random(seed), []
+    rng, rows = random.Random(seed), []
     Faker.seed(seed)
     fakes = {name: Faker(name) for name in COUNTRIES[which]}
     for at in range(size):
@@ -240,19 +240,19 @@ def personal(which: str, size: int, seed: int) -> list[tuple[str, list[tuple[str
                 gold.append((field, len(text), len(text) + len(value)))
                 text += value
         subject = next((text[s:e] for kind, s, e in gold if kind == "person"), None)
-        found.append((text, gold, (KnownValue("person", subject),) if subject else ()))
-    return found
+        rows.append((text, gold, (KnownValue("person", subject),) if subject else ()))
+    return rows
 
 
 def clean(which: str, size: int, seed: int) -> list[str]:
-    rng, found = random.Random(seed), []
+    rng, rows = random.Random(seed), []
     for at in range(size):
         fill = {f"n{k}": str(rng.randrange(10 ** (k - 1), 10**k)) for k in range(2, 8)}
         fill["v"] = ".".join(str(rng.randrange(1, 20)) for _ in range(4))
         fill["v2"] = ".".join(str(rng.randrange(0, 30)) for _ in range(3))
         fill["hex"] = "".join(rng.choices("0123456789abcdef", k=32))
-        found.append(CLEAN[which][at % len(CLEAN[which])].format(**fill))
-    return found
+        rows.append(CLEAN[which][at % len(CLEAN[which])].format(**fill))
+    return rows
 
 
 def measure(which: str, size: int, seed: int, engine: str, *, subject: bool) -> dict[str, Any]:
@@ -292,9 +292,9 @@ def measure(which: str, size: int, seed: int, engine: str, *, subject: bool) -> 
     }
 
 
-def wilson(found: int, n: int) -> list[float]:
+def wilson(hits: int, n: int) -> list[float]:
     """95 % interval of a share (Wilson 1927, JASA 22:209)."""
-    z, p = 1.96, found / n
+    z, p = 1.96, hits / n
     mid, reach = (
         (p + z * z / (2 * n)) / (1 + z * z / n),
         z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n),
@@ -310,11 +310,11 @@ def main() -> None:
     parser.add_argument("--engine", default="patterns")
     parser.add_argument("--subject", action="store_true", help="the rollout's own data subject is known")
     parser.add_argument("--missed", action="store_true", help="show what was missed (of the tuning set only)")
-    given = parser.parse_args()
-    report = measure(given.set, given.size, given.seed, given.engine, subject=given.subject)
-    if not given.missed or given.set == "held-out":
+    arguments = parser.parse_args()
+    report = measure(arguments.set, arguments.size, arguments.seed, arguments.engine, subject=arguments.subject)
+    if not arguments.missed or arguments.set == "held-out":
         del report["missed"]
-        report["changed"] = report["changed"] if given.set == "tune" else len(report["changed"])
+        report["changed"] = report["changed"] if arguments.set == "tune" else len(report["changed"])
     print(json.dumps(report, indent=1, ensure_ascii=False))
 
 

@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--mlflow-rows", type=int, default=500)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found: dict[str, Any] = {"assay": ours(arguments.rows, arguments.url or str(Path(folder) / "s.db"))}
+        report: dict[str, Any] = {"assay": ours(arguments.rows, arguments.url or str(Path(folder) / "s.db"))}
         if arguments.mlflow:
             command = [arguments.mlflow, "-c", MLFLOW, str(arguments.mlflow_rows), folder]
             done = subprocess.run(command, capture_output=True, text=True)
@@ -90,13 +90,13 @@ def main() -> None:
                 sys.exit(done.stderr[-2000:])
             theirs = json.loads(done.stdout.strip().splitlines()[-1])
             rate = arguments.mlflow_rows / theirs["seconds"]
-            found["mlflow"] = {
+            report["mlflow"] = {
                 "rows_per_second": round(rate, 1),
                 "version": theirs["version"],
                 "stored": theirs["stored"],
             }
-            found["ratio"] = round(found["assay"]["rows_per_second"] / rate, 1)
-    print(json.dumps(found))
+            report["ratio"] = round(report["assay"]["rows_per_second"] / rate, 1)
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -64,14 +64,14 @@ def measured(evaluation: Evaluation, plain: Evaluation) -> dict[str, Any]:
 def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     size = arguments.tasks + arguments.demos
     tasks = load_tasks(f"arithmetic:terms=2-4&digits=1-2&ops=+-&size={size}&seed={arguments.seed}")
-    shown, asked = tasks[: arguments.demos], tasks[arguments.demos :]
+    demonstrated, asked = tasks[: arguments.demos], tasks[arguments.demos :]
     recorder, meter = Recorder(Store(folder / "s.db")), Meter()
     lm = get_lm(MODEL, meter=meter, observers=[recorder.observe], seed=arguments.seed)
     rubric = Rubric("right", [Criterion(name="right", check=numeric)])
     session = Session(lm, rubric, recorder, meter, "math_qa", seed=arguments.seed, threads=1)
     agent = MathQA(prompt_format="lean", thinking=arguments.budget)
     agent.set_parameters({"max_steps": 3, "temperature": 0.1})
-    demonstrations(agent, shown)
+    demonstrations(agent, demonstrated)
     evaluations: dict[str, Evaluation] = {}
     with session.context(), recorder.active():
         for name, policy in {**POLICIES, **EXTRA}.items():

@@ -103,7 +103,7 @@ def tuned(task: str, seed: int, trials: int, folder: Path, artifact: str | None)
         store=folder / "a.db",
         progress=Console(),
     ).to_dict()
-    test, kept = report["test"], ("score", "tokens_per_task", "n")
+    test, fields = report["test"], ("score", "tokens_per_task", "n")
     return {
         "task": task,
         "seed": seed,
@@ -112,7 +112,7 @@ def tuned(task: str, seed: int, trials: int, folder: Path, artifact: str | None)
         "tokens": test["tokens"],
         "gate": report["gate"],
         "replaces": report["replaces"],
-        **{side: {key: test[side][key] for key in kept} for side in ("default", "tuned")},
+        **{side: {key: test[side][key] for key in fields} for side in ("default", "tuned")},
         "metrics": {side: test[side]["metrics"] for side in ("default", "tuned")},
         "importance": report["importance"],
         "calls": report["calls"],

@@ -73,13 +73,13 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=16, help="Letters, four rows each.")
     parser.add_argument("--test-size", type=int, default=12)
     arguments = parser.parse_args()
-    found: dict[str, list[dict[str, Any]]] = {"features": [], "head": []}
+    runs_by_value: dict[str, list[dict[str, Any]]] = {"features": [], "head": []}
     for seed in arguments.seeds:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             os.environ["ASSAY_ADAPTERS"] = str(folder / "adapters")
             model = credit.prepared(seed, arguments.warm_up, folder)
-            for value, runs in found.items():
+            for value, runs in runs_by_value.items():
                 runs.append(one(value, seed, model, arguments, folder))
                 print(json.dumps(runs[-1]), flush=True)
     measures = {
@@ -91,7 +91,7 @@ def main() -> None:
         print(
             json.dumps(
                 {
-                    name: credit.compared(*([of(run) for run in found[value]] for value in found))
+                    name: credit.compared(*([of(run) for run in runs_by_value[value]] for value in runs_by_value))
                     for name, of in measures.items()
                 }
             )

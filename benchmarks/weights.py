@@ -31,14 +31,14 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "math_qa_training.py"
 def run_example(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Report of a run of the example, read from its folder if it was run before."""
     folder = Path(arguments.folder) / str(seed)
-    kept = folder / "report.json"
-    if not kept.exists():
+    file = folder / "report.json"
+    if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        given = ["--artifact", arguments.artifact] if arguments.artifact else []
+        flags = ["--artifact", arguments.artifact] if arguments.artifact else []
         command = [
             sys.executable,
             EXAMPLE,
-            *given,
+            *flags,
             "--folder",
             folder,
             "--seed",
@@ -47,18 +47,18 @@ def run_example(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
             arguments.test_size,
             "--json",
         ]
-        kept.write_bytes(subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, check=True).stdout)
-    found: dict[str, Any] = json.loads(kept.read_text())
-    return found
+        file.write_bytes(subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, check=True).stdout)
+    report: dict[str, Any] = json.loads(file.read_text())
+    return report
 
 
 def on_more(seed: int, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Scores by task of the compiled agent, before and after the weights were trained."""
     folder = Path(arguments.folder) / str(seed)
-    kept, artifact = folder / f"more-{arguments.more}.json", arguments.artifact or str(folder / "compiled")
+    file, artifact = folder / f"more-{arguments.more}.json", arguments.artifact or str(folder / "compiled")
     os.environ["ASSAY_ADAPTERS"] = str(folder / "adapters")
-    if not kept.exists():
-        given = {
+    if not file.exists():
+        options = {
             "parameters": {"max_steps": 3, "temperature": 1.0},
             "sizes": {"test": arguments.more},
             "seed": seed,
@@ -66,19 +66,19 @@ def on_more(seed: int, arguments: argparse.Namespace) -> dict[str, dict[str, flo
         }
         scores = {
             name: assay.evaluate(
-                artifact, rubric="math_qa", data=SUMS, split="test", model=model, store=folder / "more.db", **given
+                artifact, rubric="math_qa", data=SUMS, split="test", model=model, store=folder / "more.db", **options
             ).evaluation.scores
             for name, model in (("compiled", MODEL), ("compiled, trained", f"{MODEL}+warm+grpo"))
         }
-        kept.write_text(json.dumps(scores))
-    found: dict[str, dict[str, float]] = json.loads(kept.read_text())
-    return found
+        file.write_text(json.dumps(scores))
+    stored: dict[str, dict[str, float]] = json.loads(file.read_text())
+    return stored
 
 
 def pooled(scores: list[dict[str, float]]) -> dict[str, float]:
     """A task's mean over the seeds that scored it."""
     values = {task: [one[task] for one in scores if not math.isnan(one.get(task, math.nan))] for task in scores[0]}
-    return {task: float(np.mean(found)) for task, found in values.items() if found}
+    return {task: float(np.mean(of_seeds)) for task, of_seeds in values.items() if of_seeds}
 
 
 def main() -> None:
@@ -89,20 +89,20 @@ def main() -> None:
     parser.add_argument("--test-size", type=int, default=24)
     parser.add_argument("--more", type=int, default=0, help="Sealed tasks to tell both from compiled alone on.")
     arguments = parser.parse_args()
-    found = []
+    reports = []
     for seed in arguments.seeds:
-        found.append(run_example(seed, arguments))
-        curve = list(found[-1]["training"]["curves"]["score"].values())
+        reports.append(run_example(seed, arguments))
+        curve = list(reports[-1]["training"]["curves"]["score"].values())
         print(f"seed {seed}: {' '.join(f'{score:.2f}' for score in curve)}", file=sys.stderr, flush=True)
     report: dict[str, Any] = {
         "seeds": arguments.seeds,
-        "seconds": [one["seconds"] for one in found],
-        "converged": float(np.mean([one["training"]["converged"] is True for one in found])),
+        "seconds": [one["seconds"] for one in reports],
+        "converged": float(np.mean([one["training"]["converged"] is True for one in reports])),
     }
-    for mode, agents in found[0]["scores"].items():
-        every = {name: pooled([one["scores"][mode][name] for one in found]) for name in agents}
+    for mode, agents in reports[0]["scores"].items():
+        every = {name: pooled([one["scores"][mode][name] for one in reports]) for name in agents}
         report[mode] = {
-            name: {"score": float(np.mean(list(scores.values()))), **_by_seed(found, name, mode)}
+            name: {"score": float(np.mean(list(scores.values()))), **_by_seed(reports, name, mode)}
             for name, scores in every.items()
         }
         pairs = [("plain", name) for name in agents if name != "plain"]
@@ -121,12 +121,12 @@ def main() -> None:
     print(json.dumps(report, indent=1))
 
 
-def _by_seed(found: list[dict[str, Any]], name: str, mode: str) -> dict[str, list[Any]]:
-    ends = [end["after"] for one in found if (end := one["comparison"].get(f"{name}, {mode}"))]
+def _by_seed(reports: list[dict[str, Any]], name: str, mode: str) -> dict[str, list[Any]]:
+    ends = [end["after"] for one in reports if (end := one["comparison"].get(f"{name}, {mode}"))]
     report = {key: [end[key] for end in ends] for key in ("valid_calls", "tokens_per_task")}
     tools = [end["criteria"].get("tool_adoption") for end in ends]
     return {
-        "by_seed": [float(np.nanmean(list(one["scores"][mode][name].values()))) for one in found],
+        "by_seed": [float(np.nanmean(list(one["scores"][mode][name].values()))) for one in reports],
         **report,
         "tool_adoption": tools,
     }

@@ -18,6 +18,7 @@ import pydantic
 from pydantic_core import PydanticUndefined
 
 from reference_json import json_page
+from reference_shipped import shipped_page
 from reference_text import cell, coded, descriptions, docstring, plain, type_name
 
 ROOT = Path(__file__).parent.parent
@@ -47,6 +48,7 @@ def pages() -> dict[str, str]:
     result |= {
         "reference/settings.md": _settings_page(),
         "reference/checks.md": _checks_page(),
+        "reference/shipped.md": shipped_page(),
         "reference/rubric-file.md": _rubric_page(),
         "reference/judge-file.md": _judge_page(),
         "reference/json-output.md": json_page(SOURCE),
@@ -65,6 +67,7 @@ def _index() -> str:
     packages = [f"- [`{package}`](python/{package}.md)" for package in ("assay", *PACKAGES)]
     files = [
         *("- [Settings](settings.md) of the Python functions", "- [Checks](checks.md)"),
+        "- [Shipped names](shipped.md): programs, rubrics, data",
         *("- [Rubric files](rubric-file.md)", "- [Judge files](judge-file.md)"),
         *("- [JSON output](json-output.md)", "- [Exit codes](exit-codes.md)"),
     ]
@@ -221,9 +224,11 @@ def _check_list(module: Any) -> str:
     parts = []
     for name in module.__all__:
         function = getattr(module, name)
-        parameters = list(inspect.signature(function).parameters.values())[3:]  # after task, prediction, rollout
-        arguments = ", ".join(f"`{value.name}`{_of_default(value)}" for value in parameters)
+        parameters = list(inspect.signature(function).parameters.values())
+        arguments = ", ".join(f"`{value.name}`{_of_default(value)}" for value in parameters[3:])
         use = f"arguments: {arguments}" if arguments else "no arguments"
+        if parameters[0].name != "task":
+            use = f"makes a check, in Python: `{name}({', '.join(value.name for value in parameters)})`"
         parts.append(f"### {name}\n\n`{module.__name__}:{name}`; {use}.\n\n{docstring(function)}\n")
     return "\n".join(parts)
 
@@ -239,7 +244,7 @@ def _rubric_page() -> str:
     from assay.rubrics import loading
 
     models = {
-        **{"A rubric": loading._RubricFile, "A criterion": loading._CriterionFile},
+        **{"A rubric": loading.RubricFile, "A criterion": loading.CriterionFile},
         **{"essential": loading._EssentialFile, "judge": loading.JudgeFile},
     }
     tables = "\n".join(_model(title, model) for title, model in models.items())

@@ -29,18 +29,18 @@ CTIME = re.compile(r"^(\w{3} \w{3} +\d{1,2} \d\d:\d\d:\d\d \d{4})\b")
 
 def dates(folder: Path) -> dict[str, str]:
     """Date strings with their ISO dates."""
-    found = {}
+    iso_dates = {}
     for path in sorted(folder.glob("*/changelog*.gz")):
         with contextlib.suppress(OSError, EOFError), gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
             for line in file:
                 if match := DEBIAN.match(line.rstrip()):
-                    found[match[1]] = email.utils.parsedate_to_datetime(match[1]).date().isoformat()
+                    iso_dates[match[1]] = email.utils.parsedate_to_datetime(match[1]).date().isoformat()
                 elif match := CTIME.match(line):
                     with contextlib.suppress(ValueError):
-                        found[match[1]] = (
+                        iso_dates[match[1]] = (
                             datetime.datetime.strptime(match[1], "%a %b %d %H:%M:%S %Y").date().isoformat()
                         )
-    return found
+    return iso_dates
 
 
 def result(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,12 +90,12 @@ def main() -> None:
             store=f"{folder}/.assay/assay.db",
             progress=Console(),
         ).to_dict()
-    found = result(report)
+    outcome = result(report)
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(outcome))
         return
-    before, after, gain = found["before"], found["after"], found["gain"]
-    print(f"{found['n']} sealed dates; winner: {found['winner']}")
+    before, after, gain = outcome["before"], outcome["after"], outcome["gain"]
+    print(f"{outcome['n']} sealed dates; winner: {outcome['winner']}")
     for name, value in before.items():
         print(f"  {name:8} {100 * value:5.0f} % -> {100 * after[name]:5.0f} %")
     print(f"  gain of the score {gain['mean']:+.3f}, 95 % [{gain['low']:+.3f}, {gain['high']:+.3f}]")

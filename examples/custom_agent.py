@@ -30,8 +30,11 @@ class LookupAgent:
         seen = rng.random() < 1 - 0.6 * 2 ** (-self.parameters["context_length"] / 900)
         looks = next((look for look in range(1, self.parameters["max_steps"] + 1) if rng.random() < 0.35), None)
         guesses = rng.random() < 0.4 * (self.parameters["temperature"] - 0.1)
-        found = seen and looks is not None and not guesses
-        return {"answer": self.index[task["question"]] if found else -1, "looks": looks or self.parameters["max_steps"]}
+        success = seen and looks is not None and not guesses
+        return {
+            "answer": self.index[task["question"]] if success else -1,
+            "looks": looks or self.parameters["max_steps"],
+        }
 
 
 def evaluator(task: Mapping[str, Any], output: Mapping[str, Any]) -> dict[str, float]:
@@ -63,7 +66,7 @@ def score(point: Point) -> float:
     return sum(run.score or 0.0 for run in runs) / len(runs)
 
 
-found = {
+outcome = {
     "before": {"score": score(default), "parameters": dict(default.parameters)},
     "after": {"score": score(best), "parameters": dict(best.parameters)},
     "policy": {
@@ -72,8 +75,8 @@ found = {
     },
 }
 if arguments.json:
-    print(json.dumps(found))
+    print(json.dumps(outcome))
 else:
-    for side, entry in found.items():
+    for side, entry in outcome.items():
         settings = ", ".join(f"{name} {in_figures(value)}" for name, value in entry["parameters"].items())
         print(f"{side}: {100 * entry['score']:.0f} % of the sealed tasks with {settings}")

@@ -54,13 +54,13 @@ def main() -> None:
         study = open_study(arguments.study, url, SPACE, SearchConfig(trials=arguments.trials))
         states = Counter(trial.state.name for trial in study.get_trials())
         numbers = [trial.number for trial in study.get_trials()]
-    found = {
+    report = {
         **sides(outcome),
         "trials": len(numbers),
         "states": dict(states),
         "doubled": len(numbers) - len(set(numbers)),
     }
-    print(json.dumps(found) if arguments.json else "\n".join(f"{name}: {value}" for name, value in found.items()))
+    print(json.dumps(report) if arguments.json else "\n".join(f"{name}: {value}" for name, value in report.items()))
 
 
 def sides(outcome: SearchOutcome) -> dict[str, Any]:

@@ -216,14 +216,14 @@ def rated_rollouts(
     """Collected answers and their ratings, which are stored too. Answers that the store has are not collected again."""
     store = Path(job["store"])
     if not store.exists():
-        given = {"temperature": 1.0, "reasoning_depth": arguments.reasoning_depth}
+        parameters = {"temperature": 1.0, "reasoning_depth": arguments.reasoning_depth}
         assay.collect(
             "classify",
             **job,
             model=arguments.model,
             n=arguments.answers,
             sizes={"train": arguments.tasks},
-            parameters=given,
+            parameters=parameters,
         )
     with assay.Store(store) as opened:
         rollouts = [opened.rollout(one.id) for one in opened.rollouts(limit=None) if one.phase == "collect"]
@@ -248,9 +248,9 @@ def evaluated(
     arguments: argparse.Namespace, job: Mapping[str, Any], model: str
 ) -> tuple[Evaluation, dict[str, Rollout]]:
     """The held-out messages sorted by one model: the evaluation, and its first rollouts by task id."""
-    given = {"temperature": 0.1, "reasoning_depth": arguments.reasoning_depth}
+    parameters = {"temperature": 0.1, "reasoning_depth": arguments.reasoning_depth}
     evaluation = assay.evaluate(
-        "classify", **job, split="test", model=model, parameters=given, sizes={"test": arguments.test_size}
+        "classify", **job, split="test", model=model, parameters=parameters, sizes={"test": arguments.test_size}
     ).evaluation
     rollouts = dict[str, Rollout]()
     wanted = list(evaluation.results)[: arguments.samples]
@@ -291,7 +291,7 @@ def main() -> None:
         )
 
     (before, first), (after, second) = (evaluated(arguments, job, model) for model in (arguments.model, trained.name))
-    right, kept = (
+    right, selected = (
         {one.id for one in rollouts if is_right(one)},
         {one for one, rating in ratings.items() if rating >= KEEP_AT},
     )
@@ -299,9 +299,10 @@ def main() -> None:
         **metrics(list(before.runs.values()), list(after.runs.values())),
         "samples": samples(before, after, first, second, arguments.samples),
         "gain": paired_gain(before.scores, after.scores).to_dict(),
-        "rated": len(ratings), "kept": len(kept), "right_among_rated": len(right & set(ratings)) / max(1, len(ratings)),
-        "right_among_kept": len(right & kept) / max(1, len(kept)), "rows": trained.rows, "model": trained.name,
-        "rater": "a file" if arguments.ratings else arguments.rater,
+        "rated": len(ratings), "kept": len(selected),
+        "right_among_rated": len(right & set(ratings)) / max(1, len(ratings)),
+        "right_among_kept": len(right & selected) / max(1, len(selected)),
+        "rows": trained.rows, "model": trained.name, "rater": "a file" if arguments.ratings else arguments.rater,
     }  # fmt: skip
     if arguments.json:
         print(json.dumps(result))

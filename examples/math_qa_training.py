@@ -78,7 +78,7 @@ def result(comparison: Mapping[str, Any], **more: Any) -> dict[str, Any]:
 def collected(arguments: argparse.Namespace, folder: Path, sums: Mapping[str, Any], artifact: str) -> None:
     """Rollouts of the compiled agent, and their export in the form that the plain agent will have."""
     sizes = {"train": arguments.collect}
-    given = {"temperature": 0.1}
+    parameters = {"temperature": 0.1}
     assay.collect(
         artifact,
         **sums,
@@ -86,7 +86,7 @@ def collected(arguments: argparse.Namespace, folder: Path, sums: Mapping[str, An
         prompt_format="lean",
         n=1,
         sizes=sizes,
-        parameters=given,
+        parameters=parameters,
         store=folder / "a.db",
     )
     assay.export("sft", folder / "rows", store=folder / "a.db", demos=False, gates=Gates(min_clean=0))
@@ -159,27 +159,27 @@ def measured(
     comparisons, scores = dict[str, Any](), dict[str, dict[str, dict[str, float]]]()
     looks = {"greedy": (arguments.data, 0.1), "sampled": (arguments.data, 1.0), "longer sums": (LONGER, 0.1)}
     for mode, (data, temperature) in looks.items():
-        given, sizes = {"max_steps": 3, "temperature": temperature}, {"test": arguments.test_size}
-        found = {
+        parameters, sizes = {"max_steps": 3, "temperature": temperature}, {"test": arguments.test_size}
+        evaluations = {
             name: assay.evaluate(
                 program,
                 **{**sums, "data": data},
                 split="test",
                 model=model,
                 prompt_format="lean" if program == "math_qa" else None,
-                parameters=given,
+                parameters=parameters,
                 sizes=sizes,
                 store=folder / "e.db",
             ).evaluation
             for name, (program, model) in agents.items()
         }
-        scores[mode] = {name: one.scores for name, one in found.items()}
-        comparisons |= {f"{name}, {mode}": compared(found["plain"], found[name]) for name in agents}
+        scores[mode] = {name: one.scores for name, one in evaluations.items()}
+        comparisons |= {f"{name}, {mode}": compared(evaluations["plain"], evaluations[name]) for name in agents}
         comparisons |= {
-            f"both against {name}, {mode}": compared(found[name], found["compiled, trained"])
+            f"both against {name}, {mode}": compared(evaluations[name], evaluations["compiled, trained"])
             for name in ("compiled", "trained")
         }
-    kept = {
+    classify_job = {
         "rubric": "classify",
         "data": str(folder / "words.jsonl"),
         "prompt_format": "lean",
@@ -187,7 +187,7 @@ def measured(
         "store": folder / "e.db",
     }
     before, after = (
-        assay.evaluate("classify", **kept, split="val", model=model, progress=sums["progress"]).evaluation
+        assay.evaluate("classify", **classify_job, split="val", model=model, progress=sums["progress"]).evaluation
         for model in (arguments.model, f"{warm}+grpo")
     )
     comparisons["words, never trained on"] = compared(before, after)
@@ -197,10 +197,10 @@ def measured(
 
 def main() -> None:
     arguments = parsed()
-    folder, shown, seconds = Path(arguments.folder), Console(), dict[str, float]()
+    folder, console, seconds = Path(arguments.folder), Console(), dict[str, float]()
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("ASSAY_ADAPTERS", str(folder / "adapters"))
-    sums = {"rubric": "math_qa", "data": arguments.data, "seed": arguments.seed, "progress": shown}
+    sums = {"rubric": "math_qa", "data": arguments.data, "seed": arguments.seed, "progress": console}
     words = [(f"{lead} {word}.", kind) for kind, text in KINDS.items() for word in text.split() for lead in LEADS]
     random.Random(0).shuffle(words)
     (folder / "words.jsonl").write_text(

@@ -35,7 +35,7 @@ def line(episode: Episode) -> str:
     return f"episode {episode.number:3}: overall {episode.overall:.2f}, {change}. {moved}"
 
 
-found = {
+report = {
     side: {
         "score": agent.success(parameters),
         "of_optimum": agent.success(parameters) / agent.best,
@@ -44,11 +44,11 @@ found = {
     for side, parameters in (("before", before), ("after", after))
 }
 if arguments.json:
-    print(json.dumps({**found, "episodes": len(outcome.history), "history": trainer.training_history}))
+    print(json.dumps({**report, "episodes": len(outcome.history), "history": trainer.training_history}))
 else:
     for episode in outcome.history:
         print(line(episode), file=sys.stderr)
-    for side, entry in found.items():
+    for side, entry in report.items():
         settings = ", ".join(f"{name} {in_figures(value)}" for name, value in entry["parameters"].items())
         print(
             f"{side}: right {100 * entry['score']:.0f} % of the time, "

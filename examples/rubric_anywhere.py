@@ -44,17 +44,17 @@ def my_agent(question: str) -> str:
 
 
 answer = my_agent(TASK["question"])
-found = {}
+outcome = {}
 
 rambling = Criterion(name="rambling", weight=-1, check=checks.length, arguments={"max_tokens": 40}, when="right")
 by_code = Rubric("right", [Criterion(name="right", check=checks.numeric), rambling])
-found["plain callable"] = by_code(TASK, answer).value
+outcome["plain callable"] = by_code(TASK, answer).value
 
 with tempfile.TemporaryDirectory() as folder:
     file = Path(folder) / "criteria.toml"
     file.write_text(VERIFIERS)
     rubric = assay.load_rubric(file, judge_lm=lm)
-    found["verifiers' file"] = rubric.score(TASK, answer).value
+    outcome["verifiers' file"] = rubric.score(TASK, answer).value
     if importlib.util.find_spec("verifiers") is not None:  # its own reader, where it is installed
         from verifiers.v1.judges.rubric import load_criteria
 
@@ -63,23 +63,23 @@ with tempfile.TemporaryDirectory() as folder:
             (c.name, c.judge.text, c.weight, c.judge.scale) for c in rubric.criteria if c.judge is not None
         ]
 
-found["points"] = points_rubric(POINTS, resolver=resolver(lm)).score(TASK, answer).value
+outcome["points"] = points_rubric(POINTS, resolver=resolver(lm)).score(TASK, answer).value
 
 criteria = [
     Criterion(name="clear", judge=JudgeSpec(text="Is it clear?")),
     Criterion(name="kind", judge=JudgeSpec(text="Is it kind?")),
 ]
-found["all criteria in one call"] = (
+outcome["all criteria in one call"] = (
     Rubric("both", criteria, judging="together", resolver=resolver(lm)).score(TASK, answer).value
 )
 
 better = Rubric(
     "better", [Criterion(name="better", judge=JudgeSpec(use="pairs"))], resolver=resolver(lm, lambda _: PairwiseJudge())
 )
-found["a group, in pairs"] = [result.value for result in better.score_group(TASK, [answer, "I do not know.", "143"])]
+outcome["a group, in pairs"] = [result.value for result in better.score_group(TASK, [answer, "I do not know.", "143"])]
 
 if arguments.json:
-    print(json.dumps(found))
+    print(json.dumps(outcome))
 else:
-    for name, value in found.items():
+    for name, value in outcome.items():
         print(f"{name:25} {value}")

@@ -46,8 +46,9 @@ def given_back() -> Iterator[None]:
     yield
     engines = sys.modules.get("assay.models.embedded")
     if engines is not None:
-        for path in [path for path in engines._servers if path.parent.name != "models"]:
-            del engines._servers[path]
+        for path in engines.loaded_models():
+            if path.parent.name != "models":
+                engines.unload(path)
     if "torch" in sys.modules or engines is not None:
         gc.collect()
         if sys.platform == "linux":

@@ -15,6 +15,10 @@ import click
 import pytest
 import yaml
 
+from assay.datasets import iter_rows
+from assay.datasets.bfcl import CATEGORIES
+from assay.errors import DataError
+from assay.programs.loading import SHIPPED as PROGRAMS
 from assay.rubrics import (
     checks,
     conversations,
@@ -27,7 +31,9 @@ from assay.rubrics import (
     tested,
     tools,
 )
+from assay.rubrics.code import RULES
 from assay.rubrics.code import checks as code_checks
+from assay.rubrics.loading import SHIPPED as RUBRICS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -177,7 +183,6 @@ def test_the_reference_has_every_check_flag_and_key() -> None:
     pages = _reference().pages()
     assert [
         name
-        for module in (checks, code_checks, documents, environments, steps, tested, tools)
         for module in (checks, code_checks, conversations, documents, environments, sql, steps, tested, tools)
         for name in module.__all__
         if f"### {name}\n" not in pages["reference/checks.md"]
@@ -190,6 +195,23 @@ def test_the_reference_has_every_check_flag_and_key() -> None:
         r"\| *\|$", pages["reference/rubric-file.md"] + pages["reference/judge-file.md"], re.MULTILINE
     )  # every key is described
     assert "- `test.gain`" in pages["reference/json-output.md"]
+
+
+@pytest.mark.slow
+def test_the_reference_has_every_shipped_name_and_spec() -> None:
+    page = _reference().pages()["reference/shipped.md"]
+    names = [*PROGRAMS, *RUBRICS, *RULES, *CATEGORIES]
+    names += [criterion.name for rubric in RUBRICS for criterion in load_rubric(rubric).criteria]
+    assert [name for name in names if f"`{name}`" not in page] == []
+    with pytest.raises(DataError) as kinds:
+        list(iter_rows("nothing"))
+    assert [kind for kind in re.findall(r"(\w+:)…", str(kinds.value)) if f"| `{kind}" not in page] == []
+    specs = ["bfcl:multiple?", "mutants:textwrap?", "tools:given?", "documents:facts?", "conversations:?"]
+    for spec in [*specs, "nim:", "experiment:"]:
+        with pytest.raises(DataError, match="the options are") as options:
+            list(iter_rows(f"{spec}wrong=1"))
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{spec.partition(':')[0]}:"))
+        assert [name for name in re.findall(r"'(\w+)'", str(options.value))[1:] if f"{name}=" not in row] == []
 
 
 @pytest.mark.slow
@@ -286,21 +308,21 @@ def test_examples_run(embedded: str, own_folder: Path, example: str, flags: list
         timeout=900,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    report = json.loads(done.stdout.splitlines()[-1])
     if example == "trl_reward.py":
-        assert found["steps"] == 1
-        assert 0 <= found["log"][0]["reward"] <= 1
+        assert report["steps"] == 1
+        assert 0 <= report["log"][0]["reward"] <= 1
     elif example == "parameter_impact_example.py":
-        few, many = (effect for effect in found["effects"] if effect["parameter"] == "max_steps")
+        few, many = (effect for effect in report["effects"] if effect["parameter"] == "max_steps")
         assert (few["value"], many["value"]) == (1.0, 4.0)
         assert few["metrics"]["tokens"]["mean"] < many["metrics"]["tokens"]["mean"]
         assert (own_folder / "impact" / "impact.png").exists()
         assert "Each parameter moved alone" in (own_folder / "impact" / "study.html").read_text()
-        assert found["study"] is not None
-        assert found["before"].keys() == found["after"].keys() == {"score", "tokens_per_task", "parameters"}
+        assert report["study"] is not None
+        assert report["before"].keys() == report["after"].keys() == {"score", "tokens_per_task", "parameters"}
     else:
-        assert found["plain callable"] == 1.0
-        assert len(found["a group, in pairs"]) == 3
+        assert report["plain callable"] == 1.0
+        assert len(report["a group, in pairs"]) == 3
 
 
 @pytest.mark.slow
@@ -321,9 +343,9 @@ def test_examples_of_tuning_make_agents_better(own_folder: Path, example: str, l
         [sys.executable, str(ROOT / "examples" / example), "--json"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert found["after"]["score"] > found["before"]["score"] + least
-    assert found["after"].keys() == found["before"].keys()
+    report = json.loads(done.stdout)
+    assert report["after"]["score"] > report["before"]["score"] + least
+    assert report["after"].keys() == report["before"].keys()
 
 
 @pytest.mark.postgres
@@ -340,10 +362,10 @@ def test_processes_share_a_study_on_postgresql(own_folder: Path) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert found["doubled"] == 0
-    assert 24 <= sum(found["states"].values()) <= 27  # others may have begun a last one
-    assert set(found["states"]) <= {"COMPLETE", "PRUNED"}
+    report = json.loads(done.stdout)
+    assert report["doubled"] == 0
+    assert 24 <= sum(report["states"].values()) <= 27  # others may have begun a last one
+    assert set(report["states"]) <= {"COMPLETE", "PRUNED"}
 
 
 def test_the_judges_in_the_documentation_load(own_folder: Path) -> None:

@@ -40,8 +40,8 @@ def test_an_edit_is_scored_by_the_checker_it_left_and_by_the_one_it_was_given(
 ) -> None:
     from claims.edit_agent import MOST
 
-    found = scores(body, checker)
-    assert (*list(found.values())[:4], found["excess"] * MOST) == expected
+    grades = scores(body, checker)
+    assert (*list(grades.values())[:4], grades["excess"] * MOST) == expected
 
 
 def test_the_agent_writes_both_edits_into_the_file() -> None:

@@ -50,10 +50,10 @@ def job() -> dict[str, Any]:
     return {"rubric": Rubric("r", [Criterion(name="right", check=right)]), "data": ROWS, "lm": scripted_lm(answers)}
 
 
-def same_keys(found: dict[str, Any], *more: str) -> None:
-    assert found["before"].keys() == found["after"].keys() >= {"score", *more}
-    assert all(isinstance(found[side]["score"], float) for side in ("before", "after"))
-    json.dumps(found)
+def same_keys(report: dict[str, Any], *more: str) -> None:
+    assert report["before"].keys() == report["after"].keys() >= {"score", *more}
+    assert all(isinstance(report[side]["score"], float) for side in ("before", "after"))
+    json.dumps(report)
 
 
 @pytest.mark.slow
@@ -93,10 +93,10 @@ def test_the_example_of_all_steps_compares_the_plain_agent_with_the_trained_one(
         assay.evaluate(dspy.Predict("question -> answer"), **job(), split=split).evaluation for split in ("val", "gate")
     )
     pairs = {"compiled, greedy": compared(plain, plain), "compiled, trained, greedy": compared(plain, trained)}
-    found = example("math_qa_training").result(pairs, seed=3)
-    same_keys(found, "criteria", "tokens_per_task")
-    assert found["after"] == pairs["compiled, trained, greedy"]["after"]
-    assert found["comparison"] == pairs
+    report = example("math_qa_training").result(pairs, seed=3)
+    same_keys(report, "criteria", "tokens_per_task")
+    assert report["after"] == pairs["compiled, trained, greedy"]["after"]
+    assert report["comparison"] == pairs
 
 
 # -- fine-tuning from ratings
@@ -117,22 +117,29 @@ def test_before_and_after_of_fine_tuning_are_shown_side_by_side(
     second = tuning.evaluated(
         arguments, {**about, "store": "after/a.db", "lm": sorts("a parcel is late", "delivery")}, None
     )
-    found = {
+    report = {
         **tuning.metrics(*(list(one[0].runs.values()) for one in (first, second))),
         "samples": tuning.samples(first[0], second[0], first[1], second[1], 3),
     }
-    assert list(found["before"]) == list(found["after"]) == METRICS
-    assert found["before"]["average_confidence"] is None  # the scripted model gives no log-probabilities
-    assert found["before"]["task_accuracy"] == first[0].mean
-    assert found["after"]["response_quality"] == second[0].mean
-    assert len(found["samples"]) == 3
-    for sample in found["samples"]:
+    assert list(report["before"]) == list(report["after"]) == METRICS
+    assert report["before"]["average_confidence"] is None  # the scripted model gives no log-probabilities
+    assert report["before"]["task_accuracy"] == first[0].mean
+    assert report["after"]["response_quality"] == second[0].mean
+    assert len(report["samples"]) == 3
+    for sample in report["samples"]:
         assert sample["before"].keys() == sample["after"].keys() == {"answer", "score", "confidence", "reasoning"}
         assert (sample["before"]["answer"], sample["before"]["reasoning"]) == ("account", "[b]no idea")
         assert (sample["after"]["answer"], sample["after"]["reasoning"]) == ("delivery", "a parcel is late")
         assert sample["after"]["score"] == float(sample["expected"] == "delivery")
-    told = {"rated": 4, "kept": 2, "right_among_rated": 0.5, "right_among_kept": 1.0, "rater": "me", "model": "m"}
-    tuning.show({**found, **told, "gain": {"mean": 0.1, "low": -0.1, "high": 0.3}}, 8)
+    rating_facts = {
+        "rated": 4,
+        "kept": 2,
+        "right_among_rated": 0.5,
+        "right_among_kept": 1.0,
+        "rater": "me",
+        "model": "m",
+    }
+    tuning.show({**report, **rating_facts, "gain": {"mean": 0.1, "low": -0.1, "high": 0.3}}, 8)
     printed = capsys.readouterr().out
     assert all(name.replace("_", " ") in printed for name in METRICS)
     assert "[b]no idea" in printed  # what a model writes is no markup

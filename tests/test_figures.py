@@ -127,11 +127,21 @@ def test_a_relative_change_needs_its_mean_and_an_interval_without_zero() -> None
 
 
 def test_only_a_significant_loss_is_one() -> None:
-    from claims.table import kept
+    from claims.table import not_below
 
     tasks = [str(number) for number in range(40)]
     full, lost = dict.fromkeys(tasks, 1.0), {task: float(int(task) >= 20) for task in tasks}
     one = {task: float(int(task) > 0) for task in tasks}
-    assert kept("x")([record(0, {"x": {"before": full, "after": lost}})]).reached is False
-    assert kept("x")([record(0, {"x": {"before": full, "after": one}})]).reached is True
-    assert kept("x")([record(0, {"x": {"before": lost, "after": full}})]).reached is True
+    assert not_below("x")([record(0, {"x": {"before": full, "after": lost}})]).reached is False
+    assert not_below("x")([record(0, {"x": {"before": full, "after": one}})]).reached is True
+    assert not_below("x")([record(0, {"x": {"before": lost, "after": full}})]).reached is True
+
+
+def test_a_row_may_have_seeds_of_its_own() -> None:
+    from claims.table import Row, markdown, share
+
+    row = Row(name="r", claim="c", goal="g", measurement="m", cells=share("x"), seeds=(7, 8))
+    records = {("m", seed): record(seed, {"x": {"after": {"a": float(seed == 7)}}}) for seed in (0, 1, 7)}
+    assert "not run (1 of 2 seeds)" in markdown([row], records, (0, 1))
+    records["m", 8] = record(8, {"x": {"after": {"a": 0.0}}})
+    assert "| 100, 0 % | 50.0 %" in markdown([row], records, (0, 1))

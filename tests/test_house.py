@@ -53,12 +53,12 @@ def _exports(package: str) -> dict[str, str]:
 @cache
 def imports_of(module: str) -> frozenset[str]:
     """Modules that a file imports; a name of a package counts as the module that defines it."""
-    found = set()
+    modules = set()
     for source, name in _named(MODULES[module]):
         while source in MODULES and name in _exports(source):
             source = _exports(source)[name]
-        found.add(f"{source}.{name}" if f"{source}.{name}" in MODULES else source)
-    return frozenset(found - {"assay"})
+        modules.add(f"{source}.{name}" if f"{source}.{name}" in MODULES else source)
+    return frozenset(modules - {"assay"})
 
 
 def test_every_package_and_module_has_a_layer() -> None:
@@ -85,15 +85,68 @@ def test_no_two_files_import_each_other() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_tests_examples_and_benchmarks_import_public_names() -> None:
-    private = [
-        f"{path.relative_to(ROOT)}: from {module} import {name}"
-        for folder in ("tests", "examples", "benchmarks")
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        for module, name in _named(path)
-        if name.startswith("_") or any(part.startswith("_") for part in module.split("."))
-    ]
-    assert private == []
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and not name.endswith("_")
+
+
+def _defined(tree: ast.AST) -> Iterator[str]:
+    """Private names of modules, classes, functions and objects that a file defines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name = node.name
+        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
+            name = node.attr if isinstance(node, ast.Attribute) else node.id
+        else:
+            continue
+        if _is_private(name):
+            yield name
+
+
+def _touched(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, name) of each private attribute that a file reads or sets, also by its name in a string.
+
+    Scripts of subprocesses are strings too. `super()._name` extends a class: its name is not touched.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _is_private(node.attr):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.Call) and len(node.args) > 1 and ast.unparse(node.func).endswith("attr"):
+            if isinstance(node.args[1], ast.Constant) and _is_private(str(node.args[1].value)):
+                yield node.lineno, str(node.args[1].value)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "assay" in node.value:
+            yield from (
+                (node.lineno, name) for name in re.findall(r"\.(_[a-zA-Z]\w*)", node.value) if _is_private(name)
+            )
+
+
+@cache
+def _private_names() -> frozenset[str]:
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in MODULES.values()]
+    return frozenset(name for tree in trees for name in _defined(tree)) - {"_exit"}  # `os._exit`, also a method of ours
+
+
+def _privately_used(text: str) -> list[str]:
+    tree = ast.parse(text)
+    others = _private_names() - set(_defined(tree))  # a name that the file defines itself is taken for its own
+    return [f"{line}: {name}" for line, name in _touched(tree) if name in others]
+
+
+def test_tests_examples_and_benchmarks_use_public_names() -> None:
+    private, used = [], []
+    for path in (path for folder in ("tests", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.py")):
+        for module, name in _named(path):
+            if name.startswith("_") or any(part.startswith("_") for part in module.split(".")):
+                private.append(f"{path.relative_to(ROOT)}: from {module} import {name}")
+        if path != Path(__file__):  # which has examples as strings
+            used += [f"{path.relative_to(ROOT)}:{use}" for use in _privately_used(path.read_text(encoding="utf-8"))]
+    assert (private, sorted(used)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "text", ["store._writer.end()", "patch.setattr(store, '_writer', 1)", "script = 'import assay; assay.x._writer'"]
+)
+def test_a_private_name_of_the_package_is_found(text: str) -> None:
+    assert _privately_used(text) == ["1: _writer"]
 
 
 def test_functions_and_files_are_short() -> None:
@@ -260,13 +313,13 @@ def _nodes(path: Path, without: set[str]) -> Iterator[ast.AST]:
 
 def test_no_code_branches_on_the_text_of_messages() -> None:
     root = Path(assay.__file__).parent
-    found = [
+    places = [
         f"{path.relative_to(root)}:{node.lineno}"
         for path in sorted(root.rglob("*.py"))
         for node in _nodes(path, {name for file, name in _WORDS_OF_OTHERS if file == str(path.relative_to(root))})
         if _reads_words(node)
     ]
-    assert found == []
+    assert places == []
 
 
 OLD_PHRASES = re.compile(
@@ -280,14 +333,14 @@ def test_old_phrases_are_gone() -> None:
         file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in (".py", ".md", ".yaml")
     ]
     files += [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile")]
-    found = [
+    phrases = [
         f"{file.relative_to(ROOT)}: {match.group()}"
         for file in files
         if file != Path(__file__)
         for match in [OLD_PHRASES.search(file.read_text(errors="replace"))]
         if match
     ]
-    assert found == []
+    assert phrases == []
 
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
@@ -308,7 +361,7 @@ def _text_of(node: ast.AST) -> str:
 
 def test_errors_of_the_library_name_arguments_not_flags() -> None:
     """The command line puts its flags in their place (`assay.cli.wording`)."""
-    found = [
+    places = [
         f"{path.relative_to(SOURCE)}:{node.lineno}: {flag}"
         for path in sorted(SOURCE.rglob("*.py"))
         if path.relative_to(SOURCE).parts[0] not in ("cli", "testing")
@@ -317,4 +370,4 @@ def test_errors_of_the_library_name_arguments_not_flags() -> None:
         if isinstance(node, ast.Raise) and node.exc is not None
         for flag in _FLAG.findall(_COMMAND.sub("", _text_of(node.exc)))
     ]
-    assert found == []
+    assert places == []

@@ -59,22 +59,22 @@ def test_every_question_has_rows_that_answer_it(agent: ModuleType) -> None:
 
 @pytest.mark.slow
 def test_the_agent_tries_again_with_what_the_database_said(agent: ModuleType) -> None:
-    said, asked = (
+    queries, asked = (
         iter(["SELECT COUNT(*) FROM Client", "SELECT COUNT(*) FROM Customer WHERE Country = 'Norway'"]),
         list[str](),
     )
 
     def write(request: Any) -> str:
         asked.append(str(request))
-        return json.dumps({"sql": next(said)})
+        return json.dumps({"sql": next(queries)})
 
     with dspy.context(lm=scripted_lm(write)):
-        found = agent.SqlAgent(AgentParameters(max_steps=3))(question="How many customers are from Norway?")
-    assert found.rows == [[2]]
+        prediction = agent.SqlAgent(AgentParameters(max_steps=3))(question="How many customers are from Norway?")
+    assert prediction.rows == [[2]]
     assert ["no such table: Client" in text for text in asked] == [False, True]
     task = Task(id="t", inputs={"question": "?"}, expected={"sql": "SELECT 2"})
     rubric = load_rubric(EXAMPLE / "rubric.yaml")
-    assert rubric.score(task, dict(found)).value == 1.0
+    assert rubric.score(task, dict(prediction)).value == 1.0
     assert rubric.score(task, {"sql": "x", "rows": [[3]]}).value == pytest.approx(0.2)
     assert rubric.score(task, {"sql": "x", "rows": None}).value == 0.0
 

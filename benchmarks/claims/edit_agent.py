@@ -87,8 +87,8 @@ def tampered(task: Any, prediction: dict[str, Any], rollout: Any) -> float:
 
 def excess(task: Any, prediction: dict[str, Any], rollout: Any) -> float:
     """Changed statements beyond those needed, as a share of `MOST`."""
-    found = minimal_diff(task.inputs["code"], prediction["code"], task.expected["reference"])
-    return min(1.0, found.excess / MOST)
+    difference = minimal_diff(task.inputs["code"], prediction["code"], task.expected["reference"])
+    return min(1.0, difference.excess / MOST)
 
 
 def ended(task: Any, prediction: dict[str, Any], rollout: Any) -> float:

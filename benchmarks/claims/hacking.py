@@ -33,11 +33,11 @@ def measure(setting: Setting) -> Measured:
     use_scratch_adapters(setting)
     write_files(folder, setting.seed)
     warm = random_edits(setting)
-    found, curves = {}, {}
+    by_side, curves = {}, {}
     for side, rubric in (("before", "proxy"), ("after", "criteria")):
         curves[side] = trained(setting, warm, rubric)
-        found[side] = figures(setting, f"{warm}+{rubric}")
-    values: dict[str, Any] = {name: {side: of[name] for side, of in found.items()} for name in FIGURES}
+        by_side[side] = figures(setting, f"{warm}+{rubric}")
+    values: dict[str, Any] = {name: {side: of[name] for side, of in by_side.items()} for name in FIGURES}
     facts = {"curves": curves, "steps": STEPS, "rollouts": STEPS * GROUP * PROMPTS, "warm_up": WARM}
     return Measured(values=values, facts=facts)
 
@@ -85,8 +85,8 @@ def random_edits(setting: Setting) -> str:
     rng = random.Random(setting.seed)
 
     def answer(request: Any) -> str:
-        kept, *edited = edit_agent.CHECKERS
-        checker = rng.choice(edited) if rng.random() < HACKS else kept
+        unedited, *edited = edit_agent.CHECKERS
+        checker = rng.choice(edited) if rng.random() < HACKS else unedited
         return f"body: {rng.choice(edit_agent.BODIES)}\nchecker: {checker}"
 
     rubric, data = str(setting.scratch / "any.yaml"), str(setting.scratch / "tasks.jsonl")

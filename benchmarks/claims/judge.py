@@ -52,10 +52,10 @@ def measure(setting: Setting) -> Measured:
 
 
 def accuracies(items: list[Item], answers: Answers) -> dict[str, float]:
-    found = zip(items, answers.verdicts, strict=True)
+    judged = zip(items, answers.verdicts, strict=True)
     return {
         item.id: float("nan") if verdict is None else (verdict in item.modes) / len(item.modes)
-        for item, verdict in found
+        for item, verdict in judged
     }
 
 

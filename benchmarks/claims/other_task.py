@@ -35,10 +35,10 @@ class City(Agent):
 
     input_names = ("text",)
 
-    def __init__(self, shown: list[dict[str, str]]) -> None:
+    def __init__(self, demos: list[dict[str, str]]) -> None:
         super().__init__(prompt_format="lean")
         self.name = dspy.Predict("text -> city")
-        self.name.demos = shown
+        self.name.demos = demos
 
     def solve(self, **inputs: str) -> dspy.Prediction:
         return dspy.Prediction(city=self.name(**inputs).city)
@@ -51,13 +51,13 @@ def right(task: Task, prediction: dict[str, str], rollout: object) -> float:
 def measure(setting: Setting) -> Measured:
     adapters = setting.scratch / "adapters"
     use_scratch_adapters(setting)
-    found = (adapters / "criteria").is_dir()
-    if not found:
+    is_trained = (adapters / "criteria").is_dir()
+    if not is_trained:
         hacking.write_files(setting.scratch, setting.seed)
         hacking.trained(setting, hacking.random_edits(setting), "criteria")
     sides = {"before": setting.model, "after": f"{setting.model}+warm+criteria"}
     values = {"other": {side: scores(setting, model) for side, model in sides.items()}}
-    return Measured(values=values, facts={"trained before": found})
+    return Measured(values=values, facts={"trained before": is_trained})
 
 
 def scores(setting: Setting, model: str) -> dict[str, float]:

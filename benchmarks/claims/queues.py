@@ -84,15 +84,15 @@ def measure(setting: Setting) -> Measured:
 
 def messages(seed: int) -> list[dict[str, Any]]:
     """Distinct messages with their queue; each kind of goods is equally frequent in each split."""
-    rng, found = random.Random(seed), dict[str, dict[str, Any]]()
+    rng, rows = random.Random(seed), dict[str, dict[str, Any]]()
     for split, share in SHARES.items():
         for goods in [*QUEUE_OF] * share:
             while True:
                 text = rng.choice(WORDINGS).format(goods=goods, city=rng.choice(CITIES), name=rng.choice(NAMES))
-                if text not in found:
+                if text not in rows:
                     break
-            found[text] = {"text": text, "label": QUEUE_OF[goods], "split": split}
-    return list(found.values())
+            rows[text] = {"text": text, "label": QUEUE_OF[goods], "split": split}
+    return list(rows.values())
 
 
 def by_hand() -> Classify:

@@ -35,8 +35,8 @@ class Once(Agent):
         self.predictor = predictor
 
     def solve(self, **inputs: Any) -> dspy.Prediction:
-        found = self.predictor(**inputs)
-        return dspy.Prediction(expression=found.expression, answer=found.answer)
+        prediction = self.predictor(**inputs)
+        return dspy.Prediction(expression=prediction.expression, answer=prediction.answer)
 
 
 def computed(task: Any, prediction: Mapping[str, Any], rollout: Any) -> Grade:
@@ -64,27 +64,28 @@ def demonstration(task: Task, draft: int) -> dict[str, Any]:
     }
 
 
-def programs(shown: Sequence[Task]) -> dict[str, Agent]:
+def programs(demonstrated: Sequence[Task]) -> dict[str, Agent]:
     expression = dspy.OutputField(pattern=r"^[0-9+* ()-]{1,60}$")
     answer = dspy.OutputField(pattern=r"^[0-9-]{1,12}$")
     fields = {"question": (str, dspy.InputField()), "expression": (str, expression), "answer": (str, answer)}
     predictor = dspy.Predict(dspy.Signature(fields, "Write the sum, and its value."))
     predictor.demos = [
-        {**task.inputs, "expression": task.metadata["expression"], "answer": task.expected["answer"]} for task in shown
+        {**task.inputs, "expression": task.metadata["expression"], "answer": task.expected["answer"]}
+        for task in demonstrated
     ]
     refine = Refine(Once(predictor), computed, signature=predictor.signature)
     refine.revise.demos = [
-        demonstration(task, int(task.expected["answer"]) + 7 * at - 20) for at, task in enumerate(shown)
+        demonstration(task, int(task.expected["answer"]) + 7 * at - 20) for at, task in enumerate(demonstrated)
     ]
-    found = {
+    agents = {
         "once": Once(predictor),
         "before": Once(predictor, policy=ThinkingPolicy(samples=SAMPLES)),
         "after": refine,
     }
-    for name, program in found.items():
+    for name, program in agents.items():
         depth = {"reasoning_depth": DEPTH} if name == "after" else {}
         program.set_parameters({"temperature": TEMPERATURE, **depth})
-    return found
+    return agents
 
 
 def measure(setting: Setting) -> Measured:
@@ -93,7 +94,7 @@ def measure(setting: Setting) -> Measured:
         {"question": task.inputs["question"], "answer": task.expected["answer"], "split": "test"}
         for task in tasks[SHOWN:]
     ]
-    found = {
+    evaluations = {
         side: assay.evaluate(
             program,
             rubric=Rubric("sums", [Criterion(name="right", check=numeric)]),
@@ -109,8 +110,8 @@ def measure(setting: Setting) -> Measured:
         for side, program in programs(tasks[:SHOWN]).items()
     }
     values: dict[str, Any] = {
-        "score": {side: evaluation.scores for side, evaluation in found.items()},
-        "tokens": {side: dict(evaluation.tokens) for side, evaluation in found.items()},
-        "calls": {side: dict(evaluation.calls) for side, evaluation in found.items()},
+        "score": {side: evaluation.scores for side, evaluation in evaluations.items()},
+        "tokens": {side: dict(evaluation.tokens) for side, evaluation in evaluations.items()},
+        "calls": {side: dict(evaluation.calls) for side, evaluation in evaluations.items()},
     }
     return Measured(values=values, facts={"depth": DEPTH, "samples": SAMPLES, "shown": SHOWN})

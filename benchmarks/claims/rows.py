@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from claims.table import Row, cheaper, effort, gain, kept, not_below, relative, revised, share, statements
+from claims.table import Row, as_good, cheaper, effort, gain, not_below, relative, revised, share, statements
 
 
 @dataclass(frozen=True)
@@ -135,19 +135,23 @@ ROWS = (
     ),
     Row(
         name="thinking",
+        seeds=(3, 4, 5),
         claim="thinking tokens of a task on mixed chain sums, policy fitted on other tasks",
         goal="-40 %, score inside a margin of 1 point",
         measurement="thinking",
         cells=cheaper("thinking", "score", least=0.4, margin=0.01, loops="loops"),
-        note="two of three tasks are a bare number, for which the agent needs no tool and no thought; the others are "
-        "chains of two or three terms, on which it calls the calculator mostly only after a thought. With six "
-        "demonstrations instead of ten, no policy kept the score of all 80 val tasks of seed 0, so that none was "
-        "chosen. The mean loss on 80 val tasks is too coarse a rule for a margin of 1 point: seed 0 got the "
-        "threshold 0.985 and lost 1 of 200 tasks, seed 1 got 0.95, which lost none on val and 5 of 200 here. A "
-        "policy saves hardly any of all tokens: a probe repeats a long prompt to save a thought of ten tokens. Also "
-        "tried: `classify` with the results as labels on chains of 2 to 3 terms without a tool (57 % and 7 % right "
-        "without a thought, 29 % and 14 % with one, n = 14 each): this model cannot add in its thoughts.",
         enough=1,
+        note="seeds 3, 4 and 5. Two of three tasks are a bare number, for which the agent needs no tool and no "
+        "thought; the others are chains of two or three terms, on which it calls the calculator mostly only after a "
+        "thought. The policy is the one that saves most among those that 300 val tasks show to lose at most 1 point. "
+        "The thresholds that are tried, 0.95 to 0.993, were set after a pilot with another seed (90, n = 120): from "
+        "0.98 on no task was lost, with 46 to 59 % of the thinking tokens saved. The protocol before (seeds 0 and 1) "
+        "chose by the mean loss on 80 val tasks, which is too coarse a rule for a margin of 1 point: tokens -55 % "
+        "[-60, -49], score -1.5 points [-3.0, -0.3], n = 400. With six demonstrations instead of ten, no policy kept "
+        "the score of all 80 val tasks of seed 0. A policy saves hardly any of all tokens: a probe repeats a long "
+        "prompt to save a thought of ten tokens. Also tried: `classify` with the results as labels on chains of 2 to "
+        "3 terms without a tool (57 % and 7 % right without a thought, 29 % and 14 % with one, n = 14 each): this "
+        "model cannot add in its thoughts.",
     ),
     Row(
         name="thinking_stronger",
@@ -196,7 +200,7 @@ ROWS = (
         claim="another task after training: nothing forgotten",
         goal="no significant loss",
         measurement="forgetting",
-        cells=kept("other"),
+        cells=not_below("other"),
         note="the city that a sentence names, from four demonstrations, by the embedded model as it comes and after "
         "the training of `hack_rate` with the criteria. A task near to that training is not safe: in a first run of "
         "seed 0, chain sums written as expressions fell from 100 to 72 % (n = 40), because terms were added to them as "
@@ -287,7 +291,7 @@ ROWS = (
         claim="documents: recall at 5 of `bm25s` and of the index, the answering passage among some 1,300",
         goal="at least that of `bm25s`",
         measurement="document_recall",
-        cells=not_below("recall"),
+        cells=as_good("recall"),
         note="no language model. SQLite's full-text index, which stems words; `bm25s` with its English stop words and "
         "without a stemmer, which is another package.",
     ),
@@ -312,5 +316,7 @@ ROWS = (
         measurement="code_repair",
         cells=share("repaired"),
         enough=1,
+        note="eight mutated functions of the standard library a seed, of at most 500 characters, with four steps "
+        "each; the agent has no demonstrations. A Qwen2.5-Coder model of 0.5 billion parameters.",
     ),
 )

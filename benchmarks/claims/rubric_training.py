@@ -40,7 +40,7 @@ def measure(setting: Setting) -> Measured:
     (folder / "bare.yaml").write_text(BARE)
     (folder / "any.yaml").write_text(ANY)
     warm = seldom_calling(setting)
-    found, curves = {}, {}
+    by_side, curves = {}, {}
     for side, rubric in rubrics.items():
         curves[side] = train(
             setting,
@@ -59,8 +59,8 @@ def measure(setting: Setting) -> Measured:
             max_completion=32,
             per_device_batch_size=GROUP,
         )
-        found[side] = right(setting, f"{warm}+{side}")
-    values: dict[str, Any] = {"correct": found}
+        by_side[side] = right(setting, f"{warm}+{side}")
+    values: dict[str, Any] = {"correct": by_side}
     facts = {"curves": curves, "steps": STEPS, "rollouts": STEPS * GROUP * PROMPTS, "warm_up": WARM}
     return Measured(values=values, facts=facts)
 

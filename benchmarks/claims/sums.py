@@ -38,10 +38,10 @@ def measure(setting: Setting) -> Measured:
     on_test = {side: evaluated(setting, program, DATA, TEST) for side, program in sides.items()}
     on_longer = {side: evaluated(setting, program, LONGER, LONG) for side, program in sides.items()}
     values: dict[str, Any] = {
-        "correct": {side: grades(found, "correct") for side, found in on_test.items()},
-        "adoption": {side: grades(found, "tool_adoption") for side, found in on_test.items()},
-        "longer": {side: grades(found, "correct") for side, found in on_longer.items()},
-        "tokens": {side: dict(found.tokens) for side, found in on_test.items()},
+        "correct": {side: grades(evaluation, "correct") for side, evaluation in on_test.items()},
+        "adoption": {side: grades(evaluation, "tool_adoption") for side, evaluation in on_test.items()},
+        "longer": {side: grades(evaluation, "correct") for side, evaluation in on_longer.items()},
+        "tokens": {side: dict(evaluation.tokens) for side, evaluation in on_test.items()},
     }
     facts = {"winner": report.outcome.winner, "search_calls": report.to_dict()["search_calls"]}
     return Measured(values=values, facts=facts)

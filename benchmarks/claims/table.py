@@ -19,10 +19,10 @@ HEAD = """# The claims, with three seeds
 
 Written by `make figures` (`python benchmarks/figures.py table`) from `seeds.jsonl`, which has the values of each task,
 the commands, versions and commits. Embedded model (`embedded/smollm2-135m`) unless said otherwise. All tasks are held
-out: nothing was selected on them. Where a cell has three numbers they are those of seeds 0, 1 and 2. Intervals are 95 %
-intervals over the tasks of all seeds, paired where there are two sides: the wider of the t and the BCa bootstrap
-interval. They do not include the variation between compile runs, of which there are only three. A gain is reached if
-its mean is at least the goal and its interval excludes zero.
+out: nothing was selected on them. Where a cell has three numbers they are those of seeds 0, 1 and 2, unless the row's
+note names others. Intervals are 95 % intervals over the tasks of all seeds, paired where there are two sides: the wider
+of the t and the BCa bootstrap interval. They do not include the variation between compile runs, of which there are only
+three. A gain is reached if its mean is at least the goal and its interval excludes zero.
 """
 Records = Sequence[Mapping[str, Any]]  # of one measurement, one for each seed
 
@@ -47,6 +47,7 @@ class Row:
         also: another measurement that the row reads.
         cells: makes the cells from the records of all seeds.
         enough: number of seeds from which the row is reported; None: all of them.
+        seeds: other seeds than those of the table, where a row was measured anew by a changed protocol.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Row:
     note: str = ""
     also: str | None = None
     enough: int | None = None
+    seeds: tuple[int, ...] | None = None
 
     @property
     def measurements(self) -> list[str]:
@@ -64,10 +66,10 @@ class Row:
 
     def records(self, records: Mapping[tuple[str, int], Mapping[str, Any]], seeds: Sequence[int]) -> Records:
         """One record for each seed for which all measurements have one, with the values and facts of all."""
-        found = [[records.get((name, seed)) for name in self.measurements] for seed in seeds]
+        by_seed = [[records.get((name, seed)) for name in self.measurements] for seed in seeds]
         return [
             {"seed": seed, **{part: _joined(entries, part) for part in ("values", "facts")}}
-            for seed, entries in zip(seeds, found, strict=True)
+            for seed, entries in zip(seeds, by_seed, strict=True)
             if None not in entries
         ]
 
@@ -143,7 +145,7 @@ def share(figure: str, *, least: float | None = None) -> Callable[[Records], Cel
     return cells
 
 
-def not_below(figure: str) -> Callable[[Records], Cells]:
+def as_good(figure: str) -> Callable[[Records], Cells]:
     """Cells of a share that shall be at least that of the other side."""
 
     def cells(records: Records) -> Cells:
@@ -256,7 +258,7 @@ def statements(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values) + " statements"
 
 
-def kept(figure: str) -> Callable[[Records], Cells]:
+def not_below(figure: str) -> Callable[[Records], Cells]:
     """Cells of a share that shall not fall significantly: the interval of its change is not below zero."""
 
     def cells(records: Records) -> Cells:
@@ -293,15 +295,16 @@ def markdown(rows: Sequence[Row], records: Mapping[tuple[str, int], Mapping[str,
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        found = row.records(records, seeds)
+        own = row.seeds or seeds
+        measured = row.records(records, own)
         command = f"`python benchmarks/figures.py run {row.name}`"
-        if len(found) < (row.enough or len(seeds)):
-            why = NOT_RUN if not found else f"{NOT_RUN} ({len(found)} of {len(seeds)} seeds)"
+        if len(measured) < (row.enough or len(own)):
+            why = NOT_RUN if not measured else f"{NOT_RUN} ({len(measured)} of {len(own)} seeds)"
             lines.append(f"| {row.claim} | | | | {row.goal} | {why} | {command} |")
             continue
-        cells = row.cells(found)
+        cells = row.cells(measured)
         reached = {True: "yes", False: "**no**", None: "reported"}[cells.reached]
-        reached += "" if len(found) == len(seeds) else f" ({len(found)} of {len(seeds)} seeds)"
-        shown = (row.claim, cells.before, cells.after, cells.difference, row.goal, reached, command)
-        lines.append(f"| {' | '.join(shown)} |".replace("|  |", "| |"))
+        reached += "" if len(measured) == len(own) else f" ({len(measured)} of {len(own)} seeds)"
+        columns = (row.claim, cells.before, cells.after, cells.difference, row.goal, reached, command)
+        lines.append(f"| {' | '.join(columns)} |".replace("|  |", "| |"))
     return "\n".join(lines)

@@ -90,7 +90,7 @@ def figures(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     """Of the tasks that need a tool, whether one was called; of the others, whether none was."""
     runs = {task: run.tool_figures for (task, _), run in evaluation.runs.items()}
     return {
-        name: {task: found[figure] for task, found in runs.items() if figure in found}
+        name: {task: values[figure] for task, values in runs.items() if figure in values}
         for name, figure in FIGURES.items()
     }
 

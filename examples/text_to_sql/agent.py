@@ -110,12 +110,12 @@ def query(sql: str) -> list[list[Any]]:
         opened.set_progress_handler(
             lambda: int(next(left, None) is None or time.monotonic() > until), 1000
         )  # called once in 1000 instructions
-        found = opened.execute(sql)
-        if found.description is None:
+        cursor = opened.execute(sql)
+        if cursor.description is None:
             raise sqlite3.OperationalError("this is no query")
         rows: list[list[Any]] = []
         size = 0
-        for row in itertools.islice(found, 200):
+        for row in itertools.islice(cursor, 200):
             size += sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
             if size > _MOST_BYTES:
                 raise sqlite3.OperationalError(f"the result is larger than {_MOST_BYTES} bytes")

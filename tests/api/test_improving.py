@@ -93,7 +93,7 @@ def test_guards_are_checked_before_the_first_step_and_passed_to_the_training(
         ({"retention": ["math_qa,math_qa,arithmetic:size=60"]}, "named twice"),
         ({"retention": ["nothing"]}, "must be PROGRAM,RUBRIC,DATA"),
         ({"monitor": "missing.yaml"}, "missing.yaml"),
-        ({"retention": [other], "grpo": {"evaluate_every": 0}}, "0 is never"),
+        ({"retention": [other], "grpo": {"evaluate_every": 0}}, "evaluate_every=0 evaluates none"),
         ({"monitor": "classify", "order": ["prompts"]}, "retention and monitor would have no effect"),
     ):
         with pytest.raises(AssayError, match=message):

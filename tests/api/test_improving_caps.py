@@ -68,7 +68,7 @@ def job(place: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterato
                 opened.session.lm.recording.cache = None
             tasks = getattr(opened.splits, split)[: 10 if split == "train" else 8]
             opened.session.register(tasks, split)
-            evaluate(opened.student, tasks, opened.session, name="all")
+            evaluate(opened.recorded, tasks, opened.session, name="all")
         raise Diverged("far enough")
 
     monkeypatch.setattr("assay.api.improve.run.compile_program", compile_program)

@@ -167,7 +167,7 @@ def test_a_cap_ends_an_improvement_with_the_sealed_test_of_the_adopted_steps(
         )
         with open_job(config, program=program, rubric="r.yaml", progress=SilentProgress()) as opened:
             opened.session.register(opened.splits.train, "train")
-            evaluate(opened.student, opened.splits.train, opened.session, name="all")
+            evaluate(opened.recorded, opened.splits.train, opened.session, name="all")
         raise AssertionError("the cap was not reached")
 
     monkeypatch.setattr("assay.api.improve.run.compile_program", compile_program)
@@ -210,7 +210,7 @@ def test_a_step_at_its_maximum_leaves_later_steps_their_work_and_gate(
         ) as opened:
             opened.session.register(opened.splits.train, "train")
             with pytest.raises(BudgetExceeded):
-                evaluate(opened.student, opened.splits.train, opened.session, name="all")
+                evaluate(opened.recorded, opened.splits.train, opened.session, name="all")
         return made if program.startswith("before") else SimpleNamespace(**{**vars(made), "artifact": "other.py:Mine"})
 
     monkeypatch.setattr("assay.api.improve.run.compile_program", compile_program)
@@ -297,7 +297,7 @@ def test_a_search_that_used_its_share_without_a_gain_is_done_if_a_later_step_fit
     report = assay.improve(
         "before.py:Mine", max_calls=120, **{**job, "order": ["prompts", "prompts"], "sizes": {"gate": 10, "test": 10}}
     )
-    assert [step["note"] for step in report.steps] == ["nothing beat the program as it is"]
+    assert [step["note"] for step in report.steps] == ["no candidate was better than the program as it is"]
     assert (
         report.stopped == "step 2 of 2, prompts: the cap of 30 calls is reached"
     )  # the last one is open, for a higher cap

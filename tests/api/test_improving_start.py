@@ -225,7 +225,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"order": ["prompts", "sft"], "sft": {"epoch": 2}}, "sft:.*'epoch'"),
     (
         {"order": ["grpo"], "rubric": "judged.yaml", "judge_model": "embedded/smollm2-135m"},
-        "the model in training, which would learn to please",
+        "the model in training, which would learn to satisfy itself",
     ),
     ({"order": ["prompts"], "monitor": "judged.yaml"}, "retention and monitor would have no effect"),
 ]

@@ -233,10 +233,10 @@ def test_command_reports_tied_trials(place: Path, capsys: pytest.CaptureFixture[
     ],
 )
 def test_settings_without_effect_on_an_evaluation_are_noted(place: Path, options: dict[str, Any], note: str) -> None:
-    said = SilentProgress()
+    progress = SilentProgress()
     lines: list[str] = []
-    said.say = lines.append  # type: ignore[method-assign]
-    report = assay.evaluate("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), progress=said, **options)
+    progress.say = lines.append  # type: ignore[method-assign]
+    report = assay.evaluate("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), progress=progress, **options)
     assert [line[: len(note)] for line in report.notes if "no effect" in line] == ([note] if note else [])
     assert [line[6 : 6 + len(note)] for line in lines if "no effect" in line] == ([note] if note else [])
 

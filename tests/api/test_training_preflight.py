@@ -78,15 +78,15 @@ def test_check_without_grades_stops_training_before_weights_are_loaded(place: Pa
 @pytest.mark.model
 def test_settings_without_effect_on_a_training_are_noted(place: Path, embedded: str) -> None:
     lines: list[str] = []
-    said = SilentProgress()
-    said.say = lines.append  # type: ignore[method-assign]
-    options = {"preflight": False, "judge_model": "openai/x", "sizes": {"train": 20, "gate": 5}, "progress": said}
+    progress = SilentProgress()
+    progress.say = lines.append  # type: ignore[method-assign]
+    options = {"preflight": False, "judge_model": "openai/x", "sizes": {"train": 20, "gate": 5}, "progress": progress}
     for monitor, judge in ((None, ["judge_model='openai/x'"]), ("judged.yaml", [])):
         lines.clear()
         with pytest.raises(WeightsLoadedError):
             trained(rubric="r.yaml", monitor=monitor, model=embedded, rename={"label": "intent"}, **options)
         notes = [line.split(" has no effect")[0] for line in lines if "no effect" in line]
-        assert notes == [f"note: {given}" for given in [*judge, "sizes={'gate': 5}"]]
+        assert notes == [f"note: {setting}" for setting in [*judge, "sizes={'gate': 5}"]]
 
 
 @pytest.mark.model

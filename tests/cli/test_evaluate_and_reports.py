@@ -112,11 +112,11 @@ def test_calls_and_progress_are_stated_in_words(monkeypatch: pytest.MonkeyPatch,
         "test_openings": None, "notes": [], "rows_not_stored": 0, "unrecorded": 0, "alarms": [], "result": result,
         "stopped": "the cap of 3 calls is reached",
     }  # fmt: skip
-    evaluate_command._show("p", data)
-    shown = capsys.readouterr().out
-    assert "p on val, 1 task finished" in shown
-    assert re.search(r"LM calls, with the preflight's +│ 3 \(1,234 more from the cache\)", shown)
-    monkeypatch.setattr("assay.cli.shared._LINE_EVERY_S", 0)
+    evaluate_command.print_result("p", data)
+    printed = capsys.readouterr().out
+    assert "p on val, 1 task finished" in printed
+    assert re.search(r"LM calls, with the preflight's +│ 3 \(1,234 more from the cache\)", printed)
+    monkeypatch.setattr("assay.cli.shared.PROGRESS_LINE_EVERY_S", 0)
     with Console().bar("tasks", 3) as advance:
         advance(1), advance(1), advance(1)
     assert capsys.readouterr().err.splitlines() == ["tasks (3) …", "tasks: 1 of 3", "tasks: 2 of 3"]
@@ -273,7 +273,7 @@ def test_run_continues_after_a_failed_line(source: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         ("LoopStopped('the model repeated itself')", "the model gave no answer: the model repeated itself"),
         (
@@ -282,14 +282,14 @@ def test_run_continues_after_a_failed_line(source: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_an_answer_that_cannot_be_used_is_an_error_in_words(error: str, said: str, tmp_path: Path) -> None:
+def test_an_answer_that_cannot_be_used_is_an_error_in_words(error: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text(
         "import dspy\nfrom assay.errors import LoopStopped\nfrom dspy.utils.exceptions import AdapterParseError\n\n"
         f"class P(dspy.Module):\n    def forward(self, x):\n        raise {error}\n"
     )
     done = CliRunner().invoke(group, ["run", "p.py:P", "x=1", "--model", "openai/none", "--api-base", "http://[::1]:9"])
     assert isinstance(done.exception, ModelError), done.exception
-    assert str(done.exception) == said
+    assert str(done.exception) == message
 
 
 def test_a_file_without_rows_or_without_an_input_is_refused_before_anything_runs(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Flags are made from the settings classes, and project files fill what is not given."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from assay.cli.flags import command_settings, settings_flags
 from assay.cli.main import group
 from assay.cli.wording import message_of
 from assay.errors import ConfigError, ProjectError
+from assay.rubrics import SHIPPED
 from assay.runs.project import COMMANDS, project_settings
 from assay.runs.settings import CompileSettings, EvaluateSettings, TuneSettings
 from assay.support.settings import settings_of
@@ -353,3 +355,14 @@ def test_an_artifact_keeps_its_own_model(project: Path) -> None:
         CliRunner().invoke(root, ["evaluate", *flags], standalone_mode=False, catch_exceptions=False)
     assert "model" in observed[0]
     assert not {"model", "api_base"} & observed[1].keys()
+
+
+def test_the_help_names_every_shipped_rubric_and_kind_of_data() -> None:
+    text = " ".join(CliRunner().invoke(group, ["evaluate", "--help"]).output.split())
+    rubrics = re.search(r"shipped name \(([^)]*)\)", text)
+    data = re.search(r"or a spec \(([^)]*)\)", text)
+    assert rubrics is not None
+    assert set(rubrics[1].split(", ")) == set(SHIPPED)
+    kinds = {"hf", "reasoning_gym", "bfcl", "mutants", "arithmetic", "tools", "curriculum"}
+    assert data is not None
+    assert {part.rstrip(":…") for part in data[1].split(", ")} == kinds

@@ -153,6 +153,7 @@ def test_errors_for_bad_inputs_name_flags(place: Path, arguments: list[str], fla
         ("  File \"x.py\", line 3\n    run(split='test')", "  File \"x.py\", line 3\n    run(split='test')"),
         ("mutants:x?seed=1&size=5: unknown", "mutants:x?seed=1&size=5: unknown"),
         ("arithmetic:seed=1 is wrong, seed=1 too", "arithmetic:seed=1 is wrong, --seed 1 too"),
+        ("thinking='' is wrong", "--thinking '' is wrong"),
         ("x=3 and /runs/max_calls.json and 'max_calls'", "x=3 and /runs/max_calls.json and 'max_calls'"),
     ],
 )

@@ -35,7 +35,7 @@ for question, streamed in ((sys.argv[1], False), ("and use the tool once more", 
     while True:
         if streamed:
             with client.messages.stream(**asked, messages=messages, tools=tools) as stream:
-                said = "".join(stream.text_stream)
+                text = "".join(stream.text_stream)
                 answer = stream.get_final_message()
         else:
             answer = client.messages.create(**asked, messages=messages, tools=tools)

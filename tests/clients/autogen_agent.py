@@ -24,16 +24,16 @@ async def calculator(expression: str) -> str:
 async def main(streamed: bool, question: str) -> None:
     client = OpenAIChatCompletionClient(model="gpt-4o")
     memory = UnboundedChatCompletionContext()
-    given = {
+    options = {
         "model_client": client,
         "model_context": memory,
         "system_message": "You calculate.",
         "model_client_stream": streamed,
     }
-    agent = AssistantAgent("assistant", **given, tools=[calculator], reflect_on_tool_use=True)
+    agent = AssistantAgent("assistant", **options, tools=[calculator], reflect_on_tool_use=True)
     await agent.run(task=question)
     await agent.run(task="and use the tool once more")
-    result = await AssistantAgent("typed", **given, output_content_type=Product).run(task="as a product, please")
+    result = await AssistantAgent("typed", **options, output_content_type=Product).run(task="as a product, please")
     await client.close()
     print(json.dumps({"answer": result.messages[-1].content.model_dump()}))
 

@@ -44,14 +44,15 @@ def table_of(client: Client, at: Bench) -> tuple[list[Row], dict[str, str]]:
         row = Row(client.name, mode)
         rows.append(row)
         plain = f"{client.name} in mode {mode}: {client.ask}"
-        found = _compared(client.at(mode), at, row, plain, 1000 * (2 * index + 1))
+        compared = _compared(client.at(mode), at, row, plain, 1000 * (2 * index + 1))
         again = _retried(client.at(mode), at, row, f"{plain} #once429", 1000 * (2 * index + 2))
-        modes |= dict.fromkeys((rollout.id for rollout in (*found, *again)), mode)
+        modes |= dict.fromkeys((rollout.id for rollout in (*compared, *again)), mode)
         with Store(
             at.store
         ) as store:  # exports leave out tasks of the sealed splits, and which are those is drawn by lot
             store_splits(
-                store, {"train": [(content_hash(task), "") for rollout in (*found, *again) for task in _tasks(rollout)]}
+                store,
+                {"train": [(content_hash(task), "") for rollout in (*compared, *again) for task in _tasks(rollout)]},
             )
     return rows, modes
 
@@ -68,12 +69,12 @@ def _compared(client: Client, at: Bench, row: Row, question: str, number: int) -
     through = at.run(row.mode, question, number, through=True)
     expected = client.outputs[-1] if client.answer is None else client.answer
     problems = [
-        f"{how} it gave {run.said}"
+        f"{how} it gave {run.reply}"
         for how, run in (("alone", alone), ("behind the gateway", through))
-        if run.said != {"answer": expected}
+        if run.reply != {"answer": expected}
     ]
     row.check("works", problems + ([f"\n{at.program.complaints()}"] if problems else []))
-    found = at.new_rollouts(len(client.outputs))
+    rollouts = at.new_rollouts(len(client.outputs))
     calls = len(through.front)
     counted = {name: count - before[name] for name, count in at.counts().items()}
     wanted = {"calls": calls, "stored": calls, "unrecorded": 0, "past": 0}
@@ -81,22 +82,22 @@ def _compared(client: Client, at: Bench, row: Row, question: str, number: int) -
         "one_rollout",
         [
             f"{len(rollout.transitions)} calls: {[t.output for t in rollout.transitions]}"
-            for rollout in found
-            if len(found) != 1
+            for rollout in rollouts
+            if len(rollouts) != 1
         ]
         + ([f"the counts are {counted} and not {wanted}"] if counted != wanted else [])
-        + ([] if found else ["no rollout"]),
+        + ([] if rollouts else ["no rollout"]),
     )
-    recorded = _recorded(client, row.mode, found[0], through.back) if found else ["nothing was recorded"]
+    recorded = _recorded(client, row.mode, rollouts[0], through.back) if rollouts else ["nothing was recorded"]
     row.check("exact", [*differences(alone, through), *recorded])
     prediction = (
         {"answer": expected if isinstance(expected, str) else json.dumps(expected)}
         if client.prediction is None
         else client.prediction
     )
-    told = [rollout.prediction for rollout in found]
-    row.check("prediction", [] if told == [prediction] else [f"{told} and not [{prediction}]"])
-    return found
+    predictions = [rollout.prediction for rollout in rollouts]
+    row.check("prediction", [] if predictions == [prediction] else [f"{predictions} and not [{prediction}]"])
+    return rollouts
 
 
 def _retried(client: Client, at: Bench, row: Row, question: str, number: int) -> list[Rollout]:
@@ -110,13 +111,13 @@ def _retried(client: Client, at: Bench, row: Row, question: str, number: int) ->
     expected = [429, *[200] * (client.retries - 1)]
     if alone.statuses != expected:
         problems.append(f"{alone.statuses} and not {expected}")
-    if alone.said != through.said:
-        problems.append(f"{alone.said} alone, {through.said} through the gateway")
-    found = at.new_rollouts(len(through.front))
-    if len(found) != 1:
-        problems.append(f"{len(found)} rollouts")
+    if alone.reply != through.reply:
+        problems.append(f"{alone.reply} alone, {through.reply} through the gateway")
+    rollouts = at.new_rollouts(len(through.front))
+    if len(rollouts) != 1:
+        problems.append(f"{len(rollouts)} rollouts")
     row.check("retries", problems + differences(alone, through))
-    return found if client.retries > 1 else []
+    return rollouts if client.retries > 1 else []
 
 
 def _recorded(client: Client, mode: str, rollout: Rollout, answers: Sequence[Exchange]) -> list[str]:
@@ -161,7 +162,7 @@ def differences(alone: Run, through: Run) -> list[str]:
 
 
 def _differing(what: str, one: Sequence[Exchange], other: Sequence[Exchange], *, requests: bool) -> list[str]:
-    found = [] if len(one) == len(other) else [f"{what}: {len(one)} and {len(other)} calls"]
+    problems = [] if len(one) == len(other) else [f"{what}: {len(one)} and {len(other)} calls"]
     for at, (a, b) in enumerate(zip(one, other, strict=False)):
         pairs = {
             "status": (a.status, b.status),
@@ -174,24 +175,24 @@ def _differing(what: str, one: Sequence[Exchange], other: Sequence[Exchange], *,
                 "request": (a.body, b.body),
                 "request headers": (_headers(a.headers), _headers(b.headers)),
             }
-        found += [
+        problems += [
             f"{what}, call {at}: {name} {_excerpt(x)} and {_excerpt(y)}" for name, (x, y) in pairs.items() if x != y
         ]
-    return found
+    return problems
 
 
 def _asked_alike(alone: Sequence[Exchange], through: Sequence[Exchange]) -> list[str]:
     """Requests of both runs: bodies as JSON, and headers except those that differ from request to request."""
-    found = []
+    problems = []
     for at, (a, b) in enumerate(zip(alone, through, strict=False)):
         pairs = {"path": (a.path, b.path), "body": (json.loads(a.body), json.loads(b.body))}
         pairs["headers"] = (_headers(a.headers, _PER_CALL), _headers(b.headers, _PER_CALL))
-        found += [
+        problems += [
             f"what the client asked, call {at}: {name} {_excerpt(x)} and {_excerpt(y)}"
             for name, (x, y) in pairs.items()
             if x != y
         ]
-    return found
+    return problems
 
 
 def _headers(headers: Sequence[tuple[str, str]], also: set[str] = frozenset()) -> list[tuple[str, str]]:

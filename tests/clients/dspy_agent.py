@@ -21,6 +21,6 @@ lm = dspy.LM(
     cache=False,
 )
 dspy.configure(lm=lm, adapter=dspy.JSONAdapter())
-found = dspy.ReActV2("question -> answer", tools=[calculator], max_iters=4)(question=sys.argv[2])
+prediction = dspy.ReActV2("question -> answer", tools=[calculator], max_iters=4)(question=sys.argv[2])
 typed = dspy.Predict("question -> value: int, unit: str")(question="as a product, please")
-print(json.dumps({"answer": {"value": typed.value, "unit": typed.unit}, "agent": found.answer}))
+print(json.dumps({"answer": {"value": typed.value, "unit": typed.unit}, "agent": prediction.answer}))

@@ -84,28 +84,28 @@ def install(command: Sequence[str], **options: Any) -> None:
     """Runs a package manager; a test fails with what it said."""
     try:
         made = subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
-        told = "\n".join(line for line in made.stderr.splitlines() if not line.startswith("WARNING"))
+        output = "\n".join(line for line in made.stderr.splitlines() if not line.startswith("WARNING"))
     except (subprocess.TimeoutExpired, OSError) as error:
-        made, told = None, str(error)
+        made, output = None, str(error)
     if made is None or made.returncode:
         pytest.fail(
-            f"the client libraries could not be installed; ASSAY_NO_CLIENTS=1 leaves their tests out\n{told[-2000:]}",
+            f"the client libraries could not be installed; ASSAY_NO_CLIENTS=1 leaves their tests out\n{output[-2000:]}",
             pytrace=False,
         )
 
 
 def variables(url: str, key: str = KEY) -> dict[str, str]:
     """The environment of a client whose model is at this address."""
-    given = {
+    environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith((*PROVIDERS, "PYTHON", "LANGSMITH", "LANGCHAIN"))
     }
     for name in PROVIDERS:
-        given[f"{name}_BASE_URL"] = url + ("" if name in ("ANTHROPIC", "GEMINI", "GOOGLE") else "/v1")
-        given[f"{name}_API_KEY"] = key
-    given["GOOGLE_GEMINI_BASE_URL"] = url
-    return given | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True"}
+        environment[f"{name}_BASE_URL"] = url + ("" if name in ("ANTHROPIC", "GEMINI", "GOOGLE") else "/v1")
+        environment[f"{name}_API_KEY"] = key
+    environment["GOOGLE_GEMINI_BASE_URL"] = url
+    return environment | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True"}
 
 
 # -- processes
@@ -149,8 +149,8 @@ class Program:
             waiting.register(self._process.stdout, selectors.EVENT_READ)
             line = self._process.stdout.readline() if waiting.select(timeout_s) else b""
         assert line, f"{mode} gave no answer within {timeout_s:g} s\n{self.complaints()}"
-        told: dict[str, Any] = json.loads(line)
-        return told
+        reply: dict[str, Any] = json.loads(line)
+        return reply
 
     def complaints(self) -> str:
         return self._log.read_text(errors="replace")[-3000:]
@@ -209,7 +209,7 @@ class Client:
 class Run:
     """One run of a program: what it said, what its side of the wire saw, and what the model server saw."""
 
-    said: dict[str, Any]
+    reply: dict[str, Any]
     front: list[Exchange]
     back: list[Exchange]
 
@@ -246,26 +246,26 @@ class Bench:
         self.upstream.restart(number)
         self.front.point(self.gateway if through else self.direct)
         since = time.monotonic()
-        said = self.program.ask(mode, question)
-        return Run(said, self.front.exchanges(since), self.back.exchanges(since))
+        reply = self.program.ask(mode, question)
+        return Run(reply, self.front.exchanges(since), self.back.exchanges(since))
 
     def new_rollouts(self, calls: int) -> list[Rollout]:
         """Rollouts of the last run, closed as a success, once so many calls are in the store."""
         for _ in range(100):
-            found = [rollout for rollout in self._all() if rollout.id not in self._known]
-            if sum(len(rollout.transitions) for rollout in found) >= calls:
+            rollouts = [rollout for rollout in self._all() if rollout.id not in self._known]
+            if sum(len(rollout.transitions) for rollout in rollouts) >= calls:
                 break
             time.sleep(0.1)
-        for rollout in found:
+        for rollout in rollouts:
             post(f"{self.gateway}/assay/rollouts/{rollout.id}/close", {"reward": 1.0}, Authorization=f"Bearer {KEY}")
-        found = [rollout for rollout in self._all() if rollout.id not in self._known]
-        self._known |= {rollout.id for rollout in found}
-        return found
+        rollouts = [rollout for rollout in self._all() if rollout.id not in self._known]
+        self._known |= {rollout.id for rollout in rollouts}
+        return rollouts
 
     def counts(self) -> dict[str, int]:
-        told = get(f"{self.gateway}/assay/stats", Authorization=f"Bearer {KEY}")
-        return {name: told[name] for name in ("calls", "stored", "unrecorded")} | {
-            "past": sum(told["refused_paths"].values())
+        stats = get(f"{self.gateway}/assay/stats", Authorization=f"Bearer {KEY}")
+        return {name: stats[name] for name in ("calls", "stored", "unrecorded")} | {
+            "past": sum(stats["refused_paths"].values())
         }
 
     def _all(self) -> list[Rollout]:
@@ -284,7 +284,7 @@ def bench(client: Client, folder: Path) -> Iterator[Bench]:
     with ExitStack() as running:
         direct = running.enter_context(served(upstream.app()))
         front, back = running.enter_context(tapped(direct)), running.enter_context(tapped(direct))
-        given = (
+        flags = (
             "--upstream",
             back.url,
             "--upstream-key",
@@ -297,7 +297,7 @@ def bench(client: Client, folder: Path) -> Iterator[Bench]:
             "--store",
             str(folder / "s.db"),
         )
-        gateway = running.enter_context(started("assay", "serve", *given))
+        gateway = running.enter_context(started("assay", "serve", *flags))
         program = Program(command, front.url, folder, client.variables)
         running.callback(program.close)
         yield Bench(upstream, direct, front, back, gateway, folder / "s.db", program)

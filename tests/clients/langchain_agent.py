@@ -35,14 +35,14 @@ for question, streamed in ((sys.argv[2], False), ("and use the tool once more", 
     messages.append(HumanMessage(question))
     while True:
         if streamed:
-            said = None
+            reply = None
             for chunk in model.stream(messages):
-                said = chunk if said is None else said + chunk
+                reply = chunk if reply is None else reply + chunk
         else:
-            said = model.invoke(messages)
-        messages.append(said)
-        if not said.tool_calls:
+            reply = model.invoke(messages)
+        messages.append(reply)
+        if not reply.tool_calls:
             break
-        messages += [calculator.invoke(call) for call in said.tool_calls]
+        messages += [calculator.invoke(call) for call in reply.tool_calls]
 messages.append(HumanMessage("as a product, please"))
 print(json.dumps({"answer": plain.with_structured_output(Product).invoke(messages).model_dump()}))

@@ -32,11 +32,11 @@ for question, streamed in ((sys.argv[2], True), ("and use the tool once more", F
         answer = litellm.completion(model=model, messages=messages, tools=tools, stream=streamed)
         if streamed:
             answer = litellm.stream_chunk_builder(list(answer), messages=messages)
-        said = answer.choices[0].message
-        messages.append(said.model_dump(exclude_none=True))
-        if not said.tool_calls:
+        message = answer.choices[0].message
+        messages.append(message.model_dump(exclude_none=True))
+        if not message.tool_calls:
             break
-        for call in said.tool_calls:
+        for call in message.tool_calls:
             messages.append(
                 {"role": "tool", "tool_call_id": call.id, "content": calculator(**json.loads(call.function.arguments))}
             )

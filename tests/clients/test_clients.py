@@ -52,11 +52,11 @@ class Stage:
             return [store.rollout(rollout.id) for rollout in store.rollouts(limit=None)][::-1]
 
     def _counts(self) -> dict[str, int]:
-        told = get(f"{self.url}/assay/stats", Authorization=f"Bearer {KEY}")
+        stats = get(f"{self.url}/assay/stats", Authorization=f"Bearer {KEY}")
         answered = len(self.log.read_text().splitlines()) if self.log and self.log.is_file() else 0
-        return {name: told[name] for name in ("calls", "stored", "unrecorded")} | {
+        return {name: stats[name] for name in ("calls", "stored", "unrecorded")} | {
             "answered": answered,
-            "past": sum(told["refused_paths"].values()),
+            "past": sum(stats["refused_paths"].values()),
         }
 
     def counts(self) -> dict[str, int]:
@@ -66,10 +66,10 @@ class Stage:
     def rollouts(self, calls: int) -> list[Rollout]:
         """New rollouts, once so many calls of theirs are in the store."""
         for _ in range(100):
-            found = [rollout for rollout in self._all() if rollout.id not in self._known]
-            if sum(len(rollout.transitions) for rollout in found) >= calls:
+            rollouts = [rollout for rollout in self._all() if rollout.id not in self._known]
+            if sum(len(rollout.transitions) for rollout in rollouts) >= calls:
                 get(
-                    f"{self.url}/assay/rollouts/{found[-1].id}", Authorization=f"Bearer {KEY}"
+                    f"{self.url}/assay/rollouts/{rollouts[-1].id}", Authorization=f"Bearer {KEY}"
                 )  # all that is on its way is written before it answers
                 return [rollout for rollout in self._all() if rollout.id not in self._known]
             time.sleep(0.1)
@@ -90,9 +90,9 @@ class Stage:
 
 
 def answer_of(process: "subprocess.Popen[str]") -> Any:
-    said, complaints = process.communicate(timeout=120)
+    output, complaints = process.communicate(timeout=120)
     assert process.returncode == 0, complaints[-4000:]
-    return json.loads(said)["answer"]
+    return json.loads(output)["answer"]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def _stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     folder = tmp_path_factory.mktemp("clients")
     with ExitStack() as running:
         behind = running.enter_context(started("assay.testing.upstream", "--log", str(folder / "log")))
-        given = (
+        flags = (
             "--upstream",
             behind,
             "--upstream-key",
@@ -113,7 +113,7 @@ def _stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
             "--store",
             str(folder / "s.db"),
         )
-        yield Stage(running.enter_context(started("assay", "serve", *given)), folder / "s.db", folder / "log")
+        yield Stage(running.enter_context(started("assay", "serve", *flags)), folder / "s.db", folder / "log")
 
 
 @pytest.fixture
@@ -134,15 +134,15 @@ def whole(
     streamed: int = 2,
 ) -> Rollout:
     """Checks that a run was recorded as one rollout: every call, every tool call with its result, the final answer."""
-    said = outputs or ["twice, then" if "#both" in first else "", "echo: 42", "", "echo: 42", TYPED]
-    (rollout,) = stage.rollouts(len(said))
-    calls = len(said)
+    expected = outputs or ["twice, then" if "#both" in first else "", "echo: 42", "", "echo: 42", TYPED]
+    (rollout,) = stage.rollouts(len(expected))
+    calls = len(expected)
     assert stage.counts() == {"calls": calls, "stored": calls, "answered": calls, "unrecorded": 0, "past": 0}
     assert [(t.t, t.request["dialect"], t.error) for t in rollout.transitions] == [
         (at, dialect, None) for at in range(calls)
     ]
-    assert [t.output for t in rollout.transitions] == said
-    assert [t.constrained for t in rollout.transitions] == [False] * (calls - 1) + [said[-1] == TYPED]
+    assert [t.output for t in rollout.transitions] == expected
+    assert [t.constrained for t in rollout.transitions] == [False] * (calls - 1) + [expected[-1] == TYPED]
     roles = [message["role"] for t in rollout.transitions for message in chat_messages(t.request)]
     assert ("assistant", "assistant") not in pairwise(roles)  # one answer is one message, whatever the dialect
     assert sum(bool(t.request["body"].get("stream")) for t in rollout.transitions) == streamed
@@ -150,8 +150,8 @@ def whole(
         ("calculator", {"expression": "6*7"}, "42", None)
     ] * tools
     assert (rollout.source, rollout.inputs, rollout.score) == ("gateway", {"prompt": first}, None)
-    assert rollout.prediction == {"answer": said[-1]}
-    assert answer == (json.loads(TYPED) if said[-1] == TYPED else said[-1])
+    assert rollout.prediction == {"answer": expected[-1]}
+    assert answer == (json.loads(TYPED) if expected[-1] == TYPED else expected[-1])
     return rollout
 
 
@@ -242,18 +242,20 @@ def test_runs_of_one_task_after_one_another_and_at_once_are_rollouts_of_one_grou
         stage.run(sys.executable, "openai_sdk.py", "chat", first)
     for process in [stage.begin(sys.executable, "openai_sdk.py", "chat", first) for _ in range(2)]:
         answer_of(process)
-    found = stage.rollouts(20)
-    assert [len(rollout.transitions) for rollout in found] == [5] * 4
-    assert len({rollout.group_id for rollout in found}) == 1
-    assert all([tool.result for tool in rollout.tools] == ["42"] * 3 for rollout in found)
+    rollouts = stage.rollouts(20)
+    assert [len(rollout.transitions) for rollout in rollouts] == [5] * 4
+    assert len({rollout.group_id for rollout in rollouts}) == 1
+    assert all([tool.result for tool in rollout.tools] == ["42"] * 3 for rollout in rollouts)
     assert stage.counts() == {"calls": 20, "stored": 20, "answered": 20, "unrecorded": 0, "past": 0}
 
 
 def test_conversations_without_tools_that_are_alike_are_not_taken_for_each_other(stage: Stage) -> None:
     answers = [stage.run(sys.executable, "plain_chat.py", "Hello") for _ in range(2)]
-    found = stage.rollouts(4)
-    assert [[t.output for t in rollout.transitions] for rollout in found] == [["echo: Hello", "echo: And goodbye."]] * 2
-    assert [rollout.prediction for rollout in found] == [{"answer": answer} for answer in answers]
+    rollouts = stage.rollouts(4)
+    assert [[t.output for t in rollout.transitions] for rollout in rollouts] == [
+        ["echo: Hello", "echo: And goodbye."]
+    ] * 2
+    assert [rollout.prediction for rollout in rollouts] == [{"answer": answer} for answer in answers]
 
 
 @pytest.mark.parametrize("mode", ["chat", "responses"])
@@ -300,8 +302,8 @@ def test_a_run_that_is_named_is_one_rollout_whatever_it_asks(stage: Stage, how: 
     )
     options = {"path": f"/r/{opened['id']}"} if how == "path" else {"key": opened["api_key"]}
     stage.run(sys.executable, "dspy_agent.py", "lm15", TWICE, **options)  # its typed call is a conversation of its own
-    told = {"reward": 0.75}
-    assert post(f"{stage.url}/assay/rollouts/{opened['id']}/close", told, Authorization=f"Bearer {KEY}")[0] == 200
+    report = {"reward": 0.75}
+    assert post(f"{stage.url}/assay/rollouts/{opened['id']}/close", report, Authorization=f"Bearer {KEY}")[0] == 200
     (rollout,) = stage.rollouts(4)
     assert (rollout.id, rollout.task_id, rollout.expected) == (opened["id"], f"t-{how}", {"answer": "42"})
     assert (rollout.status, rollout.score, rollout.prediction) == ("done", 0.75, {"answer": TYPED})
@@ -312,10 +314,10 @@ def test_anthropics_sdk_is_named_by_path_too_and_the_cli_shows_the_run(stage: St
     stage.run(newest, "anthropic_sdk.py", TWICE, path="/r/my-run")
     (rollout,) = stage.rollouts(9)
     assert rollout.metadata["client_id"] == "my-run"
-    shown = [sys.executable, "-m", "assay", "traces", "show", rollout.id, "--json", "--store", str(stage.store)]
-    told = json.loads(subprocess.run(shown, capture_output=True, text=True, check=True).stdout)
-    assert [t["output"] for t in told["transitions"]][-3:] == ["echo: a thread", "echo: that goes on", TYPED]
-    assert [tool["result"] for t in told["transitions"] for tool in t["tools"]] == ["42"] * 4
+    command = [sys.executable, "-m", "assay", "traces", "show", rollout.id, "--json", "--store", str(stage.store)]
+    record = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert [t["output"] for t in record["transitions"]][-3:] == ["echo: a thread", "echo: that goes on", TYPED]
+    assert [tool["result"] for t in record["transitions"] for tool in t["tools"]] == ["42"] * 4
 
 
 def test_without_the_key_a_client_gets_an_error_that_it_can_read_and_nothing_is_recorded(stage: Stage) -> None:

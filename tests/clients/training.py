@@ -64,10 +64,10 @@ def learned_texts(store: Path, out: Path, model: Path, *, whole: bool) -> dict[s
     assert len(texts) == len(rollouts)
     trainer.args.max_steps = 1
     trainer.train()
-    found: dict[str, list[str]] = defaultdict(list)
+    texts_by_rollout: dict[str, list[str]] = defaultdict(list)
     for rollout, text in zip(rollouts, texts, strict=True):
-        found[rollout].append(text)
-    return found
+        texts_by_rollout[rollout].append(text)
+    return texts_by_rollout
 
 
 def calls_trainer(export: Path, model: Path) -> Any:

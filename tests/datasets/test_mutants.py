@@ -116,9 +116,9 @@ def test_a_slice_has_what_its_function_needs_and_no_more() -> None:
 
 def test_a_mutation_changes_one_statement_and_keeps_the_rest_of_the_text() -> None:
     for part in slices(TOOLS, "tools"):
-        found = mutations(part.code, random.Random(0), 100)
-        assert len(found) > 8
-        for mutation in found:
+        mutants = mutations(part.code, random.Random(0), 100)
+        assert len(mutants) > 8
+        for mutation in mutants:
             assert minimal_diff(mutation.code, part.code).changed == 1, mutation
             assert abs(len(mutation.code.split("\n")) - len(part.code.split("\n"))) <= mutation.old.count("\n")
 
@@ -274,9 +274,20 @@ def test_what_hangs_or_gives_no_plain_value_is_dropped() -> None:
 
 
 @needs_sandbox
+def test_files_that_are_not_python_are_named_alone_and_left_out_beside_others(tools: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    (folder / "broken.py").write_text("def (\n")
+    (folder / "latin.py").write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match=r"broken\.py cannot be read: invalid .*latin\.py cannot be read: 'utf"):
+        list(iter_rows(f"mutants:{folder}?size=2"))
+    (folder / "good.py").write_text(tools.read_text())
+    assert len(list(iter_rows(f"mutants:{folder}?size=2"))) == 2
+
+
 def test_a_file_without_testable_functions_is_refused(tmp_path: Path) -> None:
     (tmp_path / "same.py").write_text("def f(a):\n    b = 1\n    b = 1\n    return 0 * b\n")
-    with pytest.raises(DataError, match="could be told from it"):
+    with pytest.raises(DataError, match="give other results than the function itself"):
         list(mutant_rows(str(tmp_path / "same.py"), size=5, seed=0, run=sandbox.run))
 
 

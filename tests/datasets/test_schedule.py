@@ -37,15 +37,15 @@ def test_each_task_of_a_stage_is_drawn_once_before_any_repeats() -> None:
 
 
 def test_a_stage_is_passed_at_its_val_score_and_not_below() -> None:
-    said: list[str] = []
-    schedule = made(A, B, say=said.append)
+    lines: list[str] = []
+    schedule = made(A, B, say=lines.append)
     schedule.tasks_of_step(0, 2)
     assert not schedule.scored(0.79, 1)
     assert schedule.stage is A
     assert ids(schedule.val_tasks(2)) == ["a-val0", "a-val1"]
     assert schedule.scored(0.8, 2)
     assert schedule.stage is B
-    assert said == ["curriculum, step 2: stage 'a': val 0.800 reaches 0.8; continuing with stage 'b'"]
+    assert lines == ["curriculum, step 2: stage 'a': val 0.800 reaches 0.8; continuing with stage 'b'"]
     assert schedule.scored(1.0, 3)
     assert schedule.complete
     assert schedule.stage is B
@@ -68,15 +68,15 @@ def test_a_promotion_score_is_unknown_if_more_than_a_fifth_is_unscored() -> None
 
 
 def test_a_limit_ends_a_stage_that_is_not_passed_but_never_the_last_one() -> None:
-    said: list[str] = []
+    lines: list[str] = []
     shares = {"a": 0.25, "b": 0.3, "c": 0.1}  # of 8 steps: 2, 2, 1
-    schedule = made(*(Stage(name=name, max_share=share) for name, share in shares.items()), steps=8, say=said.append)
+    schedule = made(*(Stage(name=name, max_share=share) for name, share in shares.items()), steps=8, say=lines.append)
     schedule.tasks_of_step(0, 2)
     schedule.scored(0.3, 1)
     names = [schedule.stage.name for step in range(1, 8) if schedule.tasks_of_step(step, 2)]
     assert names == ["a", "b", "b", "c", "c", "c", "c"]
-    assert "limit reached without promotion at 0.8; its best val score is 0.300; continuing with stage 'b'" in said[0]
-    assert "never scored" in said[1]
+    assert "limit reached without promotion at 0.8; its best val score is 0.300; continuing with stage 'b'" in lines[0]
+    assert "never scored" in lines[1]
     assert [row["status"] for row in schedule.report()["stages"]] == ["not passed", "not passed", "not passed"]
     assert len(schedule.notes()) == 3
     assert schedule.scored(0.9, 8)

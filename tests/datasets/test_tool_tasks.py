@@ -69,14 +69,14 @@ def test_two_steps_are_solved_by_the_result_of_the_first_only() -> None:
     for row in rows("two_steps", 50):
         tools = {tool["name"]: tool["simulation"] for tool in row["inputs"]["tools"]}
         first, second = row["expected"]["calls"]
-        found = simulated_result(tools[first["name"]], first["arguments"])
-        assert list(second["arguments"].values()) == [found]
-        assert found not in row["inputs"]["question"]
+        result = simulated_result(tools[first["name"]], first["arguments"])
+        assert list(second["arguments"].values()) == [result]
+        assert result not in row["inputs"]["question"]
         assert simulated_result(tools[second["name"]], second["arguments"]) == "done"
 
 
 def test_a_failing_call_returns_what_to_do_instead() -> None:
-    shown = set()
+    results = set()
     for row in rows("errors", 50):
         tools = {tool["name"]: tool["simulation"] for tool in row["inputs"]["tools"]}
         (right,) = row["expected"]["calls"]
@@ -87,8 +87,8 @@ def test_a_failing_call_returns_what_to_do_instead() -> None:
         with pytest.raises(LookupError, match=r"service|not accepted"):
             simulated_result(tools[name], case.get("arguments", right["arguments"]))
         if len(tools) == 2:
-            shown.add((list(tools).index(name), name.endswith("_v2")))
-    assert len(shown) == 4  # neither place nor name tells which tool is out of service
+            results.add((list(tools).index(name), name.endswith("_v2")))
+    assert len(results) == 4  # neither place nor name tells which tool is out of service
 
 
 def test_simulated_results_compare_text_without_case_and_no_bool_with_a_number() -> None:

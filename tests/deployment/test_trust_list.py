@@ -111,7 +111,7 @@ def test_a_manifest_has_a_limit_on_size_and_depth(own_folder: Path, monkeypatch:
     with pytest.raises(ArtifactError, match="300 MiB"):
         load_artifact(big)
     many = shipped(own_folder / "many")
-    monkeypatch.setattr("assay.sources.artifact_files._MOST_FILES", 3)
+    monkeypatch.setattr("assay.sources.artifact_files.MAX_FILES", 3)
     with pytest.raises(ArtifactError, match="more than 3 files"):
         load_artifact(many)
 

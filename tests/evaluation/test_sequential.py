@@ -60,7 +60,7 @@ def _t(values: np.ndarray, level: float, *, guarded: bool) -> tuple[float, float
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The decisions of the simulation, too, without the bootstrap."""
-    monkeypatch.setattr("assay.evaluation.statistics._RESAMPLED", 1.0)
+    monkeypatch.setattr("assay.evaluation.statistics.BOOTSTRAP_MIN_LEVEL", 1.0)
 
 
 @pytest.mark.slow

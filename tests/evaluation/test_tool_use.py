@@ -56,6 +56,8 @@ def test_tables_show_each_figure_with_its_interval() -> None:
         ("tool calls a task", "1.50 [1.00, 2.00], 9 tasks", "–", "–"),
         ("abstention when not", "–", "50 % [25, 75], 8 tasks", "–"),
     ]
+    single = {"criteria": {}, "tool_use": {"calls_per_task": {"mean": 1, "low": 0, "high": 2, "n": 1}}}
+    assert list(tool_rows([single])) == [("tool calls a task", "1.00 [0.00, 2.00], 1 task")]
     assert list(tool_rows([{**one, "criteria": {"calls_per_task": 1}}])) == []  # it has a row of its own
     report = {"criteria": {"right": 0.5, "none": None}, "criteria_intervals": {"right": [0.2, 0.8], "none": None}}
     assert (graded(report, "right"), graded(report, "none")) == ("50 % [20, 80]", "–")

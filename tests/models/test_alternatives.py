@@ -110,8 +110,10 @@ def test_the_cache_is_compressed_and_keyed_by_rowid(tmp_path: Path) -> None:
     for key in keys:
         cache.put(key, {"response": {"text": "the same words " * 100}, "lone": "\ud800"})
     assert all(cache.get(key) == {"response": {"text": "the same words " * 100}, "lone": "\ud800"} for key in keys)
-    assert cache._db.execute("SELECT max(length(answer)) FROM answers").fetchone()[0] < 150  # of 1,550 characters
-    plan = cache._db.execute("EXPLAIN QUERY PLAN SELECT answer FROM answers WHERE id = 1 AND key = 'a'").fetchall()
+    db = sqlite3.connect(tmp_path / "c.db")
+    assert db.execute("SELECT max(length(answer)) FROM answers").fetchone()[0] < 150  # of 1,550 characters
+    plan = db.execute("EXPLAIN QUERY PLAN SELECT answer FROM answers WHERE id = 1 AND key = 'a'").fetchall()
+    db.close()
     assert "USING INTEGER PRIMARY KEY (rowid=?)" in plan[0][3]
 
 
@@ -123,7 +125,8 @@ def test_a_cache_file_from_before_compression_is_still_read(tmp_path: Path) -> N
         db.execute("INSERT INTO responses VALUES ('broken', '{')")
     cache = ResponseCache(tmp_path / "c.db")
     assert cache.get(key) == {"response": {}, "token_ids": [1]}
-    assert cache._db.execute("SELECT count(*) FROM answers").fetchone() == (1,)  # copied to the new table
+    with sqlite3.connect(tmp_path / "c.db") as db:
+        assert db.execute("SELECT count(*) FROM answers").fetchone() == (1,)  # copied to the new table
     assert cache.get(ResponseCache.key({"n": 2}, weights="", adapters=(), sample=None)) is None
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from assay.errors import ModelError
 from assay.models import Call, count_tokens, find_model, get_lm, pull_model
-from assay.models.embedded import LINES, cores, idle_threads, lines_grammar, server_url
+from assay.models.embedded import LINES, cores, idle_threads, server_url
+from assay.models.line_grammar import lines_grammar
 from assay.models.registry import EMBEDDED
 from assay.programs import AgentParameters, LeanAdapter, MathQA, SchemaAdapter
 
@@ -29,7 +30,7 @@ def test_pull_verifies_and_returns_the_path(embedded: str) -> None:
 
 def test_a_damaged_file_is_refused_by_its_hash(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("ASSAY_HOME", str(tmp_path))
-    monkeypatch.setattr("assay.models.registry._installed", lambda model: None)
+    monkeypatch.setattr("assay.models.registry.installed_file", lambda model: None)
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / EMBEDDED["smollm2-135m"].file).write_bytes(b"GGUF, but not this one")
     with pytest.raises(ModelError, match="does not match its sha256"):
@@ -72,7 +73,7 @@ def test_the_hub_is_tried_first_and_its_file_verified(
 ) -> None:
     for name, value in (("ASSAY_HOME", str(tmp_path)), ("HF_ENDPOINT", hub), ("HF_HUB_OFFLINE", "0")):
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("assay.models.registry._installed", lambda model: None)
+    monkeypatch.setattr("assay.models.registry.installed_file", lambda model: None)
     text: list[str] = []
     assert pull_model("smollm2-135m", say=text.append).parent == tmp_path / "models"
     assert "hub" in text[-1]  # no other source was needed
@@ -142,7 +143,7 @@ def test_parallel_calls_answer_like_sequential_ones(embedded: str) -> None:
 def test_threads_are_the_idle_cores_or_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ASSAY_THREADS", raising=False)
     for busy, threads in ((0.0, min(8, cores())), (float(cores()), 1), (1000.0, 1)):
-        monkeypatch.setattr("assay.models.embedded._busy_cores", lambda window, busy=busy: busy)
+        monkeypatch.setattr("assay.models.embedded.busy_cores", lambda window, busy=busy: busy)
         assert idle_threads() == threads
     monkeypatch.setenv("ASSAY_THREADS", "3")
     assert idle_threads() == 3

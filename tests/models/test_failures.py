@@ -20,6 +20,7 @@ from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError,
 
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, FailureKind, ModelError
+from assay.evaluation.predictions import rollout_of
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import Meter
 from assay.models.failures import failure_of_call, failure_of_program, failure_of_run, is_agent_failure, unanswered
@@ -118,7 +119,11 @@ def always(task: Any, prediction: Any, rollout: Any) -> bool:
 
 
 def ran(
-    store: Store, *, script: Any = answer, act: Callable[[Any], Any] = lambda found: found, check: Any = always
+    store: Store,
+    *,
+    script: Any = answer,
+    act: Callable[[Any], Any] = lambda prediction: prediction,
+    check: Any = always,
 ) -> Rollout:
     criterion = (
         Criterion(name="c", judge=JudgeSpec(text="Right?")) if check is None else Criterion(name="c", check=check)
@@ -132,7 +137,7 @@ def ran(
     )  # fmt: skip
     session.register([task], "train")
     with session.context():
-        rollout = RecordedProgram(Program(act), session)(**task.inputs)._rollout
+        rollout = rollout_of(RecordedProgram(Program(act), session)(**task.inputs))
     store.flush()
     return store.rollout(rollout.id)
 
@@ -233,7 +238,7 @@ def scored(how: str, script: Any) -> Rollout:
     )  # fmt: skip
     session.register([task], "train")
     with session.context():
-        rollout = RecordedProgram(Wrapping(how), session)(**task.inputs)._rollout
+        rollout = rollout_of(RecordedProgram(Wrapping(how), session)(**task.inputs))
     assert isinstance(rollout, Rollout)
     return rollout
 
@@ -286,7 +291,7 @@ def test_a_failed_connection_of_a_tool_is_the_agents_failure() -> None:
     )
     session.register([task], "train")
     with session.context():
-        result = RecordedProgram(Program(act), session)(**task.inputs)._rollout
+        result = rollout_of(RecordedProgram(Program(act), session)(**task.inputs))
     assert (result.status, result.score) == ("failed", 0.0)
 
 

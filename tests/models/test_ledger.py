@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -80,10 +81,8 @@ def test_cached_answers_that_were_never_settled_are_billed_on_resume(tmp_path: P
     first = meter(path)
     with_recording(scripted_lm(lambda request: "yes"), cache=cache, meter=first)("hello")
     usage = first.usage
-    assert first.ledger is not None
-    first.ledger._db.execute(
-        "UPDATE calls SET settled = 0, prompt_tokens = 0, completion_tokens = 0, cost_usd = 0"
-    )  # killed before it was
+    with sqlite3.connect(path) as db:  # as if it was killed before it settled the call
+        db.execute("UPDATE calls SET settled = 0, prompt_tokens = 0, completion_tokens = 0, cost_usd = 0")
     ledger = Ledger(path)
     assert bill_answered(ledger, cache) == 1
     assert sum(u.tokens for u in spent_before(ledger).values()) == usage.tokens > 0

@@ -1,6 +1,7 @@
 """Loop detection: exact copies, reuse of word groups, tool calls; no alarm on ordinary text."""
 
 import itertools
+import pickle
 import random
 import string
 import sysconfig
@@ -90,12 +91,12 @@ def test_a_loop_is_kept_and_further_words_do_not_replace_it() -> None:
     detector = LoopDetector()
     for word in ["again"] * 100:
         detector.add(word)
-    found = detector.loop
-    assert found is not None
-    assert (found.kind, found.period, found.end) == ("copies", 1, 64)
-    assert found.repeated == 63  # all but the first of the 64
+    loop = detector.loop
+    assert loop is not None
+    assert (loop.kind, loop.period, loop.end) == ("copies", 1, 64)
+    assert loop.repeated == 63  # all but the first of the 64
     for word in prose(50, 1):
-        assert detector.add(word) == found
+        assert detector.add(word) == loop
 
 
 def test_a_ruled_line_and_an_empty_table_are_no_loops() -> None:
@@ -119,12 +120,14 @@ def test_modules_of_the_standard_library_raise_no_alarm(module: str) -> None:
 
 
 def test_memory_does_not_grow_with_the_text() -> None:
-    detector = LoopDetector(LoopSettings(reuse=1.0))
-    for word in prose(5000, 3):
+    """Pickled: 1024 words of five letters, and the groups of four of the last 128 words."""
+    detector, sizes = LoopDetector(LoopSettings(reuse=1.0)), []
+    for count, word in enumerate(prose(5000, 3), 1):
         detector.add(word)
-    assert len(detector._tail) == 1024
-    assert len(detector._grams) == 125
-    assert len(detector._known) <= 125
+        if count in (200, 1024, 2000, 5000):
+            sizes.append(len(pickle.dumps(detector)))
+    assert sizes[0] < sizes[1]
+    assert sizes[1] * 1.02 > max(sizes)
 
 
 @pytest.mark.parametrize(
@@ -157,9 +160,9 @@ def test_two_calls_in_turn_are_a_loop() -> None:
     assert loops[1] is None
     assert loops[2] is not None
     patient = ToolLoopDetector(LoopSettings(calls=3))
-    found = [patient.add(name, {"x": 1}, "same") for name in names * 2]
-    assert found[4] is not None
-    assert found[3] is None
+    loops = [patient.add(name, {"x": 1}, "same") for name in names * 2]
+    assert loops[4] is not None
+    assert loops[3] is None
     assert ToolLoopDetector(LoopSettings(calls=4)).add("a", {}, "x") is None
 
 

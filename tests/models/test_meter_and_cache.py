@@ -1,6 +1,7 @@
 """Caps, counts and the response cache."""
 
 import asyncio
+import sqlite3
 import threading
 from pathlib import Path
 
@@ -133,7 +134,8 @@ def test_the_model_is_called_again_for_a_damaged_cache_entry(tmp_path: Path) -> 
     cache = ResponseCache(tmp_path / "c.db")
     lm = scripted_lm(lambda request: "yes", cache=cache)
     lm("a")
-    cache._db.execute("UPDATE answers SET answer = x'0102'")
+    with sqlite3.connect(tmp_path / "c.db") as db:
+        db.execute("UPDATE answers SET answer = x'0102'")
     assert lm("a") == ["yes"]
     assert lm.scripted.calls == 2
 

@@ -86,7 +86,7 @@ def test_two_merged_models_stay_in_memory_and_others_are_reloaded(embedded: str,
         keep_adapter(f"no{number}", lora(tmp_path / str(number), scale=0.001 * (1 + number)), base="smollm2-135m")
         lms.append(get_lm(f"{embedded}+no{number}", cache=None, temperature=0.0, max_tokens=4))
     replies = [lm("Say a word.") for lm in lms]
-    merged = [path for path in engines._servers if path.parent.name == "merged" and path not in engines._published]
+    merged = [path for path in engines.loaded_models() if path.parent.name == "merged"]
     assert merged == [lm.engine.backend.path for lm in lms[2:]]
     lms[0].engine.backend.path.unlink()
     assert lms[0]("Say a word.") == replies[0]

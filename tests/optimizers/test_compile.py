@@ -55,7 +55,7 @@ def test_every_optimizer_runs_and_stores_the_measured_program(optimizer: str, tm
 @pytest.mark.parametrize("name", ["BootstrapFewShot", "COPRO", "GEPA", "BootstrapFewShotWithRandomSearch"])
 def test_teleprompter_is_loaded_by_class_path(tmp_path: Path, name: str) -> None:
     report = compile_it(f"dspy.teleprompt:{name}", tmp_path, sizes={"train": 8, "val": 5, "gate": 5, "test": 5})
-    why = ("no candidate beat the plain program on val", "nothing else than the plain program was proposed")
+    why = ("no candidate beat the plain program on val", "only the plain program was proposed")
     assert report.to_dict()["notes"] in ([], *([f"{reason}; it is unchanged"] for reason in why))
 
 

@@ -104,11 +104,11 @@ def test_lost_host_is_tolerated(
         executor: Any = job.session.executor
         assert len(executor.hosts) == 2
         ray.kill(executor.hosts[0])
-        report = evaluate(job.student, job.splits.val, job.session)
+        report = evaluate(job.recorded, job.splits.val, job.session)
         assert (len(report), report.unscored, len(executor.hosts)) == (4, 0, 1)
         ray.kill(executor.hosts[0])
         with pytest.raises(ModelError, match=r"hosts were lost|every host of the Ray cluster is gone"):
-            evaluate(job.student, job.splits.val, job.session)
+            evaluate(job.recorded, job.splits.val, job.session)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from assay.rubrics import Criterion, Grade, Rubric
 from assay.rubrics.checks import exact
 from assay.testing import scripted_lm
 
-SIZES = {"train": 4, "val": 6, "gate": 5, "test": 5}
+SIZES = {"train": 4, "val": 60, "gate": 5, "test": 5}  # 60 tasks without a loss show a margin of 0.05
 
 
 def rounds(*probabilities: float | None) -> list[dict[str, Any]]:
@@ -77,14 +77,14 @@ def raising(*_: Any) -> float:
     raise RuntimeError("the tests cannot run")
 
 
-def compiled(tmp_path: Path, verifier: Callable[..., Any], depth: int = 10) -> Any:
+def compiled(tmp_path: Path, verifier: Callable[..., Any], depth: int = 10, val: int = 60) -> Any:
     refine = Refine(dspy.Predict("question -> answer"), verifier)
     refine.set_parameters({"reasoning_depth": depth})
-    rows = [{"question": f"q{at}", "answer": "1"} for at in range(40)]
+    rows = [{"question": f"q{at}", "answer": "1"} for at in range(400)]
     lm = scripted_lm(draft_of)
     report = assay.compile(
         refine, rubric=Rubric(name="r", criteria=[Criterion(name="right", check=exact)]), data=rows, lm=lm,
-        out=tmp_path / "a", store=tmp_path / "s.db", optimizer="labeled", sizes=SIZES, preflight=False,
+        out=tmp_path / "a", store=tmp_path / "s.db", optimizer="labeled", sizes={**SIZES, "val": val}, preflight=False,
         thinking_margin=0.05,
     )  # fmt: skip
     return report, next(note for note in report.outcome.notes if "halting" in note), refine
@@ -117,5 +117,31 @@ def test_a_verifier_that_says_nothing_costs_no_answer(tmp_path: Path, verifier: 
     assert report.outcome.stopped is None
 
 
+def test_too_few_tasks_keep_all_rounds_and_say_how_many_are_needed(tmp_path: Path) -> None:
+    report, note, refine = compiled(tmp_path, by_number, val=12)
+    assert "halting stays 'all rounds': none that saves tokens is shown to lose at most 0.05" in note
+    assert "on 12 val tasks; about 60 are needed" in note
+    with dspy.context(lm=scripted_lm(draft_of)):
+        assert len(assay.load(report.artifact, program=refine)(question="q").rounds) == 4
+
+
 def test_without_rounds_the_note_names_the_depth(tmp_path: Path) -> None:
     assert "'reasoning_depth': 6" in compiled(tmp_path, by_number, depth=3)[1]
+
+
+def test_a_margin_without_effect_is_said_before_the_search_and_once(tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    class Heard(assay.evaluation.SilentProgress):
+        def say(self, text: str) -> None:
+            lines.append(text)
+
+    rows = [{"question": f"q{at}", "answer": "1"} for at in range(40)]
+    report = assay.compile(
+        dspy.Predict("question -> answer"), rubric=Rubric(name="r", criteria=[Criterion(name="right", check=exact)]),
+        data=rows, lm=scripted_lm(draft_of), out=tmp_path / "a", store=tmp_path / "s.db", optimizer="labeled",
+        sizes=SIZES, preflight=False, thinking_margin=0.05, progress=Heard(),
+    )  # fmt: skip
+    assert sum("thinking_margin" in note for note in report.outcome.notes) == 1
+    first = next(at for at, text in enumerate(lines) if "thinking_margin has no effect" in text)
+    assert first < next(at for at, text in enumerate(lines) if text.startswith("estimate"))

@@ -177,7 +177,7 @@ def test_small_split_is_reported(tmp_path: Path) -> None:
         optimizer="calibrate",
         progress=Lines(),
     )
-    assert any("under 20 nothing can be claimed" in line for line in messages)
+    assert any("below 20 items no gain can be shown" in line for line in messages)
 
 
 @pytest.mark.parametrize("optimizer", ["knn", "ensemble"])

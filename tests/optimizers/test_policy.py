@@ -116,7 +116,7 @@ def test_training_stops_without_improvement() -> None:
     assert outcome.converged
     assert len(outcome.history) < 30
     assert any("converged" in note for note in outcome.notes)
-    assert any("nothing was better" in note for note in outcome.notes)
+    assert any("no parameters were better" in note for note in outcome.notes)
 
 
 def test_invalid_settings_and_unscored_episodes_are_refused() -> None:

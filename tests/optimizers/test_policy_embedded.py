@@ -234,7 +234,7 @@ def test_exports_without_learning_signal_are_refused(
         Recorded(flat, PolicySettings(prompts_per_step=2, num_generations=2, per_device_batch_size=2))
     task = json.loads((tmp_path / "rows" / "data.jsonl").read_text().splitlines()[0])["task"]
     alone = rewritten(tmp_path / "rows", tmp_path / "alone", lambda row: row if row["task"] == task else None)
-    with pytest.raises(DataError, match="groups with spread to train on, and a step takes 9"):
+    with pytest.raises(DataError, match="groups with nonzero variance to train on, and a step takes 9"):
         train_offline(alone, name="alone", model=embedded, **{**small, "prompts_per_step": 9})
     with pytest.raises(DataError, match="calls of more than 16 tokens"):
         train_offline(tmp_path / "rows", name="long", model=embedded, max_length=16, **small)

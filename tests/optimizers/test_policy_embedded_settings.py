@@ -67,9 +67,9 @@ def test_model_in_training_cannot_be_its_own_judge(embedded: str, tmp_path: Path
     Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: 'Is it nice?'}\n")
     for judge in ({}, {"judge_model": embedded}):
         for options in ({"rubric": "nice.yaml"}, {"rubric": "math_qa", "monitor": "nice.yaml"}):
-            with pytest.raises(ConfigError, match="would learn to please itself"):
+            with pytest.raises(ConfigError, match="would learn to satisfy itself"):
                 train("math_qa", data=DATA, name="x", model=embedded, **options, **judge, **SMALL)
-        with pytest.raises(ConfigError, match="would learn to please itself"):
+        with pytest.raises(ConfigError, match="would learn to satisfy itself"):
             train(
                 "math_qa",
                 rubric="math_qa",
@@ -80,9 +80,9 @@ def test_model_in_training_cannot_be_its_own_judge(embedded: str, tmp_path: Path
                 **judge,
                 **SMALL,
             )
-        with pytest.raises(ConfigError, match="would learn to please itself"):
+        with pytest.raises(ConfigError, match="would learn to satisfy itself"):
             check_comparison("math_qa", rubric="nice.yaml", data=DATA, model=embedded, **judge)
-        with pytest.raises(ConfigError, match="would learn to please itself"):
+        with pytest.raises(ConfigError, match="would learn to satisfy itself"):
             assay.improve("math_qa", rubric="nice.yaml", data=DATA, name="x", model=embedded, **judge)
 
 
@@ -90,14 +90,14 @@ def test_judge_uses_the_model_its_file_names(embedded: str) -> None:
     Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: {use: who.yaml}}\n")
     judge = "name: who\ntext: Is it nice?\nmodel: {}\n"
     Path("who.yaml").write_text(judge.format(embedded))
-    with pytest.raises(ConfigError, match="would learn to please itself"):
+    with pytest.raises(ConfigError, match="would learn to satisfy itself"):
         independent("nice.yaml", "openai/gpt-x", embedded)
     Path("who.yaml").write_text(judge.format("openai/gpt-x"))
     assert independent("nice.yaml", None, embedded).name == "nice"
     Path("who.yaml").write_text("name: who\njury: {members: [one.yaml, two.yaml]}\n")
     Path("one.yaml").write_text(judge.format("openai/gpt-x"))
     Path("two.yaml").write_text("name: two\ntext: Is it nice?\n")
-    with pytest.raises(ConfigError, match="would learn to please itself"):
+    with pytest.raises(ConfigError, match="would learn to satisfy itself"):
         independent("nice.yaml", None, embedded)
     assert independent("nice.yaml", "openai/gpt-y", embedded)
     Path("who.yaml").write_text("name: who\ntext: Which is nicer?\ncompare: pairs\n")
@@ -177,7 +177,7 @@ def test_retention_task_is_reported_separately(embedded: str) -> None:
         ),
         (
             ["train", "sft", "rows", "--name", "x", "--program", "math_qa", "--rubric", "nice.yaml", "--data", DATA],
-            "please itself",
+            "satisfy itself",
         ),
     ],
 )

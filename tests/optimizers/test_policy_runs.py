@@ -74,7 +74,7 @@ def test_resumed_run_gives_the_same_curve(tiny_model: Path) -> None:
     begun.collect = stopping  # type: ignore[method-assign]
     with pytest.raises(Cancelled):
         train_policy(begun, "halted", config)
-    with pytest.raises(ConfigError, match="had another learning_rate"):
+    with pytest.raises(ConfigError, match="has another learning_rate"):
         run(tiny_model, "halted", evaluate_every=0, resume=True, learning_rate=1e-3)
     resumed = run(tiny_model, "halted", evaluate_every=0, resume=True)
     for name in ("reward", "loss", "grad_norm", "entropy"):
@@ -217,9 +217,9 @@ def test_resume_requires_identical_training_settings(tiny_model: Path) -> None:
     begun.collect = stopping  # type: ignore[method-assign]
     with pytest.raises(Cancelled):
         train_policy(begun, "same", config)
-    with pytest.raises(ConfigError, match="had another rubric"):
+    with pytest.raises(ConfigError, match="has another rubric"):
         run(tiny_model, "same", evaluate_every=0, resume=True, check=lambda t, p, r: 0.5)
-    with pytest.raises(ConfigError, match="had another program"):
+    with pytest.raises(ConfigError, match="has another program"):
         train_policy(source(str(tiny_model), config, name="three"), "same", config, resume=True)
 
 
@@ -247,10 +247,10 @@ def test_weights_that_fail_the_retention_task_are_discarded(tiny_model: Path, lo
         begun.eval_task.test,
         trained=False,
     )
-    with pytest.raises(ConfigError, match="0 is never"):
+    with pytest.raises(ConfigError, match="evaluate_every=0 evaluates none"):
         train_policy(begun, "forgets", dataclasses.replace(config, evaluate_every=0), retained=[retention_task])
     if lost_from == 1:
-        with pytest.raises(Diverged, match=r"other lost 1.000, and 0.1 may be lost.* none are kept"):
+        with pytest.raises(Diverged, match=r"other lost 1.000, and 0.1 may be lost.* no weights are kept"):
             train_policy(begun, "forgets", config, retained=[retention_task])
         return
     report = train_policy(begun, "forgets", config, retained=[retention_task])

@@ -14,6 +14,7 @@ from searched_tasks import demonstration, searched
 
 from assay.datasets import Task
 from assay.evaluation import RecordedProgram, Session
+from assay.evaluation.predictions import result_of
 from assay.evaluation.statistics import losing_evidence
 from assay.models import Caps, Meter
 from assay.optimizers.prompts.candidates import Candidate, SearchSpace
@@ -36,7 +37,7 @@ def accuracy(student: RecordedProgram, count: int = 200) -> float:
     tasks = learner.tasks(count, seed=9)
     student.session.register(tasks)
     with student.session.context():
-        return sum(student(**dict(task.inputs))._result.value for task in tasks) / count
+        return sum(result_of(student(**dict(task.inputs))).value for task in tasks) / count
 
 
 @pytest.mark.slow
@@ -99,7 +100,7 @@ def test_baseline_is_evaluated_and_never_dropped() -> None:
         for candidate, value in ((baseline, 0.0), (best, 1.0)):
             result = next(iter(candidate.evaluation.results.values()))
             candidate.evaluation.results[task.id] = type(result)(**{**vars(result), "value": value})
-    search._drop()
+    search.drop_losing()
     assert not baseline.dropped
 
 
@@ -111,8 +112,8 @@ def test_search_without_calls_keeps_the_baseline() -> None:
 def test_search_stops_early_if_no_improvement_is_expected() -> None:
     class Easy(InContextLearner):
         def __call__(self, request: Any) -> str:
-            text = next((t for t in self._truth if t in request.messages[-1].text), None)
-            return json.dumps({"label": self._truth[text]}) if text else "no"
+            text = next((t for t in self.labels_of_texts if t in request.messages[-1].text), None)
+            return json.dumps({"label": self.labels_of_texts[text]}) if text else "no"
 
     learner, recorder, meter = Easy("topics"), Recorder(), Meter(Caps(search_calls=400))
     tasks = learner.tasks(80, seed=1)
@@ -135,7 +136,7 @@ def test_round_interrupted_by_the_cap_is_discarded() -> None:
     search.session.meter.phase = "search"
     pairs = [(search.candidates[0], task) for task in search.tasks[-30:]]
     with search.session.context():
-        assert not search._evaluate(pairs)
+        assert not search.evaluate_round(pairs)
     assert rows(search) == before
 
 

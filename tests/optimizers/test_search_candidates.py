@@ -95,9 +95,9 @@ def test_auto_proposals_are_validated_like_those_of_dspy_optimizers(text: str, r
 
 def test_a_proposal_that_cannot_be_parsed_is_reported_in_words() -> None:
     task, lines = Task(id="1", inputs={"text": "a"}, expected={"label": "a"}), list[str]()
-    lm, said = scripted_lm(lambda request: "no field"), SilentProgress()
-    said.say = lines.append  # type: ignore[method-assign]
-    session = Session(lm, load_rubric("classify"), Recorder(), Meter(), progress=said)
+    lm, progress = scripted_lm(lambda request: "no field"), SilentProgress()
+    progress.say = lines.append  # type: ignore[method-assign]
+    session = Session(lm, load_rubric("classify"), Recorder(), Meter(), progress=progress)
     student = RecordedProgram(dspy.Predict("text -> label"), session)
     check = InstructionCheck(dspy.Predict("text -> label"), lm)
     assert propose_instruction(student, [demonstration(task)], session, number=0, instruction_check=check) is None
@@ -105,18 +105,18 @@ def test_a_proposal_that_cannot_be_parsed_is_reported_in_words() -> None:
 
 
 def test_a_round_of_unscored_runs_is_reported_without_a_number() -> None:
-    lines, said = list[str](), SilentProgress()
-    said.say = lines.append  # type: ignore[method-assign]
+    lines, progress = list[str](), SilentProgress()
+    progress.say = lines.append  # type: ignore[method-assign]
     meter, learner = Meter(Caps(search_calls=60)), InContextLearner("intents")
     unscored = Rubric("r", [Criterion(name="x", check=lambda *_: math.nan)])
-    session = Session(scripted_lm(learner, meter=meter), unscored, Recorder(), meter, progress=said)
+    session = Session(scripted_lm(learner, meter=meter), unscored, Recorder(), meter, progress=progress)
     student = RecordedProgram(learner.program(), session)
     tasks = learner.tasks(20, seed=1)
     search = AutoSearch(
         SearchSpace(student, [], [None], most=16, seed=0), Candidate("baseline", student), tasks, session
     )
-    search._begin()
-    search._report()
+    search.begin()
+    search.report_round()
     assert "baseline not scored on " in lines[-1]
 
 

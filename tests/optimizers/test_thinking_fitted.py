@@ -11,7 +11,7 @@ import assay
 from assay.errors import ProgramError
 from assay.evaluation.evaluation import Evaluation
 from assay.optimizers.prompts.candidates import CandidateSpec, SearchSpace, kernel
-from assay.optimizers.prompts.thinking import POLICIES, fitted_policy
+from assay.optimizers.prompts.thinking import FULL, POLICIES, fitted_policy, why_none
 from assay.programs import Classify, MathQA, ThinkingPolicy
 from assay.programs.budgets import allocates, with_policy
 from assay.programs.compose import NearestDemos
@@ -28,30 +28,65 @@ def evaluation(scores: list[float], tokens: float) -> Evaluation:
     return made
 
 
-def test_the_largest_saving_within_the_margin_is_chosen() -> None:
-    found, rows = fitted_policy(
+def test_the_largest_saving_that_is_shown_to_keep_the_margin_is_chosen() -> None:
+    plain = [1.0] * 60
+    policy, rows = fitted_policy(
         {
-            "thinks once": evaluation([1.0, 1.0, 0.0, 1.0], 100),
-            "probe 0.3": evaluation([1.0, 0.0, 0.0, 1.0], 20),  # loses 0.25
-            "probe 0.6": evaluation([1.0, 1.0, 0.0, 1.0], 60),
-            "probe 0.9": evaluation([1.0, 1.0, 1.0, 1.0], 90),
+            "thinks once": evaluation(plain, 100),
+            "probe 0.3": evaluation([0.0] * 2 + plain[2:], 20),  # a mean loss of 0.033, within the margin
+            "probe 0.6": evaluation(plain, 60),  # 3.0 / 60 = 0.05 at most
+            "probe 0.9": evaluation(plain, 90),
         },
-        margin=0.01,
+        margin=0.05,
     )
-    assert found == "probe 0.6"
-    assert rows["probe 0.3"] == {"n": 4, "loss": 0.25, "saved": 0.8}
-    assert rows["probe 0.9"]["loss"] == -0.25
+    assert policy == "probe 0.6"
+    assert rows["probe 0.3"]["loss"] == pytest.approx(1 / 30)
+    assert rows["probe 0.3"]["loss_high"] > 0.05
+    assert rows["probe 0.6"] == {"n": 60, "loss": 0, "loss_high": pytest.approx(2.996 / 60, abs=1e-4), "saved": 0.4}
+
+
+@pytest.mark.parametrize(("tasks", "policy"), [(299, "thinks once"), (300, "probe 0.6")])
+def test_a_margin_of_one_point_takes_300_tasks_without_a_loss(tasks: int, policy: str) -> None:
+    made = {"thinks once": evaluation([1.0] * tasks, 100), "probe 0.6": evaluation([1.0] * tasks, 60)}
+    chosen, rows = fitted_policy(made, margin=0.01)
+    assert chosen == policy
+    assert tasks == 300 or "on 299 val tasks; about 300 are needed" in why_none(rows, baseline=FULL, margin=0.01)
+
+
+def test_a_policy_that_gains_needs_no_tasks_of_the_rule_of_three() -> None:
+    plain = [0.0, 1.0] * 40
+    better = [1.0] * 20 + plain[20:]
+    policy, rows = fitted_policy({"thinks once": evaluation(plain, 100), "probe 0.6": evaluation(better, 60)}, margin=0)
+    assert policy == "probe 0.6"
+    assert rows["probe 0.6"]["loss_high"] < 0
+
+
+def test_the_note_says_how_many_tasks_are_needed_or_that_more_show_nothing() -> None:
+    made = {
+        "thinks once": evaluation([1.0] * 100, 100),
+        "probe 0.3": evaluation([0.0] * 10 + [1.0] * 90, 20),
+        "probe 0.6": evaluation([0.0] + [1.0] * 99, 60),
+        "probe 0.9": evaluation([1.0] * 100, 110),
+    }
+    rows = fitted_policy(made, margin=0.02)[1]
+    why = why_none(rows, baseline=FULL, margin=0.02)
+    assert "Closest is 'probe 0.6': tokens -40 %, score -0.010, a loss of up to 0.0" in why
+    # reach * sqrt(100) / sqrt(n) = 0.02 - 0.01
+    reach = rows["probe 0.6"]["loss_high"] - 0.01
+    assert f"about {math.ceil(100 * (reach / 0.01) ** 2)} are needed" in why
+    assert "more tasks would not show it" in why_none(rows, baseline=FULL, margin=0.005)
+    assert why_none({FULL: rows[FULL]}, baseline=FULL, margin=0.01) == "no other saves tokens"
 
 
 def test_nothing_is_chosen_that_saves_nothing_or_was_never_scored() -> None:
-    found, rows = fitted_policy(
+    policy, rows = fitted_policy(
         {
             "thinks once": evaluation([1.0, 0.0], 100),
             "probe 0.3": evaluation([1.0, 0.0], 130),
             "probe 0.6": evaluation([math.nan, math.nan], 10),
         }
     )
-    assert found == "thinks once"
+    assert policy == "thinks once"
     assert math.isnan(rows["probe 0.6"]["loss"])
 
 
@@ -102,7 +137,8 @@ def test_compile_fits_a_policy_on_val_and_stores_it_in_the_artifact(tmp_path: An
         thinking_margin=0.05,
     )
     note = next(note for note in report.outcome.notes if "thinking policy" in note)
-    assert "thinks once" in note  # without probabilities, every other policy needs more calls
+    # without probabilities, every other policy needs more calls
+    assert note == "thinking policy stays 'thinks once': no other saves tokens"
     assert assay.load(tmp_path / "a").policy == ThinkingPolicy()
     assert [row["name"] for row in report.outcome.candidates][-1].endswith("thinks once")
 
@@ -112,7 +148,7 @@ def test_the_search_offers_policies_to_agents_that_allocate(monkeypatch: pytest.
     space = SearchSpace.__new__(SearchSpace)
     space.prompt_formats, space.instructions, space.counts, space.selections = ["json"], [{}], [], []
     space.values, space.policies = {"temperature": [0.1]}, list(POLICIES)
-    changed = {space._changed(CandidateSpec(), rng).thinking for _ in range(200)}
+    changed = {space.changed(CandidateSpec(), rng).thinking for _ in range(200)}
     assert changed == {None, *POLICIES}
     space.policies = []
-    assert {space._changed(CandidateSpec(), rng).thinking for _ in range(50)} == {None}
+    assert {space.changed(CandidateSpec(), rng).thinking for _ in range(50)} == {None}

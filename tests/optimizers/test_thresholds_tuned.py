@@ -77,6 +77,15 @@ def test_a_range_that_cannot_be_searched_is_refused(ranges: dict[str, tuple[floa
         check_ranges(ranges, {})
 
 
+def test_thresholds_that_do_not_act_and_misspelt_ones_are_refused_with_the_way_out() -> None:
+    with pytest.raises(ParameterError, match=r"no effect of samples in p; they need .* such as thinking=64"):
+        Space(programs=["p"], acting={"p": ["temperature"]}, ranges={"samples": (1, 3)})
+    with pytest.raises(ParameterError, match=r"no effect of max_steps in p$"):
+        Space(programs=["p"], acting={"p": ["temperature"]}, ranges={"max_steps": (1, 3)})
+    with pytest.raises(ParameterError, match=r"Did you mean 'samples'\?"):
+        check_ranges({"sample": (1, 3)}, {})
+
+
 def test_a_space_without_thresholds_is_described_as_before() -> None:
     five = Space(programs=["p"], acting={"p": list(RANGES)})
     assert list(five.describe()["ranges"]) == list(RANGES) == five.searched("p")

@@ -122,14 +122,14 @@ def test_a_missing_package_is_distinguished_from_another_host() -> None:
 def test_a_study_lost_at_the_end_affects_only_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import assay.api.tune.run
 
-    decide = assay.api.tune.run._decide
+    plan = assay.api.tune.run.plan_report
 
-    def lost_study(*args: Any) -> None:
-        for file in (tmp_path / ".assay").glob("studies.db*"):
+    def lost_study(*args: Any, searching: bool = False, **options: Any) -> Any:
+        for file in (tmp_path / ".assay").glob("studies.db*") if not searching else ():
             file.unlink()
-        decide(*args)
+        return plan(*args, searching=searching, **options)
 
-    monkeypatch.setattr(assay.api.tune.run, "_decide", lost_study)
+    monkeypatch.setattr(assay.api.tune.run, "plan_report", lost_study)
     report = tuned(tmp_path, trials=4)
     assert report.page is None
     assert any("no page: the study at" in note for note in report.notes)

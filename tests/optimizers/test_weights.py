@@ -218,7 +218,7 @@ def test_resumed_warm_up_gives_the_same_curve(tiny_model: Path, tmp_path: Path) 
         [*command, "--name", "cut", "--resume", "--lora-r", "8"], capture_output=True, text=True, timeout=300
     )
     assert other.returncode == 2
-    assert "had another lora_r" in other.stderr
+    assert "has another lora_r" in other.stderr
     resumed = subprocess.run(
         [*command, "--name", "cut", "--resume", "--json"], capture_output=True, text=True, timeout=600
     )

@@ -31,8 +31,8 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _python_processes_of(parent: int) -> list[str]:
-    found = subprocess.run(["ps", "--ppid", str(parent), "-o", "args="], capture_output=True, text=True).stdout
-    return [line for line in found.splitlines() if "launcher.py" in line or "main.py" in line]
+    listing = subprocess.run(["ps", "--ppid", str(parent), "-o", "args="], capture_output=True, text=True).stdout
+    return [line for line in listing.splitlines() if "launcher.py" in line or "main.py" in line]
 
 
 def attack(code: str, isolated: str, **settings: Any) -> SandboxResult:

@@ -65,6 +65,20 @@ def test_out_of_range_names_the_range(name: str) -> None:
         assert getattr(AgentParameters.of({name: right}), name) == right
 
 
+@pytest.mark.parametrize("values", ["json", 3, ["max_steps"], None])
+def test_parameters_that_are_no_mapping_are_refused_with_an_example(values: Any) -> None:
+    with pytest.raises(ParameterError, match=r"a mapping such as \{'max_steps': 5\}, got a"):
+        MathQA().set_parameters(values)
+    if values is not None:
+        with pytest.raises(ParameterError, match="a mapping such as"):
+            MathQA(values)
+
+
+def test_a_program_takes_its_parameters_as_a_mapping_too() -> None:
+    parameters: Any = {"max_steps": 3}
+    assert MathQA(parameters).agent_parameters == AgentParameters(max_steps=3)
+
+
 def test_an_unknown_parameter_is_refused() -> None:
     with pytest.raises(ParameterError, match="unknown agent parameter"):
         MathQA().set_parameters({"temprature": 1})

@@ -50,6 +50,28 @@ def test_a_close_or_unknown_choice_is_thought_about(margin: float | None) -> Non
     assert asked == [(0, ""), (64, "")]
 
 
+def test_an_engine_without_probabilities_is_not_probed_in_vain() -> None:
+    ask, asked = rounds(["a"])
+    assert think(ThinkingPolicy(probe_margin=0.6), 64, ask, measured=False).last.choice == "a"
+    assert asked == [(64, "")]
+    ask, asked = rounds(["a", "a"])
+    assert think(ThinkingPolicy(probe_margin=0.6, stable=2, piece=16), 64, ask, measured=False).why == "stable"
+    assert asked == [(0, ""), (16, "")]
+
+
+@pytest.mark.parametrize("logprobs", [True, False])
+def test_programs_say_whether_their_model_gives_probabilities(logprobs: bool) -> None:
+    calls: list[Any] = []
+
+    def answer(request: Any) -> Any:
+        calls.append(request)
+        return '{"thought": "a thought of some length", "label": "sad"}'
+
+    with dspy.context(lm=scripted_lm(answer, logprobs=logprobs)):
+        Classify(["happy", "sad"], thinking=64, policy={"probe_margin": 1.0})(text="x")
+    assert len(calls) == (2 if logprobs else 1)
+
+
 def test_thinking_ends_once_the_choice_is_stable() -> None:
     ask, asked = rounds(["a", "b", "b", "b"])
     thought = think(ThinkingPolicy(stable=2, piece=16), 64, ask)
@@ -176,6 +198,24 @@ def test_an_answer_that_cannot_be_written_is_compared_by_identity() -> None:
 def test_values_out_of_range_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(values)) if "margin" not in values else "fields"):
         ThinkingPolicy.of(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"probe_margin": "0.5"},
+        {"probe_margin": True},
+        {"confidence": float("nan")},
+        {"posterior": None},
+        {"posterior": "high"},
+        {"samples": None},
+        {"piece": None},
+    ],
+)
+def test_values_of_a_wrong_type_are_refused_with_the_rule(values: dict[str, Any]) -> None:
+    (name,) = values
+    with pytest.raises(ConfigError, match=f"^{name}=.* must be an? (number|integer) of "):
+        ThinkingPolicy(**values)
 
 
 def test_a_policy_is_part_of_the_program_state() -> None:

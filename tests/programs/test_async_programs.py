@@ -137,11 +137,11 @@ def test_a_returned_generator_is_refused(file: str) -> None:
     with pytest.raises(ProgramError, match="returned a generator"):
         assay.evaluate(f"{file}:lazily", rubric=right(), data=rows(), lm=scripted_lm(answer))
 
-    def given(question: str) -> Iterator[str]:
+    def counting(question: str) -> Iterator[str]:
         yield "4"
 
-    with pytest.raises(ProgramError, match="given is a generator"):
-        assay.evaluate(given, rubric=right(), data=rows(), lm=scripted_lm(answer))
+    with pytest.raises(ProgramError, match="counting is a generator"):
+        assay.evaluate(counting, rubric=right(), data=rows(), lm=scripted_lm(answer))
 
 
 def test_a_module_without_forward_is_refused_by_name(file: str) -> None:

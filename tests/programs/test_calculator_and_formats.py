@@ -2,13 +2,14 @@
 
 import time
 from math import isfinite
+from typing import Any
 
 import dspy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.errors import ProgramError
+from assay.errors import ConfigError, ProgramError
 from assay.programs import (
     Classify,
     Extract,
@@ -69,6 +70,13 @@ def test_the_calculator_answers_or_refuses_any_text(text: str) -> None:
         assert isfinite(float(calculator(text)))
     except CalculatorError:
         pass
+
+
+@pytest.mark.parametrize(("name", "hint"), [("jsn", "json"), ("Lean", "lean"), (None, ""), (["json"], "")])
+def test_an_unknown_prompt_format_is_refused_by_the_name_of_the_argument(name: Any, hint: str) -> None:
+    with pytest.raises(ConfigError, match=r"^prompt_format=.* must be one of json, lean, chat") as refused:
+        MathQA(prompt_format=name)
+    assert str(refused.value).endswith(f"Did you mean {hint!r}?" if hint else "chat")
 
 
 def test_lean_format_round_trips() -> None:

@@ -140,8 +140,8 @@ def test_each_run_of_the_tests_is_a_recorded_tool_call_with_its_isolation(record
     ]
     assert all(tool.isolation in ("bubblewrap", "landlock") for tool in [first, *later])
     assert recorded[0].unrecorded.reason is None, "a sandbox calls no model"
-    shown = CliRunner().invoke(show_command, [rollout.id, "--store", str(tmp_path / "assay.db")])
-    assert shown.output.count(f") [isolation {first.isolation}] = ") == 3
+    result = CliRunner().invoke(show_command, [rollout.id, "--store", str(tmp_path / "assay.db")])
+    assert result.output.count(f") [isolation {first.isolation}] = ") == 3
 
 
 def test_refine_takes_the_fields_of_code_repair_and_revises_the_whole_code() -> None:

@@ -328,8 +328,12 @@ def test_failures_of_an_environment_are_counted_and_unscored(tmp_path: Any) -> N
 
 
 def test_an_environment_that_always_fails_is_found_before_a_job(tmp_path: Any) -> None:
-    with pytest.raises(AssayError, match="the environment Raises raised RuntimeError: out of order"):
+    with pytest.raises(AssayError, match="the environment Raises raised RuntimeError: out of order") as raised:
         evaluated(Raises, DOOR, tmp_path, preflight=True)
+    text = str(raised.value)
+    assert "test_environments.py" in text
+    assert "Correct the environment" in text
+    assert "play.py" not in text  # the traceback is that of the environment
     evaluation = evaluated(Raises, DOOR, tmp_path).evaluation
     assert evaluation.unscored == 3
     assert "the environment Raises" in str(evaluation.why_unscored)

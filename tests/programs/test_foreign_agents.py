@@ -19,6 +19,7 @@ import assay
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, ConfigError, FailureKind
 from assay.evaluation import RecordedProgram, Session
+from assay.evaluation.predictions import rollout_of
 from assay.models import Caps, Meter, with_recording
 from assay.models.embedded import PolicyBackend
 from assay.models.lm import lm_over
@@ -60,14 +61,14 @@ class Bench:
         program.gateway = self.gateway
         return program
 
-    def student(self, runner: AgentRunner) -> RecordedProgram:
-        student = RecordedProgram(self.program(runner), self.session)
-        student.set_parameters({"temperature": 1.0})
-        return student
+    def recorded(self, runner: AgentRunner) -> RecordedProgram:
+        recorded = RecordedProgram(self.program(runner), self.session)
+        recorded.set_parameters({"temperature": 1.0})
+        return recorded
 
     def run(self, runner: AgentRunner, *, timeout_s: float = 60.0) -> Any:
         """The scored prediction of a run as a training makes it; None if it took too long."""
-        calls = calls_of([(self.student(runner), TASK)], self.session)
+        calls = calls_of([(self.recorded(runner), TASK)], self.session)
         return TimeoutPool(calls, 1, timeout_s).finished(None)[0]
 
 
@@ -108,7 +109,7 @@ def test_calls_of_a_function_are_turns_of_the_scored_rollout(bench: Bench) -> No
         return {"answer": said[-1]}
 
     prediction = bench.run(CallableRunner(agent))
-    rollout = prediction._rollout
+    rollout = rollout_of(prediction)
     assert prediction.answer == said[-1]
     assert (rollout.score, rollout.status, rollout.source, rollout.task_id) == (1.0, "done", "program", "t")
     assert [call.t for call in rollout.transitions] == [0, 1, 2]
@@ -134,14 +135,14 @@ def test_the_same_seed_gives_the_same_calls(bench: Bench) -> None:
     runner = CallableRunner(lambda task: " ".join(ask(task) for _ in range(2)))
     first, second = bench.run(runner), bench.run(runner)
     assert first.answer == second.answer
-    assert first._rollout.id != second._rollout.id
+    assert rollout_of(first).id != rollout_of(second).id
 
 
 @pytest.mark.slow
 def test_a_command_gets_the_task_on_stdin_and_answers_by_its_last_line(bench: Bench) -> None:
     end = 'print("thinking"); print(json.dumps({"answer": said, "of": task["inputs"]["question"], "id": task["id"]}))'
     prediction = bench.run(command(CALLING + end))
-    (call,) = prediction._rollout.transitions
+    (call,) = rollout_of(prediction).transitions
     assert dict(prediction.items()) == {"answer": call.output, "of": TASK.inputs["question"], "id": "t"}
 
 
@@ -161,7 +162,7 @@ def test_keys_of_the_gateway_do_not_reach_a_command(bench: Bench, monkeypatch: p
     ],
 )
 def test_an_agent_without_an_answer_has_failed_and_scores_0(bench: Bench, end: str, reason: str) -> None:
-    rollout = bench.run(command(CALLING + end))._rollout
+    rollout = rollout_of(bench.run(command(CALLING + end)))
     assert reason in rollout.error
     assert (rollout.status, rollout.failure, rollout.score) == ("failed", FailureKind.AGENT, 0.0)
     assert len(rollout.transitions) == 1
@@ -172,8 +173,8 @@ def test_a_function_that_raises_or_returns_nothing_has_failed(bench: Bench) -> N
         ask(task)
         raise KeyError("lost")
 
-    assert "lost" in bench.run(CallableRunner(raises))._rollout.error
-    rollout = bench.run(CallableRunner(lambda task: [ask(task)][1:] or None))._rollout
+    assert "lost" in rollout_of(bench.run(CallableRunner(raises))).error
+    rollout = rollout_of(bench.run(CallableRunner(lambda task: [ask(task)][1:] or None)))
     assert "returned None" in rollout.error
     assert rollout.score == 0.0
 
@@ -191,16 +192,16 @@ def test_a_later_run_may_do_without_the_model(bench: Bench) -> None:
         runs.append(ask(task) if not runs else "known")
         return runs[-1]
 
-    student = bench.student(CallableRunner(agent))
-    first, second = (TimeoutPool(calls_of([(student, TASK)], bench.session), 1, 60).finished(None)[0] for _ in "ab")
-    assert len(first._rollout.transitions) == 1
-    assert (second.answer, second._rollout.transitions) == ("known", [])
+    recorded = bench.recorded(CallableRunner(agent))
+    first, second = (TimeoutPool(calls_of([(recorded, TASK)], bench.session), 1, 60).finished(None)[0] for _ in "ab")
+    assert len(rollout_of(first).transitions) == 1
+    assert (second.answer, rollout_of(second).transitions) == ("known", [])
 
 
 def test_an_agent_that_asks_for_another_model_is_told_so(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="asked for the model 'gpt-5'"):
         bench.run(CallableRunner(lambda task: ask(task, model="gpt-5")))
-    rollout = bench.run(CallableRunner(lambda task: ask(task, model="gpt-5-mini")))._rollout  # accepted by the bench
+    rollout = rollout_of(bench.run(CallableRunner(lambda task: ask(task, model="gpt-5-mini"))))  # accepted by the bench
     assert [call.model for call in rollout.transitions] == [bench.session.lm.model]
 
 
@@ -212,15 +213,15 @@ def test_calls_after_the_end_of_a_rollout_are_refused_and_counted(bench: Bench) 
         return ask(task)
 
     program = bench.program(CallableRunner(agent))
-    student = RecordedProgram(program, bench.session)
-    prediction = TimeoutPool(calls_of([(student, TASK)], bench.session), 1, 60).finished(None)[0]
+    recorded = RecordedProgram(program, bench.session)
+    prediction = TimeoutPool(calls_of([(recorded, TASK)], bench.session), 1, 60).finished(None)[0]
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask(tasks[0])
     assert refused.value.code == 403
     assert "has ended" in refused.value.read().decode()
     assert program.notes() == ["1 calls of the agent came after its run had ended, and were refused"]
     bench.store.flush()
-    assert len(bench.store.rollout(prediction._rollout.id).transitions) == 1
+    assert len(bench.store.rollout(rollout_of(prediction).id).transitions) == 1
 
 
 def test_a_call_under_way_at_the_end_of_its_rollout_is_a_failed_call(bench: Bench) -> None:
@@ -231,10 +232,10 @@ def test_a_call_under_way_at_the_end_of_its_rollout_is_a_failed_call(bench: Benc
         return "5"
 
     first = bench.program(CallableRunner(ask))
-    first._reached.set()
+    first.reached.set()
     first.runner = CallableRunner(agent)
-    student = RecordedProgram(first, bench.session)
-    rollout = TimeoutPool(calls_of([(student, TASK)], bench.session), 1, 60).finished(None)[0]._rollout
+    recorded = RecordedProgram(first, bench.session)
+    rollout = rollout_of(TimeoutPool(calls_of([(recorded, TASK)], bench.session), 1, 60).finished(None)[0])
     assert [call.t for call in rollout.transitions] == list(range(len(rollout.transitions)))
     assert [call.failure for call in rollout.transitions] == [FailureKind.CAP]
 
@@ -243,8 +244,8 @@ def test_a_command_that_hangs_is_ended_with_its_children(bench: Bench, tmp_path:
     hangs = "import subprocess, time; child = subprocess.Popen(['sleep', '60'])\n"
     hangs += f"open({str(tmp_path / 'pids')!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}'); time.sleep(60)"
     program = bench.program(command(CALLING + hangs))
-    student = RecordedProgram(program, bench.session)
-    assert TimeoutPool(calls_of([(student, TASK)], bench.session), 1, 6.0).finished(None) == [None]
+    recorded = RecordedProgram(program, bench.session)
+    assert TimeoutPool(calls_of([(recorded, TASK)], bench.session), 1, 6.0).finished(None) == [None]
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     deadline = time.monotonic() + 5
     while any(map(_alive, pids)) and time.monotonic() < deadline:
@@ -278,8 +279,8 @@ def test_a_run_whose_process_is_killed_is_made_again(bench: Bench, tmp_path: Pat
     mark = tmp_path / "mark"
     once = f"mark = {str(mark)!r}\nif not os.path.exists(mark): open(mark, 'w').close(); os.kill(os.getpid(), 9)\n"
     program = bench.program(command(CALLING + once + "print(said)"))
-    student = RecordedProgram(program, bench.session)
-    rollout = TimeoutPool(calls_of([(student, TASK)], bench.session), 1, 60).finished(None)[0]._rollout
+    recorded = RecordedProgram(program, bench.session)
+    rollout = rollout_of(TimeoutPool(calls_of([(recorded, TASK)], bench.session), 1, 60).finished(None)[0])
     assert (rollout.status, rollout.score, len(rollout.transitions)) == ("done", 1.0, 1)
     assert program.notes() == ["1 runs lost the process that ran the agent"]
     bench.store.flush()
@@ -313,7 +314,7 @@ def test_a_streamed_answer_is_the_recorded_one(bench: Bench) -> None:
         return "".join(deltas)
 
     prediction = bench.run(CallableRunner(agent))
-    (call,) = prediction._rollout.transitions
+    (call,) = rollout_of(prediction).transitions
     assert prediction.answer == call.output
     assert call.token_ids
 

@@ -120,7 +120,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(docs: Path, monkeypa
 
     def blocks(self: Any) -> Iterator[str]:
         for block in real(self):
-            if self._file.name == "pump.md" and next(changes, False):
+            if self.file.name == "pump.md" and next(changes, False):
                 file.write_text("Now the pumps of Marlow are idle, and this text is longer than it was before.")
             yield block
 
@@ -138,7 +138,7 @@ def test_a_file_that_never_stops_growing_keeps_its_former_passages(docs: Path, m
 
     def blocks(self: Any) -> Iterator[str]:
         for block in real(self):
-            if self._file.name == "pump.md":
+            if self.file.name == "pump.md":
                 with file.open("a") as opened:
                     opened.write("more\n")
             yield block

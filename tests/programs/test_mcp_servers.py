@@ -168,7 +168,10 @@ def test_a_closed_server_has_no_process(server: McpServer) -> None:
 def test_a_server_travels_to_other_processes_without_its_connection(server: McpServer) -> None:
     server.tools()
     copied = pickle.loads(pickle.dumps(server))
-    assert (copied.command, copied.timeout_s, copied._connection) == (server.command, server.timeout_s, None)
+    assert (copied.command, copied.timeout_s) == (server.command, server.timeout_s)
+    with copied:
+        processes = {each.call("slow", {"seconds": 0}).split()[-1] for each in (server, copied)}
+    assert len(processes) == 2
 
 
 @pytest.mark.parametrize(

@@ -242,6 +242,34 @@ def test_files_missing_from_the_artifact_are_reported_before_the_first_call(tmp_
     assert {path.name for path in (report.artifact / "source").rglob("*")} == {"agent.py", "plugin.py", "helper.py"}
 
 
+JUDGED = """
+from pathlib import Path
+
+import assay
+import dspy
+from assay.programs import Refine
+
+class Judged(Refine):
+    def __init__(self):
+        judge = assay.load_verifier(Path(__file__).parent / "judge.yaml")
+        super().__init__(dspy.Predict("question -> answer"), judge)
+"""
+
+
+def test_files_that_the_constructor_reads_are_in_the_artifact(tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "judged.py").write_text(JUDGED)
+    (tmp_path / "p" / "judge.yaml").write_text("name: right\ntext: Is it right?\nscale: ['no', 'yes']\n")
+    artifact = compiled(f"{tmp_path}/p/judged.py:Judged", tmp_path / "job")
+    assert sorted(json.loads((artifact / "manifest.json").read_text())["source"]["files"]) == [
+        "judge.yaml",
+        "judged.py",
+    ]
+    shutil.rmtree(tmp_path / "p")
+    with dspy.context(lm=scripted_lm(lambda request: '{"answer": "4"}')):
+        assert assay.load(artifact)(question="?").answer == "4"
+
+
 def test_an_artifact_contains_the_rubrics_checks_and_judges_with_hashes(tmp_path: Path) -> None:
     artifact = compiled(write_program(tmp_path / "p"), tmp_path / "job")
     files = json.loads((artifact / "manifest.json").read_text())["rubric_files"]

@@ -174,8 +174,10 @@ def test_an_agent_is_refined_with_its_own_parameters() -> None:
     assert refine.outputs == ["answer"]
 
 
-@pytest.mark.parametrize("options", [{"halt_at": 0}, {"halt_at": 1.1}, {"min_gain": -0.1}, {"min_gain": math.nan}])
-def test_values_out_of_range_are_refused(options: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "options", [{"halt_at": 0}, {"halt_at": 1.1}, {"min_gain": -0.1}, {"min_gain": math.nan}, {"halt_at": "0.9"}]
+)
+def test_values_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(options))}=.* must be between 0 and 1"):
         Refine(dspy.Predict("question -> answer"), by_length, **options)
 
@@ -187,6 +189,30 @@ def test_programs_and_verifiers_that_do_not_fit_are_refused() -> None:
         Refine(TwoPredictors(), by_length)
     with pytest.raises(ProgramError, match="field named 'draft'"):
         Refine(dspy.Predict("question, draft -> answer"), by_length)
+
+
+def reward(args: Any, pred: Any) -> float:
+    """As `dspy.Refine` takes it."""
+    return 1.0
+
+
+async def slow(task: Any, prediction: Any, rollout: Any) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    "verifier", [reward, lambda: 1.0, lambda task, prediction, rollout, limit: 1.0, slow, "j.yaml"]
+)
+def test_a_verifier_that_could_only_raise_is_refused_when_the_program_is_made(verifier: Any) -> None:
+    with pytest.raises(ConfigError, match=r"must be a function \(task, prediction, rollout\) -> grade"):
+        Refine(dspy.Predict("question -> answer"), verifier)
+
+
+@pytest.mark.parametrize("program", ["math_qa", MathQA, dspy.Predict, None, lambda question: "x"])
+def test_only_a_module_can_be_refined(program: Any) -> None:
+    with pytest.raises(ConfigError, match=r"must be a dspy\.Module, such as") as refused:
+        Refine(program, by_length)
+    assert ("make an object of it" in str(refused.value)) == isinstance(program, type)
 
 
 class TwoPredictors(dspy.Module):
@@ -203,3 +229,9 @@ def test_a_program_of_several_predictors_is_refined_by_its_signature() -> None:
     lm = scripted_lm(lambda request: json.dumps({"thought": "t", "answer": "a"}))
     with dspy.context(lm=lm):
         assert refine(question="why?").answer == "a"
+
+
+def test_the_model_of_a_verifier_is_no_name() -> None:
+    name: Any = "openai/local"
+    with pytest.raises(ConfigError, match=r"lm='openai/local' must be a dspy\.LM, such as assay\.get_lm\(NAME\)"):
+        assay.load_verifier("Is the answer right?", lm=name)

@@ -14,6 +14,7 @@ import assay
 from assay.datasets import Task
 from assay.errors import AssayError, ConfigError, FailureKind, ModelError
 from assay.evaluation import RecordedProgram, Session
+from assay.evaluation.predictions import rollout_of
 from assay.models import Meter, with_recording
 from assay.models.embedded import PolicyBackend
 from assay.models.lm import lm_over
@@ -119,10 +120,10 @@ def test_another_process_runs_the_agent_and_its_calls_are_recorded_here(trainer:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         prediction = trainer.run()
         assert process.communicate(timeout=60)[0].strip() == '{"tasks": {"done": 1}}'
-    (call,) = prediction._rollout.transitions
+    (call,) = rollout_of(prediction).transitions
     assert prediction.answer == call.output
     assert call.token_ids
-    assert prediction._rollout.score == 1.0
+    assert rollout_of(prediction).score == 1.0
 
 
 def test_a_runner_that_is_not_heard_of_is_replaced_and_its_late_result_is_refused(trainer: Trainer) -> None:
@@ -160,7 +161,7 @@ def test_a_task_that_was_run_twice_has_one_result(trainer: Trainer) -> None:
     with pytest.raises(Exception, match="one result"):
         trainer.server.post(path, {"answer": {"answer": "again"}})
     prediction = run.value()
-    assert prediction.answer == prediction._rollout.transitions[0].output
+    assert prediction.answer == rollout_of(prediction).transitions[0].output
 
 
 def test_a_failure_of_the_agent_is_its_own_on_another_machine_too(trainer: Trainer) -> None:
@@ -168,7 +169,7 @@ def test_a_failure_of_the_agent_is_its_own_on_another_machine_too(trainer: Train
     done = Later(
         work, CommandRunner([sys.executable, "-c", code]), trainer.server, patience_s=30, say=lambda _: None, tasks=1
     )
-    rollout = trainer.run()._rollout
+    rollout = rollout_of(trainer.run())
     assert done.value() == {"failed": 1}
     assert "exited with 1; it said: 'no luck'" in rollout.error
     assert (rollout.status, rollout.score) == ("failed", 0.0)
@@ -211,7 +212,7 @@ def test_a_rollouts_own_key_leases_no_tasks(trainer: Trainer) -> None:
     with pytest.raises(ConfigError, match="refuses the key"):
         TaskServer(trainer.server.url, leased["task"]["api_key"]).post("/assay/tasks/lease", {"runner": "the agent"})
     trainer.server.post(f"/assay/tasks/{leased['lease']}/result", {"failed": "enough"})
-    assert run.value()._rollout.status == "failed"
+    assert rollout_of(run.value()).status == "failed"
 
 
 def test_a_training_with_remote_runners_needs_a_key(embedded: str) -> None:

@@ -73,9 +73,9 @@ def test_secrets_of_the_host_cannot_be_read(isolated: str, tmp_path: Path, monke
     assert "READ" not in result.output
     assert result.output.count("denied") == len(paths)
     own = SECRETS.replace("PATHS", repr(["/proc/1/environ", "/proc/self/environ"]))
-    shown = attack(f"{own}print(dict(os.environ))", isolated).output
-    assert "OPENAI" not in shown
-    assert "hunter2" not in shown
+    output = attack(f"{own}print(dict(os.environ))", isolated).output
+    assert "OPENAI" not in output
+    assert "hunter2" not in output
 
 
 def test_paths_to_read_can_be_given_and_cannot_be_written(isolated: str, tmp_path: Path) -> None:
@@ -251,14 +251,14 @@ def test_a_missing_isolation_is_refused_and_never_replaced(monkeypatch: pytest.M
 
     monkeypatch.setattr(isolation.importlib.util, "find_spec", not_installed)
     monkeypatch.setattr(isolation.shutil, "which", lambda *_, **__: None)
-    execution._probe.cache_clear()
+    execution.probe.cache_clear()
     try:
         for name in ("bubblewrap", "landlock", "auto"):
             with pytest.raises(SandboxError, match=r"not available.*assay\[sandbox\]"):
                 run("print(1)", timeout_s=1, memory_mb=64, isolation=name)
         assert run("print(1)", timeout_s=5, memory_mb=64, isolation="none").output == "1\n"
     finally:
-        execution._probe.cache_clear()
+        execution.probe.cache_clear()
 
 
 def test_auto_takes_the_strongest(isolated: str) -> None:
@@ -284,3 +284,25 @@ def test_auto_takes_the_strongest(isolated: str) -> None:
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         run("", **{"timeout_s": 1, "memory_mb": 64, "isolation": "none", **wrong})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"code": None}, "code=None must be Python source"),
+        ({"code": 5}, "code=5 must be Python source"),
+        ({"files": ["x.py"]}, r"files=.* must be a mapping of file names to text or bytes"),
+        ({"files": {"x": 5}}, r"files=.* must be a mapping of file names to text or bytes"),
+        ({"read_only": "/tmp"}, "read_only='/tmp' must be a list of paths"),
+        ({"stdin": 5}, "stdin=5 must be text"),
+    ],
+)
+def test_contents_of_a_wrong_type_are_refused_by_name(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(**{"code": "1", "timeout_s": 5, "memory_mb": 128, **wrong})
+
+
+def test_available_knows_auto_and_refuses_other_names() -> None:
+    assert bool(available("auto")) == all(available(name) for name in ("bubblewrap", "landlock"))
+    with pytest.raises(ConfigError, match="isolation='docker' must be one of auto, bubblewrap, landlock, none"):
+        available("docker")

@@ -42,10 +42,10 @@ def test_the_second_step_uses_the_result_of_the_first() -> None:
     calls = [(call["name"], call["arguments"]) for call in task.expected["calls"]]
     prompts: list[str] = []
     prediction, value = score(task, *calls, prompts=prompts)
-    found = next(iter(calls[1][1].values()))
-    assert [call["result"] for call in prediction.calls] == [found, "done"]
-    assert found not in prompts[0]  # the model sees no simulation before the call
-    assert any(f"= {found}" in prompt for prompt in prompts)
+    id_ = next(iter(calls[1][1].values()))
+    assert [call["result"] for call in prediction.calls] == [id_, "done"]
+    assert id_ not in prompts[0]  # the model sees no simulation before the call
+    assert any(f"= {id_}" in prompt for prompt in prompts)
     assert value == 1.0
     wrong = (calls[1][0], {next(iter(calls[1][1])): "XX-0000"})
     prediction, value = score(task, calls[0], wrong, prompts=[])

@@ -9,8 +9,10 @@ from solution_suites import isolated as isolated
 from solution_suites import sandboxed as sandboxed
 from solution_suites import suite as suite
 
-from assay.errors import SandboxError
+from assay.errors import DataError, SandboxError
 from assay.programs.sandbox import Case, Suite, run_tests
+
+LIMITS: dict[str, int] = {"timeout_s": 20, "memory_mb": 512}
 
 
 @pytest.mark.slow
@@ -299,9 +301,43 @@ def h(x): return x
     assert result.results[2].reason == "h(1): expected an exception KeyError, found 1"
 
 
+def test_test_functions_may_use_installed_packages(sandboxed: str) -> None:
+    source = (
+        "import pytest\nimport stdnum\nfrom solution import f\n\n"
+        "def test_f():\n    with pytest.raises(ValueError, match='odd'):\n        f(3)\n"
+    )
+    assert run_tests("def f(x):\n    raise ValueError('odd')", Suite(source=source), **LIMITS).passed == 1
+    assert run_tests("def f(x):\n    return x", Suite(source=source), **LIMITS).passed == 0
+    assert (
+        run_tests("import stdnum\ndef f(x):\n    raise ValueError('odd')", Suite(source=source), **LIMITS).passed == 0
+    )
+
+
+def test_a_package_that_the_tests_lack_is_an_error_and_no_failed_test(sandboxed: str) -> None:
+    missing = Suite(source="import no_such_package_1\ndef test_f():\n    assert f(1) == 1\n")
+    with pytest.raises(DataError, match="test_f imports 'no_such_package_1', which is not installed here"):
+        run_tests("def f(x):\n    return x", missing, **LIMITS)
+    own = Suite(source="from solution import f\ndef test_f():\n    assert f(1) == 1\n")
+    assert run_tests("import no_such_package_1\ndef f(x):\n    return x", own, **LIMITS).passed == 0
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class TestF:\n    def test_f(self):\n        assert f(1) == 1\n",
+        "async def test_f():\n    assert f(1) == 1\n",
+        "def test_f(x):\n    assert f(x) == 1\n",
+        "def test_f(*, x):\n    assert f(x) == 1\n",
+    ],
+)
+def test_tests_that_would_not_be_run_are_refused(source: str) -> None:
+    with pytest.raises(DataError, match=r"test_f: a test is a plain function without arguments"):
+        Suite(source=f"{source}\ndef test_other():\n    assert f(2) == 2\n")
+
+
 def test_a_failing_sandbox_is_an_error_and_no_failed_test(monkeypatch: pytest.MonkeyPatch) -> None:
     from assay.programs.sandbox import isolation
 
-    monkeypatch.setattr(isolation, "_HERE", Path("/nowhere"))
+    monkeypatch.setattr(isolation, "SCRIPTS", Path("/nowhere"))
     with pytest.raises(SandboxError, match="could not be started"):
         run_tests(RIGHT, SUITES["cases"], timeout_s=5, memory_mb=128, isolation="none")

@@ -14,13 +14,14 @@ import pytest
 
 import assay
 from assay.datasets import Task
-from assay.errors import ConfigError
+from assay.errors import ConfigError, EnvironmentFailed, FailureKind
 from assay.programs import TextToSQL, open_database
 from assay.programs.sql.database import QueryError, QueryLimits, Table
 from assay.programs.sql.schema import schema_text
 from assay.rubrics import NoGrade, load_rubric
 from assay.rubrics.sql import query_cost, query_runs, rows_match
 from assay.testing import scripted_lm
+from assay.traces import Store
 
 LIMITS = QueryLimits()
 
@@ -168,9 +169,36 @@ def test_errors_say_the_names_that_exist(library: str) -> None:
 def test_a_database_that_does_not_exist_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no file and no URL"):
         open_database(str(tmp_path / "none.sqlite"))
+
+
+def test_a_database_that_fails_is_not_the_agents_failure(library: str, tmp_path: Path) -> None:
     (tmp_path / "text.sqlite").write_text("no database at all, but text of some length" * 20)
-    with pytest.raises(QueryError, match="not a database"):
-        open_database(str(tmp_path / "text.sqlite")).query("SELECT 1 FROM sqlite_master", LIMITS)
+    damaged = str(tmp_path / "text.sqlite")
+    with pytest.raises(EnvironmentFailed, match="cannot be used: file is not a database"):
+        open_database(damaged).query("SELECT 1 FROM sqlite_master", LIMITS)
+    with pytest.raises(NoGrade, match="cannot be used"):
+        query_runs(Task(id="1", inputs={"database": damaged}), {"sql": "SELECT 1 FROM sqlite_master"}, None)
+    rows = [
+        {"inputs": {"question": "How many?", "database": path}, "expected": {"sql": "SELECT 1"}, "split": "test"}
+        for path in (library, damaged)
+    ]
+    lm = scripted_lm(lambda request: json.dumps({"sql": "SELECT 1"}))
+    evaluation = assay.evaluate(
+        "text_to_sql", rubric="text_to_sql", data=rows, split="test", lm=lm, store=tmp_path / "a.db", preflight=False
+    ).evaluation
+    assert evaluation.unscored == 1
+    assert sorted(map(math.isnan, evaluation.scores.values())) == [False, True]
+    with Store(tmp_path / "a.db") as store:
+        assert {rollout.failure for rollout in store.rollouts()} == {None, FailureKind.ENVIRONMENT}
+
+
+def test_a_query_is_run_again_on_a_changed_database(library: str) -> None:
+    counted = task(library, "SELECT COUNT(*) FROM Author")
+    assert rows_match(counted, {"sql": "SELECT 40"}, None).value == 1
+    with closing(sqlite3.connect(library)) as made:
+        made.execute("DELETE FROM Author WHERE AuthorId > 9")
+        made.commit()
+    assert rows_match(counted, {"sql": "SELECT 10"}, None).value == 1
 
 
 # Schemas
@@ -344,46 +372,3 @@ def test_it_is_evaluated_by_name(library: str, tmp_path: Path) -> None:
     assert report.evaluation.unscored == 0
     # each author has 50 books, so the rows match everywhere
     assert list(report.evaluation.scores.values()) == pytest.approx([5.5 / 6] * 4)
-
-
-# PostgreSQL
-
-
-@pytest.mark.postgres
-def test_postgresql_reads_with_limits_and_blocks(postgres_url: str) -> None:
-    import psycopg
-
-    with psycopg.connect(postgres_url, autocommit=True) as owner:
-        owner.execute("DROP TABLE IF EXISTS book CASCADE")
-        owner.execute("CREATE TABLE book (id integer PRIMARY KEY, title text)")
-        owner.execute("INSERT INTO book SELECT n, 'Book ' || n FROM generate_series(1, 20000) n")
-        owner.execute("DROP ROLE IF EXISTS reader")
-        owner.execute("CREATE ROLE reader LOGIN PASSWORD 'reader'")
-        owner.execute("GRANT SELECT ON book TO reader")
-        with pytest.raises(ConfigError, match="is a superuser"):
-            open_database(postgres_url).query("SELECT 1", LIMITS)
-    database = open_database(_as_reader(postgres_url))
-    one, every = (database.query(sql, LIMITS) for sql in ("SELECT title FROM book WHERE id = 7", "SELECT id FROM book"))
-    assert one.rows == (("Book 7",),)
-    assert (len(every.rows), every.truncated) == (200, True)
-    assert (every.cost or 0) > 10 * (one.cost or 0) > 0
-    for sql, kind in (
-        ("DELETE FROM book", "write"),
-        ("WITH x AS (DELETE FROM book RETURNING id) SELECT * FROM x", "write"),
-        ("SELECT 1; DELETE FROM book", "syntax"),
-        ("SELECT titel FROM book", "column"),
-        ("SELECT title FROM books", "table"),
-        ("SELECT pg_sleep(60)", "limit"),
-        ("SELECT COUNT(*) FROM book a, book b, book c", "limit"),
-    ):
-        with pytest.raises(QueryError) as raised:
-            database.query(sql, QueryLimits(seconds=1.0))
-        assert raised.value.kind == kind
-    with psycopg.connect(postgres_url) as owner:
-        assert owner.execute("SELECT COUNT(*) FROM book").fetchone() == (20000,)
-
-
-def _as_reader(url: str) -> str:
-    import sqlalchemy as sa
-
-    return sa.make_url(url).set(username="reader", password="reader").render_as_string(hide_password=False)

@@ -66,8 +66,15 @@ def test_off_leaves_the_thought_out_of_the_prompt(prompt_format: str) -> None:
 
 
 def test_chat_cannot_limit_a_thought_and_is_refused() -> None:
-    with pytest.raises(ConfigError, match="prompt format is chat"):
+    with pytest.raises(ConfigError, match=r"the prompt format chat sends no schema that limits it\. Use json or lean$"):
         asked(8, "chat")
+
+
+def test_a_model_without_schemas_is_refused_with_what_to_name() -> None:
+    lm = dspy.LM("openai/local", api_key="x")
+    advice = r"openai/local is not known to take a schema that limits it\. Name a server that does \(api_base=…\)"
+    with pytest.raises(ConfigError, match=advice):
+        make_adapter("json").left_of(lm, Thinking.of(8), dspy.ensure_signature(Fruit))
 
 
 def test_a_program_without_a_thought_keeps_every_budget() -> None:

@@ -78,7 +78,7 @@ def test_equal_statements_are_ordered_by_what_changes_inside_them() -> None:
     wider = BROKEN.replace("width + height", "int(width) * int(height)")
     group = checks.minimal_diff.grade_group(BARE, [{"code": wider}, {"code": FIXED}], [None, None])
     assert [grade.value for grade in group if isinstance(grade, Grade)] == [1.0, 1.0]
-    assert checks._smallest(BROKEN, [wider, FIXED]) == FIXED
+    assert checks.smallest_edit(BROKEN, [wider, FIXED]) == FIXED
 
 
 def test_arguments_apply_to_groups_too() -> None:

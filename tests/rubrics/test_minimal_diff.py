@@ -316,3 +316,8 @@ def slow_distance(first: Tree, second: Tree) -> int:
 def test_tree_edits_are_a_cheapest_mapping(a: Tree, b: Tree) -> None:
     edits = tree_edits(a, b)
     assert sum(x is None or y is None or x.label != y.label for x, y in edits) == slow_distance(a, b)
+
+
+def test_a_byte_order_mark_is_no_change_and_null_bytes_name_no_line() -> None:
+    assert minimal_diff("x = 1\n", "\ufeffx = 2\n") == 1
+    assert minimal_diff("x = 1\n", "x = 2\n\0").reason.endswith("cannot contain null bytes.")

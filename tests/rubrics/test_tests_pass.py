@@ -71,7 +71,7 @@ def test_no_code_is_the_agents_own_failure(prediction: dict[str, Any]) -> None:
 def test_a_broken_sandbox_leaves_the_criterion_unscored(monkeypatch: pytest.MonkeyPatch) -> None:
     from assay.programs.sandbox import isolation
 
-    monkeypatch.setattr(isolation, "_HERE", Path("/nowhere"))
+    monkeypatch.setattr(isolation, "SCRIPTS", Path("/nowhere"))
     rubric = Rubric("r", [Criterion(name="tests_pass", check=tested.tests_pass, arguments={"isolation": "none"})])
     result = rubric.score(task(), {"code": "def double(x): return x + x"})
     assert math.isnan(result.value)

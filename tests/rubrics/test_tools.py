@@ -1,11 +1,12 @@
 """Checks of tool use: adoption, abstention, exact calls, recovery, number of calls."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from assay.datasets import Task
-from assay.rubrics import Failed, NoGrade, NotApplicable, Rubric, load_rubric
+from assay.rubrics import Failed, NoGrade, NotApplicable, Rubric, load_rubric, tools
 from assay.rubrics.call_matching import expected_calls, matched_calls
 from assay.rubrics.criteria import Criterion
 from assay.rubrics.tools import (
@@ -155,6 +156,13 @@ def test_calls_beyond_the_needed_ones_are_a_pitfall() -> None:
     assert calls_used(task(None), made(call(), call(), call()), None, budget=2).value == 0.5
     with pytest.raises(NoGrade):
         calls_used(task(None), made(call()), None)
+
+
+def test_the_checks_have_short_names_in_a_rubric_file(tmp_path: Path) -> None:
+    file = tmp_path / "use.yaml"
+    rows = [f"  - {{name: {name}, check: {name}}}\n" for name in tools.__all__]
+    file.write_text(f"name: use\ncriteria:\n{''.join(rows)}")
+    assert [criterion.name for criterion in load_rubric(str(file)).criteria] == tools.__all__
 
 
 def test_the_shipped_rubric_scores_tasks_of_both_kinds_from_0_to_1() -> None:

@@ -132,6 +132,18 @@ def test_an_answer_without_any_expected_field_causes_a_warning(place: Path) -> N
     assert not any("warning" in line for line in progress.lines)
 
 
+def test_a_check_that_reads_no_expected_output_causes_no_warning(place: Path) -> None:
+    (place / "mine.py").write_text("def short(task, prediction, rollout):\n    return 0.0\n")
+    own = "name: r\ncriteria:\n- {name: short, check: 'mine.py:short'}\n"
+    (place / "own.yaml").write_text(own)
+    (place / "both.yaml").write_text(own + "- {name: right, check: exact}\n")
+    progress = CapturedProgress()
+    evaluated(rows(reference="bug"), rubric="own.yaml", progress=progress)
+    assert not any("warning" in line for line in progress.lines)
+    evaluated(rows(reference="bug"), rubric="both.yaml", progress=progress)
+    assert any("gives 0 (right). Rename a column" in line for line in progress.lines)
+
+
 def test_an_output_field_that_the_rubric_does_not_read_causes_a_warning(place: Path) -> None:
     def route(text: str) -> str:
         return "bug"

@@ -171,7 +171,7 @@ def test_a_wrong_type_is_an_error_that_names_the_argument(call: Callable[[], Any
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "message"),
+    ("kind", "options", "message"),
     [
         ("sft", {"advantage": "batch"}, "advantage would have no effect on kind='sft', only on transitions"),
         ("grpo", {"min_quality": 0.5}, "min_quality would have no effect on kind='grpo', only on sft"),
@@ -181,9 +181,9 @@ def test_a_wrong_type_is_an_error_that_names_the_argument(call: Callable[[], Any
         ("sft", {"balance": "down", "most_copies": 2}, "most_copies would have no effect with balance='down'"),
     ],
 )
-def test_an_export_refuses_settings_that_it_has_no_use_for(kind: str, given: dict[str, Any], message: str) -> None:
+def test_an_export_refuses_settings_that_it_has_no_use_for(kind: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        assay.export(kind, "new", **given)
+        assay.export(kind, "new", **options)
 
 
 @pytest.mark.parametrize("optimizer", ["copro", "gepa", "GEPA", "dspy:COPRO"])

@@ -257,9 +257,9 @@ def test_a_compiled_judge_keeps_its_budget_with_its_own_model(project: dict[str,
         preflight=False, out="judge",
     )  # fmt: skip
     assert set(vllm.budgets()) == {64}
-    shown = {"task_input": "q", "output": "o"}
+    inputs = {"task_input": "q", "output": "o"}
     with dspy.context(lm=scripted_lm(lambda request: '{"verdict": "yes"}'), adapter=dspy.JSONAdapter()):
-        load_judge(report.artifact, own_model=True)(**shown)
+        load_judge(report.artifact, own_model=True)(**inputs)
     assert set(vllm.budgets()) == {64}
     score_rows(str(report.artifact), data=_rows(), out="scored.jsonl", preflight=False)
     assert set(vllm.budgets()) == {64}

@@ -180,7 +180,7 @@ def test_every_form_of_a_credential_is_removed_from_a_message_and_no_other_word(
 
 def test_the_search_words_cover_all_forms_that_a_pattern_matches() -> None:
     """Each character that `re.I` matches with a letter casefolds to it; else no searched word contains the letter."""
-    letters = set("".join(shapes._IN_JSON)) & set("abcdefghijklmnopqrstuvwxyz")
+    letters = set("".join(shapes.SEARCH_WORDS)) & set("abcdefghijklmnopqrstuvwxyz")
     others = re.findall("[a-z]", "".join(map(chr, range(128, 0x110000))), re.I)
     assert len(others) == 4
     assert {

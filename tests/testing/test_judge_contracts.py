@@ -75,30 +75,30 @@ class PairKeyed(PairKeyJudge):
 
 class OffScale(Keyed):
     def judged(self, reading: Any, verdict: Any = None) -> Any:
-        said = super().judged(reading, verdict)
-        said.verdict = "perhaps"
-        return said
+        judgement = super().judged(reading, verdict)
+        judgement.verdict = "perhaps"
+        return judgement
 
 
 class ValueTooHigh(Keyed):
     def judged(self, reading: Any, verdict: Any = None) -> Any:
-        said = super().judged(reading, verdict)
-        said.value = 10.0
-        return said
+        judgement = super().judged(reading, verdict)
+        judgement.value = 10.0
+        return judgement
 
 
 class NanValue(Keyed):
     def judged(self, reading: Any, verdict: Any = None) -> Any:
-        said = super().judged(reading, verdict)
-        said.value = float("nan")
-        return said
+        judgement = super().judged(reading, verdict)
+        judgement.value = float("nan")
+        return judgement
 
 
 class Half(Keyed):
     def judged(self, reading: Any, verdict: Any = None) -> Any:
-        said = super().judged(reading, verdict)
-        said.probabilities = dict.fromkeys(self.labels, 0.25)
-        return said
+        judgement = super().judged(reading, verdict)
+        judgement.probabilities = dict.fromkeys(self.labels, 0.25)
+        return judgement
 
 
 class Backwards(Keyed):
@@ -173,9 +173,9 @@ def test_a_judge_that_breaks_on_a_models_nonsense_fails() -> None:
 def test_a_pairwise_judge_that_prefers_the_first_place_fails() -> None:
     class First(PairKeyed):
         def judged(self, reading: Any, verdict: Any = None) -> Any:
-            said = super().judged(reading, verdict)
-            said.verdict, said.value, said.probabilities = self.labels[0], 0.0, None
-            return said
+            judgement = super().judged(reading, verdict)
+            judgement.verdict, judgement.value, judgement.probabilities = self.labels[0], 0.0, None
+            return judgement
 
     failures = type("Suite", (PairwiseJudgeContract,), {"make": lambda self: First()}).failures()
     assert failures.keys() == {"test_swapped_outputs_swap_the_verdict"}

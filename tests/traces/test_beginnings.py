@@ -85,13 +85,13 @@ def test_each_message_of_a_conversation_is_read_once(
     stage: tuple[Gateway, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scrubbed, digests = list[int](), list[int]()
-    scrub, extend = passing._without_secrets, conversation._extended
+    scrub, extend = passing.without_secrets, conversation.extended_digest
     monkeypatch.setattr(
         passing,
-        "_without_secrets",
+        "without_secrets",
         lambda body, secrets: scrubbed.append(len(body["messages"])) or scrub(body, secrets),
     )
-    monkeypatch.setattr(conversation, "_extended", lambda *arguments: digests.append(1) or extend(*arguments))
+    monkeypatch.setattr(conversation, "extended_digest", lambda *arguments: digests.append(1) or extend(*arguments))
     for body in turns("chat", 6):
         assert post(f"{stage[1]}/v1/chat/completions", body)[0] == 200
     assert scrubbed == [1, 2, 2, 2, 2, 2, 2]
@@ -127,13 +127,15 @@ def test_a_key_that_is_registered_later_is_removed_from_a_cached_beginning() -> 
 
 
 def test_the_cache_of_beginnings_is_bounded() -> None:
-    beginnings = Beginnings(most=30)
-    for number in range(20):
-        body = {"messages": [{"role": "user", "content": f"{number} {at}"} for at in range(10)]}
+    beginnings, answer = Beginnings(most=30), {"role": "assistant", "content": "yes"}
+    bodies = [{"messages": [{"role": "user", "content": f"{n} {at}"} for at in range(10)]} for n in range(20)]
+    for body in bodies:
         read(beginnings, "chat", body)
-    assert beginnings._size == sum(map(len, beginnings._known.values())) == 30
+    next_requests = [beginnings.of("chat", {"messages": [*body["messages"], answer]}) for body in bodies]
+    assert [len(known.chain) for known in next_requests if known] == [0] * 17 + [10] * 3
+    assert beginnings.size == 30
     read(beginnings, "chat", body)  # the same once more takes no more room
-    assert beginnings._size == 30
+    assert beginnings.size == 30
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def test_rating_and_erasure_work_from_the_command_line() -> None:
         ids = collector.collect_interaction_data(
             [{"input": f"q{at}", "output": "a", "data_subject": "ann"} for at in range(3)]
         ).kept
-    assert "say the rating" in run("traces", "rate", ids[0]).stderr
+    assert "the rating is missing" in run("traces", "rate", ids[0]).stderr
     assert run("traces", "rate", ids[0], "1.5").returncode == 2
     assert json.loads(run("traces", "rate", ids[0], "0.5", "--json").stdout) == {"rated": {ids[0]: 0.5}}
     rated = run("traces", "rate", "--json", stdin="0.9\nrubbish\n")

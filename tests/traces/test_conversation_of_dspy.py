@@ -117,9 +117,9 @@ def test_ended_rollouts_are_removed_from_the_index(place: Place) -> None:
     )
     place.chat(*prompt("q -> a", question="x"), headers={"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"})
     place.respond("one", conversation="conv_1")
-    assert place.gateway.rollouts._conversations._index
+    assert place.gateway.rollouts.conversations.index
     place.gateway.rollouts.sweep(all_of_them=True)
-    assert not place.gateway.rollouts._conversations._index
+    assert not place.gateway.rollouts.conversations.index
     assert place.turns == [2, 1, 1]
 
 

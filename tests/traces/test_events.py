@@ -307,7 +307,7 @@ def test_a_long_stream_is_merged_in_linear_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dialect", "body", "said"),
+    ("dialect", "body", "parts"),
     [
         ("chat", {"choices": [{"message": {"content": None, "refusal": "No."}}]}, ("", "No.", "")),
         ("chat", {"choices": [{"message": {"content": [{"type": "refusal", "refusal": "No."}]}}]}, ("", "No.", "")),
@@ -331,9 +331,9 @@ def test_a_long_stream_is_merged_in_linear_time() -> None:
     ],
 )
 def test_refusal_and_reasoning_are_fields_of_the_answer(
-    dialect: str | None, body: dict[str, Any], said: tuple[str, str, str]
+    dialect: str | None, body: dict[str, Any], parts: tuple[str, str, str]
 ) -> None:
     answer = answer_of(dialect, body)
-    assert (answer.text, answer.refusal, answer.reasoning) == said
+    assert (answer.text, answer.refusal, answer.reasoning) == parts
     assert answer.output == answer.text + answer.refusal
     assert not answer.empty

@@ -56,7 +56,7 @@ def test_rows_with_the_maximum_nesting_of_the_store_are_exported(store: Store) -
 def test_large_rows_are_written_in_small_groups(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     import assay.traces.export.files
 
-    monkeypatch.setattr(assay.traces.export.files, "_BYTES", 50_000)
+    monkeypatch.setattr(assay.traces.export.files, "MAX_BUFFERED_BYTES", 50_000)
     for at in range(10):
         add_rollout(store, turn(0, "a" * 20_000, str(at)), task=f"t{at}")
     exported(store, "transitions")

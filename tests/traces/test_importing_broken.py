@@ -1,6 +1,7 @@
 """Imports of broken, hostile and large files."""
 
 import json
+import sqlite3
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -214,8 +215,8 @@ def test_memory_is_bounded_by_the_largest_trace(tmp_path: Path) -> None:
 
 
 def test_only_lines_and_traces_that_are_too_large_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importing_files, "_LINE", 5_000)
-    monkeypatch.setattr(importing_files, "_TRACE", 3_000)
+    monkeypatch.setattr(importing_files, "MAX_LINE_BYTES", 5_000)
+    monkeypatch.setattr(importing_files, "MAX_TRACE_BYTES", 3_000)
     rows = [
         request(span(1, chat("x" * 20_000))),
         request(span(1, chat("a"), trace=2)),
@@ -230,12 +231,13 @@ def test_only_lines_and_traces_that_are_too_large_are_skipped(tmp_path: Path, mo
 
 
 def test_a_full_disk_during_sorting_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = importing_files.Sorted.__init__
+    connect = sqlite3.connect
 
-    def small(self: importing_files.Sorted) -> None:
-        made(self)
-        self._db.execute("PRAGMA max_page_count=8")
+    def small(*args: Any, **options: Any) -> sqlite3.Connection:
+        database = connect(*args, **options)
+        database.execute("PRAGMA max_page_count=8")
+        return database
 
-    monkeypatch.setattr(importing_files.Sorted, "__init__", small)
+    monkeypatch.setattr(importing_files.sqlite3, "connect", small)
     with pytest.raises(DataError, match=r"cannot be sorted by trace: .*full.*SQLITE_TMPDIR"):
         otlp(tmp_path, *(span(n, chat("y" * 5_000)) for n in range(1, 50)))

@@ -123,9 +123,9 @@ def test_of_a_growing_text_only_the_new_parts_are_anonymized_again(monkeypatch: 
     ]
     anonymizer, uncached = make(), make()
     read: list[int] = []
-    anonymise = Anonymizer._anonymise
+    anonymise = Anonymizer.anonymize_part
     monkeypatch.setattr(
-        Anonymizer, "_anonymise", lambda self, text, *rest: read.append(len(text)) or anonymise(self, text, *rest)
+        Anonymizer, "anonymize_part", lambda self, text, *rest: read.append(len(text)) or anonymise(self, text, *rest)
     )
     for n in range(1, 61):
         text = "\n\n".join(turns[:n])
@@ -138,7 +138,7 @@ def test_of_a_growing_text_only_the_new_parts_are_anonymized_again(monkeypatch: 
     assert "7365000" not in lines.text("and on and on and on, phone:\n7365000\n" * 300)
     key = "-----BEGIN PRIVATE KEY-----\n" + "MIIEab\n\n" * 1000 + "-----END PRIVATE KEY-----"
     assert make().text(f"{key} x") == "[secret private-key] x"
-    monkeypatch.setattr("assay.traces.privacy.anonymizer._PART", 10**9)
+    monkeypatch.setattr("assay.traces.privacy.anonymizer.PART_CHARS", 10**9)
     assert out == uncached.text(text)
 
 
@@ -175,7 +175,7 @@ def test_values_with_the_same_hash_get_different_surrogates() -> None:
 
 def test_running_out_of_surrogates_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "assay.traces.privacy.anonymizer._surrogate", lambda kind, value, digest, turn: "person00000000@example.org"
+        "assay.traces.privacy.anonymizer.surrogate_of", lambda kind, value, digest, turn: "person00000000@example.org"
     )
     anonymizer = make()
     anonymizer.text("jane@gmail.com")

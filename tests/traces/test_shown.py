@@ -35,8 +35,8 @@ def test_tasks_are_found_by_the_text_of_their_inputs() -> None:
 
 def test_similar_tasks_are_distinguished_without_comparing_all(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
-    plain = shown_module._stands_in
-    monkeypatch.setattr(shown_module, "_stands_in", lambda part, text: compared.append(part) or plain(part, text))
+    plain = shown_module.occurs_in
+    monkeypatch.setattr(shown_module, "occurs_in", lambda part, text: compared.append(part) or plain(part, text))
     texts = TaskTexts()
     for at in range(1000):
         texts.add(str(at), {"question": f"How much is {at} + 1?"})

@@ -42,18 +42,18 @@ def add_calls(store: Store, count: int, *, first: int = 0, text: str = "") -> No
 
 def waited(store: Store, rows: int) -> None:
     for _ in range(400):
-        if store._spill.rows >= rows:
+        if store.spill.rows >= rows:
             return
         time.sleep(0.02)
-    raise AssertionError(f"{store._spill.rows} of {rows} rows wait in the file")
+    raise AssertionError(f"{store.spill.rows} of {rows} rows wait in the file")
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
-        (stores, "_PATIENCE_S", 0.2),
-        (connections, "_LOCKED_MS", 50),
-        (stores, "_RETRY_S", 0.05),
+        (stores, "PATIENCE_S", 0.2),
+        (connections, "LOCK_TIMEOUT_MS", 50),
+        (stores, "RETRY_S", 0.05),
     ):
         monkeypatch.setattr(module, name, value)
 
@@ -104,13 +104,13 @@ import os, sys, time
 from assay.traces import Transition
 from assay.traces.store import connection as connections
 from assay.traces.store import store as stores
-stores._PATIENCE_S, connections._LOCKED_MS = 0.2, 50
+stores.PATIENCE_S, connections.LOCK_TIMEOUT_MS = 0.2, 50
 store = stores.Store(sys.argv[1])
 print("open", flush=True)
 sys.stdin.readline()
 for t in range(50):
     store.put_transition("r", Transition(t=t, model="m", request={}))
-while store._spill.rows < 50:
+while store.spill.rows < 50:
     time.sleep(0.01)
 os._exit(9)
 """
@@ -243,7 +243,7 @@ def test_leftover_rows_are_written_without_later_ones(tmp_path: Path) -> None:
 TAKING = """
 import os, sys
 from assay.traces.store import store as stores
-stores.Store._written = lambda *_, **__: os._exit(9)  # killed while it writes what was left
+stores.Store.write_batch = lambda *_, **__: os._exit(9)  # killed while it writes what was left
 stores.Store(sys.argv[1])
 """
 
@@ -251,9 +251,9 @@ stores.Store(sys.argv[1])
 def test_rows_are_in_the_file_within_seconds_while_the_database_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers, written = threading.Event(), Store._written
+    answers, written = threading.Event(), Store.write_batch
     monkeypatch.setattr(
-        Store, "_written", lambda *arguments, **keywords: answers.wait(20) and written(*arguments, **keywords)
+        Store, "write_batch", lambda *arguments, **keywords: answers.wait(20) and written(*arguments, **keywords)
     )
     with Store(tmp_path / "s.db") as store:
         add_calls(store, 600)
@@ -323,9 +323,9 @@ def test_a_file_of_a_running_process_is_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_rows_beyond_the_file_limit_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "_SPILLED", 200_000)
-    monkeypatch.setattr("assay.traces.store.writer._MOST_BYTES", 200_000)
-    monkeypatch.setattr("assay.traces.store.writer._BATCH_BYTES", 100_000)
+    monkeypatch.setattr(stores, "MAX_SPILL_BYTES", 200_000)
+    monkeypatch.setattr("assay.traces.store.writer.MAX_WAITING_BYTES", 200_000)
+    monkeypatch.setattr("assay.traces.store.writer.BATCH_BYTES", 100_000)
     with Store(tmp_path / "s.db") as store:
         store.never_wait()
         with locked(tmp_path / "s.db"):

@@ -35,13 +35,13 @@ def test_a_client_in_c_makes_the_count_unknown(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_call_that_was_recorded_by_hand_is_not_counted(server: str, tmp_path: Path) -> None:
     with assay.record("hello", store=tmp_path / "s.db") as run:
-        before = run._recorder.unrecorded.calls
+        before = run.recorder.unrecorded.calls
         for _ in range(2):
             answer = openai.OpenAI(base_url=f"{server}/v1", api_key="k").chat.completions.create(**BODY)
         run.call(BODY["messages"], answer.choices[0].message.content, model="m")
         run.call(BODY["messages"], "of another machine", model="m")
         run.call(BODY["messages"], "of another machine", model="m")
-    assert run._recorder.unrecorded.calls - before == 0
+    assert run.recorder.unrecorded.calls - before == 0
 
 
 def test_a_call_through_the_gateway_is_recorded_there(server: str, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ class _Collection:
         read = (split,) if self.schedule is None else SPLITS  # a curriculum reads val too
         self.notes += unused_settings(job, read=read)
         if any((task.id, sample) not in self.done for task in tasks for sample in range(n)):
-            checked(job, tasks, split=split, student=_sampler(job, 0, self.config.over))
+            checked(job, tasks, split=split, recorded=_sampler(job, 0, self.config.over))
         if self.schedule is None:
             self._collect(tasks)
         else:
@@ -157,8 +157,8 @@ class _Collection:
                 known = {(task.id, 0): self.done[task.id, sample] for task in tasks if (task.id, sample) in self.done}
                 self.resumed += len(known)
                 name = f"collect{title}: rollout {sample - first + 1} of {n}"
-                student = _sampler(job, sample, self.config.over)
-                run_evaluation(student, tasks, job.session, name=name, into=self.evaluation, known=known)
+                recorded = _sampler(job, sample, self.config.over)
+                run_evaluation(recorded, tasks, job.session, name=name, into=self.evaluation, known=known)
 
     def _collect_stages(self, schedule: Schedule) -> None:
         """The stages in turn, until one is not passed on val; a stage with a limit is left all the same.
@@ -179,7 +179,7 @@ class _Collection:
             with self.job.session.phase("promotion"):
                 name = f"val of stage {stage.name}"
                 result = run_evaluation(
-                    self.job.student, schedule.val_tasks(), self.job.session, name=name, known=scored
+                    self.job.recorded, schedule.val_tasks(), self.job.session, name=name, known=scored
                 )
             if not schedule.scored(promotion_score(result.scores.values()), step):
                 if stage.max_share is None:
@@ -193,9 +193,9 @@ class _Collection:
 
 def _sampler(job: Job, sample: int, over: Sequence[Mapping[str, Any]]) -> RecordedProgram:
     """The program for the `sample`-th rollout of every task, with its parameters from `over`."""
-    student = job.student.another(sample)
+    recorded = job.recorded.another(sample)
     if over:
-        student.program = student.program.deepcopy()
-        student.set_parameters(over[sample % len(over)])
-    student.group = job.run_id
-    return student
+        recorded.program = recorded.program.deepcopy()
+        recorded.set_parameters(over[sample % len(over)])
+    recorded.group = job.run_id
+    return recorded

@@ -134,7 +134,7 @@ def compile(
     if out is not None:
         check_place(Path(out).resolve())
     with open_job(config, program=program, rubric=rubric, lm=lm, progress=progress, store=store, resume=resume) as job:
-        if not job.student.program.predictors():
+        if not job.recorded.program.predictors():
             raise ProgramError(
                 f"{config.program} has no predictors, so there is nothing to compile; evaluate it, or tune it where it "
                 "is an agent"
@@ -177,7 +177,7 @@ def _compiled(job: Job, config: CompileSettings, search: CompileConfig, progress
     _announce(job, progress, config, search.decisions, measured)
     warnings += [*(measured.warnings if measured else ()), *rehearsed(job)]
     alarms = replay_of_rubric(job.session.rubric, job.session)
-    outcome = compile_prompts(job.student, job.splits, job.session, search, folder=job.folder)
+    outcome = compile_prompts(job.recorded, job.splits, job.session, search, folder=job.folder)
     outcome.notes += [*warnings, *alarms]
     report = CompileReport(
         Path(), outcome, job.session.meter, config, job.session.recorder.unrecorded, job.store.dropped
@@ -193,7 +193,7 @@ def _as_stored(job: Job, config: CompileSettings, stored: Mapping[str, Any]) -> 
 
     Its outcome has no per-task evaluations; `compiled` is the baseline if the artifact cannot be loaded.
     """
-    compiled = job.student
+    compiled = job.recorded
     try:
         artifact = load_artifact(stored["artifact"])
         compiled = RecordedProgram(artifact.program, job.session, prompt_format=artifact.settings["adapter"])
@@ -201,7 +201,7 @@ def _as_stored(job: Job, config: CompileSettings, stored: Mapping[str, Any]) -> 
     except AssayError as error:  # the report is complete without the program
         stored = {**stored, "notes": [*stored["notes"], f"the artifact cannot be loaded here: {error}"]}
     outcome = CompileOutcome(
-        job.student, compiled, stored["winner"], stored["candidates"], [], stored["stopped"],
+        job.recorded, compiled, stored["winner"], stored["candidates"], [], stored["stopped"],
         replaces=stored["replaces"],
         notes=stored["notes"],
         gate=Gain.of(stored["gate"]), test_gain=Gain.of(stored["test"]["gain"]),
@@ -217,10 +217,10 @@ def _artifact_name(job: Job, config: CompileSettings) -> str:
 def _announce(
     job: Job, progress: Progress, config: CompileSettings, decisions: Decisions, measured: Measured | None
 ) -> None:
-    pair = forecast_pair(job.student.program, job.session)
+    pair = forecast_pair(job.recorded.program, job.session)
     plan = plan_report(job.splits, job.session.meter, decisions, pair=pair, searching=True)
     guess = estimate_compile(
-        job.student, job.splits, job.session, demos=config.demos, reported=pair.calls * (plan.gate + plan.test)
+        job.recorded, job.splits, job.session, demos=config.demos, reported=pair.calls * (plan.gate + plan.test)
     )
     minutes = ""
     if measured is not None and measured.latency_s is not None:

@@ -12,7 +12,9 @@ from assay.datasets import Task
 from assay.errors import BudgetExceeded
 from assay.evaluation import Evaluation, Progress, SilentProgress
 from assay.evaluation import evaluate as run_evaluation
+from assay.evaluation.notes import run_notes
 from assay.models import Meter
+from assay.optimizers.prompts.halting import never_revises
 from assay.optimizers.prompts.reserve import too_few_to_score
 from assay.rubrics import Rubric
 from assay.runs.anchors import replay_of_rubric
@@ -112,6 +114,7 @@ def evaluate(
         bias = _bias(config, used=used, of=len(tasks))
         notes = [*_notes(job, config, progress), *bias]
         stopped, alarms = _evaluated(job, config, tasks, into=evaluation, notes=notes)
+        notes += run_notes(evaluation.runs.values())
         corrected = {}
         if job.session.rubric.needs_judge:
             job.store.flush()
@@ -130,6 +133,7 @@ def _notes(job: Job, config: EvaluateSettings, progress: Progress) -> list[str]:
         *unused_settings(job, read=(config.split,)),
         *([warning] if warning else []),
         *([f"of the data: {excluded}"] if excluded else []),
+        *([why] if (why := never_revises(job.recorded.program)) else []),
     ]
     if warning is not None:
         progress.say(f"warning: {warning}")
@@ -162,7 +166,7 @@ def _evaluated(
         alarms = replay_of_rubric(job.session.rubric, job.session)
         with job.session.phase("evaluate"):
             run_evaluation(
-                job.student,
+                job.recorded,
                 tasks,
                 job.session,
                 name=f"evaluate: {config.split}",

@@ -59,7 +59,7 @@ def export(
             repeated := sorted(settings_of(parts).keys() & options.keys())
         ):
             raise ConfigError(
-                f"{name}={config_object!r} and {', '.join(repeated)} say the same twice: give one of them"
+                f"{name}={config_object!r} and {', '.join(repeated)} set the same fields: give one of them"
             )
     values: dict[str, Any] = dict(options)
     if isinstance(balance, str):

@@ -27,14 +27,14 @@ def independent(rubric: str | Path | Rubric, judge: str | None, model: str, *, f
     if compared := [loaded_judge for loaded_judge in judges if loaded_judge is not None and loaded_judge.compares]:
         raise ConfigError(
             f"the rubric {loaded.name!r} has a judge that compares outputs ({compared[0].spec.text[:80]!r}), and a "
-            "training scores each rollout by itself: take a judge of one output"
+            "training scores each rollout alone: use a judge that grades single outputs"
         )
     judging_models = {name for loaded_judge in judges for name in _models_of(loaded_judge, judge or model)}
     if model in judging_models and not forced:
         raise ConfigError(
             f"the rubric {loaded.name!r} would be judged by {model}, the model in training, which would learn to "
-            "please itself. Name another with judge_model=… (or in the judge's own file), or, for the rubric that is "
-            "trained on, set judged_by_itself=True"
+            "satisfy itself as a judge. Name another with judge_model=… (or in the judge's own file), or, for the "
+            "rubric that is trained on, set judged_by_itself=True"
         )
     return loaded
 

@@ -138,7 +138,7 @@ def plan(
             need=need,
         ) as job,
     ):
-        each = calls_per_run(job.student.program) + sum(c.judge is not None for c in job.session.rubric.finals)
+        each = calls_per_run(job.recorded.program) + sum(c.judge is not None for c in job.session.rubric.finals)
         runs, warnings, steps = _runs(job, config, each)
         calls = min(int(runs * each), config.max_calls if config.max_calls is not None else math.inf)
         return _plan(job, kind, int(calls), store, warnings, steps)
@@ -163,7 +163,7 @@ def _runs(job: Job, config: ProgramSettings, each: float) -> tuple[float, list[s
         )
         improvement, caps = _improvement(job, steps), replace(config.caps, search_calls=None)
         return improvement.runs, [*warnings, *improvement.lines(caps)], improvement.rows(caps)
-    pair = forecast_pair(job.student.program, job.session)
+    pair = forecast_pair(job.recorded.program, job.session)
     report = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)
     search = float(config.trials * config.samples * sizes["val"]) if isinstance(config, TuneSettings) else 0.0
     if (curriculum := job.splits.curriculum) is not None and isinstance(config, TuneSettings):
@@ -188,7 +188,7 @@ def _staged_collection(job: Job, config: CollectSettings) -> float:
 
 
 def _improvement(job: Job, steps: Sequence[StepPlan]) -> ImprovePlan:
-    pair = forecast_pair(job.student.program, job.session, cost_per_call=price_of(job.session.lm, 300, 40) or 0.0)
+    pair = forecast_pair(job.recorded.program, job.session, cost_per_call=price_of(job.session.lm, 300, 40) or 0.0)
     return ImprovePlan(report=plan_report(job.splits, Meter(), job.config.decisions, pair=pair), steps=steps)
 
 

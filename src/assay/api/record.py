@@ -44,7 +44,7 @@ class Recording:
     """An open rollout. `rollout` is its record, as it is in the store."""
 
     def __init__(self, rollout: Rollout, recorder: Recorder) -> None:
-        self.rollout, self._recorder = rollout, recorder
+        self.rollout, self.recorder = rollout, recorder
 
     def call(
         self,
@@ -83,13 +83,13 @@ class Recording:
             **{"started_at": time.time(), **fields},  # type: ignore[arg-type]
         )
         self.rollout.transitions.append(transition)
-        self._recorder.recorded_by_hand()
+        self.recorder.recorded_by_hand()
         if not self.rollout.model:
             self.rollout.model = model
         if reward is not None:
             self.reward(reward, t=transition.t)
-        elif self._recorder.store is not None:
-            self._recorder.store.put_transition(self.rollout.id, transition)
+        elif self.recorder.store is not None:
+            self.recorder.store.put_transition(self.rollout.id, transition)
 
     def reward(self, value: float, *, t: int | None = None, criterion: str = "posted") -> None:
         """The rollout's score, in [0, 1]; with `t` a step reward of any size for that turn.
@@ -117,8 +117,8 @@ class Recording:
             raise ConfigError(f"t={t!r}: this rollout has {len(self.rollout.transitions)} turns, the first is 0")
         transition = self.rollout.transitions[t]
         transition.step_rewards[criterion] = float(value)
-        if self._recorder.store is not None:
-            self._recorder.store.put_transition(self.rollout.id, transition)
+        if self.recorder.store is not None:
+            self.recorder.store.put_transition(self.rollout.id, transition)
 
     def answer(self, prediction: Any) -> None:
         """Sets the agent's answer: its fields, or one value as the field `answer`."""
@@ -230,7 +230,7 @@ class Graded:
 
 
 def grade_rollout(rubric: Rubric, task: Task, rollout: Rollout, *, complete: bool = False) -> Graded:
-    """As `write_score`, and writes nothing: for threads, whose scores are written in the order of the rollouts."""
+    """As `write_score`, without writing. Threads use it, because scores are written in the order of the rollouts."""
     if rollout.prediction is None and rollout.status == "done" and not _ended(rollout):
         return Graded(math.nan)
     failed = Failed(rollout.error or "the agent gave no answer", kind=rollout.failure or FailureKind.AGENT)

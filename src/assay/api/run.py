@@ -43,7 +43,7 @@ def load(path: str | Path, *, program: dspy.Module | None = None, trust: bool = 
     Args:
         program: uncompiled instance to load into, for programs that cannot be built from their name; no file of the
             artifact is run then.
-        trust: trusts, from now on, an artifact that somebody else compiled; see `docs/explanation/security.md`.
+        trust: permanently trust an artifact that somebody else compiled; see `docs/explanation/security.md`.
     Raises:
         UntrustedArtifact: it has code that this user has neither compiled nor trusted.
         ArtifactError: it was changed, or has no program.

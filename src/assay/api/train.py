@@ -210,7 +210,7 @@ class _EvalTasks:
         # run at the end only; its content hashes identify the training
         sealed = job.splits.parts()["test"] if self.test else []
         opens = functools.partial(_open, job) if self.test else None
-        return EvalTask(self.titles[-1], job.student, job.session, job.splits.val, sealed, trained, opens), job
+        return EvalTask(self.titles[-1], job.recorded, job.session, job.splits.val, sealed, trained, opens), job
 
 
 def _tried_all(
@@ -235,7 +235,7 @@ def _tried(
     watching = [replace(session, rubric=watcher)] if watcher is not None and watcher.needs_judge else []
     for tried in [session, *watching]:
         if engine.answers_before:
-            preflight(tried, eval_task.student, tasks, split=split, max_cost_usd=max_cost_usd)
+            preflight(tried, eval_task.recorded, tasks, split=split, max_cost_usd=max_cost_usd)
         elif tried.judge_lm is not None and tried.judge_lm.recording.backend is not engine.lm.recording.backend:
             preflight_judges(tried, tasks, split=split, max_cost_usd=max_cost_usd)
 

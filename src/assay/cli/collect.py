@@ -70,7 +70,9 @@ def _turns(temperatures: str | None, over: tuple[str, ...]) -> list[dict[str, An
     try:
         read = {name: [json.loads(value) for value in texts] for name, texts in turns.items()}
     except json.JSONDecodeError as error:
-        raise click.UsageError(f"{error.doc!r} is no number: --temperatures 0.3,1.0 or --over max_steps=2,10") from None
+        raise click.UsageError(
+            f"{error.doc!r} is not a number: --temperatures 0.3,1.0 or --over max_steps=2,10"
+        ) from None
     return [dict(zip(read, values, strict=True)) for values in itertools.product(*read.values())] if read else []
 
 
@@ -81,8 +83,8 @@ def _show(program: str, data: dict[str, Any]) -> None:
     rich, result = Rich(highlight=False), data["result"]
     table = Table(title=f"{program}: rollouts collected", title_justify="left", show_header=False)
     table.add_row("run", data["run"])
-    table.add_row("rollouts, of them from before", f"{data['rollouts']}, {data['kept_from_before']}")
-    table.add_row("tasks, groups with spread", f"{data['tasks']}, {data['groups_with_spread']}")
+    table.add_row("rollouts, from earlier runs", f"{data['rollouts']}, {data['kept_from_before']}")
+    table.add_row("tasks, groups with nonzero variance", f"{data['tasks']}, {data['groups_with_spread']}")
     table.add_row("mean score", "–" if result["score"] is None else f"{result['score']:.3f}")
     table.add_row("LM calls", calls_made(data))
     table.add_row("tokens, dollars", f"{data['tokens']:,}, {dollars(data['cost_usd'])}")

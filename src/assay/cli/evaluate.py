@@ -21,7 +21,7 @@ from assay.cli.wording import calls_made, counted, in_flags, thinking_row
 from assay.reports.markdown import dollars
 from assay.runs.settings import EvaluateSettings
 
-__all__ = ["command"]
+__all__ = ["command", "print_result"]
 
 
 @click.command("evaluate")
@@ -48,7 +48,7 @@ def command(program: str | None, **values: Any) -> None:
     if as_json:
         print_json(data)
     else:
-        _show(program, data)
+        print_result(program, data)
     if (reason := report.evaluation.why_unscored) is not None:
         raise ModelError(f"none of the {len(report.evaluation)} tasks could be scored: {reason}")
     require_coverage(data)
@@ -62,7 +62,7 @@ def command(program: str | None, **values: Any) -> None:
         click.get_current_context().exit(1)
 
 
-def _show(program: str, data: dict[str, Any]) -> None:
+def print_result(program: str, data: dict[str, Any]) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
 

@@ -53,7 +53,7 @@ def settings_flags(
 
 def _size_options(text: str, sizes: Sequence[str]) -> list[Decorator]:
     if not sizes:
-        return [click.option("--size", type=Integer(1), help="Largest number of tasks taken from the split.")]
+        return [click.option("--size", type=Integer(1), help="Maximum number of tasks taken from the split.")]
     return [click.option(f"--{split}-size", type=Integer(1), help=text.format(split=split)) for split in sizes]
 
 
@@ -223,7 +223,7 @@ def _number(text: str, flag: str, name: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise click.UsageError(f"{flag}: {text!r} is no number") from None
+        raise click.UsageError(f"{flag}: {text!r} is not a number") from None
 
 
 def _range(text: str, flag: str, name: str) -> tuple[float, float]:

@@ -41,9 +41,9 @@ def command(
 ) -> None:
     """Run PROGRAM (an artifact's folder or a program's name) and record its calls.
 
-    One on INPUTS, each NAME=VALUE, or one for each row of --file; columns that are no input of the program are left
-    out, except that a row's `id` is part of its prediction. A row that fails becomes an object with `error` and its
-    `line`, and the exit code is 1.
+    Makes one prediction from INPUTS, each NAME=VALUE, or one for each row of --file. Columns that are not inputs of the
+    program are left out, except that a row's `id` is part of its prediction. A row that fails becomes an object with
+    `error` and its `line`, and the exit code is 1.
     """
     import logging
 
@@ -141,8 +141,8 @@ def _answer(predict: Any, place: str, row: Any, rename: dict[str, str]) -> dict[
 
 
 def _rows(file: str) -> Iterator[tuple[str, Any]]:
-    """Rows with their places; a line of JSON as it stands, so that one which cannot be read is one failure, and the
-    rest of the file is run."""
+    """Rows with their places. Lines of JSON are not parsed here, so that an invalid line is one failure and the other
+    lines are run."""
     from assay.datasets.sources import iter_rows
 
     if file != "-" and Path(file).suffix.lower() not in ("", ".jsonl", ".ndjson"):

@@ -18,7 +18,7 @@ def command() -> None:
 
 
 @command.command("list")
-@click.option("--limit", type=Integer(1), default=20, show_default=True, help="Largest number to list.")
+@click.option("--limit", type=Integer(1), default=20, show_default=True, help="Maximum number of runs to list.")
 @store_option()
 @json_option()
 def list_(limit: int, store: str | None, as_json: bool) -> None:

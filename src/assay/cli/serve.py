@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from assay.traces.gateway.server import Gateway
     from assay.traces.store import Store
 
-__all__ = ["command"]
+__all__ = ["FLUSH_TIMEOUT_S", "SECOND_FLUSH_TIMEOUT_S", "command"]
 
 
 # How long the end of the command waits for a database that does not answer, first and once more after an error.
 # Rows that it has not written by then stay in a file, and are written when the store is opened next.
-_FLUSH_S, _SECOND_FLUSH_S = 25.0, 2.0
+FLUSH_TIMEOUT_S, SECOND_FLUSH_TIMEOUT_S = 25.0, 2.0
 
 
 @click.command("serve")
@@ -149,12 +149,12 @@ class _Run:
         from assay.errors import StoreError
         from assay.traces.missed import Unrecorded
 
-        wait_s = _FLUSH_S
+        wait_s = FLUSH_TIMEOUT_S
         try:  # before the counts are read: `stored` counts rows that are in the database
             await asyncio.to_thread(self._store.flush, wait_s)
         except StoreError as error:
             Console().say(str(error))
-            wait_s = _SECOND_FLUSH_S
+            wait_s = SECOND_FLUSH_TIMEOUT_S
         counts = self._gateway.stats()
         self._report_status("done", Unrecorded(counts["unrecorded"]))
         with suppress(StoreError):  # the same error was printed above

@@ -14,6 +14,7 @@ from assay.cli.wording import counted, in_flags
 from assay.support.scrubbing import mask_secrets, message, results, unscrubbed
 
 __all__ = [
+    "PROGRESS_LINE_EVERY_S",
     "Console",
     "Decorator",
     "dry_run",
@@ -34,7 +35,7 @@ __all__ = [
     "with_options",
 ]
 
-_LINE_EVERY_S = 30.0
+PROGRESS_LINE_EVERY_S = 30.0
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -127,7 +128,7 @@ def json_or_text(text: str) -> Any:
 
 
 def trust_option() -> Decorator:
-    """`--trust`: artifacts that the command loads are trusted, from now on."""
+    """`--trust`: permanently trust the artifacts that the command loads."""
 
     def trust_them(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
         if value:
@@ -135,7 +136,7 @@ def trust_option() -> Decorator:
 
             ctx.with_resource(trusting())
 
-    text = "Trust the artifacts given here and remember it: an artifact of somebody else may run code. See assay trust."
+    text = "Permanently trust the artifacts given here, so that their code may be run. See assay trust."
     return click.option("--trust", is_flag=True, expose_value=False, callback=trust_them, help=text)
 
 
@@ -176,8 +177,8 @@ def require_coverage(data: Any) -> None:
         if worst.get("why_failed"):
             gaps.append(f"{worst['failed']} of {counted(worst['n'], 'runs')} failed: {worst['why_failed']}")
         raise LowCoverage(
-            f"coverage {worst['coverage']:.2f} is below the required {least:g}. {'; '.join(gaps)}. Mend what "
-            f"failed, or lower --min-coverage"
+            f"coverage {worst['coverage']:.2f} is below the required {least:g}. {'; '.join(gaps)}. Correct "
+            f"what failed, or lower --min-coverage"
         )
 
 
@@ -193,7 +194,7 @@ def _coverages(data: Any) -> Iterator[dict[str, Any]]:
 
 
 def json_option(help_text: str = "One JSON object on standard output, nothing else.") -> Decorator:
-    """`--json`. Whatever else prints, a program of the user's own included, prints to standard error from there on."""
+    """`--json`. From then on all other output, including that of the user's program, goes to standard error."""
 
     def redirect(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
         if value:
@@ -218,9 +219,9 @@ def warn_of_gaps(rich: Any, data: dict[str, Any]) -> None:
     if data["unrecorded"] is None:
         least = f" ({data['unrecorded_seen']} were seen)" if data["unrecorded_seen"] else ""
         reason = data["unrecorded_reason"]
-        rich.print(f"warning: how many LM calls went past the recorder is unknown{least}: {reason}", markup=False)
+        rich.print(f"warning: the number of LM calls that were not recorded is unknown{least}: {reason}", markup=False)
     elif data["unrecorded"]:
-        rich.print(f"warning: {counted(data['unrecorded'], 'LM calls')} went past the recorder", markup=False)
+        rich.print(f"warning: {counted(data['unrecorded'], 'LM calls')} could not be recorded", markup=False)
     if data["rows_not_stored"]:
         rich.print(f"warning: {counted(data['rows_not_stored'], 'rows')} could not be stored", markup=False)
 
@@ -292,14 +293,14 @@ class Console:
             yield lambda count: progress.advance(task, count)
 
     def _lines(self, name: str, total: int | None) -> Callable[[int], None]:
-        """Progress where there is no terminal: a line every `_LINE_EVERY_S` seconds at most."""
-        done, said = 0, time.monotonic()
+        """Progress where there is no terminal: a line every `PROGRESS_LINE_EVERY_S` seconds at most."""
+        done, printed_at = 0, time.monotonic()
 
         def advance(count: int) -> None:
-            nonlocal done, said
+            nonlocal done, printed_at
             done += count
-            if done != total and time.monotonic() - said >= _LINE_EVERY_S:
-                said = time.monotonic()
+            if done != total and time.monotonic() - printed_at >= PROGRESS_LINE_EVERY_S:
+                printed_at = time.monotonic()
                 self.say(f"{name}: {done}" + ("" if total is None else f" of {total}"))
 
         return advance

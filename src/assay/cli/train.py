@@ -337,18 +337,18 @@ def print_validation(rich: Any, data: Mapping[str, Any]) -> None:
 
     from assay.reports.training import in_numbers
 
-    for bench, modes in data["validation"].items():
+    for title, modes in data["validation"].items():
         table = Table(
             "",
             "before",
             "after",
             "gain, paired 95 %",
-            title=f"{bench}: sealed tasks, {next(iter(modes.values()))['before']['n']}",
+            title=f"{title}: sealed tasks, {next(iter(modes.values()))['before']['n']}",
         )
         for row in in_numbers(modes):
             table.add_row(*row, style="bold" if row[0].endswith(": score") else None)
         rich.print(table)
-        print_openings(rich, data["test_openings"].get(bench))
+        print_openings(rich, data["test_openings"].get(title))
 
 
 _policy_command(

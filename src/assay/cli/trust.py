@@ -77,10 +77,10 @@ def add(artifacts: tuple[str, ...]) -> None:
 @command.command("remove")
 @click.argument("names", nargs=-1, required=True, metavar="ARTIFACT_OR_HASH...")
 def remove(names: tuple[str, ...]) -> None:
-    """Take trust back, by an artifact's folder (as it is now, or the path in `assay trust list`) or the first digits of
+    """Remove trust, by an artifact's folder (as it is now, or the path in `assay trust list`) or the first digits of
     the hash.
 
-    It is the content that is trusted: copies of it are no longer trusted either.
+    Trust applies to content: copies of the artifact are no longer trusted either.
     """
     from assay.sources.trust import remove as distrust
 

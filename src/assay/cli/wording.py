@@ -157,4 +157,6 @@ def _as_typed(value: str) -> str:
         parsed = ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return value
+    if isinstance(parsed, str) and not parsed.strip():
+        return value  # with its quotes: nothing would be seen
     return ",".join(map(str, parsed)) if isinstance(parsed, list | tuple) else str(parsed)

@@ -17,6 +17,7 @@ __all__ = ["CATEGORIES", "bfcl_rows"]
 
 _NAMED = ("simple_python", "multiple", "parallel", "parallel_multiple", "irrelevance")
 _LIVE = ("simple", "multiple", "parallel", "parallel_multiple", "irrelevance")
+_ALSO = {"simple": "simple_python"}  # as BFCL up to v3 and its leaderboard call it
 CATEGORIES = (*_NAMED, *(f"live_{name}" for name in _LIVE))
 _PACKAGE = "bfcl_eval"
 _INSTALL = (
@@ -29,11 +30,13 @@ def bfcl_rows(category: str, *, size: int | None, seed: int, path: str = "") -> 
     """Rows of one category with inputs `question` and `tools`, and the expected `calls` (none for irrelevance).
 
     Args:
+        category: one of `CATEGORIES`; `simple` is `simple_python`.
         size: number of rows, drawn with `seed`; None: all, in the package's order.
         path: folder of an unpacked wheel, its folder `bfcl_eval`, or that one's folder `data`.
     Raises:
         DataError: unknown category, missing package or file, fewer rows than `size`, or a row of another format.
     """
+    category = _ALSO.get(category, category)
     if category not in CATEGORIES:
         raise DataError(
             f"bfcl has no category {category!r}; categories of one turn with a known answer are {', '.join(CATEGORIES)}"

@@ -74,7 +74,7 @@ def _marked(task: Task, stage: Stage) -> Task:
 
 
 class _Selection:
-    """The filter of a stage. Remembers what the data has instead, for the error if nothing matches."""
+    """Filters the rows of a stage. Collects the values in the data, for the error if no row matches."""
 
     def __init__(self, stage: Stage, spec: str) -> None:
         self.stage, self.spec = stage, spec

@@ -133,21 +133,21 @@ def _irrelevant(rng: random.Random, split: str, number: int) -> _Task:
 def _two_steps(rng: random.Random, split: str, number: int) -> _Task:
     """The second call needs the id that the first one returns."""
     tool = _tool(rng, split)
-    key, found = f"{tool.thing}_id", f"{tool.thing[:2].upper()}-{rng.randint(1000, 9999)}"
+    key, id_ = f"{tool.thing}_id", f"{tool.thing[:2].upper()}-{rng.randint(1000, 9999)}"
     finder = f"find_{tool.thing}"
     find = _schema(
         finder,
         f"Returns the id of {tool.a_thing}.",
         {name: KINDS[name].schema for name in tool.arguments},
-        simulation=[{"arguments": tool.arguments, "result": found}],
+        simulation=[{"arguments": tool.arguments, "result": id_}],
     )
     act = _schema(
         tool.name,
         ACTIONS[tool.action].format(thing=tool.a_thing) + " by its id.",
         {key: {"type": "string", "description": f"Id of the {tool.words}."}},
-        simulation=[{"arguments": {key: found}, "result": "done"}],
+        simulation=[{"arguments": {key: id_}, "result": "done"}],
     )
-    calls = [{"name": finder, "arguments": tool.arguments}, {"name": tool.name, "arguments": {key: found}}]
+    calls = [{"name": finder, "arguments": tool.arguments}, {"name": tool.name, "arguments": {key: id_}}]
     question = f"Find the {tool.words} {tool.conditions()}, and {tool.action} it."
     return _Task(question, _shuffled(rng, [find, act]), calls)
 

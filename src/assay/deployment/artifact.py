@@ -308,7 +308,7 @@ def with_model_of(artifact: str | Path, options: Mapping[str, Any]) -> dict[str,
             "api_base": loaded.endpoint.api_base,
             "api_key_env": options.get("api_key_env") or loaded.endpoint.api_key_env,
         }
-    if options.get("thinking") is None and "thinking" in loaded.manifest:  # a judge's; a program has it in its settings
+    if options.get("thinking") is None and "thinking" in loaded.manifest:  # of a judge
         settings["thinking"] = loaded.manifest["thinking"]
     return settings
 
@@ -322,8 +322,8 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
     """Checks all files of an artifact and loads it, into `program` if it cannot be built from its name alone.
 
     Raises:
-        ArtifactError: no artifact there, of a newer format, a file missing or changed since it was written, or its
-            program is none or cannot be built here.
+        ArtifactError: there is no artifact, its format is newer, a file is missing or was changed, its name is not
+            that of a program, or the program cannot be built here.
         UntrustedArtifact: it holds code that somebody else wrote and the user has not trusted; see
             `assay.sources.trust`.
     """
@@ -336,7 +336,7 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
         for demand in demands_of_config(manifest):
             trust.demand(manifest["sha256"], folder, demand)
     if wants_trust(manifest):
-        trust.remember(manifest["sha256"], folder)  # of one without code: its address
+        trust.remember(manifest["sha256"], folder)  # an artifact without code can still name an address
     try:
         program = _built(folder, manifest, program)
         settings = manifest["settings"]
@@ -349,7 +349,7 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
         if program is not None:
             raise
         raise ProgramError(
-            f"{folder}: {error}. A file that the program reads belongs into {FILES} of its module; "
+            f"{folder}: {error}. If the program reads a file, list it in {FILES} of its module; "
             "a program that takes arguments which are not JSON (tools, clients) is loaded into an instance: "
             "assay.load(path, program=MyProgram(…))"
         ) from error

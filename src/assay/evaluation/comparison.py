@@ -116,8 +116,8 @@ def _in_parts(
     """
     for end in rule.evaluations if rule is not None else (len(tasks),):
         part = tasks[done[-1] if done else 0 : end]
-        for (student, evaluation), name, session in zip((before, after), names, sessions, strict=True):
-            evaluate(student, part, session, name=f"{split}: {name}", into=evaluation)
+        for (recorded, evaluation), name, session in zip((before, after), names, sessions, strict=True):
+            evaluate(recorded, part, session, name=f"{split}: {name}", into=evaluation)
         done.append(end)
         if rule is None:
             return 0.05, ""

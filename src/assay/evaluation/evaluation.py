@@ -16,6 +16,7 @@ from assay.errors import Cancelled, FailureKind
 from assay.evaluation.executors import in_threads, pairs_in_threads
 from assay.evaluation.failures import FirstRuns
 from assay.evaluation.metrics import Budget, TaskRun, measure, run_of, thinking_report
+from assay.evaluation.predictions import result_of, rollout_of
 from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.statistics import mean_interval
 from assay.evaluation.tool_use import figures_of, tool_use
@@ -95,20 +96,20 @@ class Evaluation:
 
     def add_run(self, task: Task, prediction: Any) -> None:
         """Takes in a scored run of one task; another one of the same task is another sample."""
-        samples, result = self._samples.setdefault(task.id, []), prediction._result
+        samples, result = self._samples.setdefault(task.id, []), result_of(prediction)
         samples.append(result)
         count, unscored = len(samples), math.isnan(result.value)
         run = run_of(
-            prediction._rollout,
+            rollout_of(prediction),
             score=None if unscored else result.value,
             has_tools=getattr(prediction, "_has_tools", False),
             needed=task.metadata.get("tool_calls", task.expected.get("calls")),
             error=(result.failed or result.feedback) if unscored else None,
-            tool_figures=figures_of(task, prediction._rollout) if getattr(prediction, "_has_tools", False) else {},
+            tool_figures=figures_of(task, rollout_of(prediction)) if getattr(prediction, "_has_tools", False) else {},
         )
         self.results[task.id] = mean_result(samples)
         self.task_types[task.id] = task.task_type
-        rollout = prediction._rollout
+        rollout = rollout_of(prediction)
         prompts = sum(t.prompt_tokens or 0 for t in rollout.transitions)
         for means, value in (
             (self.tokens, run.tokens or 0),
@@ -198,7 +199,7 @@ def _reorder(values: dict[Any, Any], order: Sequence[Any]) -> None:
 
 
 def evaluate(
-    student: RecordedProgram,
+    recorded: RecordedProgram,
     tasks: Sequence[Task],
     session: Session,
     *,
@@ -223,7 +224,7 @@ def evaluate(
     first = session.first_runs or FirstRuns(proven=True)
     with session.progress.bar(name, samples * len(tasks)) as advance:
         for sample in range(samples):
-            runner = student if sample == 0 else student.another(sample)
+            runner = recorded if sample == 0 else recorded.another(sample)
             ahead = {task_id: prediction for (task_id, number), prediction in (known or {}).items() if number == sample}
             deciding = first.deciding(tasks)
             for task in tasks:
@@ -307,8 +308,8 @@ def evaluate_pairs(
                     advance(1)
             else:  # hosts are sent one program at a time
                 places: dict[int, list[int]] = defaultdict(list)
-                for place, (student, _) in enumerate(pairs):
-                    places[id(student)].append(place)
+                for place, (recorded, _) in enumerate(pairs):
+                    places[id(recorded)].append(place)
                 for group in places.values():
                     by_task = {pairs[place][1].id: place for place in group}
                     for task, prediction in session.executor(

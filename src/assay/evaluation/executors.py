@@ -14,6 +14,7 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import ConfigError, MissingExtra, ModelError
+from assay.evaluation.predictions import result_of, rollout_of
 from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.threads import as_finished
 from assay.models.meter import Usage
@@ -28,9 +29,9 @@ EXECUTORS = ("threads", "ray")
 _LOSSES = 2  # hosts that may be lost on one task; one more, and the task is taken for the cause
 
 
-def in_threads(student: RecordedProgram, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:
+def in_threads(recorded: RecordedProgram, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:
     """Runs the tasks, `session.threads` at a time; yields each task with its scored prediction as it finishes."""
-    for place, prediction in pairs_in_threads([(student, task) for task in tasks], session):
+    for place, prediction in pairs_in_threads([(recorded, task) for task in tasks], session):
         yield tasks[place], prediction
 
 
@@ -42,8 +43,8 @@ def pairs_in_threads(pairs: Sequence[tuple[RecordedProgram, Task]], session: Ses
     """
 
     def run(place: int) -> Any:
-        student, task = pairs[place]
-        return student.run(dict(task.inputs), task.content_hash)
+        recorded, task = pairs[place]
+        return recorded.run(dict(task.inputs), task.content_hash)
 
     yield from as_finished(run, len(pairs), threads=session.threads, around=session.context, drop=True)
 
@@ -67,7 +68,7 @@ class Report:
 
 @dataclass
 class Outbox:
-    """Stands where a store does, on a host that has none: keeps the records until they are sent."""
+    """Takes the place of the store on a host without one: holds the records until they are sent."""
 
     rollouts: dict[str, Rollout] = field(default_factory=dict)
     transitions: dict[tuple[str, int], tuple[str, Transition]] = field(default_factory=dict)
@@ -101,14 +102,14 @@ class Host:
         self._sent, self._missed, self._reports, self._lock = Usage(), 0, 0, threading.Lock()
 
     def run(
-        self, program: dspy.Module, student: dict[str, Any], task: Task, split: str, place: tuple[str, str]
+        self, program: dspy.Module, settings: dict[str, Any], task: Task, split: str, place: tuple[str, str]
     ) -> Report:
         session = self.session
         session.register([task], split)
         session.recorder.phase, session.recorder.scope = place
-        copy = RecordedProgram(program, session, prompt_format=student["adapter"], sample=student["sample"])
-        copy.set_parameters(student["parameters"])
-        copy.group = student["group"]
+        copy = RecordedProgram(program, session, prompt_format=settings["adapter"], sample=settings["sample"])
+        copy.set_parameters(settings["parameters"])
+        copy.group = settings["group"]
         with session.context():
             prediction = copy(**dict(task.inputs))
         with self._lock:
@@ -118,8 +119,8 @@ class Host:
             self._reports += 1
             report = Report(
                 self._reports,
-                prediction._rollout,
-                prediction._result,
+                rollout_of(prediction),
+                result_of(prediction),
                 prediction._has_tools,
                 rollouts,
                 transitions,
@@ -187,13 +188,15 @@ class RayExecutor:
         if self._began:
             self.ray.shutdown()
 
-    def __call__(self, student: RecordedProgram, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:
+    def __call__(
+        self, recorded: RecordedProgram, tasks: Sequence[Task], session: Session
+    ) -> Iterator[tuple[Task, Any]]:
         """As `in_threads`."""
-        parts = (student.program, *(inner for _, inner in student.program.named_sub_modules()))
+        parts = (recorded.program, *(inner for _, inner in recorded.program.named_sub_modules()))
         _by_value({name for part in parts for name in _modules_of(part)}, self.ray)
-        program = self.ray.put(student.program)
-        settings = {**student.settings, "sample": student.sample, "group": student.group}
-        # hosts cannot number rollouts that are alike over all of them: each evaluation is a scope of its own
+        program = self.ray.put(recorded.program)
+        settings = {**recorded.settings, "sample": recorded.sample, "group": recorded.group}
+        # hosts do not share the numbers of repeated rollouts, so each evaluation has a scope of its own
         self._evaluations += 1
         place = (session.recorder.phase, f"{session.recorder.scope}/{self._evaluations}")
         remaining, lost = list(reversed(tasks)), dict.fromkeys((task.id for task in tasks), 0)

@@ -15,6 +15,7 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import FailureKind, ProgramFailed
+from assay.evaluation.predictions import result_of
 from assay.support.package import FOLDER
 
 __all__ = ["FirstRuns", "Place", "place_of", "program_traceback", "require_answers"]
@@ -70,7 +71,7 @@ def require_answers(predictions: Sequence[Any]) -> None:
     """
     if len(predictions) < _FEWEST or not all(_failed_itself(run) for run in predictions):
         return
-    reason, count = Counter(run._result.failed for run in predictions).most_common(1)[0]
+    reason, count = Counter(result_of(run).failed for run in predictions).most_common(1)[0]
     error = next((run._error for run in predictions if getattr(run, "_error", None) is not None), None)
     how = f"\n{program_traceback(error)}\nCorrect the program" if error is not None else _EMPTY
     example = "" if count == len(predictions) else ", such as"

@@ -83,7 +83,7 @@ def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: 
             try:
                 if missing := [name for name in judge.shows if name.startswith("output") and name not in item.fields]:
                     raise NoGrade(f"the judge sees {list(judge.shows)}, and the item has no {', '.join(missing)}")
-                inputs = {name: item.fields.get(name) for name in judge.shows}  # None: not there, and not shown
+                inputs = {name: item.fields.get(name) for name in judge.shows}  # None: the item lacks the field
                 with limited(session.task_timeout):
                     prediction = within_limit(lambda: judge(**inputs), "the judge")
             except (KeyboardInterrupt, StopRun):

@@ -48,7 +48,7 @@ class TaskRun:
     Attributes:
         score: in [0, 1], None where unscored.
         sample: number of the run among several of the same task.
-        answer: what is compared over samples, and with the reasoning; None where there is none.
+        answer: compared between samples, and with the reasoning; None without an answer.
         reasoning: text of the thoughts or observations, in order; empty where there is none.
         tools_good: number of tool calls that were eligible, executed and used.
         tools_made: number of all tool calls.
@@ -198,7 +198,7 @@ def run_of(
 
     Args:
         has_tools: whether the program has tools at all.
-        needed: tool calls that the task needs, their number or themselves; 1 where there is neither.
+        needed: number or list of the tool calls that the task needs; any other value counts as 1.
     """
     tools_needed = (
         len(needed) if isinstance(needed, list | tuple) else needed if isinstance(needed, int) and needed >= 0 else 1

@@ -70,7 +70,7 @@ def _reach(power: float, alpha: float) -> float:
 def spread_of(differences: Sequence[float]) -> float:
     """Standard deviation of paired differences, from other tasks than those that are to be compared.
 
-    A few pairs say little of it: ten pairs of `WORST_SPREAD` are added.
+    Ten pairs with `WORST_SPREAD` are added, because the deviation of a few pairs is imprecise.
     """
     values = np.array(differences, dtype=float)
     if len(values) < 2:
@@ -79,7 +79,7 @@ def spread_of(differences: Sequence[float]) -> float:
 
 
 def spent(fraction: float, alpha: float = ALPHA) -> float:
-    """Error that may be spent until so much of the tasks was evaluated."""
+    """Cumulative error that may be spent once this fraction of the tasks is evaluated."""
     return alpha * (1 - math.exp(-_GAMMA * min(1.0, fraction))) / (1 - math.exp(-_GAMMA))
 
 
@@ -134,9 +134,9 @@ class SequentialTest:
     """When a paired comparison is evaluated, and when it stops.
 
     Args:
-        tasks: that it may take.
-        difference: that it is to show; with few tasks the one that they can show, if that is larger.
-        futility: stops also where the difference can hardly be shown any more. That costs a little power and no error.
+        tasks: maximum number of tasks.
+        difference: true difference that the test is planned for; with few tasks the larger one that they can show.
+        futility: also stop if the difference is unlikely to be shown. It costs a little power and adds no error.
     """
 
     tasks: int
@@ -150,8 +150,11 @@ class SequentialTest:
         return tuple(math.ceil(self.tasks * k / count) for k in range(1, count + 1))
 
     def level(self, done: Sequence[int]) -> float:
-        """The level of the last evaluation. `done` has the number of tasks at each, one that a cap cut short
-        included."""
+        """The level of the last evaluation.
+
+        Args:
+            done: number of tasks at each evaluation, including one that a cap cut short.
+        """
         return nominal_levels(tuple(min(1.0, count / self.tasks) for count in done))[-1]
 
     def decide(self, differences: Sequence[float], done: Sequence[int]) -> Decision:

@@ -141,11 +141,11 @@ def has_tools(program: dspy.Module) -> bool:
     )
 
 
-def acting_parameters(student: "RecordedProgram") -> list[str]:
+def acting_parameters(recorded: "RecordedProgram") -> list[str]:
     """The agent parameters that affect a program. A plain `dspy.Module` has only `temperature`."""
-    if not is_agent(student.program):
+    if not is_agent(recorded.program):
         return ["temperature"]
-    return [name for name in RANGES if name != "tool_usage_threshold" or has_tools(student.program)]
+    return [name for name in RANGES if name != "tool_usage_threshold" or has_tools(recorded.program)]
 
 
 class RecordedProgram(dspy.Module):  # type: ignore[misc]

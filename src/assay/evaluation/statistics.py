@@ -11,18 +11,22 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "BOOTSTRAP_MIN_LEVEL",
     "Gain",
     "differences_of",
     "interval_of",
+    "largest_loss",
     "losing_evidence",
+    "lossless_tasks",
     "mean_difference",
     "mean_interval",
     "paired_gain",
 ]
 
 _RESAMPLES = 4999
-_RESAMPLED = 0.005  # smallest level of a bootstrap with so many resamples
+BOOTSTRAP_MIN_LEVEL = 0.005  # smallest level of a bootstrap with so many resamples
 _FEWEST = 5  # pairs under which no interval is claimed
+_ONE_SIDED = 0.05  # error of a one-sided interval
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Gain:
 
     @property
     def is_gain(self) -> bool:
-        """Whether the interval lies above zero."""
+        """Whether the whole interval is above zero."""
         return self.low > 0
 
     @classmethod
@@ -81,7 +85,7 @@ def interval_of(
     spread = float(np.append(values, [lowest, highest]).std(ddof=1)) if guarded else float(values.std(ddof=1))
     reach = float(stats.t.ppf(1 - level / 2, n - 1)) * spread / math.sqrt(n)
     low, high = mean - reach, mean + reach
-    if level < _RESAMPLED:
+    if level < BOOTSTRAP_MIN_LEVEL:
         return max(lowest, low), min(highest, high)
     rng = np.random.default_rng(0)
     bootstrap = stats.bootstrap(
@@ -130,6 +134,33 @@ def mean_difference(differences: Sequence[float]) -> tuple[float, float | None, 
     reach = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
     mean = float(values.mean())
     return mean, mean - reach, mean + reach
+
+
+def largest_loss(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+    """Upper end of the one-sided 95 % interval of the paired loss, `before` minus `after`, in [-1, 1].
+
+    If it is at most a margin that was declared before, `after` is shown to be no more than the margin worse
+    (non-inferiority). Where all differences are equal, a share of 3 / n of the tasks may still lose everything (the
+    rule of three). With fewer than 5 pairs nothing is shown: 1.0.
+
+    Worked: no score differs on 300 tasks: 2.996 / 300 = 0.00999.
+    """
+    differences = differences_of(before, after)
+    if len(differences) < _FEWEST:
+        return 1.0
+    if np.ptp(differences) == 0:
+        mean = float(differences[0])
+        return min(1.0, -math.log(_ONE_SIDED) / len(differences)) * (mean + 1) - mean
+    # the lower end of an interval whose two tails are 5 % each; a rare loss is likely to be missing among few tasks
+    return -interval_of(differences, -1.0, 1.0, level=2 * _ONE_SIDED, guarded=True)[0]
+
+
+def lossless_tasks(margin: float) -> int:
+    """Tasks that `largest_loss` needs for a margin in (0, 1] if no score differs: -ln(0.05) / margin, at least 5.
+
+    Worked: margin 0.01, 2.996 / 0.01 = 299.6, so 300 tasks.
+    """
+    return max(_FEWEST, math.ceil(-math.log(_ONE_SIDED) / margin))
 
 
 def losing_evidence(leader: Mapping[str, float], other: Mapping[str, float], *, order: Sequence[str]) -> float:

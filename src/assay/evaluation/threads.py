@@ -78,7 +78,7 @@ class _Jobs(Generic[T]):
             while remaining:
                 self.finished.wait(_MAX_WAIT_S)
                 self.finished.clear()
-                failed = self.failed  # before what is done is taken: all that was done until it failed is among it
+                failed = self.failed  # read first, so that every job that finished before the failure is among `done`
                 while self.done:
                     yield self.done.popleft()
                     remaining -= 1

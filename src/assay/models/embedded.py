@@ -9,7 +9,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import re
 import shutil
 import threading
 import time
@@ -23,6 +22,7 @@ from filelock import FileLock
 
 from assay.errors import MissingExtra, ModelError
 from assay.models.alternatives import pruned_reply
+from assay.models.line_grammar import lines_grammar
 from assay.models.lora.adapters import Adapter, with_adapters
 from assay.models.lora.conversion import write_merged
 from assay.models.registry import EmbeddedModel, find_model, model_home, spec
@@ -31,17 +31,21 @@ from assay.models.thinking import Thinking, llama_request, template_thinks
 from assay.models.tool_calls import with_tool_calls
 from assay.models.watching import LOOP, watched_reply
 
-__all__ = ["LINES", "LlamaBackend", "PolicyBackend", "lines_grammar", "server_url"]
+__all__ = [
+    "LINES",
+    "LlamaBackend",
+    "PolicyBackend",
+    "busy_cores",
+    "loaded_models",
+    "server_url",
+    "unload",
+]
 
 LINES = "x-assay-lines"  # schema keyword: one `name: value` line per property, in order
 _SLOTS = 8  # more than the number of concurrent calls: each predictor of a program keeps its own prompt prefix
 _PROMPT_CACHE_MIB = 256  # prompts cached outside the slots; llama.cpp's default is 8 GiB, and is used up
 # by default llama.cpp samples from the 40 likeliest tokens, of those with 0.05 times the first one's probability
-_UNTRUNCATED = {
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-}
+_UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 _WATCHED = 64  # a shorter answer has too few words for a loop
 _CONTEXT = 16384  # tokens shared by all slots; 22 kB of cache per token for SmolLM2-135M
 
@@ -60,7 +64,7 @@ def idle_threads() -> int:
     """
     if chosen := os.environ.get("ASSAY_THREADS"):
         return max(1, int(chosen))
-    busy = min(_busy_cores(0.1) for _ in range(3))  # the minimum ignores short peaks of load
+    busy = min(busy_cores(0.1) for _ in range(3))  # the minimum ignores short peaks of load
     return max(1, min(8, round(cores() - busy)))
 
 
@@ -69,7 +73,9 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
-def _busy_cores(window_s: float) -> float:
+def busy_cores(window_s: float) -> float:
+    """Mean number of busy cores of the machine over `window_s`; 0 where /proc/stat cannot be read."""
+
     def read() -> tuple[float, float] | None:
         try:
             fields = [float(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
@@ -141,6 +147,18 @@ def _merged(base: EmbeddedModel, adapters: tuple[Adapter, ...]) -> Path:
         for old in sorted(target.parent.glob("*.gguf"), key=lambda file: file.stat().st_mtime)[:-_MERGED]:
             old.unlink(missing_ok=True)
     return target
+
+
+def loaded_models() -> list[Path]:
+    """Files of the models in memory, least recently used first; without those that `server_url` made public."""
+    with _servers_lock:
+        return [path for path in _servers if path not in _published]
+
+
+def unload(path: Path) -> None:
+    """Frees the memory of a model once its calls have ended. The next call loads it again."""
+    with _servers_lock:
+        _servers.pop(path, None)
 
 
 def server_url(name: str) -> str:
@@ -300,10 +318,9 @@ class PolicyBackend(LlamaBackend):
             adapter: a GGUF file; None serves the model without an adapter in training.
             folder: folder for the merged weights while they are served.
         """
-        with _servers_lock:
-            if self.path != self._before:
-                _servers.pop(self.path, None)
-                self.path.unlink(missing_ok=True)
+        if self.path != self._before:
+            unload(self.path)
+            self.path.unlink(missing_ok=True)
         self.path, self.adapters = self._before, self._before_sha
         if adapter is not None and folder is not None:
             with open(adapter, "rb") as file:
@@ -322,72 +339,8 @@ class PolicyBackend(LlamaBackend):
             self.sampling = before
 
 
-# of patterns in a grammar: a character class, or a character that has no meaning in regular expressions
-_ATOM, _TIMES = r"(?:\[(?:[^\]\\]|\\.)+\]|[A-Za-z0-9 ,:;_=/-])", r"(?:\{\d+(?:,\d+)?\}|[+*?])?"
-
-
 def _schema(body: dict[str, Any]) -> dict[str, Any] | None:
     response_format = body.get("response_format")
     if not isinstance(response_format, dict) or response_format.get("type") != "json_schema":
         return None
     return response_format.get("json_schema", {}).get("schema")
-
-
-def lines_grammar(schema: dict[str, Any]) -> str:
-    """GBNF grammar for an object schema, written as one `name: value` line per property, in order, all required.
-
-    Enums, numbers, booleans, and strings whose `pattern` is a sequence of characters and character classes with
-    repetitions are constrained exactly, and so are objects and arrays. Any other value is one line of text, to be
-    validated after parsing.
-    """
-    if any(_is_nested(value) for value in schema["properties"].values()):
-        return _nested_lines_grammar(schema)
-    rows = [f"{json.dumps(f'{name}: ')} {_value_rule(value)}" for name, value in schema["properties"].items()]
-    # The optional last newline is needed by models trained to end a turn with one: they do not stop without it.
-    return "root ::= " + ' "\\n" '.join(rows) + ' "\\n"?'
-
-
-def _is_nested(schema: dict[str, Any]) -> bool:
-    return schema.get("type") in ("object", "array")
-
-
-def _nested_lines_grammar(schema: dict[str, Any]) -> str:
-    """As `lines_grammar`, with objects and arrays as JSON on one line, in llguidance's dialect of Lark."""
-    compact = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    rows, rules = [], []
-    for number, (name, value) in enumerate(schema["properties"].items()):
-        rows.append(f"{json.dumps(f'{name}: ', ensure_ascii=False)} v{number}")
-        if _is_nested(value):
-            rules.append(f"v{number}: %json {json.dumps({**value, 'x-guidance': compact}, ensure_ascii=False)}")
-        elif "enum" in value or "const" in value:
-            choices = value.get("enum", [value.get("const")])
-            rules.append(f"v{number}: " + " | ".join(json.dumps(str(one), ensure_ascii=False) for one in choices))
-        else:
-            rules.append(f"v{number}: /{_line_pattern(value)}/")
-    return "\n".join(["%llguidance {}", "start: " + ' "\\n" '.join(rows) + ' "\\n"?', *rules])
-
-
-def _line_pattern(schema: dict[str, Any]) -> str:
-    """Regular expression of a number, boolean or text on one line."""
-    kinds = {"integer": "-?[0-9]{1,18}", "number": r"-?[0-9]{1,18}(\.[0-9]{1,12})?", "boolean": "(true|false)"}
-    return kinds.get(schema.get("type", ""), f"[^\\n]{{1,{schema.get('maxLength', 2000)}}}")
-
-
-def _value_rule(schema: dict[str, Any]) -> str:
-    if "enum" in schema or "const" in schema:
-        values = schema.get("enum", [schema.get("const")])
-        return "(" + " | ".join(json.dumps(str(value)) for value in values) + ")"
-    kind = schema.get("type")
-    if kind == "integer":
-        return '"-"? [0-9]{1,18}'
-    if kind == "number":
-        return '"-"? [0-9]{1,18} ("." [0-9]{1,12})?'
-    if kind == "boolean":
-        return '("true" | "false")'
-    pattern = schema.get("pattern", "")
-    if re.fullmatch(rf"\^(?:{_ATOM}{_TIMES})+\$", pattern):
-        return " ".join(
-            f"{atom if len(atom) > 1 else json.dumps(atom)}{times}"
-            for atom, times in re.findall(f"({_ATOM})({_TIMES})", pattern[1:-1])
-        )
-    return f"[^\\n]{{1,{schema.get('maxLength', 2000)}}}"

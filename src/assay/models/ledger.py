@@ -52,7 +52,7 @@ class Sent:
     def settle(
         self, *, prompt_tokens: int | None, completion_tokens: int | None, cost_usd: float | None, failed: bool
     ) -> None:
-        """Record an answer or a failure. Sends that a kill left unanswered are assumed to cost as much as it."""
+        """Record an answer or a failure. Sends that a kill left unanswered are assumed to cost the same."""
         lost = self.sends - self.settled
         self.prompt_tokens, self.completion_tokens, self.failed = (
             prompt_tokens or 0,

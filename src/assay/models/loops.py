@@ -119,8 +119,8 @@ class LoopDetector:
     def _copies(self) -> Loop | None:
         """A check reads as many words as lie between two checks, times a constant: constant time per word."""
         for stride, reach in _LEVELS:
-            if self.count % stride == 0 and (found := self._tail_period(reach)) is not None:
-                period, length = found
+            if self.count % stride == 0 and (suffix := self._tail_period(reach)) is not None:
+                period, length = suffix
                 return Loop(kind="copies", period=period, start=self.count - length + period, end=self.count)
         return None
 
@@ -130,7 +130,7 @@ class LoopDetector:
         A suffix with a border of b of its m items has the period m - b (Knuth, Morris and Pratt 1977).
         """
         items = [self._tail[-1 - back] for back in range(min(reach, len(self._tail)))]
-        borders, border, found = [0], 0, None
+        borders, border, longest = [0], 0, None
         for length in range(2, len(items) + 1):
             item = items[length - 1]
             while border and items[border] != item:
@@ -139,8 +139,8 @@ class LoopDetector:
             borders.append(border)
             period = length - border
             if length >= self.settings.least_words and length >= self.settings.copies * period:
-                found = (period, length)
-        return found
+                longest = (period, length)
+        return longest
 
 
 class TextLoopDetector:

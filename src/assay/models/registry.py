@@ -20,7 +20,7 @@ from pathlib import Path
 from assay.errors import ModelError
 from assay.models.defaults import DEFAULT_WEIGHTS
 
-__all__ = ["EMBEDDED", "EmbeddedModel", "find_model", "model_home", "pull_model"]
+__all__ = ["EMBEDDED", "EmbeddedModel", "find_model", "installed_file", "model_home", "pull_model"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,14 +150,15 @@ def find_model(name: str) -> Path:
     pulled = model_home() / model.file
     if _is_genuine(pulled, model):
         return pulled
-    if (installed := _installed(model)) is not None:
+    if (installed := installed_file(model)) is not None:
         return installed
     if pulled.exists():
         raise ModelError(f"{pulled} does not match its sha256 ({model.sha256}). Run: assay models pull {model.name}")
     raise ModelError(f"model {model.name!r} is not on this machine. Run: assay models pull {model.name}")
 
 
-def _installed(model: EmbeddedModel) -> Path | None:
+def installed_file(model: EmbeddedModel) -> Path | None:
+    """The model's verified file in an installed Python package; None if there is none."""
     package = importlib.util.find_spec(model.module)
     for folder in (package.submodule_search_locations or []) if package else []:
         if _is_genuine(path := Path(folder) / model.file, model):
@@ -214,7 +215,7 @@ def pull_model(name: str, *, say: Say = lambda _: None) -> Path:
 
 
 def _from_installed(model: EmbeddedModel, scratch: Path) -> Path:
-    path = _installed(model)
+    path = installed_file(model)
     if path is None:
         raise ModelError(f"{model.wheel.split('=')[0]} is not installed")
     return path

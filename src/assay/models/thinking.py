@@ -39,7 +39,8 @@ _OTHERWISE = (
     "the budget is set on the program"
 )
 _WORDS = f"off, auto, {', '.join(EFFORTS)}"
-_NUMBER = re.compile(r"[+-]?\d{1,12}")
+_MOST = 2**31 - 1  # tokens: engines read the budget as a 32-bit integer
+_NUMBER = re.compile(r"[+-]?\d{1,4000}")  # Python converts no more digits
 # a string of a JSON object, also one that was cut; or a line
 _WRITTEN = r'"{name}"\s*:\s*"((?:[^"\\]|\\.)*)|^{name}:[ \t]*(.*)$'
 
@@ -71,7 +72,7 @@ class Thinking:
     """A limit on thinking: a number of tokens, or an effort word. Neither is `auto`: the model or agent decides.
 
     Attributes:
-        tokens: thinking tokens of one call, at least 0; 0 is off.
+        tokens: thinking tokens of one call, from 0 (off) to 2**31 - 1.
         effort: one of `EFFORTS`.
     """
 
@@ -85,6 +86,8 @@ class Thinking:
             raise ThinkingError(self.tokens, f" must be a whole number of tokens, or one of {_WORDS}")
         if self.tokens is not None and self.tokens < 0:
             raise ThinkingError(self.tokens, " must be at least 0 tokens; 0 is off")
+        if self.tokens is not None and self.tokens > _MOST:
+            raise ThinkingError(self.tokens, f" must be at most {_MOST} tokens; auto sets no limit")
         if self.effort is not None and self.effort not in EFFORTS:
             similar = nearest(self.effort, ("off", "auto", *EFFORTS)) if isinstance(self.effort, str) else None
             hint = f". Did you mean {similar!r}?" if similar else ""
@@ -342,7 +345,7 @@ def thought_tokens(
 
 def schema_of(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Properties of the JSON schema that constrains the answer to a recorded request; empty without one."""
-    found: Any = request.get("config")
+    part: Any = request.get("config")
     for key in ("response_format", "schema", "properties"):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+        part = part.get(key) if isinstance(part, Mapping) else None
+    return part if isinstance(part, Mapping) else {}

@@ -18,10 +18,32 @@ from dspy.utils.exceptions import AdapterParseError
 from assay.errors import ConfigError
 from assay.models.embedded import LINES
 from assay.programs.thinking import LimitsThoughts
+from assay.support.settings import nearest
 
-__all__ = ["ADAPTERS", "LeanAdapter", "SchemaAdapter", "listen_under", "make_adapter", "output_schema"]
+__all__ = [
+    "ADAPTERS",
+    "LeanAdapter",
+    "SchemaAdapter",
+    "checked_format",
+    "listen_under",
+    "make_adapter",
+    "output_schema",
+]
 
 ADAPTERS = ("json", "lean", "chat")
+
+
+def checked_format(name: Any) -> str:
+    """The name of a prompt format.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not isinstance(name, str) or name not in ADAPTERS:
+        similar = nearest(name.lower(), ADAPTERS) if isinstance(name, str) else None
+        hint = f". Did you mean {similar!r}?" if similar else ""
+        raise ConfigError(f"prompt_format={name!r} must be one of {', '.join(ADAPTERS)}{hint}")
+    return name
 
 
 def make_adapter(name: str) -> Any:
@@ -31,9 +53,7 @@ def make_adapter(name: str) -> Any:
         ConfigError: unknown name.
     """
     kinds = {"json": SchemaAdapter, "lean": LeanAdapter, "chat": SectionsAdapter}
-    if name not in kinds:
-        raise ConfigError(f"unknown adapter {name!r}; adapters are {', '.join(ADAPTERS)}")
-    return kinds[name]()
+    return kinds[checked_format(name)]()
 
 
 def output_schema(signature: Any) -> dict[str, Any] | None:

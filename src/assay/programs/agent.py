@@ -16,7 +16,7 @@ from assay.models import count_tokens, supports
 from assay.models.loops import ToolLoopDetector
 from assay.models.scope import alternatives_of
 from assay.models.thinking import Thinking, native_thinking
-from assay.programs.adapters import listen_under, make_adapter
+from assay.programs.adapters import checked_format, listen_under, make_adapter
 from assay.programs.allocation import AUTO, Round, ThinkingPolicy, answer_key, majority_is_sure, margin_of, think
 from assay.programs.estimate import choice_odds, logprobs_options, narrowed_signature
 from assay.programs.parameters import AgentParameters, reasoning_tokens, review_rounds
@@ -29,8 +29,7 @@ __all__ = ["Agent", "BaseAgent", "ToolAgent"]
 WRITTEN_DECISIONS = "assay_written_decisions"
 """Key in DSPy's settings. If true, a tool agent executes the action that it wrote, regardless of probabilities and
 threshold. Policy gradient training needs this: tokens are credited with the outcome that they caused."""
-GUIDE = "assay_guide"
-"""Key in DSPy's settings: the expected outputs of a training task, which a `guided` agent then follows."""
+GUIDE = "assay_guide"  # key in DSPy's settings: the expected outputs of a training task, see `Agent.guided`
 _ANSWER = "answer"
 
 
@@ -59,7 +58,7 @@ class Agent(dspy.Module):  # type: ignore[misc]
     """
 
     input_names: ClassVar[tuple[str, ...]] = ()
-    guided: ClassVar[bool] = False  # whether `solve` can follow the labels of a training task, see `GUIDE`
+    guided: ClassVar[bool] = False  # whether `solve` can follow the labels of a training task
 
     def __init__(
         self,
@@ -71,8 +70,8 @@ class Agent(dspy.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.thinking, self.policy = Thinking.of(thinking), ThinkingPolicy.of(policy)
-        self.agent_parameters = parameters or AgentParameters()
-        self.prompt_format = prompt_format
+        self.agent_parameters = AgentParameters.of({} if parameters is None else parameters)
+        self.prompt_format = checked_format(prompt_format)
         self.config: dict[str, Any] = {}
         # set for a loaded artifact: returns the model to use if none is configured in DSPy
         self.own_lm: Callable[[], Any] | None = None
@@ -321,7 +320,8 @@ class ToolAgent(Agent):
             return Round(decision.action, margin, str(decision.get("thought") or ""), trace)
 
         # A policy in training is credited with the tokens of its decision, so it makes one and no probes.
-        thought = think(ThinkingPolicy() if written else self.thinking_policy, self.thought_tokens, ask)
+        policy = ThinkingPolicy() if written else self.thinking_policy
+        thought = think(policy, self.thought_tokens, ask, measured=not stated)
         if dspy.settings.trace is not None:
             dspy.settings.trace.extend(thought.last.result)
         return str(thought.last.choice)

@@ -32,7 +32,7 @@ class ThinkingPolicy:
     Attributes:
         probe_margin: a step first chooses without a thought, and thinks only if the probabilities of the best two
             choices differ by less than this. In [0, 1]; higher thinks more. Needs an engine with log-probabilities;
-            others think always.
+            others think always, and are not probed unless `stable` is set.
         stable: a thought ends once this many choices in a row were the same, at least 2.
         confidence: a thought ends once the best two choices differ by at least this, in [0, 1].
         piece: thinking tokens between two choices, at least 4; used with `stable` or `confidence`.
@@ -51,11 +51,16 @@ class ThinkingPolicy:
     def __post_init__(self) -> None:
         for name, low, high in (("probe_margin", 0, 1), ("confidence", 0, 1), ("posterior", 0.5, 1)):
             value = getattr(self, name)
-            if value is not None and not (low <= value <= high and (name != "posterior" or value > low)):
-                raise ConfigError(f"{name}={value!r} must be between {low} and {high}")
+            if value is None and name != "posterior":
+                continue
+            if not _is_number(value) or not low <= value <= high or (name == "posterior" and value == low):
+                above = "above" if name == "posterior" else "at least"
+                raise ConfigError(f"{name}={value!r} must be a number of {above} {low} and at most {high}")
         for name, least in (("stable", 2), ("piece", 4), ("samples", 1)):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            if value is None and name == "stable":
+                continue
+            if not _is_number(value) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}={value!r} must be an integer of at least {least}")
 
     @classmethod
@@ -80,6 +85,10 @@ class ThinkingPolicy:
     @property
     def stops_early(self) -> bool:
         return self.stable is not None or self.confidence is not None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 AUTO = ThinkingPolicy(probe_margin=0.6, stable=2)
@@ -119,18 +128,21 @@ class Thought:
         return self.rounds[-1]
 
 
-def think(policy: ThinkingPolicy, budget: int, ask: Callable[[int, str], Round]) -> Thought:
+def think(policy: ThinkingPolicy, budget: int, ask: Callable[[int, str], Round], *, measured: bool = True) -> Thought:
     """Thinks as far as the policy and the budget allow. The answer at the limit is the last choice.
 
     Args:
+        measured: whether rounds have a margin. Without one a probe could not end the step, so it is made only to count
+            towards `stable`.
         budget: thinking tokens of the step.
         ask: asks for a thought of at most so many tokens, after the thoughts so far, and then a choice; with 0 tokens
             for a choice alone.
     Raises:
-        LoopStopped: the first thought was a loop, and nothing was chosen before it, and the policy is the plain one.
+        LoopStopped: the first thought was a loop, no choice was made before it, and the policy has no thresholds.
     """
     thought = Thought()
-    if policy.probe_margin is not None or budget == 0:
+    probes = policy.probe_margin is not None and (measured or policy.stable is not None)
+    if probes or budget == 0:
         thought.rounds.append(ask(0, ""))
         margin = thought.last.margin
         if budget == 0 or (margin is not None and margin >= (policy.probe_margin or 0.0)):

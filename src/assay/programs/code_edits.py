@@ -54,9 +54,9 @@ def excerpt(source: str, limit: int, part: Sequence[int] = ()) -> Excerpt:
     docstrings = _docstring_lines(_parsed(source))
     coded = [n for n in within if n not in docstrings and lines[n - 1].strip() and lines[n - 1].lstrip()[:1] != "#"]
     coded = coded or within
-    shown = within if sum(len(lines[n - 1]) + 1 for n in within) <= limit else coded
+    numbers = within if sum(len(lines[n - 1]) + 1 for n in within) <= limit else coded
     text, size, last = list[str](), 0, 0
-    for number in shown:
+    for number in numbers:
         size += len(lines[number - 1]) + 1
         if last and size > limit:
             text.append("…")
@@ -66,7 +66,7 @@ def excerpt(source: str, limit: int, part: Sequence[int] = ()) -> Excerpt:
         text.append(f"{number}: {lines[number - 1].rstrip()[:limit]}")
         last = number
     choices = tuple(number for number in coded if number <= last)
-    return Excerpt("\n".join(text), choices or (shown[0],), not part and last == shown[-1])
+    return Excerpt("\n".join(text), choices or (numbers[0],), not part and last == numbers[-1])
 
 
 def functions_of(source: str) -> dict[str, list[int]]:

@@ -199,14 +199,14 @@ class _Run:
         agent, limit = self.agent, self.agent.agent_parameters.context_length
         failures = {"failures": _cut(base.report, limit)}
         # at four characters per token, half of the context is for the code, and a quarter for the failed tests
-        shown = excerpt(base.source, 2 * limit)
-        parts = {} if shown.whole else functions_of(base.source)
+        code = excerpt(base.source, 2 * limit)
+        parts = {} if code.whole else functions_of(base.source)
         if len(parts) > 1:
             outline = {"functions": _cut("\n".join(parts), 2 * limit)}
             name = self._chosen(agent.choose, "function", tuple(parts), {**outline, **failures})
-            shown = excerpt(base.source, 2 * limit, parts[name])
-        inputs = {"code": shown.text, **failures}
-        line = int(self._chosen(agent.locate, "line", shown.choices, inputs))
+            code = excerpt(base.source, 2 * limit, parts[name])
+        inputs = {"code": code.text, **failures}
+        line = int(self._chosen(agent.locate, "line", code.choices, inputs))
         inputs["old_line"] = base.source.split("\n")[line - 1].strip()
         written = self._asked(agent.rewrite, agent.rewrite.signature, inputs)
         return Edit(line, replacement_of(str(written.new_line), line))
@@ -230,7 +230,7 @@ class _Run:
             answer._completions = None  # they contain the alternatives too, and a trace would store them
             return Round(answer[field], margin, str(answer.get("thought") or ""), trace)
 
-        last = think(policy, self.agent.thought_tokens, ask).last
+        last = think(policy, self.agent.thought_tokens, ask, measured=reads).last
         if dspy.settings.trace is not None:
             dspy.settings.trace.extend(last.result)
         return last.choice

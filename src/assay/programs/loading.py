@@ -6,7 +6,7 @@ import inspect
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import dspy
 
@@ -26,8 +26,9 @@ from assay.programs.wrapping import AgentProgram, FunctionProgram, takes_inputs,
 from assay.sources.files import is_user_file
 from assay.sources.modules import NoSuchFile, load_source, located
 from assay.sources.naming import public
+from assay.sources.opened import watching
 
-__all__ = ["SHIPPED", "full_name", "load_program", "program_class", "program_inputs"]
+__all__ = ["SHIPPED", "BuiltFromTasks", "full_name", "load_program", "program_class", "program_inputs"]
 
 SHIPPED: dict[str, type[Agent]] = {
     "math_qa": MathQA,
@@ -41,6 +42,14 @@ SHIPPED: dict[str, type[Agent]] = {
     "text_to_sql": TextToSQL,
     "converse": Converse,
 }
+
+
+@runtime_checkable
+class BuiltFromTasks(Protocol):
+    """Interface of a program class that reads its labels or output fields from the data, such as `Classify`."""
+
+    def from_tasks(self, tasks: Sequence[Task]) -> dspy.Module:
+        """A class method that returns a program for these tasks."""
 
 
 def program_class(name: str) -> Any:
@@ -159,7 +168,7 @@ def load_program(name: str, *, tasks: Sequence[Task] = (), config: dict[str, Any
     """Creates a program by name.
 
     Args:
-        tasks: data for programs that read their labels or fields from it (`from_tasks`).
+        tasks: data for programs that read their labels or fields from it (`BuiltFromTasks`).
         config: constructor arguments from an artifact; `tasks` is then ignored.
     Raises:
         ProgramError: the program cannot be found or built, or is not a `dspy.Module`, agent or function.
@@ -167,18 +176,8 @@ def load_program(name: str, *, tasks: Sequence[Task] = (), config: dict[str, Any
     name = full_name(name)
     target = program_class(name)
     try:
-        if isinstance(target, dspy.Module):
-            program = target.deepcopy()  # the module's instance is not modified
-        elif config:
-            program = target(**config)
-        elif hasattr(target, "from_tasks"):
-            program = target.from_tasks(tasks)
-        elif takes_inputs(target) is not None:
-            program = FunctionProgram(target)
-        else:
-            program = target()
-        if not isinstance(program, dspy.Module) and isinstance(program, BaseAgent):
-            program = AgentProgram(program)
+        with watching(name):  # what its constructor reads is part of its artifact
+            program = _built(target, tasks, config)
     except ProgramError:
         raise
     except Exception as error:
@@ -192,6 +191,22 @@ def load_program(name: str, *, tasks: Sequence[Task] = (), config: dict[str, Any
     if name not in SHIPPED:
         module, attribute = located(name)
         program._assay_origin = (module.__name__, attribute)  # an artifact copies the source from there
+    return program
+
+
+def _built(target: Any, tasks: Sequence[Task], config: dict[str, Any] | None) -> Any:
+    if isinstance(target, dspy.Module):
+        program = target.deepcopy()  # the module's instance is not modified
+    elif config:
+        program = target(**config)
+    elif isinstance(target, BuiltFromTasks):
+        program = target.from_tasks(tasks)
+    elif takes_inputs(target) is not None:
+        program = FunctionProgram(target)
+    else:
+        program = target()
+    if not isinstance(program, dspy.Module) and isinstance(program, BaseAgent):
+        return AgentProgram(program)
     return program
 
 

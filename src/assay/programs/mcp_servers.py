@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from assay.errors import ConfigError, MissingExtra
@@ -37,7 +38,7 @@ class McpServer:
     """An MCP server. Thread-safe; copies of a program share it.
 
     Args:
-        command: program and arguments of a server on standard input and output.
+        command: program and arguments of a server on standard input and output, as strings and paths.
         url: address of a server with streamable HTTP. Exactly one of `command` and `url` is given.
         env: environment variables of the process, in addition to a few harmless ones such as PATH.
         cwd: its working directory.
@@ -47,7 +48,7 @@ class McpServer:
 
     def __init__(
         self,
-        command: Sequence[str] = (),
+        command: Sequence[str | PurePath] = (),
         *,
         url: str = "",
         env: Mapping[str, str] | None = None,
@@ -55,15 +56,18 @@ class McpServer:
         timeout_s: float = 60.0,
         start_timeout_s: float = 30.0,
     ) -> None:
-        if isinstance(command, str) or bool(command) == bool(url):
+        listed = isinstance(command, list | tuple) and all(isinstance(part, str | PurePath) for part in command)
+        if not listed or not isinstance(url, str) or bool(command) == bool(url):
             raise ConfigError(
                 f"an MCP server needs a command (a list such as ['python', 'server.py']) or a url; "
                 f"got command={command!r}, url={url!r}"
             )
+        if url and not url.startswith(("http://", "https://")):
+            raise ConfigError(f"url={url!r} must begin with http:// or https://")
         for name, seconds in (("timeout_s", timeout_s), ("start_timeout_s", start_timeout_s)):
-            if not 0 < seconds < float("inf"):
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
                 raise ConfigError(f"{name}={seconds!r} must be a finite number of seconds > 0")
-        self.command, self.url, self.env, self.cwd = list(command), url, dict(env or {}), cwd
+        self.command, self.url, self.env, self.cwd = [str(part) for part in command], url, dict(env or {}), cwd
         self.timeout_s, self.start_timeout_s = timeout_s, start_timeout_s
         self._lock = threading.Lock()
         self._connection: _Connection | None = None

@@ -61,12 +61,20 @@ class AgentParameters(pydantic.BaseModel):
                 ) from None
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], *, base: "AgentParameters | None" = None) -> "AgentParameters":
+    def of(
+        cls, values: "Mapping[str, Any] | AgentParameters", *, base: "AgentParameters | None" = None
+    ) -> "AgentParameters":
         """Returns `base` (by default the default parameters) updated with `values`.
 
         Raises:
-            ParameterError: an unknown name, or a value of the wrong type or out of range.
+            ParameterError: no mapping, an unknown name, or a value of the wrong type or out of range.
         """
+        if isinstance(values, cls):
+            return values
+        if not isinstance(values, Mapping):
+            raise ParameterError(
+                f"agent parameters are a mapping such as {{'max_steps': 5}}, got a {type(values).__name__}: {values!r}"
+            )
         return cls(**{**(base or cls()).model_dump(), **values})
 
 

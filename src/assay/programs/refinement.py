@@ -5,6 +5,7 @@ each round's gain is recorded as a reward of its call, so that revising can be t
 may be a verifier; `assay.load_verifier` does.
 """
 
+import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -43,7 +44,7 @@ class Halting(Parameter):  # type: ignore[misc]
 
     def __init__(self, halt_at: float = 0.9, min_gain: float = 0.01, gains: Sequence[Sequence[float]] = ()) -> None:
         for name, value, lowest in (("halt_at", halt_at, math.ulp(0.0)), ("min_gain", min_gain, 0.0)):
-            if not lowest <= value <= 1:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value <= 1:
                 raise ConfigError(f"{name}={value!r} must be between 0 and 1")
         self.halt_at, self.min_gain = halt_at, min_gain
         self.gains: list[list[float]] = [list(row) for row in gains]
@@ -143,9 +144,7 @@ class Refine(Agent):
     ) -> None:
         super().__init__()
         self.halting = Halting(halt_at, min_gain)
-        if isinstance(verifier, dspy.Module) or not callable(verifier):
-            hint = "; assay.load_verifier makes a verifier of a judge" if isinstance(verifier, dspy.Module) else ""
-            raise ConfigError(f"verifier={verifier!r} must be a function (task, prediction, rollout) -> grade{hint}")
+        _check_parts(program, verifier)
         self.program, self._verifier = program, _Held(verifier)
         if is_agent(program):
             self.agent_parameters, self.prompt_format = program.agent_parameters, program.prompt_format
@@ -195,8 +194,8 @@ class Refine(Agent):
 
     def _revised(self, inputs: dict[str, Any], draft: Any, reason: str) -> dspy.Prediction:
         text = "; ".join(f"{name}: {draft.get(name)}" for name in self.outputs)
-        shown = {name: value for name, value in inputs.items() if name in self.revise.signature.input_fields}
-        filled = self.fit_context(self.revise, self.revise.signature, {**shown, "draft": text}, [reason], "feedback")
+        accepted = {name: value for name, value in inputs.items() if name in self.revise.signature.input_fields}
+        filled = self.fit_context(self.revise, self.revise.signature, {**accepted, "draft": text}, [reason], "feedback")
         revised = self.revise(**filled)
         rest = {name: value for name, value in draft.items() if name not in self.outputs}
         return dspy.Prediction(**rest, **{name: revised[name] for name in self.outputs})
@@ -221,6 +220,28 @@ class Refine(Agent):
         if not 0 <= grade <= 1:
             return math.nan, f"the verifier returned {value!r}, not a grade between 0 and 1"
         return grade, reason
+
+
+def _check_parts(program: Any, verifier: Any) -> None:
+    """Refuses what cannot be refined, and what cannot verify: a verifier that raises would only leave rounds out."""
+    if not isinstance(program, dspy.Module):
+        made = f"; make an object of it: {program.__name__}()" if isinstance(program, type) else ""
+        raise ConfigError(
+            f"program={program!r} must be a dspy.Module, such as dspy.Predict('question -> answer'){made}"
+        )
+    rule = "must be a function (task, prediction, rollout) -> grade"
+    if isinstance(verifier, dspy.Module | str) or not callable(verifier):
+        is_judge = isinstance(verifier, dspy.Module | str)
+        hint = "; assay.load_verifier makes a verifier of a judge" if is_judge else ""
+        raise ConfigError(f"verifier={verifier!r} {rule}{hint}")
+    if inspect.iscoroutinefunction(verifier):
+        raise ConfigError(f"verifier={verifier!r} {rule}: it is 'async def'")
+    try:
+        inspect.signature(verifier).bind(None, None, None)
+    except TypeError as error:
+        raise ConfigError(f"verifier={verifier!r} {rule}: {error}") from None
+    except ValueError:
+        pass  # a builtin without a signature
 
 
 class _Held:

@@ -104,7 +104,7 @@ class _OnePredictor(Agent):
             answer = tuple(str(prediction[name]) for name in names)
             return Round(answer, margin, str(prediction.get("thought") or ""), (prediction, trace))
 
-        prediction, trace = think(self.thinking_policy, tokens, ask).last.result
+        prediction, trace = think(self.thinking_policy, tokens, ask, measured=reads).last.result
         if dspy.settings.trace is not None:
             dspy.settings.trace.extend(trace)
         return prediction

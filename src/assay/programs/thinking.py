@@ -73,20 +73,24 @@ class LimitsThoughts:
         if thinking is None or thinking.is_auto or native_thinking(lm):
             return _Plan(lm_kwargs, signature)
         name = next((name for name in THOUGHT_FIELDS if name in signature.output_fields), "")
-        kept = {**lm_kwargs, "thinking": Thinking.auto()}  # done here: nothing is left for the engine
+        engine_kwargs = {**lm_kwargs, "thinking": Thinking.auto()}  # done here: nothing is left for the engine
         if not name or (thinking.is_off and len(signature.output_fields) > 1):
-            return _Plan(kept, signature.delete(name) if name else signature, name)
+            return _Plan(engine_kwargs, signature.delete(name) if name else signature, name)
         limits = supports(lm, LINES) or getattr(lm, "supports_response_schema", False)
         if thinking.is_off or not (self.limits_fields and limits):
-            no_schema = f"no schema limits it: {lm.model} takes none, or the prompt format is chat"
-            reason = "it is the only output field" if thinking.is_off else no_schema
-            raise ThinkingError(thinking.value, f" cannot be kept in the field {name!r}: {reason}")
+            reason, advice = "it is the only output field", ""
+            if not thinking.is_off and not self.limits_fields:
+                reason, advice = "the prompt format chat sends no schema that limits it", "Use json or lean"
+            elif not thinking.is_off:
+                reason = f"{lm.model} is not known to take a schema that limits it"
+                advice = "Name a server that does (api_base=…), or a model that thinks by itself"
+            raise ThinkingError(thinking.value, f" cannot be kept in the field {name!r}: {reason}", advice)
         field, tokens = signature.output_fields[name], thinking.limit or 0
         if field.annotation is not str:
             raise ThinkingError(
                 thinking.value, f" cannot limit the field {name!r} of type {field.annotation}: make it a str"
             )
-        return _Plan(kept, _limited(signature, name, tokens))
+        return _Plan(engine_kwargs, _limited(signature, name, tokens))
 
 
 def _limited(signature: Any, name: str, tokens: int) -> Any:

@@ -60,26 +60,26 @@ class _Reduction:
             return {}
         schema = self._resolved(schema)
         choices = schema.get("anyOf") or schema.get("oneOf")
-        kept: dict[str, Any] = {}
+        plain: dict[str, Any] = {}
         if isinstance(schema.get("description"), str) and schema["description"].strip():
-            kept["description"] = " ".join(schema["description"].split())[:_TEXT]
+            plain["description"] = " ".join(schema["description"].split())[:_TEXT]
         if isinstance(choices, list) and choices and "properties" not in schema:
             options = [self.part(option, depth + 1) for option in choices[:20]]
-            return kept | ({"anyOf": options} if all(options) else {})
+            return plain | ({"anyOf": options} if all(options) else {})
         kinds = _types_of(schema)
         if kinds:
-            kept["type"] = kinds[0] if len(kinds) == 1 else kinds
+            plain["type"] = kinds[0] if len(kinds) == 1 else kinds
         enum = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(enum, list) and kinds not in (["array"], ["object"]):
             fitting = [value for value in enum if not kinds or any(_is_of(value, kind) for kind in kinds)]
-            kept |= {"enum": fitting} if 0 < len(fitting) <= _ENUM else {}
-        kept |= {name: schema[name] for name in _LIMITS if _is_of(schema.get(name), "number")}
+            plain |= {"enum": fitting} if 0 < len(fitting) <= _ENUM else {}
+        plain |= {name: schema[name] for name in _LIMITS if _is_of(schema.get(name), "number")}
         if "object" in kinds:
-            kept |= self._object(schema, depth)
+            plain |= self._object(schema, depth)
         if "array" in kinds:
             items = self.part(schema.get("items"), depth + 1)
-            kept |= {"items": items} if items else {}
-        return kept
+            plain |= {"items": items} if items else {}
+        return plain
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
         properties = schema.get("properties")

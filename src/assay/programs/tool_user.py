@@ -64,11 +64,7 @@ class ToolUser(ToolAgent):
         policy: Any = None,
     ) -> None:
         Agent.__init__(self, parameters, prompt_format, thinking=thinking, policy=policy)
-        if named := [tool for tool in (*tools, *servers) if isinstance(tool, str)]:
-            raise ProgramError(
-                f"the tools {named} are names: an artifact holds no functions and servers. "
-                "Write a subclass of ToolUser in a file, whose __init__ passes them, and use file.py:NAME"
-            )
+        _check_lists(tools, servers)
         self.config = {} if parallel else {"parallel": False}
         if type(self) is ToolUser:  # names are refused, so that no artifact runs without its tools, or names code
             self.config |= {"tools": [str(getattr(tool, "__name__", tool)) for tool in tools]} if tools else {}
@@ -149,10 +145,10 @@ class ToolUser(ToolAgent):
         observations = [f"error: {problem}"] if problem else []
         steps: list[dict[str, Any]] = []
         loops = ToolLoopDetector()
-        shown = {"tools": listing(list(self.tools.values()), 2 * self.agent_parameters.context_length)}
+        tool_inputs = {"tools": listing(list(self.tools.values()), 2 * self.agent_parameters.context_length)}
         for _ in range(self.agent_parameters.max_steps - 1 if self.tools else 0):
             self._also: list[str] = []
-            name = self._choose({**inputs, **shown}, observations, steps)
+            name = self._choose({**inputs, **tool_inputs}, observations, steps)
             if name == _ANSWER:
                 break
             called = [name, *self._also][: _AT_ONCE if self.parallel else 1]
@@ -167,7 +163,7 @@ class ToolUser(ToolAgent):
                 break
         else:
             if self.tools:
-                self._demonstrate({**inputs, **shown}, observations, _ANSWER)
+                self._demonstrate({**inputs, **tool_inputs}, observations, _ANSWER)
         calls = [{name: value for name, value in step.items() if name != "tool"} for step in steps]
         if steps and all(self.tools[step["tool"]].run is None for step in steps):
             return dspy.Prediction(answer="\n".join(map(call_text, calls)), calls=calls)
@@ -257,6 +253,22 @@ class ToolUser(ToolAgent):
             return f"{call_text(step)}: called"
         # at four characters per token, half of the context is left for the rest of the prompt
         return f"{call_text(step)} = {cut(step['result'], 2 * self.agent_parameters.context_length)}"
+
+
+def _check_lists(tools: Any, servers: Any) -> None:
+    """Refuses arguments of `ToolUser` that are no lists of functions and of servers, with what to write."""
+    for name, values, members in (("tools", tools, "functions"), ("servers", servers, "McpServer objects")):
+        if not isinstance(values, list | tuple):
+            one = "" if values is None or isinstance(values, str | Mapping) else f"; write {name}=[{values!r}]"
+            raise ProgramError(f"{name}={values!r} must be a list of {members}{one}")
+    if named := [tool for tool in (*tools, *servers) if isinstance(tool, str)]:
+        raise ProgramError(
+            f"the tools {named} are names: an artifact holds no functions and servers. "
+            "Write a subclass of ToolUser in a file, whose __init__ passes them, and use file.py:NAME"
+        )
+    if other := [server for server in servers if not isinstance(server, McpServer)]:
+        way = f"McpServer({other[0]!r})" if isinstance(other[0], list | tuple) else "McpServer(['python', 'server.py'])"
+        raise ProgramError(f"servers has a {type(other[0]).__name__}: {other[0]!r}; a server is {way}")
 
 
 def _is_among(call: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> bool:

@@ -23,6 +23,7 @@ __all__ = ["OfferedTool", "cut", "function_tool", "listing", "schema_tool", "wit
 RESULT_CHARACTERS = 20_000  # of a stored result; the recorder stores no more either
 _RECORDED = "recorded"  # the result of a call that is not executed, in the trace
 _NAME = 64  # characters of a label
+_COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,8 @@ def _text(result: Any) -> str:
 
 
 def function_tool(function: Any) -> OfferedTool:
-    """A Python function or `dspy.Tool` as a tool. Parameters with a default are optional.
+    """A Python function or `dspy.Tool` as a tool. Parameters with a default are optional, `*args` and `**kwargs` are
+    left out where the function has other parameters.
 
     Raises:
         ProgramError: it is neither, or its parameters cannot be read.
@@ -89,22 +91,24 @@ def function_tool(function: Any) -> OfferedTool:
         return function
     if not isinstance(function, dspy.Tool) and (isinstance(function, type) or not callable(function)):
         raise ProgramError(f"a tool is a function or a dspy.Tool, got a {type(function).__name__}: {function!r}")
+    if inspect.isbuiltin(function):
+        raise ProgramError(
+            f"the tool {function!r} is a builtin, which names no types: wrap it in a function with 'def'"
+        )
     try:
         tool = function if isinstance(function, dspy.Tool) else dspy.Tool(function)
-        optional = {
-            name
-            for name, parameter in inspect.signature(tool.func).parameters.items()
-            if parameter.default is not parameter.empty
-        }
+        parameters = inspect.signature(tool.func).parameters
     except Exception as error:  # pydantic, `inspect` and annotations of the user raise whatever they raise
         raise ProgramError(f"the parameters of the tool {function!r} cannot be read: {error}") from error
-    names = [name for name, part in tool.args.items() if name not in optional and "default" not in part]
-    given = tool.args.keys() if not tool.has_kwargs or len(tool.args) > 1 else ()
-    schema = {"type": "object", "properties": {name: tool.args[name] for name in given}, "required": names}
+    collecting = {name for name, parameter in parameters.items() if parameter.kind in _COLLECTING}
+    named = {name: part for name, part in tool.args.items() if part or name not in collecting}
+    optional = {name for name, parameter in parameters.items() if parameter.default is not parameter.empty}
+    names = [name for name, part in named.items() if name not in optional and "default" not in part]
+    schema = {"type": "object", "properties": named, "required": names}
     return OfferedTool(
         name=str(tool.name),
         description=inspect.cleandoc(tool.desc or ""),
-        parameters=plain_schema(schema) if given else _no_parameters(tool),
+        parameters=plain_schema(schema) if named else _no_parameters(tool),
         run=lambda arguments: _unrecorded(tool)(**arguments),
     )
 
@@ -120,7 +124,11 @@ def _unrecorded(tool: dspy.Tool) -> Callable[..., Any]:
     def call(**arguments: Any) -> Any:
         from assay.programs.wrapping import completed
 
-        return completed(tool.func(**tool._validate_and_parse_args(**arguments)))
+        values = tool._validate_and_parse_args(**arguments)
+        parameters = inspect.signature(tool.func).parameters.values()
+        names = [one.name for one in parameters if one.kind is one.POSITIONAL_ONLY and one.name in values]
+        first = [values.pop(name) for name in names]
+        return completed(tool.func(*first, **values))
 
     return call
 

@@ -49,13 +49,14 @@ def tool_rows(reports: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]
     Those that are criteria of the rubric are left out: their rows are in the table already.
     """
     sides = [report.get("tool_use") or {} for report in reports]
-    shown = {name for report in reports for name in report["criteria"]}
-    for name in dict.fromkeys(name for side in sides for name in side if name not in shown):
+    criteria = {name for report in reports for name in report["criteria"]}
+    for name in dict.fromkeys(name for side in sides for name in side if name not in criteria):
         shares = name != "calls_per_task"
         scale, digits = (100, 0) if shares else (1, 2)
         cells = [
             f"{scale * value['mean']:.{digits}f}{' %' if shares else ''} "
-            f"[{scale * value['low']:.{digits}f}, {scale * value['high']:.{digits}f}], {value['n']} tasks"
+            f"[{scale * value['low']:.{digits}f}, {scale * value['high']:.{digits}f}], "
+            f"{value['n']} {'task' if value['n'] == 1 else 'tasks'}"
             if (value := side.get(name))
             else "–"
             for side in sides

@@ -130,11 +130,11 @@ def _parameters(tool: Any) -> Mapping[str, Any]:
 
 def _accepted(value: Any, alternatives: Sequence[Any], schema: Mapping[str, Any]) -> bool:
     kind = schema.get("type")
-    given = [option for option in alternatives if option != ""]
+    present = [option for option in alternatives if option != ""]
     if (
         isinstance(kind, str)
         and not _is_of(value, kind)
-        and not any(type(value) is type(option) for option in given[:1])
+        and not any(type(value) is type(option) for option in present[:1])
     ):
         return False
     return any(_equal(value, option) for option in alternatives)

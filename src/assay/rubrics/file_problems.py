@@ -84,9 +84,9 @@ def _message(problem: Any, location: Location, data: Any, model: type[pydantic.B
     name = f"entry {key + 1}" if isinstance(key, int) else str(key)
     if len(location) == 2 and location[0] == "criteria":
         where, name = "", f"criterion {key + 1}"
-    found = repr(problem["input"])
-    found = found if len(found) <= _MOST_SHOWN else f"{found[:_MOST_SHOWN]}…"
-    return f"{where}{name} {_rule(problem, either=either)}, found {found}"
+    value = repr(problem["input"])
+    value = value if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]}…"
+    return f"{where}{name} {_rule(problem, either=either)}, found {value}"
 
 
 def _rule(problem: Any, *, either: bool) -> str:

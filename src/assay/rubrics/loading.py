@@ -10,7 +10,7 @@ import pydantic
 import yaml
 
 from assay.errors import ArtifactError, RubricError
-from assay.rubrics import checks, conversations, steps, tested
+from assay.rubrics import checks, conversations, documents, environments, sql, steps, tested, tools
 from assay.rubrics.code import checks as code_checks
 from assay.rubrics.conditions import no_such_condition
 from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec
@@ -31,7 +31,17 @@ from assay.sources.modules import attribute_of
 from assay.sources.naming import why_not_imported
 from assay.support.settings import nearest
 
-__all__ = ["SHIPPED", "JudgeFile", "StrictModel", "load_rubric", "parse_yaml", "rubric_schema", "shipped_file"]
+__all__ = [
+    "SHIPPED",
+    "CriterionFile",
+    "JudgeFile",
+    "RubricFile",
+    "StrictModel",
+    "load_rubric",
+    "parse_yaml",
+    "rubric_schema",
+    "shipped_file",
+]
 
 SHIPPED = (
     "answer_from_documents",
@@ -98,7 +108,7 @@ class JudgeFile(StrictModel):
         )
 
 
-class _CriterionFile(StrictModel):
+class CriterionFile(StrictModel):
     name: str
     """Unique in the rubric."""
     weight: float = pydantic.Field(1.0, allow_inf_nan=False)
@@ -121,7 +131,7 @@ class _CriterionFile(StrictModel):
     """Name of a criterion: this one counts only where that one passed."""
 
 
-class _RubricFile(StrictModel):
+class RubricFile(StrictModel):
     name: str
     """Name in reports and traces."""
     description: str = ""
@@ -131,19 +141,19 @@ class _RubricFile(StrictModel):
     judging: Literal["each", "together", "overall"] = "each"
     """`each`: a call per judge criterion; `together`: one call with a verdict for each; `overall`: one rating of all
     criteria together."""
-    criteria: list[_CriterionFile] = pydantic.Field(min_length=1)
+    criteria: list[CriterionFile] = pydantic.Field(min_length=1)
     """The criteria, see below."""
 
 
-_SHIPPED_CHECKS = (checks, code_checks, tested, steps, conversations)
-_CRITERION_KEYS = {name for key, field in _CriterionFile.model_fields.items() for name in (key, field.alias) if name}
+_SHIPPED_CHECKS = (checks, code_checks, tested, tools, steps, conversations, documents, environments, sql)
+_CRITERION_KEYS = {name for key, field in CriterionFile.model_fields.items() for name in (key, field.alias) if name}
 _JUDGE_KEYS = {"text", "jury", "cascade"}  # one of them is in every judge file
 _EXPECTED = "a rubric is a mapping with 'name' and 'criteria'"
 
 
 def rubric_schema() -> dict[str, Any]:
     """Returns the JSON schema of a rubric file, for editors."""
-    return _RubricFile.model_json_schema(by_alias=True)
+    return RubricFile.model_json_schema(by_alias=True)
 
 
 def load_rubric(source: str | Path, *, resolver: Resolver | None = None) -> Rubric:
@@ -166,7 +176,7 @@ def load_rubric(source: str | Path, *, resolver: Resolver | None = None) -> Rubr
             f"{name} is a judge file, not a rubric. A rubric has criteria; one of them can use this judge: "
             f"{{name: NAME, judge: {{use: {Path(name).name}}}}}"
         )
-    parsed, problems = _validated(data, node, _RubricFile)
+    parsed, problems = _validated(data, node, RubricFile)
     entries = parsed.criteria if parsed is not None else _valid_entries(data)
     criteria, criterion_problems = _criteria(entries, folder, node)
     problems += criterion_problems
@@ -179,7 +189,7 @@ def load_rubric(source: str | Path, *, resolver: Resolver | None = None) -> Rubr
 
 
 def _criteria(
-    entries: Sequence[_CriterionFile | None], folder: Path | None, node: yaml.Node | None
+    entries: Sequence[CriterionFile | None], folder: Path | None, node: yaml.Node | None
 ) -> tuple[list[Criterion], list[Problem]]:
     """The valid criteria and the problems of the others, each with its line. None entries are skipped."""
     criteria: list[Criterion] = []
@@ -199,7 +209,7 @@ def _criteria(
     return criteria, problems
 
 
-def _valid_entries(data: Mapping[str, Any]) -> list[_CriterionFile | None]:
+def _valid_entries(data: Mapping[str, Any]) -> list[CriterionFile | None]:
     """Criteria of a file with errors, without what is wrong in them, so that all problems are reported at once.
 
     None for an entry that cannot be read.
@@ -211,7 +221,7 @@ def _valid_entries(data: Mapping[str, Any]) -> list[_CriterionFile | None]:
     ]
 
 
-def _without_errors(entry: Mapping[str, Any], at: int) -> _CriterionFile | None:
+def _without_errors(entry: Mapping[str, Any], at: int) -> CriterionFile | None:
     """An entry with misspelled keys corrected and invalid values replaced; None if its check is not a string."""
     known: dict[str, Any] = {key: part for key, part in entry.items() if key in _CRITERION_KEYS}
     for key, part in entry.items():
@@ -219,14 +229,14 @@ def _without_errors(entry: Mapping[str, Any], at: int) -> _CriterionFile | None:
             known[near] = part
     known.setdefault("name", f"criterion_{at}")
     try:
-        return _CriterionFile.model_validate(known)
+        return CriterionFile.model_validate(known)
     except pydantic.ValidationError as error:
         wrong = {str(problem["loc"][0]) for problem in error.errors()}
     if "check" in wrong:
         return None
     placeholders = {"name": f"criterion_{at}", "judge": "?"}
-    kept = {key: part for key, part in known.items() if key not in wrong}
-    return _CriterionFile.model_validate({**kept, **{key: placeholders[key] for key in wrong & placeholders.keys()}})
+    valid = {key: part for key, part in known.items() if key not in wrong}
+    return CriterionFile.model_validate({**valid, **{key: placeholders[key] for key in wrong & placeholders.keys()}})
 
 
 def parse_yaml(text: str, source: str, model: type[Model], expected: str) -> tuple[Model, yaml.Node | None]:
@@ -279,7 +289,7 @@ def _read(source: str) -> tuple[str, str, Path | None]:
     return read_text(path), str(path), path.absolute().parent
 
 
-def _criterion(entry: _CriterionFile, folder: Path | None) -> Criterion:
+def _criterion(entry: CriterionFile, folder: Path | None) -> Criterion:
     """Builds the criterion of a file entry.
 
     Raises:
@@ -320,7 +330,7 @@ def _any_check(*_: Any, **__: Any) -> None:
     """Placeholder check that accepts any arguments."""
 
 
-def _judge_of(entry: _CriterionFile, folder: Path | None) -> JudgeSpec | None:
+def _judge_of(entry: CriterionFile, folder: Path | None) -> JudgeSpec | None:
     has_scale = entry.scale is not None or entry.anchors is not None
     if isinstance(entry.judge, JudgeFile):
         if has_scale:

@@ -10,10 +10,10 @@ from typing import Any
 
 from assay.rubrics.criteria import NoGrade
 
-__all__ = ["MOST_CHARACTERS", "is_schema", "matches", "wrong_by"]
+__all__ = ["MATCH_TIMEOUT_S", "MOST_CHARACTERS", "is_schema", "matches", "wrong_by"]
 
 MOST_CHARACTERS = 1_000_000  # of an answer that is validated against a schema
-_MATCH_S = 2.0
+MATCH_TIMEOUT_S = 2.0
 _SAFE_DEPTH = 20  # nesting depth that never exhausts the recursion limit by itself
 
 
@@ -29,10 +29,10 @@ def matches(pattern: str, text: str, *, full: bool = True) -> bool:
 
     compiled = regex.compile(pattern, regex.DOTALL if full else 0)
     try:
-        return (compiled.fullmatch if full else compiled.search)(text, timeout=_MATCH_S) is not None
+        return (compiled.fullmatch if full else compiled.search)(text, timeout=MATCH_TIMEOUT_S) is not None
     except TimeoutError:
         raise NoGrade(
-            f"the pattern {pattern!r} took more than {_MATCH_S:g} s on {len(text)} characters; "
+            f"the pattern {pattern!r} took more than {MATCH_TIMEOUT_S:g} s on {len(text)} characters; "
             "use one with less backtracking"
         ) from None
 

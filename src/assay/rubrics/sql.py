@@ -4,10 +4,11 @@
 import functools
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from assay.datasets import Task
-from assay.errors import AssayError
+from assay.errors import AssayError, EnvironmentFailed
 from assay.programs.sql.database import QueryError, QueryLimits, QueryResult
 from assay.programs.sql.opening import open_database
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule, is_number
@@ -19,8 +20,12 @@ _LIMITS = QueryLimits(rows=10_000, seconds=5.0)
 
 
 @functools.lru_cache(maxsize=4096)
-def _ran(database: str, sql: str) -> QueryResult | str:
-    """The result of a query, or why it failed."""
+def _ran(database: str, sql: str, changed: tuple[int, int] | None) -> QueryResult | str:
+    """The result of a query, or why it failed.
+
+    Args:
+        changed: time and size of the file, so that another content is asked anew.
+    """
     try:
         return open_database(database).query(sql, _LIMITS)
     except QueryError as error:
@@ -34,9 +39,18 @@ def _result(task: Task, sql: Any) -> QueryResult | str:
     if not isinstance(sql, str) or not sql.strip():
         return "there is no query"
     try:
-        return _ran(database, sql)
-    except AssayError as error:
+        return _ran(database, sql, _changed(database))
+    except (AssayError, EnvironmentFailed) as error:
         raise NoGrade(str(error)) from None
+
+
+def _changed(database: str) -> tuple[int, int] | None:
+    """Time and size of a file; None for a URL."""
+    try:
+        found = Path(database).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def _wanted(task: Task) -> QueryResult:

@@ -68,7 +68,7 @@ def tests_pass(
         if (tests := value_of(task, hidden)) is None:
             raise NoGrade(f"task {task.id!r} has no {hidden!r} to test the code with", missing_field=hidden)
         secret = Suite.parse(tests, name)
-        shown = Suite.parse(value_of(task, visible), name) if value_of(task, visible) else None
+        visible_suite = Suite.parse(value_of(task, visible), name) if value_of(task, visible) else None
         code = code_of(prediction, field)
         if code is None or not code.strip():
             fields = sorted(map(str, prediction))
@@ -84,9 +84,9 @@ def tests_pass(
         share = run(secret).share
         if share == 1.0:
             return Grade(value=1.0)
-        if shown is None:
+        if visible_suite is None:
             return Grade(value=share, reason="Hidden tests failed. The task has no visible tests.")
-        result = run(shown)
+        result = run(visible_suite)
     except SandboxError as error:
         raise NoGrade(f"the code cannot be run: {error}") from error
     except DataError as error:

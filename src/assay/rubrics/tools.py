@@ -35,8 +35,8 @@ def needs_tool(task: Task) -> bool | None:
         return bool(needed)
     if isinstance(needed, int) and not isinstance(needed, bool):
         return needed > 0
-    said = metadata.get("needs_tool")
-    return said if isinstance(said, bool) else None
+    needs_tool = metadata.get("needs_tool")
+    return needs_tool if isinstance(needs_tool, bool) else None
 
 
 def made_calls(prediction: Mapping[str, Any], rollout: Rollout | None) -> list[dict[str, Any]] | None:

@@ -1,4 +1,4 @@
-"""The artifact of a job: a rehearsal before the first call, and the result at the end.
+"""Writes the artifact of a job: once for trial before the first call, and with the result at the end.
 
 Does not run a job: `assay.api.compile`, `assay.api.tune` and `assay.api.improve.run` do.
 """
@@ -29,19 +29,19 @@ from assay.traces.records import subject_digest
 __all__ = ["keep_artifact", "rehearsed"]
 
 
-def keep_artifact(job: Job, student: RecordedProgram, folder: Path, result: Mapping[str, Any], report: str) -> Path:
+def keep_artifact(job: Job, recorded: RecordedProgram, folder: Path, result: Mapping[str, Any], report: str) -> Path:
     """Writes a job's artifact.
 
     The store keeps the data subjects of its tasks, so that an erasure can name the artifact.
     """
-    splits, manifest = job.splits, _program_manifest(job, student, result)
+    splits, manifest = job.splits, _program_manifest(job, recorded, result)
     manifest["shown"] = demonstrated_tasks(
-        student.program, job.session.recorder, splits.train + splits.val, parent=job.artifact
+        recorded.program, job.session.recorder, splits.train + splits.val, parent=job.artifact
     )
     path = save_artifact(
-        folder.resolve(), student.program, manifest, splits=splits.manifest(), report=report, rubric=_rubric_files(job)
+        folder.resolve(), recorded.program, manifest, splits=splits.manifest(), report=report, rubric=_rubric_files(job)
     )
-    if (note := check_loads(path, student.program)) is not None:
+    if (note := check_loads(path, recorded.program)) is not None:
         job.session.progress.say(f"note: {note}")
     tasks = splits.train + splits.val + splits.gate
     subjects = {
@@ -63,13 +63,13 @@ def rehearsed(job: Job) -> list[str]:
     """
     if not job.config.preflight:
         return []
-    program, session = job.student.program, job.session
+    program, session = job.recorded.program, job.session
     notes = list(source_of(program, session.program_name, data=_data(job)).notes)
     _rubric_files(job)
     with tempfile.TemporaryDirectory(prefix="assay-") as scratch, trusting("once"):
         path = Path(scratch).resolve() / "artifact"
         try:
-            save_artifact(path, program, _program_manifest(job, job.student, {}), splits={}, report="")
+            save_artifact(path, program, _program_manifest(job, job.recorded, {}), splits={}, report="")
             with alone():
                 if (note := check_loads(path, program)) is not None:
                     notes.append(note.replace(f"{path}: ", ""))
@@ -97,7 +97,7 @@ def _missing(job: Job, path: Path) -> str | None:
     copy.set_parameters(artifact.settings["parameters"])
     with session.phase("preflight"), session.context():
         error = getattr(copy(**inputs), "_error", None)
-        if error is None or getattr(job.student(**inputs), "_error", None) is not None:
+        if error is None or getattr(job.recorded(**inputs), "_error", None) is not None:
             return None
     return error_text(error)
 
@@ -117,7 +117,7 @@ def _rubric_files(job: Job) -> dict[str, bytes]:
     return {f"code/{place}": content for place, content in source.files.items()}
 
 
-def _program_manifest(job: Job, student: RecordedProgram, result: Mapping[str, Any]) -> dict[str, Any]:
+def _program_manifest(job: Job, recorded: RecordedProgram, result: Mapping[str, Any]) -> dict[str, Any]:
     """The manifest of an artifact: where its program comes from, and the result.
 
     Args:
@@ -128,8 +128,8 @@ def _program_manifest(job: Job, student: RecordedProgram, result: Mapping[str, A
         "assay": __version__,
         "dspy": dspy.__version__,
         "program": job.session.program_name,
-        "version": program_version(student.program, student.settings["adapter"]),
-        "settings": student.settings,
+        "version": program_version(recorded.program, recorded.settings["adapter"]),
+        "settings": recorded.settings,
         "model": config.model,
         "api_base": config.api_base or job.session.lm.recording.address,
         "api_key_env": config.api_key_env,

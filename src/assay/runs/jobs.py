@@ -48,7 +48,7 @@ class Job:
     folder: Path
     run_id: str
     splits: Splits
-    student: RecordedProgram
+    recorded: RecordedProgram
     session: Session
     store: Store
     artifact: Artifact | None
@@ -69,16 +69,16 @@ class Job:
         """
         if not self.session.recorder.resumed:
             return {}
-        return finished_runs(self.session, phase, has_tools=has_tools(self.student.program), errors=self.was_done)
+        return finished_runs(self.session, phase, has_tools=has_tools(self.recorded.program), errors=self.was_done)
 
     def finished(self, arguments: Mapping[str, Any]) -> FinishedRun:
         """The stored report of this run. `arguments`: those that the report depends on and that `config` lacks."""
-        rubric, student = self.session.rubric, self.student
+        rubric, recorded = self.session.rubric, self.recorded
         names = ("difference", "early_stop", "token_margin", "thinking_margin", "trials")
         about = {
             **{name: getattr(self.config, name, None) for name in names}, **arguments,
-            "rubric": [rubric.name, rubric.version], "source": _source_of(student.program),
-            "program": [program_version(student.program, student.settings["adapter"]), student.settings],
+            "rubric": [rubric.name, rubric.version], "source": _source_of(recorded.program),
+            "program": [program_version(recorded.program, recorded.settings["adapter"]), recorded.settings],
             "data": self.splits.manifest()["sha256"],
         }  # fmt: skip
         if self.splits.curriculum is not None:
@@ -168,14 +168,14 @@ def open_job(
         if artifact is not None:
             check_pinned(artifact, run.lm)
         settings = artifact.settings if artifact else {"adapter": None, "parameters": {}}
-        student = _student(loaded, session, config.prompt_format or settings["adapter"], own=module is None)
+        recorded = _recorded(loaded, session, config.prompt_format or settings["adapter"], own=module is None)
         splits.outputs = frozenset(
-            name for predictor in student.program.predictors() for name in predictor.signature.output_fields
+            name for predictor in recorded.program.predictors() for name in predictor.signature.output_fields
         )
-        student.set_parameters({**settings["parameters"], **config.parameters})
+        recorded.set_parameters({**settings["parameters"], **config.parameters})
         path = None if isinstance(rubric, Rubric) else rubric
         job = Job(
-            config, run.folder, run.run_id, splits, student, session, run.store, artifact, path, was_done=run.was_done
+            config, run.folder, run.run_id, splits, recorded, session, run.store, artifact, path, was_done=run.was_done
         )
         _keep_splits(job, opens_as or run.run_id)
         yield job
@@ -199,7 +199,7 @@ def _splits(config: ProgramSettings, inputs: Collection[str] | None, need: Seque
     )
 
 
-def _student(program: dspy.Module, session: Session, prompt_format: str | None, *, own: bool) -> RecordedProgram:
+def _recorded(program: dspy.Module, session: Session, prompt_format: str | None, *, own: bool) -> RecordedProgram:
     """The program under recording, with the thinking budget of the settings if they have one.
 
     Args:
@@ -211,9 +211,9 @@ def _student(program: dspy.Module, session: Session, prompt_format: str | None, 
         return RecordedProgram(program, session, prompt_format=prompt_format)
     program = program if own else program.deepcopy()
     set_thinking(program, session.thinking)
-    student = RecordedProgram(program, session, prompt_format=prompt_format)
+    recorded = RecordedProgram(program, session, prompt_format=prompt_format)
     check_budget(program, session.lm, session.thinking, prompt_format=prompt_format)
-    return student
+    return recorded
 
 
 def _ray_executor(config: ProgramSettings, rubric: Rubric, program: str, run: Run) -> RayExecutor:

@@ -37,7 +37,7 @@ def load_rubric(
 
     Args:
         own_models: compiled judges use the model that they were calibrated with, at its own address, not `judge_lm`.
-        trust: trusts, from now on, artifacts that it names and somebody else compiled; see
+        trust: permanently trust artifacts that it names and that somebody else compiled; see
             `docs/explanation/security.md`.
     Raises:
         RubricError: the rubric, or something that it names, is invalid.
@@ -104,6 +104,8 @@ def load_verifier(source: str | Path | Judge, *, lm: dspy.LM | None = None, trus
 
 
 def _verifier(source: str | Path | Judge, lm: dspy.LM | None) -> JudgeVerifier:
+    if lm is not None and not isinstance(lm, dspy.BaseLM):
+        raise ConfigError(f"lm={lm!r} must be a dspy.LM, such as assay.get_lm(NAME)")
     judge = source if isinstance(source, Judge) else load_judge(source, own_model=lm is None)
     if not isinstance(judge, Judge) or judge.compares:
         raise ConfigError(f"{source} compares outputs; a verifier is a judge that grades one output")

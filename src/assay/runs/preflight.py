@@ -13,9 +13,10 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
 from assay.datasets import Task
-from assay.errors import ConfigError, FailureKind, ModelError, ProgramFailed
+from assay.errors import ConfigError, EnvironmentFailed, FailureKind, ModelError, ProgramFailed
 from assay.evaluation import RecordedProgram, Session
 from assay.evaluation.failures import FirstRuns, place_of, program_traceback, require_answers
+from assay.evaluation.predictions import rollout_of
 from assay.evaluation.session import Measured
 from assay.judges import Cascade, Judge, Jury
 from assay.judges.base import attempt
@@ -48,19 +49,21 @@ __all__ = [
 _TRIES = 3  # tasks that may fail before the job is stopped
 
 
-def checked(job: Job, tasks: Sequence[Task], *, split: str, student: RecordedProgram | None = None) -> Measured | None:
+def checked(job: Job, tasks: Sequence[Task], *, split: str, recorded: RecordedProgram | None = None) -> Measured | None:
     """Runs `preflight` for an opened job, unless its settings turn it off."""
     if not job.config.preflight:
         return None
     job.session.progress.say("preflight: one task, each judge once")
-    measured = preflight(job.session, student or job.student, tasks, split=split, max_cost_usd=job.config.max_cost_usd)
+    measured = preflight(
+        job.session, recorded or job.recorded, tasks, split=split, max_cost_usd=job.config.max_cost_usd
+    )
     job.session.measured = measured
     job.session.first_runs = FirstRuns()
     return measured
 
 
 def preflight(
-    session: Session, student: RecordedProgram, tasks: Sequence[Task], *, split: str, max_cost_usd: float | None = None
+    session: Session, recorded: RecordedProgram, tasks: Sequence[Task], *, split: str, max_cost_usd: float | None = None
 ) -> Measured:
     """Runs the program on one task and asks each judge for one verdict; then asks the reflection model, if there is
     one.
@@ -90,8 +93,8 @@ def preflight(
         before = session.meter.usage
         for task in first:
             with watching(session.program_name):
-                prediction = student(**dict(task.inputs))
-            runs.append(prediction._rollout)
+                prediction = recorded(**dict(task.inputs))
+            runs.append(rollout_of(prediction))
             answers.append(prediction)
             error = getattr(prediction, "_error", None)
             if error is not None and not isinstance(error, AdapterParseError | ContextWindowExceededError):
@@ -103,7 +106,7 @@ def preflight(
             if not verdicts.missing:
                 break
         if errors and len(errors) == len(runs):
-            _stop(errors, student)
+            _stop(errors, recorded)
         if not errors:
             require_answers(answers)
         verdicts.ask(first[0], runs[0])
@@ -280,15 +283,18 @@ def _priced_by_name(lm: LanguageModel) -> bool:
     return isinstance(lm.recording.backend, HostedBackend)
 
 
-def _stop(errors: Sequence[Exception], student: RecordedProgram) -> None:
+def _stop(errors: Sequence[Exception], recorded: RecordedProgram) -> None:
     """Raises if all runs failed in the same way; different failures do not show that the program is broken."""
     if all(isinstance(error, LMError) for error in errors):
         failure = f"answered none of the first {len(errors)} tasks" if len(errors) > 1 else "did not answer"
         flag = f"--api-key-env, {SKIP_FLAG}" if missing_keys(errors[-1]) else SKIP_FLAG
         raise ModelError(f"the model {failure}: {error_reason(errors[-1])}. {SKIP}", flag=flag)
-    places = {place_of(error, student.program) for error in errors}
+    places = {place_of(error, recorded.program) for error in errors}
     if len(places) == 1 and not isinstance(errors[0], LMError):
         place, error = places.pop(), errors[0]
+        if isinstance(error, EnvironmentFailed):
+            cause = f"\n{program_traceback(error.__cause__)}\n" if error.__cause__ is not None else ". "
+            raise ProgramFailed(f"{error}{cause}Correct the environment. {SKIP}", flag=SKIP_FLAG)
         raise ProgramFailed(
             f"the program failed on each of the first {len(errors)} tasks with {type(error).__name__} at "
             f"{place.file}:{place.line}: {error}\n"

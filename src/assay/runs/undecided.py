@@ -12,6 +12,7 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import ModelError, RubricError
+from assay.evaluation.predictions import rollout_of
 from assay.rubrics import Criterion, NoGrade, Rubric, ScoreResult
 from assay.rubrics.scoring import fields_of, grade
 from assay.traces import Rollout
@@ -42,7 +43,7 @@ class Verdicts:
 
     def take(self, task: Task, prediction: dspy.Prediction) -> None:
         """Reads the verdicts of a scored run, and asks judges without a verdict separately."""
-        self.read(task, getattr(prediction, "_result", None), fields_of(prediction), prediction._rollout)
+        self.read(task, getattr(prediction, "_result", None), fields_of(prediction), rollout_of(prediction))
 
     def read(self, task: Task, result: ScoreResult | None, fields: dict[str, Any], rollout: Rollout) -> None:
         """As `take`, for a score result."""
@@ -119,10 +120,11 @@ class Verdicts:
         """A warning if answers share no field with the expected outputs: checks then grade 0 instead of staying
         undecided.
         """
-        failed = sorted({v.criterion for v in self._verdicts if v.scope == "final" and v.grade == 0 and v.weight > 0})
-        if not failed or any(
-            not task.expected or task.expected.keys() & fields.keys() for task, fields, _ in self.answered
-        ):
+        if any(not task.expected or task.expected.keys() & fields.keys() for task, fields, _ in self.answered):
+            return []
+        zeros = {v.criterion for v in self._verdicts if v.scope == "final" and v.grade == 0 and v.weight > 0}
+        failed = sorted(c.name for c in self.rubric.finals if c.name in zeros and self._reads_expected(c))
+        if not failed:
             return []
         task, fields, _ = self.answered[0]
         return [
@@ -131,6 +133,14 @@ class Verdicts:
             f"({', '.join(failed)}). Rename a column of the data, or name the field in the rubric (with: "
             f"{{field: NAME}})"
         ]
+
+    def _reads_expected(self, criterion: Criterion) -> bool:
+        """Whether the grade of a check that gave 0 depends on the expected outputs. Judges read no fields by name."""
+        task, fields, rollout = self.answered[0]
+        return (
+            criterion.check is not None
+            and grade(criterion, criterion.check, replace(task, expected={}), dict(fields), rollout).grade != 0
+        )
 
     def _fields(self) -> str:
         """The fields that a check can read."""

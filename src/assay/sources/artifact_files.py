@@ -16,6 +16,7 @@ from assay.errors import ArtifactError
 
 __all__ = [
     "FORMAT",
+    "MAX_FILES",
     "RUBRIC",
     "SOURCE",
     "code_of",
@@ -29,7 +30,7 @@ __all__ = [
 FORMAT = 1
 SOURCE, RUBRIC = "source", "rubric"
 _FILES = ("program.json", "splits.json", "report.md")
-_MOST_FILES = 10_000  # files in the whole folder
+MAX_FILES = 10_000  # files in the whole folder
 _MOST_BYTES = 256 * 2**20  # bytes of one file; the state of a program with its demonstrations is a few MB
 _CHANGED = (
     "was changed after the artifact was written. Compile again, or restore the file: "
@@ -152,8 +153,8 @@ def _check_plain(folder: Path) -> None:
             raise ArtifactError(f"cannot read {folder}: {error}") from None
         for entry in entries:
             count += 1
-            if count > _MOST_FILES:
-                raise ArtifactError(f"{folder} has more than {_MOST_FILES} files: it is not an assay artifact")
+            if count > MAX_FILES:
+                raise ArtifactError(f"{folder} has more than {MAX_FILES} files: it is not an assay artifact")
             if entry.is_dir(follow_symlinks=False):
                 waiting.append(Path(entry.path))
             elif not entry.is_file(follow_symlinks=False):

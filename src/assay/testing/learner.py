@@ -97,7 +97,7 @@ class InContextLearner:
         clarity, slips = [1.0, 0.85, 0.7], [0.0, 0.02, 0.05]
         self.clarity = dict(zip(FORMATS, rng.sample(clarity, 3), strict=True))
         self.slips = dict(zip(FORMATS, rng.sample(slips, 3), strict=True))
-        self._truth: dict[str, str] = {}
+        self.labels_of_texts: dict[str, str] = {}
 
     def tasks(self, count: int, *, seed: int = 0) -> list[Task]:
         """`count` different tasks, `text -> label`. The learner classifies only texts that this method returned."""
@@ -115,8 +115,10 @@ class InContextLearner:
                 else:
                     words.append(rng.choice(vocabulary[neighbour if rng.random() < self.task.shared / 2 else label]))
             text = " ".join(words)
-            self._truth.setdefault(text, self.labels[label])
-            tasks[text] = Task(id=str(len(tasks)), inputs={"text": text}, expected={"label": self._truth[text]})
+            self.labels_of_texts.setdefault(text, self.labels[label])
+            tasks[text] = Task(
+                id=str(len(tasks)), inputs={"text": text}, expected={"label": self.labels_of_texts[text]}
+            )
         return list(tasks.values())
 
     def program(self) -> dspy.Module:
@@ -132,7 +134,7 @@ class InContextLearner:
         turns = [(message.role, message.text or "") for message in request.messages]
         rng = random.Random(_digest(request.config.seed, system, *(text for _, text in turns)))
         text = _field(turns[-1][1], "text")
-        if output_fields != ["label"] or text not in self._truth:
+        if output_fields != ["label"] or text not in self.labels_of_texts:
             return self._proposal(system + "\n".join(text for _, text in turns), output_fields, style, rng)
         demonstrations = _demonstrations(turns[:-1], set(self.labels))
         if rng.random() < self.slips[style]:
@@ -165,14 +167,14 @@ class InContextLearner:
         scores = {}
         for label in self.labels:
             noise = random.Random(_digest(self.seed, text, label)).gauss(0, 1)
-            knowledge = noise + rule.skill * (label == self._truth.get(text))
+            knowledge = noise + rule.skill * (label == self.labels_of_texts.get(text))
             in_context = rule.strength * votes[label] - rule.copying * (count > 0 and label not in covered)
             scores[label] = self.clarity[style] * (knowledge * instruction_factor + g * in_context)
         return scores
 
     def _proposal(self, prompt: str, output_fields: Sequence[str], style: str, rng: random.Random) -> str:
         """An instruction, in each of the output fields."""
-        helpful = 0.65 if sum(text in prompt for text in self._truth) >= 2 else 0.55
+        helpful = 0.65 if sum(text in prompt for text in self.labels_of_texts) >= 2 else 0.55
         sentences = [rng.choice(HELPFUL if rng.random() < helpful else HARMFUL) for _ in range(rng.randint(1, 4))]
         text = " ".join(dict.fromkeys(["Give the text its label.", *sentences]))
         if not output_fields:  # a prompt without a signature, as of reflective optimizers

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["Carried", "OwnTask", "TaskTexts", "message_texts"]
+__all__ = ["Carried", "OwnTask", "TaskTexts", "message_texts", "occurs_in"]
 
 _WORD = re.compile(r"\w+")
 _SHARED = 8  # maximum number of tasks with a common input that still identifies them
@@ -37,7 +37,7 @@ class _Part:
     def is_in(self, text: str) -> bool:
         for texts in self.renderings:  # loops instead of generators: this runs for the prompt of every call
             for part in texts:
-                if not _stands_in(part, text):
+                if not occurs_in(part, text):
                     break
             else:
                 return True
@@ -273,7 +273,7 @@ class OwnTask:
         self._earlier_prompts.add(_beginning(_texts(messages), _last_user_message(messages)))
 
     def _holds(self, text: str) -> bool:
-        return bool(self._word) and self._word in text and all(_stands_in(part, _plain(text)) for part in self._parts)
+        return bool(self._word) and self._word in text and all(occurs_in(part, _plain(text)) for part in self._parts)
 
 
 def _texts(messages: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -342,7 +342,8 @@ def _plain_words(text: str) -> tuple[str, frozenset[str]]:
     return plain, frozenset(_WORD.findall(plain))
 
 
-def _stands_in(part: str, text: str) -> bool:
+def occurs_in(part: str, text: str) -> bool:
+    """Whether a text contains a part as a whole, not inside of a longer word or number."""
     if part not in text:
         return False
     if len(part) < _SHORT:

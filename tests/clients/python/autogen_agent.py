@@ -7,8 +7,8 @@ from driver import INSTRUCTIONS, calculator, run
 
 async def agent(streamed: bool, question: str) -> str:
     client = OpenAIChatCompletionClient(model="gpt-4o")
-    given = {"model_client": client, "system_message": INSTRUCTIONS, "model_client_stream": streamed}
-    result = await AssistantAgent("assistant", **given, tools=[calculator], max_tool_iterations=5).run(task=question)
+    options = {"model_client": client, "system_message": INSTRUCTIONS, "model_client_stream": streamed}
+    result = await AssistantAgent("assistant", **options, tools=[calculator], max_tool_iterations=5).run(task=question)
     await client.close()
     return result.messages[-1].content
 

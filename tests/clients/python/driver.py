@@ -42,8 +42,8 @@ def run(**modes: Callable[[str], Any]) -> None:
         asked = json.loads(line)
         try:
             answer = modes[asked["mode"]](asked["question"])
-            told = {"answer": asyncio.run(answer) if inspect.iscoroutine(answer) else answer}
+            reply = {"answer": asyncio.run(answer) if inspect.iscoroutine(answer) else answer}
         except Exception as error:
             traceback.print_exc()
-            told = {"error": type(error).__name__}
-        answers.write(json.dumps(told) + "\n")
+            reply = {"error": type(error).__name__}
+        answers.write(json.dumps(reply) + "\n")

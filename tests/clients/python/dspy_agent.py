@@ -7,8 +7,8 @@ from driver import calculator, run
 
 
 def program(engine: str) -> tuple[dspy.Module, dict]:
-    given = {"api_base": os.environ["MODEL_BASE_URL"], "api_key": os.environ["MODEL_API_KEY"]}
-    lm = dspy.LM("openai/gpt-4o", **given, engine=engine, cache=False)
+    options = {"api_base": os.environ["MODEL_BASE_URL"], "api_key": os.environ["MODEL_API_KEY"]}
+    lm = dspy.LM("openai/gpt-4o", **options, engine=engine, cache=False)
     return dspy.ReActV2("question -> answer", tools=[calculator], max_iters=4), {
         "lm": lm,
         "adapter": dspy.JSONAdapter(),

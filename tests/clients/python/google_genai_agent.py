@@ -43,9 +43,9 @@ def manual(question: str, streamed: bool) -> str:
             if streamed
             else [client.models.generate_content(**asked)]
         )
-        if not (given := results(parts)):
+        if not (responses := results(parts)):
             return text_of(parts)
-        contents += [types.Content(role="model", parts=parts), types.Content(role="user", parts=given)]
+        contents += [types.Content(role="model", parts=parts), types.Content(role="user", parts=responses)]
 
 
 def automatic(question: str, streamed: bool) -> str:

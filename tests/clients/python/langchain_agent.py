@@ -20,12 +20,12 @@ def agent(dialect: str, streamed: bool, question: str) -> str:
     while True:
         if streamed:
             parts = list(model.stream(messages))
-            said = sum(parts[1:], parts[0])
+            reply = sum(parts[1:], parts[0])
         else:
-            said = model.invoke(messages)
-        if not said.tool_calls:
-            return said.text
-        messages += [said, *(TOOL.invoke(call) for call in said.tool_calls)]
+            reply = model.invoke(messages)
+        if not reply.tool_calls:
+            return reply.text
+        messages += [reply, *(TOOL.invoke(call) for call in reply.tool_calls)]
 
 
 run(

@@ -21,12 +21,12 @@ def agent(streamed: bool, question: str) -> str:
     graph.add_conditional_edges("think", tools_condition)
     graph.add_edge("tools", "think")
     compiled = graph.compile(checkpointer=InMemorySaver())
-    thread, given = {"configurable": {"thread_id": "1"}}, {"messages": [("user", question)]}
+    thread, state = {"configurable": {"thread_id": "1"}}, {"messages": [("user", question)]}
     if streamed:
-        for _ in compiled.stream(given, thread, stream_mode="messages"):
+        for _ in compiled.stream(state, thread, stream_mode="messages"):
             pass
     else:
-        compiled.invoke(given, thread)
+        compiled.invoke(state, thread)
     return compiled.get_state(thread).values["messages"][-1].content
 
 

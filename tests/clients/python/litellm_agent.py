@@ -19,11 +19,11 @@ def agent(model: str, streamed: bool, question: str) -> str:
         answer = litellm.completion(model=model, messages=messages, tools=TOOLS, stream=streamed)
         if streamed:
             answer = litellm.stream_chunk_builder(list(answer), messages=messages)
-        said = answer.choices[0].message
-        if not said.tool_calls:
-            return said.content
-        messages.append(said.model_dump(exclude_none=True))
-        for call in said.tool_calls:
+        message = answer.choices[0].message
+        if not message.tool_calls:
+            return message.content
+        messages.append(message.model_dump(exclude_none=True))
+        for call in message.tool_calls:
             messages.append(
                 {"role": "tool", "tool_call_id": call.id, "content": calculator(**json.loads(call.function.arguments))}
             )

@@ -8,8 +8,8 @@ from llama_index.llms.openai_like import OpenAILike
 
 
 async def agent(streamed: bool, question: str) -> str:
-    given = {"api_base": os.environ["MODEL_BASE_URL"], "api_key": os.environ["MODEL_API_KEY"]}
-    llm = OpenAILike(model="gpt-4o", is_chat_model=True, is_function_calling_model=True, **given)
+    options = {"api_base": os.environ["MODEL_BASE_URL"], "api_key": os.environ["MODEL_API_KEY"]}
+    llm = OpenAILike(model="gpt-4o", is_chat_model=True, is_function_calling_model=True, **options)
     handler = FunctionAgent(tools=[calculator], llm=llm, system_prompt=INSTRUCTIONS, streaming=streamed).run(
         user_msg=question
     )

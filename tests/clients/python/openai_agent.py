@@ -8,7 +8,7 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessage
 
 
-def said(client: OpenAI, streamed: bool, **asked: Any) -> ChatCompletionMessage:
+def message_of(client: OpenAI, streamed: bool, **asked: Any) -> ChatCompletionMessage:
     if not streamed:
         return client.chat.completions.create(**asked).choices[0].message
     with client.chat.completions.stream(**asked) as stream:
@@ -21,7 +21,7 @@ def chat(question: str, streamed: bool) -> str | None:
     client = OpenAI()
     tools = [{"type": "function", "function": {"name": "calculator", "parameters": SCHEMA, "strict": True}}]
     messages: list = [{"role": "developer", "content": INSTRUCTIONS}, {"role": "user", "content": question}]
-    while (answer := said(client, streamed, model="gpt-4o", messages=messages, tools=tools)).tool_calls:
+    while (answer := message_of(client, streamed, model="gpt-4o", messages=messages, tools=tools)).tool_calls:
         messages.append(answer.model_dump(exclude_none=True, exclude={"parsed"}))
         for call in answer.tool_calls:
             messages.append(
@@ -33,16 +33,16 @@ def chat(question: str, streamed: bool) -> str | None:
 def responses(question: str, streamed: bool, chained: bool = False) -> str:
     client = OpenAI()
     tools = [{"type": "function", "name": "calculator", "parameters": SCHEMA, "strict": True}]
-    given: list = [{"role": "user", "content": question}]
+    items: list = [{"role": "user", "content": question}]
     asked: dict = {"model": "gpt-4o", "instructions": INSTRUCTIONS, "tools": tools}
     while True:
         if streamed:
-            with client.responses.stream(**asked, input=given) as stream:
+            with client.responses.stream(**asked, input=items) as stream:
                 for _ in stream:
                     pass
                 answer = stream.get_final_response()
         else:
-            answer = client.responses.create(**asked, input=given)
+            answer = client.responses.create(**asked, input=items)
         calls = [item for item in answer.output if item.type == "function_call"]
         if not calls:
             return answer.output_text
@@ -50,7 +50,7 @@ def responses(question: str, streamed: bool, chained: bool = False) -> str:
             {"type": "function_call_output", "call_id": c.call_id, "output": calculator(**json.loads(c.arguments))}
             for c in calls
         ]
-        given = results if chained else [*given, *answer.output, *results]
+        items = results if chained else [*items, *answer.output, *results]
         if chained:
             asked["previous_response_id"] = answer.id
 

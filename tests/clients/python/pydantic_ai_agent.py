@@ -17,10 +17,10 @@ async def agent(kind: type, streamed: bool, question: str) -> object:
         async with assistant.run_stream(question) as result:
             async for _ in result.stream_output(debounce_by=None):
                 pass
-            found = await result.get_output()
+            output = await result.get_output()
     else:
-        found = (await assistant.run(question)).output
-    return found.model_dump() if isinstance(found, BaseModel) else found
+        output = (await assistant.run(question)).output
+    return output.model_dump() if isinstance(output, BaseModel) else output
 
 
 run(

@@ -236,5 +236,5 @@ def training_runs(config: PolicySettings, val: int, retained: int = 0) -> int:
         return rollouts
     evaluations = 1 + math.ceil(
         config.steps / config.evaluate_every
-    )  # before the first step, every so many, and after the last
+    )  # before the first step, every few steps, and after the last
     return rollouts + evaluations * (2 + retained) * min(config.eval_tasks, val)

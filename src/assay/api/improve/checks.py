@@ -90,7 +90,7 @@ def check_start(
             checked(job, getattr(job.splits, trial.split), split=trial.split)
             _check_monitor(job, trial)
             price = price_of(job.session.lm, 300, 40) or 0.0
-            pair = forecast_pair(job.student.program, job.session, cost_per_call=price)
+            pair = forecast_pair(job.recorded.program, job.session, cost_per_call=price)
             report = plan_report(job.splits, Meter(), job.config.decisions, pair=pair)
             steps = plan_steps(
                 trial.order, job.splits.sizes(), config, each=pair.calls / 2,
@@ -134,7 +134,7 @@ def _check_monitor(job: Job, trial: Trial) -> None:
         tasks = getattr(job.splits, trial.split)
         preflight(
             replace(job.session, rubric=monitor),
-            job.student,
+            job.recorded,
             tasks,
             split=trial.split,
             max_cost_usd=job.config.max_cost_usd,
@@ -182,7 +182,7 @@ def remaining_caps(
 
 
 def spent_in(runs: Path, job: str, *, but: str) -> Usage:
-    """What the runs of a job of several parts have spent, by their ledgers, which outlive a kill.
+    """Usage of the runs of a job with several parts, from their ledgers, which survive a kill.
 
     Args:
         runs: the folder of runs, whose names begin with the job's.
@@ -262,8 +262,8 @@ def _compare_jobs(before: Job, after: Job, split: str, plan: ReportPlan | None) 
     tasks = planned[:fitting]
     rule = SequentialTest(tasks=len(tasks), difference=decisions.difference) if decisions.early_stop else None
     comparison = compare(
-        before.student,
-        after.student,
+        before.recorded,
+        after.recorded,
         tasks,
         first,
         after_session=second,

@@ -131,9 +131,11 @@ class _Improvement(ImprovementState):
         except AssayError:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
-        for step, given in (("sft", self.sft), ("grpo", self.grpo)):
-            if given and step not in order:
-                self.report.notes.append(f"{step}={given!r} has no effect: order={','.join(order)!r} has no such step")
+        for step, options in (("sft", self.sft), ("grpo", self.grpo)):
+            if options and step not in order:
+                self.report.notes.append(
+                    f"{step}={options!r} has no effect: order={','.join(order)!r} has no such step"
+                )
         for line in self.plan.lines(self._caps):
             self.progress.say(line)
         self.checked = True
@@ -197,7 +199,7 @@ class _Improvement(ImprovementState):
             raise BudgetExceeded(stopped)
         self._note_cut(at, "prompts", stopped)
         if report.outcome.winner == "baseline":
-            raise DataError("nothing beat the program as it is")
+            raise DataError("no candidate was better than the program as it is")
         return str(report.artifact), self.report.model
 
     def _later_fits(self, at: int) -> bool:
@@ -248,7 +250,9 @@ class _Improvement(ImprovementState):
     def _note_cut(self, at: int, step: str, stopped: str | None) -> None:
         """Notes that a cap ended the step early; its result so far goes to the gate."""
         if stopped:
-            self.report.notes.append(f"step {at + 1}, {step}, ended early and went on with what it had: {stopped}")
+            self.report.notes.append(
+                f"step {at + 1}, {step}, ended early; its result so far goes to the gate: {stopped}"
+            )
 
     def _gate(self, before: tuple[str, str], after: tuple[str, str]) -> dict[str, Any]:
         """Compares before and after on the gate split.
@@ -258,7 +262,10 @@ class _Improvement(ImprovementState):
         """
         result = self._compared("gate", before, after)
         if result.cap is not None and not result.gain.is_gain:
-            raise BudgetExceeded(f"{ended_by(result, 'gate')}, and these decide nothing", what=result.cap.what)
+            raise BudgetExceeded(
+                f"{ended_by(result, 'gate')}, and a part of the split is not enough for a decision",
+                what=result.cap.what,
+            )
         sides = {"before": result.before.report()["score"], "after": result.after.report()["score"]}
         note = ended_by(result, "gate")
         return {"gate": result.gain.to_dict(), "kept": result.gain.is_gain, **sides, **({"note": note} if note else {})}
@@ -286,7 +293,7 @@ class _Improvement(ImprovementState):
         )
         with self._part("end"), opened as job:
             report.artifact = keep_artifact(
-                job, job.student, place, {"steps": report.steps, "test": report.test}, report.as_text(self.name)
+                job, job.recorded, place, {"steps": report.steps, "test": report.test}, report.as_text(self.name)
             )
         report.program = str(report.artifact)  # intermediate versions are deleted with the folder
 

@@ -44,7 +44,7 @@ def check_improvement(config: ImproveSettings, *, model: str | None, monitor: st
     settings_from(SFTSettings, sft, "sft")
     if settings_from(PolicySettings, grpo, "grpo").evaluate_every == 0 and config.retention:
         raise ConfigError(
-            "retention tasks are evaluated every evaluate_every steps, and 0 is never: give "
+            "retention tasks are evaluated every evaluate_every steps, and evaluate_every=0 evaluates none: give "
             "grpo={'evaluate_every': STEPS}"
         )
     start_model = start_model_of(config.program, model)

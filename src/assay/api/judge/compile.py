@@ -177,8 +177,7 @@ def _built(judge: str | Judge, config: JudgeCompileSettings) -> Judge:
     built = load_judge(judge, **spec)
     if not isinstance(built, Judge):
         raise ConfigError(
-            "a judge of lists has no labels of one output or of a pair to be compiled against; compile the judge of "
-            "pairs"
+            "a listwise judge cannot be compiled, as labels are of single outputs or pairs; compile the judge of pairs"
         )
     return with_fields(built, config.shows) if config.shows else built
 
@@ -210,5 +209,5 @@ def _thin(splits: LabelSplits) -> list[str]:
                 "'split'"
             )
         elif name != "train" and len(items) < _THIN:
-            warnings.append(f"{name} has {len(items)} items, and under {_THIN} nothing can be claimed; label more")
+            warnings.append(f"{name} has {len(items)} items; below {_THIN} items no gain can be shown; label more")
     return warnings

@@ -73,6 +73,8 @@ def _user_of(user: str | UserProgram) -> UserProgram:
             raise ConfigError(f"user={user!r} must be callable as user(profile=…, messages=…)")
         return user
     shipped: dict[str, type[RuleBasedUser] | type[SimulatedUser]] = {"rules": RuleBasedUser, "model": SimulatedUser}
+    if user not in shipped and ":" not in user and not user.endswith(".py"):
+        raise ConfigError(f"user={user!r} must be rules, model or file.py:Class")
     program: UserProgram = shipped[user]() if user in shipped else load_program(user)
     return program
 

@@ -1,4 +1,4 @@
-"""Items with human ratings for a judge, and the fields that the judge is shown of them."""
+"""Items with human ratings for a judge, and the fields of them that the judge sees."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path

@@ -44,7 +44,7 @@ def to_label(
     spec: JudgeFields = {"scale": tuple(scale)} if scale else {}
     built = load_judge(judge, **spec) if isinstance(judge, str) else judge
     if isinstance(built, ListwiseJudge):
-        raise ConfigError("a judge of lists has no labels of its own; label pairs, or single outputs")
+        raise ConfigError("a listwise judge has no labels of its own; label pairs or single outputs")
     judged = {row["item_id"] for row in store.labels(question_key(built)) if row["rater"] == rater}
     entries: dict[str, ToLabel] = {}
     rollouts = (

@@ -47,7 +47,7 @@ def built_judge(judge: str | AnyJudge, scale: Sequence[str] | None = None, *, li
     if lists and isinstance(built, ListwiseJudge):
         return built.as_pairs()
     if not isinstance(built, Judge):
-        raise ConfigError("a judge of lists grades whole groups; use it in a rubric with score_group")
+        raise ConfigError("a listwise judge grades whole groups; use it in a rubric with score_group")
     return built
 
 

@@ -100,8 +100,8 @@ def parameter_impact(
         space = space_of(job, config, progress)
         name = space.programs[0]
         job.session.register(job.splits.val, "val")
-        settings = job.student.settings["parameters"]
-        defaults = {**AgentParameters().model_dump(), **settings, **thresholds_of(job.student.program)}
+        settings = job.recorded.settings["parameters"]
+        defaults = {**AgentParameters().model_dump(), **settings, **thresholds_of(job.recorded.program)}
         study = study_to_show(job, config, space, storage_of(config, store))
         class_name = job.session.program_name.rpartition(":")[2].lower()
         folder = _create_folder(Path(out) if out else home_of(store) / "impact" / class_name)

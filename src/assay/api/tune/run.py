@@ -11,12 +11,12 @@ from assay.api.tune.report import TuneReport, as_page, cheaper
 from assay.api.tune.staged import StagedSearch
 from assay.api.tune.study import (
     default_of,
-    default_student,
+    default_program,
     facts_of,
     objective_of,
+    program_at,
     space_of,
     storage_of,
-    student_at,
     study_of,
 )
 from assay.api.tune.workers import helped
@@ -113,7 +113,7 @@ def tune(
             job.end_as_before(stored)
             return _as_stored(config, job, stored)
         if apply is not None:
-            student_at(job, Point(str(apply), {}), config)  # refuses it now, not after the search
+            program_at(job, Point(str(apply), {}), config)  # refuses it now, not after the search
         warnings = _prepared(job, config, progress)
         report = _tuned(job, config, progress, store, resume)
         report.notes += warnings
@@ -141,7 +141,7 @@ def _prepared(job: Job, config: TuneSettings, progress: Progress) -> list[str]:
     measured = checked(job, job.splits.val, split="val")
     warnings += [*(measured.warnings if measured else ()), *rehearsed(job)]
     price = price_of(job.session.lm, 300, 40) or 0.0
-    pair = forecast_pair(job.student.program, job.session, cost_per_call=price)
+    pair = forecast_pair(job.recorded.program, job.session, cost_per_call=price)
     plan = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)
     progress.say(plan.detectable_gain)
     plan.reserve(job.session.meter)
@@ -193,8 +193,8 @@ def _tuned(job: Job, config: TuneSettings, progress: Progress, store: str | Path
             outcome, stopped = _by_policy(job, objective, space, default, config, progress)
         else:
             outcome, stopped = _by_optuna(job, objective, space, default, config, progress, store, resume)
-    tuned = objective.student(outcome.best.point)
-    before, unset = default_student(job, objective, default)
+    tuned = objective.program_at(outcome.best.point)
+    before, unset = default_program(job, objective, default)
     notes = [*alarms, *unset]
     report = TuneReport(
         Path(), config, outcome, _parameters(tuned, space), job.session.meter, stopped=stopped, notes=notes,
@@ -298,9 +298,9 @@ def _by_policy(
 
 def _save(report: TuneReport, job: Job, config: TuneSettings, folder: Path, apply: str | Path | None) -> None:
     """Writes the artifact: the best program, or a copy of `apply` with the best parameters."""
-    chosen = student_at(job, report.outcome.best.point, config)
+    chosen = program_at(job, report.outcome.best.point, config)
     if apply is not None:
-        chosen = student_at(job, Point(str(apply), report.best), config)
+        chosen = program_at(job, Point(str(apply), report.best), config)
         report.notes.append(f"the parameters were written into a copy of {apply}, which was not evaluated with them")
     omitted = ("artifact", "page", "pictures", "importance")
     result = {key: value for key, value in report.to_dict().items() if key not in omitted}
@@ -338,7 +338,7 @@ def _decide(report: TuneReport, job: Job, before: RecordedProgram, tuned: Record
     The tuned program replaces the default if it scores higher, or uses fewer tokens and is not inferior.
     """
     plan = plan_report(
-        job.splits, job.session.meter, job.config.decisions, pair=forecast_pair(job.student.program, job.session)
+        job.splits, job.session.meter, job.config.decisions, pair=forecast_pair(job.recorded.program, job.session)
     )
     plan.reserve(job.session.meter)
     report.stopped = report.stopped or plan.short

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "default_of",
-    "default_student",
+    "default_program",
     "facts_of",
     "objective_of",
+    "program_at",
     "space_of",
     "storage_of",
-    "student_at",
     "study_of",
     "study_to_show",
 ]
@@ -42,7 +42,7 @@ __all__ = [
 def space_of(job: Job, config: ParameterSettings, progress: Progress) -> Space:
     """The parameters that have an effect in the program and in each artifact that is tried as an alternative."""
     names = [config.program, *(str(path) for path in config.also)]
-    acting = {name: _acting(student_at(job, Point(name, {}), config), config) for name in names}
+    acting = {name: _acting(program_at(job, Point(name, {}), config), config) for name in names}
     thresholds = {name: THRESHOLDS[name] for name in THRESHOLDS if any(name in acting[program] for program in names)}
     searched = {**RANGES, **thresholds}
     ranges = dict(config.ranges) or {name: limits for name, limits in searched.items() if name not in config.parameters}
@@ -52,18 +52,18 @@ def space_of(job: Job, config: ParameterSettings, progress: Progress) -> Space:
     return Space(programs=names, acting=acting, ranges=ranges, fixed=dict(config.parameters))
 
 
-def _acting(student: RecordedProgram, config: ParameterSettings) -> list[str]:
+def _acting(recorded: RecordedProgram, config: ParameterSettings) -> list[str]:
     """The parameters with an effect. Without log-probabilities a thinking policy has no margins."""
-    if not (config.searches_thresholds and allocates(student.program)):
-        return acting_parameters(student)
-    margins = () if supports(student.session.lm, "top_logprobs") else ("probe_margin", "confidence")
-    return [*acting_parameters(student), *(name for name in THRESHOLDS if name not in margins)]
+    if not (config.searches_thresholds and allocates(recorded.program)):
+        return acting_parameters(recorded)
+    margins = () if supports(recorded.session.lm, "top_logprobs") else ("probe_margin", "confidence")
+    return [*acting_parameters(recorded), *(name for name in THRESHOLDS if name not in margins)]
 
 
-def student_at(job: Job, point: Point, config: ParameterSettings) -> RecordedProgram:
+def program_at(job: Job, point: Point, config: ParameterSettings) -> RecordedProgram:
     """The program at a point: the job's own, or an artifact of the same program."""
     if point.program == config.program:
-        student = copy.deepcopy(job.student)
+        recorded = copy.deepcopy(job.recorded)
     else:
         artifact = load_artifact(point.program)
         if artifact.manifest["program"] != job.session.program_name:
@@ -80,10 +80,10 @@ def student_at(job: Job, point: Point, config: ParameterSettings) -> RecordedPro
             session = replace(session, thinking=Thinking.of(artifact.settings.get("thinking")))
         elif session.thinking is not None:
             set_thinking(artifact.program, session.thinking)
-        student = RecordedProgram(artifact.program, session, prompt_format=artifact.settings["adapter"])
-        student.set_parameters(artifact.settings["parameters"])
-    set_point(student, point.parameters)
-    return student
+        recorded = RecordedProgram(artifact.program, session, prompt_format=artifact.settings["adapter"])
+        recorded.set_parameters(artifact.settings["parameters"])
+    set_point(recorded, point.parameters)
+    return recorded
 
 
 def default_of(job: Job, space: Space) -> Point:
@@ -91,7 +91,7 @@ def default_of(job: Job, space: Space) -> Point:
 
     A missing temperature is the model's, clipped to the range, else an agent's default.
     """
-    parameters, model_temperature = dict(job.student.settings["parameters"]), job.session.lm.kwargs.get("temperature")
+    parameters, model_temperature = dict(job.recorded.settings["parameters"]), job.session.lm.kwargs.get("temperature")
     low, high = RANGES["temperature"]
     temperature = (
         AgentParameters().temperature if model_temperature is None else min(max(float(model_temperature), low), high)
@@ -102,39 +102,39 @@ def default_of(job: Job, space: Space) -> Point:
         {
             **({"temperature": temperature} if "temperature" in searched else {}),
             **parameters,
-            **{name: value for name, value in thresholds_of(job.student.program).items() if name in searched},
+            **{name: value for name, value in thresholds_of(job.recorded.program).items() if name in searched},
         },
     )
 
 
-def default_student(job: Job, objective: ProgramObjective, default: Point) -> tuple[RecordedProgram, list[str]]:
+def default_program(job: Job, objective: ProgramObjective, default: Point) -> tuple[RecordedProgram, list[str]]:
     """The baseline of gate and test: the program at the point of the first trial; and notes for the user.
 
     If the model's temperature is outside the range of agent parameters, the baseline is the unchanged program.
     """
     model_temperature, (low, high) = job.session.lm.kwargs.get("temperature"), RANGES["temperature"]
-    if "temperature" not in default.parameters or "temperature" in job.student.settings["parameters"]:
-        return job.student, []
+    if "temperature" not in default.parameters or "temperature" in job.recorded.settings["parameters"]:
+        return job.recorded, []
     first = f"{default.parameters['temperature']:g}"
     if model_temperature is None:
         note = (
             f"{default.program} and its model set no temperature: the default is {first}, in the first trial as on "
             "gate and test"
         )
-        return objective.student(default), [note]
+        return objective.program_at(default), [note]
     if low <= model_temperature <= high:
-        return objective.student(default), []
+        return objective.program_at(default), []
     note = (
         f"the model's temperature {model_temperature:g} is outside {low:g} to {high:g}: the first trial has {first}, "
         "the default on gate and test keeps it"
     )
-    return job.student, [note]
+    return job.recorded, [note]
 
 
 def objective_of(job: Job, config: ParameterSettings, space: Space) -> ProgramObjective:
     """The objective over the programs of a space."""
     return ProgramObjective(
-        {name: student_at(job, Point(name, {}), config) for name in space.programs}, job.session, samples=config.samples
+        {name: program_at(job, Point(name, {}), config) for name in space.programs}, job.session, samples=config.samples
     )
 
 
@@ -208,12 +208,12 @@ def _searched_on(job: Job, config: ParameterSettings) -> dict[str, Any]:
         "model": config.model,
         "judge_model": config.judge_model, "samples": config.samples, "prompt_format": config.prompt_format,
         **({} if config.judge_thinking is None else {"judge_thinking": config.judge_thinking}),
-        "versions": [_version(student_at(job, Point(name, {}), config)) for name in names],
+        "versions": [_version(program_at(job, Point(name, {}), config)) for name in names],
     }  # fmt: skip
 
 
-def _version(student: RecordedProgram) -> str:
+def _version(recorded: RecordedProgram) -> str:
     """Hash of a program, including its parameters."""
     return content_hash(
-        {"program": program_version(student.program, student.settings["adapter"]), "settings": student.settings}
+        {"program": program_version(recorded.program, recorded.settings["adapter"]), "settings": recorded.settings}
     )[:12]

@@ -1,4 +1,4 @@
-"""`assay judge audit`: the ways judges are known to fail."""
+"""`assay judge audit`: tests a judge for known failure modes."""
 
 from typing import Any
 
@@ -23,15 +23,15 @@ __all__ = ["audit_command"]
 @click.option(
     "--labels",
     metavar="D",
-    help="Ratings instead, whose best and worst outputs are taken; 'store' for those of the store.",
+    help="Human labels to take good and bad outputs from, instead of --cases; 'store': the labels in the store.",
 )
 @click.option(
-    "--attack", metavar="FILE", help="Attacks of your own to try as well: rows with text (holding {output}) and name."
+    "--attack", metavar="FILE", help="Additional attacks: rows with name and text, in which {output} is the output."
 )
 @settings_flags(JudgeAuditSettings, without=("rename", "salt", "sizes", "preflight"))
 @job_options(resume=False)
 def audit_command(judge: str, **values: Any) -> None:
-    """Try the ways judges are known to fail on JUDGE. Exit code 1 where it fails one: for your CI."""
+    """Test JUDGE for known failure modes. Exit code 1 if it fails one, for use in CI."""
     from assay.api.judge.audit import audit_judge
     from assay.errors import ModelError
 
@@ -57,7 +57,10 @@ def _show_audit(data: dict[str, Any]) -> None:
 
     rich, table = (
         rich_console(),
-        Table(title=f"audit: right at least {data['pass_at']:.0%} of the time", title_justify="left"),
+        Table(
+            title=f"audit: an attack is passed if at least {data['pass_at']:.0%} of its cases are right",
+            title_justify="left",
+        ),
     )
     for column in ("attack", "right", "cases", "verdicts moved", ""):
         table.add_column(column, justify="left" if column in ("attack", "") else "right")
@@ -74,9 +77,9 @@ def _show_audit(data: dict[str, Any]) -> None:
     for note in data["notes"]:
         rich.print(f"note: {in_flags(note)}", markup=False)
     for name in data["not_tried"]:
-        reason = "in every case its own words say the right answer"
+        reason = "in every case the text of the attack contains the right answer"
         if name == "truncation":
-            reason = "no good output has a first half that surely lost what makes it right; an 'answer' column says it"
+            reason = "for no good output is it known that its first half lacks the answer; add a column 'answer'"
         rich.print(f"note: {name} was not tried: {reason}", markup=False)
     for alarm in data["flip_alarms"]:
         rich.print(f"alarm: {alarm}", markup=False)
@@ -84,11 +87,10 @@ def _show_audit(data: dict[str, Any]) -> None:
         for wrong in [] if entry["passed"] else entry["wrong"][:1]:
             value, against = ("none" if v is None else f"{v:.2f}" for v in (wrong["value"], wrong["against"]))
             than = "" if wrong["against"] is None else f" the {against} of the output that it is compared with"
-            rich.print(f"{name}: {wrong['output']!r} got {value}, and must be {wrong['rule']}{than}", markup=False)
+            rich.print(f"{name}: {wrong['output']!r} got {value}, required is {wrong['rule']}{than}", markup=False)
     verdict = "passed" if data["passed"] else "FAILED"
     alarms = f" (alarms: {len(data['flip_alarms'])})" if data["flip_alarms"] else ""
     rich.print(
-        f"{verdict}{alarms}; {counted(data['verdicts'], 'verdicts')}, {data['unscored']} of them none; "
-        f"{spent_text(data)}",
+        f"{verdict}{alarms}; {counted(data['verdicts'], 'verdicts')}, {data['unscored']} unscored; {spent_text(data)}",
         markup=False,
     )

@@ -17,7 +17,7 @@ __all__ = ["drift_command"]
 @click.option(
     "--anchors", metavar="FILE", help="The frozen set, a .json file; by default the one next to a compiled judge."
 )
-@click.option("--freeze", metavar="D", help="Freeze what JUDGE says of these rows into FILE.")
+@click.option("--freeze", metavar="D", help="Freeze the verdicts of JUDGE on these rows.")
 @settings_flags(JudgeDriftSettings, without=("rename", "salt", "sizes", "cache"))
 @job_options(resume=False)
 def drift_command(judge: str, **values: Any) -> None:
@@ -32,7 +32,7 @@ def drift_command(judge: str, **values: Any) -> None:
     elif "frozen" in data:
         text = (
             f"froze {data['frozen']} verdicts in {data['anchors']}; "
-            f"asked twice they differ by {data['noise']:.3f} of the scale; {spent_text(data)}"
+            f"two runs differ by {data['noise']:.3f} of the scale; {spent_text(data)}"
         )
         rich_console().print(text, markup=False)
     else:
@@ -52,4 +52,4 @@ def _show_drift(data: dict[str, Any]) -> None:
     rich.print(f"{data['n']} anchors: mean difference {moved}, {cusum}, PSI {psi}{over}", markup=False)
     for alarm in data["alarms"]:
         rich.print(f"ALARM: {alarm}", markup=False)
-    rich.print(f"{'drifted' if data['alarms'] else 'judges as it did'}; {spent_text(data)}", markup=False)
+    rich.print(f"{'drifted' if data['alarms'] else 'no drift'}; {spent_text(data)}", markup=False)

@@ -1,4 +1,4 @@
-"""`assay judge label`: a person judges rollouts of the store."""
+"""`assay judge label`: a rater labels rollouts of the store."""
 
 import getpass
 import sys
@@ -19,27 +19,27 @@ def _comma_separated(ctx: click.Context, parameter: click.Parameter, value: str 
 
 @click.command("label")
 @click.argument("judge")
-@click.option("--rater", help="Who you are; by default your user name.")
+@click.option("--rater", help="Name of the rater; by default your user name.")
 @click.option("--run", "run_id", help="Only rollouts of this run.")
 @click.option("--task", "task_id", help="Only rollouts of this task.")
-@click.option("--limit", type=Integer(1), default=20, show_default=True, help="Most outputs to ask about.")
+@click.option("--limit", type=Integer(1), default=20, show_default=True, help="Maximum number of outputs to label.")
 @click.option("--rationale", is_flag=True, help="Ask for a reason as well; optimizers that reflect read it.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order in which rollouts are shown.")
 @click.option(
     "--scale",
     callback=_comma_separated,
-    help="Words of a judge that is given as a sentence, worst to best; no,yes by default.",
+    help="Labels of the scale from worst to best, for a judge given as a sentence; no,yes by default.",
 )
 @store_option()
 @trust_option()
-@json_option("What was labelled as one JSON object on standard output; the questions go to standard error.")
+@json_option("The labels as one JSON object on standard output; the questions go to standard error.")
 def label_command(
     judge: str, rater: str | None, limit: int, rationale: bool, store: str | None, as_json: bool, **where: Any
 ) -> None:
-    """Judge rollouts of the store yourself, as JUDGE would be asked, and keep the labels in the store.
+    """Label rollouts of the store with the question and the scale of JUDGE.
 
-    Answer with a word of the scale, its number in the list (where no word is a number itself), s to skip or q to stop;
-    every answer is kept at once. Then compile with assay judge compile JUDGE --labels store.
+    Answer with a label of the scale, its number in the list (if no label is a number), s to skip or q to stop;
+    every label is stored immediately. Then compile with assay judge compile JUDGE --labels store.
     """
     from assay.api.judge.items import question_key
     from assay.api.judge.label import to_label
@@ -50,7 +50,7 @@ def label_command(
         built, waiting = to_label(judge, opened, rater=rater_name, limit=limit, **where)
         words = list(built.spec.scale)
         if not waiting:
-            click.echo("nothing is waiting for your label: no rollout that you have not judged fits", err=True)
+            click.echo("there is nothing to label: no selected rollout is without your label", err=True)
         for at, entry in enumerate(waiting, 1):
             _show_item(at, len(waiting), entry.fields, built.spec)
             label = _answer(words)
@@ -109,7 +109,7 @@ def _line(prompt: str) -> str:
 def _answer(words: list[str]) -> str | None:
     """The typed word of the scale, "" to skip, None to stop or at the end of the input.
 
-    Where s or q is itself a word of the scale, /s skips or /q stops.
+    If s or q is itself a label of the scale, /s skips and /q stops.
     """
     words_by_input = {**_numbers(words), **{word.casefold(): word for word in words}}
     skip, stop = (key if key not in words_by_input else f"/{key}" for key in ("s", "q"))

@@ -1,4 +1,4 @@
-"""`assay judge score`: every row of a dataset."""
+"""`assay judge score`: judges every row of a dataset."""
 
 from typing import Any
 
@@ -21,11 +21,11 @@ __all__ = ["score_command"]
     metavar="D",
     help="Rows with input and output (or output_a and output_b); labels of some rows correct the mean.",
 )
-@click.option("--out", metavar="FILE", help="A .jsonl file for one verdict an item.")
+@click.option("--out", metavar="FILE", help="JSONL file to write, with one verdict per item.")
 @settings_flags(JudgeScoreSettings, without=("salt", "sizes"))
 @job_options()
 def score_command(judge: str, **values: Any) -> None:
-    """Judge every row of D, and say the mean with its interval."""
+    """Judge every row of a dataset, and print the mean value with its 95 % interval."""
     from assay.api.judge.score import score_rows
 
     (as_json,) = pop_values(values, "as_json")
@@ -42,21 +42,23 @@ def _show_scores(data: dict[str, Any]) -> None:
     rich = rich_console()
     shares = ", ".join(f"{label} {count}" for label, count in data["verdicts"].items())
     several = (
-        f" of {counted(data['rows'], 'rows')}; rows that show the same count once" if data["rows"] != data["n"] else ""
+        f" of {counted(data['rows'], 'rows')}; rows with the same content count once"
+        if data["rows"] != data["n"]
+        else ""
     )
     rich.print(f"{counted(data['n'], 'items')}{several}: {shares}; no verdict {data['unscored']}", markup=False)
     for reason in data["why_unscored"]:
         rich.print(f"note: no verdict: {reason}", markup=False)
     if data["interval"]:
         rich.print(
-            "mean value {:.3f}, 95 % [{:.3f}, {:.3f}] as this judge sees it".format(data["mean"], *data["interval"]),
+            "mean value {:.3f}, 95 % [{:.3f}, {:.3f}] by this judge".format(data["mean"], *data["interval"]),
             markup=False,
         )
     if data["labelled"] > 0 and not data["corrected"]:
         cause = (
-            "every item has one, and there is nothing to correct"
+            "every item has one, so there is nothing to correct"
             if data["labelled"] == data["n"]
-            else "it takes 20, and two items without one"
+            else "this needs at least 20, and two items without a label"
         )
         rich.print(
             f"note: the mean is not corrected by the {counted(data['labelled'], 'items')} with human labels: {cause}",
@@ -66,7 +68,7 @@ def _show_scores(data: dict[str, Any]) -> None:
         text = (
             f"corrected by {corrected['n_people']} human labels: {corrected['mean']:.3f}, 95 % "
             f"[{corrected['low']:.3f}, {corrected['high']:.3f}] "
-            f"(raters alone {corrected['people_alone']:.3f}; the verdicts were trusted by {corrected['weight']:.2f})"
+            f"(raters alone {corrected['people_alone']:.3f}; weight of the verdicts {corrected['weight']:.2f})"
         )
         rich.print(text, markup=False)
     if data["out"]:

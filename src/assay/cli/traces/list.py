@@ -34,7 +34,7 @@ _FILTERS = (
     click.option("--min-score", type=Number(0, 1), help="Lowest score."),
     click.option("--max-score", type=Number(0, 1), help="Highest score."),
     click.option("--since", metavar="WHEN", help="Only started since: 30m, 12h, 7d, or a date such as 2026-11-23."),
-    click.option("--limit", type=Integer(1), default=20, show_default=True, help="Largest number to list."),
+    click.option("--limit", type=Integer(1), default=20, show_default=True, help="Maximum number of rollouts to list."),
 )
 
 
@@ -52,8 +52,8 @@ def list_command(
 ) -> None:  # fmt: skip
     """List the newest rollouts, one per line: id, time, phase, split, status, score, failure, program, first input.
 
-    After the program stands its version: prompts, demonstrations and settings. The versions of a run are those of its
-    baseline, its candidates and the compiled program.
+    The program is followed by its version, a hash of prompts, demonstrations and settings. The versions of a run are
+    those of its baseline, its candidates and the compiled program.
     """
     from assay.traces.store.listing import find_rollouts, known_programs
 

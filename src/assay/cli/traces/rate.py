@@ -17,7 +17,9 @@ _NOT_RATED = ("judge", "outside")  # sources of rollouts that no export uses
 @click.argument("rollout_id", required=False)
 @click.argument("rating", type=float, required=False)
 @click.option("--run", "run_id", help="Ask only about rollouts of this run.")
-@click.option("--limit", type=Integer(1), default=20, show_default=True, help="Largest number to ask about.")
+@click.option(
+    "--limit", type=Integer(1), default=20, show_default=True, help="Maximum number of rollouts to ask about."
+)
 @store_option()
 @json_option()
 def rate_command(
@@ -31,7 +33,7 @@ def rate_command(
         if rollout_id is None:
             rated = _ask_rating(opened, run_id, limit)
         elif rating is None:
-            raise click.UsageError("say the rating as well, from 0 to 1: assay traces rate ROLLOUT 0.8")
+            raise click.UsageError("the rating is missing; give one from 0 to 1: assay traces rate ROLLOUT 0.8")
         else:
             rated = {_rate(opened, rollout_id, rating): rating}
     if as_json:

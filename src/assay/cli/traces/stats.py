@@ -47,7 +47,7 @@ def _lines(counts: dict[str, Any]) -> list[tuple[str, str]]:
     else:
         unrecorded = counted(counts["unrecorded"], "LM calls")
     complete = counts["unrecorded"] == 0
-    unpriced = "a call has no known price" if complete else "LM calls that went past the recorder are in no price"
+    unpriced = "a call has no known price" if complete else "LM calls that were not recorded have no price"
     mean = "–" if counts["mean_score"] is None else f"{counts['mean_score']:.3f}"
     cost = f"unknown: {unpriced}" if counts["cost_usd"] is None else f"${counts['cost_usd']:.4f}"
     return [

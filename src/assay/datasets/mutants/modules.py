@@ -33,8 +33,7 @@ def module_files(name: str) -> list[tuple[str, Path]]:
     if name == STANDARD_LIBRARY:
         root = Path(sysconfig.get_path("stdlib"))
         names = sorted(sys.stdlib_module_names - {"antigravity", "this"})
-        found = [file for module in names for file in _below(root, module)]
-        return found
+        return [file for module in names for file in _below(root, module)]
     path = Path(name)
     if path.is_dir():
         return [(str(file.relative_to(path.parent)), file) for file in _files(path)]

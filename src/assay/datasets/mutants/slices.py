@@ -139,7 +139,7 @@ def _bound(node: ast.stmt) -> Iterator[str]:
 
 def _needed(node: ast.stmt, binders: dict[str, list[ast.stmt]]) -> list[ast.stmt] | None:
     """A statement and all that it needs, transitively; None if a name cannot be found."""
-    found, waiting = {id(node): node}, [node]
+    needed, waiting = {id(node): node}, [node]
     while waiting:
         statement = waiting.pop()
         for inner in ast.walk(statement):
@@ -148,10 +148,10 @@ def _needed(node: ast.stmt, binders: dict[str, list[ast.stmt]]) -> list[ast.stmt
             if inner.id in _FORBIDDEN:
                 return None
             for binder in binders.get(inner.id, ()):
-                if id(binder) not in found:
-                    found[id(binder)] = binder
+                if id(binder) not in needed:
+                    needed[id(binder)] = binder
                     waiting.append(binder)
-    return list(found.values())
+    return list(needed.values())
 
 
 def _is_pure(statement: ast.stmt, binders: dict[str, list[ast.stmt]]) -> bool:

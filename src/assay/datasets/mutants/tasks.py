@@ -1,5 +1,6 @@
 """Tasks of code repair: correct functions with one seeded mutation, the fix, and tests made by calling the function."""
 
+import ast
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,12 +51,7 @@ def mutant_rows(name: str, *, size: int, seed: int, run: Runner, isolation: str 
     Raises:
         DataError: no file, or no function in it that can be tested.
     """
-    parts = [part for module, file in module_files(name) for part in slices(_read(file), module)]
-    if not parts:
-        raise DataError(
-            f"mutants:{name} has no function to mutate: functions need parameters, at least three statements, and "
-            "must not use files, processes, the network or other modules with side effects"
-        )
+    parts = _all_slices(name)
     random.Random(seed).shuffle(parts)
     tried = min(_MUTANTS[1], max(_MUTANTS[0], 8 * size // len(parts)))
     count, later = 0, list[list[Row]]()
@@ -69,16 +65,32 @@ def mutant_rows(name: str, *, size: int, seed: int, run: Runner, isolation: str 
             if count >= size:
                 return
     if not count:
-        raise DataError(f"mutants:{name} has no function whose mutants could be told from it by made-up calls")
+        raise DataError(
+            f"mutants:{name} has no function whose mutants give other results than the function itself on calls "
+            "made for it"
+        )
     rounds = (row for at in range(tried) for rows in later for row in rows[at : at + 1])
     yield from islice(rounds, size - count)
 
 
-def _read(file: Any) -> str:
-    try:
-        return str(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"mutants: {file} cannot be read: {error}") from None
+def _all_slices(name: str) -> list[Slice]:
+    """The functions of all files. Files that are not Python are left out where others have functions."""
+    parts, unread = list[Slice](), list[str]()
+    for module, file in module_files(name):
+        try:
+            source = file.read_text(encoding="utf-8")
+            ast.parse(source)
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            unread.append(f"{file} cannot be read: {error}")
+            continue
+        parts += slices(source, module)
+    if parts:
+        return parts
+    rule = (
+        f"mutants:{name} has no function to mutate: functions need parameters, at least three statements, and must not "
+        "use files, processes, the network or other modules with side effects"
+    )
+    raise DataError("; ".join([rule, *unread[:3]]))
 
 
 def _subject(part: Slice, seed: int, tried: int) -> _Subject:
@@ -88,20 +100,20 @@ def _subject(part: Slice, seed: int, tried: int) -> _Subject:
 
 def _batch(subjects: Sequence[_Subject], run: Runner, isolation: str) -> Iterator[list[Row]]:
     chosen = []
-    for subject, kept in zip(subjects, _calls(subjects, run, isolation), strict=True):
-        if len(set(kept.values())) >= _FEWEST_RESULTS:
-            chosen.append((subject, kept))
+    for subject, expected in zip(subjects, _calls(subjects, run, isolation), strict=True):
+        if len(set(expected.values())) >= _FEWEST_RESULTS:
+            chosen.append((subject, expected))
     jobs = [
-        Job([s.part.code, *(mutant.code for mutant in s.mutants)], list(reversed(kept))) for s, kept in chosen
+        Job([s.part.code, *(mutant.code for mutant in s.mutants)], list(reversed(expected))) for s, expected in chosen
     ]  # another process and another order: results that depend on either are dropped
-    for (subject, kept), results in zip(chosen, outcomes(jobs, run, isolation), strict=True):
-        yield list(_rows(subject, kept, results)) if results else []
+    for (subject, expected), results in zip(chosen, outcomes(jobs, run, isolation), strict=True):
+        yield list(_rows(subject, expected, results)) if results else []
 
 
 def _calls(subjects: Sequence[_Subject], run: Runner, isolation: str) -> list[dict[str, str]]:
     """Calls with their results for each function. The second round varies the calls that gave results."""
     first = _evaluated([s.part for s in subjects], [s.calls for s in subjects], run, isolation)
-    again = [index for index, kept in enumerate(first) if kept and len(set(kept.values())) < _CALLS]
+    again = [index for index, expected in enumerate(first) if expected and len(set(expected.values())) < _CALLS]
     rngs = (random.Random(f"{subjects[index].seed}:{subjects[index].part.name}:again") for index in again)
     more = [
         similar_calls(subjects[index].part, rng, first[index], _CANDIDATES)
@@ -109,7 +121,7 @@ def _calls(subjects: Sequence[_Subject], run: Runner, isolation: str) -> list[di
     ]
     second = _evaluated([subjects[index].part for index in again], more, run, isolation)
     better = dict(zip(again, second, strict=True))
-    return [_kept(better.get(index, kept)) for index, kept in enumerate(first)]
+    return [_selected(better.get(index, expected)) for index, expected in enumerate(first)]
 
 
 def _evaluated(
@@ -125,7 +137,7 @@ def _evaluated(
     ]
 
 
-def _kept(results: Mapping[str, str]) -> dict[str, str]:
+def _selected(results: Mapping[str, str]) -> dict[str, str]:
     """Call -> result for the kept calls, with as many different results as there are."""
     fresh = {text: call for call, text in reversed(list(results.items()))}  # the first call of each result
     first = [(call, text) for call, text in results.items() if fresh[text] == call]
@@ -133,41 +145,41 @@ def _kept(results: Mapping[str, str]) -> dict[str, str]:
     return dict([*first, *others][:_CALLS])
 
 
-def _rows(subject: _Subject, kept: dict[str, str], results: Sequence[Sequence[str | None] | None]) -> Iterator[Row]:
-    calls, correct = list(reversed(kept)), results[0]
+def _rows(subject: _Subject, expected: dict[str, str], results: Sequence[Sequence[str | None] | None]) -> Iterator[Row]:
+    calls, correct = list(reversed(expected)), results[0]
     if correct is None:
         return
-    stable = [call for call, text in zip(calls, correct, strict=True) if text == kept[call]]
-    if len({kept[call] for call in stable}) < _FEWEST_RESULTS:
+    stable = [call for call, text in zip(calls, correct, strict=True) if text == expected[call]]
+    if len({expected[call] for call in stable}) < _FEWEST_RESULTS:
         return
     for mutant, texts in zip(subject.mutants, results[1:], strict=True):
         if texts is None:
             continue
-        found = dict(zip(calls, texts, strict=True))
-        failing = [call for call in stable if found[call] != kept[call]]
-        passing = [call for call in stable if found[call] == kept[call]]
+        actual = dict(zip(calls, texts, strict=True))
+        failing = [call for call in stable if actual[call] != expected[call]]
+        passing = [call for call in stable if actual[call] == expected[call]]
         if len(failing) >= 2 and len(stable) >= _VISIBLE + 2:
-            yield _row(subject, mutant, kept, failing, passing)
+            yield _row(subject, mutant, expected, failing, passing)
 
 
-def _row(subject: _Subject, mutant: Mutation, kept: dict[str, str], failing: list[str], passing: list[str]) -> Row:
-    """Visible tests are a quarter of the kept calls, with a failing one; so have the hidden ones."""
+def _row(subject: _Subject, mutant: Mutation, expected: dict[str, str], failing: list[str], passing: list[str]) -> Row:
+    """A quarter of the calls are visible tests. Visible and hidden tests each include a failing one."""
     part = subject.part
     rng = random.Random(f"{subject.seed}:{part.module}:{part.name}:{mutant.line}:{mutant.new}")
     failing, passing = rng.sample(failing, len(failing)), rng.sample(passing, len(passing))
-    shown = [failing[0], *rng.sample([*failing[2:], *passing], _VISIBLE - 1)]
-    hidden = [call for call in kept if call not in shown]
-    shown.sort(key=list(kept).index)
+    visible = [failing[0], *rng.sample([*failing[2:], *passing], _VISIBLE - 1)]
+    hidden = [call for call in expected if call not in visible]
+    visible.sort(key=list(expected).index)
     return f"mutants:{part.module}:{part.name}:{mutant.line}", {
         "inputs": {
             "function": part.name,
             "code": mutant.code,
-            "visible_tests": [[call, kept[call]] for call in shown],
+            "visible_tests": [[call, expected[call]] for call in visible],
         },
         "expected": {"reference": part.code},
         "task_type": f"mutants/{mutant.kind}",
         "metadata": {
-            "hidden_tests": [[call, kept[call]] for call in hidden],
+            "hidden_tests": [[call, expected[call]] for call in hidden],
             "module": part.module,
             "line": mutant.line,
             "mutation": json.dumps([mutant.old, mutant.new]),

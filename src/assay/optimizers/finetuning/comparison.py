@@ -31,7 +31,7 @@ class EvalTask:
     """
 
     name: str
-    student: RecordedProgram
+    recorded: RecordedProgram
     session: Session
     val: Sequence[Task]
     test: Sequence[Task]
@@ -61,7 +61,10 @@ def evaluate_weights(
         dspy.context(**{WRITTEN_DECISIONS: written}),
     ):
         return evaluate(
-            eval_task.student, tasks if not rank() else [], eval_task.session, name=f"{phase}: {eval_task.name}, {mode}"
+            eval_task.recorded,
+            tasks if not rank() else [],
+            eval_task.session,
+            name=f"{phase}: {eval_task.name}, {mode}",
         )
 
 

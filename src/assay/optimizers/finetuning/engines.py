@@ -62,9 +62,9 @@ class PolicyEngine(ABC):
     def greedy(self) -> AbstractContextManager[None]:
         """Inside: greedy decoding."""
 
-    def execute(self, student: RecordedProgram, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:
+    def execute(self, recorded: RecordedProgram, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:
         """Executor for `assay.evaluation.evaluate`; a task whose run exceeds `timeout_s` has no result."""
-        runs = [(student, task) for task in tasks]
+        runs = [(recorded, task) for task in tasks]
         results = zip(tasks, self.play(runs, session), strict=True)
         yield from ((task, prediction) for task, prediction in results if prediction is not None)
 
@@ -148,7 +148,7 @@ class TrainerPolicy(PolicyEngine):
         from assay.optimizers.finetuning.trl_trainer import over_ranks
 
         pool, desk = TimeoutPool(calls_of(runs, session), len(runs), self.timeout_s), self.backend
-        foreign = any(isinstance(student.program, ForeignAgent) for student, _ in runs)
+        foreign = any(isinstance(recorded.program, ForeignAgent) for recorded, _ in runs)
         desk.patience_s = _PATIENCE_S if foreign else math.inf
         desk.open(pool)
         pool.start()

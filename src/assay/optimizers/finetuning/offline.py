@@ -43,7 +43,7 @@ class Recorded:
     """
 
     eval_task = engine = None
-    of_what = "groups with spread"
+    of_what = "groups with nonzero variance"
 
     def __init__(self, folder: str | Path, config: PolicySettings) -> None:
         self.folder, self.config = Path(folder), config

@@ -15,6 +15,7 @@ from assay.datasets import Task
 from assay.datasets.schedule import Schedule
 from assay.datasets.tasks import content_hash
 from assay.errors import Diverged, Unscored
+from assay.evaluation.predictions import rollout_of
 from assay.models.limits import limited
 from assay.optimizers.finetuning.advantages import ValueMemory, add_hidden, assign_credit
 from assay.optimizers.finetuning.base import Policy
@@ -90,7 +91,7 @@ class Rollouts:
 
     def notes(self) -> list[str]:
         """Notes for the report at the end."""
-        program = self.eval_task.student.program
+        program = self.eval_task.recorded.program
         return program.notes() if isinstance(program, ForeignAgent) else []
 
     def begin(self, trainer: Any, policy: Policy) -> list[str]:
@@ -107,11 +108,11 @@ class Rollouts:
         first, run_id = trainer.accelerator.process_index * len(inputs), over_ranks([session.recorder.run_id])[0]
         runs: list[Run] = []
         for position, item in enumerate(inputs):
-            student = self.eval_task.student.another(
+            recorded = self.eval_task.recorded.another(
                 step * self.config.num_generations + (first + position) % self.config.num_generations
             )
-            student.group = f"{run_id}/{step}"
-            runs.append((student, self._task_at(item["index"])))
+            recorded.group = f"{run_id}/{step}"
+            runs.append((recorded, self._task_at(item["index"])))
         synced = time.perf_counter()
         with session.recorder.within(f"step {step}"), session.phase("train"), dspy.context(**{WRITTEN_DECISIONS: True}):
             predictions = self.engine.play(runs, session)
@@ -123,21 +124,20 @@ class Rollouts:
         world = over_ranks([trajectory.without_rows() for trajectory in batch])
         if not world:
             raise Diverged(f"no rollout of a whole step could be scored: {dict(self.row_stats.left_out)}")
-        self.prompts = [
-            chat_messages(prediction._rollout.transitions[0].request)
-            for prediction in predictions
-            if prediction is not None and prediction._rollout.transitions
-        ][:4]
+        rollouts = [rollout_of(prediction) for prediction in predictions if prediction is not None]
+        self.prompts = [chat_messages(rollout.transitions[0].request) for rollout in rollouts if rollout.transitions][
+            :4
+        ]
         credit = assign_credit(world, self.config, self.memory)
         rows, flat = credit.apply_to(batch, self.row_stats.left_out)
         self.row_stats.rollouts += len(runs)
         self.row_stats.calls += len(rows)
-        rollouts = over_ranks([_summary(prediction._rollout) for prediction in predictions if prediction is not None])
+        summaries = over_ranks([_summary(rollout) for rollout in rollouts])
         passed = len(rows) + (
             len(flat) if self.config.beta else 0
         )  # rows that the model processes: a KL is taken of zero-variance groups too
         metrics = {
-            **_numbers(world, rollouts),
+            **_numbers(world, summaries),
             "zero_variance_groups": credit.zero_variance / max(1, credit.groups),
             "explained_variance": credit.explained,
             "rows": float(sum(over_ranks([passed]))),
@@ -157,12 +157,13 @@ class Rollouts:
             if prediction is None:
                 excluded[f"rollouts given up after {self.config.rollout_timeout_s:g} s"] += 1
                 continue
-            if not prediction._rollout.transitions and prediction._rollout.score is not None:
+            rollout = rollout_of(prediction)
+            if not rollout.transitions and rollout.score is not None:
                 excluded["rollouts without a call"] += 1
                 continue
             try:
                 trajectory = trajectory_of(
-                    prediction._rollout,
+                    rollout,
                     tokenizer,
                     is_policy=lambda call: call.model == self.config.model and call.adapters == backend.adapters,
                     max_length=self.config.max_length,
@@ -172,9 +173,8 @@ class Rollouts:
                     left_out=excluded,
                 )
             except Unscored:
-                excluded[
-                    f"rollouts without a score ({(prediction._rollout.error or 'the rubric could not decide')[:120]})"
-                ] += 1
+                reason = rollout.error or "the rubric could not decide"
+                excluded[f"rollouts without a score ({reason[:120]})"] += 1
                 continue
             trajectories.append(trajectory)
         return trajectories
@@ -185,10 +185,10 @@ class Rollouts:
         assert monitor is not None
 
         def score(prediction: Any) -> float:
-            task = session.tasks.get(content_hash(prediction._rollout.inputs))
+            task = session.tasks.get(content_hash(rollout_of(prediction).inputs))
             if task is None:
                 return math.nan
-            return monitor.score(task, getattr(prediction, "_failed", None) or prediction, prediction._rollout).value
+            return monitor.score(task, getattr(prediction, "_failed", None) or prediction, rollout_of(prediction)).value
 
         with session.context(), limited(session.task_timeout):
             calls = [functools.partial(score, prediction) for prediction in predictions if prediction is not None]
@@ -203,7 +203,7 @@ class Rollouts:
             or (step % self.config.samples_every and step < self.config.steps - 1)
         ):
             return
-        rollout: Rollout = next(prediction for prediction in predictions if prediction is not None)._rollout
+        rollout: Rollout = rollout_of(next(prediction for prediction in predictions if prediction is not None))
         calls = [{"t": call.t, "output": call.output, "rewards": call.step_rewards} for call in rollout.transitions]
         sample = {
             "step": step,
@@ -217,10 +217,10 @@ class Rollouts:
 
 def job_of(eval_task: EvalTask, tasks: Sequence[Task]) -> dict[str, Any]:
     """What identifies a training. A training is resumed only if it is unchanged."""
-    student, rubric = eval_task.student, eval_task.session.rubric
+    recorded, rubric = eval_task.recorded, eval_task.session.rubric
     return {
-        "program": f"{eval_task.name}@{program_version(student.program, student.settings['adapter'])}",
-        "parameters": student.settings,
+        "program": f"{eval_task.name}@{program_version(recorded.program, recorded.settings['adapter'])}",
+        "parameters": recorded.settings,
         "rubric": f"{rubric.name}@{rubric.version}",
         "data": [task.content_hash for task in tasks],
     }

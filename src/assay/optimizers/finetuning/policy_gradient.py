@@ -66,9 +66,7 @@ def train_policy(
         ModelError: memory or disk ran out.
     """
     if retained and not config.evaluate_every:
-        raise ConfigError(
-            "what is to be retained is evaluated every evaluate_every steps, and 0 is never: give a number of steps"
-        )
+        raise ConfigError("evaluate_every=0 evaluates none of the retention tasks: give a number of steps")
     if source.items < config.prompts_per_step:
         needed = config.prompts_per_step
         raise DataError(
@@ -110,11 +108,11 @@ class _Training:
         self.source, self.name, self.config = source, name, config
         self.retained, self.work, self.progress = list(retained), work, progress
         self.all_eval_tasks = [*([source.eval_task] if source.eval_task is not None else []), *retained]
-        self.report, self.watch = PolicyReport(None, work, config, row_stats=source.row_stats), TrainingMonitor()
+        self.report, self.monitoring = PolicyReport(None, work, config, row_stats=source.row_stats), TrainingMonitor()
         self.schedule = source.schedule if isinstance(source, Rollouts) else None
         self.best: tuple[float, int, int] | None = None  # score, step, stage of a curriculum
         self.first_scores: dict[str, float] = {}  # first score of each retention task: the reference of max_score_drop
-        self.diverged, self.forgot = False, False
+        self.diverged, self.score_dropped = False, False
         self.stop = threading.Event()
         self.rows, self.lines = 1.0, itertools.count()  # rows of the last batch; lines of the printed table
         if source.engine is not None:
@@ -162,12 +160,12 @@ class _Training:
             elif self.best is not None:
                 restored(trainer.model, self.work / "best")
                 self.report.best_step = self.best[1]
-            elif self.forgot:
-                raise Diverged(f"{self.report.stopped}. No weights of an earlier look are within it, so none are kept")
+            elif self.score_dropped:
+                raise Diverged(f"{self.report.stopped}. No earlier evaluation was within it, so no weights are kept")
             self._validate(trainer)
         self.report.notes += self.source.notes() if isinstance(self.source, Rollouts) else []
-        self.report.curves = {name: dict(curve) for name, curve in self.watch.curves.items()}
-        self.report.converged, self.report.alarms = self.watch.converged, list(self.watch.alarms.values())
+        self.report.curves = {name: dict(curve) for name, curve in self.monitoring.curves.items()}
+        self.report.converged, self.report.alarms = self.monitoring.converged, list(self.monitoring.alarms.values())
         if self.schedule is not None:
             self.report.curriculum = self.schedule.report()
             self.report.notes += self.schedule.notes()
@@ -203,7 +201,7 @@ class _Training:
         report.write_page()
         return report
 
-    # -- along the way
+    # -- during the training
 
     def _callback(self, advance: Callable[[int], None]) -> Any:
         from transformers import TrainerCallback
@@ -217,7 +215,7 @@ class _Training:
                 advance(state.global_step)
                 step = state.global_step
                 stopped_in_it = (
-                    training._evaluation_due(step, state.max_steps) and step not in training.watch.evaluated_steps
+                    training._evaluation_due(step, state.max_steps) and step not in training.monitoring.evaluated_steps
                 )
                 if (not step or stopped_in_it) and not training._evaluate(self.trainer, step):
                     raise _EndedError
@@ -258,7 +256,7 @@ class _Training:
                 for key, value in metrics.items()
                 if key not in ("entropy", "kl") and not key.startswith("clip_ratio")
             }
-        for alarm in self.watch.update(step, metrics):
+        for alarm in self.monitoring.update(step, metrics):
             self.progress.say(f"alarm: {alarm}")
         if "step_time" in metrics:
             self.source.row_stats.spend("steps", metrics["step_time"])
@@ -315,7 +313,7 @@ class _Training:
             if (score := values.get(f"retained_{other.name}")) is not None:
                 self.first_scores.setdefault(other.name, score)
         for name, value in values.items():
-            self.watch.curves[name][step] = value
+            self.monitoring.curves[name][step] = value
         of_stage = f" (stage {self.schedule.stage.name})" if self.schedule is not None else ""
         figures = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items())
         self.progress.say(f"step {step}{of_stage}: {figures}")
@@ -324,13 +322,13 @@ class _Training:
             for name, first_score in self.first_scores.items()
             if f"retained_{name}" in values
         }
-        if forgotten := {name: value for name, value in lost.items() if value > self.config.max_score_drop}:
-            losses = ", ".join(f"{name} lost {value:.3f}" for name, value in forgotten.items())
+        if exceeding := {name: value for name, value in lost.items() if value > self.config.max_score_drop}:
+            losses = ", ".join(f"{name} lost {value:.3f}" for name, value in exceeding.items())
             self.report.stopped = (
                 f"step {step}: {losses}, and {self.config.max_score_drop:g} may be lost. "
                 "Raise beta=… or lower learning_rate=…"
             )
-            self.watch.alarms["forgetting"], self.forgot = self.report.stopped, True
+            self.monitoring.alarms["forgetting"], self.score_dropped = self.report.stopped, True
             return False
         stage = 0 if self.schedule is None else self.schedule.position  # that was evaluated
         if self.schedule is not None:
@@ -374,8 +372,8 @@ class _Training:
         if rank():
             return
         state = {
-            "curves": self.watch.curves,
-            "alarms": self.watch.alarms,
+            "curves": self.monitoring.curves,
+            "alarms": self.monitoring.alarms,
             "memory": self.source.memory.to_json(),
             "best": self.best,
             "curriculum": None if self.schedule is None else self.schedule.state(),
@@ -390,8 +388,8 @@ class _Training:
             (self.work / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])
         )
         state = json.loads((folder / _NOTES).read_text(encoding="utf-8"))
-        self.watch.curves.update(current_curves(state["curves"]))
-        self.watch.alarms, self.first_scores = state["alarms"], state["kept_at"]
+        self.monitoring.curves.update(current_curves(state["curves"]))
+        self.monitoring.alarms, self.first_scores = state["alarms"], state["kept_at"]
         self.source.memory.load(state["memory"])
         self.source.row_stats.restore(state["tally"])
         score, step, stage = [*(state["best"] or ()), 0, 0, 0][:3]  # without a stage before there were curricula

@@ -121,11 +121,11 @@ class TimeoutPool:
 def calls_of(runs: Sequence[Run], session: Session) -> list[Callable[[], Any]]:
     """The runs as calls. A run whose runner is lost is made again, as another rollout."""
 
-    def call(student: RecordedProgram, task: Task) -> Any:
+    def call(recorded: RecordedProgram, task: Task) -> Any:
         # no limit here: the pool has its own, which excludes the time spent waiting for the engine
         with session.context(), limited(None):
             for _ in range(_ATTEMPTS):
-                prediction = student(**dict(task.inputs))
+                prediction = recorded(**dict(task.inputs))
                 if not isinstance(getattr(prediction, "_error", None), RunnerLost):
                     break
             return prediction

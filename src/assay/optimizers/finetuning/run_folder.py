@@ -114,8 +114,8 @@ def _prepare(work: Path, job: Mapping[str, Any], resume: bool, last: str) -> Non
         before = json.loads(job_file.read_text(encoding="utf-8"))
         if changed := sorted(key for key in job if before.get(key) != job[key]):
             raise ConfigError(
-                f"what was begun in {work} had another {', '.join(changed)}: "
-                "resume with the same, or begin anew without resume=True"
+                f"the training in {work} has another {', '.join(changed)}: "
+                "resume with the same settings, or start again without resume=True"
             )
         for folder in (work / "checkpoints").glob("checkpoint-*"):
             try:

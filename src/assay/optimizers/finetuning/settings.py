@@ -31,7 +31,7 @@ class SFTSettings(Settings):
         DEFAULT_MODEL, "Model to train, embedded or of the hub; adapters in its name are merged first."
     )
     min_quality: float = setting(0.8, "Lowest rating or score of a row to train on.", ge=0, le=1)
-    epochs: int = setting(3, "Largest number of epochs.", ge=1)
+    epochs: int = setting(3, "Maximum number of epochs.", ge=1)
     learning_rate: float = setting(2e-4, "Learning rate of AdamW.", gt=0)
     batch: int = setting(8, "Rows per optimizer step.", ge=1)
     lora_r: int = setting(16, "Rank of the LoRA matrices.", ge=1)

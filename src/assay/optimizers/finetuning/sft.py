@@ -115,7 +115,7 @@ def _train(
     report = SFTReport(None, work, config, len(train), len(evaluated), data.tasks, data.left_out, 0)
     if not evaluated:
         report.notes.append(
-            "one task alone, or none held out: nothing says when to stop, and the last weights are taken"
+            "no held-out tasks, so there is no loss to choose a checkpoint by: the last weights are kept"
         )
     if data.ungated:
         report.notes.append("the export did not pass its gates")
@@ -258,7 +258,7 @@ def make_trainer(
     from trl import SFTTrainer
 
     if config.batch % world():
-        raise ConfigError(f"batch={config.batch} cannot be shared out to {world()} processes: give a multiple")
+        raise ConfigError(f"batch={config.batch} is not divisible among {world()} processes: use a multiple of it")
     share, cuda = config.batch // world(), torch.cuda.is_available()
     micro = math.gcd(share, _MICRO)
     every = max(1, _steps(len(train), config) // config.evaluations)

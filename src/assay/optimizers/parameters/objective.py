@@ -49,12 +49,12 @@ class ProgramObjective:
     """DSPy programs by name, run, recorded and scored in one session.
 
     Args:
-        students: programs by name, each with its initial parameters and adapter; they are copied, never changed.
+        programs: programs by name, each with its initial parameters and adapter; they are copied, never changed.
         samples: runs of each task.
     """
 
-    def __init__(self, students: Mapping[str, RecordedProgram], session: Session, *, samples: int = 1) -> None:
-        self.students, self.samples, self.scope = dict(students), samples, ""
+    def __init__(self, programs: Mapping[str, RecordedProgram], session: Session, *, samples: int = 1) -> None:
+        self.programs, self.samples, self.scope = dict(programs), samples, ""
         self.session = replace(
             session, progress=SilentProgress()
         )  # a progress bar per block of tasks would hide that of the trials
@@ -68,22 +68,22 @@ class ProgramObjective:
         other.scope = scope
         return other
 
-    def student(self, point: Point) -> RecordedProgram:
+    def program_at(self, point: Point) -> RecordedProgram:
         """A copy of the program with the parameters of a point."""
-        chosen = copy.deepcopy(self.students[point.program])
+        chosen = copy.deepcopy(self.programs[point.program])
         set_point(chosen, point.parameters)
         return chosen
 
     def run(self, point: Point, tasks: Sequence[Any]) -> list[TaskRun]:
         evaluation = Evaluation()
-        evaluate(self.student(point), tasks, self.session, name="", samples=self.samples, into=evaluation)
+        evaluate(self.program_at(point), tasks, self.session, name="", samples=self.samples, into=evaluation)
         return list(evaluation.runs.values())
 
 
-def set_point(student: RecordedProgram, parameters: Mapping[str, Any]) -> None:
+def set_point(recorded: RecordedProgram, parameters: Mapping[str, Any]) -> None:
     """Sets agent parameters, and thresholds of the thinking policy."""
-    student.set_parameters({name: value for name, value in parameters.items() if name not in THRESHOLDS})
-    set_thresholds(student.program, {name: value for name, value in parameters.items() if name in THRESHOLDS})
+    recorded.set_parameters({name: value for name, value in parameters.items() if name not in THRESHOLDS})
+    set_thresholds(recorded.program, {name: value for name, value in parameters.items() if name in THRESHOLDS})
 
 
 class AgentObjective:

@@ -37,7 +37,7 @@ _BETTER, _EQUAL, _WORSE = (
     "about the same: stable, maybe converged",
     "worse: the policy stays where it was",
 )
-_UNSCORED = "could not be scored: it counts for nothing"
+_UNSCORED = "could not be scored: the episode is ignored"
 
 
 def train_policy(
@@ -130,7 +130,7 @@ def _choose(outcome: PolicyOutcome, state: "_TrainingState", validation: Sequenc
         best = points[max(range(len(points)), key=lambda at: -math.inf if math.isnan(scores[at]) else scores[at])]
     outcome.best = Point(outcome.best.program, best)
     if best == state.history[0].parameters:
-        outcome.notes.append("nothing was better than the parameters that it began with")
+        outcome.notes.append("no parameters were better than the initial ones")
 
 
 def _advice(state: "_TrainingState", learning_rate: float) -> list[str]:

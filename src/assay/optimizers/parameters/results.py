@@ -56,8 +56,8 @@ class SearchOutcome:
     """Result of a search.
 
     `expected` is the score of each trial by number, smoothed over its neighbours; `best` is chosen by it if the score
-    is the first objective. `walked` has a policy's episodes and confirmed points. `saved` is the share of task runs
-    that pruning saved. `front` has the numbers of the Pareto front's trials; with one objective only the best.
+    is the first objective. `policy_training` has a policy's episodes and confirmed points. `saved` is the share of task
+    runs that pruning saved. `front` has the numbers of the Pareto front's trials; with one objective only the best.
     `earlier` has the states of the trials of a curriculum's stages, which are not among `trials`.
     """
 

@@ -11,6 +11,7 @@ from typing import Any
 from assay.errors import ParameterError
 from assay.programs import RANGES, AgentParameters
 from assay.programs.allocation import THRESHOLDS
+from assay.support.settings import nearest
 
 __all__ = ["Point", "Space", "check_ranges", "in_figures"]
 
@@ -53,7 +54,11 @@ class Space:
     def __post_init__(self) -> None:
         check_ranges(self.ranges, self.fixed)
         if not any(self.searched(program) for program in self.programs):
-            raise ParameterError(f"nothing is searched: {list(self.ranges)} do nothing in {', '.join(self.programs)}")
+            way = "; they need method='optuna' and a program with a thinking budget, such as thinking=64"
+            raise ParameterError(
+                f"nothing is searched: no effect of {', '.join(self.ranges)} in {', '.join(self.programs)}"
+                f"{way if set(self.ranges) & set(THRESHOLDS) else ''}"
+            )
 
     def searched(self, program: str) -> list[str]:
         """The parameters that are searched for a program, in order."""
@@ -148,9 +153,10 @@ def check_ranges(ranges: Mapping[str, tuple[float, float]], fixed: Mapping[str, 
     """
     AgentParameters.of(fixed)
     if unknown := sorted(set(ranges) - set(_LIMITS)):
+        hint = f". Did you mean {near!r}?" if (near := nearest(unknown[0], _LIMITS)) else ""
         raise ParameterError(
             f"unknown agent parameter {unknown}; there are {', '.join(RANGES)}, and of a program that thinks "
-            f"{', '.join(THRESHOLDS)}"
+            f"{', '.join(THRESHOLDS)}{hint}"
         )
     if conflicting := sorted(set(ranges) & set(fixed)):
         raise ParameterError(f"{conflicting} are fixed and searched at once; give each a range or a value")

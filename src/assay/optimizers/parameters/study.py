@@ -90,7 +90,7 @@ def open_study(
     """A study in Optuna's storage at `url` (in memory where None), new or continued.
 
     Args:
-        of: what is searched on: whatever else must be the same for trials to be comparable.
+        of: everything else that must be equal for trials to be comparable, such as the version of the program.
     Raises:
         ConfigError: a study of this name searches something else; the message says what differs.
         StoreError: the storage cannot be opened.
@@ -127,7 +127,9 @@ def open_study(
     # a trial's numbers depend on its number alone: the same after a stop, others in another process
     study.sampler = _sampler(space, config)
     expected = {"space": {**space.describe(), **(of or {})}, "objectives": list(config.objectives)}
-    trials = study.get_trials(deepcopy=False)  # before the mark: whoever begins a study marks it first, and tries then
+    trials = study.get_trials(
+        deepcopy=False
+    )  # read before the mark: a process marks a new study before its first trial
     recorded = study.user_attrs.get("assay")
     directions = [OBJECTIVES[objective] for objective in config.objectives]
     if recorded is None and (trials or [d.name.lower() for d in study.directions] != directions):

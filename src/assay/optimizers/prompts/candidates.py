@@ -1,4 +1,4 @@
-"""The candidates of the prompt search: what they are made of, how alike they are, and the programs that they make."""
+"""The candidates of the prompt search: their parts, their similarity, and the programs built from them."""
 
 import copy
 import math
@@ -216,7 +216,7 @@ class SearchSpace:
                 break
             spec = rng.choice(list(parents)) if attempt % 5 else self._random(rng)
             for _ in range(rng.choice((1, 1, 2))):
-                spec = self._changed(spec, rng)
+                spec = self.changed(spec, rng)
             mutants[spec] = None
         return list(mutants)
 
@@ -228,7 +228,8 @@ class SearchSpace:
             replace(spec, selection=rng.choice(self.selections), count=rng.choice(self.counts)) if self.counts else spec
         )
 
-    def _changed(self, spec: CandidateSpec, rng: random.Random) -> CandidateSpec:
+    def changed(self, spec: CandidateSpec, rng: random.Random) -> CandidateSpec:
+        """A copy of `spec` with one randomly chosen part drawn again."""
         kinds = [
             "parameters",
             *(["prompt_format"] if len(self.prompt_formats) > 1 else []),
@@ -301,13 +302,13 @@ def _entries(pool: Sequence[Demonstration]) -> list[dict[str, Any]]:
     return entries
 
 
-# deviations of what each part of a candidate adds to its quality, on the scale of scores
+# prior standard deviations of what each part of a candidate contributes to its score
 _DEMONSTRATIONS, _FORMAT, _INSTRUCTION, _PARAMETERS, _INTERACTION, _DRAW = 0.12, 0.08, 0.06, 0.08, 0.05, 0.03
 _THINKING = 0.04
 
 
 def kernel(specs: Sequence[CandidateSpec], program_parameters: Mapping[str, float]) -> np.ndarray:
-    """Additive over demonstrations, format, instruction and parameters, with a part for what only acts together and one
+    """Additive over demonstrations, format, instruction and parameters, with one term for their interaction and one
     for the draw.
 
     Args:

@@ -32,7 +32,7 @@ _SIDES = ("baseline", "compiled")
 
 @dataclass
 class CompileOutcome:
-    """The result of a compile. `replaces`: the interval of the paired gain on gate lies above zero."""
+    """The result of a compile. `replaces`: the whole interval of the paired gain on gate is above zero."""
 
     baseline: RecordedProgram
     compiled: RecordedProgram
@@ -167,7 +167,7 @@ def _decide(outcome: CompileOutcome, tasks: list[Task], session: Session, decisi
         reason = (
             "the cap ended the search before any candidate was compared on val"
             if outcome.stopped
-            else "nothing else than the plain program was proposed"
+            else "only the plain program was proposed"
         )
         outcome.notes.append(
             "no candidate beat the plain program on val; it is unchanged" if compared else f"{reason}; it is unchanged"

@@ -25,8 +25,8 @@ class CompileConfig:
         settings: arguments of the named optimizer; they override assay's.
         token_margin: expected score in [0, 1) that may be given up for fewer prompt tokens; see
             `assay.optimizers.prompts.candidates.best_with_fewest_tokens`.
-        thinking_margin: score on val that a thinking policy, or the halting of a `Refine` program, may cost, in
-            [0, 1); None fits none, see `assay.optimizers.prompts.thinking.fitted_policy`.
+        thinking_margin: score that a thinking policy, or the halting of a `Refine` program, is shown on val to cost
+            at most, in [0, 1); None fits none, see `assay.optimizers.prompts.thinking.fitted_policy`.
     """
 
     optimizer: str = "auto"

@@ -13,6 +13,7 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, ModelError
+from assay.evaluation.predictions import result_of, rollout_of
 from assay.evaluation.session import CONTINUES, RecordedProgram, Session
 from assay.evaluation.threads import in_order
 from assay.programs import Agent, ToolAgent
@@ -144,14 +145,14 @@ def explore(
                 runs = _run_batch(variant, batch, session)
             except BudgetExceeded:
                 break
-            scored = [prediction for prediction, _ in runs if not math.isnan(prediction._result.value)]
+            scored = [prediction for prediction, _ in runs if not math.isnan(result_of(prediction).value)]
             if not scored and not any(v.tried for v in variants):
-                reason = runs[0][0]._result.failed or runs[0][0]._result.feedback
+                reason = result_of(runs[0][0]).failed or result_of(runs[0][0]).feedback
                 raise ModelError(
                     f"none of the first {len(runs)} runs could be scored: {reason}. {CONTINUES}", flag="--resume"
                 )
             for (task, attempt), (prediction, steps) in zip(batch, runs, strict=True):
-                if math.isnan(prediction._result.value):
+                if math.isnan(result_of(prediction).value):
                     continue  # unscored is neither a success nor a failure
                 success = _success_of(variant, task, attempt, (prediction, steps), session, threshold)
                 if success is not None:
@@ -176,7 +177,7 @@ def _success_of(
     label."""
     variant.tried += 1
     prediction, steps = run
-    score, prompt_format = prediction._result.value, variant.student.prompt_format
+    score, prompt_format = result_of(prediction).value, variant.student.prompt_format
     if score >= threshold:
         variant.succeeded += 1
         return Demonstration(task, steps, score, attempt, prompt_format)
@@ -202,7 +203,7 @@ def _corrected(
     ):
         return None
     right = dspy.Prediction(**{**dict(prediction.items()), **labels})
-    score = session.rubric.score(task, right, prediction._rollout).value
+    score = session.rubric.score(task, right, rollout_of(prediction)).value
     if not score >= threshold:  # NaN included
         return None
     return Demonstration(task, (*steps[:-1], (name, inputs, {**output, **labels})), score)

@@ -1,4 +1,4 @@
-"""Fits when a `Refine` program halts, on val: the largest saving whose score stays within a margin."""
+"""Fits when a `Refine` program halts, on val: the largest saving that is shown to keep the score within a margin."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,19 @@ from assay.errors import ProgramError
 from assay.evaluation.evaluation import Evaluation, evaluate
 from assay.evaluation.session import RecordedProgram, Session
 from assay.programs import Refine
+from assay.programs.budgets import allocates
 from assay.programs.compose import without_nearest
 from assay.programs.refinement import Halting
 
-__all__ = ["ALL_ROUNDS", "evaluated_haltings", "haltings", "refinement_in", "with_halting"]
+__all__ = [
+    "ALL_ROUNDS",
+    "evaluated_haltings",
+    "fits_thinking",
+    "haltings",
+    "never_revises",
+    "refinement_in",
+    "with_halting",
+]
 
 ALL_ROUNDS = "all rounds"
 _HALT_AT = (0.7, 0.5, 0.3)  # probabilities that are tried besides the program's own, where they are lower
@@ -25,6 +34,23 @@ def refinement_in(program: Any) -> Refine | None:
     """The `Refine` program itself, or the one that gets the nearest demonstrations."""
     inner = without_nearest(program)
     return inner if isinstance(inner, Refine) else None
+
+
+def fits_thinking(program: Any) -> bool:
+    """Whether `thinking_margin` has an effect: a `Refine` program, or an Agent that may be given a policy."""
+    return refinement_in(program) is not None or allocates(program)
+
+
+def never_revises(program: Any) -> str:
+    """Why a `Refine` program makes no revision, whatever its verifier says; empty if it may, and for others."""
+    refine = refinement_in(program)
+    if refine is None or refine.rounds:
+        return ""
+    depth, steps = refine.agent_parameters.reasoning_depth, refine.agent_parameters.max_steps
+    return (
+        f"no answer is revised: there are rounds from reasoning_depth 6 and max_steps 2 on, and the program has "
+        f"reasoning_depth {depth} and max_steps {steps}"
+    )
 
 
 def with_halting(program: Any, halting: Halting) -> Any:

@@ -17,7 +17,7 @@ __all__ = ["propose_instruction"]
 
 _EXAMPLES = 6
 _MOST_TOKENS = 300  # of the six sentences that are asked for: an instruction is paid for with every call
-_HOT = 1.0  # temperature: proposals are to differ
+_HOT = 1.0  # temperature, high so that proposals differ
 
 
 class Instruct(dspy.Signature):  # type: ignore[misc]
@@ -58,7 +58,7 @@ def propose_instruction(
             prediction = dspy.Predict(Instruct)(instruction=predictor.signature.instructions, examples=example_text)
     except StopRun:
         raise
-    except Exception as error:  # a proposal that cannot be had is no reason to end the search
+    except Exception as error:  # a failed proposal does not end the search
         unparsed = isinstance(error, AdapterParseError)
         cause = f"the answer of {lm.model} could not be parsed" if unparsed else error_text(error)
         session.progress.say(f"no instruction was proposed: {cause}")

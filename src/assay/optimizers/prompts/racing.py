@@ -78,16 +78,16 @@ class AutoSearch:
         """Runs until the budget, the val tasks or the stopping rule ends it."""
         self._budget, self._spent_before = self.session.meter.search_calls_left(), self._spent()
         self._add_instructions(self._proposed(self._numbers(_PROPOSALS)))
-        self._begin()
+        self.begin()
         size = self._size()
         while pairs := self._drawn(size):
             proposing = in_background(partial(self._proposed, self._numbers(1)))
-            continues = self._evaluate(pairs)
+            continues = self.evaluate_round(pairs)
             self._add_instructions(proposing())
             if not continues:
                 break
-            self._drop()
-            self._report()
+            self.drop_losing()
+            self.report_round()
         for candidate, value in zip(self.candidates, self._posterior(self.candidates).mean, strict=True):
             candidate.expected = min(1.0, float(value))
 
@@ -154,8 +154,8 @@ class AutoSearch:
             "gate and test keep their part of the caps)"
         )
 
-    def _begin(self) -> None:
-        """The first candidates on the same few tasks, as many as fit into a third of the budget."""
+    def begin(self) -> None:
+        """Runs the first candidates on the same few tasks, as many as fit into a third of the budget."""
         specs = self.space.first()
         if specs:
             specs += [replace(specs[0], draw=0, instruction=i) for i in range(1, len(self.space.instructions))]
@@ -166,7 +166,7 @@ class AutoSearch:
         for spec in specs[: max(0, fit // _FIRST_TASKS - 1)]:
             self._add(spec)
         first = self.tasks[:_FIRST_TASKS]
-        self._evaluate([(candidate, task) for candidate in self.candidates for task in first][: max(fit, 1)])
+        self.evaluate_round([(candidate, task) for candidate in self.candidates for task in first][: max(fit, 1)])
 
     def _add(self, spec: CandidateSpec) -> Candidate:
         candidate = Candidate(spec.name, self.space.build(spec), spec=spec)
@@ -174,7 +174,7 @@ class AutoSearch:
         return candidate
 
     def _drawn(self, size: int) -> list[tuple[Candidate, Task]]:
-        """The next round's pairs; none where budget, tasks or promise are at an end."""
+        """The next round's pairs; empty if budget or tasks are used up, or no candidate promises a gain."""
         size = self._affordable(size)
         if size < 1:
             self.stopped = self._out_of_calls("what is left is too little for another run")
@@ -229,7 +229,7 @@ class AutoSearch:
             self.stopped = "all candidates have run on all val tasks"
         return pairs
 
-    def _evaluate(self, pairs: Sequence[tuple[Candidate, Task]]) -> bool:
+    def evaluate_round(self, pairs: Sequence[tuple[Candidate, Task]]) -> bool:
         """Runs the pairs; returns whether the search continues.
 
         The results of a round that a cap interrupted are dropped: which runs were finished would be random.
@@ -260,7 +260,7 @@ class AutoSearch:
         ]
         return posterior(scores, self.space.kernel([*(c.spec for c in candidates), *new]))
 
-    def _drop(self) -> None:
+    def drop_losing(self) -> None:
         """Drops candidates that are worse than the best by an anytime-valid test, corrected for the number of
         candidates."""
         best = self.best()
@@ -281,7 +281,8 @@ class AutoSearch:
         counts = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
         return [f"{rules.total()} of {self._proposals} proposed instructions were rejected: {counts}"] if rules else []
 
-    def _report(self) -> None:
+    def report_round(self) -> None:
+        """Reports the leading candidate and its score as progress."""
         best, count = self.best(), sum(len(c.evaluation) for c in self.candidates)
         score = "not scored" if math.isnan(best.evaluation.mean) else f"{best.mean:.2f}"
         self.session.progress.say(

@@ -17,19 +17,20 @@ from assay.datasets.tasks import content_hash
 from assay.errors import AssayError, BudgetExceeded, ModelError, OptimizerError, Unscored
 from assay.evaluation.evaluation import Evaluation, evaluate
 from assay.evaluation.session import CONTINUES, RecordedProgram, Session
+from assay.evaluation.statistics import lossless_tasks
 from assay.models.meter import ignore
 from assay.optimizers.prompts.budgets import named_val, of_all
 from assay.optimizers.prompts.candidates import Candidate, SearchSpace, best_with_fewest_tokens
 from assay.optimizers.prompts.config import CompileConfig
 from assay.optimizers.prompts.demonstrations import Demonstration, explore
-from assay.optimizers.prompts.halting import ALL_ROUNDS, evaluated_haltings, refinement_in
+from assay.optimizers.prompts.halting import ALL_ROUNDS, evaluated_haltings, fits_thinking, refinement_in
 from assay.optimizers.prompts.optimizer_inputs import Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.optimizers.prompts.racing import AutoSearch
 from assay.optimizers.prompts.teleprompters import auto_prompt_formats, propose
-from assay.optimizers.prompts.thinking import POLICIES, fitted_policy
+from assay.optimizers.prompts.thinking import FULL, POLICIES, fitted_policy, why_none
 from assay.programs import ThinkingPolicy, program_version
-from assay.programs.budgets import allocates, with_policy
+from assay.programs.budgets import with_policy
 
 __all__ = ["PromptSearch"]
 
@@ -80,28 +81,37 @@ class PromptSearch:
         return best_with_fewest_tokens(running, [mean(c) for c in running], self.config.token_margin)
 
     def fit_thinking(self, winner: Candidate, margin: float) -> Candidate:
-        """The winner with the thinking policy, or the halting of a `Refine` program, that saves most tokens on val
-        within the margin, see `fitted_policy`.
+        """The winner with the thinking policy, or the halting of a `Refine` program, that saves most tokens and is
+        shown on val to keep the margin, see `fitted_policy`.
 
         Every policy of `POLICIES` runs on all val tasks. These calls do not count towards `max_search_calls`.
         """
         student = winner.student
         if refinement_in(student.program) is not None:
             return self._fit_halting(winner, margin)
-        if not allocates(student.program):
-            self.notes.append(
-                "thinking_margin has no effect: the program is neither an Agent with a thinking budget or policy, nor "
-                "a Refine program"
-            )
+        if not fits_thinking(student.program):
+            if fits_thinking(self.candidates[0].student.program):  # otherwise the job has said so before it began
+                self.notes.append(f"thinking_margin had no effect: {winner.name} takes no thinking policy")
             return winner
+        self._warn_of_few_tasks(margin)
         made = {name: self._with_policy(student, policy) for name, policy in POLICIES.items()}
         results = {
             name: evaluate(program, self.val, self.session, name=f"val: {name}") for name, program in made.items()
         }
         name, rows = fitted_policy(results, margin=margin)
-        return self._fitted(winner, "thinking policy", name, rows[name], made[name], results[name])
+        why = why_none(rows, baseline=FULL, margin=margin) if name == FULL else ""
+        return self._fitted(winner, "thinking policy", name, rows[name], made[name], results[name], why)
+
+    def _warn_of_few_tasks(self, margin: float) -> None:
+        """Says before the runs that val is probably too small for a margin."""
+        if margin and len(self.val) < (needed := lossless_tasks(margin)):
+            self.session.progress.say(
+                f"warning: thinking_margin={margin:g} needs {needed} val tasks if no score changes, or more; "
+                f"there are {len(self.val)}, so probably nothing is saved"
+            )
 
     def _fit_halting(self, winner: Candidate, margin: float) -> Candidate:
+        self._warn_of_few_tasks(margin)
         tried = evaluated_haltings(winner.student, self.val, self.session)
         if len(tried) == 1:
             self.notes.append(
@@ -111,15 +121,29 @@ class PromptSearch:
             return winner
         results = {name: evaluation for name, (_, evaluation) in tried.items()}
         name, rows = fitted_policy(results, baseline=ALL_ROUNDS, margin=margin)
-        return self._fitted(winner, "halting", name, rows[name], *tried[name])
+        why = why_none(rows, baseline=ALL_ROUNDS, margin=margin) if name == ALL_ROUNDS else ""
+        return self._fitted(winner, "halting", name, rows[name], *tried[name], why)
 
     def _fitted(
-        self, winner: Candidate, what: str, name: str, row: dict[str, float], made: RecordedProgram, result: Evaluation
+        self,
+        winner: Candidate,
+        what: str,
+        name: str,
+        row: dict[str, float],
+        made: RecordedProgram,
+        result: Evaluation,
+        why: str,
     ) -> Candidate:
-        """The fitted program among the candidates, with a note."""
+        """The fitted program among the candidates, with a note.
+
+        Args:
+            why: the reason for the baseline; empty if another was chosen.
+        """
         self.notes.append(
-            f"{what} fitted on val: {name}; tokens {-100 * row['saved']:+.0f} %, score {-row['loss']:+.3f} on "
-            f"{row['n']} tasks"
+            f"{what} stays {name!r}: {why}"
+            if why
+            else f"{what} fitted on val: {name}; tokens {-100 * row['saved']:+.0f} %, score {-row['loss']:+.3f} on "
+            f"{row['n']} tasks, a loss of at most {row['loss_high']:.3f} (one-sided 95 %)"
         )
         fitted = Candidate(f"{winner.name}, {name}", made, result)
         self.candidates.append(fitted)

@@ -35,7 +35,7 @@ def _labeled(p: Proposal) -> RecordedProgram:
 
 
 class _Bootstrap(teleprompt.BootstrapFewShot):  # type: ignore[misc]
-    """Shows what it has collected where a cap ends it; DSPy's loses it."""
+    """Returns the demonstrations collected so far if a cap ends it; DSPy's loses them."""
 
     cut: BudgetExceeded | None = None
 
@@ -80,7 +80,7 @@ def _bootstrap_search(p: Proposal) -> RecordedProgram:
         metric=p.metric(),
         max_bootstrapped_demos=p.demos,
         max_labeled_demos=p.labels,
-        num_candidate_programs=max(1, p.passes(7, most=19) - 3),  # it tries three programs besides
+        num_candidate_programs=max(1, p.passes(7, most=19) - 3),  # it also tries three others
         num_threads=p.session.threads,
         max_errors=10**9,
     )

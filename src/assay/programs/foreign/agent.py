@@ -36,7 +36,7 @@ class ForeignAgent(dspy.Module):  # type: ignore[misc]
         self.name, self.runner = name, runner
         self.gateway: PolicyGateway | None = None  # set while something is run
         self.counts = Counter[str]()
-        self._reached = threading.Event()  # the agent has called the model once
+        self.reached = threading.Event()  # the agent has called the model once
 
     def forward(self, **inputs: Any) -> Any:
         lm, rollout = dspy.settings.lm, current_rollout()
@@ -73,8 +73,8 @@ class ForeignAgent(dspy.Module):  # type: ignore[misc]
     def _require_model(self, opened: "OpenedRollout", rollout: Rollout, *, failed: bool) -> None:
         """Raises if the agent's first run shows that no run will ever be answered by the model."""
         if opened.upstream.answered:
-            self._reached.set()
-        if self._reached.is_set():
+            self.reached.set()
+        if self.reached.is_set():
             return
         if opened.upstream.other_models:
             asked = ", ".join(map(repr, sorted(opened.upstream.other_models)))

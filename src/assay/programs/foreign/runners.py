@@ -6,6 +6,7 @@ raises.
 
 import contextvars
 import os
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -127,7 +128,7 @@ class CommandRunner:
             )
         except OSError as error:
             raise ConfigError(
-                f"agent={self.words!r} cannot be started: {error.strerror or error}. Give a command, or "
+                f"agent={shlex.join(self.words)!r} cannot be started: {error.strerror or error}. Give a command, or "
                 "MODULE:CALLABLE",
                 flag="--agent",
             ) from None

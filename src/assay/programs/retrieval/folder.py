@@ -97,7 +97,7 @@ class open_text:
     """
 
     def __init__(self, file: TextFile) -> None:
-        self._file, self._hash = file, hashlib.sha256()
+        self.file, self._hash = file, hashlib.sha256()
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         self._opened = os.fdopen(os.open(file.path, flags), "rb")
         self._check()
@@ -113,15 +113,15 @@ class open_text:
     def _check(self) -> None:
         found = os.fstat(self._opened.fileno())
         if not stat.S_ISREG(found.st_mode) or (found.st_size, found.st_mtime_ns) != (
-            self._file.size,
-            self._file.mtime_ns,
+            self.file.size,
+            self.file.mtime_ns,
         ):
-            raise FileChanged(self._file.name)
+            raise FileChanged(self.file.name)
 
     def blocks(self) -> Iterator[str]:
         """The text. `FileChanged` is raised at the end of it."""
         decoder = codecs.getincrementaldecoder(self.encoding or "latin-1")("replace")
-        is_html, kept = self._file.path.suffix.lower() in (".html", ".htm", ".xhtml"), ""
+        is_html, kept = self.file.path.suffix.lower() in (".html", ".htm", ".xhtml"), ""
         for block in self._bytes():
             text = decoder.decode(block).replace("\0", "").replace("\r\n", "\n").replace("\r", "\n")
             if is_html:
@@ -141,8 +141,8 @@ class open_text:
             self._first = b""
             self._hash.update(block)
             size += len(block)
-            if size > self._file.size:  # it grows while it is read, and may never end
-                raise FileChanged(self._file.name)
+            if size > self.file.size:  # it grows while it is read, and may never end
+                raise FileChanged(self.file.name)
             yield block
         self._check()
 

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from assay.errors import ConfigError, SandboxError
 from assay.programs.sandbox.isolation import ISOLATIONS, Limits
 from assay.programs.sandbox.process import SandboxedProcess
 
-__all__ = ["SandboxResult", "available", "choose_isolation", "run"]
+__all__ = ["SandboxResult", "available", "choose_isolation", "probe", "run"]
 
 _ISOLATED = ("bubblewrap", "landlock")
 _probing = threading.Lock()
@@ -67,8 +68,9 @@ def run(
 ) -> SandboxResult:
     """Runs Python code as a script, in an empty folder, without network, environment and files of the host.
 
-    The system's folders (`/usr`, `/lib`, …) and the interpreter are readable; of the installed packages only those that
-    `read_only` names. At the end all processes are killed and the folder is removed.
+    The system's folders (`/usr`, `/lib`, …) and the interpreter are readable, with the packages in its own folder.
+    Those of a virtual environment are not, except where `read_only` names them. At the end all processes are killed and
+    the folder is removed.
 
     Args:
         timeout_s: wall-clock limit in seconds, from the start of the code.
@@ -82,20 +84,21 @@ def run(
         output_bytes: bytes kept of standard output and of standard error, each; the rest is discarded.
     Raises:
         SandboxError: the isolation is not available, or the process could not be started.
-        ConfigError: a limit is out of range.
+        ConfigError: a limit is out of range, or another argument of a wrong type.
     """
     limits = Limits(
         timeout_s=timeout_s, memory_mb=memory_mb, processes=processes, disk_mb=disk_mb, output_bytes=output_bytes
     )
+    _check_contents(code, files, read_only, stdin)
     chosen = choose_isolation(isolation)
-    given = dict(files or {})
-    if "main.py" in given:
+    other_files = dict(files or {})
+    if "main.py" in other_files:
         raise ConfigError("files must not contain 'main.py': the code itself is written there")
     with SandboxedProcess(
         chosen,
         ["-s", "-u", "main.py"],
         limits=limits,
-        files={**given, "main.py": code},
+        files={**other_files, "main.py": code},
         read_only=[_existing(path) for path in read_only],
         stdin=stdin,
     ) as process:
@@ -109,6 +112,19 @@ def run(
             truncated=process.truncated,
             duration_s=time.monotonic() - process.started,
         )
+
+
+def _check_contents(code: Any, files: Any, read_only: Any, stdin: Any) -> None:
+    """Refuses what cannot be written into the sandbox. Source may be bytes."""
+    if not isinstance(code, str | bytes):
+        raise ConfigError(f"code={code!r} must be Python source, not {type(code).__name__}")
+    texts = isinstance(files, Mapping) and all(isinstance(part, str | bytes) for part in files.values())
+    if files is not None and (not texts or not all(isinstance(name, str) for name in files)):
+        raise ConfigError(f"files={files!r} must be a mapping of file names to text or bytes")
+    if isinstance(read_only, str | bytes) or not isinstance(read_only, Sequence):
+        raise ConfigError(f"read_only={read_only!r} must be a list of paths")
+    if not isinstance(stdin, str):
+        raise ConfigError(f"stdin={stdin!r} must be text")
 
 
 def _existing(path: str | Path) -> Path:
@@ -125,10 +141,8 @@ def choose_isolation(isolation: str) -> str:
         SandboxError: it is not available here; the message has the reason.
         ConfigError: there is no isolation of this name.
     """
-    if isolation not in ("auto", *ISOLATIONS):
-        raise ConfigError(f"isolation={isolation!r} must be one of auto, {', '.join(ISOLATIONS)}")
     reasons = {}
-    for name in _ISOLATED if isolation == "auto" else (isolation,):
+    for name in _named(isolation):
         reasons[name] = available(name)
         if not reasons[name]:
             return name
@@ -138,14 +152,31 @@ def choose_isolation(isolation: str) -> str:
     )
 
 
+def _named(isolation: Any) -> tuple[str, ...]:
+    """The isolations that a name stands for, strongest first."""
+    if isolation not in ("auto", *ISOLATIONS):
+        raise ConfigError(f"isolation={isolation!r} must be one of auto, {', '.join(ISOLATIONS)}")
+    return _ISOLATED if isolation == "auto" else (isolation,)
+
+
 def available(isolation: str) -> str:
-    """Why an isolation cannot be used here; empty if it can. Tried once per process."""
-    with _probing:
-        return _probe(isolation)
+    """Why an isolation cannot be used here; empty if it can, or of `auto` one of its own. Tried once per process.
+
+    Raises:
+        ConfigError: there is no isolation of this name.
+    """
+    reasons = {}
+    for name in _named(isolation):
+        with _probing:
+            reasons[name] = probe(name)
+        if not reasons[name]:
+            return ""
+    return reasons[isolation] if len(reasons) == 1 else "; ".join(f"{name}: {why}" for name, why in reasons.items())
 
 
 @cache
-def _probe(isolation: str) -> str:
+def probe(isolation: str) -> str:
+    """As `available`, without its lock. The result is cached; `probe.cache_clear()` forgets it."""
     if isolation == "none":
         return ""
     if sys.platform != "linux":

@@ -75,8 +75,8 @@ def disk_use(folder: Path, pids: Sequence[int]) -> int:
         if depth > _DEEPEST or entries > _MOST_ENTRIES:
             return 2**62
         try:
-            with os.scandir(path) as found:
-                for entry in found:
+            with os.scandir(path) as listing:
+                for entry in listing:
                     entries += 1
                     used += entry.stat(follow_symlinks=False).st_blocks * 512
                     if entry.is_dir(follow_symlinks=False):

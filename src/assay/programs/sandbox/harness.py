@@ -117,14 +117,14 @@ def _session(channel: _Channel, request: dict[str, Any], path: str, module_name:
         with open(path, "rb") as file:
             exec(compile(file.read(), path, "exec", dont_inherit=True), names)
 
-    def apply(given: dict[str, Any]) -> Any:
-        parts = [decode(part, lambda number, _: objects[number]) for part in given["args"]]
-        keywords = {name: decode(part, lambda number, _: objects[number]) for name, part in given["kwargs"].items()}
-        return parts[0](*parts[1:], **keywords) if given["action"] == "call" else _SPECIAL[given["action"]](*parts)
+    def apply(request: dict[str, Any]) -> Any:
+        parts = [decode(part, lambda number, _: objects[number]) for part in request["args"]]
+        keywords = {name: decode(part, lambda number, _: objects[number]) for name, part in request["kwargs"].items()}
+        return parts[0](*parts[1:], **keywords) if request["action"] == "call" else _SPECIAL[request["action"]](*parts)
 
     actions: dict[str, Callable[[dict[str, Any]], Any]] = {
-        **{"begin": load, "apply": apply, "name": lambda given: names[given["name"]]},
-        "eval": lambda given: eval(compile(given["expression"], "<test>", "eval", dont_inherit=True), names),
+        **{"begin": load, "apply": apply, "name": lambda request: names[request["name"]]},
+        "eval": lambda request: eval(compile(request["expression"], "<test>", "eval", dont_inherit=True), names),
     }
     current: dict[str, Any] | None = request
     while current is not None and current["op"] != "end":
@@ -150,12 +150,16 @@ class Gone(BaseException):
     """The solution's process ended or did not answer."""
 
 
+class Unavailable(Exception):
+    """A package that the tests import is not installed."""
+
+
 class Raised(Exception):
     """The solution raised an exception of a class of its own."""
 
 
 class _Remote:
-    """Stands for an object of the solution that is not plain. Equal to nothing but itself, whatever its class says."""
+    """Proxy of an object of the solution that is not a plain value. Equal only to itself."""
 
     def __init__(self, ask: Callable[..., Any], number: int, name: str) -> None:
         self.__dict__.update(_ask=ask, _number=number, _name=name)
@@ -213,10 +217,15 @@ def check(channel: _Channel) -> None:
     tests = channel.read()
     if tests is None:
         return
+    sys.path += tests["packages"]
     channel.write({"ready": True})
     while (request := channel.read()) is not None:
-        reason = _run_test(channel, tests, request["run"])
-        channel.write({"done": request["run"], "passed": reason is None, "reason": reason or ""})
+        try:
+            reason = _run_test(channel, tests, request["run"])
+        except Unavailable as error:
+            channel.write({"done": request["run"], "missing": str(error)})
+        else:
+            channel.write({"done": request["run"], "passed": reason is None, "reason": reason or ""})
 
 
 def _run_test(channel: _Channel, tests: dict[str, Any], name: str) -> str | None:
@@ -254,6 +263,9 @@ def _run_test(channel: _Channel, tests: dict[str, Any], name: str) -> str | None
         else:
             names[name]()
     except BaseException as error:
+        # an exception of the solution has no `name`: it is made again from its text
+        if isinstance(error, ModuleNotFoundError) and error.name is not None:
+            raise Unavailable(error.name) from None
         return _reason(error, tests["source"])
     return None
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from assay.errors import ConfigError, SandboxError
 from assay.programs.sandbox.seccomp import filter_program
 
-__all__ = ["ISOLATIONS", "Limits", "Plan", "plan_for"]
+__all__ = ["ISOLATIONS", "SCRIPTS", "Limits", "Plan", "plan_for"]
 
 ISOLATIONS = ("bubblewrap", "landlock", "none")
-_HERE = Path(__file__).parent
+SCRIPTS = Path(__file__).parent  # folder of the scripts that run inside the sandbox
 INSIDE = "/assay"  # the scripts of this package, read-only
 FOLDER = "/sandbox"  # the only writable folder, as the untrusted code sees it
 _INPUTS = "/assay-input"
@@ -55,7 +55,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A command to start, and how its process sees the world."""
+    """A command to start, and the files that its process can access."""
 
     isolation: str
     command: tuple[str, ...]
@@ -86,7 +86,7 @@ def plan_for(
     python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     in_bubblewrap = isolation == "bubblewrap"
     folder = FOLDER if in_bubblewrap else str(inputs)
-    scripts = INSIDE if in_bubblewrap else str(_HERE)
+    scripts = INSIDE if in_bubblewrap else str(SCRIPTS)
     settings = {
         "isolation": isolation,
         "status": status,
@@ -117,10 +117,10 @@ def _bwrap() -> str:
         bundled = Path(spec.origin).parent / "_bin" / "bwrap"
         if os.access(bundled, os.X_OK):
             return str(bundled)
-    found = shutil.which("bwrap", path=f"{os.environ.get('PATH', '')}:/usr/bin:/usr/local/bin")
-    if found is None:
+    executable = shutil.which("bwrap", path=f"{os.environ.get('PATH', '')}:/usr/bin:/usr/local/bin")
+    if executable is None:
         raise SandboxError("bubblewrap is not installed. Install it with: pip install 'assay[sandbox]'")
-    return found
+    return executable
 
 
 def _namespaces(user: int | None) -> Iterator[str]:
@@ -143,11 +143,11 @@ def _mounts(python: str, read_only: Sequence[Path]) -> Iterator[str]:
     yield from (*_parents("/etc/ld.so.cache"), "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache")
     for prefix in _prefixes(python):
         yield from (*_parents(prefix), "--ro-bind", prefix, prefix)
-    yield from ("--ro-bind", str(_HERE), INSIDE, "--proc", "/proc", "--dev", "/dev")
+    yield from ("--ro-bind", str(SCRIPTS), INSIDE, "--proc", "/proc", "--dev", "/dev")
     yield from ("--size", str(_SHARED_MEMORY_MB * 2**20), "--perms", "1777", "--tmpfs", "/dev/shm")
     yield from ("--remount-ro", "/dev")
-    for given in read_only:
-        yield from (*_parents(str(given)), "--ro-bind", str(given), str(given))
+    for folder in map(str, read_only):
+        yield from (*_parents(folder), "--ro-bind", folder, folder)
 
 
 def _parents(path: str) -> Iterator[str]:
@@ -168,7 +168,7 @@ def _landlock_settings(python: str, folder: str, read_only: Sequence[Path]) -> d
     spec = importlib.util.find_spec("landlock")
     if spec is None or spec.origin is None:
         raise SandboxError("the package landlock is not installed. Install it with: pip install 'assay[sandbox]'")
-    read = [*_SYSTEM, "/etc/ld.so.cache", *_prefixes(python), str(_HERE), *map(str, read_only)]
+    read = [*_SYSTEM, "/etc/ld.so.cache", *_prefixes(python), str(SCRIPTS), *map(str, read_only)]
     return {"package": str(Path(spec.origin).parent.parent), "read": read, "folder": folder}
 
 

@@ -1,4 +1,4 @@
-"""One process tree under limits: bounded output, one clock, and an end that leaves nothing behind."""
+"""Runs a process tree under limits on time, memory, disk and output, and removes all of it at the end."""
 
 import contextlib
 import os
@@ -57,7 +57,7 @@ class SandboxedProcess:
         self.killed_by: str | None = None
         self._home = Path(tempfile.mkdtemp(prefix="assay-sandbox-"))
         self._inputs = self._home / "files"
-        self._kept, self._dropped = {"stdout": bytearray(), "stderr": bytearray()}, False
+        self._output, self._dropped = {"stdout": bytearray(), "stderr": bytearray()}, False
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._partial = bytearray()
         self._descriptors: list[int] = []
@@ -97,15 +97,15 @@ class SandboxedProcess:
             status=status_end,
             read_only=read_only,
         )
-        with tempfile.TemporaryFile() as given:
-            given.write(stdin.encode("utf-8", "surrogatepass"))
-            given.seek(0)
+        with tempfile.TemporaryFile() as stdin_file:
+            stdin_file.write(stdin.encode("utf-8", "surrogatepass"))
+            stdin_file.seek(0)
             try:
                 # without a network it calls no model that a recorder would miss
                 with contextlib.nullcontext() if isolation == "none" else accounted():
                     self._process = subprocess.Popen(
                         self.plan.command,
-                        stdin=given,
+                        stdin=stdin_file,
                         stdout=subprocess.PIPE,
                         stderr=subprocess.PIPE,
                         env={"PATH": os.defpath},
@@ -167,7 +167,7 @@ class SandboxedProcess:
         self._lines.put(None)
 
     def _read_ready(self, selector: selectors.BaseSelector, timeout_s: float) -> bool:
-        if not selector.get_map():  # all are closed, and the process goes on
+        if not selector.get_map():  # all are closed, and the process continues
             self._stop.wait(timeout_s)
             return False
         ready = selector.select(timeout_s)
@@ -178,9 +178,9 @@ class SandboxedProcess:
             elif key.data == "channel":
                 self._add_to_channel(part)
             else:
-                kept = self._kept[key.data]
-                room = self.limits.output_bytes - len(kept)
-                kept += part[: max(0, room)]
+                output = self._output[key.data]
+                room = self.limits.output_bytes - len(output)
+                output += part[: max(0, room)]
                 self._dropped |= len(part) > room
         return bool(ready)
 
@@ -249,7 +249,7 @@ class SandboxedProcess:
 
     def text(self, name: str) -> str:
         """What was written to `stdout` or `stderr`. The writable folder has the same name under every isolation."""
-        text = bytes(self._kept[name]).decode("utf-8", "replace")
+        text = bytes(self._output[name]).decode("utf-8", "replace")
         return text if self.plan.folder == FOLDER else text.replace(self.plan.folder, FOLDER)
 
     @property

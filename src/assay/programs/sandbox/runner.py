@@ -2,11 +2,13 @@
 
 import json
 import secrets
+import sysconfig
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from assay.errors import ConfigError, SandboxError
+from assay.errors import ConfigError, DataError, SandboxError
 from assay.programs.sandbox.execution import choose_isolation
 from assay.programs.sandbox.isolation import Limits
 from assay.programs.sandbox.process import SandboxedProcess
@@ -46,6 +48,7 @@ def run_tests(
     Raises:
         SandboxError: no sandbox could be started.
         ConfigError: a limit is out of range.
+        DataError: a test function imports a package that is not installed.
     """
     limits = Limits(timeout_s=timeout_s, memory_mb=memory_mb, processes=processes, disk_mb=disk_mb)
     each = timeout_s / 4 if test_timeout_s is None else test_timeout_s
@@ -194,29 +197,32 @@ def _run_case(solution: _Solution, case: Case) -> CaseResult:
     wanted = case.expected or f"an exception {case.raises}"
     if "raised" in answer:
         passed = bool(case.raises) and answer["raised"] == case.raises
-        found = f"raised {_error_text(answer)}"
+        actual = f"raised {_error_text(answer)}"
     else:
         try:
             passed = not case.raises and same(answer["value"], case.value)
-            found = f"found {show(answer['value'])}"
+            actual = f"found {show(answer['value'])}"
         except _UNREADABLE:
-            passed, found = False, "found a value that cannot be read"
-    reason = "" if passed else f"{case.expression}: expected {wanted[:_CUT]}, {found}"
+            passed, actual = False, "found a value that cannot be read"
+    reason = "" if passed else f"{case.expression}: expected {wanted[:_CUT]}, {actual}"
     return CaseResult(name=case.expression, passed=passed, reason=reason)
 
 
 def _run_functions(solution: _Solution, suite: Suite, module: str) -> list[CaseResult]:
     """Runs test functions in a sandbox of their own, and passes their calls on to the solution."""
     limits = Limits(timeout_s=solution.limits.timeout_s + 2 * _GRACE_S, memory_mb=solution.limits.memory_mb)
+    packages = [folder for folder in (Path(sysconfig.get_paths()["purelib"]),) if folder.is_dir()]  # such as pytest
     results: dict[str, CaseResult] = {}
     with SandboxedProcess(
         solution.isolation,
         ["-s", "-P", "-u", "{scripts}/harness.py", "check", "{requests}", "{replies}"],
         limits=limits,
         files={},
+        read_only=packages,
         channel=True,
     ) as checker:
         tests = {"source": suite.source, "free": suite.free_names, "entry_point": suite.entry_point, "module": module}
+        tests["packages"] = [str(folder) for folder in packages]
         until = time.monotonic() + 30
         if not checker.send(json.dumps(tests).encode(), until) or checker.receive(until) is None:
             raise SandboxError("the process for test functions did not start")
@@ -237,6 +243,11 @@ def _run_function(solution: _Solution, checker: SandboxedProcess, name: str) -> 
         message = _message(line)
         if message.get("done") == name:
             outcome = message
+            if "missing" in message:
+                raise DataError(
+                    f"{name} imports {str(message['missing'])!r}, which is not installed here: install it, or write "
+                    "the test without it"
+                )
             break
         if isinstance(message.get("ask"), dict):
             try:

@@ -1,4 +1,4 @@
-"""Tests of untrusted code whose outcome does not depend on anything that the code says of itself.
+"""Tests of untrusted code. The outcome does not depend on anything that the code reports about itself.
 
 Expected values stay in this process, or in a second sandbox that the code cannot reach. Exit codes, printed reports and
 comparisons made by the code's own objects count for nothing.
@@ -90,6 +90,11 @@ class Suite:
     entry_point: str = ""
 
     def __post_init__(self) -> None:
+        if refused := list(_not_run(self.source)):
+            raise DataError(
+                f"{', '.join(refused)}: a test is a plain function without arguments. Write a loop for parameters and "
+                "call fixtures and coroutines in the function"
+            )
         if self.source and not self.functions:
             raise DataError("the source of a test suite has no function test_… and no check(candidate)")
         if "check" in self.functions and not self.entry_point.isidentifier():
@@ -127,7 +132,7 @@ class Suite:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all tests. A suite has failed each that no result names."""
+        """Names of all tests. A test without a result counts as failed."""
         return (*(case.expression for case in self.cases), *self.functions)
 
     @property
@@ -152,6 +157,19 @@ def _defined(nodes: Sequence[ast.AST]) -> Iterator[str]:
             yield node.name
 
 
+def _not_run(source: str) -> Iterator[str]:
+    """Tests that pytest or unittest would run, and a suite would not: of classes, asynchronous, with arguments."""
+    for node in _parsed(source).body:
+        if isinstance(node, ast.ClassDef):
+            members = [inner for inner in node.body if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)]
+            yield from (f"{node.name}.{inner.name}" for inner in members if inner.name.startswith("test"))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            given = [*node.args.posonlyargs, *node.args.args]
+            required = len(given) > len(node.args.defaults) or None in node.args.kw_defaults
+            if required or isinstance(node, ast.AsyncFunctionDef):
+                yield node.name
+
+
 def _parsed(source: str) -> ast.Module:
     try:
         return ast.parse(source)
@@ -174,10 +192,10 @@ def _from_source(source: str) -> tuple[tuple[Case, ...], str]:
             cases.append(case)
         else:
             functions.append(f"def test_assert_{node.lineno}():\n    {ast.unparse(node)}")
-    kept = ast.unparse(ast.Module(body=rest, type_ignores=[])) if functions or rest else ""
+    preamble = ast.unparse(ast.Module(body=rest, type_ignores=[])) if functions or rest else ""
     if not functions and not any(isinstance(node, ast.FunctionDef) for node in rest):
-        kept = ""  # imports and constants that no test uses
-    return tuple(cases), "\n\n".join(part for part in (kept, *functions) if part)
+        preamble = ""  # imports and constants that no test uses
+    return tuple(cases), "\n\n".join(part for part in (preamble, *functions) if part)
 
 
 def _case_of(node: ast.Assert, own: set[str]) -> Case | None:
@@ -205,7 +223,7 @@ def _case(row: Any) -> Case:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseResult:
-    """Outcome of one test. `reason` says why it failed, with the expected value: show it for visible tests alone."""
+    """Outcome of one test. `reason` says why it failed, with the expected value: show it only for visible tests."""
 
     name: str
     passed: bool

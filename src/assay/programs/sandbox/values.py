@@ -1,4 +1,4 @@
-"""Values of untrusted code as JSON data, and their comparison without any method of theirs.
+"""Encodes values of untrusted code as JSON data, and compares them without calling their methods.
 
 `ast.literal_eval` of a `repr` would do for honest code. A hostile text can exhaust the parser's stack, and a hostile
 set can be built so that its hashes collide: data that is compared as data can do neither. Imports the standard library
@@ -77,9 +77,9 @@ def decode(data: Any, known: Callable[[int, str], Any]) -> Any:
     return makers[kind](content)
 
 
-def same(found: Any, expected: Any) -> bool:
+def same(actual: Any, expected: Any) -> bool:
     """Whether two encoded values are equal as Python values. NaN equals NaN. Uses no method of either value."""
-    return _canonical(found) == _canonical(expected)
+    return _canonical(actual) == _canonical(expected)
 
 
 def _canonical(data: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from assay.errors import ConfigError
+from assay.errors import ConfigError, EnvironmentFailed
 
 __all__ = ["Database", "QueryError", "QueryLimits", "QueryResult", "Table"]
 
@@ -86,6 +86,7 @@ class Database(Protocol):
 
         Raises:
             QueryError: it is no reading query, the database refused it, or it exceeded a limit.
+            EnvironmentFailed: the database cannot be used: it is away, locked or damaged.
         """
 
 
@@ -164,6 +165,11 @@ def missing_name(kind: str, name: str, tables: Sequence[Table]) -> QueryError:
     own = [table for table in tables if table.name.casefold() == qualifier.casefold()] or tables
     columns = [f"{table.name}.{column}" for table in own for column in table.columns]
     return QueryError(f"no such column: {name}{near(name, columns)}", kind)
+
+
+def unusable(error: Exception) -> EnvironmentFailed:
+    """The error for a database that failed itself, which is not the fault of the query."""
+    return EnvironmentFailed(f"the database cannot be used: {str(error).strip().splitlines()[0]}")
 
 
 def within_size(row: Sequence[Any], size: int, limits: QueryLimits) -> int:

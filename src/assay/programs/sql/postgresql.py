@@ -12,6 +12,7 @@ from assay.programs.sql.database import (
     Table,
     checked_query,
     missing_name,
+    unusable,
     within_size,
 )
 
@@ -34,7 +35,10 @@ class PostgreSQL:
         self._psycopg, self._url = psycopg, re.sub(r"^postgres://", "postgresql://", url)
 
     def tables(self) -> tuple[Table, ...]:
-        return _tables(self._url)
+        try:
+            return _tables(self._url)
+        except self._psycopg.Error as error:
+            raise unusable(error) from error
 
     def query(self, sql: str, limits: QueryLimits) -> QueryResult:
         sql = checked_query(sql, limits)
@@ -46,26 +50,37 @@ class PostgreSQL:
                         "the role of the database is a superuser, who can write files of the server also in a "
                         "read-only transaction: use a role that may only read"
                     )
-                connection.execute(f"SET statement_timeout = {max(1, int(1000 * limits.seconds))}")
-                connection.execute("SET default_transaction_read_only = on")
+                # A query may change settings with `set_config`. Inside one transaction it cannot make it writing again.
+                connection.execute("BEGIN READ ONLY")
                 return self._rows(connection, sql, limits)
         except self._psycopg.Error as error:
+            if self._is_away(error):
+                raise unusable(error) from error
             raise self._explained(error, limits) from None
 
+    def _is_away(self, error: Any) -> bool:
+        """Whether the server failed: no connection, no resources, shut down."""
+        state = error.sqlstate or ""
+        failed = state[:2] in ("08", "53", "58") or state in ("57P01", "57P02", "57P03")
+        return failed or (not state and isinstance(error, self._psycopg.OperationalError))
+
     def _rows(self, connection: Any, sql: str, limits: QueryLimits) -> QueryResult:
-        cursor = connection.execute(sql, prepare=True)  # prepared: only one statement is accepted
-        if cursor.description is None:
-            raise QueryError("this is no query", "write")
+        _limit_time(connection, limits)
+        # prepared: only one statement is accepted; a cursor: rows beyond the limit are not sent
+        connection.execute(f"DECLARE answer NO SCROLL CURSOR FOR {sql}", prepare=True)
+        cursor = connection.execute(f"FETCH {limits.rows + 1} FROM answer")
+        found = cursor.fetchall()
         rows, size = [], 0
-        for row in cursor.fetchmany(limits.rows + 1)[: limits.rows]:
+        for row in found[: limits.rows]:
             size = within_size(row, size, limits)
             rows.append(tuple(row))
+        _limit_time(connection, limits)  # the query may have changed it for what follows
         plan = connection.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", prepare=True).fetchone()[0]
         top = plan[0]["Plan"]
         return QueryResult(
-            columns=tuple(column.name for column in cursor.description),
+            columns=tuple(column.name for column in cursor.description or ()),
             rows=tuple(rows),
-            truncated=cursor.rowcount > limits.rows,
+            truncated=len(found) > limits.rows,
             cost=int(top.get("Shared Hit Blocks", 0)) + int(top.get("Shared Read Blocks", 0)),
         )
 
@@ -77,9 +92,15 @@ class PostgreSQL:
             return QueryError(f"the query was stopped: it needs more than {limits.seconds:g} s", "limit")
         if kind in ("table", "column") and (match := re.search(r'"([^"]+)"|column ([\w.]+)', text)):
             return missing_name(kind, match[1] or match[2], self.tables())
+        if "DECLARE CURSOR" in text:  # it refuses a WITH that writes
+            return QueryError("only reading queries are possible", "write")
         if error.sqlstate == "42501":
             kind = "write"
         return QueryError(text, kind)
+
+
+def _limit_time(connection: Any, limits: QueryLimits) -> None:
+    connection.execute(f"SET LOCAL statement_timeout = {max(1, int(1000 * limits.seconds))}")
 
 
 @functools.lru_cache(maxsize=16)

@@ -16,6 +16,7 @@ from assay.programs.sql.database import (
     checked_query,
     deadline,
     missing_name,
+    unusable,
     within_size,
 )
 
@@ -24,6 +25,12 @@ __all__ = ["SQLite"]
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 _MOST_OF_VALUE = 100_000  # bytes of a value; also of a row that the database sorts
 _UNIT = 10  # instructions between two calls of the progress handler: the cost is exact to so many
+_UNUSABLE = frozenset(
+    {
+        sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB,
+    }
+)  # fmt: skip
 _UNSAFE = frozenset({"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"})
 
 
@@ -41,7 +48,10 @@ class SQLite:
         self._path = path
 
     def tables(self) -> tuple[Table, ...]:
-        return _tables(self._uri, self._path.stat().st_mtime_ns)
+        try:
+            return _tables(self._uri, self._path.stat().st_mtime_ns)
+        except sqlite3.Error as error:
+            raise unusable(error) from error
 
     def query(self, sql: str, limits: QueryLimits) -> QueryResult:
         sql = checked_query(sql, limits)
@@ -66,6 +76,8 @@ class SQLite:
             try:
                 return self._rows(opened, sql, limits, ticks)
             except sqlite3.Error as error:
+                if _is_unusable(error):
+                    raise unusable(error) from error
                 raise self._explained(error, ticks[0] > most or time.monotonic() > until, limits) from None
 
     def _rows(self, opened: sqlite3.Connection, sql: str, limits: QueryLimits, ticks: list[int]) -> QueryResult:
@@ -103,6 +115,11 @@ class SQLite:
             return QueryError(f"{text}: write it as TABLE.COLUMN", "ambiguous")
         kind = "syntax" if "syntax error" in text or "incomplete input" in text or "unrecognized" in text else "other"
         return QueryError(text, "limit" if "too big" in text or "too many" in text else kind)
+
+
+def _is_unusable(error: sqlite3.Error) -> bool:
+    """Whether the file itself failed: locked, damaged, away."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _UNUSABLE
 
 
 def _allowed(action: int, first: str | None, second: str | None, *_: str | None) -> int:

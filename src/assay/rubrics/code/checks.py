@@ -14,7 +14,7 @@ from assay.rubrics.criteria import Grade, NoGrade, arguments_rule
 from assay.rubrics.fields import code_of, value_of
 from assay.traces.records import Rollout
 
-__all__ = ["minimal_diff", "no_hacks"]
+__all__ = ["minimal_diff", "no_hacks", "smallest_edit"]
 
 _SHOWN = 5
 
@@ -60,7 +60,7 @@ class _MinimalDiff:
         """One grade per prediction; the reference is that of the task, otherwise the smallest edit of the group."""
         fix = value_of(task, reference)
         if fix is None:
-            fix = _smallest(
+            fix = smallest_edit(
                 _source(task, before), [text for p in predictions if (text := code_of(p, field)) is not None]
             )
         return [_graded(task, prediction, field, before, fix) for prediction in predictions]
@@ -77,7 +77,7 @@ def _graded(task: Task, prediction: dict[str, Any], field: str, before: str, fix
     return Grade(value=result.grade, reason=result.reason)
 
 
-def _smallest(before: str, edits: Sequence[str]) -> str | None:
+def smallest_edit(before: str, edits: Sequence[str]) -> str | None:
     """The edit with the fewest changed statements, then nodes; None if no edit changes anything."""
     sized = [(minimal.minimal_diff(before, text), text) for text in dict.fromkeys(edits)]
     usable = [(result.size, text) for result, text in sized if result.grade > 0]

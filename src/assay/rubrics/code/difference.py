@@ -116,8 +116,8 @@ def _definitions(nodes: Sequence[ast.stmt]) -> dict[tuple[Any, ...], ast.stmt]:
 
 def _bare(node: ast.ClassDef) -> ast.ClassDef:
     """A class without its members, for its header."""
-    kept = {name: value for name, value in ast.iter_fields(node) if name != "body"}
-    return ast.copy_location(ast.ClassDef(**kept, body=[]), node)
+    header = {name: value for name, value in ast.iter_fields(node) if name != "body"}
+    return ast.copy_location(ast.ClassDef(**header, body=[]), node)
 
 
 def _members(node: ast.ClassDef) -> list[ast.stmt]:
@@ -138,12 +138,12 @@ def _moved(old: Sequence[Any], new: Mapping[Any, ast.stmt], order: Sequence[Any]
         at = bisect_left(ends, place[key])
         previous[key] = last[at - 1] if at else None
         ends[at : at + 1], last[at : at + 1] = [place[key]], [key]
-    kept, key = set(), last[-1] if last else None
+    unmoved, key = set(), last[-1] if last else None
     while key is not None:
-        kept.add(key)
+        unmoved.add(key)
         key = previous[key]
     edits = [
-        Edit("moved", new[key].lineno, f"definition of {key[1]}", ("moved", key)) for key in order if key not in kept
+        Edit("moved", new[key].lineno, f"definition of {key[1]}", ("moved", key)) for key in order if key not in unmoved
     ]
     return Difference(tuple(edits), len(edits), 0)
 
@@ -177,12 +177,12 @@ def _named(statement: Statement, names: Mapping[int, str] | None) -> tuple[str, 
 
 def _edit(a: Statement | None, b: Statement | None, before: tuple[str, ...], after: tuple[str, ...]) -> Edit:
     if b is not None:
-        kind, shown = "added" if a is None else "changed", b
+        kind, statement = "added" if a is None else "changed", b
     else:
         assert a is not None
-        kind, shown = "removed", a
+        kind, statement = "removed", a
     key = (kind, a.line if a is not None else None, after or before)
-    return Edit(kind, shown.line, shown.text, key, a, b)
+    return Edit(kind, statement.line, statement.text, key, a, b)
 
 
 def _joined(edits: Sequence[Edit]) -> list[Edit]:

@@ -28,6 +28,11 @@ class Facts:
     def is_input(self, value: Any) -> bool:
         return not is_plain(value) and _key(value) in self.inputs
 
+    def names_input(self, value: Any) -> bool:
+        """Whether a key of a table stands for an input, also as its text: `"(2, 3)"`."""
+        texts = {text for _, text in self.inputs if len(text) > _SMALL} if isinstance(value, str) else ()
+        return self.is_input(value) or value in texts
+
     def is_expected(self, value: Any, *, plain: bool = False) -> bool:
         """Whether the tests expect this value. Values as common as 0 and True count only with `plain`."""
         return (plain or not is_plain(value)) and _key(value) in self.expected
@@ -67,6 +72,11 @@ def read_facts(visible_tests: str | Sequence[Any]) -> Facts:
     Raises:
         RubricError: not valid Python, or another form.
     """
+    if not isinstance(visible_tests, str | list | tuple):
+        raise RubricError(
+            f"visible_tests={visible_tests!r} must be Python source with asserts, or a list of cases "
+            "[expression, expected]"
+        )
     inputs, expected, pairs = set[_Key](), set[_Key](), set[tuple[_Key, _Key]]()
     for text in [visible_tests] if isinstance(visible_tests, str) else map(_source, visible_tests):
         try:
@@ -92,6 +102,8 @@ def _source(test: Any) -> str:
 def _read(node: ast.AST, inputs: set[_Key], expected: set[_Key]) -> None:
     if isinstance(node, ast.Compare):
         expected.update(_keys([node.left, *node.comparators]))
+    elif isinstance(node, ast.Assert):
+        expected.update(_keys([ast.Constant(value) for value in _truth(node.test)]))
     elif isinstance(node, ast.Call):
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if name.startswith("assert") or name == "approx":
@@ -100,11 +112,19 @@ def _read(node: ast.AST, inputs: set[_Key], expected: set[_Key]) -> None:
         values = [*node.args, *(keyword.value for keyword in node.keywords)]
         inputs.update(_keys(values))
         known = [literal(value) for value in node.args]
-        if len(known) > 1 and all(found for found, _ in known):
+        if len(known) > 1 and all(is_literal for is_literal, _ in known):
             inputs.add(_key(tuple(value for _, value in known)))
     for cells in _rows(node):
         inputs.update(_keys(cells[:-1]))
         expected.update(_keys(cells[-1:]))
+
+
+def _truth(test: ast.expr) -> Iterator[bool]:
+    """`assert f(x)` expects True, `assert not f(x)` False."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from (not value for value in _truth(test.operand))
+    elif isinstance(test, ast.Call):
+        yield True
 
 
 def _rows(node: ast.AST) -> Iterator[Sequence[ast.expr]]:
@@ -126,19 +146,19 @@ def _pairs(node: ast.AST) -> Iterator[tuple[_Key, _Key]]:
     for call, result in (sides, sides[::-1]) if sides else ():
         if isinstance(call, ast.Call):
             arguments = [literal(value) for value in [*call.args, *(keyword.value for keyword in call.keywords)]]
-            found, value = literal(result)
-            if found and arguments and all(known for known, _ in arguments):
+            is_literal, value = literal(result)
+            if is_literal and arguments and all(known for known, _ in arguments):
                 yield _key_of_all([argument for _, argument in arguments]), _key(value)
     for row in _rows(node):
         cells = [literal(cell) for cell in row]
-        if all(found for found, _ in cells):
+        if all(is_literal for is_literal, _ in cells):
             yield _key_of_all([value for _, value in cells[:-1]]), _key(cells[-1][1])
 
 
 def _keys(nodes: Sequence[ast.AST]) -> Iterator[_Key]:
     for node in nodes:
-        found, value = literal(node)
-        if found:
+        is_literal, value = literal(node)
+        if is_literal:
             yield _key(value)
             yield "str", repr(repr(value))  # compared as text: `repr(x) == "[1, 2]"`
 

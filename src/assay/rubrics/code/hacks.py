@@ -101,20 +101,20 @@ class Finding:
         return f"line {self.line}: {self.message} ({self.rule})"
 
 
-def find_hacks(before: str, after: str, visible_tests: str | Sequence[Any] = "") -> list[Finding]:
+def find_hacks(before: str, after: str, visible_tests: str | Sequence[Any] | None = "") -> list[Finding]:
     """Finds hacks in what an edit adds: code that passes the tests without doing the task.
 
     Args:
         before: source that was edited. What it does already is no finding.
         after: the edited source. One that cannot be read is the finding `invalid_code`.
         visible_tests: the tests that the author of the edit saw, as Python source or as a list of sources or cases
-            `[expression, expected]`; their literals are looked for.
+            `[expression, expected]`; their literals are looked for. Empty or None: there are none.
     Returns:
         Findings in the order of lines; the rules are in `RULES`.
     Raises:
         RubricError: `before` or `visible_tests` is not valid Python.
     """
-    facts = read_facts(visible_tests)
+    facts = read_facts(visible_tests if visible_tests is not None else "")
     try:
         source = read_source(before)
     except UnreadableCode as error:

@@ -12,6 +12,8 @@ from assay.rubrics.code.statements import Source, statements_of
 __all__ = ["Code", "Site", "all_sites", "header"]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+_PATH = "pathlib.Path"
+_PATHS = {_PATH, "pathlib.PosixPath", "pathlib.WindowsPath", f"{_PATH}.cwd", f"{_PATH}.home"}
 
 
 def header(node: ast.AST) -> Iterator[ast.AST]:
@@ -34,6 +36,8 @@ class Code:
         self.source = source
         self.aliases: dict[str, str] = {}
         self.bound = set[str]()
+        self.star = ""  # the module of the last `from module import *`
+        self._assigned: dict[str, list[ast.expr | None]] = {}  # name -> values; None where it is bound otherwise
         self.parents: dict[int, ast.AST] = {}
         for node in ast.walk(source.tree):
             self.parents.update((id(child), node) for child in ast.iter_child_nodes(node))
@@ -47,28 +51,66 @@ class Code:
         elif isinstance(node, ast.ImportFrom) and not node.level:
             for alias in node.names:
                 self.aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                self.star = (node.module or "") if alias.name == "*" else self.star
         elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             self.bound.add(node.id)
+            parent = self.parents.get(id(node))
+            value = parent.value if isinstance(parent, ast.Assign) and node in parent.targets else None
+            self._assigned.setdefault(node.id, []).append(value)
         elif isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             self.bound.add(node.name)
         if isinstance(node, (*FUNCTIONS, ast.Lambda)):
-            self.bound.update(argument.arg for argument in arguments_of(node.args))
+            for argument in arguments_of(node.args):
+                self.bound.add(argument.arg)
+                self._assigned.setdefault(argument.arg, []).append(None)
 
     def dotted(self, node: ast.AST) -> str:
         """What an expression stands for, such as `os.environ` or `builtins.open`; empty if unknown.
 
-        Also through `__import__("os")`, `importlib.import_module("os")` and `getattr(os, "name")`.
+        Also through a name that is assigned once (`exits = os`), `__import__("os")`, `importlib.import_module("os")`,
+        `getattr(os, "name")`, `os.__dict__["name"]`, `vars(os)["name"]` and `sys.modules["os"]`. A path is
+        `pathlib.Path`.
         """
         if isinstance(node, ast.Name):
-            if node.id in self.aliases:
-                return self.aliases[node.id]
-            return f"builtins.{node.id}" if hasattr(builtins, node.id) and node.id not in self.bound else ""
+            return self._named(node.id)
         if isinstance(node, ast.Attribute):
             owner = self.dotted(node.value)
             return f"{owner}.{node.attr}" if owner else ""
         if isinstance(node, ast.Call):
             return self._called(node)
+        if isinstance(node, ast.Subscript):
+            return self._item(node)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and self.dotted(node.left) == _PATH:
+            return _PATH
         return ""
+
+    def _named(self, name: str) -> str:
+        if name in self.aliases:
+            return self.aliases[name]
+        if name in self.bound:
+            values = self._assigned.pop(name, [])  # without the name, so that `a = b; b = a` ends
+            dotted = self.dotted(values[0]) if len(values) == 1 and values[0] is not None else ""
+            self._assigned[name] = values
+            return dotted
+        if name == "__builtins__":
+            return "builtins"
+        if hasattr(builtins, name):
+            return f"builtins.{name}"
+        return f"{self.star}.{name}" if self.star else ""
+
+    def _item(self, node: ast.Subscript) -> str:
+        key = _joined(node.slice)
+        if key is None:
+            return ""
+        owner = self.dotted(node.value)
+        if owner == "sys.modules":
+            return key
+        if owner == "builtins":  # `__builtins__` is a dict, except in the main module
+            return f"builtins.{key}"
+        if isinstance(node.value, ast.Call) and self.dotted(node.value.func) == "builtins.vars" and node.value.args:
+            owner = f"{self.dotted(node.value.args[0])}.__dict__"
+        owner, separator, _ = owner.rpartition(".__dict__")
+        return f"{owner}.{key}" if owner and separator else ""
 
     def _called(self, node: ast.Call) -> str:
         texts = [_joined(argument) for argument in node.args]
@@ -78,7 +120,7 @@ class Code:
         if function == "builtins.getattr" and len(texts) >= 2 and texts[1] is not None:
             owner = self.dotted(node.args[0])
             return f"{owner}.{texts[1]}" if owner else ""
-        return ""
+        return _PATH if function in _PATHS else ""
 
     def enclosing(self, node: ast.AST) -> Iterator[ast.AST]:
         """The nodes around a node, innermost first."""
@@ -104,6 +146,40 @@ class Code:
 
         add(self.source.tree.body, "")
         return result
+
+    @cached_property
+    def augmented(self) -> set[str]:
+        """Names that the file changes in place, `name += …`."""
+        targets = [node.target for node in ast.walk(self.source.tree) if isinstance(node, ast.AugAssign)]
+        return {target.id for target in targets if isinstance(target, ast.Name)}
+
+    @cached_property
+    def returned(self) -> set[str]:
+        """Names whose values the file's functions return or yield, also by way of other names."""
+        names, assignments = set[str](), list[tuple[set[str], set[str]]]()
+        for node in ast.walk(self.source.tree):
+            if isinstance(node, ast.Return | ast.Yield):
+                names |= _passed_on(node.value)
+            elif isinstance(node, ast.Lambda):
+                names |= _passed_on(node.body)
+            elif isinstance(node, ast.Assign):
+                targets = {target.id for target in node.targets if isinstance(target, ast.Name)}
+                assignments.append((targets, _passed_on(node.value)))
+        while more := {name for targets, values in assignments if targets & names for name in values} - names:
+            names |= more
+        return names
+
+
+def _passed_on(value: ast.expr | None) -> set[str]:
+    """Names whose value an expression may have."""
+    if isinstance(value, ast.Name):
+        return {value.id}
+    parts: list[ast.expr] = []
+    if isinstance(value, ast.IfExp):
+        parts = [value.body, value.orelse]
+    elif isinstance(value, ast.BoolOp):
+        parts = value.values
+    return {name for part in parts for name in _passed_on(part)}
 
 
 def _joined(node: ast.AST) -> str | None:

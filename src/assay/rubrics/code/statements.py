@@ -108,10 +108,12 @@ def read_source(text: str) -> Source:
         raise UnreadableCode(f"it is of type {type(text).__name__}, not text")
     if len(text) > MOST_CHARACTERS:
         raise UnreadableCode(f"it has {len(text)} characters; at most {MOST_CHARACTERS} are compared")
+    text = text.removeprefix("\ufeff")  # the mark of a UTF-8 file, which Python skips
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
-        raise UnreadableCode(f"not valid Python: {error.msg} (line {error.lineno})") from None
+        line = "" if error.lineno is None else f" (line {error.lineno})"  # of null bytes there is none
+        raise UnreadableCode(f"not valid Python: {error.msg}{line}") from None
     except (RecursionError, MemoryError):
         raise UnreadableCode("it is nested too deeply to parse") from None
     except ValueError as error:  # null bytes and unpaired surrogates

@@ -46,9 +46,9 @@ class CompileSettings(ExecutorSettings, PromptSettings):
     thinking_margin: float | None = setting(
         None,
         "Fit the agent's thinking policy on val after the search, or when a Refine program halts: what saves most "
-        "tokens and costs at most this much score. By default nothing is fitted. The program must be an Agent with a "
-        "thinking budget, or a Refine program. A policy takes six runs of each val task, which --max-search-calls does "
-        "not count.",
+        "tokens and is shown by a one-sided 95 % interval to cost at most this much score, which takes at least 3 / "
+        "margin val tasks. By default nothing is fitted. The program must be an Agent with a thinking budget, or a "
+        "Refine program. A policy takes six runs of each val task, which --max-search-calls does not count.",
         ge=0,
         lt=1,
     )

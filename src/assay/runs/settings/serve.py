@@ -41,10 +41,10 @@ class ServeSettings(Settings):
         (), "Additional host name under which clients may reach this gateway; repeatable.", metavar="NAME", many=True
     )
     idle_s: float = _seconds(600.0, "A rollout ends after this time without a call.")
-    max_body_mb: int = setting(10, "Largest request body in MiB; a larger request is answered with status 413.", ge=1)
+    max_body_mb: int = setting(10, "Maximum request body in MiB; a larger request is answered with status 413.", ge=1)
     max_connections: int | None = setting(
         None,
-        "Largest number of concurrent connections; others wait. "
+        "Maximum number of concurrent connections; others wait. "
         "By default a third of the open-file limit (ulimit -n), at most 2000.",
         ge=1,
     )
@@ -57,7 +57,7 @@ class ServeSettings(Settings):
     loops: str = setting(
         "alarm",
         "What to do with an answer whose text repeats itself: alarm marks its call with the failure kind loop, "
-        "stop also ends a streamed answer, off does not look.",
+        "stop also ends a streamed answer, off disables the check.",
         choices=("off", "alarm", "stop"),
     )
 

@@ -171,14 +171,14 @@ class ProgramSettings(CommonSettings):
         "Program: path/file.py:Class, package.module:Class, an artifact's folder or a shipped name."
     )
     rubric: str = named_setting(
-        "Rubric: a YAML file or a shipped name (math_qa, classify, extract, tool_user, nim, …).",
+        "Rubric: a YAML file or a shipped name (math_qa, classify, extract, tool_user, code_repair, nim, …).",
         flag="--rubric",
         metavar="R",
         file=True,
     )
     data: str = named_setting(
-        "Tasks: a .jsonl, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, bfcl:…, arithmetic:…, tools:…, "
-        "curriculum:…).",
+        "Tasks: a .jsonl, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, bfcl:…, mutants:…, "
+        "arithmetic:…, tools:…, curriculum:…).",
         flag="--data",
         metavar="D",
         file=True,

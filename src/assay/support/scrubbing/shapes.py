@@ -10,6 +10,7 @@ from urllib.parse import unquote
 __all__ = [
     "MARK",
     "NOTHING",
+    "SEARCH_WORDS",
     "SECRET_SHAPE",
     "announced",
     "in_json",
@@ -21,7 +22,7 @@ __all__ = [
 MARK = "[key]"
 # each name of a credential contains one of these
 _NAMES = ("key", "token", "secret", "auth", "cred", "bearer", "pass", "cook", "jwt", "pw")
-_IN_JSON = (*_NAMES, "\\u", ":/", ":\\/")  # names may be escaped; also addresses
+SEARCH_WORDS = (*_NAMES, "\\u", ":/", ":\\/")  # names may be escaped; also addresses
 _STARTS = (  # of the alternatives of `_TOKENS`
     "sk-", "k_live_", "k_test_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox", "AKIA",
     "ASIA", "AIza", "ya29.", "hf_", "gsk_", "r8_", "fw_", "xai-", "pplx-", "nvapi-", "eyJ",
@@ -74,7 +75,7 @@ def announced(text: str) -> bool:
 
 def in_json(text: str) -> bool:
     """Whether a JSON text may contain a credential or an address."""
-    return any(map(text.casefold().__contains__, _IN_JSON))
+    return any(map(text.casefold().__contains__, SEARCH_WORDS))
 
 
 def without_shapes(text: str, removed: list[str] | None = None) -> str:

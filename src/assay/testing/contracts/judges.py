@@ -162,7 +162,7 @@ class PairwiseJudgeContract(JudgeContract):
 
 
 class ListwiseJudgeContract(Contract):
-    """Checks a judge of lists (`assay.judges.ListwiseJudge`).
+    """Checks a listwise judge (`assay.judges.ListwiseJudge`).
 
     - Grades are in [0, 1], higher is better, and only for ids of the outputs; the ranking contains the same ids, best
       first. An output without a grade is absent, never 0.

@@ -18,7 +18,7 @@ from assay.support.scrubbing import fields
 from assay.traces.export.transitions import JSON_COLUMNS
 from assay.traces.store.rows import as_json
 
-__all__ = ["RowWriter", "parquet_schema", "without_gc"]
+__all__ = ["MAX_BUFFERED_BYTES", "RowWriter", "parquet_schema", "without_gc"]
 
 _REPEATED = [  # columns with repeated values: dictionary-encoded in Parquet
     "task",
@@ -34,7 +34,7 @@ _REPEATED = [  # columns with repeated values: dictionary-encoded in Parquet
 ]
 _BATCH = 2000  # rows of a Parquet row group
 _LINES = 500  # lines hashed and written at once
-_BYTES = 64 << 20  # buffered bytes at which lines and row group are written before they have _LINES or _BATCH rows
+MAX_BUFFERED_BYTES = 64 << 20  # from this size on, lines and row group are written without waiting for more rows
 _OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
@@ -80,7 +80,7 @@ class RowWriter:
         self._buffered.append(line)
         self.rows += 1
         self._size += len(line)
-        full = self._size >= _BYTES
+        full = self._size >= MAX_BUFFERED_BYTES
         if full or len(self._buffered) >= _LINES:
             self._write_lines()
         if self.parquet:

@@ -36,7 +36,7 @@ class Beginnings:
     """
 
     def __init__(self, most: int = _MOST) -> None:
-        self._most, self._size = most, 0
+        self._most, self.size = most, 0
         self._known: dict[bytes, Sequence[bytes]] = {}  # by request digest, oldest first
 
     def of(self, dialect: str, body: Mapping[str, Any]) -> Beginning | None:
@@ -68,9 +68,9 @@ class Beginnings:
         """Caches the chain of a request. None of its fields may be able to hold a credential."""
         self._drop(beginning.key)
         self._known[beginning.key] = chain
-        self._size += len(chain)
-        while self._size > self._most:
+        self.size += len(chain)
+        while self.size > self._most:
             self._drop(next(iter(self._known)))
 
     def _drop(self, key: bytes) -> None:
-        self._size -= len(self._known.pop(key, ()))
+        self.size -= len(self._known.pop(key, ()))

@@ -21,7 +21,7 @@ from assay.traces.messages.gemini import CALL_IDS
 from assay.traces.messages.prompts import Prompt, output_values
 from assay.traces.messages.requested import must_call, output_schema
 
-__all__ = ["ClientRequest", "Conversations", "Trail"]
+__all__ = ["ClientRequest", "Conversations", "Trail", "extended_digest"]
 
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}", re.IGNORECASE)
 _REMEMBERED = 1000  # characters of tool arguments up to which their canonical form is cached
@@ -51,7 +51,7 @@ class ClientRequest:
         """Digests of the conversation's prefixes: `chain[i]` covers the messages 0 to i."""
         digests = list(self.begun)
         for message in self.messages[len(digests) :]:
-            digests.append(_extended(digests[-1] if digests else b"", message))
+            digests.append(extended_digest(digests[-1] if digests else b"", message))
         return digests
 
     @property
@@ -170,7 +170,7 @@ class Conversations(Generic[R]):
 
     def __init__(self, open_rollouts: Mapping[str, R]) -> None:
         self._open = open_rollouts
-        self._index: dict[str, dict[Any, dict[str, None]]] = {}  # kind -> key -> rollout ids, in order
+        self.index: dict[str, dict[Any, dict[str, None]]] = {}  # kind -> key -> rollout ids, in order
 
     # -- calls and answers
 
@@ -191,7 +191,7 @@ class Conversations(Generic[R]):
         message = answer.message
         trail.last_answer, trail.failed, trail.part = _shortened(message), b"", {}
         trail.request = request.chain[-1] if request.chain else b""
-        trail.at = _extended(trail.request, message)
+        trail.at = extended_digest(trail.request, message)
         trail.task, trail.insists = request.task, request.insists
         self._add_to_index(live, "answer", trail.at)
         if request.chain:
@@ -220,20 +220,20 @@ class Conversations(Generic[R]):
     def forget(self, live: R) -> None:
         """Removes an ended rollout from the indexes."""
         for kind, key in live.trail.entries:
-            keys = self._index[kind]
+            keys = self.index[kind]
             keys[key].pop(live.rollout.id, None)
             if not keys[key]:
                 del keys[key]
             if not keys:
-                del self._index[kind]
+                del self.index[kind]
         live.trail.entries.clear()
 
     def _add_to_index(self, live: R, kind: str, key: Any) -> None:
-        self._index.setdefault(kind, {}).setdefault(key, {})[live.rollout.id] = None
+        self.index.setdefault(kind, {}).setdefault(key, {})[live.rollout.id] = None
         live.trail.entries.add((kind, key))
 
     def _at(self, kind: str, key: Any) -> list[R]:
-        return [live for id_ in self._index.get(kind, {}).get(key, ()) if (live := self._open.get(id_)) is not None]
+        return [live for id_ in self.index.get(kind, {}).get(key, ()) if (live := self._open.get(id_)) is not None]
 
     # -- finding
 
@@ -277,7 +277,7 @@ class Conversations(Generic[R]):
     def _continued(self, request: ClientRequest) -> R | None:
         """The rollout with the longest request, or request and answer, that the conversation begins with."""
         result_ids = tool_results(request.messages).keys()
-        answered, requested, failed = (self._index.get(kind, {}) for kind in ("answer", "request", "failed"))
+        answered, requested, failed = (self.index.get(kind, {}) for kind in ("answer", "request", "failed"))
         for index in reversed(range(len(request.chain) - 1)):
             key = request.chain[index]
             if key not in answered and key not in requested and key not in failed:
@@ -368,7 +368,7 @@ def _plain(text: str) -> str:
     return " ".join(text.split())
 
 
-def _extended(digest: bytes, message: Message) -> bytes:
+def extended_digest(digest: bytes, message: Message) -> bytes:
     """The digest of a conversation extended by one message.
 
     Computed for each message of each request, as each request contains the whole conversation: it must be cheap.

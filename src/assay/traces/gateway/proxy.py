@@ -22,7 +22,7 @@ from assay.traces.messages import gemini
 from assay.traces.messages.dialects import Answer, answer_of, error_in, error_of, is_context_error
 from assay.traces.records import Transition
 
-__all__ = ["Passed", "is_constrained", "json_body", "pass_on", "sent_secrets", "storable"]
+__all__ = ["Passed", "is_constrained", "json_body", "pass_on", "sent_secrets", "storable", "without_secrets"]
 
 _CONTAINERS = frozenset((dict, list))  # exact types suffice for parsed JSON; `isinstance` takes three times as long
 _DEEPEST = 200  # nesting of a request that trainers and databases can read
@@ -50,13 +50,14 @@ def storable(body: dict[str, Any], secrets: list[str], *, checked: int = 0) -> d
     if isinstance(extra := stored.get("extra_body"), dict):
         stored["extra_body"] = {key: value for key, value in extra.items() if key not in _SECRETS}
     if not checked or may_hold(stored["messages"], secrets):
-        return _without_secrets(stored, secrets)
+        return without_secrets(stored, secrets)
     before, later = stored["messages"][:checked], stored["messages"][checked:]
-    cleaned = _without_secrets({**stored, "messages": later}, secrets)
+    cleaned = without_secrets({**stored, "messages": later}, secrets)
     return {**cleaned, "messages": stored["messages"] if cleaned["messages"] is later else before + cleaned["messages"]}
 
 
-def _without_secrets(body: dict[str, Any], secrets: list[str]) -> dict[str, Any]:
+def without_secrets(body: dict[str, Any], secrets: list[str]) -> dict[str, Any]:
+    """A copy without the credentials in its fields, which are added to `secrets`."""
     cleaned: dict[str, Any] = fields(body, secrets, removed=secrets)
     return cleaned
 

@@ -64,7 +64,7 @@ class Gateway:
         idle_s: seconds without a call after which a rollout ends, see `LiveRollouts`.
         max_body: largest request body, in bytes.
         receive_s: seconds in which a request's body must arrive, see `ConnectionLimits`.
-        loops: for answers that repeat themselves: `alarm` records it, `stop` also ends the stream, `off` does not look.
+        loops: for answers that repeat themselves: `alarm` records it, `stop` also ends the stream, `off` does nothing.
         agents: deployed agents by name, which `POST /agents/NAME` runs.
         one_server: models set over HTTP (`POST /assay/model`) are models of the upstream's server.
     """

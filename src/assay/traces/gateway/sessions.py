@@ -45,7 +45,7 @@ class LiveRollouts:
         self.store, self.run_id, self.idle_s = store, run_id, idle_s
         self.open: dict[str, Live] = {}
         self.ended: dict[str, Live] = {}  # rollouts whose last row may not be in the database yet
-        self._conversations: Conversations[Live] = Conversations(self.open)
+        self.conversations: Conversations[Live] = Conversations(self.open)
         self.beginnings = Beginnings()
         self.closed = self.unclosed = 0
         self.late_calls = 0  # calls with the token of a rollout that had ended; they were refused
@@ -98,7 +98,7 @@ class LiveRollouts:
         """Ends `adopt`: from now on calls of the rollout are refused. A call that is still under way counts as
         failed in memory; the store gets its answer."""
         self.open.pop(live.rollout.id, None)
-        self._conversations.forget(live)
+        self.conversations.forget(live)
         live.trail, live.waiting = Trail(), {}
         rollout = live.rollout
         rollout.transitions += [unanswered_call(t, rollout.model) for t in live.turns_in_flight]
@@ -199,7 +199,7 @@ class LiveRollouts:
 
     def of_conversation(self, request: ClientRequest, upstream: Any) -> Live:
         """The rollout whose conversation this request continues, or a new one."""
-        if (live := self._conversations.find(request)) is not None:
+        if (live := self.conversations.find(request)) is not None:
             return live
         fields = {"task_id": request.task, "group_id": request.task, "inputs": {"prompt": request.prompt}}
         return self.begin(upstream, fields=fields, explicit=False)
@@ -208,7 +208,7 @@ class LiveRollouts:
 
     def register_call(self, live: Live, request: ClientRequest) -> int:
         """Registers a call that is about to be sent, stores the tool results in it, and returns its turn."""
-        self._conversations.index_request(live, request)
+        self.conversations.index_request(live, request)
         for key, result in request.results_by_key.items():
             if (position := live.waiting.pop(key, None)) is not None:
                 self.store.put_tool_result(live.rollout.id, *position, result[:20_000])
@@ -252,10 +252,10 @@ class LiveRollouts:
                 live.rollout.prediction = prediction_of(ending.value)
                 live.released.discard("prediction")
             live.called.update(name for _, name, _ in answer.tools)
-            self._conversations.answered(live, request, answer, response_id)
+            self.conversations.answered(live, request, answer, response_id)
             self.put(live)  # stores the prediction, so that it survives if the gateway is killed
         elif again:
-            self._conversations.failed(live, request, transition.output)
+            self.conversations.failed(live, request, transition.output)
         transition.step_rewards = live.step_rewards.pop(transition.t, {})
         if live.adopted and live.rollout.id in self.open:
             live.rollout.transitions.append(transition)
@@ -340,7 +340,7 @@ class LiveRollouts:
         if prediction is not None:
             live.released.discard("prediction")
             rollout.prediction = dict(prediction) if isinstance(prediction, Mapping) else {"answer": prediction}
-        self._conversations.forget(live)
+        self.conversations.forget(live)
         live.trail, live.waiting = Trail(), {}
         self.put(live)
         self.ended[rollout.id] = live

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from assay.errors import DataError
 
-__all__ = ["Part", "Row", "Skipped", "Sorted", "is_text", "json_rows", "run_of"]
+__all__ = ["MAX_LINE_BYTES", "MAX_TRACE_BYTES", "Part", "Row", "Skipped", "Sorted", "is_text", "json_rows", "run_of"]
 
-_LINE = 256 * 2**20  # maximum bytes of a line
-_TRACE = 256 * 2**20  # maximum bytes of a trace as JSON
+MAX_LINE_BYTES = 256 * 2**20  # maximum bytes of a line
+MAX_TRACE_BYTES = 256 * 2**20  # maximum bytes of a trace as JSON
 _CACHE_KIB = 16 * 1024
 _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PK": "zip", b"PAR1": "Parquet"}
 
@@ -110,11 +110,11 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Numbered lines without blank ones. Lines that are too long are cut."""
     with path.open("rb") as file:
         number = 0
-        while line := file.readline(_LINE):
+        while line := file.readline(MAX_LINE_BYTES):
             number += 1
             rest = line
-            while len(rest) == _LINE and not rest.endswith(b"\n"):
-                rest = file.readline(_LINE)
+            while len(rest) == MAX_LINE_BYTES and not rest.endswith(b"\n"):
+                rest = file.readline(MAX_LINE_BYTES)
             if line.strip(b"\xef\xbb\xbf \t\r\n"):
                 yield number, line
 
@@ -215,8 +215,10 @@ class Sorted:
             "SELECT kind, place, body FROM parts WHERE trace = ? ORDER BY seq", (trace,)
         ):
             size += len(body)
-            if size > _TRACE:
-                return Skipped(where=where, reason=f"the trace is larger than {_TRACE // 2**20} MiB", trace=name)
+            if size > MAX_TRACE_BYTES:
+                return Skipped(
+                    where=where, reason=f"the trace is larger than {MAX_TRACE_BYTES // 2**20} MiB", trace=name
+                )
             try:
                 parts.append(Part(kind, where, json.loads(body)))
             except RecursionError:

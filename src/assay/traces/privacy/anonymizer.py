@@ -30,7 +30,7 @@ from assay.traces.privacy.numbers import FINDERS as NUMBERS
 from assay.traces.privacy.patterns import FINDERS, LABEL
 from assay.traces.privacy.secrets import named_secret
 
-__all__ = ["TYPES", "Anonymizer", "EntityMatch", "KnownValue", "restore"]
+__all__ = ["PART_CHARS", "TYPES", "Anonymizer", "EntityMatch", "KnownValue", "restore", "surrogate_of"]
 
 _SHAPES = re.compile(  # all surrogates and marks, and no real value
     r"(?P<secret>\[secret [a-z-]+\])|(?P<word>(?:Person|Place|Organisation|Address|Id) "
@@ -47,7 +47,7 @@ _SHAPE_IN = re.compile(  # the same with a literal prefix for each alternative: 
 )
 _DIGIT, _LETTER = re.compile(r"\d"), re.compile(r"[^\W\d_]{2}")
 _ROUNDS = 4  # a replacement can uncover another match, and a name model can decide differently on the new text
-_PART = 1500  # minimum characters of a part that is anonymized and cached separately
+PART_CHARS = 1500  # minimum characters of a part that is anonymized and cached separately
 _CACHE = 20_000_000  # maximum characters in the cache
 _NUMERIC_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}", re.A)
 _TABLE_VERSION = 1
@@ -155,13 +155,13 @@ class Anonymizer:
     def _text(self, text: str, known: tuple[KnownValue, ...], *, names: bool) -> str:
         if len(text) < 3:
             return text
-        if len(text) > 2 * _PART and "PRIVATE KEY" not in text and len(parts := list(_parts(text))) > 1:
+        if len(text) > 2 * PART_CHARS and "PRIVATE KEY" not in text and len(parts := list(_parts(text))) > 1:
             result = "".join([self._text(part, known, names=names) for part in parts])
             return text if result == text else result
         with self._lock:
             entry = self._cache.get((text, known, names))
             if entry is None:
-                entry = self._anonymise(text, known, names)
+                entry = self.anonymize_part(text, known, names)
                 if self._cached > _CACHE:
                     self._cache.clear()
                     self._cached = 0
@@ -171,7 +171,8 @@ class Anonymizer:
                 self.counts.update(entry[1])
             return entry[0]
 
-    def _anonymise(self, text: str, known: tuple[KnownValue, ...], names: bool) -> tuple[str, Counter[str]]:
+    def anonymize_part(self, text: str, known: tuple[KnownValue, ...], names: bool) -> tuple[str, Counter[str]]:
+        """An anonymized text and the number of its matches by kind. Does not use the cache."""
         counts: Counter[str] = Counter()
         for _ in range(_ROUNDS):
             spans = self._spans(text, known, names)
@@ -235,7 +236,7 @@ class Anonymizer:
         if owner not in self._surrogates:
             for turn in range(10_000):
                 digest = hmac.digest(self._key, f"{kind}\0{turn}\0{value}".encode("utf-8", "surrogatepass"), "sha256")
-                surrogate = _surrogate(kind, value, digest, turn)
+                surrogate = surrogate_of(kind, value, digest, turn)
                 if self._owner.setdefault(surrogate, owner) == owner:
                     break
             else:
@@ -302,19 +303,19 @@ class Anonymizer:
 def _parts(text: str) -> Iterator[str]:
     """Split a long text at empty lines, so that the unchanged start of a growing prompt is found in the cache."""
     start = 0
-    while (end := text.find("\n\n", start + _PART)) >= 0:
+    while (end := text.find("\n\n", start + PART_CHARS)) >= 0:
         yield text[start : end + 2]
         start = end + 2
     if start < len(text):
         yield text[start:]
 
 
-def _surrogate(kind: str, value: str, digest: bytes, turn: int) -> str:
+def surrogate_of(kind: str, value: str, digest: bytes, turn: int) -> str:
     """Surrogate of a value, in a format of its type that is reserved or invalid for real values."""
     n = int.from_bytes(digest[:16])
     match kind:
         case "date":  # as a day of birth
-            return _surrogate("dob", value, digest, turn)
+            return surrogate_of("dob", value, digest, turn)
         case "email":
             return f"person{digest.hex()[:8]}@example.org"
         case "phone":  # 555-0100 to 555-0199: for fiction

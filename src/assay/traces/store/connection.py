@@ -12,10 +12,19 @@ from assay.errors import ConfigError, MissingExtra, StoreError
 from assay.traces.store.location import store_url
 from assay.traces.store.migration import bring_up_to_date
 
-__all__ = ["check_url", "open_engine", "passes", "password_of", "short_waits", "sqlite_pragmas", "url_without_password"]
+__all__ = [
+    "LOCK_TIMEOUT_MS",
+    "check_url",
+    "open_engine",
+    "passes",
+    "password_of",
+    "short_waits",
+    "sqlite_pragmas",
+    "url_without_password",
+]
 
 _CONNECT_S = 10
-_LOCKED_MS = 300  # that the writer waits for another process's lock; it retries by itself
+LOCK_TIMEOUT_MS = 300  # that the writer waits for another process's lock; it retries by itself
 _LOCKED_OTHERS_MS = 30_000  # that every other statement waits
 # Transient result codes of SQLite: SQLITE_BUSY, SQLITE_LOCKED, SQLITE_IOERR, SQLITE_CANTOPEN, SQLITE_PROTOCOL.
 _PASSING_SQLITE = frozenset((5, 6, 10, 14, 15))
@@ -81,10 +90,10 @@ def sqlite_pragmas(connection: Any, _: object) -> None:
 def short_waits(connection: sa.Connection) -> Iterator[None]:
     """Context in which statements wait only briefly for another process's lock."""
     if connection.dialect.name != "sqlite":
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {_LOCKED_MS}")
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
         yield
         return
-    connection.exec_driver_sql(f"PRAGMA busy_timeout={_LOCKED_MS}")
+    connection.exec_driver_sql(f"PRAGMA busy_timeout={LOCK_TIMEOUT_MS}")
     try:
         yield
     finally:  # the connection goes back to a pool that others use

@@ -87,6 +87,9 @@ def erase_subject(store: Store, subject: str) -> Erased:
         f = schema.facts
         told = sa.delete(f).where(sa.or_(f.c.rollout_id.in_(ids), f.c.person == digest))
         erased.facts = int(connection.execute(told).rowcount)
+        if erased.facts and connection.dialect.name == "sqlite":
+            # FTS5 only marks the words of deleted rows as such; merging its segments removes them from the file
+            connection.exec_driver_sql("INSERT INTO facts_fts(facts_fts) VALUES ('optimize')")
         for table in (t, schema.labels):
             connection.execute(sa.delete(table).where(table.c.rollout_id.in_(ids)))
         deleted = connection.execute(sa.delete(r).where(r.c.data_subject.in_(spellings)))

@@ -30,12 +30,12 @@ from assay.traces.store.spill import Spill, leftover_batches, spill_path
 from assay.traces.store.upserts import upsert
 from assay.traces.store.writer import Rows, Writer
 
-__all__ = ["Store"]
+__all__ = ["MAX_SPILL_BYTES", "PATIENCE_S", "RETRY_S", "Store"]
 
 _LAST = "\U0010ffff"  # sorts behind every other character
-_SPILLED = 1 << 30  # bytes that may wait in a file while the database is unreachable
-_PATIENCE_S = 0.3  # of retries before the database counts as unreachable
-_RETRY_S = 0.5  # between two attempts while it is unreachable
+MAX_SPILL_BYTES = 1 << 30  # bytes that may wait in a file while the database is unreachable
+PATIENCE_S = 0.3  # of retries before the database counts as unreachable
+RETRY_S = 0.5  # between two attempts while it is unreachable
 _SCORE_FIELDS = ("score", "coverage", "rubric", "verdicts")
 
 
@@ -54,7 +54,7 @@ class Store(DirectWrites):
         add_secrets(password_of(self.url))
         self.dropped = 0  # rows that the database refused (a full disk); the run continues and reports them
         self.dropped_calls = 0  # transitions among them
-        self._spill = Spill(spill_path(self.url), _SPILLED)
+        self.spill = Spill(spill_path(self.url), MAX_SPILL_BYTES)
         self._numbers = itertools.count()
         self._error: Exception | None = None
         self._reported = 0
@@ -62,7 +62,7 @@ class Store(DirectWrites):
         self.engine = open_engine(self.url)
         self._never_waits = self._closed = False
         self._keeper = Keeper(
-            self._spill, partial(self._written, patience_s=_PATIENCE_S), self._write_leftovers, retry_s=_RETRY_S
+            self.spill, partial(self.write_batch, patience_s=PATIENCE_S), self._write_leftovers, retry_s=RETRY_S
         )
         self._writer = Writer(self._commit, unreachable=self.behind)
 
@@ -174,8 +174,8 @@ class Store(DirectWrites):
             )
         if not self._writer.flush(timeout_s):
             where = (
-                f" {self._spill.rows} wait in {self._spill.path} and are written when the store is opened again."
-                if self._spill.rows
+                f" {self.spill.rows} wait in {self.spill.path} and are written when the store is opened again."
+                if self.spill.rows
                 else ""
             )
             cause = f": {self._error}." if self._error else "."
@@ -198,8 +198,8 @@ class Store(DirectWrites):
             if self._writer.alive and not closed_before:  # a writer that is ending does not answer another flush
                 self.flush(timeout_s)
         finally:
-            if self._writer.end(5.0 if self._spill.rows else 0.0):
-                self._spill.leave()
+            if self._writer.end(5.0 if self.spill.rows else 0.0):
+                self.spill.leave()
             self.engine.dispose()
 
     @property
@@ -233,7 +233,7 @@ class Store(DirectWrites):
         }
         return self._keeper.commit({table: by_key for table, by_key in built.items() if by_key})
 
-    def _written(self, rows: Rows, *, patience_s: float) -> bool:
+    def write_batch(self, rows: Rows, *, patience_s: float) -> bool:
         """Writes all rows in one transaction. False if the database is unreachable.
 
         If the database refuses the transaction, the rows are written one by one, so that one bad row costs only itself.
@@ -252,7 +252,7 @@ class Store(DirectWrites):
         """Writes the rows that ended processes left in files. False if the database is unreachable."""
         for batches in leftover_batches(spill_path(self.url)):
             for batch in batches:
-                if not self._written(batch, patience_s=0.0):
+                if not self.write_batch(batch, patience_s=0.0):
                     return False
         return True
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Rows", "Writer"]
+__all__ = ["BATCH_BYTES", "MAX_WAITING_BYTES", "Rows", "Writer"]
 
 Rows = dict[str, dict[Any, Any]]  # by table and key; the latest of a key
 
@@ -17,8 +17,8 @@ _BATCH = 500  # rows per transaction
 _INTERVAL_S = 0.25
 _MOST = 50_000  # waiting rows from which `put` blocks
 _LARGE = 16 << 10  # bytes from which a row's size is counted: counting takes a lock, which costs more than a small row
-_MOST_BYTES = 128 << 20  # of waiting large rows from which `put` blocks
-_BATCH_BYTES = 32 << 20
+MAX_WAITING_BYTES = 128 << 20  # of waiting large rows from which `put` blocks
+BATCH_BYTES = 32 << 20
 _RETRY_S = 0.5  # seconds between tries while the database is unreachable
 
 
@@ -63,14 +63,14 @@ class Writer:
             with self._lock:
                 self._bytes += size
         self._add((table, key, row, size))
-        if len(self._waiting) >= _BATCH or self._bytes > _BATCH_BYTES:
+        if len(self._waiting) >= _BATCH or self._bytes > BATCH_BYTES:
             self._hurry.set()
             while self.refuse is None and self._full and self.alive:
                 time.sleep(0.01)
 
     @property
     def _full(self) -> bool:
-        return len(self._waiting) > _MOST or self._bytes > _MOST_BYTES
+        return len(self._waiting) > _MOST or self._bytes > MAX_WAITING_BYTES
 
     @property
     def waiting(self) -> int:
@@ -124,7 +124,7 @@ class Writer:
             table, key, row, size = item
             rows.setdefault(table, {})[key] = row
             large += size if size > _LARGE else 0
-            if large > _BATCH_BYTES:
+            if large > BATCH_BYTES:
                 break
         if large:
             with self._lock:

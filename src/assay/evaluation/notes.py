@@ -1,0 +1,49 @@
+"""Notes on what runs did that their score does not show: verifiers that did not decide, budgets that were not kept."""
+
+from collections import Counter
+from collections.abc import Collection
+
+from assay.evaluation.metrics import TaskRun
+
+__all__ = ["run_notes"]
+
+
+def run_notes(runs: Collection[TaskRun]) -> list[str]:
+    """The notes on some runs of one program; none where nothing is to be said."""
+    return [note for note in (_undecided(runs), _over_budget(runs), _not_reported(runs)) if note]
+
+
+def _undecided(runs: Collection[TaskRun]) -> str:
+    """How many answers of a `Refine` program its verifier could not grade: these are not revised."""
+    verified = [run.rounds for run in runs if run.rounds]
+    reasons = Counter(str(rounds[0]["reason"]) for rounds in verified if rounds[0]["probability"] is None)
+    if not reasons:
+        return ""
+    return (
+        f"the verifier could not grade {reasons.total()} of {len(verified)} answers, which were therefore not revised; "
+        f"the commonest reason: {reasons.most_common(1)[0][0]}"
+    )
+
+
+def _over_budget(runs: Collection[TaskRun]) -> str:
+    uses = [run.thinking for run in runs if run.thinking is not None and run.thinking.tokens is not None]
+    shares = [use.budget_share for use in uses if use.budget_share is not None]
+    over = [share for share in shares if share > 1]
+    if not over:
+        return ""
+    return (
+        f"{len(over)} of {len(shares)} runs thought more than their budget (of thinking or reasoning_depth), up to "
+        f"{100 * max(over):.0f} % of it: the server keeps no limit, or the thoughts are of digits, which have fewer "
+        "characters a token"
+    )
+
+
+def _not_reported(runs: Collection[TaskRun]) -> str:
+    uses = [run.thinking for run in runs if run.thinking is not None]
+    unknown = sum(use.tokens is None for use in uses)
+    if not unknown:
+        return ""
+    return (
+        f"the thinking tokens of {unknown} of {len(uses)} runs are unknown: the model thought, and the server did not "
+        "report how many tokens that took"
+    )

@@ -1,0 +1,62 @@
+"""Notes on runs whose score hides that a verifier did not decide or that a budget was not kept."""
+
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+import assay
+from assay.evaluation.metrics import TaskRun
+from assay.evaluation.notes import run_notes
+from assay.programs import Refine
+from assay.testing import scripted_lm
+from assay.traces.thinking import ThinkingUse
+
+
+def thought(tokens: int | None, budget: int) -> TaskRun:
+    share = (tokens or 0) / budget if budget else None
+    use = ThinkingUse(tokens=tokens, after_stable=0, budget=budget, budget_share=share, loops=0, tokens_saved=0)
+    return TaskRun(task_id="t", score=1.0, thinking=use)
+
+
+def test_runs_above_their_budget_are_counted_with_the_largest_share() -> None:
+    (note,) = run_notes([thought(100, 32), thought(64, 32), thought(8, 32), thought(500, 0)])
+    assert note.startswith("2 of 3 runs thought more than their budget")
+    assert "up to 312 % of it" in note
+
+
+def test_runs_within_their_budget_need_no_note() -> None:
+    assert run_notes([thought(32, 32), thought(0, 0), TaskRun(task_id="t", score=1.0)]) == []
+
+
+def test_thinking_that_the_server_did_not_count_is_named_and_not_taken_for_nothing() -> None:
+    (note,) = run_notes([thought(None, 32), thought(8, 32)])
+    assert "thinking tokens of 1 of 2 runs are unknown" in note
+
+
+def broken(task: Any, prediction: Any, rollout: Any) -> float:
+    return float(prediction["reply"])
+
+
+@pytest.mark.parametrize(
+    ("depth", "expected"),
+    [
+        (6, "could not grade 5 of 5 answers, which were therefore not revised; the commonest reason: the verifier "),
+        (3, "no answer is revised: there are rounds from reasoning_depth 6 and max_steps 2 on, and the program has "),
+    ],
+)
+def test_an_evaluation_says_why_answers_were_not_revised(tmp_path: Path, depth: int, expected: str) -> None:
+    refine = Refine(dspy.Predict("question -> answer"), broken)
+    refine.set_parameters({"reasoning_depth": depth})
+    report = assay.evaluate(
+        refine,
+        rubric=assay.Rubric("r", [assay.Criterion(name="right", check=assay.rubrics.checks.exact)]),
+        data=[{"question": f"q{at}", "answer": "a"} for at in range(40)],
+        lm=scripted_lm(lambda request: '{"answer": "a"}'),
+        store=tmp_path / "s.db",
+        sizes={"val": 5},
+    )
+    assert any(expected in note for note in report.to_dict()["notes"])
+    if depth == 6:
+        assert "KeyError: 'reply'" in " ".join(report.notes)

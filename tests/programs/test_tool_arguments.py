@@ -1,0 +1,91 @@
+"""What `ToolUser` takes as tools and servers, and how functions with unusual parameters are called."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+from assay.errors import ConfigError, ProgramError
+from assay.programs import McpServer, ToolUser
+from assay.programs.toolbox import function_tool
+
+
+def double(n: int) -> int:
+    """Doubles a number."""
+    return 2 * n
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tools": None}, r"^tools=None must be a list of functions$"),
+        ({"tools": double}, r"^tools=<function double .* must be a list of functions; write tools=\[<function double"),
+        ({"tools": "double"}, "^tools='double' must be a list of functions$"),
+        ({"servers": "python server.py"}, "^servers='python server.py' must be a list of McpServer objects$"),
+        ({"servers": McpServer(["x"])}, r"must be a list of McpServer objects; write servers=\["),
+        ({"servers": [["python", "s.py"]]}, r"servers has a list: .*; a server is McpServer\(\['python', 's.py'\]\)"),
+        ({"servers": [double]}, r"servers has a function: .*; a server is McpServer\(\['python', 'server.py'\]\)"),
+        ({"tools": [len]}, "is a builtin, which names no types: wrap it in a function"),
+    ],
+)
+def test_what_is_no_list_of_tools_or_servers_is_refused_with_what_to_write(
+    arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ProgramError, match=message):
+        ToolUser(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"command": [None]}, "needs a command"),
+        ({"command": {"python": 1}}, "needs a command"),
+        ({"url": "127.0.0.1:8000/mcp"}, "must begin with http:// or https://"),
+        ({"url": 8000}, "needs a command"),
+        ({"command": ["x"], "timeout_s": "3"}, "timeout_s='3' must be a finite number of seconds"),
+        ({"command": ["x"], "start_timeout_s": True}, "start_timeout_s=True must be a finite number of seconds"),
+    ],
+)
+def test_settings_of_a_server_of_a_wrong_type_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        McpServer(**wrong)
+
+
+def test_a_command_may_have_paths() -> None:
+    assert McpServer([sys.executable, Path("a") / "server.py"]).command == [sys.executable, "a/server.py"]
+
+
+def collecting(n: int, unit: str = "km", *more: Any, **rest: Any) -> str:
+    """Takes anything."""
+    return f"{n} {unit} {more} {rest}"
+
+
+def by_position(n: int, scale: int = 2, /, *, shift: int = 0) -> int:
+    """Takes two of its parameters by position."""
+    return n * scale + shift
+
+
+@pytest.mark.parametrize("wrapped", [collecting, dspy.Tool(collecting)])
+def test_parameters_that_collect_are_not_asked_for(wrapped: Any) -> None:
+    tool = function_tool(wrapped)
+    assert list(tool.parameters["properties"]) == ["n", "unit"]
+    assert tool.parameters["required"] == ["n"]
+    assert tool.call({"n": 3}) == "3 km () {}"
+
+
+def test_parameters_by_position_are_passed_by_position() -> None:
+    tool = function_tool(by_position)
+    assert tool.parameters["required"] == ["n"]
+    assert (tool.call({"n": 3}), tool.call({"n": 3, "scale": 5, "shift": 1})) == ("6", "16")
+
+
+def test_a_function_of_keywords_alone_takes_any() -> None:
+    def keywords(**rest: Any) -> str:
+        """Takes keywords."""
+        return ",".join(rest)
+
+    tool = function_tool(keywords)
+    assert "additionalProperties" not in tool.parameters
+    assert tool.call({"a": 1, "b": 2}) == "a,b"
