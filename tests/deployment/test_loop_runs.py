@@ -120,6 +120,7 @@ def test_the_loop_goes_from_production_to_promotion_and_around_again(agent: Path
     assert steps() == []
     waited = run("run", "support")
     assert (waited["action"], waited["reason"]) == ("wait", "points is 10, 20 is required")
+    assert run("run", "support")["action"] == "wait"  # and sends no second event
     serve(10, 20)
     dry = run("run", "support", "--dry-run")
     assert dry["reason"] == "would improve support by " + str(agent / "mine.py:improve") + (

@@ -123,7 +123,8 @@ class Loops:
 
     def _row(self, agent: str) -> Mapping[str, Any] | None:
         with self.engine.connect() as connection:
-            return connection.execute(sa.select(_LOOPS).where(_LOOPS.c.agent == agent)).mappings().first()
+            row = connection.execute(sa.select(_LOOPS).where(_LOOPS.c.agent == agent)).mappings().first()
+        return None if row is None else dict(row)
 
     def enable(self, agent: str, file: str, sha256: str, *, by: str | None = None) -> None:
         """Lets processes run the loop, by the settings in `file`."""

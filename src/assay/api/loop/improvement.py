@@ -1,7 +1,7 @@
 """The improvement of a cycle: `assay.compile`, `assay.improve` or a function of the user's own."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from assay.sources.modules import attribute_of
 from assay.traces import Store
 from assay.traces.store import tables as schema
 
-__all__ = ["Order", "improved"]
+__all__ = ["Order", "improved", "usage_since"]
 
 _HACKING = "being gamed"  # of the alarm of `assay.optimizers.finetuning.monitoring`, in notes and logs
 
@@ -50,8 +50,11 @@ def improved(settings: LoopSettings, order: Order, progress: Progress | None) ->
     Returns:
         `artifact` (None if nothing better was found), `reason`, `calls`, `cost_usd`, `converged` and `hacks`.
     """
-    methods: dict[str, Callable[..., dict[str, Any]]] = {"compile": _compiled, "improve": _improved}
-    return methods.get(settings.method, _by_function)(settings, order, progress)
+    if settings.method == "compile":
+        return _compiled(settings, order, progress)
+    if settings.method == "improve":
+        return _improved(settings, order, progress)
+    return _by_function(settings, order)
 
 
 def _options(settings: LoopSettings, order: Order) -> dict[str, Any]:
@@ -87,7 +90,7 @@ def _improved(settings: LoopSettings, order: Order, progress: Progress | None) -
         store=order.store, resume=True, progress=progress, **_options(settings, order),
     ).to_dict()  # fmt: skip
     better = any(step["kept"] for step in report["steps"])
-    calls, cost = _usage(order)
+    calls, cost = usage_since(order.store, order.began)
     return {
         "artifact": report["artifact"] if better else None,
         "reason": "; ".join(f"{step['step']} {'kept' if step['kept'] else 'not kept'}" for step in report["steps"]),
@@ -99,16 +102,19 @@ def _improved(settings: LoopSettings, order: Order, progress: Progress | None) -
     }
 
 
-def _usage(order: Order) -> tuple[int, float]:
-    """LM calls and dollars of all jobs of the store since the improvement began: it has no counts of its own that
-    outlive a kill. Calls of another job at the same time are counted too, so that the budget holds."""
+def usage_since(store: Any, began: float) -> tuple[int, float]:
+    """LM calls and dollars of all jobs of the store since a time, without those of production.
+
+    For improvements without counts of their own that outlive a kill or failure. Calls of another job at the same time
+    are counted too, so that the budget holds.
+    """
     calls, rollouts = schema.transitions.c, schema.rollouts.c
     query = (
         sa.select(sa.func.count(), sa.func.sum(calls.cost_usd))
         .select_from(schema.transitions.join(schema.rollouts, rollouts.id == calls.rollout_id))
-        .where(calls.started_at >= order.began, sa.not_(calls.cached), rollouts.phase.not_in(("deployed", "shadow")))
+        .where(calls.started_at >= began, sa.not_(calls.cached), rollouts.phase.not_in(("deployed", "shadow")))
     )
-    with Store(order.store) as opened, opened.engine.connect() as connection:
+    with Store(store) as opened, opened.engine.connect() as connection:
         count, cost = connection.execute(query).one()
     return int(count), float(cost or 0.0)
 
@@ -118,7 +124,7 @@ def _hacks(report: Mapping[str, Any]) -> int:
     return json.dumps([report.get("notes"), report.get("steps")], default=str).count(_HACKING)
 
 
-def _by_function(settings: LoopSettings, order: Order, progress: Progress | None) -> dict[str, Any]:
+def _by_function(settings: LoopSettings, order: Order) -> dict[str, Any]:
     """A function of the user's own; it runs the code of its file."""
     function = attribute_of(settings.method)
     result = function(

@@ -8,7 +8,7 @@ from typing import Any
 
 from assay.api.deploy.start import start_deployment
 from assay.api.deploy.status import advance_deployment
-from assay.api.loop.improvement import Order, improved
+from assay.api.loop.improvement import Order, improved, usage_since
 from assay.api.loop.pool import collect_pool
 from assay.api.loop.state import loop_file
 from assay.api.traces import score_rollouts
@@ -18,7 +18,7 @@ from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.events import Notifier
 from assay.deployment.loops import DONE, ENDED, FAILED, WAITING, Lease, Loops, LostLease, time_of
 from assay.deployment.pool import read_manifest
-from assay.errors import DataError, DeploymentError
+from assay.errors import BudgetExceeded, DataError, DeploymentError
 from assay.evaluation.progress import Progress, SilentProgress
 from assay.runs.opening import home_of
 from assay.runs.settings.loop import LoopSettings
@@ -118,10 +118,8 @@ class _Run:
             if at.step == "deploy" and made == f"{self.agent}@{active.candidate}":
                 self._step(lease, at)  # its process was killed when the deployment had just started
             return self._advance(active)
-        score_rollouts(
-            self.settings.rubric, store=self.store, agent=self.agent, progress=self.progress,
-            **(self.settings.scoring or {}),
-        )  # fmt: skip
+        self._score()
+        waited = WAITING in [step.status for step in self.loops.steps(self.agent)[-2:]]
         while True:
             at = position(self.loops.steps(self.agent), self.settings.attempts)
             if (reason := self._hindrance(at)) is not None:
@@ -134,10 +132,18 @@ class _Run:
                 self.notifier.notify("failed", agent=self.agent, cycle=at.cycle, step=at.step, reason=reason)
                 return self._report("failed", f"{at.step}: {reason}", at)
             if status == WAITING:
-                self.notifier.notify("waiting", agent=self.agent, cycle=at.cycle, step=at.step, reason=reason)
+                if not waited:  # a schedule comes back every few minutes
+                    self.notifier.notify("waiting", agent=self.agent, cycle=at.cycle, step=at.step, reason=reason)
                 return self._report("wait", reason, at)
             if status == ENDED or at.step == "deploy":
                 return self._report("cycle", reason, at)
+
+    def _score(self) -> None:
+        """Scores rollouts of production that have no score."""
+        score_rollouts(
+            self.settings.rubric, store=self.store, agent=self.agent, progress=self.progress,
+            **(self.settings.scoring or {}),
+        )  # fmt: skip
 
     def _report(self, action: str, reason: str, at: Position | None = None, *, dry_run: bool = False) -> LoopRunReport:
         active = self.deployments.active(self.agent)
@@ -150,8 +156,12 @@ class _Run:
     def _advance(self, active: Deployment, *, dry_run: bool = False) -> LoopRunReport:
         if active.state.status != RUNNING:
             return self._report("wait", f"deployment {active.id} is paused: resume, promote or roll it back")
+        rubric: str | None = self.settings.rubric
+        if self.settings.scoring and not dry_run:  # by another model than the rubric names
+            self._score()
+            rubric = None
         shown = advance_deployment(
-            active.id, rubric=self.settings.rubric, dry_run=dry_run, hooks=self.settings.events, store=self.store,
+            active.id, rubric=rubric, dry_run=dry_run, hooks=self.settings.events, store=self.store,
             progress=self.progress,
         )  # fmt: skip
         decision = shown.decision
@@ -171,8 +181,13 @@ class _Run:
                 return "the budget of seven days is used up (max_calls, max_cost_usd)"
         return None
 
-    def _left(self, now: float) -> tuple[int | None, float | None]:
-        calls, usd = spent(self.loops.steps(self.agent), now)
+    def _left(self, now: float, *, without: int | None = None) -> tuple[int | None, float | None]:
+        """Calls and dollars that the budget leaves.
+
+        Args:
+            without: a cycle that is not counted.
+        """
+        calls, usd = spent([step for step in self.loops.steps(self.agent) if step.cycle != without], now)
         settings = self.settings
         return (
             None if settings.max_calls is None else settings.max_calls - calls,
@@ -182,7 +197,8 @@ class _Run:
     def _step(self, lease: Lease, at: Position) -> tuple[str, str]:
         """Takes one step and writes how it ended. A kill leaves it begun."""
         if at.attempts >= self.settings.attempts:
-            status, detail = FAILED, {"reason": f"its process was killed in each of {at.attempts} attempts"}
+            reason = f"its process was killed or failed in each of {at.attempts} attempts"
+            status, detail = FAILED, {"reason": reason, **self._lost(at)}
             lease.end(at.cycle, at.step, status, detail)
             return status, str(detail["reason"])
         lease.begin(at.cycle, at.step)
@@ -195,12 +211,22 @@ class _Run:
             status, detail = steps[at.step](at)
         except LostLease:
             raise
-        except Exception as error:  # whatever a program, judge or trainer raises; written, and tried again
-            status, detail = FAILED, {"reason": error_text(error)[:2000]}
+        except (Exception, BudgetExceeded) as error:  # whatever a program, judge or trainer raises; tried again
+            status, detail = FAILED, {"reason": error_text(error)[:2000], **self._lost(at)}
         lease.end(at.cycle, at.step, status, detail)
         reason = str(detail.get("reason") or "")
         self.taken.append({"step": at.step, "status": status, "reason": reason})
         return status, reason
+
+    def _lost(self, at: Position) -> dict[str, Any]:
+        """What an improvement has spent that did not end by itself; it counts for the budget."""
+        began = next(
+            (s.started_at for s in self.loops.steps(self.agent) if (s.cycle, s.step) == (at.cycle, "improve")), None
+        )
+        if at.step != "improve" or began is None:
+            return {}
+        calls, cost = usage_since(self.store, began)
+        return {"calls": calls, "cost_usd": cost}
 
     # -- steps
     def _folder(self, cycle: int) -> Path:
@@ -245,7 +271,7 @@ class _Run:
         with self.opened.engine.connect() as connection:
             now = time_of(connection)
         began = at.steps["improve"].started_at if "improve" in at.steps else now
-        calls, usd = self._left(now)
+        calls, usd = self._left(now, without=at.cycle)  # caps of a resumed job hold for all of its attempts
         order = Order(
             name=f"{self.agent}-loop-{at.cycle}", champion=registry.folder_of(champion), data=data,
             out=home_of(self.store).absolute() / "artifacts" / f"{self.agent}-loop-{at.cycle}", store=self.store,
