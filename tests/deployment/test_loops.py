@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from assay.deployment.loops import Loops, LostLease
+from assay.deployment.loops import Lease, Loops, LostLease
 from assay.errors import DeploymentError
 from assay.traces import Store
 
@@ -110,3 +111,23 @@ def test_a_loop_that_was_never_started_is_named(store: Store) -> None:
     assert loop is not None
     assert (loop.enabled, loop.changed_by) == (False, "ann")
     assert loops.get("nobody") is None
+
+
+def test_of_many_processes_that_come_at_once_one_runs_the_loop(store: Store) -> None:
+    """They all read a free lease before any of them takes it."""
+    together, got = threading.Barrier(8), list[Lease | None]()
+
+    def come() -> None:
+        together.wait()
+        got.append(Loops(store.engine).acquire("support", lease_s=5.0))
+
+    threads = [threading.Thread(target=come) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    while not any(got):
+        time.sleep(0.01)
+    with next(lease for lease in got if lease is not None):  # the others wait for its first beat
+        for thread in threads:
+            thread.join(30)
+    assert len(got) == 8
+    assert len([lease for lease in got if lease is not None]) == 1
