@@ -18,7 +18,7 @@ from assay.datasets.tasks import content_hash
 from assay.deployment.pool import PoolReport, manifest_path, read_manifest
 from assay.errors import ConfigError, DataError
 from assay.traces import Rollout, Store
-from assay.traces.store.sealing import DEFAULT_SALT
+from assay.traces.store.sealing import DEFAULT_SALT, store_tasks
 
 
 @pytest.fixture
@@ -68,6 +68,15 @@ def test_rollouts_become_tasks_once_with_the_split_of_the_store(store: Store) ->
     again = pool(store, "again.jsonl", privacy="off", against="pool.jsonl")
     assert (again.sha256, again.new_tasks) == (report.sha256, 0)
     assert (again.drift or {})["distance"] == pytest.approx(abs(120 / 121 - 40 / 41))
+
+
+def test_splits_stay_after_a_job_has_used_the_pool(store: Store) -> None:
+    for at in range(60):
+        put(store, f"question {at}")
+    before = pool(store, "pool.jsonl", privacy="off")
+    store_tasks(store, load_splits("pool.jsonl").parts())
+    store.flush()
+    assert pool(store, "again.jsonl", privacy="off").sha256 == before.sha256
 
 
 def test_personal_data_is_replaced_and_the_split_stays_that_of_the_recorded_inputs(store: Store) -> None:

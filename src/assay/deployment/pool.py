@@ -28,7 +28,7 @@ from assay.traces.records import Rollout, subject_digest
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.rows import rollout_of
-from assay.traces.store.sealing import SplitFinder, claim_salt
+from assay.traces.store.sealing import SEALED, SplitFinder, claim_salt
 
 __all__ = ["PoolReport", "manifest_path", "read_manifest", "write_pool"]
 
@@ -302,7 +302,7 @@ class _Pool:
         return {
             **row,
             "id": content_hash(row["inputs"])[:16],
-            "split": self.splits.of_inputs(rollout.inputs, rollout.split) or "train",
+            "split": self._split(rollout),
             **{name: value for name, value in owners.items() if value is not None},
             "metadata": {
                 **row["metadata"],
@@ -310,6 +310,12 @@ class _Pool:
                 "production": production,
             },
         }
+
+    def _split(self, rollout: Rollout) -> str:
+        """The split of the recorded inputs. `of_inputs` takes each text of a sealed task for one of test, so that what
+        is in gate would not stay there in the next pool."""
+        exact = self.splits.of_hash(content_hash(rollout.inputs))
+        return exact if exact in SEALED else self.splits.of_inputs(rollout.inputs, rollout.split) or "train"
 
     def report(self, rows: list[dict[str, Any]], training: list[Task]) -> PoolReport:
         known = {task.id for task in training} | {task.content_hash[:16] for task in training}
