@@ -16,6 +16,7 @@ from production import two_versions
 from assay.deployment.plan import Metric, Plan, Step
 from assay.traces import Store
 
+KEYS: dict[str, str] = {}  # address -> the gateway's key
 PLAN = Plan(steps=(Step(weight=50, decides=True),), metrics=(Metric(success_gain=0.1),))
 
 
@@ -28,7 +29,9 @@ def address(own_folder: Path) -> Iterator[str]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["url"]
+        started = json.loads(process.stdout.readline())
+        KEYS[started["url"]] = started["key"]
+        yield started["url"]
     finally:
         process.terminate()
         process.communicate(timeout=30)
@@ -70,3 +73,22 @@ def test_a_unit_keeps_its_version_and_mistakes_are_named(address: str) -> None:
     with Store() as store:
         stored = store.rollout(rollout)
     assert (stored.phase, stored.version) == ("deployed", answers["u1"][0])
+    assert_metrics(address)
+
+
+def assert_metrics(address: str) -> None:
+    """30 rollouts by unit, 30 by header and one more; those with mistakes did not run."""
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{address}/metrics", timeout=30)
+    assert refused.value.code == 401
+    request = urllib.request.Request(f"{address}/metrics", headers={"Authorization": f"Bearer {KEYS[address]}"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        lines = answer.read().decode().splitlines()
+    counts = dict(line.rsplit(" ", 1) for line in lines if line.startswith("assay_agent_rollouts_total{"))
+    assert sum(map(int, counts.values())) == 61
+    assert set(counts) == {
+        f'assay_agent_rollouts_total{{agent="support",version="support@{number}",arm="{arm}",status="done"}}'
+        for number, arm in ((1, "champion"), (2, "candidate"))
+    }
+    assert "assay_gateway_calls_total 0" in lines

@@ -2,6 +2,8 @@
 
 import logging
 import threading
+import time
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from assay.api.record import opened_store, record
 from assay.datasets import Task
 from assay.datasets.tasks import content_hash
 from assay.deployment.artifact import check_pinned, load_artifact
+from assay.deployment.events import Notifier
 from assay.deployment.registry import Version
 from assay.deployment.routing import Assignment, Router
 from assay.errors import AssayError, ConfigError, FailureKind
@@ -27,6 +30,7 @@ from assay.traces.records import new_id
 __all__ = ["DeployedAgent", "LoadedVersion", "deployed"]
 
 _LOG = logging.getLogger("assay.deployed")
+_QUIET_S = 60.0  # between two events that a version fell back
 
 
 class LoadedVersion:
@@ -61,7 +65,8 @@ class DeployedAgent:
     """An agent in production. Each call is a recorded rollout of the version that the unit is assigned.
 
     A version that cannot be loaded, or whose model is down, falls back to the champion; `fallbacks` counts that, and
-    such a rollout is no part of a comparison.
+    such a rollout is no part of a comparison. `counts` has the number of rollouts of this process by version, arm and
+    status (done, failed, error), `seconds` their duration by version and arm.
 
     Args:
         agent: name, or `AGENT@VERSION`.
@@ -78,6 +83,10 @@ class DeployedAgent:
         self.store, self.rubric, self.agent = opened, rubric, agent
         self.router = Router(opened.engine, agent, refresh_s=refresh_s)
         self.fallbacks: dict[str, int] = {}
+        self.counts = Counter[tuple[str, str, str]]()
+        self.seconds = defaultdict[tuple[str, str], float](float)
+        self._told: dict[str, float] = {}
+        self._notifier: tuple[str, Notifier] | None = None
         self._loaded: dict[str, LoadedVersion] = {}
         self._lock = threading.Lock()
         self._load(self.router.champion)  # a champion that cannot be loaded is an error now, not in the first call
@@ -125,7 +134,19 @@ class DeployedAgent:
 
     def _run(self, loaded: LoadedVersion, assignment: Assignment, task: Task, more: dict[str, Any]) -> dspy.Prediction:
         fields = {"phase": "deployed", **assignment.fields(), **more}
-        return loaded.run(task, rubric=self.rubric, store=self.store.url, **fields)
+        began, status = time.monotonic(), "failed"
+        try:
+            prediction = loaded.run(task, rubric=self.rubric, store=self.store.url, **fields)
+            status = "done"
+            return prediction
+        except Exception as error:
+            status = "error" if _is_down(error) else "failed"
+            raise
+        finally:
+            version, arm = assignment.version.name, assignment.arm or ""
+            with self._lock:
+                self.counts[version, arm, status] += 1
+                self.seconds[version, arm] += time.monotonic() - began
 
     def _ready(self, assignment: Assignment) -> tuple[LoadedVersion, Assignment]:
         """The loaded version; the champion where it cannot be loaded."""
@@ -147,7 +168,27 @@ class DeployedAgent:
     def _count(self, version: Version, reason: str) -> None:
         with self._lock:
             self.fallbacks[version.name] = self.fallbacks.get(version.name, 0) + 1
+            now, last = time.monotonic(), self._told.get(version.name)
+            tells = last is None or now - last >= _QUIET_S
+            if tells:
+                self._told[version.name] = now
         _LOG.warning("%s fell back to the champion: %s", version.name, reason)
+        if tells:
+            self._notify(version, reason)
+
+    def _notify(self, version: Version, reason: str) -> None:
+        """Tells the hooks of the deployment's plan."""
+        deployment = self.router.deployment
+        if deployment is None or not deployment.plan.events:
+            return
+        with self._lock:
+            if self._notifier is None or self._notifier[0] != deployment.id:
+                self._notifier = (deployment.id, Notifier(deployment.plan.events))
+            notifier = self._notifier[1]
+        notifier.notify(
+            "fallback", agent=self.agent, deployment=deployment.id, version=version.name, reason=reason,
+            count=self.fallbacks[version.name],
+        )  # fmt: skip
 
 
 def _is_down(error: BaseException) -> bool:

@@ -31,6 +31,7 @@ def score_rollouts(
     *,
     store: str | Path | None = None,
     runs: Sequence[str] = (),
+    agent: str | None = None,
     again: bool = False,
     judge_model: str | None = None,
     judge_api_base: str | None = None,
@@ -48,6 +49,7 @@ def score_rollouts(
 
     Args:
         runs: ids of runs; all runs if empty.
+        agent: only rollouts of this agent's versions.
         again: also scores rollouts that have a score, and replaces it.
         judge_model: model for criteria that need a judge and name no model themselves.
         judge_api_base: address of its server; None for the provider's default.
@@ -73,8 +75,7 @@ def score_rollouts(
     at_once, name = threads_for(measure, threads), f"{measure.name}@{measure.version}"
     run_ids: list[str | None] = [*runs] or [None]
     with Store(store) as opened, cancelled_by_signals(meter), limited(task_timeout):
-        stored = (r for run in run_ids for r in opened.rollouts(run_id=run) if r.source not in ("outside", *NOT_AGENTS))
-        states = {r.id: (r.status, r.rubric if r.score is not None else None) for r in stored}
+        states = _states(opened, run_ids, agent)
         ended = {key: scored_by for key, (status, scored_by) in states.items() if status in ("done", "failed")}
         pending = [rollout_id for rollout_id, scored_by in ended.items() if again or scored_by is None]
         with progress.bar(f"score: {measure.name}", len(pending)) as advance:
@@ -83,6 +84,13 @@ def score_rollouts(
     skipped = [] if again else [scored_by for scored_by in ended.values() if scored_by is not None]
     running = sum(status == "running" for status, _ in states.values())
     return {**scoring.report(), **_skipped(skipped, name), "running": running}
+
+
+def _states(opened: Store, runs: Sequence[str | None], agent: str | None) -> dict[str, tuple[str, str | None]]:
+    """Status of each rollout, and the rubric that scored it."""
+    stored = (r for run in runs for r in opened.rollouts(run_id=run) if r.source not in ("outside", *NOT_AGENTS))
+    chosen = (r for r in stored if agent is None or (r.version or "").startswith(f"{agent}@"))
+    return {r.id: (r.status, r.rubric if r.score is not None else None) for r in chosen}
 
 
 def _judge(model: str | None, endpoint: Endpoint, thinking: int | str | None, meter: Meter) -> LanguageModel | None:

@@ -25,6 +25,7 @@ _COMMANDS = {
     "init": "Write a project: program, rubric, data and assay.toml.",
     "improve": "Alternate prompt compilation and weight training; keep a step only if it passes the gate.",
     "judge": "Compile, audit and use judges.",
+    "loop": "From production to a better version: pool, improve, register, deploy, watch.",
     "models": "List and fetch language models.",
     "registry": "Versions of agents, the aliases that name them, and flags.",
     "run": "Run a program or an artifact on one input, or on a file of inputs.",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from assay.deployment.events import hooks_of
 from assay.errors import ConfigError
 from assay.support.settings import Settings, nearest, setting
 
@@ -144,6 +145,7 @@ class Plan(Settings):
     Attributes:
         steps: with weights that do not fall; at most one shadow step, the first; exactly one that decides.
         alpha: error of all claims of harm together, and of the claim of a gain.
+        events: webhooks that are told of decisions, see `assay.deployment.events.Hook`.
         test: normal_mixture may be evaluated at any time; obrien_fleming at `evaluations` planned ones.
     """
 
@@ -155,11 +157,13 @@ class Plan(Settings):
     max_missing: float = setting(
         0.5, "Share of rollouts without a value of a metric above which the deployment pauses.", gt=0, le=1
     )
+    events: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "steps", tuple(_made(Step, entry, "step") for entry in self.steps))
         object.__setattr__(self, "metrics", tuple(_made(Metric, entry, "metric") for entry in self.metrics))
+        object.__setattr__(self, "events", hooks_of(self.events, stored=True))
         if not self.steps or self.steps[-1].shadow:
             raise ConfigError("a plan needs at least one step with a weight")
         if any(step.shadow for step in self.steps[1:]):
@@ -204,6 +208,7 @@ class Plan(Settings):
             "steps": [_given(step) for step in self.steps],
             "metrics": [_given(metric) for metric in self.metrics],
             **{name: getattr(self, name) for name in ("alpha", "test", "evaluations", "max_missing")},
+            **({"events": [hook.to_dict() for hook in self.events]} if self.events else {}),
         }
 
 

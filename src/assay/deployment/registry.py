@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -97,11 +97,14 @@ class Registry:
         *,
         parent: str | None = None,
         evidence: Mapping[str, Any] | None = None,
+        people: Sequence[str] = (),
         tenant: str | None = None,
         by: str | None = None,
     ) -> Version:
         """Registers an artifact as the next version of an agent. The same artifact again is the same version.
 
+        Args:
+            people: hashes of data subjects whose data it may hold, besides those that the artifact names.
         Raises:
             ConfigError: `agent` is no name, or `parent` no version.
             ArtifactError: the folder is no artifact, or was changed after it was written.
@@ -118,7 +121,7 @@ class Registry:
             "adapters_json": as_json(list(manifest.get("adapters") or ())),
             "parent": parent_number,
             "evidence_json": as_json(evidence if evidence is not None else _evidence(manifest)),
-            "people_json": as_json(sorted((manifest.get("shown") or {}).get("people") or ())),
+            "people_json": as_json(sorted({*((manifest.get("shown") or {}).get("people") or ()), *people})),
             "tenant": tenant,
             "registered_at": time.time(),
             "registered_by": clean(by or current_user())[:_LONGEST],

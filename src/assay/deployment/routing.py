@@ -79,6 +79,11 @@ class Router:
         """The version that units get without a deployment."""
         return self._current().champion
 
+    @property
+    def deployment(self) -> Deployment | None:
+        """The deployment that runs or is paused."""
+        return self._current().deployment
+
     def assign(self, unit: str, *, tenant: str | None = None) -> Assignment:
         """The version of a new rollout.
 

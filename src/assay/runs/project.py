@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from assay.deployment.pool_settings import PoolSettings
 from assay.errors import ConfigError, ProjectError
 from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
@@ -67,6 +68,7 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "index": (IndexSettings,),
     "deploy simulate": (SimulateSettings,),
     "deploy start": (StartSettings,),
+    "loop pool": (PoolSettings,),
 }
 GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from assay.api.traces import score_rollouts
 from assay.deployment.assignment import CANDIDATE, CHAMPION
 from assay.deployment.decisions import RUNNING, Decision, advance, decide
 from assay.deployment.deployments import Deployment, Deployments
+from assay.deployment.events import Hook, Notifier
 from assay.deployment.evidence import mean_of
 from assay.deployment.plan import Metric
 from assay.deployment.sequences import normal_mixture
@@ -20,6 +22,7 @@ from assay.traces import Store
 
 __all__ = ["DeploymentReport", "advance_deployment", "deployment_history", "deployment_status", "order_deployment"]
 
+_EVENTS = {"promote": "promoted", "rollback": "rolled_back", "pause": "paused", "next": "next"}
 _PLANNED = 0.25 / 200  # variance at which the shown intervals are narrowest: that of 200 rollouts
 
 
@@ -108,6 +111,7 @@ def advance_deployment(
     *,
     rubric: str | Path | None = None,
     dry_run: bool = False,
+    hooks: Sequence[Hook] = (),
     store: str | Path | None = None,
     now: float | None = None,
     progress: Progress | None = None,
@@ -117,6 +121,7 @@ def advance_deployment(
     Args:
         rubric: scores rollouts without a score first, and those that a shadow step replays.
         dry_run: writes nothing.
+        hooks: told of the decision, in addition to those of the plan.
         now: seconds since the epoch; by default the present.
     Raises:
         DeploymentError: there is no such deployment.
@@ -128,10 +133,24 @@ def advance_deployment(
         if dry_run:
             return _status(deployments, found.id, moment)
         if rubric is not None:
-            score_rollouts(rubric, store=store, progress=progress)
+            score_rollouts(rubric, store=store, agent=found.agent, progress=progress)
         if found.state.status == RUNNING and found.plan.steps[found.state.step].shadow:
             replay(deployments, found, rubric=rubric, store=store, progress=progress)
-        return _status(deployments, found.id, moment, advance(deployments, found.id, moment))
+        decision = advance(deployments, found.id, moment)
+        _notify(found, decision, hooks)
+        return _status(deployments, found.id, moment, decision)
+
+
+def _notify(found: Deployment, decision: Decision, hooks: Sequence[Hook] = ()) -> None:
+    """Sends what was decided, after it was written."""
+    if decision.action not in _EVENTS:
+        return
+    notifier = Notifier((*found.plan.events, *hooks))
+    notifier.notify(
+        _EVENTS[decision.action], agent=found.agent, deployment=found.id, champion=found.champion,
+        candidate=found.candidate, step=decision.step + 1, rule=decision.rule, reason=decision.reason,
+    )  # fmt: skip
+    notifier.close()
 
 
 def order_deployment(
@@ -147,8 +166,9 @@ def order_deployment(
     """
     with Store(store) as opened:
         deployments = Deployments(opened.engine)
-        deployments.order(deployment, action, reason=reason, by=by)
-        return deployments.get(deployment)
+        found = deployments.get(deployment)
+        _notify(found, deployments.order(found.id, action, reason=reason, by=by))
+        return deployments.get(found.id)
 
 
 def deployment_history(deployment: str, *, store: str | Path | None = None) -> list[dict[str, Any]]:

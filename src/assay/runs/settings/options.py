@@ -25,6 +25,7 @@ __all__ = [
     "JudgeScoreOptions",
     "OfflineOptions",
     "PlanOptions",
+    "PoolOptions",
     "RunOptions",
     "SimulateOptions",
     "StartOptions",
@@ -367,3 +368,19 @@ class StartOptions(TypedDict, total=False):
     suite_rubric: str | None
     suite_threshold: float
     force: bool
+
+
+class PoolOptions(TypedDict, total=False):
+    """Settings of `assay.api.loop.pool.collect_pool`."""
+
+    tenants: Sequence[str]
+    require_consent: bool
+    task_types: Sequence[str]
+    since_days: float | None
+    max_tasks: int
+    privacy: str
+    privacy_key: str | None
+    min_points: int
+    min_clean: float
+    min_task_types: int
+    against: str | None

@@ -97,16 +97,23 @@ class Selection:
     def where(self) -> list[Any]:
         """SQL conditions on rollouts, including consent and tenants, but not sealed inputs."""
         r = schema.rollouts
-        consent = [r.c.consent.is_not(None)] if self.require_consent else []
         rated = [r.c.human_rating.is_not(None)] if self.rated else []
         return [
             *self.drawn(),
             r.c.status.in_(("done", "failed")),
             sa.not_(is_sealed()),
+            *self.permitted(),
+            *rated,
+        ]
+
+    def permitted(self) -> list[Any]:
+        """SQL conditions on rollouts by tenant and consent alone."""
+        r = schema.rollouts
+        consent = [r.c.consent.is_not(None)] if self.require_consent else []
+        return [
             sa.or_(r.c.tenant.is_(None), r.c.tenant.in_(self.tenants)),
             sa.not_(lacks_consent()),
             *consent,
-            *rated,
         ]
 
 

@@ -1,7 +1,7 @@
 """HTTP handler that runs deployed agents. Permissions are checked before it is called."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -9,6 +9,7 @@ from aiohttp import web
 from assay.errors import ConfigError
 from assay.support.settings import nearest
 from assay.traces.gateway.connections import Connections
+from assay.traces.gateway.metrics import Metrics
 from assay.traces.gateway.proxy import json_body
 
 __all__ = ["AgentRoutes", "AgentRunner"]
@@ -17,7 +18,17 @@ _FIELDS = ("unit", "task_type", "tenant", "data_subject", "consent", "expected")
 
 
 class AgentRunner(Protocol):
-    """A deployed agent. Called in threads, several at a time."""
+    """A deployed agent. Called in threads, several at a time.
+
+    Attributes:
+        counts: number of rollouts by version, arm ("" without one) and status.
+        seconds: their duration by version and arm.
+        fallbacks: rollouts that the champion took over, by version.
+    """
+
+    counts: Mapping[tuple[str, str, str], int]
+    seconds: Mapping[tuple[str, str], float]
+    fallbacks: Mapping[str, int]
 
     def __call__(self, inputs: Mapping[str, Any], **fields: Any) -> Any:
         """Runs one rollout.
@@ -33,12 +44,15 @@ class AgentRunner(Protocol):
 class AgentRoutes:
     """Handler over the agents of a gateway, by name."""
 
-    def __init__(self, agents: Mapping[str, AgentRunner], connections: Connections) -> None:
-        self.agents, self.connections = agents, connections
+    def __init__(
+        self, agents: Mapping[str, AgentRunner], connections: Connections, stats: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        self.agents, self.connections, self.metrics = agents, connections, Metrics(stats, agents)
 
     def add_to(self, app: web.Application) -> None:
-        """Adds the route to an application."""
+        """Adds the routes to an application, with that of the metrics."""
         app.router.add_post("/agents/{agent}", self.run)
+        app.router.add_get("/metrics", self.metrics.get)
 
     async def run(self, request: web.Request) -> web.Response:
         """POST /agents/NAME: `{"inputs": {…}, "unit": …}`; returns outputs, rollout and version."""

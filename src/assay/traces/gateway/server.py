@@ -40,7 +40,7 @@ from assay.traces.store import Store
 __all__ = ["Gateway"]
 
 _LOG = logging.getLogger("assay.gateway")
-_GATEWAY_PATHS = ("/agents", "/assay", "/feedback", "/health", "/reward", "/close")  # never passed on
+_GATEWAY_PATHS = ("/agents", "/assay", "/feedback", "/health", "/metrics", "/reward", "/close")  # never passed on
 # Path prefixes of Azure OpenAI, before the dialect's own path without /v1.
 _AZURE = ("/openai/deployments/{deployment}", "/openai/v1", "/openai")
 _STATUS = {FailureKind.TIMEOUT: 504, FailureKind.CONTEXT: 400}  # status of a failed call by its kind; 502 for others
@@ -100,7 +100,7 @@ class Gateway:
         self._routes = RolloutRoutes(
             self.rollouts, self.access, self.connections, self._store_access, lambda: self.upstream
         )
-        self._agents = AgentRoutes(agents or {}, self.connections)
+        self._agents = AgentRoutes(agents or {}, self.connections, self.stats)
         store.never_wait()
         # Handlers that an agent may use; all others need the gateway's key.
         self._agent_handlers: set[Any] = {self._models, self._count_tokens, self._agents.run}

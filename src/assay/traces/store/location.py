@@ -5,7 +5,7 @@ from pathlib import Path
 
 __all__ = ["REVISION", "store_file", "store_url"]
 
-REVISION = "0005"  # the newest in `migrations/versions`; read without importing Alembic
+REVISION = "0006"  # the newest in `migrations/versions`; read without importing Alembic
 
 
 def store_url(where: str | Path | None = None) -> str:

@@ -7,8 +7,8 @@ from sqlalchemy.types import UserDefinedType
 
 __all__ = [
     "SINCE_REVISIONS", "agent_aliases", "agent_flags", "agent_versions", "deployment_decisions", "deployments",
-    "documents", "facts", "forgotten", "known_tasks", "labels", "made_from", "meta", "metadata", "passage_vectors",
-    "passages", "revisions", "rollouts", "runs", "test_openings", "transitions",
+    "documents", "facts", "forgotten", "known_tasks", "labels", "loop_steps", "loops", "made_from", "meta", "metadata",
+    "passage_vectors", "passages", "revisions", "rollouts", "runs", "test_openings", "transitions",
 ]  # fmt: skip
 
 # `schema` in `meta`: versions of assay from before revisions refuse a store whose number is above 5.
@@ -331,5 +331,36 @@ deployment_decisions = Table(
     Column("reason", Text, nullable=False),
     Column("numbers_json", Text, nullable=False),
     Column("at", Float, nullable=False),
+    Column("by", String(200), nullable=False),
+)
+
+# Continuous loops, one of an agent. `beats` counts every change, so that a lease needs no clock.
+loops = Table(
+    "loops",
+    metadata,
+    Column("agent", String(64), primary_key=True),
+    Column("file", Text, nullable=False),  # of its settings, absolute path
+    Column("sha256", String(64), nullable=False),  # of that file
+    Column("enabled", Boolean, nullable=False),
+    Column("holder", String(200)),  # host and process that run it now, else null
+    Column("token", String(32)),  # of the lease; null if nobody has it
+    Column("beats", Integer, nullable=False),
+    Column("beat_at", Float),  # to be shown; decides nothing
+    Column("changed_at", Float, nullable=False),
+    Column("changed_by", String(200), nullable=False),
+)
+
+# Steps of the cycles of a loop: a step that was begun and not ended is run again, one that ended is not.
+loop_steps = Table(
+    "loop_steps",
+    metadata,
+    Column("agent", String(64), primary_key=True),
+    Column("cycle", Integer, primary_key=True, autoincrement=False),  # from 1
+    Column("step", String(16), primary_key=True),
+    Column("status", String(16), nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("detail_json", Text, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("ended_at", Float),
     Column("by", String(200), nullable=False),
 )

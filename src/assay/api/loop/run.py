@@ -1,0 +1,350 @@
+"""Public API for `assay loop run`: one call takes the loop of an agent as far as it can go now."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.api.deploy.start import start_deployment
+from assay.api.deploy.status import advance_deployment
+from assay.api.loop.improvement import Order, improved, usage_since
+from assay.api.loop.pool import collect_pool
+from assay.api.loop.state import loop_file
+from assay.api.traces import score_rollouts
+from assay.deployment.cycles import Position, due_in, position, spent
+from assay.deployment.decisions import RUNNING
+from assay.deployment.deployments import Deployment, Deployments
+from assay.deployment.events import Notifier
+from assay.deployment.loops import DONE, ENDED, FAILED, WAITING, Lease, Loops, LostLease, time_of
+from assay.deployment.pool import read_manifest
+from assay.errors import BudgetExceeded, DataError, DeploymentError
+from assay.evaluation.progress import Progress, SilentProgress
+from assay.runs.opening import home_of
+from assay.runs.settings.loop import LoopSettings
+from assay.sources.trust import trusts
+from assay.support.scrubbing import error_text
+from assay.support.settings import settings_of
+from assay.traces import Store
+
+__all__ = ["LoopRunReport", "run_loop"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopRunReport:
+    """What one run of a loop did.
+
+    Attributes:
+        action: advance (of the active deployment), cycle, wait, held (another process runs the loop), stopped, failed.
+        reason: why it ended there.
+        cycle: the cycle that it worked on; None if it did not come to one.
+        steps: the steps that were taken in this run, each with its status.
+        deployment: the active deployment; None without one.
+        dry_run: whether nothing was written.
+    """
+
+    agent: str
+    action: str
+    reason: str
+    cycle: int | None = None
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    deployment: dict[str, Any] | None = None
+    dry_run: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@trusts
+def run_loop(
+    agent: str,
+    *,
+    file: str | Path | None = None,
+    dry_run: bool = False,
+    store: str | Path | None = None,
+    progress: Progress | None = None,
+) -> LoopRunReport:
+    """Advances the active deployment of an agent; without one takes the steps of a cycle as far as they go.
+
+    Safe to call at any time, on any number of machines: one process at a time has the loop. A killed one is continued
+    by the next call, at the step that it had begun.
+
+    Args:
+        file: the loop's file on this machine, where it is elsewhere than on the one that started the loop; with the
+            same content.
+        dry_run: says what would be done, and writes nothing.
+    Raises:
+        DeploymentError: the agent has no loop, or its file was changed.
+    """
+    with Store(store) as opened:
+        loops = Loops(opened.engine)
+        settings = loop_file(loops, agent, file)
+        loop = loops.get(agent)
+        if loop is None or not loop.enabled:
+            return LoopRunReport(agent=agent, action="stopped", reason="the loop was stopped", dry_run=dry_run)
+        run = _Run(agent, settings, opened, store, progress or SilentProgress())
+        if dry_run:
+            return run.dry()
+        lease = loops.acquire(agent, lease_s=settings.lease_s)
+        if lease is None:
+            return LoopRunReport(agent=agent, action="held", reason="another process runs the loop now")
+        with lease:
+            try:
+                return run.go(lease)
+            finally:
+                run.notifier.close()
+
+
+@dataclass
+class _Run:
+    """One run of a loop."""
+
+    agent: str
+    settings: LoopSettings
+    opened: Store
+    store: Any
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self.loops, self.deployments = Loops(self.opened.engine), Deployments(self.opened.engine)
+        self.notifier = Notifier(self.settings.events)
+        self.taken: list[dict[str, Any]] = []
+
+    def go(self, lease: Lease) -> LoopRunReport:
+        """Advances the deployment, else works on the cycle until it ends, waits or is stopped."""
+        if (active := self.deployments.active(self.agent)) is not None:
+            at = position(self.loops.steps(self.agent), self.settings.attempts)
+            made = at.steps["register"].detail.get("version") if "register" in at.steps else None
+            if at.step == "deploy" and made == f"{self.agent}@{active.candidate}":
+                self._step(lease, at)  # its process was killed when the deployment had just started
+            return self._advance(active)
+        self._score()
+        waited = WAITING in [step.status for step in self.loops.steps(self.agent)[-2:]]
+        while True:
+            at = position(self.loops.steps(self.agent), self.settings.attempts)
+            if (reason := self._hindrance(at)) is not None:
+                return self._report("wait", reason, at)
+            loop = self.loops.get(self.agent)
+            if loop is None or not loop.enabled:
+                return self._report("stopped", "the loop was stopped", at)
+            status, reason = self._step(lease, at)
+            if status == FAILED:
+                self.notifier.notify("failed", agent=self.agent, cycle=at.cycle, step=at.step, reason=reason)
+                return self._report("failed", f"{at.step}: {reason}", at)
+            if status == WAITING:
+                if not waited:  # a schedule comes back every few minutes
+                    self.notifier.notify("waiting", agent=self.agent, cycle=at.cycle, step=at.step, reason=reason)
+                return self._report("wait", reason, at)
+            if status == ENDED or at.step == "deploy":
+                return self._report("cycle", reason, at)
+
+    def _score(self) -> None:
+        """Scores rollouts of production that have no score."""
+        score_rollouts(
+            self.settings.rubric, store=self.store, agent=self.agent, progress=self.progress,
+            **(self.settings.scoring or {}),
+        )  # fmt: skip
+
+    def _report(self, action: str, reason: str, at: Position | None = None, *, dry_run: bool = False) -> LoopRunReport:
+        active = self.deployments.active(self.agent)
+        return LoopRunReport(
+            agent=self.agent, action=action, reason=reason, cycle=at.cycle if at is not None else None,
+            steps=self.taken, deployment=None if active is None else {"id": active.id, "status": active.state.status},
+            dry_run=dry_run,
+        )  # fmt: skip
+
+    def _advance(self, active: Deployment, *, dry_run: bool = False) -> LoopRunReport:
+        if active.state.status != RUNNING:
+            return self._report("wait", f"deployment {active.id} is paused: resume, promote or roll it back")
+        rubric: str | None = self.settings.rubric
+        if self.settings.scoring and not dry_run:  # by another model than the rubric names
+            self._score()
+            rubric = None
+        shown = advance_deployment(
+            active.id, rubric=rubric, dry_run=dry_run, hooks=self.settings.events, store=self.store,
+            progress=self.progress,
+        )  # fmt: skip
+        decision = shown.decision
+        return self._report("advance", f"{decision.action} ({decision.rule}): {decision.reason}", dry_run=dry_run)
+
+    def _hindrance(self, at: Position) -> str | None:
+        """Why the cycle cannot go on now; None if it can."""
+        steps, settings = self.loops.steps(self.agent), self.settings
+        with self.opened.engine.connect() as connection:
+            now = time_of(connection)
+        if not at.improves and (left := due_in(steps, 86400 * settings.every_days, now)) > 0:
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(now + left))
+            return f"the next cycle is due at {when}"
+        if at.step in ("pool", "gates", "improve"):
+            left_calls, left_usd = self._left(now)
+            if (left_calls is not None and left_calls <= 0) or (left_usd is not None and left_usd <= 0):
+                return "the budget of seven days is used up (max_calls, max_cost_usd)"
+        return None
+
+    def _left(self, now: float, *, without: int | None = None) -> tuple[int | None, float | None]:
+        """Calls and dollars that the budget leaves.
+
+        Args:
+            without: a cycle that is not counted.
+        """
+        calls, usd = spent([step for step in self.loops.steps(self.agent) if step.cycle != without], now)
+        settings = self.settings
+        return (
+            None if settings.max_calls is None else settings.max_calls - calls,
+            None if settings.max_cost_usd is None else settings.max_cost_usd - usd,
+        )
+
+    def _step(self, lease: Lease, at: Position) -> tuple[str, str]:
+        """Takes one step and writes how it ended. A kill leaves it begun."""
+        if at.attempts >= self.settings.attempts:
+            reason = f"its process was killed or failed in each of {at.attempts} attempts"
+            status, detail = FAILED, {"reason": reason, **self._lost(at)}
+            lease.end(at.cycle, at.step, status, detail)
+            return status, str(detail["reason"])
+        lease.begin(at.cycle, at.step)
+        steps: dict[str, Callable[[Position], tuple[str, dict[str, Any]]]] = {
+            "pool": self._pool, "gates": self._gates, "improve": self._improve, "register": self._register,
+            "deploy": self._deploy,
+        }  # fmt: skip
+        self.progress.say(f"loop {self.agent}, cycle {at.cycle}: {at.step}")
+        try:
+            status, detail = steps[at.step](at)
+        except LostLease:
+            raise
+        except (Exception, BudgetExceeded) as error:  # whatever a program, judge or trainer raises; tried again
+            status, detail = FAILED, {"reason": error_text(error)[:2000], **self._lost(at)}
+        lease.end(at.cycle, at.step, status, detail)
+        reason = str(detail.get("reason") or "")
+        self.taken.append({"step": at.step, "status": status, "reason": reason})
+        return status, reason
+
+    def _lost(self, at: Position) -> dict[str, Any]:
+        """What an improvement has spent that did not end by itself; it counts for the budget."""
+        began = next(
+            (s.started_at for s in self.loops.steps(self.agent) if (s.cycle, s.step) == (at.cycle, "improve")), None
+        )
+        if at.step != "improve" or began is None:
+            return {}
+        calls, cost = usage_since(self.store, began)
+        return {"calls": calls, "cost_usd": cost}
+
+    # -- steps
+    def _folder(self, cycle: int) -> Path:
+        return (home_of(self.store) / "loop" / self.agent / f"cycle-{cycle}").absolute()
+
+    def _pool_settings(self, cycle: int) -> dict[str, Any]:
+        """Settings of the pool; compared with the training data that was named, else with the newest pool that an
+        improvement was made from, where it is on this machine."""
+        given = {name: getattr(self.settings.pool, name) for name in settings_of(type(self.settings.pool))}
+        if given["against"] is None:
+            steps = self.loops.steps(self.agent)
+            used = {s.cycle for s in steps if s.step == "improve" and s.status in (DONE, ENDED) and s.cycle < cycle}
+            pools = [
+                str(s.detail["path"]) for s in steps if s.step == "pool" and s.cycle in used and "path" in s.detail
+            ]
+            given["against"] = next((path for path in reversed(pools) if Path(path).is_file()), None)
+        return given
+
+    def _pool(self, at: Position) -> tuple[str, dict[str, Any]]:
+        out = self._folder(at.cycle) / "pool.jsonl"
+        try:
+            report = collect_pool(self.agent, out, replace=True, store=self.store, **self._pool_settings(at.cycle))
+        except DataError as error:
+            return WAITING, {"reason": str(error)}
+        return DONE, {**report.to_dict(), "reason": f"{report.tasks} tasks"}
+
+    def _gates(self, at: Position) -> tuple[str, dict[str, Any]]:
+        return _passed(at.steps["pool"].detail, self.settings.min_new_tasks)
+
+    def _improve(self, at: Position) -> tuple[str, dict[str, Any]]:
+        pool = at.steps["pool"].detail
+        data = Path(pool["path"])
+        if not data.is_file():  # another machine has collected it
+            again = collect_pool(
+                self.agent, self._folder(at.cycle) / "pool.jsonl", replace=True, store=self.store,
+                **self._pool_settings(at.cycle),
+            )  # fmt: skip
+            data = Path(str(again.path))
+        people = read_manifest(data)["people"]
+        registry = self.deployments.registry
+        champion = registry.version(self.agent)
+        with self.opened.engine.connect() as connection:
+            now = time_of(connection)
+        began = at.steps["improve"].started_at if "improve" in at.steps else now
+        calls, usd = self._left(now, without=at.cycle)  # caps of a resumed job hold for all of its attempts
+        order = Order(
+            name=f"{self.agent}-loop-{at.cycle}", champion=registry.folder_of(champion), data=data,
+            out=home_of(self.store).absolute() / "artifacts" / f"{self.agent}-loop-{at.cycle}", store=self.store,
+            began=began, max_calls=calls, max_cost_usd=usd,
+        )  # fmt: skip
+        detail = {**improved(self.settings, order, self.progress), "champion": champion.name, "people": people}
+        if detail["artifact"] is None:
+            return ENDED, {**detail, "reason": f"no better version: {detail['reason']}"}
+        return DONE, detail
+
+    def _register(self, at: Position) -> tuple[str, dict[str, Any]]:
+        made = at.steps["improve"].detail
+        # First, so that erasure names the artifact: its demonstrations are tasks of the pool.
+        self.opened.put_artifact(str(made["artifact"]), made["people"])
+        version = self.deployments.registry.register(
+            self.agent, made["artifact"], parent=made["champion"], people=made["people"], by="assay loop"
+        )
+        return DONE, {"version": version.name, "reason": version.name}
+
+    def _deploy(self, at: Position) -> tuple[str, dict[str, Any]]:
+        version = self.deployments.registry.version(at.steps["register"].detail["version"])
+        for known in self.deployments.all(self.agent):
+            if known.candidate == version.number:  # started before this process or its predecessor was killed
+                return DONE, {"deployment": known.id, "reason": f"{version.name} is being deployed"}
+        given = {name: getattr(self.settings.deploy, name) for name in settings_of(type(self.settings.deploy))}
+        try:
+            report = start_deployment(version.name, store=self.store, progress=self.progress, **given)
+        except DeploymentError as error:
+            if self.deployments.active(self.agent) is not None:
+                return WAITING, {"reason": str(error)}
+            return ENDED, {"reason": f"not deployed: {error}"}
+        detail: dict[str, Any] = {"deployment": None, "suite": report.suite, "reason": f"{version.name} is deployed"}
+        if report.deployment is not None:
+            detail["deployment"] = report.deployment.id
+        return DONE, detail
+
+    def dry(self) -> LoopRunReport:
+        """What a run would do; nothing is written."""
+        if (active := self.deployments.active(self.agent)) is not None:
+            return self._advance(active, dry_run=True)
+        at = position(self.loops.steps(self.agent), self.settings.attempts)
+        if (reason := self._hindrance(at)) is not None:
+            return self._report("wait", reason, at, dry_run=True)
+        if at.step != "pool":
+            return self._report("cycle", f"would continue cycle {at.cycle} with {at.step}", at, dry_run=True)
+        try:
+            pool = collect_pool(self.agent, store=self.store, **self._pool_settings(at.cycle)).to_dict()
+        except DataError as error:
+            return self._report("wait", str(error), at, dry_run=True)
+        status, detail = _passed(pool, self.settings.min_new_tasks)
+        self.taken.append({"step": "gates", "status": status, "reason": detail["reason"]})
+        if status == WAITING:
+            return self._report("wait", detail["reason"], at, dry_run=True)
+        calls, usd = self._left(time.time())
+        left = (
+            "no cap on calls" if calls is None else f"{calls} calls",
+            "no cap on cost" if usd is None else f"${usd:.2f}",
+        )
+        reason = f"would improve {self.agent} by {self.settings.method} on {pool['tasks']} tasks ({', '.join(left)})"
+        return self._report("cycle", reason, at, dry_run=True)
+
+
+def _passed(pool: Mapping[str, Any], new: int) -> tuple[str, dict[str, Any]]:
+    """Whether a pool passes its gates and has enough new tasks."""
+    missing = [
+        f"{gate['gate']} is {gate['value']:.3g}, {gate['required']} is required"
+        if isinstance(gate["value"], float)
+        else f"{gate['gate']} is {gate['value']}, {gate['required']} is required"
+        for gate in pool["gates"]
+        if not gate["passed"]
+    ]
+    if pool["new_tasks"] < new:
+        missing.append(f"new tasks are {pool['new_tasks']}, {new} are required")
+    if missing:
+        return WAITING, {"reason": "; ".join(missing), "gates": pool["gates"]}
+    return DONE, {"reason": "all gates passed", "gates": pool["gates"]}

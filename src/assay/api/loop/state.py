@@ -1,0 +1,67 @@
+"""Public API for `assay loop start` and `stop`, and the file of a loop as all machines read it."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from assay.deployment.loops import Loops
+from assay.deployment.registry import Registry
+from assay.errors import DeploymentError
+from assay.runs.settings.loop import LoopSettings, load_loop
+from assay.traces import Store
+
+__all__ = ["loop_file", "start_loop", "stop_loop"]
+
+
+def start_loop(agent: str, file: str | Path, *, store: str | Path | None = None) -> dict[str, Any]:
+    """Lets `assay loop run` work for an agent, by the settings in `file`. Starts no process.
+
+    Raises:
+        ConfigError: the file breaks a rule.
+        DeploymentError: the agent has no champion.
+    """
+    load_loop(file)
+    path = Path(file).absolute()
+    with Store(store) as opened:
+        champion = Registry(opened.engine).version(agent)
+        Loops(opened.engine).enable(agent, str(path), _sha256(path))
+    return {"agent": agent, "enabled": True, "file": str(path), "champion": champion.name}
+
+
+def stop_loop(agent: str, *, store: str | Path | None = None) -> dict[str, Any]:
+    """Ends the loop of an agent: a process that runs it stops before its next step. A deployment goes on.
+
+    Raises:
+        DeploymentError: the agent has no loop.
+    """
+    with Store(store) as opened:
+        Loops(opened.engine).disable(agent)
+    return {"agent": agent, "enabled": False}
+
+
+def loop_file(loops: Loops, agent: str, file: str | Path | None = None) -> LoopSettings:
+    """The settings of a started loop.
+
+    The store has the path and the hash of the file and not its content: commands and Python files that it names are
+    run, and whoever may write to the store must not choose them.
+
+    Raises:
+        DeploymentError: the agent has no loop, or the file is missing or another one than at the start.
+    """
+    if (loop := loops.get(agent)) is None:
+        raise DeploymentError(f"agent {agent!r} has no loop: assay loop start {agent} --file FILE starts one")
+    path = Path(loop.file if file is None else file)
+    if not path.is_file():
+        raise DeploymentError(
+            f"there is no {path} on this machine: copy the file of the loop here, and name it", flag="--file"
+        )
+    if _sha256(path) != loop.sha256:
+        raise DeploymentError(
+            f"{path} is not the file that the loop of {agent!r} was started with: start it again with the changed "
+            f"file (assay loop start {agent} --file {path})"
+        )
+    return load_loop(path)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,132 @@
+"""`assay loop run`, `start`, `stop`, `status` and `install`."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from assay.cli.numbers import Integer
+from assay.cli.shared import Console, json_option, open_store, print_json, store_option, trust_option
+from assay.cli.wording import in_flags
+
+__all__ = ["install_command", "run_command", "start_command", "status_command", "stop_command"]
+
+_FILE = "File of the loop on this machine, where it is elsewhere than on the one that started the loop."
+
+
+@click.command("run")
+@click.argument("agent")
+@click.option("--file", metavar="FILE", help=_FILE)
+@click.option("--dry-run", is_flag=True, help="Print what would be done; write nothing.")
+@store_option()
+@trust_option()
+@json_option()
+def run_command(agent: str, file: str | None, dry_run: bool, store: str | None, as_json: bool) -> None:
+    """Advance the active deployment of AGENT; without one collect the pool, check its gates, improve, register, deploy.
+
+    Call it as often as you like, on several machines: one process at a time has the loop, and a killed one is
+    continued. Exit code 1 if a step failed.
+    """
+    from assay.api.loop.run import run_loop
+
+    open_store(store).close()
+    data = run_loop(agent, file=file, dry_run=dry_run, store=store, progress=Console()).to_dict()
+    if as_json:
+        print_json(data)
+    else:
+        for step in data["steps"]:
+            click.echo(f"{step['step']:9} {step['status']:8} {in_flags(step['reason'])}")
+        click.echo(f"{data['action']}: {in_flags(data['reason'])}")
+    if data["action"] == "failed":
+        sys.exit(1)
+
+
+@click.command("start")
+@click.argument("agent")
+@click.option("--file", metavar="FILE", required=True, help="YAML file with the settings of the loop.")
+@store_option()
+@json_option()
+def start_command(agent: str, file: str, store: str | None, as_json: bool) -> None:
+    """Let assay loop run work for AGENT by the settings in FILE. Starts no process; assay loop install schedules it."""
+    from assay.api.loop.state import start_loop
+
+    open_store(store).close()
+    data = start_loop(agent, file, store=store)
+    print_json(data) if as_json else click.echo(
+        f"the loop of {agent} is started; next: assay loop run {agent} --dry-run, assay loop install {agent}"
+    )
+
+
+@click.command("stop")
+@click.argument("agent")
+@store_option()
+@json_option()
+def stop_command(agent: str, store: str | None, as_json: bool) -> None:
+    """End the loop of AGENT: a process that runs it stops before its next step. A deployment goes on."""
+    from assay.api.loop.state import stop_loop
+
+    open_store(store).close()
+    data = stop_loop(agent, store=store)
+    print_json(data) if as_json else click.echo(f"the loop of {agent} is stopped")
+
+
+@click.command("status")
+@click.argument("agent")
+@click.option("--file", metavar="FILE", help=_FILE)
+@store_option()
+@json_option()
+def status_command(agent: str, file: str | None, store: str | None, as_json: bool) -> None:
+    """Show where the loop of AGENT stands, and seven figures against their limits."""
+    from assay.api.loop.status import loop_status
+
+    open_store(store).close()
+    data = loop_status(agent, file=file, store=store).to_dict()
+    print_json(data) if as_json else _show(data)
+
+
+def _show(data: dict[str, Any]) -> None:
+    state = "started" if data["enabled"] else "stopped"
+    holder = f", run by {data['holder']}" if data["holder"] else ""
+    due = f", due in {data['due_in_s'] / 3600:.1f} h" if data["due_in_s"] else ""
+    click.echo(f"loop of {data['agent']}: {state}{holder}; cycle {data['cycle']}, next {data['next_step']}{due}")
+    if data["problem"]:
+        click.echo(f"  {in_flags(data['problem'])}")
+    for step in data["steps"]:
+        at = time.strftime("%m-%d %H:%M", time.localtime(step["started_at"]))
+        click.echo(f"  {at}  {step['step']:9} {step['status']:8} {step['reason'] or ''}")
+    if (active := data["deployment"]) is not None:
+        click.echo(f"  deployment {active['id'][:12]}: {active['status']}, {active['share']:.0%} on the candidate")
+    for figure in data["figures"]:
+        value = "–" if figure["value"] is None else f"{figure['value']:.3f}"
+        span = "" if figure["low"] is None else f" [{figure['low']:.3f}, {figure['high']:.3f}]"
+        limit = "no limit" if figure["limit"] is None else f"limit {figure['limit']:g}"
+        mark = {True: "ok", False: "ALARM", None: "–"}[figure["ok"]]
+        click.echo(f"{mark:5}  {figure['name']:12} {value}{span}, {limit} (n = {figure['n']})")
+
+
+@click.command("install")
+@click.argument("agent")
+@click.option("--kind", type=click.Choice(["systemd", "cron"]), default="systemd", show_default=True, help="Scheduler.")
+@click.option("--every", type=Integer(1), default=5, show_default=True, metavar="MINUTES", help="Between two runs.")
+@click.option("--out", metavar="DIR", help="Folder for the files; without it they are printed.")
+@click.option("--file", metavar="FILE", help=_FILE)
+@store_option()
+@json_option()
+def install_command(
+    agent: str, kind: str, every: int, out: str | None, file: str | None, store: str | None, as_json: bool
+) -> None:
+    """Write a systemd service with its timer, or a cron line, that calls assay loop run AGENT. Installs nothing."""
+    from assay.api.loop.install import schedule_files
+
+    files = schedule_files(agent, kind=kind, every_minutes=every, file=file, store=store)
+    if out is not None:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (Path(out) / name).write_text(text, encoding="utf-8")
+    if as_json:
+        print_json({"files": files, "out": out})
+        return
+    for name, text in files.items():
+        click.echo(f"{Path(out) / name}" if out is not None else f"# {name}\n{text}")

@@ -1,0 +1,350 @@
+"""The benchmark pool of an agent: rollouts of production as tasks, deduplicated, anonymized, stratified, versioned.
+
+Tenants, consent and erasure are respected as in exports. A task has the split that its recorded inputs have in the
+store, also after anonymization. Answers of production are not taken as expected outputs.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from assay.datasets.tasks import SPLITS, Task, content_hash
+from assay.deployment.drift import Profile, drift
+from assay.deployment.pool_settings import PoolSettings
+from assay.errors import ConfigError, DataError
+from assay.traces.export.gates import FAILED, PATTERNS, VERIFIED
+from assay.traces.export.hiding import Hider
+from assay.traces.export.selection import Selection, difficulty_of, snapshot
+from assay.traces.export.turns import loaded
+from assay.traces.records import Rollout, subject_digest
+from assay.traces.store import Store
+from assay.traces.store import tables as schema
+from assay.traces.store.rows import rollout_of
+from assay.traces.store.sealing import SEALED, SplitFinder, claim_salt
+
+__all__ = ["PoolReport", "manifest_path", "read_manifest", "write_pool"]
+
+FORMAT = 1
+_ROLLOUTS = schema.rollouts
+_BATCH = 500
+
+
+@dataclass
+class _Candidate:
+    """A distinct task of production, and what its rollouts have shown. `newest` is the id of one of them."""
+
+    newest: str = ""
+    task_type: str = ""
+    count: int = 0
+    failed: int = 0
+    total: float = 0.0  # sum of the scores
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count
+
+    @property
+    def is_hard(self) -> bool:
+        return self.failed > 0 or self.mean < 1 / 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolReport:
+    """A pool that was written, or would be.
+
+    Attributes:
+        path: the file; None if it was only counted.
+        sha256: of the file, its version.
+        tasks: number of tasks.
+        new_tasks: those that `against` does not have.
+        splits: number of tasks by split.
+        task_types: number of tasks by task type.
+        hard: tasks on which production failed, or scored below 1/3.
+        clean: share of the rollouts that ended without a failure of a model or judge and are scored.
+        rollouts: number of rollouts that were read.
+        left_out: number of rollouts or tasks left out, by reason.
+        gates: prerequisites of a training, each with its value, what is required and whether it passed.
+        passed: whether all did.
+        drift: against the training data; None without any.
+    """
+
+    path: str | None
+    sha256: str | None
+    tasks: int
+    new_tasks: int
+    splits: Mapping[str, int]
+    task_types: Mapping[str, int]
+    hard: int
+    clean: float
+    rollouts: int
+    left_out: Mapping[str, int]
+    gates: list[dict[str, Any]]
+    passed: bool
+    drift: dict[str, Any] | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def manifest_path(pool: str | Path) -> Path:
+    """The file that describes a pool."""
+    return Path(pool).with_suffix(".manifest.json")
+
+
+def read_manifest(pool: str | Path) -> dict[str, Any]:
+    """The manifest of a pool, after verifying that the pool is the file that it describes.
+
+    Raises:
+        DataError: there is none, or the file was changed.
+    """
+    path = manifest_path(pool)
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        sha256 = hashlib.sha256(Path(pool).read_bytes()).hexdigest()
+    except (OSError, ValueError) as error:
+        raise DataError(f"{pool} is not a pool with a manifest: {error}") from None
+    if manifest.get("sha256") != sha256:
+        raise DataError(f"{pool} was changed since it was written: its hash is not the one in {path}")
+    return manifest
+
+
+def write_pool(
+    store: Store,
+    agent: str,
+    settings: PoolSettings,
+    out: Path | None,
+    *,
+    key: Path | None = None,
+    training: Iterable[Task] = (),
+    replace: bool = False,
+    now: float | None = None,
+) -> PoolReport:
+    """Collects the pool of an agent and writes it with its manifest.
+
+    Args:
+        out: new file that ends in .jsonl; None only counts.
+        key: key file of the surrogates.
+        training: the tasks to compare with.
+        replace: an existing file is replaced.
+    Raises:
+        ConfigError: the file exists, or has another ending.
+        DataError: there are no tasks, or the anonymization could not be verified; nothing was written.
+    """
+    if out is not None and (out.suffix != ".jsonl" or (out.exists() and not replace)):
+        raise ConfigError(f"{out} must be a new file that ends in .jsonl: pools are versions and are not overwritten")
+    run = _Pool(store, agent, settings, key)
+    run.read(time.time() if now is None else now)
+    rows = run.rows(run.chosen())
+    known = list(training)
+    report = run.report(rows, known)
+    if not rows:
+        raise DataError(f"there is no task for the pool of {agent!r}: {_reasons(report.left_out)}")
+    if settings.privacy != "off" and not run.hider.verified:
+        raise DataError(
+            f"the anonymization of the pool could not be verified: {run.hider.residual} rows still had personal "
+            "values. Nothing was written; leave these task types out, or install assay[privacy]"
+        )
+    return report if out is None else _written(store, run, rows, report, out)
+
+
+def _reasons(left_out: Mapping[str, int]) -> str:
+    listed = "; ".join(f"{count} {reason}" for reason, count in left_out.items())
+    return f"left out: {listed}" if listed else "it has no rollouts of assay.deployed or assay serve --agent"
+
+
+def _written(store: Store, run: "_Pool", rows: list[dict[str, Any]], report: PoolReport, out: Path) -> PoolReport:
+    text = "".join(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in rows).encode()
+    sha256 = hashlib.sha256(text).hexdigest()
+    path = out.absolute()
+    report = PoolReport(**{**vars(report), "path": str(path), "sha256": sha256})
+    manifest = {
+        "format": FORMAT, "agent": run.agent, "written_at": time.time(), "people": sorted(run.people),
+        "salt": run.splits.salt, "privacy": run.hider.to_dict(), **report.to_dict(),
+    }  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    claim_salt(store, run.splits.salt)
+    # Registered before the file appears, so that erasure finds it even if this process is killed in between.
+    store.put_artifact(str(path), sorted(run.people))
+    for place, content in (
+        (path, text),
+        (manifest_path(path), json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n"),
+    ):
+        scratch = place.with_name(f".{place.name}.{os.getpid()}")
+        scratch.write_bytes(content)
+        scratch.replace(place)
+    return report
+
+
+@dataclass
+class _Pool:
+    """One pass over the rollouts of an agent."""
+
+    store: Store
+    agent: str
+    settings: PoolSettings
+    key: Path | None
+    people: set[str] = field(default_factory=set)
+    left_out: Counter[str] = field(default_factory=Counter)
+    problems: Counter[str] = field(default_factory=Counter)
+    seen: int = 0
+
+    def __post_init__(self) -> None:
+        chosen = self.settings
+        self.selection = Selection(
+            tenants=tuple(chosen.tenants), require_consent=chosen.require_consent, task_types=tuple(chosen.task_types)
+        )
+        self.splits, self.profile = SplitFinder(self.store), Profile()
+        self.hider = Hider(chosen.privacy, None if chosen.privacy == "off" else self.key)
+        self.tasks: dict[str, _Candidate] = defaultdict(_Candidate)
+
+    def read(self, now: float) -> None:
+        """Reads all rollouts of production once, newest last."""
+        self.store.flush()
+        r, forgotten = _ROLLOUTS.c, self.store.forgotten()
+        since = [] if self.settings.since_days is None else [r.started_at >= now - 86400 * self.settings.since_days]
+        drawn = [
+            *self.selection.drawn(), r.version.startswith(f"{self.agent}@", autoescape=True), r.phase == "deployed",
+            r.status != "running", *since,
+        ]  # fmt: skip
+        permitted = self.selection.permitted()
+        columns = [r.id, r.inputs_json, r.task_type, r.status, r.score, r.human_rating, r.data_subject]
+        query = sa.select(*columns).where(*drawn, *permitted).order_by(r.started_at, r.id)
+        with snapshot(self.store) as connection:
+            count = sa.select(sa.func.count()).select_from(_ROLLOUTS).where(*drawn)
+            whole = int(connection.execute(count).scalar() or 0)
+            for row in connection.execute(query).mappings():
+                self._see(row, forgotten)
+        if (refused := whole - self.seen) > 0:
+            self.left_out["of other tenants or without consent"] = refused
+
+    def _see(self, row: Any, forgotten: Any) -> None:
+        self.seen += 1
+        if row["data_subject"] and subject_digest(row["data_subject"]) in forgotten:
+            self.left_out["of erased people"] += 1
+            return
+        inputs, value = loaded(row["inputs_json"]), row["human_rating"]
+        value = row["score"] if value is None else value
+        problem = (
+            "ended by an error of a model or judge" if row["status"] == "error"
+            else "without inputs" if not inputs
+            else "unscored" if value is None
+            else None
+        )  # fmt: skip
+        if problem is not None:
+            self.problems[problem] += 1
+            return
+        key = content_hash(inputs)
+        if key not in self.tasks:
+            self.profile.add(row["task_type"], inputs)
+        else:
+            self.profile.types[row["task_type"]] += 1
+        task = self.tasks[key]
+        task.newest, task.task_type = row["id"], row["task_type"]
+        task.count, task.failed = task.count + 1, task.failed + (row["status"] == "failed")
+        task.total += float(value)
+
+    def chosen(self) -> list[str]:
+        """Keys of the tasks: at most `max_tasks`, equally many of each type as far as it has them, hard ones first."""
+        by_type: dict[str, list[str]] = defaultdict(list)
+        for key in sorted(self.tasks, key=lambda key: (not self.tasks[key].is_hard, key)):
+            by_type[self.tasks[key].task_type].append(key)
+        if (dropped := len(self.tasks) - self.settings.max_tasks) > 0:
+            self.left_out["tasks beyond max_tasks"] = dropped
+        kept, left = list[str](), self.settings.max_tasks
+        for at, kind in enumerate(sorted(by_type, key=lambda kind: (len(by_type[kind]), kind))):
+            share = by_type[kind][: left // (len(by_type) - at)]
+            kept, left = kept + share, left - len(share)
+        return kept
+
+    def rows(self, keys: list[str]) -> list[dict[str, Any]]:
+        """Rows of the file, sorted by id. Of tasks that are the same after anonymization the strictest split counts."""
+        rows = dict[str, dict[str, Any]]()
+        for key, rollout in self._rollouts(keys):
+            row = self._row(self.tasks[key], rollout)
+            other = rows.get(row["id"])
+            if other is not None:
+                self.left_out["tasks that are equal after anonymization"] += 1
+                row["split"] = max(row["split"], other["split"], key=SPLITS.index)
+            rows[row["id"]] = row
+        return [rows[name] for name in sorted(rows)]
+
+    def _rollouts(self, keys: list[str]) -> Iterator[tuple[str, Rollout]]:
+        of = {self.tasks[key].newest: key for key in keys}
+        names = sorted(of)
+        with self.store.engine.connect() as connection:
+            for at in range(0, len(names), _BATCH):
+                query = sa.select(_ROLLOUTS).where(_ROLLOUTS.c.id.in_(names[at : at + _BATCH]))
+                for row in connection.execute(query).mappings():
+                    yield of[row["id"]], rollout_of(row)
+
+    def _row(self, task: _Candidate, rollout: Rollout) -> dict[str, Any]:
+        hides = self.hider.anonymizer is not None
+        metadata = {key: value for key, value in rollout.metadata.items() if not hides or key != "entities"}
+        content = {
+            "task_type": rollout.task_type, "inputs": dict(rollout.inputs), "expected": dict(rollout.expected),
+            "metadata": metadata,
+        }  # fmt: skip
+        row = self.hider.row(content, self.hider.known([rollout]))
+        owners = {"tenant": rollout.tenant, "consent": rollout.consent}
+        if rollout.data_subject:
+            self.people.add(subject_digest(rollout.data_subject))
+            if not hides:
+                owners["data_subject"] = rollout.data_subject
+        production = {"rollouts": task.count, "score": task.mean, "failed": task.failed}
+        return {
+            **row,
+            "id": content_hash(row["inputs"])[:16],
+            "split": self._split(rollout),
+            **{name: value for name, value in owners.items() if value is not None},
+            "metadata": {
+                **row["metadata"],
+                "difficulty": difficulty_of(rollout.metadata, task.mean),
+                "production": production,
+            },
+        }
+
+    def _split(self, rollout: Rollout) -> str:
+        """The split of the recorded inputs. `of_inputs` takes each text of a sealed task for one of test, so that what
+        is in gate would not stay there in the next pool."""
+        exact = self.splits.of_hash(content_hash(rollout.inputs))
+        return exact if exact in SEALED else self.splits.of_inputs(rollout.inputs, rollout.split) or "train"
+
+    def report(self, rows: list[dict[str, Any]], training: list[Task]) -> PoolReport:
+        known = {task.id for task in training} | {task.content_hash[:16] for task in training}
+        clean = 1 - self.problems.total() / self.seen if self.seen else 0.0
+        types = Counter(row["task_type"] for row in rows)
+        gates = self._gates(len(rows), clean, len(types))
+        return PoolReport(
+            path=None, sha256=None, tasks=len(rows), new_tasks=sum(row["id"] not in known for row in rows),
+            splits=dict(sorted(Counter(row["split"] for row in rows).items())), task_types=dict(sorted(types.items())),
+            hard=sum(row["metadata"]["production"]["failed"] > 0 or row["metadata"]["production"]["score"] < 1 / 3
+                     for row in rows),
+            clean=clean, rollouts=self.seen, left_out=dict(self.left_out + self.problems), gates=gates,
+            passed=all(gate["passed"] for gate in gates), drift=drift(Profile.of(training), self.profile),
+        )  # fmt: skip
+
+    def _gates(self, points: int, clean: float, types: int) -> list[dict[str, Any]]:
+        settings, off = self.settings, self.settings.privacy == "off"
+        state = FAILED if not self.hider.verified else VERIFIED if self.hider.finds_names else PATTERNS
+        gates: list[tuple[str, Any, Any, bool]] = [
+            ("points", points, settings.min_points, points >= settings.min_points),
+            ("clean", clean, settings.min_clean, clean >= settings.min_clean),
+            ("task types", types, settings.min_task_types, types >= settings.min_task_types),
+            (
+                "privacy", "off" if off else state,
+                "nothing" if off else VERIFIED if settings.privacy == "names" else PATTERNS,
+                off or state == VERIFIED or (state == PATTERNS and settings.privacy != "names"),
+            ),
+        ]  # fmt: skip
+        return [
+            {"gate": name, "value": value, "required": required, "passed": passed}
+            for name, value, required, passed in gates
+        ]

@@ -1,0 +1,142 @@
+"""Settings of `assay loop`: the file of a loop."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from assay.deployment.events import hooks_of
+from assay.deployment.pool_settings import PoolSettings
+from assay.errors import AssayError, ConfigError
+from assay.runs.settings.commands import CompileSettings, ImproveSettings
+from assay.runs.settings.deploy import StartSettings
+from assay.support.settings import Settings, nearest, setting, settings_of
+from assay.support.yaml_files import read_text, read_yaml
+
+__all__ = ["LoopLimits", "LoopSettings", "load_loop"]
+
+METHODS = {"compile": CompileSettings, "improve": ImproveSettings}
+_PATHS = ("rubric", "plan", "suite_data", "suite_rubric", "privacy_key", "against", "monitor")
+_SCORING = ("judge_model", "judge_api_base", "judge_api_key_env", "judge_thinking", "threads", "task_timeout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopLimits(Settings):
+    """Limits of what `assay loop status` shows."""
+
+    convergence: float = setting(0.9, "Smallest share of improvements that ended by themselves.", ge=0, le=1)
+    forgetting: float = setting(
+        0.05, "Largest loss of a task type against the version before, once it is shown.", ge=0, le=1
+    )
+    hacks: int = setting(0, "Largest number of detected hacks of the rubric.", ge=0)
+    clean: float = setting(0.95, "Smallest share of clean rollouts in the pool.", ge=0, le=1)
+    live: float | None = setting(
+        None, "Smallest mean score in production; by default that of the version before.", ge=0, le=1
+    )
+    suite: float | None = setting(
+        None, "Smallest score on the validation suite; by default suite_threshold.", ge=0, le=1
+    )
+    deployments: float = setting(0.95, "Smallest share of deployments that succeeded.", ge=0, le=1)
+    window_days: float = setting(7.0, "Production of so many days is shown as live.", gt=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopSettings(Settings):
+    """The file of a loop (YAML).
+
+    Attributes:
+        rubric: scores the rollouts of production, and what is improved.
+        method: compile, improve, or `FILE.py:FUNCTION` of your own (see the how-to).
+        options: settings of the method, named as in Python.
+        scoring: judge_model and other settings of `assay traces score`.
+        pool, deploy, limits: mappings of the settings of `assay loop pool`, of `assay deploy start`, and of the limits.
+        events: hooks, with url, url_env or command.
+    """
+
+    rubric: str = setting(help="Rubric of production and of the improvement.")
+    method: str = setting("compile", "compile, improve, or FILE.py:FUNCTION.")
+    options: Mapping[str, Any] | None = None
+    scoring: Mapping[str, Any] | None = None
+    pool: Any = None
+    deploy: Any = None
+    limits: Any = None
+    events: Sequence[Any] = ()
+    every_days: float = setting(7.0, "Smallest time between two improvements.", ge=0)
+    min_new_tasks: int = setting(1, "Smallest number of tasks that the pool before did not have.", ge=0)
+    max_calls: int | None = setting(None, "Budget of LM calls in seven days.", ge=0)
+    max_cost_usd: float | None = setting(None, "Budget in dollars in seven days.", ge=0)
+    attempts: int = setting(5, "How often a step that fails, or whose process is killed, is begun.", ge=1)
+    lease_s: float = setting(
+        30.0, "Seconds without a sign of life after which another process takes the loop over.", ge=1, le=3600
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, kind in (("pool", PoolSettings), ("deploy", StartSettings), ("limits", LoopLimits)):
+            object.__setattr__(self, name, _part(kind, getattr(self, name), name))
+        object.__setattr__(self, "events", hooks_of(self.events, stored=False))
+        object.__setattr__(self, "options", dict(self.options or {}))
+        object.__setattr__(self, "scoring", dict(self.scoring or {}))
+        if self.method in METHODS:
+            _check_names("options", self.options or {}, [*settings_of(METHODS[self.method]), "monitor"])
+        elif ".py:" not in self.method:
+            raise ConfigError(f"method={self.method!r} must be compile, improve or FILE.py:FUNCTION")
+        _check_names("scoring", self.scoring or {}, _SCORING)
+
+
+def _part(kind: type[Any], value: Any, name: str) -> Any:
+    if isinstance(value, kind):
+        return value
+    if value is None:
+        return kind()
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name}={value!r} must be a mapping of its settings")
+    try:
+        return kind(**{str(key): item for key, item in value.items()})
+    except (TypeError, AssayError) as error:
+        raise ConfigError(f"{name}: {error}") from None
+
+
+def _check_names(what: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            hint = f". Did you mean {near!r}?" if (near := nearest(str(name), known)) else ""
+            raise ConfigError(f"{what} has no setting {name!r}{hint}")
+
+
+def load_loop(path: str | Path) -> LoopSettings:
+    """Reads the file of a loop. Files that it names are looked for beside it first.
+
+    Raises:
+        ConfigError: there is no such file, it is not YAML, or a setting breaks its rule.
+    """
+    file = Path(path)
+    data, _ = read_yaml(read_text(file, "loop", ConfigError), str(path), ConfigError)
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path}: the file of a loop is a mapping with rubric and other settings")
+    try:
+        settings = LoopSettings(**{str(name): value for name, value in data.items()})
+    except (TypeError, ConfigError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    folder = file.absolute().parent
+    method = settings.method
+    if method not in METHODS:
+        source, _, function = method.partition(".py:")
+        method = f"{_placed(f'{source}.py', folder)}:{function}"
+    return replace(
+        settings, rubric=_placed(settings.rubric, folder), method=method, pool=_all_placed(settings.pool, folder),
+        deploy=_all_placed(settings.deploy, folder),
+        options={k: _placed(v, folder) if k in _PATHS else v for k, v in (settings.options or {}).items()},
+    )  # fmt: skip
+
+
+def _all_placed(part: Any, folder: Path) -> Any:
+    changed = {name: _placed(getattr(part, name), folder) for name in _PATHS if hasattr(part, name)}
+    return replace(part, **changed)
+
+
+def _placed(value: Any, folder: Path) -> Any:
+    """The file of this name beside the file of the loop, where there is one; else the value."""
+    if isinstance(value, str) and (folder / value).exists():
+        return str(folder / value)
+    return value

@@ -1,0 +1,158 @@
+"""Hooks of events: what they get, and that none of them delays or changes a decision."""
+
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from production import two_versions
+
+import assay
+from assay.api.deploy.status import advance_deployment, order_deployment
+from assay.deployment.deployments import Deployments
+from assay.deployment.events import Hook, Notifier
+from assay.deployment.plan import Metric, Plan, Step, load_plan
+from assay.errors import ConfigError
+from assay.traces import Store
+from assay.traces.gateway.metrics import metrics_text
+
+STEPS = (Step(weight=10), Step(weight=50, decides=True))
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    """A real webhook: `/ok` accepts, `/no` refuses, `/never` never answers, `/drips` sends a byte from time to time."""
+    ended, bodies = threading.Event(), list[dict[str, Any]]()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.path.startswith("/ok"):
+                bodies.append(body)
+            if self.path == "/never":
+                ended.wait(30)
+            if self.path == "/drips":
+                self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+                for _ in range(300):
+                    if ended.wait(0.1):
+                        return
+                    self.wfile.write(b"X: y\r\n")
+            self.send_response(500 if self.path == "/no" else 200)
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    yield SimpleNamespace(url=f"http://127.0.0.1:{http.server_port}", bodies=bodies)
+    ended.set()
+    http.shutdown()
+    http.server_close()
+
+
+def test_a_hook_that_never_answers_delays_no_other_and_is_counted(server: Any) -> None:
+    names = ("never", "drips", "ok", "no")
+    notifier = Notifier([Hook(url=f"{server.url}/{name}", timeout_s=0.5) for name in names])
+    started = time.monotonic()
+    for at in range(2):
+        notifier.notify("promoted", agent="support", number=at)
+    assert time.monotonic() - started < 0.2
+    time.sleep(0.3)
+    assert [body["number"] for body in server.bodies] == [0, 1]
+    notifier.close(5.0)
+    assert time.monotonic() - started < 4.0
+    assert notifier.to_dict() == {"sent": 2, "failed": 6}
+
+
+def test_a_command_gets_json_and_is_killed_with_its_children(own_folder: Path, server: Any) -> None:
+    writes = [sys.executable, "-c", "import sys; open('got.json', 'w').write(sys.stdin.read())"]
+    hangs = ["sh", "-c", "sleep 60 & echo $! > child; wait"]
+    hooks = [
+        Hook(command=writes, events=["paused"]), Hook(command=hangs, timeout_s=1.0), Hook(command=["false"]),
+        Hook(command=["no-such-command"]),
+    ]  # fmt: skip
+    notifier = Notifier(hooks)
+    notifier.notify("promoted")
+    notifier.notify("paused", reason="ä")
+    notifier.close(20)
+    assert json.loads((own_folder / "got.json").read_text())["reason"] == "ä"
+    assert notifier.to_dict() == {"sent": 1, "failed": 6}
+    child = Path("/proc") / (own_folder / "child").read_text().strip()
+    assert not child.exists() or "Z" in (child / "stat").read_text().split()[2]
+
+
+def test_decisions_are_sent_after_they_are_written(own_folder: Path, server: Any) -> None:
+    plan = Plan(steps=STEPS, metrics=(Metric(success_gain=0.1),), events=[{"url": f"{server.url}/ok"}])
+    with Store() as store:
+        deployments = two_versions(store, own_folder)
+        found = deployments.start("support@2", plan)
+        assert [hook.url for hook in deployments.get(found.id).plan.events] == [f"{server.url}/ok"]
+    assert advance_deployment("support").decision.action == "next"
+    order_deployment("support", "rollback", reason="complaints")
+    assert [(body["event"], body["deployment"], body["step"]) for body in server.bodies] == [
+        ("next", found.id, 1), ("rolled_back", found.id, 2),
+    ]  # fmt: skip
+    assert server.bodies[1]["reason"] == "complaints"
+
+
+def test_a_hook_that_fails_changes_no_decision(own_folder: Path, server: Any) -> None:
+    with socket.socket() as nobody:  # bound and not listening: refused
+        nobody.bind(("127.0.0.1", 0))
+        hooks = [
+            {"url": f"http://127.0.0.1:{nobody.getsockname()[1]}"},
+            {"url": f"{server.url}/never", "timeout_s": 0.5},
+        ]
+        with Store() as store:
+            deployments = two_versions(store, own_folder)
+            deployments.start("support@2", Plan(steps=STEPS, events=hooks))
+        started = time.monotonic()
+        assert advance_deployment("support").decision.action == "next"
+        assert time.monotonic() - started < 10
+    with Store() as store:
+        assert [row["action"] for row in Deployments(store.engine).history("support")] == ["next"]
+
+
+def test_a_fallback_is_sent_once_a_minute(own_folder: Path, server: Any) -> None:
+    plan = Plan(steps=(Step(weight=90, decides=True),), events=[{"url": f"{server.url}/ok"}])
+    with Store() as store:
+        two_versions(store, own_folder).start("support@2", plan)
+    (own_folder / "two" / "program.json").write_text("{}")  # changed: it cannot be loaded
+    agent = assay.deployed("support")
+    for at in range(20):
+        assert agent(question="?", unit=str(at)).answer == "yes"
+    until = time.monotonic() + 10
+    while not server.bodies and time.monotonic() < until:
+        time.sleep(0.05)
+    assert [(body["event"], body["version"]) for body in server.bodies] == [("fallback", "support@2")]
+    assert agent.fallbacks["support@2"] > 5
+    text = metrics_text(dict.fromkeys(("calls", "stored", "unrecorded", "in_flight", "rows_waiting", "open"), 0), {
+        "support": agent,
+    })  # fmt: skip
+    assert f'assay_agent_fallbacks_total{{agent="support",version="support@2"}} {agent.fallbacks["support@2"]}' in text
+    assert 'version="support@1",arm="",status="done"' in text
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        ({}, "needs one of url, url_env and command"),
+        ({"url": "file:///etc/passwd"}, "must be an http or https address"),
+        ({"url": "http://h", "events": ["promotd"]}, "Did you mean 'promoted'"),
+        ({"command": ["ls"]}, "cannot be a hook of a plan, which is kept in the store"),
+        ({"adress": "http://h"}, "has no field 'adress'"),
+        ("http://h", "must be a mapping of its settings"),
+    ],
+)
+def test_mistakes_are_named(own_folder: Path, hook: Any, message: str) -> None:
+    (own_folder / "plan.yaml").write_text(json.dumps({"steps": [{"weight": 50, "decides": True}], "events": [hook]}))
+    with pytest.raises(ConfigError, match=message):
+        load_plan("plan.yaml")

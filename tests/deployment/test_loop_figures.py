@@ -1,0 +1,92 @@
+"""The seven figures of a loop, on rollouts and deployments with known values."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from production import artifact, two_versions
+
+from assay.deployment.deployments import Deployments
+from assay.deployment.monitoring import Figure, loop_figures
+from assay.deployment.plan import Plan, Step
+from assay.runs.settings.loop import LoopLimits
+from assay.traces import Rollout, Store
+from assay.traces.records import Verdict
+
+NOW = time.time()
+PLAN = Plan(steps=(Step(weight=50, decides=True),))
+
+
+@pytest.fixture
+def store(own_folder: Path) -> Iterator[Store]:
+    with Store() as opened:
+        deployments = two_versions(opened, own_folder)
+        deployments.registry.register("support", artifact(own_folder / "three"))
+        for alias, number in (("previous", 1), ("champion", 2)):
+            deployments.registry.set_alias(f"support@{number}", alias)
+        yield opened
+
+
+def put(store: Store, version: int, task_type: str, scores: list[float], **fields: Any) -> None:
+    for score in scores:
+        values: dict[str, Any] = {
+            "task_type": task_type, "status": "done", "phase": "deployed", "version": f"support@{version}",
+            "inputs": {"q": "?"}, "score": score, "started_at": NOW - 60, "ended_at": NOW,
+        }  # fmt: skip
+        store.put_rollout(Rollout(**{**values, **fields}))
+
+
+def figures(store: Store, **limits: float) -> dict[str, Figure]:
+    store.flush()
+    rows = loop_figures(store.engine, "support", [], LoopLimits(**limits), now=NOW)  # type: ignore[arg-type]
+    return {figure.name: figure for figure in rows}
+
+
+def test_without_data_nothing_is_measured_and_nothing_alarms(store: Store) -> None:
+    shown = figures(store)
+    assert [figure.value for name, figure in shown.items() if name != "hacks"] == [None] * 6
+    assert [name for name, figure in shown.items() if figure.ok is False] == []
+
+
+def test_a_task_type_that_was_forgotten_alarms_though_the_mean_has_risen(store: Store) -> None:
+    put(store, 1, "bills", [1.0, 0.0] * 50)
+    put(store, 1, "parcels", [1.0] * 50)
+    put(store, 2, "bills", [1.0] * 100)
+    put(store, 2, "parcels", [1.0, 0.0] * 25)
+    shown = figures(store)
+    assert (shown["forgetting"].value, shown["forgetting"].ok) == (0.5, False)
+    assert shown["forgetting"].detail == {"bills": -0.5, "parcels": 0.5}
+    assert shown["live"].value == pytest.approx(125 / 150)
+    assert (shown["live"].limit, shown["live"].ok) == (pytest.approx(100 / 150), True)
+    assert figures(store, live=0.95)["live"].ok is False
+    assert figures(store, forgetting=0.4)["forgetting"].ok is True  # 0.5 with an error of 0.07: not shown to be above
+
+
+def test_only_the_window_is_live_and_replays_are_not(store: Store) -> None:
+    put(store, 2, "bills", [1.0] * 10)
+    put(store, 2, "bills", [0.0] * 10, started_at=NOW - 8 * 86400)
+    put(store, 2, "bills", [0.0] * 10, phase="shadow")
+    assert (figures(store)["live"].value, figures(store)["live"].n) == (1.0, 10)
+
+
+def test_rollouts_that_hacked_the_rubric_are_counted(store: Store) -> None:
+    for grade in (0.0, 1.0, None):
+        verdict = Verdict(criterion="no_hacks", grade=grade)
+        put(store, 2, "code", [1.0], verdicts=[verdict])
+    put(store, 2, "code", [1.0], verdicts=[Verdict(criterion="no_hacks", grade=0.0)], started_at=NOW - 9 * 86400)
+    assert (figures(store)["hacks"].value, figures(store)["hacks"].ok) == (1.0, False)
+
+
+def test_deployments_taken_back_later_or_ended_by_hand_did_not_succeed(store: Store) -> None:
+    deployments = Deployments(store.engine)
+    found = deployments.start("support@3", PLAN)
+    assert figures(store)["deployments"].n == 0  # it runs
+    deployments.order(found.id, "promote")
+    assert figures(store)["deployments"].detail == {
+        "promoted": 0, "rolled back": 0, "taken back later": 0, "ended by hand": 1,
+    }  # fmt: skip
+    deployments.order(found.id, "rollback")
+    shown = figures(store)["deployments"]
+    assert (shown.value, shown.ok, shown.detail["taken back later"]) == (0.0, False, 1)  # type: ignore[index]

@@ -1,0 +1,311 @@
+"""`assay loop`: cycles from production to a deployment, killed in every step, on a read-only store, over budget."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from click.testing import CliRunner
+from production import artifact
+
+import assay
+from assay.cli.main import group
+from assay.deployment.deployments import Deployments
+from assay.deployment.loops import STEPS, Loops
+from assay.deployment.registry import Registry
+from assay.errors import StoreError
+from assay.traces import Store
+
+FILE = """
+rubric: right.yaml
+method: mine.py:improve
+min_new_tasks: {new}
+every_days: {days}
+max_calls: {calls}
+lease_s: 1
+attempts: {attempts}
+pool: {{privacy: "off", min_points: 20, min_clean: 0.9, min_task_types: 1}}
+deploy: {{plan: plan.yaml}}
+events:
+- {{command: [sh, -c, "cat >> events; echo >> events"]}}
+"""
+PLAN = """
+steps:
+- {weight: 50, decides: true, requests: 20, max_requests: 2000}
+- {weight: 90, requests: 10}
+metrics:
+- {success_gain: 0.1}
+"""
+RUBRIC = "name: right\ncriteria:\n- {name: right, weight: 1, check: checks.py:right}\n"
+CHECKS = """
+def right(task, prediction, rollout):
+    return prediction['answer'] == 'no' or int(task.inputs['question']) % 3 == 0
+"""
+# The trainer of a user: makes a candidate that always answers "no", and counts its calls.
+MINE = """
+import os, pathlib, sys
+sys.path.insert(0, {tests!r})
+from production import artifact
+
+def improve(champion, *, rubric, data, out, max_calls=None, **options):
+    with open("improved", "a") as file:
+        file.write("x")
+    if os.path.exists("nothing-better"):
+        return None
+    if os.path.exists("fails"):
+        raise ValueError("the trainer is broken")
+    place = pathlib.Path(out)
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        artifact(place, "return dspy.Prediction(answer='no')")
+    return {{"artifact": out, "calls": 60, "cost_usd": 0.5}}
+"""
+
+
+def run(*words: str, code: int = 0) -> Any:
+    """The JSON that a command prints."""
+    result = CliRunner().invoke(group, ["loop", *words, "--json"], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def write(folder: Path, **settings: Any) -> None:
+    values = {"new": 1, "days": 0, "calls": 1000, "attempts": 3, **settings}
+    (folder / "loop.yaml").write_text(FILE.format(**values))
+
+
+def serve(start: int, count: int) -> None:
+    production = assay.deployed("support", rubric="right.yaml")
+    for at in range(start, start + count):
+        production(question=str(at), unit=str(at), task_type="sums")
+    production.store.flush()
+
+
+@pytest.fixture
+def agent(own_folder: Path) -> Path:
+    for name, text in (
+        ("right.yaml", RUBRIC), ("checks.py", CHECKS), ("plan.yaml", PLAN),
+        ("mine.py", MINE.format(tests=str(Path(__file__).parent))),
+    ):  # fmt: skip
+        (own_folder / name).write_text(text)
+    artifact(own_folder / "one")
+    with Store() as store:
+        registry = Registry(store.engine)
+        registry.register("support", own_folder / "one")
+        registry.set_alias("support@1", "champion")
+    write(own_folder)
+    return own_folder
+
+
+def steps() -> list[tuple[int, str, str, int]]:
+    with Store() as store:
+        return [(s.cycle, s.step, s.status, s.attempts) for s in Loops(store.engine).steps("support")]
+
+
+def events(folder: Path) -> list[str]:
+    if not (folder / "events").exists():
+        return []
+    return [json.loads(line)["event"] for line in (folder / "events").read_text().splitlines() if line]
+
+
+def test_the_loop_goes_from_production_to_promotion_and_around_again(agent: Path) -> None:
+    run("start", "support", "--file", "loop.yaml")
+    serve(0, 10)
+    assert run("run", "support", "--dry-run")["reason"] == "points is 10, 20 is required"
+    assert steps() == []
+    waited = run("run", "support")
+    assert (waited["action"], waited["reason"]) == ("wait", "points is 10, 20 is required")
+    assert run("run", "support")["action"] == "wait"  # and sends no second event
+    serve(10, 20)
+    dry = run("run", "support", "--dry-run")
+    assert dry["reason"] == "would improve support by " + str(agent / "mine.py:improve") + (
+        " on 30 tasks (1000 calls, no cap on cost)"
+    )
+    done = run("run", "support")
+    assert (done["action"], [step["step"] for step in done["steps"]]) == ("cycle", list(STEPS)), done
+    assert steps() == [
+        (1, "pool", "done", 1), (1, "gates", "done", 1), (1, "improve", "done", 1), (1, "register", "done", 1),
+        (1, "deploy", "done", 1),
+    ]  # fmt: skip
+    serve(100, 300)
+    assert run("run", "support", "--dry-run")["reason"].startswith("next (success)")
+    assert run("run", "support")["reason"].startswith("next (success)")
+    serve(400, 40)
+    assert run("run", "support")["reason"].startswith("promote (step)")
+    assert events(agent) == ["waiting", "next", "promoted"]
+    (agent / "nothing-better").touch()
+    again = run("run", "support")
+    assert again["reason"] == "no better version: the function found nothing better"
+    assert (again["cycle"], run("status", "support")["cycle"]) == (2, 3)
+    shown = run("status", "support")
+    figures = {figure["name"]: figure for figure in shown["figures"]}
+    assert list(figures) == ["convergence", "forgetting", "hacks", "clean", "live", "suite", "deployments"]
+    assert (figures["convergence"]["value"], figures["convergence"]["n"]) == (1.0, 2)
+    assert (figures["deployments"]["value"], figures["deployments"]["ok"]) == (1.0, True)
+    assert figures["live"]["value"] > 0.9 > figures["live"]["limit"]
+    assert figures["forgetting"]["value"] < 0
+    assert (figures["suite"]["value"], shown["alarms"], shown["spent"]["calls"]) == (None, [], 60)
+    assert "ok     deployments  1.000" in CliRunner().invoke(group, ["loop", "status", "support"]).output
+
+
+KILLED = """
+import os, signal, sys
+from unittest import mock
+from assay.deployment.loops import Lease
+step, moment = sys.argv[1:3]
+begin, end = Lease.begin, Lease.end
+
+def dies(kind, original):
+    def call(self, cycle, name, *rest):
+        if moment == "before" and kind == "end" and name == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(self, cycle, name, *rest)
+        if name == step and moment == ("begun" if kind == "begin" else "after"):
+            os.kill(os.getpid(), signal.SIGKILL)
+    return call
+
+Lease.begin, Lease.end = dies("begin", begin), dies("end", end)
+from assay.api.loop.run import run_loop
+run_loop("support")
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_killed_in_any_step_goes_on_and_does_nothing_twice(agent: Path) -> None:
+    """15 kills in one cycle: when a step has begun, when its work is done, when it is written."""
+    write(agent, attempts=9)
+    run("start", "support", "--file", "loop.yaml")
+    serve(0, 30)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for step in STEPS:
+        for moment in ("begun", "before", "after"):
+            done = subprocess.run(
+                [sys.executable, "-c", KILLED, step, moment], capture_output=True, text=True, timeout=120,
+                env=environment,
+            )  # fmt: skip
+            assert done.returncode == -9, (step, moment, done.stderr[-2000:])
+    assert [(cycle, step, status) for cycle, step, status, _ in steps()] == [(1, step, "done") for step in STEPS]
+    with Store() as store:
+        deployments = Deployments(store.engine)
+        assert [version.name for version in deployments.registry.versions("support")] == ["support@1", "support@2"]
+        assert len(deployments.all("support")) == 1
+        assert deployments.history("support") == []
+    assert len((agent / "improved").read_text()) == 2  # the one whose end was not written, and the one that was
+
+
+def test_a_step_that_fails_is_tried_again_and_then_given_up(agent: Path) -> None:
+    write(agent, attempts=2)
+    run("start", "support", "--file", "loop.yaml")
+    serve(0, 30)
+    (agent / "fails").touch()
+    for _ in range(2):
+        failed = run("run", "support", code=1)
+        assert failed["reason"] == "improve: ValueError: the trainer is broken"
+    (agent / "fails").unlink()
+    assert run("run", "support")["cycle"] == 2
+    assert [row for row in steps() if row[1] == "improve"] == [(1, "improve", "failed", 2), (2, "improve", "done", 1)]
+    assert events(agent) == ["failed", "failed"]
+    figures = {figure["name"]: figure for figure in run("status", "support")["figures"]}
+    assert (figures["convergence"]["value"], figures["convergence"]["ok"]) == (0.5, False)
+
+
+def test_budget_interval_and_new_tasks_hold_a_cycle_back(agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(agent, calls=60, days=7)
+    run("start", "support", "--file", "loop.yaml")
+    serve(0, 30)
+    assert run("run", "support")["action"] == "cycle"
+    with Store() as store:
+        Deployments(store.engine).order("support", "rollback", reason="test")
+    assert "the next cycle is due at" in run("run", "support")["reason"]
+    now = time.time
+    monkeypatch.setattr("assay.deployment.loops.time.time", lambda: now() + 6.9 * 86400)
+    assert "the next cycle is due at" in run("run", "support")["reason"]
+    monkeypatch.setattr("assay.deployment.loops.time.time", lambda: now() - 86400)  # the clock is set back
+    assert run("run", "support")["reason"] == "the budget of seven days is used up (max_calls, max_cost_usd)"
+    monkeypatch.setattr("assay.deployment.loops.time.time", lambda: now() + 7.1 * 86400)
+    assert run("run", "support")["reason"] == "new tasks are 0, 1 are required"
+    serve(30, 1)
+    assert run("run", "support")["action"] == "cycle"
+
+
+def test_a_second_machine_finds_the_loop_held(agent: Path) -> None:
+    run("start", "support", "--file", "loop.yaml")
+    with Store() as store:
+        lease = Loops(store.engine).acquire("support", lease_s=1.0)
+        assert lease is not None
+        with lease:
+            assert run("run", "support")["action"] == "held"
+    assert run("run", "support")["action"] == "wait"
+
+
+def test_a_loop_that_is_stopped_or_was_changed_does_nothing(agent: Path) -> None:
+    with pytest.raises(assay.AssayError, match="agent 'support' has no loop"):
+        run("run", "support")
+    run("start", "support", "--file", "loop.yaml")
+    write(agent, calls=1)
+    with pytest.raises(assay.AssayError, match="is not the file that the loop of 'support' was started with"):
+        run("run", "support")
+    assert "is not the file" in run("status", "support")["problem"]
+    run("start", "support", "--file", "loop.yaml")
+    run("stop", "support")
+    assert run("run", "support")["action"] == "stopped"
+    assert run("status", "support")["enabled"] is False
+
+
+def test_a_read_only_store_is_an_error_and_nothing_is_begun(agent: Path) -> None:
+    run("start", "support", "--file", "loop.yaml")
+    serve(0, 30)
+
+    def read_only(connection: Any, _: object) -> None:
+        connection.execute("PRAGMA query_only=ON")
+
+    sa.event.listen(sa.Engine, "connect", read_only)
+    try:
+        assert run("run", "support", "--dry-run")["action"] == "cycle"
+        assert run("status", "support")["cycle"] == 1
+        with pytest.raises(StoreError, match="attempt to write a readonly database"):
+            run("run", "support")
+    finally:
+        sa.event.remove(sa.Engine, "connect", read_only)
+    assert steps() == []
+    assert not (agent / "improved").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rubric: r\nmethod: train", "must be compile, improve or FILE.py:FUNCTION"),
+        ("rubric: r\noptions: {optimiser: auto}", "Did you mean 'optimizer'"),
+        ("rubric: r\npool: {min_point: 3}", "has no field 'min_point'"),
+        ("rubric: r\nlimits: {live: 2}", "live=2 must be between 0 and 1"),
+        ("rubric: r\nlease_s: 0", "lease_s=0 must be between 1 and 3600"),
+        ("rubric: r\nscoring: {judge: x}", "scoring has no setting 'judge'"),
+        ("rubric: r\nevents: [{command: []}]", "needs one of url, url_env and command"),
+        ("method: compile", "rubric"),
+        ("- 1", "is a mapping with rubric"),
+    ],
+)
+def test_mistakes_in_the_file_are_named(agent: Path, text: str, message: str) -> None:
+    (agent / "loop.yaml").write_text(text)
+    with pytest.raises(assay.AssayError, match=message):
+        run("start", "support", "--file", "loop.yaml")
+
+
+def test_schedules_are_written_and_not_installed(agent: Path) -> None:
+    files = run("install", "support", "--out", "units", "--store", "100%/assay.db", "--every", "10")["files"]
+    assert sorted(path.name for path in (agent / "units").iterdir()) == sorted(files)
+    assert "OnUnitInactiveSec=10min" in files["assay-loop-support.timer"]
+    assert f'"--store" "{agent}/100%%/assay.db"' in files["assay-loop-support.service"]
+    (line,) = run("install", "support", "--kind", "cron", "--store", "100%/assay.db")["files"].values()
+    assert line.startswith("*/5 * * * * cd ")
+    shell = line.split("* * * * ", 1)[1].strip().replace("\\%", "%")
+    done = subprocess.run(["sh", "-c", shell.replace("loop run", "loop status")], capture_output=True, text=True)
+    assert "there is no store at" in done.stderr
+    for words in (["--kind", "cron", "--every", "7"], ["--store", "postgresql://u:secret@h/d"]):
+        with pytest.raises(assay.AssayError, match=r"divisor of 60|has a password"):
+            run("install", "support", *words)
