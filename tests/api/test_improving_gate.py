@@ -235,6 +235,7 @@ def test_a_sealed_test_stopped_by_a_cap_is_reported_with_its_finished_tasks(
     assert server.calls == 36
 
 
+@pytest.mark.slow
 def test_the_sealed_test_is_opened_once_and_ends_at_its_decision(job: dict[str, Any], server: Server) -> None:
     Path("after.py").write_text(PROGRAM.format(what="number + 2"))
     report = assay.improve("before.py:Mine", **{**job, "sizes": {"gate": 10, "test": 50}})

@@ -180,6 +180,7 @@ def test_training_judges_have_their_own_base_url_and_key(
     assert set(requests) == {("m", "Bearer secret")}
 
 
+@pytest.mark.slow
 def test_warm_up_comparison_judges_have_their_own_base_url(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     passed: dict[str, Any] = {}
     monkeypatch.setattr("assay.api.train.check_comparison", lambda *_, **options: passed.update(options))

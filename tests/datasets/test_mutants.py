@@ -210,6 +210,7 @@ def test_the_seed_decides_the_tasks(tools: Path) -> None:
 
 
 @needs_sandbox
+@pytest.mark.slow
 def test_files_folders_and_load_tasks(tools: Path) -> None:
     names = Counter(row["inputs"]["function"] for _, row in iter_rows(f"mutants:{tools.parent}?size=9"))
     assert set(names) == {"clip", "words", "push"}

@@ -113,6 +113,7 @@ def events(folder: Path) -> list[str]:
     return [json.loads(line)["event"] for line in (folder / "events").read_text().splitlines() if line]
 
 
+@pytest.mark.slow
 def test_the_loop_goes_from_production_to_promotion_and_around_again(agent: Path) -> None:
     run("start", "support", "--file", "loop.yaml")
     serve(0, 10)
@@ -198,6 +199,7 @@ def test_a_loop_killed_in_any_step_goes_on_and_does_nothing_twice(agent: Path) -
     assert len((agent / "improved").read_text()) == 2  # the one whose end was not written, and the one that was
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_is_tried_again_and_then_given_up(agent: Path) -> None:
     write(agent, attempts=2)
     run("start", "support", "--file", "loop.yaml")
@@ -214,6 +216,7 @@ def test_a_step_that_fails_is_tried_again_and_then_given_up(agent: Path) -> None
     assert (figures["convergence"]["value"], figures["convergence"]["ok"]) == (0.5, False)
 
 
+@pytest.mark.slow
 def test_budget_interval_and_new_tasks_hold_a_cycle_back(agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(agent, calls=60, days=7)
     run("start", "support", "--file", "loop.yaml")
@@ -296,6 +299,7 @@ def test_mistakes_in_the_file_are_named(agent: Path, text: str, message: str) ->
         run("start", "support", "--file", "loop.yaml")
 
 
+@pytest.mark.slow
 def test_schedules_are_written_and_not_installed(agent: Path) -> None:
     files = run("install", "support", "--out", "units", "--store", "100%/assay.db", "--every", "10")["files"]
     assert sorted(path.name for path in (agent / "units").iterdir()) == sorted(files)

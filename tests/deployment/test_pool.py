@@ -140,6 +140,7 @@ def test_hard_tasks_are_kept_and_types_balanced(store: Store) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_drift_against_the_training_data_is_reported(store: Store, own_folder: Path) -> None:
     (own_folder / "old.jsonl").write_text(
         "".join(json.dumps({"inputs": {"question": f"short {at}"}, "task_type": "bills"}) + "\n" for at in range(30))

@@ -52,6 +52,7 @@ metrics:
 """
 
 
+@pytest.mark.slow
 def test_a_version_goes_from_registration_to_production_and_back(agent: Path) -> None:
     (agent / "plan.yaml").write_text(PLAN)
     started = run("deploy", "start", "support@2", "--plan", "plan.yaml")
@@ -81,6 +82,7 @@ SHADOW_PLAN = PLAN.replace("steps:", "steps:\n- {shadow: true, requests: 30}")
 
 
 @pytest.mark.parametrize(("candidate", "rule"), [("support@2", "step"), ("support@3", "failure_loss")])
+@pytest.mark.slow
 def test_the_shadow_step_replays_what_was_recorded(agent: Path, candidate: str, rule: str) -> None:
     artifact(agent / "three", "raise ValueError('broken')")
     run("registry", "register", "support", "three")
@@ -104,6 +106,7 @@ def test_the_shadow_step_replays_what_was_recorded(agent: Path, candidate: str, 
     assert len(run("traces", "list", "--phase", "shadow", "--limit", "100")["rollouts"]) == 30
 
 
+@pytest.mark.slow
 def test_a_candidate_that_breaks_its_callers_is_not_deployed_unless_forced(agent: Path) -> None:
     source = agent / "other-source" / "agent.py"
     source.parent.mkdir()
@@ -141,6 +144,7 @@ def test_flags_are_set_and_removed(agent: Path) -> None:
         (["deploy", "start", "support@2", "--metric", "latency:0.5"], "Did you mean 'latency_s'"),
     ],
 )
+@pytest.mark.slow
 def test_mistakes_are_named(agent: Path, words: list[str], message: str) -> None:
     with pytest.raises(assay.AssayError, match=message):
         run(*words)
@@ -152,6 +156,7 @@ def test_commands_that_read_need_a_store(own_folder: Path) -> None:
     assert not (own_folder / ".assay").exists()
 
 
+@pytest.mark.slow
 def test_a_rollout_of_production_is_in_the_store_with_its_arm(agent: Path) -> None:
     run("deploy", "start", "support@2")
     production = assay.deployed("support")

@@ -43,6 +43,7 @@ def test_bounds_of_betting_are_the_worked_ones() -> None:
     assert (low, high) == (pytest.approx(0.7199, abs=1e-4), 1.0)
 
 
+@pytest.mark.slow
 def test_betting_covers_a_small_rate_at_all_times_at_once() -> None:
     random, missed = np.random.default_rng(1), 0
     for _ in range(200):

@@ -189,6 +189,7 @@ def test_user_bases_are_used() -> None:
         bases_of(items[1:2], QUESTION)
 
 
+@pytest.mark.slow
 def test_negatives_are_attacks_labelled_with_the_worst_word() -> None:
     items = [
         Item(id=str(i), fields={"output": f"text {i}"}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),))

@@ -139,6 +139,7 @@ def test_users_that_fail_are_counted_and_those_that_break_the_protocol_are_refus
         audit_user("rules", data="arithmetic:size=3")
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_card_and_fails_with_a_faulty_user(own_folder: Path) -> None:
     result = CliRunner().invoke(group, ["judge", "fidelity", "rules", "--data", DATA, "--json"])
     assert result.exit_code == 0, result.output

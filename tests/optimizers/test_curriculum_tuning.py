@@ -86,12 +86,14 @@ def test_a_limit_in_trials_moves_on_without_promotion() -> None:
     assert data["curriculum"]["events"][1]["step"] == 3
 
 
+@pytest.mark.slow
 def test_a_stage_whose_limit_is_not_reached_when_the_trials_are_used_up_is_the_last() -> None:
     Path("cur.yaml").write_text(Path("cur.yaml").read_text().replace("stages:", "max_share: 0.67\nstages:"))
     data = tune(3, trials=3).to_dict()  # 2 trials of level 1, then the last one of level 2
     assert [row["status"] for row in data["curriculum"]["stages"]] == ["not passed", "not passed", "not reached"]
 
 
+@pytest.mark.slow
 def test_stages_need_no_train_tasks() -> None:
     rows = [line for line in Path("d.jsonl").read_text().splitlines() if '"train"' not in line]
     Path("d.jsonl").write_text("\n".join(rows))

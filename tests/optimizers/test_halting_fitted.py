@@ -90,6 +90,7 @@ def compiled(tmp_path: Path, verifier: Callable[..., Any], depth: int = 10, val:
     return report, next(note for note in report.outcome.notes if "halting" in note), refine
 
 
+@pytest.mark.slow
 def test_compile_fits_the_halting_and_stores_it_in_the_artifact(tmp_path: Path) -> None:
     report, note, refine = compiled(tmp_path, by_number)
     assert "halting fitted on val: halts at 0.9, or below a gain of 0.01; tokens -" in note
@@ -111,6 +112,7 @@ def test_compile_fits_the_halting_and_stores_it_in_the_artifact(tmp_path: Path) 
         (raising, "no halting was fitted"),
     ],
 )
+@pytest.mark.slow
 def test_a_verifier_that_says_nothing_costs_no_answer(tmp_path: Path, verifier: Any, chosen: str) -> None:
     report, note, _ = compiled(tmp_path, verifier)
     assert chosen in note

@@ -83,6 +83,7 @@ def test_openings_of_the_label_test_split_are_counted(tmp_path: Path) -> None:
     assert repeated.to_dict()["test_openings"] == {"this_job": 1, "this_store": 2}
 
 
+@pytest.mark.slow
 def test_a_rubric_uses_a_compiled_judge(calibrated: tuple[Path, Any], tmp_path: Path) -> None:
     report = calibrated[1]
     (tmp_path / "r.yaml").write_text(f"name: r\ncriteria:\n- {{name: mood, judge: {{use: {report.artifact}}}}}\n")

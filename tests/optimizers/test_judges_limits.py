@@ -163,6 +163,7 @@ def test_attack_cases_are_never_demonstrations(tmp_path: Path) -> None:
         compiled(tmp_path, scale_kind="nominal", negatives=4)
 
 
+@pytest.mark.slow
 def test_small_split_is_reported(tmp_path: Path) -> None:
     messages: list[str] = []
 

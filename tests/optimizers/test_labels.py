@@ -107,6 +107,7 @@ def test_data_without_trainable_rows_is_refused_with_a_remedy(tmp_path: Path, ro
         read_sft(conversations(tmp_path / "d.jsonl", *rows), min_quality=0.8, eval_fraction=0.0, seed=0)
 
 
+@pytest.mark.slow
 def test_conversation_is_excluded_if_the_template_hides_an_answer(
     tiny_model: Path, tokenizer: Any, tmp_path: Path
 ) -> None:

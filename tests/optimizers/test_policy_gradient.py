@@ -75,6 +75,7 @@ def test_reinforce_normalises_over_the_tokens_of_the_batch() -> None:
     assert normalised(same, torch.ones(3, 1), lambda sums: sums).tolist() == [[0.0]] * 3
 
 
+@pytest.mark.slow
 def test_kl_in_the_reward_counts_for_every_token_before_it() -> None:
     """KL 0.1, 0.2 in the first call and 0.4 in the second one of rollout a, weight 0.5.
 

@@ -185,6 +185,7 @@ def test_a_cap_too_small_for_a_decision_is_reported_and_the_job_resumes(tmp_path
     assert resumed["replaces"]
 
 
+@pytest.mark.slow
 def test_tune_reports_splits_that_are_too_small(tmp_path: Path) -> None:
     write(tmp_path, 40)
     progress, messages_before = CapturedProgress(), list[str]()

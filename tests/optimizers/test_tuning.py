@@ -89,6 +89,7 @@ def test_several_objectives_give_a_pareto_front() -> None:
     assert set(outcome.best.values) == {"score", "latency"}
 
 
+@pytest.mark.slow
 def test_a_study_resumes_where_it_stopped(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 's.db'}"
     first = searched(url=url, trials=6)

@@ -93,6 +93,7 @@ def write(place: Path, program: str, url: str) -> None:
 @pytest.mark.parametrize(
     ("program", "calls_per_run"), [(OWN_CLIENT, 2), (PINNED, 1)], ids=["own-client", "pinned-model"]
 )
+@pytest.mark.slow
 def test_unrecorded_calls_count_against_the_cap(
     program: str, calls_per_run: int, server: tuple[str, type[Answers]], tmp_path: Path
 ) -> None:

@@ -216,6 +216,7 @@ def test_a_syntax_error_in_the_source_is_reported_and_repaired() -> None:
     assert "SyntaxError" in seen[0]["prompt"]
 
 
+@pytest.mark.slow
 def test_tests_as_python_source_work_too() -> None:
     source = "def test_total():\n    assert total([1, 2]) == 3\n"
     assert repaired(editing((2, "result = 0"), (4, "result += value")), tests=source).code == CODE

@@ -187,6 +187,7 @@ def test_documents_of_an_unreadable_folder_stay(docs: Path) -> None:
     assert sources("s.db", "hand wheel of Hollin lock") == ["sub/gate.txt"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_continued_and_leaves_nothing(docs: Path) -> None:
     for number in range(3000):
         (docs / f"{number:04}.txt").write_text(f"Barge {number} carries gravel to Selby.\n" * 40)

@@ -165,6 +165,7 @@ def test_a_closed_server_has_no_process(server: McpServer) -> None:
         os.kill(process, 0)
 
 
+@pytest.mark.slow
 def test_a_server_travels_to_other_processes_without_its_connection(server: McpServer) -> None:
     server.tools()
     copied = pickle.loads(pickle.dumps(server))

@@ -161,6 +161,7 @@ def test_a_server_of_this_machine_cannot_be_reached(isolated: str) -> None:
         ("(" * 100_000, ""),  # too deep for the parser, in one way or another
     ],
 )
+@pytest.mark.slow
 def test_broken_code_is_the_result_and_no_error(isolated: str, code: str, error: str) -> None:
     result = attack(code, isolated)
     assert result.exit_code != 0

@@ -301,6 +301,7 @@ def h(x): return x
     assert result.results[2].reason == "h(1): expected an exception KeyError, found 1"
 
 
+@pytest.mark.slow
 def test_test_functions_may_use_installed_packages(sandboxed: str) -> None:
     source = (
         "import pytest\nimport stdnum\nfrom solution import f\n\n"

@@ -112,6 +112,7 @@ ENDLESS = (
 
 
 @pytest.mark.parametrize("sql", ENDLESS)
+@pytest.mark.slow
 def test_a_query_that_would_run_for_an_hour_is_stopped(library: str, sql: str) -> None:
     began = time.monotonic()
     assert refused(library, sql, QueryLimits(seconds=1.0)).kind in ("limit", "other")

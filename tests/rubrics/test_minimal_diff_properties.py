@@ -117,6 +117,7 @@ def test_an_edit_and_its_reversal_have_the_same_size(a: str, b: str) -> None:
 
 @PROPERTY
 @given(FUNCTION_TEXTS, SIMPLE, st.integers(0, 4))
+@pytest.mark.slow
 def test_one_inserted_statement_is_one_change(text: str, statement: str, at: int) -> None:
     tree = ast.parse(text)
     body = tree.body[0].body  # type: ignore[attr-defined]

@@ -301,6 +301,7 @@ def test_choices_defined_twice_are_equal() -> None:
     assert sealing.DEFAULT_SALT == DEFAULT_SALT
 
 
+@pytest.mark.slow
 def test_the_default_model_is_named_in_one_place() -> None:
     root = Path(assay.__file__).parent
     names = (DEFAULT_MODEL, DEFAULT_WEIGHTS)

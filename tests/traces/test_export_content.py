@@ -18,6 +18,7 @@ from assay.traces.store.erasure import erase_subject
 from assay.traces.store.sealing import store_splits
 
 
+@pytest.mark.slow
 def test_exclusions_are_counted_for_the_selected_runs_and_programs_only(store: Store) -> None:
     add_rollout(store, turn(0, "a", "b"), run_id="mine", task="t1")
     add_rollout(store, turn(0, "a", "b"), run_id="mine", task="t2", split="test")

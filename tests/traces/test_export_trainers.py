@@ -68,6 +68,7 @@ def test_plain_trl_trains_on_an_export_with_its_config(store: Store, tiny_model:
     assert (Path("out") / "out").is_dir()
 
 
+@pytest.mark.slow
 def test_a_rubric_is_exported_with_its_check_files_helpers_and_judges(store: Store, tmp_path: Path) -> None:
     for folder in ("own", "own/judges", "own/more"):
         (tmp_path / folder).mkdir()

@@ -78,6 +78,7 @@ def _stamp(engine: sa.Engine) -> str | None:
 
 
 @pytest.mark.parametrize("script", OLD, ids=lambda path: path.stem)
+@pytest.mark.slow
 def test_a_store_of_every_earlier_schema_is_upgraded_and_keeps_its_rows(engine: sa.Engine, script: Path) -> None:
     _write(engine, script)
     with Store(_url(engine)) as store:

@@ -94,6 +94,7 @@ def test_numbers_that_are_not_dates_are_unchanged(text: str) -> None:
 
 
 @LISTED
+@pytest.mark.slow
 def test_names_under_keys_of_json_are_hidden() -> None:
     anonymizer = Anonymizer(KEY, engine="gazetteers")
     data = {

@@ -124,6 +124,7 @@ def test_a_demonstration_of_a_later_step_is_found_by_its_earlier_prompt() -> Non
 
 
 @pytest.mark.parametrize(("program", "optimizer"), [("One", "labeled"), ("P", "bootstrap")])
+@pytest.mark.slow
 def test_calls_record_the_tasks_of_their_demonstrations(job: dict[str, Any], program: str, optimizer: str) -> None:
     made = assay.compile(f"p.py:{program}", optimizer=optimizer, out="a", **job)
     with Store(job["store"]) as store:

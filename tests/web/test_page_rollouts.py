@@ -66,6 +66,7 @@ def varied(store: Store) -> Store:
         ("?program=nowhere", []),
     ],
 )
+@pytest.mark.slow
 def test_filters_select(varied: Store, query: str, numbers: list[int]) -> None:
     assert listed(varied, query) == numbers
 
@@ -269,6 +270,7 @@ def test_hostile_content_shows_as_text(store: Store) -> None:
         assert "[U+202E]" in text
 
 
+@pytest.mark.slow
 def test_a_megabyte_of_text_makes_a_small_page(store: Store) -> None:
     rollout = rollout_of_sums(store, 1, inputs={"question": "<" * 1_000_000}, prediction={"answer": "y" * 1_000_000})
     body = {"messages": [{"role": "user", "content": "z" * 1_000_000} for _ in range(30)]}
