@@ -82,6 +82,7 @@ def test_aliases_keep_their_history(store: Store, tmp_path: Path) -> None:
         ("support@best", r"aliases champion \(@1\)"),
         ("", "no agent ''"),
         ("support@99999999999999999999", "versions 1 to 2"),
+        pytest.param("support@" + "9" * 5000, "versions 1 to 2", id="5000 digits"),
     ],
 )
 def test_unknown_versions_are_named(store: Store, tmp_path: Path, name: str, message: str) -> None:
@@ -255,3 +256,16 @@ def test_a_candidate_that_cannot_run_falls_back_and_is_counted(tmp_path: Path) -
         fresh = assay.deployed("support", store=tmp_path / "s.db")
         assert fresh(question="?", unit="u").answer == "yes"
         assert (agent.fallbacks, fresh.fallbacks) == ({"support@2": 1}, {"support@2": 1})
+
+
+def test_a_failure_of_the_program_itself_is_not_hidden_by_the_champion(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as opened:
+        two_versions(opened, tmp_path, "raise ValueError('a fault of the candidate')").start("support@2", PLAN)
+        set_flag(opened.engine, "support", "percentage", 100)
+        agent = assay.deployed("support", store=tmp_path / "s.db")
+        with pytest.raises(ValueError, match="a fault of the candidate"):
+            agent(question="?", unit="u")
+        assert agent.fallbacks == {}
+        agent.store.flush()
+        rollout = next(opened.rollouts(limit=1))
+    assert (rollout.arm, rollout.status, rollout.failure) == (CANDIDATE, "failed", "agent")

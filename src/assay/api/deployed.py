@@ -19,7 +19,7 @@ from assay.deployment.registry import Version
 from assay.deployment.routing import Assignment, Router
 from assay.errors import AssayError, ConfigError, FailureKind
 from assay.models import LanguageModel, get_lm
-from assay.models.failures import failure_of_call
+from assay.models.failures import failure_of_program
 from assay.programs import program_inputs, program_version
 from assay.programs.wrapping import as_prediction
 from assay.rubrics import Rubric
@@ -192,7 +192,8 @@ class DeployedAgent:
 
 
 def _is_down(error: BaseException) -> bool:
-    return failure_of_call(error) in (FailureKind.MODEL, FailureKind.TIMEOUT)
+    """Whether the model failed, and not the program: a fault of the candidate's own code must not be hidden."""
+    return failure_of_program(error) in (FailureKind.MODEL, FailureKind.TIMEOUT)
 
 
 @trusts

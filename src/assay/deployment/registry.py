@@ -164,7 +164,8 @@ class Registry:
             DeploymentError: there is none; the message names the nearest agent or the known aliases.
         """
         agent, _, which = str(name).partition("@")
-        number = int(which) if which.isdecimal() else self.alias(agent, which or "champion")
+        # Python reads no integer of more than 4,300 digits
+        number = int(which[:20]) if which.isdecimal() else self.alias(agent, which or "champion")
         table = schema.agent_versions
         with self.engine.connect() as connection:
             query = sa.select(table).where(table.c.agent == agent, table.c.number == number)
