@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from assay.cli.repeat import rollout_command
 from assay.errors import ConfigError, UnknownRollout
+from assay.reports.texts import Budget, pretty
 from assay.traces.rating import why_not_rated
 from assay.traces.records import NOT_AGENTS, Rollout
 from assay.traces.store import Store
@@ -19,7 +20,6 @@ from assay.web.conversation import tools_of, turns_of
 from assay.web.filters import FAILURES, SPLITS, STATUSES, cursor_of, number_of, rollout_filters
 from assay.web.rendering import View, link
 from assay.web.runs import RUNNING_S
-from assay.web.texts import Budget, pretty
 
 __all__ = ["call_json", "one_rollout", "rate", "rollout_json", "rollout_view", "rollouts_view"]
 

@@ -19,13 +19,13 @@ from aiohttp import web
 from markupsafe import Markup
 
 from assay.errors import AssayError, ConfigError, StoreError, UnknownRollout
+from assay.reports.texts import pretty, readable
 from assay.support.scrubbing import add_secrets, message
 from assay.traces.store import Store
 from assay.traces.store.listing import find_run, finished_report
 from assay.web import compare, rollouts, runs
 from assay.web.access import CSRF_FIELD, CSRF_HEADER, PageAccess, Refused
 from assay.web.rendering import STATIC, View, link, render, static_file
-from assay.web.texts import pretty, readable
 
 __all__ = ["LocalPage", "reachable"]
 
