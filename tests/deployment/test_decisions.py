@@ -158,7 +158,7 @@ def test_planned_evaluations_are_used_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda: Plan(steps=(Step(weight=50, decides=True), Step(weight=10))), "must not fall, they are 50, 10"),
+        (lambda: Plan(steps=(Step(weight=50, decides=True), Step(weight=10))), "must not decrease; they are 50, 10"),
         (lambda: Plan(steps=(Step(weight=50), Step(weight=100))), "exactly one step must decide"),
         (lambda: Plan(steps=(Step(weight=100, decides=True),)), "must be below 100"),
         (lambda: Plan(steps=(Step(weight=50, decides=True), Step(shadow=True), Step(weight=95))), "only the first"),
@@ -171,7 +171,7 @@ def test_planned_evaluations_are_used_one_by_one() -> None:
         (lambda: Metric(name="tokens", failure_above=0), "above 0"),
         (lambda: Step(), "needs a weight above 0"),
         (lambda: Step(weight=120), "between 0 and 100"),
-        (lambda: Step(shadow=True, weight=10), "decides nothing"),
+        (lambda: Step(shadow=True, weight=10), "does not decide: leave out"),
         (lambda: Step(weight=10, max_requests=5), "does not decide"),
     ],
 )  # fmt: skip

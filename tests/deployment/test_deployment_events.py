@@ -147,7 +147,7 @@ def test_a_fallback_is_sent_once_a_minute(own_folder: Path, server: Any) -> None
         ({}, "needs one of url, url_env and command"),
         ({"url": "file:///etc/passwd"}, "must be an http or https address"),
         ({"url": "http://h", "events": ["promotd"]}, "Did you mean 'promoted'"),
-        ({"command": ["ls"]}, "cannot be a hook of a plan, which is kept in the store"),
+        ({"command": ["ls"]}, "cannot be a hook of a plan, because plans are stored in the database"),
         ({"adress": "http://h"}, "has no field 'adress'"),
         ("http://h", "must be a mapping of its settings"),
     ],

@@ -168,7 +168,7 @@ def test_only_one_of_many_concurrent_decisions_is_written(store: Store, tmp_path
 
 def test_a_second_deployment_of_an_agent_is_refused(store: Store, tmp_path: Path) -> None:
     deployments = two_versions(store, tmp_path)
-    with pytest.raises(DeploymentError, match="is the champion already"):
+    with pytest.raises(DeploymentError, match="is already the champion"):
         deployments.start("support@1", PLAN)
     deployments.start("support@2", PLAN)
     with pytest.raises(DeploymentError, match=r"is active already: .* Promote it or roll it back first"):

@@ -134,7 +134,7 @@ def test_flags_are_set_and_removed(agent: Path) -> None:
     ("words", "message"),
     [
         (["deploy", "status", "support"], "there is no deployment 'support'"),
-        (["deploy", "start", "support@1"], "is the champion already"),
+        (["deploy", "start", "support@1"], "is already the champion"),
         (["deploy", "start", "nobody@1"], "no agent 'nobody' is registered"),
         (["deploy", "rollback", "x"], "there is no deployment 'x'"),
         (["registry", "show", "support@9"], "has no version '9'"),

@@ -13,15 +13,15 @@ __all__ = ["command"]
 
 @click.group("registry")
 def command() -> None:
-    """Versions of agents, the aliases that name them, and flags."""
+    """Manage versions of agents, their aliases and feature flags."""
 
 
 @command.command("register")
 @click.argument("agent")
 @click.argument("artifact", type=click.Path())
-@click.option("--parent", metavar="VERSION", help="Version from which it was made, such as support@1.")
-@click.option("--alias", help="Let this alias name it.")
-@click.option("--tenant", help="Tenant that it belongs to.")
+@click.option("--parent", metavar="VERSION", help="Version that the new one was made from, such as support@1.")
+@click.option("--alias", help="Alias to set to the new version.")
+@click.option("--tenant", help="Tenant that the version belongs to.")
 @store_option()
 @json_option()
 def register_command(agent: str, artifact: str, store: str | None, as_json: bool, **more: str | None) -> None:
@@ -81,11 +81,11 @@ def show_command(version: str, store: str | None, as_json: bool) -> None:
 @command.command("alias")
 @click.argument("version")
 @click.argument("alias")
-@click.option("--why", default="", help="Why; kept in the history.")
+@click.option("--why", default="", help="Reason, stored in the history.")
 @store_option()
 @json_option()
 def alias_command(version: str, alias: str, why: str, store: str | None, as_json: bool) -> None:
-    """Let ALIAS (champion, previous, or a name of yours) name VERSION."""
+    """Set ALIAS (champion, previous, or your own name) to VERSION."""
     from assay.api.registry import set_agent_alias
 
     open_store(store).close()
@@ -97,7 +97,7 @@ def alias_command(version: str, alias: str, why: str, store: str | None, as_json
 @click.argument("agent")
 @click.argument("name")
 @click.argument("value", required=False)
-@click.option("--why", default="", help="Why; kept in the history.")
+@click.option("--why", default="", help="Reason, stored in the history.")
 @store_option()
 @json_option()
 def flag_command(agent: str, name: str, value: str | None, why: str, store: str | None, as_json: bool) -> None:

@@ -75,7 +75,7 @@ class Deployments:
                 f"{version.agent}@1 champion"
             )
         if champion == version.number:
-            raise DeploymentError(f"{version.name} is the champion already")
+            raise DeploymentError(f"{version.name} is already the champion")
         for number in (champion, version.number):
             self.registry.folder_of(self.registry.version(f"{version.agent}@{number}"))
         now, user = time.time(), by or current_user()
@@ -163,10 +163,10 @@ class Deployments:
                 step=before.step, status=status, started_at=before.started_at, version=before.version + 1,
                 evaluations=before.evaluations,
             )  # fmt: skip
-            decision = Decision(action=action, rule="order", reason=reason or "ordered by a person", step=before.step)
+            decision = Decision(action=action, rule="order", reason=reason or "requested by a person", step=before.step)
             if self._write(found, decision, before, after, by or current_user()):
                 return decision
-        raise DeploymentError(f"deployment {deployment} changes all the time: try again")
+        raise DeploymentError(f"deployment {deployment} is being changed by other processes: try again")
 
     # -- `Records`
     def state(self, name: str) -> tuple[Plan, State]:

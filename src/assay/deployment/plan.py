@@ -112,7 +112,7 @@ class Step(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.shadow and (self.weight or self.decides):
-            raise ConfigError("a step with shadow has no weight and decides nothing: leave weight and decides out")
+            raise ConfigError("a shadow step has no weight and does not decide: leave out weight and decides")
         if not self.shadow and not self.weight:
             raise ConfigError("a step needs a weight above 0, or shadow=True")
         if self.max_requests is not None and not self.decides:
@@ -171,7 +171,7 @@ class Plan(Settings):
         weights = [step.weight for step in self.steps if not step.shadow]
         if weights != sorted(weights):
             raise ConfigError(
-                f"the weights of the steps must not fall, they are {', '.join(f'{w:g}' for w in weights)}"
+                f"the weights of the steps must not decrease; they are {', '.join(f'{w:g}' for w in weights)}"
             )
         if sum(step.decides for step in self.steps) != 1:
             raise ConfigError("exactly one step must decide (decides: true)")
@@ -181,7 +181,9 @@ class Plan(Settings):
         if len(names) != len(set(names)):
             raise ConfigError(f"a metric is named twice: {', '.join(names)}")
         if all(metric.success_gain is None for metric in self.metrics):
-            raise ConfigError("at least one metric needs success_gain, which the gain must reach; 0 for any gain")
+            raise ConfigError(
+                "at least one metric needs success_gain, the smallest gain that promotes; 0 means any gain"
+            )
 
     @property
     def deciding(self) -> int:

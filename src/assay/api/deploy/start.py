@@ -67,7 +67,7 @@ def start_deployment(
         dry_run: checks and estimates only.
         options: see `StartSettings`.
     Raises:
-        DeploymentError: the candidate breaks a check (`force=True` deploys it nevertheless), or cannot be deployed now.
+        DeploymentError: the candidate breaks a check (`force=True` deploys it anyway), or cannot be deployed now.
     """
     settings = StartSettings(**options)
     plan = plan_of(settings.plan, settings.goal)
@@ -81,15 +81,15 @@ def start_deployment(
         checks = compatibility(*(load_artifact(folder) for folder in folders))
         if checks.breaks and not settings.force:
             raise DeploymentError(
-                f"{version.name} breaks what callers of {champion.name} use: {'; '.join(checks.breaks)}. Mend it, or "
-                "deploy it nevertheless with force=True",
+                f"{version.name} breaks what callers of {champion.name} use: {'; '.join(checks.breaks)}. Fix it, or "
+                "deploy it anyway with force=True",
                 flag="--force",
             )
         suite = _suite(settings, str(folders[1]), store, progress)
         if suite is not None and not suite >= settings.suite_threshold and not settings.force:
             raise DeploymentError(
                 f"{version.name} scores {suite:.3f} on the validation suite, {settings.suite_threshold:g} is needed. "
-                "Mend it, or deploy it nevertheless with force=True",
+                "Fix it, or deploy it anyway with force=True",
                 flag="--force",
             )
         expected = expected_requests(plan)

@@ -22,7 +22,7 @@ def start_command(candidate: str, **values: Any) -> None:
     """Roll CANDIDATE (AGENT@NUMBER or AGENT@ALIAS) out in stages in place of the agent's champion.
 
     The assignment holds for users or conversations: serve the agent with assay serve --agent, or call
-    assay.deployed(AGENT) in your process. assay deploy advance takes the next step when the numbers allow it.
+    assay.deployed(AGENT) in your process. assay deploy advance takes the next step when the rules of the plan allow it.
     """
     from assay.api.deploy.start import start_deployment
 

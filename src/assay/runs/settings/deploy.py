@@ -19,7 +19,7 @@ class SimulateSettings(Traffic):
         file=True,
     )  # fmt: skip
     runs: int = setting(500, "Number of simulated deployments.", ge=1)
-    seed: int = setting(0, "Seed of the first one; the others have the following ones.", ge=0)
+    seed: int = setting(0, "Seed of the first simulated deployment; the others use the following seeds.", ge=0)
     interval: int = setting(50, "Requests between two evaluations.", ge=1)
     goal: float | None = setting(
         None, "Relative gain that the candidate must reach; 0.1 by default, or that of the plan.", ge=0
@@ -38,7 +38,7 @@ class StartSettings(Settings):
         None, "Relative gain that the candidate must reach; 0.1 by default, or that of the plan.", ge=0
     )
     metrics: Sequence[str] = setting(
-        (), "Further metric that guards, with the relative loss that is tolerated; repeatable.", flag="--metric",
+        (), "Additional guard metric and its tolerated relative loss; repeatable.", flag="--metric",
         metavar="NAME:LOSS", many=True,
     )  # fmt: skip
     suite_data: str | None = setting(None, "Tasks of the validation suite that the candidate must pass.", metavar="D")

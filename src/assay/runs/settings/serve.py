@@ -40,7 +40,7 @@ class ServeSettings(Settings):
     allow_host: Sequence[str] = setting(
         (), "Additional host name under which clients may reach this gateway; repeatable.", metavar="NAME", many=True
     )
-    idle_s: float = _seconds(600.0, "A rollout ends after this time without a call.")
+    idle_s: float = _seconds(600.0, "Seconds without a call after which a rollout ends.")
     max_body_mb: int = setting(10, "Maximum request body in MiB; a larger request is answered with status 413.", ge=1)
     max_connections: int | None = setting(
         None,
@@ -48,10 +48,10 @@ class ServeSettings(Settings):
         "By default a third of the open-file limit (ulimit -n), at most 2000.",
         ge=1,
     )
-    connection_idle_s: float = _seconds(75.0, "A connection without a request is closed after this time.")
+    connection_idle_s: float = _seconds(75.0, "Seconds after which a connection without a request is closed.")
     receive_s: float = _seconds(60.0, "Time limit for receiving a request body, plus 1 second for each 64 KiB.")
     upstream_idle_s: float = _seconds(
-        600.0, "A call fails after this time in which the upstream sends nothing or the caller reads nothing."
+        600.0, "Seconds in which the upstream sends nothing, or the caller reads nothing, after which a call fails."
     )
 
     loops: str = setting(
