@@ -152,7 +152,7 @@ def test_a_fallback_is_sent_once_a_minute(own_folder: Path, server: Any) -> None
         ("http://h", "must be a mapping of its settings"),
     ],
 )
-def test_mistakes_are_named(own_folder: Path, hook: Any, message: str) -> None:
+def test_invalid_event_settings_are_named(own_folder: Path, hook: Any, message: str) -> None:
     (own_folder / "plan.yaml").write_text(json.dumps({"steps": [{"weight": 50, "decides": True}], "events": [hook]}))
     with pytest.raises(ConfigError, match=message):
         load_plan("plan.yaml")

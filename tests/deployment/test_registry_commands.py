@@ -145,7 +145,7 @@ def test_flags_are_set_and_removed(agent: Path) -> None:
     ],
 )
 @pytest.mark.slow
-def test_mistakes_are_named(agent: Path, words: list[str], message: str) -> None:
+def test_wrong_usage_of_registry_commands_is_named(agent: Path, words: list[str], message: str) -> None:
     with pytest.raises(assay.AssayError, match=message):
         run(*words)
 
