@@ -140,6 +140,12 @@ def test_ordinary_tables_of_with_are_accepted(library: str) -> None:
     assert open_database(library).query(sql, LIMITS).rows == ((50,),)
 
 
+def test_slow_instructions_do_not_outrun_the_time_limit(library: str) -> None:
+    # each of 40 rows searches 30 kB for 15 kB, in a few hundred instructions altogether
+    sql = "SELECT SUM(instr(zeroblob(30000), zeroblob(15000 + BookId) || x'01')) FROM Book WHERE BookId <= 40"
+    assert refused(library, sql, QueryLimits(seconds=0.1)).kind == "limit"
+
+
 def test_rows_and_size_are_limited(library: str) -> None:
     database = open_database(library)
     result = database.query("SELECT BookId FROM Book", QueryLimits(rows=7))
