@@ -167,6 +167,16 @@ def test_an_index_of_texts_alone_is_made_anew(tmp_path: Path) -> None:
     assert [fact.text for fact in Memory(tmp_path / "s.db").recall("phone", subject="Ada")] == ["555-1"]
 
 
+def test_a_conversation_finds_a_fact_by_the_name_of_its_field(tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "s.db")
+    memory.remember("Ada", "telephone: 555-1", about="phone")
+    form = {"phone": "how to reach the customer"}  # described in other words than before
+    talk = {"service": "You take bookings.", "form": form, "person": "Ada", "personal": ["phone"]}
+    with dspy.context(lm=scripted_lm(lambda request: "{}")):
+        result = Converse(memory=memory)(message="A table, please.", **talk)
+    assert result.outcome == {"phone": "555-1"}
+
+
 def listening(request: Any) -> str:
     """A model that notes the asked field with the last word of the message, and asks for what is missing."""
     text, asks = request.messages[-1].parts[0].text, list(request.config.response_format["schema"]["properties"])
