@@ -15,6 +15,7 @@ from assay.errors import AssayError, DeploymentError
 from assay.evaluation.progress import Progress, SilentProgress
 from assay.rubrics import Rubric
 from assay.traces import Rollout
+from assay.traces.replaying import ToolReplay
 from assay.traces.store import tables as schema
 
 __all__ = ["replay"]
@@ -33,6 +34,9 @@ def replay(
 
     Rollouts that were replayed before are not run again, so that it continues after a stop. Two processes that replay
     the same rollout at the same time write one row. A rollout on which the candidate fails counts as its failure.
+
+    Tools with side effects (`assay.side_effects`) are answered from the recorded rollout. Where the candidate calls one
+    in another way, the result is unknown: the pair is missing.
 
     Args:
         rubric: scores the replayed rollouts; without one they are unscored until `assay traces score`.
@@ -72,10 +76,12 @@ def _run(loaded: LoadedVersion, original: Rollout, rubric: Any, store: str, vers
         "group_id": original.id, "phase": SHADOW, "tenant": original.tenant, "consent": original.consent,
         "data_subject": original.data_subject, "split": original.split,
     }  # fmt: skip
+    replay = ToolReplay(original.tools)
     try:
-        loaded.run(task_of(original), rubric=rubric, store=store, **fields)
+        loaded.run(task_of(original), rubric=rubric, store=store, replay=replay, **fields)
     except AssayError:
-        raise
+        if not replay.missed:
+            raise
     except Exception:  # the candidate's failure is recorded with its kind, and scored
         return
 
