@@ -333,7 +333,7 @@ def test_rows_are_compared_by_running_both_queries(library: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "found", "grade"),
     [
-        ("1700000001", "1700000002", 0),  # whole numbers are told apart, also long ones
+        ("1700000001", "1700000002", 0),  # whole numbers are not taken for each other, also long ones
         ("1700000001", "1700000001.0", 1),
         ("ROUND(-0.3)", "0", 1),
         ("0.1 + 0.2", "0.3", 1),
