@@ -119,6 +119,7 @@ def test_calls_of_a_function_are_turns_of_the_scored_rollout(bench: Bench) -> No
         assert call.token_ids
         assert len(call.token_ids) == len(call.logprobs or ()) == call.completion_tokens
         assert call.completion_tokens <= 8  # the policy's limit, not the agent's
+        assert (call.request["body"]["temperature"], call.request["body"].get("seed")) == (1.0, None)  # nor are these
     assert len(set(said)) > 1  # sampled at the training's temperature and seeds, not at the agent's
     bench.store.flush()
     stored = bench.store.rollout(rollout.id)

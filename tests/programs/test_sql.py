@@ -140,6 +140,12 @@ def test_ordinary_tables_of_with_are_accepted(library: str) -> None:
     assert open_database(library).query(sql, LIMITS).rows == ((50,),)
 
 
+def test_slow_instructions_do_not_outrun_the_time_limit(library: str) -> None:
+    # each of 40 rows searches 30 kB for 15 kB, in a few hundred instructions altogether
+    sql = "SELECT SUM(instr(zeroblob(30000), zeroblob(15000 + BookId) || x'01')) FROM Book WHERE BookId <= 40"
+    assert refused(library, sql, QueryLimits(seconds=0.1)).kind == "limit"
+
+
 def test_rows_and_size_are_limited(library: str) -> None:
     database = open_database(library)
     result = database.query("SELECT BookId FROM Book", QueryLimits(rows=7))
@@ -322,6 +328,19 @@ def test_rows_are_compared_by_running_both_queries(library: str) -> None:
     backwards = {"sql": "SELECT Name FROM Author ORDER BY Name DESC"}
     assert rows_match(names, backwards, None).value == 1
     assert rows_match(names, backwards, None, ordered=True).value == 0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "grade"),
+    [
+        ("1700000001", "1700000002", 0),  # whole numbers are not taken for each other, also long ones
+        ("1700000001", "1700000001.0", 1),
+        ("ROUND(-0.3)", "0", 1),
+        ("0.1 + 0.2", "0.3", 1),
+    ],
+)
+def test_equal_numbers_match(library: str, wanted: str, found: str, grade: float) -> None:
+    assert rows_match(task(library, f"SELECT {wanted}"), {"sql": f"SELECT {found}"}, None).value == grade
 
 
 def test_cost_is_graded_by_the_logarithm_of_its_ratio(library: str) -> None:

@@ -8,6 +8,9 @@ from typing import Any
 
 from assay.deployment.flags import flag_history, flags_of, set_flag
 from assay.deployment.registry import Registry, Version
+from assay.deployment.suite_records import set_suite
+from assay.deployment.suites import Suite
+from assay.errors import ConfigError
 from assay.sources.artifact_files import read_json
 from assay.traces import Store
 
@@ -18,6 +21,7 @@ __all__ = [
     "register",
     "set_agent_alias",
     "set_agent_flag",
+    "set_agent_suite",
     "show_version",
 ]
 
@@ -94,6 +98,30 @@ def set_agent_flag(
     with Store(store) as opened:
         set_flag(opened.engine, agent, flag, value, why=why)
         return flags_of(opened.engine, agent)
+
+
+def set_agent_suite(
+    agent: str, data: str | None, rubric: str | None = None, *, threshold: float = 0.0, pass_rate: float = 0.0,
+    pass_at: float = 0.5, why: str = "", store: str | Path | None = None,
+) -> Suite | None:  # fmt: skip
+    """Sets the validation suite that every candidate of an agent must pass before its deployment.
+
+    Args:
+        data, rubric: None for both removes the suite.
+        threshold: mean score that is needed.
+        pass_rate: share of the tasks that must score at least `pass_at`.
+    Raises:
+        ConfigError: one of `data` and `rubric` is missing.
+        DeploymentError: there is no such agent.
+    """
+    if (data is None) != (rubric is None):
+        raise ConfigError("data and rubric belong together")
+    suite = None
+    if data is not None and rubric is not None:
+        suite = Suite(data=data, rubric=rubric, threshold=threshold, pass_rate=pass_rate, pass_at=pass_at)
+    with Store(store) as opened:
+        set_suite(opened.engine, agent, suite, why=why)
+    return suite
 
 
 def diff_versions(one: str, two: str, *, store: str | Path | None = None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -111,6 +112,28 @@ def flag_command(agent: str, name: str, value: str | None, why: str, store: str 
     open_store(store).close()
     flags = set_agent_flag(agent, name, _value(value), why=why, store=store)
     print_json({"flags": flags}) if as_json else click.echo(f"flags: {json.dumps(flags)}")
+
+
+@command.command("suite")
+@click.argument("agent")
+@click.option("--data", metavar="D", help="Tasks of the suite: a file or a spec. Their val split is run.")
+@click.option("--rubric", metavar="R", help="Rubric of the suite: a YAML file or a shipped name.")
+@click.option("--threshold", default=0.0, show_default=True, help="Mean score that a candidate must reach.")
+@click.option("--pass-rate", default=0.0, show_default=True, help="Share of the tasks that a candidate must pass.")
+@click.option("--pass-at", default=0.5, show_default=True, help="Score at which a task is passed.")
+@click.option("--why", default="", help="Reason, stored in the history.")
+@store_option()
+@json_option()
+def suite_command(
+    agent: str, data: str | None, rubric: str | None, store: str | None, as_json: bool, **more: Any
+) -> None:
+    """Set the validation suite that every candidate of AGENT must pass; without --data and --rubric remove it."""
+    from assay.api.registry import set_agent_suite
+
+    open_store(store).close()
+    suite = set_agent_suite(agent, data, rubric, store=store, **more)
+    shown = None if suite is None else asdict(suite)
+    print_json({"suite": shown}) if as_json else click.echo(f"validation suite of {agent}: {json.dumps(shown)}")
 
 
 def _value(text: str | None) -> Any:

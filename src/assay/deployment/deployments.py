@@ -59,11 +59,14 @@ class Deployments:
     def __init__(self, engine: sa.Engine) -> None:
         self.engine, self.registry = engine, Registry(engine)
 
-    def start(self, candidate: str, plan: Plan, *, by: str | None = None) -> Deployment:
+    def start(
+        self, candidate: str, plan: Plan, *, by: str | None = None, checks: Mapping[str, Any] | None = None
+    ) -> Deployment:
         """Starts the rollout of a version. The agent's champion is what it is compared with.
 
         Args:
             candidate: `AGENT@NUMBER` or `AGENT@ALIAS`.
+            checks: results of the checks before the start; kept as the first row of the history.
         Raises:
             DeploymentError: the agent has no champion, the candidate is it, or a deployment of the agent is active.
         """
@@ -87,6 +90,8 @@ class Deployments:
         try:
             with self.engine.begin() as connection:
                 connection.execute(sa.insert(schema.deployments).values(**row))
+                if checks is not None:
+                    connection.execute(sa.insert(schema.deployment_decisions).values(**_first(row, checks)))
                 move_alias(
                     connection, version.agent, "candidate", version.number, by=user, why=f"deployment {row['id']}"
                 )
@@ -199,10 +204,6 @@ class Deployments:
                 evaluations=after.evaluations, active=None if after.status in ENDED else found.agent,
             )
         )  # fmt: skip
-        numbers = {
-            "readings": [reading.to_dict() for reading in decision.readings],
-            "requests": dict(decision.requests),
-        }
         readings = [reading.to_dict() for reading in decision.readings]
         numbers = {"readings": readings, "requests": dict(decision.requests)}
         row = {
@@ -237,6 +238,18 @@ class Deployments:
             "champion": self.registry.version(f"{found.agent}@{found.champion}"),
             "candidate": self.registry.version(f"{found.agent}@{found.candidate}"),
         }
+
+
+def _first(row: Mapping[str, Any], checks: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of the history that has the checks before the start."""
+    suite = checks.get("suite")
+    tasks = f"{suite['pass_rate']:.1%} of {suite['n']} tasks of the suite passed" if suite else "no validation suite"
+    broken = [*checks.get("breaks", ()), *(suite["missed"] if suite else ())]
+    return {
+        "deployment": row["id"], "number": 0, "stage": 0, "action": "start", "rule": "checks",
+        "reason": clean(f"{tasks}; forced: {'; '.join(broken)}" if broken else tasks), "at": row["started_at"],
+        "numbers_json": as_json(dict(checks)), "by": row["started_by"],
+    }  # fmt: skip
 
 
 def _deployment(row: Any) -> Deployment:

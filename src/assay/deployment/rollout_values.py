@@ -114,20 +114,24 @@ def _rows(
 
 
 def pairs_of(engine: sa.Engine, deployment: str, metric: Metric) -> Paired:
-    """Differences of replayed rollouts to the recorded ones."""
+    """Differences of replayed rollouts to the recorded ones.
+
+    One that ended as an error has none: its model failed, or a tool with side effects had no recorded answer.
+    """
     replayed, recorded = _ROLLOUTS.alias("replayed"), _ROLLOUTS.alias("recorded")
     on = recorded.c.id == replayed.c.group_id
     query = (
-        sa.select(replayed.c.id, recorded.c.id)
+        sa.select(replayed.c.id, recorded.c.id, replayed.c.status)
         .select_from(replayed.join(recorded, on))
         .where(replayed.c.deployment == deployment, replayed.c.phase == SHADOW, replayed.c.ended_at.is_not(None))
     )
     differences, champions, missing = [], [], 0
     with engine.connect() as connection:
         ids = connection.execute(query).all()
-        values = _values(connection, metric, {name for pair in ids for name in pair})
-    for one, other in ids:
-        candidate, champion = values.get(one, math.nan), values.get(other, math.nan)
+        values = _values(connection, metric, {name for pair in ids for name in pair[:2]})
+    for one, other, status in ids:
+        candidate = values.get(one, math.nan) if status != "error" else math.nan
+        champion = values.get(other, math.nan)
         if math.isnan(candidate) or math.isnan(champion):
             missing += 1
             continue

@@ -230,7 +230,7 @@ class Converse(Agent):
         """Fills the personal fields with what earlier conversations with the person said."""
         for name in talk.personal if self._memory is not None else ():
             assert self._memory is not None
-            known = self._memory.recall(talk.form[name], subject=talk.person, k=_RECALLED)
+            known = self._memory.recall(f"{name} {talk.form[name]}", subject=talk.person, k=_RECALLED)
             value = next((fact.text.partition(": ")[2] for fact in known if fact.about == name), "")
             if value:
                 talk.outcome[name] = value

@@ -303,7 +303,8 @@ class _Run:
             if self.deployments.active(self.agent) is not None:
                 return WAITING, {"reason": str(error)}
             return ENDED, {"reason": f"not deployed: {error}"}
-        detail: dict[str, Any] = {"deployment": None, "suite": report.suite, "reason": f"{version.name} is deployed"}
+        suite = None if report.suite is None else report.suite.pass_rate
+        detail: dict[str, Any] = {"deployment": None, "suite": suite, "reason": f"{version.name} is deployed"}
         if report.deployment is not None:
             detail["deployment"] = report.deployment.id
         return DONE, detail

@@ -36,7 +36,9 @@ def start_command(candidate: str, **values: Any) -> None:
         for text in data[name]:
             click.echo(f"{'breaks' if name == 'breaks' else 'changes'} {text}")
     if data["suite"] is not None:
-        click.echo(f"validation suite: {data['suite']:.3f}")
+        suite = data["suite"]
+        score = "unscored" if suite["score"] is None else f"{suite['score']:.3f}"
+        click.echo(f"validation suite: {score}, {suite['pass_rate']:.1%} of {suite['n']} tasks passed")
     for name, report in data["expected"].items():
         click.echo(
             f"a candidate that is {'better by twice the goal' if name == 'better' else 'as good'}: promoted in "

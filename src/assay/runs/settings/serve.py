@@ -10,6 +10,8 @@ from assay.support.settings import Settings, setting
 
 __all__ = ["ServeSettings"]
 
+_ADVANCE_S = 10.0
+
 
 def _seconds(default: float, help: str) -> Any:
     return setting(default, help, ge=0.1, metavar="SECONDS")
@@ -67,11 +69,17 @@ class ServeSettings(Settings):
     agent_rubric: str | None = setting(
         None, "Rubric that scores the rollouts of --agent when they end.", metavar="R", file=True
     )
+    advance_s: float = setting(
+        _ADVANCE_S, "Seconds between two evaluations of the deployment of an --agent; 0: assay deploy advance does it.",
+        ge=0,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.agent_rubric is not None and not self.agent:
             raise ConfigError(f"agent_rubric={self.agent_rubric!r} would have no effect without agent")
+        if self.advance_s != _ADVANCE_S and not self.agent:
+            raise ConfigError(f"advance_s={self.advance_s!r} would have no effect without agent")
 
     @property
     def answering(self) -> str | None:
