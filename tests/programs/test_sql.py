@@ -303,6 +303,14 @@ def test_max_steps_bounds_the_queries(library: str) -> None:
     assert len(prompts) == 3
 
 
+def test_comments_and_texts_of_a_query_keep_their_meaning(library: str) -> None:
+    sql = "SELECT 'a  --b', -- of one author\n  COUNT(*)\nFROM Book -- all\nWHERE AuthorId = 3"
+    with dspy.context(lm=scripted_lm(lambda request: json.dumps({"sql": sql}))):
+        result = TextToSQL()(question="How many?", database=library)
+    assert result.sql == "SELECT 'a  --b', COUNT(*) FROM Book WHERE AuthorId = 3"
+    assert result.rows == [["a  --b", 50]]
+
+
 def test_an_artifact_keeps_the_limits() -> None:
     assert TextToSQL(**TextToSQL(rows=5, seconds=0.5).config).limits == QueryLimits(rows=5, seconds=0.5)
 
