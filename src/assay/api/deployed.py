@@ -134,7 +134,7 @@ class DeployedAgent:
             id=content_hash(values)[:16], task_type=task_type, inputs=values, expected=dict(expected or {}), metadata={}
         )
         more = {"tenant": tenant, "data_subject": data_subject, "consent": consent}
-        assignment = self.router.assign(new_id() if unit is None else unit, tenant=tenant)
+        assignment = self.router.assign(new_id() if unit is None else unit, tenant=tenant, task_type=task_type)
         loaded, assignment = self._ready(assignment)
         if loaded.inputs is not None and set(values) != set(loaded.inputs):
             raise ConfigError(f"agent {self.agent} takes the inputs {loaded.inputs}, got {sorted(values)}")

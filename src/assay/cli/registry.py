@@ -136,6 +136,37 @@ def suite_command(
     print_json({"suite": shown}) if as_json else click.echo(f"validation suite of {agent}: {json.dumps(shown)}")
 
 
+@command.command("route")
+@click.argument("agent")
+@click.option("--version", "versions", type=int, multiple=True, help="Number of a version; give at least two.")
+@click.option("--floor", default=0.05, show_default=True, help="Smallest probability of a version.")
+@click.option("--cost-weight", default=0.0, show_default=True, help="Score that a dollar of cost is worth.")
+@click.option("--window-days", default=30.0, show_default=True, help="Rollouts of so many days count.")
+@click.option("--remove", is_flag=True, help="Send everything to the champion again.")
+@click.option("--why", default="", help="Why; kept in the history.")
+@store_option()
+@json_option()
+def route_command(
+    agent: str, versions: tuple[int, ...], remove: bool, store: str | None, as_json: bool, **more: Any
+) -> None:
+    """Let the measured quality per task type choose between versions of AGENT; without --version show the choice.
+
+    Versions must have been champions. While a deployment is active it decides alone.
+    """
+    from assay.api.registry import routing, set_routing
+
+    if versions and remove:
+        raise click.UsageError("--version and --remove exclude each other")
+    open_store(store).close()
+    rows = set_routing(agent, versions, store=store, **more) if versions or remove else routing(agent, store=store)
+    if as_json:
+        print_json({"routing": rows})
+        return
+    for row in rows:
+        score = "–" if row["score"] is None else f"{row['score']:.3f} of {row['n']}"
+        click.echo(f"{row['task_type']:20} {row['version']:24} {row['probability']:6.1%}  {score}")
+
+
 def _value(text: str | None) -> Any:
     if text is None:
         return None

@@ -49,7 +49,11 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What `advance` decided: continue, next, promote, rollback or pause; which rule, and the numbers that it used."""
+    """What `advance` decided: continue, next, promote, rollback or pause; which rule, and the numbers that it used.
+
+    Attributes:
+        watch: the watch that gave an alarm (action alarm, pause or rollback).
+    """
 
     action: str
     rule: str
@@ -58,6 +62,7 @@ class Decision:
     readings: tuple[Reading, ...] = ()
     evaluated: bool = False  # whether one of the planned evaluations was used
     requests: Mapping[str, int] = field(default_factory=dict)
+    watch: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -129,10 +129,10 @@ class Deployments:
             row = connection.execute(sa.select(table).where(table.c.active == agent)).mappings().first()
         return None if row is None else _deployment(row)
 
-    def all(self, agent: str | None = None) -> list[Deployment]:
+    def all(self, agent: str | None = None, *, limit: int | None = None) -> list[Deployment]:
         """Deployments, newest first."""
         table = schema.deployments
-        query = sa.select(table).order_by(table.c.started_at.desc())
+        query = sa.select(table).order_by(table.c.started_at.desc()).limit(limit)
         with self.engine.connect() as connection:
             rows = connection.execute(query if agent is None else query.where(table.c.agent == agent)).mappings().all()
         return [_deployment(row) for row in rows]
@@ -205,7 +205,9 @@ class Deployments:
             )
         )  # fmt: skip
         readings = [reading.to_dict() for reading in decision.readings]
-        numbers = {"readings": readings, "requests": dict(decision.requests)}
+        numbers: dict[str, Any] = {"readings": readings, "requests": dict(decision.requests)}
+        if decision.watch is not None:
+            numbers["watch"] = decision.watch
         row = {
             "deployment": found.id, "number": after.version, "stage": decision.step, "action": decision.action,
             "rule": decision.rule, "reason": clean(decision.reason), "numbers_json": as_json(numbers), "at": now,

@@ -26,7 +26,7 @@ from assay.support.settings import Settings, nearest, setting
 
 __all__ = ["EVENTS", "Hook", "Notifier", "hooks_of"]
 
-EVENTS = ("promoted", "rolled_back", "paused", "next", "fallback", "waiting", "failed")
+EVENTS = ("promoted", "rolled_back", "paused", "next", "alarm", "fallback", "waiting", "failed")
 _LOG = logging.getLogger("assay.events")
 _WAITING = 1000  # events that wait for a hook, at most
 

@@ -1,19 +1,15 @@
 """Validation suites in the store: kept with the flags of an agent, every change a row."""
 
 import hashlib
-import json
-import time
 from dataclasses import asdict
 from pathlib import Path
 
 import sqlalchemy as sa
 
-from assay.deployment.flags import flags_of
-from assay.deployment.registry import Registry, current_user
+from assay.deployment.flags import flags_of, write_flag
+from assay.deployment.registry import Registry
 from assay.deployment.suites import Suite
 from assay.errors import ConfigError, DeploymentError
-from assay.traces.store import tables as schema
-from assay.traces.store.rows import clean
 
 __all__ = ["set_suite", "suite_of"]
 
@@ -31,10 +27,8 @@ def set_suite(engine: sa.Engine, agent: str, suite: Suite | None, *, why: str = 
     if suite is not None:
         named = {"data": _absolute(suite.data), "rubric": _absolute(suite.rubric)}
         hashes = {name: _hash(place) for name, place in named.items() if Path(place).is_file()}
-        value = json.dumps({**asdict(suite), **named, "sha256": hashes})
-    row = {"agent": agent, "name": _FLAG, "value": value, "at": time.time(), "why": clean(why)}
-    with engine.begin() as connection:
-        connection.execute(sa.insert(schema.agent_flags).values(**row, by=clean(by or current_user())[:200]))
+        value = {**asdict(suite), **named, "sha256": hashes}
+    write_flag(engine, agent, _FLAG, value, why=why, by=by)
 
 
 def suite_of(engine: sa.Engine, agent: str) -> Suite | None:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from assay.api.deploy.replay import replay
-from assay.deployment.decisions import RUNNING, Decision, advance
+from assay.deployment.decisions import PROMOTED, RUNNING, Decision, advance
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.events import Hook, Notifier
+from assay.deployment.watching import watched, watches_now
 from assay.errors import DeploymentError
 from assay.evaluation.progress import Progress
 from assay.support.scrubbing import error_text
@@ -18,7 +19,7 @@ from assay.traces import Store
 __all__ = ["Advancer", "advanced", "notify"]
 
 _LOG = logging.getLogger("assay.deployed")
-_EVENTS = {"promote": "promoted", "rollback": "rolled_back", "pause": "paused", "next": "next"}
+_EVENTS = {"promote": "promoted", "rollback": "rolled_back", "pause": "paused", "next": "next", "alarm": "alarm"}
 _REST = 50  # an evaluation is followed by a pause of so many times its duration, so that it takes at most 2 % of a core
 _REPLAYED = 20  # rollouts in one go
 
@@ -29,6 +30,8 @@ def advanced(
 ) -> Decision:  # fmt: skip
     """Replays what a shadow step needs, decides, and tells the hooks. Safe to call by several processes at once.
 
+    Watches come first. Of a promoted deployment nothing else is evaluated.
+
     Args:
         rubric: scores replayed rollouts.
         most: rollouts that are replayed now; None for all that the step needs.
@@ -37,7 +40,12 @@ def advanced(
     deployments = Deployments(opened.engine)
     if found.state.status == RUNNING and found.plan.steps[found.state.step].shadow:
         replay(deployments, found, rubric=rubric, store=opened.url, most=most, progress=progress)
-    decision = advance(deployments, found.id, time.time() if now is None else now)
+    moment = time.time() if now is None else now
+    if (alarm := watched(deployments, found, moment)) is not None:
+        notify(found, alarm, hooks)
+        if alarm.action != "alarm":
+            return alarm
+    decision = advance(deployments, found.id, moment)
     notify(found, decision, hooks)
     return decision
 
@@ -91,8 +99,11 @@ class Advancer:
 
     def once(self) -> float:
         """Advances the active deployment, if there is one. Returns for how many seconds to pause."""
-        found = Deployments(self.opened.engine).active(self.agent)
-        if found is None or found.state.status != RUNNING:
+        deployments = Deployments(self.opened.engine)
+        found = next(iter(deployments.all(self.agent, limit=1)), None)
+        if found is None or found.state.status not in (RUNNING, PROMOTED):
+            return 0.0
+        if found.state.status == PROMOTED and watches_now(deployments, found, time.time()) is None:
             return 0.0
         began = time.monotonic()
         decision = advanced(self.opened, found, rubric=self.rubric, most=_REPLAYED)
