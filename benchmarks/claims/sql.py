@@ -59,12 +59,14 @@ def made(schema: Schema, path: Path, seed: int) -> None:
         opened.commit()
 
 
-def questions(schema: Schema, path: Path, seed: int, splits: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+def questions(
+    schema: Schema, path: Path, seed: int, splits: tuple[str, ...], per_kind: int = PER_KIND
+) -> Iterator[dict[str, Any]]:
     """Tasks of each kind, all different, whose splits are taken in turn."""
     rng = random.Random(f"questions/{schema.one}/{seed}")
     key, one, many = f"{schema.one}Id", schema.one, schema.many
     asked: set[str] = set()
-    for _ in range(PER_KIND):
+    for _ in range(per_kind):
         city, at = rng.choice(CITIES), rng.randint(1, ROWS)
         for kind, question, sql in (
             (

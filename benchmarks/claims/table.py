@@ -87,7 +87,7 @@ def pooled(records: Records, figure: str, side: str) -> dict[str, float]:
     }
 
 
-def mean_of(values: Mapping[str, float]) -> float:
+def mean_of(values: Mapping[Any, float]) -> float:
     scored = [value for value in values.values() if not math.isnan(value)]
     return float(np.mean(scored)) if scored else math.nan
 
@@ -173,16 +173,20 @@ def ratio_change(before: Mapping[str, float], after: Mapping[str, float]) -> tup
 
 
 def cheaper(
-    tokens: str, score: str, *, least: float, margin: float, loops: str | None = None
+    tokens: str, score: str, *, least: float, margin: float, loops: str | None = None, unit: str = "tokens"
 ) -> Callable[[Records], Cells]:
-    """Cells of a saving of tokens whose score stays within a margin that was declared before; with runs in loops."""
+    """Cells of a saving of tokens whose score stays within a margin that was declared before; with runs in loops.
+
+    Args:
+        unit: what is saved, where it is not tokens.
+    """
 
     def cells(records: Records) -> Cells:
         before, after = pooled(records, tokens, "before"), pooled(records, tokens, "after")
         mean, low, high = ratio_change(before, after)
         paired = paired_gain(pooled(records, score, "before"), pooled(records, score, "after"))
         sides = [
-            f"{', '.join(f'{value:.0f}' for value in by_seed(records, tokens, side))} tokens, "
+            f"{', '.join(f'{value:.0f}' for value in by_seed(records, tokens, side))} {unit}, "
             f"{per_cent(by_seed(records, score, side))} right"
             for side in ("before", "after")
         ]
@@ -192,7 +196,7 @@ def cheaper(
         return Cells(
             sides[0],
             sides[1],
-            f"tokens {100 * mean:+.0f} % [{100 * low:.0f}, {100 * high:.0f}]; "
+            f"{unit} {100 * mean:+.0f} % [{100 * low:.0f}, {100 * high:.0f}]; "
             f"score {points(paired.mean, paired.low, paired.high)}, n = {paired.n}",
             mean <= -least and high < 0 and paired.low >= -margin,
         )
@@ -245,6 +249,51 @@ def relative(
             sides[1],
             f"{100 * change:+.0f} % [{100 * low:.0f}, {100 * high:.0f}], n = {count}",
             change <= least and high < 0 if least < 0 else change >= least and low > 0,
+        )
+
+    return cells
+
+
+def as_good_as(twin: str, figure: str, *, within: float, rate: str) -> Callable[[Records], Cells]:
+    """Cells of a score after training next to that of a twin: lower by less than this share of it, with its interval.
+
+    Args:
+        rate: a fact of both sides that is shown, in samples a second.
+    """
+
+    def cells(records: Records) -> Cells:
+        theirs, ours = pooled(records, twin, "after"), pooled(records, figure, "after")
+        paired = paired_gain(theirs, ours)
+        sides = [
+            f"{per_cent(by_seed(records, side, 'after'))} right, "
+            f"{', '.join(format(record['facts'][side][rate], '.2f') for record in records)} samples/s"
+            for side in (twin, figure)
+        ]
+        low = -within * mean_of(theirs)
+        return Cells(*sides, f"{points(paired.mean, paired.low, paired.high)}, n = {paired.n}", paired.low >= low)
+
+    return cells
+
+
+def over_seeds(figure: str, curves: tuple[str, str]) -> Callable[[Records], Cells]:
+    """Cells of two trainings, paired over seeds with an interval by Student's t: faster or higher.
+
+    Args:
+        curves: names of the training curves of both sides; the mean of a curve says how fast it rises.
+    """
+
+    def cells(records: Records) -> Cells:
+        areas = [[mean_of(dict(enumerate(record["facts"]["curves"][name]))) for record in records] for name in curves]
+        scores = [by_seed(records, figure, side) for side in ("before", "after")]
+        changes = [mean_difference([b - a for a, b in zip(*sides, strict=True)]) for sides in (scores, areas)]
+        higher, faster = (
+            points(mean, -math.inf if low is None else low, math.inf if high is None else high)
+            for mean, low, high in changes
+        )
+        return Cells(
+            *(f"{per_cent(score)}; area {per_cent(area)}" for score, area in zip(scores, areas, strict=True)),
+            f"score {higher}; area {faster}, n = {len(records)} seeds",
+            any(low is not None and low > 0 for _, low, _ in changes),
         )
 
     return cells

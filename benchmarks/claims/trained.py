@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import assay
-from assay.optimizers.finetuning import SFTSettings, train_sft
+from assay.optimizers.finetuning import PolicyReport, SFTSettings, train_sft
 from assay.testing.fakes import scripted_lm
 from assay.traces.export.gates import Gates
 from claims.storing import Lines, Setting
@@ -17,7 +17,14 @@ def use_scratch_adapters(setting: Setting) -> None:
 
 
 def warmed_up(
-    setting: Setting, program: str, answer: Callable[[Any], str], *, rows: int, learning_rate: float, **options: Any
+    setting: Setting,
+    program: str,
+    answer: Callable[[Any], str],
+    *,
+    rows: int,
+    learning_rate: float,
+    epochs: int = 1,
+    **options: Any,
 ) -> str:
     """Trains on runs in which `answer` takes the place of the model. Returns the name of the trained model.
 
@@ -30,7 +37,7 @@ def warmed_up(
     )
     assay.export("sft", folder / "rows", store=folder / "any.db", gates=Gates(min_clean=0))
     settings = SFTSettings(
-        model=setting.model, epochs=1, learning_rate=learning_rate, eval_fraction=0.0, seed=setting.seed
+        model=setting.model, epochs=epochs, learning_rate=learning_rate, eval_fraction=0.0, seed=setting.seed
     )
     return str(train_sft(folder / "rows", "warm", settings, progress=Lines()).name)
 
@@ -42,7 +49,17 @@ def train(setting: Setting, program: str, name: str, *, steps: int, test: int, *
         test: size of the test split, which the training leaves out.
         options: of `assay.train`.
     """
-    report = assay.train(
+    return curve(trained(setting, program, name, steps=steps, sizes={"test": test, "val": 2}, test=False, **options))
+
+
+def curve(report: PolicyReport) -> list[float]:
+    """The mean scores by step."""
+    return [round(score, 3) for score in report.curves["score"].values()]
+
+
+def trained(setting: Setting, program: str | None, name: str, *, steps: int, **options: Any) -> PolicyReport:
+    """Trains the adapter `name` by GRPO, without evaluations in between. `options` are those of `assay.train`."""
+    return assay.train(
         program,
         name=name,
         seed=setting.seed,
@@ -52,10 +69,7 @@ def train(setting: Setting, program: str, name: str, *, steps: int, test: int, *
         samples_every=0,
         save_every=steps,
         evaluate_every=0,
-        sizes={"test": test, "val": 2},
-        test=False,
         store=setting.scratch / f"{name}.db",
         progress=Lines(),
         **options,
     )
-    return [round(score, 3) for score in report.curves["score"].values()]

@@ -13,7 +13,7 @@ import pytest
 import assay
 from assay.api.train import train
 from assay.cli.main import group
-from assay.errors import ConfigError
+from assay.errors import ConfigError, ProgramFailed
 from assay.programs.foreign.remote import TaskServer, work
 from assay.programs.foreign.runners import runner_of
 from assay.traces import Store
@@ -145,6 +145,14 @@ def test_an_agent_that_ignores_the_policy_ends_the_training_before_weights_are_l
             **SMALL,
         )  # fmt: skip
     assert not [text for text in said if text.startswith("loading")]
+
+
+def test_a_command_that_fails_is_shown_by_its_last_words(embedded: str) -> None:
+    agent = f"{sys.executable} -S -c \"raise SystemExit('no config file')\""
+    with pytest.raises(ProgramFailed) as raised:
+        train(agent=agent, rubric=rubric(), data=DATA, name="mine", model=embedded, **SMALL)
+    assert "it said: 'no config file'. Correct the agent." in str(raised.value)
+    assert "Traceback" not in str(raised.value)
 
 
 def test_settings_of_an_agent_are_refused_for_a_program(embedded: str) -> None:

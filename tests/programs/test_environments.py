@@ -200,6 +200,11 @@ class NotANumber(Corridor):
         return EnvironmentStep(observation="", reward=math.nan)
 
 
+class Floods(Corridor):
+    def step(self, action: str) -> EnvironmentStep:
+        return EnvironmentStep(observation="x" * 100_001)
+
+
 class Bare(Corridor):
     def step(self, action: str) -> Any:
         return "Field 1", 0.0, False
@@ -229,6 +234,7 @@ MISBEHAVING = [
     (Raises, "the environment Raises raised RuntimeError: out of order in step('right')"),
     (Hangs, "the environment Hangs gave no result of step('right') after 0.3 s"),
     (NotANumber, "reward=nan must be a finite number"),
+    (Floods, "observation has 100,001 characters; it must have at most 100,000"),
     (Bare, "which is no EnvironmentStep"),
     (Leaves, "raised SystemExit"),
     (Interrupts, "raised KeyboardInterrupt"),

@@ -119,6 +119,7 @@ def test_calls_of_a_function_are_turns_of_the_scored_rollout(bench: Bench) -> No
         assert call.token_ids
         assert len(call.token_ids) == len(call.logprobs or ()) == call.completion_tokens
         assert call.completion_tokens <= 8  # the policy's limit, not the agent's
+        assert (call.request["body"]["temperature"], call.request["body"].get("seed")) == (1.0, None)  # nor are these
     assert len(set(said)) > 1  # sampled at the training's temperature and seeds, not at the agent's
     bench.store.flush()
     stored = bench.store.rollout(rollout.id)
@@ -185,7 +186,7 @@ def test_an_agent_that_ignores_the_base_url_is_refused_after_its_first_task(benc
         bench.run(runner)
 
 
-def test_a_later_run_may_do_without_the_model(bench: Bench) -> None:
+def test_only_the_first_task_of_an_agent_must_call_the_model(bench: Bench) -> None:
     runs: list[str] = []
 
     def agent(task: dict[str, Any]) -> str:
@@ -198,7 +199,7 @@ def test_a_later_run_may_do_without_the_model(bench: Bench) -> None:
     assert (second.answer, rollout_of(second).transitions) == ("known", [])
 
 
-def test_an_agent_that_asks_for_another_model_is_told_so(bench: Bench) -> None:
+def test_an_agent_that_requests_another_model_gets_an_error_that_names_it(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="asked for the model 'gpt-5'"):
         bench.run(CallableRunner(lambda task: ask(task, model="gpt-5")))
     rollout = rollout_of(bench.run(CallableRunner(lambda task: ask(task, model="gpt-5-mini"))))  # accepted by the bench

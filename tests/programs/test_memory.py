@@ -147,8 +147,34 @@ def test_an_agent_uses_the_tools_of_a_person(tmp_path: Path) -> None:
     )
     with dspy.context(lm=scripted_lm(lambda request: json.dumps(next(turns)))):
         result = ToolUser(tools=memory.tools("Ada"))(question="My number is 555-1.")
-    assert [call["result"] for call in result.calls] == ["remembered as number 1", "1: phone: 555-1", "forgotten"]
+    assert [call["result"] for call in result.calls] == [
+        "remembered as number 1",
+        "1 (phone): phone: 555-1",
+        "forgotten",
+    ]
     assert memory.recall("phone", subject="Ada") == []
+
+
+def test_an_index_of_texts_alone_is_made_anew(tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "s.db")
+    memory.remember("Ada", "555-1", about="phone")
+    with memory.engine.begin() as connection:
+        for statement in (
+            "DROP TABLE facts_fts",
+            "CREATE VIRTUAL TABLE facts_fts USING fts5(text, content='facts', content_rowid='id')",
+        ):
+            connection.exec_driver_sql(statement)
+    assert [fact.text for fact in Memory(tmp_path / "s.db").recall("phone", subject="Ada")] == ["555-1"]
+
+
+def test_a_conversation_finds_a_fact_by_the_name_of_its_field(tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "s.db")
+    memory.remember("Ada", "telephone: 555-1", about="phone")
+    form = {"phone": "how to reach the customer"}  # described in other words than before
+    talk = {"service": "You take bookings.", "form": form, "person": "Ada", "personal": ["phone"]}
+    with dspy.context(lm=scripted_lm(lambda request: "{}")):
+        result = Converse(memory=memory)(message="A table, please.", **talk)
+    assert result.outcome == {"phone": "555-1"}
 
 
 def listening(request: Any) -> str:
@@ -168,7 +194,7 @@ def meeting(form: list[str], **facts: Any) -> dict[str, Any]:
     return {"service": "x", "form": form, "user": user, "person": "Ada", "personal": ["phone"]}
 
 
-def test_what_was_told_in_one_conversation_is_filled_in_another_one(tmp_path: Path) -> None:
+def test_facts_told_in_one_conversation_are_filled_in_in_another(tmp_path: Path) -> None:
     known = {"value": "555-1", "told_before": True}
     program = Converse(memory=Memory(tmp_path / "s.db"))
     with dspy.context(lm=scripted_lm(listening)):

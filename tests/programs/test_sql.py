@@ -140,6 +140,12 @@ def test_ordinary_tables_of_with_are_accepted(library: str) -> None:
     assert open_database(library).query(sql, LIMITS).rows == ((50,),)
 
 
+def test_slow_instructions_do_not_outrun_the_time_limit(library: str) -> None:
+    # each of 40 rows searches 30 kB for 15 kB, in a few hundred instructions altogether
+    sql = "SELECT SUM(instr(zeroblob(30000), zeroblob(15000 + BookId) || x'01')) FROM Book WHERE BookId <= 40"
+    assert refused(library, sql, QueryLimits(seconds=0.1)).kind == "limit"
+
+
 def test_rows_and_size_are_limited(library: str) -> None:
     database = open_database(library)
     result = database.query("SELECT BookId FROM Book", QueryLimits(rows=7))
@@ -167,7 +173,7 @@ def test_errors_say_the_names_that_exist(library: str) -> None:
         assert error.kind == kind
 
 
-def test_a_database_that_does_not_exist_is_said(tmp_path: Path) -> None:
+def test_a_database_that_does_not_exist_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no file and no URL"):
         open_database(str(tmp_path / "none.sqlite"))
 
@@ -214,7 +220,7 @@ def many_tables() -> list[Table]:
     return tables
 
 
-def test_of_five_hundred_tables_those_of_the_question_are_shown() -> None:
+def test_the_tables_of_the_question_are_shown_of_five_hundred() -> None:
     text = schema_text(many_tables(), "How many orders have customers in Porto?", 2000)
     assert "Customer(CustomerId, City, Email)" in text
     assert "CustomerOrder(OrderId, CustomerId -> Customer)" in text
@@ -297,6 +303,14 @@ def test_max_steps_bounds_the_queries(library: str) -> None:
     assert len(prompts) == 3
 
 
+def test_comments_and_texts_of_a_query_keep_their_meaning(library: str) -> None:
+    sql = "SELECT 'a  --b', -- of one author\n  COUNT(*)\nFROM Book -- all\nWHERE AuthorId = 3"
+    with dspy.context(lm=scripted_lm(lambda request: json.dumps({"sql": sql}))):
+        result = TextToSQL()(question="How many?", database=library)
+    assert result.sql == "SELECT 'a  --b', COUNT(*) FROM Book WHERE AuthorId = 3"
+    assert result.rows == [["a  --b", 50]]
+
+
 def test_an_artifact_keeps_the_limits() -> None:
     assert TextToSQL(**TextToSQL(rows=5, seconds=0.5).config).limits == QueryLimits(rows=5, seconds=0.5)
 
@@ -322,6 +336,19 @@ def test_rows_are_compared_by_running_both_queries(library: str) -> None:
     backwards = {"sql": "SELECT Name FROM Author ORDER BY Name DESC"}
     assert rows_match(names, backwards, None).value == 1
     assert rows_match(names, backwards, None, ordered=True).value == 0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "grade"),
+    [
+        ("1700000001", "1700000002", 0),  # whole numbers are not taken for each other, also long ones
+        ("1700000001", "1700000001.0", 1),
+        ("ROUND(-0.3)", "0", 1),
+        ("0.1 + 0.2", "0.3", 1),
+    ],
+)
+def test_equal_numbers_match(library: str, wanted: str, found: str, grade: float) -> None:
+    assert rows_match(task(library, f"SELECT {wanted}"), {"sql": f"SELECT {found}"}, None).value == grade
 
 
 def test_cost_is_graded_by_the_logarithm_of_its_ratio(library: str) -> None:
@@ -353,7 +380,7 @@ def test_tasks_without_database_or_expected_query_are_unscored(library: str) -> 
         query_runs(Task(id="1", inputs={}), {"sql": "SELECT 1"}, None)
 
 
-def test_it_is_evaluated_by_name(library: str, tmp_path: Path) -> None:
+def test_text_to_sql_is_evaluated_by_its_name(library: str, tmp_path: Path) -> None:
     rows = [
         {
             "inputs": {"question": f"How many books has author {at}?", "database": library},

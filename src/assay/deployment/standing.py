@@ -15,7 +15,7 @@ from assay.deployment.sequences import normal_mixture
 
 __all__ = ["DeploymentReport", "notify", "order", "status_of"]
 
-_EVENTS = {"promote": "promoted", "rollback": "rolled_back", "pause": "paused", "next": "next"}
+_EVENTS = {"promote": "promoted", "rollback": "rolled_back", "pause": "paused", "next": "next", "alarm": "alarm"}
 _PLANNED = 0.25 / 200  # variance at which the shown intervals are narrowest: that of 200 rollouts
 
 

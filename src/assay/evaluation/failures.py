@@ -16,6 +16,7 @@ import dspy
 from assay.datasets import Task
 from assay.errors import FailureKind, ProgramFailed
 from assay.evaluation.predictions import result_of
+from assay.programs.foreign.tasks import AgentFailed
 from assay.support.package import FOLDER
 
 __all__ = ["FirstRuns", "Place", "place_of", "program_traceback", "require_answers"]
@@ -74,6 +75,7 @@ def require_answers(predictions: Sequence[Any]) -> None:
     reason, count = Counter(result_of(run).failed for run in predictions).most_common(1)[0]
     error = next((run._error for run in predictions if getattr(run, "_error", None) is not None), None)
     how = f"\n{program_traceback(error)}\nCorrect the program" if error is not None else _EMPTY
+    how = ". Correct the agent" if isinstance(error, AgentFailed) else how  # the traceback is of the code that ran it
     example = "" if count == len(predictions) else ", such as"
     raise ProgramFailed(
         f"the program failed on each of the first {len(predictions)} tasks{example}: {reason}{how}. "

@@ -230,7 +230,7 @@ class Converse(Agent):
         """Fills the personal fields with what earlier conversations with the person said."""
         for name in talk.personal if self._memory is not None else ():
             assert self._memory is not None
-            known = self._memory.recall(talk.form[name], subject=talk.person, k=_RECALLED)
+            known = self._memory.recall(f"{name} {talk.form[name]}", subject=talk.person, k=_RECALLED)
             value = next((fact.text.partition(": ")[2] for fact in known if fact.about == name), "")
             if value:
                 talk.outcome[name] = value
@@ -345,8 +345,8 @@ def _user(user: Any, model: str | None, prompt_format: str) -> UserProgram:
         return SimulatedUser(model, prompt_format=prompt_format)
     if isinstance(user, str):
         raise ProgramError(
-            f"user={user!r} must be one of {', '.join(USERS)}, or a program. An artifact holds no user of your own: "
-            "write a subclass of Converse in a file, whose __init__ passes it, and use file.py:NAME"
+            f"user={user!r} must be one of {', '.join(USERS)}, or a program. An artifact cannot contain a user "
+            f"object: write a subclass of Converse in a file, whose __init__ passes it, and use file.py:NAME"
         )
     if isinstance(user, type) or not callable(user):
         raise ProgramError(f"user={user!r} must be callable as user(profile=…, messages=…)")

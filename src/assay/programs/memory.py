@@ -28,12 +28,18 @@ __all__ = ["Fact", "Memory"]
 _TEXT, _NAME = 2000, 64  # characters
 _SEALED = ("gate", "test")
 _CREATE = (
-    f"CREATE VIRTUAL TABLE IF NOT EXISTS facts_fts USING fts5(text, content='facts', content_rowid='id', "
+    f"CREATE VIRTUAL TABLE facts_fts USING fts5(about, text, content='facts', content_rowid='id', "
     f"tokenize='{TOKENIZER}')",
-    "CREATE TRIGGER IF NOT EXISTS facts_added AFTER INSERT ON facts BEGIN "
-    "INSERT INTO facts_fts(rowid, text) VALUES (new.id, new.text); END",
-    "CREATE TRIGGER IF NOT EXISTS facts_removed AFTER DELETE ON facts BEGIN "
-    "INSERT INTO facts_fts(facts_fts, rowid, text) VALUES ('delete', old.id, old.text); END",
+    "CREATE TRIGGER facts_added AFTER INSERT ON facts BEGIN "
+    "INSERT INTO facts_fts(rowid, about, text) VALUES (new.id, new.about, new.text); END",
+    "CREATE TRIGGER facts_removed AFTER DELETE ON facts BEGIN "
+    "INSERT INTO facts_fts(facts_fts, rowid, about, text) VALUES ('delete', old.id, old.about, old.text); END",
+    "INSERT INTO facts_fts(facts_fts) VALUES ('rebuild')",
+)
+_DROP = (  # an index of the texts alone, as it was made before
+    "DROP TRIGGER IF EXISTS facts_added",
+    "DROP TRIGGER IF EXISTS facts_removed",
+    "DROP TABLE IF EXISTS facts_fts",
 )
 
 
@@ -92,9 +98,7 @@ class Memory:
         self._lock = threading.Lock()  # a fact and what it supersedes are written together
         if self.engine.dialect.name == "sqlite":
             try:
-                with self.engine.begin() as connection:
-                    for statement in _CREATE:
-                        connection.exec_driver_sql(statement)
+                _prepare(self.engine)
             except sa.exc.OperationalError as error:
                 raise StoreError(
                     f"the memory needs SQLite's full-text search (FTS5): {error.orig}. Use another build of Python, or "
@@ -137,7 +141,7 @@ class Memory:
             row |= {"valid_from": now}
             insert = sa.insert(f)
             if connection.dialect.name == "postgresql":
-                insert, row = insert.values(words=WORDS), {**row, "text_of_words": text}
+                insert, row = insert.values(words=WORDS), {**row, "text_of_words": f"{row['about']} {text}"}
             key = connection.execute(insert, row).inserted_primary_key
             number = int(key[0] if key is not None else 0)
             if row["about"]:
@@ -146,7 +150,7 @@ class Memory:
             return _fact(connection.execute(sa.select(f).where(f.c.id == number)).one())
 
     def recall(self, query: str, *, subject: str, k: int = 5, at: float | None = None) -> list[Fact]:
-        """The valid facts of a person that have a word of the query, best first; of equals the newest first.
+        """The valid facts of a person whose text or `about` has a word of the query, best first; of equals the newest.
 
         Without words in the query, the newest facts.
 
@@ -204,7 +208,8 @@ class Memory:
         def recall(query: str) -> str:
             """Facts about the user from earlier conversations that have words of the query."""
             facts = self.recall(query, subject=subject)
-            return "\n".join(f"{fact.id}: {fact.text}" for fact in facts) or "nothing is known about this"
+            lines = [f"{fact.id}{f' ({fact.about})' if fact.about else ''}: {fact.text}" for fact in facts]
+            return "\n".join(lines) or "nothing is known about this"
 
         def forget(number: int) -> str:
             """Forgets the fact of the user with this number."""
@@ -231,6 +236,19 @@ class Memory:
     def _valid(self, subject: str, at: float) -> list[Any]:
         f = schema.facts
         return [*self._own(subject), f.c.valid_from <= at, sa.or_(f.c.valid_to.is_(None), f.c.valid_to > at)]
+
+
+def _prepare(engine: sa.Engine) -> None:
+    """Creates the full-text index of a SQLite store, if it has none of the present columns."""
+    columns = "SELECT name FROM pragma_table_info('facts_fts')"
+    with engine.begin() as connection:
+        if "about" in connection.exec_driver_sql(columns).scalars():
+            return
+        connection.exec_driver_sql("BEGIN IMMEDIATE")  # another process may be creating it
+        if "about" in connection.exec_driver_sql(columns).scalars():
+            return
+        for statement in (*_DROP, *_CREATE):
+            connection.exec_driver_sql(statement)
 
 
 def _line(text: str) -> str:

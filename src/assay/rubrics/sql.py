@@ -4,6 +4,7 @@
 import functools
 import math
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from assay.traces.records import Rollout
 __all__ = ["query_cost", "query_runs", "rows_match"]
 
 _LIMITS = QueryLimits(rows=10_000, seconds=5.0)
+_WHOLE = 1e9  # from here on nine digits do not tell whole numbers apart
 
 
 @functools.lru_cache(maxsize=4096)
@@ -85,11 +87,20 @@ def rows_match(task: Task, prediction: dict[str, Any], rollout: Rollout | None, 
 
 
 def _comparable(row: tuple[Any, ...]) -> tuple[str, ...]:
-    """Numbers of equal value are equal, up to nine digits: sums depend on the order in which they are computed."""
-    return tuple(
-        f"{float(value):.9g}" if isinstance(value, int | float) or type(value).__name__ == "Decimal" else repr(value)
-        for value in row
-    )
+    """A row in which equal numbers are equal texts."""
+    return tuple(map(_text_of, row))
+
+
+def _text_of(value: Any) -> str:
+    """Whole numbers are compared exactly, others up to nine digits: their sums depend on the order."""
+    if isinstance(value, int):
+        return str(int(value))
+    if not isinstance(value, float | Decimal):
+        return repr(value)
+    number = float(value)
+    if abs(number) >= _WHOLE and number.is_integer():
+        return str(int(value))
+    return f"{number + 0.0:.9g}"  # -0.0 + 0.0 is 0.0
 
 
 def _check_factor(factor: float = 10.0) -> None:

@@ -35,11 +35,11 @@ _ORDERS = {
 
 def deployments_view(store: Store) -> View:
     """Deployments, newest first."""
-    found = Deployments(store.engine).all()
+    found = Deployments(store.engine).all(limit=_ROWS + 1)
     return View(
         template="deployments.html",
         title="Deployments",
-        values={"deployments": found[:_ROWS], "left_out": max(0, len(found) - _ROWS)},
+        values={"deployments": found[:_ROWS], "left_out": len(found) > _ROWS},
         part="deployments_part.html",
         every_s=_WAITING_S,
     )

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from assay.api.deploy.replay import replay
+from assay.api.deploy.advancing import advanced
 from assay.api.traces import score_rollouts
-from assay.deployment.decisions import RUNNING, advance
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.events import Hook
-from assay.deployment.standing import DeploymentReport, notify, order, status_of
+from assay.deployment.standing import DeploymentReport, order, status_of
 from assay.evaluation.progress import Progress
 from assay.sources.trust import trusts
 from assay.traces import Store
@@ -62,10 +61,7 @@ def advance_deployment(
             return status_of(deployments, found.id, moment)
         if rubric is not None:
             score_rollouts(rubric, store=store, agent=found.agent, progress=progress)
-        if found.state.status == RUNNING and found.plan.steps[found.state.step].shadow:
-            replay(deployments, found, rubric=rubric, store=store, progress=progress)
-        decision = advance(deployments, found.id, moment)
-        notify(found, decision, hooks)
+        decision = advanced(opened, found, rubric=rubric, hooks=hooks, now=moment, progress=progress)
         return status_of(deployments, found.id, moment, decision)
 
 

@@ -12,6 +12,9 @@ from assay.errors import ConfigError
 __all__ = ["Environment", "EnvironmentStep", "InvalidAction", "environment_seed"]
 
 
+_LONGEST = 100_000  # characters of an observation
+
+
 class InvalidAction(ValueError):
     """Raised by `Environment.step` for an action that is not possible. The state must not have changed.
 
@@ -25,13 +28,13 @@ class EnvironmentStep:
     """What an environment returns after `reset` and after each action.
 
     Attributes:
-        observation: as the agent reads it.
+        observation: as the agent reads it, at most 100,000 characters.
         reward: of the action, any finite number, higher is better.
         done: whether the episode has ended.
         actions: what the agent may do next; it can write nothing else. Empty: any text.
         info: values for rubrics, such as the true state. JSON values; the agent never sees them.
     Raises:
-        ConfigError: a value of another type, or a reward that is not finite.
+        ConfigError: a value of another type, a reward that is not finite, or a longer observation.
     """
 
     observation: str
@@ -43,6 +46,11 @@ class EnvironmentStep:
     def __post_init__(self) -> None:
         if not isinstance(self.observation, str):
             raise ConfigError(f"observation={self.observation!r} must be text")
+        if len(self.observation) > _LONGEST:
+            raise ConfigError(
+                f"observation has {len(self.observation):,} characters; it must have at most {_LONGEST:,}: it is part "
+                "of every prompt"
+            )
         if isinstance(self.reward, bool) or not isinstance(self.reward, int | float) or not math.isfinite(self.reward):
             raise ConfigError(f"reward={self.reward!r} must be a finite number")
         if not isinstance(self.done, bool):

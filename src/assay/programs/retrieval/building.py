@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from assay.errors import ConfigError
 from assay.programs.retrieval import fulltext
-from assay.programs.retrieval.folder import FileChanged, FolderFiles, TextFile, open_text
+from assay.programs.retrieval.folder import FileChanged, FileIsBinary, FolderFiles, TextFile, open_text
 from assay.programs.retrieval.retriever import passage_key
 from assay.programs.retrieval.splitting import passages_of
 from assay.traces.store import tables as schema
@@ -197,13 +197,14 @@ class _Update:
                     self._touched.append({"of": known.id, "mtime": file.mtime_ns, "at": read_at})
                     return
         with open_text(file) as opened:
-            if opened.encoding is None:
-                self.counts.skip("binary", file.name)
-                if known is not None:  # it was text before
-                    self.retire([known.id])
-                return
             document = _Document(file.name, None if known is None else known.id)
-            passages = self._split(document, opened)
+            try:
+                passages = self._split(document, opened)
+            except FileIsBinary:
+                self.counts.skip("binary", file.name)
+                before = None if known is None else known.id  # it was text before
+                self.retire([of for of in (before, document.id) if of is not None])
+                return
             document.read = {"size": file.size, "mtime_ns": file.mtime_ns, "read_at": read_at}
             document.read["sha256"] = opened.sha256()
         self.counts.passages += passages

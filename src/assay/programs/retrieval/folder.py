@@ -13,17 +13,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["FileChanged", "FolderFiles", "TextFile", "open_text"]
+__all__ = ["FileChanged", "FileIsBinary", "FolderFiles", "TextFile", "open_text"]
 
 _BLOCK = 1 << 16
 _CONTROLS = bytes(set(range(32)) - {9, 10, 12, 13, 27})  # not in text; 27 begins colours of a terminal
-_MOST_CONTROLS = 0.02  # share of the first block
+_MOST_CONTROLS = 0.02  # share of a block
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _TAGS = re.compile(r"<(?:script|style)\b.*?</(?:script|style)\s*>|<!--.*?-->|<[a-zA-Z/!][^<>]*>", re.DOTALL | re.I)
 
 
 class FileChanged(Exception):
     """A file changed while it was read."""
+
+
+class FileIsBinary(Exception):
+    """A file that begins as text goes on as something else, such as an archive after the script that unpacks it."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,8 @@ class FolderFiles:
 class open_text:
     """A file as blocks of text. A context manager; read the blocks once.
 
-    `encoding` is None if the file is binary. Without a byte order mark the text is UTF-8, or Latin-1 if the first block
-    is not valid UTF-8. NUL is left out, and so are the tags of HTML.
+    `encoding` is None if the first block is binary. Without a byte order mark the text is UTF-8, or Latin-1 if the
+    first block is not valid UTF-8. NUL is left out, and so are the tags of HTML.
 
     Raises:
         OSError: the file cannot be opened.
@@ -119,10 +123,14 @@ class open_text:
             raise FileChanged(self.file.name)
 
     def blocks(self) -> Iterator[str]:
-        """The text. `FileChanged` is raised at the end of it."""
-        decoder = codecs.getincrementaldecoder(self.encoding or "latin-1")("replace")
+        """The text. `FileChanged` is raised at the end of it, `FileIsBinary` where a part is no text."""
+        if self.encoding is None:
+            raise FileIsBinary(self.file.name)
+        decoder = codecs.getincrementaldecoder(self.encoding)("replace")
         is_html, kept = self.file.path.suffix.lower() in (".html", ".htm", ".xhtml"), ""
         for block in self._bytes():
+            if self.encoding != "utf-16" and _has_controls(block.replace(b"\0", b"")):  # logs may have runs of NUL
+                raise FileIsBinary(self.file.name)
             text = decoder.decode(block).replace("\0", "").replace("\r\n", "\n").replace("\r", "\n")
             if is_html:
                 text, kept = _without_tags(kept + text)
@@ -152,13 +160,17 @@ def _encoding(first: bytes) -> str | None:
     for mark, name in _MARKS.items():
         if first.startswith(mark):
             return name
-    if b"\0" in first or len(first) - len(first.translate(None, _CONTROLS)) > _MOST_CONTROLS * len(first):
+    if b"\0" in first or _has_controls(first):
         return None
     try:
         codecs.getincrementaldecoder("utf-8")().decode(first)
     except UnicodeDecodeError:
         return "latin-1"
     return "utf-8"
+
+
+def _has_controls(block: bytes) -> bool:
+    return len(block) - len(block.translate(None, _CONTROLS)) > _MOST_CONTROLS * len(block)
 
 
 def _without_tags(text: str) -> tuple[str, str]:

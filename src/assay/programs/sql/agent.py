@@ -1,5 +1,6 @@
 """The shipped program `text_to_sql`: writes a query, reads what the database says, and tries again."""
 
+import re
 from typing import Any, ClassVar
 
 import dspy
@@ -19,6 +20,7 @@ __all__ = ["TextToSQL"]
 
 _QUERY = 600  # characters that the model may write
 _SHOWN = 20  # rows of a result in traces
+_SPACES = re.compile(r"""('(?:[^']|'')*'|"(?:[^"]|"")*")|(?:\s|--[^\n]*)+""")
 
 
 class TextToSQL(Agent):
@@ -108,4 +110,9 @@ class TextToSQL(Agent):
         if tokens:
             signature = signature.prepend("thought", thought_field(tokens), str)
         filled = self.fit_context(self.write, signature, dict(shown), errors, "errors")
-        return " ".join(str(self.write(signature=signature, **filled).sql).split())
+        return _on_one_line(str(self.write(signature=signature, **filled).sql))
+
+
+def _on_one_line(sql: str) -> str:
+    """A query without line comments, and without spaces that mean nothing; texts and names in quotes stay."""
+    return _SPACES.sub(lambda match: match[1] or " ", sql).strip()

@@ -15,7 +15,8 @@ _THREADS, _EACH = 8, 10
 class MemoryContract(Contract):
     """Checks a memory: over another database, or a class with the methods of `assay.programs.Memory`.
 
-    - A fact is found by its words, by its person only, and case and spaces of the person's name are ignored.
+    - A fact is found by its words and those of `about`, by its person only, and case and spaces of the person's name
+      are ignored.
     - A fact with the same `about` supersedes the earlier one, which stays in the history with the end of its validity
       and the fact that took its place. The same text is not added twice.
     - Without `about`, contradictory facts are both kept, the newer one first.
@@ -39,6 +40,9 @@ class MemoryContract(Contract):
             found = [fact.text for fact in memory.recall("which seat?", subject="  ada LOVELACE ")]
             require(found == ["prefers a window seat"], f"recall('which seat?') finds {found!r}")
             require(memory.recall("seat", subject="Carl") == [], "a person without facts has some")
+            memory.remember("Ada Lovelace", "555-1234", about="phone_number")
+            found = [fact.text for fact in memory.recall("What is the phone number?", subject="Ada Lovelace")]
+            require(found == ["555-1234"], f"by the words of its `about` a fact is found as {found!r}")
 
     def test_a_new_value_supersedes_and_overwrites_nothing(self) -> None:
         with self.context():

@@ -149,7 +149,7 @@ class Call:
         """Finds the rollout of the call unless it is set, and begins the record."""
         client_request = self.client_request()
         live = self.live = self._rollout(client_request, upstream)
-        used = live.upstream
+        used, body = live.upstream, client_request.body
         model = used.named or requested_model({**client_request.body, **self._in_path}, self._path)
         if not live.rollout.model:
             live.rollout.model = model
@@ -159,7 +159,11 @@ class Call:
             model=model,
             weights=used.weights,
             adapters=tuple(used.adapters),
-            request={"dialect": self._dialect, **self._in_path, "body": client_request.body},
+            request={
+                "dialect": self._dialect,
+                **self._in_path,
+                "body": used.answered_body(self._dialect, body) if isinstance(used, EmbeddedUpstream) else body,
+            },
             started_at=self._began,
             constrained=is_constrained(self._body) or (client_request.insists and isinstance(used, EmbeddedUpstream)),
         )

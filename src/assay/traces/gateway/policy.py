@@ -45,6 +45,9 @@ _START_S = 30.0  # that the gateway may take to listen
 # policy is updated as the distribution that it was sampled from.
 _ALWAYS = ("messages", "model")
 _OPTIONAL = ("tools", "tool_choice", "parallel_tool_calls", "response_format", "stop")
+_SAMPLING = ("temperature", "top_p")
+# A caller's settings that have no effect, in the names of all dialects.
+_IGNORED = frozenset((*_SAMPLING, "topP", "top_k", "topK", "min_p", "seed", "presence_penalty", "frequency_penalty"))
 
 
 class PolicyUpstream(EmbeddedUpstream):
@@ -132,10 +135,23 @@ class PolicyUpstream(EmbeddedUpstream):
         settings, limit = self.lm.kwargs, chat.get("max_tokens") or chat.get("max_completion_tokens")
         most = int(settings["max_tokens"])
         kept["max_tokens"] = min(limit, most) if isinstance(limit, int) and limit > 0 else most
-        kept |= {name: settings[name] for name in ("temperature", "top_p") if settings.get(name) is not None}
+        kept |= {name: settings[name] for name in _SAMPLING if settings.get(name) is not None}
         if settings.get("seed") is not None:
             kept["seed"] = self._seed(settings["seed"], chat["messages"])
         return kept
+
+    def answered_body(self, dialect: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The request with the settings that are sampled with, in place of the caller's.
+
+        A training on recorded calls reads their temperature.
+        """
+        settings = {name: self.lm.kwargs[name] for name in _SAMPLING if self.lm.kwargs.get(name) is not None}
+        if dialect == "gemini":
+            settings = {"topP" if name == "top_p" else name: value for name, value in settings.items()}
+            config = body.get("generationConfig")
+            config = config if isinstance(config, dict) else {}
+            return {**body, "generationConfig": _without_settings(config) | settings}
+        return _without_settings(body) | settings
 
     def _seed(self, seed: int, messages: Any) -> int:
         """A seed of the call's own, as `LanguageModel` derives it; one more for the same messages is another sample."""
@@ -261,6 +277,10 @@ class PolicyGateway:
             self._call(self._listener.close(), _START_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._listener = None
+
+
+def _without_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in _IGNORED}
 
 
 def _error(message: str, code: str) -> dict[str, Any]:

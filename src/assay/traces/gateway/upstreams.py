@@ -221,6 +221,10 @@ class EmbeddedUpstream(HttpUpstream):
                 else:
                     yield json_reply(200, to_dialect(dialect, completion, self.name))
 
+    def answered_body(self, dialect: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The request for the record: a copy of the caller's `body` where something else was answered."""
+        return body
+
     def models(self) -> dict[str, Any]:
         """The list of models, in OpenAI's format."""
         return {"object": "list", "data": [{"id": self.name, "object": "model", "created": 0, "owned_by": "assay"}]}
