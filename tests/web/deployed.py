@@ -14,7 +14,7 @@ __all__ = ["DEPLOYMENT", "put_deployment"]
 
 DEPLOYMENT = "d" * 32
 PLAN = Plan(
-    steps=(Step(weight=20.0, requests=100), Step(weight=50.0, decides=True), Step(weight=100.0)),
+    steps=(Step(weight=50.0, requests=100), Step(weight=70.0, decides=True), Step(weight=100.0)),
     metrics=(Metric(name="score", success_gain=0.05), Metric(name="error_rate", failure_loss=0.1)),
 )
 
@@ -33,6 +33,6 @@ def put_deployment(store: Store, *, agent: str = "support", rollouts: int = 30, 
         for place, (arm, right) in enumerate((("champion", number % 2), ("candidate", number % 4 > 0))):
             rollout_of_sums(
                 store, 10 * number + place, source="gateway", deployment=DEPLOYMENT, stage=0, arm=arm,
-                unit=f"{arm}{number}", propensity=0.2 if arm == "candidate" else 0.8, score=float(right),
+                unit=f"{arm}{number}", propensity=0.5, score=float(right),
             )  # fmt: skip
     store.flush()

@@ -21,7 +21,7 @@ def test_a_deployment_shows_stage_metrics_and_decision(store: Store) -> None:
         text = read(store, address)
     assert scans == []
     for part in (
-        "20 % of the units on the candidate", '<li aria-current="step">20 %</li>', "<strong>Wait</strong>",
+        "50 % of the units on the candidate", '<li aria-current="step">50 %</li>', "<strong>Wait</strong>",
         f"support{ESCAPED}", "0.500", "0.733", "error_rate", "No decision so far.",
     ):  # fmt: skip
         assert part in text, part

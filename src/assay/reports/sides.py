@@ -16,7 +16,10 @@ from assay.traces.store import tables as schema
 from assay.traces.store.evaluations import Evaluated, EvaluatedTask
 from assay.traces.store.reads import StoreReads
 
-__all__ = ["Difference", "Sides", "TaskChange", "differences_by_part", "gain_in_words", "sides_of", "task_changes"]
+__all__ = [
+    "Difference", "Sides", "TaskChange", "by_criterion", "by_type", "differences_by_part", "gain_in_words", "grades_of",
+    "mean_of", "sides_of", "task_changes",
+]  # fmt: skip
 
 _MOST_PARTS = 40  # criteria, and types of tasks, that one page shows
 
@@ -87,15 +90,15 @@ def sides_of(
     """
     from assay.evaluation.statistics import paired_gain
 
-    grades = [_grades(store, run_id, side) for run_id, side in zip(run_ids, (before, after), strict=True)]
+    grades = [grades_of(store, run_id, side) for run_id, side in zip(run_ids, (before, after), strict=True)]
     tasks = task_changes(before, after, grades, better_first=better_first)
     changes = [task.change for task in tasks if task.change is not None]
     return Sides(
         before=before,
         after=after,
         gain=paired_gain(before.scores, after.scores),
-        criteria=differences_by_part(*(_by_criterion(of) for of in grades)),
-        types=differences_by_part(_by_type(before), _by_type(after)),
+        criteria=differences_by_part(*(by_criterion(of) for of in grades)),
+        types=differences_by_part(by_type(before), by_type(after)),
         tasks=tasks[:rows],
         left_out=max(0, len(tasks) - rows),
         better=sum(change > 0 for change in changes),
@@ -103,6 +106,15 @@ def sides_of(
         same=sum(change == 0 for change in changes),
         unscored=len(before.tasks.keys() | after.tasks.keys()) - len(changes),
     )
+
+
+def mean_of(values: Mapping[str, float]) -> tuple[float, float, float] | None:
+    """Mean of values in [0, 1] with its 95 % interval; None of no values."""
+    from assay.evaluation.statistics import mean_interval
+
+    if not values:
+        return None
+    return (sum(values.values()) / len(values), *mean_interval(list(values.values())))
 
 
 def differences_by_part(
@@ -113,12 +125,7 @@ def differences_by_part(
     Args:
         before, after: values in [0, 1] by part and task.
     """
-    from assay.evaluation.statistics import mean_interval, paired_gain
-
-    def summary(values: Mapping[str, float]) -> tuple[float, float, float] | None:
-        if not values:
-            return None
-        return (sum(values.values()) / len(values), *mean_interval(list(values.values())))
+    from assay.evaluation.statistics import paired_gain
 
     found = []
     for name in list(dict.fromkeys([*before, *after]))[:_MOST_PARTS]:
@@ -128,7 +135,7 @@ def differences_by_part(
         mean, low, high = (gain.mean, gain.low, gain.high) if known else (None, None, None)
         found.append(
             Difference(
-                name=name, n=gain.n, before=summary(first), after=summary(second), mean=mean, low=low, high=high,
+                name=name, n=gain.n, before=mean_of(first), after=mean_of(second), mean=mean, low=low, high=high,
                 bar=interval_bar(mean, low, high),
             )
         )  # fmt: skip
@@ -168,7 +175,7 @@ def _changed_criteria(before: Mapping[str, float], after: Mapping[str, float]) -
     return ", ".join(changed[:4]) + (", …" if len(changed) > 4 else "")
 
 
-def _grades(store: StoreReads, run_id: str, evaluated: Evaluated) -> dict[str, dict[str, float]]:
+def grades_of(store: StoreReads, run_id: str, evaluated: Evaluated) -> dict[str, dict[str, float]]:
     """Mean grade of each final criterion that was decided, by task and criterion."""
     table = schema.rollouts
     of = {rollout: task.task_id for task in evaluated.tasks.values() for rollout in task.rollouts}
@@ -187,7 +194,8 @@ def _grades(store: StoreReads, run_id: str, evaluated: Evaluated) -> dict[str, d
     }
 
 
-def _by_criterion(grades: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+def by_criterion(grades: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Grades by criterion and task."""
     found: dict[str, dict[str, float]] = defaultdict(dict)
     for task, by_name in grades.items():
         for name, grade in by_name.items():
@@ -195,7 +203,8 @@ def _by_criterion(grades: Mapping[str, Mapping[str, float]]) -> dict[str, dict[s
     return found
 
 
-def _by_type(evaluated: Evaluated) -> dict[str, dict[str, float]]:
+def by_type(evaluated: Evaluated) -> dict[str, dict[str, float]]:
+    """Scores by type of task and task; empty if all tasks are of one type."""
     found: dict[str, dict[str, float]] = defaultdict(dict)
     for key, score in evaluated.scores.items():
         found[evaluated.tasks[key].task_type or "default"][key] = score

@@ -25,7 +25,8 @@ def rate_command(
 ) -> None:
     """Rate one rollout from 0 to 1. Without ROLLOUT_ID, ask for a rating of each rollout that has none.
 
-    An export of training data uses the rating in place of the rubric's score.
+    An export of training data uses the rating in place of the rubric's score. Therefore rollouts of the sealed splits
+    gate and test take none, and neither do verdicts of judges and running rollouts.
     """
     with open_store(store) as opened:
         if rollout_id is None:
@@ -68,16 +69,10 @@ def _ask_rating(opened: Any, run_id: str | None, limit: int) -> dict[str, float]
 
 def _rate(opened: Any, rollout_id: str, rating: float) -> str:
     """Stores a rating. Returns the full id of the rollout."""
-    from assay.errors import ConfigError
-    from assay.traces.rating import UNRATED_SOURCES, why_not_rated
+    from assay.traces.rating import rate_rollout
 
     rollout = opened.rollout(rollout_id)
-    if rollout.source in UNRATED_SOURCES:
-        raise ConfigError(
-            f"{why_not_rated(rollout)}. Rate the program's rollout (see assay traces list); "
-            "to give a judge an example, use assay judge label"
-        )
-    opened.rate(rollout.id, rating)
+    rate_rollout(opened, rollout, rating)
     return str(rollout.id)
 
 
