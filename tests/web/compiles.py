@@ -14,15 +14,17 @@ HOSTILE = "<script>alert(1)</script>\u202e\x07"
 GRADES = {"before": [0.0, 0.0, 0.0, 1.0, 1.0, 1.0], "after": [1.0, 1.0, 1.0, 1.0, 1.0, 0.0]}
 
 
-def put_compile(store: Store, folder: Path, *, text: str = "", replaces: bool = True) -> dict[str, Any]:
-    """Stores the run `run-1` with two candidates and six tasks in gate and test. Returns its report.
+def put_compile(
+    store: Store, folder: Path, *, text: str = "", replaces: bool = True, run_id: str = "run-1",
+) -> dict[str, Any]:  # fmt: skip
+    """Stores a run with two candidates and six tasks in gate and test. Returns its report.
 
     Args:
         folder: of the store; the run's folder and the artifact are written there.
         text: added to names, instructions and demonstrations.
     """
-    store.put_run("run-1", kind="compile", config={"program": "sums.py:Sums"}, status="done", started_at=NOW)
-    number = 0
+    store.put_run(run_id, kind="compile", config={"program": "sums.py:Sums"}, status="done", started_at=NOW)
+    number = 1_000  # those before are of other runs
     for phase, split in (("search", "val"), ("gate", "gate"), ("test", "test")):
         for side, version in (("before", "v1"), ("after", "v2")):
             for task, grade in enumerate(GRADES[side]):
@@ -31,13 +33,13 @@ def put_compile(store: Store, folder: Path, *, text: str = "", replaces: bool = 
                     Verdict(criterion="right", grade=grade, weight=2.0), Verdict(criterion="short", grade=1.0, weight=1)
                 ]  # fmt: skip
                 rollout_of_sums(
-                    store, number, task_id=f"{split}-{task}", task_type=f"kind-{task % 2}", phase=phase, split=split,
-                    program_version=version, parameters={"temperature": 0.1}, score=grade, verdicts=verdicts,
+                    store, number, run_id=run_id, task_id=f"{split}-{task}", task_type=f"kind-{task % 2}", phase=phase,
+                    split=split, program_version=version, parameters={"temperature": 0.1}, score=grade, verdicts=verdicts,
                 )  # fmt: skip
     store.flush()
     report = compile_report(folder / "artifact", text, replaces)
     for place, content in (
-        (folder / "runs" / "run-1" / "report.json", {"report": report}),
+        (folder / "runs" / run_id / "report.json", {"report": report}),
         (folder / "artifact" / "program.json", {"kind": "program", "state": {"answer": {"demos": demos(text)}}}),
         (folder / "artifact" / "manifest.json", {"shown": {"by_demo": [["a" * 64], []]}}),
     ):
