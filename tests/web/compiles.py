@@ -34,7 +34,8 @@ def put_compile(
                 ]  # fmt: skip
                 rollout_of_sums(
                     store, number, run_id=run_id, task_id=f"{split}-{task}", task_type=f"kind-{task % 2}", phase=phase,
-                    split=split, program_version=version, parameters={"temperature": 0.1}, score=grade, verdicts=verdicts,
+                    split=split, program_version=version, parameters={"temperature": 0.1}, score=grade,
+                    verdicts=verdicts,
                 )  # fmt: skip
     store.flush()
     report = compile_report(folder / "artifact", text, replaces)

@@ -14,6 +14,7 @@ __all__ = ["Line", "interval_bar", "lines_chart"]
 
 _WIDTH, _HEIGHT = 640, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 10, 30
+_MARGIN = 0.04  # of the height
 _POINTS = 200  # of one line
 
 
@@ -65,11 +66,12 @@ def lines_chart(lines: Sequence[Line], *, label: str, x_name: str, y_name: str, 
     if high == low:
         low, high = low - 0.5, high + 0.5
     across, up = (right - left) or 1.0, high - low
+    margin = _MARGIN * (_HEIGHT - _TOP - _BOTTOM)  # so that a line at an end is not drawn on the axis
 
     def at(x: float, y: float) -> tuple[float, float]:
         return (
             _LEFT + (_WIDTH - _LEFT - _RIGHT) * (x - left) / across,
-            _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * (y - low) / up,
+            _HEIGHT - _BOTTOM - margin - (_HEIGHT - _TOP - _BOTTOM - 2 * margin) * (y - low) / up,
         )
 
     parts = []

@@ -75,6 +75,7 @@ class CompilePage:
     instructions: list[tuple[str, list[Change]]] = field(default_factory=list)
     prompts: list[tuple[str, list[Change]]] = field(default_factory=list)
     demonstrations: list[Demonstration] = field(default_factory=list)
+    demonstrations_of: int = 0  # their number, of which the first are in `demonstrations`
     demonstrations_note: str = ""
     splits: list[str] = field(default_factory=list)
     split: str = ""
@@ -105,7 +106,7 @@ def compile_page(
     if winner is not None and winner is not candidates[0]:
         page.settings = list(_settings(candidates[0], winner))
         page.instructions = list(_instructions(candidates[0], winner))
-    page.demonstrations, page.demonstrations_note = _demonstrations(artifact)
+    page.demonstrations, page.demonstrations_of, page.demonstrations_note = _demonstrations(artifact)
     pairs = _pairs(evaluations, candidates, winner)
     page.splits = list(pairs)
     page.split = split if split in pairs else next(iter(pairs), "")
@@ -277,10 +278,10 @@ def _instructions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterat
             yield name, changes
 
 
-def _demonstrations(artifact: Mapping[str, Any]) -> tuple[list[Demonstration], str]:
-    """The examples in the compiled program's state, and what is not shown of them."""
+def _demonstrations(artifact: Mapping[str, Any]) -> tuple[list[Demonstration], int, str]:
+    """The first examples in the compiled program's state, the number of all, and what is not shown of them."""
     if not artifact:
-        return [], ""
+        return [], 0, ""
     state, shown = artifact["program"], artifact["manifest"].get("shown") or {}
     demos, budget = demos_in(state), Budget(12_000, most=800)
     by_demo = shown.get("by_demo") or []
@@ -294,7 +295,7 @@ def _demonstrations(artifact: Mapping[str, Any]) -> tuple[list[Demonstration], s
         Demonstration(text=budget.clip(_demo_text(demo)), tasks=[str(task) for task in tasks[:8]])
         for demo, tasks in zip(demos[:_DEMOS], by_demo, strict=False)
     ]
-    return listed, note.strip()
+    return listed, len(demos), note.strip()
 
 
 def _demo_text(demo: Any) -> str:

@@ -21,12 +21,16 @@ __all__ = [
     "mean_of", "sides_of", "task_changes",
 ]  # fmt: skip
 
+_FEWEST = 5  # tasks under which no interval is claimed
 _MOST_PARTS = 40  # criteria, and types of tasks, that one page shows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One criterion or type of task: means with 95 % intervals, and the paired difference of the tasks in both."""
+    """One criterion or type of task: means with 95 % intervals, and the paired difference of the tasks in both.
+
+    `low` and `high` are None where the tasks are too few for an interval.
+    """
 
     name: str
     n: int
@@ -131,8 +135,8 @@ def differences_by_part(
     for name in list(dict.fromkeys([*before, *after]))[:_MOST_PARTS]:
         first, second = before.get(name, {}), after.get(name, {})
         gain = paired_gain(first, second)
-        known = not math.isnan(gain.mean)
-        mean, low, high = (gain.mean, gain.low, gain.high) if known else (None, None, None)
+        mean = None if math.isnan(gain.mean) else gain.mean
+        low, high = (gain.low, gain.high) if gain.n >= _FEWEST else (None, None)
         found.append(
             Difference(
                 name=name, n=gain.n, before=mean_of(first), after=mean_of(second), mean=mean, low=low, high=high,
@@ -215,7 +219,7 @@ def gain_in_words(gain: Any) -> str:
     """What a paired difference says: a gain, a loss, or that neither is shown."""
     if gain is None or not gain.n:
         return "No task was scored in both."
-    if gain.n < 5:
+    if gain.n < _FEWEST:
         return f"{gain.mean:+.3f} on {gain.n} task{'s' if gain.n > 1 else ''}, too few for an interval."
     words = "a gain" if gain.low > 0 else "a loss" if gain.high < 0 else "no significant difference"
     return f"{gain.mean:+.3f} on {gain.n} tasks, 95 % interval {gain.low:+.3f} to {gain.high:+.3f}: {words}."
