@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import assay
+from assay.deployment.simulation import SimulationReport
 from assay.errors import ConfigError
 from assay.reports.changes import changes_of
 from assay.reports.charts import Line, lines_chart
@@ -45,3 +47,16 @@ def test_a_report_is_one_file_that_runs_and_loads_nothing(tmp_path: Path) -> Non
 def escaped() -> str:
     tags = "<script>alert(1)</script><img src=x onerror=alert(1)>".replace("<", "&lt;").replace(">", "&gt;")
     return f"{tags}[U+202E][U+0007][U+D800]"
+
+
+def test_every_report_of_the_public_functions_is_shown_in_one_line_and_as_a_table() -> None:
+    source = Path(assay.__file__).parent
+    texts = [file.read_text() for part in ("api", "deployment") for file in (source / part).rglob("*.py")]
+    bases = {match[1]: match[2] for text in texts for match in re.finditer(r"^class (\w+Report)(.*):$", text, re.M)}
+    assert {name: base for name, base in bases.items() if base != "(ReportRepr)"} == {}
+    report = SimulationReport(
+        runs=4, promoted=0.5, rolled_back=0.25, undecided=0.25, requests_median=10.0, candidate_requests_median=5.0,
+        rules={"<b>": 1},
+    )  # fmt: skip
+    assert repr(report).startswith("SimulationReport(runs=4, promoted=0.5, rolled_back=0.25")
+    assert "<tr><th>promoted</th><td>0.5</td></tr>" in report._repr_html_()

@@ -12,6 +12,7 @@ from assay.deployment.events import Hook, Notifier
 from assay.deployment.evidence import mean_of
 from assay.deployment.plan import Metric
 from assay.deployment.sequences import normal_mixture
+from assay.support.reprs import ReportRepr
 
 __all__ = ["DeploymentReport", "notify", "order", "status_of"]
 
@@ -19,8 +20,8 @@ _EVENTS = {"promote": "promoted", "rollback": "rolled_back", "pause": "paused", 
 _PLANNED = 0.25 / 200  # variance at which the shown intervals are narrowest: that of 200 rollouts
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeploymentReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DeploymentReport(ReportRepr):
     """Where a deployment stands, and the decision that its numbers give now."""
 
     deployment: Deployment

@@ -25,6 +25,7 @@ from assay.evaluation.progress import Progress, SilentProgress
 from assay.runs.opening import home_of
 from assay.runs.settings.loop import LoopSettings
 from assay.sources.trust import trusts
+from assay.support.reprs import ReportRepr
 from assay.support.scrubbing import error_text
 from assay.support.settings import settings_of
 from assay.traces import Store
@@ -32,8 +33,8 @@ from assay.traces import Store
 __all__ = ["LoopRunReport", "run_loop"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoopRunReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LoopRunReport(ReportRepr):
     """What one run of a loop did.
 
     Attributes:
