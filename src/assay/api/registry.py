@@ -8,7 +8,9 @@ from typing import Any
 
 from assay.deployment.flags import flag_history, flags_of, set_flag
 from assay.deployment.registry import Registry, Version
+from assay.runs.settings import RegisterSettings
 from assay.sources.artifact_files import read_json
+from assay.support.keywords import takes
 from assay.traces import Store
 
 __all__ = [
@@ -24,8 +26,9 @@ __all__ = [
 _COMPARED = ("program", "version", "model", "adapters", "rubric", "judge_model", "data", "settings", "assay", "dspy")
 
 
+@takes(RegisterSettings)
 def register(
-    agent: str, artifact: str | Path, *, parent: str | None = None, tenant: str | None = None, alias: str | None = None,
+    agent: str, artifact: str | Path, *, parent: str | None = None, alias: str | None = None, tenant: str | None = None,
     store: str | Path | None = None,
 ) -> Version:  # fmt: skip
     """Registers an artifact as the next version of an agent. The first version becomes its champion.
@@ -47,6 +50,7 @@ def register(
         return version
 
 
+@takes()
 def agent_versions(agent: str | None = None, *, store: str | Path | None = None) -> list[dict[str, Any]]:
     """Versions of one agent or of all, with the aliases that name them."""
     with Store(store) as opened:
@@ -64,6 +68,7 @@ def agent_versions(agent: str | None = None, *, store: str | Path | None = None)
         return rows
 
 
+@takes()
 def show_version(name: str, *, store: str | Path | None = None) -> dict[str, Any]:
     """A version with its evidence, and the history of aliases and flags of its agent."""
     with Store(store) as opened:
@@ -79,23 +84,26 @@ def show_version(name: str, *, store: str | Path | None = None) -> dict[str, Any
         }
 
 
+@takes()
 def set_agent_alias(
-    version: str, alias: str, *, why: str = "", by: str | None = None, store: str | Path | None = None
+    version: str, alias: str, *, reason: str = "", by: str | None = None, store: str | Path | None = None
 ) -> Version:
     """Lets an alias name a version."""
     with Store(store) as opened:
-        return Registry(opened.engine).set_alias(version, alias, why=why, by=by)
+        return Registry(opened.engine).set_alias(version, alias, why=reason, by=by)
 
 
+@takes()
 def set_agent_flag(
-    agent: str, flag: str, value: bool | float | None, *, why: str = "", store: str | Path | None = None
+    agent: str, flag: str, value: bool | float | None, *, reason: str = "", store: str | Path | None = None
 ) -> dict[str, Any]:
     """Sets a flag of an agent, see `assay.deployment.flags`. Returns its flags; None removes one."""
     with Store(store) as opened:
-        set_flag(opened.engine, agent, flag, value, why=why)
+        set_flag(opened.engine, agent, flag, value, why=reason)
         return flags_of(opened.engine, agent)
 
 
+@takes()
 def diff_versions(one: str, two: str, *, store: str | Path | None = None) -> dict[str, Any]:
     """What differs between two versions: settings, model, data and prompts (`program`), each as a pair."""
     with Store(store) as opened:
@@ -126,6 +134,7 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
     return {path: value}
 
 
+@takes()
 def capabilities(agent: str, *, store: str | Path | None = None) -> list[dict[str, Any]]:
     """Measured scores of an agent's versions in production, per task type, each with a 95 % interval."""
     import numpy as np

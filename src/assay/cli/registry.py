@@ -6,7 +6,10 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import json_option, open_store, print_json, store_option
+from assay.cli.flags import command_settings, settings_flags
+from assay.cli.options import json_option, reason_option, store_option
+from assay.cli.shared import open_store, print_json
+from assay.runs.settings import RegisterSettings
 
 __all__ = ["command"]
 
@@ -19,16 +22,14 @@ def command() -> None:
 @command.command("register")
 @click.argument("agent")
 @click.argument("artifact", type=click.Path())
-@click.option("--parent", metavar="VERSION", help="Version from which it was made, such as support@1.")
-@click.option("--alias", help="Let this alias name it.")
-@click.option("--tenant", help="Tenant that it belongs to.")
+@settings_flags(RegisterSettings)
 @store_option()
 @json_option()
-def register_command(agent: str, artifact: str, store: str | None, as_json: bool, **more: str | None) -> None:
+def register_command(agent: str, artifact: str, store: str | None, as_json: bool, **values: Any) -> None:
     """Register the folder ARTIFACT as the next version of AGENT. The first version becomes its champion."""
     from assay.api.registry import register
 
-    version = register(agent, artifact, store=store, **more).to_dict()
+    version = register(agent, artifact, store=store, **command_settings(values, RegisterSettings)).to_dict()
     print_json(version) if as_json else click.echo(
         f"{version['name']}  {version['sha256'][:12]}  {version['artifact']}"
     )
@@ -81,15 +82,15 @@ def show_command(version: str, store: str | None, as_json: bool) -> None:
 @command.command("alias")
 @click.argument("version")
 @click.argument("alias")
-@click.option("--why", default="", help="Why; kept in the history.")
+@reason_option()
 @store_option()
 @json_option()
-def alias_command(version: str, alias: str, why: str, store: str | None, as_json: bool) -> None:
+def alias_command(version: str, alias: str, reason: str, store: str | None, as_json: bool) -> None:
     """Let ALIAS (champion, previous, or a name of yours) name VERSION."""
     from assay.api.registry import set_agent_alias
 
     open_store(store).close()
-    named = set_agent_alias(version, alias, why=why, store=store)
+    named = set_agent_alias(version, alias, reason=reason, store=store)
     print_json({"alias": alias, "version": named.name}) if as_json else click.echo(f"{alias} = {named.name}")
 
 
@@ -97,10 +98,10 @@ def alias_command(version: str, alias: str, why: str, store: str | None, as_json
 @click.argument("agent")
 @click.argument("name")
 @click.argument("value", required=False)
-@click.option("--why", default="", help="Why; kept in the history.")
+@reason_option()
 @store_option()
 @json_option()
-def flag_command(agent: str, name: str, value: str | None, why: str, store: str | None, as_json: bool) -> None:
+def flag_command(agent: str, name: str, value: str | None, reason: str, store: str | None, as_json: bool) -> None:
     """Set the flag NAME of AGENT to VALUE; without VALUE remove it. It holds within a second, without a restart.
 
     Flags: kill (true: everything to the champion), percentage (share of the candidate), pin:unit:NAME and
@@ -109,7 +110,7 @@ def flag_command(agent: str, name: str, value: str | None, why: str, store: str 
     from assay.api.registry import set_agent_flag
 
     open_store(store).close()
-    flags = set_agent_flag(agent, name, _value(value), why=why, store=store)
+    flags = set_agent_flag(agent, name, _value(value), reason=reason, store=store)
     print_json({"flags": flags}) if as_json else click.echo(f"flags: {json.dumps(flags)}")
 
 

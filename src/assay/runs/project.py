@@ -15,6 +15,7 @@ from assay.deployment.pool_settings import PoolSettings
 from assay.errors import ConfigError, ProjectError
 from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
+    AgentRunSettings,
     CollectSettings,
     CompareSettings,
     CompileSettings,
@@ -27,11 +28,19 @@ from assay.runs.settings import (
     JudgeAuditSettings,
     JudgeCompileSettings,
     JudgeDriftSettings,
+    JudgeLabelSettings,
     JudgeScoreSettings,
+    LoopInstallSettings,
     RunSettings,
+    RunsListSettings,
     ServeSettings,
     SimulateSettings,
     StartSettings,
+    TracesCloseSettings,
+    TracesImportSettings,
+    TracesListSettings,
+    TracesRateSettings,
+    TracesScoreSettings,
     TrainSettings,
     TuneSettings,
     ViewSettings,
@@ -69,6 +78,15 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "deploy simulate": (SimulateSettings,),
     "deploy start": (StartSettings,),
     "loop pool": (PoolSettings,),
+    "loop install": (LoopInstallSettings,),
+    "judge label": (JudgeLabelSettings,),
+    "runs list": (RunsListSettings,),
+    "traces list": (TracesListSettings,),
+    "traces rate": (TracesRateSettings,),
+    "traces close": (TracesCloseSettings,),
+    "traces import": (TracesImportSettings,),
+    "traces score": (TracesScoreSettings,),
+    "agent run": (AgentRunSettings,),
 }
 GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
 
@@ -109,7 +127,12 @@ def find_project(folder: str | Path = ".") -> Path | None:
 
 def _settings(command: str) -> dict[str, Setting]:
     """The settings that a command takes, by name."""
-    settings = {name: setting for kind in COMMANDS[command] for name, setting in settings_of(kind).items()}
+    settings = {
+        name: setting
+        for kind in COMMANDS[command]
+        for name, setting in settings_of(kind).items()
+        if setting.declared.project
+    }
     if command.startswith("export "):
         others = settings_of(RowSettings).keys() - OF_KIND[command.split()[1]]
         return {name: setting for name, setting in settings.items() if name not in others}

@@ -18,6 +18,7 @@ from assay.deployment.plan import Metric
 from assay.deployment.sequences import normal_mixture
 from assay.evaluation.progress import Progress
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 from assay.traces import Store
 
 __all__ = ["DeploymentReport", "advance_deployment", "deployment_history", "deployment_status", "order_deployment"]
@@ -55,6 +56,7 @@ class DeploymentReport:
         }
 
 
+@takes()
 def deployment_status(
     deployment: str, *, store: str | Path | None = None, now: float | None = None
 ) -> DeploymentReport:
@@ -106,6 +108,7 @@ def _arms(
 
 
 @trusts
+@takes()
 def advance_deployment(
     deployment: str,
     *,
@@ -153,6 +156,7 @@ def _notify(found: Deployment, decision: Decision, hooks: Sequence[Hook] = ()) -
     notifier.close()
 
 
+@takes()
 def order_deployment(
     deployment: str, action: str, *, reason: str = "", by: str | None = None, store: str | Path | None = None
 ) -> Deployment:
@@ -171,6 +175,7 @@ def order_deployment(
         return deployments.get(found.id)
 
 
+@takes()
 def deployment_history(deployment: str, *, store: str | Path | None = None) -> list[dict[str, Any]]:
     """All decisions of a deployment, oldest first: action, rule, reason, numbers, when and by whom."""
     with Store(store) as opened:

@@ -1,13 +1,14 @@
-"""Settings of `assay deploy`."""
+"""Settings of `assay deploy` and of `assay registry`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from assay.deployment.traffic import Traffic
 from assay.errors import ConfigError
+from assay.runs.settings.fields import selected
 from assay.support.settings import Settings, setting
 
-__all__ = ["SimulateSettings", "StartSettings"]
+__all__ = ["RegisterSettings", "SimulateSettings", "StartSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,3 +53,12 @@ class StartSettings(Settings):
             raise ConfigError("suite_data and suite_rubric belong together")
         if self.suite_threshold and self.suite_data is None:
             raise ConfigError(f"suite_threshold={self.suite_threshold!r} would have no effect without suite_data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisterSettings(Settings):
+    """Settings of `register`."""
+
+    parent: str | None = selected("Version from which it was made, such as support@1.", metavar="VERSION")
+    alias: str | None = selected("Let this alias name it.")
+    tenant: str | None = selected("Tenant that it belongs to.")
