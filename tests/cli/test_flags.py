@@ -13,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+import assay.cli
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.main import group
 from assay.cli.wording import message_of
@@ -60,6 +61,24 @@ def test_every_setting_has_a_flag_or_is_excluded_explicitly(name: str) -> None:
             continue
         special = {"gae_lambda", "value", "kl_in_reward", "scale"} if name.startswith("train ") else set[str]()
         assert field in params or field in special, f"{name}: {field}"
+
+
+def test_options_written_by_hand_are_those_that_are_no_settings() -> None:
+    by_hand = {
+        "collect.py": ["--temperatures"],
+        "evaluate.py": ["--fail-under"],
+        "loop/runs.py": ["--file"],
+        "run.py": ["--file"],
+        "train.py": ["--accelerate-config", "--program"],
+        "tune.py": ["--impact", "--apply"],
+    }
+    folder = Path(assay.cli.__file__).parent
+    written = {
+        path.relative_to(folder).as_posix(): re.findall(r'click\.option\(\s*"(--[\w-]+)"', path.read_text())
+        for path in folder.rglob("*.py")
+        if path.name not in ("options.py", "flags.py")
+    }
+    assert {name: flags for name, flags in written.items() if flags} == by_hand
 
 
 def command_options(
@@ -204,6 +223,18 @@ sizes = {val = 20}
 port = 0
 allow_host = ["gateway.local"]
 
+[runs]
+limit = 7
+
+[traces]
+limit = 8
+
+[traces.close]
+idle_minutes = 5
+
+[loop.install]
+every_minutes = 15
+
 [train]
 steps = 5
 
@@ -241,6 +272,11 @@ def test_the_project_file_fills_commands_and_roles(project: Path) -> None:
     }
     assert (project_settings("train grpo")["steps"], project_settings("train ppo")["steps"]) == (5, 6)
     assert project_settings("export sft") == {"seed": 3}
+    assert project_settings("runs list") == {"limit": 7}
+    assert project_settings("traces list") == {"limit": 8}  # [defaults] program and seed are not its filters
+    assert project_settings("traces close") == {"idle_minutes": 5}
+    assert project_settings("traces score") == {"rubric": "r.yaml", "judge_model": "openai/j"}
+    assert project_settings("loop install") == {"every_minutes": 15}
     assert project_settings("serve") == {"port": 0, "allow_host": ["gateway.local"]}
 
 
@@ -277,6 +313,12 @@ def test_project_file_is_found_in_parent_folders_with_relative_paths(
         ("[judge]\nmodel = 5", "[judge] model=5 must be a string"),
         ("[judge.audit]\npass_at = true", "[judge.audit] pass_at=True must be a number"),
         ("[export.sft]\nadvantage = 'batch'", "[export.sft] has no setting 'advantage'"),
+        ("[traces.list]\nrun_id = 'x'", "[traces.list] has no setting 'run_id'"),
+        ("[traces.list]\nlimits = 3", "[traces.list] has no setting 'limits'; did you mean 'limit'?"),
+        ("[traces.close]\nidle_minutes = nan", "[traces.close] idle_minutes=nan must be a finite number at least 0"),
+        ("[loop.install]\nkind = 'launchd'", "[loop.install] kind='launchd' must be one of systemd, cron"),
+        ("[judge.label]\nrater = ''", "[judge.label] rater='' must not be empty"),
+        ("[compile]\nmodel = ' '", "[compile] model=' ' must not be empty"),
         ("[compile", "cannot be read"),
     ],
 )
