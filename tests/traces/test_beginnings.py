@@ -15,7 +15,7 @@ from assay.traces.gateway import conversation
 from assay.traces.gateway import proxy as passing
 from assay.traces.gateway.beginnings import Beginnings
 from assay.traces.gateway.client_requests import ClientRequest
-from assay.traces.gateway.proxy import storable
+from assay.traces.gateway.request_bodies import storable
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
 

@@ -23,7 +23,6 @@ from assay.traces.recorder import note_failure
 
 __all__ = ["ToolAgent"]
 
-
 _ANSWER = "answer"
 
 

@@ -32,7 +32,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "assay.models.adapters": ("assay.models.lora.adapters",),
     "assay.models.chattemplates": ("assay.models.chat_templates",),
     "assay.models.gguffile": ("assay.models.gguf_file",),
-    "assay.models.lm": ("assay.models.lm", "assay.models.recording"),
+    "assay.models.lm": ("assay.models.lm", "assay.models.recording", "assay.models.token_counts"),
     "assay.models.lora": ("assay.models.lora", "assay.models.lora.conversion"),
     "assay.models.toolcalls": ("assay.models.tool_calls",),
     "assay.models.toollimits": ("assay.models.tool_limits",),

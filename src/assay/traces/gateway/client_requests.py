@@ -16,7 +16,6 @@ from assay.traces.messages.requested import must_call, output_schema
 
 __all__ = ["ClientRequest", "compact", "extended_digest"]
 
-
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}", re.IGNORECASE)
 
 

@@ -25,9 +25,10 @@ from assay.traces.gateway.access import LOOPBACK, Access, Caller, Refused
 from assay.traces.gateway.agent_routes import AgentRoutes, AgentRunner
 from assay.traces.gateway.calls import Call, Turns, requested_choices, sent
 from assay.traces.gateway.connections import Connections, SlowRequest
-from assay.traces.gateway.proxy import json_body, pass_on, sent_secrets
+from assay.traces.gateway.proxy import pass_on
 from assay.traces.gateway.relay import Relay, inner_path, named_path, without_ids
 from assay.traces.gateway.replies import UpstreamCall, error_response
+from assay.traces.gateway.request_bodies import json_body, sent_secrets
 from assay.traces.gateway.rollout_routes import RolloutRoutes
 from assay.traces.gateway.sessions import LiveRollouts
 from assay.traces.gateway.store_access import FLUSH_S, StoreAccess

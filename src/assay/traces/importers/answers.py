@@ -8,7 +8,6 @@ from assay.traces.importers.values import as_text, parsed
 
 __all__ = ["answers_of"]
 
-
 _FINISH = {
     "tool_call": "tool_calls",
     "tool_use": "tool_calls",
