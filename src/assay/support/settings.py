@@ -202,7 +202,7 @@ def check_value(setting: Setting, value: Any) -> Any:
     assignment, declared = f"{setting.name}={value!r}", setting.declared
     if not _fits(value, setting.type):
         raise ConfigError(f"{assignment} must be {_words(setting.type)}")
-    if _is_blank(value) and not _is_blank(setting.default):
+    if declared.parse is None and _is_blank(value) and not _is_blank(setting.default):
         raise ConfigError(f"{assignment} must not be empty")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{assignment} must be a finite number{f' {declared.rule}' if declared.rule else ''}")
