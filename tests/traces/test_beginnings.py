@@ -12,7 +12,7 @@ from assay.testing.serving import post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Store
 from assay.traces.gateway import client_requests, conversation
-from assay.traces.gateway import proxy as passing
+from assay.traces.gateway import request_bodies as passing
 from assay.traces.gateway.beginnings import Beginnings
 from assay.traces.gateway.client_requests import ClientRequest
 from assay.traces.gateway.request_bodies import storable
