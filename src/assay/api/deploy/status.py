@@ -18,6 +18,7 @@ from assay.deployment.plan import Metric
 from assay.deployment.sequences import normal_mixture
 from assay.evaluation.progress import Progress
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 from assay.traces import Store
 
 __all__ = ["DeploymentReport", "advance_deployment", "deployment_history", "deployment_status", "order_deployment"]
@@ -54,6 +55,7 @@ class DeploymentReport:
         }
 
 
+@takes()
 def deployment_status(
     deployment: str, *, store: str | Path | None = None, now: float | None = None
 ) -> DeploymentReport:
@@ -105,6 +107,7 @@ def _arms(
 
 
 @trusts
+@takes()
 def advance_deployment(
     deployment: str,
     *,
@@ -137,6 +140,7 @@ def advance_deployment(
         return _status(deployments, found.id, moment, decision)
 
 
+@takes()
 def order_deployment(
     deployment: str, action: str, *, reason: str = "", by: str | None = None, store: str | Path | None = None
 ) -> Deployment:
@@ -155,6 +159,7 @@ def order_deployment(
         return deployments.get(found.id)
 
 
+@takes()
 def deployment_history(deployment: str, *, store: str | Path | None = None) -> list[dict[str, Any]]:
     """All decisions of a deployment, oldest first: action, rule, reason, numbers, when and by whom."""
     with Store(store) as opened:

@@ -11,6 +11,7 @@ from assay.deployment.loops import Loops, LoopStep, time_of
 from assay.deployment.monitoring import loop_figures
 from assay.errors import AssayError, DeploymentError
 from assay.runs.settings.loop import LoopLimits, LoopSettings
+from assay.support.keywords import takes
 from assay.traces import Store
 
 __all__ = ["LoopStatusReport", "loop_status"]
@@ -51,6 +52,7 @@ class LoopStatusReport:
         return asdict(self)
 
 
+@takes()
 def loop_status(agent: str, *, file: str | Path | None = None, store: str | Path | None = None) -> LoopStatusReport:
     """The status of an agent's loop; nothing is written.
 
