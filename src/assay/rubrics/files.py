@@ -7,7 +7,7 @@ import pydantic
 from assay.rubrics.criteria import JudgeSpec
 from assay.rubrics.rubric import STEP_CAP
 
-__all__ = ["CriterionFile", "JudgeFile", "RubricFile", "StrictModel", "rubric_schema"]
+__all__ = ["CriterionFile", "EssentialFile", "JudgeFile", "RubricFile", "StrictModel", "rubric_schema"]
 
 
 class StrictModel(pydantic.BaseModel):
@@ -16,7 +16,7 @@ class StrictModel(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", populate_by_name=True)
 
 
-class _EssentialFile(StrictModel):
+class EssentialFile(StrictModel):
     pass_at: float = pydantic.Field(1.0, ge=0, le=1)
     """Grade from which the criterion passes."""
     cap: float = pydantic.Field(0.0, ge=0, le=1)
@@ -75,7 +75,7 @@ class CriterionFile(StrictModel):
     """Labels of a judge that is given as a question."""
     anchors: dict[str, str] | None = None
     """Label -> what it means, of a judge that is given as a question."""
-    essential: _EssentialFile | None = None
+    essential: EssentialFile | None = None
     """Caps the score where the criterion does not pass."""
     when: str = ""
     """Name of a criterion: this one counts only where that one passed."""
