@@ -120,7 +120,7 @@ def flag_command(agent: str, name: str, value: str | None, why: str, store: str 
 @click.option("--rubric", metavar="R", help="Rubric of the suite: a YAML file or a shipped name.")
 @click.option("--threshold", default=0.0, show_default=True, help="Mean score that a candidate must reach.")
 @click.option("--pass-rate", default=0.0, show_default=True, help="Share of the tasks that a candidate must pass.")
-@click.option("--pass-at", default=0.5, show_default=True, help="Score at which a task is passed.")
+@click.option("--pass-at", default=0.5, show_default=True, help="Minimum score with which a task counts as passed.")
 @click.option("--why", default="", help="Reason, stored in the history.")
 @store_option()
 @json_option()
@@ -139,11 +139,15 @@ def suite_command(
 @command.command("route")
 @click.argument("agent")
 @click.option("--version", "versions", type=int, multiple=True, help="Number of a version; give at least two.")
-@click.option("--floor", default=0.05, show_default=True, help="Smallest probability of a version.")
-@click.option("--cost-weight", default=0.0, show_default=True, help="Score that a dollar of cost is worth.")
-@click.option("--window-days", default=30.0, show_default=True, help="Rollouts of so many days count.")
-@click.option("--remove", is_flag=True, help="Send everything to the champion again.")
-@click.option("--why", default="", help="Why; kept in the history.")
+@click.option("--floor", default=0.05, show_default=True, help="Minimum probability with which a version is chosen.")
+@click.option(
+    "--cost-weight", default=0.0, show_default=True, help="Score that one dollar of a rollout's cost is worth."
+)
+@click.option(
+    "--window-days", default=30.0, show_default=True, help="Only rollouts of the last days up to this number count."
+)
+@click.option("--remove", is_flag=True, help="Remove the routing: the champion gets all requests again.")
+@click.option("--why", default="", help="Reason, stored in the history.")
 @store_option()
 @json_option()
 def route_command(
@@ -151,7 +155,7 @@ def route_command(
 ) -> None:
     """Let the measured quality per task type choose between versions of AGENT; without --version show the choice.
 
-    Versions must have been champions. While a deployment is active it decides alone.
+    Versions must have been champions. An active deployment overrides it.
     """
     from assay.api.registry import routing, set_routing
 

@@ -10,7 +10,7 @@ __all__ = ["import_command"]
 @click.command("import")
 @click.argument("kind", type=click.Choice(["otlp", "langfuse", "mlflow"]))
 @click.argument("file")
-@click.option("--score", metavar="NAME", help="Name of the score to import where a trace has several.")
+@click.option("--score", metavar="NAME", help="Name of the score to import if a trace has several.")
 @store_option()
 @json_option()
 def import_command(kind: str, file: str, score: str | None, store: str | None, as_json: bool) -> None:

@@ -49,7 +49,7 @@ class StartSettings(Settings):
     suite_rubric: str | None = setting(None, "Rubric of the validation suite.", metavar="R")
     suite_threshold: float = setting(0.0, "Score that the candidate must reach on the validation suite.", ge=0, le=1)
     suite_pass_rate: float = setting(0.0, "Share of the suite's tasks that the candidate must pass.", ge=0, le=1)
-    suite_pass_at: float = setting(0.5, "Score at which a task of the suite is passed.", ge=0, le=1)
+    suite_pass_at: float = setting(0.5, "Minimum score with which a task of the suite counts as passed.", ge=0, le=1)
     force: bool = setting(False, "Deploy a candidate that breaks a compatibility check or the validation suite.")
 
     def __post_init__(self) -> None:
