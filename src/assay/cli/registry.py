@@ -143,9 +143,7 @@ def suite_command(
 @click.option(
     "--cost-weight", default=0.0, show_default=True, help="Score that one dollar of a rollout's cost is worth."
 )
-@click.option(
-    "--window-days", default=30.0, show_default=True, help="Only rollouts of the last days up to this number count."
-)
+@click.option("--window-days", default=30.0, show_default=True, help="Number of most recent days whose rollouts count.")
 @click.option("--remove", is_flag=True, help="Remove the routing: the champion gets all requests again.")
 @click.option("--why", default="", help="Reason, stored in the history.")
 @store_option()
