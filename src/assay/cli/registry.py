@@ -140,7 +140,7 @@ def suite_command(agent: str, reason: str, store: str | None, as_json: bool, **v
 def route_command(agent: str, reason: str, store: str | None, as_json: bool, **values: Any) -> None:
     """Let the measured quality per task type choose between versions of AGENT; without --version show the choice.
 
-    Versions must have been champions. While a deployment is active it decides alone.
+    Versions must have been champions. An active deployment overrides it.
     """
     from assay.api.registry import routing, set_routing
 

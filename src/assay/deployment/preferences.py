@@ -2,7 +2,7 @@
 
 Thompson sampling by its probabilities (Thompson 1933; Agrawal and Goyal 2012): a version gets the probability that it
 is the best one, and at least a floor. The probabilities are computed from the store, and units are assigned by their
-hash, so that the propensity of a rollout is known exactly. While a deployment is active it decides alone.
+hash, so that the propensity of a rollout is known exactly. An active deployment overrides it.
 """
 
 import time
@@ -36,9 +36,9 @@ class Preference(Settings):
     """
 
     versions: Sequence[int] = ()
-    floor: float = setting(0.05, "Smallest probability of a version.", ge=0, le=0.5)
+    floor: float = setting(0.05, "Minimum probability with which a version is chosen.", ge=0, le=0.5)
     cost_weight: float = setting(0.0, "Score that a dollar of a rollout's cost is worth.", ge=0)
-    window_days: float = setting(30.0, "Rollouts of so many days count.", gt=0)
+    window_days: float = setting(30.0, "Number of most recent days whose rollouts count.", gt=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

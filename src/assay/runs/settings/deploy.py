@@ -50,7 +50,7 @@ class StartSettings(Settings):
     suite_rubric: str | None = setting(None, "Rubric of the validation suite.", metavar="R")
     suite_threshold: float = setting(0.0, "Score that the candidate must reach on the validation suite.", ge=0, le=1)
     suite_pass_rate: float = setting(0.0, "Share of the suite's tasks that the candidate must pass.", ge=0, le=1)
-    suite_pass_at: float = setting(0.5, "Score at which a task of the suite is passed.", ge=0, le=1)
+    suite_pass_at: float = setting(0.5, "Minimum score with which a task of the suite counts as passed.", ge=0, le=1)
     force: bool = setting(False, "Deploy a candidate that breaks a compatibility check or the validation suite.")
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class SuiteSettings(Settings):
     rubric: str | None = selected("Rubric of the suite: a YAML file or a shipped name.", metavar="R")
     threshold: float = setting(0.0, "Mean score that a candidate must reach.", ge=0, le=1, project=False)
     pass_rate: float = setting(0.0, "Share of the tasks that a candidate must pass.", ge=0, le=1, project=False)
-    pass_at: float = setting(0.5, "Score at which a task is passed.", ge=0, le=1, project=False)
+    pass_at: float = setting(0.5, "Minimum score with which a task counts as passed.", ge=0, le=1, project=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class RouteSettings(Settings):
     versions: Sequence[int] = setting(
         (), "Number of a version; give at least two.", flag="--version", many=True, project=False
     )
-    floor: float = setting(0.05, "Smallest probability of a version.", ge=0, le=0.5, project=False)
-    cost_weight: float = setting(0.0, "Score that a dollar of a rollout's cost is worth.", ge=0, project=False)
-    window_days: float = setting(30.0, "Rollouts of so many days count.", gt=0, project=False)
-    remove: bool = setting(False, "Send everything to the champion again.", project=False)
+    floor: float = setting(0.05, "Minimum probability with which a version is chosen.", ge=0, le=0.5, project=False)
+    cost_weight: float = setting(0.0, "Score that one dollar of a rollout's cost is worth.", ge=0, project=False)
+    window_days: float = setting(30.0, "Number of most recent days whose rollouts count.", gt=0, project=False)
+    remove: bool = setting(False, "Remove the routing: the champion gets all requests again.", project=False)
