@@ -292,7 +292,7 @@ ROWS = (
         goal="interval above zero",
         measurement="any_agent",
         cells=gain("foreign", least=0.0),
-        note="`examples/any_agent/openai_agent.py` on sums of four and five terms, ten steps of GRPO with 24 rollouts.",
+        note="`examples/any_agent/openai_agent.py` on sums of four and five terms, ten steps of GRPO with 18 rollouts.",
     ),
     Row(
         name="any_agent_twin",
